@@ -1,0 +1,307 @@
+//! One error for everything: what happened, to which lock, on which store, and what to do.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::time::Duration;
+
+use crate::claim::{Holder, Token};
+use crate::name::Name;
+
+/// `Result` with leasehold's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong, for callers to match on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// Somebody else holds the lock, and the caller did not want to wait.
+    Contended,
+    /// The caller's waiting time is over. The place in the queue was given up.
+    Timeout,
+    /// The lock was held and is not any more; see [`Error::lost_reason`].
+    Lost,
+    /// The store does not answer. What was asked may or may not have been done there; leasehold
+    /// cleans up behind itself once the store is back, or the lease does.
+    Unreachable,
+    /// The store cannot do this, and leasehold does not pretend.
+    Unsupported,
+    /// The name is in use as another kind of lock or with another capacity.
+    Mismatch,
+    /// The name is empty, too long, or has control characters.
+    InvalidName,
+    /// An option, a URL or the machine's set-up cannot work.
+    Config,
+    /// The store refuses: no permission, wrong credentials.
+    Denied,
+    /// The store is full.
+    Full,
+    /// What the store keeps there is not a lock of ours, or is damaged.
+    Corrupt,
+    /// This [`Leasehold`](crate::Leasehold) was closed.
+    Closed,
+}
+
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Contended => "held by somebody else",
+            Self::Timeout => "timed out",
+            Self::Lost => "lost",
+            Self::Unreachable => "store unreachable",
+            Self::Unsupported => "unsupported",
+            Self::Mismatch => "mismatch",
+            Self::InvalidName => "invalid name",
+            Self::Config => "bad configuration",
+            Self::Denied => "permission denied",
+            Self::Full => "store full",
+            Self::Corrupt => "unreadable",
+            Self::Closed => "closed",
+        })
+    }
+}
+
+/// Why a hold ended without being released.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LostReason {
+    /// The lease ran out by our own clock before a renewal was acknowledged.
+    Expired,
+    /// The store says that the claim is gone: evicted by a person, expired there, or the store
+    /// lost its state.
+    Gone,
+    /// `max_hold` is over.
+    MaxHold,
+    /// The process forked: the child does not hold what its parent holds.
+    Forked,
+    /// [`Leasehold::close`](crate::Leasehold::close) released it.
+    Closed,
+}
+
+impl fmt::Display for LostReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Expired => "its lease ran out before a renewal was acknowledged",
+            Self::Gone => "the store no longer knows the claim (evicted, expired or state lost)",
+            Self::MaxHold => "its max_hold is over",
+            Self::Forked => "this is a forked child; only the parent holds it",
+            Self::Closed => "the client was closed",
+        })
+    }
+}
+
+/// A hold as a contention error shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct HolderInfo {
+    /// Who.
+    pub holder: Holder,
+    /// The fencing token of the hold.
+    pub token: Token,
+    /// For how long it has been held.
+    pub since: Duration,
+}
+
+impl HolderInfo {
+    /// What a store tells of a holder.
+    pub fn new(holder: Holder, token: Token, since: Duration) -> Self {
+        Self { holder, token, since }
+    }
+}
+
+impl fmt::Display for HolderInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, token {}, for {}", self.holder, self.token, short(self.since))
+    }
+}
+
+/// A duration as people write it, to two significant units.
+fn short(d: Duration) -> String {
+    let s = d.as_secs();
+    match s {
+        0 => format!("{} ms", d.as_millis()),
+        1..60 => format!("{s} s"),
+        60..3600 => format!("{} min {} s", s / 60, s % 60),
+        3600..86_400 => format!("{} h {} min", s / 3600, s % 3600 / 60),
+        _ => format!("{} d {} h", s / 86_400, s % 86_400 / 3600),
+    }
+}
+
+/// The one error type. `Display` is one line.
+pub struct Error(Box<Inner>);
+
+struct Inner {
+    kind: ErrorKind,
+    message: String,
+    operation: Option<&'static str>,
+    name: Option<Name>,
+    store: Option<String>,
+    holders: Vec<HolderInfo>,
+    lost: Option<LostReason>,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+impl Error {
+    /// An error of this kind; `message` says what happened and what to do, in one line and without
+    /// credentials.
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self(Box::new(Inner {
+            kind,
+            message: message.into(),
+            operation: None,
+            name: None,
+            store: None,
+            holders: Vec::new(),
+            lost: None,
+            source: None,
+        }))
+    }
+
+    /// Says what was being done.
+    #[must_use]
+    pub fn during(mut self, operation: &'static str) -> Self {
+        self.0.operation.get_or_insert(operation);
+        self
+    }
+
+    /// Says which lock.
+    #[must_use]
+    pub fn on(mut self, name: &Name) -> Self {
+        self.0.name.get_or_insert_with(|| name.clone());
+        self
+    }
+
+    /// Says which store, as a URL without credentials.
+    #[must_use]
+    pub fn at(mut self, store: &str) -> Self {
+        self.0.store.get_or_insert_with(|| store.to_owned());
+        self
+    }
+
+    /// Says who holds the lock.
+    #[must_use]
+    pub fn held_by(mut self, holders: Vec<HolderInfo>) -> Self {
+        self.0.holders = holders;
+        self
+    }
+
+    /// Keeps the error underneath.
+    #[must_use]
+    pub fn because(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        self.0.source = Some(source.into());
+        self
+    }
+
+    pub(crate) fn lost(reason: LostReason) -> Self {
+        let mut error = Self::new(ErrorKind::Lost, reason.to_string());
+        error.0.lost = Some(reason);
+        error
+    }
+
+    /// What went wrong.
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// Whether the same call may succeed later without anybody changing anything.
+    pub fn is_retryable(&self) -> bool {
+        use ErrorKind::{Contended, Full, Lost, Timeout, Unreachable};
+        matches!(self.0.kind, Contended | Timeout | Lost | Unreachable | Full)
+    }
+
+    /// The operation that failed (`"lock"`, `"release"`, …), where there was one.
+    pub fn operation(&self) -> Option<&'static str> {
+        self.0.operation
+    }
+
+    /// The lock, where there was one.
+    pub fn name(&self) -> Option<&Name> {
+        self.0.name.as_ref()
+    }
+
+    /// The store's URL without credentials, where one was known.
+    pub fn store(&self) -> Option<&str> {
+        self.0.store.as_deref()
+    }
+
+    /// Who holds the lock, as far as the store said.
+    pub fn holders(&self) -> &[HolderInfo] {
+        &self.0.holders
+    }
+
+    /// Why a held lock was lost, if this is [`ErrorKind::Lost`].
+    pub fn lost_reason(&self) -> Option<LostReason> {
+        self.0.lost
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Inner { kind, message, operation, name, store, holders, source, .. } = &*self.0;
+        if let Some(operation) = operation {
+            write!(f, "{operation} ")?;
+        }
+        if let Some(name) = name {
+            write!(f, "{name} ")?;
+        }
+        if let Some(store) = store {
+            write!(f, "on {store} ")?;
+        }
+        if operation.is_some() || name.is_some() || store.is_some() {
+            write!(f, "{}: ", if *kind == ErrorKind::Lost { "found" } else { "failed" })?;
+        }
+        write!(f, "{kind}: {message}")?;
+        if let [first, others @ ..] = holders.as_slice() {
+            write!(f, " (held by {first}")?;
+            match others.len() {
+                0 => f.write_str(")")?,
+                n => write!(f, ", and {n} more)")?,
+            }
+        }
+        if let Some(source) = source {
+            let source = source.to_string();
+            write!(f, ": {}", source.lines().next().unwrap_or_default())?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Error({:?}: {self})", self.0.kind)
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.0.source.as_deref().map(|s| s as &(dyn StdError + 'static))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_is_one_line_that_says_everything() {
+        let holder = Holder { host: "web-1".into(), pid: 7, label: "nightly".into() };
+        let info = HolderInfo::new(holder, Token::new(42).unwrap(), Duration::from_secs(75));
+        let error = Error::new(ErrorKind::Contended, "try again later, or wait with lock()")
+            .during("try_lock")
+            .on(&Name::new("order:42").unwrap())
+            .at("memory:")
+            .held_by(vec![info]);
+        assert_eq!(
+            error.to_string(),
+            "try_lock \"order:42\" on memory: failed: held by somebody else: try again later, or \
+             wait with lock() (held by web-1 pid 7 (nightly), token 42, for 1 min 15 s)"
+        );
+        assert!(error.is_retryable());
+    }
+
+    #[test]
+    fn the_source_never_adds_a_line() {
+        let error = Error::new(ErrorKind::Unreachable, "no answer").because("one\ntwo");
+        assert_eq!(error.to_string().lines().count(), 1);
+    }
+}

@@ -1,0 +1,278 @@
+//! What a store is: the keeper of the queues, behind one small trait.
+//!
+//! A store does what needs the store's own atomicity and clock, and nothing else. All that is the
+//! same everywhere (deadlines, renewal, retries, giving up, re-entrancy, guards) is written once,
+//! above. The contract, method by method, is on [`Store`]; the public
+//! [conformance suite](crate::conformance) checks it.
+
+use std::fmt;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use crate::claim::{Claim, Holder, Kind, Token};
+use crate::error::{Error, HolderInfo, Result};
+use crate::name::Name;
+
+
+
+pub(crate) mod memory;
+
+mod guarantees;
+pub use guarantees::{ClockModel, Durability, Guarantee, Guarantees, Liveness, Survival, Wakeup};
+
+/// Whether a claim that does not fit at once stands in the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub enum Mode {
+    /// Join only if it would hold at once.
+    Try,
+    /// Stand in the queue.
+    Wait,
+}
+
+/// The answer to [`Store::join`].
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub enum Joined {
+    /// The claim holds the lock.
+    Holding {
+        /// Its fencing token: always the same for the same claim.
+        token: Token,
+        /// How long the grant lasts unrenewed, by the store's clock as it answers; `None` where
+        /// the store has no leases.
+        remaining: Option<Duration>,
+    },
+    /// The claim stands in the queue.
+    Waiting(Place),
+    /// The claim was to hold at once or not at all, and does not.
+    Busy {
+        /// Who holds the lock, as far as the store knows; may be empty.
+        holders: Vec<HolderInfo>,
+    },
+}
+
+/// A place in the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Place {
+    /// How many claims are before it, holders included.
+    pub ahead: usize,
+    /// Told to the first claim that does not fit: when the next lease before it ends. Nothing at
+    /// the store wakes it then, so it asks again at that time.
+    pub head_remaining: Option<Duration>,
+}
+
+/// One claim of [`Store::renew`].
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Renew {
+    /// The claim: a holder, or a waiter, whose heartbeat this is.
+    pub claim: Claim,
+    /// For a holder, how long the grant shall last from now.
+    pub lease: Duration,
+}
+
+/// The answer to one claim of [`Store::renew`].
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub enum Renewal {
+    /// It holds, for this much longer by the store's clock (`None`: no leases).
+    Holding {
+        /// Its fencing token.
+        token: Token,
+        /// As in [`Joined::Holding`].
+        remaining: Option<Duration>,
+    },
+    /// It still waits, and its place is good for another waiter's lease.
+    Waiting(Place),
+    /// The store does not know it (any more).
+    Lost,
+}
+
+/// The answer to [`Store::changed`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub enum Signal {
+    /// It may be worth asking again.
+    Ask,
+    /// The claim was granted, and the store said so. Such a grant lasts a waiter's lease from the
+    /// last heartbeat, until it is renewed.
+    Granted(Token),
+}
+
+/// Which claims [`Store::evict`] removes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub enum Evict {
+    /// The one with this token.
+    Token(Token),
+    /// Every holder, and what is kept closed after one; waiters keep their places.
+    Holders,
+}
+
+/// What stands in a queue, for people.
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct LockInfo {
+    /// The lock.
+    pub name: Name,
+    /// What it is.
+    pub kind: Kind,
+    /// How many permits it has (mutex: 1).
+    pub capacity: u32,
+    /// Everybody in the queue, in order.
+    pub claims: Vec<ClaimInfo>,
+}
+
+impl LockInfo {
+    /// What a store tells of a lock.
+    pub fn new(name: Name, kind: Kind, capacity: u32, claims: Vec<ClaimInfo>) -> Self {
+        Self { name, kind, capacity, claims }
+    }
+
+    /// Those that hold it.
+    pub fn holders(&self) -> impl Iterator<Item = &ClaimInfo> {
+        self.claims.iter().filter(|c| c.standing == Standing::Holding)
+    }
+
+    /// Those that wait, in order.
+    pub fn waiters(&self) -> impl Iterator<Item = &ClaimInfo> {
+        self.claims.iter().filter(|c| c.standing == Standing::Waiting)
+    }
+}
+
+/// How a claim stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
+pub enum Standing {
+    /// It holds.
+    Holding,
+    /// It waits.
+    Waiting,
+    /// Its holder is gone, and the lock is kept closed in its place (lock-delay, or `at_least`).
+    Departed,
+}
+
+/// One claim in a queue, for people: all but its secret id.
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct ClaimInfo {
+    /// How it stands.
+    pub standing: Standing,
+    /// Who.
+    pub holder: Holder,
+    /// Its fencing token, where one was drawn already.
+    pub token: Option<Token>,
+    /// How much of the capacity it takes.
+    pub weight: u32,
+    /// For how long it has stood so.
+    pub since: Duration,
+    /// What is left of its lease; `None` where there is none.
+    pub remaining: Option<Duration>,
+}
+
+impl ClaimInfo {
+    /// What a store tells of a claim.
+    pub fn new(
+        standing: Standing,
+        holder: Holder,
+        token: Option<Token>,
+        weight: u32,
+        since: Duration,
+        remaining: Option<Duration>,
+    ) -> Self {
+        Self { standing, holder, token, weight, since, remaining }
+    }
+}
+
+/// A keeper of queues.
+///
+/// Every call is **atomic** at the store and **settles first**: in one step it removes what has
+/// expired by the store's clock, grants what now fits, and then does what it was asked. Every
+/// call may be dropped at any await and repeated: what it does is decided by the claim's id alone.
+/// An error means that it is *unknown* whether the call took effect.
+#[async_trait]
+pub trait Store: fmt::Debug + Send + Sync + 'static {
+    /// What this store promises, in the configuration that it actually found.
+    fn guarantees(&self) -> &Guarantees;
+
+    /// The store's URL, without credentials.
+    fn url(&self) -> &str;
+
+    /// Puts the claim into its lock's queue, or asks "and now?".
+    ///
+    /// Idempotent by claim id: a claim that is there already keeps its place, its grant and its
+    /// token. Asking is also a heartbeat: a waiter's place is good for another waiter's lease, a
+    /// holder's grant for another lease. A claim that fits is granted even in [`Mode::Try`];
+    /// one that does not joins only in [`Mode::Wait`].
+    ///
+    /// # Errors
+    /// [`Mismatch`](crate::ErrorKind::Mismatch) if the queue is in use with another kind or
+    /// capacity; otherwise as the store fails.
+    async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined>;
+
+    /// Renews holders and keeps waiters' places, many at once; one answer for each, in order.
+    /// Never joins: what is not there is [`Renewal::Lost`].
+    async fn renew(&self, renewals: &[Renew]) -> Result<Vec<Renewal>>;
+
+    /// Takes the claim out of the queue and hands over to the next that fits, in the same step.
+    /// Idempotent; unknown claims are not an error. With `keep`, a holder's place stays taken for
+    /// that long though nobody holds it.
+    async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<()>;
+
+    /// Resolves when it may be worth to ask again for a claim that was told
+    /// [`Joined::Waiting`]. A hint: it may come late, early or never, and must not be lost when
+    /// the change comes between that answer and this call. May be dropped and called again.
+    ///
+    /// A claim is to be woken when what blocks it leaves *or is granted* (with a capacity above
+    /// 1, watching only the predecessor's departure loses wake-ups).
+    async fn changed(&self, claim: &Claim) -> Result<Signal>;
+
+    /// The queue of one lock; `None` if nothing stands in it.
+    async fn read(&self, name: &Name) -> Result<Option<LockInfo>>;
+
+    /// All queues in use whose name starts with `prefix`, by name.
+    async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>>;
+
+    /// Removes claims by a person's order, and hands over. Tells how many were removed. Their
+    /// clients find out at their next renewal.
+    async fn evict(&self, name: &Name, which: Evict) -> Result<usize>;
+
+    /// Whether calls are answered without I/O to another machine. Then a dropped guard is released
+    /// on the spot, and not by the background thread.
+    fn is_local(&self) -> bool {
+        false
+    }
+}
+
+/// The queue as a contention error shows it.
+pub(crate) fn holders_of(info: &LockInfo) -> Vec<HolderInfo> {
+    let shown = info.holders().filter_map(|c| {
+        let token = c.token?;
+        Some(HolderInfo::new(c.holder.clone(), token, c.since))
+    });
+    shown.collect()
+}
+
+/// The error of a claim that asks for another kind of lock than the name has.
+pub(crate) fn mismatch(claim: &Claim, kind: Kind, capacity: u32) -> Error {
+    let shown = |kind, capacity| match kind {
+        Kind::Semaphore => format!("semaphore of {capacity}"),
+        other => other.to_string(),
+    };
+    Error::new(
+        crate::ErrorKind::Mismatch,
+        format!(
+            "asked for a {}, but the name is in use as a {}: use another name, or the same kind \
+             and capacity everywhere",
+            shown(claim.kind, claim.capacity),
+            shown(kind, capacity),
+        ),
+    )
+    .on(&claim.name)
+}
+
