@@ -165,6 +165,15 @@ impl Kept {
             Self::Waiting(waiting) => waiting.claim.waiter_lease,
         }
     }
+
+    /// Whether both are the same wait or the same hold, and not the wait and the hold of one claim.
+    fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Lease(a), Self::Lease(b)) => Arc::ptr_eq(a, b),
+            (Self::Waiting(a), Self::Waiting(b)) => Arc::ptr_eq(a, b),
+            _ => false,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -197,6 +206,13 @@ impl Ledger {
         let entry = self.entries.remove(&id)?;
         self.due.remove(&(entry.due, id));
         Some(entry)
+    }
+
+    /// As [`take`](Self::take), but only what an answer is about: while a waiter's heartbeat was
+    /// under way, its claim may have become a hold.
+    fn take_same(&mut self, kept: &Kept) -> Option<Entry> {
+        let id = kept.claim().id;
+        if self.entries.get(&id)?.kept.is(kept) { self.take(id) } else { None }
     }
 
     fn take_due(&mut self, now: Moment) -> Option<Entry> {
@@ -395,14 +411,14 @@ impl Keeper {
                     }
                 }
                 Renewal::Waiting(_) | Renewal::Lost => {
-                    self.forget(lease.claim.id);
                     lease.lose(LostReason::Gone);
+                    self.drop_kept(&Kept::Lease(lease));
                 }
             },
             Kept::Waiting(waiting) => {
                 waiting.answered(sent, renewal);
                 if waiting.is_decided() {
-                    self.forget(waiting.claim.id);
+                    self.drop_kept(&Kept::Waiting(waiting));
                 } else {
                     let next = waiting.next_beat(self.clock.now());
                     self.schedule(Kept::Waiting(waiting), next);
@@ -416,7 +432,7 @@ impl Keeper {
         if let Kept::Waiting(waiting) = &kept {
             let silent = now.since(waiting.last_answer());
             if silent > patience(&waiting.claim) || !is_passing(error) {
-                self.forget(waiting.claim.id);
+                self.drop_kept(&kept);
                 let what = format!("waited {silent:?} for an answer of the store");
                 waiting.fail(Error::new(error.kind(), what).because(error.to_string()));
                 return;
@@ -427,12 +443,16 @@ impl Keeper {
         self.schedule(kept, now.plus(pause));
     }
 
+    /// Keeps this wait or this hold no longer, but what its claim became meanwhile.
+    fn drop_kept(&self, kept: &Kept) {
+        self.lock().take_same(kept);
+    }
+
     /// Sends for this claim at `send`, unless it was forgotten meanwhile.
     fn schedule(&self, kept: Kept, send: Moment) {
-        let id = kept.claim().id;
         let now = self.clock.now();
         let mut all = self.lock();
-        let Some(mut entry) = all.take(id) else { return };
+        let Some(mut entry) = all.take_same(&kept) else { return };
         entry.send = match &kept {
             Kept::Lease(lease) if !lease.wants_renewal() => Moment::NEVER,
             _ => send,

@@ -1,0 +1,180 @@
+//! What a hostile reading of the core found: each test failed once.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use leasehold::store::{
+    Evict, Guarantees, Joined, LockInfo, MemoryStore, Mode, Place, Renew, Renewal, Signal, Store,
+};
+use leasehold::{
+    Builder, Claim, Error, ErrorKind, Guard, Leasehold, LostReason, Name, Owner, Result, State,
+};
+use tokio::sync::Semaphore;
+
+/// A memory store whose answers can be held back, falsified or refused.
+#[derive(Debug)]
+struct Odd {
+    inner: Arc<MemoryStore>,
+    /// Renewals wait here before they reach the store.
+    before_renew: Semaphore,
+    renewals_sent: AtomicUsize,
+    /// Leaves wait here after they reached the store.
+    after_leave: Semaphore,
+    leaves_done: AtomicUsize,
+    changed_fails: AtomicBool,
+    joins_fail: AtomicBool,
+    leaves_fail: AtomicBool,
+    remaining: std::sync::Mutex<Option<Duration>>,
+    /// Renewing this name fails for good, and so does the batch that it is in.
+    poisoned: Option<&'static str>,
+    /// Every join sleeps on whatever timer the caller has.
+    joins_sleep: bool,
+    local: bool,
+}
+
+const OPEN: usize = 1 << 20;
+
+impl Odd {
+    fn new(inner: &Arc<MemoryStore>) -> Self {
+        Self {
+            inner: inner.clone(),
+            before_renew: Semaphore::new(OPEN),
+            renewals_sent: AtomicUsize::new(0),
+            after_leave: Semaphore::new(OPEN),
+            leaves_done: AtomicUsize::new(0),
+            changed_fails: AtomicBool::new(false),
+            joins_fail: AtomicBool::new(false),
+            leaves_fail: AtomicBool::new(false),
+            remaining: std::sync::Mutex::default(),
+            poisoned: None,
+            joins_sleep: false,
+            local: true,
+        }
+    }
+
+    fn odd_remaining(&self, told: Option<Duration>) -> Option<Duration> {
+        (*self.remaining.lock().unwrap()).or(told)
+    }
+}
+
+fn gone() -> Error {
+    Error::new(ErrorKind::Unreachable, "the store is away")
+}
+
+#[async_trait]
+impl Store for Odd {
+    fn guarantees(&self) -> &Guarantees {
+        self.inner.guarantees()
+    }
+
+    fn url(&self) -> &str {
+        self.inner.url()
+    }
+
+    fn is_local(&self) -> bool {
+        self.local
+    }
+
+    async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
+        if self.joins_sleep {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        if self.joins_fail.load(Ordering::SeqCst) {
+            return Err(gone());
+        }
+        Ok(match self.inner.join(claim, mode).await? {
+            Joined::Holding { token, remaining } => {
+                Joined::Holding { token, remaining: self.odd_remaining(remaining) }
+            }
+            other => other,
+        })
+    }
+
+    async fn renew(&self, renewals: &[Renew]) -> Result<Vec<Renewal>> {
+        self.renewals_sent.fetch_add(1, Ordering::SeqCst);
+        self.before_renew.acquire().await.unwrap().forget();
+        if renewals.iter().any(|r| Some(r.claim.name.as_str()) == self.poisoned) {
+            return Err(Error::new(ErrorKind::Corrupt, "that lock is damaged"));
+        }
+        self.inner.renew(renewals).await
+    }
+
+    async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<()> {
+        if self.leaves_fail.load(Ordering::SeqCst) {
+            return Err(gone());
+        }
+        self.inner.leave(claim, keep).await?;
+        self.leaves_done.fetch_add(1, Ordering::SeqCst);
+        self.after_leave.acquire().await.unwrap().forget();
+        Ok(())
+    }
+
+    async fn changed(&self, claim: &Claim) -> Result<Signal> {
+        if self.changed_fails.swap(false, Ordering::SeqCst) {
+            return Err(gone());
+        }
+        self.inner.changed(claim).await
+    }
+
+    async fn read(&self, name: &Name) -> Result<Option<LockInfo>> {
+        self.inner.read(name).await
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
+        self.inner.list(prefix).await
+    }
+
+    async fn evict(&self, name: &Name, which: Evict) -> Result<usize> {
+        self.inner.evict(name, which).await
+    }
+}
+
+fn client(store: Arc<dyn Store>) -> Leasehold {
+    Builder::default().store(store).unwrap()
+}
+
+async fn until(mut what: impl FnMut() -> bool) {
+    let wait = async {
+        while !what() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), wait).await.expect("it never came to pass");
+}
+
+async fn waiters(locks: &Leasehold, name: &str) -> usize {
+    locks.read(name).await.unwrap().map_or(0, |info| info.waiters().count())
+}
+
+fn waiting_lock(
+    locks: &Leasehold,
+    name: &'static str,
+    lease: u64,
+) -> tokio::task::JoinHandle<Result<Guard>> {
+    let lock = locks.mutex(name).lease(Duration::from_millis(lease));
+    tokio::spawn(async move { lock.lock().await })
+}
+
+/// A heartbeat of the waiter is under way when the grant is pushed; its answer, which is about the
+/// claim and not about the wait, must not end the renewals of the hold.
+#[tokio::test]
+async fn s14_an_answer_to_a_waiters_heartbeat_does_not_stop_the_holders_renewals() {
+    let memory = Arc::new(MemoryStore::new());
+    let odd = Arc::new(Odd::new(&memory));
+    let (first, second) = (client(memory), client(odd.clone()));
+    let blocker = first.mutex("a").lock().await.unwrap();
+    let waiting = waiting_lock(&second, "a", 900);
+    while waiters(&first, "a").await == 0 {
+        tokio::task::yield_now().await;
+    }
+    odd.before_renew.forget_permits(OPEN);
+    let before = odd.renewals_sent.load(Ordering::SeqCst);
+    until(|| odd.renewals_sent.load(Ordering::SeqCst) > before).await;
+    blocker.release().await.unwrap();
+    let guard = waiting.await.unwrap().unwrap();
+    odd.before_renew.add_permits(OPEN);
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    assert_eq!(guard.state(), State::Held);
+}
