@@ -187,14 +187,16 @@ impl Lease {
         };
         let swap =
             self.deadline.compare_exchange(deadline, LOST, Ordering::SeqCst, Ordering::SeqCst);
-        if swap.is_ok() {
+        if swap.is_ok() && !self.released.load(Ordering::SeqCst) {
             self.lost_because(reason);
         }
     }
 
-    /// Loses the lease for a reason of the store's or the client's. Tells whether it was held.
+    /// Loses the lease for a reason of the store's or the client's. Tells whether it was held; what
+    /// its owner released is not lost, though a renewal that came after the release says so.
     pub(crate) fn lose(&self, reason: LostReason) -> bool {
         let was_held = self.deadline.swap(LOST, Ordering::SeqCst) != LOST;
+        let was_held = was_held && !self.released.load(Ordering::SeqCst);
         if was_held {
             self.lost_because(reason);
         }
@@ -290,7 +292,9 @@ impl Lease {
         let now = self.state();
         let kind = std::mem::discriminant::<State>;
         self.state.send_if_modified(|shown| {
-            let news = kind(shown) != kind(&now) && !matches!(shown, State::Lost(_));
+            // `now` may be old by now: what is final stays.
+            let ended = matches!(shown, State::Lost(_) | State::Released);
+            let news = kind(shown) != kind(&now) && !ended;
             if news {
                 *shown = now;
             }

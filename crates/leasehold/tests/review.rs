@@ -178,3 +178,23 @@ async fn s14_an_answer_to_a_waiters_heartbeat_does_not_stop_the_holders_renewals
     tokio::time::sleep(Duration::from_millis(2_500)).await;
     assert_eq!(guard.state(), State::Held);
 }
+
+/// A renewal that the store handles after our leave finds nothing: that is no loss.
+#[tokio::test]
+async fn s07_a_renewal_that_comes_after_the_release_makes_it_no_loss() {
+    let odd = Arc::new(Odd::new(&Arc::new(MemoryStore::new())));
+    let locks = client(odd.clone());
+    let guard = locks.mutex("a").lease(Duration::from_millis(600)).lock().await.unwrap();
+    odd.before_renew.forget_permits(OPEN);
+    until(|| odd.renewals_sent.load(Ordering::SeqCst) > 0).await;
+    let mut watch = guard.watch();
+    odd.after_leave.forget_permits(OPEN);
+    let release = tokio::spawn(guard.release());
+    until(|| odd.leaves_done.load(Ordering::SeqCst) > 0).await;
+    odd.before_renew.add_permits(OPEN);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    odd.after_leave.add_permits(OPEN);
+    release.await.unwrap().unwrap();
+    assert_eq!(watch.changed().await, State::Released);
+    assert_eq!(watch.state(), State::Released);
+}
