@@ -78,7 +78,7 @@ impl Granted {
     }
 
     fn at_risk_from(self) -> Moment {
-        self.remaining.map_or(Moment::NEVER, |left| self.sent.plus(left * 2 / 3))
+        self.remaining.map_or(Moment::NEVER, |left| self.sent.plus(left / 3 * 2))
     }
 }
 

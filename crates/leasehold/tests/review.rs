@@ -198,3 +198,16 @@ async fn s07_a_renewal_that_comes_after_the_release_makes_it_no_loss() {
     assert_eq!(watch.changed().await, State::Released);
     assert_eq!(watch.state(), State::Released);
 }
+
+#[tokio::test]
+async fn a_store_that_answers_absurd_times_panics_nobody() {
+    for absurd in [Duration::MAX, Duration::MAX / 2 + Duration::from_nanos(1), Duration::ZERO] {
+        let odd = Arc::new(Odd::new(&Arc::new(MemoryStore::new())));
+        *odd.remaining.lock().unwrap() = Some(absurd);
+        let locks = client(odd);
+        let guard = locks.mutex("a").lock().await.unwrap();
+        assert!(guard.is_held());
+        guard.release().await.unwrap();
+    }
+}
+
