@@ -97,6 +97,8 @@ pub(crate) struct Lease {
     pid: u32,
     deadline: AtomicU64,
     at_risk_from: AtomicU64,
+    /// From when the end of `max_hold` counts as near.
+    nears_end: Moment,
     /// Whether a lease of full length was granted; a pushed grant is shorter until it is renewed.
     full: AtomicBool,
     reason: OnceLock<LostReason>,
@@ -118,6 +120,11 @@ pub(crate) struct NewLease {
 
 impl Lease {
     pub(crate) fn new(new: NewLease) -> Self {
+        let nears_end = match new.ends {
+            Moment::NEVER => Moment::NEVER,
+            // The last third of a lease, or of the whole hold if that is shorter.
+            ends => ends.minus(new.claim.lease.min(ends.since(new.clock.now())) / 3),
+        };
         let lease = Self {
             claim: new.claim,
             token: new.token,
@@ -128,6 +135,7 @@ impl Lease {
             pid: std::process::id(),
             deadline: AtomicU64::new(new.granted.deadline().min(new.ends).as_nanos().max(1)),
             at_risk_from: AtomicU64::new(0),
+            nears_end,
             full: AtomicBool::new(new.full),
             reason: OnceLock::new(),
             released: AtomicBool::new(false),
@@ -138,11 +146,7 @@ impl Lease {
     }
 
     fn set_at_risk(&self, granted: Granted) {
-        let before_end = self.claim.lease / 3;
-        let from = granted.at_risk_from().min(match self.ends {
-            Moment::NEVER => Moment::NEVER,
-            ends => ends.minus(before_end),
-        });
+        let from = granted.at_risk_from().min(self.nears_end);
         self.at_risk_from.store(from.as_nanos(), Ordering::SeqCst);
     }
 
@@ -258,7 +262,8 @@ impl Lease {
             Moment::NEVER => self.claim.lease,
             // The store's lease must cover our deadline, which is shortened by the drift.
             ends => {
-                let left = ends.since(now);
+                // Until `at_least` is over, giving the lock back must find it there to keep it.
+                let left = ends.max(self.keep_until).since(now);
                 self.claim.lease.min(left + drift(left) * 2)
             }
         }

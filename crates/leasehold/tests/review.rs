@@ -211,3 +211,9 @@ async fn a_store_that_answers_absurd_times_panics_nobody() {
     }
 }
 
+#[tokio::test]
+async fn a_short_max_hold_is_not_at_risk_from_its_first_moment() {
+    let locks = client(Arc::new(MemoryStore::new()));
+    let guard = locks.mutex("a").max_hold(Duration::from_secs(4)).lock().await.unwrap();
+    assert_eq!(guard.state(), State::Held);
+}
