@@ -7,7 +7,6 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use crate::claim::{Kind, Token};
-use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, LostReason, Result};
 use crate::keeper::patience;
 use crate::lease::{Lease, State};
@@ -244,10 +243,10 @@ impl Drop for Hold {
             return;
         }
         self.core.keeper.forget(self.lease.claim.id);
-        let lost = !self.lease.is_held();
+        // Looked at before it is marked: a passed deadline is found and told.
+        let _ = self.lease.state();
         self.lease.mark_released();
-        let keep_until = if lost { Moment::from_nanos(0) } else { self.lease.keep_until };
-        self.core.owe_leave(self.lease.claim.clone(), keep_until);
+        self.core.owe_leave(self.lease.claim.clone(), self.lease.keep_until);
         telemetry::released(&self.lease.claim, self.lease.token);
     }
 }

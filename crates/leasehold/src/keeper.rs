@@ -348,16 +348,22 @@ impl Keeper {
         batches
     }
 
-    /// A hold that ended by `max_hold` while its holder goes on is given back for it.
+    /// A hold that ended by `max_hold` while its holder goes on is given back for it. The lock stays
+    /// closed for what is left of `at_least`, and, since the holder may still be at work, for the
+    /// lock-delay.
     fn clean_up(&self, lease: &Arc<Lease>) {
         if lease.state() != crate::lease::State::Lost(LostReason::MaxHold) {
             return;
         }
         let (store, lease) = (self.store.clone(), lease.clone());
+        let can_keep = store.guarantees().at_least;
+        let keep = lease.keep_until.since(self.clock.now()).max(lease.claim.lock_delay);
         let tries = async move {
             // Once is enough: the store's own lease ends about now, and where there is none
             // the store is on this machine.
-            if let Err(error) = store.leave(&lease.claim, None).await {
+            if let Err(error) =
+                store.leave(&lease.claim, (can_keep && !keep.is_zero()).then_some(keep)).await
+            {
                 telemetry::leave_failed(&lease.claim, &error);
             }
         };
