@@ -253,3 +253,16 @@ async fn a_short_max_hold_is_not_at_risk_from_its_first_moment() {
     let guard = locks.mutex("a").max_hold(Duration::from_secs(4)).lock().await.unwrap();
     assert_eq!(guard.state(), State::Held);
 }
+
+/// The work is done; that the release was not heard does not undo it.
+#[tokio::test]
+async fn run_keeps_the_result_when_the_release_fails() {
+    let odd = Arc::new(Odd::new(&Arc::new(MemoryStore::new())));
+    let locks = client(odd.clone());
+    let lock = locks.mutex("a").lease(Duration::from_millis(100));
+    let done = lock.run(|_guard| async {
+        odd.leaves_fail.store(true, Ordering::SeqCst);
+        7
+    });
+    assert_eq!(done.await.unwrap(), 7);
+}
