@@ -266,3 +266,17 @@ async fn run_keeps_the_result_when_the_release_fails() {
     });
     assert_eq!(done.await.unwrap(), 7);
 }
+
+#[tokio::test]
+async fn an_owner_who_reenters_gets_the_validity_it_asks_for() {
+    let odd = Arc::new(Odd::new(&Arc::new(MemoryStore::new())));
+    let locks = client(odd);
+    let me = Owner::new();
+    let lease = Duration::from_millis(600);
+    let lock = locks.mutex("a").owner(&me).lease(lease).no_renewal();
+    let outer = lock.lock().await.unwrap();
+    tokio::time::sleep(lease / 2).await;
+    let error = lock.clone().min_validity(lease * 9 / 10).lock().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AtRisk);
+    assert!(outer.is_held());
+}
