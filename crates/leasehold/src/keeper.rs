@@ -113,7 +113,7 @@ impl Waiting {
         self.news.notify_one();
     }
 
-    fn fail(&self, error: Error) {
+    pub(crate) fn fail(&self, error: Error) {
         self.lock().outcome = Some(Outcome::Failed(error));
         self.news.notify_one();
     }
@@ -261,20 +261,20 @@ impl Keeper {
         self.lock().take(id);
     }
 
-    /// Gives up all claims because the client is being closed; the holds among them.
-    pub(crate) fn close(&self) -> Vec<Arc<Lease>> {
+    /// Gives up all claims because the client is being closed: the holds and the waits.
+    pub(crate) fn close(&self) -> (Vec<Arc<Lease>>, Vec<Arc<Waiting>>) {
         let mut kept = self.lock();
         kept.due.clear();
         let entries: Vec<Entry> = kept.entries.drain().map(|(_, entry)| entry).collect();
         drop(kept);
-        let mut held = Vec::new();
+        let (mut held, mut waited) = (Vec::new(), Vec::new());
         for entry in entries {
             match entry.kept {
                 Kept::Lease(lease) => held.push(lease),
-                Kept::Waiting(waiting) => waiting.fail(closed()),
+                Kept::Waiting(waiting) => waited.push(waiting),
             }
         }
-        held
+        (held, waited)
     }
 
     fn put(&self, entry: Entry) {

@@ -206,7 +206,13 @@ impl Leasehold {
         let core = &self.core;
         core.closed.store(true, Ordering::SeqCst);
         let mut longest = Duration::from_secs(1);
-        for lease in core.keeper.close() {
+        let (held, waited) = core.keeper.close();
+        for waiting in waited {
+            waiting.fail(closed());
+            // Its caller does so too, but perhaps is polled only after we have returned.
+            core.owe_leave(waiting.claim.clone(), Moment::from_nanos(0));
+        }
+        for lease in held {
             longest = longest.max(patience(&lease.claim));
             if lease.lose(LostReason::Closed) {
                 core.owe_leave(lease.claim.clone(), lease.keep_until);

@@ -254,6 +254,22 @@ async fn a_short_max_hold_is_not_at_risk_from_its_first_moment() {
     assert_eq!(guard.state(), State::Held);
 }
 
+/// What waits has left the queue as well when `close` returns.
+#[tokio::test]
+async fn close_takes_the_waiting_out_of_the_queue_itself() {
+    let memory = Arc::new(MemoryStore::new());
+    let (first, second) = (client(memory.clone()), client(memory));
+    let _blocker = first.mutex("a").lock().await.unwrap();
+    let waiting = second.mutex("a");
+    let mut waiting = std::pin::pin!(waiting.lock());
+    let polled = tokio::time::timeout(Duration::from_millis(10), &mut waiting).await;
+    assert!(polled.is_err());
+    assert_eq!(waiters(&first, "a").await, 1);
+    second.close().await.unwrap();
+    assert_eq!(waiters(&first, "a").await, 0);
+    assert_eq!(waiting.await.unwrap_err().kind(), ErrorKind::Closed);
+}
+
 /// The work is done; that the release was not heard does not undo it.
 #[tokio::test]
 async fn run_keeps_the_result_when_the_release_fails() {
