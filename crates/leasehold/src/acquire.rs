@@ -169,9 +169,11 @@ pub(crate) async fn take(want: &Want, name: &Name, weight: u32, wait: Wait) -> R
         Wait::For(d) => started.plus(d),
         Wait::Try | Wait::Forever => Moment::NEVER,
     };
+    let mut heard = started;
     loop {
         let claim = want.claim(name, weight)?;
-        let attempt = Attempt { want, claim, wait, started, give_up, armed: false };
+        let heard = &mut heard;
+        let attempt = Attempt { want, claim, wait, started, give_up, heard, armed: false };
         if let Some(guard) = attempt.run().await? {
             return Ok(guard);
         }
@@ -192,6 +194,8 @@ struct Attempt<'a> {
     wait: Wait,
     started: Moment,
     give_up: Moment,
+    /// When the store last answered one of our claims: patience counts from here.
+    heard: &'a mut Moment,
     armed: bool,
 }
 
@@ -245,7 +249,10 @@ impl Attempt<'_> {
             let limit = self.core().answer_limit(&self.claim).min(self.give_up.since(sent));
             let join = self.core().store.join(&self.claim, mode);
             let error = match self.core().background.within(limit, join).await {
-                Some(Ok(joined)) => return self.joined(sent, joined),
+                Some(Ok(joined)) => {
+                    *self.heard = self.now();
+                    return self.joined(sent, joined);
+                }
                 Some(Err(error)) if !is_passing(&error) => {
                     self.armed = !was_refused(&error);
                     return Err(error);
@@ -261,7 +268,7 @@ impl Attempt<'_> {
                 Wait::Try => self.core().answer_limit(&self.claim),
                 Wait::For(_) | Wait::Forever => patience(&self.claim),
             };
-            if now.since(self.started) >= patient {
+            if now.since(*self.heard) >= patient {
                 return Err(error);
             }
             if now.since(first_sent) >= certain {
@@ -314,7 +321,10 @@ impl Attempt<'_> {
                         let enough = self.claim.lease / 3;
                         return self.finish(token, granted, true, enough).await;
                     }
-                    News::Outcome(Outcome::Gone) => return Ok(None),
+                    News::Outcome(Outcome::Gone) => {
+                        *self.heard = self.now();
+                        return Ok(None);
+                    }
                     News::Outcome(Outcome::Failed(error)) => return Err(error),
                 },
                 signal = changed => match signal {

@@ -254,6 +254,29 @@ async fn a_short_max_hold_is_not_at_risk_from_its_first_moment() {
     assert_eq!(guard.state(), State::Held);
 }
 
+/// A waiter that loses its place after a long wait has a full patience for joining again.
+#[tokio::test]
+async fn a_long_wait_does_not_use_up_the_patience_for_joining_again() {
+    let memory = Arc::new(MemoryStore::new());
+    let odd = Arc::new(Odd::new(&memory));
+    let (first, second) = (client(memory), client(odd.clone()));
+    let blocker = first.mutex("a").lock().await.unwrap();
+    let waiting = waiting_lock(&second, "a", 300);
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    odd.joins_fail.store(true, Ordering::SeqCst);
+    let info = first.read("a").await.unwrap().unwrap();
+    let token = info.waiters().next().unwrap().token.unwrap();
+    assert_eq!(first.evict("a", Evict::Token(token)).await.unwrap(), 1);
+    tokio::time::sleep(Duration::from_millis(150)).await;
+    odd.joins_fail.store(false, Ordering::SeqCst);
+    while waiters(&first, "a").await == 0 {
+        assert!(!waiting.is_finished(), "{:?}", waiting.await);
+        tokio::task::yield_now().await;
+    }
+    drop(blocker);
+    let _guard = waiting.await.unwrap().unwrap();
+}
+
 /// What waits has left the queue as well when `close` returns.
 #[tokio::test]
 async fn close_takes_the_waiting_out_of_the_queue_itself() {
