@@ -276,6 +276,7 @@ impl Attempt<'_> {
             }
             let pause_now = pause.min(self.give_up.since(now));
             self.core().background.sleep(pause_now).await;
+            self.core().check_open()?;
             pause = (pause * 2).min(Duration::from_millis(500));
         }
     }

@@ -319,3 +319,16 @@ async fn an_owner_who_reenters_gets_the_validity_it_asks_for() {
     assert_eq!(error.kind(), ErrorKind::AtRisk);
     assert!(outer.is_held());
 }
+
+/// Who tries in vain to join is told of the close as well, and does not join afterwards.
+#[tokio::test]
+async fn close_ends_the_attempts_to_join() {
+    let odd = Arc::new(Odd::new(&Arc::new(MemoryStore::new())));
+    odd.joins_fail.store(true, Ordering::SeqCst);
+    let locks = client(odd);
+    let waiting = waiting_lock(&locks, "a", 15_000);
+    tokio::time::sleep(Duration::from_millis(30)).await;
+    locks.close().await.unwrap();
+    let ended = tokio::time::timeout(Duration::from_secs(5), waiting).await;
+    assert_eq!(ended.expect("still trying").unwrap().unwrap_err().kind(), ErrorKind::Closed);
+}
