@@ -306,10 +306,10 @@ impl Attempt<'_> {
         let mut listen = true;
         loop {
             let changed = async {
-                match listen {
-                    true => core.store.changed(&self.claim).await,
-                    false => std::future::pending().await,
+                if !listen {
+                    core.background.sleep(self.claim.waiter_lease / 3).await;
                 }
+                core.store.changed(&self.claim).await
             };
             tokio::select! {
                 biased;
@@ -336,7 +336,7 @@ impl Attempt<'_> {
                         return self.finish(token, granted, full, enough).await;
                     }
                     Ok(Signal::Ask) => listen = self.ask(&waiting).await,
-                    // The heartbeat goes on, and listening begins anew after the next of them.
+                    // The heartbeat goes on meanwhile, and then listening begins anew.
                     Err(_) => listen = false,
                 },
                 () = sleep_until(&core, self.give_up) => {

@@ -199,6 +199,24 @@ async fn s07_a_renewal_that_comes_after_the_release_makes_it_no_loss() {
     assert_eq!(watch.state(), State::Released);
 }
 
+/// Listening that failed once begins anew, so the next hand-over is pushed again.
+#[tokio::test]
+async fn p06_listening_begins_anew_after_it_failed() {
+    let memory = Arc::new(MemoryStore::new());
+    let odd = Arc::new(Odd::new(&memory));
+    odd.changed_fails.store(true, Ordering::SeqCst);
+    let (first, second) = (client(memory), client(odd.clone()));
+    let blocker = first.mutex("a").lock().await.unwrap();
+    let waiting = waiting_lock(&second, "a", 1_500);
+    until(|| odd.renewals_sent.load(Ordering::SeqCst) > 1).await;
+    assert!(!odd.changed_fails.load(Ordering::SeqCst));
+    // From here on no heartbeat is answered: only a push can bring the grant.
+    odd.before_renew.forget_permits(OPEN);
+    blocker.release().await.unwrap();
+    let pushed = tokio::time::timeout(Duration::from_millis(400), waiting).await;
+    let _guard = pushed.expect("the push was not heard").unwrap().unwrap();
+}
+
 #[tokio::test]
 async fn a_store_that_answers_absurd_times_panics_nobody() {
     for absurd in [Duration::MAX, Duration::MAX / 2 + Duration::from_nanos(1), Duration::ZERO] {
@@ -318,6 +336,24 @@ async fn an_owner_who_reenters_gets_the_validity_it_asks_for() {
     let error = lock.clone().min_validity(lease * 9 / 10).lock().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AtRisk);
     assert!(outer.is_held());
+}
+
+#[tokio::test]
+async fn a_place_is_told_once_and_again_only_when_it_changes() {
+    let memory = Arc::new(MemoryStore::new());
+    let odd = Arc::new(Odd::new(&memory));
+    odd.changed_fails.store(true, Ordering::SeqCst);
+    let (first, second) = (client(memory), client(odd.clone()));
+    let blocker = first.mutex("a").lock().await.unwrap();
+    let told = Arc::new(std::sync::Mutex::new(Vec::<Place>::new()));
+    let tell = told.clone();
+    let lock = second.mutex("a").lease(Duration::from_millis(150));
+    let lock = lock.on_waiting(move |place| tell.lock().unwrap().push(place));
+    let waiting = tokio::spawn(async move { lock.lock().await });
+    until(|| odd.renewals_sent.load(Ordering::SeqCst) > 4).await;
+    drop(blocker);
+    let _guard = waiting.await.unwrap().unwrap();
+    assert_eq!(told.lock().unwrap().len(), 1);
 }
 
 /// Who tries in vain to join is told of the close as well, and does not join afterwards.
