@@ -6,13 +6,15 @@
 //! one by one drift into common batches: commands per second grow with held locks ÷ batch.
 //!
 //! A renewal that fails is tried again until the lease's own deadline, each batch on its own, so
-//! that an answer which hangs delays nobody else. An error means *unknown* and moves no deadline;
+//! that an answer which hangs delays nobody else, and one that no repetition can help is split, so
+//! that one damaged lock fails alone. An error means *unknown* and moves no deadline;
 //! only the clock and the store's own word end a hold.
 //!
 //! Taking or releasing a lock wakes this task only if something is due earlier than it would have
 //! looked anyway, so the uncontended path pays for a map entry and no thread switch.
 
 use std::collections::{BTreeSet, HashMap};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -292,7 +294,7 @@ impl Keeper {
     pub(crate) async fn run(self: Arc<Self>) {
         loop {
             for batch in self.due_now() {
-                tokio::spawn(self.clone().send(batch));
+                self.spawn_send(batch);
             }
             let pause = self.plan();
             tokio::select! {
@@ -370,6 +372,12 @@ impl Keeper {
         tokio::spawn(tries);
     }
 
+    /// Sends on a task of its own, so that an answer which hangs delays nobody else.
+    fn spawn_send(self: &Arc<Self>, batch: Vec<Kept>) {
+        let sending: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(self.clone().send(batch));
+        tokio::spawn(sending);
+    }
+
     async fn send(self: Arc<Self>, batch: Vec<Kept>) {
         let sent = self.clock.now();
         let renewal = |kept: &Kept| Renew {
@@ -396,6 +404,14 @@ impl Keeper {
                 for (kept, renewal) in batch.into_iter().zip(answers) {
                     self.answered(kept, sent, renewal);
                 }
+            }
+            // One lock that cannot be renewed must not take the others with it: the halves are
+            // sent apart, until it is alone.
+            Err(error) if batch.len() > 1 && !is_passing(&error) => {
+                let mut batch = batch;
+                let half = batch.split_off(batch.len() / 2);
+                self.spawn_send(batch);
+                self.spawn_send(half);
             }
             Err(error) => {
                 telemetry::renewal_failed(batch.len(), &error);

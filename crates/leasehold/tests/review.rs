@@ -229,6 +229,23 @@ async fn a_store_that_answers_absurd_times_panics_nobody() {
     }
 }
 
+/// One damaged lock must not take the client's other locks down with it.
+#[tokio::test]
+async fn one_lock_that_cannot_be_renewed_does_not_lose_the_others() {
+    let memory = Arc::new(MemoryStore::new());
+    let odd = Arc::new(Odd { poisoned: Some("bad"), ..Odd::new(&memory) });
+    let locks = client(odd);
+    let lease = Duration::from_millis(600);
+    let bad = locks.mutex("bad").lease(lease).lock().await.unwrap();
+    let mut good = Vec::new();
+    for i in 0..20 {
+        good.push(locks.mutex(format!("good {i}")).lease(lease).lock().await.unwrap());
+    }
+    assert_eq!(bad.lost().await, LostReason::Expired);
+    tokio::time::sleep(lease).await;
+    assert!(good.iter().all(Guard::is_held));
+}
+
 /// A cron job with a limit: `max_hold` ends the hold, `at_least` keeps the lock closed all the same.
 #[tokio::test]
 async fn at_least_outlasts_max_hold() {
