@@ -315,25 +315,27 @@ impl Keeper {
         next.since(now)
     }
 
-    /// Moves states on by the clock, and collects what is to be sent now.
+    /// Moves states on by the clock, and collects what is to be sent now: holds before waits.
     fn due_now(&self) -> Vec<Vec<Kept>> {
-        let mut batches: Vec<Vec<Kept>> = Vec::new();
-        let mut ended = Vec::new();
+        let (mut holds, mut waits, mut looked_at) = (Vec::new(), Vec::new(), Vec::new());
         let now = self.clock.now();
         let mut kept = self.lock();
         kept.planned = Some(now);
         while let Some(mut entry) = kept.take_due(now) {
-            if let Kept::Lease(lease) = &entry.kept {
-                lease.publish();
-                if !lease.is_held() {
-                    ended.push(lease.clone());
-                    continue;
+            let ended = match &entry.kept {
+                Kept::Lease(lease) => {
+                    looked_at.push(lease.clone());
+                    lease.has_ended(now)
                 }
+                Kept::Waiting(_) => false,
+            };
+            if ended {
+                continue;
             }
             if entry.send <= now {
-                match batches.last_mut() {
-                    Some(batch) if batch.len() < BATCH => batch.push(entry.kept.clone()),
-                    _ => batches.push(vec![entry.kept.clone()]),
+                match &entry.kept {
+                    Kept::Lease(_) => holds.push(entry.kept.clone()),
+                    Kept::Waiting(_) => waits.push(entry.kept.clone()),
                 }
                 entry.send = Moment::NEVER;
             }
@@ -344,10 +346,15 @@ impl Keeper {
             kept.put(entry);
         }
         drop(kept);
-        for lease in ended {
-            self.clean_up(&lease);
+        // After the lock: telling runs the wakers and the log of the program.
+        for lease in looked_at {
+            lease.publish();
+            if !lease.is_held() {
+                self.clean_up(&lease);
+            }
         }
-        batches
+        holds.append(&mut waits);
+        holds.chunks(BATCH).map(<[Kept]>::to_vec).collect()
     }
 
     /// A hold that ended by `max_hold` while its holder goes on is given back for it. The lock stays

@@ -183,12 +183,14 @@ impl Lease {
         (deadline > now).then(|| deadline.since(now))
     }
 
+    /// Whether it was lost, or is by now. Tells nobody.
+    pub(crate) fn has_ended(&self, now: Moment) -> bool {
+        now.as_nanos() >= self.deadline.load(Ordering::SeqCst)
+    }
+
     /// Loses the lease because `deadline` has passed, unless it was moved meanwhile.
     fn expire(&self, now: Moment, deadline: u64) {
-        let reason = match now >= self.ends {
-            true => LostReason::MaxHold,
-            false => LostReason::Expired,
-        };
+        let reason = self.reason_at(now);
         let swap =
             self.deadline.compare_exchange(deadline, LOST, Ordering::SeqCst, Ordering::SeqCst);
         if swap.is_ok() && !self.released.load(Ordering::SeqCst) {
@@ -196,11 +198,19 @@ impl Lease {
         }
     }
 
+    fn reason_at(&self, now: Moment) -> LostReason {
+        if now >= self.ends { LostReason::MaxHold } else { LostReason::Expired }
+    }
+
     /// Loses the lease for a reason of the store's or the client's. Tells whether it was held; what
     /// its owner released is not lost, though a renewal that came after the release says so.
     pub(crate) fn lose(&self, reason: LostReason) -> bool {
+        if self.released.load(Ordering::SeqCst) {
+            return false;
+        }
+        // Before the swap, so that nobody sees the loss without its reason.
+        self.reason.get_or_init(|| reason);
         let was_held = self.deadline.swap(LOST, Ordering::SeqCst) != LOST;
-        let was_held = was_held && !self.released.load(Ordering::SeqCst);
         if was_held {
             self.lost_because(reason);
         }
@@ -280,8 +290,8 @@ impl Lease {
         }
         match left {
             None if self.released.load(Ordering::SeqCst) => State::Released,
-            // Between the swap and the reason stands one instruction of another thread.
-            None => State::Lost(LostReason::Expired),
+            // Another thread is just finding the deadline passed, and will say the same.
+            None => State::Lost(self.reason_at(self.clock.now())),
             Some(left) => {
                 let now = self.clock.now();
                 match now.as_nanos() >= self.at_risk_from.load(Ordering::SeqCst) {

@@ -385,3 +385,28 @@ async fn close_ends_the_attempts_to_join() {
     let ended = tokio::time::timeout(Duration::from_secs(5), waiting).await;
     assert_eq!(ended.expect("still trying").unwrap().unwrap_err().kind(), ErrorKind::Closed);
 }
+
+/// Who is woken by the loss of a lock may use the client from within its waker.
+#[test]
+fn the_keeper_tells_a_loss_without_holding_its_lock() {
+    struct UsesLocks(leasehold::blocking::Leasehold, AtomicBool);
+    impl std::task::Wake for UsesLocks {
+        fn wake(self: Arc<Self>) {
+            self.0.mutex("b").try_lock().unwrap().release().unwrap();
+            self.1.store(true, Ordering::SeqCst);
+        }
+    }
+    let locks = client(Arc::new(MemoryStore::new()));
+    let waker = Arc::new(UsesLocks(locks.clone().into(), AtomicBool::new(false)));
+    let lock = leasehold::blocking::Leasehold::from(locks).mutex("a");
+    let guard = lock.with(|m| m.max_hold(Duration::from_millis(60))).lock().unwrap();
+    let mut lost = std::pin::pin!(leasehold::Guard::lost(&guard));
+    let task = std::task::Waker::from(waker.clone());
+    let polled = lost.as_mut().poll(&mut std::task::Context::from_waker(&task));
+    assert!(polled.is_pending());
+    let started = std::time::Instant::now();
+    while !waker.1.load(Ordering::SeqCst) {
+        assert!(started.elapsed() < Duration::from_secs(10), "the keeper waits for itself");
+        std::thread::yield_now();
+    }
+}
