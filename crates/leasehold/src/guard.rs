@@ -52,6 +52,10 @@ impl Guard {
         &self.hold
     }
 
+    pub(crate) fn core(&self) -> Arc<Core> {
+        self.hold.core.clone()
+    }
+
     fn lease(&self) -> &Lease {
         &self.hold.lease
     }

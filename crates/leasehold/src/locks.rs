@@ -180,6 +180,10 @@ impl Leasehold {
         evicted.map_err(|e| e.during("evict").on(&name).at(self.url()))
     }
 
+    pub(crate) fn background(&self) -> &Background {
+        &self.core.background
+    }
+
     /// What this store promises, as it was found.
     pub fn guarantees(&self) -> &Guarantees {
         self.core.store.guarantees()
@@ -274,7 +278,7 @@ impl Builder {
         self.start(store, Background::start()?)
     }
 
-    fn start(self, store: Arc<dyn Store>, background: Background) -> Result<Leasehold> {
+    pub(crate) fn start(self, store: Arc<dyn Store>, background: Background) -> Result<Leasehold> {
         for wanted in self.required {
             if !store.guarantees().meets(wanted) {
                 let what = format!("this store does not promise {wanted}: choose another");

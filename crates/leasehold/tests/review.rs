@@ -355,6 +355,32 @@ async fn an_owner_who_reenters_gets_the_validity_it_asks_for() {
     assert!(outer.is_held());
 }
 
+/// The blocking face must not depend on the runtime whose thread it blocks.
+#[tokio::test]
+async fn s08_the_blocking_face_works_on_a_runtime_that_it_blocks() {
+    let odd = Odd { joins_sleep: true, ..Odd::new(&Arc::new(MemoryStore::new())) };
+    let locks: leasehold::blocking::Leasehold = client(Arc::new(odd)).into();
+    let lock = locks.mutex("a").with(|m| m.lease(Duration::from_millis(300)));
+    lock.lock().unwrap().release().unwrap();
+}
+
+/// A guard that lives in a thread-local is dropped after tokio's own thread-locals.
+#[test]
+fn s11_a_guard_may_be_dropped_by_a_dying_thread() {
+    use std::cell::RefCell;
+    thread_local!(static KEPT: RefCell<Option<leasehold::blocking::Guard>> = const { RefCell::new(None) });
+    let locks = leasehold::blocking::Leasehold::from(client(Arc::new(MemoryStore::new())));
+    let in_thread = locks.clone();
+    let thread = std::thread::spawn(move || {
+        // Registers ours before tokio's, which therefore goes first.
+        KEPT.with(|kept| drop(kept.borrow_mut().take()));
+        let guard = in_thread.mutex("a").lock().unwrap();
+        KEPT.with(|kept| *kept.borrow_mut() = Some(guard));
+    });
+    thread.join().unwrap();
+    locks.mutex("a").lock_timeout(Duration::from_secs(5)).unwrap().release().unwrap();
+}
+
 #[tokio::test]
 async fn a_place_is_told_once_and_again_only_when_it_changes() {
     let memory = Arc::new(MemoryStore::new());
