@@ -201,7 +201,8 @@ struct Attempt<'a> {
 
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
-        if self.armed {
+        // A forked child must not even wait for a mutex that its parent's threads may hold.
+        if self.armed && self.core().holder_is_us() {
             self.core().keeper.forget(self.claim.id);
             self.core().owe_leave(self.claim.clone(), Moment::from_nanos(0));
         }

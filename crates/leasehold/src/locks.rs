@@ -50,6 +50,11 @@ pub(crate) struct Core {
 
 impl Core {
     pub(crate) fn check_open(&self) -> Result<()> {
+        if !self.holder_is_us() {
+            let what = "this process is a fork of the one that connected, and has no thread to \
+                        renew with: connect after forking";
+            return Err(Error::new(ErrorKind::Closed, what));
+        }
         if self.closed.load(Ordering::SeqCst) { Err(closed()) } else { Ok(()) }
     }
 
@@ -108,7 +113,7 @@ impl Core {
         self.background.owe(work, local);
     }
 
-    fn holder_is_us(&self) -> bool {
+    pub(crate) fn holder_is_us(&self) -> bool {
         self.holder.pid == std::process::id()
     }
 }

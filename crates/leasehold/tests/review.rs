@@ -436,3 +436,32 @@ fn the_keeper_tells_a_loss_without_holding_its_lock() {
         std::thread::yield_now();
     }
 }
+
+/// A fork has no background thread: nothing that it took would be renewed or given back.
+#[test]
+fn s13_a_forked_child_is_refused() {
+    unsafe extern "C" {
+        fn fork() -> i32;
+        fn waitpid(pid: i32, status: *mut i32, options: i32) -> i32;
+        fn _exit(code: i32) -> !;
+    }
+    let locks = leasehold::blocking::Leasehold::from(client(Arc::new(MemoryStore::new())));
+    let guard = locks.mutex("a").lock().unwrap();
+    let lock = locks.mutex("b");
+    // SAFETY: the child leaves by `_exit` and meets no lock that another thread may hold.
+    let child = unsafe { fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        let refused = lock.try_lock().is_err_and(|e| e.kind() == ErrorKind::Closed);
+        let inert = !guard.is_held();
+        drop(guard);
+        // SAFETY: ends this process and nothing else.
+        unsafe { _exit(if refused && inert { 0 } else { 1 }) }
+    }
+    let mut status = -1;
+    // SAFETY: our own child, and a place for its status.
+    assert_eq!(unsafe { waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0);
+    assert!(guard.is_held());
+    assert_eq!(locks.mutex("a").try_lock().unwrap_err().kind(), ErrorKind::Contended);
+}
