@@ -105,6 +105,7 @@ impl Want {
             Ok(name) => name.clone(),
             Err(given) => Name::new(given)?,
         };
+        self.core.check_ours()?;
         self.core.check_open()?;
         self.options.check().map_err(|e| e.on(&name))?;
         let refused = |kind, what: String| Err(Error::new(kind, what).on(&name));

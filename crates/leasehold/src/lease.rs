@@ -125,6 +125,7 @@ impl Lease {
             // The last third of a lease, or of the whole hold if that is shorter.
             ends => ends.minus(new.claim.lease.min(ends.since(new.clock.now())) / 3),
         };
+        let pid = new.claim.holder.pid;
         let lease = Self {
             claim: new.claim,
             token: new.token,
@@ -132,7 +133,7 @@ impl Lease {
             ends: new.ends,
             keep_until: new.keep_until,
             clock: new.clock,
-            pid: std::process::id(),
+            pid,
             deadline: AtomicU64::new(new.granted.deadline().min(new.ends).as_nanos().max(1)),
             at_risk_from: AtomicU64::new(0),
             nears_end,
@@ -166,9 +167,15 @@ impl Lease {
     }
 
     fn left(&self) -> Option<Duration> {
+        if self.is_ours() { self.left_here() } else { None }
+    }
+
+    /// What is left, in the process that took the lock. (Asking which process we are is a system
+    /// call.)
+    fn left_here(&self) -> Option<Duration> {
         let deadline = self.deadline.load(Ordering::SeqCst);
         let now = self.clock.now();
-        if !self.is_ours() || deadline == LOST || self.released.load(Ordering::SeqCst) {
+        if deadline == LOST || self.released.load(Ordering::SeqCst) {
             return None;
         }
         if Moment::from_nanos(deadline) == Moment::NEVER {
@@ -284,7 +291,7 @@ impl Lease {
         if !self.is_ours() {
             return State::Lost(LostReason::Forked);
         }
-        let left = self.left();
+        let left = self.left_here();
         if let Some(reason) = self.reason.get() {
             return State::Lost(*reason);
         }

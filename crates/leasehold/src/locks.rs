@@ -49,12 +49,16 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub(crate) fn check_open(&self) -> Result<()> {
+    pub(crate) fn check_ours(&self) -> Result<()> {
         if !self.holder_is_us() {
             let what = "this process is a fork of the one that connected, and has no thread to \
                         renew with: connect after forking";
             return Err(Error::new(ErrorKind::Closed, what));
         }
+        Ok(())
+    }
+
+    pub(crate) fn check_open(&self) -> Result<()> {
         if self.closed.load(Ordering::SeqCst) { Err(closed()) } else { Ok(()) }
     }
 
