@@ -1,6 +1,6 @@
 //! The suite that every store passes, ours and yours (feature `conformance`).
 //!
-//! ```ignore
+//! ```text
 //! // tests/my_store.rs
 //! leasehold::conformance_suite!(my_store, async {
 //!     let store = MyStore::connect("…").await.unwrap();
