@@ -6,6 +6,7 @@
 //! [conformance suite](crate::conformance) checks it.
 
 use std::fmt;
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -14,8 +15,8 @@ use crate::claim::{Claim, Holder, Kind, Token};
 use crate::error::{Error, HolderInfo, Result};
 use crate::name::Name;
 
-
-
+#[cfg(feature = "file")]
+pub mod file;
 pub(crate) mod memory;
 
 mod guarantees;
@@ -246,6 +247,12 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// on the spot, and not by the background thread.
     fn is_local(&self) -> bool {
         false
+    }
+
+    /// The descriptor that keeps this client's holds alive: a child process that inherits it keeps
+    /// them after the client itself died. `None` where nothing of the kind exists.
+    fn lifeline(&self) -> Option<BorrowedFd<'_>> {
+        None
     }
 }
 
