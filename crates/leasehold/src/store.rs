@@ -282,4 +282,3 @@ pub(crate) fn mismatch(claim: &Claim, kind: Kind, capacity: u32) -> Error {
     )
     .on(&claim.name)
 }
-

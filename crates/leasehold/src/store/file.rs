@@ -288,9 +288,7 @@ impl FileStore {
     /// Removes the dead that this waiter waits for.
     fn bury_before(&self, queue: &mut Queue, now: u64, id: ClaimId) -> bool {
         let Some(mine) = queue.position(id) else { return false };
-        self.bury(queue, now, |i, e| {
-            i + 1 == mine || (i < mine && e.standing == Standing::Holding)
-        })
+        self.bury(queue, now, |i, e| i + 1 == mine || (i < mine && e.standing == Standing::Holding))
     }
 
     /// The sessions whose death this waiter must hear of.
@@ -430,7 +428,6 @@ fn must_watch_anew<'a>(
     let mut old = before.iter().enumerate();
     let mut previous: Option<&Entry> = None;
     let mut first_waiting = true;
-    let mut a_holder_elsewhere = false;
     for e in queue.entries() {
         // Nobody ever changes the order, so one walk along both finds each where it was.
         let was = old.find(|(_, (id, _))| *id == e.id).map(|(i, _)| i);
@@ -441,11 +438,10 @@ fn must_watch_anew<'a>(
             });
             let now_first = first_waiting && some_granted && was.is_some() && {
                 let watched = previous.map(|p| &p.session);
-                queue.entries().any(|h| {
-                    h.standing == Standing::Holding && Some(&h.session) != watched
-                })
+                queue
+                    .entries()
+                    .any(|h| h.standing == Standing::Holding && Some(&h.session) != watched)
             };
-            a_holder_elsewhere |= now_first;
             if left || now_first {
                 asked.push(e);
             }
@@ -599,7 +595,9 @@ fn guarantees() -> Guarantees {
         recovery: Duration::from_millis(10),
         recovery_leases: 0,
         notes: Cow::Borrowed(&[
-            Cow::Borrowed("Locks are seen by the programs of one machine that may write to the directory."),
+            Cow::Borrowed(
+                "Locks are seen by the programs of one machine that may write to the directory.",
+            ),
             Cow::Borrowed(
                 "There are no leases: a hold lasts until it is released, its process ends, or a \
                  person evicts it; a process that is stopped, or hangs, goes on holding.",

@@ -108,7 +108,9 @@ fn directory(url: &str) -> Result<PathBuf> {
         return of_user(rustix::process::geteuid().as_raw());
     }
     if let Some(c) = rest.chars().find(|c| matches!(c, '?' | '#')) {
-        let what = format!("has options after {c:?}, which a file store has none of (in a path, write %3f or %23)");
+        let what = format!(
+            "has options after {c:?}, which a file store has none of (in a path, write %3f or %23)"
+        );
         return refused(&what);
     }
     let path = match rest.strip_prefix("//") {
@@ -279,6 +281,9 @@ mod tests {
             assert!(error.to_string().contains(file.to_str().unwrap()), "{error}");
         }
         let error = Place::find("file:/proc/leasehold").unwrap_err();
-        assert!(matches!(error.kind(), ErrorKind::Config | ErrorKind::Denied | ErrorKind::Unreachable));
+        assert!(matches!(
+            error.kind(),
+            ErrorKind::Config | ErrorKind::Denied | ErrorKind::Unreachable
+        ));
     }
 }

@@ -88,7 +88,17 @@ impl Waiters {
     }
 
     pub(super) fn tell(&self, id: ClaimId, signal: Signal) {
-        let Some(told) = self.lock().waiters.get(&id).map(|w| w.told.clone()) else { return };
+        let told = {
+            let mut state = self.lock();
+            let Some(waiter) = state.waiters.get_mut(&id) else { return };
+            let told = waiter.told.clone();
+            if let Signal::Granted(_) = signal {
+                // Nothing is in its way any more.
+                let watching = std::mem::take(&mut waiter.watching);
+                state.unwatch(id, &watching);
+            }
+            told
+        };
         {
             let mut news = told.news.lock().unwrap_or_else(PoisonError::into_inner);
             match signal {
