@@ -121,6 +121,7 @@ impl FileStore {
         let tokens = Tokens::open(&root, directory.mode, boot)?;
         let session = Session::begin(&directory, &clients)?;
         session::sweep(&clients);
+        session::sweep(&root);
         let controls = Arc::new(Controls::new(directory, tokens)?);
         let waiters = Waiters::new(clients.clone(), runtime.clone());
         let told = Arc::downgrade(&waiters);
@@ -547,13 +548,6 @@ impl fmt::Debug for FileStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FileStore").field("url", &self.url).finish_non_exhaustive()
     }
-}
-
-/// A path beside this one that nobody else uses.
-fn temporary(path: &Path) -> Result<PathBuf> {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{:016x}~", ClaimId::random()?.as_u128() & u128::from(u64::MAX)));
-    Ok(path.with_file_name(name))
 }
 
 /// What is different after each start of the machine.

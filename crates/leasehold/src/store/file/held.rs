@@ -79,19 +79,19 @@ pub(super) fn share(file: &File, mode: u32) {
     }
 }
 
-/// The whole file, into `bytes`.
-pub(super) fn read(file: &File, len: usize, bytes: &mut Vec<u8>) -> io::Result<()> {
+/// `len` bytes of the file from `from` on, or as many as there are.
+pub(super) fn read(file: &File, from: u64, len: usize, bytes: &mut Vec<u8>) -> io::Result<()> {
     bytes.resize(len, 0);
-    let mut at = 0;
-    while at < len {
-        match file.read_at(&mut bytes[at..], at as u64) {
+    let mut done = 0;
+    while done < len {
+        match file.read_at(&mut bytes[done..], from + done as u64) {
             Ok(0) => break,
-            Ok(n) => at += n,
+            Ok(n) => done += n,
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
             Err(e) => return Err(e),
         }
     }
-    bytes.truncate(at);
+    bytes.truncate(done);
     Ok(())
 }
 

@@ -187,7 +187,7 @@ fn remote(magic: u32) -> Option<&'static str> {
         0x2030_1528 => "OrangeFS",
         0x4750_4653 | 0x4750_4652 => "GPFS",
         0xaad7_aaea => "PanFS",
-        0x013a_51_1e => "SnFS",
+        0x013a_511e => "SnFS",
         0x786f_4256 => "a VirtualBox shared folder",
         0xbacb_acbc => "a VMware shared folder",
         0x1983_0326 => "BeeGFS",

@@ -17,17 +17,16 @@
 //! loses it, and the heartbeat is the fallback. What is no such line is skipped.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
+use tokio::net::unix::pipe::{Receiver, Sender};
 
 use super::fault::fault;
 use super::place::Place;
@@ -45,7 +44,7 @@ const SWEPT: usize = 256;
 pub(super) struct Session {
     id: String,
     path: PathBuf,
-    fifo: Arc<File>,
+    fifo: File,
 }
 
 impl Session {
@@ -73,7 +72,7 @@ impl Session {
             let _ = fs::remove_file(&unborn);
         }
         let fifo = born.map_err(|e| fault("create the FIFO", &path, e))?;
-        Ok(Self { id, path, fifo: Arc::new(fifo) })
+        Ok(Self { id, path, fifo })
     }
 
     pub(super) fn id(&self) -> &str {
@@ -106,18 +105,19 @@ impl Session {
         mut told: impl FnMut(ClaimId, Signal) + Send + 'static,
     ) -> Result<tokio::task::AbortHandle> {
         let _context = runtime.enter();
-        let inbox = AsyncFd::with_interest(self.fifo.clone(), Interest::READABLE)
-            .map_err(|e| fault("wait for", &self.path, e))?;
+        let inbox = self.fifo.try_clone().and_then(Receiver::from_file);
+        let inbox = inbox.map_err(|e| fault("wait for", &self.path, e))?;
         let task = runtime.spawn(async move {
             let mut lines = Lines::default();
             let mut bytes = [0; 4096];
-            while let Ok(mut ready) = inbox.readable().await {
-                match ready.try_io(|fifo| fifo.get_ref().as_ref().read(&mut bytes)) {
-                    Ok(Ok(n)) => lines.feed(&bytes[..n], &mut told),
-                    Ok(Err(e)) if e.kind() == io::ErrorKind::Interrupted => {}
-                    // A FIFO that we have open for writing too has no end and no errors.
-                    Ok(Err(_)) => return,
-                    Err(_would_block) => {}
+            while let Ok(()) = inbox.readable().await {
+                match inbox.try_read(&mut bytes) {
+                    Ok(n) => lines.feed(&bytes[..n], &mut told),
+                    Err(e) => match e.kind() {
+                        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => {}
+                        // A FIFO that we have open for writing too has no end and no errors.
+                        _ => return,
+                    },
                 }
             }
         });
@@ -165,12 +165,11 @@ pub(super) fn probe(clients: &Path, id: &str) -> Life {
 }
 
 /// Resolves when this session, whose write end it is, has died.
-pub(super) async fn death(fifo: AsyncFd<File>) {
-    while let Ok(mut ready) = fifo.ready(Interest::ERROR).await {
-        if ready.ready().is_error() {
+pub(super) async fn death(fifo: Sender) {
+    while let Ok(ready) = fifo.ready(Interest::ERROR).await {
+        if ready.is_error() {
             return;
         }
-        ready.clear_ready();
     }
 }
 
@@ -184,22 +183,22 @@ pub(super) fn tell(mut fifo: &File, id: ClaimId, signal: Signal) {
     let _ = fifo.write(line.as_bytes());
 }
 
-/// Removes what dead clients left behind, at most a few hundred of them.
-pub(super) fn sweep(clients: &Path) {
-    let Ok(all) = fs::read_dir(clients) else { return };
+/// Removes what dead clients left in a directory, looking at a few hundred files at most.
+pub(super) fn sweep(dir: &Path) {
+    let Ok(all) = fs::read_dir(dir) else { return };
     for entry in all.flatten().take(SWEPT) {
         let name = entry.file_name();
         let Some(name) = name.to_str() else { continue };
         if name.ends_with('~') {
             remove_if_old(&entry.path());
         } else if ClaimId::from_hex(name).is_some() {
-            probe(clients, name);
+            probe(dir, name);
         }
     }
 }
 
 /// Removes a temporary that nobody can still be working on.
-pub(super) fn remove_if_old(path: &Path) {
+fn remove_if_old(path: &Path) {
     let age = fs::symlink_metadata(path).ok().and_then(|m| {
         let changed = SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(m.ctime()).ok()?);
         SystemTime::now().duration_since(changed).ok()
@@ -263,18 +262,12 @@ mod tests {
         let id = session.id().to_owned();
         assert!(matches!(probe(&clients, &id), Life::Alive(Some(_))));
         session.check().unwrap();
-        // As kill -9 leaves it: closed, but not unlinked. Looking at it buries it.
-        let Session { path, fifo, .. } = &session;
-        let heir = fifo.try_clone().unwrap();
-        let path = path.clone();
-        std::mem::forget(Session { id: id.clone(), path: path.clone(), fifo: Arc::new(heir) });
         drop(session);
         assert!(matches!(probe(&clients, &id), Life::Dead), "unlinked is dead");
 
+        // As kill -9 leaves it: closed, but not unlinked. Looking at it buries it.
         let session = Session::begin(&place(tmp.path()), &clients).unwrap();
-        let (id, path) = (session.id().to_owned(), session.path.clone());
-        drop(Arc::clone(&session.fifo));
-        let moved = clients.join("moved");
+        let (id, path, moved) = (session.id().to_owned(), session.path.clone(), clients.join("m"));
         fs::rename(&path, &moved).unwrap();
         drop(session);
         fs::rename(&moved, &path).unwrap();

@@ -36,8 +36,7 @@ use serde::{Deserialize, Serialize};
 
 use super::fault::fault;
 use super::held::{self, Held};
-use super::temporary;
-use crate::claim::Token;
+use crate::claim::{ClaimId, Token};
 use crate::error::{Error, ErrorKind, Result};
 
 /// How far ahead the ceiling is raised, in microseconds: as often as this there is one fsync.
@@ -142,7 +141,7 @@ impl Tokens {
             let mut bytes = Vec::with_capacity(256);
             let len = file.metadata().map_err(failed)?.len();
             let len = usize::try_from(len).unwrap_or(usize::MAX).min(held::PAGE);
-            held::read(file, len, &mut bytes).map_err(failed)?;
+            held::read(file, 0, len, &mut bytes).map_err(failed)?;
             let found = serde_json::from_slice::<OfBoot>(&bytes).ok();
             let mut of_boot = match found.filter(|o| o.boot == self.boot) {
                 Some(of_boot) => of_boot,
@@ -234,6 +233,13 @@ impl Tokens {
         let synced = File::open(root).and_then(|dir| dir.sync_all());
         synced.map_err(|e| fault("sync", root, e))
     }
+}
+
+/// A path beside this one that nobody else uses.
+fn temporary(path: &Path) -> Result<PathBuf> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}~", ClaimId::random()?.to_hex()));
+    Ok(path.with_file_name(name))
 }
 
 /// The error of a file that stays locked.

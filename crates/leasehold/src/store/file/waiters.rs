@@ -8,8 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
+use tokio::net::unix::pipe::Sender;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
@@ -161,7 +160,7 @@ impl Waiters {
     /// Without descriptors or memory to wait with, the heartbeat looks again: `None`.
     fn await_death(self: &Arc<Self>, session: &str, fifo: std::fs::File) -> Option<AbortHandle> {
         let _context = self.runtime.enter();
-        let fifo = AsyncFd::with_interest(fifo, Interest::ERROR).ok()?;
+        let fifo = Sender::from_file(fifo).ok()?;
         let (waiters, session) = (Arc::downgrade(self), session.to_owned());
         let task = self.runtime.spawn(async move {
             session::death(fifo).await;
