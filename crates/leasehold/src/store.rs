@@ -18,6 +18,7 @@ use crate::name::Name;
 #[cfg(feature = "file")]
 pub mod file;
 pub(crate) mod memory;
+pub use memory::MemoryStore;
 
 mod guarantees;
 pub use guarantees::{ClockModel, Durability, Guarantee, Guarantees, Liveness, Survival, Wakeup};
@@ -249,8 +250,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         false
     }
 
-    /// The descriptor that keeps this client's holds alive: a child process that inherits it keeps
-    /// them after the client itself died. `None` where nothing of the kind exists.
+    /// The descriptor that keeps this client's holds alive for as long as any process has it open:
+    /// a child that inherits it holds on when we die. `None` where there is no such thing.
     fn lifeline(&self) -> Option<BorrowedFd<'_>> {
         None
     }
