@@ -101,14 +101,14 @@ impl Store for Odd {
         self.inner.renew(renewals).await
     }
 
-    async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<()> {
+    async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
         if self.leaves_fail.load(Ordering::SeqCst) {
             return Err(gone());
         }
-        self.inner.leave(claim, keep).await?;
+        let was_there = self.inner.leave(claim, keep).await?;
         self.leaves_done.fetch_add(1, Ordering::SeqCst);
         self.after_leave.acquire().await.unwrap().forget();
-        Ok(())
+        Ok(was_there)
     }
 
     async fn changed(&self, claim: &Claim) -> Result<Signal> {
@@ -294,10 +294,15 @@ async fn a_short_max_hold_is_not_at_risk_from_its_first_moment() {
 async fn a_long_wait_does_not_use_up_the_patience_for_joining_again() {
     let memory = Arc::new(MemoryStore::new());
     let odd = Arc::new(Odd::new(&memory));
-    let (first, second) = (client(memory), client(odd.clone()));
+    let clock = leasehold::Clock::stepped();
+    let second = Leasehold::builder().clock(clock.clone()).store(odd.clone()).unwrap();
+    let first = client(memory);
     let blocker = first.mutex("a").lock().await.unwrap();
     let waiting = waiting_lock(&second, "a", 300);
-    tokio::time::sleep(Duration::from_millis(600)).await;
+    while waiters(&first, "a").await == 0 {
+        tokio::task::yield_now().await;
+    }
+    clock.advance(Duration::from_secs(3_600));
     odd.joins_fail.store(true, Ordering::SeqCst);
     let info = first.read("a").await.unwrap().unwrap();
     let token = info.waiters().next().unwrap().token.unwrap();
