@@ -61,6 +61,10 @@ pub struct Place {
     /// Told to the first claim that does not fit: when the next lease before it ends. Nothing at
     /// the store wakes it then, so it asks again at that time.
     pub head_remaining: Option<Duration>,
+    /// The token under which it stands and will hold, where the store draws it as a claim joins.
+    /// A push of another token is not about this place: one claim can have two, one after the
+    /// other, when a late duplicate of its `join` arrives after the first place expired.
+    pub token: Option<Token>,
 }
 
 /// One claim of [`Store::renew`].

@@ -37,13 +37,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use leasehold::queue::{At, Queue};
-use leasehold::store::{Joined, Mode, Renewal, Standing};
+use leasehold::store::{Joined, Mode, Place, Renewal, Standing};
 use leasehold::{Claim, ClaimId, Kind, Name};
 use stateright::{Checker, Property};
 
-const LEASE: u64 = 4;
-const WAITER: u64 = 3;
 const DRIFT: u64 = 1;
+/// Late enough that a mere duration (see [`Model::holding`]) is never taken for a time.
+const START: u64 = 100;
 const MOST: usize = 3;
 
 /// The rules under test. [`Rules::ALL`] is the design; each control takes one away.
@@ -59,6 +59,8 @@ struct Rules {
     push_from_heartbeat: bool,
     /// The drift is taken off.
     drift: bool,
+    /// What is told of a place under another token is not about this one.
+    tokens_compared: bool,
     /// A lost guard stays lost whatever comes in.
     loss_is_final: bool,
 }
@@ -70,6 +72,7 @@ impl Rules {
         from_sending: true,
         push_from_heartbeat: true,
         drift: true,
+        tokens_compared: true,
         loss_is_final: true,
     };
 }
@@ -83,6 +86,8 @@ enum Event {
     HeldByPush,
     /// A push came too long after the last answered heartbeat to be believed.
     PushTooOld,
+    /// A push told of a place that the claim had earlier.
+    PushOfAnotherPlace,
     /// The answer "you hold" came after its own deadline.
     AnswerTooOld,
     /// A deadline was moved on by a renewal.
@@ -115,6 +120,9 @@ struct Model {
     clients: usize,
     /// How many claims each client makes, one after the other.
     claims_each: u8,
+    /// In ticks.
+    lease: u64,
+    waiter_lease: u64,
     /// How many messages of the lease protocol are on their way at once.
     in_flight: usize,
     /// How many of these are one client's.
@@ -132,8 +140,11 @@ struct Model {
 enum Phase {
     /// Has not asked yet.
     Out,
-    /// Asks and waits; the last heartbeat that was answered "waiting" was sent at `base`.
-    Asking { base: Option<u64> },
+    /// Sends its claim until it is answered, the first time at `first`.
+    Joining { first: u64 },
+    /// Stands in the queue under this token; the last heartbeat that was answered "waiting" was
+    /// sent at `base`, unless that is so long ago that it is worth nothing.
+    Waiting { token: u64, base: Option<u64> },
     /// Has a guard.
     Held { token: u64, until: u64 },
     /// Its guard is lost, or it left.
@@ -172,7 +183,7 @@ enum What {
     Renew { sent: u64 },
     Leave,
     Holding { token: u64, until: u64 },
-    Waiting { sent: u64 },
+    Waiting { sent: u64, token: u64 },
     Lost,
     Push { token: u64 },
     Read { token: u64 },
@@ -188,6 +199,8 @@ impl What {
 #[derive(Clone, Debug)]
 struct State {
     now: u64,
+    /// Times that are this long ago are all the same: nothing counted from them is still good.
+    oldest: u64,
     queue: Queue,
     clients: [Client; MOST],
     messages: Vec<Message>,
@@ -236,23 +249,29 @@ fn whose(id: ClaimId) -> (usize, u8) {
     (usize::try_from(id >> 8).unwrap(), u8::try_from(id & 0xff).unwrap())
 }
 
+fn waiting(sent: u64, place: Place) -> What {
+    What::Waiting { sent, token: place.token.unwrap().get() }
+}
+
 fn ticks(n: u64) -> Duration {
     Duration::from_micros(n)
 }
 
 impl Model {
-    fn new(clients: usize, claims_each: u8) -> Self {
+    fn new(clients: usize, claims_each: u8, lease: u64, waiter_lease: u64) -> Self {
         let all = (0..clients).flat_map(|c| (0..claims_each).map(move |n| id_of(c, n)));
         let claims = all.map(|id| {
             let name = Name::new("model").unwrap();
             let mut claim = Claim::new(name, Kind::Mutex, 1, 1).unwrap();
             claim.id = id;
-            (claim.lease, claim.waiter_lease) = (ticks(LEASE), ticks(WAITER));
+            (claim.lease, claim.waiter_lease) = (ticks(lease), ticks(waiter_lease));
             claim
         });
         Self {
             clients,
             claims_each,
+            lease,
+            waiter_lease,
             in_flight: 2,
             in_flight_each: 2,
             slow: 0,
@@ -308,15 +327,15 @@ impl Model {
                     Joined::Holding { token, remaining } => {
                         Some(self.holding(sent, token.get(), remaining.unwrap()))
                     }
-                    Joined::Waiting(_) => Some(What::Waiting { sent }),
+                    Joined::Waiting(place) => Some(waiting(sent, place)),
                     Joined::Busy { .. } => unreachable!("nothing departs without a lock-delay"),
                 }
             }
-            What::Renew { sent } => match s.queue.renew(claim, ticks(LEASE), s.now) {
+            What::Renew { sent } => match s.queue.renew(claim, claim.lease, s.now) {
                 Renewal::Holding { token, remaining } => {
                     Some(self.holding(sent, token.get(), remaining.unwrap()))
                 }
-                Renewal::Waiting(_) => Some(What::Waiting { sent }),
+                Renewal::Waiting(place) => Some(waiting(sent, place)),
                 Renewal::Lost => Some(What::Lost),
             },
             What::Leave => {
@@ -384,31 +403,39 @@ impl Model {
             return;
         }
         match (phase, m.what) {
-            (Phase::Asking { .. }, What::Holding { token, until }) => {
-                let until = if self.rules.from_sending { until } else { clock + until };
-                if clock < until {
-                    self.happened(Event::HeldByAnswer);
-                    self.hold(s, m.client, token, until);
-                } else {
-                    self.happened(Event::AnswerTooOld);
-                }
+            (Phase::Waiting { token: told, .. }, What::Holding { token, .. }) if told != token => {
+                // The place that was ours is gone, and a late duplicate has made another.
+                self.happened(Event::LostByAnswer);
+                s.clients[m.client].phase = Phase::Over { lost: None };
             }
-            (Phase::Asking { base }, What::Push { token }) => {
-                let worth = WAITER - self.drift();
+            (Phase::Joining { .. } | Phase::Waiting { .. }, What::Holding { token, until }) => {
+                let until = if self.rules.from_sending { until } else { clock + until };
+                self.happened(Event::HeldByAnswer);
+                self.hold(s, m.client, token, until);
+            }
+            (Phase::Joining { .. }, What::Waiting { sent, token }) => {
+                s.clients[m.client].phase = Phase::Waiting { token, base: Some(sent) };
+            }
+            (Phase::Waiting { token, base }, What::Waiting { sent, token: told }) => {
+                s.clients[m.client].phase = match token == told || !self.rules.tokens_compared {
+                    true => Phase::Waiting { token, base: base.max(Some(sent)) },
+                    false => Phase::Over { lost: None },
+                };
+            }
+            (Phase::Waiting { token: told, base }, What::Push { token }) => {
+                let worth = self.waiter_lease - self.drift();
                 let until = match self.rules.push_from_heartbeat {
                     true => base.map(|b| b + worth),
                     false => Some(clock + worth),
                 };
-                match until.filter(|&t| clock < t) {
-                    Some(until) => {
-                        self.happened(Event::HeldByPush);
-                        self.hold(s, m.client, token, until);
-                    }
-                    None => self.happened(Event::PushTooOld),
+                if token != told && self.rules.tokens_compared {
+                    self.happened(Event::PushOfAnotherPlace);
+                } else if let Some(until) = until.filter(|&t| clock < t) {
+                    self.happened(Event::HeldByPush);
+                    self.hold(s, m.client, token, until);
+                } else {
+                    self.happened(Event::PushTooOld);
                 }
-            }
-            (Phase::Asking { base }, What::Waiting { sent }) => {
-                s.clients[m.client].phase = Phase::Asking { base: base.max(Some(sent)) };
             }
             (Phase::Held { token, until }, What::Holding { token: told, until: new }) => {
                 let new = if self.rules.from_sending { new } else { clock + new };
@@ -429,10 +456,10 @@ impl Model {
             {
                 // The naive client: "the renewal succeeded, so I hold".
                 s.revived = true;
-                let until = clock + LEASE - self.drift();
+                let until = clock + self.lease - self.drift();
                 s.clients[m.client].phase = Phase::Held { token, until };
             }
-            (Phase::Asking { .. } | Phase::Held { .. }, What::Lost) => {
+            (Phase::Waiting { .. } | Phase::Held { .. }, What::Lost) => {
                 self.happened(Event::LostByAnswer);
                 s.clients[m.client].phase = Phase::Over { lost: None };
             }
@@ -484,6 +511,7 @@ impl Model {
     /// Guards end by their clients' clocks, and messages that nobody will ever act upon go. What
     /// is dropped here does nothing whenever it arrives, so dropping it loses no behaviour.
     fn tidy(&self, s: &mut State) {
+        let worth = self.waiter_lease - self.drift();
         for c in 0..self.clients {
             let clock = self.clock(s, c);
             let client = &mut s.clients[c];
@@ -493,8 +521,8 @@ impl Model {
                     let lost = Some(token).filter(|_| !self.rules.loss_is_final);
                     client.phase = Phase::Over { lost };
                 }
-                Phase::Asking { base: Some(base) } if base + WAITER - self.drift() <= clock => {
-                    client.phase = Phase::Asking { base: None };
+                Phase::Waiting { token, base: Some(base) } if base + worth <= clock => {
+                    client.phase = Phase::Waiting { token, base: None };
                 }
                 _ => {}
             }
@@ -503,21 +531,41 @@ impl Model {
             }
         }
         let mut messages = std::mem::take(&mut s.messages);
+        let joins: Vec<(usize, u8)> = messages
+            .iter()
+            .filter(|m| matches!(m.what, What::Join { .. }))
+            .map(|m| (m.client, m.claim))
+            .collect();
         messages.retain(|m| {
             let client = &s.clients[m.client];
             let clock = self.clock(s, m.client);
             let current = client.claim == m.claim;
-            let asking = current && matches!(client.phase, Phase::Asking { .. });
+            let joining = current && matches!(client.phase, Phase::Joining { .. });
+            let waits = current && matches!(client.phase, Phase::Waiting { .. });
             let held = current && matches!(client.phase, Phase::Held { .. });
             let revivable = current && matches!(client.phase, Phase::Over { lost: Some(_) });
             match m.what {
-                What::Holding { until, .. } => {
+                What::Holding { until, token } => {
                     let open = !self.rules.from_sending || clock < until;
-                    ((asking || held) && open) || (held || revivable) && !self.rules.loss_is_final
+                    let other = match client.phase {
+                        Phase::Waiting { token: own, .. } => own != token,
+                        Phase::Held { token: own, .. } => own != token,
+                        _ => false,
+                    };
+                    let useful = (joining || waits || held) && (open || other);
+                    if (joining || waits) && !useful {
+                        self.happened(Event::AnswerTooOld);
+                    }
+                    useful || (held || revivable) && !self.rules.loss_is_final
                 }
-                What::Waiting { sent } => asking && clock < sent + WAITER - self.drift(),
-                What::Lost => asking || held,
-                What::Push { .. } => asking,
+                What::Waiting { sent, .. } => joining || waits && clock < sent + worth,
+                What::Lost => waits || held,
+                What::Push { .. } => joining || waits,
+                // Nothing is there that it could renew or remove, nor will be.
+                What::Renew { .. } | What::Leave if !(joining || waits || held || revivable) => {
+                    let id = self.claim(m.client, m.claim).id;
+                    s.queue.position(id).is_some() || joins.contains(&(m.client, m.claim))
+                }
                 _ => true,
             }
         });
@@ -532,8 +580,8 @@ impl stateright::Model for Model {
     fn init_states(&self) -> Vec<State> {
         let client = Client { claim: 0, lag: 0, phase: Phase::Out, work: Work::Nothing };
         vec![State {
-            // Late enough that no subtraction of ages goes below zero.
-            now: 100,
+            now: START,
+            oldest: self.lease - DRIFT,
             queue: Queue::new(Kind::Mutex, 1, true),
             clients: [client; MOST],
             messages: Vec::new(),
@@ -564,11 +612,18 @@ impl stateright::Model for Model {
                 Phase::Over { .. } if room && client.claim + 1 < self.claims_each => {
                     actions.push(Action::Join(c));
                 }
-                Phase::Asking { .. } if room => {
-                    actions.extend([Action::Join(c), Action::Leave(c)]);
+                // Only while no grant can have come and expired unseen (P8); then the id is left.
+                Phase::Joining { first } => {
+                    if room && self.clock(s, c) < first + self.waiter_lease - self.drift() {
+                        actions.push(Action::Join(c));
+                    }
+                    actions.push(Action::Leave(c));
                 }
-                Phase::Held { .. } if room => {
-                    actions.extend([Action::Renew(c), Action::Leave(c)]);
+                Phase::Waiting { .. } | Phase::Held { .. } => {
+                    if room {
+                        actions.push(Action::Renew(c));
+                    }
+                    actions.push(Action::Leave(c));
                 }
                 _ => {}
             }
@@ -610,10 +665,11 @@ impl stateright::Model for Model {
                     client.claim += 1;
                     client.phase = Phase::Out;
                 }
+                let sent = s.now - client.lag;
                 if client.phase == Phase::Out {
-                    client.phase = Phase::Asking { base: None };
+                    client.phase = Phase::Joining { first: sent };
                 }
-                let (claim, sent) = (client.claim, self.clock(s, c));
+                let claim = client.claim;
                 self.send(s, c, claim, What::Join { sent });
             }
             Action::Renew(c) => {
@@ -710,12 +766,16 @@ impl State {
         let mut tokens = vec![0, self.highest, self.granted, self.believed];
         tokens.extend(self.queue.entries().map(|e| e.token.get()));
         for c in &self.clients {
-            if let Phase::Held { token, .. } | Phase::Over { lost: Some(token) } = c.phase {
+            if let Phase::Waiting { token, .. }
+            | Phase::Held { token, .. }
+            | Phase::Over { lost: Some(token) } = c.phase
+            {
                 tokens.push(token);
             }
         }
         for m in &self.messages {
             if let What::Holding { token, .. }
+            | What::Waiting { token, .. }
             | What::Push { token }
             | What::Read { token }
             | What::Write { token, .. } = m.what
@@ -733,7 +793,7 @@ impl State {
         let rank = |token: u64| u8::try_from(tokens.partition_point(|&t| t < token)).unwrap();
         // Of a time that is over, only that it is over counts.
         let ahead = |time: u64, clock: u64| u8::try_from(time.saturating_sub(clock)).unwrap();
-        let age = |time: u64, clock: u64| u8::try_from((clock - time).min(LEASE)).unwrap();
+        let age = |time: u64, clock: u64| u8::try_from((clock - time).min(self.oldest)).unwrap();
         let mut keys = [[0; 46]; MOST];
         let claims = self.queue.entries().len();
         assert!(claims <= 5, "a key has room for five places");
@@ -742,7 +802,10 @@ impl State {
             let clock = self.now - client.lag;
             let phase = match client.phase {
                 Phase::Out => [0, 0, 0],
-                Phase::Asking { base } => [1, base.map_or(9, |b| age(b, clock)), 0],
+                Phase::Joining { first } => [1, age(first, clock), 0],
+                Phase::Waiting { token, base } => {
+                    [4, base.map_or(9, |b| age(b, clock)), rank(token)]
+                }
                 Phase::Held { token, until } => [2, ahead(until, clock), rank(token)],
                 Phase::Over { lost } => [3, 0, lost.map_or(0, rank)],
             };
@@ -754,18 +817,23 @@ impl State {
             };
             key[..3].copy_from_slice(&phase);
             key[3..6].copy_from_slice(&[client.claim, u8::try_from(client.lag).unwrap(), work]);
+            let over =
+                |m: &Message| client.claim != m.claim || client.phase == Phase::Over { lost: None };
             let mut messages: Vec<[u8; 4]> = Vec::new();
             for m in self.messages.iter().filter(|m| m.client == c) {
                 let [kind, a, b] = match m.what {
+                    // Of a claim that is over nobody will count the answer.
+                    What::Join { .. } if over(m) => [1, 99, 0],
+                    What::Renew { .. } if over(m) => [2, 99, 0],
                     What::Join { sent } => [1, age(sent, clock), 0],
                     What::Renew { sent } => [2, age(sent, clock), 0],
                     What::Leave => [3, 0, 0],
                     // A duration is no time on the clock, and smaller than any.
-                    What::Holding { token, until } if until < 100 - LEASE => {
+                    What::Holding { token, until } if until < START / 2 => {
                         [4, u8::try_from(until).unwrap(), rank(token)]
                     }
                     What::Holding { token, until } => [5, ahead(until, clock), rank(token)],
-                    What::Waiting { sent } => [6, age(sent, clock), 0],
+                    What::Waiting { sent, token } => [6, age(sent, clock), rank(token)],
                     What::Lost => [7, 0, 0],
                     What::Push { token } => [8, 0, rank(token)],
                     What::Read { token } => [9, 0, rank(token)],
@@ -830,7 +898,8 @@ fn probe() {
         in_flight_each: n("E", 2),
         slow: n("S", 0) as u64,
         resource: n("R", 1) == 1,
-        ..Model::new(n("C", 2), n("K", 1) as u8)
+        rules: Rules { tokens_compared: n("TC", 1) == 1, ..Rules::ALL },
+        ..Model::new(n("C", 2), n("K", 1) as u8, n("L", 4) as u64, n("W", 3) as u64)
     };
     let events = Arc::clone(&model.events);
     let start = std::time::Instant::now();

@@ -265,7 +265,8 @@ impl Reference {
     fn place(&self, i: usize, now: u64) -> Place {
         let head = self.list.iter().position(|item| !item.granted) == Some(i);
         let next_end = self.list[..i].iter().filter_map(|item| item.ends).min().filter(|_| head);
-        Place { ahead: i, head_remaining: next_end.map(|end| us(end.saturating_sub(now))) }
+        let head_remaining = next_end.map(|end| us(end.saturating_sub(now)));
+        Place { ahead: i, head_remaining, token: Token::new(self.list[i].token) }
     }
 
     fn busy(&self) -> Answer {
