@@ -31,15 +31,16 @@
 //! grants counted from receipt, no allowance for drift, late answers that revive. And everything
 //! that the model is about has to happen in it ([`Event`]).
 
+use std::collections::BTreeSet;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use leasehold::queue::{At, Queue};
-use leasehold::store::{Joined, Mode, Place, Renewal, Standing};
+use leasehold::store::{Evict, Joined, Mode, Place, Renewal, Standing};
 use leasehold::{Claim, ClaimId, Kind, Name};
-use stateright::{Checker, Property};
+use stateright::{Checker, HasDiscoveries, Model as _, Property};
 
 const DRIFT: u64 = 1;
 /// Late enough that a mere duration (see [`Model::holding`]) is never taken for a time.
@@ -131,6 +132,10 @@ struct Model {
     slow: u64,
     /// Whether they use the resource too.
     resource: bool,
+    /// Whether a client may leave on purpose, and not only by losing its lease.
+    leaves: bool,
+    /// How often a person removes the holder, alive or not.
+    evictions: u8,
     rules: Rules,
     claims: Vec<Claim>,
     events: Arc<[AtomicU64; EVENTS]>,
@@ -212,7 +217,9 @@ struct State {
     granted: u64,
     believed: u64,
     disorder: bool,
+    belief_in_disorder: bool,
     revived: bool,
+    evicted: u8,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -223,6 +230,8 @@ enum Action {
     },
     /// The store settles by itself.
     Settle,
+    /// A person removes the holder.
+    Evict,
     Join(usize),
     Renew(usize),
     Leave(usize),
@@ -276,6 +285,8 @@ impl Model {
             in_flight_each: 2,
             slow: 0,
             resource: true,
+            leaves: true,
+            evictions: 0,
             rules: Rules::ALL,
             claims: claims.collect(),
             events: Arc::default(),
@@ -390,8 +401,18 @@ impl Model {
         matches!(s.clients[client].phase, Phase::Held { until, .. } if self.clock(s, client) < until)
     }
 
+    /// Whether the store agrees with a client that believes that it holds.
+    fn is_right(&self, s: &State, client: usize) -> bool {
+        let id = self.claim(client, s.clients[client].claim).id;
+        let Phase::Held { token, .. } = s.clients[client].phase else { return false };
+        s.queue.entries().any(|e| {
+            let lives = e.expires.is_some_and(|t| t > s.now);
+            e.id == id && e.token.get() == token && e.standing == Standing::Holding && lives
+        })
+    }
+
     fn hold(&self, s: &mut State, client: usize, token: u64, until: u64) {
-        s.disorder |= token <= s.believed;
+        s.belief_in_disorder |= token <= s.believed;
         s.believed = s.believed.max(token);
         s.clients[client].phase = Phase::Held { token, until };
     }
@@ -531,6 +552,23 @@ impl Model {
             }
         }
         let mut messages = std::mem::take(&mut s.messages);
+        for m in &mut messages {
+            // Whatever is counted from that long ago is over.
+            let earliest = self.clock(s, m.client) - s.oldest;
+            if let What::Join { sent } | What::Renew { sent } | What::Waiting { sent, .. } =
+                &mut m.what
+            {
+                *sent = earliest.max(*sent);
+            }
+        }
+        // Of two that are the same one is enough: it can arrive again.
+        let mut distinct: Vec<Message> = Vec::with_capacity(messages.len());
+        for m in messages {
+            if m.what.to_resource() || !distinct.contains(&m) {
+                distinct.push(m);
+            }
+        }
+        let mut messages = distinct;
         let joins: Vec<(usize, u8)> = messages
             .iter()
             .filter(|m| matches!(m.what, What::Join { .. }))
@@ -543,22 +581,23 @@ impl Model {
             let joining = current && matches!(client.phase, Phase::Joining { .. });
             let waits = current && matches!(client.phase, Phase::Waiting { .. });
             let held = current && matches!(client.phase, Phase::Held { .. });
+            let other = |token| match client.phase {
+                Phase::Waiting { token: own, .. } | Phase::Held { token: own, .. } => own != token,
+                _ => false,
+            };
             let revivable = current && matches!(client.phase, Phase::Over { lost: Some(_) });
             match m.what {
                 What::Holding { until, token } => {
                     let open = !self.rules.from_sending || clock < until;
-                    let other = match client.phase {
-                        Phase::Waiting { token: own, .. } => own != token,
-                        Phase::Held { token: own, .. } => own != token,
-                        _ => false,
-                    };
-                    let useful = (joining || waits || held) && (open || other);
+                    let useful = (joining || waits || held) && (open || other(token));
                     if (joining || waits) && !useful {
                         self.happened(Event::AnswerTooOld);
                     }
                     useful || (held || revivable) && !self.rules.loss_is_final
                 }
-                What::Waiting { sent, .. } => joining || waits && clock < sent + worth,
+                What::Waiting { sent, token } => {
+                    joining || waits && (clock < sent + worth || other(token))
+                }
                 What::Lost => waits || held,
                 What::Push { .. } => joining || waits,
                 // Nothing is there that it could renew or remove, nor will be.
@@ -591,7 +630,9 @@ impl stateright::Model for Model {
             granted: 0,
             believed: 0,
             disorder: false,
+            belief_in_disorder: false,
             revived: false,
+            evicted: 0,
         }]
     }
 
@@ -603,6 +644,9 @@ impl stateright::Model for Model {
         }
         if s.queue.entries().any(|e| e.expires.is_some_and(|t| t <= s.now)) {
             actions.push(Action::Settle);
+        }
+        if s.evicted < self.evictions && !s.queue.is_empty() {
+            actions.push(Action::Evict);
         }
         for c in 0..self.clients {
             let client = &s.clients[c];
@@ -617,13 +661,17 @@ impl stateright::Model for Model {
                     if room && self.clock(s, c) < first + self.waiter_lease - self.drift() {
                         actions.push(Action::Join(c));
                     }
-                    actions.push(Action::Leave(c));
+                    if self.leaves {
+                        actions.push(Action::Leave(c));
+                    }
                 }
                 Phase::Waiting { .. } | Phase::Held { .. } => {
                     if room {
                         actions.push(Action::Renew(c));
                     }
-                    actions.push(Action::Leave(c));
+                    if self.leaves {
+                        actions.push(Action::Leave(c));
+                    }
                 }
                 _ => {}
             }
@@ -657,6 +705,11 @@ impl stateright::Model for Model {
             Action::Settle => {
                 self.count_expired(s);
                 s.queue.settle(s.now);
+                self.after_store(s);
+            }
+            Action::Evict => {
+                s.evicted += 1;
+                s.queue.evict(Evict::Holders, s.now);
                 self.after_store(s);
             }
             Action::Join(c) => {
@@ -720,36 +773,37 @@ impl stateright::Model for Model {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        vec![
-            Property::always(EXCLUSION, |m: &Model, s: &State| {
-                (0..m.clients).filter(|&c| m.is_held(s, c)).count() <= 1
-            }),
-            Property::always(BELIEF, |m: &Model, s: &State| {
-                (0..m.clients).filter(|&c| m.is_held(s, c)).all(|c| {
-                    let id = m.claim(c, s.clients[c].claim).id;
-                    let Phase::Held { token, .. } = s.clients[c].phase else { return false };
-                    s.queue.entries().any(|e| {
-                        let lives = e.expires.is_some_and(|t| t > s.now);
-                        e.id == id
-                            && e.token.get() == token
-                            && e.standing == Standing::Holding
-                            && lives
-                    })
-                })
-            }),
+        let mut properties = vec![
             Property::always(ORDER, |_, s: &State| !s.disorder),
             Property::always(NO_LOST_UPDATE, |_, s: &State| s.value == s.accepted),
             Property::always(FINAL, |_, s: &State| !s.revived),
-            Property::sometimes(ALL_UPDATED, |m: &Model, s: &State| {
-                !m.resource || usize::from(s.accepted) == m.claims.len()
-            }),
-        ]
+        ];
+        // Who is evicted finds out at its next renewal, and believes until then. That is what the
+        // one who evicts decides; the resource must be safe all the same.
+        if self.evictions == 0 {
+            properties.extend([
+                Property::always(EXCLUSION, |m: &Self, s: &State| {
+                    (0..m.clients).filter(|&c| m.is_held(s, c)).count() <= 1
+                }),
+                Property::always(BELIEF, |m: &Self, s: &State| {
+                    (0..m.clients).filter(|&c| m.is_held(s, c)).all(|c| m.is_right(s, c))
+                }),
+                Property::always(BELIEF_ORDER, |_, s: &State| !s.belief_in_disorder),
+            ]);
+        }
+        if self.resource {
+            properties.push(Property::sometimes(ALL_UPDATED, |m: &Self, s: &State| {
+                usize::from(s.accepted) == m.claims.len()
+            }));
+        }
+        properties
     }
 }
 
 const EXCLUSION: &str = "at most one client's is_held() is true";
 const BELIEF: &str = "who believes that it holds does hold at the store, under its token";
-const ORDER: &str = "grants take effect in the order of their tokens";
+const ORDER: &str = "the store grants in the order of the tokens";
+const BELIEF_ORDER: &str = "the clients hold in the order of the tokens";
 const NO_LOST_UPDATE: &str = "the resource keeps the effect of each accepted write";
 const FINAL: &str = "a lost guard is never held again";
 const ALL_UPDATED: &str = "every claim can get its update through";
@@ -788,12 +842,12 @@ impl State {
         tokens
     }
 
-    fn keys(&self) -> ([Key; MOST], [u8; 7]) {
+    fn keys(&self) -> ([Key; MOST], [u8; 9]) {
         let tokens = self.tokens();
         let rank = |token: u64| u8::try_from(tokens.partition_point(|&t| t < token)).unwrap();
         // Of a time that is over, only that it is over counts.
         let ahead = |time: u64, clock: u64| u8::try_from(time.saturating_sub(clock)).unwrap();
-        let age = |time: u64, clock: u64| u8::try_from((clock - time).min(self.oldest)).unwrap();
+        let age = |time: u64, clock: u64| u8::try_from(clock - time).unwrap();
         let mut keys = [[0; 46]; MOST];
         let claims = self.queue.entries().len();
         assert!(claims <= 5, "a key has room for five places");
@@ -802,7 +856,7 @@ impl State {
             let clock = self.now - client.lag;
             let phase = match client.phase {
                 Phase::Out => [0, 0, 0],
-                Phase::Joining { first } => [1, age(first, clock), 0],
+                Phase::Joining { first } => [1, age(first.max(clock - self.oldest), clock), 0],
                 Phase::Waiting { token, base } => {
                     [4, base.map_or(9, |b| age(b, clock)), rank(token)]
                 }
@@ -868,7 +922,9 @@ impl State {
             rank(self.granted),
             rank(self.believed),
             u8::from(self.disorder),
+            u8::from(self.belief_in_disorder),
             u8::from(self.revived),
+            self.evicted,
         ];
         (keys, rest)
     }
@@ -890,36 +946,179 @@ impl PartialEq for State {
     }
 }
 
-#[test]
-fn probe() {
-    let n = |k: &str, d: usize| std::env::var(k).ok().and_then(|v| v.parse().ok()).unwrap_or(d);
-    let model = Model {
-        in_flight: n("F", 2),
-        in_flight_each: n("E", 2),
-        slow: n("S", 0) as u64,
-        resource: n("R", 1) == 1,
-        rules: Rules { tokens_compared: n("TC", 1) == 1, ..Rules::ALL },
-        ..Model::new(n("C", 2), n("K", 1) as u8, n("L", 4) as u64, n("W", 3) as u64)
-    };
+// ---------------------------------------------------------------------------------------------
+// Explorations.
+
+use Event::*;
+
+/// Explores everything; tells how much there was. `must_happen` did, or it shows nothing.
+fn holds(what: &str, model: Model, must_happen: &[Event]) {
+    let resource = model.resource;
     let events = Arc::clone(&model.events);
-    let start = std::time::Instant::now();
-    use stateright::Model as _;
-    let c = model
-        .checker()
-        .threads(2)
-        .timeout(Duration::from_secs(n("T", 60) as u64))
-        .spawn_bfs()
-        .join();
+    let checker = model.checker().threads(2).spawn_bfs().join();
     println!(
-        "{} unique, {} generated, depth {}, {:?}, done {}",
-        c.unique_state_count(),
-        c.state_count(),
-        c.max_depth(),
-        start.elapsed(),
-        c.is_done()
+        "{what}: {} states, {} steps, up to {} steps deep",
+        checker.unique_state_count(),
+        checker.state_count(),
+        checker.max_depth()
     );
-    for (name, path) in c.discoveries() {
-        println!("{name}: {:?}", path.into_actions());
+    assert!(checker.is_done());
+    for (property, path) in checker.discoveries() {
+        assert_eq!(property, ALL_UPDATED, "{what}: broken by {:#?}", path.into_actions());
     }
-    println!("{:?}", events.iter().map(|e| e.load(Ordering::Relaxed)).collect::<Vec<_>>());
+    assert!(!resource || checker.discovery(ALL_UPDATED).is_some(), "{what}: {ALL_UPDATED}");
+    for &event in must_happen {
+        let times = events[event as usize].load(Ordering::Relaxed);
+        assert!(times > 0, "{what}: {event:?} never happened, so nothing is shown of it");
+    }
+}
+
+/// The shortest history that breaks `property`: there has to be one.
+fn breaks(property: &'static str, model: Model) -> Vec<Action> {
+    let until = HasDiscoveries::AnyOf(BTreeSet::from([property]));
+    let checker = model.checker().threads(1).finish_when(until).spawn_bfs().join();
+    let states = checker.unique_state_count();
+    let Some(path) = checker.discovery(property) else {
+        panic!("no history breaks {property:?} in {states} states");
+    };
+    let path = path.into_actions();
+    println!("broken after {states} states: {property}\n  {path:?}");
+    path
+}
+
+/// Three clients, each with one message on its way, two in all, and a resource.
+fn three() -> Model {
+    Model { in_flight_each: 1, ..Model::new(3, 1, 3, 2) }
+}
+
+/// Two clients without a resource.
+fn two() -> Model {
+    Model { resource: false, ..Model::new(2, 1, 3, 2) }
+}
+
+/// Two clients that may have three messages on their way, of one client or of both.
+fn two_with_duplicates() -> Model {
+    Model { in_flight: 3, in_flight_each: 3, ..two() }
+}
+
+/// With optimisation there is time for more: `cargo test --release --test model`.
+const DEEP: bool = !cfg!(debug_assertions);
+
+#[test]
+fn r1_r35_three_clients_hold_one_at_a_time_in_token_order_and_lose_no_update() {
+    let happened = [
+        HeldByAnswer,
+        HeldByPush,
+        PushTooOld,
+        AnswerTooOld,
+        Renewed,
+        LostByClock,
+        LostByAnswer,
+        HolderExpired,
+        WaiterExpired,
+        JoinAfterLeaving,
+        Duplicate,
+        Accepted,
+        Refused,
+        ReadRefused,
+        LateWrite,
+    ];
+    holds("three clients and a resource", three(), &happened);
+    if DEEP {
+        let model = Model { in_flight_each: 2, ..three() };
+        holds("the same with two messages of one client", model, &happened);
+    }
+}
+
+#[test]
+fn s02_s19_three_clients_whose_messages_overtake_each_other() {
+    let model = Model { resource: false, ..Model::new(3, 1, 3, 2) };
+    let happened = [HeldByPush, PushTooOld, AnswerTooOld, Renewed, Duplicate, PushOfAnotherPlace];
+    holds("three clients, two messages of one", model, &happened);
+    if DEEP {
+        let model = Model { resource: false, ..Model::new(3, 1, 4, 3) };
+        holds("the same with longer leases", model, &happened);
+    }
+}
+
+#[test]
+fn p1_a_slow_clock_is_covered_by_the_drift() {
+    let happened = [HeldByAnswer, HeldByPush, Renewed, LostByClock];
+    holds("two clients, one of them slow", Model { slow: 1, ..two() }, &happened);
+    if DEEP {
+        let model = Model { slow: 1, ..Model::new(2, 1, 4, 3) };
+        holds("the same with longer leases and a resource", model, &happened);
+    }
+}
+
+#[test]
+fn p8_a_late_duplicate_of_a_join_makes_another_place_and_fools_nobody() {
+    let happened = [PushOfAnotherPlace, JoinAfterLeaving, WaiterExpired, HeldByPush, Duplicate];
+    holds("two clients, three messages", two_with_duplicates(), &happened);
+    if DEEP {
+        let model =
+            Model { in_flight: 3, in_flight_each: 3, resource: false, ..Model::new(2, 1, 4, 3) };
+        holds("the same with longer leases", model, &happened);
+    }
+}
+
+#[test]
+fn s03_who_lost_claims_again_and_gets_a_new_token() {
+    let model = Model { in_flight: 1, resource: DEEP, ..Model::new(2, 2, 3, 2) };
+    let happened = [HeldByAnswer, HeldByPush, LostByClock, LostByAnswer, JoinAfterLeaving];
+    holds("two clients with two claims each", model, &happened);
+}
+
+#[test]
+fn p2_the_resource_is_safe_even_when_a_living_holder_is_evicted() {
+    let model = Model { evictions: 1, in_flight_each: 1, ..Model::new(2, 1, 3, 2) };
+    let happened = [Accepted, Refused, ReadRefused, LostByAnswer, LateWrite];
+    holds("two clients and an eviction", model, &happened);
+}
+
+/// The story of R40, and no other: nobody leaves, so only by the end of its lease does one client
+/// follow another; and the first one's write was safe when it looked.
+#[test]
+fn r40_without_fencing_an_update_is_lost() {
+    let rules = Rules { writes_fenced: false, reads_fenced: false, ..Rules::ALL };
+    let path = breaks(NO_LOST_UPDATE, Model { rules, leaves: false, ..three() });
+    let waited = path.iter().filter(|a| matches!(a, Action::Tick { .. })).count();
+    assert!(waited >= 3, "no lease ran out: {path:?}");
+}
+
+/// The next holder has read, but not written yet; nothing has told the resource of its token.
+#[test]
+fn r50_a_read_without_the_token_lets_an_update_be_lost() {
+    let rules = Rules { reads_fenced: false, ..Rules::ALL };
+    breaks(NO_LOST_UPDATE, Model { rules, leaves: false, resource: true, ..two() });
+}
+
+#[test]
+fn s01_a_deadline_counted_from_receipt_breaks_exclusion() {
+    let rules = Rules { from_sending: false, ..Rules::ALL };
+    breaks(EXCLUSION, Model { rules, ..two() });
+}
+
+#[test]
+fn s19_a_pushed_grant_counted_from_receipt_breaks_exclusion() {
+    let rules = Rules { push_from_heartbeat: false, ..Rules::ALL };
+    breaks(EXCLUSION, Model { rules, ..two() });
+}
+
+#[test]
+fn p1_without_the_drift_a_slow_clock_breaks_exclusion() {
+    let rules = Rules { drift: false, ..Rules::ALL };
+    breaks(EXCLUSION, Model { rules, slow: 1, ..two() });
+}
+
+#[test]
+fn s02_a_late_answer_that_revives_breaks_exclusion() {
+    let rules = Rules { loss_is_final: false, ..Rules::ALL };
+    breaks(EXCLUSION, Model { rules, ..two() });
+}
+
+#[test]
+fn p8_a_push_for_an_earlier_place_breaks_exclusion() {
+    let rules = Rules { tokens_compared: false, ..Rules::ALL };
+    breaks(EXCLUSION, Model { rules, ..two_with_duplicates() });
 }
