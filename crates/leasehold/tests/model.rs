@@ -17,19 +17,31 @@
 //!
 //! # Bounds, and why they suffice
 //! Times count only as differences and tokens only by their order, so states that differ in
-//! nothing else are one state, and so are those that differ in the clients' names. What is left is
-//! finite without any bound on time or on the number of messages ever sent; it is explored
-//! completely. Bounded are only the clients (3: one whose lease ended, one who holds, one who
-//! comes next), the claims of each, and how many messages of the lease protocol are on their way
-//! at once ([`Model::in_flight`]): a pair of messages can overtake each other, and a duplicate
-//! needs one more place. A lease of 4 ticks, a waiter's of 3 and a drift of 1 are the smallest
-//! numbers at which all the differences in play (2, 3, 4 and 1 tick) are distinct.
+//! nothing else are one state, and so are those that differ in the clients' names ([`Key`]; a test
+//! shows that states with one key go on alike). What is left is finite without any bound on time or
+//! on the number of messages ever sent, and is explored completely. Bounded are
+//! - the clients: three, one whose lease ended, one who holds, one who comes next; and their claims,
+//!   one each (a run with two claims each has two clients);
+//! - how many messages of the lease protocol are on their way at once: with two they can overtake
+//!   each other. A third is needed for a duplicate of a join that outlives the place that it made,
+//!   beside a push and a heartbeat; that run has two clients. Messages to the resource are not
+//!   bounded: each write may arrive late and again for ever;
+//! - ticks: a lease of 3, a waiter's of 2, a drift of 1 are the smallest at which each difference
+//!   that the rules take is above zero, so that each may just suffice or just fail. With
+//!   optimisation (`cargo test --release --test model`) the same runs have longer leases and more
+//!   messages.
 //!
 //! # Controls
 //! A model that cannot fail shows nothing. The same model with one rule taken away must find its
-//! counterexample: no fencing (R40), reads without a token, deadlines counted from receipt, pushed
-//! grants counted from receipt, no allowance for drift, late answers that revive. And everything
-//! that the model is about has to happen in it ([`Event`]).
+//! counterexample: no fencing (R40), reads without a token (R50), deadlines counted from receipt,
+//! pushed grants counted from receipt, no allowance for drift, late answers that revive, pushes
+//! believed whatever place they are about. And all that the model is about has to happen in it
+//! ([`Event`]).
+//!
+//! # What it does not show
+//! Capacities above one, lock-delays and `keep` (the queue's property tests have them), stores that
+//! forget (their own tests have them), and that anybody is ever granted (P6: the conformance
+//! suite); here only that it is possible.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::hash::{Hash, Hasher};
