@@ -321,7 +321,7 @@ impl Attempt<'_> {
                     // A push for another place of this claim says nothing of ours.
                     Ok(Signal::Granted(token)) if !waiting.stands_under(token) => {
                         self.ask(&waiting).await;
-                        listen = false;
+                        deaf = (deaf * 2).clamp(LISTEN_AGAIN, self.claim.waiter_lease);
                     }
                     Ok(Signal::Granted(token)) => {
                         let granted = self.pushed(waiting.last_answer());

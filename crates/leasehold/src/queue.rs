@@ -356,11 +356,7 @@ impl Queue {
         let first_waiting = self.entries.iter().position(|e| e.standing == Standing::Waiting);
         let soonest = || self.entries.iter().take(i).filter_map(|e| e.expires).min();
         let head = if first_waiting == Some(i) { soonest() } else { None };
-        Place {
-            ahead: i,
-            head_remaining: remaining(head, now),
-            token: Some(self.entries[i].token),
-        }
+        Place { ahead: i, head_remaining: remaining(head, now), token: Some(self.entries[i].token) }
     }
 
     fn holders(&self, now: u64) -> Vec<HolderInfo> {

@@ -64,7 +64,7 @@ enum Step {
     Pass {
         time: u64,
     },
-    StepBack {
+    SetBack {
         time: u64,
     },
     Resize {
@@ -158,7 +158,7 @@ fn step(resizes: bool) -> impl Strategy<Value = Step> {
         (6, (who.clone(), keep).prop_map(|(who, keep)| Step::Leave { who, keep }).boxed()),
         (1, Just(Step::Settle).boxed()),
         (8, (0..15_u64).prop_map(|time| Step::Pass { time }).boxed()),
-        (1, (1..5_u64).prop_map(|time| Step::StepBack { time }).boxed()),
+        (1, (1..5_u64).prop_map(|time| Step::SetBack { time }).boxed()),
         (1, who.prop_map(|who| Step::EvictOne { who }).boxed()),
         (1, Just(Step::EvictHolders).boxed()),
         (1, any::<u8>().prop_map(|dead| Step::Retain { dead }).boxed()),
@@ -570,7 +570,7 @@ fn play(h: &History) -> Result<(), TestCaseError> {
                 now += time;
                 continue;
             }
-            Step::StepBack { time } => {
+            Step::SetBack { time } => {
                 now -= time.min(now);
                 continue;
             }
