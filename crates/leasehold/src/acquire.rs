@@ -331,6 +331,11 @@ impl Attempt<'_> {
                     News::Outcome(Outcome::Failed(error)) => return Err(error),
                 },
                 signal = changed => match signal {
+                    // A push for another place of this claim says nothing of ours.
+                    Ok(Signal::Granted(token)) if !waiting.stands_under(token) => {
+                        self.ask(&waiting).await;
+                        deaf = (deaf * 2).clamp(LISTEN_AGAIN, self.claim.waiter_lease);
+                    }
                     Ok(Signal::Granted(token)) => {
                         let granted = self.pushed(waiting.last_answer());
                         let full = granted.remaining.is_none();
@@ -400,11 +405,11 @@ impl Attempt<'_> {
             let sent = self.now();
             let renewal = renew_one(&*core.store, &self.claim, self.claim.lease);
             match core.background.within(core.answer_limit(&self.claim), renewal).await {
-                Some(Ok(Renewal::Holding { remaining, .. })) => {
+                Some(Ok(Renewal::Holding { token: told, remaining })) if told == token => {
                     (granted, full) = (Granted { sent, remaining }, true);
                     enough = (self.claim.lease / 3).max(self.want.options.min_validity);
                 }
-                Some(Ok(Renewal::Waiting(_) | Renewal::Lost)) => return Ok(None),
+                Some(Ok(_)) => return Ok(None),
                 Some(Err(error)) if !is_passing(&error) => return Err(error),
                 Some(Err(_)) | None => {}
             }

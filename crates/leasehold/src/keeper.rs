@@ -81,6 +81,11 @@ impl Waiting {
         self.lock().last_answer
     }
 
+    /// Whether a grant of this token is a grant of the place that last answered.
+    pub(crate) fn stands_under(&self, token: Token) -> bool {
+        self.lock().place.token == Some(token)
+    }
+
     /// Waits for news. May be dropped and called again.
     pub(crate) async fn news(&self) -> News {
         loop {
@@ -101,6 +106,14 @@ impl Waiting {
     pub(crate) fn answered(&self, sent: Moment, renewal: Renewal) {
         let mut state = self.lock();
         match renewal {
+            // The place that was ours is gone: a late duplicate of the join has made another, of
+            // which we know neither since when it stands nor what was pushed to it.
+            Renewal::Waiting(place) if place.token != state.place.token => {
+                state.outcome = Some(Outcome::Gone);
+            }
+            Renewal::Holding { token, .. } if state.place.token.is_some_and(|t| t != token) => {
+                state.outcome = Some(Outcome::Gone);
+            }
             Renewal::Waiting(place) => {
                 state.last_answer = state.last_answer.max(sent);
                 state.place_is_news |= state.place.ahead != place.ahead;
@@ -433,14 +446,16 @@ impl Keeper {
     fn answered(&self, kept: Kept, sent: Moment, renewal: Renewal) {
         match kept {
             Kept::Lease(lease) => match renewal {
-                Renewal::Holding { remaining, .. } => {
+                Renewal::Holding { token, remaining } if token == lease.token => {
                     if lease.acknowledge(Granted { sent, remaining }) {
                         let period = lease.claim.lease;
                         let next = aligned(sent.plus(period / 3), period);
                         self.schedule(Kept::Lease(lease), next);
                     }
                 }
-                Renewal::Waiting(_) | Renewal::Lost => {
+                // Another token is another grant: ours was lost (evicted), and a late duplicate of
+                // our join has made that one. Loss is final.
+                Renewal::Holding { .. } | Renewal::Waiting(_) | Renewal::Lost => {
                     lease.lose(LostReason::Gone);
                     self.drop_kept(&Kept::Lease(lease));
                 }
@@ -526,4 +541,38 @@ pub(crate) async fn renew_one(
     answers
         .next()
         .ok_or_else(|| Error::new(ErrorKind::Corrupt, "the store gave no answer for a renewal"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::claim::Kind;
+    use crate::name::Name;
+
+    /// A late duplicate of the join made a second place after the first had expired.
+    #[test]
+    fn p8_another_place_of_the_same_claim_is_not_taken_for_ours() {
+        let claim = Claim::new(Name::new("q").unwrap(), Kind::Mutex, 1, 1).unwrap();
+        let token = |n| Token::new(n).unwrap();
+        let place = |n| Place { ahead: 1, head_remaining: None, token: Some(token(n)) };
+        let sent = Moment::from_nanos(1);
+        let stand = || Waiting::new(claim.clone(), sent, place(7));
+        let holding = |n| Renewal::Holding { token: token(n), remaining: None };
+        let outcome = |waiting: Arc<Waiting>| waiting.lock().outcome.take();
+
+        assert!(stand().stands_under(token(7)));
+        assert!(!stand().stands_under(token(6)), "a push for the earlier place");
+
+        let ours = stand();
+        ours.answered(sent, Renewal::Waiting(place(7)));
+        assert!(!ours.is_decided());
+        ours.answered(sent, holding(7));
+        assert!(matches!(outcome(ours), Some(Outcome::Holding { token: t, .. }) if t == token(7)));
+
+        for other in [Renewal::Waiting(place(9)), holding(9)] {
+            let waiting = stand();
+            waiting.answered(sent, other);
+            assert!(matches!(outcome(waiting), Some(Outcome::Gone)));
+        }
+    }
 }
