@@ -493,11 +493,11 @@ impl Store for FileStore {
         Ok(answers)
     }
 
-    async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<()> {
+    async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
         let left = self.with_queue(&claim.name, |queue, now| queue.leave(claim.id, keep, now));
-        left.await.map_err(|e| e.on(&claim.name).at(&self.url))?;
+        let left = left.await.map_err(|e| e.on(&claim.name).at(&self.url))?;
         self.waiters.dismiss(claim.id);
-        Ok(())
+        Ok(left.unwrap_or(false))
     }
 
     async fn changed(&self, claim: &Claim) -> Result<Signal> {
