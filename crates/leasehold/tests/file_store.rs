@@ -364,6 +364,24 @@ fn waiters_are_served_in_order_across_processes() {
     }
 }
 
+#[test]
+fn a_grant_passes_over_the_dead_even_if_nobody_watches_them() {
+    let tmp = tempfile::tempdir().unwrap();
+    let runtime = runtime();
+    let _context = runtime.enter();
+    let store = open(tmp.path());
+    let holder = claim("x");
+    runtime.block_on(try_lock(&store, &holder)).unwrap();
+    let mut helper = Helper::start(tmp.path());
+    assert_eq!(helper.ask("lock x"), "waiting");
+    let control = tmp.path().join("locks/x.lock");
+    assert!(fs::read_to_string(&control).unwrap().contains("\"waiting\""));
+    helper.kill();
+    runtime.block_on(store.leave(&holder, None)).unwrap();
+    let left = fs::read_to_string(&control).unwrap();
+    assert!(!left.contains("\"standing\""), "granted to the dead: {left}");
+}
+
 /// The holder and the waiter behind it die at once, and so does the middle of the queue.
 #[test]
 fn deaths_in_the_queue_wake_whoever_is_next() {
