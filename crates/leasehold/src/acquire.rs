@@ -303,6 +303,8 @@ impl Attempt<'_> {
                 Ok(Step::Holding(token, Granted { sent, remaining }))
             }
             Joined::Waiting(place) => Ok(Step::Waiting(sent, place)),
+            // Only a place of ours that outlived its holder is busy to one who would wait.
+            Joined::Busy { .. } if self.wait != Wait::Try => Ok(Step::Stale),
             Joined::Busy { holders } => {
                 self.armed = !only;
                 let what = "try again later, or wait for it with lock()";
