@@ -15,6 +15,8 @@ use crate::claim::{Claim, Holder, Kind, Token};
 use crate::error::{Error, HolderInfo, Result};
 use crate::name::Name;
 
+#[cfg(feature = "file")]
+pub mod file;
 pub(crate) mod memory;
 pub use memory::MemoryStore;
 
