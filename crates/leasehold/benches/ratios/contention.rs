@@ -21,7 +21,7 @@ use crate::measure::{
     Effort, Measured, Result, Subject, alternate, digits, duration, jain, now, percentile, rate,
     table,
 };
-use crate::raw::Flock;
+use crate::raw::{Flock, Ring};
 use crate::scratch::Scratch;
 
 const CONTENDERS: [usize; 2] = [2, 32];
@@ -41,7 +41,7 @@ pub(crate) fn memory(effort: Effort) -> Result<()> {
         let ours = || runtime.block_on(tasks(n, effort, &lock, one_turn));
         let subjects =
             vec![Subject::new("tokio::sync::Mutex", bare), Subject::new("leasehold", ours)];
-        show(&format!("memory:, {n} tasks on two threads"), &alternate(effort, subjects)?);
+        show(&format!("memory:, {n} tasks on two threads"), &alternate(effort, subjects)?, 1);
     }
     Ok(())
 }
@@ -56,19 +56,25 @@ pub(crate) fn file_in_one_process(effort: Effort) -> Result<()> {
         let bare = || threads(n, effort, scratch.path());
         let ours = || runtime.block_on(tasks(n, effort, &lock, one_turn));
         let subjects = vec![Subject::new("flock, threads", bare), Subject::new("leasehold", ours)];
-        show(&format!("file:, {n} contenders in one process"), &alternate(effort, subjects)?);
+        show(&format!("file:, {n} contenders in one process"), &alternate(effort, subjects)?, 1);
     }
     Ok(())
 }
 
-/// Processes, beside as many that flock.
+/// Processes, beside as many that flock, and as many that pass a byte round.
 pub(crate) fn file_in_processes(effort: Effort) -> Result<()> {
     let scratch = Scratch::new()?;
     for n in CONTENDERS {
+        // Of its own, since what the last round left in its FIFOs must not go round in this one.
+        let ring = || processes(n, effort, "ring", Scratch::new()?.path());
         let bare = || processes(n, effort, "flock", scratch.path());
         let ours = || processes(n, effort, "leasehold", scratch.path());
-        let subjects = vec![Subject::new("flock", bare), Subject::new("leasehold", ours)];
-        show(&format!("file:, {n} processes"), &alternate(effort, subjects)?);
+        let subjects = vec![
+            Subject::new("flock", bare),
+            Subject::new("ring", ring),
+            Subject::new("leasehold", ours),
+        ];
+        show(&format!("file:, {n} processes"), &alternate(effort, subjects)?, 2);
     }
     Ok(())
 }
@@ -160,12 +166,12 @@ fn turns(window: Window, turn: impl Fn() -> Result<u64>) -> Result<Vec<u64>> {
 
 /// Starts this program `n` times, opens the window when all are ready, collects their notes.
 fn processes(n: usize, effort: Effort, subject: &str, dir: &Path) -> Result<Outcome> {
-    let start = || {
+    let start = |me: usize| {
         let mut command = Command::new(std::env::current_exe()?);
-        command.args(["contend", subject]).arg(dir);
+        command.args(["contend", subject, &me.to_string(), &n.to_string()]).arg(dir);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()
     };
-    let mut children: Vec<Child> = (0..n).map(|_| start()).collect::<std::io::Result<_>>()?;
+    let mut children: Vec<Child> = (0..n).map(start).collect::<std::io::Result<_>>()?;
     for child in &mut children {
         child.stdout.as_mut().ok_or("no pipe")?.read_exact(&mut [0])?;
     }
@@ -187,8 +193,15 @@ fn processes(n: usize, effort: Effort, subject: &str, dir: &Path) -> Result<Outc
 }
 
 /// A contender that is a process of its own.
-pub(crate) fn child(subject: &str, dir: &Path) -> Result<()> {
+pub(crate) fn child(subject: &str, me: &str, of: &str, dir: &Path) -> Result<()> {
     let take: Box<dyn Fn() -> Result<u64>> = match subject {
+        "ring" => {
+            let ring = Ring::open(dir, me.parse()?, of.parse()?)?;
+            if me == "0" {
+                ring.start()?;
+            }
+            Box::new(move || Ok(ring.with(now)?))
+        }
         "flock" => {
             let lock = Flock::open(dir)?;
             Box::new(move || Ok(lock.with(now)?))
@@ -242,30 +255,27 @@ impl Outcome {
     }
 }
 
-/// The first subject is what the others are compared with.
-fn show(title: &str, measured: &[Measured<'_, Outcome>]) {
-    let head = [
-        "",
-        "turns/s",
-        "of raw",
-        "changed hands",
-        "hand-over p50",
-        "of raw",
-        "hand-over p99",
-        "Jain",
-    ];
-    let raw = &measured[0];
+/// The first `raws` subjects are what the others are compared with.
+fn show(title: &str, measured: &[Measured<'_, Outcome>], raws: usize) {
+    let raws = &measured[..raws];
+    let against: Vec<String> = raws.iter().map(|raw| format!("of {}", raw.name)).collect();
+    let against = || against.iter().map(String::as_str);
+    let mut head = vec!["", "turns/s"];
+    head.extend(against());
+    head.extend(["changed hands", "Jain", "hand-over p50"]);
+    head.extend(against());
+    head.push("p99");
     let row = |m: &Measured<'_, Outcome>| {
-        vec![
-            m.name.to_owned(),
-            rate(m.median(|o| o.turns_per_second)),
-            digits(m.ratio(raw, |o| o.turns_per_second)),
-            format!("{:.0} %", 100.0 * m.median(|o| o.changed_hands)),
-            duration(m.median(|o| o.handover_p50)),
-            digits(m.ratio(raw, |o| o.handover_p50)),
-            duration(m.median(|o| o.handover_p99)),
-            format!("{:.3}", m.median(|o| o.jain)),
-        ]
+        let of =
+            |figure: fn(&Outcome) -> f64| raws.iter().map(move |raw| digits(m.ratio(raw, figure)));
+        let mut row = vec![m.name.to_owned(), rate(m.median(|o| o.turns_per_second))];
+        row.extend(of(|o| o.turns_per_second));
+        row.push(format!("{:.0} %", 100.0 * m.median(|o| o.changed_hands)));
+        row.push(format!("{:.3}", m.median(|o| o.jain)));
+        row.push(duration(m.median(|o| o.handover_p50)));
+        row.extend(of(|o| o.handover_p50));
+        row.push(duration(m.median(|o| o.handover_p99)));
+        row
     };
     table(title, &head, measured.iter().map(row).collect());
 }

@@ -25,7 +25,9 @@ fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     // The same program again, as a contender or a holder in a process of its own.
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["contend", subject, dir] => return contention::child(subject, Path::new(dir)),
+        ["contend", subject, me, of, dir] => {
+            return contention::child(subject, me, of, Path::new(dir));
+        }
         ["hold", subject, dir] => return kill::child(subject, Path::new(dir)),
         _ => {}
     }
