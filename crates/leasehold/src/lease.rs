@@ -273,7 +273,12 @@ impl Lease {
 
     /// Whether a renewal is wanted at all.
     pub(crate) fn wants_renewal(&self) -> bool {
-        self.renew || !self.full.load(Ordering::SeqCst)
+        self.renew || !self.is_full()
+    }
+
+    /// Whether a lease of full length was ever acknowledged.
+    pub(crate) fn is_full(&self) -> bool {
+        self.full.load(Ordering::SeqCst)
     }
 
     /// How long the next renewal may make it: the lease, or less where `max_hold` ends before.
