@@ -429,6 +429,23 @@ mod tests {
     }
 
     #[test]
+    fn who_watches_late_sees_what_came_before() {
+        let clock = Clock::stepped();
+        let (lost, risky) = (lease(&clock, Moment::NEVER), lease(&clock, Moment::NEVER));
+        let released = lease(&clock, Moment::NEVER);
+        assert!(lost.lose(LostReason::Gone));
+        released.mark_released();
+        clock.advance(LEASE * 2 / 3);
+        assert_eq!(*lost.subscribe().borrow(), State::Lost(LostReason::Gone));
+        assert_eq!(*released.subscribe().borrow(), State::Released);
+        let mut watch = risky.subscribe();
+        assert!(matches!(*watch.borrow_and_update(), State::AtRisk(_)));
+        risky.mark_released();
+        assert!(watch.has_changed().unwrap());
+        assert_eq!(*watch.borrow(), State::Released);
+    }
+
+    #[test]
     fn max_hold_ends_a_renewed_lease() {
         let clock = Clock::stepped();
         let lease = lease(&clock, clock.now().plus(LEASE * 2));
