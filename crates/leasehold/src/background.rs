@@ -81,8 +81,6 @@ impl Background {
         Ok(Self { handle, debts, _ends_when_dropped: sender })
     }
 
-    /// Where a store that reads from descriptors does so.
-    #[cfg(feature = "file")]
     pub(crate) fn handle(&self) -> &Handle {
         &self.handle
     }
