@@ -85,6 +85,9 @@ impl Want {
     ) -> Result<Guard> {
         let core = &self.core;
         let taken = core.background.in_context(async {
+            // A local store answers at once: without this, a task that takes lock after lock
+            // would never let the others of its runtime have their turn.
+            tokio::task::coop::consume_budget().await;
             let name = self.check(weight)?;
             let taken = match &self.owner {
                 Some(owner) => owner.acquire(self, &name, weight, wait).await,
@@ -462,7 +465,7 @@ impl Attempt<'_> {
             clock: core.clock.clone(),
         }));
         core.saw(token);
-        core.keeper.hold(lease.clone(), granted.sent, !full);
+        core.keeper.hold(lease.clone(), granted.sent, now);
         self.armed = false;
         let started = self.started;
         telemetry::acquired(&self.claim, token, || now.since(started));

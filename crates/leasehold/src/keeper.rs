@@ -163,6 +163,14 @@ fn aligned(moment: Moment, lease: Duration) -> Moment {
     Moment::from_nanos(moment.as_nanos().div_ceil(grid).saturating_mul(grid))
 }
 
+/// When to renew a pushed grant, which is only as long as a waiter's lease. Soon, but no sooner
+/// than most holds end: a hand-over costs no renewal then, however many there are a second.
+fn first_renewal(lease: &Lease, now: Moment) -> Moment {
+    let period = lease.claim.waiter_lease;
+    let soon = aligned(now.plus(period / 30), period);
+    if soon.plus(period / 30) < lease.next_change(now) { soon } else { now }
+}
+
 #[derive(Clone, Debug)]
 enum Kept {
     Lease(Arc<Lease>),
@@ -259,13 +267,13 @@ impl Keeper {
     }
 
     /// Keeps a hold, whose last acknowledged request was sent at `sent`.
-    pub(crate) fn hold(&self, lease: Arc<Lease>, sent: Moment, now: bool) {
+    pub(crate) fn hold(&self, lease: Arc<Lease>, sent: Moment, now: Moment) {
         let send = match lease.wants_renewal() {
-            true if now => sent,
-            true => aligned(sent.plus(lease.claim.lease / 3), lease.claim.lease),
+            true if lease.is_full() => aligned(sent.plus(lease.claim.lease / 3), lease.claim.lease),
+            true => first_renewal(&lease, now),
             false => Moment::NEVER,
         };
-        let due = send.min(lease.next_change(self.clock.now()));
+        let due = send.min(lease.next_change(now));
         self.put(Entry { kept: Kept::Lease(lease), due, send });
     }
 
