@@ -157,7 +157,8 @@ Exit codes: the command's own, 128+n if it died of signal n; or
   127  the command was not found
 
 The lock is not given away under a running command. Where it is a lease that cannot be renewed,
-the command's group gets SIGTERM when a third of the lease is left and SIGKILL when a tenth is.
+the command's group gets SIGTERM when a third of the lease is left, and SIGKILL before the last
+tenth.
 If leasehold itself is killed, or stopped for too long, a watchdog does the same. With the file
 store nothing runs out, and the command inherits the lock as with flock (--close prevents it).
 

@@ -71,6 +71,13 @@ impl From<Error> for Failure {
     }
 }
 
+/// Why a release failed: a lock that was lost before is [`LOST`] here, since it was relied on.
+pub(crate) fn released(error: Error) -> Failure {
+    let lost = error.kind() == ErrorKind::Lost;
+    let failure = Failure::from(error);
+    if lost { Failure { code: LOST, ..failure } } else { failure }
+}
+
 /// The code that a shell would give for CMD's end.
 pub(crate) fn of(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|n| 128 + n));

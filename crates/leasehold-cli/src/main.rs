@@ -24,6 +24,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use crate::args::{Args, Command};
+use crate::exit::Failure;
 
 fn main() -> ExitCode {
     match Args::parse().command {
@@ -35,4 +36,15 @@ fn main() -> ExitCode {
         Command::Keep(args) => keeper::main(args),
         Command::Watchdog(args) => watchdog::main(&args),
     }
+}
+
+/// Runs what an invocation does, on this one thread: the library has its own for renewals.
+fn drive<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| Failure::system("cannot start", e))?;
+    let done = runtime.block_on(work);
+    runtime.shutdown_background();
+    done
 }

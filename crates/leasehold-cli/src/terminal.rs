@@ -53,9 +53,19 @@ impl Terminal {
         now.then(|| self.tty.try_clone().ok()).flatten()
     }
 
-    /// Takes the terminal back from CMD, if CMD has it.
-    pub(crate) fn take_back(&self, from: Pid) {
-        if self.is_foreground(from) {
+    /// Takes the terminal back from CMD; tells whether CMD had it.
+    pub(crate) fn take_back(&self, from: Pid) -> bool {
+        let had = self.is_foreground(from);
+        if had {
+            hand_over(&self.tty, getpgrp());
+        }
+        had
+    }
+
+    /// The same from a child that did not get as far as being CMD.
+    pub(crate) fn take_back_from_the_dead(&self) {
+        let dead = |group| !signals::is_alive(group);
+        if tcgetpgrp(&self.tty).is_ok_and(dead) {
             hand_over(&self.tty, getpgrp());
         }
     }

@@ -157,7 +157,8 @@ impl Knowledge {
                 self.group = words.next().and_then(|w| w.parse().ok()).filter(|&g| g > 1);
             }
             Some("deadline") => {
-                self.deadlines = Deadlines { term: moment(words.next()), kill: moment(words.next()) };
+                self.deadlines =
+                    Deadlines { term: moment(words.next()), kill: moment(words.next()) };
             }
             Some("done") => self.done = true,
             _ => {}
