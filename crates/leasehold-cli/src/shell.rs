@@ -5,7 +5,7 @@
 //! that subshell, which is gone as soon as we are, and the lock with it. Such a parent gives itself
 //! away: it writes to the very pipe that we write to, its own parent does not, and it is a fork of
 //! its parent without an exec in between (their memory is laid out alike, which address-space
-//! randomisation makes certain). Then its parent is meant; and so on. An explicit `( … )` subshell
+//! randomisation makes certain). Then its parent is meant. An explicit `( … )` subshell
 //! has its own stdout in common with its parent, and is taken for what it is: the caller.
 //!
 //! A process is its pid *and* its start time: a number may be given to somebody else.
@@ -41,13 +41,8 @@ impl Process {
     pub(crate) fn calling_shell() -> Result<Self, Failure> {
         let parent = i32::try_from(parent_id()).unwrap_or_default();
         let ours = stdout_of("self").filter(|out| out.to_string_lossy().starts_with("pipe:"));
-        let mut caller = parent;
-        while let Some(ours) = &ours
-            && let Some(above) = substituted_by(caller, ours)
-        {
-            caller = above;
-        }
-        let caller = Self::with_pid(caller)?;
+        let above = ours.and_then(|ours| substituted_by(parent, &ours));
+        let caller = Self::with_pid(above.unwrap_or(parent))?;
         if i32::try_from(parent_id()).ok() != Some(parent) {
             return Err(Failure::new(USAGE, "the calling shell is gone; name a process by --pid"));
         }
@@ -83,13 +78,21 @@ impl Process {
     }
 }
 
-/// If `pid` is the subshell of a `$(…)` that ends in our pipe: the shell that made it.
+/// If `pid` is the subshell of a `$(…)` that ends in our pipe, or one inside it: the shell that made
+/// it.
 fn substituted_by(pid: i32, ours: &PathBuf) -> Option<i32> {
-    let stat = Stat::of(pid)?;
-    let above = stat.parent();
-    let fork = stat.image().is_some() && stat.image() == Stat::of(above)?.image();
-    let same = |pid: i32| stdout_of(&pid.to_string()).as_ref() == Some(ours);
-    (fork && same(pid) && stdout_of(&above.to_string()).is_some() && !same(above)).then_some(above)
+    let image = Stat::of(pid)?.image()?;
+    let mut inside = pid;
+    loop {
+        if stdout_of(&inside.to_string())? != *ours {
+            // Never at first: then somebody between us and the pipe's reader is the caller.
+            return (inside != pid).then_some(inside);
+        }
+        inside = Stat::of(inside)?.parent();
+        if Stat::of(inside)?.image()? != image {
+            return None;
+        }
+    }
 }
 
 fn stdout_of(process: &str) -> Option<PathBuf> {

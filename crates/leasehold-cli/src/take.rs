@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use leasehold::{Guard, Leasehold, MIN_LEASE};
+use leasehold::{Error, ErrorKind, Guard, Leasehold, MIN_LEASE};
 
 use crate::args::{StoreArgs, TakeArgs};
 use crate::exit::{Failure, NOT_ACQUIRED};
+use crate::table::short;
 
 /// Connects to the store.
 pub(crate) async fn connect(store: &StoreArgs) -> Result<Leasehold, Failure> {
@@ -77,11 +78,33 @@ pub(crate) async fn take(
             None => lock.lock().await,
         }
     };
-    taken.map_err(|error| {
-        let failure = Failure::from(error);
-        match failure.code {
-            NOT_ACQUIRED => Failure { code: args.conflict_exit_code, ..failure },
-            _ => failure,
+    taken.map_err(|error| match not_acquired(args, &error) {
+        Some(message) => Failure::new(args.conflict_exit_code, message),
+        None => {
+            let failure = Failure::from(error);
+            let code =
+                if failure.code == NOT_ACQUIRED { args.conflict_exit_code } else { failure.code };
+            Failure { code, ..failure }
         }
     })
+}
+
+/// What the library says to programmers, in the words of the command line.
+fn not_acquired(args: &TakeArgs, error: &Error) -> Option<String> {
+    let what = match error.kind() {
+        ErrorKind::Contended => "is not free (wait with --wait)".to_owned(),
+        ErrorKind::Timeout => {
+            format!("did not become free within {}", short(args.wait.unwrap_or_default()))
+        }
+        _ => return None,
+    };
+    let mut text = format!("{:?} {what}", args.name);
+    if let [first, others @ ..] = error.holders() {
+        let held = format!(": held by {} for {}", first.holder, short(first.since));
+        text.push_str(&held);
+        if !others.is_empty() {
+            text.push_str(&format!(", and by {} more", others.len()));
+        }
+    }
+    Some(text)
 }
