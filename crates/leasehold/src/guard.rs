@@ -9,7 +9,6 @@ use tokio::sync::watch;
 use crate::claim::{Kind, Token};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, LostReason, Result};
-use crate::keeper::patience;
 use crate::lease::{Lease, State};
 use crate::locks::Core;
 use crate::name::Name;
@@ -216,18 +215,26 @@ impl Hold {
         self.lease.mark_released();
         let started = core.clock.now();
         let mut pause = Duration::from_millis(10);
+        let mut first = true;
         loop {
             let limit = core.answer_limit(claim);
             let leave = core.store.leave(claim, core.keep(self.lease.keep_until));
             let error = match core.background.within(limit, leave).await {
-                Some(Ok(())) => break,
+                // An attempt before this one may have taken it out; the first finds the truth.
+                Some(Ok(false)) if first => {
+                    self.done = true;
+                    telemetry::lost(claim, self.lease.token, LostReason::Gone);
+                    return Err(Error::lost(LostReason::Gone));
+                }
+                Some(Ok(_)) => break,
                 Some(Err(error)) => error,
                 None => crate::acquire::no_answer(limit),
             };
             let spent = core.clock.now().since(started);
-            if !crate::keeper::is_passing(&error) || spent > patience(claim) {
+            if !crate::keeper::is_passing(&error) || spent > claim.lease {
                 return Err(error);
             }
+            first = false;
             core.background.sleep(pause).await;
             pause = (pause * 2).min(Duration::from_millis(500));
         }
