@@ -9,30 +9,30 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-pub const LEASEHOLD: &str = env!("CARGO_BIN_EXE_leasehold");
+pub(crate) const LEASEHOLD: &str = env!("CARGO_BIN_EXE_leasehold");
 /// Far more than anything here takes; only a failing test waits for it.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A directory that is gone after the test.
-pub struct Place {
+pub(crate) struct Place {
     dir: tempfile::TempDir,
 }
 
 impl Place {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { dir: tempfile::tempdir().unwrap() }
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    pub fn store(&self) -> String {
+    pub(crate) fn store(&self) -> String {
         format!("file:{}", self.path("store").display())
     }
 
     /// The command with these arguments.
-    pub fn leasehold<S: AsRef<std::ffi::OsStr>>(
+    pub(crate) fn leasehold<S: AsRef<std::ffi::OsStr>>(
         &self,
         words: impl IntoIterator<Item = S>,
     ) -> Command {
@@ -42,22 +42,22 @@ impl Place {
     }
 
     /// Runs it to its end.
-    pub fn output(&self, words: &[&str]) -> Output {
+    pub(crate) fn output(&self, words: &[&str]) -> Output {
         self.leasehold(words).output().unwrap()
     }
 
     /// Runs it and gives its exit code.
-    pub fn code(&self, words: &[&str]) -> i32 {
+    pub(crate) fn code(&self, words: &[&str]) -> i32 {
         let output = self.output(words);
         output.status.code().unwrap_or_else(|| panic!("{words:?}: {output:?}"))
     }
 
     /// Starts `sh -c script` under the lock; the script says "ready" (a line) when it is.
-    pub fn hold(&self, name: &str, script: &str) -> Running {
+    pub(crate) fn hold(&self, name: &str, script: &str) -> Running {
         self.hold_with(&[], name, script)
     }
 
-    pub fn hold_with(&self, options: &[&str], name: &str, script: &str) -> Running {
+    pub(crate) fn hold_with(&self, options: &[&str], name: &str, script: &str) -> Running {
         let words = [&["run"], options, &[name, "--", "sh", "-c", script]].concat();
         let mut running = Running::start(self.leasehold(words));
         running.wait_for("ready");
@@ -65,46 +65,46 @@ impl Place {
     }
 
     /// What `show --json` says.
-    pub fn show(&self, name: &str) -> serde_json::Value {
+    pub(crate) fn show(&self, name: &str) -> serde_json::Value {
         let output = self.output(&["show", "--json", name]);
         assert!(output.status.success(), "{output:?}");
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    pub fn claims(&self, name: &str) -> usize {
+    pub(crate) fn claims(&self, name: &str) -> usize {
         self.show(name)["claims"].as_array().unwrap().len()
     }
 
-    pub fn read(&self, name: &str) -> String {
+    pub(crate) fn read(&self, name: &str) -> String {
         std::fs::read_to_string(self.path(name)).unwrap_or_default()
     }
 }
 
 /// A command that runs, and what it says on stdout.
-pub struct Running {
-    pub child: Child,
-    pub stdout: BufReader<ChildStdout>,
+pub(crate) struct Running {
+    pub(crate) child: Child,
+    pub(crate) stdout: BufReader<ChildStdout>,
 }
 
 impl Running {
-    pub fn start(mut command: Command) -> Self {
+    pub(crate) fn start(mut command: Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let stdout = BufReader::new(child.stdout.take().unwrap());
         Self { child, stdout }
     }
 
-    pub fn pid(&self) -> Pid {
+    pub(crate) fn pid(&self) -> Pid {
         Pid::from_raw(self.child.id() as i32)
     }
 
-    pub fn line(&mut self) -> String {
+    pub(crate) fn line(&mut self) -> String {
         let mut line = String::new();
         self.stdout.read_line(&mut line).unwrap();
         line.trim_end().to_owned()
     }
 
     /// Reads lines until this one.
-    pub fn wait_for(&mut self, wanted: &str) {
+    pub(crate) fn wait_for(&mut self, wanted: &str) {
         loop {
             let line = self.line();
             assert!(!line.is_empty(), "ended before it said {wanted}: {}", self.errors());
@@ -114,18 +114,18 @@ impl Running {
         }
     }
 
-    pub fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         kill(self.pid(), signal).unwrap();
     }
 
     /// Everything on stderr, once it has ended.
-    pub fn errors(&mut self) -> String {
+    pub(crate) fn errors(&mut self) -> String {
         let mut text = String::new();
         self.child.stderr.take().map(|mut e| e.read_to_string(&mut text));
         text
     }
 
-    pub fn code(&mut self) -> i32 {
+    pub(crate) fn code(&mut self) -> i32 {
         let status = self.child.wait().unwrap();
         status.code().unwrap_or_else(|| panic!("{status}: {}", self.errors()))
     }
@@ -140,7 +140,7 @@ impl Drop for Running {
 
 /// Waits until it is so.
 #[track_caller]
-pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
+pub(crate) fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !so() {
         assert!(Instant::now() < end, "never: {what}");
@@ -149,11 +149,11 @@ pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
 }
 
 /// Whether the process runs: there, and no zombie that nobody has reaped.
-pub fn runs(pid: i32) -> bool {
+pub(crate) fn runs(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
-pub fn exists(path: &Path) -> bool {
+pub(crate) fn exists(path: &Path) -> bool {
     path.try_exists().unwrap()
 }
