@@ -192,6 +192,7 @@ Nothing stops the script when the lock is lost (where the store works with lease
 must be stopped is better run by `leasehold run`.";
 
 #[derive(Debug, clap::Args)]
+#[command(after_help = RELEASE_HELP)]
 pub(crate) struct ReleaseArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
@@ -204,6 +205,13 @@ pub(crate) struct ReleaseArgs {
     /// Name of the lock
     pub(crate) name: String,
 }
+
+const RELEASE_HELP: &str = "\
+Exit codes: 0 it was held until now; 74 the hold with this token had ended before (lost, evicted or
+released); 1 with --force, nobody held it; 2 and 69 as in `leasehold run`.
+
+--force hands the lock to the next in the queue while its holder may still be at work: only a
+resource that checks tokens is safe from that.";
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct LsArgs {

@@ -42,6 +42,8 @@ pub(crate) const DELIVERED: &[u8] = b"delivered\n";
 const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(crate) fn main(args: KeepArgs) -> ExitCode {
+    // For `ps`: we were started as /proc/self/exe. A cosmetic matter, whatever comes of it.
+    let _ = nix::sys::prctl::set_name(c"leasehold");
     match drive(keep(&args)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure { code, message }) => {

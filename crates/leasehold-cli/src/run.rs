@@ -47,6 +47,8 @@ use crate::{boottime, drive};
 const GRACE: Duration = Duration::from_secs(2);
 /// How long we wait for a store that does not answer before we leave the rest to the lease.
 const FAREWELL: Duration = Duration::from_secs(5);
+/// The same when the lease is as good as over.
+const SHORT_FAREWELL: Duration = Duration::from_secs(1);
 
 pub(crate) fn main(args: RunArgs) -> ExitCode {
     let style = match (args.json, args.verbose) {
@@ -95,8 +97,8 @@ async fn run(args: &RunArgs, events: &Events) -> Result<End, Failure> {
     };
     signals.all().map_err(refused)?;
     let ended = supervise(args, &locks, guard, signals, events).await;
-    // Whatever is still owed to the store.
-    let _ = tokio::time::timeout(FAREWELL, locks.close()).await;
+    // Whatever is still owed to the store; a release that was answered left nothing.
+    let _ = tokio::time::timeout(SHORT_FAREWELL, locks.close()).await;
     ended
 }
 
@@ -202,7 +204,7 @@ async fn supervise(
     let mut supervisor = match start(args, locks, &guard, events) {
         Ok(supervisor) => supervisor,
         Err(failure) => {
-            give_back(guard, events).await.ok();
+            give_back(guard, events, FAREWELL).await.ok();
             return Err(failure);
         }
     };
@@ -240,8 +242,8 @@ fn start<'a>(
     };
     // Without leases and lifeline, the lock dies with us.
     let outlives_us = lifeline.is_some() || locks.guarantees().has_leases();
-    let mut watchdog = Watchdog::start(if outlives_us { GRACE } else { Duration::ZERO })?;
-    watchdog.tell(deadlines(watch.remaining(), lease, false));
+    let grace = if outlives_us { GRACE } else { Duration::ZERO };
+    let mut watchdog = Watchdog::start(grace, deadlines(watch.remaining(), lease, false))?;
     let terminal = Terminal::open();
     let around = Surroundings {
         name: &args.take.name,
@@ -344,13 +346,16 @@ impl Supervisor<'_> {
     }
 
     /// CMD has ended.
-    async fn end(self, guard: Guard) -> Result<End, Failure> {
+    async fn end(mut self, guard: Guard) -> Result<End, Failure> {
         let group = self.child.group();
         if self.done > Danger::None {
             // What it started must not run on either.
             signals::send(group, Signal::SIGKILL as i32);
         }
-        self.watchdog.done();
+        if self.watchdog.done() {
+            // We were stopped meanwhile, and are back before we had our own look.
+            self.done = Danger::Kill;
+        }
         let had_terminal = self.terminal.as_ref().is_some_and(|t| t.take_back(group));
         let reaped = self.child.reap();
         let status =
@@ -359,7 +364,8 @@ impl Supervisor<'_> {
             (status.code(), std::os::unix::process::ExitStatusExt::signal(&status));
         self.events.tell(&Event::Exited { code, signal: number });
         let state = self.watch.state();
-        let released = give_back(guard, self.events).await;
+        let limit = if self.done > Danger::None { SHORT_FAREWELL } else { FAREWELL };
+        let released = give_back(guard, self.events, limit).await;
         if self.done > Danger::None {
             let why = match state {
                 State::Lost(reason) => reason.to_string(),
@@ -383,9 +389,9 @@ impl Supervisor<'_> {
 
 /// Releases the lock. That the store does not answer is said, but is no failure of CMD's: the
 /// lease ends the hold.
-async fn give_back(guard: Guard, events: &Events) -> Result<(), Failure> {
+async fn give_back(guard: Guard, events: &Events, limit: Duration) -> Result<(), Failure> {
     let (name, token) = (guard.name().as_str().to_owned(), guard.token().get());
-    let error = match tokio::time::timeout(FAREWELL, guard.release()).await {
+    let error = match tokio::time::timeout(limit, guard.release()).await {
         Ok(Ok(())) => {
             events.tell(&Event::Released { name, token });
             return Ok(());

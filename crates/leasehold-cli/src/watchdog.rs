@@ -62,14 +62,18 @@ pub(crate) struct Watchdog {
     grace: Duration,
     group: Option<Pid>,
     told: Deadlines,
+    /// How many more are started in this one's place.
+    spare: u8,
 }
 
+/// One that is killed by a person is replaced; what kills it again and again is no person.
+const SPARE: u8 = 20;
+
 impl Watchdog {
-    /// Starts one that gives CMD `grace` after our own death.
-    pub(crate) fn start(grace: Duration) -> Result<Self, Failure> {
-        let (process, pipe) =
-            launch(grace).map_err(|e| Failure::system("cannot start the watchdog", e))?;
-        Ok(Self { process, pipe, grace, group: None, told: Deadlines::default() })
+    /// Starts one that gives CMD `grace` after our own death, and knows these deadlines.
+    pub(crate) fn start(grace: Duration, told: Deadlines) -> Result<Self, Failure> {
+        let (process, pipe) = launch(grace, told, None).map_err(not_started)?;
+        Ok(Self { process, pipe, grace, group: None, told, spare: SPARE })
     }
 
     /// The end into which the child writes its group.
@@ -85,39 +89,59 @@ impl Watchdog {
     /// Moves the deadlines.
     pub(crate) fn tell(&mut self, deadlines: Deadlines) {
         self.told = deadlines;
-        let show = |moment: Option<u64>| moment.map_or("-".to_owned(), |m| m.to_string());
-        let line = format!("deadline {} {}\n", show(deadlines.term), show(deadlines.kill));
         // A pipe that is full or broken: the watchdog acts on what it knows, or is replaced.
-        let _ = self.pipe.write_all(line.as_bytes());
+        let _ = self.pipe.write_all(deadlines.line().as_bytes());
     }
 
     /// Starts another if this one was killed.
     pub(crate) fn check(&mut self) -> Result<(), Failure> {
-        if !matches!(self.process.try_wait(), Ok(Some(_))) {
+        let ended = self.process.try_wait().ok().flatten();
+        let killed = ended.is_some_and(|status| status.code() != Some(ACTED.into()));
+        if !killed || self.spare == 0 {
             return Ok(());
         }
-        let (told, group) = (self.told, self.group);
-        *self = Self::start(self.grace)?;
-        self.tell(told);
-        if let Some(group) = group {
-            self.group = Some(group);
-            let _ = self.pipe.write_all(format!("group {group}\n").as_bytes());
+        self.spare -= 1;
+        if self.spare == 0 {
+            let again = "it was killed again and again; the command runs on without it";
+            return Err(Failure::system("no watchdog any more", again));
         }
+        (self.process, self.pipe) =
+            launch(self.grace, self.told, self.group).map_err(not_started)?;
         Ok(())
     }
 
-    /// CMD has ended: sends the watchdog away and waits until it is gone.
-    pub(crate) fn done(mut self) {
+    /// CMD has ended: sends the watchdog away and waits until it is gone. Tells whether it was the
+    /// watchdog that ended CMD.
+    pub(crate) fn done(mut self) -> bool {
         let _ = self.pipe.write_all(b"done\n");
         drop(self.pipe);
-        let _ = self.process.wait();
+        self.process.wait().is_ok_and(|status| status.code() == Some(ACTED.into()))
     }
 }
 
-fn launch(grace: Duration) -> io::Result<(Child, PipeWriter)> {
-    let (theirs, ours) = io::pipe()?;
+/// The exit code of a watchdog that signalled CMD.
+const ACTED: u8 = 10;
+
+fn not_started(error: io::Error) -> Failure {
+    Failure::system("cannot start the watchdog", error)
+}
+
+impl Deadlines {
+    fn line(self) -> String {
+        let show = |moment: Option<u64>| moment.map_or("-".to_owned(), |m| m.to_string());
+        format!("deadline {} {}\n", show(self.term), show(self.kill))
+    }
+}
+
+fn launch(grace: Duration, told: Deadlines, group: Option<Pid>) -> io::Result<(Child, PipeWriter)> {
+    let (theirs, mut ours) = io::pipe()?;
     // Shared by every descriptor of this end: a watchdog that is stopped must not stop us.
     rustix::io::ioctl_fionbio(&ours, true)?;
+    // Before it lives, so that it never lives without knowing.
+    ours.write_all(told.line().as_bytes())?;
+    if let Some(group) = group {
+        ours.write_all(format!("group {group}\n").as_bytes())?;
+    }
     // Not current_exe(): this one is there even if the file was replaced meanwhile.
     let mut command = Command::new("/proc/self/exe");
     command
@@ -134,7 +158,8 @@ fn launch(grace: Duration) -> io::Result<(Child, PipeWriter)> {
 /// The watchdog's own main.
 pub(crate) fn main(args: &WatchdogArgs) -> ExitCode {
     match watch(Duration::from_millis(args.grace)) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::SUCCESS,
+        Ok(true) => ExitCode::from(ACTED),
         Err(error) => Failure::system("the watchdog failed", error).report(),
     }
 }
@@ -166,11 +191,14 @@ impl Knowledge {
     }
 }
 
-fn watch(grace: Duration) -> io::Result<()> {
+/// Tells whether it signalled CMD.
+fn watch(grace: Duration) -> io::Result<bool> {
     SigSet::all().thread_block()?;
+    // `killall leasehold` means leasehold, and not who stands by for just that.
+    nix::sys::prctl::set_name(c"lh-watchdog")?;
     let alarm = TimerFd::new(ClockId::CLOCK_BOOTTIME, TimerFlags::TFD_CLOEXEC)?;
     let input = stdin();
-    let (mut known, mut text) = (Knowledge::default(), Vec::new());
+    let (mut known, mut text, mut acted) = (Knowledge::default(), Vec::new(), false);
     loop {
         let Deadlines { term, kill } = known.deadlines;
         let now = boottime::now();
@@ -178,10 +206,11 @@ fn watch(grace: Duration) -> io::Result<()> {
             if kill.is_some_and(|k| k <= now) {
                 say("leasehold is stopped and its lock runs out: the command was killed");
                 signals::send(group, Signal::SIGKILL as i32);
-                return Ok(());
+                return Ok(true);
             }
             if term.is_some_and(|t| t <= now) {
                 terminate(group);
+                acted = true;
                 known.deadlines.term = None;
             }
         }
@@ -206,11 +235,11 @@ fn watch(grace: Duration) -> io::Result<()> {
             text.drain(..=end);
         }
         if known.done {
-            return Ok(());
+            return Ok(acted);
         }
     }
     orphaned(&known, grace);
-    Ok(())
+    Ok(true)
 }
 
 /// Wakes us at the next moment of those that are told; at none if there are none.

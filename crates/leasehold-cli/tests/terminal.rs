@@ -96,6 +96,12 @@ impl Session {
         }
     }
 
+    /// Waits for the shell to be ready: what is typed before a Ctrl-C is handled is thrown away.
+    #[track_caller]
+    fn prompt(&mut self) {
+        self.expect("$ ");
+    }
+
     fn since(&self, start: usize) -> String {
         self.seen.lock().unwrap()[start..].to_owned()
     }
@@ -124,6 +130,7 @@ fn ctrl_c_reaches_the_command_alone() {
     session.expect("ready");
     session.press(CTRL_C);
     session.expect("got");
+    session.prompt();
     session.enter("echo co''de=$?");
     session.expect("code=3");
 }
@@ -135,6 +142,7 @@ fn ctrl_c_that_ends_the_command_ends_us_by_the_signal() {
     session.enter("leasehold run x -- sh -c 'echo rea\"\"dy; exec sleep 1000'");
     session.expect("ready");
     session.press(CTRL_C);
+    session.prompt();
     session.enter("echo co''de=$?");
     session.expect("code=130");
     assert_eq!(place.claims("x"), 0, "released");
@@ -154,6 +162,7 @@ fn ctrl_c_ends_the_script_that_called_us_too() {
         session.enter(&format!("{shell} script"));
         session.expect("ready");
         session.press(CTRL_C);
+        session.prompt();
         session.enter("echo co''de=$?");
         session.expect("code=130");
         assert!(!session.since(start).contains("went on"), "{shell}");
@@ -172,6 +181,7 @@ fn ctrl_z_stops_the_job_and_fg_continues_it_with_the_terminal() {
     for word in ["two", "three"] {
         session.press(CTRL_Z);
         session.expect("Stopped");
+        session.prompt();
         session.enter("echo shell=he''re");
         session.expect("shell=here");
         // Stopped and still held.
@@ -212,7 +222,9 @@ fn a_background_job_leaves_the_terminal_alone() {
     eventually("it runs", || place.claims("x") == 1);
     session.enter("echo shell=he''re");
     session.expect("shell=here");
+    session.prompt();
     session.press(CTRL_C);
+    session.prompt();
     session.enter("jo''bs -r; kill %1; wait; echo en''d");
     session.expect("Running");
     session.expect("end");
@@ -234,6 +246,7 @@ fn in_a_pipeline_the_terminal_is_handed_over_when_asked_for() {
     );
     session.expect("ready");
     session.press(CTRL_C);
+    session.prompt();
     session.enter("echo shell=he''re");
     session.expect("shell=here");
     eventually("it has ended", || place.claims("x") == 0);

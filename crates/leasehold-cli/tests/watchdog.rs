@@ -36,7 +36,7 @@ impl Watchdog {
         drop(pipe);
         // In this order: the watchdog takes a zombie for a member of the group.
         let signal = signal_of(child);
-        assert!(process.wait().unwrap().success());
+        assert_eq!(process.wait().unwrap().code(), ACTED);
         signal
     }
 }
@@ -73,6 +73,8 @@ fn end(child: Child) {
     assert_eq!(signal_of(child), KILL);
 }
 
+/// How a watchdog ends that signalled its group.
+const ACTED: Option<i32> = Some(10);
 const TERM: Option<i32> = Some(Signal::SIGTERM as i32);
 const KILL: Option<i32> = Some(Signal::SIGKILL as i32);
 const DEAF: &str = "trap '' TERM; while :; do sleep 0.02; done";
@@ -133,7 +135,7 @@ fn a_silent_leasehold_costs_the_command_its_life_at_the_deadline() {
     dog.tell(&format!("deadline - {kill}"));
     assert_eq!(signal_of(child), KILL);
     assert!(moment(Duration::ZERO) >= kill);
-    assert!(dog.process.wait().unwrap().success());
+    assert_eq!(dog.process.wait().unwrap().code(), ACTED);
 }
 
 #[test]
@@ -145,7 +147,7 @@ fn term_comes_before_kill() {
     dog.tell(&format!("deadline {} {}", moment(term), moment(kill)));
     assert_eq!(signal_of(child), TERM);
     dog.tell("done");
-    assert!(dog.process.wait().unwrap().success());
+    assert_eq!(dog.process.wait().unwrap().code(), ACTED);
 }
 
 #[test]
@@ -185,7 +187,7 @@ fn done_spares_the_command_and_no_command_is_no_matter() {
 
     let Watchdog { mut process, pipe } = Watchdog::start("0");
     drop(pipe);
-    assert!(process.wait().unwrap().success());
+    process.wait().unwrap();
 }
 
 #[test]
@@ -229,6 +231,41 @@ fn it_is_deaf_itself_and_of_another_session() {
     let (pid, session) = (lines.next().unwrap(), lines.next().unwrap());
     assert_eq!(pid, session, "{said}");
     assert!(!said.contains(&*place.path("").to_string_lossy()), "no lifeline: {said}");
+}
+
+/// `leasehold run` on a store with leases: the memory store is this one process's, but a lease is a
+/// lease.
+fn leased(lease: &str, script: &str) -> (common::Running, i32) {
+    let mut command = Command::new(LEASEHOLD);
+    command.args(["run", "--store", "memory:", "--lease", lease, "x", "--", "sh", "-c"]);
+    command.arg(format!("echo $$; {script}")).stdin(Stdio::null());
+    let mut running = common::Running::start(command);
+    let pid = running.line().parse().unwrap();
+    (running, pid)
+}
+
+#[test]
+fn s9_a_stopped_leasehold_loses_its_command_before_its_lease() {
+    let lease = Duration::from_secs(4);
+    let (mut running, pid) = leased("4s", "trap '' TERM; while :; do sleep 0.02; done");
+    // While it is renewed, nothing happens for longer than a lease.
+    std::thread::sleep(lease + lease / 8);
+    assert!(runs(pid));
+    running.signal(Signal::SIGSTOP);
+    let stopped = Instant::now();
+    eventually("it is killed", || !runs(pid));
+    // The last renewal was sent before the stop, so a lease from the stop is over later than it.
+    assert!(stopped.elapsed() < lease, "{:?}", stopped.elapsed());
+    running.signal(Signal::SIGCONT);
+    assert_eq!(running.code(), 74);
+}
+
+#[test]
+fn with_leases_too_the_command_dies_with_leasehold() {
+    let (mut running, pid) = leased("1h", "exec sleep 1000");
+    running.signal(Signal::SIGKILL);
+    running.child.wait().unwrap();
+    eventually("it is ended", || !runs(pid));
 }
 
 #[test]
