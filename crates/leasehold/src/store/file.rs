@@ -8,7 +8,7 @@
 //! ```text
 //! ROOT/locks/NAME.lock   the queue, as JSON for people to read   (control.rs, path.rs)
 //! ROOT/clients/ID        a session: sign of life and inbox       (session.rs)
-//! ROOT/tokens            the ceiling below which tokens are drawn (tokens.rs)
+//! ROOT/tokens[.boot]     what makes tokens rise over restarts    (tokens.rs)
 //! ```
 //!
 //! # One call
