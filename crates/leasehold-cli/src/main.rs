@@ -1,1 +1,50 @@
-fn main() {}
+//! The `leasehold` command: run any program under a lock.
+
+mod acquire;
+mod args;
+mod boottime;
+mod child;
+mod events;
+mod exit;
+mod keeper;
+mod list;
+mod proc;
+mod progress;
+mod release;
+mod run;
+mod shell;
+mod signals;
+mod table;
+mod take;
+mod terminal;
+mod watchdog;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::args::{Args, Command};
+use crate::exit::Failure;
+
+fn main() -> ExitCode {
+    match Args::parse().command {
+        Command::Run(args) => run::main(args),
+        Command::Acquire(args) => acquire::main(args),
+        Command::Release(args) => release::main(args),
+        Command::Ls(args) => list::ls(args),
+        Command::Show(args) => list::show(args),
+        Command::Keep(args) => keeper::main(args),
+        Command::Watchdog(args) => watchdog::main(&args),
+    }
+}
+
+/// Runs what an invocation does, on this one thread: the library has its own for renewals.
+fn drive<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| Failure::system("cannot start", e))?;
+    let done = runtime.block_on(work);
+    runtime.shutdown_background();
+    done
+}

@@ -1,0 +1,311 @@
+//! What can be said on the command line, and the help that says so.
+//!
+//! Names, labels and CMD's arguments are data: they are handed on as they are, never to a shell.
+//!
+//! Which kind of lock a name is, is the caller's to say, the same way everywhere: plain is a
+//! mutex, `--shared` and `--exclusive` are the two sides of a read-write lock, `--of N` a
+//! semaphore. Plain is not silently "the exclusive side": a mutex is what every store keeps and
+//! what other programs' locks of that name are, so two kinds that meet in one name are told so.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand};
+use leasehold::Token;
+
+/// Run any program under a lock: on one machine without a server, on many with the store you have.
+#[derive(Debug, Parser)]
+#[command(name = "leasehold", version, max_term_width = 100, after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  leasehold run nightly-report -- ./report.sh     one at a time on this machine; others wait
+  leasehold run --try backup -- ./backup.sh       or exit with 75 at once
+  leasehold run --of 3 convert -- ./convert a.png at most three at once
+  leasehold show nightly-report                   who holds it, who waits, since when
+
+  T=$(leasehold acquire deploy --pid $$) || exit  around a section of a shell script
+  …
+  leasehold release deploy --token \"$T\"";
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Runs a command while holding a lock
+    Run(RunArgs),
+    /// Takes a lock for a shell script and prints its token
+    Acquire(AcquireArgs),
+    /// Releases what `acquire` took, or takes a lock away from whoever holds it
+    Release(ReleaseArgs),
+    /// Lists the locks in use
+    Ls(LsArgs),
+    /// Shows who holds a lock and who waits for it
+    Show(ShowArgs),
+    /// Holds a lock for `acquire`
+    #[command(hide = true)]
+    Keep(KeepArgs),
+    /// Ends a command whose `leasehold` is gone
+    #[command(hide = true)]
+    Watchdog(WatchdogArgs),
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct StoreArgs {
+    /// Where the locks are kept: file:, file:/some/directory, …
+    ///
+    /// The default, file:, is a directory of yours on this machine, the same for your shell and
+    /// for cron. `leasehold show NAME` and -v say which.
+    #[arg(long, value_name = "URL", env = "LEASEHOLD_STORE", default_value = "file:")]
+    store: String,
+}
+
+impl StoreArgs {
+    /// The store's URL; an empty LEASEHOLD_STORE is as good as none.
+    pub(crate) fn url(&self) -> &str {
+        if self.store.is_empty() { "file:" } else { &self.store }
+    }
+}
+
+/// How to take a lock: what `run` and `acquire` share.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct TakeArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+    /// Do not wait: exit with 75 if somebody else holds the lock
+    #[arg(long = "try", conflicts_with = "wait")]
+    pub(crate) try_only: bool,
+    /// Wait no longer than this (10s, 5m, 1h30m; a bare number is seconds), then exit with 75
+    #[arg(long, value_name = "DUR", value_parser = duration)]
+    pub(crate) wait: Option<Duration>,
+    /// Take the lock as one of many readers (a read-write lock)
+    #[arg(long, conflicts_with_all = ["exclusive", "permits", "of"])]
+    pub(crate) shared: bool,
+    /// Take the lock as its only writer, against --shared
+    #[arg(long, conflicts_with_all = ["permits", "of"])]
+    pub(crate) exclusive: bool,
+    /// Take this many permits of a semaphore
+    #[arg(long, value_name = "K", requires = "of", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) permits: Option<u32>,
+    /// The lock is a semaphore of N permits: up to N may hold at once
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) of: Option<u32>,
+    /// How long a crashed holder's lock stays taken, where the store works with leases (not file:)
+    #[arg(long, value_name = "DUR", value_parser = duration, default_value = "15s")]
+    pub(crate) lease: Duration,
+    /// Hold no longer than this: the command is ended in time
+    #[arg(long, value_name = "DUR", value_parser = duration)]
+    pub(crate) max_hold: Option<Duration>,
+    /// Keep the lock taken this long even if the command is done earlier: once per period
+    #[arg(long, value_name = "DUR", value_parser = duration)]
+    pub(crate) at_least: Option<Duration>,
+    /// Keep the lock closed this long after a crash, where the store can
+    #[arg(long, value_name = "DUR", value_parser = duration)]
+    pub(crate) lock_delay: Option<Duration>,
+    /// What `show` and those who wait read about this holder
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) label: Option<String>,
+    /// Exit with this code instead of 75 when the lock was not acquired
+    #[arg(short = 'E', long, value_name = "CODE", default_value_t = crate::exit::NOT_ACQUIRED)]
+    pub(crate) conflict_exit_code: u8,
+    /// Name of the lock: 1 to 512 bytes of UTF-8 without control characters
+    pub(crate) name: String,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = RUN_HELP, after_help = "More, with examples: leasehold run --help")]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    pub(crate) take: TakeArgs,
+    /// Do not let the command inherit the lock: it is free the moment leasehold dies (file:)
+    #[arg(long)]
+    pub(crate) close: bool,
+    /// Say on stderr what happens
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+    /// Say on stderr what happens, as one JSON object per line
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// The command and its arguments: executed directly, never through a shell
+    #[arg(last = true, required = true, value_name = "CMD")]
+    pub(crate) command: Vec<OsString>,
+}
+
+const RUN_HELP: &str = "\
+Examples:
+  leasehold run nightly-report -- ./report.sh
+  leasehold run --wait 30s -E 0 sync -- rsync -a src/ dst/  # gives up quietly after 30 s
+  leasehold run --of 4 --permits 2 gpu -- ./train           # two of four permits
+  leasehold run --shared db -- ./read.sh                    # together with other --shared …
+  leasehold run --exclusive db -- ./migrate.sh              # … but never with this one
+  leasehold run --at-least 50m hourly -- ./hourly.sh        # from cron on many machines: once
+  leasehold run stock -- sh -c 'update \"$LEASEHOLD_TOKEN\"'  # the shell is yours to ask for
+
+The command finds LEASEHOLD_NAME and LEASEHOLD_TOKEN (the fencing token) in its environment. It
+runs in a process group of its own; signals are passed on to that group, and on a terminal it is
+the foreground job: Ctrl-C and Ctrl-Z work as ever.
+
+Exit codes: the command's own, 128+n if it died of signal n; or
+    2  usage, an invalid name or option, or a name in use as another kind of lock
+   69  the store cannot be reached or used
+   71  the system refused (no more processes, no more files)
+   74  the lock was lost, or about to be, while the command ran: it was ended
+   75  the lock was not acquired (-E changes this)
+  126  the command cannot be executed
+  127  the command was not found
+
+The lock is not given away under a running command. Where it is a lease that cannot be renewed,
+the command's group gets SIGTERM when a third of the lease is left, and SIGKILL before the last
+tenth.
+If leasehold itself is killed, or stopped for too long, a watchdog does the same. With the file
+store nothing runs out, and the command inherits the lock as with flock (--close prevents it).
+
+Not covered: descendants that leave the command's process group (daemons, setsid), or that run on
+in it after the command itself has ended; a machine that is suspended or frozen as a whole until
+the lease is over (the command is ended as soon as it wakes); and whatever the command set off on
+other machines. Where that matters, let the resource check the token. A job that was stopped with
+Ctrl-Z stops renewing too: on a store with leases it is ended before its lease is over.";
+
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = ACQUIRE_HELP, after_help = "More, with examples: leasehold acquire --help")]
+pub(crate) struct AcquireArgs {
+    #[command(flatten)]
+    pub(crate) take: TakeArgs,
+    /// The process whose end releases the lock [default: the calling shell]
+    #[arg(long, value_parser = clap::value_parser!(i32).range(1..))]
+    pub(crate) pid: Option<i32>,
+}
+
+const ACQUIRE_HELP: &str = "\
+Example:
+  T=$(leasehold acquire deploy --wait 1m) || exit
+  ./deploy.sh \"$T\"
+  leasehold release deploy --token \"$T\"
+
+A keeper in the background holds and renews the lock until it is released or the calling shell is
+gone, however it ended. `release` exits with 74 if the lock was lost meanwhile. The calling shell
+is found even from inside $(…); --pid $$ names it outright. Exit codes as in `leasehold run`.
+
+Nothing stops the script when the lock is lost (where the store works with leases): a script that
+must be stopped is better run by `leasehold run`.";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = RELEASE_HELP)]
+pub(crate) struct ReleaseArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+    /// Release the hold with this token: what `acquire` printed
+    #[arg(long, value_name = "T", required_unless_present = "force", conflicts_with = "force")]
+    pub(crate) token: Option<Token>,
+    /// Take the lock away from whoever holds it; who waits is next
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Name of the lock
+    pub(crate) name: String,
+}
+
+const RELEASE_HELP: &str = "\
+Exit codes: 0 it was held until now; 74 the hold with this token had ended before (lost, evicted or
+released); 1 with --force, nobody held it; 2 and 69 as in `leasehold run`.
+
+--force hands the lock to the next in the queue while its holder may still be at work: only a
+resource that checks tokens is safe from that.";
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct LsArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+    /// Print one JSON array
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Only names that begin so
+    #[arg(default_value = "", hide_default_value = true)]
+    pub(crate) prefix: String,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ShowArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Name of the lock
+    pub(crate) name: String,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct KeepArgs {
+    #[command(flatten)]
+    pub(crate) take: TakeArgs,
+    /// The process whose end releases the lock …
+    #[arg(long)]
+    pub(crate) pid: i32,
+    /// … and when it was started, so that no other of that number is taken for it
+    #[arg(long)]
+    pub(crate) started: u64,
+    /// Report the queue too: somebody watches
+    #[arg(long)]
+    pub(crate) progress: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct WatchdogArgs {
+    /// How long the group has between SIGTERM and SIGKILL once leasehold is gone
+    #[arg(long, value_name = "MS")]
+    pub(crate) grace: u64,
+}
+
+/// A duration as people write it; a bare number is seconds, as for `sleep` and `flock -w`.
+fn duration(text: &str) -> Result<Duration, String> {
+    if let Ok(seconds) = text.parse() {
+        return Ok(Duration::from_secs(seconds));
+    }
+    humantime::parse_duration(text)
+        .map_err(|e| format!("{e}; write it like 10s, 500ms, 5m or 1h30m"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        use clap::CommandFactory;
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn durations_are_what_people_write() {
+        assert_eq!(duration("0").unwrap(), Duration::ZERO);
+        assert_eq!(duration("90").unwrap(), Duration::from_secs(90));
+        assert_eq!(duration("1h30m").unwrap(), Duration::from_secs(5400));
+        for bad in ["", "-1", "soon", "5 parsecs", "1.5.2s", "99999999999999999999"] {
+            let error = duration(bad).unwrap_err();
+            assert!(error.contains("write it like"), "{bad}: {error}");
+            assert_eq!(error.lines().count(), 1, "{bad}: {error}");
+        }
+    }
+
+    #[test]
+    fn kinds_do_not_mix() {
+        let parse = |more: &[&str]| {
+            let words = ["leasehold", "run"].iter().chain(more).chain(&["x", "--", "true"]);
+            Args::try_parse_from(words)
+        };
+        for good in [&[][..], &["--of", "3"], &["--of", "3", "--permits", "2"], &["--shared"]] {
+            assert!(parse(good).is_ok(), "{good:?}");
+        }
+        for bad in [
+            &["--permits", "2"][..],
+            &["--of", "0"],
+            &["--shared", "--exclusive"],
+            &["--shared", "--of", "2"],
+            &["--try", "--wait", "1s"],
+        ] {
+            assert!(parse(bad).is_err(), "{bad:?}");
+        }
+    }
+}

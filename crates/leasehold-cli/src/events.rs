@@ -1,0 +1,210 @@
+//! What happens, told on stderr: nothing (the default), plain lines (`-v`), or JSON lines
+//! (`--json`); and on a terminal the one line about the queue while we wait.
+//!
+//! A thread of its own writes, since a reader that does not read would otherwise stop us, and
+//! whoever is stopped renews nothing and reacts to nothing. stdout is CMD's alone.
+
+use std::io::{IsTerminal, Write, stderr};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+/// One thing that happened. Its JSON form is documented by its fields, and only grows.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub(crate) enum Event {
+    /// The store that is used.
+    Store { store: String },
+    /// We stand in the queue; `ahead` counts those before us, holders included.
+    Waiting { name: String, ahead: usize },
+    /// The line about the queue changed (between `acquire` and its keeper only).
+    Progress { line: String },
+    /// The lock is held.
+    Acquired { name: String, token: u64, waited_seconds: f64 },
+    /// CMD runs.
+    Started { pid: i32 },
+    /// A signal that came to us was passed on.
+    Forwarded { signal: i32 },
+    /// CMD was stopped, and us with it; and both run again.
+    Stopped { signal: i32 },
+    /// The lease was not renewed in time, or max-hold is nearly over: CMD was sent SIGTERM.
+    AtRisk { name: String, remaining_seconds: f64 },
+    /// A renewal came in time after all.
+    Recovered { name: String },
+    /// The end of the lease was too near, or the lock is lost: CMD was sent SIGKILL.
+    Killed { name: String },
+    /// The lock is not held any more.
+    Lost { name: String, reason: String },
+    /// CMD ended: with a code, or by a signal.
+    Exited { code: Option<i32>, signal: Option<i32> },
+    /// The lock was given back.
+    Released { name: String, token: u64 },
+    /// Something that people should know, though it changes no exit code.
+    Warning { message: String },
+    /// leasehold itself ends with this code.
+    Failed { code: u8, message: String },
+}
+
+impl Event {
+    /// For people; in one line whatever the names hold.
+    fn line(&self) -> String {
+        let plain = |name: &str| name.to_owned();
+        match self {
+            Self::Store { store } => format!("store {}", store.escape_debug()),
+            Self::Waiting { name, ahead } => format!("waiting for {name:?}, {ahead} before us"),
+            Self::Progress { line } => plain(line),
+            Self::Acquired { name, token, waited_seconds } => {
+                format!("acquired {name:?}, token {token}, after {waited_seconds:.3} s")
+            }
+            Self::Started { pid } => format!("the command runs as process group {pid}"),
+            Self::Forwarded { signal } => format!("passed on signal {signal}"),
+            Self::Stopped { signal } => format!("the command was stopped by signal {signal}"),
+            Self::AtRisk { name, remaining_seconds } => {
+                format!("{name:?} is certain for only {remaining_seconds:.3} s more: sent SIGTERM")
+            }
+            Self::Recovered { name } => format!("{name:?} was renewed after all"),
+            Self::Killed { name } => format!("{name:?} is as good as lost: sent SIGKILL"),
+            Self::Lost { name, reason } => format!("lost {name:?}: {reason}"),
+            Self::Exited { code: Some(code), .. } => format!("the command exited with {code}"),
+            Self::Exited { signal, .. } => {
+                format!("the command died of signal {}", signal.unwrap_or_default())
+            }
+            Self::Released { name, token } => format!("released {name:?}, token {token}"),
+            Self::Warning { message } | Self::Failed { message, .. } => plain(message),
+        }
+    }
+
+    /// One JSON object, with the time in seconds since 1970.
+    pub(crate) fn json(&self) -> String {
+        #[derive(Serialize)]
+        struct Timed<'a> {
+            time: f64,
+            #[serde(flatten)]
+            event: &'a Event,
+        }
+        let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        serde_json::to_string(&Timed { time, event: self }).unwrap_or_default()
+    }
+}
+
+/// How events are told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Style {
+    Quiet,
+    Plain,
+    Json,
+}
+
+#[derive(Debug)]
+enum Said {
+    Line(String),
+    Progress(String),
+}
+
+/// Tells events.
+#[derive(Debug)]
+pub(crate) struct Events {
+    style: Style,
+    on_terminal: bool,
+    writer: Option<(mpsc::Sender<Said>, JoinHandle<()>)>,
+}
+
+impl Events {
+    pub(crate) fn new(style: Style) -> Self {
+        let (sender, said) = mpsc::channel();
+        let writer = std::thread::Builder::new().name("stderr".into()).spawn(move || write(said));
+        Self {
+            style,
+            on_terminal: style != Style::Json && stderr().is_terminal(),
+            writer: writer.ok().map(|thread| (sender, thread)),
+        }
+    }
+
+    /// Tells what happened, to those who asked.
+    pub(crate) fn tell(&self, event: &Event) {
+        match (self.style, event) {
+            // The bare truth about a failure is told in any case.
+            (Style::Quiet, Event::Warning { .. } | Event::Failed { .. }) | (Style::Plain, _) => {
+                self.say(Said::Line(format!("leasehold: {}", event.line())));
+            }
+            (Style::Json, _) => self.say(Said::Line(event.json())),
+            (Style::Quiet, _) => {}
+        }
+    }
+
+    /// Whether a line about the queue would be seen.
+    pub(crate) fn shows_progress(&self) -> bool {
+        self.on_terminal
+    }
+
+    /// Replaces the line about the queue; an empty one removes it.
+    pub(crate) fn progress(&self, line: String) {
+        if self.on_terminal {
+            self.say(Said::Progress(line));
+        }
+    }
+
+    fn say(&self, what: Said) {
+        if let Some((sender, _)) = &self.writer {
+            let _ = sender.send(what);
+        }
+    }
+
+    /// Returns when everything is written.
+    pub(crate) fn finish(&mut self) {
+        if let Some((sender, thread)) = self.writer.take() {
+            drop(sender);
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
+/// Writes until nobody says anything any more. A stderr that is gone is no reason to fail.
+#[allow(clippy::needless_pass_by_value, reason = "the thread owns its end of the channel")]
+fn write(said: mpsc::Receiver<Said>) {
+    let mut shown = false;
+    let mut erase =
+        |now_shown: bool| if std::mem::replace(&mut shown, now_shown) { "\r\x1b[K" } else { "" };
+    for what in said {
+        let text = match what {
+            Said::Line(line) => format!("{}{line}\n", erase(false)),
+            Said::Progress(line) if line.is_empty() => erase(false).to_owned(),
+            Said::Progress(line) => format!("{}{}", erase(true), crate::table::cut(&line, width())),
+        };
+        let mut stderr = stderr().lock();
+        let _ = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());
+    }
+    let _ = stderr().write_all(erase(false).as_bytes());
+}
+
+/// How much fits on one line of the terminal.
+fn width() -> usize {
+    let size = rustix::termios::tcgetwinsize(stderr());
+    let columns = size.map_or(80, |s| usize::from(s.ws_col));
+    // One column less: some terminals wrap when the last is written.
+    if columns == 0 { 79 } else { columns - 1 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_survive_json_and_stay_on_one_line() {
+        let name = "a\u{2028}b\"".to_owned();
+        let event = Event::Acquired { name, token: 7, waited_seconds: 0.5 };
+        assert_eq!(event.line(), "acquired \"a\\u{2028}b\\\"\", token 7, after 0.500 s");
+        let json = event.json();
+        assert!(!json.contains('\n') && json.contains("\"event\":\"acquired\""), "{json}");
+        let back: Event = serde_json::from_str(&json).unwrap();
+        assert_eq!(back.line(), event.line());
+    }
+}

@@ -1,0 +1,218 @@
+//! `leasehold ls` and `leasehold show`: the queues, as tables for people and as JSON for programs.
+//!
+//! Names, labels and hosts were written by others, perhaps to be seen on an administrator's
+//! terminal: nothing in them reaches it raw.
+
+use std::io::{Write, stdout};
+use std::process::ExitCode;
+
+use leasehold::store::{ClaimInfo, LockInfo, Standing};
+use leasehold::{Kind, Token};
+use serde::Serialize;
+
+use crate::args::{LsArgs, ShowArgs};
+use crate::drive;
+use crate::exit::Failure;
+use crate::table::{aligned, clean, short};
+use crate::take::connect;
+
+pub(crate) fn ls(args: LsArgs) -> ExitCode {
+    finish(drive(async {
+        let locks = connect(&args.store).await?;
+        let found = locks.list(&args.prefix).await?;
+        Ok(if args.json {
+            json(&found.iter().map(|info| Lock::of(info, None)).collect::<Vec<_>>())
+        } else if found.is_empty() {
+            String::new()
+        } else {
+            lines(&found)
+        })
+    }))
+}
+
+pub(crate) fn show(args: ShowArgs) -> ExitCode {
+    finish(drive(async {
+        let locks = connect(&args.store).await?;
+        let found = locks.read(&args.name).await?;
+        let store = Some(locks.url());
+        Ok(match (&found, args.json) {
+            (Some(info), true) => json(&Lock::of(info, store)),
+            (None, true) => json(&Lock::free(&args.name, store)),
+            (Some(info), false) => details(info, locks.url()),
+            (None, false) => {
+                let name = clean(&args.name);
+                format!("lock   {name} (free)\nstore  {}\n", clean(locks.url()))
+            }
+        })
+    }))
+}
+
+/// Prints the text; a reader that has seen enough is no failure.
+fn finish(text: Result<String, Failure>) -> ExitCode {
+    match text {
+        Ok(text) => {
+            let _ = stdout().write_all(text.as_bytes()).and_then(|()| stdout().flush());
+            ExitCode::SUCCESS
+        }
+        Err(failure) => failure.report(),
+    }
+}
+
+/// A lock as programs see it.
+#[derive(Serialize)]
+struct Lock<'a> {
+    name: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    store: Option<&'a str>,
+    kind: Option<Kind>,
+    capacity: Option<u32>,
+    claims: Vec<Claim<'a>>,
+}
+
+/// A place in its queue as programs see it.
+#[derive(Serialize)]
+struct Claim<'a> {
+    state: Standing,
+    host: &'a str,
+    pid: u32,
+    label: &'a str,
+    token: Option<Token>,
+    weight: u32,
+    since_seconds: f64,
+    remaining_seconds: Option<f64>,
+}
+
+impl<'a> Lock<'a> {
+    fn of(info: &'a LockInfo, store: Option<&'a str>) -> Self {
+        let claims = info.claims.iter().map(|c| Claim {
+            state: c.standing,
+            host: &c.holder.host,
+            pid: c.holder.pid,
+            label: &c.holder.label,
+            token: c.token,
+            weight: c.weight,
+            since_seconds: c.since.as_secs_f64(),
+            remaining_seconds: c.remaining.map(|r| r.as_secs_f64()),
+        });
+        Self {
+            name: info.name.as_str(),
+            store,
+            kind: Some(info.kind),
+            capacity: Some(info.capacity),
+            claims: claims.collect(),
+        }
+    }
+
+    fn free(name: &'a str, store: Option<&'a str>) -> Self {
+        Self { name, store, kind: None, capacity: None, claims: Vec::new() }
+    }
+}
+
+fn json(value: &impl Serialize) -> String {
+    serde_json::to_string_pretty(value).map(|text| text + "\n").unwrap_or_default()
+}
+
+fn kind(info: &LockInfo) -> String {
+    match info.kind {
+        Kind::Semaphore => format!("semaphore of {}", info.capacity),
+        kind => kind.to_string(),
+    }
+}
+
+/// One line a lock.
+fn lines(locks: &[LockInfo]) -> String {
+    let mut rows =
+        vec![["NAME", "KIND", "WAITING", "SINCE", "HELD BY"].map(str::to_owned).to_vec()];
+    rows.extend(locks.iter().map(|info| {
+        let (first, more) = (info.holders().next(), info.holders().count().saturating_sub(1));
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        vec![
+            clean(info.name.as_str()),
+            kind(info),
+            info.waiters().count().to_string(),
+            first.map_or("-".to_owned(), |c| short(c.since)),
+            first.map_or("-".to_owned(), |c| format!("{}{more}", c.holder)),
+        ]
+    }));
+    aligned(&rows)
+}
+
+/// One line a claim.
+fn details(info: &LockInfo, store: &str) -> String {
+    let (name, kind, store) = (clean(info.name.as_str()), kind(info), clean(store));
+    let mut rows = vec![
+        ["STATE", "HOST", "PID", "LABEL", "TOKEN", "SINCE", "REMAINING"]
+            .map(str::to_owned)
+            .to_vec(),
+    ];
+    rows.extend(info.claims.iter().map(|c| row(info.kind, c)));
+    format!("lock   {name} ({kind})\nstore  {store}\n\n{}", aligned(&rows))
+}
+
+fn row(kind: Kind, c: &ClaimInfo) -> Vec<String> {
+    let state = match c.standing {
+        Standing::Holding => "holds",
+        Standing::Waiting => "waits",
+        Standing::Departed => "closed",
+    };
+    let side = match kind {
+        Kind::Mutex => String::new(),
+        Kind::RwLock if c.weight == 1 => " to read".to_owned(),
+        Kind::RwLock => " to write".to_owned(),
+        Kind::Semaphore => format!(" {}", c.weight),
+    };
+    let or_none = |text: String| if text.is_empty() { "-".to_owned() } else { text };
+    vec![
+        format!("{state}{side}"),
+        or_none(clean(&c.holder.host)),
+        c.holder.pid.to_string(),
+        or_none(clean(&c.holder.label)),
+        c.token.map_or("-".to_owned(), |t| t.to_string()),
+        short(c.since),
+        c.remaining.map_or("-".to_owned(), short),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use leasehold::{Holder, Name};
+
+    use super::*;
+
+    fn lock(label: &str) -> LockInfo {
+        let holder = Holder { host: "web-1".into(), pid: 7, label: label.into() };
+        let since = Duration::from_secs(75);
+        let claim = ClaimInfo::new(Standing::Holding, holder, Token::new(42), 1, since, None);
+        LockInfo::new(Name::new("x y").unwrap(), Kind::Mutex, 1, vec![claim])
+    }
+
+    #[test]
+    fn tables_are_for_people() {
+        assert_eq!(
+            details(&lock("nightly"), "file:/x"),
+            "lock   x y (mutex)\nstore  file:/x\n\n\
+             STATE  HOST   PID  LABEL    TOKEN  SINCE   REMAINING\n\
+             holds  web-1  7    nightly  42     1m 15s  -\n"
+        );
+        assert!(lines(&[lock("")]).contains("x y   mutex  0        1m 15s  web-1 pid 7\n"));
+    }
+
+    #[test]
+    fn s90_labels_of_others_are_shown_harmless() {
+        for text in [details(&lock("a\x1b]0;x\x07"), "file:"), lines(&[lock("a\x1b]0;x\x07")])] {
+            assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "{text}");
+        }
+    }
+
+    #[test]
+    fn json_is_for_programs() {
+        let value: serde_json::Value =
+            serde_json::from_str(&json(&Lock::of(&lock("a"), Some("file:")))).unwrap();
+        assert_eq!(value["claims"][0]["token"], 42);
+        assert_eq!(value["claims"][0]["state"], "holding");
+        assert_eq!(value["claims"][0]["since_seconds"], 75.0);
+        assert_eq!(value["store"], "file:");
+    }
+}

@@ -1,0 +1,47 @@
+//! `leasehold release`: ends a hold.
+//!
+//! With `--token`, the hold of a script: its [keeper](crate::keeper) is asked first, because it
+//! alone knows whether the lock was held all the time, and because it keeps what `--at-least`
+//! promised. Where there is none (another machine, or somebody killed it), the claim is taken out
+//! of the store. With `--force`, whoever holds it.
+
+use std::process::ExitCode;
+
+use leasehold::store::Evict;
+
+use crate::args::ReleaseArgs;
+use crate::drive;
+use crate::exit::{self, Failure};
+use crate::keeper::Door;
+use crate::take::connect;
+
+pub(crate) fn main(args: ReleaseArgs) -> ExitCode {
+    match drive(release(&args)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}
+
+async fn release(args: &ReleaseArgs) -> Result<(), Failure> {
+    let ReleaseArgs { name, token, .. } = args;
+    let locks = connect(&args.store).await?;
+    let Some(token) = *token else {
+        return match locks.evict(name, Evict::Holders).await? {
+            0 => Err(Failure::new(exit::NOT_HELD, format!("nobody holds {name:?}"))),
+            _ => Ok(()),
+        };
+    };
+    if let Some(answer) = Door::new(locks.url(), name, token.get()).knock().await {
+        return answer;
+    }
+    match locks.evict(name, Evict::Token(token)).await? {
+        0 => {
+            let what = format!(
+                "{name:?} is not held with token {token}: it was lost or released before; what \
+                 was done since may have been done by somebody else too"
+            );
+            Err(Failure::new(exit::LOST, what))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,118 @@
+//! Signals: which are passed on, and how leasehold itself ends by one.
+//!
+//! *Passed on* is every signal that somebody sends on purpose: HUP, INT, QUIT, TERM, USR1, USR2,
+//! ALRM, WINCH, CONT, TSTP, PWR and the real-time signals. Not passed on are those that the kernel
+//! raises for what a process does itself (PIPE, TTIN, TTOU, XCPU, XFSZ, SEGV, …): they would be
+//! about leasehold and not about CMD. KILL and STOP cannot be caught; the
+//! [watchdog](crate::watchdog) is there for them.
+//!
+//! What was ignored when we were started stays ignored, here and in CMD: `nohup` works.
+//!
+//! Before CMD runs, the signals that end a program end our waiting: the place in the queue is given
+//! up first, and then we die of that very signal, so that the caller sees what happened.
+
+use nix::libc;
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, raise, sigaction};
+use nix::unistd::Pid;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+
+/// Those that end a program that does nothing about them.
+const ENDING: [Signal; 4] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];
+const OTHERS: [Signal; 7] = [
+    Signal::SIGUSR1,
+    Signal::SIGUSR2,
+    Signal::SIGALRM,
+    Signal::SIGWINCH,
+    Signal::SIGCONT,
+    Signal::SIGTSTP,
+    Signal::SIGPWR,
+];
+
+/// The signals that arrive, by number.
+#[derive(Debug)]
+pub(crate) struct Signals {
+    arrived: mpsc::UnboundedReceiver<i32>,
+    catcher: mpsc::UnboundedSender<i32>,
+    ignored: u64,
+}
+
+impl Signals {
+    /// Catches what would end us while we wait.
+    pub(crate) fn while_waiting() -> std::io::Result<Self> {
+        let (catcher, arrived) = mpsc::unbounded_channel();
+        let signals = Self { arrived, catcher, ignored: ignored_from_the_start() };
+        ENDING.iter().try_for_each(|&s| signals.catch(s as i32))?;
+        Ok(signals)
+    }
+
+    /// From now on catches everything that is passed on.
+    pub(crate) fn all(&self) -> std::io::Result<()> {
+        OTHERS.iter().try_for_each(|&s| self.catch(s as i32))?;
+        (libc::SIGRTMIN()..=libc::SIGRTMAX()).try_for_each(|s| self.catch(s))
+    }
+
+    fn catch(&self, number: i32) -> std::io::Result<()> {
+        if self.ignored & (1 << (number - 1)) != 0 {
+            return Ok(());
+        }
+        let mut stream = signal(SignalKind::from_raw(number))?;
+        let catcher = self.catcher.clone();
+        tokio::spawn(async move {
+            while stream.recv().await.is_some() && catcher.send(number).is_ok() {}
+        });
+        Ok(())
+    }
+
+    /// The next one. Cancel safe.
+    pub(crate) async fn next(&mut self) -> i32 {
+        match self.arrived.recv().await {
+            Some(number) => number,
+            // We keep a sender ourselves.
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// The signals that this process was started with as ignored, as a bit mask.
+fn ignored_from_the_start() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|m| u64::from_str_radix(m.trim(), 16).ok()).unwrap_or(0)
+}
+
+/// Sends `number` to every process of the group. One that is empty already is no error.
+pub(crate) fn send(group: Pid, number: i32) {
+    // SAFETY: killpg takes two numbers and touches no memory of ours. (nix's own has no name for
+    // the real-time signals.)
+    unsafe { libc::killpg(group.as_raw(), number) };
+}
+
+/// Whether any process of the group is left.
+pub(crate) fn is_alive(group: Pid) -> bool {
+    nix::sys::signal::killpg(group, None).is_ok()
+}
+
+/// Does with `signal` what the system does by default, or ignores it. Gives what was set before.
+pub(crate) fn set(signal: Signal, to: SigHandler) -> nix::Result<SigAction> {
+    debug_assert!(matches!(to, SigHandler::SigDfl | SigHandler::SigIgn));
+    let action = SigAction::new(to, SaFlags::empty(), SigSet::empty());
+    // SAFETY: neither the default nor ignoring runs code of ours.
+    unsafe { sigaction(signal, &action) }
+}
+
+/// Puts back what [`set`] gave.
+pub(crate) fn restore(signal: Signal, before: &SigAction) {
+    // SAFETY: that handler was installed until now by whoever wrote it.
+    let _ = unsafe { sigaction(signal, before) };
+}
+
+/// Ends this process by the signal, as it would have ended had we not caught it.
+pub(crate) fn die_of(number: i32) -> u8 {
+    if let Ok(signal) = Signal::try_from(number) {
+        let _ = set(signal, SigHandler::SigDfl);
+        let _ = raise(signal);
+    }
+    // Only for a signal that does not end a program after all.
+    u8::try_from(128 + number).unwrap_or(crate::exit::SYSTEM)
+}

@@ -1,0 +1,110 @@
+//! Taking a lock as the command line says.
+
+use std::time::Duration;
+
+use leasehold::{Error, ErrorKind, Guard, Leasehold, MIN_LEASE};
+
+use crate::args::{StoreArgs, TakeArgs};
+use crate::exit::{Failure, NOT_ACQUIRED};
+use crate::table::short;
+
+/// Connects to the store.
+pub(crate) async fn connect(store: &StoreArgs) -> Result<Leasehold, Failure> {
+    Ok(Leasehold::connect(store.url()).await?)
+}
+
+/// The lease to ask for: no longer than the lock is to be held, so that the fractions of it at
+/// which a command is ended are fractions of that.
+pub(crate) fn lease(args: &TakeArgs) -> Duration {
+    args.max_hold.map_or(args.lease, |longest| args.lease.min(longest.max(MIN_LEASE)))
+}
+
+/// Takes the lock. `label` is what it says of itself unless the caller said; `on_waiting` is told
+/// how many are before us. Dropping the future gives the place in the queue up.
+pub(crate) async fn take(
+    locks: &Leasehold,
+    args: &TakeArgs,
+    label: String,
+    on_waiting: impl Fn(usize) + Send + Sync + 'static,
+) -> Result<Guard, Failure> {
+    /// Every kind of lock has these.
+    macro_rules! with_options {
+        ($lock:expr) => {{
+            let mut lock = $lock
+                .lease(lease(args))
+                .label(args.label.clone().unwrap_or(label))
+                .on_waiting(move |place| on_waiting(place.ahead));
+            if let Some(longest) = args.max_hold {
+                lock = lock.max_hold(longest);
+            }
+            if let Some(period) = args.at_least {
+                lock = lock.at_least(period);
+            }
+            if let Some(delay) = args.lock_delay {
+                lock = lock.lock_delay(delay);
+            }
+            lock
+        }};
+    }
+
+    let (try_only, wait) = (args.try_only || args.wait == Some(Duration::ZERO), args.wait);
+    let taken = if let Some(capacity) = args.of {
+        let permits = args.permits.unwrap_or(1);
+        let lock = with_options!(locks.semaphore(&args.name, capacity));
+        match wait {
+            _ if try_only => lock.try_acquire_many(permits).await,
+            Some(limit) => lock.acquire_many_timeout(permits, limit).await,
+            None => lock.acquire_many(permits).await,
+        }
+    } else if args.shared {
+        let lock = with_options!(locks.rwlock(&args.name));
+        match wait {
+            _ if try_only => lock.try_read().await,
+            Some(limit) => lock.read_timeout(limit).await,
+            None => lock.read().await,
+        }
+    } else if args.exclusive {
+        let lock = with_options!(locks.rwlock(&args.name));
+        match wait {
+            _ if try_only => lock.try_write().await,
+            Some(limit) => lock.write_timeout(limit).await,
+            None => lock.write().await,
+        }
+    } else {
+        let lock = with_options!(locks.mutex(&args.name));
+        match wait {
+            _ if try_only => lock.try_lock().await,
+            Some(limit) => lock.lock_timeout(limit).await,
+            None => lock.lock().await,
+        }
+    };
+    taken.map_err(|error| match not_acquired(args, &error) {
+        Some(message) => Failure::new(args.conflict_exit_code, message),
+        None => {
+            let failure = Failure::from(error);
+            let code =
+                if failure.code == NOT_ACQUIRED { args.conflict_exit_code } else { failure.code };
+            Failure { code, ..failure }
+        }
+    })
+}
+
+/// What the library says to programmers, in the words of the command line.
+fn not_acquired(args: &TakeArgs, error: &Error) -> Option<String> {
+    let what = match error.kind() {
+        ErrorKind::Contended => "is not free (wait with --wait)".to_owned(),
+        ErrorKind::Timeout => {
+            format!("did not become free within {}", short(args.wait.unwrap_or_default()))
+        }
+        _ => return None,
+    };
+    let mut text = format!("{:?} {what}", args.name);
+    if let [first, others @ ..] = error.holders() {
+        let held = format!(": held by {} for {}", first.holder, short(first.since));
+        text.push_str(&held);
+        if !others.is_empty() {
+            text.push_str(&format!(", and by {} more", others.len()));
+        }
+    }
+    Some(text)
+}

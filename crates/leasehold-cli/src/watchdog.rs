@@ -1,0 +1,306 @@
+//! The watchdog: ends CMD when leasehold itself no longer can.
+//!
+//! leasehold ends CMD before its lock can be another's. But leasehold may be killed with -9, or be
+//! stopped until its lease is over; then nobody would (PDEATHSIG reaches only the direct child, and
+//! not at all when we are stopped). So a second process of this program stands by.
+//!
+//! # The algorithm
+//! It reads lines from a pipe whose only writer is leasehold: `group N` (written by the child
+//! itself before CMD's first instruction), `deadline TERM KILL` (moments of the boot clock, `-`:
+//! none; after each renewal, and earlier than the real end of the lease by a quarter and a tenth of
+//! it), `done`.
+//! - End of file without `done`: leasehold is dead. TERM to the group, KILL after a grace period
+//!   or at the deadline, whichever comes first. The grace is zero if the lock died with leasehold.
+//! - The deadline comes without news: leasehold is stopped, or starved. TERM, then KILL, at the
+//!   told moments.
+//!
+//! # Why it is right
+//! - *Never too late.* It knows a deadline before CMD starts, and each later one only moves it out.
+//!   A lost or late line means an earlier KILL, never a later one. Time is the boot clock's, by
+//!   timerfd, so the alarm also goes off right after the machine wakes.
+//! - *Never the wrong group.* leasehold says `done` and waits for our end before it reaps CMD, so
+//!   while we live under it the group's number cannot be anybody else's. After its death we signal
+//!   at once, and stop as soon as the group is seen empty.
+//! - *Not in the way.* It is in a session of its own (no signal of the terminal or of a job reaches
+//!   it), blocks all signals, holds neither the lock's lifeline nor stdout, and ends with
+//!   leasehold. It is killed only by KILL; leasehold then starts another.
+//!
+//! Not covered: what leaves the group; and leasehold and watchdog killed at the same moment (with
+//! the file store CMD's inherited lifeline keeps the lock even then).
+
+use std::io::{self, PipeWriter, Write, stdin};
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::time::TimeSpec;
+use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
+use nix::unistd::Pid;
+
+use crate::args::WatchdogArgs;
+use crate::exit::Failure;
+use crate::{boottime, signals};
+
+/// When CMD is to be ended unless later news arrive, by the boot clock in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Deadlines {
+    /// SIGTERM.
+    pub(crate) term: Option<u64>,
+    /// SIGKILL.
+    pub(crate) kill: Option<u64>,
+}
+
+/// leasehold's side: the watchdog that it started.
+#[derive(Debug)]
+pub(crate) struct Watchdog {
+    process: Child,
+    pipe: PipeWriter,
+    grace: Duration,
+    group: Option<Pid>,
+    told: Deadlines,
+    /// How many more are started in this one's place.
+    spare: u8,
+}
+
+/// One that is killed by a person is replaced; what kills it again and again is no person.
+const SPARE: u8 = 20;
+
+impl Watchdog {
+    /// Starts one that gives CMD `grace` after our own death, and knows these deadlines.
+    pub(crate) fn start(grace: Duration, told: Deadlines) -> Result<Self, Failure> {
+        let (process, pipe) = launch(grace, told, None).map_err(not_started)?;
+        Ok(Self { process, pipe, grace, group: None, told, spare: SPARE })
+    }
+
+    /// The end into which the child writes its group.
+    pub(crate) fn pipe(&self) -> Result<PipeWriter, Failure> {
+        self.pipe.try_clone().map_err(|e| Failure::system("cannot copy a pipe", e))
+    }
+
+    /// CMD runs in this group: another watchdog would have to be told.
+    pub(crate) fn watches(&mut self, group: Pid) {
+        self.group = Some(group);
+    }
+
+    /// Moves the deadlines.
+    pub(crate) fn tell(&mut self, deadlines: Deadlines) {
+        self.told = deadlines;
+        // A pipe that is full or broken: the watchdog acts on what it knows, or is replaced.
+        let _ = self.pipe.write_all(deadlines.line().as_bytes());
+    }
+
+    /// Starts another if this one was killed.
+    pub(crate) fn check(&mut self) -> Result<(), Failure> {
+        let ended = self.process.try_wait().ok().flatten();
+        let killed = ended.is_some_and(|status| status.code() != Some(ACTED.into()));
+        if !killed || self.spare == 0 {
+            return Ok(());
+        }
+        self.spare -= 1;
+        if self.spare == 0 {
+            let again = "it was killed again and again; the command runs on without it";
+            return Err(Failure::system("no watchdog any more", again));
+        }
+        (self.process, self.pipe) =
+            launch(self.grace, self.told, self.group).map_err(not_started)?;
+        Ok(())
+    }
+
+    /// CMD has ended: sends the watchdog away and waits until it is gone. Tells whether it was the
+    /// watchdog that ended CMD.
+    pub(crate) fn done(mut self) -> bool {
+        let _ = self.pipe.write_all(b"done\n");
+        drop(self.pipe);
+        self.process.wait().is_ok_and(|status| status.code() == Some(ACTED.into()))
+    }
+}
+
+/// The exit code of a watchdog that signalled CMD.
+const ACTED: u8 = 10;
+
+fn not_started(error: io::Error) -> Failure {
+    Failure::system("cannot start the watchdog", error)
+}
+
+impl Deadlines {
+    fn line(self) -> String {
+        let show = |moment: Option<u64>| moment.map_or("-".to_owned(), |m| m.to_string());
+        format!("deadline {} {}\n", show(self.term), show(self.kill))
+    }
+}
+
+fn launch(grace: Duration, told: Deadlines, group: Option<Pid>) -> io::Result<(Child, PipeWriter)> {
+    let (theirs, mut ours) = io::pipe()?;
+    // Shared by every descriptor of this end: a watchdog that is stopped must not stop us.
+    rustix::io::ioctl_fionbio(&ours, true)?;
+    // Before it lives, so that it never lives without knowing.
+    ours.write_all(told.line().as_bytes())?;
+    if let Some(group) = group {
+        ours.write_all(format!("group {group}\n").as_bytes())?;
+    }
+    // Not current_exe(): this one is there even if the file was replaced meanwhile.
+    let mut command = Command::new("/proc/self/exe");
+    command
+        .arg0("leasehold")
+        .args(["watchdog", "--grace", &grace.as_millis().to_string()])
+        .stdin(theirs)
+        .stdout(Stdio::null())
+        .current_dir("/");
+    // SAFETY: setsid is a system call and async-signal-safe.
+    unsafe { command.pre_exec(|| nix::unistd::setsid().map(drop).map_err(io::Error::from)) };
+    Ok((command.spawn()?, ours))
+}
+
+/// The watchdog's own main.
+pub(crate) fn main(args: &WatchdogArgs) -> ExitCode {
+    match watch(Duration::from_millis(args.grace)) {
+        Ok(false) => ExitCode::SUCCESS,
+        Ok(true) => ExitCode::from(ACTED),
+        Err(error) => Failure::system("the watchdog failed", error).report(),
+    }
+}
+
+/// What it knows.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Knowledge {
+    group: Option<i32>,
+    deadlines: Deadlines,
+    done: bool,
+}
+
+impl Knowledge {
+    fn learn(&mut self, line: &str) {
+        let mut words = line.split_whitespace();
+        let moment = |word: Option<&str>| word.and_then(|w| w.parse().ok());
+        match words.next() {
+            // Never 0 or 1: killpg would take them for our own group, or for everybody.
+            Some("group") => {
+                self.group = words.next().and_then(|w| w.parse().ok()).filter(|&g| g > 1);
+            }
+            Some("deadline") => {
+                self.deadlines =
+                    Deadlines { term: moment(words.next()), kill: moment(words.next()) };
+            }
+            Some("done") => self.done = true,
+            _ => {}
+        }
+    }
+}
+
+/// Tells whether it signalled CMD.
+fn watch(grace: Duration) -> io::Result<bool> {
+    SigSet::all().thread_block()?;
+    // `killall leasehold` means leasehold, and not who stands by for just that.
+    nix::sys::prctl::set_name(c"lh-watchdog")?;
+    let alarm = TimerFd::new(ClockId::CLOCK_BOOTTIME, TimerFlags::TFD_CLOEXEC)?;
+    let input = stdin();
+    let (mut known, mut text, mut acted) = (Knowledge::default(), Vec::new(), false);
+    loop {
+        let Deadlines { term, kill } = known.deadlines;
+        let now = boottime::now();
+        if let Some(group) = known.group.map(Pid::from_raw) {
+            if kill.is_some_and(|k| k <= now) {
+                say("leasehold is stopped and its lock runs out: the command was killed");
+                signals::send(group, Signal::SIGKILL as i32);
+                return Ok(true);
+            }
+            if term.is_some_and(|t| t <= now) {
+                terminate(group);
+                acted = true;
+                known.deadlines.term = None;
+            }
+        }
+        set_alarm(&alarm, known.deadlines, now)?;
+        let mut ready = [
+            PollFd::new(input.as_fd(), PollFlags::POLLIN),
+            PollFd::new(alarm.as_fd(), PollFlags::POLLIN),
+        ];
+        match poll(&mut ready, PollTimeout::NONE) {
+            Ok(_) if ready[0].any() == Some(true) => {}
+            Ok(_) | Err(Errno::EINTR) => continue,
+            Err(e) => return Err(e.into()),
+        }
+        // Not through std's buffer, in which a line could lie while we poll.
+        let mut chunk = [0; 512];
+        match rustix::io::read(&input, &mut chunk)? {
+            0 => break,
+            n => text.extend_from_slice(&chunk[..n]),
+        }
+        while let Some(end) = text.iter().position(|&b| b == b'\n') {
+            known.learn(&String::from_utf8_lossy(&text[..end]));
+            text.drain(..=end);
+        }
+        if known.done {
+            return Ok(acted);
+        }
+    }
+    orphaned(&known, grace);
+    Ok(true)
+}
+
+/// Wakes us at the next moment of those that are told; at none if there are none.
+fn set_alarm(alarm: &TimerFd, deadlines: Deadlines, now: u64) -> io::Result<()> {
+    let coming = [deadlines.term, deadlines.kill].into_iter().flatten().filter(|&m| m > now).min();
+    match coming {
+        Some(moment) => {
+            let at = TimeSpec::from_duration(Duration::from_nanos(moment));
+            alarm.set(Expiration::OneShot(at), TimerSetTimeFlags::TFD_TIMER_ABSTIME)?;
+        }
+        None => alarm.unset()?,
+    }
+    Ok(())
+}
+
+/// leasehold is dead: so is CMD, in time.
+fn orphaned(known: &Knowledge, grace: Duration) {
+    let Some(group) = known.group.map(Pid::from_raw) else { return };
+    if !signals::is_alive(group) {
+        return;
+    }
+    say("leasehold was killed: ending the command that it ran under a lock");
+    let grace = known.deadlines.kill.map_or(grace, |k| grace.min(boottime::until(k)));
+    let end = boottime::after(grace).unwrap_or(0);
+    if !grace.is_zero() {
+        terminate(group);
+    }
+    while boottime::now() < end {
+        std::thread::sleep(Duration::from_millis(5).min(boottime::until(end)));
+        if !signals::is_alive(group) {
+            return;
+        }
+    }
+    signals::send(group, Signal::SIGKILL as i32);
+}
+
+/// TERM, and CONT so that a stopped group gets to it.
+pub(crate) fn terminate(group: Pid) {
+    signals::send(group, Signal::SIGTERM as i32);
+    signals::send(group, Signal::SIGCONT as i32);
+}
+
+fn say(what: &str) {
+    let _ = writeln!(io::stderr(), "leasehold: {what}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_told_is_known_and_nonsense_is_not() {
+        let mut known = Knowledge::default();
+        for line in ["group 7", "deadline - 9", "", "nonsense", "group"] {
+            known.learn(line);
+        }
+        let deadlines = Deadlines { term: None, kill: Some(9) };
+        assert_eq!(known, Knowledge { group: None, deadlines, done: false });
+        for dangerous in ["group 0", "group 1", "group -1", "group 99999999999"] {
+            known.learn(dangerous);
+            assert_eq!(known.group, None, "{dangerous}");
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! What the black-box tests share: the built command on a file store of its own.
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+pub(crate) const LEASEHOLD: &str = env!("CARGO_BIN_EXE_leasehold");
+/// Far more than anything here takes; only a failing test waits for it.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A directory that is gone after the test.
+pub(crate) struct Place {
+    dir: tempfile::TempDir,
+}
+
+impl Place {
+    pub(crate) fn new() -> Self {
+        Self { dir: tempfile::tempdir().unwrap() }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub(crate) fn store(&self) -> String {
+        format!("file:{}", self.path("store").display())
+    }
+
+    /// The command with these arguments.
+    pub(crate) fn leasehold<S: AsRef<std::ffi::OsStr>>(
+        &self,
+        words: impl IntoIterator<Item = S>,
+    ) -> Command {
+        let mut command = Command::new(LEASEHOLD);
+        command.args(words).env("LEASEHOLD_STORE", self.store()).stdin(Stdio::null());
+        command
+    }
+
+    /// Runs it to its end.
+    pub(crate) fn output(&self, words: &[&str]) -> Output {
+        self.leasehold(words).output().unwrap()
+    }
+
+    /// Runs it and gives its exit code.
+    pub(crate) fn code(&self, words: &[&str]) -> i32 {
+        let output = self.output(words);
+        output.status.code().unwrap_or_else(|| panic!("{words:?}: {output:?}"))
+    }
+
+    /// Starts `sh -c script` under the lock; the script says "ready" (a line) when it is.
+    pub(crate) fn hold(&self, name: &str, script: &str) -> Running {
+        self.hold_with(&[], name, script)
+    }
+
+    pub(crate) fn hold_with(&self, options: &[&str], name: &str, script: &str) -> Running {
+        let words = [&["run"], options, &[name, "--", "sh", "-c", script]].concat();
+        let mut running = Running::start(self.leasehold(words));
+        running.wait_for("ready");
+        running
+    }
+
+    /// What `show --json` says.
+    pub(crate) fn show(&self, name: &str) -> serde_json::Value {
+        let output = self.output(&["show", "--json", name]);
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    pub(crate) fn claims(&self, name: &str) -> usize {
+        self.show(name)["claims"].as_array().unwrap().len()
+    }
+
+    pub(crate) fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(self.path(name)).unwrap_or_default()
+    }
+}
+
+/// A command that runs, and what it says on stdout.
+pub(crate) struct Running {
+    pub(crate) child: Child,
+    pub(crate) stdout: BufReader<ChildStdout>,
+}
+
+impl Running {
+    pub(crate) fn start(mut command: Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        Self { child, stdout }
+    }
+
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_raw(self.child.id() as i32)
+    }
+
+    pub(crate) fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+
+    /// Reads lines until this one.
+    pub(crate) fn wait_for(&mut self, wanted: &str) {
+        loop {
+            let line = self.line();
+            assert!(!line.is_empty(), "ended before it said {wanted}: {}", self.errors());
+            if line == wanted {
+                return;
+            }
+        }
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill(self.pid(), signal).unwrap();
+    }
+
+    /// Everything on stderr, once it has ended.
+    pub(crate) fn errors(&mut self) -> String {
+        let mut text = String::new();
+        self.child.stderr.take().map(|mut e| e.read_to_string(&mut text));
+        text
+    }
+
+    pub(crate) fn code(&mut self) -> i32 {
+        let status = self.child.wait().unwrap();
+        status.code().unwrap_or_else(|| panic!("{status}: {}", self.errors()))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Waits until it is so.
+#[track_caller]
+pub(crate) fn eventually(what: &str, mut so: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !so() {
+        assert!(Instant::now() < end, "never: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Whether the process runs: there, and no zombie that nobody has reaped.
+pub(crate) fn runs(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+}
+
+pub(crate) fn exists(path: &Path) -> bool {
+    path.try_exists().unwrap()
+}
