@@ -1,1 +1,3 @@
+//! The `leasehold` command.
+mod torture;
 fn main() {}

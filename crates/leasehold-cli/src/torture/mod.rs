@@ -1,0 +1,3 @@
+//! `leasehold torture`: is my set-up safe?
+mod checker;
+mod history;
