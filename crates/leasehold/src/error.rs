@@ -20,6 +20,8 @@ pub enum ErrorKind {
     Timeout,
     /// The lock was held and is not any more; see [`Error::lost_reason`].
     Lost,
+    /// Held, but with less validity left than was asked for.
+    AtRisk,
     /// The store does not answer. What was asked may or may not have been done there; leasehold
     /// cleans up behind itself once the store is back, or the lease does.
     Unreachable,
@@ -47,6 +49,7 @@ impl fmt::Display for ErrorKind {
             Self::Contended => "held by somebody else",
             Self::Timeout => "timed out",
             Self::Lost => "lost",
+            Self::AtRisk => "too little validity left",
             Self::Unreachable => "store unreachable",
             Self::Unsupported => "unsupported",
             Self::Mismatch => "mismatch",
@@ -205,8 +208,8 @@ impl Error {
 
     /// Whether the same call may succeed later without anybody changing anything.
     pub fn is_retryable(&self) -> bool {
-        use ErrorKind::{Contended, Full, Lost, Timeout, Unreachable};
-        matches!(self.0.kind, Contended | Timeout | Lost | Unreachable | Full)
+        use ErrorKind::{AtRisk, Contended, Full, Lost, Timeout, Unreachable};
+        matches!(self.0.kind, Contended | Timeout | Lost | AtRisk | Unreachable | Full)
     }
 
     /// The operation that failed (`"lock"`, `"release"`, …), where there was one.

@@ -84,7 +84,8 @@ mod tests {
 
     #[test]
     fn s90_names_are_checked_and_never_forge_a_log_line() {
-        for good in ["a", "a/../b", "order:42", "\"quoted\" 'twice'", "ключ", &"x".repeat(512)] {
+        for good in ["a", "a/../b", "order:42", "\"quoted\" 'twice'", "ключ", &"x".repeat(512)]
+        {
             assert_eq!(Name::new(good).unwrap().as_str(), good);
         }
         for bad in ["", "a\0b", "a\r\nb", "tab\t", "\u{7f}", &"x".repeat(513), &"é".repeat(257)] {

@@ -88,14 +88,12 @@ macro_rules! option_methods {
     () => {
         /// How long a grant lasts unrenewed (default 15 s, at least 50 ms). A crashed holder's
         /// lock is free after this; a store without leases (`file:`) takes it for information.
-        #[must_use]
         pub fn lease(mut self, lease: std::time::Duration) -> Self {
             self.want.options.lease = lease;
             self
         }
 
         /// Never renews: the hold ends when its lease does, whatever the holder is doing.
-        #[must_use]
         pub fn no_renewal(mut self) -> Self {
             self.want.options.renew = false;
             self
@@ -103,14 +101,12 @@ macro_rules! option_methods {
 
         /// Holds no longer than this: then the guard is lost and the lock released, even though
         /// the holder lives.
-        #[must_use]
         pub fn max_hold(mut self, longest: std::time::Duration) -> Self {
             self.want.options.max_hold = Some(longest);
             self
         }
 
         /// Takes the lock only with at least this much validity left when the caller gets it.
-        #[must_use]
         pub fn min_validity(mut self, least: std::time::Duration) -> Self {
             self.want.options.min_validity = least;
             self
@@ -119,7 +115,6 @@ macro_rules! option_methods {
         /// Keeps the lock closed this long after an *unclean* end of the hold, for resources
         /// that cannot check tokens (Chubby's lock-delay; its default there is a minute).
         /// `Unsupported` where the store keeps nothing of an unclean end.
-        #[must_use]
         pub fn lock_delay(mut self, delay: std::time::Duration) -> Self {
             self.want.options.lock_delay = delay;
             self
@@ -127,14 +122,22 @@ macro_rules! option_methods {
 
         /// Keeps the lock taken for this long after it was granted, even when it is released
         /// earlier: once per period, on however many machines.
-        #[must_use]
         pub fn at_least(mut self, period: std::time::Duration) -> Self {
             self.want.options.at_least = period;
             self
         }
 
+        /// Called with our place in the queue when we join it and whenever it changes, from
+        /// whatever thread waits.
+        pub fn on_waiting(
+            mut self,
+            tell: impl Fn(crate::store::Place) + Send + Sync + 'static,
+        ) -> Self {
+            self.want.on_waiting = Some(std::sync::Arc::new(tell));
+            self
+        }
+
         /// What the holder says of itself to people who look (at most 256 bytes are kept).
-        #[must_use]
         pub fn label(mut self, text: impl Into<String>) -> Self {
             self.want.options.label = text.into();
             self

@@ -252,13 +252,7 @@ impl Queue {
     }
 
     /// Extends entry `i`, never shortens it: a late duplicate must not take back what was told.
-    fn beat(
-        &mut self,
-        i: usize,
-        lease: Duration,
-        waiter_lease: Duration,
-        now: u64,
-    ) -> Renewal {
+    fn beat(&mut self, i: usize, lease: Duration, waiter_lease: Duration, now: u64) -> Renewal {
         let e = &mut self.entries[i];
         let lease = match e.standing {
             Standing::Holding => lease,

@@ -6,6 +6,7 @@
 //! [conformance suite](crate::conformance) checks it.
 
 use std::fmt;
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -14,9 +15,8 @@ use crate::claim::{Claim, Holder, Kind, Token};
 use crate::error::{Error, HolderInfo, Result};
 use crate::name::Name;
 
-
-
 pub(crate) mod memory;
+pub use memory::MemoryStore;
 
 mod guarantees;
 pub use guarantees::{ClockModel, Durability, Guarantee, Guarantees, Liveness, Survival, Wakeup};
@@ -247,6 +247,12 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     fn is_local(&self) -> bool {
         false
     }
+
+    /// The descriptor that keeps this client's holds alive for as long as any process has it open:
+    /// a child that inherits it holds on when we die. `None` where there is no such thing.
+    fn lifeline(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }
 
 /// The queue as a contention error shows it.
@@ -275,4 +281,3 @@ pub(crate) fn mismatch(claim: &Claim, kind: Kind, capacity: u32) -> Error {
     )
     .on(&claim.name)
 }
-

@@ -68,8 +68,7 @@ impl MemoryStore {
 
     /// The process-wide namespace of this URL.
     pub(crate) fn connect(url: &str) -> Result<Arc<Self>> {
-        static NAMESPACES: Mutex<BTreeMap<String, Weak<MemoryStore>>> =
-            Mutex::new(BTreeMap::new());
+        static NAMESPACES: Mutex<BTreeMap<String, Weak<MemoryStore>>> = Mutex::new(BTreeMap::new());
         let name = url.strip_prefix("memory:").unwrap_or(url).trim_start_matches('/');
         if let Some(c) = name.chars().find(|c| c.is_control() || "?#@/".contains(*c)) {
             let what = format!("a memory: store is memory:NAME, without {c:?}");

@@ -1,0 +1,161 @@
+//! The same locks for code without a runtime: every call blocks its thread.
+//!
+//! ```
+//! let locks = leasehold::blocking::Leasehold::connect("memory:")?;
+//! let guard = locks.mutex("order:42").lock()?;
+//! println!("held, token {}", guard.token());
+//! guard.release()?;
+//! # Ok::<(), leasehold::Error>(())
+//! ```
+//!
+//! Renewal goes on in the background while your thread works or blocks. In async code use the async
+//! face: a blocked executor thread runs nothing else.
+
+use std::ops::Deref;
+use std::time::Duration;
+
+use pollster::block_on;
+
+use crate::error::{LostReason, Result};
+use crate::store::{Evict, LockInfo};
+
+/// A client of one store; see [`crate::Leasehold`].
+#[derive(Clone, Debug)]
+pub struct Leasehold(crate::Leasehold);
+
+impl Leasehold {
+    /// See [`crate::Leasehold::connect`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn connect(url: impl AsRef<str>) -> Result<Self> {
+        block_on(crate::Leasehold::connect(url)).map(Self)
+    }
+
+    /// See [`crate::Leasehold::mutex`].
+    pub fn mutex(&self, name: impl AsRef<str>) -> Mutex {
+        Mutex(self.0.mutex(name))
+    }
+
+    /// See [`crate::Leasehold::rwlock`].
+    pub fn rwlock(&self, name: impl AsRef<str>) -> RwLock {
+        RwLock(self.0.rwlock(name))
+    }
+
+    /// See [`crate::Leasehold::semaphore`].
+    pub fn semaphore(&self, name: impl AsRef<str>, permits: u32) -> Semaphore {
+        Semaphore(self.0.semaphore(name, permits))
+    }
+
+    /// See [`crate::Leasehold::read`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read(&self, name: impl AsRef<str>) -> Result<Option<LockInfo>> {
+        block_on(self.0.read(name))
+    }
+
+    /// See [`crate::Leasehold::list`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
+        block_on(self.0.list(prefix))
+    }
+
+    /// See [`crate::Leasehold::evict`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn evict(&self, name: impl AsRef<str>, which: Evict) -> Result<usize> {
+        block_on(self.0.evict(name, which))
+    }
+
+    /// See [`crate::Leasehold::close`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn close(self) -> Result<()> {
+        block_on(self.0.close())
+    }
+}
+
+impl From<crate::Leasehold> for Leasehold {
+    fn from(locks: crate::Leasehold) -> Self {
+        Self(locks)
+    }
+}
+
+/// A held lock: all of [`crate::Guard`], with a [`release`](Self::release) that blocks.
+#[derive(Debug)]
+#[must_use = "the lock is released when the guard is dropped"]
+pub struct Guard(crate::Guard);
+
+impl Guard {
+    /// See [`crate::Guard::release`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn release(self) -> Result<()> {
+        block_on(self.0.release())
+    }
+
+    /// Blocks until the lock is lost; see [`crate::Guard::lost`].
+    pub fn lost(&self) -> LostReason {
+        block_on(self.0.lost())
+    }
+}
+
+impl Deref for Guard {
+    type Target = crate::Guard;
+
+    fn deref(&self) -> &crate::Guard {
+        &self.0
+    }
+}
+
+/// One lock type of the blocking face: the options of the async one, and its calls, blocking.
+macro_rules! blocking {
+    ($name:ident: $($call:ident($($arg:ident: $type:ty),*)),+) => {
+        #[doc = concat!("See [`crate::", stringify!($name), "`].")]
+        #[derive(Clone, Debug)]
+        #[must_use = "a lock does nothing until it is taken"]
+        pub struct $name(crate::$name);
+
+        impl $name {
+            /// Sets options: takes the async lock's builder methods.
+            ///
+            /// ```
+            /// # use std::time::Duration;
+            /// # let locks = leasehold::blocking::Leasehold::connect("memory:")?;
+            /// let lock = locks.mutex("a").with(|m| m.lease(Duration::from_secs(30)));
+            /// # Ok::<(), leasehold::Error>(())
+            /// ```
+            pub fn with(self, options: impl FnOnce(crate::$name) -> crate::$name) -> Self {
+                Self(options(self.0))
+            }
+
+            $(
+                #[doc = concat!(
+                    "See [`", stringify!($call), "`](crate::", stringify!($name), "::",
+                    stringify!($call), ")."
+                )]
+                ///
+                /// # Errors
+                /// As there.
+                pub fn $call(&self, $($arg: $type),*) -> Result<Guard> {
+                    block_on(self.0.$call($($arg),*)).map(Guard)
+                }
+            )+
+        }
+    };
+}
+
+blocking!(Mutex: lock(), try_lock(), lock_timeout(limit: Duration));
+blocking!(RwLock:
+    read(), try_read(), read_timeout(limit: Duration),
+    write(), try_write(), write_timeout(limit: Duration));
+blocking!(Semaphore:
+    acquire(), try_acquire(), acquire_timeout(limit: Duration),
+    acquire_many(permits: u32), try_acquire_many(permits: u32),
+    acquire_many_timeout(permits: u32, limit: Duration));

@@ -1,0 +1,253 @@
+//! The value that means "held".
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::claim::{Kind, Token};
+use crate::clock::Moment;
+use crate::error::{Error, ErrorKind, LostReason, Result};
+use crate::keeper::patience;
+use crate::lease::{Lease, State};
+use crate::locks::Core;
+use crate::name::Name;
+use crate::telemetry;
+
+/// A held lock. Dropping it releases the lock in the background; [`release`](Self::release) also
+/// tells whether that worked.
+///
+/// A guard never claims more than it knows: [`is_held`](Self::is_held) is judged by this machine's
+/// boot clock against a deadline that no store can have undercut, so it is false *before* anybody
+/// else can get the lock. It cannot stop your code, though: check the [token](Self::token) at the
+/// resource, or work inside [`run`](crate::Mutex::run), which cancels when the lock is lost.
+///
+/// A guard of a fork's parent is inert in the child: not held, and its drop releases nothing.
+#[must_use = "the lock is released when the guard is dropped"]
+pub struct Guard {
+    hold: Arc<Hold>,
+}
+
+impl fmt::Debug for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guard")
+            .field("name", self.name())
+            .field("token", &self.token())
+            .field("state", &self.state())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Guard {
+    pub(crate) fn new(hold: Hold) -> Self {
+        Self { hold: Arc::new(hold) }
+    }
+
+    /// Another guard of the same hold: the lock is released with the last of them.
+    pub(crate) fn share(hold: Arc<Hold>) -> Self {
+        Self { hold }
+    }
+
+    pub(crate) fn hold(&self) -> &Arc<Hold> {
+        &self.hold
+    }
+
+    fn lease(&self) -> &Lease {
+        &self.hold.lease
+    }
+
+    /// The fencing token of this hold. Hand it to whatever the lock protects.
+    pub fn token(&self) -> Token {
+        self.lease().token
+    }
+
+    /// The lock's name.
+    pub fn name(&self) -> &Name {
+        &self.lease().claim.name
+    }
+
+    /// What kind of lock is held.
+    pub fn kind(&self) -> Kind {
+        self.lease().claim.kind
+    }
+
+    /// How many permits are held (a mutex: 1).
+    pub fn permits(&self) -> u32 {
+        self.lease().claim.weight
+    }
+
+    /// Whether the lock is certainly held now. No I/O.
+    pub fn is_held(&self) -> bool {
+        self.lease().is_held()
+    }
+
+    /// For how long the lock is certainly held if no renewal succeeds any more; zero once lost,
+    /// [`Duration::MAX`] where the store has no leases. No I/O.
+    pub fn remaining(&self) -> Duration {
+        self.lease().remaining()
+    }
+
+    /// How the hold stands now. No I/O.
+    pub fn state(&self) -> State {
+        self.lease().state()
+    }
+
+    /// To be called before a step that cannot be undone: is at least `min` of validity left?
+    /// No I/O.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Lost`] if the lock is lost, [`ErrorKind::AtRisk`] if it is held but less than
+    /// `min` is left.
+    pub fn ensure(&self, min: Duration) -> Result<()> {
+        let left = self.remaining();
+        let error = match self.state() {
+            State::Lost(reason) => Error::lost(reason),
+            _ if left >= min && !left.is_zero() => return Ok(()),
+            _ => {
+                let what = format!("{left:?} left, {min:?} asked for: wait for a renewal or stop");
+                Error::new(ErrorKind::AtRisk, what)
+            }
+        };
+        Err(error.during("ensure").on(self.name()).at(self.hold.core.store.url()))
+    }
+
+    /// Resolves when the lock is lost, and tells why. Cancel safe; works in any executor. It
+    /// resolves when the background thread notices, which after a pause of the whole process may
+    /// be a moment after [`is_held`](Self::is_held) turned false.
+    pub async fn lost(&self) -> LostReason {
+        let mut watch = self.watch();
+        loop {
+            if let State::Lost(reason) = watch.state() {
+                return reason;
+            }
+            watch.changed().await;
+        }
+    }
+
+    /// Follows the state of the hold, from wherever it is wanted; outlives the guard.
+    pub fn watch(&self) -> Watch {
+        Watch { lease: self.hold.lease.clone(), changes: self.lease().subscribe() }
+    }
+
+    /// Releases the lock and hands it to the next in the queue: one round trip.
+    ///
+    /// With an [`Owner`](crate::Owner), the lock is released with the outermost guard; the others
+    /// return at once. Cancel safe: if this future is dropped, the background thread goes on.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Lost`] if the lock was lost before, so that what was done under it may have
+    /// been done by somebody else as well; [`ErrorKind::Unreachable`] if the store did not answer
+    /// (the background thread goes on trying, and the lease ends the hold in any case).
+    pub async fn release(self) -> Result<()> {
+        match Arc::into_inner(self.hold) {
+            Some(hold) => hold.release().await,
+            None => Ok(()),
+        }
+    }
+}
+
+/// Follows the state of one hold. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Watch {
+    lease: Arc<Lease>,
+    changes: watch::Receiver<State>,
+}
+
+impl Watch {
+    /// How the hold stands now. No I/O.
+    pub fn state(&self) -> State {
+        self.lease.state()
+    }
+
+    /// For how long the hold is certain if no renewal succeeds any more. No I/O.
+    pub fn remaining(&self) -> Duration {
+        self.lease.remaining()
+    }
+
+    /// Waits for the state to change from what was last seen, and tells the new one. Does not
+    /// resolve any more after [`State::Lost`] or [`State::Released`]. Cancel safe.
+    pub async fn changed(&mut self) -> State {
+        match self.changes.changed().await {
+            Ok(()) => *self.changes.borrow_and_update(),
+            // We hold the sender ourselves.
+            Err(_) => std::future::pending().await,
+        }
+    }
+}
+
+/// What all guards of one hold share; its end is the release.
+#[derive(Debug)]
+pub(crate) struct Hold {
+    core: Arc<Core>,
+    lease: Arc<Lease>,
+    done: bool,
+}
+
+impl Hold {
+    pub(crate) fn new(core: Arc<Core>, lease: Arc<Lease>) -> Self {
+        Self { core, lease, done: false }
+    }
+
+    pub(crate) fn lease(&self) -> &Arc<Lease> {
+        &self.lease
+    }
+
+    async fn release(mut self) -> Result<()> {
+        let core = self.core.clone();
+        let released = core.background.in_context(self.leave()).await;
+        let released = released.and_then(|()| match self.lease.state() {
+            State::Lost(reason) => Err(Error::lost(reason)),
+            _ => Ok(()),
+        });
+        let told = |e: Error| e.during("release").on(&self.lease.claim.name).at(core.store.url());
+        released.map_err(told)
+    }
+
+    /// Gives the claim back; until it is answered, dropping us goes on with it.
+    async fn leave(&mut self) -> Result<()> {
+        if !self.lease.is_ours() {
+            return Ok(());
+        }
+        let (core, claim) = (&self.core, &self.lease.claim);
+        core.keeper.forget(claim.id);
+        // Looked at before it is marked: a passed deadline is found and told.
+        let _ = self.lease.state();
+        self.lease.mark_released();
+        let started = core.clock.now();
+        let mut pause = Duration::from_millis(10);
+        loop {
+            let limit = core.answer_limit(claim);
+            let leave = core.store.leave(claim, core.keep(self.lease.keep_until));
+            let error = match core.background.within(limit, leave).await {
+                Some(Ok(())) => break,
+                Some(Err(error)) => error,
+                None => crate::acquire::no_answer(limit),
+            };
+            let spent = core.clock.now().since(started);
+            if !crate::keeper::is_passing(&error) || spent > patience(claim) {
+                return Err(error);
+            }
+            core.background.sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_millis(500));
+        }
+        self.done = true;
+        telemetry::released(claim, self.lease.token);
+        Ok(())
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        // A forked child must not release what its parent holds.
+        if self.done || !self.lease.is_ours() {
+            return;
+        }
+        self.core.keeper.forget(self.lease.claim.id);
+        let lost = !self.lease.is_held();
+        self.lease.mark_released();
+        let keep_until = if lost { Moment::from_nanos(0) } else { self.lease.keep_until };
+        self.core.owe_leave(self.lease.claim.clone(), keep_until);
+        telemetry::released(&self.lease.claim, self.lease.token);
+    }
+}

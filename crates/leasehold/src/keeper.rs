@@ -1,0 +1,478 @@
+//! Keeps every claim of one client alive: renews what is held, beats for what waits, in batches.
+//!
+//! One task on the background thread. Every claim has a time at which it is next due; each round
+//! takes all that are due and sends them as one [`renew`](crate::store::Store::renew) of at most
+//! [`BATCH`]. Due times are rounded up to a grid of a thirtieth of the lease, so that locks taken
+//! one by one drift into common batches: commands per second grow with held locks ÷ batch.
+//!
+//! A renewal that fails is tried again until the lease's own deadline, each batch on its own, so
+//! that an answer which hangs delays nobody else. An error means *unknown* and moves no deadline;
+//! only the clock and the store's own word end a hold.
+//!
+//! Taking or releasing a lock wakes this task only if something is due earlier than it would have
+//! looked anyway, so the uncontended path pays for a map entry and no thread switch.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use crate::claim::{Claim, ClaimId, Token};
+use crate::clock::{Clock, Moment};
+use crate::error::{Error, ErrorKind, LostReason, Result};
+use crate::lease::{Granted, Lease};
+use crate::store::{Place, Renew, Renewal, Store};
+use crate::telemetry;
+
+/// The most claims that one request renews.
+const BATCH: usize = 1_000;
+/// How often the keeper looks at its clock while it keeps anything: after a suspend the timers
+/// are late, the clock is not.
+const GLANCE: Duration = Duration::from_secs(1);
+
+/// A claim that stands in the queue, as its caller and the keeper share it.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    pub(crate) claim: Claim,
+    state: Mutex<WaitingState>,
+    news: Notify,
+}
+
+#[derive(Debug)]
+struct WaitingState {
+    /// When the last request that was answered "waiting" was sent.
+    last_answer: Moment,
+    place: Place,
+    outcome: Option<Outcome>,
+    place_is_news: bool,
+}
+
+/// What a heartbeat found out.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    Holding { token: Token, granted: Granted },
+    Gone,
+    Failed(Error),
+}
+
+/// What wakes a waiting caller.
+#[derive(Debug)]
+pub(crate) enum News {
+    Place(Place),
+    Outcome(Outcome),
+}
+
+impl Waiting {
+    pub(crate) fn new(claim: Claim, sent: Moment, place: Place) -> Arc<Self> {
+        let state = WaitingState { last_answer: sent, place, outcome: None, place_is_news: false };
+        Arc::new(Self { claim, state: Mutex::new(state), news: Notify::new() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, WaitingState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A pushed grant cannot be older than this.
+    pub(crate) fn last_answer(&self) -> Moment {
+        self.lock().last_answer
+    }
+
+    /// Waits for news. May be dropped and called again.
+    pub(crate) async fn news(&self) -> News {
+        loop {
+            {
+                let mut state = self.lock();
+                if let Some(outcome) = state.outcome.take() {
+                    return News::Outcome(outcome);
+                }
+                if std::mem::take(&mut state.place_is_news) {
+                    return News::Place(state.place);
+                }
+            }
+            self.news.notified().await;
+        }
+    }
+
+    /// Takes in what the store answered to a request sent at `sent`.
+    pub(crate) fn answered(&self, sent: Moment, renewal: Renewal) {
+        let mut state = self.lock();
+        match renewal {
+            Renewal::Waiting(place) => {
+                state.last_answer = state.last_answer.max(sent);
+                state.place_is_news |= state.place.ahead != place.ahead;
+                state.place = place;
+            }
+            Renewal::Holding { token, remaining } => {
+                let granted = Granted { sent, remaining };
+                state.outcome = Some(Outcome::Holding { token, granted });
+            }
+            Renewal::Lost => state.outcome = Some(Outcome::Gone),
+        }
+        drop(state);
+        self.news.notify_one();
+    }
+
+    fn fail(&self, error: Error) {
+        self.lock().outcome = Some(Outcome::Failed(error));
+        self.news.notify_one();
+    }
+
+    fn is_decided(&self) -> bool {
+        self.lock().outcome.is_some()
+    }
+
+    /// When to ask next: at the heartbeat, or when the lease ends that blocks the head.
+    fn next_beat(&self, now: Moment) -> Moment {
+        let state = self.lock();
+        let lease = self.claim.waiter_lease;
+        let beat = aligned(state.last_answer.plus(lease / 3), lease);
+        match state.place.head_remaining {
+            // A lease end that has just passed must not make us ask in a tight loop.
+            Some(left) => beat.min(state.last_answer.plus(left)).max(now.plus(ASK_PAUSE)),
+            None => beat.max(now.plus(ASK_PAUSE)),
+        }
+    }
+}
+
+/// The least time between two heartbeats of one waiter.
+const ASK_PAUSE: Duration = Duration::from_millis(1);
+
+/// Rounds up to the grid on which claims with this lease meet.
+fn aligned(moment: Moment, lease: Duration) -> Moment {
+    let grid = u64::try_from((lease / 30).as_nanos()).unwrap_or(u64::MAX).max(1);
+    Moment::from_nanos(moment.as_nanos().div_ceil(grid).saturating_mul(grid))
+}
+
+#[derive(Clone, Debug)]
+enum Kept {
+    Lease(Arc<Lease>),
+    Waiting(Arc<Waiting>),
+}
+
+impl Kept {
+    fn claim(&self) -> &Claim {
+        match self {
+            Self::Lease(lease) => &lease.claim,
+            Self::Waiting(waiting) => &waiting.claim,
+        }
+    }
+
+    /// The lease whose rhythm it follows.
+    fn period(&self) -> Duration {
+        match self {
+            Self::Lease(lease) => lease.claim.lease,
+            Self::Waiting(waiting) => waiting.claim.waiter_lease,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    kept: Kept,
+    due: Moment,
+    /// When the next request is to be sent; [`Moment::NEVER`] while one is under way.
+    send: Moment,
+}
+
+#[derive(Debug, Default)]
+struct Ledger {
+    entries: HashMap<ClaimId, Entry>,
+    due: BTreeSet<(Moment, ClaimId)>,
+    /// When the task looks next.
+    planned: Option<Moment>,
+}
+
+impl Ledger {
+    fn put(&mut self, entry: Entry) {
+        let id = entry.kept.claim().id;
+        let due = entry.due;
+        if let Some(old) = self.entries.insert(id, entry) {
+            self.due.remove(&(old.due, id));
+        }
+        self.due.insert((due, id));
+    }
+
+    fn take(&mut self, id: ClaimId) -> Option<Entry> {
+        let entry = self.entries.remove(&id)?;
+        self.due.remove(&(entry.due, id));
+        Some(entry)
+    }
+
+    fn take_due(&mut self, now: Moment) -> Option<Entry> {
+        let &(due, id) = self.due.first()?;
+        if due > now { None } else { self.take(id) }
+    }
+}
+
+/// Keeps the claims of one client alive.
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    store: Arc<dyn Store>,
+    clock: Clock,
+    kept: Mutex<Ledger>,
+    wake: Notify,
+}
+
+impl Keeper {
+    pub(crate) fn new(store: Arc<dyn Store>, clock: Clock) -> Arc<Self> {
+        Arc::new(Self { store, clock, kept: Mutex::default(), wake: Notify::new() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Ledger> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps a hold, whose last acknowledged request was sent at `sent`.
+    pub(crate) fn hold(&self, lease: Arc<Lease>, sent: Moment, now: bool) {
+        let send = match lease.wants_renewal() {
+            true if now => sent,
+            true => aligned(sent.plus(lease.claim.lease / 3), lease.claim.lease),
+            false => Moment::NEVER,
+        };
+        let due = send.min(lease.next_change(self.clock.now()));
+        self.put(Entry { kept: Kept::Lease(lease), due, send });
+    }
+
+    /// Keeps a place in the queue.
+    pub(crate) fn wait(&self, waiting: Arc<Waiting>) {
+        let due = waiting.next_beat(self.clock.now());
+        self.put(Entry { kept: Kept::Waiting(waiting), due, send: due });
+    }
+
+    /// Keeps this claim no longer.
+    pub(crate) fn forget(&self, id: ClaimId) {
+        self.lock().take(id);
+    }
+
+    /// Gives up all claims because the client is being closed; the holds among them.
+    pub(crate) fn close(&self) -> Vec<Arc<Lease>> {
+        let mut kept = self.lock();
+        kept.due.clear();
+        let entries: Vec<Entry> = kept.entries.drain().map(|(_, entry)| entry).collect();
+        drop(kept);
+        let mut held = Vec::new();
+        for entry in entries {
+            match entry.kept {
+                Kept::Lease(lease) => held.push(lease),
+                Kept::Waiting(waiting) => waiting.fail(closed()),
+            }
+        }
+        held
+    }
+
+    fn put(&self, entry: Entry) {
+        let due = entry.due;
+        let mut kept = self.lock();
+        kept.put(entry);
+        let early = kept.planned.is_some_and(|planned| due < planned);
+        drop(kept);
+        if early {
+            self.wake.notify_one();
+        }
+    }
+
+    /// The task: never ends by itself.
+    pub(crate) async fn run(self: Arc<Self>) {
+        loop {
+            for batch in self.due_now() {
+                tokio::spawn(self.clone().send(batch));
+            }
+            let pause = self.plan();
+            tokio::select! {
+                () = self.wake.notified() => {}
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+    }
+
+    /// Decides when to look next.
+    fn plan(&self) -> Duration {
+        let now = self.clock.now();
+        let mut kept = self.lock();
+        let glance = if kept.entries.is_empty() { Duration::from_secs(3600) } else { GLANCE };
+        let next = kept.due.first().map_or(Moment::NEVER, |&(due, _)| due);
+        let next = next.min(now.plus(glance));
+        kept.planned = Some(next);
+        next.since(now)
+    }
+
+    /// Moves states on by the clock, and collects what is to be sent now.
+    fn due_now(&self) -> Vec<Vec<Kept>> {
+        let mut batches: Vec<Vec<Kept>> = Vec::new();
+        let mut ended = Vec::new();
+        let now = self.clock.now();
+        let mut kept = self.lock();
+        kept.planned = Some(now);
+        while let Some(mut entry) = kept.take_due(now) {
+            if let Kept::Lease(lease) = &entry.kept {
+                lease.publish();
+                if !lease.is_held() {
+                    ended.push(lease.clone());
+                    continue;
+                }
+            }
+            if entry.send <= now {
+                match batches.last_mut() {
+                    Some(batch) if batch.len() < BATCH => batch.push(entry.kept.clone()),
+                    _ => batches.push(vec![entry.kept.clone()]),
+                }
+                entry.send = Moment::NEVER;
+            }
+            entry.due = match &entry.kept {
+                Kept::Lease(lease) => entry.send.min(lease.next_change(now)),
+                Kept::Waiting(_) => entry.send,
+            };
+            kept.put(entry);
+        }
+        drop(kept);
+        for lease in ended {
+            self.clean_up(&lease);
+        }
+        batches
+    }
+
+    /// A hold that ended by `max_hold` while its holder goes on is given back for it.
+    fn clean_up(&self, lease: &Arc<Lease>) {
+        if lease.state() != crate::lease::State::Lost(LostReason::MaxHold) {
+            return;
+        }
+        let (store, lease) = (self.store.clone(), lease.clone());
+        let tries = async move {
+            // Once is enough: the store's own lease ends about now, and where there is none
+            // the store is on this machine.
+            if let Err(error) = store.leave(&lease.claim, None).await {
+                telemetry::leave_failed(&lease.claim, &error);
+            }
+        };
+        tokio::spawn(tries);
+    }
+
+    async fn send(self: Arc<Self>, batch: Vec<Kept>) {
+        let sent = self.clock.now();
+        let renewal = |kept: &Kept| Renew {
+            claim: kept.claim().clone(),
+            lease: match kept {
+                Kept::Lease(lease) => lease.next_lease(sent),
+                Kept::Waiting(waiting) => waiting.claim.lease,
+            },
+        };
+        let renewals: Vec<Renew> = batch.iter().map(renewal).collect();
+        let limit = batch.iter().map(Kept::period).min().unwrap_or_default() / 3;
+        let answer = match tokio::time::timeout(limit, self.store.renew(&renewals)).await {
+            Ok(Ok(answers)) if answers.len() == batch.len() => Ok(answers),
+            Ok(Ok(_)) => Err(Error::new(ErrorKind::Corrupt, "the store answered out of step")),
+            Ok(Err(error)) => Err(error),
+            Err(_) => {
+                let what = format!("no answer to a renewal within {limit:?}");
+                Err(Error::new(ErrorKind::Unreachable, what))
+            }
+        };
+        match answer {
+            Ok(answers) => {
+                telemetry::renewed(batch.len());
+                for (kept, renewal) in batch.into_iter().zip(answers) {
+                    self.answered(kept, sent, renewal);
+                }
+            }
+            Err(error) => {
+                telemetry::renewal_failed(batch.len(), &error);
+                for kept in batch {
+                    self.failed(kept, &error);
+                }
+            }
+        }
+    }
+
+    fn answered(&self, kept: Kept, sent: Moment, renewal: Renewal) {
+        match kept {
+            Kept::Lease(lease) => match renewal {
+                Renewal::Holding { remaining, .. } => {
+                    if lease.acknowledge(Granted { sent, remaining }) {
+                        let period = lease.claim.lease;
+                        let next = aligned(sent.plus(period / 3), period);
+                        self.schedule(Kept::Lease(lease), next);
+                    }
+                }
+                Renewal::Waiting(_) | Renewal::Lost => {
+                    self.forget(lease.claim.id);
+                    lease.lose(LostReason::Gone);
+                }
+            },
+            Kept::Waiting(waiting) => {
+                waiting.answered(sent, renewal);
+                if waiting.is_decided() {
+                    self.forget(waiting.claim.id);
+                } else {
+                    let next = waiting.next_beat(self.clock.now());
+                    self.schedule(Kept::Waiting(waiting), next);
+                }
+            }
+        }
+    }
+
+    fn failed(&self, kept: Kept, error: &Error) {
+        let now = self.clock.now();
+        if let Kept::Waiting(waiting) = &kept {
+            let silent = now.since(waiting.last_answer());
+            if silent > patience(&waiting.claim) || !is_passing(error) {
+                self.forget(waiting.claim.id);
+                let what = format!("waited {silent:?} for an answer of the store");
+                waiting.fail(Error::new(error.kind(), what).because(error.to_string()));
+                return;
+            }
+        }
+        let pause =
+            (kept.period() / 30).clamp(Duration::from_millis(5), Duration::from_millis(500));
+        self.schedule(kept, now.plus(pause));
+    }
+
+    /// Sends for this claim at `send`, unless it was forgotten meanwhile.
+    fn schedule(&self, kept: Kept, send: Moment) {
+        let id = kept.claim().id;
+        let now = self.clock.now();
+        let mut all = self.lock();
+        let Some(mut entry) = all.take(id) else { return };
+        entry.send = match &kept {
+            Kept::Lease(lease) if !lease.wants_renewal() => Moment::NEVER,
+            _ => send,
+        };
+        entry.due = match &kept {
+            Kept::Lease(lease) => entry.send.min(lease.next_change(now)),
+            Kept::Waiting(_) => entry.send,
+        };
+        let early = all.planned.is_some_and(|planned| entry.due < planned);
+        all.put(entry);
+        drop(all);
+        if early {
+            self.wake.notify_one();
+        }
+    }
+}
+
+/// For how long a request that is not answered is repeated.
+pub(crate) fn patience(claim: &Claim) -> Duration {
+    claim.lease.max(claim.waiter_lease)
+}
+
+/// Whether asking again may help while we wait.
+pub(crate) fn is_passing(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::Full)
+}
+
+pub(crate) fn closed() -> Error {
+    Error::new(ErrorKind::Closed, "this Leasehold was closed: connect again")
+}
+
+/// The store's answer for one claim, asked for on the caller's side.
+pub(crate) async fn renew_one(
+    store: &dyn Store,
+    claim: &Claim,
+    lease: Duration,
+) -> Result<Renewal> {
+    let answers = store.renew(&[Renew { claim: claim.clone(), lease }]).await?;
+    let mut answers = answers.into_iter();
+    answers
+        .next()
+        .ok_or_else(|| Error::new(ErrorKind::Corrupt, "the store gave no answer for a renewal"))
+}

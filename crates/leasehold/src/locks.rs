@@ -1,0 +1,295 @@
+//! A client of one store, and the kinds of lock it hands out.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::acquire::Want;
+use crate::background::Background;
+use crate::claim::{Claim, Holder, Kind, MAX_READERS, Token};
+use crate::clock::{Clock, Moment};
+use crate::error::{Error, ErrorKind, LostReason, Result};
+use crate::keeper::{Keeper, closed, is_passing, patience};
+use crate::mutex::Mutex;
+use crate::name::Name;
+use crate::rwlock::RwLock;
+use crate::semaphore::Semaphore;
+use crate::store::{Evict, Guarantee, Guarantees, LockInfo, Store};
+use crate::telemetry;
+
+/// A client of one store. Clones are the same client.
+///
+/// It has a thread of its own for renewals, which ends when the client and all its guards are
+/// gone and what they owed to the store is done.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let locks = leasehold::Leasehold::connect("memory:").await?;
+/// let guard = locks.mutex("order:42").lock().await?;
+/// println!("held, token {}", guard.token());
+/// guard.release().await?;
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone, Debug)]
+pub struct Leasehold {
+    core: Arc<Core>,
+}
+
+/// What the parts of one client share.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) keeper: Arc<Keeper>,
+    pub(crate) background: Background,
+    pub(crate) clock: Clock,
+    pub(crate) label: String,
+    pub(crate) holder: Arc<Holder>,
+    seen: AtomicU64,
+    closed: AtomicBool,
+}
+
+impl Core {
+    pub(crate) fn check_open(&self) -> Result<()> {
+        if self.closed.load(Ordering::SeqCst) { Err(closed()) } else { Ok(()) }
+    }
+
+    /// The highest token that this client has seen, whatever the name: higher than needed never
+    /// harms, since tokens are drawn from clocks.
+    pub(crate) fn seen(&self) -> u64 {
+        self.seen.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn saw(&self, token: Token) {
+        self.seen.fetch_max(token.get(), Ordering::SeqCst);
+    }
+
+    /// How long one answer of the store is waited for before the request is repeated.
+    pub(crate) fn answer_limit(&self, claim: &Claim) -> Duration {
+        (claim.lease / 3).clamp(Duration::from_millis(20), Duration::from_secs(5))
+    }
+
+    /// What is left of `at_least`.
+    pub(crate) fn keep(&self, until: Moment) -> Option<Duration> {
+        let left = until.since(self.clock.now());
+        (!left.is_zero()).then_some(left)
+    }
+
+    /// Gives a claim back without a caller to wait for it: at once where the store is local, else
+    /// on the background thread, until the store answers or the claim can no longer live there.
+    pub(crate) fn owe_leave(self: &Arc<Self>, claim: Claim, keep_until: Moment) {
+        if !self.holder_is_us() {
+            return;
+        }
+        let (store, clock) = (self.store.clone(), self.clock.clone());
+        let limit = self.answer_limit(&claim);
+        let local = store.is_local();
+        let work = async move {
+            let give_up = clock.now().plus(patience(&claim) * 2);
+            let mut pause = Duration::from_millis(20);
+            loop {
+                let left = keep_until.since(clock.now());
+                let leave = store.leave(&claim, (!left.is_zero()).then_some(left));
+                let error = match local {
+                    true => leave.await.err(),
+                    false => match tokio::time::timeout(limit, leave).await {
+                        Ok(answer) => answer.err(),
+                        Err(_) => Some(crate::acquire::no_answer(limit)),
+                    },
+                };
+                let Some(error) = error else { return };
+                telemetry::leave_failed(&claim, &error);
+                if !is_passing(&error) || clock.now() > give_up {
+                    return;
+                }
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(Duration::from_secs(1));
+            }
+        };
+        self.background.owe(work, local);
+    }
+
+    fn holder_is_us(&self) -> bool {
+        self.holder.pid == std::process::id()
+    }
+}
+
+impl Leasehold {
+    /// Connects to the store of this URL:
+    ///
+    /// | URL | store |
+    /// |---|---|
+    /// | `file:` or `file:/a/directory` | this machine, every process of it (feature `file`) |
+    /// | `memory:` or `memory:NAME` | this process |
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] for a URL that cannot work, [`ErrorKind::Unsupported`] for a store
+    /// that this build leaves out; otherwise as the store fails.
+    pub async fn connect(url: impl AsRef<str>) -> Result<Self> {
+        Self::builder().connect(url).await
+    }
+
+    /// Connects with options.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// A mutex: one holder at a time. A bad name is told by the call that takes the lock.
+    pub fn mutex(&self, name: impl AsRef<str>) -> Mutex {
+        Mutex::new(Want::new(&self.core, name.as_ref(), Kind::Mutex, 1))
+    }
+
+    /// A read-write lock: any number of readers or one writer, in the order in which they asked.
+    pub fn rwlock(&self, name: impl AsRef<str>) -> RwLock {
+        RwLock::new(Want::new(&self.core, name.as_ref(), Kind::RwLock, MAX_READERS))
+    }
+
+    /// A semaphore of this many permits. All who use one name must agree on the number.
+    pub fn semaphore(&self, name: impl AsRef<str>, permits: u32) -> Semaphore {
+        Semaphore::new(Want::new(&self.core, name.as_ref(), Kind::Semaphore, permits))
+    }
+
+    /// Who holds and who waits for one lock; `None` if nobody does. For people: it is old news
+    /// when it arrives.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidName`], or as the store fails.
+    pub async fn read(&self, name: impl AsRef<str>) -> Result<Option<LockInfo>> {
+        let name = Name::new(name)?;
+        let read = self.core.background.in_context(self.core.store.read(&name)).await;
+        read.map_err(|e| e.during("show").on(&name).at(self.url()))
+    }
+
+    /// All locks in use whose name starts with `prefix`, by name.
+    ///
+    /// # Errors
+    /// As the store fails.
+    pub async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
+        let listed = self.core.background.in_context(self.core.store.list(prefix)).await;
+        listed.map_err(|e| e.during("list").at(self.url()))
+    }
+
+    /// Takes a lock away by a person's order, and tells how many holds ended. Their guards turn
+    /// `Lost` at their next renewal, *after* the next holder may have begun: only resources that
+    /// check tokens are safe from that.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidName`], or as the store fails.
+    pub async fn evict(&self, name: impl AsRef<str>, which: Evict) -> Result<usize> {
+        let name = Name::new(name)?;
+        let evicted = self.core.background.in_context(self.core.store.evict(&name, which)).await;
+        evicted.map_err(|e| e.during("evict").on(&name).at(self.url()))
+    }
+
+    /// What this store promises, as it was found.
+    pub fn guarantees(&self) -> &Guarantees {
+        self.core.store.guarantees()
+    }
+
+    /// The store's URL, without credentials.
+    pub fn url(&self) -> &str {
+        self.core.store.url()
+    }
+
+    /// The store underneath.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.core.store
+    }
+
+    /// Releases everything held through this client and its clones, fails what still waits with
+    /// [`ErrorKind::Closed`], and returns when the store knows (or a lease has passed). Its guards
+    /// are `Lost(Closed)`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unreachable`] if something may still be held at the store, which then ends
+    /// with its lease.
+    pub async fn close(self) -> Result<()> {
+        let core = &self.core;
+        core.closed.store(true, Ordering::SeqCst);
+        let mut longest = Duration::from_secs(1);
+        for lease in core.keeper.close() {
+            longest = longest.max(patience(&lease.claim));
+            if lease.lose(LostReason::Closed) {
+                core.owe_leave(lease.claim.clone(), lease.keep_until);
+            }
+        }
+        match core.background.within(longest, core.background.all_paid()).await {
+            Some(()) => Ok(()),
+            None => Err(crate::acquire::no_answer(longest).during("close").at(self.url())),
+        }
+    }
+}
+
+/// Connects with options: see [`Leasehold::builder`].
+#[derive(Clone, Debug, Default)]
+pub struct Builder {
+    label: String,
+    clock: Clock,
+    required: Vec<Guarantee>,
+}
+
+impl Builder {
+    /// What every lock of this client says of its holder, unless the lock says otherwise.
+    #[must_use]
+    pub fn label(mut self, text: impl Into<String>) -> Self {
+        self.label = text.into();
+        self
+    }
+
+    /// Refuses to connect to a store that does not promise this.
+    #[must_use]
+    pub fn require(mut self, guarantee: Guarantee) -> Self {
+        self.required.push(guarantee);
+        self
+    }
+
+    /// Judges leases by this clock; for tests.
+    #[must_use]
+    pub fn clock(mut self, clock: Clock) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// As [`Leasehold::connect`].
+    ///
+    /// # Errors
+    /// As [`Leasehold::connect`], and [`ErrorKind::Unsupported`] for a guarantee that was
+    /// [required](Self::require) and is not given.
+    pub async fn connect(self, url: impl AsRef<str>) -> Result<Leasehold> {
+        let background = Background::start()?;
+        let store = background.in_context(crate::url::open(url.as_ref(), &background)).await?;
+        self.start(store, background)
+    }
+
+    /// A client of a store of your own.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub fn store(self, store: Arc<dyn Store>) -> Result<Leasehold> {
+        self.start(store, Background::start()?)
+    }
+
+    fn start(self, store: Arc<dyn Store>, background: Background) -> Result<Leasehold> {
+        for wanted in self.required {
+            if !store.guarantees().meets(wanted) {
+                let what = format!("this store does not promise {wanted}: choose another");
+                return Err(Error::new(ErrorKind::Unsupported, what)
+                    .during("connect")
+                    .at(store.url()));
+            }
+        }
+        let keeper = Keeper::new(store.clone(), self.clock.clone());
+        background.spawn(keeper.clone().run());
+        let holder = Arc::new(Holder::this_process(&self.label));
+        let core = Core {
+            store,
+            keeper,
+            background,
+            clock: self.clock,
+            label: self.label,
+            holder,
+            seen: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+        };
+        Ok(Leasehold { core: Arc::new(core) })
+    }
+}

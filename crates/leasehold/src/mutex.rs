@@ -1,0 +1,70 @@
+//! The mutex: a queue of capacity 1.
+
+use std::time::Duration;
+
+use crate::acquire::{Wait, Want};
+use crate::error::Result;
+use crate::guard::Guard;
+use crate::options::option_methods;
+use crate::run::run;
+
+/// A lock with one holder at a time. Cheap to clone; nothing is sent until it is taken.
+///
+/// Every call that takes it is cancel safe: a future that is dropped gives its place back, in the
+/// background.
+#[derive(Clone, Debug)]
+#[must_use = "a lock does nothing until it is taken"]
+pub struct Mutex {
+    want: Want,
+}
+
+impl Mutex {
+    pub(crate) fn new(want: Want) -> Self {
+        Self { want }
+    }
+
+    option_methods!();
+    crate::owner::owner_method!();
+
+    /// Waits its turn and takes the lock. One round trip when free.
+    ///
+    /// # Errors
+    /// [`Unreachable`](crate::ErrorKind::Unreachable) when the store has not answered for a lease,
+    /// and whatever cannot be mended by waiting.
+    pub async fn lock(&self) -> Result<Guard> {
+        self.want.acquire("lock", 1, Wait::Forever).await
+    }
+
+    /// Takes the lock now or not at all. One round trip.
+    ///
+    /// # Errors
+    /// [`Contended`](crate::ErrorKind::Contended), with who holds it; and as [`lock`](Self::lock).
+    pub async fn try_lock(&self) -> Result<Guard> {
+        self.want.acquire("try_lock", 1, Wait::Try).await
+    }
+
+    /// Waits its turn for at most this long.
+    ///
+    /// # Errors
+    /// [`Timeout`](crate::ErrorKind::Timeout), with who holds it; and as [`lock`](Self::lock).
+    pub async fn lock_timeout(&self, limit: Duration) -> Result<Guard> {
+        self.want.acquire("lock", 1, Wait::For(limit)).await
+    }
+
+    /// Takes the lock, runs `work` under it, releases it: the way to use a lock. When the lock is
+    /// lost meanwhile, the future of `work` is dropped at its next await and the error says so.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::Leasehold::connect("memory:").await?;
+    /// let total = locks.mutex("ledger").run(|guard| async move { guard.token().get() }).await?;
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// As [`lock`](Self::lock), and [`Lost`](crate::ErrorKind::Lost) if the lock was lost before
+    /// `work` was done.
+    pub async fn run<T, F: Future<Output = T>>(&self, work: impl FnOnce(Guard) -> F) -> Result<T> {
+        run(self.lock().await?, work).await
+    }
+}

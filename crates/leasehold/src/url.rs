@@ -1,0 +1,82 @@
+//! Store URLs: which store a scheme names, and how a URL is shown without its credentials.
+
+use std::sync::Arc;
+
+use crate::background::Background;
+use crate::error::{Error, ErrorKind, Result};
+use crate::store::Store;
+use crate::store::memory::MemoryStore;
+
+/// The schemes of the stores in this build.
+pub const BUILT_IN: &[&str] = &[
+    #[cfg(feature = "file")]
+    "file",
+    "memory",
+];
+
+/// The URL without user, password and query values; safe to print.
+pub(crate) fn redacted(url: &str) -> String {
+    let shown: String = url.chars().filter(|c| !c.is_control()).take(200).collect();
+    let Some((scheme, rest)) = shown.split_once("://") else { return shown };
+    let (rest, query) = rest.split_once('?').map_or((rest, ""), |(r, q)| (r, q));
+    // The last @ of the authority: a password may hold an @ or a / that nobody encoded.
+    let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
+    let hidden = if host.len() < rest.len() { "***@" } else { "" };
+    let keys: Vec<String> = query
+        .split('&')
+        .filter_map(|pair| pair.split('=').next().filter(|key| !key.is_empty()))
+        .map(|key| format!("{key}=…"))
+        .collect();
+    let query = if keys.is_empty() { String::new() } else { format!("?{}", keys.join("&")) };
+    format!("{scheme}://{hidden}{host}{query}")
+}
+
+/// Opens the store that `url` names.
+pub(crate) async fn open(url: &str, background: &Background) -> Result<Arc<dyn Store>> {
+    let refused =
+        |kind, what: String| Err(Error::new(kind, what).during("connect").at(&redacted(url)));
+    let Some((scheme, _)) = url.split_once(':') else {
+        let what = "a store is named by a URL, such as file: or memory:".to_owned();
+        return refused(ErrorKind::Config, what);
+    };
+    let opened: Result<Arc<dyn Store>> = match scheme {
+        "memory" => MemoryStore::connect(url).map(|store| store as Arc<dyn Store>),
+        #[cfg(feature = "file")]
+        "file" => file(url, background),
+        #[cfg(not(feature = "file"))]
+        "file" => {
+            let _ = background;
+            let what = "this build leaves out the feature `file`: enable it".to_owned();
+            return refused(ErrorKind::Unsupported, what);
+        }
+        _ => {
+            let what = format!("no such store: this build has {}", BUILT_IN.join(": and ") + ":");
+            return refused(ErrorKind::Config, what);
+        }
+    };
+    opened.map_err(|e| e.during("connect").at(&redacted(url)))
+}
+
+#[cfg(feature = "file")]
+fn file(_url: &str, background: &Background) -> Result<Arc<dyn Store>> {
+    let _ = background.handle();
+    Err(Error::new(ErrorKind::Unsupported, "the file store is being merged"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn s94_credentials_are_never_shown() {
+        for (url, shown) in [
+            ("redis://user:secret@h:1/0?x=secret&y", "redis://***@h:1/0?x=…&y=…"),
+            ("redis://:se@cr/et@h:1", "redis://***@h:1"),
+            ("etcd://a,b,c", "etcd://a,b,c"),
+            ("file:/tmp/x", "file:/tmp/x"),
+            ("memory:\nforged", "memory:forged"),
+        ] {
+            assert_eq!(redacted(url), shown);
+        }
+    }
+}
