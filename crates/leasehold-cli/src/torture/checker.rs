@@ -94,8 +94,6 @@ pub(super) struct Terms {
     pub(super) claimed: BTreeSet<Property>,
     /// A dead holder's lock is free after this.
     pub(super) recovery: Duration,
-    /// Connections were cut: calls may find the store unreachable.
-    pub(super) cut: bool,
 }
 
 /// A promise that was not kept.
@@ -177,7 +175,7 @@ struct Op {
     lost: Option<(Time, bool, String)>,
     releasing: Option<Time>,
     abandoned: bool,
-    failed: Option<(String, String)>,
+    failed: Option<(Time, String, String)>,
     plain: Option<bool>,
     fenced: Option<bool>,
 }
@@ -233,7 +231,9 @@ impl Op {
                 (self.plain, self.fenced) = (Some(*plain), Some(*fenced));
             }
             What::Releasing => self.releasing = Some(event.at),
-            What::Failed { kind, error } => self.failed = Some((kind.clone(), error.clone())),
+            What::Failed { kind, error } => {
+                self.failed = Some((event.at, kind.clone(), error.clone()));
+            }
             What::Abandoned => self.abandoned = true,
         }
     }
@@ -593,8 +593,8 @@ impl Check<'_> {
                 );
                 self.violated(Property::Wakeup, what);
             }
-            if let Some((kind, error)) = &op.failed
-                && !self.has_cause(op, kind)
+            if let Some((at, kind, error)) = &op.failed
+                && !self.has_cause(op, kind, *at)
             {
                 let what = format!("{} failed without a cause: {error}", op.id);
                 self.violated(Property::Outcome, what);
@@ -614,13 +614,11 @@ impl Check<'_> {
         }
     }
 
-    fn has_cause(&self, op: &Op, kind: &str) -> bool {
+    fn has_cause(&self, op: &Op, kind: &str, at: Time) -> bool {
         match kind {
             "Contended" => op.ask == Ask::Try,
             "Timeout" => op.ask == Ask::Timeout,
-            // A grant that came when its lease was over; R5 judges those that were told.
-            "Lost" => true,
-            "Unreachable" => self.terms.cut,
+            "Lost" | "AtRisk" | "Unreachable" => self.troubles.hit(op.id.worker, op.invoked, at),
             _ => false,
         }
     }
@@ -638,8 +636,8 @@ fn is_write_of(w: &super::history::Write, lock: usize, resource: Resource) -> bo
 
 /// The terms of a store that promises everything, for a run with these faults.
 #[cfg(test)]
-pub(super) fn strict(recovery: Duration, cut: bool) -> Terms {
-    Terms { claimed: Property::ALL.into_iter().collect(), recovery, cut }
+pub(super) fn strict(recovery: Duration) -> Terms {
+    Terms { claimed: Property::ALL.into_iter().collect(), recovery }
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ use std::collections::HashMap;
 use std::fmt;
 use std::time::Duration;
 
+use leasehold::Clock;
 use leasehold::Kind;
-use leasehold::clock::Clock;
 use serde::{Deserialize, Serialize};
 
 /// Nanoseconds since the machine was switched on.

@@ -1,3 +1,65 @@
 //! `leasehold torture`: is my set-up safe?
+//!
+//! Processes fight for locks, and under each lock they increment a register and add to a set,
+//! which live in the [parent](parent) as a database would. Meanwhile they are [stopped, killed and
+//! cut off](faults). Everything they saw goes into a [history], and the [checker] says
+//! which promise of the store it breaks, if any.
+//!
+//! The same work is done on two [resources](resource): one takes every write, the other refuses
+//! late tokens. Where the store has leases, a holder that is stopped for longer than its lease
+//! *must* spoil the first and *cannot* spoil the second. If the first loses nothing, the run was
+//! too gentle, and counts as void.
+//!
+//! Nothing here knows any store but [`served`], which makes a remote store of one that lives in a
+//! process: this is how every store proves itself, ours and other people's.
+
+mod args;
 mod checker;
+mod faults;
 mod history;
+mod parent;
+mod report;
+mod resource;
+mod served;
+mod wire;
+mod worker;
+
+use std::process::ExitCode;
+
+use leasehold::ErrorKind;
+
+pub(crate) use args::Args;
+
+/// The hidden subcommand of a worker process.
+pub(crate) const WORKER: &str = "torture-worker";
+
+/// `leasehold torture`.
+pub(crate) fn main(args: &Args) -> ExitCode {
+    let plan = args::Plan::from(args);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let report = match runtime {
+        Ok(runtime) => runtime.block_on(parent::run(plan)),
+        Err(e) => Err(leasehold::Error::new(ErrorKind::Config, "cannot start").because(e)),
+    };
+    match report {
+        Ok(report) => {
+            match args.json {
+                true => println!("{}", wire::line(&report).trim_end()),
+                false => println!("{report}"),
+            }
+            report.exit_code()
+        }
+        Err(error) => {
+            eprintln!("leasehold torture: {error}");
+            ExitCode::from(match error.kind() {
+                ErrorKind::Unreachable => 69,
+                _ => 2,
+            })
+        }
+    }
+}
+
+/// `leasehold torture-worker`: what [`main`] starts many of.
+pub(crate) fn worker_main() -> ExitCode {
+    worker::main()
+}

@@ -256,7 +256,7 @@ impl Generator {
 }
 
 fn terms(pauses: bool) -> Terms {
-    let mut terms = strict(RECOVERY, false);
+    let mut terms = strict(RECOVERY);
     if pauses {
         terms.claimed.remove(&Property::Unfenced);
     }
@@ -537,7 +537,7 @@ fn lose_hold(history: &mut History, rng: &mut Rng) -> Option<Property> {
 
 fn fail_without_cause(history: &mut History, rng: &mut Rng) -> Option<Property> {
     let op = OpId { worker: 9_999, n: 0 };
-    let kind = *rng.choice(&["Contended", "Timeout", "Corrupt", "Unreachable"])?;
+    let kind = *rng.choice(&["Contended", "Timeout", "Corrupt", "Mismatch"])?;
     let what = What::Invoked { lock: 0, weight: 1, ask: Ask::Lock };
     history.events.push(Event { op, at: history.ended, what });
     let what = What::Failed { kind: kind.into(), error: "why?".into() };
