@@ -1,6 +1,6 @@
 //! What is done to the workers: stopped, killed, cut off.
 //!
-//! Half of the pauses and kills come at any time; the other half wait for a worker to read a
+//! Some pauses and kills come at any time; most wait for a worker to read a
 //! resource under its lock, and hit it before it learns the answer: between its check and its
 //! write. Several loops inject at once, each one fault at a time and never two into one worker.
 
@@ -12,7 +12,7 @@ use rustix::process::Signal;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::history::{Fault, Time, Trouble, WorkerId, now};
+use super::history::{Fault, Time, Trouble, WorkerId, nanos, now};
 use super::parent::Parent;
 use super::served::{Line, is_served};
 
@@ -51,28 +51,34 @@ pub(super) async fn inject(parent: Arc<Parent>, faults: Vec<Fault>, end: Instant
     // The first comes late enough for the workers to have begun.
     sleep(lease.min(Duration::from_millis(300)).mul_f64(0.5 + rng.f64())).await;
     while Instant::now() < end {
-        let Some(fault) = rng.choice(faults.iter().copied()) else { return };
-        let long = lease.mul_f64(match rng.u32(..4) {
-            0 => 0.2 + rng.f64(),
-            _ => 1.2 + 1.8 * rng.f64(),
-        });
+        // Half of them are pauses: they do the most harm.
+        let pauses = faults.contains(&Fault::Pause) && rng.bool();
+        let fault = if pauses { Some(Fault::Pause) } else { rng.choice(faults.iter().copied()) };
         match fault {
-            Fault::Pause => pause(&parent, long, &mut rng).await,
-            Fault::Kill => kill(&parent, &mut rng).await,
-            Fault::Cut => cut(&parent, long, &mut rng).await,
+            Some(Fault::Pause) => pause(&parent, &mut rng).await,
+            Some(Fault::Kill) => kill(&parent, &mut rng).await,
+            Some(Fault::Cut) => cut(&parent, &mut rng).await,
+            None => return,
         }
-        sleep(lease.mul_f64(0.6 * rng.f64())).await;
+        sleep(lease.mul_f64(0.1 + 0.6 * rng.f64())).await;
     }
 }
 
-/// Strikes a worker with a signal, perhaps in its critical section.
-async fn strike(parent: &Arc<Parent>, signal: Signal, rng: &mut Rng) -> Option<(WorkerId, Time)> {
-    if rng.bool() {
-        let (sender, hit) = oneshot::channel();
-        parent.state().ambushes.push(Ambush { signal, hit: sender });
-        // Nobody comes if everybody waits for one that is stopped or dead.
-        return timeout(parent.lease * 2, hit).await.ok()?.ok();
-    }
+/// From a fifth of a lease to three.
+fn some_leases(lease: Duration, rng: &mut Rng) -> Duration {
+    lease.mul_f64(0.2 + 2.8 * rng.f64())
+}
+
+/// Strikes the next worker that comes into its critical section. Nobody comes if everybody waits
+/// for one that is stopped or dead.
+async fn ambush(parent: &Parent, signal: Signal) -> Option<(WorkerId, Time)> {
+    let (sender, hit) = oneshot::channel();
+    parent.state().ambushes.push(Ambush { signal, hit: sender });
+    timeout(parent.lease * 2, hit).await.ok()?.ok()
+}
+
+/// Strikes a worker whatever it is doing.
+fn strike(parent: &Parent, signal: Signal, rng: &mut Rng) -> Option<(WorkerId, Time)> {
     let mut state = parent.state();
     let worker = state.pick(rng)?;
     let at = now();
@@ -80,39 +86,49 @@ async fn strike(parent: &Arc<Parent>, signal: Signal, rng: &mut Rng) -> Option<(
     Some((worker, at))
 }
 
-async fn pause(parent: &Arc<Parent>, long: Duration, rng: &mut Rng) {
-    let Some((worker, from)) = strike(parent, Signal::STOP, rng).await else { return };
+async fn pause(parent: &Parent, rng: &mut Rng) {
+    // In its critical section it is stopped for longer than its lease, and somebody else enters.
+    let (hit, long) = match rng.u32(..3) {
+        0 => (strike(parent, Signal::STOP, rng), some_leases(parent.lease, rng)),
+        _ => {
+            let long = parent.lease.mul_f64(1.3 + 1.2 * rng.f64());
+            (ambush(parent, Signal::STOP).await, long)
+        }
+    };
+    let Some((worker, from)) = hit else { return };
     sleep(long).await;
-    parent.state().signal(worker, Signal::CONT);
-    parent.state().count(Fault::Pause);
-    end_of_trouble(parent, worker, from).await;
+    let mut state = parent.state();
+    state.signal(worker, Signal::CONT);
+    state.over(Fault::Pause, trouble(parent, worker, from));
 }
 
 async fn kill(parent: &Arc<Parent>, rng: &mut Rng) {
-    if strike(parent, Signal::KILL, rng).await.is_none() {
+    let hit = match rng.u32(..3) {
+        0 => strike(parent, Signal::KILL, rng),
+        _ => ambush(parent, Signal::KILL).await,
+    };
+    if hit.is_none() {
         return;
     }
     parent.state().count(Fault::Kill);
     parent.respawn();
+    // Its locks come back first: faster than that, and nobody would ever hold one.
+    sleep(parent.lease).await;
 }
 
-async fn cut(parent: &Arc<Parent>, long: Duration, rng: &mut Rng) {
+async fn cut(parent: &Parent, rng: &mut Rng) {
     let Some(server) = &parent.server else { return };
     let Some(worker) = parent.state().pick(rng) else { return };
     let line = rng.choice([Line::Closed, Line::Frozen, Line::Deaf]).unwrap_or(Line::Closed);
     let from = now();
     server.set_line(worker, line);
-    sleep(long).await;
+    sleep(some_leases(parent.lease, rng)).await;
     server.set_line(worker, Line::Up);
-    parent.state().count(Fault::Cut);
-    end_of_trouble(parent, worker, from).await;
+    parent.state().over(Fault::Cut, trouble(parent, worker, from));
 }
 
-/// What a trouble has kept waiting takes a moment to be made up for: calls that are repeated only
-/// after a third of the lease, answers that were lost.
-async fn end_of_trouble(parent: &Arc<Parent>, worker: WorkerId, from: Time) {
-    sleep(parent.lease / 2).await;
-    let mut state = parent.state();
-    state.history.troubles.push(Trouble { worker: Some(worker), from, to: now() });
-    state.free(worker);
+/// What a trouble has kept waiting takes a moment to be made up for: calls whose answers were lost
+/// are repeated only after a third of the lease.
+fn trouble(parent: &Parent, worker: WorkerId, from: Time) -> Trouble {
+    Trouble { worker: Some(worker), from, to: now() + nanos(parent.lease / 2) }
 }

@@ -78,12 +78,6 @@ impl State {
         Some(worker)
     }
 
-    pub(super) fn free(&mut self, worker: WorkerId) {
-        if let Some(w) = self.workers.get_mut(&worker) {
-            w.in_trouble = false;
-        }
-    }
-
     /// Sends a signal to a worker; it cannot be another process's, since it has not been waited
     /// for.
     pub(super) fn signal(&self, worker: WorkerId, signal: Signal) {
@@ -106,6 +100,15 @@ impl State {
 
     pub(super) fn count(&mut self, fault: Fault) {
         *self.injected.entry(fault).or_default() += 1;
+    }
+
+    /// A fault is over, and its worker may be given another.
+    pub(super) fn over(&mut self, fault: Fault, trouble: Trouble) {
+        self.count(fault);
+        if let Some(w) = trouble.worker.and_then(|id| self.workers.get_mut(&id)) {
+            w.in_trouble = false;
+        }
+        self.history.troubles.push(trouble);
     }
 
     fn send(&self, worker: WorkerId, message: &ToWorker) {
@@ -403,7 +406,8 @@ async fn torture(
         parent.spawn().map_err(|e| failed(e.to_string()))?;
     }
     let end = Instant::now() + plan.time;
-    let loops = if faults.is_empty() { 0 } else { 1 + plan.clients / 6 };
+    // At most half of the workers are in trouble at a time.
+    let loops = if faults.is_empty() { 0 } else { (plan.clients / 2).min(16) };
     let injectors: Vec<_> = (0..loops)
         .map(|_| tokio::spawn(inject(parent.clone(), faults.to_vec(), end, rng.fork())))
         .collect();

@@ -195,7 +195,8 @@ impl Connection {
             Some(pending) => pending.insert(asked.n, sender),
             None => return Err(unreachable("the connection was cut")),
         };
-        if let Err(e) = locked(&self.stream).write_all(line(&asked).as_bytes()) {
+        let written = locked(&self.stream).write_all(line(&asked).as_bytes());
+        if let Err(e) = written {
             // Half a line may be out: nothing sensible can follow it.
             self.end();
             return Err(unreachable(e));

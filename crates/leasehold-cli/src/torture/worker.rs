@@ -195,10 +195,10 @@ impl Worker {
 
     /// A time from nothing to about a lease, mostly short.
     fn short(&self, rng: &mut Rng) -> Duration {
-        let scale = match rng.u32(..100) {
-            0..=79 => 0.006,
-            80..=97 => 0.05,
-            _ if self.stopping.get() => 0.05,
+        let scale = match rng.u32(..250) {
+            0..=219 => 0.004,
+            220..=248 => 0.03,
+            _ if self.stopping.get() => 0.03,
             _ => 2.0,
         };
         self.lease.mul_f64(rng.f64() * scale)
@@ -296,7 +296,7 @@ impl Worker {
         let read = self.ask(op, FromWorker::Read { op, lock, token }).await;
         let Some(ToWorker::Read { plain, fenced, .. }) = read else { return };
         self.stay(guard, think).await;
-        let careful = rng.u32(..4) == 0;
+        let careful = rng.u32(..8) == 0;
         if careful && !self.is_held(op, guard) {
             return;
         }
