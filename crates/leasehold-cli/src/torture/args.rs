@@ -1,5 +1,6 @@
 //! What the user asks for.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ValueEnum;
@@ -92,13 +93,15 @@ pub(super) struct Plan {
     pub(super) clients: u32,
     pub(super) lease: Duration,
     pub(super) seed: u64,
+    /// What is started as a worker: ourselves.
+    pub(super) program: PathBuf,
     kinds: Vec<Kind>,
     faults: Vec<Fault>,
     any_kind: bool,
 }
 
-impl From<&Args> for Plan {
-    fn from(args: &Args) -> Self {
+impl Plan {
+    pub(super) fn new(args: &Args, program: PathBuf) -> Self {
         let all = [Kind::Mutex, Kind::RwLock, Kind::Semaphore];
         let any_kind = args.kind.contains(&KindArg::All);
         let wanted = |kind: &Kind| {
@@ -124,6 +127,7 @@ impl From<&Args> for Plan {
             clients: args.clients,
             lease: args.lease,
             seed: args.seed.unwrap_or_else(|| fastrand::u64(..)),
+            program,
             kinds: all.into_iter().filter(wanted).collect(),
             faults,
             any_kind,
@@ -188,7 +192,7 @@ mod tests {
 
     fn plan(line: &str) -> std::result::Result<Plan, clap::Error> {
         let words = std::iter::once("torture").chain(line.split_whitespace());
-        <Command as clap::Parser>::try_parse_from(words).map(|c| Plan::from(&c.args))
+        <Command as clap::Parser>::try_parse_from(words).map(|c| Plan::new(&c.args, PathBuf::new()))
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::time::Duration;
 use fastrand::Rng;
 use rustix::process::Signal;
 use tokio::sync::oneshot;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use super::history::{Fault, Time, Trouble, WorkerId, nanos, now};
 use super::parent::Parent;
@@ -55,13 +55,18 @@ pub(super) async fn inject(parent: Arc<Parent>, faults: Vec<Fault>, end: Instant
         let pauses = faults.contains(&Fault::Pause) && rng.bool();
         let fault = if pauses { Some(Fault::Pause) } else { rng.choice(faults.iter().copied()) };
         match fault {
-            Some(Fault::Pause) => pause(&parent, &mut rng).await,
-            Some(Fault::Kill) => kill(&parent, &mut rng).await,
-            Some(Fault::Cut) => cut(&parent, &mut rng).await,
+            Some(Fault::Pause) => pause(&parent, end, &mut rng).await,
+            Some(Fault::Kill) => kill(&parent, end, &mut rng).await,
+            Some(Fault::Cut) => cut(&parent, end, &mut rng).await,
             None => return,
         }
-        sleep(lease.mul_f64(0.1 + 0.6 * rng.f64())).await;
+        rest(lease.mul_f64(0.1 + 0.6 * rng.f64()), end).await;
     }
+}
+
+/// Sleeps, but not beyond the end.
+async fn rest(d: Duration, end: Instant) {
+    sleep_until((Instant::now() + d).min(end)).await;
 }
 
 /// From a fifth of a lease to three.
@@ -71,10 +76,10 @@ fn some_leases(lease: Duration, rng: &mut Rng) -> Duration {
 
 /// Strikes the next worker that comes into its critical section. Nobody comes if everybody waits
 /// for one that is stopped or dead.
-async fn ambush(parent: &Parent, signal: Signal) -> Option<(WorkerId, Time)> {
+async fn ambush(parent: &Parent, signal: Signal, end: Instant) -> Option<(WorkerId, Time)> {
     let (sender, hit) = oneshot::channel();
     parent.state().ambushes.push(Ambush { signal, hit: sender });
-    timeout(parent.lease * 2, hit).await.ok()?.ok()
+    timeout_at((Instant::now() + parent.lease * 2).min(end), hit).await.ok()?.ok()
 }
 
 /// Strikes a worker whatever it is doing.
@@ -86,26 +91,26 @@ fn strike(parent: &Parent, signal: Signal, rng: &mut Rng) -> Option<(WorkerId, T
     Some((worker, at))
 }
 
-async fn pause(parent: &Parent, rng: &mut Rng) {
+async fn pause(parent: &Parent, end: Instant, rng: &mut Rng) {
     // In its critical section it is stopped for longer than its lease, and somebody else enters.
     let (hit, long) = match rng.u32(..3) {
         0 => (strike(parent, Signal::STOP, rng), some_leases(parent.lease, rng)),
         _ => {
             let long = parent.lease.mul_f64(1.3 + 1.2 * rng.f64());
-            (ambush(parent, Signal::STOP).await, long)
+            (ambush(parent, Signal::STOP, end).await, long)
         }
     };
     let Some((worker, from)) = hit else { return };
-    sleep(long).await;
+    rest(long, end).await;
     let mut state = parent.state();
     state.signal(worker, Signal::CONT);
     state.over(Fault::Pause, trouble(parent, worker, from));
 }
 
-async fn kill(parent: &Arc<Parent>, rng: &mut Rng) {
+async fn kill(parent: &Arc<Parent>, end: Instant, rng: &mut Rng) {
     let hit = match rng.u32(..3) {
         0 => strike(parent, Signal::KILL, rng),
-        _ => ambush(parent, Signal::KILL).await,
+        _ => ambush(parent, Signal::KILL, end).await,
     };
     if hit.is_none() {
         return;
@@ -113,16 +118,16 @@ async fn kill(parent: &Arc<Parent>, rng: &mut Rng) {
     parent.state().count(Fault::Kill);
     parent.respawn();
     // Its locks come back first: faster than that, and nobody would ever hold one.
-    sleep(parent.lease).await;
+    rest(parent.lease, end).await;
 }
 
-async fn cut(parent: &Parent, rng: &mut Rng) {
+async fn cut(parent: &Parent, end: Instant, rng: &mut Rng) {
     let Some(server) = &parent.server else { return };
     let Some(worker) = parent.state().pick(rng) else { return };
     let line = rng.choice([Line::Closed, Line::Frozen, Line::Deaf]).unwrap_or(Line::Closed);
     let from = now();
     server.set_line(worker, line);
-    sleep(some_leases(parent.lease, rng)).await;
+    rest(some_leases(parent.lease, rng), end).await;
     server.set_line(worker, Line::Up);
     parent.state().over(Fault::Cut, trouble(parent, worker, from));
 }

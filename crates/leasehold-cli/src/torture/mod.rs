@@ -35,13 +35,7 @@ pub(crate) const WORKER: &str = "torture-worker";
 
 /// `leasehold torture`.
 pub(crate) fn main(args: &Args) -> ExitCode {
-    let plan = args::Plan::from(args);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let report = match runtime {
-        Ok(runtime) => runtime.block_on(parent::run(plan)),
-        Err(e) => Err(leasehold::Error::new(ErrorKind::Config, "cannot start").because(e)),
-    };
-    match report {
+    match torture(args) {
         Ok(report) => {
             match args.json {
                 true => println!("{}", wire::line(&report).trim_end()),
@@ -59,7 +53,36 @@ pub(crate) fn main(args: &Args) -> ExitCode {
     }
 }
 
+fn torture(args: &Args) -> leasehold::Result<report::Report> {
+    let failed = |e| leasehold::Error::new(ErrorKind::Config, "cannot start").because(e);
+    // One thread: so check and write at a resource are one step, and the workers' parent, whose
+    // end they watch for, is the thread that stays.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let program = std::env::current_exe().map_err(failed)?;
+    runtime.map_err(failed)?.block_on(parent::run(args::Plan::new(args, program)))
+}
+
 /// `leasehold torture-worker`: what [`main`] starts many of.
 pub(crate) fn worker_main() -> ExitCode {
     worker::main()
+}
+
+/// The report of a run on a store of the caller's own.
+#[cfg(test)]
+#[allow(dead_code, reason = "for tests/torture_sabotage.rs, which includes this file")]
+pub(crate) fn report_on(
+    store: leasehold::Leasehold,
+    arguments: &str,
+    program: std::path::PathBuf,
+) -> impl serde::Serialize + use<> {
+    #[derive(clap::Parser)]
+    struct Command {
+        #[command(flatten)]
+        args: Args,
+    }
+    let words = ["torture", "--store", "memory:"].into_iter().chain(arguments.split_whitespace());
+    let command = <Command as clap::Parser>::parse_from(words);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let plan = args::Plan::new(&command.args, program);
+    runtime.unwrap().block_on(parent::run_on(store, plan)).unwrap()
 }

@@ -2,6 +2,7 @@
 //! tortured.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -36,6 +37,8 @@ pub(super) struct Parent {
     pub(super) lease: Duration,
     /// Where the store lives with us.
     pub(super) server: Option<Arc<Server>>,
+    /// What is started as a worker.
+    program: PathBuf,
     store: Where,
     locks: Vec<LockSpec>,
     state: Mutex<State>,
@@ -177,7 +180,7 @@ impl Parent {
     }
 
     fn spawn(self: &Arc<Self>) -> std::io::Result<()> {
-        let mut child = Command::new(std::env::current_exe()?)
+        let mut child = Command::new(&self.program)
             .arg(super::WORKER)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -341,6 +344,11 @@ fn terms(promises: &Guarantees, faults: &[Fault], lease: Duration) -> Terms {
 /// If the store cannot be reached, or no worker can begin.
 pub(super) async fn run(plan: Plan) -> leasehold::Result<Report> {
     let store = Leasehold::connect(&plan.store).await?;
+    run_on(store, plan).await
+}
+
+/// As [`run`], on a store that is open already.
+pub(super) async fn run_on(store: Leasehold, plan: Plan) -> leasehold::Result<Report> {
     let promises = store.guarantees().clone();
     let kinds = plan.kinds(&promises)?;
     let faults = plan.faults()?;
@@ -370,6 +378,7 @@ pub(super) async fn run(plan: Plan) -> leasehold::Result<Report> {
     let parent = Arc::new(Parent {
         lease: plan.lease,
         server,
+        program: plan.program.clone(),
         store: place,
         locks,
         state: Mutex::new(state),

@@ -482,7 +482,11 @@ mod tests {
         assert_eq!(busy.holders()[0].token, held.token());
         let (sender, waits) = oneshot::channel();
         let sender = Mutex::new(Some(sender));
-        let told = move |_| drop(locked(&sender).take().map(|s| s.send(())));
+        let told = move |_| {
+            if let Some(sender) = locked(&sender).take() {
+                sender.send(()).unwrap();
+            }
+        };
         let waiting = tokio::spawn(async move { b.mutex("m").on_waiting(told).lock().await });
         waits.await.unwrap();
         assert_eq!(a.list("").await.unwrap()[0].claims.len(), 2);

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use leasehold::{Guard, Kind, Leasehold, LostReason, Mutex, RwLock, Semaphore, State};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use super::history::{Ask, Event, LockSpec, OpId, Time, What, nanos, now};
 use super::resource::Read;
@@ -88,7 +88,7 @@ struct Worker {
     specs: Vec<LockSpec>,
     lease: Duration,
     next: Cell<u32>,
-    stopping: Cell<bool>,
+    stopping: watch::Sender<bool>,
     /// What waits for the resources' answers.
     answers: RefCell<HashMap<OpId, oneshot::Sender<ToWorker>>>,
 }
@@ -127,7 +127,7 @@ impl Worker {
             specs: setup.locks.clone(),
             lease: Duration::from_millis(setup.lease_ms),
             next: Cell::new(0),
-            stopping: Cell::default(),
+            stopping: watch::Sender::default(),
             answers: RefCell::default(),
         });
         let hears = worker.clone();
@@ -142,7 +142,7 @@ impl Worker {
     fn hear(&self, message: ToWorker) {
         match message {
             ToWorker::Setup(_) => {}
-            ToWorker::Stop => self.stopping.set(true),
+            ToWorker::Stop => drop(self.stopping.send_replace(true)),
             ToWorker::Read { op, .. } | ToWorker::Wrote { op, .. } => {
                 if let Some(waiting) = self.answers.borrow_mut().remove(&op) {
                     let _ = waiting.send(message);
@@ -159,7 +159,7 @@ impl Worker {
     }
 
     async fn lane(self: Rc<Self>, mut rng: Rng) {
-        while !self.stopping.get() {
+        while !*self.stopping.borrow() {
             self.operation(&mut rng).await;
             let idle = rng.u64(..2_000);
             tokio::time::sleep(Duration::from_micros(idle)).await;
@@ -198,7 +198,7 @@ impl Worker {
         let scale = match rng.u32(..250) {
             0..=219 => 0.004,
             220..=248 => 0.03,
-            _ if self.stopping.get() => 0.03,
+            _ if *self.stopping.borrow() => 0.03,
             _ => 2.0,
         };
         self.lease.mul_f64(rng.f64() * scale)
@@ -304,9 +304,11 @@ impl Worker {
         self.is_held(op, guard);
     }
 
-    /// Holds for a while, or until the lock is lost.
+    /// Holds for a while, or until the lock is lost or the run is over.
     async fn stay(&self, guard: &Guard, think: Duration) {
+        let mut stopping = self.stopping.subscribe();
         tokio::select! {
+            _ = stopping.wait_for(|stop| *stop) => {}
             () = tokio::time::sleep(think) => {}
             _ = guard.lost() => {}
         }
