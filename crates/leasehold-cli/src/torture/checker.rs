@@ -339,10 +339,8 @@ impl Check<'_> {
             let held = op.held?;
             // Lost by its own clock is what the guard promised; lost in any other way came we
             // do not know when after it last said "held".
-            let lost = match op.lost {
-                Some((at, expired, _)) => Some(if expired { at } else { held }),
-                None => None,
-            };
+            let lost = op.lost.as_ref();
+            let lost = lost.map(|(at, expired, _)| if *expired { *at } else { held });
             let died = self.history.deaths.get(&op.id.worker).copied();
             let ends = [Some(op.until), lost, op.releasing, died, Some(self.history.ended)];
             let to = ends.into_iter().flatten().min()?;

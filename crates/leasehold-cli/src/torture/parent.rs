@@ -114,6 +114,22 @@ impl State {
         self.history.troubles.push(trouble);
     }
 
+    fn ask_to_end(&self) {
+        for id in self.workers.keys() {
+            self.send(*id, &ToWorker::Stop);
+        }
+    }
+
+    fn end_by_force(&mut self, patience: Duration) {
+        for (id, worker) in &mut self.workers {
+            // Not a fault that was injected, so no death that excuses what is missing.
+            worker.dead = true;
+            let what = format!("worker {id} did not end within {patience:?} of being asked to");
+            self.history.crashes.push(what);
+            let _ = kill_process(worker.pid, Signal::KILL);
+        }
+    }
+
     fn send(&self, worker: WorkerId, message: &ToWorker) {
         if let Some(w) = self.workers.get(&worker) {
             let _ = w.outbox.send(line(message));
@@ -249,25 +265,11 @@ impl Parent {
 
     /// Asks everybody to end, and kills who does not.
     async fn end_workers(&self, patience: Duration) {
-        let state = self.state();
-        for id in state.workers.keys() {
-            state.send(*id, &ToWorker::Stop);
+        self.state().ask_to_end();
+        if !self.all_ended(patience).await {
+            self.state().end_by_force(patience);
+            self.all_ended(Duration::from_secs(5)).await;
         }
-        drop(state);
-        if self.all_ended(patience).await {
-            return;
-        }
-        let mut state = self.state();
-        let State { workers, history, .. } = &mut *state;
-        for (id, worker) in workers {
-            // Not a fault that was injected, so no death that excuses what is missing.
-            worker.dead = true;
-            let what = format!("worker {id} did not end within {patience:?} of being asked to");
-            history.crashes.push(what);
-            let _ = kill_process(worker.pid, Signal::KILL);
-        }
-        drop(state);
-        self.all_ended(Duration::from_secs(5)).await;
     }
 
     async fn all_ended(&self, patience: Duration) -> bool {
