@@ -204,6 +204,9 @@ impl Drop for Attempt<'_> {
     }
 }
 
+/// How long after listening failed it begins anew, at first.
+const LISTEN_AGAIN: Duration = Duration::from_millis(10);
+
 /// What [`Attempt::join`] came to.
 enum Step {
     Holding(Token, Granted),
@@ -295,21 +298,18 @@ impl Attempt<'_> {
         // A close() between the first check and here has found nothing of ours to give up.
         core.check_open()?;
         self.tell_place(place);
-        let mut listen = true;
+        let mut deaf = Duration::ZERO;
         loop {
             let changed = async {
-                match listen {
-                    true => core.store.changed(&self.claim).await,
-                    false => std::future::pending().await,
+                if !deaf.is_zero() {
+                    core.background.sleep(deaf).await;
                 }
+                core.store.changed(&self.claim).await
             };
             tokio::select! {
                 biased;
                 news = waiting.news() => match news {
-                    News::Place(place) => {
-                        listen = true;
-                        self.tell_place(place);
-                    }
+                    News::Place(place) => self.tell_place(place),
                     News::Outcome(Outcome::Holding { token, granted }) => {
                         let enough = self.claim.lease / 3;
                         return self.finish(token, granted, true, enough).await;
@@ -324,9 +324,11 @@ impl Attempt<'_> {
                         let enough = self.claim.waiter_lease / 3;
                         return self.finish(token, granted, full, enough).await;
                     }
-                    Ok(Signal::Ask) => listen = self.ask(&waiting).await,
-                    // The heartbeat goes on, and listening begins anew after the next of them.
-                    Err(_) => listen = false,
+                    Ok(Signal::Ask) if self.ask(&waiting).await => deaf = Duration::ZERO,
+                    // The heartbeat goes on; listening begins anew after a pause.
+                    Ok(Signal::Ask) | Err(_) => {
+                        deaf = (deaf * 2).clamp(LISTEN_AGAIN, self.claim.waiter_lease);
+                    }
                 },
                 () = sleep_until(&core, self.give_up) => {
                     return Err(self.out_of_time().await);

@@ -9,7 +9,6 @@ use tokio::sync::watch;
 use crate::claim::{Kind, Token};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, LostReason, Result};
-use crate::keeper::patience;
 use crate::lease::{Lease, State};
 use crate::locks::Core;
 use crate::name::Name;
@@ -225,7 +224,7 @@ impl Hold {
                 None => crate::acquire::no_answer(limit),
             };
             let spent = core.clock.now().since(started);
-            if !crate::keeper::is_passing(&error) || spent > patience(claim) {
+            if !crate::keeper::is_passing(&error) || spent > claim.lease {
                 return Err(error);
             }
             core.background.sleep(pause).await;

@@ -22,6 +22,7 @@ use crate::claim::{Claim, ClaimId, Token};
 use crate::clock::{Clock, Moment};
 use crate::error::{Error, ErrorKind, LostReason, Result};
 use crate::lease::{Granted, Lease};
+use crate::options::DEFAULT_LEASE;
 use crate::store::{Place, Renew, Renewal, Store};
 use crate::telemetry;
 
@@ -450,9 +451,10 @@ impl Keeper {
     }
 }
 
-/// For how long a request that is not answered is repeated.
+/// For how long a store that does not answer is asked again by who wants to wait: a fail-over must
+/// fit in it, however short the lease.
 pub(crate) fn patience(claim: &Claim) -> Duration {
-    claim.lease.max(claim.waiter_lease)
+    claim.lease.max(DEFAULT_LEASE)
 }
 
 /// Whether asking again may help while we wait.

@@ -193,7 +193,11 @@ impl Lease {
     }
 
     /// Loses the lease for a reason of the store's or the client's. Tells whether it was held.
+    /// What was released is not lost: a renewal that our own `leave` overtook finds nothing.
     pub(crate) fn lose(&self, reason: LostReason) -> bool {
+        if self.released.load(Ordering::SeqCst) {
+            return false;
+        }
         let was_held = self.deadline.swap(LOST, Ordering::SeqCst) != LOST;
         if was_held {
             self.lost_because(reason);

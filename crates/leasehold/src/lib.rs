@@ -6,6 +6,8 @@ mod background;
 pub mod blocking;
 mod claim;
 mod clock;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod error;
 mod guard;
 mod keeper;

@@ -9,7 +9,7 @@ use crate::background::Background;
 use crate::claim::{Claim, Holder, Kind, MAX_READERS, Token};
 use crate::clock::{Clock, Moment};
 use crate::error::{Error, ErrorKind, LostReason, Result};
-use crate::keeper::{Keeper, closed, is_passing, patience};
+use crate::keeper::{Keeper, closed, is_passing};
 use crate::mutex::Mutex;
 use crate::name::Name;
 use crate::rwlock::RwLock;
@@ -84,7 +84,7 @@ impl Core {
         let limit = self.answer_limit(&claim);
         let local = store.is_local();
         let work = async move {
-            let give_up = clock.now().plus(patience(&claim) * 2);
+            let give_up = clock.now().plus(claim.lease * 2);
             let mut pause = Duration::from_millis(20);
             loop {
                 let left = keep_until.since(clock.now());
@@ -207,7 +207,7 @@ impl Leasehold {
         core.closed.store(true, Ordering::SeqCst);
         let mut longest = Duration::from_secs(1);
         for lease in core.keeper.close() {
-            longest = longest.max(patience(&lease.claim));
+            longest = longest.max(lease.claim.lease);
             if lease.lose(LostReason::Closed) {
                 core.owe_leave(lease.claim.clone(), lease.keep_until);
             }

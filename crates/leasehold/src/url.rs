@@ -8,11 +8,7 @@ use crate::store::Store;
 use crate::store::memory::MemoryStore;
 
 /// The schemes of the stores in this build.
-pub const BUILT_IN: &[&str] = &[
-    #[cfg(feature = "file")]
-    "file",
-    "memory",
-];
+pub const BUILT_IN: &[&str] = &["memory"];
 
 /// The URL without user, password and query values; safe to print.
 pub(crate) fn redacted(url: &str) -> String {

@@ -1,0 +1,24 @@
+//! Every store in this build passes the suite.
+
+use std::sync::Arc;
+
+use leasehold::store::MemoryStore;
+use leasehold::{BUILT_IN, Builder, Leasehold};
+
+leasehold::conformance_suite!(memory, async {
+    Leasehold::connect("memory:conformance").await.unwrap()
+});
+
+// What a third party writes for a store of its own.
+leasehold::conformance_suite!(third_party, async {
+    static STORE: std::sync::LazyLock<Arc<MemoryStore>> = std::sync::LazyLock::new(Arc::default);
+    Builder::default().store(STORE.clone()).unwrap()
+});
+
+#[test]
+fn every_built_in_store_is_in_the_suite() {
+    let suites = ["memory"];
+    for scheme in BUILT_IN {
+        assert!(suites.contains(scheme), "the store {scheme}: has no conformance suite above");
+    }
+}

@@ -1,0 +1,81 @@
+//! What only a real process can show: it is stopped, it forks.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use leasehold::store::MemoryStore;
+use leasehold::{Builder, Error, ErrorKind, Leasehold, LostReason, State};
+
+const LEASE: Duration = Duration::from_millis(300);
+
+fn locks() -> Leasehold {
+    Builder::default().store(std::sync::Arc::new(MemoryStore::new())).unwrap()
+}
+
+/// The child of the test below: holds, and tells what it believes right after it was stopped.
+#[test]
+fn child_that_is_stopped() {
+    if std::env::var_os("LEASEHOLD_TEST_CHILD").is_none() {
+        return;
+    }
+    let locks: leasehold::blocking::Leasehold = locks().into();
+    let guard = locks.mutex("paused").with(|m| m.lease(LEASE)).lock().unwrap();
+    println!("held {}", guard.is_held());
+    let mut before = Instant::now();
+    loop {
+        let held = guard.is_held();
+        // A stop shows as a gap in the clock between two looks; this is the first look after it.
+        if before.elapsed() > LEASE * 2 {
+            println!("first sight {held} {:?}", guard.state());
+            return;
+        }
+        before = Instant::now();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn s09_sigstop_for_three_leases_is_lost_at_first_sight() {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "child_that_is_stopped", "--nocapture", "--test-threads=1"])
+        .env("LEASEHOLD_TEST_CHILD", "1")
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let pid = i32::try_from(child.id()).unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let mut line = |start: &str| lines.find(|l| l.contains(start)).unwrap();
+    assert!(line("held ").contains("held true"));
+    // SAFETY: plain kills of a child that we have not waited for yet.
+    unsafe { libc::kill(pid, libc::SIGSTOP) };
+    std::thread::sleep(LEASE * 3);
+    // SAFETY: as above.
+    unsafe { libc::kill(pid, libc::SIGCONT) };
+    assert!(line("first sight ").contains("first sight false Lost(Expired)"));
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn s13_a_forked_child_holds_nothing_and_releases_nothing() {
+    let locks: leasehold::blocking::Leasehold = locks().into();
+    let guard = locks.mutex("forked").lock().unwrap();
+    // SAFETY: the child only looks at the guard, drops it and leaves without unwinding.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let inert = !guard.is_held()
+            && guard.state() == State::Lost(LostReason::Forked)
+            && guard.remaining().is_zero()
+            && guard.release().unwrap_err().lost_reason() == Some(LostReason::Forked);
+        // SAFETY: ends the child at once, without the test harness noticing.
+        unsafe { libc::_exit(if inert { 7 } else { 8 }) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for our own child.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    assert_eq!(libc::WEXITSTATUS(status), 7, "the child believed that it holds");
+    assert!(guard.is_held());
+    let tried = locks.mutex("forked").try_lock().map(drop).map_err(|e: Error| e.kind());
+    assert_eq!(tried, Err(ErrorKind::Contended), "the child's drop released the parent's lock");
+    guard.release().unwrap();
+}
