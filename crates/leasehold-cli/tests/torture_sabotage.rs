@@ -40,7 +40,7 @@ impl Broken {
     fn bend(&self, claim: &Claim) -> Claim {
         let mut claim = claim.clone();
         match self.how {
-            Sabotage::TwoQueues if claim.holder.pid % 2 == 0 => {
+            Sabotage::TwoQueues if claim.holder.pid.is_multiple_of(2) => {
                 claim.name = Name::new(format!("{}'", claim.name.as_str())).unwrap();
             }
             Sabotage::ShortLeases => claim.lease /= 3,

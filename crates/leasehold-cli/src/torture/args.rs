@@ -1,5 +1,6 @@
 //! What the user asks for.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use super::history::Fault;
 ///
 /// Exit code: 0 every promise was kept; 1 one was broken, and which; 3 void, the run proved
 /// nothing (too short, or its faults did no harm where they must); 2 bad usage; 69 the store
-/// cannot be reached.
+/// cannot be reached; 130 interrupted.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     leasehold torture --store memory: --seconds 30\n  \
@@ -132,6 +133,15 @@ impl Plan {
             faults,
             any_kind,
         }
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let faults: Vec<String> = self.faults.iter().map(Fault::to_string).collect();
+        let faults = if faults.is_empty() { "no faults".into() } else { faults.join(", ") };
+        let (clients, time) = (self.clients, self.time.as_secs());
+        write!(f, "torturing the store with {clients} processes for {time} s ({faults})")
     }
 }
 

@@ -123,6 +123,8 @@ pub(super) struct Findings {
     pub(super) fenced_refused: usize,
     /// Acknowledged updates of the fenced resources.
     pub(super) fenced_kept: usize,
+    /// Waiters that had a claim to their turn.
+    pub(super) fair_waiters: usize,
     /// How long the locks of killed holders stayed taken while somebody waited: count, longest.
     pub(super) recoveries: (usize, Duration),
 }
@@ -463,6 +465,7 @@ impl Check<'_> {
             if self.troubles.hit(op.id.worker, op.invoked, hold.from) {
                 continue;
             }
+            self.findings.fair_waiters += 1;
             let min = first.entry(op.weight).or_insert((since, *hold));
             if since < min.0 {
                 *min = (since, *hold);

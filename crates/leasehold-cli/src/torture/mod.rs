@@ -24,9 +24,11 @@ mod served;
 mod wire;
 mod worker;
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use leasehold::ErrorKind;
+use tokio::signal::unix::{SignalKind, signal};
 
 pub(crate) use args::Args;
 
@@ -36,7 +38,11 @@ pub(crate) const WORKER: &str = "torture-worker";
 /// `leasehold torture`.
 pub(crate) fn main(args: &Args) -> ExitCode {
     match torture(args) {
-        Ok(report) => {
+        Ok(None) => {
+            eprintln!("leasehold torture: interrupted; nothing can be said of half a run");
+            ExitCode::from(130)
+        }
+        Ok(Some(report)) => {
             match args.json {
                 true => println!("{}", wire::line(&report).trim_end()),
                 false => println!("{report}"),
@@ -53,13 +59,26 @@ pub(crate) fn main(args: &Args) -> ExitCode {
     }
 }
 
-fn torture(args: &Args) -> leasehold::Result<report::Report> {
+/// `None`: interrupted. Then the runtime's end kills the workers, stopped ones as well.
+fn torture(args: &Args) -> leasehold::Result<Option<report::Report>> {
     let failed = |e| leasehold::Error::new(ErrorKind::Config, "cannot start").because(e);
     // One thread: so check and write at a resource are one step, and the workers' parent, whose
     // end they watch for, is the thread that stays.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let program = std::env::current_exe().map_err(failed)?;
-    runtime.map_err(failed)?.block_on(parent::run(args::Plan::new(args, program)))
+    let plan = args::Plan::new(args, program);
+    if std::io::stderr().is_terminal() {
+        eprintln!("{plan} …");
+    }
+    runtime.map_err(failed)?.block_on(async {
+        let mut interrupted = signal(SignalKind::interrupt()).map_err(failed)?;
+        let mut terminated = signal(SignalKind::terminate()).map_err(failed)?;
+        tokio::select! {
+            report = parent::run(plan) => report.map(Some),
+            _ = interrupted.recv() => Ok(None),
+            _ = terminated.recv() => Ok(None),
+        }
+    })
 }
 
 /// `leasehold torture-worker`: what [`main`] starts many of.

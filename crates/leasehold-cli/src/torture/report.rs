@@ -45,6 +45,8 @@ struct Line {
     name: String,
     claimed: bool,
     violations: usize,
+    /// How many cases there were, where that is known: with none, nothing was shown.
+    cases: Option<usize>,
 }
 
 /// The report of one run.
@@ -92,6 +94,15 @@ impl Report {
             name: property.to_string(),
             claimed: terms.claimed.contains(&property),
             violations: findings.violations.iter().filter(|v| v.property == property).count(),
+            cases: match property {
+                Property::Exclusion | Property::TokenOrder | Property::TokenUnique => {
+                    Some(findings.grants)
+                }
+                Property::Updates => Some(findings.fenced_kept),
+                Property::Fifo => Some(findings.fair_waiters),
+                Property::Recovery => Some(findings.recoveries.0),
+                _ => None,
+            },
         };
         let properties: Vec<Line> = Property::ALL.into_iter().map(line).collect();
         let mut shown: BTreeMap<Property, usize> = BTreeMap::new();
@@ -236,10 +247,12 @@ impl fmt::Display for Report {
         }
         writeln!(f)?;
         for line in &self.properties {
-            let state = match (line.claimed, line.violations) {
-                (false, _) => "not promised".into(),
-                (true, 0) => "kept".into(),
-                (true, n) => format!("BROKEN {n} times"),
+            let state = match (line.claimed, line.violations, line.cases) {
+                (false, ..) => "not promised".into(),
+                (true, 0, Some(0)) => "not tried".into(),
+                (true, 0, Some(n)) => format!("kept ({n} cases)"),
+                (true, 0, None) => "kept".into(),
+                (true, n, _) => format!("BROKEN {n} times"),
             };
             writeln!(f, "  {:<32} {state}", line.name)?;
             for violation in self.violations.iter().filter(|v| v.property == line.property) {
