@@ -27,8 +27,8 @@ fn memory_keeps_its_promises_under_pauses_kills_and_cuts() {
     for fault in ["pause", "kill", "cut"] {
         assert!(report["faults"][fault].as_u64() >= Some(1), "{report}");
     }
-    for lock in ["mutex", "rwlock", "semaphore"] {
-        assert!(report["grants_by_lock"][lock].as_u64() >= Some(10), "{report}");
+    for kind in ["mutex", "rwlock", "semaphore"] {
+        assert!(report["grants_by_kind"][kind].as_u64() >= Some(10), "{report}");
     }
     // The negative control: what is not fenced was spoilt in the same run.
     assert_eq!(report["negative_control"]["required"], true);

@@ -31,7 +31,7 @@ pub(crate) struct Args {
     /// For how long.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     seconds: u32,
-    /// How many processes; each has two operations under way.
+    /// How many processes; each has four operations under way.
     #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u32).range(2..=500))]
     clients: u32,
     /// Which locks to fight for.

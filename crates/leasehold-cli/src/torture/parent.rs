@@ -27,6 +27,8 @@ use super::resource::Cell;
 use super::served::{Server, is_served};
 use super::wire::{FromWorker, Setup, ToWorker, Where, line};
 
+/// How many locks of each kind: while one is blocked by a fault, others go on.
+const LOCKS: u32 = 2;
 /// How many permits the semaphore has.
 const PERMITS: u32 = 3;
 /// What a busy machine may take besides what the store promises.
@@ -294,15 +296,15 @@ async fn write_to(mut stdin: ChildStdin, mut lines: mpsc::UnboundedReceiver<Stri
 
 /// The locks of one run. Their names are the run's own: nobody else's locks are touched.
 fn locks(run: u64, kinds: &[Kind]) -> Vec<LockSpec> {
-    let spec = |kind: &Kind| {
+    let spec = |(kind, n): (&Kind, u32)| {
         let (word, capacity) = match kind {
             Kind::Mutex => ("mutex", 1),
             Kind::RwLock => ("rwlock", MAX_READERS),
             Kind::Semaphore => ("semaphore", PERMITS),
         };
-        LockSpec { name: format!("{}{word}", prefix(run)), kind: *kind, capacity }
+        LockSpec { name: format!("{}{word}-{n}", prefix(run)), kind: *kind, capacity }
     };
-    kinds.iter().map(spec).collect()
+    kinds.iter().flat_map(|kind| (1..=LOCKS).map(move |n| (kind, n))).map(spec).collect()
 }
 
 fn prefix(run: u64) -> String {

@@ -14,7 +14,7 @@ use super::history::{Fault, History};
 
 /// How many violations of one property are shown; all are counted.
 const SHOWN: usize = 3;
-/// With fewer grants of a lock, nothing was shown.
+/// With fewer grants of a kind of lock, nothing was shown.
 const LEAST_GRANTS: usize = 10;
 
 /// The outcome in one word.
@@ -65,7 +65,7 @@ pub(super) struct Report {
     leases: bool,
     operations: usize,
     grants: usize,
-    grants_by_lock: BTreeMap<String, usize>,
+    grants_by_kind: BTreeMap<String, usize>,
     lost_holds: usize,
     faults: BTreeMap<Fault, usize>,
     fenced_updates_kept: usize,
@@ -124,7 +124,10 @@ impl Report {
             Kind::RwLock => "rwlock",
             Kind::Semaphore => "semaphore",
         };
-        let kinds = history.locks.iter().map(|l| words(l.kind).to_owned());
+        let mut grants_by_kind: BTreeMap<String, usize> = BTreeMap::new();
+        for (lock, grants) in history.locks.iter().zip(&findings.grants_by_lock) {
+            *grants_by_kind.entry(words(lock.kind).to_owned()).or_default() += grants;
+        }
         let mut report = Self {
             verdict: Verdict::Fine,
             summary: String::new(),
@@ -137,7 +140,7 @@ impl Report {
             leases: promises.has_leases(),
             operations: findings.operations,
             grants: findings.grants,
-            grants_by_lock: kinds.zip(findings.grants_by_lock).collect(),
+            grants_by_kind,
             lost_holds: findings.lost_holds,
             faults: injected.clone(),
             fenced_updates_kept: findings.fenced_kept,
@@ -154,9 +157,9 @@ impl Report {
     }
 
     fn judge(&mut self) {
-        for (lock, grants) in &self.grants_by_lock {
+        for (kind, grants) in &self.grants_by_kind {
             if *grants < LEAST_GRANTS {
-                self.void.push(format!("the {lock} was granted only {grants} times"));
+                self.void.push(format!("the {kind} was granted only {grants} times"));
             }
         }
         for (fault, times) in &self.faults {
@@ -212,10 +215,10 @@ impl fmt::Display for Report {
             "{}: {} clients for {} s, lease {} ms, seed {}",
             self.store, self.clients, self.seconds, self.lease_ms, self.seed
         )?;
-        let by_lock: Vec<String> =
-            self.grants_by_lock.iter().map(|(lock, n)| format!("{lock} {n}")).collect();
+        let by_kind: Vec<String> =
+            self.grants_by_kind.iter().map(|(kind, n)| format!("{kind} {n}")).collect();
         let (operations, grants) = (self.operations, self.grants);
-        writeln!(f, "{operations} operations, {grants} grants ({})", by_lock.join(", "))?;
+        writeln!(f, "{operations} operations, {grants} grants ({})", by_kind.join(", "))?;
         let faults: Vec<String> =
             self.faults.iter().map(|(fault, n)| format!("{fault} {n}")).collect();
         let faults = if faults.is_empty() { "none".into() } else { faults.join(", ") };

@@ -1,7 +1,7 @@
 //! A worker: takes the locks in every way that the library offers, works under them, and tells
 //! the parent each step.
 //!
-//! Each worker is a process of its own with two lanes, so that claims of one client meet as well
+//! Each worker is a process of its own with four lanes, so that claims of one client meet as well
 //! as claims of several. Under an exclusive lock it reads both resources, thinks, and writes them.
 //! Before it begins it asks the guard whether it holds; before it writes, mostly not, as most
 //! programs do not. That is the gap into which pauses are put.
@@ -27,7 +27,7 @@ use super::served::Served;
 use super::wire::{FromWorker, Setup, ToWorker, Where, line};
 
 /// How many operations one worker has under way.
-const LANES: u64 = 2;
+const LANES: u64 = 4;
 
 /// The whole life of a worker process.
 pub(super) fn main() -> ExitCode {
