@@ -619,7 +619,9 @@ impl Check<'_> {
         match kind {
             "Contended" => op.ask == Ask::Try,
             "Timeout" => op.ask == Ask::Timeout,
-            "Lost" | "AtRisk" | "Unreachable" => self.troubles.hit(op.id.worker, op.invoked, at),
+            "Lost" | "AtRisk" => self.troubles.hit(op.id.worker, op.invoked, at),
+            // Somebody else's as well: who is stopped inside a store of files bars the others.
+            "Unreachable" => self.troubles.hit_anybody(op.invoked, at),
             _ => false,
         }
     }

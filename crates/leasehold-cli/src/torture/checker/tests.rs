@@ -537,7 +537,11 @@ fn lose_hold(history: &mut History, rng: &mut Rng) -> Option<Property> {
 
 fn fail_without_cause(history: &mut History, rng: &mut Rng) -> Option<Property> {
     let op = OpId { worker: 9_999, n: 0 };
-    let kind = *rng.choice(&["Contended", "Timeout", "Corrupt", "Mismatch"])?;
+    let mut kinds = vec!["Contended", "Timeout", "Corrupt", "Mismatch"];
+    if history.troubles.is_empty() {
+        kinds.extend(["Unreachable", "Lost", "AtRisk"]);
+    }
+    let kind = rng.choice(kinds)?;
     let what = What::Invoked { lock: 0, weight: 1, ask: Ask::Lock };
     history.events.push(Event { op, at: history.ended, what });
     let what = What::Failed { kind: kind.into(), error: "why?".into() };
