@@ -178,6 +178,7 @@ list_cases![
     s01_a_late_grant_counts_from_before_sending,
     s02_a_late_renewal_revives_nothing,
     s03_a_vanished_record_is_lost_not_retaken,
+    s03_a_release_tells_of_a_loss_that_nobody_had_noticed,
     s04_dropped_at_every_await_nothing_stays,
     s05_a_delayed_join_is_gone_within_a_lease,
     s06_a_lost_reply_is_recognised,

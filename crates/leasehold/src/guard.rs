@@ -215,11 +215,18 @@ impl Hold {
         self.lease.mark_released();
         let started = core.clock.now();
         let mut pause = Duration::from_millis(10);
+        let mut first = true;
         loop {
             let limit = core.answer_limit(claim);
             let leave = core.store.leave(claim, core.keep(self.lease.keep_until));
             let error = match core.background.within(limit, leave).await {
-                Some(Ok(())) => break,
+                // An attempt before this one may have taken it out; the first finds the truth.
+                Some(Ok(false)) if first => {
+                    self.done = true;
+                    telemetry::lost(claim, self.lease.token, LostReason::Gone);
+                    return Err(Error::lost(LostReason::Gone));
+                }
+                Some(Ok(_)) => break,
                 Some(Err(error)) => error,
                 None => crate::acquire::no_answer(limit),
             };
@@ -227,6 +234,7 @@ impl Hold {
             if !crate::keeper::is_passing(&error) || spent > claim.lease {
                 return Err(error);
             }
+            first = false;
             core.background.sleep(pause).await;
             pause = (pause * 2).min(Duration::from_millis(500));
         }

@@ -15,6 +15,8 @@ use crate::claim::{Claim, Holder, Kind, Token};
 use crate::error::{Error, HolderInfo, Result};
 use crate::name::Name;
 
+#[cfg(feature = "file")]
+pub mod file;
 pub(crate) mod memory;
 pub use memory::MemoryStore;
 
@@ -221,8 +223,10 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// Takes the claim out of the queue and hands over to the next that fits, in the same step.
     /// Idempotent; unknown claims are not an error. With `keep`, a holder's place stays taken for
-    /// that long though nobody holds it.
-    async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<()>;
+    /// that long though nobody holds it. Tells whether the claim was in the queue: a holder that
+    /// was not has lost its lock before. A store whose driver may have sent this more than once
+    /// says `true` when in doubt.
+    async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool>;
 
     /// Resolves when it may be worth to ask again for a claim that was told
     /// [`Joined::Waiting`]. A hint: it may come late, early or never, and must not be lost when

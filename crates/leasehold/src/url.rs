@@ -5,10 +5,16 @@ use std::sync::Arc;
 use crate::background::Background;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::Store;
+#[cfg(feature = "file")]
+use crate::store::file::FileStore;
 use crate::store::memory::MemoryStore;
 
 /// The schemes of the stores in this build.
-pub const BUILT_IN: &[&str] = &["memory"];
+pub const BUILT_IN: &[&str] = &[
+    "memory",
+    #[cfg(feature = "file")]
+    "file",
+];
 
 /// The URL without user, password and query values; safe to print.
 pub(crate) fn redacted(url: &str) -> String {
@@ -38,7 +44,7 @@ pub(crate) async fn open(url: &str, background: &Background) -> Result<Arc<dyn S
     let opened: Result<Arc<dyn Store>> = match scheme {
         "memory" => MemoryStore::connect(url).map(|store| store as Arc<dyn Store>),
         #[cfg(feature = "file")]
-        "file" => file(url, background),
+        "file" => file(url, background).await,
         #[cfg(not(feature = "file"))]
         "file" => {
             let _ = background;
@@ -54,9 +60,14 @@ pub(crate) async fn open(url: &str, background: &Background) -> Result<Arc<dyn S
 }
 
 #[cfg(feature = "file")]
-fn file(_url: &str, background: &Background) -> Result<Arc<dyn Store>> {
-    let _ = background.handle();
-    Err(Error::new(ErrorKind::Unsupported, "the file store is being merged"))
+async fn file(url: &str, background: &Background) -> Result<Arc<dyn Store>> {
+    // Opening may wait for the disk.
+    let (url, handle) = (url.to_owned(), background.handle().clone());
+    let opened = background.handle().spawn_blocking(move || FileStore::open(&url, &handle)).await;
+    match opened {
+        Ok(store) => store.map(|store| store as Arc<dyn Store>),
+        Err(_) => Err(Error::new(ErrorKind::Closed, "the client was closed while it connected")),
+    }
 }
 
 #[cfg(test)]

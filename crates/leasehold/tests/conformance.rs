@@ -9,6 +9,11 @@ leasehold::conformance_suite!(memory, async {
     Leasehold::connect("memory:conformance").await.unwrap()
 });
 
+#[cfg(feature = "file")]
+leasehold::conformance_suite!(file, async {
+    Leasehold::connect(concat!("file:", env!("CARGO_TARGET_TMPDIR"), "/conformance")).await.unwrap()
+});
+
 // What a third party writes for a store of its own.
 leasehold::conformance_suite!(third_party, async {
     static STORE: std::sync::LazyLock<Arc<MemoryStore>> = std::sync::LazyLock::new(Arc::default);
@@ -17,7 +22,7 @@ leasehold::conformance_suite!(third_party, async {
 
 #[test]
 fn every_built_in_store_is_in_the_suite() {
-    let suites = ["memory"];
+    let suites = ["memory", "file"];
     for scheme in BUILT_IN {
         assert!(suites.contains(scheme), "the store {scheme}: has no conformance suite above");
     }

@@ -305,7 +305,7 @@ pub async fn p7_only_the_owner_releases_or_renews(subject: &Subject) {
     let locks = subject.client().await;
     let guard = taken(&locks, name.as_str()).await;
     let thief = must("claim", Claim::new(name.clone(), Kind::Mutex, 1, 1));
-    must("leave", locks.store().leave(&thief, None).await);
+    assert!(!must("leave", locks.store().leave(&thief, None).await));
     let renew = Renew { claim: thief.clone(), lease: LEASE };
     let renewed = must("renew", locks.store().renew(&[renew]).await);
     assert!(matches!(renewed[..], [Renewal::Lost]), "{renewed:?}");
@@ -313,7 +313,7 @@ pub async fn p7_only_the_owner_releases_or_renews(subject: &Subject) {
     assert_eq!(kind_of("try", other.mutex(name.as_str()).try_lock().await), ErrorKind::Contended);
     assert!(guard.is_held());
     // R41, R49: who failed to get it releases nothing of anybody's.
-    must("leave", other.store().leave(&thief, None).await);
+    assert!(!must("leave", other.store().leave(&thief, None).await));
     assert_eq!(kind_of("try", other.mutex(name.as_str()).try_lock().await), ErrorKind::Contended);
 }
 
@@ -333,8 +333,8 @@ pub async fn p8_one_claim_one_grant(subject: &Subject) {
     assert_eq!(tokens.len(), 1);
     let info = must("read", locks.read(name.as_str()).await);
     assert_eq!(info.map(|i| i.claims.len()), Some(1));
-    must("leave", locks.store().leave(&claim, None).await);
-    must("leave", locks.store().leave(&claim, None).await);
+    assert!(must("leave", locks.store().leave(&claim, None).await));
+    assert!(!must("leave", locks.store().leave(&claim, None).await));
     is_free_soon(&locks, name.as_str()).await;
 }
 
@@ -416,6 +416,18 @@ pub async fn s03_a_vanished_record_is_lost_not_retaken(subject: &Subject) {
     tokio::time::sleep(Duration::from_millis(50)).await;
     let info = must("read", locks.read(&name).await);
     assert_eq!(info.and_then(|i| i.holders().next()?.token), Some(next.token()));
+}
+
+pub async fn s03_a_release_tells_of_a_loss_that_nobody_had_noticed(subject: &Subject) {
+    let name = subject.name("s03b");
+    let locks = subject.client().await;
+    let guard = taken(&locks, &name).await;
+    assert_eq!(must("evict", locks.evict(&name, Evict::Holders).await), 1);
+    let error = match guard.release().await {
+        Err(error) => error,
+        Ok(()) => panic!("released what was lost"),
+    };
+    assert_eq!(error.lost_reason(), Some(LostReason::Gone));
 }
 
 pub async fn s04_dropped_at_every_await_nothing_stays(subject: &Subject) {

@@ -47,7 +47,7 @@ pub enum Fault {
     ErrorAfter,
     /// It is answered with an error and not done.
     ErrorBefore,
-    /// It is done twice; the second answer counts.
+    /// It is done twice, as by a driver that repeats what it is not sure of.
     Double,
 }
 
@@ -149,6 +149,20 @@ impl Faulty {
         T: Send + 'static,
         F: Future<Output = Result<T>> + Send + 'static,
     {
+        self.call_merging(op, call, |_, second| second).await
+    }
+
+    /// As [`call`](Self::call); `merge` makes one answer of the two to a doubled call.
+    async fn call_merging<T, F>(
+        &self,
+        op: Op,
+        call: impl Fn(Arc<dyn Store>) -> F,
+        merge: fn(T, T) -> T,
+    ) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
         let fault = self.faults.take(op);
         if self.faults.stepping.load(Ordering::SeqCst) {
             tokio::task::yield_now().await;
@@ -170,7 +184,10 @@ impl Faulty {
             }
             let mut done = first.await;
             if let Some(second) = second {
-                done = second.await;
+                done = match (done, second.await) {
+                    (Ok(first), Ok(second)) => Ok(merge(first, second)),
+                    (_, second) => second,
+                };
             }
             faults.thawed().await;
             match fault {
@@ -215,12 +232,12 @@ impl Store for Faulty {
         self.call(Op::Renew, renew).await
     }
 
-    async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<()> {
+    async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
         let leave = |store: Arc<dyn Store>| {
             let claim = claim.clone();
             async move { store.leave(&claim, keep).await }
         };
-        self.call(Op::Leave, leave).await
+        self.call_merging(Op::Leave, leave, |first, second| first || second).await
     }
 
     async fn changed(&self, claim: &Claim) -> Result<Signal> {

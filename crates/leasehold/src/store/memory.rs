@@ -176,12 +176,11 @@ impl Store for MemoryStore {
         Ok(renewals.iter().map(one).collect())
     }
 
-    async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<()> {
+    async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
         let mut state = self.lock();
         let now = self.now();
         state.waiters.remove(&claim.id);
-        state.with(&claim.name, |q| q.leave(claim.id, keep, now));
-        Ok(())
+        Ok(state.with(&claim.name, |q| q.leave(claim.id, keep, now)).unwrap_or(false))
     }
 
     async fn changed(&self, claim: &Claim) -> Result<Signal> {

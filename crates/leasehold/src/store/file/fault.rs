@@ -1,0 +1,60 @@
+//! What the system refuses, as one line that names the path and what to do.
+
+use std::io;
+use std::path::Path;
+
+use rustix::io::Errno;
+
+use crate::error::{Error, ErrorKind};
+
+/// The error of `doing` something to `path`.
+pub(super) fn fault(doing: &str, path: &Path, source: io::Error) -> Error {
+    let (kind, fix) = match Errno::from_io_error(&source) {
+        Some(Errno::ACCESS | Errno::PERM) => (
+            ErrorKind::Denied,
+            "run as a user who may write there, or name another directory (file:/abs/dir)",
+        ),
+        Some(Errno::ROFS) => {
+            (ErrorKind::Denied, "the file system is read-only: name another directory")
+        }
+        Some(Errno::NOSPC) => (ErrorKind::Full, "the disk is full: make room and try again"),
+        Some(Errno::DQUOT) => (ErrorKind::Full, "the disk quota is used up: make room, try again"),
+        Some(Errno::NOTDIR | Errno::EXIST | Errno::ISDIR | Errno::LOOP) => (
+            ErrorKind::Config,
+            "the path must be a directory that leasehold has to itself: name another one",
+        ),
+        Some(Errno::MFILE | Errno::NFILE) => (
+            ErrorKind::Unreachable,
+            "no descriptors are left: raise the limit (ulimit -n) or hold fewer locks at once",
+        ),
+        _ => (ErrorKind::Unreachable, "check the directory and its file system"),
+    };
+    let path = path.to_string_lossy();
+    let what = format!("cannot {doing} {:?}; {fix}", path.as_ref());
+    Error::new(kind, what).because(source)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_refusal_has_its_kind_and_names_the_path() {
+        let of = |errno: Errno| fault("write", Path::new("/a\nb"), errno.into());
+        for (errno, kind) in [
+            (Errno::ACCESS, ErrorKind::Denied),
+            (Errno::ROFS, ErrorKind::Denied),
+            (Errno::NOSPC, ErrorKind::Full),
+            (Errno::DQUOT, ErrorKind::Full),
+            (Errno::NOTDIR, ErrorKind::Config),
+            (Errno::MFILE, ErrorKind::Unreachable),
+            (Errno::IO, ErrorKind::Unreachable),
+        ] {
+            let error = of(errno);
+            assert_eq!(error.kind(), kind, "{error}");
+            let line = error.to_string();
+            assert!(line.contains(r#""/a\nb""#) && line.lines().count() == 1, "{line}");
+        }
+        assert!(of(Errno::NOSPC).is_retryable() && !of(Errno::ACCESS).is_retryable());
+    }
+}
