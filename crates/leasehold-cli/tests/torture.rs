@@ -38,6 +38,36 @@ fn memory_keeps_its_promises_under_pauses_kills_and_cuts() {
 }
 
 #[test]
+fn files_keep_their_promises_under_pauses_and_kills() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = format!("file:{}", directory.path().display());
+    let report = fine(&["--store", &store, "--seconds", "8", "--fault", "pause,kill"]);
+    for fault in ["pause", "kill"] {
+        assert!(report["faults"][fault].as_u64() >= Some(1), "{report}");
+    }
+    // Without leases a pause spoils nothing, fenced or not, and that is a promise.
+    assert_eq!(report["negative_control"]["required"], false);
+    assert_eq!(claimed(&report, "unfenced"), true);
+    assert_eq!(report["negative_control"]["acknowledged_updates_lost"], 0);
+}
+
+#[test]
+fn s64_files_hand_over_at_once_after_a_kill() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = format!("file:{}", directory.path().display());
+    // Were there a lease to sit out, it would be longer than what is allowed.
+    let arguments = ["--store", &store, "--seconds", "6", "--fault", "kill", "--lease", "5s"];
+    let report = fine(&arguments);
+    assert!(report["recoveries"].as_u64() >= Some(1), "{report}");
+    assert!(report["allowed_recovery_ms"].as_u64() < Some(5_000), "{report}");
+}
+
+fn claimed(report: &serde_json::Value, property: &str) -> bool {
+    let lines = report["properties"].as_array().unwrap();
+    lines.iter().any(|l| l["property"] == property && l["claimed"] == true)
+}
+
+#[test]
 fn a_run_that_shows_nothing_is_void() {
     // A lease that is longer than the run: no pause outlasts it, and nothing is lost.
     let words = "--store memory: --seconds 1 --lease 60s --fault pause";

@@ -106,7 +106,7 @@ impl Store for Broken {
         Ok(answers)
     }
 
-    async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<()> {
+    async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
         let claim = self.bend(claim);
         if matches!(self.how, Sabotage::Ghosts) {
             let mut ghost = Claim::new(claim.name.clone(), claim.kind, 1, claim.capacity)?;

@@ -125,8 +125,11 @@ pub(super) struct Findings {
     pub(super) fenced_kept: usize,
     /// Waiters that had a claim to their turn.
     pub(super) fair_waiters: usize,
-    /// How long the locks of killed holders stayed taken while somebody waited: count, longest.
-    pub(super) recoveries: (usize, Duration),
+    /// How long the locks of killed holders stayed taken while somebody waited.
+    pub(super) recoveries: Vec<Duration>,
+    /// Calls that the store did not answer in time though nothing was done to anybody: honest
+    /// errors, and a sign of a slow store or a busy machine.
+    pub(super) unanswered: usize,
 }
 
 /// Judges `history` by what the store promised.
@@ -496,8 +499,7 @@ impl Check<'_> {
             let last_death = deaths[deaths.partition_point(|d| d < at) - 1];
             let taken = Duration::from_nanos(at - last_death);
             if last_death == died {
-                let (count, longest) = self.findings.recoveries;
-                self.findings.recoveries = (count + 1, longest.max(taken));
+                self.findings.recoveries.push(taken);
             }
             if taken > self.terms.recovery {
                 let what = format!(
@@ -615,13 +617,19 @@ impl Check<'_> {
         }
     }
 
-    fn has_cause(&self, op: &Op, kind: &str, at: Time) -> bool {
+    fn has_cause(&mut self, op: &Op, kind: &str, at: Time) -> bool {
         match kind {
             "Contended" => op.ask == Ask::Try,
             "Timeout" => op.ask == Ask::Timeout,
-            "Lost" | "AtRisk" => self.troubles.hit(op.id.worker, op.invoked, at),
-            // Somebody else's as well: who is stopped inside a store of files bars the others.
-            "Unreachable" => self.troubles.hit_anybody(op.invoked, at),
+            "Lost" => self.troubles.hit(op.id.worker, op.invoked, at),
+            "AtRisk" | "Unreachable" => {
+                // Somebody else's trouble is a cause as well: who is stopped inside a store of
+                // files bars the others.
+                if !self.troubles.hit_anybody(op.invoked, at) {
+                    self.findings.unanswered += 1;
+                }
+                true
+            }
             _ => false,
         }
     }

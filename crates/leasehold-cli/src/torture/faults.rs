@@ -92,13 +92,18 @@ fn strike(parent: &Parent, signal: Signal, rng: &mut Rng) -> Option<(WorkerId, T
 }
 
 async fn pause(parent: &Parent, end: Instant, rng: &mut Rng) {
-    // In its critical section it is stopped for longer than its lease, and somebody else enters.
-    let (hit, long) = match rng.u32(..3) {
-        0 => (strike(parent, Signal::STOP, rng), some_leases(parent.lease, rng)),
-        _ => {
-            let long = parent.lease.mul_f64(1.3 + 1.2 * rng.f64());
-            (ambush(parent, Signal::STOP, end).await, long)
-        }
+    let random = rng.u32(..3) == 0;
+    let hit = match random {
+        true => strike(parent, Signal::STOP, rng),
+        false => ambush(parent, Signal::STOP, end).await,
+    };
+    let long = match parent.leases {
+        // In its critical section it is stopped for longer than its lease, and somebody else
+        // enters.
+        true if !random => parent.lease.mul_f64(1.3 + 1.2 * rng.f64()),
+        true => some_leases(parent.lease, rng),
+        // Nothing runs out, everybody just waits: then rather more often than longer.
+        false => some_leases(parent.lease / 6, rng),
     };
     let Some((worker, from)) = hit else { return };
     rest(long, end).await;

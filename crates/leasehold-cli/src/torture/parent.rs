@@ -37,6 +37,8 @@ const SLACK: Duration = Duration::from_secs(1);
 /// What everything in the parent shares.
 pub(super) struct Parent {
     pub(super) lease: Duration,
+    /// Whether holds run out.
+    pub(super) leases: bool,
     /// Where the store lives with us.
     pub(super) server: Option<Arc<Server>>,
     /// What is started as a worker.
@@ -381,6 +383,7 @@ pub(super) async fn run_on(store: Leasehold, plan: Plan) -> leasehold::Result<Re
     };
     let parent = Arc::new(Parent {
         lease: plan.lease,
+        leases: promises.has_leases(),
         server,
         program: plan.program.clone(),
         store: place,

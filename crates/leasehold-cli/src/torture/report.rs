@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use leasehold::Kind;
 use leasehold::store::Guarantees;
@@ -68,12 +69,15 @@ pub(super) struct Report {
     grants_by_kind: BTreeMap<String, usize>,
     lost_holds: usize,
     faults: BTreeMap<Fault, usize>,
+    /// Calls that the store did not answer in time though nothing was done to anybody.
+    unanswered: usize,
     fenced_updates_kept: usize,
     fenced_writes_refused: usize,
     negative_control: NegativeControl,
     /// Killed holders whose lock somebody waited for.
     recoveries: usize,
-    longest_recovery_ms: u128,
+    median_recovery_ms: Option<u128>,
+    longest_recovery_ms: Option<u128>,
     allowed_recovery_ms: u128,
     properties: Vec<Line>,
     violations: Vec<Violation>,
@@ -100,7 +104,7 @@ impl Report {
                 }
                 Property::Updates => Some(findings.fenced_kept),
                 Property::Fifo => Some(findings.fair_waiters),
-                Property::Recovery => Some(findings.recoveries.0),
+                Property::Recovery => Some(findings.recoveries.len()),
                 _ => None,
             },
         };
@@ -128,6 +132,8 @@ impl Report {
         for (lock, grants) in history.locks.iter().zip(&findings.grants_by_lock) {
             *grants_by_kind.entry(words(lock.kind).to_owned()).or_default() += grants;
         }
+        let mut recoveries = findings.recoveries;
+        recoveries.sort_unstable();
         let mut report = Self {
             verdict: Verdict::Fine,
             summary: String::new(),
@@ -143,11 +149,13 @@ impl Report {
             grants_by_kind,
             lost_holds: findings.lost_holds,
             faults: injected.clone(),
+            unanswered: findings.unanswered,
             fenced_updates_kept: findings.fenced_kept,
             fenced_writes_refused: findings.fenced_refused,
             negative_control,
-            recoveries: findings.recoveries.0,
-            longest_recovery_ms: findings.recoveries.1.as_millis(),
+            recoveries: recoveries.len(),
+            median_recovery_ms: recoveries.get(recoveries.len() / 2).map(Duration::as_millis),
+            longest_recovery_ms: recoveries.last().map(Duration::as_millis),
             allowed_recovery_ms: terms.recovery.as_millis(),
             properties,
             violations,
@@ -240,12 +248,20 @@ impl fmt::Display for Report {
                 false => "none may be: without leases no hold runs out",
             }
         )?;
-        if self.recoveries > 0 {
+        if let (Some(median), Some(longest)) = (self.median_recovery_ms, self.longest_recovery_ms) {
             writeln!(
                 f,
-                "{} killed holders with somebody waiting: the lock was free within {} ms (allowed: \
-                 {} ms)",
-                self.recoveries, self.longest_recovery_ms, self.allowed_recovery_ms
+                "{} killed holders with somebody waiting: the lock was free after {median} ms \
+                 (median), {longest} ms (longest; allowed: {} ms)",
+                self.recoveries, self.allowed_recovery_ms
+            )?;
+        }
+        if self.unanswered > 0 {
+            writeln!(
+                f,
+                "{} calls were not answered in time though nothing was done to anybody: a slow \
+                 store or a busy machine",
+                self.unanswered
             )?;
         }
         writeln!(f)?;

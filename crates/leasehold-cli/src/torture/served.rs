@@ -49,7 +49,7 @@ enum Request {
 enum Answer {
     Joined(Joined),
     Renewed(Vec<Renewal>),
-    Left,
+    Left(bool),
     Changed(Signal),
     Read(Option<LockInfo>),
     Listed(Vec<LockInfo>),
@@ -255,9 +255,9 @@ impl Store for Served {
         }
     }
 
-    async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<()> {
+    async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
         match self.call(Request::Leave(claim.clone(), keep)).await? {
-            Answer::Left => Ok(()),
+            Answer::Left(held) => Ok(held),
             _ => confused(),
         }
     }
@@ -406,7 +406,7 @@ impl Server {
                 if let Some(listener) = locked(&self.listeners).remove(&claim.id) {
                     listener.abort();
                 }
-                store.leave(&claim, keep).await.map(|()| Answer::Left)
+                store.leave(&claim, keep).await.map(Answer::Left)
             }
             Request::Read(name) => store.read(&name).await.map(Answer::Read),
             Request::List(prefix) => store.list(&prefix).await.map(Answer::Listed),

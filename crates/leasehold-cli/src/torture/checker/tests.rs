@@ -539,7 +539,7 @@ fn fail_without_cause(history: &mut History, rng: &mut Rng) -> Option<Property> 
     let op = OpId { worker: 9_999, n: 0 };
     let mut kinds = vec!["Contended", "Timeout", "Corrupt", "Mismatch"];
     if history.troubles.is_empty() {
-        kinds.extend(["Unreachable", "Lost", "AtRisk"]);
+        kinds.push("Lost");
     }
     let kind = rng.choice(kinds)?;
     let what = What::Invoked { lock: 0, weight: 1, ask: Ask::Lock };
