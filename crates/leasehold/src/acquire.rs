@@ -105,6 +105,7 @@ impl Want {
             Ok(name) => name.clone(),
             Err(given) => Name::new(given)?,
         };
+        self.core.check_ours()?;
         self.core.check_open()?;
         self.options.check().map_err(|e| e.on(&name))?;
         let refused = |kind, what: String| Err(Error::new(kind, what).on(&name));
@@ -169,9 +170,11 @@ pub(crate) async fn take(want: &Want, name: &Name, weight: u32, wait: Wait) -> R
         Wait::For(d) => started.plus(d),
         Wait::Try | Wait::Forever => Moment::NEVER,
     };
+    let mut heard = started;
     loop {
         let claim = want.claim(name, weight)?;
-        let attempt = Attempt { want, claim, wait, started, give_up, armed: false };
+        let heard = &mut heard;
+        let attempt = Attempt { want, claim, wait, started, give_up, heard, armed: false };
         if let Some(guard) = attempt.run().await? {
             return Ok(guard);
         }
@@ -192,12 +195,15 @@ struct Attempt<'a> {
     wait: Wait,
     started: Moment,
     give_up: Moment,
+    /// When the store last answered one of our claims: patience counts from here.
+    heard: &'a mut Moment,
     armed: bool,
 }
 
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
-        if self.armed {
+        // A forked child must not even wait for a mutex that its parent's threads may hold.
+        if self.armed && self.core().holder_is_us() {
             self.core().keeper.forget(self.claim.id);
             self.core().owe_leave(self.claim.clone(), Moment::from_nanos(0));
         }
@@ -248,7 +254,10 @@ impl Attempt<'_> {
             let limit = self.core().answer_limit(&self.claim).min(self.give_up.since(sent));
             let join = self.core().store.join(&self.claim, mode);
             let error = match self.core().background.within(limit, join).await {
-                Some(Ok(joined)) => return self.joined(sent, joined),
+                Some(Ok(joined)) => {
+                    *self.heard = self.now();
+                    return self.joined(sent, joined);
+                }
                 Some(Err(error)) if !is_passing(&error) => {
                     self.armed = !was_refused(&error);
                     return Err(error);
@@ -264,7 +273,7 @@ impl Attempt<'_> {
                 Wait::Try => self.core().answer_limit(&self.claim),
                 Wait::For(_) | Wait::Forever => patience(&self.claim),
             };
-            if now.since(self.started) >= patient {
+            if now.since(*self.heard) >= patient {
                 return Err(error);
             }
             if now.since(first_sent) >= certain {
@@ -272,6 +281,7 @@ impl Attempt<'_> {
             }
             let pause_now = pause.min(self.give_up.since(now));
             self.core().background.sleep(pause_now).await;
+            self.core().check_open()?;
             pause = (pause * 2).min(Duration::from_millis(500));
         }
     }
@@ -314,10 +324,18 @@ impl Attempt<'_> {
                         let enough = self.claim.lease / 3;
                         return self.finish(token, granted, true, enough).await;
                     }
-                    News::Outcome(Outcome::Gone) => return Ok(None),
+                    News::Outcome(Outcome::Gone) => {
+                        *self.heard = self.now();
+                        return Ok(None);
+                    }
                     News::Outcome(Outcome::Failed(error)) => return Err(error),
                 },
                 signal = changed => match signal {
+                    // A push for another place of this claim says nothing of ours.
+                    Ok(Signal::Granted(token)) if !waiting.stands_under(token) => {
+                        self.ask(&waiting).await;
+                        deaf = (deaf * 2).clamp(LISTEN_AGAIN, self.claim.waiter_lease);
+                    }
                     Ok(Signal::Granted(token)) => {
                         let granted = self.pushed(waiting.last_answer());
                         let full = granted.remaining.is_none();
@@ -387,11 +405,11 @@ impl Attempt<'_> {
             let sent = self.now();
             let renewal = renew_one(&*core.store, &self.claim, self.claim.lease);
             match core.background.within(core.answer_limit(&self.claim), renewal).await {
-                Some(Ok(Renewal::Holding { remaining, .. })) => {
+                Some(Ok(Renewal::Holding { token: told, remaining })) if told == token => {
                     (granted, full) = (Granted { sent, remaining }, true);
                     enough = (self.claim.lease / 3).max(self.want.options.min_validity);
                 }
-                Some(Ok(Renewal::Waiting(_) | Renewal::Lost)) => return Ok(None),
+                Some(Ok(_)) => return Ok(None),
                 Some(Err(error)) if !is_passing(&error) => return Err(error),
                 Some(Err(_)) | None => {}
             }

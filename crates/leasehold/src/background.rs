@@ -98,7 +98,9 @@ impl Background {
             let _debt = debt;
             work.await;
         });
-        if at_once {
+        // A thread that is just ending may have no context left to enter.
+        let ending = Handle::try_current().is_err_and(|e| e.is_thread_local_destroyed());
+        if at_once && !ending {
             let _context = self.handle.enter();
             if work.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready() {
                 return;

@@ -14,10 +14,16 @@
 use std::ops::Deref;
 use std::time::Duration;
 
-use pollster::block_on;
-
+use crate::background::Background;
 use crate::error::{LostReason, Result};
 use crate::store::{Evict, LockInfo};
+
+/// Blocks in the context of the background thread: a runtime of the caller's, whose thread we
+/// block, could answer nothing.
+fn block_on<T>(background: &Background, work: impl Future<Output = T>) -> T {
+    let _context = background.handle().enter();
+    pollster::block_on(work)
+}
 
 /// A client of one store; see [`crate::Leasehold`].
 #[derive(Clone, Debug)]
@@ -29,7 +35,9 @@ impl Leasehold {
     /// # Errors
     /// As there.
     pub fn connect(url: impl AsRef<str>) -> Result<Self> {
-        block_on(crate::Leasehold::connect(url)).map(Self)
+        let background = Background::start()?;
+        let store = block_on(&background, crate::url::open(url.as_ref(), &background))?;
+        crate::Leasehold::builder().start(store, background).map(Self)
     }
 
     /// See [`crate::Leasehold::mutex`].
@@ -52,7 +60,7 @@ impl Leasehold {
     /// # Errors
     /// As there.
     pub fn read(&self, name: impl AsRef<str>) -> Result<Option<LockInfo>> {
-        block_on(self.0.read(name))
+        block_on(self.0.background(), self.0.read(name))
     }
 
     /// See [`crate::Leasehold::list`].
@@ -60,7 +68,7 @@ impl Leasehold {
     /// # Errors
     /// As there.
     pub fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
-        block_on(self.0.list(prefix))
+        block_on(self.0.background(), self.0.list(prefix))
     }
 
     /// See [`crate::Leasehold::evict`].
@@ -68,7 +76,7 @@ impl Leasehold {
     /// # Errors
     /// As there.
     pub fn evict(&self, name: impl AsRef<str>, which: Evict) -> Result<usize> {
-        block_on(self.0.evict(name, which))
+        block_on(self.0.background(), self.0.evict(name, which))
     }
 
     /// See [`crate::Leasehold::close`].
@@ -76,7 +84,8 @@ impl Leasehold {
     /// # Errors
     /// As there.
     pub fn close(self) -> Result<()> {
-        block_on(self.0.close())
+        let locks = self.0.clone();
+        block_on(locks.background(), self.0.close())
     }
 }
 
@@ -97,12 +106,13 @@ impl Guard {
     /// # Errors
     /// As there.
     pub fn release(self) -> Result<()> {
-        block_on(self.0.release())
+        let core = self.0.core();
+        block_on(&core.background, self.0.release())
     }
 
     /// Blocks until the lock is lost; see [`crate::Guard::lost`].
     pub fn lost(&self) -> LostReason {
-        block_on(self.0.lost())
+        pollster::block_on(self.0.lost())
     }
 }
 
@@ -144,7 +154,8 @@ macro_rules! blocking {
                 /// # Errors
                 /// As there.
                 pub fn $call(&self, $($arg: $type),*) -> Result<Guard> {
-                    block_on(self.0.$call($($arg),*)).map(Guard)
+                    let background = &self.0.core().background;
+                    block_on(background, self.0.$call($($arg),*)).map(Guard)
                 }
             )+
         }

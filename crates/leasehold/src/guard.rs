@@ -7,7 +7,6 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use crate::claim::{Kind, Token};
-use crate::clock::Moment;
 use crate::error::{Error, ErrorKind, LostReason, Result};
 use crate::lease::{Lease, State};
 use crate::locks::Core;
@@ -50,6 +49,10 @@ impl Guard {
 
     pub(crate) fn hold(&self) -> &Arc<Hold> {
         &self.hold
+    }
+
+    pub(crate) fn core(&self) -> Arc<Core> {
+        self.hold.core.clone()
     }
 
     fn lease(&self) -> &Lease {
@@ -223,6 +226,9 @@ impl Hold {
                 // An attempt before this one may have taken it out; the first finds the truth.
                 Some(Ok(false)) if first => {
                     self.done = true;
+                    if let State::Lost(reason) = self.lease.state() {
+                        return Err(Error::lost(reason));
+                    }
                     telemetry::lost(claim, self.lease.token, LostReason::Gone);
                     return Err(Error::lost(LostReason::Gone));
                 }
@@ -251,10 +257,10 @@ impl Drop for Hold {
             return;
         }
         self.core.keeper.forget(self.lease.claim.id);
-        let lost = !self.lease.is_held();
+        // Looked at before it is marked: a passed deadline is found and told.
+        let _ = self.lease.state();
         self.lease.mark_released();
-        let keep_until = if lost { Moment::from_nanos(0) } else { self.lease.keep_until };
-        self.core.owe_leave(self.lease.claim.clone(), keep_until);
+        self.core.owe_leave(self.lease.claim.clone(), self.lease.keep_until);
         telemetry::released(&self.lease.claim, self.lease.token);
     }
 }

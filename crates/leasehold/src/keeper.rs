@@ -6,13 +6,15 @@
 //! one by one drift into common batches: commands per second grow with held locks ÷ batch.
 //!
 //! A renewal that fails is tried again until the lease's own deadline, each batch on its own, so
-//! that an answer which hangs delays nobody else. An error means *unknown* and moves no deadline;
+//! that an answer which hangs delays nobody else, and one that no repetition can help is split, so
+//! that one damaged lock fails alone. An error means *unknown* and moves no deadline;
 //! only the clock and the store's own word end a hold.
 //!
 //! Taking or releasing a lock wakes this task only if something is due earlier than it would have
 //! looked anyway, so the uncontended path pays for a map entry and no thread switch.
 
 use std::collections::{BTreeSet, HashMap};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -79,6 +81,11 @@ impl Waiting {
         self.lock().last_answer
     }
 
+    /// Whether a grant of this token is a grant of the place that last answered.
+    pub(crate) fn stands_under(&self, token: Token) -> bool {
+        self.lock().place.token == Some(token)
+    }
+
     /// Waits for news. May be dropped and called again.
     pub(crate) async fn news(&self) -> News {
         loop {
@@ -99,6 +106,14 @@ impl Waiting {
     pub(crate) fn answered(&self, sent: Moment, renewal: Renewal) {
         let mut state = self.lock();
         match renewal {
+            // The place that was ours is gone: a late duplicate of the join has made another, of
+            // which we know neither since when it stands nor what was pushed to it.
+            Renewal::Waiting(place) if place.token != state.place.token => {
+                state.outcome = Some(Outcome::Gone);
+            }
+            Renewal::Holding { token, .. } if state.place.token.is_some_and(|t| t != token) => {
+                state.outcome = Some(Outcome::Gone);
+            }
             Renewal::Waiting(place) => {
                 state.last_answer = state.last_answer.max(sent);
                 state.place_is_news |= state.place.ahead != place.ahead;
@@ -114,7 +129,7 @@ impl Waiting {
         self.news.notify_one();
     }
 
-    fn fail(&self, error: Error) {
+    pub(crate) fn fail(&self, error: Error) {
         self.lock().outcome = Some(Outcome::Failed(error));
         self.news.notify_one();
     }
@@ -166,6 +181,15 @@ impl Kept {
             Self::Waiting(waiting) => waiting.claim.waiter_lease,
         }
     }
+
+    /// Whether both are the same wait or the same hold, and not the wait and the hold of one claim.
+    fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Lease(a), Self::Lease(b)) => Arc::ptr_eq(a, b),
+            (Self::Waiting(a), Self::Waiting(b)) => Arc::ptr_eq(a, b),
+            _ => false,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -198,6 +222,13 @@ impl Ledger {
         let entry = self.entries.remove(&id)?;
         self.due.remove(&(entry.due, id));
         Some(entry)
+    }
+
+    /// As [`take`](Self::take), but only what an answer is about: while a waiter's heartbeat was
+    /// under way, its claim may have become a hold.
+    fn take_same(&mut self, kept: &Kept) -> Option<Entry> {
+        let id = kept.claim().id;
+        if self.entries.get(&id)?.kept.is(kept) { self.take(id) } else { None }
     }
 
     fn take_due(&mut self, now: Moment) -> Option<Entry> {
@@ -246,20 +277,20 @@ impl Keeper {
         self.lock().take(id);
     }
 
-    /// Gives up all claims because the client is being closed; the holds among them.
-    pub(crate) fn close(&self) -> Vec<Arc<Lease>> {
+    /// Gives up all claims because the client is being closed: the holds and the waits.
+    pub(crate) fn close(&self) -> (Vec<Arc<Lease>>, Vec<Arc<Waiting>>) {
         let mut kept = self.lock();
         kept.due.clear();
         let entries: Vec<Entry> = kept.entries.drain().map(|(_, entry)| entry).collect();
         drop(kept);
-        let mut held = Vec::new();
+        let (mut held, mut waited) = (Vec::new(), Vec::new());
         for entry in entries {
             match entry.kept {
                 Kept::Lease(lease) => held.push(lease),
-                Kept::Waiting(waiting) => waiting.fail(closed()),
+                Kept::Waiting(waiting) => waited.push(waiting),
             }
         }
-        held
+        (held, waited)
     }
 
     fn put(&self, entry: Entry) {
@@ -277,7 +308,7 @@ impl Keeper {
     pub(crate) async fn run(self: Arc<Self>) {
         loop {
             for batch in self.due_now() {
-                tokio::spawn(self.clone().send(batch));
+                self.spawn_send(batch);
             }
             let pause = self.plan();
             tokio::select! {
@@ -298,25 +329,27 @@ impl Keeper {
         next.since(now)
     }
 
-    /// Moves states on by the clock, and collects what is to be sent now.
+    /// Moves states on by the clock, and collects what is to be sent now: holds before waits.
     fn due_now(&self) -> Vec<Vec<Kept>> {
-        let mut batches: Vec<Vec<Kept>> = Vec::new();
-        let mut ended = Vec::new();
+        let (mut holds, mut waits, mut looked_at) = (Vec::new(), Vec::new(), Vec::new());
         let now = self.clock.now();
         let mut kept = self.lock();
         kept.planned = Some(now);
         while let Some(mut entry) = kept.take_due(now) {
-            if let Kept::Lease(lease) = &entry.kept {
-                lease.publish();
-                if !lease.is_held() {
-                    ended.push(lease.clone());
-                    continue;
+            let ended = match &entry.kept {
+                Kept::Lease(lease) => {
+                    looked_at.push(lease.clone());
+                    lease.has_ended(now)
                 }
+                Kept::Waiting(_) => false,
+            };
+            if ended {
+                continue;
             }
             if entry.send <= now {
-                match batches.last_mut() {
-                    Some(batch) if batch.len() < BATCH => batch.push(entry.kept.clone()),
-                    _ => batches.push(vec![entry.kept.clone()]),
+                match &entry.kept {
+                    Kept::Lease(_) => holds.push(entry.kept.clone()),
+                    Kept::Waiting(_) => waits.push(entry.kept.clone()),
                 }
                 entry.send = Moment::NEVER;
             }
@@ -327,26 +360,43 @@ impl Keeper {
             kept.put(entry);
         }
         drop(kept);
-        for lease in ended {
-            self.clean_up(&lease);
+        // After the lock: telling runs the wakers and the log of the program.
+        for lease in looked_at {
+            lease.publish();
+            if !lease.is_held() {
+                self.clean_up(&lease);
+            }
         }
-        batches
+        holds.append(&mut waits);
+        holds.chunks(BATCH).map(<[Kept]>::to_vec).collect()
     }
 
-    /// A hold that ended by `max_hold` while its holder goes on is given back for it.
+    /// A hold that ended by `max_hold` while its holder goes on is given back for it. The lock stays
+    /// closed for what is left of `at_least`, and, since the holder may still be at work, for the
+    /// lock-delay.
     fn clean_up(&self, lease: &Arc<Lease>) {
         if lease.state() != crate::lease::State::Lost(LostReason::MaxHold) {
             return;
         }
         let (store, lease) = (self.store.clone(), lease.clone());
+        let can_keep = store.guarantees().at_least;
+        let keep = lease.keep_until.since(self.clock.now()).max(lease.claim.lock_delay);
         let tries = async move {
             // Once is enough: the store's own lease ends about now, and where there is none
             // the store is on this machine.
-            if let Err(error) = store.leave(&lease.claim, None).await {
+            if let Err(error) =
+                store.leave(&lease.claim, (can_keep && !keep.is_zero()).then_some(keep)).await
+            {
                 telemetry::leave_failed(&lease.claim, &error);
             }
         };
         tokio::spawn(tries);
+    }
+
+    /// Sends on a task of its own, so that an answer which hangs delays nobody else.
+    fn spawn_send(self: &Arc<Self>, batch: Vec<Kept>) {
+        let sending: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(self.clone().send(batch));
+        tokio::spawn(sending);
     }
 
     async fn send(self: Arc<Self>, batch: Vec<Kept>) {
@@ -376,6 +426,14 @@ impl Keeper {
                     self.answered(kept, sent, renewal);
                 }
             }
+            // One lock that cannot be renewed must not take the others with it: the halves are
+            // sent apart, until it is alone.
+            Err(error) if batch.len() > 1 && !is_passing(&error) => {
+                let mut batch = batch;
+                let half = batch.split_off(batch.len() / 2);
+                self.spawn_send(batch);
+                self.spawn_send(half);
+            }
             Err(error) => {
                 telemetry::renewal_failed(batch.len(), &error);
                 for kept in batch {
@@ -388,22 +446,24 @@ impl Keeper {
     fn answered(&self, kept: Kept, sent: Moment, renewal: Renewal) {
         match kept {
             Kept::Lease(lease) => match renewal {
-                Renewal::Holding { remaining, .. } => {
+                Renewal::Holding { token, remaining } if token == lease.token => {
                     if lease.acknowledge(Granted { sent, remaining }) {
                         let period = lease.claim.lease;
                         let next = aligned(sent.plus(period / 3), period);
                         self.schedule(Kept::Lease(lease), next);
                     }
                 }
-                Renewal::Waiting(_) | Renewal::Lost => {
-                    self.forget(lease.claim.id);
+                // Another token is another grant: ours was lost (evicted), and a late duplicate of
+                // our join has made that one. Loss is final.
+                Renewal::Holding { .. } | Renewal::Waiting(_) | Renewal::Lost => {
                     lease.lose(LostReason::Gone);
+                    self.drop_kept(&Kept::Lease(lease));
                 }
             },
             Kept::Waiting(waiting) => {
                 waiting.answered(sent, renewal);
                 if waiting.is_decided() {
-                    self.forget(waiting.claim.id);
+                    self.drop_kept(&Kept::Waiting(waiting));
                 } else {
                     let next = waiting.next_beat(self.clock.now());
                     self.schedule(Kept::Waiting(waiting), next);
@@ -417,7 +477,7 @@ impl Keeper {
         if let Kept::Waiting(waiting) = &kept {
             let silent = now.since(waiting.last_answer());
             if silent > patience(&waiting.claim) || !is_passing(error) {
-                self.forget(waiting.claim.id);
+                self.drop_kept(&kept);
                 let what = format!("waited {silent:?} for an answer of the store");
                 waiting.fail(Error::new(error.kind(), what).because(error.to_string()));
                 return;
@@ -428,12 +488,16 @@ impl Keeper {
         self.schedule(kept, now.plus(pause));
     }
 
+    /// Keeps this wait or this hold no longer, but what its claim became meanwhile.
+    fn drop_kept(&self, kept: &Kept) {
+        self.lock().take_same(kept);
+    }
+
     /// Sends for this claim at `send`, unless it was forgotten meanwhile.
     fn schedule(&self, kept: Kept, send: Moment) {
-        let id = kept.claim().id;
         let now = self.clock.now();
         let mut all = self.lock();
-        let Some(mut entry) = all.take(id) else { return };
+        let Some(mut entry) = all.take_same(&kept) else { return };
         entry.send = match &kept {
             Kept::Lease(lease) if !lease.wants_renewal() => Moment::NEVER,
             _ => send,
@@ -477,4 +541,38 @@ pub(crate) async fn renew_one(
     answers
         .next()
         .ok_or_else(|| Error::new(ErrorKind::Corrupt, "the store gave no answer for a renewal"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::claim::Kind;
+    use crate::name::Name;
+
+    /// A late duplicate of the join made a second place after the first had expired.
+    #[test]
+    fn p8_another_place_of_the_same_claim_is_not_taken_for_ours() {
+        let claim = Claim::new(Name::new("q").unwrap(), Kind::Mutex, 1, 1).unwrap();
+        let token = |n| Token::new(n).unwrap();
+        let place = |n| Place { ahead: 1, head_remaining: None, token: Some(token(n)) };
+        let sent = Moment::from_nanos(1);
+        let stand = || Waiting::new(claim.clone(), sent, place(7));
+        let holding = |n| Renewal::Holding { token: token(n), remaining: None };
+        let outcome = |waiting: Arc<Waiting>| waiting.lock().outcome.take();
+
+        assert!(stand().stands_under(token(7)));
+        assert!(!stand().stands_under(token(6)), "a push for the earlier place");
+
+        let ours = stand();
+        ours.answered(sent, Renewal::Waiting(place(7)));
+        assert!(!ours.is_decided());
+        ours.answered(sent, holding(7));
+        assert!(matches!(outcome(ours), Some(Outcome::Holding { token: t, .. }) if t == token(7)));
+
+        for other in [Renewal::Waiting(place(9)), holding(9)] {
+            let waiting = stand();
+            waiting.answered(sent, other);
+            assert!(matches!(outcome(waiting), Some(Outcome::Gone)));
+        }
+    }
 }

@@ -78,7 +78,7 @@ impl Granted {
     }
 
     fn at_risk_from(self) -> Moment {
-        self.remaining.map_or(Moment::NEVER, |left| self.sent.plus(left * 2 / 3))
+        self.remaining.map_or(Moment::NEVER, |left| self.sent.plus(left / 3 * 2))
     }
 }
 
@@ -97,6 +97,8 @@ pub(crate) struct Lease {
     pid: u32,
     deadline: AtomicU64,
     at_risk_from: AtomicU64,
+    /// From when the end of `max_hold` counts as near.
+    nears_end: Moment,
     /// Whether a lease of full length was granted; a pushed grant is shorter until it is renewed.
     full: AtomicBool,
     reason: OnceLock<LostReason>,
@@ -118,6 +120,12 @@ pub(crate) struct NewLease {
 
 impl Lease {
     pub(crate) fn new(new: NewLease) -> Self {
+        let nears_end = match new.ends {
+            Moment::NEVER => Moment::NEVER,
+            // The last third of a lease, or of the whole hold if that is shorter.
+            ends => ends.minus(new.claim.lease.min(ends.since(new.clock.now())) / 3),
+        };
+        let pid = new.claim.holder.pid;
         let lease = Self {
             claim: new.claim,
             token: new.token,
@@ -125,9 +133,10 @@ impl Lease {
             ends: new.ends,
             keep_until: new.keep_until,
             clock: new.clock,
-            pid: std::process::id(),
+            pid,
             deadline: AtomicU64::new(new.granted.deadline().min(new.ends).as_nanos().max(1)),
             at_risk_from: AtomicU64::new(0),
+            nears_end,
             full: AtomicBool::new(new.full),
             reason: OnceLock::new(),
             released: AtomicBool::new(false),
@@ -138,11 +147,7 @@ impl Lease {
     }
 
     fn set_at_risk(&self, granted: Granted) {
-        let before_end = self.claim.lease / 3;
-        let from = granted.at_risk_from().min(match self.ends {
-            Moment::NEVER => Moment::NEVER,
-            ends => ends.minus(before_end),
-        });
+        let from = granted.at_risk_from().min(self.nears_end);
         self.at_risk_from.store(from.as_nanos(), Ordering::SeqCst);
     }
 
@@ -162,9 +167,15 @@ impl Lease {
     }
 
     fn left(&self) -> Option<Duration> {
+        if self.is_ours() { self.left_here() } else { None }
+    }
+
+    /// What is left, in the process that took the lock. (Asking which process we are is a system
+    /// call.)
+    fn left_here(&self) -> Option<Duration> {
         let deadline = self.deadline.load(Ordering::SeqCst);
         let now = self.clock.now();
-        if !self.is_ours() || deadline == LOST || self.released.load(Ordering::SeqCst) {
+        if deadline == LOST || self.released.load(Ordering::SeqCst) {
             return None;
         }
         if Moment::from_nanos(deadline) == Moment::NEVER {
@@ -179,25 +190,33 @@ impl Lease {
         (deadline > now).then(|| deadline.since(now))
     }
 
+    /// Whether it was lost, or is by now. Tells nobody.
+    pub(crate) fn has_ended(&self, now: Moment) -> bool {
+        now.as_nanos() >= self.deadline.load(Ordering::SeqCst)
+    }
+
     /// Loses the lease because `deadline` has passed, unless it was moved meanwhile.
     fn expire(&self, now: Moment, deadline: u64) {
-        let reason = match now >= self.ends {
-            true => LostReason::MaxHold,
-            false => LostReason::Expired,
-        };
+        let reason = self.reason_at(now);
         let swap =
             self.deadline.compare_exchange(deadline, LOST, Ordering::SeqCst, Ordering::SeqCst);
-        if swap.is_ok() {
+        if swap.is_ok() && !self.released.load(Ordering::SeqCst) {
             self.lost_because(reason);
         }
     }
 
-    /// Loses the lease for a reason of the store's or the client's. Tells whether it was held.
-    /// What was released is not lost: a renewal that our own `leave` overtook finds nothing.
+    fn reason_at(&self, now: Moment) -> LostReason {
+        if now >= self.ends { LostReason::MaxHold } else { LostReason::Expired }
+    }
+
+    /// Loses the lease for a reason of the store's or the client's. Tells whether it was held; what
+    /// its owner released is not lost, though a renewal that came after the release says so.
     pub(crate) fn lose(&self, reason: LostReason) -> bool {
         if self.released.load(Ordering::SeqCst) {
             return false;
         }
+        // Before the swap, so that nobody sees the loss without its reason.
+        self.reason.get_or_init(|| reason);
         let was_held = self.deadline.swap(LOST, Ordering::SeqCst) != LOST;
         if was_held {
             self.lost_because(reason);
@@ -260,7 +279,8 @@ impl Lease {
             Moment::NEVER => self.claim.lease,
             // The store's lease must cover our deadline, which is shortened by the drift.
             ends => {
-                let left = ends.since(now);
+                // Until `at_least` is over, giving the lock back must find it there to keep it.
+                let left = ends.max(self.keep_until).since(now);
                 self.claim.lease.min(left + drift(left) * 2)
             }
         }
@@ -271,14 +291,14 @@ impl Lease {
         if !self.is_ours() {
             return State::Lost(LostReason::Forked);
         }
-        let left = self.left();
+        let left = self.left_here();
         if let Some(reason) = self.reason.get() {
             return State::Lost(*reason);
         }
         match left {
             None if self.released.load(Ordering::SeqCst) => State::Released,
-            // Between the swap and the reason stands one instruction of another thread.
-            None => State::Lost(LostReason::Expired),
+            // Another thread is just finding the deadline passed, and will say the same.
+            None => State::Lost(self.reason_at(self.clock.now())),
             Some(left) => {
                 let now = self.clock.now();
                 match now.as_nanos() >= self.at_risk_from.load(Ordering::SeqCst) {
@@ -294,7 +314,9 @@ impl Lease {
         let now = self.state();
         let kind = std::mem::discriminant::<State>;
         self.state.send_if_modified(|shown| {
-            let news = kind(shown) != kind(&now) && !matches!(shown, State::Lost(_));
+            // `now` may be old by now: what is final stays.
+            let ended = matches!(shown, State::Lost(_) | State::Released);
+            let news = kind(shown) != kind(&now) && !ended;
             if news {
                 *shown = now;
             }

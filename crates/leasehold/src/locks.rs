@@ -49,6 +49,15 @@ pub(crate) struct Core {
 }
 
 impl Core {
+    pub(crate) fn check_ours(&self) -> Result<()> {
+        if !self.holder_is_us() {
+            let what = "this process is a fork of the one that connected, and has no thread to \
+                        renew with: connect after forking";
+            return Err(Error::new(ErrorKind::Closed, what));
+        }
+        Ok(())
+    }
+
     pub(crate) fn check_open(&self) -> Result<()> {
         if self.closed.load(Ordering::SeqCst) { Err(closed()) } else { Ok(()) }
     }
@@ -108,7 +117,7 @@ impl Core {
         self.background.owe(work, local);
     }
 
-    fn holder_is_us(&self) -> bool {
+    pub(crate) fn holder_is_us(&self) -> bool {
         self.holder.pid == std::process::id()
     }
 }
@@ -180,6 +189,10 @@ impl Leasehold {
         evicted.map_err(|e| e.during("evict").on(&name).at(self.url()))
     }
 
+    pub(crate) fn background(&self) -> &Background {
+        &self.core.background
+    }
+
     /// What this store promises, as it was found.
     pub fn guarantees(&self) -> &Guarantees {
         self.core.store.guarantees()
@@ -206,7 +219,13 @@ impl Leasehold {
         let core = &self.core;
         core.closed.store(true, Ordering::SeqCst);
         let mut longest = Duration::from_secs(1);
-        for lease in core.keeper.close() {
+        let (held, waited) = core.keeper.close();
+        for waiting in waited {
+            waiting.fail(closed());
+            // Its caller does so too, but perhaps is polled only after we have returned.
+            core.owe_leave(waiting.claim.clone(), Moment::from_nanos(0));
+        }
+        for lease in held {
             longest = longest.max(lease.claim.lease);
             if lease.lose(LostReason::Closed) {
                 core.owe_leave(lease.claim.clone(), lease.keep_until);
@@ -268,7 +287,7 @@ impl Builder {
         self.start(store, Background::start()?)
     }
 
-    fn start(self, store: Arc<dyn Store>, background: Background) -> Result<Leasehold> {
+    pub(crate) fn start(self, store: Arc<dyn Store>, background: Background) -> Result<Leasehold> {
         for wanted in self.required {
             if !store.guarantees().meets(wanted) {
                 let what = format!("this store does not promise {wanted}: choose another");

@@ -121,6 +121,14 @@ impl Slot {
                         the read lock first (upgrading is not supported)";
             return Err(Error::new(ErrorKind::Unsupported, what));
         }
+        let (left, least) = (hold.lease().remaining(), want.options.min_validity);
+        if left < least {
+            let what = format!(
+                "the same owner holds it with {left:?} left, {least:?} asked for: wait for a \
+                 renewal or release it first"
+            );
+            return Err(Error::new(ErrorKind::AtRisk, what));
+        }
         Ok(Some(Guard::share(hold)))
     }
 }

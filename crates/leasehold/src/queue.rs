@@ -153,9 +153,15 @@ impl Queue {
         self.entries.is_empty()
     }
 
-    /// Those granted by settling since this was last asked: whom the store may wake.
+    /// Those granted by settling since this was last asked, and still holding: whom the store may
+    /// wake. One that was granted and removed in the same step must not be told that it holds.
     pub fn take_fresh_grants(&mut self) -> Vec<ClaimId> {
-        std::mem::take(&mut self.fresh)
+        let mut fresh = std::mem::take(&mut self.fresh);
+        let holds = |id: &ClaimId| {
+            self.entries.iter().any(|e| e.id == *id && e.standing == Standing::Holding)
+        };
+        fresh.retain(holds);
+        fresh
     }
 
     /// Removes what has expired and grants what now fits.
@@ -337,8 +343,10 @@ impl Queue {
     }
 
     fn draw(&mut self, stamp: u64, seen: u64) -> Token {
-        let next = self.last.saturating_add(1).max(stamp).max(seen.saturating_add(1));
-        // 63 bits of microseconds last for 292,000 years; a foreign `seen` must not end them.
+        // 63 bits of microseconds last for 292,000 years; an absurd clock or a foreign `seen` must
+        // not end them: it lifts the tokens to half way at most, and 2^62 draws are left.
+        let floor = stamp.max(seen.saturating_add(1)).min(Token::MAX / 2);
+        let next = self.last.saturating_add(1).max(floor);
         let token = Token::new(next.clamp(1, Token::MAX)).unwrap_or_else(|| unreachable!());
         self.last = token.get();
         token
@@ -348,7 +356,7 @@ impl Queue {
         let first_waiting = self.entries.iter().position(|e| e.standing == Standing::Waiting);
         let soonest = || self.entries.iter().take(i).filter_map(|e| e.expires).min();
         let head = if first_waiting == Some(i) { soonest() } else { None };
-        Place { ahead: i, head_remaining: remaining(head, now) }
+        Place { ahead: i, head_remaining: remaining(head, now), token: Some(self.entries[i].token) }
     }
 
     fn holders(&self, now: u64) -> Vec<HolderInfo> {
@@ -495,6 +503,28 @@ mod tests {
         q.leave(holder.id, None, 1);
         assert!(matches!(q.renew(&live, live.lease, WAITER - 1), Renewal::Waiting(_)));
         assert!(matches!(q.renew(&live, live.lease, WAITER), Renewal::Holding { .. }));
+    }
+
+    #[test]
+    fn who_is_granted_and_evicted_in_one_step_is_not_told_that_it_holds() {
+        let mut q = Queue::new(Kind::Mutex, 1, true);
+        let (a, b, c) = (mutex(), mutex(), mutex());
+        join(&mut q, &a, 0);
+        join(&mut q, &b, LEASE - 1);
+        join(&mut q, &c, LEASE - 1);
+        // Settling grants b, and then the order to evict the holders takes it.
+        assert_eq!(q.evict(Evict::Holders, LEASE), 1);
+        assert_eq!(q.position(b.id), None);
+        assert_eq!(q.take_fresh_grants(), [c.id]);
+    }
+
+    #[test]
+    fn p3_an_absurd_seen_token_does_not_stop_the_tokens_from_rising() {
+        let mut q = Queue::new(Kind::Mutex, 1, true);
+        let absurd = Claim { seen: u64::MAX, ..mutex() };
+        let first = holds(&join(&mut q, &absurd, 0));
+        q.leave(absurd.id, None, 1);
+        assert!(holds(&join(&mut q, &mutex(), 2)) > first);
     }
 
     #[test]

@@ -34,8 +34,11 @@ pub(crate) async fn run<T, F: Future<Output = T>>(
     match done {
         Ok(done) => {
             // A guard that `work` kept for itself goes on holding; ours was the last otherwise.
-            guard.release().await?;
-            Ok(done)
+            match guard.release().await {
+                Err(error) if error.lost_reason().is_some() => Err(error),
+                // An unheard release undoes nothing: the background thread goes on with it.
+                Ok(()) | Err(_) => Ok(done),
+            }
         }
         Err(reason) => Err(Error::lost(reason).during("run").on(guard.name())),
     }

@@ -6,6 +6,7 @@ use crate::acquire::{Wait, Want};
 use crate::claim::MAX_READERS;
 use crate::error::Result;
 use crate::guard::Guard;
+use crate::locks::Core;
 use crate::options::option_methods;
 use crate::run::run;
 
@@ -23,6 +24,10 @@ pub struct RwLock {
 impl RwLock {
     pub(crate) fn new(want: Want) -> Self {
         Self { want }
+    }
+
+    pub(crate) fn core(&self) -> &Core {
+        &self.want.core
     }
 
     option_methods!();

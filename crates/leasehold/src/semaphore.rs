@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::acquire::{Wait, Want};
 use crate::error::Result;
 use crate::guard::Guard;
+use crate::locks::Core;
 use crate::options::option_methods;
 use crate::run::run;
 
@@ -23,6 +24,10 @@ pub struct Semaphore {
 impl Semaphore {
     pub(crate) fn new(want: Want) -> Self {
         Self { want }
+    }
+
+    pub(crate) fn core(&self) -> &Core {
+        &self.want.core
     }
 
     option_methods!();

@@ -63,6 +63,11 @@ pub struct Place {
     /// Told to the first claim that does not fit: when the next lease before it ends. Nothing at
     /// the store wakes it then, so it asks again at that time.
     pub head_remaining: Option<Duration>,
+    /// The token under which it stands and will hold, where the store draws it as a claim joins
+    /// (always, or never: then pushes are only hints).
+    /// A push of another token is not about this place: one claim can have two, one after the
+    /// other, when a late duplicate of its `join` arrives after the first place expired.
+    pub token: Option<Token>,
 }
 
 /// One claim of [`Store::renew`].
@@ -99,7 +104,8 @@ pub enum Signal {
     /// It may be worth asking again.
     Ask,
     /// The claim was granted, and the store said so. Such a grant lasts a waiter's lease from the
-    /// last heartbeat, until it is renewed.
+    /// last heartbeat, until it is renewed. It is believed only under the token of the place that
+    /// answered that heartbeat ([`Place::token`]), and otherwise taken as [`Signal::Ask`].
     Granted(Token),
 }
 

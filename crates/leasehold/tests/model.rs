@@ -1,0 +1,1170 @@
+//! Every history of a small system, explored to the end: clients, a store, a fenced resource.
+//!
+//! # What is modelled
+//! - *The store* is the real [`Queue`], inside the state. Its calls settle first; besides it may
+//!   settle by itself at any time. Who is granted while waiting gets a push message.
+//! - *The clients* follow the deadlines of the design. A deadline is counted from **before** the
+//!   request was sent, minus the drift; a pushed grant from the last answered heartbeat; an answer
+//!   that comes too late changes nothing; `is_held` is a look at the client's own clock.
+//! - *The network* delays, reorders, duplicates and loses at will.
+//! - *Pauses* need no action of their own. Nothing ever forces a client or a message to move while
+//!   time goes on, so a client may stop anywhere for any time, in particular between its look at
+//!   `is_held` and the arrival of the write that it thought safe.
+//! - *Clocks.* Time is discrete. A client's clock may lose one tick against the store's: as much
+//!   as the drift allows for within a lease.
+//! - *The resource* is a counter, incremented by reading it and writing back one more. Read and
+//!   write are messages that carry the token; it refuses what is below the highest that it saw.
+//!
+//! # Bounds, and why they suffice
+//! Times count only as differences and tokens only by their order, so states that differ in
+//! nothing else are one state, and so are those that differ in the clients' names ([`Key`]; a test
+//! shows that states with one key go on alike). What is left is finite without any bound on time or
+//! on the number of messages ever sent, and is explored completely. Bounded are
+//! - the clients: three, one whose lease ended, one who holds, one who comes next; and their claims,
+//!   one each (a run with two claims each has two clients);
+//! - how many messages of the lease protocol are on their way at once: with two they can overtake
+//!   each other. A third is needed for a duplicate of a join that outlives the place that it made,
+//!   beside a push and a heartbeat; that run has two clients. Messages to the resource are not
+//!   bounded: each write may arrive late and again for ever;
+//! - ticks: a lease of 3, a waiter's of 2, a drift of 1 are the smallest at which each difference
+//!   that the rules take is above zero, so that each may just suffice or just fail. With
+//!   optimisation (`cargo test --release --test model`) the same runs have longer leases and more
+//!   messages.
+//!
+//! # Controls
+//! A model that cannot fail shows nothing. The same model with one rule taken away must find its
+//! counterexample: no fencing (R40), reads without a token (R50), deadlines counted from receipt,
+//! pushed grants counted from receipt, no allowance for drift, late answers that revive, pushes
+//! believed whatever place they are about. And all that the model is about has to happen in it
+//! ([`Event`]).
+//!
+//! # What it does not show
+//! Capacities above one, lock-delays and `keep` (the queue's property tests have them), stores that
+//! forget (their own tests have them), and that anybody is ever granted (P6: the conformance
+//! suite); here only that it is possible.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use leasehold::queue::{At, Queue};
+use leasehold::store::{Evict, Joined, Mode, Place, Renewal, Standing};
+use leasehold::{Claim, ClaimId, Kind, Name};
+use stateright::{Checker, HasDiscoveries, Model as _, Property};
+
+const DRIFT: u64 = 1;
+/// Late enough that a mere duration (see [`Model::holding`]) is never taken for a time.
+const START: u64 = 100;
+const MOST: usize = 3;
+
+/// The rules under test. [`Rules::ALL`] is the design; each control takes one away.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Rules {
+    /// The resource refuses writes below the highest token that it saw.
+    writes_fenced: bool,
+    /// Reads carry the token too: the resource takes note of it, and refuses old ones.
+    reads_fenced: bool,
+    /// Deadlines count from before the request was sent, not from the answer's receipt.
+    from_sending: bool,
+    /// A pushed grant counts from the last answered heartbeat, not from the push's receipt.
+    push_from_heartbeat: bool,
+    /// The drift is taken off.
+    drift: bool,
+    /// What is told of a place under another token is not about this one.
+    tokens_compared: bool,
+    /// A lost guard stays lost whatever comes in.
+    loss_is_final: bool,
+}
+
+impl Rules {
+    const ALL: Self = Self {
+        writes_fenced: true,
+        reads_fenced: true,
+        from_sending: true,
+        push_from_heartbeat: true,
+        drift: true,
+        tokens_compared: true,
+        loss_is_final: true,
+    };
+}
+
+/// What has to happen somewhere in an exploration, or it shows nothing.
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    /// A client believes in its grant because of an answer.
+    HeldByAnswer,
+    /// A client believes in its grant because of a push.
+    HeldByPush,
+    /// A push came too long after the last answered heartbeat to be believed.
+    PushTooOld,
+    /// A push told of a place that the claim had earlier.
+    PushOfAnotherPlace,
+    /// The answer "you hold" came after its own deadline.
+    AnswerTooOld,
+    /// A deadline was moved on by a renewal.
+    Renewed,
+    /// A guard was lost by its own clock.
+    LostByClock,
+    /// A guard was told that it is lost.
+    LostByAnswer,
+    /// The store removed an expired holder.
+    HolderExpired,
+    /// The store removed an expired waiter.
+    WaiterExpired,
+    /// The store was asked to join by a client that has left already (scenario 5).
+    JoinAfterLeaving,
+    /// A message arrived, and stays to arrive again.
+    Duplicate,
+    /// A write was accepted.
+    Accepted,
+    /// A write was refused.
+    Refused,
+    /// A read was refused.
+    ReadRefused,
+    /// A write was on its way while its sender did not hold any more.
+    LateWrite,
+}
+
+const EVENTS: usize = Event::LateWrite as usize + 1;
+
+struct Model {
+    clients: usize,
+    /// How many claims each client makes, one after the other.
+    claims_each: u8,
+    /// In ticks.
+    lease: u64,
+    waiter_lease: u64,
+    /// How many messages of the lease protocol are on their way at once.
+    in_flight: usize,
+    /// How many of these are one client's.
+    in_flight_each: usize,
+    /// How many clients' clocks lose a tick.
+    slow: u64,
+    /// Whether they use the resource too.
+    resource: bool,
+    /// Whether a client may leave on purpose, and not only by losing its lease.
+    leaves: bool,
+    /// How often a person removes the holder, alive or not.
+    evictions: u8,
+    rules: Rules,
+    claims: Vec<Claim>,
+    events: Arc<[AtomicU64; EVENTS]>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Phase {
+    /// Has not asked yet.
+    Out,
+    /// Sends its claim until it is answered, the first time at `first`.
+    Joining { first: u64 },
+    /// Stands in the queue under this token; the last heartbeat that was answered "waiting" was
+    /// sent at `base`, unless that is so long ago that it is worth nothing.
+    Waiting { token: u64, base: Option<u64> },
+    /// Has a guard.
+    Held { token: u64, until: u64 },
+    /// Its guard is lost, or it left.
+    Over { lost: Option<u64> },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Work {
+    Nothing,
+    Reading,
+    Read(u8),
+    Wrote,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Client {
+    claim: u8,
+    /// By how much its clock is behind.
+    lag: u64,
+    phase: Phase,
+    work: Work,
+}
+
+/// A message, of or to `client` about its claim number `claim`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Message {
+    client: usize,
+    claim: u8,
+    what: What,
+}
+
+/// `sent` and `until` are times on the client's clock.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum What {
+    Join { sent: u64 },
+    Renew { sent: u64 },
+    Leave,
+    Holding { token: u64, until: u64 },
+    Waiting { sent: u64, token: u64 },
+    Lost,
+    Push { token: u64 },
+    Read { token: u64 },
+    Write { token: u64, value: u8, accepted: bool },
+}
+
+impl What {
+    fn to_resource(self) -> bool {
+        matches!(self, Self::Read { .. } | Self::Write { .. })
+    }
+}
+
+#[derive(Clone, Debug)]
+struct State {
+    now: u64,
+    /// Times that are this long ago are all the same: nothing counted from them is still good.
+    oldest: u64,
+    queue: Queue,
+    clients: [Client; MOST],
+    messages: Vec<Message>,
+    /// The resource: its value, the highest token it saw, how many writes it accepted.
+    value: u8,
+    highest: u64,
+    accepted: u8,
+    /// The token of the newest grant at the store, and of the newest that a client believed in.
+    granted: u64,
+    believed: u64,
+    disorder: bool,
+    belief_in_disorder: bool,
+    revived: bool,
+    evicted: u8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Action {
+    /// Time goes on; one client's clock may miss it.
+    Tick {
+        slow: Option<usize>,
+    },
+    /// The store settles by itself.
+    Settle,
+    /// A person removes the holder.
+    Evict,
+    Join(usize),
+    Renew(usize),
+    Leave(usize),
+    /// Looks at `is_held`, then sends the read.
+    Read(usize),
+    /// Looks at `is_held`, then sends the write.
+    Write(usize),
+    Arrive {
+        message: usize,
+        again: bool,
+    },
+    Lose {
+        message: usize,
+    },
+}
+
+/// The id of a client's claim number `claim`.
+fn id_of(client: usize, claim: u8) -> ClaimId {
+    ClaimId::from_u128((client as u128) << 8 | u128::from(claim))
+}
+
+fn whose(id: ClaimId) -> (usize, u8) {
+    let id = id.as_u128();
+    (usize::try_from(id >> 8).unwrap(), u8::try_from(id & 0xff).unwrap())
+}
+
+fn waiting(sent: u64, place: Place) -> What {
+    What::Waiting { sent, token: place.token.unwrap().get() }
+}
+
+fn ticks(n: u64) -> Duration {
+    Duration::from_micros(n)
+}
+
+impl Model {
+    fn new(clients: usize, claims_each: u8, lease: u64, waiter_lease: u64) -> Self {
+        let all = (0..clients).flat_map(|c| (0..claims_each).map(move |n| id_of(c, n)));
+        let claims = all.map(|id| {
+            let name = Name::new("model").unwrap();
+            let mut claim = Claim::new(name, Kind::Mutex, 1, 1).unwrap();
+            claim.id = id;
+            (claim.lease, claim.waiter_lease) = (ticks(lease), ticks(waiter_lease));
+            claim
+        });
+        Self {
+            clients,
+            claims_each,
+            lease,
+            waiter_lease,
+            in_flight: 2,
+            in_flight_each: 2,
+            slow: 0,
+            resource: true,
+            leaves: true,
+            evictions: 0,
+            rules: Rules::ALL,
+            claims: claims.collect(),
+            events: Arc::default(),
+        }
+    }
+
+    fn claim(&self, client: usize, claim: u8) -> &Claim {
+        &self.claims[client * usize::from(self.claims_each) + usize::from(claim)]
+    }
+
+    fn happened(&self, event: Event) {
+        self.events[event as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn drift(&self) -> u64 {
+        if self.rules.drift { DRIFT } else { 0 }
+    }
+
+    fn room(&self, s: &State, client: usize) -> bool {
+        let own = |m: &&Message| !m.what.to_resource();
+        s.messages.iter().filter(own).count() < self.in_flight
+            && s.messages.iter().filter(own).filter(|m| m.client == client).count()
+                < self.in_flight_each
+    }
+
+    /// Puts a message on its way; it is lost where there is no room.
+    fn send(&self, s: &mut State, client: usize, claim: u8, what: What) {
+        let message = Message { client, claim, what };
+        let resource = what.to_resource();
+        if resource || (!s.messages.contains(&message) && self.room(s, client)) {
+            s.messages.push(message);
+        }
+    }
+
+    // -- the store ----------------------------------------------------------------------------
+
+    fn at_store(&self, s: &mut State, m: Message) -> Option<What> {
+        self.count_expired(s);
+        let claim = self.claim(m.client, m.claim);
+        let at = At { now: s.now, stamp: 0 };
+        let answer = match m.what {
+            What::Join { sent } => {
+                let client = &s.clients[m.client];
+                let left = client.claim != m.claim || matches!(client.phase, Phase::Over { .. });
+                if left && s.queue.position(claim.id).is_none() {
+                    self.happened(Event::JoinAfterLeaving);
+                }
+                match s.queue.join(claim, Mode::Wait, at, "").unwrap() {
+                    Joined::Holding { token, remaining } => {
+                        Some(self.holding(sent, token.get(), remaining.unwrap()))
+                    }
+                    Joined::Waiting(place) => Some(waiting(sent, place)),
+                    Joined::Busy { .. } => unreachable!("nothing departs without a lock-delay"),
+                }
+            }
+            What::Renew { sent } => match s.queue.renew(claim, claim.lease, s.now) {
+                Renewal::Holding { token, remaining } => {
+                    Some(self.holding(sent, token.get(), remaining.unwrap()))
+                }
+                Renewal::Waiting(place) => Some(waiting(sent, place)),
+                Renewal::Lost => Some(What::Lost),
+            },
+            What::Leave => {
+                s.queue.leave(claim.id, None, s.now);
+                None
+            }
+            _ => unreachable!("not for the store"),
+        };
+        self.after_store(s);
+        answer
+    }
+
+    /// "You hold", as it will be counted: `until` is from sending, or else a mere duration.
+    fn holding(&self, sent: u64, token: u64, remaining: Duration) -> What {
+        let remaining = u64::try_from(remaining.as_micros()).unwrap();
+        let base = if self.rules.from_sending { sent } else { 0 };
+        What::Holding { token, until: base + remaining - self.drift() }
+    }
+
+    fn count_expired(&self, s: &State) {
+        for e in s.queue.entries().filter(|e| e.expires.is_some_and(|t| t <= s.now)) {
+            self.happened(match e.standing {
+                Standing::Waiting => Event::WaiterExpired,
+                _ => Event::HolderExpired,
+            });
+        }
+    }
+
+    /// Wakes whom it granted, and writes the grants' order down.
+    fn after_store(&self, s: &mut State) {
+        let fresh = s.queue.take_fresh_grants();
+        for id in fresh {
+            let (client, claim) = whose(id);
+            let entry = s.queue.entries().find(|e| e.id == id);
+            let token = entry.map(|e| e.token.get()).unwrap();
+            self.send(s, client, claim, What::Push { token });
+        }
+        let holder = s.queue.entries().find(|e| e.standing == Standing::Holding);
+        if let Some(token) = holder.map(|e| e.token.get()) {
+            s.disorder |= token < s.granted;
+            s.granted = token;
+        }
+    }
+
+    // -- the client ---------------------------------------------------------------------------
+
+    fn clock(&self, s: &State, client: usize) -> u64 {
+        s.now - s.clients[client].lag
+    }
+
+    fn is_held(&self, s: &State, client: usize) -> bool {
+        matches!(s.clients[client].phase, Phase::Held { until, .. } if self.clock(s, client) < until)
+    }
+
+    /// Whether the store agrees with a client that believes that it holds.
+    fn is_right(&self, s: &State, client: usize) -> bool {
+        let id = self.claim(client, s.clients[client].claim).id;
+        let Phase::Held { token, .. } = s.clients[client].phase else { return false };
+        s.queue.entries().any(|e| {
+            let lives = e.expires.is_some_and(|t| t > s.now);
+            e.id == id && e.token.get() == token && e.standing == Standing::Holding && lives
+        })
+    }
+
+    fn hold(&self, s: &mut State, client: usize, token: u64, until: u64) {
+        s.belief_in_disorder |= token <= s.believed;
+        s.believed = s.believed.max(token);
+        s.clients[client].phase = Phase::Held { token, until };
+    }
+
+    fn at_client(&self, s: &mut State, m: Message) {
+        let clock = self.clock(s, m.client);
+        let Client { claim, phase, .. } = s.clients[m.client];
+        if claim != m.claim {
+            return;
+        }
+        match (phase, m.what) {
+            (Phase::Waiting { token: told, .. }, What::Holding { token, .. }) if told != token => {
+                // The place that was ours is gone, and a late duplicate has made another.
+                self.happened(Event::LostByAnswer);
+                s.clients[m.client].phase = Phase::Over { lost: None };
+            }
+            (Phase::Joining { .. } | Phase::Waiting { .. }, What::Holding { token, until }) => {
+                let until = if self.rules.from_sending { until } else { clock + until };
+                self.happened(Event::HeldByAnswer);
+                self.hold(s, m.client, token, until);
+            }
+            (Phase::Joining { .. }, What::Waiting { sent, token }) => {
+                s.clients[m.client].phase = Phase::Waiting { token, base: Some(sent) };
+            }
+            (Phase::Waiting { token, base }, What::Waiting { sent, token: told }) => {
+                s.clients[m.client].phase = match token == told || !self.rules.tokens_compared {
+                    true => Phase::Waiting { token, base: base.max(Some(sent)) },
+                    false => Phase::Over { lost: None },
+                };
+            }
+            (Phase::Waiting { token: told, base }, What::Push { token }) => {
+                let worth = self.waiter_lease - self.drift();
+                let until = match self.rules.push_from_heartbeat {
+                    true => base.map(|b| b + worth),
+                    false => Some(clock + worth),
+                };
+                if token != told && self.rules.tokens_compared {
+                    self.happened(Event::PushOfAnotherPlace);
+                } else if let Some(until) = until.filter(|&t| clock < t) {
+                    self.happened(Event::HeldByPush);
+                    self.hold(s, m.client, token, until);
+                } else {
+                    self.happened(Event::PushTooOld);
+                }
+            }
+            (Phase::Held { token, until }, What::Holding { token: told, until: new }) => {
+                let new = if self.rules.from_sending { new } else { clock + new };
+                if told == token {
+                    if new > until {
+                        self.happened(Event::Renewed);
+                    }
+                    let until = until.max(new);
+                    s.clients[m.client].phase = Phase::Held { token, until };
+                } else {
+                    // A grant under another token is not this guard's.
+                    self.happened(Event::LostByAnswer);
+                    s.clients[m.client].phase = Phase::Over { lost: None };
+                }
+            }
+            (Phase::Over { lost: Some(_) }, What::Holding { token, .. })
+                if !self.rules.loss_is_final =>
+            {
+                // The naive client: "the renewal succeeded, so I hold".
+                s.revived = true;
+                let until = clock + self.lease - self.drift();
+                s.clients[m.client].phase = Phase::Held { token, until };
+            }
+            (Phase::Waiting { .. } | Phase::Held { .. }, What::Lost) => {
+                self.happened(Event::LostByAnswer);
+                s.clients[m.client].phase = Phase::Over { lost: None };
+            }
+            _ => {}
+        }
+    }
+
+    // -- the resource -------------------------------------------------------------------------
+
+    fn at_resource(&self, s: &mut State, i: usize) {
+        let m = s.messages[i];
+        match m.what {
+            What::Read { token } => {
+                let refused = self.rules.reads_fenced && token < s.highest;
+                if self.rules.reads_fenced {
+                    s.highest = s.highest.max(token);
+                }
+                let client = &mut s.clients[m.client];
+                if refused {
+                    self.happened(Event::ReadRefused);
+                } else if client.claim == m.claim && client.work == Work::Reading {
+                    client.work = Work::Read(s.value);
+                }
+                s.messages.remove(i);
+            }
+            What::Write { token, value, accepted } => {
+                if self.rules.writes_fenced && token < s.highest {
+                    self.happened(Event::Refused);
+                    s.messages.remove(i);
+                    return;
+                }
+                let current = s.clients[m.client].claim == m.claim;
+                if !(current && self.is_held(s, m.client)) {
+                    self.happened(Event::LateWrite);
+                }
+                self.happened(Event::Accepted);
+                s.highest = s.highest.max(token);
+                s.value = value;
+                s.accepted += u8::from(!accepted);
+                // It stays, to arrive again: a duplicate must do no harm either.
+                s.messages[i].what = What::Write { token, value, accepted: true };
+            }
+            _ => unreachable!("not for the resource"),
+        }
+    }
+
+    // -- what can make no difference any more ---------------------------------------------------
+
+    /// Guards end by their clients' clocks, and messages that nobody will ever act upon go. What
+    /// is dropped here does nothing whenever it arrives, so dropping it loses no behaviour.
+    fn tidy(&self, s: &mut State) {
+        let worth = self.waiter_lease - self.drift();
+        for c in 0..self.clients {
+            let clock = self.clock(s, c);
+            let client = &mut s.clients[c];
+            match client.phase {
+                Phase::Held { token, until } if until <= clock => {
+                    self.happened(Event::LostByClock);
+                    let lost = Some(token).filter(|_| !self.rules.loss_is_final);
+                    client.phase = Phase::Over { lost };
+                }
+                Phase::Waiting { token, base: Some(base) } if base + worth <= clock => {
+                    client.phase = Phase::Waiting { token, base: None };
+                }
+                _ => {}
+            }
+            if !matches!(client.phase, Phase::Held { .. }) {
+                client.work = Work::Nothing;
+            }
+        }
+        let mut messages = std::mem::take(&mut s.messages);
+        for m in &mut messages {
+            let client = &s.clients[m.client];
+            let current = client.claim == m.claim;
+            // Whatever is counted from that long ago is over, or no more than what we have; and
+            // what a claim that is over once asked is answered to nobody.
+            let earliest = match client.phase {
+                Phase::Held { until, .. } if current && self.rules == Rules::ALL => until,
+                _ => self.clock(s, m.client),
+            } - s.oldest;
+            let over = !current || client.phase == Phase::Over { lost: None };
+            if let What::Join { sent } | What::Renew { sent } | What::Waiting { sent, .. } =
+                &mut m.what
+            {
+                *sent = if over { earliest } else { earliest.max(*sent) };
+            }
+            // To hear of another place than ours is to hear that ours is lost.
+            if let (Phase::Waiting { token, .. }, What::Waiting { token: told, .. })
+            | (
+                Phase::Waiting { token, .. } | Phase::Held { token, .. },
+                What::Holding { token: told, .. },
+            ) = (client.phase, m.what)
+                && current
+                && told != token
+                && self.rules.tokens_compared
+            {
+                m.what = What::Lost;
+            }
+        }
+        // Of two that are the same one is enough: it can arrive again.
+        let mut distinct: Vec<Message> = Vec::with_capacity(messages.len());
+        for m in messages {
+            if m.what.to_resource() || !distinct.contains(&m) {
+                distinct.push(m);
+            }
+        }
+        let mut messages = distinct;
+        let joins: Vec<(usize, u8)> = messages
+            .iter()
+            .filter(|m| matches!(m.what, What::Join { .. }))
+            .map(|m| (m.client, m.claim))
+            .collect();
+        messages.retain(|m| {
+            let client = &s.clients[m.client];
+            let clock = self.clock(s, m.client);
+            let current = client.claim == m.claim;
+            let joining = current && matches!(client.phase, Phase::Joining { .. });
+            let waits = current && matches!(client.phase, Phase::Waiting { .. });
+            let held = current && matches!(client.phase, Phase::Held { .. });
+            let revivable = current && matches!(client.phase, Phase::Over { lost: Some(_) });
+            match m.what {
+                What::Holding { until, .. } => {
+                    let news = match client.phase {
+                        Phase::Held { until: have, .. } if self.rules == Rules::ALL => have < until,
+                        _ => !self.rules.from_sending || clock < until,
+                    };
+                    if (joining || waits) && !news {
+                        self.happened(Event::AnswerTooOld);
+                    }
+                    (joining || waits || held) && news
+                        || (held || revivable) && !self.rules.loss_is_final
+                }
+                What::Waiting { sent, .. } => joining || waits && clock < sent + worth,
+                What::Lost => waits || held,
+                What::Push { .. } => joining || waits,
+                // Nothing is there that it could renew or remove, nor will be.
+                What::Renew { .. } | What::Leave if !(joining || waits || held || revivable) => {
+                    let id = self.claim(m.client, m.claim).id;
+                    s.queue.position(id).is_some() || joins.contains(&(m.client, m.claim))
+                }
+                _ => true,
+            }
+        });
+        s.messages = messages;
+    }
+}
+
+impl stateright::Model for Model {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        let client = Client { claim: 0, lag: 0, phase: Phase::Out, work: Work::Nothing };
+        vec![State {
+            now: START,
+            oldest: self.lease - DRIFT,
+            queue: Queue::new(Kind::Mutex, 1, true),
+            clients: [client; MOST],
+            messages: Vec::new(),
+            value: 0,
+            highest: 0,
+            accepted: 0,
+            granted: 0,
+            believed: 0,
+            disorder: false,
+            belief_in_disorder: false,
+            revived: false,
+            evicted: 0,
+        }]
+    }
+
+    fn actions(&self, s: &State, actions: &mut Vec<Action>) {
+        actions.push(Action::Tick { slow: None });
+        let lags: u64 = s.clients.iter().map(|c| c.lag).sum();
+        for c in (0..self.clients).filter(|&c| lags < self.slow && s.clients[c].lag == 0) {
+            actions.push(Action::Tick { slow: Some(c) });
+        }
+        if s.queue.entries().any(|e| e.expires.is_some_and(|t| t <= s.now)) {
+            actions.push(Action::Settle);
+        }
+        if s.evicted < self.evictions && !s.queue.is_empty() {
+            actions.push(Action::Evict);
+        }
+        for c in 0..self.clients {
+            let client = &s.clients[c];
+            let room = self.room(s, c);
+            match client.phase {
+                Phase::Out if room => actions.push(Action::Join(c)),
+                Phase::Over { .. } if room && client.claim + 1 < self.claims_each => {
+                    actions.push(Action::Join(c));
+                }
+                // Only while no grant can have come and expired unseen (P8); then the id is left.
+                Phase::Joining { first } => {
+                    if room && self.clock(s, c) < first + self.waiter_lease - self.drift() {
+                        actions.push(Action::Join(c));
+                    }
+                    if self.leaves {
+                        actions.push(Action::Leave(c));
+                    }
+                }
+                Phase::Waiting { .. } | Phase::Held { .. } => {
+                    if room {
+                        actions.push(Action::Renew(c));
+                    }
+                    if self.leaves {
+                        actions.push(Action::Leave(c));
+                    }
+                }
+                _ => {}
+            }
+            if self.resource && self.is_held(s, c) {
+                match client.work {
+                    Work::Nothing => actions.push(Action::Read(c)),
+                    Work::Read(_) => actions.push(Action::Write(c)),
+                    Work::Reading | Work::Wrote => {}
+                }
+            }
+        }
+        for (message, m) in s.messages.iter().enumerate() {
+            actions.push(Action::Arrive { message, again: false });
+            if !m.what.to_resource() {
+                actions.push(Action::Arrive { message, again: true });
+                actions.push(Action::Lose { message });
+            }
+        }
+    }
+
+    fn next_state(&self, last: &State, action: Action) -> Option<State> {
+        let mut state = last.clone();
+        let s = &mut state;
+        match action {
+            Action::Tick { slow } => {
+                s.now += 1;
+                if let Some(c) = slow {
+                    s.clients[c].lag += 1;
+                }
+            }
+            Action::Settle => {
+                self.count_expired(s);
+                s.queue.settle(s.now);
+                self.after_store(s);
+            }
+            Action::Evict => {
+                s.evicted += 1;
+                s.queue.evict(Evict::Holders, s.now);
+                self.after_store(s);
+            }
+            Action::Join(c) => {
+                let client = &mut s.clients[c];
+                if let Phase::Over { .. } = client.phase {
+                    client.claim += 1;
+                    client.phase = Phase::Out;
+                }
+                let sent = s.now - client.lag;
+                if client.phase == Phase::Out {
+                    client.phase = Phase::Joining { first: sent };
+                }
+                let claim = client.claim;
+                self.send(s, c, claim, What::Join { sent });
+            }
+            Action::Renew(c) => {
+                let (claim, sent) = (s.clients[c].claim, self.clock(s, c));
+                self.send(s, c, claim, What::Renew { sent });
+            }
+            Action::Leave(c) => {
+                s.clients[c].phase = Phase::Over { lost: None };
+                let claim = s.clients[c].claim;
+                self.send(s, c, claim, What::Leave);
+            }
+            Action::Read(c) => {
+                let Phase::Held { token, .. } = s.clients[c].phase else { return None };
+                s.clients[c].work = Work::Reading;
+                let claim = s.clients[c].claim;
+                self.send(s, c, claim, What::Read { token });
+            }
+            Action::Write(c) => {
+                let Phase::Held { token, .. } = s.clients[c].phase else { return None };
+                let Work::Read(value) = s.clients[c].work else { return None };
+                s.clients[c].work = Work::Wrote;
+                let claim = s.clients[c].claim;
+                self.send(s, c, claim, What::Write { token, value: value + 1, accepted: false });
+            }
+            Action::Lose { message } => {
+                s.messages.remove(message);
+            }
+            Action::Arrive { message, again } => {
+                let m = s.messages[message];
+                if again {
+                    self.happened(Event::Duplicate);
+                } else if !m.what.to_resource() {
+                    s.messages.remove(message);
+                }
+                match m.what {
+                    What::Join { .. } | What::Renew { .. } | What::Leave => {
+                        if let Some(answer) = self.at_store(s, m) {
+                            self.send(s, m.client, m.claim, answer);
+                        }
+                    }
+                    What::Read { .. } | What::Write { .. } => self.at_resource(s, message),
+                    _ => self.at_client(s, m),
+                }
+            }
+        }
+        self.tidy(s);
+        Some(state)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        let mut properties = vec![
+            Property::always(ORDER, |_, s: &State| !s.disorder),
+            Property::always(NO_LOST_UPDATE, |_, s: &State| s.value == s.accepted),
+            Property::always(FINAL, |_, s: &State| !s.revived),
+        ];
+        // Who is evicted finds out at its next renewal, and believes until then. That is what the
+        // one who evicts decides; the resource must be safe all the same.
+        if self.evictions == 0 {
+            properties.extend([
+                Property::always(EXCLUSION, |m: &Self, s: &State| {
+                    (0..m.clients).filter(|&c| m.is_held(s, c)).count() <= 1
+                }),
+                Property::always(BELIEF, |m: &Self, s: &State| {
+                    (0..m.clients).filter(|&c| m.is_held(s, c)).all(|c| m.is_right(s, c))
+                }),
+                Property::always(BELIEF_ORDER, |_, s: &State| !s.belief_in_disorder),
+            ]);
+        }
+        if self.resource {
+            properties.push(Property::sometimes(ALL_UPDATED, |m: &Self, s: &State| {
+                usize::from(s.accepted) == m.claims.len()
+            }));
+        }
+        properties
+    }
+}
+
+const EXCLUSION: &str = "at most one client's is_held() is true";
+const BELIEF: &str = "who believes that it holds does hold at the store, under its token";
+const ORDER: &str = "the store grants in the order of the tokens";
+const BELIEF_ORDER: &str = "the clients hold in the order of the tokens";
+const NO_LOST_UPDATE: &str = "the resource keeps the effect of each accepted write";
+const FINAL: &str = "a lost guard is never held again";
+const ALL_UPDATED: &str = "every claim can get its update through";
+
+// ---------------------------------------------------------------------------------------------
+// When two states are the same: times are ages, tokens are ranks, clients have no names.
+
+/// A client with all that belongs to it, in bytes.
+type Key = [u8; 46];
+
+impl State {
+    /// All tokens in the state, in order.
+    fn tokens(&self) -> Vec<u64> {
+        let mut tokens = vec![0, self.highest, self.granted, self.believed];
+        tokens.extend(self.queue.entries().map(|e| e.token.get()));
+        for c in &self.clients {
+            if let Phase::Waiting { token, .. }
+            | Phase::Held { token, .. }
+            | Phase::Over { lost: Some(token) } = c.phase
+            {
+                tokens.push(token);
+            }
+        }
+        for m in &self.messages {
+            if let What::Holding { token, .. }
+            | What::Waiting { token, .. }
+            | What::Push { token }
+            | What::Read { token }
+            | What::Write { token, .. } = m.what
+            {
+                tokens.push(token);
+            }
+        }
+        tokens.sort_unstable();
+        tokens.dedup();
+        tokens
+    }
+
+    fn keys(&self) -> ([Key; MOST], [u8; 9]) {
+        let tokens = self.tokens();
+        let rank = |token: u64| u8::try_from(tokens.partition_point(|&t| t < token)).unwrap();
+        // Of a time that is over, only that it is over counts.
+        let ahead = |time: u64, clock: u64| u8::try_from(time.saturating_sub(clock)).unwrap();
+        let age = |time: u64, clock: u64| u8::try_from(clock - time).unwrap();
+        let mut keys = [[0; 46]; MOST];
+        let claims = self.queue.entries().len();
+        assert!(claims <= 5, "a key has room for five places");
+        for (c, key) in keys.iter_mut().enumerate() {
+            let client = &self.clients[c];
+            let clock = self.now - client.lag;
+            let phase = match client.phase {
+                Phase::Out => [0, 0, 0],
+                Phase::Joining { first } => [1, age(first.max(clock - self.oldest), clock), 0],
+                Phase::Waiting { token, base } => {
+                    [4, base.map_or(9, |b| age(b, clock)), rank(token)]
+                }
+                Phase::Held { token, until } => [2, ahead(until, clock), rank(token)],
+                Phase::Over { lost } => [3, 0, lost.map_or(0, rank)],
+            };
+            let work = match client.work {
+                Work::Nothing => 0,
+                Work::Reading => 1,
+                Work::Wrote => 2,
+                Work::Read(value) => 3 + value,
+            };
+            key[..3].copy_from_slice(&phase);
+            key[3..6].copy_from_slice(&[client.claim, u8::try_from(client.lag).unwrap(), work]);
+            let mut messages: Vec<[u8; 4]> = Vec::new();
+            for m in self.messages.iter().filter(|m| m.client == c) {
+                let [kind, a, b] = match m.what {
+                    What::Join { sent } => [1, age(sent, clock), 0],
+                    What::Renew { sent } => [2, age(sent, clock), 0],
+                    What::Leave => [3, 0, 0],
+                    // A duration is no time on the clock, and smaller than any.
+                    What::Holding { token, until } if until < START / 2 => {
+                        [4, u8::try_from(until).unwrap(), rank(token)]
+                    }
+                    What::Holding { token, until } => [5, ahead(until, clock), rank(token)],
+                    What::Waiting { sent, token } => [6, age(sent, clock), rank(token)],
+                    What::Lost => [7, 0, 0],
+                    What::Push { token } => [8, 0, rank(token)],
+                    What::Read { token } => [9, 0, rank(token)],
+                    What::Write { token, value, accepted } => {
+                        [10 + u8::from(accepted), value, rank(token)]
+                    }
+                };
+                messages.push([kind, a, b, m.claim]);
+            }
+            assert!(messages.len() <= 5, "a key has room for five messages");
+            messages.sort_unstable();
+            for (at, message) in messages.iter().enumerate() {
+                key[6 + 4 * at..10 + 4 * at].copy_from_slice(message);
+            }
+        }
+        for (place, e) in self.queue.entries().enumerate() {
+            let (c, claim) = whose(e.id);
+            let standing = if e.standing == Standing::Waiting { 1 } else { 2 };
+            let bytes = [
+                claim + 1,
+                standing,
+                e.expires.map_or(0, |t| ahead(t, self.now)),
+                rank(e.token.get()),
+            ];
+            keys[c][26 + 4 * place..][..4].copy_from_slice(&bytes);
+        }
+        keys.sort_unstable();
+        let rest = [
+            self.value,
+            self.accepted,
+            rank(self.highest),
+            rank(self.granted),
+            rank(self.believed),
+            u8::from(self.disorder),
+            u8::from(self.belief_in_disorder),
+            u8::from(self.revived),
+            self.evicted,
+        ];
+        (keys, rest)
+    }
+}
+
+impl Hash for State {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        let (keys, rest) = self.keys();
+        for key in keys {
+            hasher.write(&key);
+        }
+        hasher.write(&rest);
+    }
+}
+
+impl PartialEq for State {
+    fn eq(&self, other: &Self) -> bool {
+        self.keys() == other.keys()
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Explorations.
+
+use Event::*;
+
+/// Explores everything; tells how much there was. `must_happen` did, or it shows nothing.
+fn holds(what: &str, model: Model, must_happen: &[Event]) {
+    let resource = model.resource;
+    let events = Arc::clone(&model.events);
+    let checker = model.checker().threads(2).spawn_bfs().join();
+    println!(
+        "{what}: {} states, {} steps, up to {} steps deep",
+        checker.unique_state_count(),
+        checker.state_count(),
+        checker.max_depth()
+    );
+    assert!(checker.is_done());
+    for (property, path) in checker.discoveries() {
+        assert_eq!(property, ALL_UPDATED, "{what}: broken by {:#?}", path.into_actions());
+    }
+    assert!(!resource || checker.discovery(ALL_UPDATED).is_some(), "{what}: {ALL_UPDATED}");
+    for &event in must_happen {
+        let times = events[event as usize].load(Ordering::Relaxed);
+        assert!(times > 0, "{what}: {event:?} never happened, so nothing is shown of it");
+    }
+}
+
+/// The shortest history that breaks `property`: there has to be one.
+fn breaks(property: &'static str, model: Model) -> Vec<Action> {
+    let until = HasDiscoveries::AnyOf(BTreeSet::from([property]));
+    let checker = model.checker().threads(1).finish_when(until).spawn_bfs().join();
+    let states = checker.unique_state_count();
+    let Some(path) = checker.discovery(property) else {
+        panic!("no history breaks {property:?} in {states} states");
+    };
+    let path = path.into_actions();
+    println!("broken after {states} states: {property}\n  {path:?}");
+    path
+}
+
+/// Three clients, each with one message on its way, two in all, and a resource.
+fn three() -> Model {
+    Model { in_flight_each: 1, ..Model::new(3, 1, 3, 2) }
+}
+
+/// Two clients without a resource.
+fn two() -> Model {
+    Model { resource: false, ..Model::new(2, 1, 3, 2) }
+}
+
+/// Two clients that may have three messages on their way, of one client or of both.
+fn two_with_duplicates() -> Model {
+    Model { in_flight: 3, in_flight_each: 3, ..two() }
+}
+
+/// With optimisation there is time for more: `cargo test --release --test model`.
+const DEEP: bool = !cfg!(debug_assertions);
+
+#[test]
+fn r1_r35_three_clients_hold_one_at_a_time_in_token_order_and_lose_no_update() {
+    let happened = [
+        HeldByAnswer,
+        HeldByPush,
+        PushTooOld,
+        AnswerTooOld,
+        Renewed,
+        LostByClock,
+        LostByAnswer,
+        HolderExpired,
+        WaiterExpired,
+        JoinAfterLeaving,
+        Duplicate,
+        Accepted,
+        Refused,
+        ReadRefused,
+        LateWrite,
+    ];
+    holds("three clients and a resource", three(), &happened);
+    if DEEP {
+        let model = Model { in_flight_each: 2, ..three() };
+        holds("the same with two messages of one client", model, &happened);
+    }
+}
+
+#[test]
+fn s02_s19_three_clients_whose_messages_overtake_each_other() {
+    let model = Model { resource: false, ..Model::new(3, 1, 3, 2) };
+    let happened = [HeldByPush, PushTooOld, AnswerTooOld, Renewed, Duplicate, PushOfAnotherPlace];
+    holds("three clients, two messages of one", model, &happened);
+    if DEEP {
+        let model = Model { resource: false, ..Model::new(3, 1, 4, 3) };
+        holds("the same with longer leases", model, &happened);
+    }
+}
+
+#[test]
+fn p1_a_slow_clock_is_covered_by_the_drift() {
+    let happened = [HeldByAnswer, HeldByPush, Renewed, LostByClock];
+    holds("two clients, one of them slow", Model { slow: 1, ..two() }, &happened);
+    if DEEP {
+        let model = Model { slow: 1, ..Model::new(2, 1, 4, 3) };
+        holds("the same with longer leases and a resource", model, &happened);
+    }
+}
+
+#[test]
+fn p8_a_late_duplicate_of_a_join_makes_another_place_and_fools_nobody() {
+    let happened = [PushOfAnotherPlace, JoinAfterLeaving, WaiterExpired, HeldByPush, Duplicate];
+    holds("two clients, three messages", two_with_duplicates(), &happened);
+    if DEEP {
+        let model =
+            Model { in_flight: 3, in_flight_each: 3, resource: false, ..Model::new(2, 1, 4, 3) };
+        holds("the same with longer leases", model, &happened);
+    }
+}
+
+#[test]
+fn s03_who_lost_claims_again_and_gets_a_new_token() {
+    let model = Model { in_flight: 1, resource: DEEP, ..Model::new(2, 2, 3, 2) };
+    let happened = [HeldByAnswer, HeldByPush, LostByClock, LostByAnswer, JoinAfterLeaving];
+    holds("two clients with two claims each", model, &happened);
+}
+
+#[test]
+fn p2_the_resource_is_safe_even_when_a_living_holder_is_evicted() {
+    let model = Model { evictions: 1, in_flight_each: 1, ..Model::new(2, 1, 3, 2) };
+    let happened = [Accepted, Refused, ReadRefused, LostByAnswer, LateWrite];
+    holds("two clients and an eviction", model, &happened);
+}
+
+/// The story of R40, and no other: nobody leaves, so only by the end of its lease does one client
+/// follow another; and the first one's write was safe when it looked.
+#[test]
+fn r40_without_fencing_an_update_is_lost() {
+    let rules = Rules { writes_fenced: false, reads_fenced: false, ..Rules::ALL };
+    let path = breaks(NO_LOST_UPDATE, Model { rules, leaves: false, ..three() });
+    let waited = path.iter().filter(|a| matches!(a, Action::Tick { .. })).count();
+    assert!(waited >= 3, "no lease ran out: {path:?}");
+}
+
+/// The next holder has read, but not written yet; nothing has told the resource of its token.
+#[test]
+fn r50_a_read_without_the_token_lets_an_update_be_lost() {
+    let rules = Rules { reads_fenced: false, ..Rules::ALL };
+    breaks(NO_LOST_UPDATE, Model { rules, leaves: false, resource: true, ..two() });
+}
+
+#[test]
+fn s01_a_deadline_counted_from_receipt_breaks_exclusion() {
+    let rules = Rules { from_sending: false, ..Rules::ALL };
+    breaks(EXCLUSION, Model { rules, ..two() });
+}
+
+#[test]
+fn s19_a_pushed_grant_counted_from_receipt_breaks_exclusion() {
+    let rules = Rules { push_from_heartbeat: false, ..Rules::ALL };
+    breaks(EXCLUSION, Model { rules, ..two() });
+}
+
+#[test]
+fn p1_without_the_drift_a_slow_clock_breaks_exclusion() {
+    let rules = Rules { drift: false, ..Rules::ALL };
+    breaks(EXCLUSION, Model { rules, slow: 1, ..two() });
+}
+
+#[test]
+fn s02_a_late_answer_that_revives_breaks_exclusion() {
+    let rules = Rules { loss_is_final: false, ..Rules::ALL };
+    breaks(EXCLUSION, Model { rules, ..two() });
+}
+
+#[test]
+fn p8_a_push_for_an_earlier_place_breaks_exclusion() {
+    let rules = Rules { tokens_compared: false, ..Rules::ALL };
+    breaks(EXCLUSION, Model { rules, ..two_with_duplicates() });
+}
+
+/// That states with equal keys are equal in all that can follow is what makes it right to explore
+/// only one of them. It is checked here for many pairs, of each way to be equal.
+#[test]
+fn states_that_are_taken_for_the_same_have_the_same_successors() {
+    for model in [three(), Model { slow: 1, ..two() }, two_with_duplicates()] {
+        let follow = |s: &State| model.next_states(s).iter().map(State::keys).collect();
+        let mut known: HashMap<_, BTreeSet<_>> = HashMap::new();
+        let mut pending = VecDeque::from(model.init_states());
+        let mut pairs = 0;
+        while pairs < if DEEP { 1_000_000 } else { 25_000 } {
+            let state = pending.pop_front().expect("too few states to show anything");
+            let next = follow(&state);
+            if let Some(first) = known.get(&state.keys()) {
+                assert_eq!(first, &next, "taken for another: {state:?}");
+                pairs += 1;
+            } else {
+                known.insert(state.keys(), next);
+                pending.extend(model.next_states(&state));
+            }
+        }
+    }
+}
