@@ -60,7 +60,15 @@ pub(super) async fn inject(parent: Arc<Parent>, faults: Vec<Fault>, end: Instant
             Some(Fault::Cut) => cut(&parent, end, &mut rng).await,
             None => return,
         }
-        rest(lease.mul_f64(0.1 + 0.6 * rng.f64()), end).await;
+        rest(pace(&parent).mul_f64(0.1 + 0.6 * rng.f64()), end).await;
+    }
+}
+
+/// How long a fault goes on to have effects: as long as a lease, where there are leases.
+fn pace(parent: &Parent) -> Duration {
+    match parent.leases {
+        true => parent.lease,
+        false => parent.lease.min(Duration::from_millis(500)),
     }
 }
 
@@ -103,7 +111,7 @@ async fn pause(parent: &Parent, end: Instant, rng: &mut Rng) {
         true if !random => parent.lease.mul_f64(1.3 + 1.2 * rng.f64()),
         true => some_leases(parent.lease, rng),
         // Nothing runs out, everybody just waits: then rather more often than longer.
-        false => some_leases(parent.lease / 6, rng),
+        false => some_leases(pace(parent) / 6, rng),
     };
     let Some((worker, from)) = hit else { return };
     rest(long, end).await;
@@ -123,7 +131,7 @@ async fn kill(parent: &Arc<Parent>, end: Instant, rng: &mut Rng) {
     parent.state().count(Fault::Kill);
     parent.respawn();
     // Its locks come back first: faster than that, and nobody would ever hold one.
-    rest(parent.lease, end).await;
+    rest(pace(parent), end).await;
 }
 
 async fn cut(parent: &Parent, end: Instant, rng: &mut Rng) {

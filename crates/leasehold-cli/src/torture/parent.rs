@@ -349,6 +349,8 @@ fn terms(promises: &Guarantees, faults: &[Fault], lease: Duration) -> Terms {
 /// # Errors
 /// If the store cannot be reached, or no worker can begin.
 pub(super) async fn run(plan: Plan) -> leasehold::Result<Report> {
+    // Refused before anything is made.
+    plan.faults()?;
     let store = Leasehold::connect(&plan.store).await?;
     run_on(store, plan).await
 }
