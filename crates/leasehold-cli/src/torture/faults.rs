@@ -50,10 +50,13 @@ pub(super) async fn inject(parent: Arc<Parent>, faults: Vec<Fault>, end: Instant
     let lease = parent.lease;
     // The first comes late enough for the workers to have begun.
     sleep(lease.min(Duration::from_millis(300)).mul_f64(0.5 + rng.f64())).await;
+    let mut first = faults.clone();
+    rng.shuffle(&mut first);
     while Instant::now() < end {
-        // Half of them are pauses: they do the most harm.
+        // Each once; from then on half of them are pauses, which do the most harm.
         let pauses = faults.contains(&Fault::Pause) && rng.bool();
-        let fault = if pauses { Some(Fault::Pause) } else { rng.choice(faults.iter().copied()) };
+        let any = if pauses { Some(Fault::Pause) } else { rng.choice(faults.iter().copied()) };
+        let fault = first.pop().or(any);
         match fault {
             Some(Fault::Pause) => pause(&parent, end, &mut rng).await,
             Some(Fault::Kill) => kill(&parent, end, &mut rng).await,

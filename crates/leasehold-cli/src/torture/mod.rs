@@ -1,7 +1,7 @@
 //! `leasehold torture`: is my set-up safe?
 //!
 //! Processes fight for locks, and under each lock they increment a register and add to a set,
-//! which live in the [parent](parent) as a database would. Meanwhile they are [stopped, killed and
+//! which live in the [parent] as a database would. Meanwhile they are [stopped, killed and
 //! cut off](faults). Everything they saw goes into a [history], and the [checker] says
 //! which promise of the store it breaks, if any.
 //!
