@@ -8,7 +8,7 @@
 //! ```text
 //! ROOT/locks/NAME.lock   the queue, as JSON for people to read   (control.rs, path.rs)
 //! ROOT/clients/ID        a session: sign of life and inbox       (session.rs)
-//! ROOT/tokens            the ceiling below which tokens are drawn (tokens.rs)
+//! ROOT/tokens[.boot]     what makes tokens rise over restarts    (tokens.rs)
 //! ```
 //!
 //! # One call
@@ -171,7 +171,12 @@ impl FileStore {
             }
             // Spread, so that those who met once do not meet for ever.
             let spread = u64::from(started.elapsed().subsec_nanos() / 64 % 1_000);
-            tokio::time::sleep(Duration::from_micros(500 + spread)).await;
+            let pause = {
+                // The caller's runtime may have no timer.
+                let _context = self.runtime.enter();
+                tokio::time::sleep(Duration::from_micros(500 + spread))
+            };
+            pause.await;
         }
     }
 
