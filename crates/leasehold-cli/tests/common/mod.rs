@@ -3,7 +3,8 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -83,24 +84,33 @@ impl Place {
 /// A command that runs, and what it says on stdout.
 pub(crate) struct Running {
     pub(crate) child: Child,
-    pub(crate) stdout: BufReader<ChildStdout>,
+    said: mpsc::Receiver<String>,
 }
 
 impl Running {
     pub(crate) fn start(mut command: Command) -> Self {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let stdout = BufReader::new(child.stdout.take().unwrap());
-        Self { child, stdout }
+        // On a thread, so that a line that never comes fails the test and does not hang it.
+        let (tell, said) = mpsc::channel();
+        std::thread::spawn(move || {
+            stdout.lines().map_while(Result::ok).try_for_each(|line| tell.send(line))
+        });
+        Self { child, said }
     }
 
     pub(crate) fn pid(&self) -> Pid {
         Pid::from_raw(self.child.id() as i32)
     }
 
+    /// The next line, or an empty one at the end.
+    #[track_caller]
     pub(crate) fn line(&mut self) -> String {
-        let mut line = String::new();
-        self.stdout.read_line(&mut line).unwrap();
-        line.trim_end().to_owned()
+        match self.said.recv_timeout(PATIENCE) {
+            Ok(line) => line.trim_end().to_owned(),
+            Err(mpsc::RecvTimeoutError::Disconnected) => String::new(),
+            Err(mpsc::RecvTimeoutError::Timeout) => panic!("it neither says a line nor ends"),
+        }
     }
 
     /// Reads lines until this one.
