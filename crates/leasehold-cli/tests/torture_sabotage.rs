@@ -153,33 +153,36 @@ fn violations(report: &serde_json::Value, property: &str) -> u64 {
     line["violations"].as_u64().unwrap()
 }
 
-fn caught(how: Sabotage, arguments: &str, property: &str) {
+fn caught(how: Sabotage, arguments: &str, properties: &[&str]) {
     let report = report(how, arguments);
     assert_eq!(report["verdict"], "violated", "{report:#}");
-    assert!(violations(&report, property) > 0, "{report:#}");
+    assert!(properties.iter().any(|p| violations(&report, p) > 0), "{report:#}");
 }
 
 #[test]
 fn two_holders_are_caught() {
-    caught(Sabotage::TwoQueues, "--fault none --seconds 2", "exclusion");
+    caught(Sabotage::TwoQueues, "--fault none --seconds 2", &["exclusion"]);
 }
 
 #[test]
 fn a_lease_that_is_kept_too_short_is_caught() {
-    caught(Sabotage::ShortLeases, "--fault pause --seconds 4 --kind mutex", "exclusion");
+    // A stopped holder finds out by its own clock, and then two held at once, or is told by the
+    // store, before its time.
+    let either = ["exclusion", "renewal"];
+    caught(Sabotage::ShortLeases, "--fault pause --seconds 6 --kind mutex", &either);
 }
 
 #[test]
 fn falling_tokens_are_caught() {
-    caught(Sabotage::FallingTokens, "--fault none --seconds 2", "token-order");
+    caught(Sabotage::FallingTokens, "--fault none --seconds 2", &["token-order"]);
 }
 
 #[test]
 fn unfairness_is_caught() {
-    caught(Sabotage::Unfair, "--fault none --seconds 4 --kind mutex --clients 12", "fifo");
+    caught(Sabotage::Unfair, "--fault none --seconds 4 --kind mutex --clients 12", &["fifo"]);
 }
 
 #[test]
 fn what_is_left_behind_is_caught() {
-    caught(Sabotage::Ghosts, "--fault none --seconds 2 --kind mutex", "residue");
+    caught(Sabotage::Ghosts, "--fault none --seconds 2 --kind mutex", &["residue"]);
 }

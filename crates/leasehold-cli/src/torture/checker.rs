@@ -44,7 +44,8 @@ pub(super) enum Property {
     Recovery,
     /// P6: every live waiter is granted in the end.
     Wakeup,
-    /// R5: the lease does not run out under a holder that lives and reaches the store.
+    /// R5: the lease does not run out under a holder that lives and reaches the store, and ends
+    /// for nobody before its time.
     Renewal,
     /// P9: when everybody is gone, nothing is left.
     Residue,
@@ -602,15 +603,21 @@ impl Check<'_> {
                 let what = format!("{} failed without a cause: {error}", op.id);
                 self.violated(Property::Outcome, what);
             }
-            let Some((at, _, reason)) = &op.lost else { continue };
+            let Some((at, expired, reason)) = &op.lost else { continue };
             self.findings.lost_holds += 1;
             let since = op.acquired.map_or(op.invoked, |(at, _)| at);
-            if !self.troubles.hit(op.id.worker, since, *at) {
+            // Nobody evicts: whatever the trouble, the store keeps what it promised until then.
+            let too_early = !expired && *at < op.until;
+            if too_early || !self.troubles.hit(op.id.worker, since, *at) {
                 let what = format!(
-                    "{}: {} lost its hold at {} ms though it lived and reached the store: {reason}",
+                    "{}: {} lost its hold at {} ms though {}: {reason}",
                     self.name(op.lock),
                     op.id,
-                    self.ms(*at)
+                    self.ms(*at),
+                    match too_early {
+                        true => format!("it was promised until {} ms", self.ms(op.until)),
+                        false => "it lived and reached the store".into(),
+                    },
                 );
                 self.violated(Property::Renewal, what);
             }

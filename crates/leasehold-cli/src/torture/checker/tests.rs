@@ -535,6 +535,18 @@ fn lose_hold(history: &mut History, rng: &mut Rng) -> Option<Property> {
     Some(Property::Renewal)
 }
 
+/// The store gives a hold away before its time, to one that was in trouble before.
+fn break_promise(history: &mut History, rng: &mut Rng) -> Option<Property> {
+    let holds = holds_of(history, rng.usize(..3));
+    let holds: Vec<_> = holds.iter().filter(|(op, ..)| op.releasing.is_some()).collect();
+    let (op, _, from, to) = rng.choice(holds)?;
+    let worker = Some(op.id.worker);
+    history.troubles.push(Trouble { worker, from: *from, to: *to });
+    let what = What::Lost { expired: false, reason: "gone".into() };
+    history.events.push(Event { op: op.id, at: *to - 1, what });
+    Some(Property::Renewal)
+}
+
 fn fail_without_cause(history: &mut History, rng: &mut Rng) -> Option<Property> {
     let op = OpId { worker: 9_999, n: 0 };
     let mut kinds = vec!["Contended", "Timeout", "Corrupt", "Mismatch"];
@@ -571,6 +583,7 @@ const MUTATIONS: &[(&str, Mutation)] = &[
     ("forget_waiter", forget_waiter),
     ("recover_late", recover_late),
     ("lose_hold", lose_hold),
+    ("break_promise", break_promise),
     ("fail_without_cause", fail_without_cause),
     ("crash", crash),
 ];
