@@ -13,6 +13,8 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use leasehold::Token;
 
+use crate::duration::duration;
+
 /// Run any program under a lock: on one machine without a server, on many with the store you have.
 #[derive(Debug, Parser)]
 #[command(name = "leasehold", version, max_term_width = 100, after_help = EXAMPLES)]
@@ -269,15 +271,6 @@ pub(crate) struct WatchdogArgs {
     pub(crate) grace: u64,
 }
 
-/// A duration as people write it; a bare number is seconds, as for `sleep` and `flock -w`.
-fn duration(text: &str) -> Result<Duration, String> {
-    if let Ok(seconds) = text.parse() {
-        return Ok(Duration::from_secs(seconds));
-    }
-    humantime::parse_duration(text)
-        .map_err(|e| format!("{e}; write it like 10s, 500ms, 5m or 1h30m"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -286,18 +279,6 @@ mod tests {
     fn the_command_line_is_well_formed() {
         use clap::CommandFactory;
         Args::command().debug_assert();
-    }
-
-    #[test]
-    fn durations_are_what_people_write() {
-        assert_eq!(duration("0").unwrap(), Duration::ZERO);
-        assert_eq!(duration("90").unwrap(), Duration::from_secs(90));
-        assert_eq!(duration("1h30m").unwrap(), Duration::from_secs(5400));
-        for bad in ["", "-1", "soon", "5 parsecs", "1.5.2s", "99999999999999999999"] {
-            let error = duration(bad).unwrap_err();
-            assert!(error.contains("write it like"), "{bad}: {error}");
-            assert_eq!(error.lines().count(), 1, "{bad}: {error}");
-        }
     }
 
     #[test]

@@ -4,6 +4,7 @@ mod acquire;
 mod args;
 mod boottime;
 mod child;
+mod duration;
 mod events;
 mod exit;
 mod keeper;

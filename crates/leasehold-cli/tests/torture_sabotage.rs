@@ -2,6 +2,8 @@
 //!
 //! The mutated histories of the checker's own tests are made; these are lived.
 
+#[path = "../src/duration.rs"]
+mod duration;
 #[allow(dead_code, unreachable_pub, reason = "the command's own code, of which a part is used")]
 #[path = "../src/torture/mod.rs"]
 mod torture;

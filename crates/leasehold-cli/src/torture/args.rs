@@ -10,6 +10,7 @@ use leasehold::{Error, ErrorKind, Kind, Result};
 
 use super::faults::applicable;
 use super::history::Fault;
+use crate::duration::duration;
 
 /// Tortures a store to see whether it keeps its promises: is my set-up safe?
 ///
@@ -26,7 +27,13 @@ use super::history::Fault;
     leasehold torture --store file:/var/tmp/locks --clients 12 --fault pause,kill --json")]
 pub(crate) struct Args {
     /// The store.
-    #[arg(long, value_name = "URL", env = "LEASEHOLD_STORE", hide_env_values = true)]
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "LEASEHOLD_STORE",
+        hide_env_values = true,
+        default_value = "file:"
+    )]
     store: String,
     /// For how long.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=86_400))]
@@ -42,7 +49,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FAULT", value_enum, value_delimiter = ',')]
     fault: Vec<FaultArg>,
     /// How long a grant lasts unrenewed: short, so that many run out.
-    #[arg(long, value_name = "DUR", default_value = "500ms", value_parser = duration)]
+    #[arg(long, value_name = "DUR", default_value = "500ms", value_parser = lease)]
     lease: Duration,
     /// Repeats the choices of an earlier run (not its timing).
     #[arg(long, value_name = "N")]
@@ -68,20 +75,11 @@ enum FaultArg {
     None,
 }
 
-/// `500ms`, `2s`, `1m`.
-fn duration(text: &str) -> std::result::Result<Duration, String> {
-    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(split);
-    let unit = match unit {
-        "ms" => 1,
-        "s" => 1_000,
-        "m" => 60_000,
-        _ => return Err("write a number and ms, s or m, as in 500ms".into()),
-    };
-    let ms = number.parse::<u64>().ok().and_then(|n| n.checked_mul(unit));
-    let d = ms.map(Duration::from_millis).ok_or("write a number and ms, s or m, as in 500ms")?;
-    match (Duration::from_millis(100)..=Duration::from_secs(60)).contains(&d) {
-        true => Ok(d),
+/// A lease that is short enough to run out often, and long enough to be renewed in time.
+fn lease(text: &str) -> std::result::Result<Duration, String> {
+    let lease = duration(text)?;
+    match (Duration::from_millis(100)..=Duration::from_secs(60)).contains(&lease) {
+        true => Ok(lease),
         false => Err("a lease of 100ms to 60s lets enough of them run out".into()),
     }
 }

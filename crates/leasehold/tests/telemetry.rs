@@ -1,0 +1,83 @@
+//! What operators see, with the features `metrics` and `tracing`.
+#![cfg(all(feature = "metrics", feature = "tracing"))]
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use leasehold::store::{Evict, MemoryStore};
+use leasehold::{Builder, ErrorKind};
+use metrics_util::debugging::DebuggingRecorder;
+use tracing_subscriber::fmt::MakeWriter;
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl MakeWriter<'_> for Log {
+    type Writer = Self;
+
+    fn make_writer(&self) -> Self {
+        self.clone()
+    }
+}
+
+#[tokio::test]
+async fn r14_metrics_and_events_tell_the_life_of_a_lock() {
+    let recorder = DebuggingRecorder::new();
+    let metrics = recorder.snapshotter();
+    recorder.install().unwrap();
+    let log = Log::default();
+    tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::TRACE)
+        .with_ansi(false)
+        .with_writer(log.clone())
+        .init();
+
+    let locks = Builder::default().store(Arc::new(MemoryStore::new())).unwrap();
+    let lock = locks.mutex("line\u{2028}break").lease(Duration::from_millis(300));
+    let guard = lock.lock().await.unwrap();
+    assert_eq!(lock.try_lock().await.unwrap_err().kind(), ErrorKind::Contended);
+    let token = guard.token();
+    tokio::time::sleep(Duration::from_millis(250)).await;
+    guard.release().await.unwrap();
+    let guard = lock.lock().await.unwrap();
+    locks.evict(guard.name().as_str(), Evict::Holders).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(30), guard.lost()).await.unwrap();
+
+    let seen: BTreeSet<String> = metrics
+        .snapshot()
+        .into_vec()
+        .into_iter()
+        .map(|(key, ..)| key.key().name().to_owned())
+        .collect();
+    for name in [
+        "leasehold_acquired_total",
+        "leasehold_acquire_seconds",
+        "leasehold_not_acquired_total",
+        "leasehold_released_total",
+        "leasehold_renewals_total",
+        "leasehold_lost_total",
+    ] {
+        assert!(seen.contains(name), "{name} is not in {seen:?}");
+    }
+    let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    for told in ["acquired", "not acquired", "released", "renewed", "lock lost"] {
+        assert!(log.contains(told), "{told:?} is not in the log: {log}");
+    }
+    assert!(log.contains(&token.to_string()));
+    // s90, s91: one line an event, whatever the name; never the secret of a claim.
+    assert!(!log.contains('\u{2028}'), "{log}");
+    let secret = |word: &str| word.len() == 32 && word.bytes().all(|b| b.is_ascii_hexdigit());
+    assert!(!log.split(|c: char| !c.is_ascii_alphanumeric()).any(secret), "{log}");
+}
