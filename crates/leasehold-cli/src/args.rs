@@ -44,6 +44,11 @@ pub(crate) enum Command {
     Ls(LsArgs),
     /// Shows who holds a lock and who waits for it
     Show(ShowArgs),
+    /// Is my set-up safe? Fights for locks while processes are stopped, killed and cut off
+    Torture(crate::torture::Args),
+    /// Fights in `torture`
+    #[command(name = crate::torture::WORKER, hide = true)]
+    TortureWorker,
     /// Holds a lock for `acquire`
     #[command(hide = true)]
     Keep(KeepArgs),
@@ -58,7 +63,13 @@ pub(crate) struct StoreArgs {
     ///
     /// The default, file:, is a directory of yours on this machine, the same for your shell and
     /// for cron. `leasehold show NAME` and -v say which.
-    #[arg(long, value_name = "URL", env = "LEASEHOLD_STORE", default_value = "file:")]
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "LEASEHOLD_STORE",
+        hide_env_values = true,
+        default_value = "file:"
+    )]
     store: String,
 }
 

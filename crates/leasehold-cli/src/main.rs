@@ -17,6 +17,7 @@ mod signals;
 mod table;
 mod take;
 mod terminal;
+mod torture;
 mod watchdog;
 
 use std::process::ExitCode;
@@ -34,6 +35,8 @@ fn main() -> ExitCode {
         Command::Ls(args) => list::ls(args),
         Command::Show(args) => list::show(args),
         Command::Keep(args) => keeper::main(args),
+        Command::Torture(args) => torture::main(&args),
+        Command::TortureWorker => torture::worker_main(),
         Command::Watchdog(args) => watchdog::main(&args),
     }
 }

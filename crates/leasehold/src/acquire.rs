@@ -85,6 +85,9 @@ impl Want {
     ) -> Result<Guard> {
         let core = &self.core;
         let taken = core.background.in_context(async {
+            // A local store answers at once: without this, a task that takes lock after lock
+            // would never let the others of its runtime have their turn.
+            tokio::task::coop::consume_budget().await;
             let name = self.check(weight)?;
             let taken = match &self.owner {
                 Some(owner) => owner.acquire(self, &name, weight, wait).await,
@@ -159,6 +162,9 @@ impl Want {
     }
 }
 
+/// How often a grant that came late is renewed before it is given up.
+const RENEWALS_BEFORE_HOLDING: u32 = 3;
+
 /// The most permits that a semaphore has.
 const MAX_PERMITS: u32 = i32::MAX as u32;
 
@@ -185,6 +191,8 @@ pub(crate) async fn take(want: &Want, name: &Name, weight: u32, wait: Wait) -> R
                  this lease; try again, or lease for longer",
             ));
         }
+        // Places that are lost as soon as they are taken must not keep a processor busy.
+        core.background.sleep(LISTEN_AGAIN.min(give_up.since(core.clock.now()))).await;
     }
 }
 
@@ -210,6 +218,9 @@ impl Drop for Attempt<'_> {
     }
 }
 
+/// How often in a row a store may call us to ask without anything having changed, before we
+/// pause: a store that calls all the time must not keep a processor busy.
+const ASKED_IN_VAIN: u32 = 8;
 /// How long after listening failed it begins anew, at first.
 const LISTEN_AGAIN: Duration = Duration::from_millis(10);
 
@@ -249,6 +260,7 @@ impl Attempt<'_> {
         let certain = self.claim.waiter_lease.saturating_sub(drift(self.claim.waiter_lease));
         let mut pause = Duration::from_millis(10);
         self.armed = true;
+        let mut only = true;
         loop {
             let sent = self.now();
             let limit = self.core().answer_limit(&self.claim).min(self.give_up.since(sent));
@@ -256,10 +268,10 @@ impl Attempt<'_> {
             let error = match self.core().background.within(limit, join).await {
                 Some(Ok(joined)) => {
                     *self.heard = self.now();
-                    return self.joined(sent, joined);
+                    return self.joined(sent, joined, only);
                 }
                 Some(Err(error)) if !is_passing(&error) => {
-                    self.armed = !was_refused(&error);
+                    self.armed = !(only && was_refused(&error));
                     return Err(error);
                 }
                 Some(Err(error)) => error,
@@ -279,6 +291,8 @@ impl Attempt<'_> {
             if now.since(first_sent) >= certain {
                 return Ok(Step::Stale);
             }
+            // What was sent may still arrive after whatever the next answer is.
+            only = false;
             let pause_now = pause.min(self.give_up.since(now));
             self.core().background.sleep(pause_now).await;
             self.core().check_open()?;
@@ -286,14 +300,16 @@ impl Attempt<'_> {
         }
     }
 
-    fn joined(&mut self, sent: Moment, joined: Joined) -> Result<Step> {
+    fn joined(&mut self, sent: Moment, joined: Joined, only: bool) -> Result<Step> {
         match joined {
             Joined::Holding { token, remaining } => {
                 Ok(Step::Holding(token, Granted { sent, remaining }))
             }
             Joined::Waiting(place) => Ok(Step::Waiting(sent, place)),
+            // Only a place of ours that outlived its holder is busy to one who would wait.
+            Joined::Busy { .. } if self.wait != Wait::Try => Ok(Step::Stale),
             Joined::Busy { holders } => {
-                self.armed = false;
+                self.armed = !only;
                 let what = "try again later, or wait for it with lock()";
                 Err(Error::new(ErrorKind::Contended, what).held_by(holders))
             }
@@ -309,6 +325,7 @@ impl Attempt<'_> {
         core.check_open()?;
         self.tell_place(place);
         let mut deaf = Duration::ZERO;
+        let mut asked = 0;
         loop {
             let changed = async {
                 if !deaf.is_zero() {
@@ -319,7 +336,10 @@ impl Attempt<'_> {
             tokio::select! {
                 biased;
                 news = waiting.news() => match news {
-                    News::Place(place) => self.tell_place(place),
+                    News::Place(place) => {
+                        asked = 0;
+                        self.tell_place(place);
+                    }
                     News::Outcome(Outcome::Holding { token, granted }) => {
                         let enough = self.claim.lease / 3;
                         return self.finish(token, granted, true, enough).await;
@@ -342,9 +362,13 @@ impl Attempt<'_> {
                         let enough = self.claim.waiter_lease / 3;
                         return self.finish(token, granted, full, enough).await;
                     }
-                    Ok(Signal::Ask) if self.ask(&waiting).await => deaf = Duration::ZERO,
+                    Ok(Signal::Ask) if asked < ASKED_IN_VAIN && self.ask(&waiting).await => {
+                        asked += 1;
+                        deaf = Duration::ZERO;
+                    }
                     // The heartbeat goes on; listening begins anew after a pause.
                     Ok(Signal::Ask) | Err(_) => {
+                        asked = 0;
                         deaf = (deaf * 2).clamp(LISTEN_AGAIN, self.claim.waiter_lease);
                     }
                 },
@@ -391,27 +415,31 @@ impl Attempt<'_> {
         let mut enough = enough.max(self.want.options.min_validity);
         let mut tries = 0;
         while granted.deadline().since(self.now()) < enough {
-            if tries == 3 {
-                return Err(Error::new(
-                    ErrorKind::AtRisk,
-                    format!(
-                        "granted, but the store answers too slowly to leave {enough:?} of a lease \
-                         of {:?}: released again; lease for longer or ask for less",
-                        self.claim.lease
-                    ),
-                ));
+            let sent = self.now();
+            if sent >= self.give_up {
+                return Err(self.out_of_time().await);
+            }
+            if tries == RENEWALS_BEFORE_HOLDING {
+                let what = format!(
+                    "granted, but the store answers too slowly to leave {enough:?} of a lease of \
+                     {:?}: released again; lease for longer or ask for less",
+                    self.claim.lease
+                );
+                return Err(Error::new(ErrorKind::AtRisk, what));
             }
             tries += 1;
-            let sent = self.now();
+            let limit = core.answer_limit(&self.claim).min(self.give_up.since(sent));
             let renewal = renew_one(&*core.store, &self.claim, self.claim.lease);
-            match core.background.within(core.answer_limit(&self.claim), renewal).await {
+            match core.background.within(limit, renewal).await {
                 Some(Ok(Renewal::Holding { token: told, remaining })) if told == token => {
                     (granted, full) = (Granted { sent, remaining }, true);
                     enough = (self.claim.lease / 3).max(self.want.options.min_validity);
                 }
                 Some(Ok(_)) => return Ok(None),
                 Some(Err(error)) if !is_passing(&error) => return Err(error),
-                Some(Err(_)) | None => {}
+                // Refused at once: the store may be back in a moment.
+                Some(Err(_)) => core.background.sleep(limit / 4).await,
+                None => {}
             }
         }
         Ok(Some(self.hold(token, granted, full)?))
@@ -437,7 +465,7 @@ impl Attempt<'_> {
             clock: core.clock.clone(),
         }));
         core.saw(token);
-        core.keeper.hold(lease.clone(), granted.sent, !full);
+        core.keeper.hold(lease.clone(), granted.sent, now);
         self.armed = false;
         let started = self.started;
         telemetry::acquired(&self.claim, token, || now.since(started));

@@ -11,7 +11,7 @@
 //! The expression makes one client; it is evaluated for each client that a case wants, and all of
 //! them must see the same locks. Every case becomes a `#[test]` named after the promise (P1–P9) or
 //! the scenario (s01–s19, s90) that it checks. What a store's
-//! [`Guarantees`](crate::store::Guarantees) do not claim is not asked, and the case says so.
+//! [`Guarantees`] do not claim is not asked, and the case says so.
 //!
 //! Cases never assert that something was *fast*: only that it did not happen too early, or that it
 //! did happen within [`PATIENCE`]. Names are random, so cases can run at once and on a store that

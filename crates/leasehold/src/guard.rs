@@ -198,23 +198,19 @@ impl Hold {
     async fn release(mut self) -> Result<()> {
         let core = self.core.clone();
         let released = core.background.in_context(self.leave()).await;
-        let released = released.and_then(|()| match self.lease.state() {
-            State::Lost(reason) => Err(Error::lost(reason)),
-            _ => Ok(()),
-        });
         let told = |e: Error| e.during("release").on(&self.lease.claim.name).at(core.store.url());
         released.map_err(told)
     }
 
     /// Gives the claim back; until it is answered, dropping us goes on with it.
     async fn leave(&mut self) -> Result<()> {
-        if !self.lease.is_ours() {
-            return Ok(());
+        // Looked at before it is marked: a passed deadline is found and told.
+        let before = self.lease.state();
+        if before == State::Lost(LostReason::Forked) {
+            return Err(Error::lost(LostReason::Forked));
         }
         let (core, claim) = (&self.core, &self.lease.claim);
         core.keeper.forget(claim.id);
-        // Looked at before it is marked: a passed deadline is found and told.
-        let _ = self.lease.state();
         self.lease.mark_released();
         let started = core.clock.now();
         let mut pause = Duration::from_millis(10);
@@ -246,19 +242,21 @@ impl Hold {
         }
         self.done = true;
         telemetry::released(claim, self.lease.token);
-        Ok(())
+        match (before, self.lease.lost_reason()) {
+            (State::Lost(reason), _) | (_, Some(reason)) => Err(Error::lost(reason)),
+            _ => Ok(()),
+        }
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        // A forked child must not release what its parent holds.
-        if self.done || !self.lease.is_ours() {
+        // A forked child must not release what its parent holds. The state is looked at before it
+        // is marked: a passed deadline is found and told.
+        if self.done || self.lease.state() == State::Lost(LostReason::Forked) {
             return;
         }
         self.core.keeper.forget(self.lease.claim.id);
-        // Looked at before it is marked: a passed deadline is found and told.
-        let _ = self.lease.state();
         self.lease.mark_released();
         self.core.owe_leave(self.lease.claim.clone(), self.lease.keep_until);
         telemetry::released(&self.lease.claim, self.lease.token);

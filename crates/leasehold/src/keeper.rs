@@ -14,8 +14,11 @@
 //! looked anyway, so the uncontended path pays for a map entry and no thread switch.
 
 use std::collections::{BTreeSet, HashMap};
-use std::pin::Pin;
+use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -160,6 +163,14 @@ fn aligned(moment: Moment, lease: Duration) -> Moment {
     Moment::from_nanos(moment.as_nanos().div_ceil(grid).saturating_mul(grid))
 }
 
+/// When to renew a pushed grant, which is only as long as a waiter's lease. Soon, but no sooner
+/// than most holds end: a hand-over costs no renewal then, however many there are a second.
+fn first_renewal(lease: &Lease, now: Moment) -> Moment {
+    let period = lease.claim.waiter_lease;
+    let soon = aligned(now.plus(period / 30), period);
+    if soon.plus(period / 30) < lease.next_change(now) { soon } else { now }
+}
+
 #[derive(Clone, Debug)]
 enum Kept {
     Lease(Arc<Lease>),
@@ -256,13 +267,13 @@ impl Keeper {
     }
 
     /// Keeps a hold, whose last acknowledged request was sent at `sent`.
-    pub(crate) fn hold(&self, lease: Arc<Lease>, sent: Moment, now: bool) {
+    pub(crate) fn hold(&self, lease: Arc<Lease>, sent: Moment, now: Moment) {
         let send = match lease.wants_renewal() {
-            true if now => sent,
-            true => aligned(sent.plus(lease.claim.lease / 3), lease.claim.lease),
+            true if lease.is_full() => aligned(sent.plus(lease.claim.lease / 3), lease.claim.lease),
+            true => first_renewal(&lease, now),
             false => Moment::NEVER,
         };
-        let due = send.min(lease.next_change(self.clock.now()));
+        let due = send.min(lease.next_change(now));
         self.put(Entry { kept: Kept::Lease(lease), due, send });
     }
 
@@ -367,8 +378,7 @@ impl Keeper {
                 self.clean_up(&lease);
             }
         }
-        holds.append(&mut waits);
-        holds.chunks(BATCH).map(<[Kept]>::to_vec).collect()
+        batches(holds).chain(batches(waits)).collect()
     }
 
     /// A hold that ended by `max_hold` while its holder goes on is given back for it. The lock stays
@@ -410,16 +420,7 @@ impl Keeper {
         };
         let renewals: Vec<Renew> = batch.iter().map(renewal).collect();
         let limit = batch.iter().map(Kept::period).min().unwrap_or_default() / 3;
-        let answer = match tokio::time::timeout(limit, self.store.renew(&renewals)).await {
-            Ok(Ok(answers)) if answers.len() == batch.len() => Ok(answers),
-            Ok(Ok(_)) => Err(Error::new(ErrorKind::Corrupt, "the store answered out of step")),
-            Ok(Err(error)) => Err(error),
-            Err(_) => {
-                let what = format!("no answer to a renewal within {limit:?}");
-                Err(Error::new(ErrorKind::Unreachable, what))
-            }
-        };
-        match answer {
+        match self.renew(&renewals, limit).await {
             Ok(answers) => {
                 telemetry::renewed(batch.len());
                 for (kept, renewal) in batch.into_iter().zip(answers) {
@@ -439,6 +440,19 @@ impl Keeper {
                 for kept in batch {
                     self.failed(kept, &error);
                 }
+            }
+        }
+    }
+
+    async fn renew(&self, renewals: &[Renew], limit: Duration) -> Result<Vec<Renewal>> {
+        let renewing = caught(self.store.renew(renewals));
+        match tokio::time::timeout(limit, renewing).await {
+            Ok(Ok(answers)) if answers.len() == renewals.len() => Ok(answers),
+            Ok(Ok(_)) => Err(Error::new(ErrorKind::Corrupt, "the store answered out of step")),
+            Ok(Err(error)) => Err(error),
+            Err(_) => {
+                let what = format!("no answer to a renewal within {limit:?}");
+                Err(Error::new(ErrorKind::Unreachable, what))
             }
         }
     }
@@ -513,6 +527,27 @@ impl Keeper {
             self.wake.notify_one();
         }
     }
+}
+
+/// Batches of one period each: the time that an answer may take follows the lease.
+fn batches(mut kept: Vec<Kept>) -> impl Iterator<Item = Vec<Kept>> {
+    kept.sort_by_key(Kept::period);
+    let same = kept.chunk_by(|a, b| a.period() == b.period());
+    let all: Vec<_> = same.flat_map(|s| s.chunks(BATCH)).map(<[Kept]>::to_vec).collect();
+    all.into_iter()
+}
+
+/// A store that panics has failed; it must not take everybody's renewals with it.
+async fn caught<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+    let mut work = pin!(work);
+    let panicked = |_| {
+        let what = "the store panicked: please report it to whoever wrote the store";
+        Poll::Ready(Err(Error::new(ErrorKind::Corrupt, what)))
+    };
+    let poll = |cx: &mut Context<'_>| {
+        catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(cx))).unwrap_or_else(panicked)
+    };
+    poll_fn(poll).await
 }
 
 /// For how long a store that does not answer is asked again by who wants to wait: a fail-over must

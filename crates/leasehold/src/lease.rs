@@ -13,7 +13,7 @@
 //! that was stopped for an hour sees the truth at first sight, before any thread has had its turn.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -103,7 +103,8 @@ pub(crate) struct Lease {
     full: AtomicBool,
     reason: OnceLock<LostReason>,
     released: AtomicBool,
-    state: watch::Sender<State>,
+    /// Made when somebody first wants to be told: most holds end before anybody does.
+    told: OnceLock<watch::Sender<State>>,
 }
 
 /// What is needed to make a [`Lease`] of a grant.
@@ -140,7 +141,7 @@ impl Lease {
             full: AtomicBool::new(new.full),
             reason: OnceLock::new(),
             released: AtomicBool::new(false),
-            state: watch::Sender::new(State::Held),
+            told: OnceLock::new(),
         };
         lease.set_at_risk(new.granted);
         lease
@@ -167,14 +168,13 @@ impl Lease {
     }
 
     fn left(&self) -> Option<Duration> {
-        if self.is_ours() { self.left_here() } else { None }
+        if self.is_ours() { self.left_at(self.clock.now()) } else { None }
     }
 
     /// What is left, in the process that took the lock. (Asking which process we are is a system
     /// call.)
-    fn left_here(&self) -> Option<Duration> {
+    fn left_at(&self, now: Moment) -> Option<Duration> {
         let deadline = self.deadline.load(Ordering::SeqCst);
-        let now = self.clock.now();
         if deadline == LOST || self.released.load(Ordering::SeqCst) {
             return None;
         }
@@ -226,14 +226,17 @@ impl Lease {
 
     fn lost_because(&self, reason: LostReason) {
         let reason = *self.reason.get_or_init(|| reason);
-        self.state.send_replace(State::Lost(reason));
+        self.tell(|state| {
+            *state = State::Lost(reason);
+            true
+        });
         crate::telemetry::lost(&self.claim, self.token, reason);
     }
 
     /// The owner gives the lock back: nobody may believe in it from here on.
     pub(crate) fn mark_released(&self) {
         self.released.store(true, Ordering::SeqCst);
-        self.state.send_if_modified(|state| {
+        self.tell(|state| {
             let end = !matches!(state, State::Lost(_));
             if end {
                 *state = State::Released;
@@ -270,7 +273,12 @@ impl Lease {
 
     /// Whether a renewal is wanted at all.
     pub(crate) fn wants_renewal(&self) -> bool {
-        self.renew || !self.full.load(Ordering::SeqCst)
+        self.renew || !self.is_full()
+    }
+
+    /// Whether a lease of full length was ever acknowledged.
+    pub(crate) fn is_full(&self) -> bool {
+        self.full.load(Ordering::SeqCst)
     }
 
     /// How long the next renewal may make it: the lease, or less where `max_hold` ends before.
@@ -291,29 +299,32 @@ impl Lease {
         if !self.is_ours() {
             return State::Lost(LostReason::Forked);
         }
-        let left = self.left_here();
-        if let Some(reason) = self.reason.get() {
-            return State::Lost(*reason);
+        let now = self.clock.now();
+        let left = self.left_at(now);
+        if let Some(reason) = self.lost_reason() {
+            return State::Lost(reason);
         }
         match left {
             None if self.released.load(Ordering::SeqCst) => State::Released,
             // Another thread is just finding the deadline passed, and will say the same.
-            None => State::Lost(self.reason_at(self.clock.now())),
-            Some(left) => {
-                let now = self.clock.now();
-                match now.as_nanos() >= self.at_risk_from.load(Ordering::SeqCst) {
-                    true => State::AtRisk(Deadline { moment: now.plus(left), left }),
-                    false => State::Held,
-                }
-            }
+            None => State::Lost(self.reason_at(now)),
+            Some(left) => match now.as_nanos() >= self.at_risk_from.load(Ordering::SeqCst) {
+                true => State::AtRisk(Deadline { moment: now.plus(left), left }),
+                false => State::Held,
+            },
         }
+    }
+
+    /// Why it was lost, as far as anybody has noticed.
+    pub(crate) fn lost_reason(&self) -> Option<LostReason> {
+        self.reason.get().copied()
     }
 
     /// Tells the subscribers what the clock says.
     pub(crate) fn publish(&self) {
         let now = self.state();
         let kind = std::mem::discriminant::<State>;
-        self.state.send_if_modified(|shown| {
+        self.tell(|shown| {
             // `now` may be old by now: what is final stays.
             let ended = matches!(shown, State::Lost(_) | State::Released);
             let news = kind(shown) != kind(&now) && !ended;
@@ -332,7 +343,21 @@ impl Lease {
     }
 
     pub(crate) fn subscribe(&self) -> watch::Receiver<State> {
-        self.state.subscribe()
+        let receiver = self.told.get_or_init(|| watch::Sender::new(self.state())).subscribe();
+        // What changed while there was nobody to be told.
+        fence(Ordering::SeqCst);
+        self.publish();
+        receiver
+    }
+
+    /// Changes what the subscribers see, if there ever was one; what `change` goes by must be
+    /// stored before. Of a change and a first subscription at the same time at least one sees the
+    /// other, by the two fences.
+    fn tell(&self, change: impl FnOnce(&mut State) -> bool) {
+        fence(Ordering::SeqCst);
+        if let Some(told) = self.told.get() {
+            told.send_if_modified(change);
+        }
     }
 }
 
@@ -401,6 +426,23 @@ mod tests {
         assert!(matches!(*watch.borrow(), State::AtRisk(d) if d.remaining() <= LEASE / 3));
         assert!(lease.acknowledge(Granted { sent: clock.now(), remaining: Some(LEASE) }));
         assert_eq!(*watch.borrow(), State::Held);
+    }
+
+    #[test]
+    fn who_watches_late_sees_what_came_before() {
+        let clock = Clock::stepped();
+        let (lost, risky) = (lease(&clock, Moment::NEVER), lease(&clock, Moment::NEVER));
+        let released = lease(&clock, Moment::NEVER);
+        assert!(lost.lose(LostReason::Gone));
+        released.mark_released();
+        clock.advance(LEASE * 2 / 3);
+        assert_eq!(*lost.subscribe().borrow(), State::Lost(LostReason::Gone));
+        assert_eq!(*released.subscribe().borrow(), State::Released);
+        let mut watch = risky.subscribe();
+        assert!(matches!(*watch.borrow_and_update(), State::AtRisk(_)));
+        risky.mark_released();
+        assert!(watch.has_changed().unwrap());
+        assert_eq!(*watch.borrow(), State::Released);
     }
 
     #[test]

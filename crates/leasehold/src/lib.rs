@@ -38,3 +38,8 @@ pub use owner::Owner;
 pub use rwlock::RwLock;
 pub use semaphore::Semaphore;
 pub use url::BUILT_IN;
+
+/// The README's examples are tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

@@ -79,6 +79,9 @@ impl Core {
 
     /// What is left of `at_least`.
     pub(crate) fn keep(&self, until: Moment) -> Option<Duration> {
+        if until == Moment::from_nanos(0) {
+            return None;
+        }
         let left = until.since(self.clock.now());
         (!left.is_zero()).then_some(left)
     }

@@ -203,6 +203,9 @@ impl ClaimInfo {
 /// expired by the store's clock, grants what now fits, and then does what it was asked. Every
 /// call may be dropped at any await and repeated: what it does is decided by the claim's id alone.
 /// An error means that it is *unknown* whether the call took effect.
+///
+/// Calls are polled inside a tokio runtime: the caller's where there is one (which may have no timer
+/// and no I/O driver), else the client's own. A panic in `renew` is taken for a failure.
 #[async_trait]
 pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// What this store promises, in the configuration that it actually found.

@@ -11,7 +11,7 @@
 //! | `leasehold_renewals_total` | counter | |
 //! | `leasehold_renewal_failures_total` | counter | |
 
-#![cfg_attr(not(any(feature = "metrics", feature = "tracing")), allow(unused_variables))]
+#![cfg_attr(not(all(feature = "metrics", feature = "tracing")), allow(unused_variables))]
 
 use std::time::Duration;
 

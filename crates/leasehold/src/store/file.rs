@@ -171,7 +171,12 @@ impl FileStore {
             }
             // Spread, so that those who met once do not meet for ever.
             let spread = u64::from(started.elapsed().subsec_nanos() / 64 % 1_000);
-            tokio::time::sleep(Duration::from_micros(500 + spread)).await;
+            let pause = {
+                // The caller's runtime may have no timer.
+                let _context = self.runtime.enter();
+                tokio::time::sleep(Duration::from_micros(500 + spread))
+            };
+            pause.await;
         }
     }
 

@@ -11,7 +11,7 @@
 //! namespace lives as long as somebody is connected to it.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -40,9 +40,15 @@ pub struct MemoryStore {
 
 #[derive(Debug, Default)]
 struct State {
-    queues: BTreeMap<Name, Queue>,
-    waiters: HashMap<ClaimId, Arc<Waiter>>,
+    locks: BTreeMap<Name, Lock>,
     last_token: u64,
+}
+
+/// One name in use.
+#[derive(Debug)]
+struct Lock {
+    queue: Queue,
+    waiters: HashMap<ClaimId, Arc<Waiter>>,
 }
 
 #[derive(Debug, Default)]
@@ -101,36 +107,50 @@ impl Default for MemoryStore {
 }
 
 impl State {
-    /// Works on the queue of `name`, then tells those that it granted.
-    fn with<T>(&mut self, name: &Name, work: impl FnOnce(&mut Queue) -> T) -> Option<T> {
-        let queue = self.queues.get_mut(name)?;
-        let done = work(queue);
-        self.tell(name);
+    /// Works on the lock of `name` if it is in use, then tells those that it granted.
+    fn with<T>(&mut self, name: &Name, work: impl FnOnce(&mut Lock) -> T) -> Option<T> {
+        let lock = self.locks.get_mut(name)?;
+        let done = work(lock);
+        lock.tell();
+        if lock.queue.is_empty() {
+            self.last_token = self.last_token.max(lock.queue.last_token());
+            self.locks.remove(name);
+        }
         Some(done)
     }
+}
 
-    /// Waiters that expired and never left; looked for only when there are many more than places.
-    fn forget_gone_waiters(&mut self) {
-        let places: usize = self.queues.values().map(|q| q.entries().len()).sum();
-        if self.waiters.len() > 2 * places + 64 {
-            let queues = &self.queues;
-            self.waiters.retain(|id, _| queues.values().any(|q| q.position(*id).is_some()));
-        }
+impl Lock {
+    fn new(claim: &Claim, last_token: u64) -> Self {
+        let mut queue = Queue::new(claim.kind, claim.capacity, true);
+        queue.raise_last_token(last_token);
+        Self { queue, waiters: HashMap::new() }
     }
 
-    fn tell(&mut self, name: &Name) {
-        let Some(queue) = self.queues.get_mut(name) else { return };
-        for id in queue.take_fresh_grants() {
-            let entry = queue.position(id).and_then(|i| queue.entries().nth(i));
+    /// Registers who shall be told of a grant.
+    fn enlist(&mut self, id: ClaimId) {
+        // Waiters that expired and never left; looked for only when there are many of them.
+        if self.waiters.len() > 2 * self.queue.entries().len() + 16 {
+            let here: HashSet<ClaimId> = self.queue.entries().map(|e| e.id).collect();
+            self.waiters.retain(|id, _| here.contains(id));
+        }
+        *self.waiters.entry(id).or_default().granted() = None;
+    }
+
+    fn tell(&mut self) {
+        for id in self.queue.take_fresh_grants() {
+            let entry = self.queue.entries().find(|e| e.id == id);
             if let (Some(entry), Some(waiter)) = (entry, self.waiters.get(&id)) {
-                *waiter.granted.lock().unwrap_or_else(PoisonError::into_inner) = Some(entry.token);
+                *waiter.granted() = Some(entry.token);
                 waiter.wake.notify_one();
             }
         }
-        if queue.is_empty() {
-            self.last_token = self.last_token.max(queue.last_token());
-            self.queues.remove(name);
-        }
+    }
+}
+
+impl Waiter {
+    fn granted(&self) -> MutexGuard<'_, Option<Token>> {
+        self.granted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -152,25 +172,26 @@ impl Store for MemoryStore {
         let mut state = self.lock();
         let at = At { now: self.now(), stamp: wall_micros() };
         let last = state.last_token;
-        let queue = state.queues.entry(claim.name.clone()).or_insert_with(|| {
-            let mut queue = Queue::new(claim.kind, claim.capacity, true);
-            queue.raise_last_token(last);
-            queue
+        state.locks.entry(claim.name.clone()).or_insert_with(|| Lock::new(claim, last));
+        let joined = state.with(&claim.name, |lock| {
+            let joined = lock.queue.join(claim, mode, at, "");
+            if let Ok(Joined::Waiting(_)) = &joined {
+                lock.enlist(claim.id);
+            }
+            joined
         });
-        let joined = queue.join(claim, mode, at, "");
-        if let Ok(Joined::Waiting(_)) = &joined {
-            state.forget_gone_waiters();
-            state.waiters.entry(claim.id).or_default();
+        match joined {
+            Some(Ok(joined)) => Ok(joined),
+            Some(Err(m)) => Err(mismatch(claim, m.kind, m.capacity)),
+            None => Ok(Joined::Busy { holders: Vec::new() }),
         }
-        state.tell(&claim.name);
-        joined.map_err(|m| mismatch(claim, m.kind, m.capacity))
     }
 
     async fn renew(&self, renewals: &[Renew]) -> Result<Vec<Renewal>> {
         let mut state = self.lock();
         let now = self.now();
         let one = |Renew { claim, lease }: &Renew| {
-            let renewed = state.with(&claim.name, |q| q.renew(claim, *lease, now));
+            let renewed = state.with(&claim.name, |l| l.queue.renew(claim, *lease, now));
             renewed.unwrap_or(Renewal::Lost)
         };
         Ok(renewals.iter().map(one).collect())
@@ -179,17 +200,19 @@ impl Store for MemoryStore {
     async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
         let mut state = self.lock();
         let now = self.now();
-        state.waiters.remove(&claim.id);
-        Ok(state.with(&claim.name, |q| q.leave(claim.id, keep, now)).unwrap_or(false))
+        let left = state.with(&claim.name, |lock| {
+            lock.waiters.remove(&claim.id);
+            lock.queue.leave(claim.id, keep, now)
+        });
+        Ok(left.unwrap_or(false))
     }
 
     async fn changed(&self, claim: &Claim) -> Result<Signal> {
-        let Some(waiter) = self.lock().waiters.get(&claim.id).cloned() else {
-            return Ok(Signal::Ask);
-        };
+        let find = |state: &State| state.locks.get(&claim.name)?.waiters.get(&claim.id).cloned();
+        let Some(waiter) = find(&self.lock()) else { return Ok(Signal::Ask) };
         loop {
-            // Taken after the wake-up, so that what came before this call is found as well.
-            let granted = *waiter.granted.lock().unwrap_or_else(PoisonError::into_inner);
+            // Looked at after each wake-up, so that what came before this call is found as well.
+            let granted = *waiter.granted();
             if let Some(token) = granted {
                 return Ok(Signal::Granted(token));
             }
@@ -200,27 +223,26 @@ impl Store for MemoryStore {
     async fn read(&self, name: &Name) -> Result<Option<LockInfo>> {
         let mut state = self.lock();
         let now = self.now();
-        state.with(name, |q| q.settle(now));
-        let info = state.queues.get(name).map(|q| describe(name, q, now));
-        Ok(info)
+        state.with(name, |l| l.queue.settle(now));
+        Ok(state.locks.get(name).map(|l| describe(name, &l.queue, now)))
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
         let mut state = self.lock();
         let now = self.now();
         let matching = |n: &&Name| n.as_str().starts_with(prefix);
-        let names: Vec<Name> = state.queues.keys().filter(matching).cloned().collect();
+        let names: Vec<Name> = state.locks.keys().filter(matching).cloned().collect();
         for name in &names {
-            state.with(name, |q| q.settle(now));
+            state.with(name, |l| l.queue.settle(now));
         }
-        let shown = names.iter().filter_map(|n| Some(describe(n, state.queues.get(n)?, now)));
+        let shown = names.iter().filter_map(|n| Some(describe(n, &state.locks.get(n)?.queue, now)));
         Ok(shown.collect())
     }
 
     async fn evict(&self, name: &Name, which: Evict) -> Result<usize> {
         let mut state = self.lock();
         let now = self.now();
-        Ok(state.with(name, |q| q.evict(which, now)).unwrap_or(0))
+        Ok(state.with(name, |l| l.queue.evict(which, now)).unwrap_or(0))
     }
 }
 

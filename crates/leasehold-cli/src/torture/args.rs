@@ -1,0 +1,228 @@
+//! What the user asks for.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use leasehold::store::Guarantees;
+use leasehold::{Error, ErrorKind, Kind, Result};
+
+use super::faults::applicable;
+use super::history::Fault;
+
+/// Tortures a store to see whether it keeps its promises: is my set-up safe?
+///
+/// Many processes take the same locks and work under them while they are stopped, killed and cut
+/// off. Everything they see is written down and checked afterwards. Locks of other people are not
+/// touched: the names are made up for the run.
+///
+/// Exit code: 0 every promise was kept; 1 one was broken, and which; 3 void, the run proved
+/// nothing (too short, or its faults did no harm where they must); 2 bad usage; 69 the store
+/// cannot be reached; 130 interrupted.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "Examples:\n  \
+    leasehold torture --store memory: --seconds 30\n  \
+    leasehold torture --store file:/var/tmp/locks --clients 12 --fault pause,kill --json")]
+pub(crate) struct Args {
+    /// The store.
+    #[arg(long, value_name = "URL", env = "LEASEHOLD_STORE", hide_env_values = true)]
+    store: String,
+    /// For how long.
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    seconds: u32,
+    /// How many processes; each has four operations under way.
+    #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u32).range(2..=500))]
+    clients: u32,
+    /// Which locks to fight for.
+    #[arg(long, value_name = "KIND", value_enum, value_delimiter = ',', default_value = "all")]
+    kind: Vec<KindArg>,
+    /// What to do to the processes: pause (SIGSTOP), kill (SIGKILL), cut (the connection to the
+    /// store), none. [default: all that the store's kind knows]
+    #[arg(long, value_name = "FAULT", value_enum, value_delimiter = ',')]
+    fault: Vec<FaultArg>,
+    /// How long a grant lasts unrenewed: short, so that many run out.
+    #[arg(long, value_name = "DUR", default_value = "500ms", value_parser = duration)]
+    lease: Duration,
+    /// Repeats the choices of an earlier run (not its timing).
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// The report as JSON.
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum KindArg {
+    Mutex,
+    Rwlock,
+    Semaphore,
+    All,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum FaultArg {
+    Pause,
+    Kill,
+    Cut,
+    None,
+}
+
+/// `500ms`, `2s`, `1m`.
+fn duration(text: &str) -> std::result::Result<Duration, String> {
+    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let unit = match unit {
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        _ => return Err("write a number and ms, s or m, as in 500ms".into()),
+    };
+    let ms = number.parse::<u64>().ok().and_then(|n| n.checked_mul(unit));
+    let d = ms.map(Duration::from_millis).ok_or("write a number and ms, s or m, as in 500ms")?;
+    match (Duration::from_millis(100)..=Duration::from_secs(60)).contains(&d) {
+        true => Ok(d),
+        false => Err("a lease of 100ms to 60s lets enough of them run out".into()),
+    }
+}
+
+/// The arguments, made sense of.
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    pub(super) store: String,
+    pub(super) time: Duration,
+    pub(super) clients: u32,
+    pub(super) lease: Duration,
+    pub(super) seed: u64,
+    /// What is started as a worker: ourselves.
+    pub(super) program: PathBuf,
+    kinds: Vec<Kind>,
+    faults: Vec<Fault>,
+    any_kind: bool,
+}
+
+impl Plan {
+    pub(super) fn new(args: &Args, program: PathBuf) -> Self {
+        let all = [Kind::Mutex, Kind::RwLock, Kind::Semaphore];
+        let any_kind = args.kind.contains(&KindArg::All);
+        let wanted = |kind: &Kind| {
+            any_kind
+                || args.kind.iter().any(|arg| {
+                    matches!(
+                        (arg, kind),
+                        (KindArg::Mutex, Kind::Mutex)
+                            | (KindArg::Rwlock, Kind::RwLock)
+                            | (KindArg::Semaphore, Kind::Semaphore)
+                    )
+                })
+        };
+        let mut faults: Vec<Fault> = match args.fault.is_empty() {
+            true => applicable(&args.store),
+            false => args.fault.iter().filter_map(|f| f.fault()).collect(),
+        };
+        faults.sort_unstable();
+        faults.dedup();
+        Self {
+            store: args.store.clone(),
+            time: Duration::from_secs(args.seconds.into()),
+            clients: args.clients,
+            lease: args.lease,
+            seed: args.seed.unwrap_or_else(|| fastrand::u64(..)),
+            program,
+            kinds: all.into_iter().filter(wanted).collect(),
+            faults,
+            any_kind,
+        }
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let faults: Vec<String> = self.faults.iter().map(Fault::to_string).collect();
+        let faults = if faults.is_empty() { "no faults".into() } else { faults.join(", ") };
+        let (clients, time) = (self.clients, self.time.as_secs());
+        write!(f, "torturing the store with {clients} processes for {time} s ({faults})")
+    }
+}
+
+impl FaultArg {
+    fn fault(self) -> Option<Fault> {
+        match self {
+            Self::Pause => Some(Fault::Pause),
+            Self::Kill => Some(Fault::Kill),
+            Self::Cut => Some(Fault::Cut),
+            Self::None => None,
+        }
+    }
+}
+
+impl Plan {
+    /// The kinds of lock to use.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] for one that was named and that the store does not keep.
+    pub(super) fn kinds(&self, promises: &Guarantees) -> Result<Vec<Kind>> {
+        let missing = self.kinds.iter().find(|k| !promises.keeps(**k));
+        match missing {
+            Some(kind) if !self.any_kind => {
+                let what = format!("this store keeps no {kind}: leave it out of --kind");
+                Err(Error::new(ErrorKind::Unsupported, what))
+            }
+            _ => Ok(self.kinds.iter().copied().filter(|k| promises.keeps(*k)).collect()),
+        }
+    }
+
+    /// The faults to inject.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] for one that cannot be done to this store's clients.
+    pub(super) fn faults(&self) -> Result<Vec<Fault>> {
+        let possible = applicable(&self.store);
+        match self.faults.iter().find(|f| !possible.contains(f)) {
+            Some(fault) => {
+                let what = format!(
+                    "there is no connection of ours that --fault {fault} could cut: leave it out"
+                );
+                Err(Error::new(ErrorKind::Unsupported, what))
+            }
+            None => Ok(self.faults.clone()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Command {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn plan(line: &str) -> std::result::Result<Plan, clap::Error> {
+        let words = std::iter::once("torture").chain(line.split_whitespace());
+        <Command as clap::Parser>::try_parse_from(words).map(|c| Plan::new(&c.args, PathBuf::new()))
+    }
+
+    #[test]
+    fn the_defaults_are_all_kinds_and_all_faults_that_can_be() {
+        let memory = plan("--store memory:").unwrap();
+        assert_eq!(memory.faults().unwrap(), [Fault::Pause, Fault::Kill, Fault::Cut]);
+        assert_eq!(memory.kinds.len(), 3);
+        let file = plan("--store file:/x").unwrap();
+        assert_eq!(file.faults().unwrap(), [Fault::Pause, Fault::Kill]);
+        assert!(plan("--store memory: --fault none").unwrap().faults().unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_in_one_line() {
+        let error = plan("--store file: --fault cut").unwrap().faults().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert_eq!(error.to_string().lines().count(), 1);
+        for bad in ["--lease 0s", "--lease 5", "--lease 99999999999999999999s", "--clients 1"] {
+            assert!(plan(&format!("--store memory: {bad}")).is_err(), "{bad}");
+        }
+        assert_eq!(plan("--store memory: --lease 2s").unwrap().lease, Duration::from_secs(2));
+    }
+}

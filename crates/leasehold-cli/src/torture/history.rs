@@ -1,0 +1,188 @@
+//! What happened: the events that the workers tell and the parent writes down, and nothing judged.
+//!
+//! All times are nanoseconds on CLOCK_BOOTTIME, which every process of one machine shares, so that
+//! events of different processes can be compared. Each event says on which side of what it tells
+//! its time was read; the [checker](super::checker) needs that to claim no more than was seen.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::time::Duration;
+
+use leasehold::Clock;
+use leasehold::Kind;
+use serde::{Deserialize, Serialize};
+
+/// Nanoseconds since the machine was switched on.
+pub(super) type Time = u64;
+
+/// The time now, for events.
+pub(super) fn now() -> Time {
+    let now = Clock::default().now();
+    nanos(now.since(now.minus(Duration::MAX)))
+}
+
+/// A duration in the unit of [`Time`].
+pub(super) fn nanos(d: Duration) -> u64 {
+    u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// One worker process. A respawned worker is another one.
+pub(super) type WorkerId = u32;
+
+/// One call of `lock`, `try_lock`, … and all that follows from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub(super) struct OpId {
+    pub(super) worker: WorkerId,
+    pub(super) n: u32,
+}
+
+impl fmt::Display for OpId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.worker, self.n)
+    }
+}
+
+/// One of the locks that are fought for.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct LockSpec {
+    pub(super) name: String,
+    pub(super) kind: Kind,
+    pub(super) capacity: u32,
+}
+
+/// How the worker asks for the lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Ask {
+    /// Waits as long as it takes.
+    Lock,
+    /// Does not wait.
+    Try,
+    /// Waits for a short time.
+    Timeout,
+    /// Waits, and drops the future after a short time.
+    Cancel,
+}
+
+/// What happened to an operation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum What {
+    /// Read before the call.
+    Invoked { lock: usize, weight: u32, ask: Ask },
+    /// The store said that it waits. Read after the answer.
+    Waiting { ahead: usize },
+    /// The call returned a guard. Read after it.
+    Acquired { token: u64 },
+    /// Read *before* `is_held()` said yes: it was held then, and by the guard's own word
+    /// (`remaining()`) may be until `until`.
+    Held { until: Time },
+    /// `is_held()` said no. `expired`: because the lease ran out by the guard's own clock.
+    Lost { expired: bool, reason: String },
+    /// Answered by the resources, each with whether it took the write.
+    Wrote { plain: bool, fenced: bool },
+    /// Read before the release or the drop.
+    Releasing,
+    /// The release was acknowledged.
+    Released,
+    /// The call returned an error of this kind.
+    Failed { kind: String, error: String },
+    /// The future was dropped before it was ready. Read before the drop.
+    Abandoned,
+}
+
+/// One event of one operation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Event {
+    pub(super) op: OpId,
+    pub(super) at: Time,
+    pub(super) what: What,
+}
+
+/// What can be done to a worker.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    clap::ValueEnum,
+)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Fault {
+    /// Stopped (SIGSTOP) and continued.
+    Pause,
+    /// Killed (SIGKILL), and another one started.
+    Kill,
+    /// Its connection to the store closed, or frozen with what is on the way.
+    Cut,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Pause => "pause",
+            Self::Kill => "kill",
+            Self::Cut => "cut",
+        })
+    }
+}
+
+/// A time during which a worker (or, with `None`, the parent and with it everybody) could not do
+/// what it should: an injected fault, or a machine so busy that it did not run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Trouble {
+    pub(super) worker: Option<WorkerId>,
+    pub(super) from: Time,
+    pub(super) to: Time,
+}
+
+/// Which of the two resources under each lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Resource {
+    /// Takes every write.
+    Plain,
+    /// Takes no token below the highest that it has seen.
+    Fenced,
+}
+
+/// A write that a resource took, in its own order.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Write {
+    pub(super) lock: usize,
+    pub(super) resource: Resource,
+    pub(super) op: OpId,
+    pub(super) token: u64,
+}
+
+/// What a resource holds in the end.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Final {
+    /// The register: how often it was incremented.
+    pub(super) value: u64,
+    /// The set: every operation that added itself.
+    pub(super) set: Vec<OpId>,
+}
+
+/// Everything that happened in one run.
+#[derive(Clone, Debug, Default)]
+pub(super) struct History {
+    pub(super) locks: Vec<LockSpec>,
+    /// In any order; those of one operation are in order.
+    pub(super) events: Vec<Event>,
+    /// When a worker was killed; read before the kill.
+    pub(super) deaths: HashMap<WorkerId, Time>,
+    /// Workers that ended though nobody killed them, with how.
+    pub(super) crashes: Vec<String>,
+    pub(super) troubles: Vec<Trouble>,
+    pub(super) writes: Vec<Write>,
+    /// Per lock: the plain resource, the fenced one.
+    pub(super) finals: Vec<(Final, Final)>,
+    /// What still stood in the store when everybody was gone and the promised time had passed.
+    pub(super) residue: Vec<String>,
+    /// When the workers were all gone.
+    pub(super) ended: Time,
+}

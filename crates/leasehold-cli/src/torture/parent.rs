@@ -1,0 +1,463 @@
+//! The parent: keeps the resources and the history, starts the workers, and lets them be
+//! tortured.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use fastrand::Rng;
+use leasehold::store::{Guarantees, Survival};
+use leasehold::{ErrorKind, Kind, Leasehold, MAX_READERS};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::sync::{Notify, mpsc};
+use tokio::time::{Instant, sleep, timeout_at};
+
+use super::args::Plan;
+use super::checker::{self, Property, Terms};
+use super::faults::{Ambush, inject};
+use super::history::{
+    Fault, History, LockSpec, OpId, Resource, Trouble, WorkerId, Write, nanos, now,
+};
+use super::report::Report;
+use super::resource::Cell;
+use super::served::{Server, is_served};
+use super::wire::{FromWorker, Setup, ToWorker, Where, line};
+
+/// How many locks of each kind: while one is blocked by a fault, others go on.
+const LOCKS: u32 = 2;
+/// How many permits the semaphore has.
+const PERMITS: u32 = 3;
+/// What a busy machine may take besides what the store promises.
+const SLACK: Duration = Duration::from_secs(1);
+
+/// What everything in the parent shares.
+pub(super) struct Parent {
+    pub(super) lease: Duration,
+    /// Whether holds run out.
+    pub(super) leases: bool,
+    /// Where the store lives with us.
+    pub(super) server: Option<Arc<Server>>,
+    /// What is started as a worker.
+    program: PathBuf,
+    store: Where,
+    locks: Vec<LockSpec>,
+    state: Mutex<State>,
+    /// A worker has ended.
+    ended: Notify,
+}
+
+pub(super) struct State {
+    pub(super) history: History,
+    pub(super) ambushes: Vec<Ambush>,
+    cells: Vec<(Cell, Cell)>,
+    workers: BTreeMap<WorkerId, Worker>,
+    next_worker: WorkerId,
+    injected: BTreeMap<Fault, usize>,
+    rng: Rng,
+    /// Why no worker can begin.
+    unable: Option<String>,
+}
+
+/// A worker process that has not ended.
+struct Worker {
+    pid: Pid,
+    outbox: mpsc::UnboundedSender<String>,
+    /// A fault is being injected.
+    in_trouble: bool,
+    /// Killed by us. What it asks of the resources from then on comes from the grave: its
+    /// connection to them ended with it.
+    dead: bool,
+    said_goodbye: bool,
+}
+
+impl State {
+    /// A worker that nothing is being done to.
+    pub(super) fn pick(&mut self, rng: &mut Rng) -> Option<WorkerId> {
+        let free = self.workers.iter().filter(|(_, w)| !w.in_trouble && !w.dead);
+        let worker = rng.choice(free.map(|(id, _)| *id).collect::<Vec<_>>())?;
+        if let Some(w) = self.workers.get_mut(&worker) {
+            w.in_trouble = true;
+        }
+        Some(worker)
+    }
+
+    /// Sends a signal to a worker; it cannot be another process's, since it has not been waited
+    /// for.
+    pub(super) fn signal(&self, worker: WorkerId, signal: Signal) {
+        if let Some(w) = self.workers.get(&worker) {
+            let _ = kill_process(w.pid, signal);
+        }
+    }
+
+    /// Stops or kills a worker.
+    pub(super) fn strike(&mut self, worker: WorkerId, signal: Signal, at: u64) {
+        if let Some(w) = self.workers.get_mut(&worker) {
+            w.in_trouble = true;
+            if signal == Signal::KILL {
+                w.dead = true;
+                self.history.deaths.insert(worker, at);
+            }
+        }
+        self.signal(worker, signal);
+    }
+
+    pub(super) fn count(&mut self, fault: Fault) {
+        *self.injected.entry(fault).or_default() += 1;
+    }
+
+    /// A fault is over, and its worker may be given another.
+    pub(super) fn over(&mut self, fault: Fault, trouble: Trouble) {
+        self.count(fault);
+        if let Some(w) = trouble.worker.and_then(|id| self.workers.get_mut(&id)) {
+            w.in_trouble = false;
+        }
+        self.history.troubles.push(trouble);
+    }
+
+    fn ask_to_end(&self) {
+        for id in self.workers.keys() {
+            self.send(*id, &ToWorker::Stop);
+        }
+    }
+
+    fn end_by_force(&mut self, patience: Duration) {
+        for (id, worker) in &mut self.workers {
+            // Not a fault that was injected, so no death that excuses what is missing.
+            worker.dead = true;
+            let what = format!("worker {id} did not end within {patience:?} of being asked to");
+            self.history.crashes.push(what);
+            let _ = kill_process(worker.pid, Signal::KILL);
+        }
+    }
+
+    fn send(&self, worker: WorkerId, message: &ToWorker) {
+        if let Some(w) = self.workers.get(&worker) {
+            let _ = w.outbox.send(line(message));
+        }
+    }
+
+    fn hear(&mut self, worker: WorkerId, message: FromWorker) {
+        if self.workers.get(&worker).is_none_or(|w| w.dead)
+            && !matches!(message, FromWorker::Event(_))
+        {
+            return;
+        }
+        match message {
+            FromWorker::Event(event) => self.history.events.push(event),
+            FromWorker::Read { op, lock, token } => self.read(worker, op, lock, token),
+            FromWorker::Write { op, lock, token, plain, fenced } => {
+                let Some((p, f)) = self.cells.get_mut(lock) else { return };
+                let plain = p.write(token, plain, op);
+                let fenced = fenced.is_some_and(|read| f.write(token, read, op));
+                for (taken, resource) in [(plain, Resource::Plain), (fenced, Resource::Fenced)] {
+                    if taken {
+                        self.history.writes.push(Write { lock, resource, op, token });
+                    }
+                }
+                self.send(worker, &ToWorker::Wrote { op, plain, fenced });
+            }
+            FromWorker::Stalled { from, to } => {
+                self.history.troubles.push(Trouble { worker: Some(worker), from, to });
+            }
+            FromWorker::Unable(why) => self.unable = Some(why),
+            FromWorker::Bye => {
+                if let Some(w) = self.workers.get_mut(&worker) {
+                    w.said_goodbye = true;
+                }
+            }
+        }
+    }
+
+    fn read(&mut self, worker: WorkerId, op: OpId, lock: usize, token: u64) {
+        let Some((plain, fenced)) = self.cells.get_mut(lock) else { return };
+        let (plain, fenced) = (plain.read(token), fenced.read(token));
+        let free = self.workers.get(&worker).is_some_and(|w| !w.in_trouble);
+        while free && let Some(ambush) = self.ambushes.pop() {
+            if ambush.spring(self, worker) {
+                break;
+            }
+        }
+        if let Some(plain) = plain {
+            self.send(worker, &ToWorker::Read { op, plain, fenced });
+        }
+    }
+}
+
+impl Parent {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts another worker in the place of a killed one.
+    pub(super) fn respawn(self: &Arc<Self>) {
+        if let Err(why) = self.spawn() {
+            self.state().history.crashes.push(format!("a worker could not be started: {why}"));
+        }
+    }
+
+    fn spawn(self: &Arc<Self>) -> std::io::Result<()> {
+        let mut child = Command::new(&self.program)
+            .arg(super::WORKER)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()?;
+        let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(std::io::Error::other("no pipes"));
+        };
+        let pid = child.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+        let pid = pid.ok_or_else(|| std::io::Error::other("it ended at once"))?;
+        let (outbox, lines) = mpsc::unbounded_channel();
+        let mut state = self.state();
+        let id = state.next_worker;
+        state.next_worker += 1;
+        let worker = Worker { pid, outbox, in_trouble: false, dead: false, said_goodbye: false };
+        state.workers.insert(id, worker);
+        let seed = state.rng.u64(..);
+        let setup = Setup {
+            worker: id,
+            store: self.store.clone(),
+            locks: self.locks.clone(),
+            lease_ms: u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX),
+            seed,
+        };
+        state.send(id, &ToWorker::Setup(setup));
+        drop(state);
+        tokio::spawn(write_to(stdin, lines));
+        tokio::spawn(self.clone().attend(id, child, stdout));
+        Ok(())
+    }
+
+    /// Listens to a worker until it ends.
+    async fn attend(self: Arc<Self>, id: WorkerId, mut child: Child, stdout: ChildStdout) {
+        let mut lines = BufReader::new(stdout).lines();
+        while let Ok(Some(line)) = lines.next_line().await {
+            // A killed worker's last line may be half a line.
+            if let Ok(message) = serde_json::from_str(&line) {
+                self.state().hear(id, message);
+            }
+        }
+        let how = match child.wait().await {
+            Ok(status) => status.to_string(),
+            Err(e) => e.to_string(),
+        };
+        let mut state = self.state();
+        let ended = state.workers.remove(&id);
+        if ended.is_some_and(|w| !w.dead && !w.said_goodbye) {
+            state.history.crashes.push(format!("worker {id} ended by itself: {how}"));
+        }
+        drop(state);
+        self.ended.notify_one();
+    }
+
+    /// Notes when this process did not get to run: then nobody got answers in time.
+    async fn note_stalls(self: Arc<Self>) {
+        let (tick, late) = (self.lease / 20, self.lease / 10);
+        loop {
+            let from = now();
+            sleep(tick).await;
+            let to = now();
+            if to - from > nanos(tick + late) {
+                self.state().history.troubles.push(Trouble { worker: None, from, to });
+            }
+        }
+    }
+
+    /// Asks everybody to end, and kills who does not.
+    async fn end_workers(&self, patience: Duration) {
+        self.state().ask_to_end();
+        if !self.all_ended(patience).await {
+            self.state().end_by_force(patience);
+            self.all_ended(Duration::from_secs(5)).await;
+        }
+    }
+
+    async fn all_ended(&self, patience: Duration) -> bool {
+        let deadline = Instant::now() + patience;
+        while !self.state().workers.is_empty() {
+            if timeout_at(deadline, self.ended.notified()).await.is_err() {
+                return self.state().workers.is_empty();
+            }
+        }
+        true
+    }
+}
+
+/// Tells a worker what is sent to it, until it or we end.
+async fn write_to(mut stdin: ChildStdin, mut lines: mpsc::UnboundedReceiver<String>) {
+    while let Some(line) = lines.recv().await {
+        if stdin.write_all(line.as_bytes()).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// The locks of one run. Their names are the run's own: nobody else's locks are touched.
+fn locks(run: u64, kinds: &[Kind]) -> Vec<LockSpec> {
+    let spec = |(kind, n): (&Kind, u32)| {
+        let (word, capacity) = match kind {
+            Kind::Mutex => ("mutex", 1),
+            Kind::RwLock => ("rwlock", MAX_READERS),
+            Kind::Semaphore => ("semaphore", PERMITS),
+        };
+        LockSpec { name: format!("{}{word}-{n}", prefix(run)), kind: *kind, capacity }
+    };
+    kinds.iter().flat_map(|kind| (1..=LOCKS).map(move |n| (kind, n))).map(spec).collect()
+}
+
+fn prefix(run: u64) -> String {
+    format!("leasehold-torture-{run:016x}/")
+}
+
+/// A dead holder's lock is free after this.
+fn recovery(promises: &Guarantees, lease: Duration) -> Duration {
+    promises.recovery + lease * promises.recovery_leases + SLACK
+}
+
+/// What the store promises under these faults.
+fn terms(promises: &Guarantees, faults: &[Fault], lease: Duration) -> Terms {
+    let survives = |fault: &Fault| match fault {
+        Fault::Pause => promises.on_pause,
+        Fault::Cut => promises.on_partition,
+        // Nothing that is promised depends on how a client ends.
+        Fault::Kill => Survival::Exclusive,
+    };
+    let mut claimed: std::collections::BTreeSet<_> = Property::ALL.into_iter().collect();
+    if !promises.fifo {
+        claimed.remove(&Property::Fifo);
+    }
+    let exclusive =
+        |f: &Fault| matches!(survives(f), Survival::Exclusive | Survival::NotApplicable);
+    if promises.has_leases() || !faults.iter().all(exclusive) {
+        claimed.remove(&Property::Unfenced);
+    }
+    if faults.iter().any(|f| survives(f) == Survival::Unsafe) {
+        use Property::{Effect, Exclusion, TokenOrder, TokenUnique, Updates};
+        for property in [Exclusion, TokenOrder, TokenUnique, Effect, Updates] {
+            claimed.remove(&property);
+        }
+    }
+    Terms { claimed, recovery: recovery(promises, lease) }
+}
+
+/// One run, from the first worker to the report.
+///
+/// # Errors
+/// If the store cannot be reached, or no worker can begin.
+pub(super) async fn run(plan: Plan) -> leasehold::Result<Report> {
+    // Refused before anything is made.
+    plan.faults()?;
+    let store = Leasehold::connect(&plan.store).await?;
+    run_on(store, plan).await
+}
+
+/// As [`run`], on a store that is open already.
+pub(super) async fn run_on(store: Leasehold, plan: Plan) -> leasehold::Result<Report> {
+    let promises = store.guarantees().clone();
+    let kinds = plan.kinds(&promises)?;
+    let faults = plan.faults()?;
+    let mut rng = Rng::with_seed(plan.seed);
+    // Not from the seed: a second run of one seed must not meet what the first left behind.
+    let run = Rng::new().u64(..);
+    let (server, place) = match is_served(&plan.store) {
+        true => {
+            let server = Server::start(store.store().clone())?;
+            let socket = server.socket();
+            (Some(server), Where::Served(socket))
+        }
+        false => (None, Where::Url(plan.store.clone())),
+    };
+    let locks = locks(run, &kinds);
+    let cells = locks.iter().map(|_| (Cell::plain(), Cell::fenced())).collect();
+    let state = State {
+        history: History { locks: locks.clone(), ..History::default() },
+        ambushes: Vec::new(),
+        cells,
+        workers: BTreeMap::new(),
+        next_worker: 0,
+        injected: faults.iter().map(|f| (*f, 0)).collect(),
+        rng: rng.fork(),
+        unable: None,
+    };
+    let parent = Arc::new(Parent {
+        lease: plan.lease,
+        leases: promises.has_leases(),
+        server,
+        program: plan.program.clone(),
+        store: place,
+        locks,
+        state: Mutex::new(state),
+        ended: Notify::new(),
+    });
+    let stalls = tokio::spawn(parent.clone().note_stalls());
+    torture(&parent, &plan, &faults, &mut rng).await?;
+    let recovery = recovery(&promises, plan.lease);
+    parent.end_workers(recovery + plan.lease * 4 + Duration::from_secs(10)).await;
+    stalls.abort();
+    let residue = residue(&store, &prefix(run), recovery).await?;
+    let mut state = parent.state();
+    let mut history = std::mem::take(&mut state.history);
+    history.ended = now();
+    history.residue = residue;
+    history.finals = state.cells.iter().map(|(p, f)| (p.end(), f.end())).collect();
+    let terms = terms(&promises, &faults, plan.lease);
+    let findings = checker::check(&history, &terms);
+    Ok(Report::new(&plan, store.url(), &promises, &terms, &state.injected, &history, findings))
+}
+
+/// Starts the workers, and injects faults until the time is over.
+async fn torture(
+    parent: &Arc<Parent>,
+    plan: &Plan,
+    faults: &[Fault],
+    rng: &mut Rng,
+) -> leasehold::Result<()> {
+    let failed = |why: String| {
+        let what = format!("the workers cannot begin: {why}");
+        leasehold::Error::new(ErrorKind::Config, what)
+    };
+    for _ in 0..plan.clients {
+        parent.spawn().map_err(|e| failed(e.to_string()))?;
+    }
+    let end = Instant::now() + plan.time;
+    // At most half of the workers are in trouble at a time.
+    let loops = if faults.is_empty() { 0 } else { (plan.clients / 2).min(16) };
+    let injectors: Vec<_> = (0..loops)
+        .map(|_| tokio::spawn(inject(parent.clone(), faults.to_vec(), end, rng.fork())))
+        .collect();
+    while Instant::now() < end {
+        sleep(Duration::from_millis(50).min(end.duration_since(Instant::now()))).await;
+        if let Some(why) = parent.state().unable.take() {
+            return Err(failed(why));
+        }
+    }
+    for injector in injectors {
+        let _ = injector.await;
+    }
+    Ok(())
+}
+
+/// What stands in the store after the promised time.
+async fn residue(
+    store: &Leasehold,
+    prefix: &str,
+    patience: Duration,
+) -> leasehold::Result<Vec<String>> {
+    let deadline = Instant::now() + patience;
+    loop {
+        let left = store.list(prefix).await?;
+        if left.is_empty() || Instant::now() >= deadline {
+            let shown = |info: &leasehold::store::LockInfo| {
+                let claims: Vec<String> =
+                    info.claims.iter().map(|c| format!("{:?}: {}", c.standing, c.holder)).collect();
+                format!("{}: still in the store: {}", info.name, claims.join("; "))
+            };
+            return Ok(left.iter().map(shown).collect());
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+}

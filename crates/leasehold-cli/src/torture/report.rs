@@ -1,0 +1,283 @@
+//! What the run showed, for people and for programs.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use leasehold::Kind;
+use leasehold::store::Guarantees;
+use serde::Serialize;
+
+use super::args::Plan;
+use super::checker::{Findings, Property, Terms, Violation};
+use super::history::{Fault, History};
+
+/// How many violations of one property are shown; all are counted.
+const SHOWN: usize = 3;
+/// With fewer grants of a kind of lock, nothing was shown.
+const LEAST_GRANTS: usize = 10;
+
+/// The outcome in one word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Verdict {
+    /// Every promise was kept.
+    Fine,
+    /// A promise was broken.
+    Violated,
+    /// Nothing was broken, but the run was too gentle to prove anything.
+    Void,
+}
+
+/// How the unfenced resources fared where they must lose.
+#[derive(Clone, Debug, Serialize)]
+struct NegativeControl {
+    /// Whether the unfenced resources must lose updates: leases, pauses, and a lock that excludes.
+    required: bool,
+    acknowledged_updates_lost: usize,
+    late_writes_taken: usize,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct Line {
+    property: Property,
+    #[serde(skip)]
+    name: String,
+    claimed: bool,
+    violations: usize,
+    /// How many cases there were, where that is known: with none, nothing was shown.
+    cases: Option<usize>,
+}
+
+/// The report of one run.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Report {
+    verdict: Verdict,
+    /// The verdict in plain words.
+    summary: String,
+    /// Why the run is void, if it is.
+    void: Vec<String>,
+    store: String,
+    seconds: u64,
+    clients: u32,
+    lease_ms: u128,
+    seed: u64,
+    leases: bool,
+    operations: usize,
+    grants: usize,
+    grants_by_kind: BTreeMap<String, usize>,
+    lost_holds: usize,
+    faults: BTreeMap<Fault, usize>,
+    /// Calls that the store did not answer in time though nothing was done to anybody.
+    unanswered: usize,
+    fenced_updates_kept: usize,
+    fenced_writes_refused: usize,
+    negative_control: NegativeControl,
+    /// Killed holders whose lock somebody waited for.
+    recoveries: usize,
+    median_recovery_ms: Option<u128>,
+    longest_recovery_ms: Option<u128>,
+    allowed_recovery_ms: u128,
+    properties: Vec<Line>,
+    violations: Vec<Violation>,
+}
+
+impl Report {
+    pub(super) fn new(
+        plan: &Plan,
+        store: &str,
+        promises: &Guarantees,
+        terms: &Terms,
+        injected: &BTreeMap<Fault, usize>,
+        history: &History,
+        findings: Findings,
+    ) -> Self {
+        let line = |property: Property| Line {
+            property,
+            name: property.to_string(),
+            claimed: terms.claimed.contains(&property),
+            violations: findings.violations.iter().filter(|v| v.property == property).count(),
+            cases: match property {
+                Property::Exclusion | Property::TokenOrder | Property::TokenUnique => {
+                    Some(findings.grants)
+                }
+                Property::Updates => Some(findings.fenced_kept),
+                Property::Fifo => Some(findings.fair_waiters),
+                Property::Recovery => Some(findings.recoveries.len()),
+                _ => None,
+            },
+        };
+        let properties: Vec<Line> = Property::ALL.into_iter().map(line).collect();
+        let mut shown: BTreeMap<Property, usize> = BTreeMap::new();
+        let mut violations = findings.violations;
+        violations.sort_by_key(|v| v.property);
+        violations.retain(|v| {
+            let n = shown.entry(v.property).or_default();
+            *n += 1;
+            *n <= SHOWN
+        });
+        let excludes = history.locks.iter().any(|l| l.kind != Kind::Semaphore);
+        let negative_control = NegativeControl {
+            required: promises.has_leases() && injected.contains_key(&Fault::Pause) && excludes,
+            acknowledged_updates_lost: findings.plain_lost,
+            late_writes_taken: findings.plain_late,
+        };
+        let words = |kind: Kind| match kind {
+            Kind::Mutex => "mutex",
+            Kind::RwLock => "rwlock",
+            Kind::Semaphore => "semaphore",
+        };
+        let mut grants_by_kind: BTreeMap<String, usize> = BTreeMap::new();
+        for (lock, grants) in history.locks.iter().zip(&findings.grants_by_lock) {
+            *grants_by_kind.entry(words(lock.kind).to_owned()).or_default() += grants;
+        }
+        let mut recoveries = findings.recoveries;
+        recoveries.sort_unstable();
+        let mut report = Self {
+            verdict: Verdict::Fine,
+            summary: String::new(),
+            void: Vec::new(),
+            store: store.to_owned(),
+            seconds: plan.time.as_secs(),
+            clients: plan.clients,
+            lease_ms: plan.lease.as_millis(),
+            seed: plan.seed,
+            leases: promises.has_leases(),
+            operations: findings.operations,
+            grants: findings.grants,
+            grants_by_kind,
+            lost_holds: findings.lost_holds,
+            faults: injected.clone(),
+            unanswered: findings.unanswered,
+            fenced_updates_kept: findings.fenced_kept,
+            fenced_writes_refused: findings.fenced_refused,
+            negative_control,
+            recoveries: recoveries.len(),
+            median_recovery_ms: recoveries.get(recoveries.len() / 2).map(Duration::as_millis),
+            longest_recovery_ms: recoveries.last().map(Duration::as_millis),
+            allowed_recovery_ms: terms.recovery.as_millis(),
+            properties,
+            violations,
+        };
+        report.judge();
+        report
+    }
+
+    fn judge(&mut self) {
+        for (kind, grants) in &self.grants_by_kind {
+            if *grants < LEAST_GRANTS {
+                self.void.push(format!("the {kind} was granted only {grants} times"));
+            }
+        }
+        for (fault, times) in &self.faults {
+            if *times == 0 {
+                self.void.push(format!("no {fault} was injected"));
+            }
+        }
+        let NegativeControl { required, acknowledged_updates_lost, late_writes_taken } =
+            self.negative_control;
+        if required && acknowledged_updates_lost + late_writes_taken == 0 {
+            self.void
+                .push("the unfenced resources lost nothing under pauses, as they must".to_owned());
+        }
+        let broken: Vec<&str> =
+            self.properties.iter().filter(|p| p.violations > 0).map(|p| p.name.as_str()).collect();
+        (self.verdict, self.summary) = match (broken.is_empty(), self.void.is_empty()) {
+            (false, _) => (
+                Verdict::Violated,
+                format!(
+                    "BROKEN: {} promised {} and did not keep it",
+                    self.store,
+                    broken.join(", ")
+                ),
+            ),
+            (true, false) => (
+                Verdict::Void,
+                format!(
+                    "VOID: nothing was broken, and nothing was shown ({}); run longer or with \
+                     more clients",
+                    self.void.join("; ")
+                ),
+            ),
+            (true, true) => {
+                (Verdict::Fine, format!("FINE: {} kept every promise it makes", self.store))
+            }
+        };
+    }
+
+    /// 0 fine, 1 a promise broken, 3 void.
+    pub(super) fn exit_code(&self) -> ExitCode {
+        ExitCode::from(match self.verdict {
+            Verdict::Fine => 0,
+            Verdict::Violated => 1,
+            Verdict::Void => 3,
+        })
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{}: {} clients for {} s, lease {} ms, seed {}",
+            self.store, self.clients, self.seconds, self.lease_ms, self.seed
+        )?;
+        let by_kind: Vec<String> =
+            self.grants_by_kind.iter().map(|(kind, n)| format!("{kind} {n}")).collect();
+        let (operations, grants) = (self.operations, self.grants);
+        writeln!(f, "{operations} operations, {grants} grants ({})", by_kind.join(", "))?;
+        let faults: Vec<String> =
+            self.faults.iter().map(|(fault, n)| format!("{fault} {n}")).collect();
+        let faults = if faults.is_empty() { "none".into() } else { faults.join(", ") };
+        writeln!(f, "faults: {faults}; {} holds lost", self.lost_holds)?;
+        writeln!(
+            f,
+            "fenced: {} updates kept, {} late writes refused",
+            self.fenced_updates_kept, self.fenced_writes_refused
+        )?;
+        let NegativeControl { required, acknowledged_updates_lost, late_writes_taken } =
+            &self.negative_control;
+        writeln!(
+            f,
+            "unfenced: {acknowledged_updates_lost} acknowledged updates lost, {late_writes_taken} \
+             late writes taken ({})",
+            match required {
+                true => "as must be where leases run out: this is what fencing is for",
+                false if self.leases => "nothing is promised",
+                false => "none may be: without leases no hold runs out",
+            }
+        )?;
+        if let (Some(median), Some(longest)) = (self.median_recovery_ms, self.longest_recovery_ms) {
+            writeln!(
+                f,
+                "{} killed holders with somebody waiting: the lock was free after {median} ms \
+                 (median), {longest} ms (longest; allowed: {} ms)",
+                self.recoveries, self.allowed_recovery_ms
+            )?;
+        }
+        if self.unanswered > 0 {
+            writeln!(
+                f,
+                "{} calls were not answered in time though nothing was done to anybody: a slow \
+                 store or a busy machine",
+                self.unanswered
+            )?;
+        }
+        writeln!(f)?;
+        for line in &self.properties {
+            let state = match (line.claimed, line.violations, line.cases) {
+                (false, ..) => "not promised".into(),
+                (true, 0, Some(0)) => "not tried".into(),
+                (true, 0, Some(n)) => format!("kept ({n} cases)"),
+                (true, 0, None) => "kept".into(),
+                (true, n, _) => format!("BROKEN {n} times"),
+            };
+            writeln!(f, "  {:<32} {state}", line.name)?;
+            for violation in self.violations.iter().filter(|v| v.property == line.property) {
+                writeln!(f, "      {}", violation.what)?;
+            }
+        }
+        write!(f, "\n{}", self.summary)
+    }
+}

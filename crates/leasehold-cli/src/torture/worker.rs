@@ -1,0 +1,382 @@
+//! A worker: takes the locks in every way that the library offers, works under them, and tells
+//! the parent each step.
+//!
+//! Each worker is a process of its own with four lanes, so that claims of one client meet as well
+//! as claims of several. Under an exclusive lock it reads both resources, thinks, and writes them.
+//! Before it begins it asks the guard whether it holds; before it writes, mostly not, as most
+//! programs do not. That is the gap into which pauses are put.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::future::Future;
+use std::io::Write;
+use std::pin::pin;
+use std::process::ExitCode;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use fastrand::Rng;
+use leasehold::{Guard, Kind, Leasehold, LostReason, Mutex, RwLock, Semaphore, State};
+use tokio::sync::{oneshot, watch};
+
+use super::history::{Ask, Event, LockSpec, OpId, Time, What, nanos, now};
+use super::resource::Read;
+use super::served::Served;
+use super::wire::{FromWorker, Setup, ToWorker, Where, line};
+
+/// How many operations one worker has under way.
+const LANES: u64 = 4;
+
+/// The whole life of a worker process.
+pub(super) fn main() -> ExitCode {
+    // A worker that outlives the parent would stay in the queues, or stopped for ever.
+    let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let done = runtime.map_err(|e| e.to_string()).and_then(|r| {
+        let local = tokio::task::LocalSet::new();
+        local.block_on(&r, work())
+    });
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            tell(&FromWorker::Unable(why));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Tells the parent; ends the process if there is none.
+fn tell(message: &FromWorker) {
+    if std::io::stdout().lock().write_all(line(message).as_bytes()).is_err() {
+        std::process::exit(1);
+    }
+}
+
+async fn work() -> Result<(), String> {
+    let (setup, worker) = Worker::start().await?;
+    let mut rng = Rng::with_seed(setup.seed);
+    let lanes: Vec<_> =
+        (0..LANES).map(|_| tokio::task::spawn_local(worker.clone().lane(rng.fork()))).collect();
+    let ticker = tokio::task::spawn_local(tell_stalls(worker.lease));
+    for lane in lanes {
+        lane.await.map_err(|e| e.to_string())?;
+    }
+    worker.locks.clone().close().await.map_err(|e| e.to_string())?;
+    ticker.abort();
+    tell(&FromWorker::Bye);
+    Ok(())
+}
+
+/// Tells when this process did not get to run: nobody can hold it to its turn then.
+async fn tell_stalls(lease: Duration) {
+    let (tick, late) = (lease / 20, lease / 10);
+    loop {
+        let from = now();
+        tokio::time::sleep(tick).await;
+        let to = now();
+        if to - from > nanos(tick + late) {
+            tell(&FromWorker::Stalled { from, to });
+        }
+    }
+}
+
+struct Worker {
+    id: u32,
+    locks: Leasehold,
+    specs: Vec<LockSpec>,
+    lease: Duration,
+    next: Cell<u32>,
+    stopping: watch::Sender<bool>,
+    /// What waits for the resources' answers.
+    answers: RefCell<HashMap<OpId, oneshot::Sender<ToWorker>>>,
+}
+
+impl Worker {
+    async fn start() -> Result<(Setup, Rc<Self>), String> {
+        let (sender, mut inbox) = tokio::sync::mpsc::unbounded_channel();
+        std::thread::Builder::new()
+            .name("parent".into())
+            .spawn(move || {
+                for line in std::io::stdin().lines() {
+                    let Some(message) = line.ok().and_then(|l| serde_json::from_str(&l).ok())
+                    else {
+                        break;
+                    };
+                    if sender.send(message).is_err() {
+                        return;
+                    }
+                }
+                // The parent is gone.
+                std::process::exit(1);
+            })
+            .map_err(|e| e.to_string())?;
+        let Some(ToWorker::Setup(setup)) = inbox.recv().await else {
+            return Err("a torture worker is started by leasehold torture only".into());
+        };
+        let locks = match &setup.store {
+            Where::Url(url) => Leasehold::connect(url).await,
+            Where::Served(socket) => {
+                Leasehold::builder().store(Arc::new(Served::new(socket.clone(), setup.worker)))
+            }
+        };
+        let worker = Rc::new(Self {
+            id: setup.worker,
+            locks: locks.map_err(|e| e.to_string())?,
+            specs: setup.locks.clone(),
+            lease: Duration::from_millis(setup.lease_ms),
+            next: Cell::new(0),
+            stopping: watch::Sender::default(),
+            answers: RefCell::default(),
+        });
+        let hears = worker.clone();
+        tokio::task::spawn_local(async move {
+            while let Some(message) = inbox.recv().await {
+                hears.hear(message);
+            }
+        });
+        Ok((setup, worker))
+    }
+
+    fn hear(&self, message: ToWorker) {
+        match message {
+            ToWorker::Setup(_) => {}
+            ToWorker::Stop => drop(self.stopping.send_replace(true)),
+            ToWorker::Read { op, .. } | ToWorker::Wrote { op, .. } => {
+                if let Some(waiting) = self.answers.borrow_mut().remove(&op) {
+                    let _ = waiting.send(message);
+                }
+            }
+        }
+    }
+
+    async fn ask(&self, op: OpId, message: FromWorker) -> Option<ToWorker> {
+        let (sender, answer) = oneshot::channel();
+        self.answers.borrow_mut().insert(op, sender);
+        tell(&message);
+        answer.await.ok()
+    }
+
+    async fn lane(self: Rc<Self>, mut rng: Rng) {
+        while !*self.stopping.borrow() {
+            self.operation(&mut rng).await;
+            let idle = rng.u64(..2_000);
+            tokio::time::sleep(Duration::from_micros(idle)).await;
+        }
+    }
+
+    fn event(&self, op: OpId, at: Time, what: What) {
+        tell(&FromWorker::Event(Event { op, at, what }));
+    }
+
+    async fn operation(&self, rng: &mut Rng) {
+        let op = OpId { worker: self.id, n: self.next.replace(self.next.get() + 1) };
+        let lock = rng.usize(..self.specs.len());
+        let spec = &self.specs[lock];
+        let weight = match spec.kind {
+            Kind::RwLock if rng.u32(..3) > 0 => 1,
+            Kind::RwLock => spec.capacity,
+            Kind::Semaphore => rng.u32(1..=spec.capacity),
+            Kind::Mutex => 1,
+        };
+        let ask = match rng.u32(..20) {
+            0..=11 => Ask::Lock,
+            12..=14 => Ask::Try,
+            15..=17 => Ask::Timeout,
+            _ => Ask::Cancel,
+        };
+        let patience = self.short(rng) / 2;
+        let Some(guard) = self.take(op, lock, weight, ask, patience).await else { return };
+        let exclusive = weight == spec.capacity && spec.kind != Kind::Semaphore;
+        self.hold(op, lock, &guard, exclusive, rng).await;
+        self.let_go(op, guard, rng).await;
+    }
+
+    /// A time from nothing to about a lease, mostly short.
+    fn short(&self, rng: &mut Rng) -> Duration {
+        let scale = match rng.u32(..250) {
+            0..=219 => 0.004,
+            220..=248 => 0.03,
+            _ if *self.stopping.borrow() => 0.03,
+            _ => 2.0,
+        };
+        self.lease.mul_f64(rng.f64() * scale)
+    }
+
+    async fn take(
+        &self,
+        op: OpId,
+        lock: usize,
+        weight: u32,
+        ask: Ask,
+        patience: Duration,
+    ) -> Option<Guard> {
+        let handle = self.handle(op, lock);
+        let mut taking = pin!(handle.take(weight, ask, patience));
+        self.event(op, now(), What::Invoked { lock, weight, ask });
+        let taken = if ask == Ask::Cancel {
+            tokio::select! {
+                taken = &mut taking => taken,
+                () = tokio::time::sleep(patience) => {
+                    // Before `taking` is dropped, at the end of this function.
+                    self.event(op, now(), What::Abandoned);
+                    return None;
+                }
+            }
+        } else {
+            taking.await
+        };
+        match taken {
+            Ok(guard) => {
+                self.event(op, now(), What::Acquired { token: guard.token().get() });
+                Some(guard)
+            }
+            Err(error) => {
+                self.failed(op, &error);
+                None
+            }
+        }
+    }
+
+    fn failed(&self, op: OpId, error: &leasehold::Error) {
+        let (kind, error) = (format!("{:?}", error.kind()), error.to_string());
+        self.event(op, now(), What::Failed { kind, error });
+    }
+
+    fn handle(&self, op: OpId, lock: usize) -> Handle {
+        let LockSpec { name, kind, capacity } = &self.specs[lock];
+        let told = AtomicBool::new(false);
+        let waits = move |place: leasehold::store::Place| {
+            if !told.swap(true, Ordering::SeqCst) {
+                let what = What::Waiting { ahead: place.ahead };
+                tell(&FromWorker::Event(Event { op, at: now(), what }));
+            }
+        };
+        let lease = self.lease;
+        match kind {
+            Kind::Mutex => Handle::Mutex(self.locks.mutex(name).lease(lease).on_waiting(waits)),
+            Kind::RwLock => Handle::RwLock(self.locks.rwlock(name).lease(lease).on_waiting(waits)),
+            Kind::Semaphore => {
+                let semaphore = self.locks.semaphore(name, *capacity);
+                Handle::Semaphore(semaphore.lease(lease).on_waiting(waits))
+            }
+        }
+    }
+
+    /// Asks the guard; what it says is told with the time *before* it was asked.
+    fn is_held(&self, op: OpId, guard: &Guard) -> bool {
+        let at = now();
+        let left = guard.remaining();
+        if guard.is_held() && !left.is_zero() {
+            self.event(op, at, What::Held { until: at.saturating_add(nanos(left)) });
+            return true;
+        }
+        let reason = match guard.state() {
+            State::Lost(reason) => Some(reason),
+            _ => None,
+        };
+        let expired = reason == Some(LostReason::Expired);
+        let reason = reason.map_or("not lost, and not held either".into(), |r| r.to_string());
+        self.event(op, now(), What::Lost { expired, reason });
+        false
+    }
+
+    async fn hold(&self, op: OpId, lock: usize, guard: &Guard, exclusive: bool, rng: &mut Rng) {
+        if !self.is_held(op, guard) {
+            return;
+        }
+        let think = self.short(rng);
+        if !exclusive {
+            self.stay(guard, think).await;
+            self.is_held(op, guard);
+            return;
+        }
+        let token = guard.token().get();
+        let read = self.ask(op, FromWorker::Read { op, lock, token }).await;
+        let Some(ToWorker::Read { plain, fenced, .. }) = read else { return };
+        self.stay(guard, think).await;
+        let careful = rng.u32(..8) == 0;
+        if careful && !self.is_held(op, guard) {
+            return;
+        }
+        self.write(op, lock, token, plain, fenced).await;
+        self.is_held(op, guard);
+    }
+
+    /// Holds for a while, or until the lock is lost or the run is over.
+    async fn stay(&self, guard: &Guard, think: Duration) {
+        let mut stopping = self.stopping.subscribe();
+        tokio::select! {
+            _ = stopping.wait_for(|stop| *stop) => {}
+            () = tokio::time::sleep(think) => {}
+            _ = guard.lost() => {}
+        }
+    }
+
+    async fn write(&self, op: OpId, lock: usize, token: u64, plain: Read, fenced: Option<Read>) {
+        let write = FromWorker::Write { op, lock, token, plain, fenced };
+        if let Some(ToWorker::Wrote { plain, fenced, .. }) = self.ask(op, write).await {
+            self.event(op, now(), What::Wrote { plain, fenced });
+        }
+    }
+
+    async fn let_go(&self, op: OpId, guard: Guard, rng: &mut Rng) {
+        let lost = matches!(guard.state(), State::Lost(_));
+        self.event(op, now(), What::Releasing);
+        if rng.u32(..5) == 0 {
+            return drop(guard);
+        }
+        match guard.release().await {
+            Ok(()) => self.event(op, now(), What::Released),
+            // It was told as lost, or is told as such by this very error.
+            Err(error) if lost => drop(error),
+            Err(error) => self.failed(op, &error),
+        }
+    }
+}
+
+/// A lock of any kind.
+enum Handle {
+    Mutex(Mutex),
+    RwLock(RwLock),
+    Semaphore(Semaphore),
+}
+
+impl Handle {
+    async fn take(&self, weight: u32, ask: Ask, patience: Duration) -> leasehold::Result<Guard> {
+        match self {
+            Self::Mutex(m) => {
+                by(ask, || m.lock(), || m.try_lock(), || m.lock_timeout(patience)).await
+            }
+            Self::RwLock(l) if weight == 1 => {
+                by(ask, || l.read(), || l.try_read(), || l.read_timeout(patience)).await
+            }
+            Self::RwLock(l) => {
+                by(ask, || l.write(), || l.try_write(), || l.write_timeout(patience)).await
+            }
+            Self::Semaphore(s) => {
+                let limited = || s.acquire_many_timeout(weight, patience);
+                by(ask, || s.acquire_many(weight), || s.try_acquire_many(weight), limited).await
+            }
+        }
+    }
+}
+
+async fn by<T, A, B, C>(
+    ask: Ask,
+    wait: impl FnOnce() -> A,
+    once: impl FnOnce() -> B,
+    limited: impl FnOnce() -> C,
+) -> T
+where
+    A: Future<Output = T>,
+    B: Future<Output = T>,
+    C: Future<Output = T>,
+{
+    match ask {
+        Ask::Lock | Ask::Cancel => wait().await,
+        Ask::Try => once().await,
+        Ask::Timeout => limited().await,
+    }
+}

@@ -1,0 +1,102 @@
+//! `leasehold torture` as a user runs it.
+
+use std::process::{Command, Output};
+
+fn torture(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_leasehold"))
+        .arg("torture")
+        .args(arguments)
+        .env_remove("LEASEHOLD_STORE")
+        .output()
+        .unwrap()
+}
+
+/// The report, of a run that kept every promise.
+fn fine(arguments: &[&str]) -> serde_json::Value {
+    let out = torture(&[arguments, &["--json"]].concat());
+    let (stdout, stderr) =
+        (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    assert_eq!(out.status.code(), Some(0), "{arguments:?}\n{stdout}\n{stderr}");
+    serde_json::from_str(&stdout).unwrap()
+}
+
+#[test]
+fn memory_keeps_its_promises_under_pauses_kills_and_cuts() {
+    let report = fine(&["--store", "memory:", "--seconds", "10", "--fault", "pause,kill,cut"]);
+    assert_eq!(report["verdict"], "fine");
+    for fault in ["pause", "kill", "cut"] {
+        assert!(report["faults"][fault].as_u64() >= Some(1), "{report}");
+    }
+    for kind in ["mutex", "rwlock", "semaphore"] {
+        assert!(report["grants_by_kind"][kind].as_u64() >= Some(10), "{report}");
+    }
+    // The negative control: what is not fenced was spoilt in the same run.
+    assert_eq!(report["negative_control"]["required"], true);
+    let spoilt = ["acknowledged_updates_lost", "late_writes_taken"]
+        .map(|what| report["negative_control"][what].as_u64().unwrap());
+    assert!(spoilt.iter().sum::<u64>() > 0, "{report}");
+}
+
+#[test]
+fn files_keep_their_promises_under_pauses_and_kills() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = format!("file:{}", directory.path().display());
+    let report = fine(&["--store", &store, "--seconds", "8", "--fault", "pause,kill"]);
+    for fault in ["pause", "kill"] {
+        assert!(report["faults"][fault].as_u64() >= Some(1), "{report}");
+    }
+    // Without leases a pause spoils nothing, fenced or not, and that is a promise.
+    assert_eq!(report["negative_control"]["required"], false);
+    assert!(claimed(&report, "unfenced"));
+    assert_eq!(report["negative_control"]["acknowledged_updates_lost"], 0);
+}
+
+#[test]
+fn s64_files_hand_over_at_once_after_a_kill() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = format!("file:{}", directory.path().display());
+    // Were there a lease to sit out, it would be longer than what is allowed.
+    let arguments = ["--store", &store, "--seconds", "6", "--fault", "kill", "--lease", "5s"];
+    let report = fine(&arguments);
+    assert!(report["recoveries"].as_u64() >= Some(1), "{report}");
+    assert!(report["allowed_recovery_ms"].as_u64() < Some(5_000), "{report}");
+}
+
+fn claimed(report: &serde_json::Value, property: &str) -> bool {
+    let lines = report["properties"].as_array().unwrap();
+    lines.iter().any(|l| l["property"] == property && l["claimed"] == true)
+}
+
+#[test]
+fn a_run_that_shows_nothing_is_void() {
+    // A lease that is longer than the run: no pause outlasts it, and nothing is lost.
+    let words = "--store memory: --seconds 1 --lease 60s --fault pause";
+    let out = torture(&words.split(' ').collect::<Vec<_>>());
+    assert_eq!(out.status.code(), Some(3), "{out:?}");
+    assert!(String::from_utf8_lossy(&out.stdout).contains("VOID"), "{out:?}");
+}
+
+#[test]
+fn bad_usage_is_told_in_one_line() {
+    let cases: [&[&str]; 3] = [
+        &["--store", "file:", "--fault", "cut"],
+        &["--store", "memory:?x"],
+        &["--store", "carrier-pigeon:"],
+    ];
+    for case in cases {
+        let out = torture(case);
+        let stderr = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(2), "{case:?}: {stderr}");
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    }
+}
+
+#[test]
+fn a_worker_without_a_parent_ends() {
+    let out = Command::new(env!("CARGO_BIN_EXE_leasehold"))
+        .arg("torture-worker")
+        .stdin(std::process::Stdio::null())
+        .output()
+        .unwrap();
+    assert!(!out.status.success());
+}

@@ -1,0 +1,188 @@
+//! Stores that break one promise each, tortured by real processes: the checker must say which.
+//!
+//! The mutated histories of the checker's own tests are made; these are lived.
+
+#[allow(dead_code, unreachable_pub, reason = "the command's own code, of which a part is used")]
+#[path = "../src/torture/mod.rs"]
+mod torture;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use leasehold::store::{
+    Evict, Guarantees, Joined, LockInfo, MemoryStore, Mode, Renew, Renewal, Signal, Store,
+};
+use leasehold::{Claim, Leasehold, Name, Result, Token};
+
+/// What a [`Broken`] store does wrong.
+#[derive(Clone, Copy, Debug)]
+enum Sabotage {
+    /// Processes with even and odd numbers do not see each other.
+    TwoQueues,
+    /// Promises three times the lease that it keeps.
+    ShortLeases,
+    /// Later grants have smaller tokens.
+    FallingTokens,
+    /// A heartbeat sends its waiter to the back of the queue.
+    Unfair,
+    /// Who leaves leaves something behind.
+    Ghosts,
+}
+
+#[derive(Debug)]
+struct Broken {
+    inner: MemoryStore,
+    how: Sabotage,
+}
+
+impl Broken {
+    fn bend(&self, claim: &Claim) -> Claim {
+        let mut claim = claim.clone();
+        match self.how {
+            Sabotage::TwoQueues if claim.holder.pid.is_multiple_of(2) => {
+                claim.name = Name::new(format!("{}'", claim.name.as_str())).unwrap();
+            }
+            Sabotage::ShortLeases => claim.lease /= 3,
+            _ => {}
+        }
+        claim
+    }
+
+    fn token(&self, token: Token) -> Token {
+        match self.how {
+            Sabotage::FallingTokens => Token::new(Token::MAX - token.get()).unwrap(),
+            _ => token,
+        }
+    }
+
+    fn left(&self, remaining: Option<Duration>) -> Option<Duration> {
+        match self.how {
+            Sabotage::ShortLeases => remaining.map(|r| r * 3),
+            _ => remaining,
+        }
+    }
+}
+
+#[async_trait]
+impl Store for Broken {
+    fn guarantees(&self) -> &Guarantees {
+        self.inner.guarantees()
+    }
+
+    fn url(&self) -> &str {
+        "memory:"
+    }
+
+    async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
+        Ok(match self.inner.join(&self.bend(claim), mode).await? {
+            Joined::Holding { token, remaining } => {
+                Joined::Holding { token: self.token(token), remaining: self.left(remaining) }
+            }
+            other => other,
+        })
+    }
+
+    async fn renew(&self, renewals: &[Renew]) -> Result<Vec<Renewal>> {
+        let mut answers = Vec::new();
+        for Renew { claim, lease } in renewals {
+            let claim = self.bend(claim);
+            let lease = (*lease).min(claim.lease);
+            let renew = Renew { claim: claim.clone(), lease };
+            let mut answer = self.inner.renew(&[renew]).await?.remove(0);
+            if let (Sabotage::Unfair, Renewal::Waiting(_)) = (self.how, &answer) {
+                self.inner.leave(&claim, None).await?;
+                if let Joined::Waiting(place) = self.inner.join(&claim, Mode::Wait).await? {
+                    answer = Renewal::Waiting(place);
+                }
+            }
+            answers.push(match answer {
+                Renewal::Holding { token, remaining } => {
+                    Renewal::Holding { token: self.token(token), remaining: self.left(remaining) }
+                }
+                other => other,
+            });
+        }
+        Ok(answers)
+    }
+
+    async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
+        let claim = self.bend(claim);
+        if matches!(self.how, Sabotage::Ghosts) {
+            let mut ghost = Claim::new(claim.name.clone(), claim.kind, 1, claim.capacity)?;
+            ghost.name = Name::new(format!("{} ghost", claim.name.as_str()))?;
+            self.inner.join(&ghost, Mode::Try).await?;
+        }
+        self.inner.leave(&claim, keep).await
+    }
+
+    async fn changed(&self, claim: &Claim) -> Result<Signal> {
+        Ok(match self.inner.changed(&self.bend(claim)).await? {
+            Signal::Granted(token) => Signal::Granted(self.token(token)),
+            Signal::Ask => Signal::Ask,
+        })
+    }
+
+    async fn read(&self, name: &Name) -> Result<Option<LockInfo>> {
+        self.inner.read(name).await
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
+        self.inner.list(prefix).await
+    }
+
+    async fn evict(&self, name: &Name, which: Evict) -> Result<usize> {
+        self.inner.evict(name, which).await
+    }
+}
+
+/// The report of torturing a store that is broken in this way.
+fn report(how: Sabotage, arguments: &str) -> serde_json::Value {
+    let store = Broken { inner: MemoryStore::new(), how };
+    let store = Leasehold::builder().store(Arc::new(store)).unwrap();
+    let program = env!("CARGO_BIN_EXE_leasehold").into();
+    let report = torture::report_on(store, arguments, program);
+    serde_json::to_value(report).unwrap()
+}
+
+/// How often the checker found this property broken.
+fn violations(report: &serde_json::Value, property: &str) -> u64 {
+    let lines = report["properties"].as_array().unwrap();
+    let line = lines.iter().find(|l| l["property"] == property).unwrap();
+    assert_eq!(line["claimed"], true);
+    line["violations"].as_u64().unwrap()
+}
+
+fn caught(how: Sabotage, arguments: &str, properties: &[&str]) {
+    let report = report(how, arguments);
+    assert_eq!(report["verdict"], "violated", "{report:#}");
+    assert!(properties.iter().any(|p| violations(&report, p) > 0), "{report:#}");
+}
+
+#[test]
+fn two_holders_are_caught() {
+    caught(Sabotage::TwoQueues, "--fault none --seconds 2", &["exclusion"]);
+}
+
+#[test]
+fn a_lease_that_is_kept_too_short_is_caught() {
+    // A stopped holder finds out by its own clock, and then two held at once, or is told by the
+    // store, before its time.
+    let either = ["exclusion", "renewal"];
+    caught(Sabotage::ShortLeases, "--fault pause --seconds 6 --kind mutex", &either);
+}
+
+#[test]
+fn falling_tokens_are_caught() {
+    caught(Sabotage::FallingTokens, "--fault none --seconds 2", &["token-order"]);
+}
+
+#[test]
+fn unfairness_is_caught() {
+    caught(Sabotage::Unfair, "--fault none --seconds 4 --kind mutex --clients 12", &["fifo"]);
+}
+
+#[test]
+fn what_is_left_behind_is_caught() {
+    caught(Sabotage::Ghosts, "--fault none --seconds 2 --kind mutex", &["residue"]);
+}

@@ -1,0 +1,56 @@
+//! What leasehold costs, beside what nobody could undercut, in one run.
+//!
+//! ```sh
+//! cargo bench -p leasehold --bench ratios                  # everything, about five minutes
+//! cargo bench -p leasehold --bench ratios -- pair kill     # only these
+//! cargo bench -p leasehold --bench ratios -- --quick       # only to see that it runs
+//! ```
+//! The tables go to the standard output as Markdown; `docs/benchmarks.md` keeps a run of them. No
+//! figure here is a test.
+
+mod contention;
+mod kill;
+mod measure;
+mod pair;
+mod raw;
+mod scratch;
+
+use std::path::Path;
+
+use measure::{Effort, Result};
+
+const PARTS: [&str; 3] = ["pair", "contention", "kill"];
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    // The same program again, as a contender or a holder in a process of its own.
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["contend", subject, me, of, dir] => {
+            return contention::child(subject, me, of, Path::new(dir));
+        }
+        ["hold", subject, dir] => return kill::child(subject, Path::new(dir)),
+        _ => {}
+    }
+    // Cargo adds `--bench`.
+    let quick = arguments.iter().any(|a| a == "--quick");
+    let effort = if quick { Effort::QUICK } else { Effort::FULL };
+    let chosen: Vec<&String> = arguments.iter().filter(|a| !a.starts_with("--")).collect();
+    let wanted = |part: &str| chosen.is_empty() || chosen.iter().any(|c| *c == part);
+    let known = |c: &&&String| PARTS.contains(&c.as_str());
+    if let Some(unknown) = chosen.iter().find(|c| !known(c)) {
+        return Err(format!("no such part: {unknown}; there are pair, contention and kill").into());
+    }
+    if wanted("pair") {
+        pair::memory(effort)?;
+        pair::file(effort)?;
+    }
+    if wanted("contention") {
+        contention::memory(effort)?;
+        contention::file_in_one_process(effort)?;
+        contention::file_in_processes(effort)?;
+    }
+    if wanted("kill") {
+        kill::file(effort)?;
+    }
+    Ok(())
+}

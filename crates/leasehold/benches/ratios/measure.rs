@@ -1,0 +1,141 @@
+//! How the ratios are measured: in turn, on one clock, told as medians.
+//!
+//! A machine that others use as well is never equally fast twice. So what is compared runs in
+//! turn, A B A B, in rounds; a ratio is taken within each round, and its median is what is told.
+
+use std::error::Error;
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+
+pub(crate) type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
+
+/// How long to measure.
+#[derive(Clone, Copy)]
+pub(crate) struct Effort {
+    pub(crate) rounds: usize,
+    /// The length of one measurement.
+    pub(crate) time: Duration,
+    /// How many holders are killed in a round.
+    pub(crate) kills: usize,
+}
+
+impl Effort {
+    pub(crate) const FULL: Self = Self { rounds: 9, time: Duration::from_millis(500), kills: 20 };
+    /// Only shows that everything runs.
+    pub(crate) const QUICK: Self = Self { rounds: 1, time: Duration::from_millis(50), kills: 2 };
+}
+
+/// What is measured: its name and one measurement of it.
+pub(crate) struct Subject<'a, T> {
+    name: &'a str,
+    run: Box<dyn FnMut() -> Result<T> + 'a>,
+}
+
+impl<'a, T> Subject<'a, T> {
+    pub(crate) fn new(name: &'a str, run: impl FnMut() -> Result<T> + 'a) -> Self {
+        Self { name, run: Box::new(run) }
+    }
+}
+
+/// All rounds of one subject.
+pub(crate) struct Measured<'a, T> {
+    pub(crate) name: &'a str,
+    pub(crate) rounds: Vec<T>,
+}
+
+impl<T> Measured<'_, T> {
+    /// The median of one figure over the rounds.
+    pub(crate) fn median(&self, figure: impl Fn(&T) -> f64) -> f64 {
+        median(self.rounds.iter().map(figure).collect())
+    }
+
+    /// The median, over the rounds, of what this figure is of `other`'s in the same round.
+    pub(crate) fn ratio(&self, other: &Self, figure: impl Fn(&T) -> f64) -> f64 {
+        let both = self.rounds.iter().zip(&other.rounds);
+        median(both.map(|(a, b)| figure(a) / figure(b)).collect())
+    }
+}
+
+/// Measures the subjects in turn, after one round of each that does not count.
+pub(crate) fn alternate<T>(
+    effort: Effort,
+    mut subjects: Vec<Subject<'_, T>>,
+) -> Result<Vec<Measured<'_, T>>> {
+    let mut measured: Vec<Measured<'_, T>> =
+        subjects.iter().map(|s| Measured { name: s.name, rounds: Vec::new() }).collect();
+    for round in 0..=effort.rounds {
+        for (subject, measured) in subjects.iter_mut().zip(&mut measured) {
+            let told = (subject.run)()?;
+            if round > 0 {
+                measured.rounds.push(told);
+            }
+        }
+    }
+    Ok(measured)
+}
+
+/// Nanoseconds on a clock that all processes of this machine share.
+pub(crate) fn now() -> u64 {
+    let t = clock_gettime(ClockId::Monotonic);
+    t.tv_sec.unsigned_abs() * 1_000_000_000 + t.tv_nsec.unsigned_abs()
+}
+
+fn median(values: Vec<f64>) -> f64 {
+    percentile(values, 0.5)
+}
+
+/// The value that this share of the others does not exceed; NaN if there is none.
+pub(crate) fn percentile(mut values: Vec<f64>, share: f64) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let rank = (values.len() as f64 * share).ceil() as usize;
+    values.get(rank.saturating_sub(1)).copied().unwrap_or(f64::NAN)
+}
+
+/// Jain's fairness index of what each got: 1 when all got the same, 1/n when one got it all.
+pub(crate) fn jain(shares: &[f64]) -> f64 {
+    let sum: f64 = shares.iter().sum();
+    let squares: f64 = shares.iter().map(|x| x * x).sum();
+    sum * sum / (shares.len() as f64 * squares)
+}
+
+/// A duration in nanoseconds with three digits.
+pub(crate) fn duration(nanos: f64) -> String {
+    let (value, unit) = match nanos {
+        n if n < 1e3 => (n, "ns"),
+        n if n < 1e6 => (n / 1e3, "µs"),
+        n if n < 1e9 => (n / 1e6, "ms"),
+        n => (n / 1e9, "s"),
+    };
+    format!("{} {unit}", digits(value))
+}
+
+/// A count per second with three digits.
+pub(crate) fn rate(per_second: f64) -> String {
+    match per_second {
+        r if r < 1e3 => digits(r),
+        r if r < 1e6 => format!("{} k", digits(r / 1e3)),
+        r => format!("{} M", digits(r / 1e6)),
+    }
+}
+
+/// A plain number with three digits.
+pub(crate) fn digits(value: f64) -> String {
+    let places = match value.abs() {
+        v if v >= 99.95 => 0,
+        v if v >= 9.995 => 1,
+        v if v >= 0.0995 => 2,
+        _ => 3,
+    };
+    format!("{value:.places$}")
+}
+
+/// Prints a table in Markdown.
+pub(crate) fn table(title: &str, head: &[&str], rows: Vec<Vec<String>>) {
+    println!("\n### {title}\n");
+    println!("| {} |", head.join(" | "));
+    println!("|---|{}", "--:|".repeat(head.len() - 1));
+    for row in rows {
+        println!("| {} |", row.join(" | "));
+    }
+}

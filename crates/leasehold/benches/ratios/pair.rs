@@ -1,0 +1,102 @@
+//! An uncontended pair: take a free lock and give it back, one task alone.
+
+use std::time::{Duration, Instant};
+
+use leasehold::Leasehold;
+use tokio::runtime::{Builder, Runtime};
+
+use crate::measure::{Effort, Measured, Result, Subject, alternate, digits, duration, rate, table};
+use crate::raw::{Flock, open_flock_close};
+use crate::scratch::Scratch;
+
+/// `memory:` beside tokio's mutex.
+pub(crate) fn memory(effort: Effort) -> Result<()> {
+    let runtime = runtime()?;
+    let raw = tokio::sync::Mutex::new(());
+    let locks = runtime.block_on(Leasehold::connect("memory:pair"))?;
+    let bare = time_pairs(&runtime, effort, async || {
+        drop(raw.lock().await);
+        Ok(())
+    });
+    let mut subjects = vec![Subject::new("tokio::sync::Mutex", bare)];
+    subjects.extend(ours(&runtime, effort, &locks));
+    let measured = alternate(effort, subjects)?;
+    show("memory:, uncontended pair", &measured, 1);
+    Ok(())
+}
+
+/// `file:` beside a bare flock: on a file that stays open, and on one that is opened and closed.
+pub(crate) fn file(effort: Effort) -> Result<()> {
+    let runtime = runtime()?;
+    let scratch = Scratch::new()?;
+    let raw = Flock::open(scratch.path())?;
+    let locks = runtime.block_on(Leasehold::connect(scratch.url()))?;
+    let bare = time_pairs(&runtime, effort, async || Ok(raw.with(|| ())?));
+    let whole = time_pairs(&runtime, effort, async || Ok(open_flock_close(scratch.path())?));
+    let mut subjects = vec![
+        Subject::new("flock + unlock on an open file", bare),
+        Subject::new("open + flock + close", whole),
+    ];
+    subjects.extend(ours(&runtime, effort, &locks));
+    let measured = alternate(effort, subjects)?;
+    show("file:, uncontended pair", &measured, 2);
+    Ok(())
+}
+
+fn ours<'a>(runtime: &'a Runtime, effort: Effort, locks: &'a Leasehold) -> [Subject<'a, f64>; 2] {
+    let released = locks.mutex("pair");
+    let dropped = locks.mutex("pair");
+    let release =
+        time_pairs(runtime, effort, async move || Ok(released.lock().await?.release().await?));
+    let drop = time_pairs(runtime, effort, async move || {
+        drop(dropped.lock().await?);
+        Ok(())
+    });
+    [
+        Subject::new("leasehold, lock + release", release),
+        Subject::new("leasehold, lock + drop", drop),
+    ]
+}
+
+/// Nanoseconds a pair.
+fn time_pairs<'a>(
+    runtime: &'a Runtime,
+    effort: Effort,
+    pair: impl AsyncFn() -> Result<()> + 'a,
+) -> impl FnMut() -> Result<f64> + 'a {
+    // Looking at the clock costs as much as the fastest pair, so it is done once for a hundred.
+    const BETWEEN_LOOKS: u32 = 100;
+    move || {
+        runtime.block_on(async {
+            let (started, mut pairs) = (Instant::now(), 0_u32);
+            let mut spent = Duration::ZERO;
+            while spent < effort.time / 2 {
+                for _ in 0..BETWEEN_LOOKS {
+                    pair().await?;
+                }
+                pairs += BETWEEN_LOOKS;
+                spent = started.elapsed();
+            }
+            Ok(spent.as_nanos() as f64 / f64::from(pairs))
+        })
+    }
+}
+
+fn runtime() -> Result<Runtime> {
+    Ok(Builder::new_current_thread().enable_all().build()?)
+}
+
+/// The first `raws` subjects are what the others are compared with.
+fn show(title: &str, measured: &[Measured<'_, f64>], raws: usize) {
+    let mut head = vec!["", "time", "pairs/s"];
+    let against: Vec<String> =
+        measured[..raws].iter().map(|raw| format!("speed of {}", raw.name)).collect();
+    head.extend(against.iter().map(String::as_str));
+    let row = |m: &Measured<'_, f64>| {
+        let nanos = m.median(|n| *n);
+        let mut row = vec![m.name.to_owned(), duration(nanos), rate(1e9 / nanos)];
+        row.extend(measured[..raws].iter().map(|raw| digits(raw.ratio(m, |n| *n))));
+        row
+    };
+    table(title, &head, measured.iter().map(row).collect());
+}
