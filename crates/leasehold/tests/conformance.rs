@@ -14,6 +14,23 @@ leasehold::conformance_suite!(file, async {
     Leasehold::connect(concat!("file:", env!("CARGO_TARGET_TMPDIR"), "/conformance")).await.unwrap()
 });
 
+#[cfg(feature = "sqlite")]
+leasehold::conformance_suite!(sqlite, async {
+    Leasehold::connect(concat!("sqlite:", env!("CARGO_TARGET_TMPDIR"), "/conformance.db"))
+        .await
+        .unwrap()
+});
+
+#[cfg(feature = "postgres")]
+leasehold::conformance_suite!(postgres, async {
+    Leasehold::connect(std::env::var("PGTEST").unwrap()).await.unwrap()
+});
+
+#[cfg(feature = "mysql")]
+leasehold::conformance_suite!(mysql, async {
+    Leasehold::connect(std::env::var("MYTEST").unwrap()).await.unwrap()
+});
+
 // What a third party writes for a store of its own.
 leasehold::conformance_suite!(third_party, async {
     static STORE: std::sync::LazyLock<Arc<MemoryStore>> = std::sync::LazyLock::new(Arc::default);
@@ -22,7 +39,7 @@ leasehold::conformance_suite!(third_party, async {
 
 #[test]
 fn every_built_in_store_is_in_the_suite() {
-    let suites = ["memory", "file"];
+    let suites = ["memory", "file", "sqlite", "postgres", "mysql"];
     for scheme in BUILT_IN {
         assert!(suites.contains(scheme), "the store {scheme}: has no conformance suite above");
     }
