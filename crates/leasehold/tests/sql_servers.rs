@@ -31,7 +31,7 @@ on_both![
     s52_exact_while_our_sessions_are_ended,
     s52_a_stopped_server_loses_the_lock_by_the_deadline,
     the_server_is_gone_in_mid_wait,
-    s41_a_lost_reply_to_a_take_is_recognised,
+    s41_lost_replies_are_recognised,
     s50_first_acquisitions_of_new_names,
     s50_tables_made_by_many_at_once,
     s51_names_are_bytes,
@@ -197,36 +197,54 @@ async fn the_server_is_gone_in_mid_wait<S: Server>() {
     assert!(guard.token() > token);
 }
 
-async fn s41_a_lost_reply_to_a_take_is_recognised<S: Server>() {
+async fn s41_lost_replies_are_recognised<S: Server>() {
     let server = S::shared();
     let url = server.database();
     let proxy = Proxy::before(server.port());
     let locks = connect(&proxy.in_front_of(server.port(), &url)).await;
     release(locks.mutex("warm").lock().await.unwrap()).await;
     let other = connect(&url).await;
-    for lost in 0..5 {
-        let name = format!("lost {lost}");
-        proxy.drop_replies(true);
-        let before = proxy.requests();
+    // Whichever reply is lost, of however many there are.
+    let mut lost = 0;
+    for kept in 0..8 {
+        let name = format!("lost {kept}");
+        proxy.drop_replies_after(kept);
         let mutex = locks.mutex(&name);
-        let taking = tokio::spawn(async move { mutex.lock().await });
-        until("the request", || proxy.requests() > before).await;
-        // The server has it now, or will in a moment.
-        let server_has_it = async {
-            while other.read(&name).await.unwrap().is_none() {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
+        let mut taking = tokio::spawn(async move { mutex.lock().await });
+        let taken = tokio::select! {
+            taken = &mut taking => Some(taken),
+            () = until("a dropped reply", || proxy.has_dropped()) => None,
         };
-        tokio::time::timeout(PATIENCE, server_has_it).await.unwrap();
+        lost += usize::from(taken.is_none());
         proxy.cut();
-        proxy.drop_replies(false);
-        let guard = tokio::time::timeout(PATIENCE, taking).await.unwrap().unwrap().unwrap();
+        proxy.pass_replies();
+        let taken = match taken {
+            Some(taken) => taken,
+            None => tokio::time::timeout(PATIENCE, taking).await.unwrap(),
+        };
+        let guard = taken.unwrap().unwrap();
         let info = other.read(&name).await.unwrap().expect("it is held");
         assert_eq!(info.claims.len(), 1, "doubled: {info:?}");
         assert_eq!(info.claims[0].token, Some(guard.token()));
-        guard.release().await.unwrap();
+
+        // The same for the release: it is one, though nobody heard of it.
+        proxy.drop_replies_after(kept);
+        let mut releasing = tokio::spawn(guard.release());
+        let released = tokio::select! {
+            released = &mut releasing => Some(released),
+            () = until("a dropped reply", || proxy.has_dropped()) => None,
+        };
+        lost += usize::from(released.is_none());
+        proxy.cut();
+        proxy.pass_replies();
+        let released = match released {
+            Some(released) => released,
+            None => tokio::time::timeout(PATIENCE, releasing).await.unwrap(),
+        };
+        released.unwrap().unwrap();
         assert!(other.read(&name).await.unwrap().is_none(), "leaked");
     }
+    assert!(lost >= 2, "every reply came");
 }
 
 async fn s50_first_acquisitions_of_new_names<S: Server>() {

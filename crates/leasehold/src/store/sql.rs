@@ -648,13 +648,15 @@ impl Shared {
             let mut told: Option<Vec<Renewal>> = match seen {
                 Some(mut seen) if seen.is_settled() => {
                     let now = seen.now;
-                    let told = some.clone().map(|r| match seen.queue.renew(&r.claim, Duration::ZERO, now) {
-                        Renewal::Holding { token, remaining } => {
-                            let remaining = remaining.map(|left| left.min(r.lease));
-                            Some(Renewal::Holding { token, remaining })
+                    let told = some.clone().map(|r| {
+                        match seen.queue.renew(&r.claim, Duration::ZERO, now) {
+                            Renewal::Holding { token, remaining } => {
+                                let remaining = remaining.map(|left| left.min(r.lease));
+                                Some(Renewal::Holding { token, remaining })
+                            }
+                            Renewal::Waiting(place) => Some(Renewal::Waiting(place)),
+                            Renewal::Lost => None,
                         }
-                        Renewal::Waiting(place) => Some(Renewal::Waiting(place)),
-                        Renewal::Lost => None,
                     });
                     told.collect()
                 }

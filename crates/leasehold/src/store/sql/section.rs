@@ -159,8 +159,17 @@ impl Loaded {
             ];
             args.extend(match shown {
                 Some(e) => common(e),
-                None => vec![0.into(), 0.into(), 0.into(), 0.into(), 0.into(), 0.into(),
-                    "".into(), 0.into(), "".into()],
+                None => vec![
+                    0.into(),
+                    0.into(),
+                    0.into(),
+                    0.into(),
+                    0.into(),
+                    0.into(),
+                    "".into(),
+                    0.into(),
+                    "".into(),
+                ],
             });
             args.push(name());
             one(wire.run(&sql.write_lock, args).await?.affected)?;
