@@ -410,14 +410,14 @@ async fn uncontended_round_trips<S: Server>() {
     for _ in 0..3 {
         mutex.lock().await.unwrap().release().await.unwrap();
     }
-    for _ in 0..20 {
+    for pair in 0..20 {
         let before = proxy.round_trips();
         let guard = mutex.try_lock().await.unwrap();
         let taken = proxy.round_trips();
         guard.release().await.unwrap();
         let released = proxy.round_trips();
-        assert!(taken - before <= most, "{} round trips to take", taken - before);
-        assert!(released - taken <= most, "{} round trips to release", released - taken);
+        assert!(taken - before <= most, "{} round trips to take {pair}", taken - before);
+        assert!(released - taken <= most, "{} round trips to release {pair}", released - taken);
         assert!(taken > before && released > taken, "counted nothing");
     }
 }
