@@ -22,13 +22,21 @@ leasehold::conformance_suite!(sqlite, async {
 });
 
 #[cfg(feature = "postgres")]
+static POSTGRES: std::sync::LazyLock<String> =
+    std::sync::LazyLock::new(|| testbed::postgres().database());
+
+#[cfg(feature = "postgres")]
 leasehold::conformance_suite!(postgres, async {
-    Leasehold::connect(std::env::var("PGTEST").unwrap()).await.unwrap()
+    Leasehold::connect(POSTGRES.as_str()).await.unwrap()
 });
 
 #[cfg(feature = "mysql")]
+static MARIADB: std::sync::LazyLock<String> =
+    std::sync::LazyLock::new(|| testbed::mariadb().database());
+
+#[cfg(feature = "mysql")]
 leasehold::conformance_suite!(mysql, async {
-    Leasehold::connect(std::env::var("MYTEST").unwrap()).await.unwrap()
+    Leasehold::connect(MARIADB.as_str()).await.unwrap()
 });
 
 // What a third party writes for a store of its own.
