@@ -51,6 +51,7 @@ on_both![
     s44_s54_a_lease_begins_after_the_row_lock,
     s45a_who_comes_late_does_not_barge,
     s46_serializable_by_default,
+    s46_a_row_that_is_locked_for_longer_than_the_server_waits,
 ];
 
 /// Locks one lock's row, as another transaction in its middle does.
@@ -619,4 +620,22 @@ async fn s46_serializable_by_default<S: Server>() {
     server.serializable(&url);
     let clients = [connect(&url).await, connect(&url).await, connect(&url).await];
     hammer(&clients, "serial", 6, 10).await;
+}
+
+async fn s46_a_row_that_is_locked_for_longer_than_the_server_waits<S: Server>() {
+    let server = S::shared();
+    let url = server.database();
+    let locks = connect(&url).await;
+    let mutex = locks.mutex("blocked").lease(Duration::from_secs(60));
+    release(mutex.lock().await.unwrap()).await;
+    let blocker = server.hold(&url, BLOCK).await;
+    let taking = tokio::spawn(async move { mutex.lock().await });
+    // 1205 or 55P03 comes after five seconds.
+    tokio::time::sleep(Duration::from_secs(7)).await;
+    assert!(!taking.is_finished(), "the row is locked");
+    drop(blocker);
+    let guard = tokio::time::timeout(PATIENCE, taking).await.unwrap().unwrap().unwrap();
+    assert_eq!(locks.read("blocked").await.unwrap().expect("it is held").claims.len(), 1);
+    guard.release().await.unwrap();
+    assert!(locks.read("blocked").await.unwrap().is_none());
 }

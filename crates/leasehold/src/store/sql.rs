@@ -96,6 +96,9 @@ const LIMIT: Duration = Duration::from_secs(10);
 const TRIES: u32 = 30;
 /// The poller's pauses, from just after something happened to long after.
 const POLL: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(40)];
+/// What the name of a client begins with that listens for notifications; also those tell it that
+/// cannot listen themselves.
+const LISTENS: &str = "leasehold_hears_";
 /// How many renewals share a transaction where each is a statement.
 const RENEWED_TOGETHER: usize = 200;
 /// How often what nobody uses any more is looked for.
@@ -193,7 +196,11 @@ impl SqlStore {
             sql: Statements::of(&url),
             pool: Pool::new(connect, url.pool),
             waiters: Arc::default(),
-            session: format!("leasehold_{}", id.get(..16).unwrap_or(&id)),
+            session: format!(
+                "{}{}",
+                if pushes { LISTENS } else { "leasehold_asks_" },
+                id.get(..16).unwrap_or(&id)
+            ),
             pushes,
         });
         let prepared = tokio::time::timeout(LIMIT, shared.prepare(&url)).await;
@@ -586,7 +593,7 @@ impl Shared {
         let granted = self.granted(&mut loaded);
         loaded.save(wire, &self.sql, name).await?;
         for (id, token, session) in &granted {
-            if self.pushes && *session != self.session && session.starts_with("leasehold_") {
+            if *session != self.session && session.starts_with(LISTENS) {
                 self.notify(wire, session, *id, *token).await?;
             }
         }
