@@ -35,9 +35,7 @@ static MARIADB: std::sync::LazyLock<String> =
     std::sync::LazyLock::new(|| testbed::mariadb().database());
 
 #[cfg(feature = "mysql")]
-leasehold::conformance_suite!(mysql, async {
-    Leasehold::connect(MARIADB.as_str()).await.unwrap()
-});
+leasehold::conformance_suite!(mysql, async { Leasehold::connect(MARIADB.as_str()).await.unwrap() });
 
 // What a third party writes for a store of its own.
 leasehold::conformance_suite!(third_party, async {

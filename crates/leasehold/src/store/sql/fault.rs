@@ -48,8 +48,7 @@ impl Failure {
                 Error::new(ErrorKind::Unreachable, what).because(shown(&error))
             }
             Self::Broken(error) => {
-                let what =
-                    "the database cannot be reached: check that it runs and that host and port \
+                let what = "the database cannot be reached: check that it runs and that host and port \
                      are right";
                 Error::new(ErrorKind::Unreachable, what).because(shown(&error))
             }

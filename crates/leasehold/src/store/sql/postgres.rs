@@ -69,7 +69,11 @@ pub(super) async fn listen(options: PgConnectOptions, channel: String, waiters: 
     }
 }
 
-async fn listen_once(options: PgConnectOptions, channel: &str, waiters: &Waiters) -> sqlx::Result<()> {
+async fn listen_once(
+    options: PgConnectOptions,
+    channel: &str,
+    waiters: &Waiters,
+) -> sqlx::Result<()> {
     // The listener wants a pool; this one is its only connection.
     let pool = PgPoolOptions::new()
         .max_connections(1)
