@@ -282,6 +282,22 @@ impl Queue {
         }
     }
 
+    /// How a claim stands, with nothing settled and nothing extended; `None` if it is not here or
+    /// over.
+    #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+    pub(crate) fn peek(&self, id: ClaimId, now: u64) -> Option<Renewal> {
+        let i = self.position(id)?;
+        let e = self.entries.get(i).filter(|e| e.expires.is_none_or(|t| t > now))?;
+        match e.standing {
+            Standing::Holding => {
+                let remaining = remaining(e.expires, now);
+                Some(Renewal::Holding { token: e.token, remaining })
+            }
+            Standing::Waiting => Some(Renewal::Waiting(self.place(i, now))),
+            Standing::Departed => None,
+        }
+    }
+
     /// Extends entry `i`, never shortens it: a late duplicate must not take back what was told.
     fn beat(&mut self, i: usize, lease: Duration, waiter_lease: Duration, now: u64) -> Renewal {
         let e = &mut self.entries[i];

@@ -31,7 +31,10 @@
 //! by `SET expires = greatest(…) WHERE expires > now`. A slow path may at the same moment believe
 //! that the claim has expired: therefore what ends or shortens a claim's place does so only if
 //! `expires` is what was read, and is otherwise undone and tried again. Waiters then learn their
-//! place from one snapshot; if that shows anything expired or free, the slow path settles it.
+//! place from one snapshot; if that shows anything expired or free, the slow path settles it, while
+//! the heartbeat answers what it saw if that takes long. Renewals and heartbeats have connections of
+//! their own, so that a client which was stopped with a lock's row in its hands (the database ends
+//! its transaction after a second; SQLite and MySQL cannot) costs nobody a lease.
 //!
 //! # Who wakes whom
 //! PostgreSQL: who grants sends a NOTIFY to the client of each claim that was granted, in the same
@@ -67,7 +70,7 @@ mod sqlite;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -82,8 +85,8 @@ use self::waiters::Waiters;
 use self::wire::{Arg, Connect, Pool, Statement, Wire};
 use super::guarantees::ALL_KINDS;
 use super::{
-    ClockModel, Durability, Evict, Guarantees, Joined, Liveness, LockInfo, Mode, Renew, Renewal,
-    Signal, Store, Survival, Wakeup, mismatch,
+    ClockModel, Durability, Evict, Guarantees, Joined, Liveness, LockInfo, Mode, Place, Renew,
+    Renewal, Signal, Store, Survival, Wakeup, mismatch,
 };
 use crate::claim::{Claim, ClaimId, Token};
 use crate::error::{Error, ErrorKind, Result};
@@ -94,6 +97,10 @@ use crate::queue::{At, Queue};
 const LIMIT: Duration = Duration::from_secs(10);
 /// How often others may get in the way.
 const TRIES: u32 = 30;
+/// How many connections there are for renewals and heartbeats.
+const BEATS: usize = 2;
+/// How long a heartbeat waits for what it settles, before it answers what it saw.
+const SETTLED_IN: Duration = Duration::from_millis(60);
 /// The poller's pauses, from just after something happened to long after.
 const POLL: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(40)];
 /// What the name of a client begins with that listens for notifications; also those tell it that
@@ -128,6 +135,11 @@ struct Shared {
     dialect: Dialect,
     sql: Statements,
     pool: Pool,
+    /// For renewals and heartbeats alone, so that they never stand behind calls that wait for a
+    /// lock's row.
+    beats: Pool,
+    /// What some heartbeat is settling just now.
+    settling: Mutex<HashSet<Name>>,
     waiters: Arc<Waiters>,
     /// This client, as its claims' rows name it; PostgreSQL's channel.
     session: String,
@@ -138,6 +150,8 @@ struct Shared {
 #[derive(Clone, Debug)]
 enum Call {
     Join(Claim, Mode),
+    Beat(Vec<Renew>),
+    /// Renewals on one lock, with its row locked.
     Renew(Vec<Renew>),
     Leave(Claim, Option<Duration>),
     Read(Name),
@@ -149,11 +163,22 @@ enum Call {
 #[derive(Debug)]
 enum Answer {
     Joined(Joined),
+    Beaten(Vec<Beaten>),
     Renewed(Vec<Renewal>),
     Left(bool),
     Read(Option<LockInfo>),
     Listed(Vec<LockInfo>),
     Evicted(usize),
+}
+
+/// What a heartbeat without the lock's row has found.
+#[derive(Clone, Debug)]
+enum Beaten {
+    Renewed(Renewal),
+    /// It waits, and so much is sure; but something is to be settled.
+    Unsettled(Renewal),
+    /// Only the queue itself knows.
+    Unknown,
 }
 
 impl SqlStore {
@@ -194,7 +219,9 @@ impl SqlStore {
             url: shown,
             dialect: url.dialect,
             sql: Statements::of(&url),
-            pool: Pool::new(connect, url.pool),
+            pool: Pool::new(connect.clone(), url.pool),
+            beats: Pool::new(connect, BEATS),
+            settling: Mutex::default(),
             waiters: Arc::default(),
             session: format!(
                 "{}{}",
@@ -412,14 +439,15 @@ impl Shared {
         let (mut tries, mut replaced, mut in_doubt) = (0, 0, false);
         loop {
             tries += 1;
-            let mut pooled = match self.pool.take().await {
+            let pool = if matches!(call, Call::Beat(_)) { &self.beats } else { &self.pool };
+            let mut pooled = match pool.take().await {
                 Ok(pooled) => pooled,
                 Err(error) => return Err(Failure::from(error).into_error()),
             };
             let done = self.perform(&mut *pooled.wire, &call, in_doubt);
             let failure = match tokio::time::timeout(LIMIT, done).await {
                 Ok(Ok(answer)) => {
-                    self.pool.put(pooled);
+                    pool.put(pooled);
                     return Ok(answer);
                 }
                 Ok(Err(failure)) => failure,
@@ -430,13 +458,13 @@ impl Shared {
                 Failure::Broken(_) if pooled.used && replaced < 2 => {
                     in_doubt = true;
                     replaced += 1;
-                    self.pool.forget_idle();
+                    pool.forget_idle();
                 }
                 Failure::Broken(error) => return Err(Failure::Broken(error).into_error()),
                 Failure::Conflict(error) => {
                     // Ends the transaction; one that cannot be ended so ends with its connection.
                     if pooled.wire.raw("ROLLBACK").await.is_ok() {
-                        self.pool.put(pooled);
+                        pool.put(pooled);
                     }
                     if tries >= TRIES {
                         return Err(Failure::Conflict(error).into_error());
@@ -456,7 +484,15 @@ impl Shared {
     ) -> Result<Answer, Failure> {
         Ok(match call {
             Call::Join(claim, mode) => Answer::Joined(self.join(wire, claim, *mode).await?),
-            Call::Renew(renewals) => Answer::Renewed(self.renew(wire, renewals).await?),
+            Call::Beat(renewals) => Answer::Beaten(self.beat(wire, renewals).await?),
+            Call::Renew(renewals) => {
+                let Some(first) = renewals.first() else { return Ok(Answer::Renewed(Vec::new())) };
+                let renewed = self.section(wire, &first.claim.name, None, |queue, now| {
+                    renewals.iter().map(|r| queue.renew(&r.claim, r.lease, now)).collect()
+                });
+                let lost = || vec![Renewal::Lost; renewals.len()];
+                Answer::Renewed(renewed.await?.unwrap_or_else(lost))
+            }
             Call::Leave(claim, keep) => {
                 Answer::Left(self.leave(wire, claim, *keep).await? || in_doubt)
             }
@@ -630,58 +666,99 @@ impl Shared {
         section::snapshot(rows)
     }
 
-    async fn renew(
-        &self,
-        wire: &mut dyn Wire,
-        renewals: &[Renew],
-    ) -> Result<Vec<Renewal>, Failure> {
-        let mut answers: Vec<Option<Renewal>> = vec![None; renewals.len()];
+    /// Renewals and heartbeats, as far as no lock's row is needed for them.
+    async fn beat(&self, wire: &mut dyn Wire, renewals: &[Renew]) -> Result<Vec<Beaten>, Failure> {
+        let mut answers = vec![Beaten::Unknown; renewals.len()];
         let heads = self.renew_heads(wire, renewals).await?;
+        let mut open: BTreeSet<usize> = (0..renewals.len()).collect();
         for (i, token) in heads {
             // As for the fast path: no longer than the row says.
             let remaining = Some(renewals[i].lease);
-            answers[i] = Some(Renewal::Holding { token, remaining });
+            answers[i] = Beaten::Renewed(Renewal::Holding { token, remaining });
+            open.remove(&i);
         }
-        let open: Vec<usize> = (0..renewals.len()).filter(|i| answers[*i].is_none()).collect();
-        self.renew_claims(wire, renewals, &open).await?;
+        let open: Vec<usize> = open.into_iter().collect();
         let mut by_name: BTreeMap<&Name, Vec<usize>> = BTreeMap::new();
-        for i in open {
+        for i in self.renew_claims(wire, renewals, &open).await? {
             by_name.entry(&renewals[i].claim.name).or_default().push(i);
         }
         for (name, indices) in by_name {
-            let some = indices.iter().map(|&i| &renewals[i]);
-            let seen = self.snapshot(wire, name).await?;
-            // What is there and settled is answered as it was seen.
-            let mut told: Option<Vec<Renewal>> = match seen {
-                Some(mut seen) if seen.is_settled() => {
-                    let now = seen.now;
-                    let told = some.clone().map(|r| {
-                        match seen.queue.renew(&r.claim, Duration::ZERO, now) {
-                            Renewal::Holding { token, remaining } => {
-                                let remaining = remaining.map(|left| left.min(r.lease));
-                                Some(Renewal::Holding { token, remaining })
-                            }
-                            Renewal::Waiting(place) => Some(Renewal::Waiting(place)),
-                            Renewal::Lost => None,
-                        }
-                    });
-                    told.collect()
-                }
-                _ => None,
-            };
-            if told.is_none() {
-                told = self
-                    .section(wire, name, None, |queue, now| {
-                        some.map(|r| queue.renew(&r.claim, r.lease, now)).collect()
-                    })
-                    .await?;
-            }
-            let told = told.unwrap_or_else(|| vec![Renewal::Lost; indices.len()]);
-            for (i, renewal) in indices.into_iter().zip(told) {
-                answers[i] = Some(renewal);
+            let Some(mut seen) = self.snapshot(wire, name).await? else { continue };
+            let (settled, now) = (seen.is_settled(), seen.now);
+            for i in indices {
+                let Renew { claim, lease } = &renewals[i];
+                let Some(renewal) = seen.standing_of(claim, *lease, now) else { continue };
+                answers[i] = match (settled, &renewal) {
+                    (false, Renewal::Waiting(_)) => Beaten::Unsettled(renewal),
+                    _ => Beaten::Renewed(renewal),
+                };
             }
         }
-        Ok(answers.into_iter().map(|a| a.unwrap_or(Renewal::Lost)).collect())
+        Ok(answers)
+    }
+
+    /// Renews many: what needs a lock's row is settled apart, each lock for itself.
+    async fn renew(self: &Arc<Self>, renewals: &[Renew]) -> Result<Vec<Renewal>> {
+        let Answer::Beaten(beaten) = self.call(Call::Beat(renewals.to_vec())).await? else {
+            return SqlStore::out_of_step();
+        };
+        let mut answers = vec![Renewal::Lost; renewals.len()];
+        let mut open: BTreeMap<&Name, Vec<(usize, Option<Renewal>)>> = BTreeMap::new();
+        for (i, beaten) in beaten.into_iter().enumerate() {
+            let seen = match beaten {
+                Beaten::Renewed(renewal) => {
+                    answers[i] = renewal;
+                    continue;
+                }
+                Beaten::Unsettled(renewal) => Some(renewal),
+                Beaten::Unknown => None,
+            };
+            open.entry(&renewals[i].claim.name).or_default().push((i, seen));
+        }
+        let mut settling = Vec::new();
+        for (name, some) in open {
+            let all_seen = some.iter().all(|(_, seen)| seen.is_some());
+            // One of us is enough; the others were seen to wait, and ask again soon.
+            let mine = lock(&self.settling).insert(name.clone());
+            if !mine && all_seen {
+                for (i, seen) in some {
+                    answers[i] = seen.map_or(Renewal::Lost, in_a_moment);
+                }
+                continue;
+            }
+            let these: Vec<Renew> = some.iter().map(|(i, _)| renewals[*i].clone()).collect();
+            let (shared, name) = (self.clone(), name.clone());
+            let task = tokio::spawn(async move {
+                let done = shared.call(Call::Renew(these)).await;
+                if mine {
+                    lock(&shared.settling).remove(&name);
+                }
+                done
+            });
+            settling.push((task, some, all_seen));
+        }
+        let until = tokio::time::Instant::now() + SETTLED_IN;
+        for (task, some, all_seen) in settling {
+            let done = match all_seen {
+                true => tokio::time::timeout_at(until, task).await.ok(),
+                false => Some(task.await),
+            };
+            match done {
+                Some(Ok(Ok(Answer::Renewed(renewed)))) => {
+                    for ((i, _), renewal) in some.into_iter().zip(renewed) {
+                        answers[i] = renewal;
+                    }
+                }
+                Some(Ok(Err(error))) if !all_seen => return Err(error),
+                Some(Ok(Ok(_)) | Err(_)) if !all_seen => return Err(closed()),
+                _ => {
+                    for (i, seen) in some {
+                        answers[i] = seen.map_or(Renewal::Lost, in_a_moment);
+                    }
+                }
+            }
+        }
+        Ok(answers)
     }
 
     /// Renews those that are heads; tells which, and their tokens.
@@ -738,19 +815,25 @@ impl Shared {
         Ok(renewed)
     }
 
-    /// Lengthens the places of those of `indices` that stand among the claims.
+    /// Lengthens the places of those of `indices` that stand among the claims; tells which.
     async fn renew_claims(
         &self,
         wire: &mut dyn Wire,
         renewals: &[Renew],
         indices: &[usize],
-    ) -> Result<(), Failure> {
+    ) -> Result<Vec<usize>, Failure> {
+        let mut renewed = Vec::new();
         if indices.is_empty() {
-            return Ok(());
+            return Ok(renewed);
         }
         if let Some(many) = &self.sql.renew_claims {
-            wire.rows(many, vec![json(renewals, indices).into()]).await?;
-            return Ok(());
+            let rows = wire.rows(many, vec![json(renewals, indices).into()]).await?;
+            let mut claims = HashSet::new();
+            for row in rows {
+                claims.insert(Cells::new(row).text()?);
+            }
+            let done = |i: &usize| claims.contains(&renewals[*i].claim.id.to_hex());
+            return Ok(indices.iter().copied().filter(done).collect());
         }
         for some in indices.chunks(RENEWED_TOGETHER) {
             wire.raw(self.sql.begin).await?;
@@ -762,11 +845,13 @@ impl Shared {
                     claim.id.to_hex().into(),
                     Arg::Name(claim.name.as_str().into()),
                 ];
-                wire.run(&self.sql.renew_claim, args).await?;
+                if wire.run(&self.sql.renew_claim, args).await?.affected > 0 {
+                    renewed.push(i);
+                }
             }
             wire.raw("COMMIT").await?;
         }
-        Ok(())
+        Ok(renewed)
     }
 
     /// Asks for all our waiters which of them hold by now. Never ends by itself.
@@ -810,6 +895,22 @@ impl Shared {
                 self.pool.put(pooled);
             }
         }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // No code that can panic runs between two consistent states.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// For one whose lock is being settled: it asks again soon, but not at once.
+fn in_a_moment(renewal: Renewal) -> Renewal {
+    match renewal {
+        Renewal::Waiting(place) => Renewal::Waiting(Place {
+            head_remaining: place.head_remaining.map(|left| left.max(SETTLED_IN / 3)),
+            ..place
+        }),
+        other => other,
     }
 }
 
@@ -883,11 +984,9 @@ impl Store for SqlStore {
     }
 
     async fn renew(&self, renewals: &[Renew]) -> Result<Vec<Renewal>> {
-        match self.call(Call::Renew(renewals.to_vec())).await {
-            Ok(Answer::Renewed(renewed)) => Ok(renewed),
-            Ok(_) => Self::out_of_step(),
-            Err(error) => Err(error.at(self.url())),
-        }
+        let (shared, renewals) = (self.shared.clone(), renewals.to_vec());
+        let renewed = self.runtime.spawn(async move { shared.renew(&renewals).await });
+        renewed.await.unwrap_or_else(|_| Err(closed())).map_err(|e| e.at(self.url()))
     }
 
     async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {

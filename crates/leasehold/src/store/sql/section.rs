@@ -14,7 +14,7 @@ use crate::claim::{Claim, ClaimId, Holder, Kind, Token};
 use crate::error::{Error, ErrorKind};
 use crate::name::Name;
 use crate::queue::{Entry, Queue};
-use crate::store::Standing;
+use crate::store::{Renewal, Standing};
 
 /// A lock's queue as it was read.
 #[derive(Debug)]
@@ -120,6 +120,23 @@ impl Loaded {
         queue.settle(self.now);
         let same = |(a, b): (&Entry, &Entry)| a.id == b.id && a.standing == b.standing;
         queue.entries().len() == self.before.len() && queue.entries().zip(&self.before).all(same)
+    }
+
+    /// What a claim is told whose row was lengthened just before this was read. `None`: gone since.
+    pub(super) fn standing_of(
+        &mut self,
+        claim: &Claim,
+        lease: Duration,
+        now: u64,
+    ) -> Option<Renewal> {
+        match self.queue.peek(claim.id, now)? {
+            Renewal::Holding { token, remaining } => {
+                let remaining = remaining.map(|left| left.min(lease));
+                Some(Renewal::Holding { token, remaining })
+            }
+            Renewal::Waiting(place) => Some(Renewal::Waiting(place)),
+            Renewal::Lost => None,
+        }
     }
 
     /// Writes what changed. The lock's row is ours alone since it was read; a claim's row may have

@@ -125,22 +125,28 @@ impl Statements {
                  CASE standing WHEN 1 THEN ? ELSE ? END) \
                  WHERE claim = ? AND name = ? AND standing < 2 AND expires > {now}",
             ),
+            // What somebody has locked is left to the slow path: one stopped client must not hold up
+            // the renewals of all.
             renew_locks: many(d).then(|| {
                 say(
                     "ti",
-                    "UPDATE {locks} AS l SET expires = greatest(l.expires, {now} + r.lease) \
-                     FROM json_to_recordset(?::json) AS r(name text, claim text, lease bigint, wait bigint) \
-                     WHERE l.name = r.name AND l.claim = r.claim AND l.standing = 1 \
-                     AND l.expires > {now} RETURNING l.claim, l.token",
+                    "UPDATE {locks} AS l SET expires = greatest(l.expires, {now} + s.lease) \
+                     FROM (SELECT k.name, r.lease FROM {locks} k JOIN \
+                     json_to_recordset(?::json) AS r(name text, claim text, lease bigint, wait bigint) \
+                     ON k.name = r.name AND k.claim = r.claim FOR UPDATE OF k SKIP LOCKED) s \
+                     WHERE l.name = s.name AND l.standing = 1 AND l.expires > {now} \
+                     RETURNING l.claim, l.token",
                 )
             }),
             renew_claims: many(d).then(|| {
                 say(
                     "t",
                     "UPDATE {claims} AS l SET expires = greatest(l.expires, {now} + \
-                     CASE l.standing WHEN 1 THEN r.lease ELSE r.wait END) \
-                     FROM json_to_recordset(?::json) AS r(name text, claim text, lease bigint, wait bigint) \
-                     WHERE l.name = r.name AND l.claim = r.claim AND l.standing < 2 \
+                     CASE l.standing WHEN 1 THEN s.lease ELSE s.wait END) \
+                     FROM (SELECT k.name, k.token, r.lease, r.wait FROM {claims} k JOIN \
+                     json_to_recordset(?::json) AS r(name text, claim text, lease bigint, wait bigint) \
+                     ON k.name = r.name AND k.claim = r.claim FOR UPDATE OF k SKIP LOCKED) s \
+                     WHERE l.name = s.name AND l.token = s.token AND l.standing < 2 \
                      AND l.expires > {now} RETURNING l.claim",
                 )
             }),
@@ -173,7 +179,7 @@ fn begin(dialect: Dialect) -> &'static str {
         #[cfg(feature = "postgres")]
         Dialect::Postgres => {
             "BEGIN ISOLATION LEVEL READ COMMITTED; \
-             SET LOCAL idle_in_transaction_session_timeout = 3000; SET LOCAL lock_timeout = 5000"
+             SET LOCAL idle_in_transaction_session_timeout = 1000; SET LOCAL lock_timeout = 5000"
         }
         #[cfg(feature = "mysql")]
         Dialect::MySql => "START TRANSACTION",
