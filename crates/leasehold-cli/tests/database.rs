@@ -12,7 +12,7 @@ use common::{Place, eventually};
 
 const PROCESSES: usize = 40;
 /// How often each of them counts.
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 2;
 
 /// What each process does: reads, thinks, writes, and says under which token.
 const COUNT: &str = r#"
@@ -25,9 +25,11 @@ fn count(store: &str, meanwhile: impl FnOnce()) {
     let counter = place.path("counter");
     std::fs::write(&counter, "0\n").unwrap();
     let start = |_| -> Child {
-        // Quoted by nobody: words on a command line.
-        let rounds = "i=0; while [ $i -lt \"$3\" ]; do \"$0\" run --store \"$1\" counter -- \
-                      sh -c \"$4\" sh \"$2\" || exit; i=$((i + 1)); done";
+        // 69: there was no server to connect to, so nothing was done; as a cron job would, again.
+        let rounds = "i=0; while [ $i -lt \"$3\" ]; do \
+                      \"$0\" run --store \"$1\" counter -- sh -c \"$4\" sh \"$2\"; \
+                      code=$?; case $code in 0) i=$((i + 1)) ;; 69) sleep 0.1 ;; \
+                      *) exit $code ;; esac; done";
         let mut command = std::process::Command::new("sh");
         command.args(["-c", rounds, common::LEASEHOLD, store]).arg(&counter);
         command.args([&ROUNDS.to_string(), COUNT]).stdin(Stdio::null()).stderr(Stdio::piped());
