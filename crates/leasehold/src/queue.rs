@@ -127,6 +127,12 @@ impl Queue {
         Self { kind, capacity, leases, last: 0, entries, quiet_until: 0, fresh }
     }
 
+    /// The queue that a store kept, with leases: entries in order, and the highest token drawn.
+    #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+    pub(crate) fn restored(kind: Kind, capacity: u32, last: u64, entries: Vec<Entry>) -> Self {
+        Self { last, entries: entries.into(), ..Self::new(kind, capacity, true) }
+    }
+
     /// What the lock is.
     pub fn kind(&self) -> Kind {
         self.kind
@@ -273,6 +279,22 @@ impl Queue {
         match self.position(claim.id) {
             Some(i) => self.beat(i, lease, claim.waiter_lease, now),
             None => Renewal::Lost,
+        }
+    }
+
+    /// How a claim stands, with nothing settled and nothing extended; `None` if it is not here or
+    /// over.
+    #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+    pub(crate) fn peek(&self, id: ClaimId, now: u64) -> Option<Renewal> {
+        let i = self.position(id)?;
+        let e = self.entries.get(i).filter(|e| e.expires.is_none_or(|t| t > now))?;
+        match e.standing {
+            Standing::Holding => {
+                let remaining = remaining(e.expires, now);
+                Some(Renewal::Holding { token: e.token, remaining })
+            }
+            Standing::Waiting => Some(Renewal::Waiting(self.place(i, now))),
+            Standing::Departed => None,
         }
     }
 
