@@ -9,17 +9,27 @@ set -eu
 cd "$(dirname "$0")"
 
 # The tools, each with the Debian package that has it: a linker, the shells that the command's
-# tests write scripts for, and a terminal for those that need one.
-tools='cc:gcc cc:libc6-dev bash:bash dash:dash flock:util-linux setsid:util-linux script:bsdutils'
+# tests write scripts for, a terminal for those that need one, and the servers of the stores, which
+# tests start privately (crates/testbed).
+tools='cc:gcc cc:libc6-dev bash:bash dash:dash flock:util-linux setsid:util-linux script:bsdutils
+    setpriv:util-linux openssl:openssl initdb:postgresql psql:postgresql-client
+    mariadbd:mariadb-server mariadb:mariadb-client pgbouncer:pgbouncer'
 
 if ! command -v cargo >/dev/null; then
     echo 'test.sh: no cargo: install Rust 1.95 or later first (rustup.rs)' >&2
     exit 1
 fi
 
+# Where Debian has servers, off an ordinary user's PATH.
+folders=/usr/sbin
+for folder in /usr/lib/postgresql/*/bin; do
+    folders="$folders:$folder"
+done
+
 packages=''
 for tool in $tools; do
-    command -v "${tool%%:*}" >/dev/null || packages="$packages ${tool#*:}"
+    (PATH="$PATH:$folders" && command -v "${tool%%:*}") >/dev/null ||
+        packages="$packages ${tool#*:}"
 done
 if [ -n "$packages" ]; then
     if [ "$(id -u)" = 0 ]; then
@@ -35,8 +45,23 @@ if [ -n "$packages" ]; then
     fi
     echo "test.sh: installing$packages"
     $as_root apt-get -qq update
+    # Installing a server would start it, on its standard port: not what whoever runs tests wants.
+    # A machine that has a policy of its own for that knows better.
+    policy=/usr/sbin/policy-rc.d
+    ours=''
+    if [ ! -e "$policy" ]; then
+        ours=$policy
+        trap '$as_root rm -f "$ours"' EXIT
+        trap 'exit 1' HUP INT TERM
+        printf '#!/bin/sh\nexit 101\n' | $as_root tee "$ours" >/dev/null
+        $as_root chmod 755 "$ours"
+    fi
     # Unquoted: one word for each package.
     $as_root DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $packages
+    if [ -n "$ours" ]; then
+        $as_root rm -f "$ours"
+        trap - EXIT HUP INT TERM
+    fi
 fi
 
 exec cargo test --workspace --all-features "$@"

@@ -175,6 +175,7 @@ list_cases![
     p7_only_the_owner_releases_or_renews,
     p8_one_claim_one_grant,
     p9_a_dropped_release_goes_on,
+    r3_an_owner_reenters_without_the_store,
     s01_a_late_grant_counts_from_before_sending,
     s02_a_late_renewal_revives_nothing,
     s03_a_vanished_record_is_lost_not_retaken,

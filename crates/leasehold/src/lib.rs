@@ -1,4 +1,34 @@
 //! Locks for programs that run on more than one thread, process or machine.
+//!
+//! ```
+//! # tokio::runtime::Runtime::new().unwrap().block_on(async {
+//! let locks = leasehold::Leasehold::connect("memory:").await?; // or file:, …
+//! let total = locks
+//!     .mutex("order:42")
+//!     .run(|guard| async move {
+//!         // Here the lock is held, and renewed. If it is lost, this future is dropped.
+//!         // Hand `guard.token()` to whatever the lock protects.
+//!         guard.token().get()
+//!     })
+//!     .await?;
+//! # Ok::<(), leasehold::Error>(()) }).unwrap();
+//! ```
+//!
+//! **A lock is a queue.** Whoever asks joins at the back; the front that fits holds ([`queue`]). So
+//! mutex, read-write lock and semaphore are one thing with three capacities, all are first come,
+//! first served, and the number drawn on joining is the *fencing token*: a resource that refuses
+//! smaller ones than it has seen cannot be fooled by a holder that was paused.
+//!
+//! - [`Leasehold`] is a client of one store; [`Mutex`], [`RwLock`] and [`Semaphore`] are its locks.
+//! - [`Guard`] means "held", and never claims more than it knows: `Held`, `AtRisk`, `Lost`
+//!   ([`State`]).
+//! - [`Owner`] may re-enter; [`blocking`] is the same without a runtime.
+//! - [`store`] is what keeps the queue. [`Guarantees`](store::Guarantees) says what a store promises;
+//!   what it cannot do is [`Unsupported`](ErrorKind::Unsupported), never emulated.
+//! - `conformance` (a feature) is the suite that every store passes, for your own store too.
+//!
+//! Works in any async executor, and with none: renewals run on a thread of the client's own. Features:
+//! `file` (default), `serde`, `conformance`, `metrics`, `tracing`.
 #![forbid(unsafe_code)]
 
 mod acquire;

@@ -111,6 +111,9 @@ pub struct Queue {
     leases: bool,
     last: u64,
     entries: VecDeque<Entry>,
+    /// Nothing expires before this; 0 where nobody has looked yet.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    quiet_until: u64,
     /// Granted by settling, not yet told to the store's pusher.
     #[cfg_attr(feature = "serde", serde(skip))]
     fresh: Vec<ClaimId>,
@@ -120,7 +123,8 @@ impl Queue {
     /// An empty queue. With `leases: false`, nothing in it expires but what is kept closed, and
     /// the store [removes](Self::retain) the dead itself.
     pub fn new(kind: Kind, capacity: u32, leases: bool) -> Self {
-        Self { kind, capacity, leases, last: 0, entries: VecDeque::new(), fresh: Vec::new() }
+        let (entries, fresh) = (VecDeque::new(), Vec::new());
+        Self { kind, capacity, leases, last: 0, entries, quiet_until: 0, fresh }
     }
 
     /// What the lock is.
@@ -166,6 +170,13 @@ impl Queue {
 
     /// Removes what has expired and grants what now fits.
     pub fn settle(&mut self, now: u64) {
+        if now >= self.quiet_until {
+            self.expire(now);
+        }
+        self.grant(now);
+    }
+
+    fn expire(&mut self, now: u64) {
         self.entries.retain_mut(|e| {
             let Some(expires) = e.expires.filter(|&t| t <= now) else { return true };
             if e.standing != Standing::Holding || e.lock_delay == 0 {
@@ -177,7 +188,13 @@ impl Queue {
             e.expires = Some(reopens);
             reopens > now
         });
-        self.grant(now);
+        let expiries = self.entries.iter().filter_map(|e| e.expires);
+        self.quiet_until = expiries.min().unwrap_or(u64::MAX);
+    }
+
+    /// Notes that something may expire at `time`. (What is renewed expires later than noted.)
+    fn expect_expiry(&mut self, time: Option<u64>) {
+        self.quiet_until = self.quiet_until.min(time.unwrap_or(u64::MAX));
     }
 
     fn grant(&mut self, now: u64) {
@@ -222,13 +239,15 @@ impl Queue {
         }
         let token = self.draw(at.stamp, claim.seen);
         let lease = if fits { claim.lease } else { claim.waiter_lease };
+        let expires = self.leases.then(|| at.now.saturating_add(micros(lease)));
+        self.expect_expiry(expires);
         self.entries.push_back(Entry {
             id: claim.id,
             token,
             weight: claim.weight,
             standing: if fits { Standing::Holding } else { Standing::Waiting },
             since: at.now,
-            expires: self.leases.then(|| at.now.saturating_add(micros(lease))),
+            expires,
             lock_delay: micros(claim.lock_delay),
             holder: claim.holder.clone(),
             session: session.to_owned(),
@@ -284,6 +303,7 @@ impl Queue {
                 e.standing = Standing::Departed;
                 e.since = now;
                 e.expires = Some(now.saturating_add(micros(keep)));
+                self.expect_expiry(Some(now.saturating_add(micros(keep))));
             }
             None if self.entries[i].standing == Standing::Departed => {}
             None => {

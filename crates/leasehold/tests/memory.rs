@@ -153,3 +153,32 @@ async fn bad_input_is_told_in_one_line() {
         assert_eq!(error.to_string().lines().count(), 1);
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn s92_ten_thousand_waiters_do_not_starve_the_holder() {
+    const WAITERS: usize = 10_000;
+    let store = Arc::new(MemoryStore::new());
+    let connect = || Builder::default().store(store.clone()).unwrap();
+    // Holder and waiters share one client: one thread renews for all of them.
+    let (locks, other) = (connect(), connect());
+    let lease = Duration::from_secs(3);
+    let guard = locks.mutex("crowd").lease(lease).lock().await.unwrap();
+    let waiting: Vec<_> = (0..WAITERS)
+        .map(|_| {
+            let lock = locks.mutex("crowd");
+            tokio::spawn(async move { lock.lock().await.map(drop) })
+        })
+        .collect();
+    let queued = async || other.read("crowd").await.unwrap().unwrap().waiters().count();
+    while queued().await < WAITERS {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    tokio::time::sleep(lease * 2).await;
+    assert!(guard.is_held(), "the holder missed its renewals");
+    assert_eq!(queued().await, WAITERS, "live waiters lost their places");
+    drop(guard);
+    for task in waiting {
+        task.await.unwrap().unwrap();
+    }
+    assert!(other.read("crowd").await.unwrap().is_none());
+}

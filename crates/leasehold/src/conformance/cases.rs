@@ -18,6 +18,7 @@ use crate::guard::Guard;
 use crate::lease::State;
 use crate::locks::{Builder, Leasehold};
 use crate::name::Name;
+use crate::owner::Owner;
 use crate::store::{Evict, Joined, Mode, Renew, Renewal, Standing};
 
 // --- helpers -----------------------------------------------------------------------------------
@@ -358,6 +359,24 @@ pub async fn p9_a_dropped_release_goes_on(subject: &Subject) {
 }
 
 // --- scenarios ---------------------------------------------------------------------------------
+
+pub async fn r3_an_owner_reenters_without_the_store(subject: &Subject) {
+    let name = subject.name("r3");
+    let (locks, faults) = subject.faulty().await;
+    let me = Owner::new();
+    let lock = locks.mutex(&name).owner(&me);
+    let outer = must("lock", lock.lock().await);
+    let asked = faults.count(Op::Join);
+    let inner = must("again", lock.try_lock().await);
+    assert_eq!(inner.token(), outer.token());
+    must("release of one of two", outer.release().await);
+    assert!(inner.is_held());
+    assert_eq!((faults.count(Op::Join), faults.count(Op::Leave)), (asked, 0));
+    let another = locks.mutex(&name).owner(&Owner::new()).try_lock().await;
+    assert_eq!(kind_of("another owner", another), ErrorKind::Contended);
+    must("release of the last", inner.release().await);
+    is_free_soon(&locks, &name).await;
+}
 
 pub async fn s01_a_late_grant_counts_from_before_sending(subject: &Subject) {
     if !subject.claims_leases() {

@@ -1,0 +1,55 @@
+//! Real servers for tests: private, throw-away, breakable at will.
+//!
+//! A test says what it needs and gets a server of its own, started from the machine's installed
+//! packages on a free loopback port with a directory of its own:
+//!
+//! ```no_run
+//! let server = testbed::Postgres::start();
+//! println!("{}", server.database()); // the URL of a new, empty database
+//! server.stop(); // SIGSTOP to every process of it; `cont` goes on
+//! server.kill(); // kill -9
+//! server.restart(); // same port, same data
+//! ```
+//!
+//! Tests that only need *a* server share the one of their binary ([`postgres`], [`mariadb`]) and
+//! take a database each. Shared servers trade durability for speed, so a test that kills one
+//! starts its own.
+//!
+//! **Clean-up.** All that a test process starts lives in one directory, and the working directory
+//! of each of its processes is in there. A small shell, the reaper, waits for the test process
+//! to end, in whatever way (its end of a pipe closes), then kills what works in that directory
+//! and deletes it. So neither `kill -9` of the tests nor a panic leaves anything behind.
+//!
+//! Everything panics with a message for the reader of a failed test: there is nobody else to
+//! handle an error. One file for each kind of server; what they share is in `daemon.rs`.
+
+mod cert;
+mod clock;
+mod daemon;
+mod mariadb;
+mod pgbouncer;
+mod port;
+mod postgres;
+mod proxy;
+mod reaper;
+
+use std::sync::OnceLock;
+
+pub use cert::Certificates;
+pub use daemon::Setup;
+pub use mariadb::MariaDb;
+pub use pgbouncer::PgBouncer;
+pub use postgres::Postgres;
+pub use proxy::Proxy;
+
+/// This test binary's PostgreSQL: not to be stopped or killed.
+pub fn postgres() -> &'static Postgres {
+    static SHARED: OnceLock<Postgres> = OnceLock::new();
+    SHARED.get_or_init(|| Postgres::with(Setup::new().fast()))
+}
+
+/// This test binary's MariaDB: not to be stopped or killed.
+pub fn mariadb() -> &'static MariaDb {
+    static SHARED: OnceLock<MariaDb> = OnceLock::new();
+    SHARED.get_or_init(|| MariaDb::with(Setup::new().fast()))
+}

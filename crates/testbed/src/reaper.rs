@@ -1,0 +1,81 @@
+//! The directory of this test process, and the shell that cleans up after it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Waits for the end of its input, which comes when the last descriptor of the test process is
+/// closed; then kills every process that works below the directory, and deletes it. Signals that
+/// a terminal sends to everybody (Ctrl-C) do not keep it from that.
+const SCRIPT: &str = r#"
+trap '' HUP INT QUIT TERM
+while read -r _; do :; done
+round=0
+while [ "$round" -lt 100 ]; do
+    found=''
+    for process in /proc/[0-9]*; do
+        works_in=$(readlink "$process/cwd" 2>/dev/null) || continue
+        case $works_in in
+        "$1" | "$1"/*)
+            kill -KILL "${process#/proc/}" 2>/dev/null
+            found=yes
+            ;;
+        esac
+    done
+    [ -n "$found" ] || break
+    round=$((round + 1))
+    sleep 0.05
+done
+rm -rf -- "$1"
+"#;
+
+struct Place {
+    directory: PathBuf,
+    /// Its input is closed by the kernel when this process ends: that is the signal.
+    _reaper: Child,
+}
+
+fn place() -> &'static Place {
+    static PLACE: OnceLock<Place> = OnceLock::new();
+    PLACE.get_or_init(|| {
+        // A short name: paths of Unix sockets end at 107 bytes. Readable, since some servers run
+        // as another user.
+        let directory = tempfile::Builder::new()
+            .prefix("lh-")
+            .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o755))
+            .tempdir()
+            .expect("a temporary directory")
+            .keep();
+        // Links resolved: /proc shows the true path.
+        let directory = directory.canonicalize().expect("the directory was just made");
+        let mut reaper = Command::new("sh");
+        reaper.args(["-c", SCRIPT, "reaper"]).arg(&directory).current_dir("/");
+        reaper.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        // A group of its own: whoever kills the tests' group does not mean the reaper.
+        std::os::unix::process::CommandExt::process_group(&mut reaper, 0);
+        let reaper = reaper.spawn().expect("a shell to clean up after the tests");
+        Place { directory, _reaper: reaper }
+    })
+}
+
+/// A new directory for one server, deleted at the end of this process at the latest.
+pub(crate) fn directory(kind: &str) -> PathBuf {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    let directory = place().directory.join(format!("{kind}-{number}"));
+    std::fs::create_dir(&directory).expect("a new directory in our own");
+    directory
+}
+
+/// Every process that works at or below the directory: a server with all its children, whatever
+/// sessions and groups they made for themselves. Dead ones are not among them.
+pub(crate) fn processes_in(directory: &Path) -> Vec<i32> {
+    let all = std::fs::read_dir("/proc").expect("/proc is mounted");
+    let working_there = |pid: &i32| {
+        std::fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd.starts_with(directory))
+    };
+    all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .filter(working_there)
+        .collect()
+}

@@ -1,0 +1,283 @@
+//! The servers start, break and come back as they are told, and nothing stays behind.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use testbed::{MariaDb, PgBouncer, Postgres, Proxy, Setup};
+
+/// Longer than anything here takes; only waited for in full when a test fails.
+const LONG: Duration = Duration::from_secs(30);
+
+#[test]
+fn postgres_keeps_what_it_acknowledged_when_killed() {
+    let server = Postgres::start();
+    server.admin("postgres", "CREATE TABLE kept (n int)");
+    server.admin("postgres", "INSERT INTO kept VALUES (7)");
+    let (pid, port) = (server.pid(), server.port());
+    server.kill();
+    assert!(std::net::TcpStream::connect(("127.0.0.1", port)).is_err());
+    server.restart();
+    assert_eq!(server.admin("postgres", "SELECT n FROM kept"), "7");
+    assert_eq!(server.port(), port);
+    assert_ne!(server.pid(), pid);
+    assert!(server.log().contains("database system was not properly shut down"));
+}
+
+#[test]
+fn mariadb_keeps_what_it_acknowledged_when_killed() {
+    let server = MariaDb::start();
+    server.admin("CREATE DATABASE testk; CREATE TABLE testk.kept (n int) ENGINE=InnoDB");
+    server.admin("INSERT INTO testk.kept VALUES (7)");
+    let port = server.port();
+    server.kill();
+    assert!(std::net::TcpStream::connect(("127.0.0.1", port)).is_err());
+    server.restart();
+    assert_eq!(server.admin("SELECT n FROM testk.kept"), "7");
+}
+
+/// Runs a query beside the test, and tells when it is answered.
+fn ask(query: impl FnOnce() + Send + 'static) -> mpsc::Receiver<()> {
+    let (answered, answer) = mpsc::channel();
+    std::thread::spawn(move || {
+        query();
+        // Nobody may be listening any more.
+        let _ = answered.send(());
+    });
+    answer
+}
+
+#[test]
+fn a_stopped_server_answers_once_it_goes_on() {
+    let (postgres, mariadb) = (Postgres::start(), MariaDb::start());
+    let (postgres, mariadb): (&'static _, &'static _) =
+        (Box::leak(Box::new(postgres)), Box::leak(Box::new(mariadb)));
+    postgres.stop();
+    mariadb.stop();
+    let answers = [
+        ask(|| drop(postgres.admin("postgres", "SELECT 1"))),
+        ask(|| drop(mariadb.admin("SELECT 1"))),
+    ];
+    for answer in &answers {
+        answer.recv_timeout(Duration::from_millis(300)).expect_err("it was stopped");
+    }
+    postgres.cont();
+    mariadb.cont();
+    for answer in &answers {
+        answer.recv_timeout(LONG).expect("it goes on");
+    }
+}
+
+#[test]
+fn the_wall_clock_moves_while_the_server_runs() {
+    let near = |told: &str, expected: i64| {
+        let told: f64 = told.parse().expect("seconds");
+        assert!((told - expected as f64).abs() < 60.0, "{told}, not {expected}");
+    };
+    let now = || {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        since.expect("after 1970").as_secs().cast_signed()
+    };
+    let postgres = Postgres::with(Setup::new().fast().movable_clock());
+    let mariadb = MariaDb::with(Setup::new().fast().movable_clock());
+    for shift in [0, 86_400, -3_600] {
+        postgres.shift_clock(shift);
+        mariadb.shift_clock(shift);
+        let told = postgres.admin("postgres", "SELECT extract(epoch FROM clock_timestamp())");
+        near(&told, now() + shift);
+        near(&mariadb.admin("SELECT UNIX_TIMESTAMP(SYSDATE(6))"), now() + shift);
+    }
+}
+
+#[test]
+fn databases_are_owned_by_a_user_without_other_rights() {
+    let psql = |url: &str, sql: &str| {
+        let output = Command::new("psql").args(["-X", "-q", "-A", "-t", url, "-c", sql]).output();
+        let output = output.expect("psql is installed");
+        output.status.success()
+    };
+    let url = testbed::postgres().database();
+    assert_ne!(url, testbed::postgres().database());
+    assert!(psql(&url, "CREATE TABLE t (n int)"));
+    assert!(!psql(&url, "CREATE ROLE other"));
+    assert!(!psql(&url.replace("lh:lh@", "lh:wrong@"), "SELECT 1"));
+
+    let url = testbed::mariadb().database();
+    let database = url.rsplit('/').next().expect("a database");
+    let mariadb = |password: &str, sql: &str| {
+        let mut client = Command::new("mariadb");
+        client.args(["--no-defaults", "-h127.0.0.1", "-ulh", "-D", database, "-e", sql]);
+        client.arg(format!("-P{}", testbed::mariadb().port())).env("MYSQL_PWD", password);
+        client.stderr(Stdio::null()).status().expect("mariadb is installed").success()
+    };
+    assert!(mariadb("lh", "CREATE TABLE t (n int)"));
+    assert!(!mariadb("lh", "CREATE DATABASE elsewhere"));
+    assert!(!mariadb("wrong", "SELECT 1"));
+}
+
+#[test]
+fn tls_is_spoken_with_a_certificate_of_the_authority() {
+    let server = Postgres::with(Setup::new().fast().tls());
+    let authority = server.certificates().authority().display().to_string();
+    let url = server.database();
+    let url = format!("{url}?sslmode=verify-full&sslrootcert={authority}");
+    let question = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()";
+    let output = Command::new("psql").args(["-X", "-A", "-t", &url, "-c", question]).output();
+    let output = output.expect("psql is installed");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "t\n", "{output:?}");
+
+    let server = MariaDb::with(Setup::new().fast().tls());
+    let mut client = Command::new("mariadb");
+    client.args(["--no-defaults", "-h127.0.0.1", "-ulh", "--ssl-verify-server-cert", "-N", "-B"]);
+    client.arg(format!("--ssl-ca={}", server.certificates().authority().display()));
+    client.arg(format!("-P{}", server.port())).env("MYSQL_PWD", "lh");
+    let output = client.args(["-e", "SHOW STATUS LIKE 'Ssl_version'"]).output();
+    let output = output.expect("mariadb is installed");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("TLSv1"), "{output:?}");
+}
+
+#[test]
+fn the_pooler_gives_transactions_away() {
+    let server = testbed::postgres();
+    let pooler = PgBouncer::before(server);
+    let url = pooler.in_front_of(server, &server.database());
+    let output = Command::new("psql").args(["-X", "-A", "-t", &url, "-c", "SELECT 1"]).output();
+    let output = output.expect("psql is installed");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "1\n", "{output:?}\n{}", pooler.log());
+}
+
+/// An echo of single bytes, through a proxy.
+fn echo() -> (Proxy, std::net::TcpStream) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("bound").port();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.expect("a connection");
+            std::thread::spawn(move || {
+                let mut copy = stream.try_clone().expect("a descriptor");
+                // Ends when the client does.
+                let _ = std::io::copy(&mut stream, &mut copy);
+            });
+        }
+    });
+    let proxy = Proxy::before(port);
+    let client = std::net::TcpStream::connect(("127.0.0.1", proxy.port())).expect("it listens");
+    client.set_read_timeout(Some(LONG)).expect("longer than zero");
+    (proxy, client)
+}
+
+fn send(mut client: &std::net::TcpStream, byte: u8) {
+    std::io::Write::write_all(&mut client, &[byte]).expect("connected");
+}
+
+fn receive(mut client: &std::net::TcpStream) -> std::io::Result<u8> {
+    let mut byte = [0];
+    std::io::Read::read_exact(&mut client, &mut byte).map(|()| byte[0])
+}
+
+#[test]
+fn the_proxy_counts_round_trips() {
+    let (proxy, client) = echo();
+    for n in 1..=5 {
+        send(&client, n);
+        assert_eq!(receive(&client).expect("an echo"), n);
+        assert_eq!(proxy.round_trips(), usize::from(n));
+    }
+}
+
+#[test]
+fn the_proxy_holds_delays_and_drops() {
+    let (proxy, client) = echo();
+    let short = Some(Duration::from_millis(100));
+    for freeze in [Proxy::freeze as fn(&Proxy), Proxy::hold_replies] {
+        freeze(&proxy);
+        send(&client, 1);
+        client.set_read_timeout(short).expect("longer than zero");
+        assert!(receive(&client).is_err(), "nothing passes");
+        client.set_read_timeout(Some(LONG)).expect("longer than zero");
+        proxy.thaw();
+        assert_eq!(receive(&client).expect("nothing was lost"), 1);
+    }
+    proxy.delay(Duration::from_millis(40));
+    let before = Instant::now();
+    send(&client, 2);
+    assert_eq!(receive(&client).expect("an echo"), 2);
+    assert!(before.elapsed() >= Duration::from_millis(80), "both ways");
+    proxy.delay(Duration::ZERO);
+    proxy.drop_replies(true);
+    send(&client, 3);
+    client.set_read_timeout(short).expect("longer than zero");
+    assert!(receive(&client).is_err(), "dropped");
+    client.set_read_timeout(Some(LONG)).expect("longer than zero");
+    proxy.drop_replies(false);
+    send(&client, 4);
+    assert_eq!(receive(&client).expect("an echo"), 4);
+}
+
+#[test]
+fn the_proxy_cuts_and_refuses() {
+    let (proxy, client) = echo();
+    send(&client, 1);
+    assert_eq!(receive(&client).expect("an echo"), 1);
+    proxy.cut();
+    assert!(receive(&client).is_err());
+    let connect = || {
+        let client = std::net::TcpStream::connect(("127.0.0.1", proxy.port())).ok()?;
+        std::io::Write::write_all(&mut (&client), &[2]).ok()?;
+        receive(&client).ok()
+    };
+    assert_eq!(connect(), Some(2), "a new connection is served");
+    proxy.refuse(true);
+    assert_eq!(connect(), None);
+    proxy.refuse(false);
+    assert_eq!(connect(), Some(2));
+}
+
+/// The child of the test below: starts servers, tells where, and waits to be killed.
+#[test]
+fn child_that_is_killed() {
+    if std::env::var_os("TESTBED_CHILD").is_none() {
+        return;
+    }
+    let (postgres, mariadb) = (Postgres::start(), testbed::mariadb());
+    // A stopped server has to go as well.
+    postgres.stop();
+    for pid in [postgres.pid(), mariadb.pid()] {
+        let directory = std::fs::read_link(format!("/proc/{pid}/cwd")).expect("it runs");
+        println!("server {pid} {}", directory.display());
+    }
+    println!("server end");
+    std::thread::sleep(LONG);
+}
+
+#[test]
+fn nothing_is_left_when_the_test_process_is_killed() {
+    let mut child = Command::new(std::env::current_exe().expect("we run"))
+        .args(["--exact", "child_that_is_killed", "--nocapture", "--test-threads=1"])
+        .env("TESTBED_CHILD", "1")
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("ourselves again");
+    let lines = BufReader::new(child.stdout.take().expect("asked for")).lines();
+    let mut servers = Vec::new();
+    for line in lines.map_while(Result::ok) {
+        // The test harness prints before it on the same line.
+        let Some((_, told)) = line.split_once("server ") else { continue };
+        let Some((pid, directory)) = told.split_once(' ') else { break };
+        servers.push((pid.to_owned(), directory.to_owned()));
+    }
+    assert_eq!(servers.len(), 2, "the child has told");
+    child.kill().expect("it runs");
+    child.wait().expect("our child");
+    let end = Instant::now() + LONG;
+    for (pid, directory) in servers {
+        // Whoever inherits it may take long to bury it: dead is gone enough.
+        let alive = || std::fs::read_link(format!("/proc/{pid}/cwd")).is_ok();
+        while alive() || Path::new(&directory).exists() {
+            assert!(Instant::now() < end, "{pid} in {directory} is still there");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
