@@ -218,7 +218,13 @@ mod tests {
         let error = plan("--store file: --fault cut").unwrap().faults().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert_eq!(error.to_string().lines().count(), 1);
-        for bad in ["--lease 0s", "--lease 5", "--lease 99999999999999999999s", "--clients 1"] {
+        for bad in [
+            "--lease 0s",
+            "--lease 61",
+            "--lease soon",
+            "--lease 99999999999999999999s",
+            "--clients 1",
+        ] {
             assert!(plan(&format!("--store memory: {bad}")).is_err(), "{bad}");
         }
         assert_eq!(plan("--store memory: --lease 2s").unwrap().lease, Duration::from_secs(2));
