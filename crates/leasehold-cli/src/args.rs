@@ -46,6 +46,8 @@ pub(crate) enum Command {
     Ls(LsArgs),
     /// Shows who holds a lock and who waits for it
     Show(ShowArgs),
+    /// Prints the SQL that makes the tables of a database store
+    Schema(SchemaArgs),
     /// Is my set-up safe? Fights for locks while processes are stopped, killed and cut off
     Torture(crate::torture::Args),
     /// Fights in `torture`
@@ -59,9 +61,17 @@ pub(crate) enum Command {
     Watchdog(WatchdogArgs),
 }
 
+/// Connects to nothing: for databases whose tables other people make.
+#[derive(Debug, clap::Args)]
+pub(crate) struct SchemaArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+}
+
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct StoreArgs {
-    /// Where the locks are kept: file:, file:/some/directory, …
+    /// Where the locks are kept: file:, file:/some/directory, sqlite:/some/file,
+    /// postgres://user@host/db, mysql://user@host/db, …
     ///
     /// The default, file:, is a directory of yours on this machine, the same for your shell and
     /// for cron. `leasehold show NAME` and -v say which.

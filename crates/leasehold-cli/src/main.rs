@@ -13,6 +13,7 @@ mod proc;
 mod progress;
 mod release;
 mod run;
+mod schema;
 mod shell;
 mod signals;
 mod table;
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
         Command::Ls(args) => list::ls(args),
         Command::Show(args) => list::show(args),
         Command::Keep(args) => keeper::main(args),
+        Command::Schema(args) => schema::main(&args),
         Command::Torture(args) => torture::main(&args),
         Command::TortureWorker => torture::worker_main(),
         Command::Watchdog(args) => watchdog::main(&args),

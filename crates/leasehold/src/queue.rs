@@ -127,6 +127,12 @@ impl Queue {
         Self { kind, capacity, leases, last: 0, entries, quiet_until: 0, fresh }
     }
 
+    /// The queue that a store kept, with leases: entries in order, and the highest token drawn.
+    #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+    pub(crate) fn restored(kind: Kind, capacity: u32, last: u64, entries: Vec<Entry>) -> Self {
+        Self { last, entries: entries.into(), ..Self::new(kind, capacity, true) }
+    }
+
     /// What the lock is.
     pub fn kind(&self) -> Kind {
         self.kind

@@ -14,12 +14,24 @@ pub const BUILT_IN: &[&str] = &[
     "memory",
     #[cfg(feature = "file")]
     "file",
+    #[cfg(feature = "sqlite")]
+    "sqlite",
+    #[cfg(feature = "postgres")]
+    "postgres",
+    #[cfg(feature = "mysql")]
+    "mysql",
 ];
 
 /// The URL without user, password and query values; safe to print.
 pub(crate) fn redacted(url: &str) -> String {
     let shown: String = url.chars().filter(|c| !c.is_control()).take(200).collect();
-    let Some((scheme, rest)) = shown.split_once("://") else { return shown };
+    let Some((scheme, rest)) = shown.split_once("://") else {
+        // Mistyped, it may have a password all the same.
+        return match shown.rsplit_once('@') {
+            Some((before, after)) if !before.starts_with("file:") => format!("***@{after}"),
+            _ => shown,
+        };
+    };
     let (rest, query) = rest.split_once('?').map_or((rest, ""), |(r, q)| (r, q));
     // The last @ of the authority: a password may hold an @ or a / that nobody encoded.
     let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
@@ -45,10 +57,21 @@ pub(crate) async fn open(url: &str, background: &Background) -> Result<Arc<dyn S
         "memory" => MemoryStore::connect(url).map(|store| store as Arc<dyn Store>),
         #[cfg(feature = "file")]
         "file" => file(url, background).await,
-        #[cfg(not(feature = "file"))]
-        "file" => {
+        #[cfg(feature = "sqlite")]
+        "sqlite" => sql(url, background).await,
+        #[cfg(feature = "postgres")]
+        "postgres" | "postgresql" => sql(url, background).await,
+        #[cfg(feature = "mysql")]
+        "mysql" | "mariadb" => sql(url, background).await,
+        #[allow(unreachable_patterns, reason = "those of them that this build has are above")]
+        known @ ("file" | "sqlite" | "postgres" | "postgresql" | "mysql" | "mariadb") => {
             let _ = background;
-            let what = "this build leaves out the feature `file`: enable it".to_owned();
+            let feature = match known {
+                "postgresql" => "postgres",
+                "mariadb" => "mysql",
+                other => other,
+            };
+            let what = format!("this build leaves out the feature `{feature}`: enable it");
             return refused(ErrorKind::Unsupported, what);
         }
         _ => {
@@ -57,6 +80,12 @@ pub(crate) async fn open(url: &str, background: &Background) -> Result<Arc<dyn S
         }
     };
     opened.map_err(|e| e.during("connect").at(&redacted(url)))
+}
+
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+async fn sql(url: &str, background: &Background) -> Result<Arc<dyn Store>> {
+    let opened = crate::store::sql::SqlStore::open(url, background.handle()).await;
+    opened.map(|store| store as Arc<dyn Store>)
 }
 
 #[cfg(feature = "file")]
@@ -81,6 +110,7 @@ mod tests {
             ("redis://:se@cr/et@h:1", "redis://***@h:1"),
             ("etcd://a,b,c", "etcd://a,b,c"),
             ("file:/tmp/x", "file:/tmp/x"),
+            ("postgres:user:secret@h/d", "***@h/d"),
             ("memory:\nforged", "memory:forged"),
         ] {
             assert_eq!(redacted(url), shown);

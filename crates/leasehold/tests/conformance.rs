@@ -14,6 +14,29 @@ leasehold::conformance_suite!(file, async {
     Leasehold::connect(concat!("file:", env!("CARGO_TARGET_TMPDIR"), "/conformance")).await.unwrap()
 });
 
+#[cfg(feature = "sqlite")]
+leasehold::conformance_suite!(sqlite, async {
+    Leasehold::connect(concat!("sqlite:", env!("CARGO_TARGET_TMPDIR"), "/conformance.db"))
+        .await
+        .unwrap()
+});
+
+#[cfg(feature = "postgres")]
+static POSTGRES: std::sync::LazyLock<String> =
+    std::sync::LazyLock::new(|| testbed::postgres().database());
+
+#[cfg(feature = "postgres")]
+leasehold::conformance_suite!(postgres, async {
+    Leasehold::connect(POSTGRES.as_str()).await.unwrap()
+});
+
+#[cfg(feature = "mysql")]
+static MARIADB: std::sync::LazyLock<String> =
+    std::sync::LazyLock::new(|| testbed::mariadb().database());
+
+#[cfg(feature = "mysql")]
+leasehold::conformance_suite!(mysql, async { Leasehold::connect(MARIADB.as_str()).await.unwrap() });
+
 // What a third party writes for a store of its own.
 leasehold::conformance_suite!(third_party, async {
     static STORE: std::sync::LazyLock<Arc<MemoryStore>> = std::sync::LazyLock::new(Arc::default);
@@ -22,7 +45,7 @@ leasehold::conformance_suite!(third_party, async {
 
 #[test]
 fn every_built_in_store_is_in_the_suite() {
-    let suites = ["memory", "file"];
+    let suites = ["memory", "file", "sqlite", "postgres", "mysql"];
     for scheme in BUILT_IN {
         assert!(suites.contains(scheme), "the store {scheme}: has no conformance suite above");
     }

@@ -1,0 +1,169 @@
+//! PostgreSQL.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use sqlx::postgres::{
+    PgConnectOptions, PgConnection, PgListener, PgPoolOptions, PgQueryResult, PgRow,
+};
+use sqlx::{ConnectOptions, Row};
+
+use super::fault::Failure;
+use super::url::SqlUrl;
+use super::waiters::Waiters;
+use super::wire::{Arg, Connect, Done, Row as Cells, Statement, Wire, wire};
+use crate::claim::ClaimId;
+use crate::error::Result;
+use crate::store::Signal;
+
+fn text(row: &PgRow, i: usize) -> sqlx::Result<Option<String>> {
+    row.try_get(i)
+}
+
+fn no_id(_: &PgQueryResult) -> u64 {
+    0
+}
+
+wire!(PgConnection, std::convert::identity, text, no_id);
+
+/// A connection on which nothing may be left prepared.
+struct Unprepared(PgConnection);
+
+fn inner(connection: &mut Unprepared) -> &mut PgConnection {
+    &mut connection.0
+}
+
+wire!(Unprepared, std::convert::identity, text, no_id, inner, false);
+
+/// A connection to a pooler that gives each transaction any of its own connections to the server.
+///
+/// There a statement that was prepared under a name is gone in the next transaction, or, worse, is
+/// another client's statement of the same name. And preparing without a name is a transaction of
+/// its own unless one is open: so everything is done in one, and prepared in the same.
+struct Pooled {
+    connection: Unprepared,
+    /// Whether the caller has begun a transaction.
+    begun: bool,
+}
+
+impl Pooled {
+    async fn end<T>(&mut self, done: sqlx::Result<T>) -> sqlx::Result<T> {
+        match (self.begun, &done) {
+            (true, _) => {}
+            (false, Ok(_)) => self.connection.raw("COMMIT").await?,
+            // The first error is the one to tell; if this fails too, so will what comes next.
+            (false, Err(_)) => drop(self.connection.raw("ROLLBACK").await),
+        }
+        done
+    }
+
+    async fn begin(&mut self) -> sqlx::Result<()> {
+        match self.begun {
+            true => Ok(()),
+            false => self.connection.raw("BEGIN ISOLATION LEVEL READ COMMITTED").await,
+        }
+    }
+}
+
+#[async_trait]
+impl Wire for Pooled {
+    async fn rows(&mut self, statement: &Statement, args: Vec<Arg>) -> sqlx::Result<Vec<Cells>> {
+        self.begin().await?;
+        let rows = self.connection.rows(statement, args).await;
+        self.end(rows).await
+    }
+
+    async fn run(&mut self, statement: &Statement, args: Vec<Arg>) -> sqlx::Result<Done> {
+        self.begin().await?;
+        let done = self.connection.run(statement, args).await;
+        self.end(done).await
+    }
+
+    async fn raw(&mut self, sql: &str) -> sqlx::Result<()> {
+        self.connection.raw(sql).await?;
+        self.begun = sql.starts_with("BEGIN") || self.begun && sql != "COMMIT";
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Postgres {
+    options: PgConnectOptions,
+    /// Whether a pooler of that kind is in front.
+    pooler: bool,
+}
+
+impl Postgres {
+    pub(super) fn new(url: &SqlUrl) -> Result<Self> {
+        let options = url.driver.parse::<PgConnectOptions>().map_err(Failure::from);
+        let options = options.map_err(Failure::into_error)?.disable_statement_logging();
+        let options = match options.get_application_name() {
+            None => options.application_name("leasehold"),
+            Some(_) => options,
+        };
+        Ok(Self { options, pooler: url.pooler })
+    }
+
+    pub(super) fn options(&self) -> PgConnectOptions {
+        self.options.clone()
+    }
+}
+
+#[async_trait]
+impl Connect for Postgres {
+    async fn connect(&self) -> sqlx::Result<Box<dyn Wire>> {
+        let connection = self.options.connect().await?;
+        Ok(match self.pooler {
+            false => Box::new(connection),
+            true => Box::new(Pooled { connection: Unprepared(connection), begun: false }),
+        })
+    }
+}
+
+/// How long after a failure listening begins anew.
+const LISTEN_AGAIN: Duration = Duration::from_millis(200);
+
+/// Listens for what other clients grant to ours, on one connection of its own. Never ends by
+/// itself. What was sent while nobody listened is made good by asking.
+pub(super) async fn listen(options: PgConnectOptions, channel: String, waiters: Arc<Waiters>) {
+    while waiters.count() == 0 {
+        waiters.more().await;
+    }
+    loop {
+        let _ = listen_once(options.clone(), &channel, &waiters).await;
+        waiters.ask_all();
+        tokio::time::sleep(LISTEN_AGAIN).await;
+    }
+}
+
+async fn listen_once(
+    options: PgConnectOptions,
+    channel: &str,
+    waiters: &Waiters,
+) -> sqlx::Result<()> {
+    // The listener wants a pool; this one is its only connection.
+    let pool = PgPoolOptions::new()
+        .max_connections(1)
+        .test_before_acquire(false)
+        .connect_lazy_with(options);
+    let mut listener = PgListener::connect_with(&pool).await?;
+    listener.listen(channel).await?;
+    waiters.ask_all();
+    while let Some(message) = listener.try_recv().await? {
+        if let Some((id, signal)) = read(message.payload()) {
+            waiters.tell(id, signal);
+        }
+    }
+    Ok(())
+}
+
+/// What is sent to the client of a claim that was granted.
+pub(super) fn message(id: ClaimId, token: crate::claim::Token) -> String {
+    format!("{} {token}", id.to_hex())
+}
+
+fn read(message: &str) -> Option<(ClaimId, Signal)> {
+    let (id, token) = message.split_once(' ')?;
+    Some((ClaimId::from_hex(id)?, Signal::Granted(token.parse().ok()?)))
+}

@@ -1,0 +1,129 @@
+//! The tables, as SQL that people can read and run themselves.
+
+use super::url::{Dialect, SqlUrl};
+
+/// The version of the tables that this code reads and writes.
+pub(super) const VERSION: i64 = 1;
+
+/// The statements that make the tables; each may be run again.
+pub(super) fn statements(url: &SqlUrl) -> Vec<String> {
+    let types = Types::of(url.dialect);
+    let Types { name, text, options, .. } = types;
+    let [locks, claims, schema] = ["locks", "claims", "schema"].map(|table| url.table(table));
+    let index = format!("{}claims", url.prefix);
+    // MySQL knows no CREATE INDEX IF NOT EXISTS.
+    let inline = match types.inline_indexes {
+        true => ",\n  KEY by_claim (claim), KEY by_session (session)",
+        false => "",
+    };
+    let mut all = vec![
+        format!(
+            "CREATE TABLE IF NOT EXISTS {locks} (\n  \
+             name {name} NOT NULL PRIMARY KEY,\n  \
+             kind BIGINT NOT NULL,\n  \
+             capacity BIGINT NOT NULL,\n  \
+             last_token BIGINT NOT NULL,\n  \
+             claims BIGINT NOT NULL,\n  \
+             claim {text} NOT NULL,\n  \
+             token BIGINT NOT NULL,\n  \
+             weight BIGINT NOT NULL,\n  \
+             standing BIGINT NOT NULL,\n  \
+             since BIGINT NOT NULL,\n  \
+             expires BIGINT NOT NULL,\n  \
+             lock_delay BIGINT NOT NULL,\n  \
+             host {text} NOT NULL,\n  \
+             pid BIGINT NOT NULL,\n  \
+             label {text} NOT NULL\n){options}",
+            options = match url.dialect {
+                // Taking and releasing rewrites the row: room on its page keeps the index as it is.
+                #[cfg(feature = "postgres")]
+                Dialect::Postgres => " WITH (fillfactor = 40)",
+                _ => options,
+            },
+        ),
+        format!(
+            "CREATE TABLE IF NOT EXISTS {claims} (\n  \
+             name {name} NOT NULL,\n  \
+             token BIGINT NOT NULL,\n  \
+             claim {text} NOT NULL,\n  \
+             weight BIGINT NOT NULL,\n  \
+             standing BIGINT NOT NULL,\n  \
+             since BIGINT NOT NULL,\n  \
+             expires BIGINT NOT NULL,\n  \
+             lock_delay BIGINT NOT NULL,\n  \
+             host {text} NOT NULL,\n  \
+             pid BIGINT NOT NULL,\n  \
+             label {text} NOT NULL,\n  \
+             session {text} NOT NULL,\n  \
+             PRIMARY KEY (name, token){inline}\n){options}",
+        ),
+    ];
+    if !types.inline_indexes {
+        for column in ["claim", "session"] {
+            all.push(format!(
+                "CREATE INDEX IF NOT EXISTS {index}_by_{column} ON {claims} ({column})"
+            ));
+        }
+    }
+    all.push(format!(
+        "CREATE TABLE IF NOT EXISTS {schema} (version BIGINT NOT NULL PRIMARY KEY){options}"
+    ));
+    all.push(format!(
+        "INSERT INTO {schema} (version) SELECT {VERSION} FROM (SELECT 1 AS one) o \
+         WHERE NOT EXISTS (SELECT 1 FROM {schema})"
+    ));
+    all
+}
+
+/// The same for people, with what the columns mean.
+pub(super) fn printed(url: &SqlUrl) -> String {
+    let mut text = String::from(
+        "-- The tables of leasehold. All times are microseconds since 1970, by the database's clock.\n\
+         -- locks: one row for each name ever used lately. claim '' is free (the rest then tells of\n\
+         --   the last holder); otherwise the row holds the first in the queue. kind: 0 mutex,\n\
+         --   1 read-write lock, 2 semaphore. claims: how many more stand in the other table.\n\
+         -- claims: the rest of the queue, in the order of the tokens.\n\
+         -- standing: 0 waits, 1 holds, 2 its holder is gone and the lock is kept closed.\n\
+         -- The user that locks needs SELECT, INSERT, UPDATE and DELETE on locks and claims, and\n\
+         -- SELECT on schema.\n",
+    );
+    for statement in statements(url) {
+        text.push_str(&statement);
+        text.push_str(";\n");
+    }
+    text
+}
+
+struct Types {
+    name: &'static str,
+    text: &'static str,
+    options: &'static str,
+    inline_indexes: bool,
+}
+
+impl Types {
+    fn of(dialect: Dialect) -> Self {
+        match dialect {
+            // SQLite compares text byte for byte unless told otherwise.
+            #[cfg(feature = "sqlite")]
+            Dialect::Sqlite => {
+                Self { name: "TEXT", text: "TEXT", options: "", inline_indexes: false }
+            }
+            #[cfg(feature = "postgres")]
+            Dialect::Postgres => Self {
+                name: "TEXT COLLATE \"C\"",
+                text: "TEXT",
+                options: "",
+                inline_indexes: false,
+            },
+            // Every text collation of MySQL's folds or pads something (also utf8mb4_bin).
+            #[cfg(feature = "mysql")]
+            Dialect::MySql => Self {
+                name: "VARBINARY(512)",
+                text: "VARCHAR(256) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin",
+                options: " ENGINE=InnoDB",
+                inline_indexes: true,
+            },
+        }
+    }
+}

@@ -1,0 +1,325 @@
+//! The SQL, written once. `?` is an argument, `{now}` the server's clock in microseconds,
+//! `{greatest}` the larger of two.
+
+use super::url::{Dialect, SqlUrl};
+use super::wire::Statement;
+
+/// All statements of one store.
+#[derive(Debug)]
+pub(super) struct Statements {
+    pub(super) begin: &'static str,
+    /// Takes a free lock. On SQLite and PostgreSQL also one that never was; they answer the token.
+    pub(super) take: Statement,
+    /// Releases a lock that nobody waits for.
+    pub(super) release: Statement,
+    /// Makes a lock's row.
+    pub(super) create: Statement,
+    /// Locks a lock's row.
+    pub(super) lock: Statement,
+    /// The clock, and the claims of a lock: at least one row.
+    pub(super) claims: Statement,
+    /// The clock, a lock's row and its claims as of one moment.
+    pub(super) read: Statement,
+    /// The same for many locks.
+    pub(super) list: Statement,
+    pub(super) write_lock: Statement,
+    pub(super) insert_claim: Statement,
+    pub(super) delete_claim: Statement,
+    /// Writes what never shortens a claim's place.
+    pub(super) extend_claim: Statement,
+    /// Writes a claim's new standing and end.
+    pub(super) turn_claim: Statement,
+    /// Renews what holds in a lock's row; one.
+    pub(super) renew_lock: Statement,
+    /// Renews what stands among the claims; one.
+    pub(super) renew_claim: Statement,
+    /// The same for many at once, where a database can take them as JSON.
+    pub(super) renew_locks: Option<Statement>,
+    pub(super) renew_claims: Option<Statement>,
+    /// Which of our waiters hold.
+    pub(super) granted: Statement,
+    /// Tells another client (PostgreSQL).
+    pub(super) notify: Statement,
+    pub(super) version: Statement,
+    /// Fails if a table lacks a column.
+    pub(super) probe: Statement,
+    /// Forgets locks that nobody used for a day.
+    pub(super) sweep: Statement,
+}
+
+/// What a lock's row is read as, and a claim's.
+const LOCK: &str = "l.kind, l.capacity, l.last_token, l.claims, l.claim, l.token, l.weight, \
+                    l.standing, l.since, l.expires, l.lock_delay, l.host, l.pid, l.label";
+const CLAIM: &str = "c.claim, c.token, c.weight, c.standing, c.since, c.expires, c.lock_delay, \
+                     c.host, c.pid, c.label, c.session";
+
+impl Statements {
+    pub(super) fn of(url: &SqlUrl) -> Self {
+        let d = url.dialect;
+        let say = |shape: &'static str, sql: &str| Statement { sql: write(url, sql).into(), shape };
+        Self {
+            begin: begin(d),
+            take: say("i", take(d)),
+            release: say(
+                "",
+                "UPDATE {locks} SET claim = '' WHERE name = ? AND claim = ? AND claims = 0 \
+                 AND standing = 1 AND expires > {now}",
+            ),
+            create: say("", create(d)),
+            lock: say(
+                "iiiitiiiiiitit",
+                &format!("SELECT {LOCK} FROM {{locks}} l WHERE l.name = ?{{for_update}}"),
+            ),
+            claims: say(
+                "itiiiiiititt",
+                &format!(
+                    "SELECT {{now}}, {CLAIM} FROM (SELECT 1 AS one) o \
+                     LEFT JOIN {{claims}} c ON c.name = ? ORDER BY c.token"
+                ),
+            ),
+            read: say(
+                "iiiiitiiiiiitittiiiiiititt",
+                &format!(
+                    "SELECT {{now}}, {LOCK}, {CLAIM} FROM {{locks}} l \
+                     LEFT JOIN {{claims}} c ON c.name = l.name WHERE l.name = ? ORDER BY c.token"
+                ),
+            ),
+            list: say(
+                "tiiiiitiiiiiitittiiiiiititt",
+                &format!(
+                    "SELECT l.name, {{now}}, {LOCK}, {CLAIM} FROM {{locks}} l \
+                     LEFT JOIN {{claims}} c ON c.name = l.name \
+                     WHERE l.name >= ? AND (l.claim <> '' OR l.claims > 0) \
+                     ORDER BY l.name, c.token"
+                ),
+            ),
+            write_lock: say(
+                "",
+                "UPDATE {locks} SET kind = ?, capacity = ?, last_token = ?, claims = ?, claim = ?, \
+                 token = ?, weight = ?, standing = ?, since = ?, expires = ?, lock_delay = ?, \
+                 host = ?, pid = ?, label = ? WHERE name = ?",
+            ),
+            insert_claim: say(
+                "",
+                "INSERT INTO {claims} (name, claim, token, weight, standing, since, expires, \
+                 lock_delay, host, pid, label, session) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            ),
+            delete_claim: say(
+                "",
+                "DELETE FROM {claims} WHERE name = ? AND token = ? AND expires = ?",
+            ),
+            extend_claim: say(
+                "",
+                "UPDATE {claims} SET standing = ?, since = ?, expires = {greatest}(expires, ?) \
+                 WHERE name = ? AND token = ?",
+            ),
+            turn_claim: say(
+                "",
+                "UPDATE {claims} SET standing = ?, since = ?, expires = ? \
+                 WHERE name = ? AND token = ? AND expires = ?",
+            ),
+            renew_lock: say("i", renew_lock(d)),
+            renew_claim: say(
+                "",
+                "UPDATE {claims} SET expires = {greatest}(expires, {now} + \
+                 CASE standing WHEN 1 THEN ? ELSE ? END) \
+                 WHERE claim = ? AND name = ? AND standing < 2 AND expires > {now}",
+            ),
+            renew_locks: many(d).then(|| {
+                say(
+                    "ti",
+                    "UPDATE {locks} AS l SET expires = greatest(l.expires, {now} + r.lease) \
+                     FROM json_to_recordset(?::json) AS r(name text, claim text, lease bigint, wait bigint) \
+                     WHERE l.name = r.name AND l.claim = r.claim AND l.standing = 1 \
+                     AND l.expires > {now} RETURNING l.claim, l.token",
+                )
+            }),
+            renew_claims: many(d).then(|| {
+                say(
+                    "t",
+                    "UPDATE {claims} AS l SET expires = greatest(l.expires, {now} + \
+                     CASE l.standing WHEN 1 THEN r.lease ELSE r.wait END) \
+                     FROM json_to_recordset(?::json) AS r(name text, claim text, lease bigint, wait bigint) \
+                     WHERE l.name = r.name AND l.claim = r.claim AND l.standing < 2 \
+                     AND l.expires > {now} RETURNING l.claim",
+                )
+            }),
+            granted: say("ti", "SELECT claim, token FROM {claims} WHERE session = ? AND standing = 1"),
+            notify: say("", "SELECT pg_notify(?, ?)"),
+            version: say("i", "SELECT version FROM {schema}"),
+            probe: say(
+                "iiiitiiiiiititttiiiiiititt",
+                &format!(
+                    "SELECT {LOCK}, l.name, {CLAIM} FROM {{locks}} l \
+                     LEFT JOIN {{claims}} c ON c.name = l.name WHERE 1 = 0"
+                ),
+            ),
+            sweep: say(
+                "",
+                "DELETE FROM {locks} WHERE claims = 0 AND last_token < {now} - 86400000000 \
+                 AND (claim = '' OR expires + lock_delay < {now} - 86400000000)",
+            ),
+        }
+    }
+}
+
+fn begin(dialect: Dialect) -> &'static str {
+    match dialect {
+        // Deferred, a transaction that reads and then writes fails without waiting.
+        #[cfg(feature = "sqlite")]
+        Dialect::Sqlite => "BEGIN IMMEDIATE",
+        // Each statement must see what was committed before it. The limits end a client that was
+        // stopped with a lock's row in its hands.
+        #[cfg(feature = "postgres")]
+        Dialect::Postgres => {
+            "BEGIN ISOLATION LEVEL READ COMMITTED; \
+             SET LOCAL idle_in_transaction_session_timeout = 3000; SET LOCAL lock_timeout = 5000"
+        }
+        #[cfg(feature = "mysql")]
+        Dialect::MySql => "START TRANSACTION",
+    }
+}
+
+#[allow(unused_variables, clippy::match_like_matches_macro, reason = "depends on the features")]
+fn many(dialect: Dialect) -> bool {
+    match dialect {
+        #[cfg(feature = "postgres")]
+        Dialect::Postgres => true,
+        _ => false,
+    }
+}
+
+/// Arguments: name, kind, capacity, claim, weight, lease, lock_delay, host, pid, label, floor of the
+/// token. MySQL: floor, kind, capacity, claim, weight, lease, lock_delay, host, pid, label, name.
+fn take(dialect: Dialect) -> &'static str {
+    match dialect {
+        #[cfg(feature = "mysql")]
+        Dialect::MySql => {
+            "UPDATE {locks} SET \
+             last_token = LAST_INSERT_ID(GREATEST(last_token + 1, {now}, ?)), token = last_token, \
+             kind = ?, capacity = ?, claim = ?, weight = ?, standing = 1, since = {now}, \
+             expires = since + ?, host = ?, pid = ?, label = ?, lock_delay = ? \
+             WHERE name = ? AND claims = 0 AND (claim = '' OR expires + lock_delay <= {now})"
+        }
+        // The inner SELECTs read the clock once for both columns. Nothing but the row itself is
+        // looked at, so that a statement that had to wait for it judges what it then finds.
+        #[allow(unreachable_patterns, reason = "depends on the features")]
+        _ => {
+            "INSERT INTO {locks} AS l (name, kind, capacity, last_token, claims, claim, token, \
+             weight, standing, since, expires, lock_delay, host, pid, label) \
+             SELECT v.name, v.kind, v.capacity, {greatest}(v.now, v.floor), 0, v.claim, \
+             {greatest}(v.now, v.floor), v.weight, 1, v.now, v.now + v.lease, v.lock_delay, v.host, \
+             v.pid, v.label FROM (SELECT {text} AS name, {int} AS kind, {int} AS capacity, \
+             {text} AS claim, {int} AS weight, {int} AS lease, {int} AS lock_delay, {text} AS host, \
+             {int} AS pid, {text} AS label, {int} AS floor, {now} AS now) v WHERE true \
+             ON CONFLICT (name) DO UPDATE SET kind = excluded.kind, capacity = excluded.capacity, \
+             (last_token, token, since, expires) = (SELECT t.token, t.token, t.now, \
+             t.now + excluded.expires - excluded.since FROM \
+             (SELECT {greatest3}(l.last_token + 1, n.now, {int}) AS token, n.now FROM \
+             (SELECT {now} AS now) n) t), \
+             claim = excluded.claim, weight = excluded.weight, standing = 1, \
+             lock_delay = excluded.lock_delay, host = excluded.host, pid = excluded.pid, \
+             label = excluded.label \
+             WHERE l.claims = 0 AND (l.claim = '' OR l.expires + l.lock_delay <= {now}) \
+             RETURNING token"
+        }
+    }
+}
+
+fn create(dialect: Dialect) -> &'static str {
+    match dialect {
+        #[cfg(feature = "mysql")]
+        Dialect::MySql => {
+            "INSERT IGNORE INTO {locks} (name, kind, capacity, last_token, claims, claim, token, \
+             weight, standing, since, expires, lock_delay, host, pid, label) \
+             VALUES (?, ?, ?, 0, 0, '', 0, 0, 0, 0, 0, 0, '', 0, '')"
+        }
+        #[allow(unreachable_patterns, reason = "depends on the features")]
+        _ => {
+            "INSERT INTO {locks} (name, kind, capacity, last_token, claims, claim, token, \
+             weight, standing, since, expires, lock_delay, host, pid, label) \
+             VALUES (?, ?, ?, 0, 0, '', 0, 0, 0, 0, 0, 0, '', 0, '') ON CONFLICT (name) DO NOTHING"
+        }
+    }
+}
+
+/// Arguments: lease, name, claim.
+fn renew_lock(dialect: Dialect) -> &'static str {
+    match dialect {
+        #[cfg(feature = "mysql")]
+        Dialect::MySql => {
+            "UPDATE {locks} SET expires = GREATEST(expires, {now} + ?), \
+             token = LAST_INSERT_ID(token) \
+             WHERE name = ? AND claim = ? AND standing = 1 AND expires > {now}"
+        }
+        #[allow(unreachable_patterns, reason = "depends on the features")]
+        _ => {
+            "UPDATE {locks} SET expires = {greatest}(expires, {now} + ?) \
+             WHERE name = ? AND claim = ? AND standing = 1 AND expires > {now} RETURNING token"
+        }
+    }
+}
+
+/// The statement in the words of one database.
+fn write(url: &SqlUrl, sql: &str) -> String {
+    let words: [(&str, &str); 6] = match url.dialect {
+        #[cfg(feature = "sqlite")]
+        Dialect::Sqlite => [
+            ("{now}", "(CAST(ROUND(unixepoch('now', 'subsec') * 1000) AS INTEGER) * 1000)"),
+            ("{greatest3}", "max"),
+            ("{greatest}", "max"),
+            ("{for_update}", ""),
+            ("{int}", "?"),
+            ("{text}", "?"),
+        ],
+        // Not now(): that is the time at which the transaction began.
+        #[cfg(feature = "postgres")]
+        Dialect::Postgres => [
+            ("{now}", "(extract(epoch from clock_timestamp()) * 1000000)::bigint"),
+            ("{greatest3}", "greatest"),
+            ("{greatest}", "greatest"),
+            ("{for_update}", " FOR UPDATE"),
+            ("{int}", "?::bigint"),
+            ("{text}", "?::text"),
+        ],
+        // Not NOW(): that is the time at which the statement began.
+        #[cfg(feature = "mysql")]
+        Dialect::MySql => [
+            ("{now}", "CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)"),
+            ("{greatest3}", "GREATEST"),
+            ("{greatest}", "GREATEST"),
+            ("{for_update}", " FOR UPDATE"),
+            ("{int}", "?"),
+            ("{text}", "?"),
+        ],
+    };
+    let mut text = sql.to_owned();
+    for (word, meaning) in words {
+        text = text.replace(word, meaning);
+    }
+    for table in ["locks", "claims", "schema"] {
+        text = text.replace(&format!("{{{table}}}"), &url.table(table));
+    }
+    #[cfg(feature = "postgres")]
+    if url.dialect == Dialect::Postgres {
+        return numbered(&text);
+    }
+    text
+}
+
+/// `$1`, `$2`, … for `?`.
+#[cfg(feature = "postgres")]
+fn numbered(sql: &str) -> String {
+    let mut text = String::with_capacity(sql.len() + 32);
+    let mut n = 0;
+    for c in sql.chars() {
+        match c {
+            '?' => {
+                n += 1;
+                text.push_str(&format!("${n}"));
+            }
+            c => text.push(c),
+        }
+    }
+    text
+}

@@ -1,0 +1,353 @@
+//! What the tests against SQL servers share: one face for PostgreSQL and MariaDB, and a witness of
+//! mutual exclusion.
+
+#![allow(dead_code, reason = "each test binary uses what it needs")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use leasehold::{Error, ErrorKind, Guard, Leasehold};
+use sqlx::Connection;
+#[cfg(feature = "mysql")]
+use testbed::MariaDb;
+#[cfg(feature = "postgres")]
+use testbed::Postgres;
+use testbed::Setup;
+
+/// How long what must happen is waited for.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A server with databases for tests.
+pub(crate) trait Server: Send + Sync + Sized + 'static {
+    fn with(setup: Setup) -> Self;
+    fn shared() -> &'static Self;
+    /// A new database, for the user `lh`.
+    fn database(&self) -> String;
+    fn port(&self) -> u16;
+    fn kill(&self);
+    fn restart(&self);
+    fn stop(&self);
+    fn cont(&self);
+    fn shift_clock(&self, seconds: i64);
+    /// Runs SQL as the administrator in the database of this URL.
+    fn admin(&self, url: &str, sql: &str) -> String;
+    /// Ends every session of `lh`, as an administrator may.
+    fn end_sessions(&self);
+    /// How many sessions `lh` has in the database of this URL; and in open transactions.
+    fn sessions(&self, url: &str) -> (usize, usize);
+    /// The tables of the database.
+    fn tables(&self, url: &str) -> Vec<String>;
+    /// A user of this name and password, with these rights on all tables that there are.
+    fn user(&self, url: &str, user: &str, rights: &str);
+    /// The certificate of the authority of this server ([`Setup::tls`]).
+    fn authority(&self) -> std::path::PathBuf;
+    /// The parameters of a URL that demand TLS and trust only this authority.
+    fn verified(&self, authority: &std::path::Path) -> String;
+    /// Runs a statement in a transaction that stays open until the value is dropped.
+    fn hold(&self, url: &str, sql: &'static str) -> impl Future<Output = impl Send> + Send;
+    /// Transactions that say nothing else are serializable.
+    fn serializable(&self, url: &str);
+    /// Makes the server refuse to write.
+    fn read_only(&self, url: &str);
+}
+
+/// The database's name in a URL.
+pub(crate) fn database_of(url: &str) -> &str {
+    url.rsplit('/').next().expect("a URL")
+}
+
+fn lines(text: &str) -> Vec<String> {
+    text.lines().map(str::to_owned).collect()
+}
+
+#[cfg(feature = "postgres")]
+impl Server for Postgres {
+    fn with(setup: Setup) -> Self {
+        Postgres::with(setup)
+    }
+
+    fn shared() -> &'static Self {
+        testbed::postgres()
+    }
+
+    fn database(&self) -> String {
+        Postgres::database(self)
+    }
+
+    fn port(&self) -> u16 {
+        Postgres::port(self)
+    }
+
+    fn kill(&self) {
+        Postgres::kill(self);
+    }
+
+    fn restart(&self) {
+        Postgres::restart(self);
+    }
+
+    fn stop(&self) {
+        Postgres::stop(self);
+    }
+
+    fn cont(&self) {
+        Postgres::cont(self);
+    }
+
+    fn shift_clock(&self, seconds: i64) {
+        Postgres::shift_clock(self, seconds);
+    }
+
+    fn admin(&self, url: &str, sql: &str) -> String {
+        Postgres::admin(self, database_of(url), sql)
+    }
+
+    fn end_sessions(&self) {
+        let sql = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'lh'";
+        Postgres::admin(self, "postgres", sql);
+    }
+
+    fn sessions(&self, url: &str) -> (usize, usize) {
+        let sql = format!(
+            "SELECT xact_start IS NOT NULL FROM pg_stat_activity WHERE usename = 'lh' AND \
+             datname = '{}'",
+            database_of(url)
+        );
+        let found = lines(&Postgres::admin(self, "postgres", &sql));
+        (found.len(), found.iter().filter(|open| *open == "t").count())
+    }
+
+    fn tables(&self, url: &str) -> Vec<String> {
+        lines(&Server::admin(
+            self,
+            url,
+            "SELECT tablename FROM pg_tables WHERE schemaname = 'public'",
+        ))
+    }
+
+    fn user(&self, url: &str, user: &str, rights: &str) {
+        Server::admin(self, url, &format!("CREATE ROLE {user} LOGIN PASSWORD '{user}'"));
+        Server::admin(
+            self,
+            url,
+            &format!("GRANT {rights} ON ALL TABLES IN SCHEMA public TO {user}"),
+        );
+    }
+
+    fn authority(&self) -> std::path::PathBuf {
+        self.certificates().authority().to_owned()
+    }
+
+    fn verified(&self, authority: &std::path::Path) -> String {
+        format!("sslmode=verify-full&sslrootcert={}", authority.display())
+    }
+
+    async fn hold(&self, url: &str, sql: &'static str) -> impl Send {
+        let mut connection = sqlx::PgConnection::connect(url).await.expect("a connection");
+        for sql in ["BEGIN", sql] {
+            sqlx::raw_sql(sql).execute(&mut connection).await.expect("it runs");
+        }
+        connection
+    }
+
+    fn serializable(&self, url: &str) {
+        let database = database_of(url);
+        let setting = "default_transaction_isolation = 'serializable'";
+        Server::admin(self, url, &format!("ALTER DATABASE {database} SET {setting}"));
+    }
+
+    fn read_only(&self, url: &str) {
+        let database = database_of(url);
+        self.admin(
+            url,
+            &format!("ALTER DATABASE {database} SET default_transaction_read_only = on"),
+        );
+        self.end_sessions();
+    }
+}
+
+#[cfg(feature = "mysql")]
+impl Server for MariaDb {
+    fn with(setup: Setup) -> Self {
+        MariaDb::with(setup)
+    }
+
+    fn shared() -> &'static Self {
+        testbed::mariadb()
+    }
+
+    fn database(&self) -> String {
+        MariaDb::database(self)
+    }
+
+    fn port(&self) -> u16 {
+        MariaDb::port(self)
+    }
+
+    fn kill(&self) {
+        MariaDb::kill(self);
+    }
+
+    fn restart(&self) {
+        MariaDb::restart(self);
+    }
+
+    fn stop(&self) {
+        MariaDb::stop(self);
+    }
+
+    fn cont(&self) {
+        MariaDb::cont(self);
+    }
+
+    fn shift_clock(&self, seconds: i64) {
+        MariaDb::shift_clock(self, seconds);
+    }
+
+    fn admin(&self, url: &str, sql: &str) -> String {
+        MariaDb::admin(self, &format!("USE {}; {sql}", database_of(url)))
+    }
+
+    fn end_sessions(&self) {
+        MariaDb::admin(self, "KILL CONNECTION USER 'lh'@'127.0.0.1'");
+    }
+
+    fn sessions(&self, url: &str) -> (usize, usize) {
+        let database = database_of(url);
+        let all = "SELECT count(*) FROM information_schema.processlist WHERE db";
+        let open = "SELECT count(*) FROM information_schema.innodb_trx t JOIN \
+                    information_schema.processlist p ON p.id = t.trx_mysql_thread_id WHERE p.db";
+        let count = |sql: &str| {
+            let counted = MariaDb::admin(self, &format!("{sql} = '{database}'"));
+            counted.parse().expect("a number")
+        };
+        (count(all), count(open))
+    }
+
+    fn tables(&self, url: &str) -> Vec<String> {
+        lines(&Server::admin(self, url, "SHOW TABLES"))
+    }
+
+    fn user(&self, url: &str, user: &str, rights: &str) {
+        let user = format!("'{user}'@'127.0.0.1' IDENTIFIED BY '{user}'");
+        MariaDb::admin(self, &format!("GRANT {rights} ON {}.* TO {user}", database_of(url)));
+    }
+
+    fn authority(&self) -> std::path::PathBuf {
+        self.certificates().authority().to_owned()
+    }
+
+    fn verified(&self, authority: &std::path::Path) -> String {
+        format!("ssl-mode=VERIFY_IDENTITY&ssl-ca={}", authority.display())
+    }
+
+    async fn hold(&self, url: &str, sql: &'static str) -> impl Send {
+        let mut connection = sqlx::MySqlConnection::connect(url).await.expect("a connection");
+        for sql in ["BEGIN", sql] {
+            sqlx::raw_sql(sql).execute(&mut connection).await.expect("it runs");
+        }
+        connection
+    }
+
+    fn serializable(&self, _url: &str) {
+        MariaDb::admin(self, "SET GLOBAL tx_isolation = 'SERIALIZABLE'");
+    }
+
+    fn read_only(&self, _url: &str) {
+        MariaDb::admin(self, "SET GLOBAL read_only = 1");
+    }
+}
+
+/// Runs a case; a hanging one fails.
+pub(crate) fn run(case: impl Future<Output = ()>) {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let runtime = builder.worker_threads(3).enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        tokio::time::timeout(PATIENCE * 2, case).await.expect("the case hangs");
+    });
+}
+
+/// A client of this store.
+pub(crate) async fn connect(url: &str) -> Leasehold {
+    Leasehold::connect(url).await.unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Sees that holders follow one another, with rising tokens.
+#[derive(Debug, Default)]
+pub(crate) struct Witness {
+    inside: AtomicBool,
+    last: AtomicU64,
+    count: AtomicU64,
+}
+
+impl Witness {
+    pub(crate) fn enter(&self, guard: &Guard) {
+        assert!(!self.inside.swap(true, Ordering::SeqCst), "two hold at once");
+        let token = guard.token().get();
+        let before = self.last.swap(token, Ordering::SeqCst);
+        assert!(before < token, "token {token} after {before}");
+        self.count.fetch_add(1, Ordering::SeqCst);
+    }
+
+    pub(crate) fn leave(&self) {
+        assert!(self.inside.swap(false, Ordering::SeqCst), "somebody else has left");
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.count.load(Ordering::SeqCst)
+    }
+}
+
+/// Gives the lock back. The server may be away: then the client goes on with it in the background.
+pub(crate) async fn release(guard: Guard) {
+    match guard.release().await {
+        Ok(()) => {}
+        Err(error) => assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}"),
+    }
+}
+
+/// `tasks` tasks on each client take the mutex `rounds` times each; in the end the number of
+/// holders must be exact.
+pub(crate) async fn hammer(
+    clients: &[Leasehold],
+    name: &str,
+    tasks: usize,
+    rounds: u64,
+) -> Arc<Witness> {
+    let witness = Arc::<Witness>::default();
+    let mut running = tokio::task::JoinSet::new();
+    for client in clients {
+        for _ in 0..tasks {
+            let (mutex, witness) = (client.mutex(name), witness.clone());
+            running.spawn(async move {
+                for _ in 0..rounds {
+                    let guard = mutex.lock().await.unwrap_or_else(|error| panic!("{error}"));
+                    witness.enter(&guard);
+                    tokio::task::yield_now().await;
+                    witness.leave();
+                    release(guard).await;
+                }
+            });
+        }
+    }
+    while let Some(done) = running.join_next().await {
+        done.expect("no task panics");
+    }
+    assert_eq!(witness.count(), (clients.len() * tasks) as u64 * rounds);
+    witness
+}
+
+/// One line of this kind, without the secret in any of its forms.
+#[track_caller]
+pub(crate) fn assert_told(error: &Error, kind: ErrorKind, secret: &str) {
+    assert_eq!(error.kind(), kind, "{error}");
+    let mut all = format!("{error}\n{error:?}");
+    assert_eq!(all.lines().count(), 2, "not one line: {error}");
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        all += &format!("{cause}\n{cause:?}");
+        source = cause.source();
+    }
+    assert!(!all.contains(secret), "the password is shown: {all}");
+}

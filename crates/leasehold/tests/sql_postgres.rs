@@ -1,0 +1,81 @@
+//! What only PostgreSQL has: a pooler in front of it, and notifications.
+
+#![cfg(feature = "postgres")]
+
+mod sql_common;
+
+use std::time::Duration;
+
+use leasehold::ErrorKind;
+use sql_common::*;
+use testbed::{PgBouncer, Proxy};
+
+#[test]
+fn s42_behind_a_pooler_in_transaction_mode() {
+    run(async {
+        let server = testbed::postgres();
+        let direct = server.database();
+        let pooler = PgBouncer::before(server);
+        let url = pooler.in_front_of(server, &direct) + "?pooler=transaction";
+        let clients = [connect(&url).await, connect(&url).await, connect(&direct).await];
+        hammer(&clients, "pooled", 6, 10).await;
+        // Each transaction may be on another of the pooler's connections: leases do not mind.
+        let guard = clients[0].mutex("kept").lease(Duration::from_secs(1)).lock().await.unwrap();
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        assert!(guard.is_held());
+        let error = clients[1].mutex("kept").try_lock().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
+        release(guard).await;
+    });
+}
+
+#[test]
+fn s42_a_pooler_that_nobody_told_us_of() {
+    run(async {
+        let server = testbed::postgres();
+        let pooler = PgBouncer::before(server);
+        let url = pooler.in_front_of(server, &server.database());
+        // Either it works all the same, or it says what to write into the URL.
+        let told = match leasehold::Leasehold::connect(&url).await {
+            Err(error) => error,
+            Ok(locks) => {
+                let mut tries = Vec::new();
+                for n in 0..20 {
+                    tries.push(locks.mutex(format!("n{n}")).lock().await.map(drop));
+                }
+                match tries.into_iter().find_map(Result::err) {
+                    Some(error) => error,
+                    None => return,
+                }
+            }
+        };
+        assert!(told.to_string().contains("pooler=transaction"), "{told}");
+    });
+}
+
+#[test]
+fn s24_notifications_that_nobody_hears() {
+    run(async {
+        let server = testbed::postgres();
+        let url = server.database();
+        let proxy = Proxy::before(server.port());
+        let waiting = connect(&proxy.in_front_of(server.port(), &url)).await;
+        let holder = connect(&url).await;
+        for _ in 0..3 {
+            let guard = holder.mutex("deaf").lock().await.unwrap();
+            let (queued, mut in_queue) = tokio::sync::mpsc::unbounded_channel();
+            let mutex = waiting.mutex("deaf").on_waiting(move |_| {
+                // Told again with each heartbeat; the test listens only once.
+                let _ = queued.send(());
+            });
+            let waiter = tokio::spawn(async move { mutex.lock().await });
+            in_queue.recv().await.unwrap();
+            // The listener's connection goes, with whatever is sent meanwhile.
+            proxy.refuse(true);
+            release(guard).await;
+            proxy.refuse(false);
+            let guard = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap().unwrap();
+            release(guard).await;
+        }
+    });
+}

@@ -1,0 +1,134 @@
+//! SQLite: other writers in the way, other people's files, and files that were restored.
+
+#![cfg(feature = "sqlite")]
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use leasehold::store::Durability;
+use leasehold::{ErrorKind, Leasehold};
+use sqlx::Connection;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn url(file: &Path) -> String {
+    format!("sqlite:{}", file.display())
+}
+
+async fn connect(file: &Path) -> Leasehold {
+    Leasehold::connect(url(file)).await.unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn run(case: impl Future<Output = ()>) {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let runtime = builder.worker_threads(3).enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        tokio::time::timeout(PATIENCE * 2, case).await.expect("the case hangs");
+    });
+}
+
+#[test]
+fn s60_other_writers_are_waited_for() {
+    run(async {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("locks.db");
+        let clients = [connect(&file).await, connect(&file).await, connect(&file).await];
+        // Somebody else of the same database, who writes for as long as it takes.
+        let other = tokio::spawn({
+            let path = file.display().to_string();
+            async move {
+                let mut theirs = sqlx::SqliteConnection::connect(&path).await.unwrap();
+                sqlx::raw_sql("CREATE TABLE theirs (n INT)").execute(&mut theirs).await.unwrap();
+                for _ in 0..5 {
+                    let sql = "BEGIN IMMEDIATE; INSERT INTO theirs VALUES (1)";
+                    sqlx::raw_sql(sql).execute(&mut theirs).await.unwrap();
+                    tokio::time::sleep(Duration::from_millis(200)).await;
+                    sqlx::raw_sql("COMMIT").execute(&mut theirs).await.unwrap();
+                }
+            }
+        });
+        let last = Arc::new(AtomicU64::new(0));
+        let mut running = tokio::task::JoinSet::new();
+        for client in &clients {
+            for _ in 0..4 {
+                let (mutex, last) = (client.mutex("busy"), last.clone());
+                running.spawn(async move {
+                    for _ in 0..10 {
+                        let guard = mutex.lock().await.unwrap_or_else(|e| panic!("{e}"));
+                        let token = guard.token().get();
+                        assert!(last.swap(token, Ordering::SeqCst) < token);
+                        guard.release().await.unwrap_or_else(|e| panic!("{e}"));
+                    }
+                });
+            }
+        }
+        while let Some(done) = running.join_next().await {
+            done.unwrap();
+        }
+        other.await.unwrap();
+    });
+}
+
+#[test]
+fn s61_tokens_rise_after_an_old_copy_is_restored() {
+    run(async {
+        let directory = tempfile::tempdir().unwrap();
+        let (file, copy) = (directory.path().join("locks.db"), directory.path().join("copy.db"));
+        let locks = connect(&file).await;
+        locks.mutex("backed up").lock().await.unwrap().release().await.unwrap();
+        locks.close().await.unwrap();
+        std::fs::copy(&file, &copy).unwrap();
+        let locks = connect(&file).await;
+        let lost = locks.mutex("backed up").lock().await.unwrap().token();
+        let lost = lost.max(locks.mutex("new").lock().await.unwrap().token());
+        locks.close().await.unwrap();
+        for leftover in std::fs::read_dir(directory.path()).unwrap() {
+            let path = leftover.unwrap().path();
+            if path != copy {
+                std::fs::remove_file(path).unwrap();
+            }
+        }
+        std::fs::rename(&copy, &file).unwrap();
+        let locks = connect(&file).await;
+        assert!(locks.mutex("backed up").lock().await.unwrap().token() > lost);
+        assert!(locks.mutex("new").lock().await.unwrap().token() > lost);
+    });
+}
+
+#[test]
+fn s61_what_survives_a_power_cut_is_told() {
+    run(async {
+        let directory = tempfile::tempdir().unwrap();
+        let url = url(&directory.path().join("locks.db"));
+        for (setting, durability) in
+            [("", Durability::Disk), ("?synchronous=full", Durability::Disk)]
+        {
+            let locks = Leasehold::connect(format!("{url}{setting}")).await.unwrap();
+            assert_eq!(locks.guarantees().grant, durability, "{setting}");
+        }
+        let locks = Leasehold::connect(format!("{url}?synchronous=off")).await.unwrap();
+        assert!(locks.guarantees().grant < Durability::Disk);
+    });
+}
+
+#[test]
+fn files_that_are_not_ours() {
+    run(async {
+        let directory = tempfile::tempdir().unwrap();
+        let text = directory.path().join("text.db");
+        let words = "This is no database, and long enough to be seen as such. ".repeat(20);
+        std::fs::write(&text, &words).unwrap();
+        let nowhere = directory.path().join("no/such/directory/locks.db");
+        for (file, kind) in [(&text, ErrorKind::Corrupt), (&nowhere, ErrorKind::Config)] {
+            let error = match Leasehold::connect(url(file)).await {
+                Err(error) => error,
+                Ok(locks) => locks.mutex("x").try_lock().await.map(drop).unwrap_err(),
+            };
+            assert_eq!(error.kind(), kind, "{error}");
+            assert_eq!(error.to_string().lines().count(), 1);
+        }
+        assert_eq!(std::fs::read_to_string(&text).unwrap(), words, "left as it was");
+    });
+}
