@@ -54,6 +54,40 @@ mod postgres {
 
     include!("sql_transactions/cases.rs");
 
+    /// The session dies in the middle of the work: key, lock and write go with it.
+    #[tokio::test]
+    async fn r26_r23_a_killed_session_takes_key_lock_and_write_with_it() {
+        let bed = bed().await;
+        let mut tx = bed.pool.begin().await.unwrap();
+        lock_in(&mut tx, "a").await.unwrap();
+        let pool = bed.pool.clone();
+        let error = once("k")
+            .run_in(&mut tx, async |tx| {
+                sqlx::query("UPDATE t SET n = n + 1").execute(&mut **tx).await?;
+                let id: i32 =
+                    sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut **tx).await?;
+                let kill = format!("SELECT pg_terminate_backend({id})");
+                sqlx::query(sqlx::AssertSqlSafe(kill)).execute(&pool).await?;
+                // The server may take a moment to get round to it.
+                loop {
+                    sqlx::query("SELECT n FROM t").execute(&mut **tx).await?;
+                }
+                #[allow(unreachable_code)]
+                Ok::<_, Error>(String::new())
+            })
+            .await
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+        assert!(error.is_retryable());
+        one_line(&error);
+        drop(tx);
+        let mut tx = bed.pool.begin().await.unwrap();
+        lock_in_timeout(&mut tx, "a", Duration::from_secs(20)).await.unwrap();
+        let ran = once("k").run_in(&mut tx, async |_| Ok::<_, Error>("done".into())).await;
+        assert_eq!(ran.unwrap(), Ran::First("done".into()));
+        assert_eq!(number(&mut tx, "SELECT n FROM t").await, 0);
+    }
+
     /// The trap of a lock that is only read: the lock is granted, the view is stale.
     #[tokio::test]
     async fn r23_a_stale_snapshot_never_gets_the_lock() {
@@ -92,6 +126,40 @@ mod mariadb {
     }
 
     include!("sql_transactions/cases.rs");
+
+    /// The session dies in the middle of the work: key, lock and write go with it.
+    #[tokio::test]
+    async fn r26_r23_a_killed_session_takes_key_lock_and_write_with_it() {
+        let bed = bed().await;
+        let mut tx = bed.pool.begin().await.unwrap();
+        lock_in(&mut tx, "a").await.unwrap();
+        let pool = bed.pool.clone();
+        let error = once("k")
+            .run_in(&mut tx, async |tx| {
+                sqlx::query("UPDATE t SET n = n + 1").execute(&mut **tx).await?;
+                let id: u64 =
+                    sqlx::query_scalar("SELECT CONNECTION_ID()").fetch_one(&mut **tx).await?;
+                let kill = format!("KILL {id}");
+                sqlx::query(sqlx::AssertSqlSafe(kill)).execute(&pool).await?;
+                // The server may take a moment to get round to it.
+                loop {
+                    sqlx::query("SELECT n FROM t").execute(&mut **tx).await?;
+                }
+                #[allow(unreachable_code)]
+                Ok::<_, Error>(String::new())
+            })
+            .await
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+        assert!(error.is_retryable());
+        one_line(&error);
+        drop(tx);
+        let mut tx = bed.pool.begin().await.unwrap();
+        lock_in_timeout(&mut tx, "a", Duration::from_secs(20)).await.unwrap();
+        let ran = once("k").run_in(&mut tx, async |_| Ok::<_, Error>("done".into())).await;
+        assert_eq!(ran.unwrap(), Ran::First("done".into()));
+        assert_eq!(number(&mut tx, "SELECT n FROM t").await, 0);
+    }
 
     /// What `FOR UPDATE` without an index does, that `lock_in` refuses to do.
     #[tokio::test]
