@@ -65,7 +65,8 @@ pub async fn lock_in<DB: Database>(
 
 /// As [`lock_in`], but gives up after about `wait`; the transaction is as it was before, and
 /// usable. MySQL and MariaDB count whole seconds, rounded up; SQLite gives up at once, whatever
-/// the time, where waiting could only end in a deadlock.
+/// the time, where waiting could only end in a deadlock. On those two the wait is a setting of the
+/// connection, set back afterwards: a future that is dropped in between leaves the short wait.
 ///
 /// # Errors
 /// [`ErrorKind::Timeout`], and those of [`lock_in`].
@@ -132,10 +133,17 @@ async fn bounded<DB: Database>(
                 Ok(())
             }
             Err(error) => {
+                let back = savepoint.rollback().await;
+                let mut reset = DB::reset_wait(tx, before.clone()).await;
+                if reset.is_err() {
+                    // The driver may answer with the failure of the rollback before it.
+                    reset = DB::reset_wait(tx, before).await;
+                }
                 // A deadlock has ended the whole transaction on MySQL, savepoint and all: then
                 // the error that says so is the one to report.
-                if savepoint.rollback().await.is_ok() {
-                    DB::reset_wait(tx, before).await?;
+                if error.kind() != ErrorKind::Conflict {
+                    back?;
+                    reset?;
                 }
                 Err(error)
             }

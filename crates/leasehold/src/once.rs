@@ -16,7 +16,9 @@
 //! over; the attempt's number says that an earlier one may have done a part. Only one attempt at
 //! a time is ever within its lease, and only the current one can write the outcome. What
 //! remains, and no key can close: an attempt that was paused may find out too late that it lost its
-//! lease. So give the other side the key too, where it takes one.
+//! lease. So give the other side the key too, where it takes one. (The lease is judged by the
+//! database's wall clock: one that is set forward ends it early, and the attempt is told at its next
+//! renewal.)
 //!
 //! **Only the key's own row makes a duplicate.** `INSERT IGNORE` turns every error of the write into
 //! a warning, and a unique index of the caller's own table may be hit for reasons that are no
@@ -197,15 +199,16 @@ impl Once {
         E: From<Error>,
         F: Future<Output = Result<String, E>>,
     {
-        let key = self.key.as_ref().map_err(|e| Error::new(e.kind(), e.to_string()))?.clone();
+        let Self { key, lease, wait } = self;
+        let key = key.map_err(|e| e.during("once"))?;
         let failed = |e: Error| e.during("once").on(&key);
-        if self.lease < MIN_LEASE || self.lease > MAX_LEASE {
-            let what = format!("a lease of {:?} is out of range", self.lease);
+        if !(MIN_LEASE..=MAX_LEASE).contains(&lease) {
+            let what = format!("a lease of {lease:?} is out of range: choose 50 ms to a day");
             return Err(failed(Error::new(ErrorKind::Config, what)).into());
         }
         let id = ClaimId::random().map_err(failed)?;
-        let row = Row { pool, key: &key, id: Value::Text(id.to_hex()), lease: self.lease };
-        let (attempt, sent) = match row.begin(self.wait).await.map_err(failed)? {
+        let row = Row { pool, key: &key, id: Value::Text(id.to_hex()), lease };
+        let (attempt, sent) = match row.begin(wait).await.map_err(failed)? {
             (Begun::Before(outcome), _) => return Ok(Ran::Duplicate(outcome)),
             (Begun::Ours(number), sent) => (Attempt { number }, sent),
             (Begun::Busy, _) => {

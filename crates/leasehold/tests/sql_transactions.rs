@@ -44,6 +44,8 @@ mod postgres {
 
     type Db = sqlx::Postgres;
     /// From now on, this transaction waits for a lock for a moment only.
+    /// How long a statement waits for a lock.
+    const WAIT_IS: &str = "SELECT current_setting('lock_timeout')";
     const IMPATIENT: &str = "SET LOCAL lock_timeout = '50ms'";
     const LOCKS_ROWS: bool = true;
 
@@ -117,6 +119,8 @@ mod mariadb {
     use super::*;
 
     type Db = sqlx::MySql;
+    /// How long a statement waits for a lock.
+    const WAIT_IS: &str = "SELECT CAST(@@SESSION.innodb_lock_wait_timeout AS CHAR)";
     const IMPATIENT: &str = "SET SESSION innodb_lock_wait_timeout = 1";
     const LOCKS_ROWS: bool = true;
 
@@ -194,6 +198,8 @@ mod sqlite {
     use super::*;
 
     type Db = sqlx::Sqlite;
+    /// How long a statement waits for a lock.
+    const WAIT_IS: &str = "SELECT CAST(timeout AS TEXT) FROM pragma_busy_timeout";
     const IMPATIENT: &str = "PRAGMA busy_timeout = 50";
     /// One write lock for all.
     const LOCKS_ROWS: bool = false;

@@ -161,10 +161,16 @@ async fn r52_a_table_without_a_unique_index_is_refused() {
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
         one_line(&error);
     }
+}
+
+#[tokio::test]
+async fn r23_a_missing_table_is_said_with_the_fix() {
+    let bed = bed().await;
     sqlx::query("DROP TABLE leasehold_row_lock").execute(&bed.pool).await.unwrap();
     let mut tx = bed.pool.begin().await.unwrap();
     let error = lock_in(&mut tx, "a").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    one_line(&error);
     assert!(error.to_string().contains("install"), "{error}");
 }
 
@@ -189,6 +195,41 @@ async fn r23_a_deadlock_is_typed_and_can_be_run_again() {
     assert_eq!(errors[0].kind(), ErrorKind::Conflict);
     assert!(errors[0].is_retryable());
     one_line(&errors[0]);
+}
+
+/// A bounded wait is the caller's for one call, also when it ends in a deadlock.
+#[tokio::test]
+async fn r23_a_bounded_wait_is_set_back() {
+    let bed = bed().await;
+    let pool = &bed.pool;
+    let wait = async |tx: &mut Tx<'_>| -> String {
+        let sql = WAIT_IS;
+        sqlx::query_scalar(sql).fetch_one(&mut **tx).await.unwrap()
+    };
+    let mut one = pool.begin().await.unwrap();
+    let mut two = pool.begin().await.unwrap();
+    let before = wait(&mut two).await;
+    lock_in_timeout(&mut one, "a", Duration::from_secs(7)).await.unwrap();
+    assert_eq!(wait(&mut one).await, before);
+    try_lock_in(&mut two, "a").await.unwrap_err();
+    assert_eq!(wait(&mut two).await, before);
+    if !LOCKS_ROWS {
+        return; // No deadlock to be had.
+    }
+    lock_in(&mut two, "b").await.unwrap();
+    let long = Duration::from_secs(30);
+    let crossed = async |mut tx: Tx<'static>, name: &str| {
+        let result = lock_in_timeout(&mut tx, name, long).await;
+        if result.is_ok() || before != "0" {
+            // (PostgreSQL takes no statement after a deadlock, and forgets the wait.)
+            assert_eq!(wait(&mut tx).await, before);
+        }
+        tx.rollback().await.unwrap();
+        result.err().map(|e| e.kind())
+    };
+    let (one, two) = tokio::join!(crossed(one, "b"), crossed(two, "a"));
+    let errors: Vec<ErrorKind> = [one, two].into_iter().flatten().collect();
+    assert_eq!(errors, [ErrorKind::Conflict]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -427,6 +468,15 @@ async fn r26_an_attempt_outlives_its_lease_by_renewal_and_a_late_one_stores_noth
         Ok::<_, Error>("slow".into())
     });
     assert_eq!(slow.await.unwrap(), Ran::First("slow".into()));
+    // What cannot work is refused before anything is written.
+    for (bad, kind) in [
+        (once("k").lease(Duration::ZERO), ErrorKind::Config),
+        (once("a\nb"), ErrorKind::InvalidName),
+    ] {
+        let error = bad.run(pool, |_| async { Ok::<_, Error>("no".into()) }).await.unwrap_err();
+        assert_eq!(error.kind(), kind, "{error}");
+        one_line(&error);
+    }
     // Taken over in the middle: the late one is stopped, or at the latest cannot store.
     let late = once("late").lease(Duration::from_secs(5)).run(pool, |_| async {
         let sql = "UPDATE leasehold_once SET lease_end = 0 WHERE state = 'started'";
