@@ -41,6 +41,13 @@ pub enum ErrorKind {
     Corrupt,
     /// This [`Leasehold`](crate::Leasehold) was closed.
     Closed,
+    /// The database ended the caller's transaction because of another one (a deadlock, a
+    /// serialization failure): roll back and run the whole transaction again.
+    Conflict,
+    /// The row was changed since it was read; see [`Error::stale_version`].
+    StaleVersion,
+    /// The resource has seen a greater fencing token; see [`Error::stale_token`].
+    StaleToken,
 }
 
 impl fmt::Display for ErrorKind {
@@ -59,8 +66,31 @@ impl fmt::Display for ErrorKind {
             Self::Full => "store full",
             Self::Corrupt => "unreadable",
             Self::Closed => "closed",
+            Self::Conflict => "transaction conflict",
+            Self::StaleVersion => "stale version",
+            Self::StaleToken => "stale token",
         })
     }
+}
+
+/// A compare-and-set that came too late: both versions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StaleVersion {
+    /// The version that the caller had read.
+    pub expected: i64,
+    /// The version that is there now; `None` if the row is gone.
+    pub found: Option<i64>,
+}
+
+/// A write under a fencing token that came too late: both tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StaleToken {
+    /// The greatest token that the resource has seen.
+    pub seen: Token,
+    /// The token that was offered.
+    pub offered: Token,
 }
 
 /// Why a hold ended without being released.
@@ -141,7 +171,15 @@ struct Inner {
     store: Option<String>,
     holders: Vec<HolderInfo>,
     lost: Option<LostReason>,
+    stale: Option<Stale>,
     source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+#[derive(Clone, Copy)]
+#[cfg_attr(not(any(feature = "sqlite", feature = "postgres", feature = "mysql")), allow(dead_code))]
+enum Stale {
+    Version(StaleVersion),
+    Token(StaleToken),
 }
 
 impl Error {
@@ -156,6 +194,7 @@ impl Error {
             store: None,
             holders: Vec::new(),
             lost: None,
+            stale: None,
             source: None,
         }))
     }
@@ -201,6 +240,29 @@ impl Error {
         error
     }
 
+    /// A version that is not the expected one any more.
+    #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+    pub(crate) fn stale_row(expected: i64, found: Option<i64>) -> Self {
+        let found_text = found.map_or("no row".into(), |v| format!("version {v}"));
+        let message =
+            format!("{found_text} found where {expected} was expected: read again and retry");
+        let mut error = Self::new(ErrorKind::StaleVersion, message);
+        error.0.stale = Some(Stale::Version(StaleVersion { expected, found }));
+        error
+    }
+
+    /// A token smaller than one that the resource has seen.
+    #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+    pub(crate) fn stale_fence(seen: Token, offered: Token) -> Self {
+        let message = format!(
+            "token {offered} was offered, {seen} has been seen: the lock is somebody else's now; \
+             stop, and roll back"
+        );
+        let mut error = Self::new(ErrorKind::StaleToken, message);
+        error.0.stale = Some(Stale::Token(StaleToken { seen, offered }));
+        error
+    }
+
     /// What went wrong.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
@@ -208,8 +270,8 @@ impl Error {
 
     /// Whether the same call may succeed later without anybody changing anything.
     pub fn is_retryable(&self) -> bool {
-        use ErrorKind::{AtRisk, Contended, Full, Lost, Timeout, Unreachable};
-        matches!(self.0.kind, Contended | Timeout | Lost | AtRisk | Unreachable | Full)
+        use ErrorKind::{AtRisk, Conflict, Contended, Full, Lost, Timeout, Unreachable};
+        matches!(self.0.kind, Contended | Timeout | Lost | AtRisk | Unreachable | Full | Conflict)
     }
 
     /// The operation that failed (`"lock"`, `"release"`, …), where there was one.
@@ -230,6 +292,22 @@ impl Error {
     /// Who holds the lock, as far as the store said.
     pub fn holders(&self) -> &[HolderInfo] {
         &self.0.holders
+    }
+
+    /// Both versions, if this is [`ErrorKind::StaleVersion`].
+    pub fn stale_version(&self) -> Option<StaleVersion> {
+        match self.0.stale {
+            Some(Stale::Version(stale)) => Some(stale),
+            _ => None,
+        }
+    }
+
+    /// Both tokens, if this is [`ErrorKind::StaleToken`].
+    pub fn stale_token(&self) -> Option<StaleToken> {
+        match self.0.stale {
+            Some(Stale::Token(stale)) => Some(stale),
+            _ => None,
+        }
     }
 
     /// Why a held lock was lost, if this is [`ErrorKind::Lost`].

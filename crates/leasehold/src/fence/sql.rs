@@ -1,0 +1,212 @@
+//! A fence in SQL: for data that lives in a database while its lock may live anywhere.
+//!
+//! Two forms. [`check`] guards a whole transaction: one row per resource holds the greatest token
+//! seen, and the statement that compares and raises it also locks that row until the transaction
+//! ends. So from the check to the commit no other token can pass, and what the transaction writes
+//! is written in token order; if it rolls back, the mark does too, together with the writes.
+//! [`TokenColumn`] guards one row of the caller's own table in one statement.
+//!
+//! **Check first, before you read** (see [`fence`](super)): a late write is refused only from the
+//! moment the new holder has shown its token. On MySQL, whose snapshot begins with the first plain
+//! read, checking first is also what makes the reads fresh.
+//!
+//! Equal tokens pass: one holder checks as often as it likes.
+
+use sqlx::Transaction;
+
+use super::Fence;
+use crate::claim::Token;
+use crate::database::{Column, Database, Dialect, Value, assignments, identifier, named};
+use crate::error::{Error, ErrorKind, Result};
+
+/// Lets the transaction go on only if no greater token has been seen for `resource`, and keeps
+/// every other token out until it ends.
+///
+/// Needs the table `leasehold_fence`: see [`database::install`](crate::database::install).
+///
+/// # Errors
+/// [`ErrorKind::StaleToken`] (see [`Error::stale_token`]): roll back, the lock is somebody else's.
+/// Those of [`Fence::fence`]; [`ErrorKind::Conflict`] and what else the database answers.
+pub async fn check<DB: Database>(
+    tx: &mut Transaction<'_, DB>,
+    resource: impl AsRef<str>,
+    fence: impl Fence,
+) -> Result<()> {
+    let resource = named(resource, "fence")?;
+    let offered = fence.fence()?;
+    let seen = async {
+        let [raise, look] = statements(DB::DIALECT);
+        let mut with = vec![DB::name(&resource), number(offered)];
+        if DB::DIALECT == Dialect::Mysql {
+            with.push(number(offered));
+        }
+        DB::execute(tx, raise, with).await?;
+        let row = DB::row(tx, look, vec![DB::name(&resource)], &[Column::Int]).await?;
+        Ok(row.map_or(0, |row| row.first().map_or(0, Value::int)))
+    };
+    let seen: Result<i64> = seen.await;
+    seen.and_then(|seen| judge(seen, offered)).map_err(|e| e.during("fence").on(&resource))
+}
+
+/// The raised mark is ours, or greater and somebody else's.
+fn judge(seen: i64, offered: Token) -> Result<()> {
+    match u64::try_from(seen).ok().and_then(Token::new) {
+        Some(seen) if seen == offered => Ok(()),
+        Some(seen) if seen > offered => Err(Error::stale_fence(seen, offered)),
+        _ => Err(Error::new(
+            ErrorKind::Corrupt,
+            format!("the fence holds {seen} after token {offered} was written to it"),
+        )),
+    }
+}
+
+fn number(token: Token) -> Value {
+    // 63 bits, by the type.
+    Value::Int(i64::try_from(token.get()).unwrap_or(i64::MAX))
+}
+
+/// Raise the mark and lock its row; look at it.
+fn statements(dialect: Dialect) -> [&'static str; 2] {
+    match dialect {
+        Dialect::Postgres => [
+            "INSERT INTO leasehold_fence AS f (name, seen) VALUES (?, ?) \
+             ON CONFLICT (name) DO UPDATE SET seen = GREATEST(f.seen, EXCLUDED.seen)",
+            "SELECT seen FROM leasehold_fence WHERE name = ?",
+        ],
+        Dialect::Sqlite => [
+            "INSERT INTO leasehold_fence (name, seen) VALUES (?, ?) \
+             ON CONFLICT (name) DO UPDATE SET seen = MAX(seen, EXCLUDED.seen)",
+            "SELECT seen FROM leasehold_fence WHERE name = ?",
+        ],
+        Dialect::Mysql => [
+            "INSERT INTO leasehold_fence (name, seen) VALUES (?, ?) \
+             ON DUPLICATE KEY UPDATE seen = GREATEST(seen, ?)",
+            "SELECT seen FROM leasehold_fence WHERE name = ? FOR UPDATE",
+        ],
+    }
+}
+
+/// The fence as SQL text, for programs that are not written in Rust. Parameters are `:resource`
+/// and `:token`.
+pub fn text(dialect: Dialect) -> String {
+    let [raise, look] = statements(dialect);
+    format!(
+        "-- In the transaction that writes, before it reads or writes anything else:\n\
+         {};\n\
+         {};\n\
+         -- If this answers a number greater than :token, ROLL BACK: the token is stale.\n\
+         -- Otherwise go on; the row stays locked until COMMIT, and no other token can pass.\n\n\
+         -- Or, with a token column on your own table, in one statement:\n\
+         UPDATE your_table SET your_column = :value, token = :token\n\
+         \x20WHERE id = :id AND (token IS NULL OR token <= :token);\n\
+         -- No row changed: the token is stale (or there is no such row).\n",
+        fill(raise),
+        fill(look),
+    )
+}
+
+/// A statement with its parameters by name.
+fn fill(sql: &str) -> String {
+    let mut parts = sql.split('?');
+    let mut out = parts.next().unwrap_or_default().to_owned();
+    for (part, name) in parts.zip([":resource", ":token", ":token"]) {
+        out.push_str(name);
+        out.push_str(part);
+    }
+    out
+}
+
+/// A table of the caller's own with a token column: the fence of one row, in one statement.
+///
+/// The column is a 64-bit whole number, null or 0 before the first write.
+#[derive(Clone, Debug)]
+pub struct TokenColumn {
+    table: String,
+    key: String,
+    token: String,
+}
+
+impl TokenColumn {
+    /// `key` must be unique in `table`. Names are letters, digits and `_` (`schema.table` for the
+    /// table), spelt as the database keeps them; others are refused by the first use.
+    pub fn new(table: impl Into<String>, key: impl Into<String>, token: impl Into<String>) -> Self {
+        Self { table: table.into(), key: key.into(), token: token.into() }
+    }
+
+    /// Sets columns of one row, and its token, if the row has seen no greater one: one statement,
+    /// atomic in a transaction or outside of one. With no columns it only shows the token: do that
+    /// before you read what the next write depends on. `false` if there is no such row.
+    ///
+    /// # Errors
+    /// [`ErrorKind::StaleToken`] (see [`Error::stale_token`]), and nothing was written. Those of
+    /// [`Fence::fence`], and what the database answers.
+    #[must_use = "false means that there is no such row"]
+    pub async fn write<C>(
+        &self,
+        connection: &mut C,
+        key: impl Into<Value>,
+        fence: impl Fence,
+        columns: &[(&str, Value)],
+    ) -> Result<bool>
+    where
+        C: sqlx::Connection,
+        C::Database: Database<Connection = C>,
+    {
+        let offered = fence.fence()?;
+        self.set::<C::Database>(connection, key.into(), offered, columns)
+            .await
+            .map_err(|e| e.during("fence"))
+    }
+
+    async fn set<DB: Database>(
+        &self,
+        connection: &mut DB::Connection,
+        key: Value,
+        offered: Token,
+        columns: &[(&str, Value)],
+    ) -> Result<bool> {
+        let (table, id) = (identifier::<DB>(&self.table)?, identifier::<DB>(&self.key)?);
+        let token = identifier::<DB>(&self.token)?;
+        let mut sql = format!("UPDATE {table} SET {token} = ?");
+        let mut with = vec![number(offered)];
+        sql.push_str(&assignments::<DB>(columns, &mut with)?);
+        sql.push_str(&format!(" WHERE {id} = ? AND ({token} IS NULL OR {token} <= ?)"));
+        with.extend([key.clone(), number(offered)]);
+        match DB::execute(connection, &sql, with).await? {
+            1 => return Ok(true),
+            0 => {}
+            n => {
+                let what = format!("{n} rows of {} have that key: make it unique", self.table);
+                return Err(Error::new(ErrorKind::Corrupt, what));
+            }
+        }
+        let (big, fresh) = (DB::BIGINT, DB::AS_IT_IS);
+        let sql = format!("SELECT CAST({token} AS {big}) FROM {table} WHERE {id} = ?{fresh}");
+        let Some(row) = DB::row(connection, &sql, vec![key], &[Column::Int]).await? else {
+            return Ok(false);
+        };
+        let seen = row.first().map_or(0, Value::int);
+        match u64::try_from(seen).ok().and_then(Token::new) {
+            Some(seen) if seen > offered => Err(Error::stale_fence(seen, offered)),
+            _ => {
+                let what = "the row came into being while it was written; write again";
+                Err(Error::new(ErrorKind::Conflict, what))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn r35_the_printed_sql_names_its_parameters() {
+        for dialect in [Dialect::Sqlite, Dialect::Postgres, Dialect::Mysql] {
+            let text = text(dialect);
+            assert!(!text.contains('?'), "{text}");
+            assert!(text.contains("VALUES (:resource, :token)"), "{text}");
+            assert!(text.contains("WHERE name = :resource"), "{text}");
+        }
+    }
+}

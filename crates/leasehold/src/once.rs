@@ -1,0 +1,461 @@
+//! Idempotency keys: work that is done once, however often it is asked for.
+//!
+//! A key is a lock that is never released. Whoever inserts its row first does the work; everybody
+//! after that gets the stored outcome. The database's unique index decides who is first, so there
+//! is no moment between looking and inserting.
+//!
+//! [`run_in`](Once::run_in) puts key and work into *one transaction*: both commit or neither does.
+//! A racing caller waits on the unique index until the first has committed (then it gets the
+//! outcome) or rolled back (then it is the first); a crash is a rollback. The work is done exactly
+//! once. It stands in a savepoint of its own, so that work that fails takes its key with it even if
+//! the caller goes on and commits.
+//!
+//! [`run`](Once::run) is for work outside of the database (a payment, an e-mail). No transaction can
+//! hold such work, so the key has two states: *started*, under a lease that is renewed while the
+//! work runs, and *done*. If the first attempt crashes, its lease ends and the next caller takes
+//! over; the attempt's number says that an earlier one may have done a part. Only one attempt at
+//! a time is ever within its lease, and only the current one can write the outcome. What
+//! remains, and no key can close: an attempt that was paused may find out too late that it lost its
+//! lease. So give the other side the key too, where it takes one. (The lease is judged by the
+//! database's wall clock: one that is set forward ends it early, and the attempt is told at its next
+//! renewal.)
+//!
+//! **Only the key's own row makes a duplicate.** `INSERT IGNORE` turns every error of the write into
+//! a warning, and a unique index of the caller's own table may be hit for reasons that are no
+//! duplicate request. Here the insert of the key stands alone; an error of the work is the work's.
+
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+use sqlx::{Connection as _, Pool, Transaction};
+
+use crate::claim::ClaimId;
+use crate::clock::{Clock, Moment};
+use crate::database::{Column, Database, Value, micros};
+use crate::error::{Error, ErrorKind, LostReason, Result};
+use crate::name::Name;
+use crate::options::{DEFAULT_LEASE, MAX_LEASE, MIN_LEASE, drift};
+use crate::versioned::jittered;
+
+/// How long [`Once::run`] waits for an attempt of somebody else, unless told otherwise.
+pub const DEFAULT_WAIT: Duration = Duration::from_secs(30);
+
+/// An idempotency key: 1 to 512 bytes, as a lock's name; a bad one is reported by the run.
+///
+/// ```no_run
+/// # #[cfg(feature = "postgres")]
+/// # async fn f(pool: sqlx::PgPool) -> leasehold::Result<()> {
+/// use leasehold::{once, once::Ran};
+/// let mut tx = pool.begin().await?;
+/// let ran = once("payment:8a1f").run_in(&mut tx, async |tx| {
+///     sqlx::query("INSERT INTO payments (amount) VALUES (100)").execute(&mut **tx).await?;
+///     Ok::<_, leasehold::Error>("paid 100".to_owned())
+/// });
+/// match ran.await? {
+///     Ran::First(outcome) => println!("{outcome}"),
+///     Ran::Duplicate(outcome) => println!("{outcome} (before)"),
+/// }
+/// tx.commit().await?;
+/// # Ok(()) }
+/// ```
+pub fn once(key: impl AsRef<str>) -> Once {
+    Once { key: Name::new(key), lease: DEFAULT_LEASE, wait: DEFAULT_WAIT }
+}
+
+/// An idempotency key; made by [`once()`].
+#[derive(Debug)]
+#[must_use = "nothing is done until run_in or run is called"]
+pub struct Once {
+    key: Result<Name>,
+    lease: Duration,
+    wait: Duration,
+}
+
+/// Who did the work. The text is the work's outcome, the first time and every other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Ran {
+    /// This call did.
+    First(String),
+    /// An earlier call did; this one did nothing.
+    Duplicate(String),
+}
+
+impl Ran {
+    /// The outcome, whoever did the work.
+    pub fn into_outcome(self) -> String {
+        match self {
+            Self::First(outcome) | Self::Duplicate(outcome) => outcome,
+        }
+    }
+
+    /// Whether this call did the work.
+    pub fn is_first(&self) -> bool {
+        matches!(self, Self::First(_))
+    }
+}
+
+/// One attempt of [`Once::run`].
+#[derive(Clone, Copy, Debug)]
+pub struct Attempt {
+    number: u64,
+}
+
+impl Attempt {
+    /// 1 for the first. More: an earlier attempt crashed, failed or lost its lease, and may have
+    /// done a part of the work.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+}
+
+impl fmt::Display for Attempt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "attempt {}", self.number)
+    }
+}
+
+impl Once {
+    /// How long a crashed attempt of [`run`](Self::run) keeps others out (default 15 s, 50 ms to a
+    /// day). It is renewed while the attempt runs.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = lease;
+        self
+    }
+
+    /// How long [`run`](Self::run) waits for somebody else's attempt (default 30 s).
+    pub fn wait(mut self, wait: Duration) -> Self {
+        self.wait = wait;
+        self
+    }
+
+    /// Does `work` in `tx` if no committed transaction has done it under this key. Key, outcome
+    /// and what `work` writes commit together, when the caller commits `tx`; if `work` fails, both
+    /// are undone and the transaction is usable (after [`ErrorKind::Conflict`] it never is).
+    ///
+    /// Needs the table `leasehold_once`: see [`database::install`](crate::database::install).
+    ///
+    /// # Errors
+    /// Those of `work`, as they are; [`ErrorKind::Contended`] while an attempt of
+    /// [`run`](Self::run) has this key; [`ErrorKind::Conflict`], [`ErrorKind::Timeout`] (a racing
+    /// caller was waited for in vain) and what else the database answers.
+    pub async fn run_in<DB, E, F>(self, tx: &mut Transaction<'_, DB>, work: F) -> Result<Ran, E>
+    where
+        DB: Database,
+        E: From<Error>,
+        F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<String, E>,
+    {
+        let key = self.key.map_err(|e| e.during("once"))?;
+        let failed = |e: Error| e.during("once").on(&key);
+        let mut savepoint = tx.begin().await.map_err(|e| failed(e.into()))?;
+        let done = match begin::<DB>(&mut savepoint, &key, &As::Done).await {
+            Ok(Begun::Before(outcome)) => Ok(Ran::Duplicate(outcome)),
+            Ok(Begun::Busy) => {
+                let what = "an attempt outside a transaction has this key: retry later";
+                Err(failed(Error::new(ErrorKind::Contended, what)).into())
+            }
+            Ok(Begun::Ours(_)) => match work(&mut savepoint).await {
+                Ok(outcome) => keep::<DB>(&mut savepoint, &key, outcome)
+                    .await
+                    .map(Ran::First)
+                    .map_err(|e| failed(e).into()),
+                Err(e) => Err(e),
+            },
+            Err(e) => Err(failed(e).into()),
+        };
+        match done {
+            Ok(ran) => {
+                savepoint.commit().await.map_err(|e| failed(e.into()))?;
+                Ok(ran)
+            }
+            Err(error) => {
+                // If this fails the connection or the transaction is gone, and the key with it.
+                let _ = savepoint.rollback().await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Does `work`, outside of any transaction, if nobody has done it under this key; waits while
+    /// somebody is at it, and takes over when that attempt's lease ends. No connection is held
+    /// while `work` runs. `work` is dropped at its next `.await` if the lease is lost. If `work`
+    /// fails, the key is free for the next attempt at once.
+    ///
+    /// # Errors
+    /// Those of `work`, as they are; [`ErrorKind::Timeout`] if somebody else was at it for all of
+    /// the [wait](Self::wait); [`ErrorKind::Lost`] if the lease was lost before the outcome was
+    /// stored (the work may be done, and may be done again); what the database answers.
+    pub async fn run<DB, E, F>(
+        self,
+        pool: &Pool<DB>,
+        work: impl FnOnce(Attempt) -> F,
+    ) -> Result<Ran, E>
+    where
+        DB: Database,
+        E: From<Error>,
+        F: Future<Output = Result<String, E>>,
+    {
+        let Self { key, lease, wait } = self;
+        let key = key.map_err(|e| e.during("once"))?;
+        let failed = |e: Error| e.during("once").on(&key);
+        if !(MIN_LEASE..=MAX_LEASE).contains(&lease) {
+            let what = format!("a lease of {lease:?} is out of range: choose 50 ms to a day");
+            return Err(failed(Error::new(ErrorKind::Config, what)).into());
+        }
+        let id = ClaimId::random().map_err(failed)?;
+        let row = Row { pool, key: &key, id: Value::Text(id.to_hex()), lease };
+        let (attempt, sent) = match row.begin(wait).await.map_err(failed)? {
+            (Begun::Before(outcome), _) => return Ok(Ran::Duplicate(outcome)),
+            (Begun::Ours(number), sent) => (Attempt { number }, sent),
+            (Begun::Busy, _) => {
+                let what = "another attempt is still at it: retry later";
+                return Err(failed(Error::new(ErrorKind::Timeout, what)).into());
+            }
+        };
+        let deadline = AtomicU64::new(row.deadline(sent).as_nanos());
+        match within(&deadline, row.renewals(&deadline), work(attempt)).await {
+            Ok(Ok(outcome)) => {
+                row.done(&outcome, &deadline).await.map_err(failed)?;
+                Ok(Ran::First(outcome))
+            }
+            Ok(Err(error)) => {
+                // Unheard, the lease says it later.
+                let _ = row.give_up().await;
+                Err(error)
+            }
+            Err(reason) => Err(failed(Error::lost(reason)).into()),
+        }
+    }
+}
+
+/// Forgets keys that were done longer than `retention` ago, and so may be done again: choose it
+/// longer than any caller retries. Gives their number. Keys of attempts that never finished stay.
+///
+/// # Errors
+/// What the database answers.
+pub async fn clean_up<DB: Database>(pool: &Pool<DB>, retention: Duration) -> Result<u64> {
+    let clean = async {
+        let mut c = pool.acquire().await?;
+        // The time is asked for first: a clock inside the WHERE would forbid the index, and the
+        // statement would lock every row that it scans.
+        let now = DB::row(&mut c, &format!("SELECT {}", DB::NOW), vec![], &[Column::Int]).await?;
+        let now = now.map_or(0, |row| row.first().map_or(0, Value::int));
+        let before = Value::Int(now.saturating_sub(micros(retention)));
+        let sql = "DELETE FROM leasehold_once WHERE done_at < ?";
+        Ok(DB::execute(&mut c, sql, vec![before]).await?)
+    };
+    clean.await.map_err(|e: Error| e.during("clean_up"))
+}
+
+/// How a key is begun.
+enum As {
+    /// By a transaction, which commits it when it is done.
+    Done,
+    /// By an attempt with this id, for this long.
+    Started { id: Value, lease: Duration },
+}
+
+enum Begun {
+    /// By us: attempt number so and so.
+    Ours(u64),
+    /// Done before, with this outcome.
+    Before(String),
+    /// By an attempt within its lease.
+    Busy,
+}
+
+/// Inserts the key's row, or takes over from an attempt whose lease has ended, or tells what is
+/// there. Each step is one statement that decides by itself; what it finds may be gone at the next
+/// (the other rolled back, or was cleaned up), hence the few rounds.
+async fn begin<DB: Database>(c: &mut DB::Connection, key: &Name, how: &As) -> Result<Begun> {
+    let now = DB::NOW;
+    let (state, id, lease, done_at) = match how {
+        As::Done => ("done", Value::Text(String::new()), 0, now),
+        As::Started { id, lease } => ("started", id.clone(), micros(*lease), "NULL"),
+    };
+    let (lease, name) = (Value::Int(lease), DB::name(key));
+    for _ in 0..10 {
+        let sql = format!(
+            "INSERT INTO leasehold_once (name, state, attempt, attempt_id, lease_end, done_at) \
+             VALUES (?, '{state}', 1, ?, {now} + ?, {done_at}){}",
+            DB::OR_NOTHING
+        );
+        match DB::execute(c, &sql, vec![name.clone(), id.clone(), lease.clone()]).await {
+            Ok(1) => return Ok(Begun::Ours(1)),
+            Ok(_) => {}
+            Err(e) if DB::is_duplicate(&e) => {}
+            Err(e) => return Err(e.into()),
+        }
+        let sql = format!(
+            "SELECT state, attempt_id, outcome, attempt, lease_end - {now} FROM leasehold_once \
+             WHERE name = ?{}",
+            DB::AS_IT_IS
+        );
+        use Column::{Int, Text};
+        let columns = &[Text, Text, Text, Int, Int];
+        let Some(row) = DB::row(c, &sql, vec![name.clone()], columns).await? else { continue };
+        let Ok([state_there, id_there, outcome, attempt, left]) = <[Value; 5]>::try_from(row)
+        else {
+            continue;
+        };
+        if state_there.text() == "done" {
+            return Ok(Begun::Before(outcome.text()));
+        }
+        if left.int() > 0 {
+            return Ok(Begun::Busy);
+        }
+        // Whoever renewed or took over since has another lease end or another id.
+        let sql = format!(
+            "UPDATE leasehold_once SET state = '{state}', attempt = attempt + 1, attempt_id = ?, \
+             lease_end = {now} + ?, done_at = {done_at} \
+             WHERE name = ? AND state = 'started' AND attempt_id = ? AND lease_end <= {now}"
+        );
+        let with = vec![id.clone(), lease.clone(), name.clone(), id_there];
+        if DB::execute(c, &sql, with).await? == 1 {
+            return Ok(Begun::Ours(u64::try_from(attempt.int()).unwrap_or(0) + 1));
+        }
+    }
+    Err(Error::new(ErrorKind::Contended, "the key comes and goes: retry later"))
+}
+
+/// Stores a transaction's outcome.
+async fn keep<DB: Database>(c: &mut DB::Connection, key: &Name, outcome: String) -> Result<String> {
+    let sql = "UPDATE leasehold_once SET outcome = ? WHERE name = ?";
+    match DB::execute(c, sql, vec![Value::Text(outcome.clone()), DB::name(key)]).await? {
+        1 => Ok(outcome),
+        _ => Err(Error::new(ErrorKind::Corrupt, "the work deleted its own idempotency key")),
+    }
+}
+
+/// The row of a running attempt.
+struct Row<'a, DB: Database> {
+    pool: &'a Pool<DB>,
+    key: &'a Name,
+    id: Value,
+    lease: Duration,
+}
+
+impl<DB: Database> Row<'_, DB> {
+    fn now() -> Moment {
+        Clock::default().now()
+    }
+
+    /// Until when a lease that was asked for at `sent` certainly lasts.
+    fn deadline(&self, sent: Moment) -> Moment {
+        sent.plus(self.lease.saturating_sub(drift(self.lease)))
+    }
+
+    /// Begins, waiting for somebody else's attempt; and when the request that did was sent.
+    async fn begin(&self, wait: Duration) -> Result<(Begun, Moment)> {
+        let until = Self::now().plus(wait);
+        let how = As::Started { id: self.id.clone(), lease: self.lease };
+        let mut pause = Duration::from_millis(5);
+        loop {
+            let mut c = self.pool.acquire().await?;
+            let sent = Self::now();
+            let begun = begin::<DB>(&mut c, self.key, &how).await?;
+            drop(c);
+            let left = until.since(Self::now());
+            if !matches!(begun, Begun::Busy) || left.is_zero() {
+                return Ok((begun, sent));
+            }
+            tokio::time::sleep(jittered(pause).max(Duration::from_millis(1)).min(left)).await;
+            pause = (pause * 2).min(Duration::from_millis(250));
+        }
+    }
+
+    /// One statement on our row while it is ours.
+    async fn set(&self, sql: &str, mut with: Vec<Value>) -> Result<bool> {
+        let sql = format!("{sql} WHERE name = ? AND attempt_id = ? AND state = 'started'");
+        with.extend([DB::name(self.key), self.id.clone()]);
+        let mut c = self.pool.acquire().await?;
+        Ok(DB::execute(&mut c, &sql, with).await? == 1)
+    }
+
+    /// As `set`, but never longer than until `deadline`.
+    async fn set_before(&self, deadline: Moment, sql: &str, with: Vec<Value>) -> Result<bool> {
+        match tokio::time::timeout(deadline.since(Self::now()), self.set(sql, with)).await {
+            Ok(done) => done,
+            Err(_) => Err(Error::new(ErrorKind::Unreachable, "no answer before the lease's end")),
+        }
+    }
+
+    /// Renews until the row is not ours any more. An error is no answer: the deadline decides.
+    async fn renewals(&self, deadline: &AtomicU64) -> LostReason {
+        let sql = format!("UPDATE leasehold_once SET lease_end = {} + ?", DB::NOW);
+        let mut pause = self.lease / 3;
+        loop {
+            tokio::time::sleep(pause).await;
+            let sent = Self::now();
+            let ends = Moment::from_nanos(deadline.load(Ordering::SeqCst));
+            if sent >= ends {
+                return LostReason::Expired;
+            }
+            match self.set_before(ends, &sql, vec![Value::Int(micros(self.lease))]).await {
+                Ok(true) => {
+                    deadline.store(self.deadline(sent).as_nanos(), Ordering::SeqCst);
+                    pause = self.lease / 3;
+                }
+                Ok(false) => return LostReason::Gone,
+                Err(_) => pause = self.lease / 20,
+            }
+        }
+    }
+
+    /// Stores the outcome: only the current attempt can, so trying is never wrong.
+    async fn done(&self, outcome: &str, deadline: &AtomicU64) -> Result<()> {
+        let sql =
+            format!("UPDATE leasehold_once SET state = 'done', done_at = {}, outcome = ?", DB::NOW);
+        loop {
+            let with = vec![Value::Text(outcome.to_owned())];
+            let error = match self.set(&sql, with).await {
+                Ok(true) => return Ok(()),
+                Ok(false) if self.is_done().await? => return Ok(()),
+                Ok(false) => return Err(Error::lost(LostReason::Gone)),
+                Err(error) => error,
+            };
+            if Self::now().as_nanos() >= deadline.load(Ordering::SeqCst) || !error.is_retryable() {
+                return Err(error);
+            }
+            tokio::time::sleep(self.lease / 20).await;
+        }
+    }
+
+    /// Whether an earlier answer of [`done`](Self::done) was lost on its way.
+    async fn is_done(&self) -> Result<bool> {
+        let sql = "SELECT attempt FROM leasehold_once \
+                   WHERE name = ? AND attempt_id = ? AND state = 'done'";
+        let mut c = self.pool.acquire().await?;
+        let with = vec![DB::name(self.key), self.id.clone()];
+        Ok(DB::row(&mut c, sql, with, &[Column::Int]).await?.is_some())
+    }
+
+    /// Lets the next attempt in at once.
+    async fn give_up(&self) -> Result<bool> {
+        self.set("UPDATE leasehold_once SET lease_end = 0", vec![]).await
+    }
+}
+
+/// Runs `work` while the lease lasts: the clock is looked at before each step of it.
+async fn within<T>(
+    deadline: &AtomicU64,
+    renewals: impl Future<Output = LostReason>,
+    work: impl Future<Output = T>,
+) -> Result<T, LostReason> {
+    let (mut renewals, mut work) = (pin!(renewals), pin!(work));
+    let clock = Clock::default();
+    poll_fn(|cx| {
+        if clock.now().as_nanos() >= deadline.load(Ordering::SeqCst) {
+            return Poll::Ready(Err(LostReason::Expired));
+        }
+        if let Poll::Ready(reason) = renewals.as_mut().poll(cx) {
+            return Poll::Ready(Err(reason));
+        }
+        work.as_mut().poll(cx).map(Ok)
+    })
+    .await
+}

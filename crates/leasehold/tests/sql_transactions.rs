@@ -1,0 +1,230 @@
+//! `lock_in`, `versioned`, `once` and `fence::sql` against real databases. The cases are the same
+//! for each; what only one of them can do wrong stands here.
+#![cfg(all(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+
+use std::time::Duration;
+
+use leasehold::database::{self, Dialect};
+use leasehold::{Error, ErrorKind, lock_in, lock_in_timeout, try_lock_in};
+
+/// A database of the test's own, with our tables and one of "the caller's".
+struct Bed<DB: sqlx::Database> {
+    pool: sqlx::Pool<DB>,
+    _directory: Option<tempfile::TempDir>,
+}
+
+const CALLERS_TABLES: [&str; 3] = [
+    "CREATE TABLE t (id BIGINT NOT NULL PRIMARY KEY, n BIGINT NOT NULL, version BIGINT NOT NULL, \
+     token BIGINT)",
+    "CREATE TABLE journal (id BIGINT NOT NULL PRIMARY KEY, token BIGINT NOT NULL)",
+    "INSERT INTO t VALUES (1, 0, 0, NULL)",
+];
+
+macro_rules! bed {
+    ($pool:expr, $directory:expr) => {{
+        let pool = $pool;
+        database::install(&pool).await.unwrap();
+        // Again, and at once: as every process does at its start.
+        let (a, b) = tokio::join!(database::install(&pool), database::install(&pool));
+        a.and(b).unwrap();
+        for sql in CALLERS_TABLES {
+            sqlx::query(sql).execute(&pool).await.unwrap();
+        }
+        Bed { pool, _directory: $directory }
+    }};
+}
+
+/// One line, for people.
+fn one_line(error: &Error) {
+    assert_eq!(error.to_string().lines().count(), 1, "{error}");
+}
+
+mod postgres {
+    use super::*;
+
+    type Db = sqlx::Postgres;
+    /// From now on, this transaction waits for a lock for a moment only.
+    /// How long a statement waits for a lock.
+    const WAIT_IS: &str = "SELECT current_setting('lock_timeout')";
+    const IMPATIENT: &str = "SET LOCAL lock_timeout = '50ms'";
+    const LOCKS_ROWS: bool = true;
+
+    async fn bed() -> Bed<Db> {
+        let options = sqlx::postgres::PgPoolOptions::new().max_connections(12);
+        bed!(options.connect(&testbed::postgres().database()).await.unwrap(), None)
+    }
+
+    include!("sql_transactions/cases.rs");
+
+    /// The session dies in the middle of the work: key, lock and write go with it.
+    #[tokio::test]
+    async fn r26_r23_a_killed_session_takes_key_lock_and_write_with_it() {
+        let bed = bed().await;
+        let mut tx = bed.pool.begin().await.unwrap();
+        lock_in(&mut tx, "a").await.unwrap();
+        let pool = bed.pool.clone();
+        let error = once("k")
+            .run_in(&mut tx, async |tx| {
+                sqlx::query("UPDATE t SET n = n + 1").execute(&mut **tx).await?;
+                let id: i32 =
+                    sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut **tx).await?;
+                let kill = format!("SELECT pg_terminate_backend({id})");
+                sqlx::query(sqlx::AssertSqlSafe(kill)).execute(&pool).await?;
+                // The server may take a moment to get round to it.
+                loop {
+                    sqlx::query("SELECT n FROM t").execute(&mut **tx).await?;
+                }
+                #[allow(unreachable_code)]
+                Ok::<_, Error>(String::new())
+            })
+            .await
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+        assert!(error.is_retryable());
+        one_line(&error);
+        drop(tx);
+        let mut tx = bed.pool.begin().await.unwrap();
+        lock_in_timeout(&mut tx, "a", Duration::from_secs(20)).await.unwrap();
+        let ran = once("k").run_in(&mut tx, async |_| Ok::<_, Error>("done".into())).await;
+        assert_eq!(ran.unwrap(), Ran::First("done".into()));
+        assert_eq!(number(&mut tx, "SELECT n FROM t").await, 0);
+    }
+
+    /// The trap of a lock that is only read: the lock is granted, the view is stale.
+    #[tokio::test]
+    async fn r23_a_stale_snapshot_never_gets_the_lock() {
+        let bed = bed().await;
+        let mut holder = bed.pool.begin().await.unwrap();
+        lock_in(&mut holder, "a").await.unwrap();
+        holder.commit().await.unwrap();
+
+        let mut holder = bed.pool.begin().await.unwrap();
+        let mut late = bed.pool.begin().await.unwrap();
+        sqlx::query("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            .execute(&mut *late)
+            .await
+            .unwrap();
+        sqlx::query("SELECT n FROM t").execute(&mut *late).await.unwrap();
+        lock_in(&mut holder, "a").await.unwrap();
+        sqlx::query("UPDATE t SET n = 1").execute(&mut *holder).await.unwrap();
+        holder.commit().await.unwrap();
+        let error = lock_in(&mut late, "a").await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
+        assert!(error.is_retryable());
+        one_line(&error);
+    }
+}
+
+mod mariadb {
+    use super::*;
+
+    type Db = sqlx::MySql;
+    /// How long a statement waits for a lock.
+    const WAIT_IS: &str = "SELECT CAST(@@SESSION.innodb_lock_wait_timeout AS CHAR)";
+    const IMPATIENT: &str = "SET SESSION innodb_lock_wait_timeout = 1";
+    const LOCKS_ROWS: bool = true;
+
+    async fn bed() -> Bed<Db> {
+        let options = sqlx::mysql::MySqlPoolOptions::new().max_connections(12);
+        bed!(options.connect(&testbed::mariadb().database()).await.unwrap(), None)
+    }
+
+    include!("sql_transactions/cases.rs");
+
+    /// The session dies in the middle of the work: key, lock and write go with it.
+    #[tokio::test]
+    async fn r26_r23_a_killed_session_takes_key_lock_and_write_with_it() {
+        let bed = bed().await;
+        let mut tx = bed.pool.begin().await.unwrap();
+        lock_in(&mut tx, "a").await.unwrap();
+        let pool = bed.pool.clone();
+        let error = once("k")
+            .run_in(&mut tx, async |tx| {
+                sqlx::query("UPDATE t SET n = n + 1").execute(&mut **tx).await?;
+                let id: u64 =
+                    sqlx::query_scalar("SELECT CONNECTION_ID()").fetch_one(&mut **tx).await?;
+                let kill = format!("KILL {id}");
+                sqlx::query(sqlx::AssertSqlSafe(kill)).execute(&pool).await?;
+                // The server may take a moment to get round to it.
+                loop {
+                    sqlx::query("SELECT n FROM t").execute(&mut **tx).await?;
+                }
+                #[allow(unreachable_code)]
+                Ok::<_, Error>(String::new())
+            })
+            .await
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+        assert!(error.is_retryable());
+        one_line(&error);
+        drop(tx);
+        let mut tx = bed.pool.begin().await.unwrap();
+        lock_in_timeout(&mut tx, "a", Duration::from_secs(20)).await.unwrap();
+        let ran = once("k").run_in(&mut tx, async |_| Ok::<_, Error>("done".into())).await;
+        assert_eq!(ran.unwrap(), Ran::First("done".into()));
+        assert_eq!(number(&mut tx, "SELECT n FROM t").await, 0);
+    }
+
+    /// What `FOR UPDATE` without an index does, that `lock_in` refuses to do.
+    #[tokio::test]
+    async fn r52_an_unindexed_lock_is_the_whole_table() {
+        let bed = bed().await;
+        sqlx::query("INSERT INTO t VALUES (2, 7, 0, NULL)").execute(&bed.pool).await.unwrap();
+        let mut one = bed.pool.begin().await.unwrap();
+        let mut other = bed.pool.begin().await.unwrap();
+        sqlx::query("SELECT * FROM t WHERE n = 0 FOR UPDATE").execute(&mut *one).await.unwrap();
+        sqlx::query(IMPATIENT).execute(&mut *other).await.unwrap();
+        let error = sqlx::query("SELECT * FROM t WHERE n = 7 FOR UPDATE")
+            .execute(&mut *other)
+            .await
+            .unwrap_err();
+        assert_eq!(Error::from(error).kind(), ErrorKind::Timeout);
+    }
+
+    #[tokio::test]
+    async fn r52_an_engine_without_row_locks_is_refused() {
+        let bed = bed().await;
+        sqlx::query("ALTER TABLE leasehold_row_lock ENGINE = MyISAM")
+            .execute(&bed.pool)
+            .await
+            .unwrap();
+        let mut tx = bed.pool.begin().await.unwrap();
+        let error = lock_in(&mut tx, "a").await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+    }
+}
+
+mod sqlite {
+    use super::*;
+
+    type Db = sqlx::Sqlite;
+    /// How long a statement waits for a lock.
+    const WAIT_IS: &str = "SELECT CAST(timeout AS TEXT) FROM pragma_busy_timeout";
+    const IMPATIENT: &str = "PRAGMA busy_timeout = 50";
+    /// One write lock for all.
+    const LOCKS_ROWS: bool = false;
+
+    async fn bed() -> Bed<Db> {
+        let directory = tempfile::tempdir().unwrap();
+        let options = sqlx::sqlite::SqliteConnectOptions::new()
+            .filename(directory.path().join("db"))
+            .create_if_missing(true)
+            .journal_mode(sqlx::sqlite::SqliteJournalMode::Wal)
+            .synchronous(sqlx::sqlite::SqliteSynchronous::Off)
+            .busy_timeout(Duration::from_secs(60));
+        let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(12);
+        bed!(pool.connect_with(options).await.unwrap(), Some(directory))
+    }
+
+    include!("sql_transactions/cases.rs");
+
+    #[tokio::test]
+    async fn r23_s60_a_stale_snapshot_never_gets_the_lock() {
+        let bed = bed().await;
+        let mut late = bed.pool.begin().await.unwrap();
+        sqlx::query("SELECT n FROM t").fetch_one(&mut *late).await.unwrap();
+        sqlx::query("UPDATE t SET n = 1").execute(&bed.pool).await.unwrap();
+        let error = lock_in(&mut late, "a").await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
+    }
+}

@@ -1,0 +1,674 @@
+// Included once for each database, which gives `Db`, `bed`, `IMPATIENT` and `LOCKS_ROWS`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use leasehold::fence::sql::{TokenColumn, check};
+use leasehold::once::{Ran, clean_up};
+use leasehold::versioned::{Retry, Versioned, retry};
+use leasehold::{Leasehold, Result, Token, once};
+
+type Tx<'a> = sqlx::Transaction<'a, Db>;
+
+fn token(n: u64) -> Token {
+    Token::new(n).unwrap()
+}
+
+async fn number(tx: &mut Tx<'_>, sql: &'static str) -> i64 {
+    sqlx::query_scalar(sql).fetch_one(&mut **tx).await.unwrap()
+}
+
+async fn run(tx: &mut Tx<'_>, sql: &'static str) {
+    sqlx::query(sql).execute(&mut **tx).await.unwrap();
+}
+
+fn patient() -> Retry {
+    Retry::default().tries(200)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r23_a_read_and_a_write_under_the_lock_lose_nothing() {
+    let bed = bed().await;
+    let all: Vec<_> = (0..30)
+        .map(|_| {
+            let pool = bed.pool.clone();
+            // Spawned: the futures are Send.
+            tokio::spawn(async move {
+                retry(patient(), || async {
+                    let mut tx = pool.begin().await?;
+                    lock_in(&mut tx, "t:1").await?;
+                    let n: i64 = number(&mut tx, "SELECT n FROM t WHERE id = 1").await;
+                    tokio::task::yield_now().await;
+                    // Not n = n + 1, which the database would save by itself.
+                    let sql = format!("UPDATE t SET n = {} WHERE id = 1", n + 1);
+                    sqlx::query(sqlx::AssertSqlSafe(sql)).execute(&mut *tx).await?;
+                    tx.commit().await?;
+                    Ok(())
+                })
+                .await
+            })
+        })
+        .collect();
+    for one in all {
+        one.await.unwrap().unwrap();
+    }
+    let mut tx = bed.pool.begin().await.unwrap();
+    assert_eq!(number(&mut tx, "SELECT n FROM t WHERE id = 1").await, 30);
+    let taken = "SELECT CAST(taken AS DECIMAL) = 30 AND (SELECT COUNT(*) FROM leasehold_row_lock) = 1 \
+                 FROM leasehold_row_lock";
+    let held: bool = sqlx::query_scalar(taken).fetch_one(&mut *tx).await.unwrap();
+    assert!(held, "every committed hold is counted in the one row");
+}
+
+#[tokio::test]
+async fn r23_released_by_commit_by_rollback_and_by_drop() {
+    let bed = bed().await;
+    for end in ["commit", "rollback", "drop"] {
+        let mut holder = bed.pool.begin().await.unwrap();
+        lock_in(&mut holder, "a").await.unwrap();
+        let mut other = bed.pool.begin().await.unwrap();
+        let error = try_lock_in(&mut other, "a").await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
+        assert_eq!(error.name().unwrap().as_str(), "a");
+        one_line(&error);
+        let error =
+            lock_in_timeout(&mut other, "a", Duration::from_millis(50)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+        // The transaction that was refused is as good as before. (Not from a table: that would
+        // take a snapshot.)
+        run(&mut other, "SELECT 1").await;
+        match end {
+            "commit" => holder.commit().await.unwrap(),
+            "rollback" => holder.rollback().await.unwrap(),
+            _ => drop(holder),
+        }
+        lock_in_timeout(&mut other, "a", Duration::from_secs(20)).await.unwrap();
+        run(&mut other, "UPDATE t SET n = n + 1").await;
+        other.commit().await.unwrap();
+    }
+    let mut tx = bed.pool.begin().await.unwrap();
+    assert_eq!(number(&mut tx, "SELECT n FROM t").await, 3);
+}
+
+/// Scenario 50: first-time acquisitions of one new name, where some of the first roll back.
+#[tokio::test(flavor = "multi_thread")]
+async fn r23_s50_many_first_times_of_one_new_name() {
+    let bed = bed().await;
+    for round in 0..5 {
+        let all: Vec<_> = (0..12)
+            .map(|i| {
+                let pool = bed.pool.clone();
+                tokio::spawn(async move {
+                    retry(patient(), || async {
+                        let mut tx = pool.begin().await?;
+                        lock_in(&mut tx, format!("new:{round}")).await?;
+                        if i % 2 == 0 {
+                            tx.rollback().await?;
+                        } else {
+                            sqlx::query("UPDATE t SET n = n + 1").execute(&mut *tx).await?;
+                            tx.commit().await?;
+                        }
+                        Ok(())
+                    })
+                    .await
+                })
+            })
+            .collect();
+        for one in all {
+            one.await.unwrap().unwrap();
+        }
+    }
+    let mut tx = bed.pool.begin().await.unwrap();
+    assert_eq!(number(&mut tx, "SELECT n FROM t").await, 30);
+}
+
+#[tokio::test]
+async fn r52_two_names_are_held_at_once() {
+    let bed = bed().await;
+    // Twice: with names that are new, and with names whose rows exist.
+    for _ in 0..2 {
+        let mut all = Vec::new();
+        for name in ["Job", "job", "job ", "a/../b", "ключ", "%", "j_b"] {
+            let mut tx = bed.pool.begin().await.unwrap();
+            match try_lock_in(&mut tx, name).await {
+                Ok(()) => all.push(tx),
+                Err(e) if !LOCKS_ROWS => assert_eq!(e.kind(), ErrorKind::Contended, "{e}"),
+                Err(e) => panic!("{name:?} had to wait for another name: {e}"),
+            }
+        }
+        assert_eq!(all.len(), if LOCKS_ROWS { 7 } else { 1 });
+        for tx in all {
+            tx.commit().await.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn r52_a_table_without_a_unique_index_is_refused() {
+    let bed = bed().await;
+    for (wrong, name) in [
+        ("CREATE TABLE leasehold_row_lock (name VARCHAR(500) NOT NULL, taken BIGINT NOT NULL)", "x"),
+        (
+            "CREATE TABLE leasehold_row_lock (id BIGINT, name VARCHAR(500) NOT NULL, \
+             taken BIGINT NOT NULL, UNIQUE (name, id))",
+            "y",
+        ),
+    ] {
+        sqlx::query("DROP TABLE leasehold_row_lock").execute(&bed.pool).await.unwrap();
+        sqlx::query(wrong).execute(&bed.pool).await.unwrap();
+        let mut tx = bed.pool.begin().await.unwrap();
+        let error = lock_in(&mut tx, name).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+        one_line(&error);
+    }
+}
+
+#[tokio::test]
+async fn r23_a_missing_table_is_said_with_the_fix() {
+    let bed = bed().await;
+    sqlx::query("DROP TABLE leasehold_row_lock").execute(&bed.pool).await.unwrap();
+    let mut tx = bed.pool.begin().await.unwrap();
+    let error = lock_in(&mut tx, "a").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    one_line(&error);
+    assert!(error.to_string().contains("install"), "{error}");
+}
+
+#[tokio::test]
+async fn r23_a_deadlock_is_typed_and_can_be_run_again() {
+    if !LOCKS_ROWS {
+        return; // One lock cannot deadlock; the stale snapshot has a test of its own.
+    }
+    let bed = bed().await;
+    let mut one = bed.pool.begin().await.unwrap();
+    let mut two = bed.pool.begin().await.unwrap();
+    lock_in(&mut one, "a").await.unwrap();
+    lock_in(&mut two, "b").await.unwrap();
+    let crossed = async |mut tx: Tx<'static>, name: &str| {
+        let result = lock_in(&mut tx, name).await;
+        tx.rollback().await.unwrap();
+        result
+    };
+    let (one, two) = tokio::join!(crossed(one, "b"), crossed(two, "a"));
+    let errors: Vec<Error> = [one, two].into_iter().filter_map(Result::err).collect();
+    assert_eq!(errors.len(), 1, "{errors:?}");
+    assert_eq!(errors[0].kind(), ErrorKind::Conflict);
+    assert!(errors[0].is_retryable());
+    one_line(&errors[0]);
+}
+
+/// A bounded wait is the caller's for one call, also when it ends in a deadlock.
+#[tokio::test]
+async fn r23_a_bounded_wait_is_set_back() {
+    let bed = bed().await;
+    let pool = &bed.pool;
+    let wait = async |tx: &mut Tx<'_>| -> String {
+        let sql = WAIT_IS;
+        sqlx::query_scalar(sql).fetch_one(&mut **tx).await.unwrap()
+    };
+    let mut one = pool.begin().await.unwrap();
+    let mut two = pool.begin().await.unwrap();
+    let before = wait(&mut two).await;
+    lock_in_timeout(&mut one, "a", Duration::from_secs(7)).await.unwrap();
+    assert_eq!(wait(&mut one).await, before);
+    try_lock_in(&mut two, "a").await.unwrap_err();
+    assert_eq!(wait(&mut two).await, before);
+    if !LOCKS_ROWS {
+        return; // No deadlock to be had.
+    }
+    lock_in(&mut two, "b").await.unwrap();
+    let long = Duration::from_secs(30);
+    let crossed = async |mut tx: Tx<'static>, name: &str| {
+        let result = lock_in_timeout(&mut tx, name, long).await;
+        if result.is_ok() || before != "0" {
+            // (PostgreSQL takes no statement after a deadlock, and forgets the wait.)
+            assert_eq!(wait(&mut tx).await, before);
+        }
+        tx.rollback().await.unwrap();
+        result.err().map(|e| e.kind())
+    };
+    let (one, two) = tokio::join!(crossed(one, "b"), crossed(two, "a"));
+    let errors: Vec<ErrorKind> = [one, two].into_iter().flatten().collect();
+    assert_eq!(errors, [ErrorKind::Conflict]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r24_of_the_writers_from_one_version_exactly_one_succeeds() {
+    let bed = bed().await;
+    let all: Vec<_> = (0..20)
+        .map(|_| {
+            let pool = bed.pool.clone();
+            tokio::spawn(async move {
+                let table = Versioned::new("t", "id", "version");
+                retry(patient(), || async {
+                    let mut c = pool.acquire().await?;
+                    let (n, seen): (i64, i64) =
+                        sqlx::query_as("SELECT n, version FROM t WHERE id = 1")
+                            .fetch_one(&mut *c)
+                            .await?;
+                    drop(c);
+                    let mut tx = pool.begin().await?;
+                    table.update(&mut tx, 1, seen, &[("n", (n + 1).into())]).await?;
+                    tx.commit().await?;
+                    Ok(())
+                })
+                .await
+            })
+        })
+        .collect();
+    for one in all {
+        one.await.unwrap().unwrap();
+    }
+    let mut tx = bed.pool.begin().await.unwrap();
+    assert_eq!(number(&mut tx, "SELECT n FROM t").await, 20);
+    let table = Versioned::new("t", "id", "version");
+    assert_eq!(table.version(&mut *tx, 1).await.unwrap(), Some(20));
+}
+
+#[tokio::test]
+async fn r24_a_stale_version_tells_both_and_writes_nothing() {
+    let bed = bed().await;
+    let table = Versioned::new("t", "id", "version");
+    let mut tx = bed.pool.begin().await.unwrap();
+    assert_eq!(table.update(&mut tx, 1, 0, &[("token", None::<i64>.into())]).await.unwrap(), 1);
+    let error = table.update(&mut tx, 1, 0, &[("n", 9.into())]).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::StaleVersion);
+    let stale = error.stale_version().unwrap();
+    assert_eq!((stale.expected, stale.found), (0, Some(1)));
+    one_line(&error);
+    let gone = table.update(&mut tx, 2, 0, &[]).await.unwrap_err().stale_version().unwrap();
+    assert_eq!((gone.expected, gone.found), (0, None));
+    assert_eq!(number(&mut tx, "SELECT n FROM t").await, 0);
+
+    // A key that names two rows was never a key.
+    run(&mut tx, "INSERT INTO t VALUES (2, 0, 1, NULL)").await;
+    let wrong = Versioned::new("t", "n", "version");
+    let error = wrong.update(&mut tx, 0, 1, &[]).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+    for bad in ["t; DROP TABLE t", "t\"", "", "a.b.c", "1t", "t`", "t?"] {
+        let error = Versioned::new(bad, "id", "version").version(&mut *tx, 1).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r26_of_racing_transactions_exactly_one_is_first() {
+    let bed = bed().await;
+    let works = Arc::new(AtomicU32::new(0));
+    let all: Vec<_> = (0..24)
+        .map(|i| {
+            let (pool, works) = (bed.pool.clone(), works.clone());
+            tokio::spawn(async move {
+                retry(patient(), || async {
+                    let mut tx = pool.begin().await?;
+                    let ran = once("pay:1")
+                        .run_in(&mut tx, async |tx| {
+                            works.fetch_add(1, Ordering::SeqCst);
+                            sqlx::query("UPDATE t SET n = n + 1").execute(&mut **tx).await?;
+                            Ok::<_, Error>(format!("by {i}"))
+                        })
+                        .await?;
+                    // The first three firsts crash in the middle: key and write are undone.
+                    if ran.is_first() && works.load(Ordering::SeqCst) <= 3 {
+                        drop(tx);
+                        return Err(Error::new(ErrorKind::Conflict, "crashed"));
+                    }
+                    tx.commit().await?;
+                    Ok(ran)
+                })
+                .await
+            })
+        })
+        .collect();
+    let mut ran = Vec::new();
+    for one in all {
+        ran.push(one.await.unwrap().unwrap());
+    }
+    assert_eq!(ran.iter().filter(|r| r.is_first()).count(), 1, "{ran:?}");
+    let first = ran.iter().find(|r| r.is_first()).unwrap().clone().into_outcome();
+    assert!(ran.into_iter().all(|r| r.into_outcome() == first));
+    assert!(works.load(Ordering::SeqCst) >= 4);
+    let mut tx = bed.pool.begin().await.unwrap();
+    assert_eq!(number(&mut tx, "SELECT n FROM t").await, 1);
+}
+
+#[tokio::test]
+async fn r26_a_real_error_of_the_write_is_never_a_duplicate() {
+    let bed = bed().await;
+    // The caller's own unique index is hit: INSERT IGNORE would call it done.
+    let mut tx = bed.pool.begin().await.unwrap();
+    let error = once("k")
+        .run_in(&mut tx, async |tx| {
+            sqlx::query("UPDATE t SET n = 5").execute(&mut **tx).await?;
+            sqlx::query("INSERT INTO t VALUES (1, 1, 1, NULL)").execute(&mut **tx).await?;
+            Ok::<_, sqlx_or_ours::E>(String::new())
+        })
+        .await
+        .unwrap_err();
+    assert!(matches!(&error, sqlx_or_ours::E::Theirs(e)
+        if e.as_database_error().unwrap().is_unique_violation()));
+    // Even a caller that commits all the same keeps neither the write nor the key.
+    run(&mut tx, "UPDATE t SET version = 1").await;
+    tx.commit().await.unwrap();
+    let mut tx = bed.pool.begin().await.unwrap();
+    assert_eq!(number(&mut tx, "SELECT n FROM t").await, 0);
+    assert_eq!(number(&mut tx, "SELECT version FROM t").await, 1);
+    let ran = once("k").run_in(&mut tx, async |_| Ok::<_, Error>("ü 'x' \"y\"".into())).await;
+    assert_eq!(ran.unwrap(), Ran::First("ü 'x' \"y\"".into()));
+    // In one transaction, too, the second is a duplicate; another key is not, whatever its case.
+    let ran = once("k").run_in(&mut tx, async |_| Ok::<_, Error>("no".into())).await;
+    assert_eq!(ran.unwrap(), Ran::Duplicate("ü 'x' \"y\"".into()));
+    let ran = once("K").run_in(&mut tx, async |_| Ok::<_, Error>("yes".into())).await;
+    assert_eq!(ran.unwrap(), Ran::First("yes".into()));
+    tx.rollback().await.unwrap();
+    let mut tx = bed.pool.begin().await.unwrap();
+    let ran = once("k").run_in(&mut tx, async |_| Ok::<_, Error>("again".into())).await;
+    assert_eq!(ran.unwrap(), Ran::First("again".into()));
+    let error =
+        once("").run_in(&mut tx, async |_| Ok::<_, Error>(String::new())).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidName);
+}
+
+/// A caller's own error type, that keeps the driver's error apart from ours.
+mod sqlx_or_ours {
+    #[derive(Debug)]
+    pub(super) enum E {
+        Theirs(sqlx::Error),
+        #[allow(dead_code)]
+        Ours(super::Error),
+    }
+    impl From<sqlx::Error> for E {
+        fn from(e: sqlx::Error) -> Self {
+            Self::Theirs(e)
+        }
+    }
+    impl From<super::Error> for E {
+        fn from(e: super::Error) -> Self {
+            Self::Ours(e)
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r26_of_racing_attempts_exactly_one_is_first() {
+    let bed = bed().await;
+    let works = Arc::new(AtomicU32::new(0));
+    let all: Vec<_> = (0..16)
+        .map(|i| {
+            let (pool, works) = (bed.pool.clone(), works.clone());
+            tokio::spawn(async move {
+                let work = |_| async move {
+                    works.fetch_add(1, Ordering::SeqCst);
+                    tokio::task::yield_now().await;
+                    Ok::<_, Error>(format!("by {i}"))
+                };
+                once("mail").run(&pool, work).await
+            })
+        })
+        .collect();
+    let mut ran = Vec::new();
+    for one in all {
+        ran.push(one.await.unwrap().unwrap());
+    }
+    assert_eq!(works.load(Ordering::SeqCst), 1);
+    assert_eq!(ran.iter().filter(|r| r.is_first()).count(), 1);
+    let first = ran.iter().find(|r| r.is_first()).unwrap().clone().into_outcome();
+    assert!(ran.into_iter().all(|r| r.into_outcome() == first));
+}
+
+#[tokio::test]
+async fn r26_a_crashed_attempt_is_taken_over_and_a_failed_one_at_once() {
+    let bed = bed().await;
+    let lease = Duration::from_millis(300);
+    // Crashes once it has begun: its future is dropped.
+    let (began, begun) = tokio::sync::oneshot::channel();
+    let crashing = once("k").lease(lease).run(&bed.pool, |_| async {
+        began.send(()).unwrap();
+        std::future::pending::<Result<String>>().await
+    });
+    tokio::select! {
+        _ = crashing => panic!("ended"),
+        _ = begun => {}
+    }
+    // Within its lease others are told that it is at it, in a transaction too …
+    let at_it = once("k").wait(Duration::ZERO).run(&bed.pool, |_| async { Ok::<_, Error>("no".into()) });
+    let error = at_it.await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+    let mut tx = bed.pool.begin().await.unwrap();
+    let ran = once("k").run_in(&mut tx, async |_| Ok::<_, Error>("no".into())).await;
+    match ran {
+        Err(e) => assert_eq!(e.kind(), ErrorKind::Contended),
+        Ok(ran) => assert!(ran.is_first(), "the lease may be over on a slow machine"),
+    }
+    tx.rollback().await.unwrap();
+    // … and after it the next attempt knows that it is not the first.
+    let failed = once("k").run(&bed.pool, |attempt| async move {
+        assert_eq!(attempt.number(), 2);
+        Err::<String, Error>(Error::new(ErrorKind::Full, "no paper"))
+    });
+    assert_eq!(failed.await.unwrap_err().kind(), ErrorKind::Full);
+    let done = once("k").wait(Duration::ZERO).run(&bed.pool, |attempt| async move {
+        assert_eq!(attempt.number(), 3);
+        Ok::<_, Error>("done".into())
+    });
+    assert_eq!(done.await.unwrap(), Ran::First("done".into()));
+    let mut tx = bed.pool.begin().await.unwrap();
+    let ran = once("k").run_in(&mut tx, async |_| Ok::<_, Error>("no".into())).await;
+    assert_eq!(ran.unwrap(), Ran::Duplicate("done".into()));
+}
+
+#[tokio::test]
+async fn r26_an_attempt_outlives_its_lease_by_renewal_and_a_late_one_stores_nothing() {
+    let bed = bed().await;
+    let lease = Duration::from_millis(150);
+    let pool = &bed.pool;
+    // Renewed for three leases.
+    let slow = once("slow").lease(lease).run(pool, |_| async {
+        tokio::time::sleep(lease * 3).await;
+        Ok::<_, Error>("slow".into())
+    });
+    assert_eq!(slow.await.unwrap(), Ran::First("slow".into()));
+    // What cannot work is refused before anything is written.
+    for (bad, kind) in [
+        (once("k").lease(Duration::ZERO), ErrorKind::Config),
+        (once("a\nb"), ErrorKind::InvalidName),
+    ] {
+        let error = bad.run(pool, |_| async { Ok::<_, Error>("no".into()) }).await.unwrap_err();
+        assert_eq!(error.kind(), kind, "{error}");
+        one_line(&error);
+    }
+    // Taken over in the middle: the late one is stopped, or at the latest cannot store.
+    let late = once("late").lease(Duration::from_secs(5)).run(pool, |_| async {
+        let sql = "UPDATE leasehold_once SET lease_end = 0 WHERE state = 'started'";
+        sqlx::query(sql).execute(pool).await?;
+        let next = once("late").run(pool, |a| async move {
+            Ok::<_, Error>(format!("next {}", a.number()))
+        });
+        assert_eq!(next.await?, Ran::First("next 2".into()));
+        Ok::<_, Error>("late".into())
+    });
+    let error = late.await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+    let after = once("late").run(pool, |_| async { Ok::<_, Error>("no".into()) });
+    assert_eq!(after.await.unwrap(), Ran::Duplicate("next 2".into()));
+}
+
+#[tokio::test]
+async fn r26_old_keys_are_cleaned_up_and_young_ones_stay() {
+    let bed = bed().await;
+    let mut tx = bed.pool.begin().await.unwrap();
+    for key in ["old", "young"] {
+        let ran = once(key).run_in(&mut tx, async |_| Ok::<_, Error>(key.to_owned())).await;
+        assert!(ran.unwrap().is_first());
+    }
+    let hour = "UPDATE leasehold_once SET done_at = done_at - 3600000000 WHERE outcome = 'old'";
+    run(&mut tx, hour).await;
+    tx.commit().await.unwrap();
+    assert_eq!(clean_up(&bed.pool, Duration::from_secs(7200)).await.unwrap(), 0);
+    assert_eq!(clean_up(&bed.pool, Duration::from_secs(1800)).await.unwrap(), 1);
+    let young = once("young").run(&bed.pool, |_| async { Ok::<_, Error>("no".into()) });
+    assert_eq!(young.await.unwrap(), Ran::Duplicate("young".into()));
+    let old = once("old").run(&bed.pool, |_| async { Ok::<_, Error>("new".into()) });
+    assert_eq!(old.await.unwrap(), Ran::First("new".into()));
+}
+
+#[tokio::test]
+async fn r35_a_stale_token_is_refused_with_both_numbers() {
+    let bed = bed().await;
+    let mut tx = bed.pool.begin().await.unwrap();
+    for n in [33, 33, 34, Token::MAX - 1] {
+        check(&mut tx, "r", token(n)).await.unwrap();
+    }
+    check(&mut tx, "R", token(1)).await.unwrap();
+    let error = check(&mut tx, "r", token(33)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::StaleToken);
+    assert!(!error.is_retryable());
+    let stale = error.stale_token().unwrap();
+    assert_eq!((stale.seen, stale.offered), (token(Token::MAX - 1), token(33)));
+    one_line(&error);
+    // With the writes, the mark is undone too.
+    tx.rollback().await.unwrap();
+    let mut tx = bed.pool.begin().await.unwrap();
+    check(&mut tx, "r", token(1)).await.unwrap();
+}
+
+/// Check and write are one step: from the check to the commit no other token passes.
+#[tokio::test]
+async fn r35_no_token_passes_between_check_and_commit() {
+    let bed = bed().await;
+    let mut first = bed.pool.begin().await.unwrap();
+    check(&mut first, "r", token(5)).await.unwrap();
+    let mut next = bed.pool.begin().await.unwrap();
+    run(&mut next, IMPATIENT).await;
+    let error = check(&mut next, "r", token(6)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+    next.rollback().await.unwrap();
+    run(&mut first, "UPDATE t SET n = 5").await;
+    first.commit().await.unwrap();
+    let mut next = bed.pool.begin().await.unwrap();
+    check(&mut next, "r", token(6)).await.unwrap();
+    assert_eq!(number(&mut next, "SELECT n FROM t").await, 5);
+    next.commit().await.unwrap();
+    let mut late = bed.pool.begin().await.unwrap();
+    assert_eq!(check(&mut late, "r", token(5)).await.unwrap_err().kind(), ErrorKind::StaleToken);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn r35_racing_writers_commit_in_token_order() {
+    let bed = bed().await;
+    let all: Vec<_> = (0..24u64)
+        .map(|i| {
+            let pool = bed.pool.clone();
+            let mine = token(1 + (i * 7) % 24);
+            tokio::spawn(async move {
+                let write = || async {
+                    let mut tx = pool.begin().await?;
+                    check(&mut tx, "journal", mine).await?;
+                    let sql = format!(
+                        "INSERT INTO journal SELECT COALESCE(MAX(id), 0) + 1, {mine} FROM journal"
+                    );
+                    sqlx::query(sqlx::AssertSqlSafe(sql)).execute(&mut *tx).await?;
+                    tx.commit().await?;
+                    Ok(())
+                };
+                match retry(patient(), write).await {
+                    Ok(()) => true,
+                    Err(e) => {
+                        assert_eq!(e.kind(), ErrorKind::StaleToken, "{e}");
+                        false
+                    }
+                }
+            })
+        })
+        .collect();
+    let mut wrote = 0;
+    for one in all {
+        wrote += usize::from(one.await.unwrap());
+    }
+    let tokens: Vec<i64> = sqlx::query_scalar("SELECT token FROM journal ORDER BY id")
+        .fetch_all(&bed.pool)
+        .await
+        .unwrap();
+    assert!(tokens.is_sorted(), "{tokens:?}");
+    assert_eq!(tokens.len(), wrote);
+    assert_eq!(tokens.last(), Some(&24));
+}
+
+/// What a fence cannot see: a late write that comes before the new holder does. And what closes
+/// the door: the new holder's reads show its token.
+#[tokio::test]
+async fn r50_reads_must_carry_the_token() {
+    let bed = bed().await;
+    let write = async |n: u64, sql: &'static str| {
+        let mut tx = bed.pool.begin().await.unwrap();
+        check(&mut tx, "r", token(n)).await?;
+        run(&mut tx, sql).await;
+        tx.commit().await.unwrap();
+        Ok::<_, Error>(())
+    };
+    // The new holder (34) reads without its token; the late write of 33 is accepted, and lost.
+    let mut tx = bed.pool.begin().await.unwrap();
+    assert_eq!(number(&mut tx, "SELECT n FROM t").await, 0);
+    tx.rollback().await.unwrap();
+    write(33, "UPDATE t SET n = 100").await.unwrap();
+    write(34, "UPDATE t SET n = 0 + 1").await.unwrap();
+    // The next one (36) shows its token as it reads: the late write of 35 is refused.
+    let mut tx = bed.pool.begin().await.unwrap();
+    check(&mut tx, "r", token(36)).await.unwrap();
+    assert_eq!(number(&mut tx, "SELECT n FROM t").await, 1);
+    tx.commit().await.unwrap();
+    let late = write(35, "UPDATE t SET n = 100").await.unwrap_err();
+    assert_eq!(late.kind(), ErrorKind::StaleToken);
+    write(36, "UPDATE t SET n = 1 + 1").await.unwrap();
+    let mut tx = bed.pool.begin().await.unwrap();
+    assert_eq!(number(&mut tx, "SELECT n FROM t").await, 2);
+}
+
+#[tokio::test]
+async fn r35_a_token_column_guards_one_statement() {
+    let bed = bed().await;
+    let column = TokenColumn::new("t", "id", "token");
+    let mut c = bed.pool.acquire().await.unwrap();
+    for (n, value) in [(7, 1), (7, 1), (8, 2)] {
+        assert!(column.write(&mut *c, 1, token(n), &[("n", value.into())]).await.unwrap());
+    }
+    let error = column.write(&mut *c, 1, token(7), &[("n", 9.into())]).await.unwrap_err();
+    let stale = error.stale_token().unwrap();
+    assert_eq!((stale.seen, stale.offered), (token(8), token(7)));
+    // No columns: only shows the token, as one does before reading.
+    assert!(column.write(&mut *c, 1, token(9), &[]).await.unwrap());
+    assert!(column.write(&mut *c, 1, token(8), &[("n", 9.into())]).await.is_err());
+    assert!(!column.write(&mut *c, 2, token(99), &[("n", 9.into())]).await.unwrap());
+    let n: i64 = sqlx::query_scalar("SELECT n FROM t").fetch_one(&mut *c).await.unwrap();
+    assert_eq!(n, 2);
+}
+
+#[tokio::test]
+async fn r35_a_fence_takes_exclusive_holds_only() {
+    let bed = bed().await;
+    let locks = Leasehold::connect("memory:").await.unwrap();
+    let mut tx = bed.pool.begin().await.unwrap();
+    let mutex = locks.mutex("m").lock().await.unwrap();
+    check(&mut tx, "m", &mutex).await.unwrap();
+    let writer = locks.rwlock("w").write().await.unwrap();
+    check(&mut tx, "w", &writer).await.unwrap();
+    let reader = locks.rwlock("r").read().await.unwrap();
+    let permit = locks.semaphore("s", 1).acquire().await.unwrap();
+    for shared in [&reader, &permit] {
+        let error = check(&mut tx, "x", shared).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+    }
+    locks.clone().close().await.unwrap();
+    let error = check(&mut tx, "m", &mutex).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+}
+
+#[test]
+fn r35_the_printed_schema_is_what_install_runs() {
+    let dialect = <Db as database::Database>::DIALECT;
+    let sql = database::schema(dialect);
+    for table in ["leasehold_row_lock", "leasehold_once", "leasehold_fence"] {
+        assert!(sql.contains(&format!("CREATE TABLE IF NOT EXISTS {table} (")), "{sql}");
+    }
+    assert_eq!(sql.contains("InnoDB"), dialect == Dialect::Mysql);
+}
