@@ -335,7 +335,7 @@ impl Shared {
             ),
         ];
         let mut ask = async |sql: &str, shape| -> Result<Vec<String>, Failure> {
-            let statement = Statement { sql: sql.into(), shape };
+            let statement = Statement { sql: sql.into(), shape, keep: false };
             let rows = wire.rows(&statement, Vec::new()).await?;
             let mut cells = Cells::new(rows.into_iter().next().unwrap_or_default());
             shape.bytes().map(|_| cells.text()).collect()
@@ -395,7 +395,7 @@ impl Shared {
         if is_file {
             notes.push(Cow::Borrowed(
                 "A process that is stopped in the middle of a write stops all others until it goes \
-                 on; the file must be on a local disk.",
+                 on, and waiters may lose their places by that; the file must be on a local disk.",
             ));
         } else {
             notes.push(Cow::Borrowed(
@@ -421,6 +421,7 @@ impl Shared {
             },
             on_failover: if is_file { Survival::NotApplicable } else { Survival::Fenced },
             on_partition: if is_file { Survival::NotApplicable } else { Survival::Fenced },
+            stalls: is_file,
             recovery: Duration::from_secs(2),
             recovery_leases: 1,
             notes: Cow::Owned(notes),

@@ -4,15 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use sqlx::ConnectOptions;
+use sqlx::Row as _;
 use sqlx::postgres::{
     PgConnectOptions, PgConnection, PgListener, PgPoolOptions, PgQueryResult, PgRow,
 };
-use sqlx::{ConnectOptions, Row};
 
 use super::fault::Failure;
 use super::url::SqlUrl;
 use super::waiters::Waiters;
-use super::wire::{Connect, Wire, wire};
+use super::wire::{Arg, Connect, Done, Row, Statement, Wire, wire};
 use crate::claim::ClaimId;
 use crate::error::Result;
 use crate::store::Signal;
@@ -28,28 +29,84 @@ fn no_id(_: &PgQueryResult) -> u64 {
 wire!(PgConnection, std::convert::identity, text, no_id);
 
 #[derive(Debug)]
-pub(super) struct Postgres(PgConnectOptions);
+pub(super) struct Postgres {
+    options: PgConnectOptions,
+    pooler: bool,
+}
 
 impl Postgres {
     pub(super) fn new(url: &SqlUrl) -> Result<Self> {
         let options = url.driver.parse::<PgConnectOptions>().map_err(Failure::from);
         let options = options.map_err(Failure::into_error)?.disable_statement_logging();
-        Ok(Self(if options.get_application_name().is_none() {
-            options.application_name("leasehold")
-        } else {
-            options
-        }))
+        let mut options = match options.get_application_name() {
+            Some(_) => options,
+            None => options.application_name("leasehold"),
+        };
+        if url.pooler {
+            // A prepared statement would be looked for on another server connection.
+            options = options.statement_cache_capacity(0);
+        }
+        Ok(Self { options, pooler: url.pooler })
     }
 
     pub(super) fn options(&self) -> PgConnectOptions {
-        self.0.clone()
+        self.options.clone()
     }
 }
 
 #[async_trait]
 impl Connect for Postgres {
     async fn connect(&self) -> sqlx::Result<Box<dyn Wire>> {
-        Ok(Box::new(self.0.connect().await?))
+        let connection = self.options.connect().await?;
+        Ok(match self.pooler {
+            true => Box::new(BehindPooler { connection, within: false }),
+            false => Box::new(connection),
+        })
+    }
+}
+
+/// A connection through a pooler that lends its server connections for one transaction each. A
+/// statement with arguments is several messages, which must meet one server: each is put into a
+/// transaction.
+struct BehindPooler {
+    connection: PgConnection,
+    within: bool,
+}
+
+impl BehindPooler {
+    async fn enter(&mut self) -> sqlx::Result<()> {
+        match self.within {
+            true => Ok(()),
+            false => Wire::raw(&mut self.connection, "BEGIN").await,
+        }
+    }
+
+    async fn exit<T>(&mut self, done: sqlx::Result<T>) -> sqlx::Result<T> {
+        if !self.within {
+            let end = if done.is_ok() { "COMMIT" } else { "ROLLBACK" };
+            Wire::raw(&mut self.connection, end).await?;
+        }
+        done
+    }
+}
+
+#[async_trait]
+impl Wire for BehindPooler {
+    async fn rows(&mut self, statement: &Statement, args: Vec<Arg>) -> sqlx::Result<Vec<Row>> {
+        self.enter().await?;
+        let done = self.connection.rows(statement, args).await;
+        self.exit(done).await
+    }
+
+    async fn run(&mut self, statement: &Statement, args: Vec<Arg>) -> sqlx::Result<Done> {
+        self.enter().await?;
+        let done = self.connection.run(statement, args).await;
+        self.exit(done).await
+    }
+
+    async fn raw(&mut self, sql: &str) -> sqlx::Result<()> {
+        self.within = sql.starts_with("BEGIN");
+        Wire::raw(&mut self.connection, sql).await
     }
 }
 

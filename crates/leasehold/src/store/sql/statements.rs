@@ -56,7 +56,11 @@ const CLAIM: &str = "c.claim, c.token, c.weight, c.standing, c.since, c.expires,
 impl Statements {
     pub(super) fn of(url: &SqlUrl) -> Self {
         let d = url.dialect;
-        let say = |shape: &'static str, sql: &str| Statement { sql: write(url, sql).into(), shape };
+        let say = |shape: &'static str, sql: &str| Statement {
+            sql: write(url, sql).into(),
+            shape,
+            keep: !url.pooler,
+        };
         Self {
             begin: begin(d),
             take: say("i", take(d)),

@@ -51,6 +51,8 @@ pub(super) type Row = Vec<Cell>;
 pub(super) struct Statement {
     pub(super) sql: Arc<str>,
     pub(super) shape: &'static str,
+    /// Whether the connection keeps it prepared.
+    pub(super) keep: bool,
 }
 
 /// What a statement without rows did.
@@ -85,7 +87,8 @@ macro_rules! wire {
             ) -> sqlx::Result<Vec<crate::store::sql::wire::Row>> {
                 use crate::store::sql::wire::{Arg, Cell};
                 use sqlx::Row;
-                let mut query = sqlx::query(sqlx::AssertSqlSafe(statement.sql.clone()));
+                let mut query = sqlx::query(sqlx::AssertSqlSafe(statement.sql.clone()))
+                    .persistent(statement.keep);
                 for arg in args {
                     query = match arg {
                         Arg::Int(n) => query.bind(n),
@@ -110,7 +113,8 @@ macro_rules! wire {
                 args: Vec<crate::store::sql::wire::Arg>,
             ) -> sqlx::Result<crate::store::sql::wire::Done> {
                 use crate::store::sql::wire::{Arg, Done};
-                let mut query = sqlx::query(sqlx::AssertSqlSafe(statement.sql.clone()));
+                let mut query = sqlx::query(sqlx::AssertSqlSafe(statement.sql.clone()))
+                    .persistent(statement.keep);
                 for arg in args {
                     query = match arg {
                         Arg::Int(n) => query.bind(n),
