@@ -95,6 +95,8 @@ pub(super) struct Terms {
     pub(super) claimed: BTreeSet<Property>,
     /// A dead holder's lock is free after this.
     pub(super) recovery: Duration,
+    /// Whoever is stopped may stop everybody, and so cost them their places.
+    pub(super) shared_stalls: bool,
 }
 
 /// A promise that was not kept.
@@ -444,6 +446,12 @@ impl Check<'_> {
         }
     }
 
+    /// Whether trouble of its own, or of others where that is everybody's, met this worker.
+    fn is_hit(&self, worker: WorkerId, from: Time, to: Time) -> bool {
+        let others = self.terms.shared_stalls && self.troubles.hit_anybody(from, to);
+        others || self.troubles.hit(worker, from, to)
+    }
+
     /// From the last grant to the first: of those granted later, who waited first?
     fn fifo(&mut self, lock: usize, holds: &[Hold<'_>]) {
         let capacity = self.history.locks[lock].capacity;
@@ -466,7 +474,7 @@ impl Check<'_> {
             }
             let op = hold.op;
             let Some(since) = op.waiting else { continue };
-            if self.troubles.hit(op.id.worker, op.invoked, hold.from) {
+            if self.is_hit(op.id.worker, op.invoked, hold.from) {
                 continue;
             }
             self.findings.fair_waiters += 1;
@@ -608,7 +616,7 @@ impl Check<'_> {
             let since = op.acquired.map_or(op.invoked, |(at, _)| at);
             // Nobody evicts: whatever the trouble, the store keeps what it promised until then.
             let too_early = !expired && *at < op.until;
-            if too_early || !self.troubles.hit(op.id.worker, since, *at) {
+            if too_early || !self.is_hit(op.id.worker, since, *at) {
                 let what = format!(
                     "{}: {} lost its hold at {} ms though {}: {reason}",
                     self.name(op.lock),
@@ -655,7 +663,7 @@ fn is_write_of(w: &super::history::Write, lock: usize, resource: Resource) -> bo
 /// The terms of a store that promises everything, for a run with these faults.
 #[cfg(test)]
 pub(super) fn strict(recovery: Duration) -> Terms {
-    Terms { claimed: Property::ALL.into_iter().collect(), recovery }
+    Terms { claimed: Property::ALL.into_iter().collect(), recovery, shared_stalls: false }
 }
 
 #[cfg(test)]

@@ -248,7 +248,8 @@ impl Parent {
         let mut state = self.state();
         let ended = state.workers.remove(&id);
         if ended.is_some_and(|w| !w.dead && !w.said_goodbye) {
-            state.history.crashes.push(format!("worker {id} ended by itself: {how}"));
+            let why = state.unable.as_ref().map_or(String::new(), |why| format!(": {why}"));
+            state.history.crashes.push(format!("worker {id} ended by itself: {how}{why}"));
         }
         drop(state);
         self.ended.notify_one();
@@ -341,7 +342,9 @@ fn terms(promises: &Guarantees, faults: &[Fault], lease: Duration) -> Terms {
             claimed.remove(&property);
         }
     }
-    Terms { claimed, recovery: recovery(promises, lease) }
+    // Without leases nobody's place runs out, whatever stands still.
+    let shared_stalls = promises.stalls && promises.has_leases();
+    Terms { claimed, recovery: recovery(promises, lease), shared_stalls }
 }
 
 /// One run, from the first worker to the report.

@@ -592,6 +592,7 @@ fn guarantees() -> Guarantees {
         on_store_crash: Survival::Exclusive,
         on_failover: Survival::NotApplicable,
         on_partition: Survival::NotApplicable,
+        stalls: true,
         recovery: Duration::from_millis(10),
         recovery_leases: 0,
         notes: Cow::Borrowed(&[

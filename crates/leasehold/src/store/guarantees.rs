@@ -107,6 +107,9 @@ pub struct Guarantees {
     pub on_failover: Survival,
     /// Client and store cut off from each other.
     pub on_partition: Survival,
+    /// Whether a client that is stopped in the middle of a call can stop all others until it goes
+    /// on. Those who wait may lose their places by that, where places run out.
+    pub stalls: bool,
     /// The longest that a dead holder's lock stays taken when the lease is `lease`: this, plus as
     /// many leases as [`recovery_leases`](Self::recovery_leases).
     pub recovery: Duration,
@@ -138,6 +141,7 @@ impl Guarantees {
             on_store_crash: Survival::Unsafe,
             on_failover: Survival::Unsafe,
             on_partition: Survival::Fenced,
+            stalls: false,
             recovery: Duration::from_secs(2),
             recovery_leases: 1,
             notes: Cow::Borrowed(&[]),

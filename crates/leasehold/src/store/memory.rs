@@ -266,6 +266,7 @@ fn guarantees() -> Guarantees {
         on_store_crash: Survival::NotApplicable,
         on_failover: Survival::NotApplicable,
         on_partition: Survival::NotApplicable,
+        stalls: false,
         recovery: Duration::from_secs(2),
         recovery_leases: 1,
         notes: Cow::Borrowed(&[
