@@ -79,3 +79,32 @@ fn s24_notifications_that_nobody_hears() {
         }
     });
 }
+
+#[test]
+fn who_cannot_listen_still_notifies() {
+    run(async {
+        let server = testbed::postgres();
+        let direct = server.database();
+        let pooler = PgBouncer::before(server);
+        let holder = connect(&(pooler.in_front_of(server, &direct) + "?pooler=transaction")).await;
+        let waiting = connect(&direct).await;
+        let mut fastest = PATIENCE;
+        for _ in 0..5 {
+            let guard = holder.mutex("mixed").lock().await.unwrap();
+            let (queued, mut in_queue) = tokio::sync::mpsc::unbounded_channel();
+            let mutex = waiting.mutex("mixed").on_waiting(move |_| {
+                // Told again with each heartbeat; the test listens only once.
+                let _ = queued.send(());
+            });
+            let waiter = tokio::spawn(async move { mutex.lock().await });
+            in_queue.recv().await.unwrap();
+            release(guard).await;
+            let released = std::time::Instant::now();
+            let guard = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap().unwrap();
+            fastest = fastest.min(released.elapsed());
+            release(guard).await;
+        }
+        // Unheard, each would be granted by a heartbeat, which comes every two seconds.
+        assert!(fastest < Duration::from_secs(1), "nobody was told: {fastest:?}");
+    });
+}

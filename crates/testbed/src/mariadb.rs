@@ -49,6 +49,10 @@ impl MariaDb {
         install.args(["--no-defaults", "--auth-root-authentication-method=normal"]);
         install.args(["--skip-test-db", "--skip-name-resolve", "--innodb-log-file-size=8M"]);
         install.arg(format!("--datadir={}", path("data")));
+        // Each its own: a server that starts deletes the temporary tables that it finds.
+        let temporary = directory.join("tmp");
+        std::fs::create_dir(&temporary).expect("a directory in our directory");
+        install.env("TMPDIR", &temporary);
         // Unasked, it refuses to serve as root.
         install.args(we_are_root().then_some("--user=root"));
         run(&mut install);
@@ -63,6 +67,7 @@ impl MariaDb {
         args.extend(["--innodb-buffer-pool-size=32M", "--innodb-log-file-size=8M"].map(Into::into));
         args.push(format!("--port={port}"));
         args.push(format!("--datadir={}", path("data")));
+        args.push(format!("--tmpdir={}", path("tmp")));
         args.push(format!("--socket={}", path("s")));
         args.push(format!("--pid-file={}", path("pid")));
         args.push(format!("--init-file={}", path("init.sql")));

@@ -21,12 +21,14 @@ enum Direction {
 struct State {
     frozen: bool,
     replies_held: bool,
-    replies_dropped: bool,
+    /// How many more replies pass before the others are dropped.
+    replies_left: Option<usize>,
     refusing: bool,
     ended: bool,
     delay: Duration,
     /// Both ends of every connection that was not cut yet.
     connections: Vec<[TcpStream; 2]>,
+    dropped: bool,
     round_trips: usize,
     requests: usize,
 }
@@ -95,9 +97,20 @@ impl Proxy {
         self.shared.change(|state| state.replies_held = true);
     }
 
-    /// Requests arrive, their replies never do. For the connections as they are: cut them after.
-    pub fn drop_replies(&self, on: bool) {
-        self.shared.change(|state| state.replies_dropped = on);
+    /// So many more replies pass; after them requests arrive, and their replies never do. For the
+    /// connections as they are: cut them afterwards.
+    pub fn drop_replies_after(&self, replies: usize) {
+        self.shared.change(|state| state.replies_left = Some(replies));
+    }
+
+    /// Ends [`drop_replies_after`](Self::drop_replies_after).
+    pub fn pass_replies(&self) {
+        self.shared.change(|state| state.replies_left = None);
+    }
+
+    /// Whether a reply was dropped since it was last asked for.
+    pub fn has_dropped(&self) -> bool {
+        std::mem::take(&mut self.shared.state().dropped)
     }
 
     /// Everything takes this much longer, in each direction.
@@ -217,13 +230,23 @@ fn forward(
         let must_wait = |state: &mut State| {
             !state.ended && (state.frozen || direction == Direction::Replies && state.replies_held)
         };
-        let state = shared
+        let mut state = shared
             .changed
             .wait_while(shared.state(), must_wait)
             .unwrap_or_else(PoisonError::into_inner);
-        let dropped = direction == Direction::Replies && state.replies_dropped;
+        let passes = match (direction, &mut state.replies_left) {
+            (Direction::Requests, _) | (Direction::Replies, None) => true,
+            (Direction::Replies, Some(0)) => {
+                state.dropped = true;
+                false
+            }
+            (Direction::Replies, Some(left)) => {
+                *left -= 1;
+                true
+            }
+        };
         drop(state);
-        if !dropped {
+        if passes {
             to.write_all(&buffer[..n])?;
         }
     }

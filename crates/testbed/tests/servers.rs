@@ -206,12 +206,16 @@ fn the_proxy_holds_delays_and_drops() {
     assert_eq!(receive(&client).expect("an echo"), 2);
     assert!(before.elapsed() >= Duration::from_millis(80), "both ways");
     proxy.delay(Duration::ZERO);
-    proxy.drop_replies(true);
+    proxy.drop_replies_after(1);
+    send(&client, 3);
+    assert_eq!(receive(&client).expect("an echo"), 3);
+    assert!(!proxy.has_dropped());
     send(&client, 3);
     client.set_read_timeout(short).expect("longer than zero");
     assert!(receive(&client).is_err(), "dropped");
     client.set_read_timeout(Some(LONG)).expect("longer than zero");
-    proxy.drop_replies(false);
+    assert!(proxy.has_dropped());
+    proxy.pass_replies();
     send(&client, 4);
     assert_eq!(receive(&client).expect("an echo"), 4);
 }

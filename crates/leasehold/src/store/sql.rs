@@ -115,6 +115,9 @@ const BEATS: usize = 2;
 const SETTLED_IN: Duration = Duration::from_millis(60);
 /// The poller's pauses, from just after something happened to long after.
 const POLL: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(40)];
+/// What the name of a client begins with that listens for notifications; also those tell it that
+/// cannot listen themselves.
+const LISTENS: &str = "leasehold_hears_";
 /// How many renewals share a transaction where each is a statement.
 const RENEWED_TOGETHER: usize = 200;
 /// How often what nobody uses any more is looked for.
@@ -232,7 +235,11 @@ impl SqlStore {
             beats: Pool::new(connect, BEATS),
             settling: Mutex::default(),
             waiters: Arc::default(),
-            session: format!("leasehold_{}", id.get(..16).unwrap_or(&id)),
+            session: format!(
+                "{}{}",
+                if pushes { LISTENS } else { "leasehold_asks_" },
+                id.get(..16).unwrap_or(&id)
+            ),
             pushes,
         });
         let prepared = tokio::time::timeout(LIMIT, shared.prepare(&url)).await;
@@ -348,7 +355,7 @@ impl Shared {
         ];
         #[cfg(any(feature = "postgres", feature = "mysql"))]
         let mut ask = async |sql: &str, shape| -> Result<Vec<String>, Failure> {
-            let statement = Statement { sql: sql.into(), shape, keep: false };
+            let statement = Statement { sql: sql.into(), shape };
             let rows = wire.rows(&statement, Vec::new()).await?;
             let mut cells = Cells::new(rows.into_iter().next().unwrap_or_default());
             shape.bytes().map(|_| cells.text()).collect()
@@ -634,7 +641,7 @@ impl Shared {
         let granted = self.granted(&mut loaded);
         loaded.save(wire, &self.sql, name).await?;
         for (id, token, session) in &granted {
-            if self.pushes && *session != self.session && session.starts_with("leasehold_") {
+            if *session != self.session && session.starts_with(LISTENS) {
                 self.notify(wire, session, *id, *token).await?;
             }
         }

@@ -251,7 +251,7 @@ impl Server for MariaDb {
     }
 
     fn serializable(&self, _url: &str) {
-        MariaDb::admin(self, "SET GLOBAL transaction_isolation = 'SERIALIZABLE'");
+        MariaDb::admin(self, "SET GLOBAL tx_isolation = 'SERIALIZABLE'");
     }
 
     fn read_only(&self, _url: &str) {

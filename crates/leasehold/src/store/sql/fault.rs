@@ -109,6 +109,11 @@ fn explain(error: sqlx::Error) -> Error {
         "3D000" | "m1049" => {
             (ErrorKind::Config, "there is no such database: create it, or mend the URL")
         }
+        "26000" | "42P05" => (
+            ErrorKind::Config,
+            "a pooler in front of the database gives our connection to others between \
+             transactions: write pooler=transaction into the URL",
+        ),
         "3F000" => (ErrorKind::Config, "there is no such schema: create it, or mend the URL"),
         "s14" => (
             ErrorKind::Config,

@@ -4,16 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use sqlx::ConnectOptions;
-use sqlx::Row as _;
 use sqlx::postgres::{
     PgConnectOptions, PgConnection, PgListener, PgPoolOptions, PgQueryResult, PgRow,
 };
+use sqlx::{ConnectOptions, Row};
 
 use super::fault::Failure;
 use super::url::SqlUrl;
 use super::waiters::Waiters;
-use super::wire::{Arg, Connect, Done, Row, Statement, Wire, wire};
+use super::wire::{Arg, Connect, Done, Row as Cells, Statement, Wire, wire};
 use crate::claim::ClaimId;
 use crate::error::Result;
 use crate::store::Signal;
@@ -28,9 +27,70 @@ fn no_id(_: &PgQueryResult) -> u64 {
 
 wire!(PgConnection, std::convert::identity, text, no_id);
 
+/// A connection on which nothing may be left prepared.
+struct Unprepared(PgConnection);
+
+fn inner(connection: &mut Unprepared) -> &mut PgConnection {
+    &mut connection.0
+}
+
+wire!(Unprepared, std::convert::identity, text, no_id, inner, false);
+
+/// A connection to a pooler that gives each transaction any of its own connections to the server.
+///
+/// There a statement that was prepared under a name is gone in the next transaction, or, worse, is
+/// another client's statement of the same name. And preparing without a name is a transaction of
+/// its own unless one is open: so everything is done in one, and prepared in the same.
+struct Pooled {
+    connection: Unprepared,
+    /// Whether the caller has begun a transaction.
+    begun: bool,
+}
+
+impl Pooled {
+    async fn end<T>(&mut self, done: sqlx::Result<T>) -> sqlx::Result<T> {
+        match (self.begun, &done) {
+            (true, _) => {}
+            (false, Ok(_)) => self.connection.raw("COMMIT").await?,
+            // The first error is the one to tell; if this fails too, so will what comes next.
+            (false, Err(_)) => drop(self.connection.raw("ROLLBACK").await),
+        }
+        done
+    }
+
+    async fn begin(&mut self) -> sqlx::Result<()> {
+        match self.begun {
+            true => Ok(()),
+            false => self.connection.raw("BEGIN ISOLATION LEVEL READ COMMITTED").await,
+        }
+    }
+}
+
+#[async_trait]
+impl Wire for Pooled {
+    async fn rows(&mut self, statement: &Statement, args: Vec<Arg>) -> sqlx::Result<Vec<Cells>> {
+        self.begin().await?;
+        let rows = self.connection.rows(statement, args).await;
+        self.end(rows).await
+    }
+
+    async fn run(&mut self, statement: &Statement, args: Vec<Arg>) -> sqlx::Result<Done> {
+        self.begin().await?;
+        let done = self.connection.run(statement, args).await;
+        self.end(done).await
+    }
+
+    async fn raw(&mut self, sql: &str) -> sqlx::Result<()> {
+        self.connection.raw(sql).await?;
+        self.begun = sql.starts_with("BEGIN") || self.begun && sql != "COMMIT";
+        Ok(())
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Postgres {
     options: PgConnectOptions,
+    /// Whether a pooler of that kind is in front.
     pooler: bool,
 }
 
@@ -38,14 +98,10 @@ impl Postgres {
     pub(super) fn new(url: &SqlUrl) -> Result<Self> {
         let options = url.driver.parse::<PgConnectOptions>().map_err(Failure::from);
         let options = options.map_err(Failure::into_error)?.disable_statement_logging();
-        let mut options = match options.get_application_name() {
-            Some(_) => options,
+        let options = match options.get_application_name() {
             None => options.application_name("leasehold"),
+            Some(_) => options,
         };
-        if url.pooler {
-            // A prepared statement would be looked for on another server connection.
-            options = options.statement_cache_capacity(0);
-        }
         Ok(Self { options, pooler: url.pooler })
     }
 
@@ -59,54 +115,9 @@ impl Connect for Postgres {
     async fn connect(&self) -> sqlx::Result<Box<dyn Wire>> {
         let connection = self.options.connect().await?;
         Ok(match self.pooler {
-            true => Box::new(BehindPooler { connection, within: false }),
             false => Box::new(connection),
+            true => Box::new(Pooled { connection: Unprepared(connection), begun: false }),
         })
-    }
-}
-
-/// A connection through a pooler that lends its server connections for one transaction each. A
-/// statement with arguments is several messages, which must meet one server: each is put into a
-/// transaction.
-struct BehindPooler {
-    connection: PgConnection,
-    within: bool,
-}
-
-impl BehindPooler {
-    async fn enter(&mut self) -> sqlx::Result<()> {
-        match self.within {
-            true => Ok(()),
-            false => Wire::raw(&mut self.connection, "BEGIN").await,
-        }
-    }
-
-    async fn exit<T>(&mut self, done: sqlx::Result<T>) -> sqlx::Result<T> {
-        if !self.within {
-            let end = if done.is_ok() { "COMMIT" } else { "ROLLBACK" };
-            Wire::raw(&mut self.connection, end).await?;
-        }
-        done
-    }
-}
-
-#[async_trait]
-impl Wire for BehindPooler {
-    async fn rows(&mut self, statement: &Statement, args: Vec<Arg>) -> sqlx::Result<Vec<Row>> {
-        self.enter().await?;
-        let done = self.connection.rows(statement, args).await;
-        self.exit(done).await
-    }
-
-    async fn run(&mut self, statement: &Statement, args: Vec<Arg>) -> sqlx::Result<Done> {
-        self.enter().await?;
-        let done = self.connection.run(statement, args).await;
-        self.exit(done).await
-    }
-
-    async fn raw(&mut self, sql: &str) -> sqlx::Result<()> {
-        self.within = sql.starts_with("BEGIN");
-        Wire::raw(&mut self.connection, sql).await
     }
 }
 

@@ -56,11 +56,7 @@ const CLAIM: &str = "c.claim, c.token, c.weight, c.standing, c.since, c.expires,
 impl Statements {
     pub(super) fn of(url: &SqlUrl) -> Self {
         let d = url.dialect;
-        let say = |shape: &'static str, sql: &str| Statement {
-            sql: write(url, sql).into(),
-            shape,
-            keep: !url.pooler,
-        };
+        let say = |shape: &'static str, sql: &str| Statement { sql: write(url, sql).into(), shape };
         Self {
             begin: begin(d),
             take: say("i", take(d)),

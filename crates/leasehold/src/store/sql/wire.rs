@@ -51,8 +51,6 @@ pub(super) type Row = Vec<Cell>;
 pub(super) struct Statement {
     pub(super) sql: Arc<str>,
     pub(super) shape: &'static str,
-    /// Whether the connection keeps it prepared.
-    pub(super) keep: bool,
 }
 
 /// What a statement without rows did.
@@ -78,6 +76,17 @@ pub(super) trait Wire: Send {
 /// `$last_id` reads LAST_INSERT_ID.
 macro_rules! wire {
     ($connection:ty, $name:expr, $text:expr, $last_id:expr) => {
+        crate::store::sql::wire::wire!(
+            $connection,
+            $name,
+            $text,
+            $last_id,
+            std::convert::identity,
+            true
+        );
+    };
+    // `$inner` finds sqlx's connection in ours; `$kept` is whether it keeps prepared statements.
+    ($connection:ty, $name:expr, $text:expr, $last_id:expr, $inner:expr, $kept:expr) => {
         #[async_trait::async_trait]
         impl crate::store::sql::wire::Wire for $connection {
             async fn rows(
@@ -87,8 +96,8 @@ macro_rules! wire {
             ) -> sqlx::Result<Vec<crate::store::sql::wire::Row>> {
                 use crate::store::sql::wire::{Arg, Cell};
                 use sqlx::Row;
-                let mut query = sqlx::query(sqlx::AssertSqlSafe(statement.sql.clone()))
-                    .persistent(statement.keep);
+                let query = sqlx::query(sqlx::AssertSqlSafe(statement.sql.clone()));
+                let mut query = query.persistent($kept);
                 for arg in args {
                     query = match arg {
                         Arg::Int(n) => query.bind(n),
@@ -96,7 +105,7 @@ macro_rules! wire {
                         Arg::Name(name) => query.bind($name(name)),
                     };
                 }
-                let rows = query.fetch_all(&mut *self).await?;
+                let rows = query.fetch_all($inner(&mut *self)).await?;
                 let cells = |row| -> sqlx::Result<Vec<Cell>> {
                     let cell = |(i, kind)| match kind {
                         b'i' => <_ as Row>::try_get::<Option<i64>, _>(&row, i).map(Cell::Int),
@@ -113,8 +122,8 @@ macro_rules! wire {
                 args: Vec<crate::store::sql::wire::Arg>,
             ) -> sqlx::Result<crate::store::sql::wire::Done> {
                 use crate::store::sql::wire::{Arg, Done};
-                let mut query = sqlx::query(sqlx::AssertSqlSafe(statement.sql.clone()))
-                    .persistent(statement.keep);
+                let query = sqlx::query(sqlx::AssertSqlSafe(statement.sql.clone()));
+                let mut query = query.persistent($kept);
                 for arg in args {
                     query = match arg {
                         Arg::Int(n) => query.bind(n),
@@ -122,14 +131,14 @@ macro_rules! wire {
                         Arg::Name(name) => query.bind($name(name)),
                     };
                 }
-                let done = query.execute(&mut *self).await?;
+                let done = query.execute($inner(&mut *self)).await?;
                 Ok(Done { affected: done.rows_affected(), last_id: $last_id(&done) })
             }
 
             async fn raw(&mut self, sql: &str) -> sqlx::Result<()> {
                 use sqlx::Executor;
                 let sql = sqlx::raw_sql(sqlx::AssertSqlSafe(sql.to_owned()));
-                self.execute(sql).await.map(|_| ())
+                $inner(&mut *self).execute(sql).await.map(|_| ())
             }
         }
     };
