@@ -132,6 +132,9 @@ impl Leasehold {
     /// |---|---|
     /// | `file:` or `file:/a/directory` | this machine, every process of it (feature `file`) |
     /// | `memory:` or `memory:NAME` | this process |
+    /// | `sqlite:/a/file.db` | this machine (feature `sqlite`) |
+    /// | `postgres://user:password@host/database` | many machines (feature `postgres`) |
+    /// | `mysql://user:password@host/database` | many machines (feature `mysql`) |
     ///
     /// # Errors
     /// [`ErrorKind::Config`] for a URL that cannot work, [`ErrorKind::Unsupported`] for a store

@@ -4,11 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use sqlx::ConnectOptions;
-use sqlx::Row as _;
 use sqlx::postgres::{
     PgConnectOptions, PgConnection, PgListener, PgPoolOptions, PgQueryResult, PgRow,
 };
+use sqlx::{ConnectOptions, Row};
 
 use super::fault::Failure;
 use super::url::SqlUrl;

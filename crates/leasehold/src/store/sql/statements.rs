@@ -186,7 +186,7 @@ fn begin(dialect: Dialect) -> &'static str {
     }
 }
 
-#[allow(unused_variables, clippy::match_like_matches_macro, reason = "depends on the features")]
+#[allow(clippy::match_like_matches_macro, reason = "depends on the features")]
 fn many(dialect: Dialect) -> bool {
     match dialect {
         #[cfg(feature = "postgres")]
@@ -209,7 +209,6 @@ fn take(dialect: Dialect) -> &'static str {
         }
         // The inner SELECTs read the clock once for both columns. Nothing but the row itself is
         // looked at, so that a statement that had to wait for it judges what it then finds.
-        #[allow(unreachable_patterns, reason = "depends on the features")]
         _ => {
             "INSERT INTO {locks} AS l (name, kind, capacity, last_token, claims, claim, token, \
              weight, standing, since, expires, lock_delay, host, pid, label) \
@@ -240,7 +239,6 @@ fn create(dialect: Dialect) -> &'static str {
              weight, standing, since, expires, lock_delay, host, pid, label) \
              VALUES (?, ?, ?, 0, 0, '', 0, 0, 0, 0, 0, 0, '', 0, '')"
         }
-        #[allow(unreachable_patterns, reason = "depends on the features")]
         _ => {
             "INSERT INTO {locks} (name, kind, capacity, last_token, claims, claim, token, \
              weight, standing, since, expires, lock_delay, host, pid, label) \
@@ -258,7 +256,6 @@ fn renew_lock(dialect: Dialect) -> &'static str {
              token = LAST_INSERT_ID(token) \
              WHERE name = ? AND claim = ? AND standing = 1 AND expires > {now}"
         }
-        #[allow(unreachable_patterns, reason = "depends on the features")]
         _ => {
             "UPDATE {locks} SET expires = {greatest}(expires, {now} + ?) \
              WHERE name = ? AND claim = ? AND standing = 1 AND expires > {now} RETURNING token"
