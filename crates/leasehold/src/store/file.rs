@@ -172,12 +172,7 @@ impl FileStore {
             }
             // Spread, so that those who met once do not meet for ever.
             let spread = u64::from(started.elapsed().subsec_nanos() / 64 % 1_000);
-            let pause = {
-                // The caller's runtime may have no timer.
-                let _context = self.runtime.enter();
-                tokio::time::sleep(Duration::from_micros(500 + spread))
-            };
-            pause.await;
+            self.pause(Duration::from_micros(500 + spread)).await;
         }
     }
 
@@ -358,9 +353,17 @@ impl FileStore {
             let mut too_high = 0;
             let attempt = |controls: &Controls| {
                 controls.enter(&claim.name, true, |queue| {
-                    let joined = self.changing(queue, Some(claim.id), |queue, now| {
+                    let mut joined = self.changing(queue, Some(claim.id), |queue, now| {
                         self.join_living(queue, now, claim, mode)
                     });
+                    // Passing over a dead waiter that was granted may have granted us; nobody else
+                    // tells us of what our own section did.
+                    if let (Ok(Joined::Waiting(_)), _) = &joined {
+                        let held = |e: &&Entry| e.id == claim.id && e.standing == Standing::Holding;
+                        if let Some(token) = queue.entries().find(held).map(|e| e.token) {
+                            joined.0 = Ok(Joined::Holding { token, remaining: None });
+                        }
+                    }
                     if queue.last_token() > controls.tokens.ceiling() {
                         too_high = queue.last_token();
                         return None;
@@ -387,6 +390,36 @@ impl FileStore {
                 Err(m) => return Err(mismatch(claim, m.kind, m.capacity)),
             }
         }
+    }
+
+    /// The queue of one lock, settled, for people.
+    async fn look(&self, name: &Name) -> Result<Option<LockInfo>> {
+        let read = self.section(name, |controls| {
+            controls.visit(name, |queue| {
+                self.changing(queue, None, |queue, now| {
+                    queue.settle(now);
+                    self.bury_all(queue, now);
+                    LockInfo::new(name.clone(), queue.kind(), queue.capacity(), queue.claims(now))
+                })
+            })
+        });
+        let read = read.await.map_err(|e| e.on(name).at(&self.url))?;
+        let info = read.map(|(info, news)| self.spread(news, info));
+        Ok(info.filter(|info| !info.claims.is_empty()))
+    }
+
+    /// Pauses after a look: who looks in a loop must not keep the flock from those who want in.
+    async fn let_others_in(&self) {
+        self.pause(Duration::from_millis(1)).await;
+    }
+
+    async fn pause(&self, time: Duration) {
+        let pause = {
+            // The caller's runtime may have no timer.
+            let _context = self.runtime.enter();
+            tokio::time::sleep(time)
+        };
+        pause.await;
     }
 
     /// Renews those of `renewals` that are on one name, in one section.
@@ -511,26 +544,18 @@ impl Store for FileStore {
     }
 
     async fn read(&self, name: &Name) -> Result<Option<LockInfo>> {
-        let read = self.section(name, |controls| {
-            controls.visit(name, |queue| {
-                self.changing(queue, None, |queue, now| {
-                    queue.settle(now);
-                    self.bury_all(queue, now);
-                    LockInfo::new(name.clone(), queue.kind(), queue.capacity(), queue.claims(now))
-                })
-            })
-        });
-        let read = read.await.map_err(|e| e.on(name).at(&self.url))?;
-        let info = read.map(|(info, news)| self.spread(news, info));
-        Ok(info.filter(|info| !info.claims.is_empty()))
+        let info = self.look(name).await;
+        self.let_others_in().await;
+        info
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
         let names = self.controls.names().map_err(|e| e.at(&self.url))?;
         let mut locks = Vec::new();
         for name in names.iter().filter(|n| n.as_str().starts_with(prefix)) {
-            locks.extend(self.read(name).await?);
+            locks.extend(self.look(name).await?);
         }
+        self.let_others_in().await;
         Ok(locks)
     }
 
