@@ -16,7 +16,7 @@
 //!   not look at `claims` instead of the count of them: that would be read as of the time before it
 //!   waited (scenario 45a).
 //! - *The slow path*, for all else: a short transaction locks the lock's row, and only then reads
-//!   the clock and the claims into a [`Queue`], lets it decide, and writes back what changed.
+//!   the clock and the claims into a [`Queue`](crate::queue::Queue), lets it decide, and writes back what changed.
 //!
 //! Both agree, since each does to the row what the queue would do: taking a free lock is joining an
 //! empty queue, and releasing it with nobody behind is leaving a queue of one. Whatever either does
@@ -90,7 +90,7 @@ use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
 use self::fault::Failure;
-use self::section::{Cells, Loaded, int, kind_number, micros, plain};
+use self::section::{Cells, Loaded, Reach, int, kind_number, micros, plain};
 use self::statements::Statements;
 use self::url::{Dialect, SqlUrl, Synchronous};
 use self::waiters::Waiters;
@@ -103,7 +103,7 @@ use super::{
 use crate::claim::{Claim, ClaimId, Token};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
-use crate::queue::{At, Queue};
+use crate::queue::At;
 
 /// The longest that one try of a call may take: then its connection is given up.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -349,8 +349,8 @@ impl Shared {
                  set back, it makes them longer. Tokens rise all the same.",
             ),
             Cow::Borrowed(
-                "A call that finds others in the queue reads all of that lock's queue, so its time \
-                 grows with the number of claims in it.",
+                "A waiter's heartbeat reads all of its lock's queue, so its time grows with the \
+                 number of claims in it; taking and releasing read no more than its front.",
             ),
         ];
         #[cfg(any(feature = "postgres", feature = "mysql"))]
@@ -368,13 +368,19 @@ impl Shared {
             },
             #[cfg(feature = "postgres")]
             Dialect::Postgres => {
-                let asked = "SELECT pg_is_in_recovery()::text, current_setting('fsync'), \
-                             current_setting('synchronous_commit'), \
-                             current_setting('server_encoding')";
-                let found = ask(asked, "tttt").await?;
-                let [recovery, fsync, commit, encoding] = &found[..] else {
+                let (limit, set) = postgres::LIMIT_SHOWN;
+                let asked = format!(
+                    "SELECT pg_is_in_recovery()::text, current_setting('fsync'), \
+                     current_setting('synchronous_commit'), current_setting('server_encoding'), \
+                     current_setting('{limit}')"
+                );
+                let found = ask(&asked, "ttttt").await?;
+                let [recovery, fsync, commit, encoding, found_limit] = &found[..] else {
                     return Err(Error::new(ErrorKind::Corrupt, "no settings").into());
                 };
+                if !url.pooler && found_limit != set {
+                    return Err(fault::undeclared_pooler().into());
+                }
                 if recovery == "true" {
                     let what = "this server is a read-only standby: connect to the primary";
                     return Err(Error::new(ErrorKind::Denied, what).into());
@@ -500,8 +506,10 @@ impl Shared {
             Call::Beat(renewals) => Answer::Beaten(self.beat(wire, renewals).await?),
             Call::Renew(renewals) => {
                 let Some(first) = renewals.first() else { return Ok(Answer::Renewed(Vec::new())) };
-                let renewed = self.section(wire, &first.claim.name, None, |queue, now| {
-                    renewals.iter().map(|r| queue.renew(&r.claim, r.lease, now)).collect()
+                let name = &first.claim.name;
+                let renewed = self.section(wire, name, Reach::All, None, |loaded| {
+                    let renew = |r: &Renew| loaded.queue.renew(&r.claim, r.lease, loaded.now);
+                    renewals.iter().map(renew).collect()
                 });
                 let lost = || vec![Renewal::Lost; renewals.len()];
                 Answer::Renewed(renewed.await?.unwrap_or_else(lost))
@@ -522,7 +530,9 @@ impl Shared {
                 Answer::Listed(shown.collect())
             }
             Call::Evict(name, which) => {
-                let evicted = self.section(wire, name, None, |q, now| q.evict(*which, now));
+                let evicted = self.section(wire, name, Reach::All, None, |loaded| {
+                    loaded.queue.evict(*which, loaded.now)
+                });
                 Answer::Evicted(evicted.await?.unwrap_or(0))
             }
         })
@@ -540,8 +550,11 @@ impl Shared {
         if mode == Mode::Wait {
             self.waiters.enlist(claim.id);
         }
-        let joined = self.section(wire, &claim.name, Some(claim), |queue, now| {
-            queue.join(claim, mode, At { now, stamp: now }, &self.session)
+        let reach = Reach::FrontAnd(claim.id);
+        let joined = self.section(wire, &claim.name, reach, Some(claim), |loaded| {
+            let at = At { now: loaded.now, stamp: loaded.now };
+            let joined = loaded.queue.join(claim, mode, at, &self.session);
+            joined.map(|joined| loaded.with_hidden(claim.id, joined))
         });
         let joined = joined.await?.ok_or(Failure::Conflict(sqlx::Error::RowNotFound))?;
         if !matches!(joined, Ok(Joined::Waiting(_))) {
@@ -611,40 +624,51 @@ impl Shared {
                 return Ok(true);
             }
         }
-        let left = self.section(wire, &claim.name, None, |q, now| q.leave(claim.id, keep, now));
+        let left = self.section(wire, &claim.name, Reach::FrontAnd(claim.id), None, |loaded| {
+            loaded.queue.leave(claim.id, keep, loaded.now)
+        });
         let left = left.await?.unwrap_or(false);
         self.waiters.dismiss(claim.id);
         Ok(left)
     }
 
     /// The slow path: works on the queue of `name` with its row locked. With `create`, makes the
-    /// row if there is none.
+    /// row if there is none. `work` is done again, on all of the queue, where the part of it in
+    /// `reach` was not enough.
     async fn section<T>(
         &self,
         wire: &mut dyn Wire,
         name: &Name,
+        reach: Reach,
         create: Option<&Claim>,
-        work: impl FnOnce(&mut Queue, u64) -> T + Send,
+        work: impl Fn(&mut Loaded) -> T + Send,
     ) -> Result<Option<T>, Failure> {
         wire.raw(self.sql.begin).await?;
-        let mut loaded = section::load(wire, &self.sql, name).await?;
+        let mut loaded = section::load(wire, &self.sql, name, reach).await?;
         if let (None, Some(claim)) = (&loaded, create) {
             section::create(wire, &self.sql, claim).await?;
-            loaded = section::load(wire, &self.sql, name).await?;
+            loaded = section::load(wire, &self.sql, name, reach).await?;
         }
         let Some(mut loaded) = loaded else {
             wire.raw("COMMIT").await?;
             return Ok(None);
         };
-        let now = loaded.now;
-        let done = work(&mut loaded.queue, now);
+        let mut done = work(&mut loaded);
+        // Asking again from far back, a claim is told how many are before it.
+        let uncounted = create.is_some_and(|claim| loaded.is_behind(claim.id));
+        if uncounted || !loaded.is_enough() {
+            let all = section::load(wire, &self.sql, name, Reach::All).await?;
+            loaded = all.ok_or(Failure::Conflict(sqlx::Error::RowNotFound))?;
+            done = work(&mut loaded);
+        }
         let granted = self.granted(&mut loaded);
-        loaded.save(wire, &self.sql, name).await?;
+        let mut writes = loaded.changes(&self.sql, name);
         for (id, token, session) in &granted {
             if *session != self.session && session.starts_with(LISTENS) {
-                self.notify(wire, session, *id, *token).await?;
+                writes.extend(self.notice(session, *id, *token));
             }
         }
+        section::write(wire, &self.sql, writes).await?;
         wire.raw("COMMIT").await?;
         for (id, token, _) in granted {
             self.waiters.tell(id, Signal::Granted(token));
@@ -659,18 +683,13 @@ impl Shared {
         new.map(|e| (e.id, e.token, e.session.clone())).collect()
     }
 
-    #[cfg_attr(not(feature = "postgres"), allow(unused_variables, clippy::unused_async))]
-    async fn notify(
-        &self,
-        wire: &mut dyn Wire,
-        session: &str,
-        id: ClaimId,
-        token: Token,
-    ) -> Result<(), Failure> {
+    /// Tells another client of a grant, where that can be done.
+    #[cfg_attr(not(feature = "postgres"), allow(unused_variables))]
+    fn notice(&self, session: &str, id: ClaimId, token: Token) -> Option<(&Statement, Vec<Arg>)> {
         #[cfg(feature = "postgres")]
-        wire.run(&self.sql.notify, vec![session.into(), postgres::message(id, token).into()])
-            .await?;
-        Ok(())
+        return Some((&self.sql.notify, vec![session.into(), postgres::message(id, token).into()]));
+        #[cfg(not(feature = "postgres"))]
+        None
     }
 
     async fn snapshot(&self, wire: &mut dyn Wire, name: &Name) -> Result<Option<Loaded>, Failure> {
@@ -878,6 +897,10 @@ impl Shared {
                 pause = shortest;
             }
             tokio::time::sleep(pause).await;
+            // All may have been granted, or have left, meanwhile.
+            if self.waiters.count() == 0 {
+                continue;
+            }
             pause = (pause * 3 / 2).min(longest);
             let Ok(mut pooled) = self.pool.take().await else { continue };
             let asked = pooled.wire.rows(&self.sql.granted, vec![self.session.clone().into()]);

@@ -2,19 +2,41 @@
 //!
 //! The first in the queue lives in the lock's own row if it came when nobody else was there; all
 //! others live in rows of their own. Nobody ever moves from one to the other.
+//!
+//! # Not all of a long queue is read
+//! Who holds is a prefix of the queue, and the first that waits ends it: whatever stands behind a
+//! claim that waits neither holds nor can be granted. So the front of the queue is enough, together
+//! with the claim that the call is about, **as long as somebody in that front still waits when the
+//! call is done** ([`Loaded::is_enough`]). If not, which means that all who were read hold, have
+//! left or are dead, the whole queue is read and the call done again on it; nothing was written
+//! before that. The lock's row counts the claims, so what was not read is counted, and a claim that
+//! joins knows how many are before it. What has expired further back is removed when it has come to
+//! the front, or by whoever reads all.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::fault::Failure;
-use super::statements::Statements;
-use super::wire::{Arg, Cell, Row, Wire};
+use super::statements::{self, Statements};
+use super::wire::{Arg, Cell, Row, Statement, Wire};
 use crate::claim::{Claim, ClaimId, Holder, Kind, Token};
 use crate::error::{Error, ErrorKind};
 use crate::name::Name;
 use crate::queue::{Entry, Queue};
-use crate::store::{Renewal, Standing};
+use crate::store::{Joined, Place, Renewal, Standing};
+
+/// How much of a queue is read at first.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Reach {
+    All,
+    /// The front, and this claim wherever it stands.
+    FrontAnd(ClaimId),
+}
+
+/// How many claims the front is: enough for the readers and permits of most locks, and for a few
+/// dead waiters. As it stands in the statement, too.
+pub(super) const FRONT: usize = 16;
 
 /// A lock's queue as it was read.
 #[derive(Debug)]
@@ -22,6 +44,10 @@ pub(super) struct Loaded {
     pub(super) queue: Queue,
     /// The server's clock, read when the row was locked already.
     pub(super) now: u64,
+    /// How many claims were not read.
+    pub(super) hidden: usize,
+    /// The claim that was read though it does not stand in the front.
+    behind: Option<ClaimId>,
     /// Who lives in the lock's row.
     head: Option<ClaimId>,
     before: Vec<Entry>,
@@ -33,18 +59,34 @@ pub(super) async fn load(
     wire: &mut dyn Wire,
     sql: &Statements,
     name: &Name,
+    reach: Reach,
 ) -> Result<Option<Loaded>, Failure> {
-    let rows = wire.rows(&sql.lock, vec![Arg::Name(name.as_str().into())]).await?;
+    let named = || Arg::Name(name.as_str().into());
+    let rows = wire.rows(&sql.lock, vec![named()]).await?;
     let Some(lock) = rows.into_iter().next() else { return Ok(None) };
-    let rows = wire.rows(&sql.claims, vec![Arg::Name(name.as_str().into())]).await?;
+    let lock = Cells::new(lock).lock()?;
+    let rows = match reach {
+        Reach::All => wire.rows(&sql.claims, vec![named()]).await?,
+        Reach::FrontAnd(claim) => {
+            wire.rows(&sql.front, vec![named(), named(), claim.to_hex().into()]).await?
+        }
+    };
     let mut now = 0;
-    let mut claims = Vec::new();
+    let mut claims: Vec<Entry> = Vec::new();
     for row in rows {
         let mut cells = Cells::new(row);
         now = now.max(cells.count()?);
         claims.extend(cells.claim()?);
     }
-    Ok(Some(Loaded::of(Cells::new(lock).lock()?, claims, now)))
+    // A claim in the front was found twice.
+    claims.dedup_by_key(|e| e.id);
+    let counted = lock.claims;
+    let mut loaded = Loaded::of(lock, claims, now);
+    if let Reach::FrontAnd(_) = reach {
+        let (read, behind) = (loaded.claims().len(), loaded.claims().get(FRONT).map(|e| e.id));
+        (loaded.hidden, loaded.behind) = (counted.saturating_sub(read), behind);
+    }
+    Ok(Some(loaded))
 }
 
 /// Makes the row of a lock that never was.
@@ -103,6 +145,8 @@ struct LockRow {
     kind: Kind,
     capacity: u32,
     last_token: u64,
+    /// How many claims have rows of their own.
+    claims: usize,
     head: Option<Entry>,
 }
 
@@ -111,7 +155,40 @@ impl Loaded {
         let head = lock.head.as_ref().map(|e| e.id);
         let before: Vec<Entry> = lock.head.into_iter().chain(claims).collect();
         let queue = Queue::restored(lock.kind, lock.capacity, lock.last_token, before.clone());
-        Self { queue, now, head, before, last_before: lock.last_token }
+        let last_before = lock.last_token;
+        Self { queue, now, hidden: 0, behind: None, head, before, last_before }
+    }
+
+    /// Those read that have rows of their own.
+    fn claims(&self) -> &[Entry] {
+        self.before.get(usize::from(self.head.is_some())..).unwrap_or_default()
+    }
+
+    /// Whether what was not read can make no difference to what was done to the queue: see above.
+    pub(super) fn is_enough(&self) -> bool {
+        let in_front = |e: &&Entry| Some(e.id) != self.behind && self.was_there(e.id);
+        let waits = |e: &Entry| e.standing == Standing::Waiting;
+        self.hidden == 0 || self.queue.entries().filter(in_front).any(waits)
+    }
+
+    /// The answer to a claim that joined behind those who were not read.
+    pub(super) fn with_hidden(&self, id: ClaimId, joined: Joined) -> Joined {
+        match joined {
+            Joined::Waiting(place) if !self.was_there(id) => {
+                Joined::Waiting(Place { ahead: place.ahead + self.hidden, ..place })
+            }
+            joined => joined,
+        }
+    }
+
+    /// Whether the claim stood in what was read.
+    fn was_there(&self, id: ClaimId) -> bool {
+        self.before.iter().any(|e| e.id == id)
+    }
+
+    /// Whether the claim stands so far back that nobody has counted who is before it.
+    pub(super) fn is_behind(&self, id: ClaimId) -> bool {
+        self.hidden > 0 && self.behind == Some(id)
     }
 
     /// Whether anything has expired or could be granted.
@@ -139,18 +216,18 @@ impl Loaded {
         }
     }
 
-    /// Writes what changed. The lock's row is ours alone since it was read; a claim's row may have
-    /// been renewed meanwhile, so what ends or shortens a place checks that it was not.
-    pub(super) async fn save(
+    /// What is to be written: each changes one row. The lock's row is ours alone since it was read;
+    /// a claim's row may have been renewed meanwhile, so what ends or shortens a place checks that
+    /// it was not.
+    pub(super) fn changes<'a>(
         &self,
-        wire: &mut dyn Wire,
-        sql: &Statements,
+        sql: &'a Statements,
         name: &Name,
-    ) -> Result<(), Failure> {
+    ) -> Vec<(&'a Statement, Vec<Arg>)> {
         let queue = &self.queue;
         let after: HashMap<ClaimId, &Entry> = queue.entries().map(|e| (e.id, e)).collect();
         let before: HashMap<ClaimId, &Entry> = self.before.iter().map(|e| (e.id, e)).collect();
-        let alone = queue.entries().len() == 1;
+        let alone = queue.entries().len() == 1 && self.hidden == 0;
         let head = queue.entries().find(|e| match self.head {
             Some(head) => e.id == head,
             None => alone && !before.contains_key(&e.id),
@@ -162,8 +239,9 @@ impl Loaded {
             || after.keys().any(|id| !before.contains_key(id))
             || head.is_some_and(|e| before.get(&e.id).is_some_and(|b| differs(b, e)));
         let name = || Arg::Name(name.as_str().to_owned());
+        let mut writes = Vec::new();
         if changed {
-            let others = queue.entries().len() - usize::from(head.is_some());
+            let others = queue.entries().len() - usize::from(head.is_some()) + self.hidden;
             // The row of a free lock goes on telling of its last holder.
             let last = self.before.first().filter(|e| Some(e.id) == self.head);
             let shown = head.or(last);
@@ -189,13 +267,13 @@ impl Loaded {
                 ],
             });
             args.push(name());
-            one(wire.run(&sql.write_lock, args).await?.affected)?;
+            writes.push((&sql.write_lock, args));
         }
         let in_rows = |e: &&Entry| Some(e.id) != self.head && Some(e.id) != head_id;
         for e in self.before.iter().filter(|e| Some(e.id) != self.head) {
             if !after.contains_key(&e.id) {
                 let args = vec![name(), int(e.token.get()), time(e.expires.unwrap_or(0))];
-                one(wire.run(&sql.delete_claim, args).await?.affected)?;
+                writes.push((&sql.delete_claim, args));
             }
         }
         for e in queue.entries().filter(in_rows) {
@@ -203,7 +281,7 @@ impl Loaded {
                 let mut args = vec![name(), e.id.to_hex().into()];
                 args.extend(common(e));
                 args.push(e.session.clone().into());
-                one(wire.run(&sql.insert_claim, args).await?.affected)?;
+                writes.push((&sql.insert_claim, args));
                 continue;
             };
             if !differs(old, e) {
@@ -219,13 +297,41 @@ impl Loaded {
                 }
                 Standing::Holding | Standing::Waiting => &sql.extend_claim,
             };
-            one(wire.run(statement, args).await?.affected)?;
+            writes.push((statement, args));
         }
-        Ok(())
+        writes
     }
 }
 
-/// Another than one row: it was renewed meanwhile.
+/// Does what was to be written: at once where the database can. Another than one row each: it was
+/// renewed meanwhile.
+pub(super) async fn write(
+    wire: &mut dyn Wire,
+    sql: &Statements,
+    writes: Vec<(&Statement, Vec<Arg>)>,
+) -> Result<(), Failure> {
+    if sql.joins_writes && (2..=JOINED).contains(&writes.len()) {
+        let (statement, args) = statements::joined(writes);
+        let row = wire.rows(&statement, args).await?.into_iter().next();
+        let mut cells = Cells::new(row.unwrap_or_default());
+        for _ in statement.shape.bytes() {
+            one(cells.count()?)?;
+        }
+        return Ok(());
+    }
+    for (statement, args) in writes {
+        one(match statement.shape {
+            "" => wire.run(statement, args).await?.affected,
+            _ => wire.rows(statement, args).await?.len() as u64,
+        })?;
+    }
+    Ok(())
+}
+
+/// How many writes are made one statement of: what hands a lock over, and no more, since each
+/// number of them is another statement for the server to keep prepared.
+const JOINED: usize = 6;
+
 fn one(affected: u64) -> Result<(), Failure> {
     match affected {
         1 => Ok(()),
@@ -327,15 +433,15 @@ impl Cells {
         };
         let capacity = self.count()?;
         let last_token = self.count()?;
-        let _claims: u64 = self.count()?;
+        let claims = self.count()?;
         let claim = self.text()?;
         if claim.is_empty() {
             // token to label
             self.0.by_ref().take(9).for_each(drop);
-            return Ok(LockRow { kind, capacity, last_token, head: None });
+            return Ok(LockRow { kind, capacity, last_token, claims, head: None });
         }
         let head = Some(self.entry(&claim)?);
-        Ok(LockRow { kind, capacity, last_token, head })
+        Ok(LockRow { kind, capacity, last_token, claims, head })
     }
 
     /// `None`: the lock was joined with no claim.
