@@ -11,7 +11,7 @@
 //! server.restart(); // same port, same data
 //! ```
 //!
-//! Tests that only need *a* server share the one of their binary ([`postgres`], [`mariadb`]) and
+//! Tests that only need *a* server share the one of their binary ([`postgres`], [`mariadb`], [`etcd`]) and
 //! take a database each. Shared servers trade durability for speed, so a test that kills one
 //! starts its own.
 //!
@@ -26,6 +26,7 @@
 mod cert;
 mod clock;
 mod daemon;
+mod etcd;
 mod mariadb;
 mod pgbouncer;
 mod port;
@@ -37,6 +38,7 @@ use std::sync::OnceLock;
 
 pub use cert::Certificates;
 pub use daemon::Setup;
+pub use etcd::Etcd;
 pub use mariadb::MariaDb;
 pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;
@@ -52,4 +54,16 @@ pub fn postgres() -> &'static Postgres {
 pub fn mariadb() -> &'static MariaDb {
     static SHARED: OnceLock<MariaDb> = OnceLock::new();
     SHARED.get_or_init(|| MariaDb::with(Setup::new().fast()))
+}
+
+/// This test binary's etcd, of one member: not to be stopped or killed.
+pub fn etcd() -> &'static Etcd {
+    static SHARED: OnceLock<Etcd> = OnceLock::new();
+    SHARED.get_or_init(Etcd::start)
+}
+
+/// This test binary's etcd cluster of three members: not to be stopped or killed.
+pub fn etcd_cluster() -> &'static Etcd {
+    static SHARED: OnceLock<Etcd> = OnceLock::new();
+    SHARED.get_or_init(Etcd::cluster)
 }
