@@ -42,6 +42,8 @@ pub(crate) enum Command {
     Acquire(AcquireArgs),
     /// Releases what `acquire` took, or takes a lock away from whoever holds it
     Release(ReleaseArgs),
+    /// Asks the store whether the hold that a sequencer tells of is still held
+    Check(CheckArgs),
     /// Lists the locks in use
     Ls(LsArgs),
     /// Shows who holds a lock and who waits for it
@@ -188,8 +190,8 @@ Examples:
   leasehold run --at-least 50m hourly -- ./hourly.sh        # from cron on many machines: once
   leasehold run stock -- sh -c 'update \"$LEASEHOLD_TOKEN\"'  # the shell is yours to ask for
 
-The command finds LEASEHOLD_NAME and LEASEHOLD_TOKEN (the fencing token) in its environment. It
-runs in a process group of its own; signals are passed on to that group, and on a terminal it is
+The command finds LEASEHOLD_NAME, LEASEHOLD_TOKEN (the fencing token) and LEASEHOLD_SEQUENCER (for
+`leasehold check`) in its environment. It runs in a process group of its own; signals are passed on to that group, and on a terminal it is
 the foreground job: Ctrl-C and Ctrl-Z work as ever.
 
 Exit codes: the command's own, 128+n if it died of signal n; or
@@ -257,6 +259,24 @@ released); 1 with --force, nobody held it; 2 and 69 as in `leasehold run`.
 
 --force hands the lock to the next in the queue while its holder may still be at work: only a
 resource that checks tokens is safe from that.";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = CHECK_HELP)]
+pub(crate) struct CheckArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+    /// The sequencer: LEASEHOLD_SEQUENCER of a command under `leasehold run`
+    #[arg(value_name = "SEQUENCER")]
+    pub(crate) sequencer: String,
+}
+
+const CHECK_HELP: &str = "\
+Exit codes: 0 the hold was held when the store answered; 1 it is not held any more; 2 this is no
+sequencer, or one of another store; 69 the store cannot be reached, and nothing is known. Only 0 is
+a yes.
+
+Between this answer and what you do next the lock may be lost. A resource that can remember a number
+should refuse every token smaller than the greatest it has seen, in the same step as the write.";
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct LsArgs {

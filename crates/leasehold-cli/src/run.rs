@@ -256,6 +256,7 @@ fn start<'a>(
     let around = Surroundings {
         name: &args.take.name,
         token: guard.token().get(),
+        sequencer: guard.sequencer().to_string(),
         watchdog: watchdog.pipe()?,
         tty: terminal.as_ref().and_then(Terminal::for_child),
         lifeline,

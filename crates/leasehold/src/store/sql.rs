@@ -68,6 +68,7 @@ mod background;
 mod beat;
 mod call;
 mod fault;
+mod identity;
 mod join;
 mod loaded;
 mod promises;
@@ -135,6 +136,7 @@ pub fn schema(url: &str) -> Result<String> {
 /// Queues in a database. See the module's documentation.
 pub struct SqlStore {
     shared: Arc<Shared>,
+    identity: String,
     runtime: Handle,
     guarantees: Guarantees,
     tasks: Vec<AbortHandle>,
@@ -222,7 +224,9 @@ impl SqlStore {
         if !pushes {
             tasks.push(runtime.spawn(shared.clone().poll()).abort_handle());
         }
-        Ok(Self { shared, runtime, guarantees, tasks })
+        let identified = tokio::time::timeout(LIMIT, shared.identity(&url)).await;
+        let identity = identified.unwrap_or_else(|_| Err(no_answer()))?;
+        Ok(Self { shared, identity, runtime, guarantees, tasks })
     }
 
     /// Runs a call where its caller's drop does not stop it.
@@ -291,6 +295,10 @@ impl Store for SqlStore {
 
     fn url(&self) -> &str {
         &self.shared.url
+    }
+
+    fn identity(&self) -> String {
+        self.identity.clone()
     }
 
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
