@@ -1,7 +1,7 @@
 //! The SQL, written once. `?` is an argument, `{now}` the server's clock in microseconds,
 //! `{greatest}` the larger of two.
 
-use super::section::FRONT;
+use super::loaded::{FRONT, Write};
 use super::url::{Dialect, SqlUrl};
 use super::wire::{Arg, Statement};
 
@@ -205,7 +205,7 @@ fn begin(url: &SqlUrl) -> &'static str {
 
 /// Several writes, of rows of their own each, as one statement that tells how many rows each has
 /// changed. All see what was there before the statement, and none sees another's.
-pub(super) fn joined(writes: Vec<(&Statement, Vec<Arg>)>) -> (Statement, Vec<Arg>) {
+pub(super) fn joined(writes: Vec<Write<'_>>) -> (Statement, Vec<Arg>) {
     let (mut parts, mut counts, mut shape, mut all) = (vec![], vec![], "", vec![]);
     for (i, (statement, args)) in writes.into_iter().enumerate() {
         let told = if statement.shape.is_empty() { " RETURNING 1" } else { "" };
