@@ -7,10 +7,12 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::fault::Failure;
-use super::rows::{Cells, LockRow, common, corrupt, int, kind_number, standing_number, time};
+use super::rows::{
+    Cells, LockRow, common, corrupt, int, kind_number, nobody, standing_number, time,
+};
 use super::statements::Statements;
 use super::wire::{Arg, Row, Wire};
-use crate::claim::{Claim, ClaimId};
+use crate::claim::{Claim, Token};
 use crate::name::Name;
 use crate::queue::{Entry, Queue};
 use crate::store::{Renewal, Standing};
@@ -22,7 +24,7 @@ pub(super) struct Loaded {
     /// The server's clock, read when the row was locked already.
     pub(super) now: u64,
     /// Who lives in the lock's row.
-    head: Option<ClaimId>,
+    head: Option<Token>,
     before: Vec<Entry>,
     last_before: u64,
 }
@@ -99,7 +101,7 @@ pub(super) fn snapshots(rows: Vec<Row>) -> Result<Vec<(Name, Loaded)>, Failure> 
 
 impl Loaded {
     fn of(lock: LockRow, claims: Vec<Entry>, now: u64) -> Self {
-        let head = lock.head.as_ref().map(|e| e.id);
+        let head = lock.head.as_ref().map(|e| e.token);
         let before: Vec<Entry> = lock.head.into_iter().chain(claims).collect();
         let queue = Queue::restored(lock.kind, lock.capacity, lock.last_token, before.clone());
         Self { queue, now, head, before, last_before: lock.last_token }
@@ -109,7 +111,7 @@ impl Loaded {
     pub(super) fn is_settled(&self) -> bool {
         let mut queue = self.queue.clone();
         queue.settle(self.now);
-        let same = |(a, b): (&Entry, &Entry)| a.id == b.id && a.standing == b.standing;
+        let same = |(a, b): (&Entry, &Entry)| a.token == b.token && a.standing == b.standing;
         queue.entries().len() == self.before.len() && queue.entries().zip(&self.before).all(same)
     }
 
@@ -138,82 +140,111 @@ impl Loaded {
         sql: &Statements,
         name: &Name,
     ) -> Result<(), Failure> {
-        let queue = &self.queue;
-        let after: HashMap<ClaimId, &Entry> = queue.entries().map(|e| (e.id, e)).collect();
-        let before: HashMap<ClaimId, &Entry> = self.before.iter().map(|e| (e.id, e)).collect();
-        let alone = queue.entries().len() == 1;
-        let head = queue.entries().find(|e| match self.head {
-            Some(head) => e.id == head,
-            None => alone && !before.contains_key(&e.id),
-        });
-        let head_id = head.map(|e| e.id);
-        let changed = queue.last_token() != self.last_before
-            || after.len() != before.len()
-            || head_id != self.head
-            || after.keys().any(|id| !before.contains_key(id))
-            || head.is_some_and(|e| before.get(&e.id).is_some_and(|b| differs(b, e)));
-        let name = || Arg::Name(name.as_str().to_owned());
-        if changed {
-            let others = queue.entries().len() - usize::from(head.is_some());
-            // The row of a free lock goes on telling of its last holder.
-            let last = self.before.first().filter(|e| Some(e.id) == self.head);
-            let shown = head.or(last);
-            let mut args = vec![
-                kind_number(queue.kind()).into(),
-                i64::from(queue.capacity()).into(),
-                int(queue.last_token()),
-                int(u64::try_from(others).unwrap_or(0)),
-                head.map_or(String::new(), |e| e.id.to_hex()).into(),
-            ];
-            args.extend(match shown {
-                Some(e) => common(e),
-                None => vec![
-                    0.into(),
-                    0.into(),
-                    0.into(),
-                    0.into(),
-                    0.into(),
-                    0.into(),
-                    "".into(),
-                    0.into(),
-                    "".into(),
-                ],
-            });
-            args.push(name());
-            one(wire.run(&sql.write_lock, args).await?.affected)?;
+        let (before, after) = (by_token(&self.before), by_token(self.queue.entries()));
+        let head = self.head_after(&before);
+        let same = |e: &Entry| before.get(&e.token).is_some_and(|old| !differs(old, e));
+        let unchanged = self.queue.last_token() == self.last_before
+            && after.len() == before.len()
+            && after.keys().all(|token| before.contains_key(token))
+            && head.is_none_or(same);
+        if !unchanged {
+            self.write_lock(wire, sql, name, head).await?;
         }
-        let in_rows = |e: &&Entry| Some(e.id) != self.head && Some(e.id) != head_id;
-        for e in self.before.iter().filter(|e| Some(e.id) != self.head) {
-            if !after.contains_key(&e.id) {
-                let args = vec![name(), int(e.token.get()), time(e.expires.unwrap_or(0))];
-                one(wire.run(&sql.delete_claim, args).await?.affected)?;
+        for gone in self.before.iter().filter(|e| !after.contains_key(&e.token)) {
+            if Some(gone.token) != self.head {
+                delete(wire, sql, name, gone).await?;
             }
         }
-        for e in queue.entries().filter(in_rows) {
-            let Some(old) = before.get(&e.id) else {
-                let mut args = vec![name(), e.id.to_hex().into()];
-                args.extend(common(e));
-                args.push(e.session.clone().into());
-                one(wire.run(&sql.insert_claim, args).await?.affected)?;
-                continue;
-            };
-            if !differs(old, e) {
-                continue;
+        for e in self.queue.entries().filter(|e| Some(e.token) != head.map(|head| head.token)) {
+            match before.get(&e.token) {
+                None => insert(wire, sql, name, e).await?,
+                Some(old) if differs(old, e) => update(wire, sql, name, old, e).await?,
+                Some(_) => {}
             }
-            let (end, old_end) = (e.expires.unwrap_or(0), old.expires.unwrap_or(0));
-            let mut args = vec![standing_number(e.standing).into(), time(e.since), time(end)];
-            args.extend([name(), int(e.token.get())]);
-            let statement = match e.standing {
-                Standing::Departed => {
-                    args.push(time(old_end));
-                    &sql.turn_claim
-                }
-                Standing::Holding | Standing::Waiting => &sql.extend_claim,
-            };
-            one(wire.run(statement, args).await?.affected)?;
         }
         Ok(())
     }
+
+    /// Who lives in the lock's row from now on: who did, or who came when nobody was there. A place
+    /// is known by its token: a claim can have two, one after the other, when its `join` arrives
+    /// again after the first expired, and the second is at the end of the queue.
+    fn head_after(&self, before: &HashMap<Token, &Entry>) -> Option<&Entry> {
+        let mut entries = self.queue.entries();
+        match self.head {
+            Some(head) => entries.find(|e| e.token == head),
+            None if entries.len() == 1 => entries.find(|e| !before.contains_key(&e.token)),
+            None => None,
+        }
+    }
+
+    async fn write_lock(
+        &self,
+        wire: &mut dyn Wire,
+        sql: &Statements,
+        name: &Name,
+        head: Option<&Entry>,
+    ) -> Result<(), Failure> {
+        let others = self.queue.entries().len() - usize::from(head.is_some());
+        let mut args = vec![
+            kind_number(self.queue.kind()).into(),
+            i64::from(self.queue.capacity()).into(),
+            int(self.queue.last_token()),
+            int(u64::try_from(others).unwrap_or(0)),
+            head.map_or(String::new(), |e| e.id.to_hex()).into(),
+        ];
+        // The row of a free lock goes on telling of its last holder.
+        let last = self.before.first().filter(|e| Some(e.token) == self.head);
+        args.extend(head.or(last).map_or_else(nobody, common));
+        args.push(Arg::Name(name.as_str().to_owned()));
+        one(wire.run(&sql.write_lock, args).await?.affected)
+    }
+}
+
+fn by_token<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> HashMap<Token, &'a Entry> {
+    entries.into_iter().map(|e| (e.token, e)).collect()
+}
+
+async fn insert(
+    wire: &mut dyn Wire,
+    sql: &Statements,
+    name: &Name,
+    e: &Entry,
+) -> Result<(), Failure> {
+    let mut args = vec![Arg::Name(name.as_str().to_owned()), e.id.to_hex().into()];
+    args.extend(common(e));
+    args.push(e.session.clone().into());
+    one(wire.run(&sql.insert_claim, args).await?.affected)
+}
+
+async fn delete(
+    wire: &mut dyn Wire,
+    sql: &Statements,
+    name: &Name,
+    e: &Entry,
+) -> Result<(), Failure> {
+    let name = Arg::Name(name.as_str().to_owned());
+    let args = vec![name, int(e.token.get()), time(e.expires.unwrap_or(0))];
+    one(wire.run(&sql.delete_claim, args).await?.affected)
+}
+
+async fn update(
+    wire: &mut dyn Wire,
+    sql: &Statements,
+    name: &Name,
+    old: &Entry,
+    e: &Entry,
+) -> Result<(), Failure> {
+    let end = time(e.expires.unwrap_or(0));
+    let mut args = vec![standing_number(e.standing).into(), time(e.since), end];
+    args.extend([Arg::Name(name.as_str().to_owned()), int(e.token.get())]);
+    let statement = match e.standing {
+        Standing::Departed => {
+            args.push(time(old.expires.unwrap_or(0)));
+            &sql.turn_claim
+        }
+        Standing::Holding | Standing::Waiting => &sql.extend_claim,
+    };
+    one(wire.run(statement, args).await?.affected)
 }
 
 /// Another than one row: it was renewed meanwhile.

@@ -17,6 +17,13 @@ pub(super) struct LockRow {
     pub(super) last_token: u64,
     pub(super) head: Option<Entry>,
 }
+/// What [`common`] gives, of nobody.
+pub(super) fn nobody() -> Vec<Arg> {
+    let mut args = vec![Arg::Int(0); 6];
+    args.extend(["".into(), 0.into(), "".into()]);
+    args
+}
+
 /// token, weight, standing, since, expires, lock_delay, host, pid, label.
 pub(super) fn common(e: &Entry) -> Vec<Arg> {
     // Departed, the delay is in `expires` already; the fast path adds the two.
