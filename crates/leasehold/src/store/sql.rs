@@ -65,6 +65,7 @@
 )]
 
 mod fault;
+mod identity;
 mod schema;
 mod section;
 mod statements;
@@ -248,6 +249,7 @@ impl SqlStore {
             Ok(prepared) => prepared?,
             Err(_) => return Err(no_answer()),
         };
+        let identity = shared.identity(&url).await?;
         let mut tasks = vec![runtime.spawn(shared.clone().sweep()).abort_handle()];
         #[cfg(feature = "postgres")]
         if let Some(options) = listener {
@@ -258,8 +260,6 @@ impl SqlStore {
         if !pushes {
             tasks.push(runtime.spawn(shared.clone().poll()).abort_handle());
         }
-        let identified = tokio::time::timeout(LIMIT, shared.identity(&url)).await;
-        let identity = identified.unwrap_or_else(|_| Err(no_answer()))?;
         Ok(Self { shared, identity, runtime, guarantees, tasks })
     }
 
@@ -287,11 +287,6 @@ impl fmt::Debug for SqlStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SqlStore").field("url", &self.shared.url).finish_non_exhaustive()
     }
-}
-
-/// The text up to its last `#`, and that.
-fn until_hash(text: &str) -> &str {
-    text.rfind('#').map_or(text, |at| &text[..=at])
 }
 
 fn closed() -> Error {
@@ -347,52 +342,6 @@ impl Shared {
         wire.rows(&self.sql.probe, Vec::new()).await?;
         self.pool.put(pooled);
         Ok(guarantees)
-    }
-
-    /// Which tables of which database these are, whatever address they are reached by: a server has
-    /// a name of its own, which its replicas share where it is that of the data.
-    async fn identity(&self, url: &SqlUrl) -> Result<String> {
-        let asked: &[&str] = match url.dialect {
-            #[cfg(feature = "sqlite")]
-            Dialect::Sqlite => {
-                let file = super::machine::identity_of("sqlite", url.path()?.as_ref());
-                return Ok(format!("{file}#{}", url.prefix));
-            }
-            #[cfg(feature = "postgres")]
-            Dialect::Postgres => &[
-                "SELECT 'postgres:' || system_identifier || '/' || current_database() || '#' || \
-                 current_schema() FROM pg_control_system()",
-                "SELECT 'postgres:' || coalesce(inet_server_addr()::text, '') || ':' || \
-                 coalesce(inet_server_port()::text, '') || '/' || current_database() || '#' || \
-                 current_schema()",
-            ],
-            #[cfg(feature = "mysql")]
-            Dialect::MySql => &[
-                "SELECT CONCAT('mysql:', @@server_uuid, '/', DATABASE(), '#')",
-                "SELECT CONCAT('mysql:', @@server_uid, '/', DATABASE(), '#')",
-                "SELECT CONCAT('mysql:', @@hostname, ':', @@port, '/', DATABASE(), '#')",
-            ],
-        };
-        for sql in asked {
-            let statement = Statement { sql: (*sql).into(), shape: "t" };
-            let mut pooled = self.pool.take().await.map_err(|e| Failure::from(e).into_error())?;
-            match pooled.wire.rows(&statement, Vec::new()).await.map_err(Failure::from) {
-                Ok(rows) => {
-                    self.pool.put(pooled);
-                    let mut cells = Cells::new(rows.into_iter().next().unwrap_or_default());
-                    let text = cells.text().map_err(Failure::into_error)?;
-                    // The tables of another schema or prefix are another store.
-                    return Ok(match &url.schema {
-                        Some(_) => format!("{}{}", until_hash(&text), url.table("")),
-                        None => format!("{text}.{}", url.prefix),
-                    });
-                }
-                // Another make or version, or a right that was taken away: the next.
-                Err(Failure::Final(_)) => {}
-                Err(failure) => return Err(failure.into_error()),
-            }
-        }
-        Err(Error::new(ErrorKind::Corrupt, "the database does not say which one it is"))
     }
 
     /// What the database, as it is set up, promises.
