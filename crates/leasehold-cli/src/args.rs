@@ -48,7 +48,7 @@ pub(crate) enum Command {
     Ls(LsArgs),
     /// Shows who holds a lock and who waits for it
     Show(ShowArgs),
-    /// Prints the SQL that makes the tables of a database store
+    /// Prints the SQL that makes leasehold's tables in a database
     Schema(SchemaArgs),
     /// Is my set-up safe? Fights for locks while processes are stopped, killed and cut off
     Torture(crate::torture::Args),
@@ -68,6 +68,21 @@ pub(crate) enum Command {
 pub(crate) struct SchemaArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
+    /// Which tables to make
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) tables: Tables,
+}
+
+/// Which of leasehold's tables.
+#[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
+pub(crate) enum Tables {
+    /// Both
+    #[default]
+    All,
+    /// What the store keeps its locks in
+    Locks,
+    /// What the library's lock_in, once and fence::sql use in your own transactions
+    Transactions,
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -139,6 +154,13 @@ pub(crate) struct TakeArgs {
     pub(crate) name: String,
 }
 
+impl TakeArgs {
+    /// Whether nothing is waited for.
+    pub(crate) fn tries_only(&self) -> bool {
+        self.try_only || self.wait == Some(Duration::ZERO)
+    }
+}
+
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = RUN_HELP, after_help = "More, with examples: leasehold run --help")]
 pub(crate) struct RunArgs {
@@ -174,7 +196,7 @@ the foreground job: Ctrl-C and Ctrl-Z work as ever.
 
 Exit codes: the command's own, 128+n if it died of signal n; or
     2  usage, an invalid name or option, or a name in use as another kind of lock
-   69  the store cannot be reached or used
+   69  the store cannot be reached (for 15 s, --lease or --wait; with --try: at once) or used
    71  the system refused (no more processes, no more files)
    74  the lock was lost, or about to be, while the command ran: it was ended
    75  the lock was not acquired (-E changes this)

@@ -20,6 +20,8 @@ pub mod file;
 #[cfg(any(feature = "file", feature = "sqlite"))]
 mod machine;
 pub(crate) mod memory;
+#[cfg(feature = "redis")]
+pub mod redis;
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 pub mod sql;
 pub use memory::MemoryStore;
@@ -265,6 +267,12 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Removes claims by a person's order, and hands over. Tells how many were removed. Their
     /// clients find out at their next renewal.
     async fn evict(&self, name: &Name, which: Evict) -> Result<usize>;
+
+    /// The longest lease that this store can vouch for now. A claim that asks for more gets this: where
+    /// the claims live in a session of the client, none can be certain for longer than the session.
+    fn longest_lease(&self) -> Duration {
+        crate::options::MAX_LEASE
+    }
 
     /// Whether calls are answered without I/O to another machine. Then a dropped guard is released
     /// on the spot, and not by the background thread.

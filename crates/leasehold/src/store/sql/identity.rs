@@ -2,7 +2,7 @@
 //! of its own, which neither a pooler in front nor another host name changes.
 
 use super::fault::Failure;
-use super::section::Cells;
+use super::rows::Cells;
 use super::url::{Dialect, SqlUrl};
 use super::wire::Statement;
 use super::{Shared, no_answer};
