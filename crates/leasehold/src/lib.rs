@@ -41,7 +41,6 @@ pub mod conformance;
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 pub mod database;
 mod error;
-#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 pub mod fence;
 mod guard;
 mod keeper;
@@ -55,6 +54,7 @@ mod name;
 pub mod once;
 mod options;
 mod owner;
+mod percent;
 pub mod queue;
 mod run;
 mod rwlock;

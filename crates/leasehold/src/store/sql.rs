@@ -214,6 +214,7 @@ impl SqlStore {
             Ok(prepared) => prepared?,
             Err(_) => return Err(no_answer()),
         };
+        let identity = shared.identity(&url).await?;
         let mut tasks = vec![runtime.spawn(shared.clone().sweep()).abort_handle()];
         #[cfg(feature = "postgres")]
         if let Some(options) = listener {
@@ -224,8 +225,6 @@ impl SqlStore {
         if !pushes {
             tasks.push(runtime.spawn(shared.clone().poll()).abort_handle());
         }
-        let identified = tokio::time::timeout(LIMIT, shared.identity(&url)).await;
-        let identity = identified.unwrap_or_else(|_| Err(no_answer()))?;
         Ok(Self { shared, identity, runtime, guarantees, tasks })
     }
 
