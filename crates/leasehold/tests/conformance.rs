@@ -42,21 +42,6 @@ leasehold::conformance_suite!(redis, async {
     Leasehold::connect(testbed::redis().url()).await.unwrap()
 });
 
-#[cfg(feature = "redis")]
-leasehold::conformance_suite!(redis_sentinel, async {
-    Leasehold::connect(testbed::sentinel().url()).await.unwrap()
-});
-
-#[cfg(feature = "redis")]
-leasehold::conformance_suite!(redis_cluster, async {
-    Leasehold::connect(testbed::cluster().url()).await.unwrap()
-});
-
-#[cfg(feature = "redis")]
-leasehold::conformance_suite!(redis_replicas, async {
-    Leasehold::connect(testbed::sentinel().url() + "?prefix=confirmed:&replicas=1").await.unwrap()
-});
-
 // What a third party writes for a store of its own.
 leasehold::conformance_suite!(third_party, async {
     static STORE: std::sync::LazyLock<Arc<MemoryStore>> = std::sync::LazyLock::new(Arc::default);
