@@ -24,6 +24,8 @@ pub(crate) mod memory;
 pub mod redis;
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 pub mod sql;
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql", feature = "redis"))]
+mod waiters;
 pub use memory::MemoryStore;
 
 mod guarantees;
@@ -272,6 +274,14 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// the claims live in a session of the client, none can be certain for longer than the session.
     fn longest_lease(&self) -> Duration {
         crate::options::MAX_LEASE
+    }
+
+    /// Which of the store's members keeps this lock, where they fail apart from each other. Claims of
+    /// different members are renewed by different calls, so that a member which does not answer
+    /// costs no lease of another.
+    fn member(&self, name: &Name) -> u64 {
+        let _ = name;
+        0
     }
 
     /// Whether calls are answered without I/O to another machine. Then a dropped guard is released

@@ -101,3 +101,10 @@ pub(crate) fn fence_failed(resource: &crate::Name, error: &Error) {
     #[cfg(feature = "tracing")]
     tracing::warn!(%resource, %error, "the fence cannot be asked; request refused");
 }
+
+/// The store may throw away what it is to keep.
+#[cfg(feature = "redis")]
+pub(crate) fn evicting(policy: &str) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(policy, "the Redis server evicts keys, locks among them: set noeviction");
+}

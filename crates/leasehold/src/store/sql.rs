@@ -77,7 +77,6 @@ mod schema;
 mod section;
 mod statements;
 mod url;
-mod waiters;
 mod wire;
 
 #[cfg(feature = "mysql")]
@@ -99,8 +98,8 @@ use tokio::task::AbortHandle;
 use self::call::{Answer, Call};
 use self::statements::Statements;
 use self::url::{Dialect, SqlUrl};
-use self::waiters::Waiters;
 use self::wire::{Connect, Pool};
+use super::waiters::Waiters;
 use super::{Evict, Guarantees, Joined, LockInfo, Mode, Renew, Renewal, Signal, Store};
 use crate::claim::{Claim, ClaimId};
 use crate::error::{Error, ErrorKind, Result};
