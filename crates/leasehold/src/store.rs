@@ -20,6 +20,8 @@ pub mod file;
 pub(crate) mod memory;
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 pub mod sql;
+#[cfg(feature = "zookeeper")]
+pub mod zookeeper;
 pub use memory::MemoryStore;
 
 mod guarantees;

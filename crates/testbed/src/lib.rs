@@ -32,6 +32,7 @@ mod port;
 mod postgres;
 mod proxy;
 mod reaper;
+mod zookeeper;
 
 use std::sync::OnceLock;
 
@@ -41,6 +42,7 @@ pub use mariadb::MariaDb;
 pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;
 pub use proxy::Proxy;
+pub use zookeeper::{ZooKeeper, ZooKeeperSetup, ZooKeepers};
 
 /// This test binary's PostgreSQL: not to be stopped or killed.
 pub fn postgres() -> &'static Postgres {
@@ -52,4 +54,10 @@ pub fn postgres() -> &'static Postgres {
 pub fn mariadb() -> &'static MariaDb {
     static SHARED: OnceLock<MariaDb> = OnceLock::new();
     SHARED.get_or_init(|| MariaDb::with(Setup::new().fast()))
+}
+
+/// This test binary's ZooKeeper: one server, not to be stopped or killed.
+pub fn zookeeper() -> &'static ZooKeeper {
+    static SHARED: OnceLock<ZooKeeper> = OnceLock::new();
+    SHARED.get_or_init(ZooKeeper::start)
 }
