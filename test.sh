@@ -27,6 +27,8 @@ for folder in /usr/lib/postgresql/*/bin; do
 done
 
 packages=''
+# A library, not a program.
+[ -e /usr/share/java/zookeeper.jar ] || packages=' zookeeper'
 for tool in $tools; do
     (PATH="$PATH:$folders" && command -v "${tool%%:*}") >/dev/null ||
         packages="$packages ${tool#*:}"

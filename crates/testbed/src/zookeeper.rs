@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::daemon::{Daemon, Launch, program, start_somewhere};
-use crate::{port, reaper};
+use crate::{Proxy, port, reaper};
 
 /// How a server or an ensemble is set up.
 #[derive(Clone, Debug)]
@@ -14,7 +14,8 @@ pub struct ZooKeeperSetup {
     tick: Duration,
     min_session: Duration,
     max_session: Duration,
-    sequences_at: Option<(String, i32)>,
+    sequences_at: Vec<(String, i32)>,
+    links: bool,
 }
 
 impl Default for ZooKeeperSetup {
@@ -23,7 +24,8 @@ impl Default for ZooKeeperSetup {
             tick: Duration::from_millis(200),
             min_session: Duration::from_millis(400),
             max_session: Duration::from_secs(60),
-            sequences_at: None,
+            sequences_at: Vec::new(),
+            links: false,
         }
     }
 }
@@ -49,7 +51,14 @@ impl ZooKeeperSetup {
     /// Starts with a node at `path` (one level, such as `/name`) under which `children` children
     /// have been created and deleted, so that the next sequential one gets that number.
     pub fn sequences_at(mut self, path: &str, children: i32) -> Self {
-        self.sequences_at = Some((path.to_owned(), children));
+        self.sequences_at.push((path.to_owned(), children));
+        self
+    }
+
+    /// Lets the members of an ensemble talk through proxies, so that one can be
+    /// [cut off](ZooKeepers::cut_off) from the others.
+    pub fn links(mut self) -> Self {
+        self.links = true;
         self
     }
 }
@@ -73,8 +82,8 @@ impl ZooKeeper {
         start_somewhere(|port| {
             let directory = reaper::directory("zookeeper");
             write_config(&directory, setup, port, &[]);
-            if let Some((path, children)) = &setup.sequences_at {
-                write_snapshot(&directory, path, *children);
+            if !setup.sequences_at.is_empty() {
+                write_snapshot(&directory, &setup.sequences_at);
             }
             let launch = launch(&directory);
             let daemon = Daemon::start("zookeeper", directory, launch, None, &|| is_ready(port))?;
@@ -155,6 +164,8 @@ impl ZooKeeper {
 #[derive(Debug)]
 pub struct ZooKeepers {
     members: Vec<ZooKeeper>,
+    /// Between two of them, by their numbers: from, to.
+    links: Vec<(usize, usize, Proxy)>,
 }
 
 impl ZooKeepers {
@@ -168,10 +179,18 @@ impl ZooKeepers {
         start_somewhere(|_| {
             let all: Vec<[u16; 3]> =
                 (0..3).map(|_| [port::free(), port::free(), port::free()]).collect();
-            let mut members = Vec::new();
+            let (mut members, mut links) = (Vec::new(), Vec::new());
             for (i, ports) in all.iter().enumerate() {
                 let directory = reaper::directory("zookeeper");
-                write_config(&directory, setup, ports[0], &all);
+                let mut seen = all.clone();
+                for (j, other) in
+                    seen.iter_mut().enumerate().filter(|(j, _)| setup.links && *j != i)
+                {
+                    let link = Proxy::before(other[1]);
+                    other[1] = link.port();
+                    links.push((i, j, link));
+                }
+                write_config(&directory, setup, ports[0], &seen);
                 let id = (i + 1).to_string();
                 std::fs::write(directory.join("data/myid"), id).expect("our own directory");
                 let launch = launch(&directory);
@@ -179,7 +198,7 @@ impl ZooKeepers {
                 let daemon = Daemon::start("zookeeper", directory, launch, None, &|| true)?;
                 members.push(ZooKeeper { daemon, port: ports[0] });
             }
-            let all = Self { members };
+            let all = Self { members, links };
             let end = Instant::now() + PATIENCE;
             while !all.members.iter().all(|m| is_ready(m.port)) {
                 // Another may have taken one of the ports meanwhile.
@@ -204,6 +223,28 @@ impl ZooKeepers {
         let hosts: Vec<String> =
             self.members.iter().map(|m| format!("127.0.0.1:{}", m.port)).collect();
         format!("zookeeper://{}", hosts.join(","))
+    }
+
+    /// Nothing passes between this member and the others any more, and no connection ends: it serves
+    /// its clients until it has missed the others for too long. For [`ZooKeeperSetup::links`].
+    pub fn cut_off(&self, member: &ZooKeeper) {
+        for link in self.links_of(member) {
+            link.freeze();
+        }
+    }
+
+    /// Ends [`cut_off`](Self::cut_off).
+    pub fn mend(&self, member: &ZooKeeper) {
+        for link in self.links_of(member) {
+            link.thaw();
+        }
+    }
+
+    fn links_of(&self, member: &ZooKeeper) -> impl Iterator<Item = &Proxy> {
+        assert!(!self.links.is_empty(), "ask for ZooKeeperSetup::links first");
+        let number = self.members.iter().position(|m| m.port == member.port);
+        let touches = move |from, to| Some(from) == number || Some(to) == number;
+        self.links.iter().filter(move |(from, to, _)| touches(*from, *to)).map(|(_, _, link)| link)
     }
 
     /// The one that leads, once there is one.
@@ -284,9 +325,9 @@ fn is_ready(port: u16) -> bool {
     four_letters(port, "srvr").is_some_and(|told| told.contains("Mode: "))
 }
 
-/// A snapshot with one node beside what every new server has, written as the server itself writes
+/// A snapshot with some nodes beside what every new server has, written as the server itself writes
 /// it: no client can bring a node's child counter this far in a test's time.
-fn write_snapshot(directory: &Path, path: &str, children: i32) {
+fn write_snapshot(directory: &Path, nodes: &[(String, i32)]) {
     let mut file = Vec::new();
     let int = |file: &mut Vec<u8>, n: i32| file.extend(n.to_be_bytes());
     let long = |file: &mut Vec<u8>, n: i64| file.extend(n.to_be_bytes());
@@ -306,7 +347,8 @@ fn write_snapshot(directory: &Path, path: &str, children: i32) {
     int(&mut file, 31);
     text(&mut file, "world");
     text(&mut file, "anyone");
-    for (path, cversion) in [("", 0), (path, children), ("/zookeeper", 0)] {
+    let bare = [(String::new(), 0), ("/zookeeper".to_owned(), 0)];
+    for (path, cversion) in bare.iter().chain(nodes) {
         text(&mut file, path);
         // No data; the access list; then created, modified (zxid, time each), data version,
         // children version, access list version, owner, last change of children.
@@ -316,7 +358,7 @@ fn write_snapshot(directory: &Path, path: &str, children: i32) {
             long(&mut file, 0);
         }
         int(&mut file, 0);
-        int(&mut file, cversion);
+        int(&mut file, *cversion);
         int(&mut file, 0);
         long(&mut file, 0);
         long(&mut file, 0);
