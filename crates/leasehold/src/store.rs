@@ -17,7 +17,11 @@ use crate::name::Name;
 
 #[cfg(feature = "file")]
 pub mod file;
+#[cfg(any(feature = "file", feature = "sqlite"))]
+mod machine;
 pub(crate) mod memory;
+#[cfg(feature = "redis")]
+pub mod redis;
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 pub mod sql;
 #[cfg(feature = "zookeeper")]
@@ -217,6 +221,13 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// The store's URL, without credentials.
     fn url(&self) -> &str;
+
+    /// Which store this is: the same text for all who share its queues, and another for all who
+    /// do not, as far as that can be known. Sequencers carry it, so it tells no secrets. A store
+    /// that has a better name for itself than its URL says so here.
+    fn identity(&self) -> String {
+        self.url().replacen("***@", "", 1)
+    }
 
     /// Puts the claim into its lock's queue, or asks "and now?".
     ///
