@@ -26,6 +26,8 @@ pub mod redis;
 pub mod sql;
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql", feature = "redis"))]
 mod waiters;
+#[cfg(feature = "zookeeper")]
+pub mod zookeeper;
 pub use memory::MemoryStore;
 
 mod guarantees;

@@ -22,6 +22,8 @@ pub const BUILT_IN: &[&str] = &[
     "mysql",
     #[cfg(feature = "redis")]
     "redis",
+    #[cfg(feature = "zookeeper")]
+    "zookeeper",
 ];
 
 /// The URL without user, password and query values; safe to print.
@@ -70,8 +72,11 @@ pub(crate) async fn open(url: &str, background: &Background) -> Result<Arc<dyn S
             let opened = crate::store::redis::RedisStore::open(url, background.handle()).await;
             opened.map(|store| store as Arc<dyn Store>)
         }
+        #[cfg(feature = "zookeeper")]
+        "zookeeper" => zookeeper(url, background).await,
         #[allow(unreachable_patterns, reason = "those of them that this build has are above")]
-        known @ ("file" | "sqlite" | "postgres" | "postgresql" | "mysql" | "mariadb") => {
+        known @ ("file" | "sqlite" | "postgres" | "postgresql" | "mysql" | "mariadb"
+        | "zookeeper") => {
             let _ = background;
             let feature = match known {
                 "postgresql" => "postgres",
@@ -102,6 +107,12 @@ fn is_redis(scheme: &str) -> bool {
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 async fn sql(url: &str, background: &Background) -> Result<Arc<dyn Store>> {
     let opened = crate::store::sql::SqlStore::open(url, background.handle()).await;
+    opened.map(|store| store as Arc<dyn Store>)
+}
+
+#[cfg(feature = "zookeeper")]
+async fn zookeeper(url: &str, background: &Background) -> Result<Arc<dyn Store>> {
+    let opened = crate::store::zookeeper::ZooKeeperStore::open(url, background.handle()).await;
     opened.map(|store| store as Arc<dyn Store>)
 }
 

@@ -33,9 +33,11 @@ mod pgbouncer;
 mod port;
 mod postgres;
 mod proxy;
+mod python;
 mod reaper;
 mod redis;
 mod sentinel;
+mod zookeeper;
 
 use std::sync::OnceLock;
 
@@ -47,8 +49,10 @@ pub use mariadb::MariaDb;
 pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;
 pub use proxy::Proxy;
+pub use python::python;
 pub use redis::Redis;
 pub use sentinel::Sentinel;
+pub use zookeeper::{ZooKeeper, ZooKeeperSetup, ZooKeepers};
 
 /// This test binary's PostgreSQL: not to be stopped or killed.
 pub fn postgres() -> &'static Postgres {
@@ -90,4 +94,10 @@ pub fn etcd() -> &'static Etcd {
 pub fn etcd_cluster() -> &'static Etcd {
     static SHARED: OnceLock<Etcd> = OnceLock::new();
     SHARED.get_or_init(Etcd::cluster)
+}
+
+/// This test binary's ZooKeeper: one server, not to be stopped or killed.
+pub fn zookeeper() -> &'static ZooKeeper {
+    static SHARED: OnceLock<ZooKeeper> = OnceLock::new();
+    SHARED.get_or_init(ZooKeeper::start)
 }
