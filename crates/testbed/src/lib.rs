@@ -11,7 +11,7 @@
 //! server.restart(); // same port, same data
 //! ```
 //!
-//! Tests that only need *a* server share the one of their binary ([`postgres`], [`mariadb`]) and
+//! Tests that only need *a* server share the one of their binary ([`postgres`], [`mariadb`], [`etcd`]) and
 //! take a database each. Shared servers trade durability for speed, so a test that kills one
 //! starts its own.
 //!
@@ -27,6 +27,7 @@ mod cert;
 mod clock;
 mod cluster;
 mod daemon;
+mod etcd;
 mod mariadb;
 mod pgbouncer;
 mod port;
@@ -41,6 +42,7 @@ use std::sync::OnceLock;
 pub use cert::Certificates;
 pub use cluster::Cluster;
 pub use daemon::Setup;
+pub use etcd::Etcd;
 pub use mariadb::MariaDb;
 pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;
@@ -76,4 +78,16 @@ pub fn sentinel() -> &'static Sentinel {
 pub fn cluster() -> &'static Cluster {
     static SHARED: OnceLock<Cluster> = OnceLock::new();
     SHARED.get_or_init(Cluster::start)
+}
+
+/// This test binary's etcd, of one member: not to be stopped or killed.
+pub fn etcd() -> &'static Etcd {
+    static SHARED: OnceLock<Etcd> = OnceLock::new();
+    SHARED.get_or_init(Etcd::start)
+}
+
+/// This test binary's etcd cluster of three members: not to be stopped or killed.
+pub fn etcd_cluster() -> &'static Etcd {
+    static SHARED: OnceLock<Etcd> = OnceLock::new();
+    SHARED.get_or_init(Etcd::cluster)
 }
