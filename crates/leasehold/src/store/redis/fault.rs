@@ -98,28 +98,6 @@ pub(crate) fn refusal(error: &RedisError) -> Option<Refusal> {
     Some(known.map_or(Refusal::Other, |(_, known)| *known))
 }
 
-/// Whether the same or another server may answer better in a moment.
-pub(crate) fn is_passing(error: &RedisError) -> bool {
-    use Refusal::{
-        Ask, Busy, ClusterDown, Loading, Moved, NoReplicas, ReadOnly, TooManyClients, TryAgain,
-    };
-    match refusal(error) {
-        None => is_gone(error),
-        Some(refusal) => matches!(
-            refusal,
-            Moved
-                | Ask
-                | TryAgain
-                | ClusterDown
-                | ReadOnly
-                | Loading
-                | Busy
-                | NoReplicas
-                | TooManyClients
-        ),
-    }
-}
-
 /// Whether the connection is no good any more. What was sent may have been done.
 pub(crate) fn is_gone(error: &RedisError) -> bool {
     matches!(error.kind(), Driver::Io | Driver::Parse)
