@@ -20,6 +20,8 @@ pub const BUILT_IN: &[&str] = &[
     "postgres",
     #[cfg(feature = "mysql")]
     "mysql",
+    #[cfg(feature = "etcd")]
+    "etcd",
 ];
 
 /// The URL without user, password and query values; safe to print.
@@ -63,12 +65,16 @@ pub(crate) async fn open(url: &str, background: &Background) -> Result<Arc<dyn S
         "postgres" | "postgresql" => sql(url, background).await,
         #[cfg(feature = "mysql")]
         "mysql" | "mariadb" => sql(url, background).await,
+        #[cfg(feature = "etcd")]
+        "etcd" | "etcds" => etcd(url, background).await,
         #[allow(unreachable_patterns, reason = "those of them that this build has are above")]
-        known @ ("file" | "sqlite" | "postgres" | "postgresql" | "mysql" | "mariadb") => {
+        known @ ("file" | "sqlite" | "postgres" | "postgresql" | "mysql" | "mariadb" | "etcd"
+        | "etcds") => {
             let _ = background;
             let feature = match known {
                 "postgresql" => "postgres",
                 "mariadb" => "mysql",
+                "etcds" => "etcd",
                 other => other,
             };
             let what = format!("this build leaves out the feature `{feature}`: enable it");
@@ -86,6 +92,12 @@ pub(crate) async fn open(url: &str, background: &Background) -> Result<Arc<dyn S
 async fn sql(url: &str, background: &Background) -> Result<Arc<dyn Store>> {
     let opened = crate::store::sql::SqlStore::open(url, background.handle()).await;
     opened.map(|store| store as Arc<dyn Store>)
+}
+
+#[cfg(feature = "etcd")]
+async fn etcd(url: &str, background: &Background) -> Result<Arc<dyn Store>> {
+    let opened = crate::store::etcd::EtcdStore::open(url, background.handle()).await;
+    opened.map(|store| Arc::new(store) as Arc<dyn Store>)
 }
 
 #[cfg(feature = "file")]

@@ -37,6 +37,12 @@ static MARIADB: std::sync::LazyLock<String> =
 #[cfg(feature = "mysql")]
 leasehold::conformance_suite!(mysql, async { Leasehold::connect(MARIADB.as_str()).await.unwrap() });
 
+#[cfg(feature = "etcd")]
+static ETCD: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| testbed::etcd().url());
+
+#[cfg(feature = "etcd")]
+leasehold::conformance_suite!(etcd, async { Leasehold::connect(ETCD.as_str()).await.unwrap() });
+
 // What a third party writes for a store of its own.
 leasehold::conformance_suite!(third_party, async {
     static STORE: std::sync::LazyLock<Arc<MemoryStore>> = std::sync::LazyLock::new(Arc::default);
@@ -45,7 +51,7 @@ leasehold::conformance_suite!(third_party, async {
 
 #[test]
 fn every_built_in_store_is_in_the_suite() {
-    let suites = ["memory", "file", "sqlite", "postgres", "mysql"];
+    let suites = ["memory", "file", "sqlite", "postgres", "mysql", "etcd"];
     for scheme in BUILT_IN {
         assert!(suites.contains(scheme), "the store {scheme}: has no conformance suite above");
     }
