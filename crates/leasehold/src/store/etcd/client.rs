@@ -90,9 +90,8 @@ impl Client {
         let endpoints = url.endpoints.iter().map(|e| endpoint(e, url.tls.as_ref()));
         let endpoints = endpoints.collect::<Result<Vec<_>>>()?;
         // Not all clients of one URL to the same member.
-        let at = match crate::claim::ClaimId::random()?.as_u128() % endpoints.len().max(1) as u128 {
-            at => usize::try_from(at).unwrap_or(0),
-        };
+        let dice = crate::claim::ClaimId::random()?.as_u128();
+        let at = usize::try_from(dice % endpoints.len().max(1) as u128).unwrap_or(0);
         let Some(first) = endpoints.get(at) else {
             return Err(Error::new(ErrorKind::Config, "the URL names no member"));
         };

@@ -23,6 +23,22 @@ use crate::claim::Claim;
 /// How often a key may change between a look at it and its deletion.
 const TRIES: u32 = 10;
 
+/// What became of a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ended {
+    /// We have just ended it.
+    Now,
+    /// It had ended before, or nobody knows.
+    Before,
+    WasNotThere,
+}
+
+impl Ended {
+    fn was_there(self) -> bool {
+        self != Self::WasNotThere
+    }
+}
+
 impl Shared {
     /// [`Store::leave`](crate::store::Store::leave).
     pub(super) async fn leave(
@@ -39,23 +55,19 @@ impl Shared {
             (Some(keep), _) if self.holds(claim).await? => Some(keep),
             _ => None,
         };
-        let end = match keep {
-            None => delete(self.key(claim)),
+        let known = known.map(|known| known.lease.id);
+        let there = match keep {
+            None => self.end(claim, known, &delete(self.key(claim))).await?.was_there(),
             Some(keep) => {
                 let kept = self.leases.grant(seconds(keep)).await?;
-                put(self.key(claim), value(claim, true), kept.id)
+                let depart = put(self.key(claim), value(claim, true), kept.id);
+                let ended = self.end(claim, known, &depart).await?;
+                if ended != Ended::Now {
+                    self.leases.revoke_later(kept.id);
+                }
+                ended.was_there()
             }
         };
-        let mut there = match known {
-            Some(known) => {
-                self.end_if(claim, hangs_on(self.key(claim), known.lease.id), &end).await?
-            }
-            None => None,
-        };
-        if there.is_none() {
-            there = Some(self.end_other(claim, &end).await?);
-        }
-        let there = there.unwrap_or(false);
         Ok(match self.claims.forget(claim.id) {
             None => there,
             Some(Remains { lease, clean: true }) => {
@@ -70,14 +82,42 @@ impl Shared {
         })
     }
 
-    /// Ends a place under a condition: `Some(true)` if that was done, `Some(false)` if there is none,
-    /// `None` if the condition is not met.
+    /// Ends a claim's place, which hangs on the lease `known` or on one that this client does not
+    /// know, unless its holder has departed already.
+    async fn end(
+        &self,
+        claim: &Claim,
+        known: Option<i64>,
+        end: &RequestOp,
+    ) -> Result<Ended, Failure> {
+        if let Some(lease) = known
+            && let Some(ended) = self.end_if(claim, hangs_on(self.key(claim), lease), end).await?
+        {
+            return Ok(ended);
+        }
+        let prefix = self.prefix(&claim.name);
+        for _ in 0..TRIES {
+            let found = self.client.range(get(self.key(claim))).await?;
+            let queue = Queue::of(&prefix, &found.kvs);
+            let Some(entry) = queue.entries.first() else { return Ok(Ended::WasNotThere) };
+            if entry.departed {
+                return Ok(Ended::Before);
+            }
+            let condition = still(self.key(claim), entry.token.get());
+            if let Some(ended) = self.end_if(claim, condition, end).await? {
+                return Ok(ended);
+            }
+        }
+        Ok(Ended::Before)
+    }
+
+    /// Ends a place under a condition; `None` if there is one and the condition is not met.
     async fn end_if(
         &self,
         claim: &Claim,
         condition: Compare,
         end: &RequestOp,
-    ) -> Result<Option<bool>, Failure> {
+    ) -> Result<Option<Ended>, Failure> {
         let txn = TxnRequest {
             compare: vec![condition],
             success: vec![end.clone()],
@@ -85,33 +125,15 @@ impl Shared {
         };
         let answered = self.client.txn(txn).await?;
         if answered.answer.succeeded {
-            return Ok(Some(true));
+            return Ok(Some(Ended::Now));
         }
         let found = ranged(answered.answer.responses.into_iter().next())?;
-        Ok(match found.kvs.is_empty() {
+        Ok(match (found.kvs.is_empty(), answered.repeated) {
+            (true, false) => Some(Ended::WasNotThere),
             // An earlier sending may have ended it.
-            true => Some(answered.repeated),
-            false => None,
+            (true, true) => Some(Ended::Before),
+            (false, _) => None,
         })
-    }
-
-    /// Ends a place that hangs on a lease which this client does not know, unless its holder has
-    /// departed already.
-    async fn end_other(&self, claim: &Claim, end: &RequestOp) -> Result<bool, Failure> {
-        let prefix = self.prefix(&claim.name);
-        for _ in 0..TRIES {
-            let found = self.client.range(get(self.key(claim))).await?;
-            let queue = Queue::of(&prefix, &found.kvs);
-            let Some(entry) = queue.entries.first() else { return Ok(false) };
-            if entry.departed {
-                return Ok(true);
-            }
-            let condition = still(self.key(claim), entry.token.get());
-            if let Some(ended) = self.end_if(claim, condition, end).await? {
-                return Ok(ended);
-            }
-        }
-        Ok(true)
     }
 
     /// Whether a claim of which we know nothing holds.

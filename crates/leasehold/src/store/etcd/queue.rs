@@ -129,9 +129,9 @@ pub(super) fn agree(claim: &Claim, prefix: &[u8]) -> Vec<Compare> {
         range_end: end_of(prefix),
     };
     let below = is(Relation::Less, end_of(&text));
-    match claim.kind {
-        Kind::Mutex => vec![below],
-        Kind::RwLock | Kind::Semaphore => vec![is(Relation::Greater, text), below],
+    match (claim.kind, claim.capacity) {
+        (Kind::Mutex, 1) => vec![below],
+        _ => vec![is(Relation::Greater, text), below],
     }
 }
 
@@ -289,7 +289,13 @@ mod tests {
 
     #[test]
     fn s16_one_comparison_tells_the_kinds_apart() {
-        let kinds = [(Kind::Mutex, 1), (Kind::RwLock, 9), (Kind::RwLock, 90), (Kind::Semaphore, 5)];
+        let kinds = [
+            (Kind::Mutex, 1),
+            (Kind::Mutex, 2),
+            (Kind::RwLock, 9),
+            (Kind::RwLock, 90),
+            (Kind::Semaphore, 5),
+        ];
         let holds = |compare: &Compare, value: &[u8]| {
             let Some(Operand::Value(operand)) = &compare.operand else { panic!("no value") };
             match Relation::try_from(compare.result) {
@@ -305,7 +311,11 @@ mod tests {
                 let agreed = compares.iter().all(|c| holds(c, &value));
                 assert_eq!(agreed, (kind, capacity) == (other, others), "{kind} {other}");
             }
-            assert_eq!(compares.iter().all(|c| holds(c, b"")), kind == Kind::Mutex);
+            // Another client's.
+            assert_eq!(
+                compares.iter().all(|c| holds(c, b"")),
+                (kind, capacity) == (Kind::Mutex, 1)
+            );
         }
     }
 }
