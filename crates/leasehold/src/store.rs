@@ -15,6 +15,8 @@ use crate::claim::{Claim, Holder, Kind, Token};
 use crate::error::{Error, HolderInfo, Result};
 use crate::name::Name;
 
+#[cfg(feature = "etcd")]
+pub mod etcd;
 #[cfg(feature = "file")]
 pub mod file;
 #[cfg(any(feature = "file", feature = "sqlite"))]
@@ -290,6 +292,12 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// on the spot, and not by the background thread.
     fn is_local(&self) -> bool {
         false
+    }
+
+    /// The key under which the store keeps this claim's place, where that is one key that a caller's
+    /// own transaction in the same store can compare. It may hold the claim's secret.
+    fn place_key(&self, _claim: &Claim) -> Option<Vec<u8>> {
+        None
     }
 
     /// The descriptor that keeps this client's holds alive for as long as any process has it open:
