@@ -16,7 +16,7 @@
 //!   not look at `claims` instead of the count of them: that would be read as of the time before it
 //!   waited (scenario 45a).
 //! - *The slow path*, for all else: a short transaction locks the lock's row, and only then reads
-//!   the clock and the claims into a [`Queue`], lets it decide, and writes back what changed.
+//!   the clock and the claims into a [`Queue`](crate::queue::Queue), lets it decide, and writes back what changed.
 //!
 //! Both agree, since each does to the row what the queue would do: taking a free lock is joining an
 //! empty queue, and releasing it with nobody behind is leaving a queue of one. Whatever either does

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::beat::Beaten;
 use super::fault::Failure;
-use super::loaded::{self, Loaded};
+use super::loaded::{self, Loaded, Reach};
 use super::wire::{Arg, Wire};
 use super::{LIMIT, Shared, TRIES, no_answer};
 use crate::claim::{Claim, ClaimId};
@@ -95,8 +95,11 @@ impl Shared {
             Call::Beat(renewals) => Answer::Beaten(self.beat(wire, renewals).await?),
             Call::Renew(renewals) => {
                 let Some(first) = renewals.first() else { return Ok(Answer::Renewed(Vec::new())) };
-                let renewed = self.section(wire, &first.claim.name, None, |queue, now| {
-                    renewals.iter().map(|r| queue.renew(&r.claim, r.lease, now)).collect()
+                let name = &first.claim.name;
+                let renewed = self.section(wire, name, Reach::All, None, |loaded| {
+                    let now = loaded.now;
+                    let renew = |r: &Renew| loaded.queue.renew(&r.claim, r.lease, now);
+                    renewals.iter().map(renew).collect()
                 });
                 let lost = || vec![Renewal::Lost; renewals.len()];
                 Answer::Renewed(renewed.await?.unwrap_or_else(lost))
@@ -117,7 +120,9 @@ impl Shared {
                 Answer::Listed(shown.collect())
             }
             Call::Evict(name, which) => {
-                let evicted = self.section(wire, name, None, |q, now| q.evict(*which, now));
+                let evicted = self.section(wire, name, Reach::All, None, |loaded| {
+                    loaded.queue.evict(*which, loaded.now)
+                });
                 Answer::Evicted(evicted.await?.unwrap_or(0))
             }
         })

@@ -2,18 +2,42 @@
 //!
 //! The first in the queue lives in the lock's own row if it came when nobody else was there; all
 //! others live in rows of their own. Nobody ever moves from one to the other.
+//!
+//! # Not all of a long queue is read
+//! Who holds is a prefix of the queue, and the first that waits ends it: whatever stands behind a
+//! claim that waits neither holds nor can be granted. So the front of the queue is enough, together
+//! with the claim that the call is about, **as long as somebody in that front still waits when the
+//! call is done** ([`Loaded::is_enough`]). If not, which means that all who were read hold, have
+//! left or are dead, the whole queue is read and the call done again on it; nothing was written
+//! before that. The lock's row counts the claims, so what was not read is counted, and a claim that
+//! joins knows how many are before it. What has expired further back is removed when it has come to
+//! the front, or by whoever reads all.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use super::fault::Failure;
-use super::rows::{Cells, LockRow, common, corrupt, int, kind_number, standing_number, time};
-use super::statements::Statements;
-use super::wire::{Arg, Row, Wire};
-use crate::claim::{Claim, ClaimId};
+use super::rows::{
+    Cells, LockRow, common, corrupt, int, kind_number, nobody, standing_number, time,
+};
+use super::statements::{self, Statements};
+use super::wire::{Arg, Row, Statement, Wire};
+use crate::claim::{Claim, ClaimId, Token};
 use crate::name::Name;
 use crate::queue::{Entry, Queue};
-use crate::store::{Renewal, Standing};
+use crate::store::{Joined, Place, Renewal, Standing};
+
+/// How much of a queue is read.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Reach {
+    All,
+    /// The front, and this claim wherever it stands.
+    FrontAnd(ClaimId),
+}
+
+/// How many claims the front is: enough for the readers and permits of most locks, and for a few
+/// dead waiters.
+pub(super) const FRONT: usize = 16;
 
 /// A lock's queue as it was read.
 #[derive(Debug)]
@@ -21,8 +45,12 @@ pub(super) struct Loaded {
     pub(super) queue: Queue,
     /// The server's clock, read when the row was locked already.
     pub(super) now: u64,
+    /// How many claims were not read.
+    hidden: usize,
+    /// Who was read though it does not stand in the front.
+    behind: Option<Token>,
     /// Who lives in the lock's row.
-    head: Option<ClaimId>,
+    head: Option<Token>,
     before: Vec<Entry>,
     last_before: u64,
 }
@@ -32,18 +60,34 @@ pub(super) async fn load(
     wire: &mut dyn Wire,
     sql: &Statements,
     name: &Name,
+    reach: Reach,
 ) -> Result<Option<Loaded>, Failure> {
-    let rows = wire.rows(&sql.lock, vec![Arg::Name(name.as_str().into())]).await?;
+    let named = || Arg::Name(name.as_str().into());
+    let rows = wire.rows(&sql.lock, vec![named()]).await?;
     let Some(lock) = rows.into_iter().next() else { return Ok(None) };
-    let rows = wire.rows(&sql.claims, vec![Arg::Name(name.as_str().into())]).await?;
+    let lock = Cells::new(lock).lock()?;
+    let rows = match reach {
+        Reach::All => wire.rows(&sql.claims, vec![named()]).await?,
+        Reach::FrontAnd(claim) => {
+            wire.rows(&sql.front, vec![named(), named(), claim.to_hex().into()]).await?
+        }
+    };
     let mut now = 0;
-    let mut claims = Vec::new();
+    let mut claims: Vec<Entry> = Vec::new();
     for row in rows {
         let mut cells = Cells::new(row);
         now = now.max(cells.count()?);
         claims.extend(cells.claim()?);
     }
-    Ok(Some(Loaded::of(Cells::new(lock).lock()?, claims, now)))
+    // Who stands in the front and was asked for as well was found twice.
+    claims.dedup_by_key(|e| e.token);
+    let (counted, read) = (lock.claims, claims.len());
+    let behind = claims.get(FRONT).map(|e| e.token);
+    let loaded = Loaded::of(lock, claims, now);
+    Ok(Some(match reach {
+        Reach::All => loaded,
+        Reach::FrontAnd(_) => Loaded { hidden: counted.saturating_sub(read), behind, ..loaded },
+    }))
 }
 
 /// Makes the row of a lock that never was.
@@ -99,17 +143,44 @@ pub(super) fn snapshots(rows: Vec<Row>) -> Result<Vec<(Name, Loaded)>, Failure> 
 
 impl Loaded {
     fn of(lock: LockRow, claims: Vec<Entry>, now: u64) -> Self {
-        let head = lock.head.as_ref().map(|e| e.id);
+        let head = lock.head.as_ref().map(|e| e.token);
         let before: Vec<Entry> = lock.head.into_iter().chain(claims).collect();
         let queue = Queue::restored(lock.kind, lock.capacity, lock.last_token, before.clone());
-        Self { queue, now, head, before, last_before: lock.last_token }
+        let last_before = lock.last_token;
+        Self { queue, now, hidden: 0, behind: None, head, before, last_before }
+    }
+
+    /// Whether what was not read can make no difference to what was done to the queue: see above.
+    pub(super) fn is_enough(&self) -> bool {
+        let in_front = |e: &&Entry| Some(e.token) != self.behind && self.was_read(e.token);
+        let waits = |e: &Entry| e.standing == Standing::Waiting;
+        self.hidden == 0 || self.queue.entries().filter(in_front).any(waits)
+    }
+
+    /// Whether somebody was read of whom nobody has counted who is before it.
+    pub(super) fn has_uncounted(&self) -> bool {
+        self.hidden > 0 && self.behind.is_some()
+    }
+
+    /// The answer to a claim that joined behind those who were not read.
+    pub(super) fn with_hidden(&self, joined: Joined) -> Joined {
+        match joined {
+            Joined::Waiting(place) if !place.token.is_some_and(|token| self.was_read(token)) => {
+                Joined::Waiting(Place { ahead: place.ahead + self.hidden, ..place })
+            }
+            joined => joined,
+        }
+    }
+
+    fn was_read(&self, token: Token) -> bool {
+        self.before.iter().any(|e| e.token == token)
     }
 
     /// Whether anything has expired or could be granted.
     pub(super) fn is_settled(&self) -> bool {
         let mut queue = self.queue.clone();
         queue.settle(self.now);
-        let same = |(a, b): (&Entry, &Entry)| a.id == b.id && a.standing == b.standing;
+        let same = |(a, b): (&Entry, &Entry)| a.token == b.token && a.standing == b.standing;
         queue.entries().len() == self.before.len() && queue.entries().zip(&self.before).all(same)
     }
 
@@ -130,90 +201,125 @@ impl Loaded {
         }
     }
 
-    /// Writes what changed. The lock's row is ours alone since it was read; a claim's row may have
-    /// been renewed meanwhile, so what ends or shortens a place checks that it was not.
-    pub(super) async fn save(
-        &self,
-        wire: &mut dyn Wire,
-        sql: &Statements,
-        name: &Name,
-    ) -> Result<(), Failure> {
-        let queue = &self.queue;
-        let after: HashMap<ClaimId, &Entry> = queue.entries().map(|e| (e.id, e)).collect();
-        let before: HashMap<ClaimId, &Entry> = self.before.iter().map(|e| (e.id, e)).collect();
-        let alone = queue.entries().len() == 1;
-        let head = queue.entries().find(|e| match self.head {
-            Some(head) => e.id == head,
-            None => alone && !before.contains_key(&e.id),
-        });
-        let head_id = head.map(|e| e.id);
-        let changed = queue.last_token() != self.last_before
-            || after.len() != before.len()
-            || head_id != self.head
-            || after.keys().any(|id| !before.contains_key(id))
-            || head.is_some_and(|e| before.get(&e.id).is_some_and(|b| differs(b, e)));
-        let name = || Arg::Name(name.as_str().to_owned());
-        if changed {
-            let others = queue.entries().len() - usize::from(head.is_some());
-            // The row of a free lock goes on telling of its last holder.
-            let last = self.before.first().filter(|e| Some(e.id) == self.head);
-            let shown = head.or(last);
-            let mut args = vec![
-                kind_number(queue.kind()).into(),
-                i64::from(queue.capacity()).into(),
-                int(queue.last_token()),
-                int(u64::try_from(others).unwrap_or(0)),
-                head.map_or(String::new(), |e| e.id.to_hex()).into(),
-            ];
-            args.extend(match shown {
-                Some(e) => common(e),
-                None => vec![
-                    0.into(),
-                    0.into(),
-                    0.into(),
-                    0.into(),
-                    0.into(),
-                    0.into(),
-                    "".into(),
-                    0.into(),
-                    "".into(),
-                ],
-            });
-            args.push(name());
-            one(wire.run(&sql.write_lock, args).await?.affected)?;
+    /// What is to be written: each of these changes one row. The lock's row is ours alone since it
+    /// was read; a claim's row may have been renewed meanwhile, so what ends or shortens a place
+    /// checks that it was not.
+    pub(super) fn changes<'a>(&self, sql: &'a Statements, name: &Name) -> Vec<Write<'a>> {
+        let (before, after) = (by_token(&self.before), by_token(self.queue.entries()));
+        let head = self.head_after(&before);
+        let same = |e: &Entry| before.get(&e.token).is_some_and(|old| !differs(old, e));
+        let unchanged = self.queue.last_token() == self.last_before
+            && after.len() == before.len()
+            && after.keys().all(|token| before.contains_key(token))
+            && head.is_none_or(same);
+        let mut writes = Vec::new();
+        if !unchanged {
+            writes.push(self.write_lock(sql, name, head));
         }
-        let in_rows = |e: &&Entry| Some(e.id) != self.head && Some(e.id) != head_id;
-        for e in self.before.iter().filter(|e| Some(e.id) != self.head) {
-            if !after.contains_key(&e.id) {
-                let args = vec![name(), int(e.token.get()), time(e.expires.unwrap_or(0))];
-                one(wire.run(&sql.delete_claim, args).await?.affected)?;
+        for gone in self.before.iter().filter(|e| !after.contains_key(&e.token)) {
+            if Some(gone.token) != self.head {
+                writes.push(delete(sql, name, gone));
             }
         }
-        for e in queue.entries().filter(in_rows) {
-            let Some(old) = before.get(&e.id) else {
-                let mut args = vec![name(), e.id.to_hex().into()];
-                args.extend(common(e));
-                args.push(e.session.clone().into());
-                one(wire.run(&sql.insert_claim, args).await?.affected)?;
-                continue;
-            };
-            if !differs(old, e) {
-                continue;
+        for e in self.queue.entries().filter(|e| Some(e.token) != head.map(|head| head.token)) {
+            match before.get(&e.token) {
+                None => writes.push(insert(sql, name, e)),
+                Some(old) if differs(old, e) => writes.push(update(sql, name, old, e)),
+                Some(_) => {}
             }
-            let (end, old_end) = (e.expires.unwrap_or(0), old.expires.unwrap_or(0));
-            let mut args = vec![standing_number(e.standing).into(), time(e.since), time(end)];
-            args.extend([name(), int(e.token.get())]);
-            let statement = match e.standing {
-                Standing::Departed => {
-                    args.push(time(old_end));
-                    &sql.turn_claim
-                }
-                Standing::Holding | Standing::Waiting => &sql.extend_claim,
-            };
-            one(wire.run(statement, args).await?.affected)?;
         }
-        Ok(())
+        writes
     }
+
+    /// Who lives in the lock's row from now on: who did, or who came when nobody was there. A place
+    /// is known by its token: a claim can have two, one after the other, when its `join` arrives
+    /// again after the first expired, and the second is at the end of the queue.
+    fn head_after(&self, before: &HashMap<Token, &Entry>) -> Option<&Entry> {
+        let mut entries = self.queue.entries();
+        match self.head {
+            Some(head) => entries.find(|e| e.token == head),
+            None if entries.len() + self.hidden == 1 => {
+                entries.find(|e| !before.contains_key(&e.token))
+            }
+            None => None,
+        }
+    }
+
+    fn write_lock<'a>(&self, sql: &'a Statements, name: &Name, head: Option<&Entry>) -> Write<'a> {
+        let others = self.queue.entries().len() - usize::from(head.is_some()) + self.hidden;
+        let mut args = vec![
+            kind_number(self.queue.kind()).into(),
+            i64::from(self.queue.capacity()).into(),
+            int(self.queue.last_token()),
+            int(u64::try_from(others).unwrap_or(0)),
+            head.map_or(String::new(), |e| e.id.to_hex()).into(),
+        ];
+        // The row of a free lock goes on telling of its last holder.
+        let last = self.before.first().filter(|e| Some(e.token) == self.head);
+        args.extend(head.or(last).map_or_else(nobody, common));
+        args.push(Arg::Name(name.as_str().to_owned()));
+        (&sql.write_lock, args)
+    }
+}
+
+/// A statement that changes one row.
+pub(super) type Write<'a> = (&'a Statement, Vec<Arg>);
+
+fn by_token<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> HashMap<Token, &'a Entry> {
+    entries.into_iter().map(|e| (e.token, e)).collect()
+}
+
+fn insert<'a>(sql: &'a Statements, name: &Name, e: &Entry) -> Write<'a> {
+    let mut args = vec![Arg::Name(name.as_str().to_owned()), e.id.to_hex().into()];
+    args.extend(common(e));
+    args.push(e.session.clone().into());
+    (&sql.insert_claim, args)
+}
+
+fn delete<'a>(sql: &'a Statements, name: &Name, e: &Entry) -> Write<'a> {
+    let name = Arg::Name(name.as_str().to_owned());
+    (&sql.delete_claim, vec![name, int(e.token.get()), time(e.expires.unwrap_or(0))])
+}
+
+fn update<'a>(sql: &'a Statements, name: &Name, old: &Entry, e: &Entry) -> Write<'a> {
+    let end = time(e.expires.unwrap_or(0));
+    let mut args = vec![standing_number(e.standing).into(), time(e.since), end];
+    args.extend([Arg::Name(name.as_str().to_owned()), int(e.token.get())]);
+    match e.standing {
+        Standing::Departed => {
+            args.push(time(old.expires.unwrap_or(0)));
+            (&sql.turn_claim, args)
+        }
+        Standing::Holding | Standing::Waiting => (&sql.extend_claim, args),
+    }
+}
+
+/// How many writes are made one statement of: what hands a lock over, and no more, since each
+/// combination is another statement for the server to keep prepared.
+const JOINED: usize = 6;
+
+/// Does what was to be written, at once where the database can.
+pub(super) async fn write(
+    wire: &mut dyn Wire,
+    sql: &Statements,
+    writes: Vec<Write<'_>>,
+) -> Result<(), Failure> {
+    if sql.joins_writes && (2..=JOINED).contains(&writes.len()) {
+        let (statement, args) = statements::joined(writes);
+        let row = wire.rows(&statement, args).await?.into_iter().next();
+        let mut cells = Cells::new(row.unwrap_or_default());
+        for _ in statement.shape.bytes() {
+            one(cells.count()?)?;
+        }
+        return Ok(());
+    }
+    for (statement, args) in writes {
+        one(match statement.shape {
+            "" => wire.run(statement, args).await?.affected,
+            _ => wire.rows(statement, args).await?.len() as u64,
+        })?;
+    }
+    Ok(())
 }
 
 /// Another than one row: it was renewed meanwhile.

@@ -1,13 +1,16 @@
 //! The SQL, written once. `?` is an argument, `{now}` the server's clock in microseconds,
 //! `{greatest}` the larger of two.
 
+use super::loaded::{FRONT, Write};
 use super::url::{Dialect, SqlUrl};
-use super::wire::Statement;
+use super::wire::{Arg, Statement};
 
 /// All statements of one store.
 #[derive(Debug)]
 pub(super) struct Statements {
     pub(super) begin: &'static str,
+    /// Whether several writes can be one statement ([`joined`]).
+    pub(super) joins_writes: bool,
     /// Takes a free lock. On SQLite and PostgreSQL also one that never was; they answer the token.
     pub(super) take: Statement,
     /// Releases a lock that nobody waits for.
@@ -18,6 +21,8 @@ pub(super) struct Statements {
     pub(super) lock: Statement,
     /// The clock, and the claims of a lock: at least one row.
     pub(super) claims: Statement,
+    /// The same of the front of the queue, and of one claim wherever it stands; rows may be twice.
+    pub(super) front: Statement,
     /// The clock, a lock's row and its claims as of one moment.
     pub(super) read: Statement,
     /// The same for many locks.
@@ -58,7 +63,8 @@ impl Statements {
         let d = url.dialect;
         let say = |shape: &'static str, sql: &str| Statement { sql: write(url, sql).into(), shape };
         Self {
-            begin: begin(d),
+            begin: begin(url),
+            joins_writes: joins_writes(d),
             take: say("i", take(d)),
             release: say(
                 "",
@@ -75,6 +81,15 @@ impl Statements {
                 &format!(
                     "SELECT {{now}}, {CLAIM} FROM (SELECT 1 AS one) o \
                      LEFT JOIN {{claims}} c ON c.name = ? ORDER BY c.token"
+                ),
+            ),
+            front: say(
+                "itiiiiiititt",
+                &format!(
+                    "SELECT {{now}}, {CLAIM} FROM (SELECT 1 AS one) o LEFT JOIN \
+                     (SELECT f.* FROM (SELECT * FROM {{claims}} WHERE name = ? ORDER BY token \
+                     LIMIT {FRONT}) f UNION ALL SELECT * FROM {{claims}} WHERE name = ? AND claim = ?) c \
+                     ON 1 = 1 ORDER BY c.token"
                 ),
             ),
             read: say(
@@ -151,7 +166,7 @@ impl Statements {
                 )
             }),
             granted: say("ti", "SELECT claim, token FROM {claims} WHERE session = ? AND standing = 1"),
-            notify: say("", "SELECT pg_notify(?, ?)"),
+            notify: say("t", "SELECT pg_notify(?, ?)::text"),
             version: say("i", "SELECT version FROM {schema}"),
             probe: say(
                 "iiiitiiiiiititttiiiiiititt",
@@ -169,13 +184,15 @@ impl Statements {
     }
 }
 
-fn begin(dialect: Dialect) -> &'static str {
-    match dialect {
+fn begin(url: &SqlUrl) -> &'static str {
+    match url.dialect {
         // Deferred, a transaction that reads and then writes fails without waiting.
         #[cfg(feature = "sqlite")]
         Dialect::Sqlite => "BEGIN IMMEDIATE",
-        // Each statement must see what was committed before it. The limits end a client that was
-        // stopped with a lock's row in its hands.
+        // Each statement must see what was committed before it.
+        #[cfg(feature = "postgres")]
+        Dialect::Postgres if !url.pooler => "BEGIN ISOLATION LEVEL READ COMMITTED",
+        // The limits that a session of ours has from its start; behind a pooler it is not ours.
         #[cfg(feature = "postgres")]
         Dialect::Postgres => {
             "BEGIN ISOLATION LEVEL READ COMMITTED; \
@@ -183,6 +200,46 @@ fn begin(dialect: Dialect) -> &'static str {
         }
         #[cfg(feature = "mysql")]
         Dialect::MySql => "START TRANSACTION",
+    }
+}
+
+/// Several writes, of rows of their own each, as one statement that tells how many rows each has
+/// changed. All see what was there before the statement, and none sees another's.
+pub(super) fn joined(writes: Vec<Write<'_>>) -> (Statement, Vec<Arg>) {
+    let (mut parts, mut counts, mut shape, mut all) = (vec![], vec![], "", vec![]);
+    for (i, (statement, args)) in writes.into_iter().enumerate() {
+        let told = if statement.shape.is_empty() { " RETURNING 1" } else { "" };
+        parts.push(format!("w{i} AS ({}{told})", renumbered(&statement.sql, all.len())));
+        counts.push(format!("(SELECT count(*) FROM w{i})"));
+        shape = COUNTS.get(..=i).unwrap_or(COUNTS);
+        all.extend(args);
+    }
+    let sql = format!("WITH {} SELECT {}", parts.join(", "), counts.join(", "));
+    (Statement { sql: sql.into(), shape }, all)
+}
+
+/// As many numbers as may be told.
+const COUNTS: &str = "iiiiiiii";
+
+/// The same statement with each `$n` raised by so many.
+fn renumbered(sql: &str, by: usize) -> String {
+    let mut parts = sql.split('$');
+    let mut text = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let end = part.find(|c: char| !c.is_ascii_digit()).unwrap_or(part.len());
+        let (number, rest) = part.split_at(end);
+        let number = number.parse::<usize>().unwrap_or_default() + by;
+        text.push_str(&format!("${number}{rest}"));
+    }
+    text
+}
+
+#[allow(clippy::match_like_matches_macro, reason = "depends on the features")]
+fn joins_writes(dialect: Dialect) -> bool {
+    match dialect {
+        #[cfg(feature = "postgres")]
+        Dialect::Postgres => true,
+        _ => false,
     }
 }
 

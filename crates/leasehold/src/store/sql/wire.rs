@@ -10,6 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::LIMIT;
+
 /// A value bound to a statement.
 #[derive(Clone, Debug)]
 pub(super) enum Arg {
@@ -156,6 +158,10 @@ pub(super) struct Pool {
     connect: Arc<dyn Connect>,
     idle: Mutex<Vec<Box<dyn Wire>>>,
     room: Arc<Semaphore>,
+    /// Held while connecting: one at a time. When a server comes back, all its clients want their
+    /// connections at once, and making one costs both sides some milliseconds of hashing the
+    /// password; meanwhile the first may have come free.
+    connecting: tokio::sync::Mutex<()>,
 }
 
 impl fmt::Debug for Pool {
@@ -174,7 +180,8 @@ pub(super) struct Pooled {
 
 impl Pool {
     pub(super) fn new(connect: Arc<dyn Connect>, size: usize) -> Self {
-        Self { connect, idle: Mutex::default(), room: Arc::new(Semaphore::new(size)) }
+        let (idle, room) = (Mutex::default(), Arc::new(Semaphore::new(size)));
+        Self { connect, idle, room, connecting: tokio::sync::Mutex::default() }
     }
 
     fn idle(&self) -> MutexGuard<'_, Vec<Box<dyn Wire>>> {
@@ -185,11 +192,16 @@ impl Pool {
         let room = self.room.clone().acquire_owned().await;
         let room = room.map_err(|_| sqlx::Error::PoolClosed)?;
         // The last one used is the likeliest to be alive.
-        let idle = self.idle().pop();
-        Ok(match idle {
-            Some(wire) => Pooled { wire, used: true, _room: room },
-            None => Pooled { wire: self.connect.connect().await?, used: false, _room: room },
-        })
+        if let Some(wire) = self.idle().pop() {
+            return Ok(Pooled { wire, used: true, _room: room });
+        }
+        let _alone = self.connecting.lock().await;
+        if let Some(wire) = self.idle().pop() {
+            return Ok(Pooled { wire, used: true, _room: room });
+        }
+        let connected = tokio::time::timeout(LIMIT, self.connect.connect()).await;
+        let wire = connected.unwrap_or(Err(sqlx::Error::PoolTimedOut))?;
+        Ok(Pooled { wire, used: false, _room: room })
     }
 
     /// Takes back a connection on which nothing is under way.
