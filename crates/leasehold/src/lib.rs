@@ -40,6 +40,7 @@ mod clock;
 pub mod conformance;
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 pub mod database;
+pub mod doctor;
 mod error;
 pub mod fence;
 mod guard;

@@ -12,6 +12,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::claim::{Claim, Holder, Kind, Token};
+use crate::doctor::Finding;
 use crate::error::{Error, HolderInfo, Result};
 use crate::name::Name;
 
@@ -273,6 +274,15 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Removes claims by a person's order, and hands over. Tells how many were removed. Their
     /// clients find out at their next renewal.
     async fn evict(&self, name: &Name, which: Evict) -> Result<usize>;
+
+    /// What is wrong with the set-up, as far as the store can tell: what its configuration, its
+    /// clock and what it stands on do to its promises.
+    ///
+    /// # Errors
+    /// As the store fails; then nothing is known.
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        Ok(Vec::new())
+    }
 
     /// The longest lease that this store can vouch for now. A claim that asks for more gets this: where
     /// the claims live in a session of the client, none can be certain for longer than the session.

@@ -282,10 +282,10 @@ async fn r50_behind_the_door_only_the_transaction_is_a_fence() {
             shop.go_on.notified().await;
         }
         let mut tx = shop.pool.begin().await.unwrap();
-        if shop.checks {
-            if let Err(error) = sql::check(&mut tx, fenced.resource().as_str(), &fenced).await {
-                return fenced.refusal(&error);
-            }
+        if shop.checks
+            && let Err(error) = sql::check(&mut tx, fenced.resource().as_str(), &fenced).await
+        {
+            return fenced.refusal(&error);
         }
         let sql = "UPDATE orders SET value = $1 WHERE id = $2";
         sqlx::query(sql).bind(body).bind(id).execute(&mut *tx).await.unwrap();

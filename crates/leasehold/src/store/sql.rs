@@ -67,6 +67,7 @@
 mod background;
 mod beat;
 mod call;
+mod doctor;
 mod fault;
 mod identity;
 mod join;
@@ -102,6 +103,7 @@ use self::wire::{Connect, Pool};
 use super::waiters::Waiters;
 use super::{Evict, Guarantees, Joined, LockInfo, Mode, Renew, Renewal, Signal, Store};
 use crate::claim::{Claim, ClaimId};
+use crate::doctor::Finding;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
 
@@ -135,6 +137,8 @@ pub fn schema(url: &str) -> Result<String> {
 /// Queues in a database. See the module's documentation.
 pub struct SqlStore {
     shared: Arc<Shared>,
+    /// Has the password: not to be shown.
+    parsed: SqlUrl,
     identity: String,
     runtime: Handle,
     guarantees: Guarantees,
@@ -224,7 +228,7 @@ impl SqlStore {
         if !pushes {
             tasks.push(runtime.spawn(shared.clone().poll()).abort_handle());
         }
-        Ok(Self { shared, identity, runtime, guarantees, tasks })
+        Ok(Self { shared, parsed: url, identity, runtime, guarantees, tasks })
     }
 
     /// Runs a call where its caller's drop does not stop it.
@@ -297,6 +301,12 @@ impl Store for SqlStore {
 
     fn identity(&self) -> String {
         self.identity.clone()
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        let (shared, url) = (self.shared.clone(), self.parsed.clone());
+        let looked = self.runtime.spawn(async move { shared.diagnose(&url).await });
+        looked.await.unwrap_or_else(|_| Err(closed()))
     }
 
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
