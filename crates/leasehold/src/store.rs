@@ -18,6 +18,8 @@ use crate::name::Name;
 #[cfg(feature = "file")]
 pub mod file;
 pub(crate) mod memory;
+#[cfg(feature = "redlock")]
+pub mod redlock;
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 pub mod sql;
 pub use memory::MemoryStore;

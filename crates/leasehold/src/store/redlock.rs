@@ -1,0 +1,3 @@
+//! The `redlock:` store.
+
+pub mod round;
