@@ -18,6 +18,8 @@ use crate::name::Name;
 #[cfg(feature = "file")]
 pub mod file;
 pub(crate) mod memory;
+#[cfg(feature = "redis")]
+pub mod redis;
 #[cfg(feature = "redlock")]
 pub mod redlock;
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]

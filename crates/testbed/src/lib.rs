@@ -25,6 +25,7 @@
 
 mod cert;
 mod clock;
+mod cluster;
 mod daemon;
 mod mariadb;
 mod pgbouncer;
@@ -32,15 +33,20 @@ mod port;
 mod postgres;
 mod proxy;
 mod reaper;
+mod redis;
+mod sentinel;
 
 use std::sync::OnceLock;
 
 pub use cert::Certificates;
+pub use cluster::Cluster;
 pub use daemon::Setup;
 pub use mariadb::MariaDb;
 pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;
 pub use proxy::Proxy;
+pub use redis::Redis;
+pub use sentinel::Sentinel;
 
 /// This test binary's PostgreSQL: not to be stopped or killed.
 pub fn postgres() -> &'static Postgres {
@@ -52,4 +58,22 @@ pub fn postgres() -> &'static Postgres {
 pub fn mariadb() -> &'static MariaDb {
     static SHARED: OnceLock<MariaDb> = OnceLock::new();
     SHARED.get_or_init(|| MariaDb::with(Setup::new().fast()))
+}
+
+/// This test binary's Redis: not to be stopped or killed, or emptied.
+pub fn redis() -> &'static Redis {
+    static SHARED: OnceLock<Redis> = OnceLock::new();
+    SHARED.get_or_init(|| Redis::with(Setup::new().fast()))
+}
+
+/// This test binary's sentinels with a master and a replica: not to be stopped or killed.
+pub fn sentinel() -> &'static Sentinel {
+    static SHARED: OnceLock<Sentinel> = OnceLock::new();
+    SHARED.get_or_init(Sentinel::start)
+}
+
+/// This test binary's Redis Cluster: not to be stopped or killed.
+pub fn cluster() -> &'static Cluster {
+    static SHARED: OnceLock<Cluster> = OnceLock::new();
+    SHARED.get_or_init(Cluster::start)
 }
