@@ -20,6 +20,8 @@ pub const BUILT_IN: &[&str] = &[
     "postgres",
     #[cfg(feature = "mysql")]
     "mysql",
+    #[cfg(feature = "redlock")]
+    "redlock",
 ];
 
 /// The URL without user, password and query values; safe to print.
@@ -63,12 +65,16 @@ pub(crate) async fn open(url: &str, background: &Background) -> Result<Arc<dyn S
         "postgres" | "postgresql" => sql(url, background).await,
         #[cfg(feature = "mysql")]
         "mysql" | "mariadb" => sql(url, background).await,
+        #[cfg(feature = "redlock")]
+        "redlock" | "redlocks" => redlock(url, background).await,
         #[allow(unreachable_patterns, reason = "those of them that this build has are above")]
-        known @ ("file" | "sqlite" | "postgres" | "postgresql" | "mysql" | "mariadb") => {
+        known @ ("file" | "sqlite" | "postgres" | "postgresql" | "mysql" | "mariadb"
+        | "redlock" | "redlocks") => {
             let _ = background;
             let feature = match known {
                 "postgresql" => "postgres",
                 "mariadb" => "mysql",
+                "redlocks" => "redlock",
                 other => other,
             };
             let what = format!("this build leaves out the feature `{feature}`: enable it");
@@ -85,6 +91,12 @@ pub(crate) async fn open(url: &str, background: &Background) -> Result<Arc<dyn S
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 async fn sql(url: &str, background: &Background) -> Result<Arc<dyn Store>> {
     let opened = crate::store::sql::SqlStore::open(url, background.handle()).await;
+    opened.map(|store| store as Arc<dyn Store>)
+}
+
+#[cfg(feature = "redlock")]
+async fn redlock(url: &str, background: &Background) -> Result<Arc<dyn Store>> {
+    let opened = crate::store::redlock::RedlockStore::open(url, background.handle()).await;
     opened.map(|store| store as Arc<dyn Store>)
 }
 

@@ -326,8 +326,9 @@ impl Node {
 
     /// Removes the key of this attempt, or of an earlier one of the claim.
     pub fn release(&mut self, attempt: Attempt) -> bool {
-        let ours =
-            self.key.is_some_and(|(at, _)| at.claim == attempt.claim && at.number <= attempt.number);
+        let ours = self
+            .key
+            .is_some_and(|(at, _)| at.claim == attempt.claim && at.number <= attempt.number);
         if ours {
             self.key = None;
         }
