@@ -24,6 +24,8 @@ pub mod redis;
 pub mod redlock;
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 pub mod sql;
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql", feature = "redis"))]
+mod waiters;
 pub use memory::MemoryStore;
 
 mod guarantees;
@@ -260,6 +262,14 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Removes claims by a person's order, and hands over. Tells how many were removed. Their
     /// clients find out at their next renewal.
     async fn evict(&self, name: &Name, which: Evict) -> Result<usize>;
+
+    /// Which of the store's members keeps this lock, where they fail apart from each other. Claims of
+    /// different members are renewed by different calls, so that a member which does not answer
+    /// costs no lease of another.
+    fn member(&self, name: &Name) -> u64 {
+        let _ = name;
+        0
+    }
 
     /// Whether calls are answered without I/O to another machine. Then a dropped guard is released
     /// on the spot, and not by the background thread.

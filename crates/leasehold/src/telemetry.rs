@@ -83,3 +83,10 @@ pub(crate) fn leave_failed(claim: &Claim, error: &Error) {
     #[cfg(feature = "tracing")]
     tracing::warn!(name = %claim.name, %error, "release failed; trying again");
 }
+
+/// The store may throw away what it is to keep.
+#[cfg(feature = "redis")]
+pub(crate) fn evicting(policy: &str) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(policy, "the Redis server evicts keys, locks among them: set noeviction");
+}

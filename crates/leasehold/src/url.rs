@@ -20,6 +20,8 @@ pub const BUILT_IN: &[&str] = &[
     "postgres",
     #[cfg(feature = "mysql")]
     "mysql",
+    #[cfg(feature = "redis")]
+    "redis",
     #[cfg(feature = "redlock")]
     "redlock",
 ];
@@ -65,6 +67,11 @@ pub(crate) async fn open(url: &str, background: &Background) -> Result<Arc<dyn S
         "postgres" | "postgresql" => sql(url, background).await,
         #[cfg(feature = "mysql")]
         "mysql" | "mariadb" => sql(url, background).await,
+        #[cfg(feature = "redis")]
+        _ if is_redis(scheme) => {
+            let opened = crate::store::redis::RedisStore::open(url, background.handle()).await;
+            opened.map(|store| store as Arc<dyn Store>)
+        }
         #[cfg(feature = "redlock")]
         "redlock" | "redlocks" => redlock(url, background).await,
         #[allow(unreachable_patterns, reason = "those of them that this build has are above")]
@@ -80,12 +87,22 @@ pub(crate) async fn open(url: &str, background: &Background) -> Result<Arc<dyn S
             let what = format!("this build leaves out the feature `{feature}`: enable it");
             return refused(ErrorKind::Unsupported, what);
         }
+        _ if is_redis(scheme) => {
+            let what = "this build leaves out the feature `redis`: enable it".to_owned();
+            return refused(ErrorKind::Unsupported, what);
+        }
         _ => {
             let what = format!("no such store: this build has {}", BUILT_IN.join(": and ") + ":");
             return refused(ErrorKind::Config, what);
         }
     };
     opened.map_err(|e| e.during("connect").at(&redacted(url)))
+}
+
+/// `redis`, `rediss` and their other names, alone or with a deployment after a `+`.
+fn is_redis(scheme: &str) -> bool {
+    let server = scheme.split_once('+').map_or(scheme, |(server, _)| server);
+    matches!(server, "redis" | "rediss" | "valkey" | "valkeys")
 }
 
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]

@@ -34,6 +34,7 @@ mod postgres;
 mod proxy;
 mod reaper;
 mod redis;
+mod redlock;
 mod sentinel;
 
 use std::sync::OnceLock;
@@ -46,6 +47,7 @@ pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;
 pub use proxy::Proxy;
 pub use redis::Redis;
+pub use redlock::{Redlock, url_of as redlock_url};
 pub use sentinel::Sentinel;
 
 /// This test binary's PostgreSQL: not to be stopped or killed.
@@ -76,4 +78,10 @@ pub fn sentinel() -> &'static Sentinel {
 pub fn cluster() -> &'static Cluster {
     static SHARED: OnceLock<Cluster> = OnceLock::new();
     SHARED.get_or_init(Cluster::start)
+}
+
+/// This test binary's five independent Redis servers: not to be stopped or killed.
+pub fn redlock() -> &'static Redlock {
+    static SHARED: OnceLock<Redlock> = OnceLock::new();
+    SHARED.get_or_init(|| Redlock::with(5, Setup::new().fast()))
 }

@@ -69,7 +69,6 @@ mod schema;
 mod section;
 mod statements;
 mod url;
-mod waiters;
 mod wire;
 
 #[cfg(feature = "mysql")]
@@ -93,9 +92,9 @@ use self::fault::Failure;
 use self::section::{Cells, Loaded, int, kind_number, micros, plain};
 use self::statements::Statements;
 use self::url::{Dialect, SqlUrl, Synchronous};
-use self::waiters::Waiters;
 use self::wire::{Arg, Connect, Pool, Statement, Wire};
 use super::guarantees::ALL_KINDS;
+use super::waiters::Waiters;
 use super::{
     ClockModel, Durability, Evict, Guarantees, Joined, Liveness, LockInfo, Mode, Place, Renew,
     Renewal, Signal, Store, Survival, Wakeup, mismatch,
@@ -538,7 +537,7 @@ impl Shared {
             return Ok(Joined::Holding { token, remaining: Some(claim.lease) });
         }
         if mode == Mode::Wait {
-            self.waiters.enlist(claim.id);
+            self.waiters.enlist(claim.id, || ());
         }
         let joined = self.section(wire, &claim.name, Some(claim), |queue, now| {
             queue.join(claim, mode, At { now, stamp: now }, &self.session)
