@@ -598,7 +598,7 @@ fn two(attempts: [u64; 2], ticks: u64) -> Model {
 
 /// One node loses all that it knew, once.
 fn loss() -> Model {
-    Model { losses: 1, ..two([1, 1], 3) }
+    Model { losses: 1, ..two([1, 1], 2) }
 }
 
 #[test]
@@ -614,7 +614,7 @@ fn s35_late_answers_and_requests_of_earlier_attempts_change_nothing() {
 
 #[test]
 fn s31_extensions() {
-    holds("extensions", Model { extensions: 1, ..two([1, 1], 2) });
+    holds("extensions", Model { extensions: 1, ahead: [0; 3], ..two([1, 1], 2) });
 }
 
 #[test]

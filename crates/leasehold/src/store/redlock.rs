@@ -64,6 +64,8 @@ mod node;
 mod people;
 pub mod round;
 mod scripts;
+#[cfg(test)]
+mod tests;
 mod url;
 
 use attempt::{Busy, Outcome};

@@ -130,10 +130,7 @@ const WRITE_BACK: &str = r"
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return {0, 0} end
 local token = tonumber(ARGV[2])
 local highest, cur = last(KEYS[3], KEYS[2], now())
-if token <= highest then
-  local same = redis.call('HGET', KEYS[2], 'token')
-  return {same and tonumber(same) == token and 1 or 0, highest}
-end
+if token <= highest then return {0, highest} end
 redis.call('HSET', KEYS[2], 'last', token, 'token', token)
 if token > cur then redis.call('HSET', KEYS[3], 'cur', token) end
 return {1, token}
@@ -156,10 +153,8 @@ return 1
 const HEAL: &str = r"
 local lease = tonumber(ARGV[2])
 if not redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', lease) then return 0 end
-local token, own = tonumber(ARGV[3]), redis.call('HGET', KEYS[2], 'last')
-redis.call('HSET', KEYS[2], 'id', ARGV[1], 'token', token, 'holder', ARGV[4],
+redis.call('HSET', KEYS[2], 'id', ARGV[1], 'token', ARGV[3], 'holder', ARGV[4],
   'since', math.floor(now() / 1000))
-if own and tonumber(own) < token then redis.call('HSET', KEYS[2], 'last', token) end
 redis.call('PEXPIRE', KEYS[2], lease + MEMORY)
 return 1
 ";
