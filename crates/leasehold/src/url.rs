@@ -26,6 +26,8 @@ pub const BUILT_IN: &[&str] = &[
     "zookeeper",
     #[cfg(feature = "etcd")]
     "etcd",
+    #[cfg(feature = "redlock")]
+    "redlock",
 ];
 
 /// The URL without user, password and query values; safe to print.
@@ -75,6 +77,8 @@ pub(crate) async fn open(url: &str, background: &Background) -> Result<Arc<dyn S
         "mysql" => sql(url, background).await,
         #[cfg(feature = "redis")]
         "redis" => redis(url, background).await,
+        #[cfg(feature = "redlock")]
+        "redlock" => redlock(url, background).await,
         #[cfg(feature = "zookeeper")]
         "zookeeper" => zookeeper(url, background).await,
         #[cfg(feature = "etcd")]
@@ -99,6 +103,7 @@ fn feature_of(scheme: &str) -> Option<&'static str> {
         "postgres" | "postgresql" => "postgres",
         "mysql" | "mariadb" => "mysql",
         _ if matches!(server, "redis" | "rediss" | "valkey" | "valkeys") => "redis",
+        "redlock" | "redlocks" => "redlock",
         "zookeeper" => "zookeeper",
         "etcd" | "etcds" => "etcd",
         _ => return None,
@@ -127,6 +132,12 @@ async fn zookeeper(url: &str, background: &Background) -> Result<Arc<dyn Store>>
 async fn etcd(url: &str, background: &Background) -> Result<Arc<dyn Store>> {
     let opened = crate::store::etcd::EtcdStore::open(url, background.handle()).await;
     opened.map(|store| Arc::new(store) as Arc<dyn Store>)
+}
+
+#[cfg(feature = "redlock")]
+async fn redlock(url: &str, background: &Background) -> Result<Arc<dyn Store>> {
+    let opened = crate::store::redlock::RedlockStore::open(url, background.handle()).await;
+    opened.map(|store| store as Arc<dyn Store>)
 }
 
 #[cfg(feature = "file")]

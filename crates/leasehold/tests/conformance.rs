@@ -67,7 +67,9 @@ leasehold::conformance_suite!(third_party, async {
 
 #[test]
 fn every_built_in_store_is_in_the_suite() {
-    let suites = ["memory", "file", "sqlite", "postgres", "mysql", "redis", "zookeeper", "etcd"];
+    // That of redlock: is in a binary of its own.
+    let suites =
+        ["memory", "file", "sqlite", "postgres", "mysql", "redis", "redlock", "zookeeper", "etcd"];
     for scheme in BUILT_IN {
         assert!(suites.contains(scheme), "the store {scheme}: has no conformance suite above");
     }
