@@ -258,6 +258,11 @@ impl Hold {
         &self.lease
     }
 
+    #[cfg(feature = "etcd")]
+    pub(crate) fn store(&self) -> &dyn crate::store::Store {
+        &*self.core.store
+    }
+
     async fn release(mut self) -> Result<()> {
         let core = self.core.clone();
         let released = core.background.in_context(self.leave()).await;

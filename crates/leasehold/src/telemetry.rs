@@ -101,3 +101,22 @@ pub(crate) fn fence_failed(resource: &crate::Name, error: &Error) {
     #[cfg(feature = "tracing")]
     tracing::warn!(%resource, %error, "the fence cannot be asked; request refused");
 }
+
+/// The store may throw away what it is to keep.
+#[cfg(feature = "redis")]
+pub(crate) fn evicting(policy: &str) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(policy, "the Redis server evicts keys, locks among them: set noeviction");
+}
+
+/// The numbers that a store orders a queue by are running out.
+#[cfg(feature = "zookeeper")]
+pub(crate) fn sequences_run_out(lock: &str, last: i64) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(
+        lock = %lock.escape_debug(),
+        last,
+        "the lock's node gives out numbers up to 2147483647 only: let it be idle for a minute, or \
+         delete it when it has no children"
+    );
+}

@@ -78,7 +78,6 @@ mod schema;
 mod section;
 mod statements;
 mod url;
-mod waiters;
 mod wire;
 
 #[cfg(feature = "mysql")]
@@ -100,8 +99,8 @@ use tokio::task::AbortHandle;
 use self::call::{Answer, Call};
 use self::statements::Statements;
 use self::url::{Dialect, SqlUrl};
-use self::waiters::Waiters;
 use self::wire::{Connect, Pool};
+use super::waiters::Waiters;
 use super::{Evict, Guarantees, Joined, LockInfo, Mode, Renew, Renewal, Signal, Store};
 use crate::claim::{Claim, ClaimId};
 use crate::doctor::Finding;
@@ -121,8 +120,6 @@ const POLL: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(40)
 /// What the name of a client begins with that listens for notifications; also those tell it that
 /// cannot listen themselves.
 const LISTENS: &str = "leasehold_hears_";
-/// How many renewals share a transaction where each is a statement.
-const RENEWED_TOGETHER: usize = 200;
 /// How often what nobody uses any more is looked for.
 const SWEEP: Duration = Duration::from_secs(600);
 
@@ -270,15 +267,6 @@ fn no_answer() -> Error {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // No code that can panic runs between two consistent states.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-#[allow(clippy::match_like_matches_macro, reason = "depends on the features")]
-fn returns_rows(dialect: Dialect) -> bool {
-    match dialect {
-        #[cfg(feature = "mysql")]
-        Dialect::MySql => false,
-        _ => true,
-    }
 }
 
 #[allow(clippy::match_like_matches_macro, reason = "depends on the features")]

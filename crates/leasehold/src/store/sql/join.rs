@@ -23,7 +23,7 @@ impl Shared {
             return Ok(Joined::Holding { token, remaining: Some(claim.lease) });
         }
         if mode == Mode::Wait {
-            self.waiters.enlist(claim.id);
+            self.waiters.enlist(claim.id, || ());
         }
         let reach = Reach::FrontAnd(claim.id);
         let joined = self.section(wire, &claim.name, reach, Some(claim), |loaded| {
