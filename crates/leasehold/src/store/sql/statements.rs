@@ -2,6 +2,8 @@
 //! `{greatest}` the larger of two.
 
 use super::url::{Dialect, SqlUrl};
+#[cfg(feature = "mysql")]
+use super::wire::Arg;
 use super::wire::Statement;
 
 /// All statements of one store.
@@ -29,13 +31,19 @@ pub(super) struct Statements {
     pub(super) extend_claim: Statement,
     /// Writes a claim's new standing and end.
     pub(super) turn_claim: Statement,
-    /// Renews what holds in a lock's row; one.
-    pub(super) renew_lock: Statement,
-    /// Renews what stands among the claims; one.
-    pub(super) renew_claim: Statement,
-    /// The same for many at once, where a database can take them as JSON.
-    pub(super) renew_locks: Option<Statement>,
+    /// Renews what holds in locks' rows, many at once, as JSON; answers claim, token and standing.
+    pub(super) renew_heads: Option<Statement>,
+    /// The same for what stands among the claims.
     pub(super) renew_claims: Option<Statement>,
+    /// MySQL: locks what can be had of these and is not over, and lengthens it.
+    #[cfg(feature = "mysql")]
+    pub(super) see_heads: Several,
+    #[cfg(feature = "mysql")]
+    pub(super) lengthen_heads: Several,
+    #[cfg(feature = "mysql")]
+    pub(super) see_claims: Several,
+    #[cfg(feature = "mysql")]
+    pub(super) lengthen_claims: Several,
     /// Which of our waiters hold.
     pub(super) granted: Statement,
     /// Tells another client (PostgreSQL).
@@ -57,6 +65,8 @@ impl Statements {
     pub(super) fn of(url: &SqlUrl) -> Self {
         let d = url.dialect;
         let say = |shape: &'static str, sql: &str| Statement { sql: write(url, sql).into(), shape };
+        #[cfg(feature = "mysql")]
+        let several = |shape, sql: &str| Several { sql: write(url, sql), shape };
         Self {
             begin: begin(d),
             take: say("i", take(d)),
@@ -118,39 +128,38 @@ impl Statements {
                 "UPDATE {claims} SET standing = ?, since = ?, expires = ? \
                  WHERE name = ? AND token = ? AND expires = ?",
             ),
-            renew_lock: say("i", renew_lock(d)),
-            renew_claim: say(
-                "",
-                "UPDATE {claims} SET expires = {greatest}(expires, {now} + \
-                 CASE standing WHEN 1 THEN ? ELSE ? END) \
-                 WHERE claim = ? AND name = ? AND standing < 2 AND expires > {now}",
+            renew_heads: renew_heads(d).map(|sql| say("tii", sql)),
+            renew_claims: renew_claims(d).map(|sql| say("tii", sql)),
+            #[cfg(feature = "mysql")]
+            see_heads: several(
+                "tii",
+                "SELECT claim, token, standing FROM {locks} FORCE INDEX (PRIMARY) \
+                 WHERE name IN ({some}) AND claim <> '' AND standing = 1 AND expires > {now} \
+                 FOR UPDATE SKIP LOCKED",
             ),
-            // What somebody has locked is left to the slow path: one stopped client must not hold up
-            // the renewals of all.
-            renew_locks: many(d).then(|| {
-                say(
-                    "ti",
-                    "UPDATE {locks} AS l SET expires = greatest(l.expires, {now} + s.lease) \
-                     FROM (SELECT k.name, r.lease FROM {locks} k JOIN \
-                     json_to_recordset(?::json) AS r(name text, claim text, lease bigint, wait bigint) \
-                     ON k.name = r.name AND k.claim = r.claim FOR UPDATE OF k SKIP LOCKED) s \
-                     WHERE l.name = s.name AND l.standing = 1 AND l.expires > {now} \
-                     RETURNING l.claim, l.token",
-                )
-            }),
-            renew_claims: many(d).then(|| {
-                say(
-                    "t",
-                    "UPDATE {claims} AS l SET expires = greatest(l.expires, {now} + \
-                     CASE l.standing WHEN 1 THEN s.lease ELSE s.wait END) \
-                     FROM (SELECT k.name, k.token, r.lease, r.wait FROM {claims} k JOIN \
-                     json_to_recordset(?::json) AS r(name text, claim text, lease bigint, wait bigint) \
-                     ON k.name = r.name AND k.claim = r.claim FOR UPDATE OF k SKIP LOCKED) s \
-                     WHERE l.name = s.name AND l.token = s.token AND l.standing < 2 \
-                     AND l.expires > {now} RETURNING l.claim",
-                )
-            }),
-            granted: say("ti", "SELECT claim, token FROM {claims} WHERE session = ? AND standing = 1"),
+            #[cfg(feature = "mysql")]
+            lengthen_heads: several(
+                "",
+                "UPDATE {locks} FORCE INDEX (PRIMARY) SET expires = GREATEST(expires, {now} + ?) \
+                 WHERE name IN ({some})",
+            ),
+            #[cfg(feature = "mysql")]
+            see_claims: several(
+                "tii",
+                "SELECT claim, token, standing FROM {claims} FORCE INDEX (by_claim) \
+                 WHERE claim IN ({some}) AND standing < 2 AND expires > {now} \
+                 FOR UPDATE SKIP LOCKED",
+            ),
+            #[cfg(feature = "mysql")]
+            lengthen_claims: several(
+                "",
+                "UPDATE {claims} FORCE INDEX (by_claim) SET expires = GREATEST(expires, {now} + ?) \
+                 WHERE claim IN ({some})",
+            ),
+            granted: say(
+                "ti",
+                "SELECT claim, token FROM {claims} WHERE session = ? AND standing = 1",
+            ),
             notify: say("", "SELECT pg_notify(?, ?)"),
             version: say("i", "SELECT version FROM {schema}"),
             probe: say(
@@ -183,15 +192,6 @@ fn begin(dialect: Dialect) -> &'static str {
         }
         #[cfg(feature = "mysql")]
         Dialect::MySql => "START TRANSACTION",
-    }
-}
-
-#[allow(clippy::match_like_matches_macro, reason = "depends on the features")]
-fn many(dialect: Dialect) -> bool {
-    match dialect {
-        #[cfg(feature = "postgres")]
-        Dialect::Postgres => true,
-        _ => false,
     }
 }
 
@@ -247,19 +247,78 @@ fn create(dialect: Dialect) -> &'static str {
     }
 }
 
-/// Arguments: lease, name, claim.
-fn renew_lock(dialect: Dialect) -> &'static str {
+/// What somebody has locked is left out: one client that was stopped must not hold up the renewals
+/// of all.
+fn renew_heads(dialect: Dialect) -> Option<&'static str> {
     match dialect {
         #[cfg(feature = "mysql")]
-        Dialect::MySql => {
-            "UPDATE {locks} SET expires = GREATEST(expires, {now} + ?), \
-             token = LAST_INSERT_ID(token) \
-             WHERE name = ? AND claim = ? AND standing = 1 AND expires > {now}"
+        Dialect::MySql => None,
+        #[cfg(feature = "sqlite")]
+        Dialect::Sqlite => Some(
+            "UPDATE {locks} AS l SET expires = max(l.expires, {now} + r.lease) \
+             FROM (SELECT value ->> 'name' AS name, value ->> 'claim' AS claim, \
+             value ->> 'lease' AS lease FROM json_each(?)) r \
+             WHERE l.name = r.name AND l.claim = r.claim AND l.standing = 1 \
+             AND l.expires > {now} RETURNING claim, token, standing",
+        ),
+        #[cfg(feature = "postgres")]
+        Dialect::Postgres => Some(
+            "UPDATE {locks} AS l SET expires = greatest(l.expires, {now} + s.lease) \
+             FROM (SELECT k.name, r.lease FROM {locks} k JOIN \
+             json_to_recordset(?::json) AS r(name text, claim text, lease bigint, wait bigint) \
+             ON k.name = r.name AND k.claim = r.claim FOR UPDATE OF k SKIP LOCKED) s \
+             WHERE l.name = s.name AND l.standing = 1 AND l.expires > {now} \
+             RETURNING l.claim, l.token, l.standing",
+        ),
+    }
+}
+
+fn renew_claims(dialect: Dialect) -> Option<&'static str> {
+    match dialect {
+        #[cfg(feature = "mysql")]
+        Dialect::MySql => None,
+        #[cfg(feature = "sqlite")]
+        Dialect::Sqlite => Some(
+            "UPDATE {claims} AS l SET expires = max(l.expires, {now} + \
+             CASE l.standing WHEN 1 THEN r.lease ELSE r.wait END) \
+             FROM (SELECT value ->> 'name' AS name, value ->> 'claim' AS claim, \
+             value ->> 'lease' AS lease, value ->> 'wait' AS wait FROM json_each(?)) r \
+             WHERE l.claim = r.claim AND l.name = r.name AND l.standing < 2 \
+             AND l.expires > {now} RETURNING claim, token, standing",
+        ),
+        #[cfg(feature = "postgres")]
+        Dialect::Postgres => Some(
+            "UPDATE {claims} AS l SET expires = greatest(l.expires, {now} + \
+             CASE l.standing WHEN 1 THEN s.lease ELSE s.wait END) \
+             FROM (SELECT k.name, k.token, r.lease, r.wait FROM {claims} k JOIN \
+             json_to_recordset(?::json) AS r(name text, claim text, lease bigint, wait bigint) \
+             ON k.name = r.name AND k.claim = r.claim FOR UPDATE OF k SKIP LOCKED) s \
+             WHERE l.name = s.name AND l.token = s.token AND l.standing < 2 \
+             AND l.expires > {now} RETURNING l.claim, l.token, l.standing",
+        ),
+    }
+}
+
+/// A statement about several keys.
+#[cfg(feature = "mysql")]
+#[derive(Debug)]
+pub(super) struct Several {
+    sql: String,
+    shape: &'static str,
+}
+
+#[cfg(feature = "mysql")]
+impl Several {
+    /// For these keys, at least one. Their number is rounded up by telling the last one again, so
+    /// that there are few statements to prepare.
+    pub(super) fn of(&self, mut args: Vec<Arg>, mut keys: Vec<Arg>) -> (Statement, Vec<Arg>) {
+        let many = keys.len().next_power_of_two();
+        if let Some(last) = keys.last().cloned() {
+            keys.resize(many, last);
         }
-        _ => {
-            "UPDATE {locks} SET expires = {greatest}(expires, {now} + ?) \
-             WHERE name = ? AND claim = ? AND standing = 1 AND expires > {now} RETURNING token"
-        }
+        args.extend(keys);
+        let sql = self.sql.replace("{some}", &vec!["?"; many].join(", "));
+        (Statement { sql: sql.into(), shape: self.shape }, args)
     }
 }
 

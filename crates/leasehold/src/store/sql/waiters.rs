@@ -41,8 +41,9 @@ impl Waiters {
         self.more.notify_one();
     }
 
-    pub(super) fn dismiss(&self, id: ClaimId) {
-        locked(&self.all).remove(&id);
+    /// Tells whether it was enlisted.
+    pub(super) fn dismiss(&self, id: ClaimId) -> bool {
+        locked(&self.all).remove(&id).is_some()
     }
 
     /// Whether this claim was last seen waiting.

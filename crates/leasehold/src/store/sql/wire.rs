@@ -5,10 +5,13 @@
 //! operation has ended on it, and is closed otherwise; closing is what rolls back everywhere.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::lock;
 
 /// A value bound to a statement.
 #[derive(Clone, Debug)]
@@ -151,10 +154,13 @@ pub(super) trait Connect: fmt::Debug + Send + Sync {
     async fn connect(&self) -> sqlx::Result<Box<dyn Wire>>;
 }
 
+/// Connections on which nothing is under way.
+type Idle = Mutex<Vec<Box<dyn Wire>>>;
+
 /// At most so many connections.
 pub(super) struct Pool {
     connect: Arc<dyn Connect>,
-    idle: Mutex<Vec<Box<dyn Wire>>>,
+    idle: Arc<Idle>,
     room: Arc<Semaphore>,
 }
 
@@ -170,37 +176,66 @@ pub(super) struct Pooled {
     /// Whether it was used before, so that the server may have closed it meanwhile.
     pub(super) used: bool,
     _room: OwnedSemaphorePermit,
+    doubt: Doubt,
 }
+
+/// A connection that does not come back was found dead, or silent, or was given up for being so. Its
+/// like lie idle beside it: they go with it, so that nobody finds that out one by one.
+struct Doubt(Option<Arc<Idle>>);
+
+impl Drop for Doubt {
+    fn drop(&mut self) {
+        if let Some(idle) = &self.0 {
+            forget(idle);
+        }
+    }
+}
+
+fn forget(idle: &Idle) {
+    // Closed after the lock.
+    let connections = std::mem::take(&mut *lock(idle));
+    drop(connections);
+}
+
+/// How long opening a connection may take: whoever accepts and then says nothing must not keep a
+/// place in the pool for ever.
+const CONNECTED_IN: Duration = Duration::from_secs(10);
 
 impl Pool {
     pub(super) fn new(connect: Arc<dyn Connect>, size: usize) -> Self {
-        Self { connect, idle: Mutex::default(), room: Arc::new(Semaphore::new(size)) }
-    }
-
-    fn idle(&self) -> MutexGuard<'_, Vec<Box<dyn Wire>>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+        Self { connect, idle: Arc::default(), room: Arc::new(Semaphore::new(size)) }
     }
 
     pub(super) async fn take(&self) -> sqlx::Result<Pooled> {
         let room = self.room.clone().acquire_owned().await;
-        let room = room.map_err(|_| sqlx::Error::PoolClosed)?;
+        let _room = room.map_err(|_| sqlx::Error::PoolClosed)?;
         // The last one used is the likeliest to be alive.
-        let idle = self.idle().pop();
-        Ok(match idle {
-            Some(wire) => Pooled { wire, used: true, _room: room },
-            None => Pooled { wire: self.connect.connect().await?, used: false, _room: room },
+        let idle = lock(&self.idle).pop();
+        let used = idle.is_some();
+        let wire = match idle {
+            Some(wire) => wire,
+            None => self.connect().await?,
+        };
+        Ok(Pooled { wire, used, _room, doubt: Doubt(Some(self.idle.clone())) })
+    }
+
+    async fn connect(&self) -> sqlx::Result<Box<dyn Wire>> {
+        let connected = tokio::time::timeout(CONNECTED_IN, self.connect.connect()).await;
+        connected.unwrap_or_else(|_| {
+            let what = format!("no connection within {CONNECTED_IN:?}");
+            Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, what)))
         })
     }
 
     /// Takes back a connection on which nothing is under way.
     pub(super) fn put(&self, pooled: Pooled) {
-        let Pooled { wire, _room, .. } = pooled;
-        self.idle().push(wire);
+        let Pooled { wire, _room, mut doubt, .. } = pooled;
+        doubt.0 = None;
+        lock(&self.idle).push(wire);
     }
 
-    /// Closes what lies idle: the server went away under one of them.
+    /// Closes what lies idle: one of them does not answer.
     pub(super) fn forget_idle(&self) {
-        let idle = std::mem::take(&mut *self.idle());
-        drop(idle);
+        forget(&self.idle);
     }
 }
