@@ -13,7 +13,9 @@ cd "$(dirname "$0")"
 # tests start privately (crates/testbed).
 tools='cc:gcc cc:libc6-dev bash:bash dash:dash flock:util-linux setsid:util-linux script:bsdutils
     setpriv:util-linux openssl:openssl initdb:postgresql psql:postgresql-client
-    mariadbd:mariadb-server mariadb:mariadb-client pgbouncer:pgbouncer'
+    mariadbd:mariadb-server mariadb:mariadb-client pgbouncer:pgbouncer
+    redis-server:redis-server python3:python3 python3:python3-venv
+    etcd:etcd-server etcdctl:etcd-client'
 
 if ! command -v cargo >/dev/null; then
     echo 'test.sh: no cargo: install Rust 1.95 or later first (rustup.rs)' >&2

@@ -3,6 +3,7 @@
 mod acquire;
 mod args;
 mod boottime;
+mod check;
 mod child;
 mod duration;
 mod events;
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::main(args),
         Command::Acquire(args) => acquire::main(args),
         Command::Release(args) => release::main(args),
+        Command::Check(args) => check::main(&args),
         Command::Ls(args) => list::ls(args),
         Command::Show(args) => list::show(args),
         Command::Keep(args) => keeper::main(args),

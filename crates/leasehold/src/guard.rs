@@ -11,6 +11,7 @@ use crate::error::{Error, ErrorKind, LostReason, Result};
 use crate::lease::{Lease, State};
 use crate::locks::Core;
 use crate::name::Name;
+use crate::sequencer::{Sequencer, Side};
 use crate::telemetry;
 
 /// A held lock. Dropping it releases the lock in the background; [`release`](Self::release) also
@@ -62,6 +63,13 @@ impl Guard {
     /// The fencing token of this hold. Hand it to whatever the lock protects.
     pub fn token(&self) -> Token {
         self.lease().token
+    }
+
+    /// This hold as a printable string, which whoever it is shown to can have
+    /// [checked](crate::Leasehold::check) at the store. No I/O.
+    pub fn sequencer(&self) -> Sequencer {
+        let side = Side::of(self.kind(), self.permits());
+        Sequencer::new(self.name().clone(), side, self.token(), self.hold.core.identity.clone())
     }
 
     /// The lock's name.
@@ -165,6 +173,33 @@ impl Watch {
     /// For how long the hold is certain if no renewal succeeds any more. No I/O.
     pub fn remaining(&self) -> Duration {
         self.lease.remaining()
+    }
+
+    /// The pause button of work that must not go on in jeopardy: returns at once while the hold is
+    /// [`Held`](State::Held), waits while it is [`AtRisk`](State::AtRisk), and goes on when a renewal
+    /// was acknowledged after all. Call it between two steps. No I/O; cancel safe; works in any
+    /// executor.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Lost`] if the lock is lost, or is by the end of the wait; [`ErrorKind::Closed`]
+    /// if it was released.
+    pub async fn steady(&mut self) -> Result<()> {
+        loop {
+            // Judged by what is published, and marked as seen: then whatever is published after it
+            // is news, and no change is slept through.
+            self.lease.publish();
+            let seen = *self.changes.borrow_and_update();
+            let error = match seen {
+                State::Held => return Ok(()),
+                State::AtRisk(_) => {
+                    self.changed().await;
+                    continue;
+                }
+                State::Lost(reason) => Error::lost(reason),
+                State::Released => Error::new(ErrorKind::Closed, "the lock was released"),
+            };
+            return Err(error.during("steady").on(&self.lease.claim.name));
+        }
     }
 
     /// Waits for the state to change from what was last seen, and tells the new one. Does not

@@ -59,6 +59,7 @@ pub mod queue;
 mod run;
 mod rwlock;
 mod semaphore;
+pub mod sequencer;
 pub mod store;
 mod telemetry;
 mod url;
@@ -81,6 +82,7 @@ pub use options::{DEFAULT_LEASE, DEFAULT_WAITER_LEASE, MAX_LEASE, MIN_LEASE};
 pub use owner::Owner;
 pub use rwlock::RwLock;
 pub use semaphore::Semaphore;
+pub use sequencer::Sequencer;
 pub use url::BUILT_IN;
 
 /// The README's examples are tests.

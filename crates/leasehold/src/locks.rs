@@ -14,7 +14,8 @@ use crate::mutex::Mutex;
 use crate::name::Name;
 use crate::rwlock::RwLock;
 use crate::semaphore::Semaphore;
-use crate::store::{Evict, Guarantee, Guarantees, LockInfo, Store};
+use crate::sequencer::{MAX_IDENTITY_BYTES, Sequencer, Side};
+use crate::store::{ClaimInfo, Evict, Guarantee, Guarantees, LockInfo, Standing, Store};
 use crate::telemetry;
 
 /// A client of one store. Clones are the same client.
@@ -44,6 +45,8 @@ pub(crate) struct Core {
     pub(crate) clock: Clock,
     pub(crate) label: String,
     pub(crate) holder: Arc<Holder>,
+    /// What sequencers say of the store.
+    pub(crate) identity: String,
     seen: AtomicU64,
     closed: AtomicBool,
 }
@@ -195,6 +198,60 @@ impl Leasehold {
         evicted.map_err(|e| e.during("evict").on(&name).at(self.url()))
     }
 
+    /// Asks the store whether the hold that this sequencer tells of is still held, and by whom:
+    /// one round trip.
+    ///
+    /// `Ok` means that it was held when the store answered; it may be lost a moment later. What
+    /// that does and does not protect is on [`sequencer`](crate::sequencer).
+    ///
+    /// # Errors
+    /// [`ErrorKind::Lost`] if it is not held any more (or never was); [`ErrorKind::Mismatch`] if the
+    /// sequencer is of another store, or its name is in use as another kind of lock;
+    /// [`ErrorKind::Unreachable`], and nothing is known. Cancel safe.
+    pub async fn check(&self, sequencer: &Sequencer) -> Result<ClaimInfo> {
+        let checked = self.check_here(sequencer).await;
+        checked.map_err(|e| e.during("check").on(sequencer.name()).at(self.url()))
+    }
+
+    async fn check_here(&self, sequencer: &Sequencer) -> Result<ClaimInfo> {
+        let core = &self.core;
+        if sequencer.store() != core.identity {
+            let what = format!(
+                "the sequencer is of the store {:?}, this is {:?}: ask that one (or give both \
+                 clients the same Builder::identity, if they are one)",
+                sequencer.store(),
+                core.identity
+            );
+            return Err(Error::new(ErrorKind::Mismatch, what));
+        }
+        let read = core.background.in_context(core.store.read(sequencer.name())).await?;
+        let Some(info) = read else { return Err(Error::lost(LostReason::Gone)) };
+        let same = |c: &&ClaimInfo| {
+            c.token == Some(sequencer.token())
+                && c.standing == Standing::Holding
+                && Side::of(info.kind, c.weight) == sequencer.side()
+        };
+        match info.claims.iter().find(same) {
+            Some(claim) => Ok(claim.clone()),
+            None if info.kind != sequencer.kind() => {
+                let what = format!(
+                    "the sequencer is of a {}, but the name is in use as a {}: that hold is over",
+                    sequencer.kind(),
+                    info.kind
+                );
+                Err(Error::new(ErrorKind::Mismatch, what))
+            }
+            None => Err(Error::lost(LostReason::Gone)),
+        }
+    }
+
+    /// What sequencers say of this store: all clients with the same identity share their locks. It
+    /// is drawn from the store's address (on this machine: from the directory and the machine),
+    /// without credentials, or was set by [`Builder::identity`].
+    pub fn identity(&self) -> &str {
+        &self.core.identity
+    }
+
     pub(crate) fn background(&self) -> &Background {
         &self.core.background
     }
@@ -250,6 +307,7 @@ pub struct Builder {
     label: String,
     clock: Clock,
     required: Vec<Guarantee>,
+    identity: Option<String>,
 }
 
 impl Builder {
@@ -264,6 +322,15 @@ impl Builder {
     #[must_use]
     pub fn require(mut self, guarantee: Guarantee) -> Self {
         self.required.push(guarantee);
+        self
+    }
+
+    /// What sequencers say of the store, where clients address one store in more than one way (by
+    /// another host name, say): give them all the same. 1 to 1024 bytes, without control
+    /// characters, and no secret.
+    #[must_use]
+    pub fn identity(mut self, text: impl Into<String>) -> Self {
+        self.identity = Some(text.into());
         self
     }
 
@@ -302,6 +369,12 @@ impl Builder {
                     .at(store.url()));
             }
         }
+        let identity = self.identity.unwrap_or_else(|| store.identity());
+        let length = 1..=MAX_IDENTITY_BYTES;
+        if !length.contains(&identity.len()) || identity.contains(char::is_control) {
+            let what = "a store's identity is 1 to 1024 bytes without control characters: set one";
+            return Err(Error::new(ErrorKind::Config, what).during("connect").at(store.url()));
+        }
         let keeper = Keeper::new(store.clone(), self.clock.clone());
         background.spawn(keeper.clone().run());
         let holder = Arc::new(Holder::this_process(&self.label));
@@ -312,6 +385,7 @@ impl Builder {
             clock: self.clock,
             label: self.label,
             holder,
+            identity,
             seen: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         };

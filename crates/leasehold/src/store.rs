@@ -17,7 +17,11 @@ use crate::name::Name;
 
 #[cfg(feature = "file")]
 pub mod file;
+#[cfg(any(feature = "file", feature = "sqlite"))]
+mod machine;
 pub(crate) mod memory;
+#[cfg(feature = "redis")]
+pub mod redis;
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 pub mod sql;
 pub use memory::MemoryStore;
@@ -216,6 +220,13 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// The store's URL, without credentials.
     fn url(&self) -> &str;
 
+    /// Which store this is: the same text for all who share its queues, and another for all who
+    /// do not, as far as that can be known. Sequencers carry it, so it tells no secrets. A store
+    /// that has a better name for itself than its URL says so here.
+    fn identity(&self) -> String {
+        self.url().replacen("***@", "", 1)
+    }
+
     /// Puts the claim into its lock's queue, or asks "and now?".
     ///
     /// Idempotent by claim id: a claim that is there already keeps its place, its grant and its
@@ -256,6 +267,12 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Removes claims by a person's order, and hands over. Tells how many were removed. Their
     /// clients find out at their next renewal.
     async fn evict(&self, name: &Name, which: Evict) -> Result<usize>;
+
+    /// The longest lease that this store can vouch for now. A claim that asks for more gets this: where
+    /// the claims live in a session of the client, none can be certain for longer than the session.
+    fn longest_lease(&self) -> Duration {
+        crate::options::MAX_LEASE
+    }
 
     /// Whether calls are answered without I/O to another machine. Then a dropped guard is released
     /// on the spot, and not by the background thread.

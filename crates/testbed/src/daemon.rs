@@ -114,7 +114,8 @@ impl Daemon {
         Ok(())
     }
 
-    fn ended(&self) -> Option<ExitStatus> {
+    /// How it ended, if it did on its own.
+    pub(crate) fn ended(&self) -> Option<ExitStatus> {
         let mut child = self.child();
         child.as_mut()?.try_wait().expect("our own child")
     }

@@ -11,7 +11,7 @@
 //! server.restart(); // same port, same data
 //! ```
 //!
-//! Tests that only need *a* server share the one of their binary ([`postgres`], [`mariadb`]) and
+//! Tests that only need *a* server share the one of their binary ([`postgres`], [`mariadb`], [`etcd`]) and
 //! take a database each. Shared servers trade durability for speed, so a test that kills one
 //! starts its own.
 //!
@@ -25,22 +25,30 @@
 
 mod cert;
 mod clock;
+mod cluster;
 mod daemon;
+mod etcd;
 mod mariadb;
 mod pgbouncer;
 mod port;
 mod postgres;
 mod proxy;
 mod reaper;
+mod redis;
+mod sentinel;
 
 use std::sync::OnceLock;
 
 pub use cert::Certificates;
+pub use cluster::Cluster;
 pub use daemon::Setup;
+pub use etcd::Etcd;
 pub use mariadb::MariaDb;
 pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;
 pub use proxy::Proxy;
+pub use redis::Redis;
+pub use sentinel::Sentinel;
 
 /// This test binary's PostgreSQL: not to be stopped or killed.
 pub fn postgres() -> &'static Postgres {
@@ -52,4 +60,34 @@ pub fn postgres() -> &'static Postgres {
 pub fn mariadb() -> &'static MariaDb {
     static SHARED: OnceLock<MariaDb> = OnceLock::new();
     SHARED.get_or_init(|| MariaDb::with(Setup::new().fast()))
+}
+
+/// This test binary's Redis: not to be stopped or killed, or emptied.
+pub fn redis() -> &'static Redis {
+    static SHARED: OnceLock<Redis> = OnceLock::new();
+    SHARED.get_or_init(|| Redis::with(Setup::new().fast()))
+}
+
+/// This test binary's sentinels with a master and a replica: not to be stopped or killed.
+pub fn sentinel() -> &'static Sentinel {
+    static SHARED: OnceLock<Sentinel> = OnceLock::new();
+    SHARED.get_or_init(Sentinel::start)
+}
+
+/// This test binary's Redis Cluster: not to be stopped or killed.
+pub fn cluster() -> &'static Cluster {
+    static SHARED: OnceLock<Cluster> = OnceLock::new();
+    SHARED.get_or_init(Cluster::start)
+}
+
+/// This test binary's etcd, of one member: not to be stopped or killed.
+pub fn etcd() -> &'static Etcd {
+    static SHARED: OnceLock<Etcd> = OnceLock::new();
+    SHARED.get_or_init(Etcd::start)
+}
+
+/// This test binary's etcd cluster of three members: not to be stopped or killed.
+pub fn etcd_cluster() -> &'static Etcd {
+    static SHARED: OnceLock<Etcd> = OnceLock::new();
+    SHARED.get_or_init(Etcd::cluster)
 }

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use testbed::{MariaDb, PgBouncer, Postgres, Proxy, Setup};
+use testbed::{Etcd, MariaDb, PgBouncer, Postgres, Proxy, Setup};
 
 /// Longer than anything here takes; only waited for in full when a test fails.
 const LONG: Duration = Duration::from_secs(30);
@@ -284,4 +284,28 @@ fn nothing_is_left_when_the_test_process_is_killed() {
             std::thread::sleep(Duration::from_millis(10));
         }
     }
+}
+
+#[test]
+fn an_etcd_cluster_keeps_what_it_acknowledged_and_elects_anew() {
+    let cluster = Etcd::cluster();
+    cluster.etcdctl(&["put", "kept", "7"]);
+    let leader = cluster.leader();
+    cluster.kill(leader);
+    assert_ne!(cluster.leader(), leader);
+    assert_eq!(cluster.etcdctl(&["get", "--print-value-only", "kept"]), "7");
+    cluster.restart(leader);
+    cluster.restart_all();
+    assert_eq!(cluster.etcdctl(&["get", "--print-value-only", "kept"]), "7");
+}
+
+#[test]
+fn etcd_with_users_and_tls() {
+    let server = Etcd::with(Setup::new().tls(), 1);
+    server.enable_auth("locks/");
+    let refused = server.etcdctl_command().args(["get", "locks/a"]).output().unwrap();
+    assert!(!refused.status.success());
+    server.etcdctl(&["--user=lh:lh", "put", "locks/a", "1"]);
+    let outside = server.etcdctl_command().args(["--user=lh:lh", "put", "b", "1"]).output();
+    assert!(!outside.unwrap().status.success());
 }

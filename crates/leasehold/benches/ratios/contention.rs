@@ -81,20 +81,20 @@ pub(crate) fn file_in_processes(effort: Effort) -> Result<()> {
 
 /// When all contenders take part.
 #[derive(Clone, Copy)]
-struct Window {
-    from: u64,
-    until: u64,
+pub(crate) struct Window {
+    pub(crate) from: u64,
+    pub(crate) until: u64,
 }
 
 impl Window {
     /// Opens when everybody has had time to get there.
-    fn next(effort: Effort) -> Self {
+    pub(crate) fn next(effort: Effort) -> Self {
         let nanos = |d: Duration| d.as_nanos() as u64;
         let from = now() + nanos(Duration::from_millis(20));
         Self { from, until: from + nanos(effort.time) }
     }
 
-    fn opens_in(self) -> Duration {
+    pub(crate) fn opens_in(self) -> Duration {
         Duration::from_nanos(self.from.saturating_sub(now()))
     }
 }
@@ -227,16 +227,18 @@ pub(crate) fn child(subject: &str, me: &str, of: &str, dir: &Path) -> Result<()>
 }
 
 /// What one window showed.
-struct Outcome {
-    turns_per_second: f64,
+pub(crate) struct Outcome {
+    pub(crate) turns_per_second: f64,
     handover_p50: f64,
     handover_p99: f64,
     changed_hands: f64,
     jain: f64,
+    /// What a server was asked for in the window, where that was counted.
+    pub(crate) statements_per_turn: f64,
 }
 
 impl Outcome {
-    fn of(notes: &[Vec<u64>], time: Duration) -> Self {
+    pub(crate) fn of(notes: &[Vec<u64>], time: Duration) -> Self {
         let shares: Vec<f64> = notes.iter().map(|n| n.len() as f64).collect();
         let tagged = |(who, notes): (usize, &Vec<u64>)| {
             notes.iter().map(|note| (*note, who)).collect::<Vec<_>>()
@@ -251,12 +253,13 @@ impl Outcome {
             jain: jain(&shares),
             handover_p50: percentile(handovers.clone(), 0.50),
             handover_p99: percentile(handovers, 0.99),
+            statements_per_turn: 0.0,
         }
     }
 }
 
 /// The first `raws` subjects are what the others are compared with.
-fn show(title: &str, measured: &[Measured<'_, Outcome>], raws: usize) {
+pub(crate) fn show(title: &str, measured: &[Measured<'_, Outcome>], raws: usize) {
     let raws = &measured[..raws];
     let against: Vec<String> = raws.iter().map(|raw| format!("of {}", raw.name)).collect();
     let against = || against.iter().map(String::as_str);
@@ -265,6 +268,8 @@ fn show(title: &str, measured: &[Measured<'_, Outcome>], raws: usize) {
     head.extend(["changed hands", "Jain", "hand-over p50"]);
     head.extend(against());
     head.push("p99");
+    let counted = measured.iter().any(|m| m.median(|o| o.statements_per_turn) > 0.0);
+    head.extend(counted.then_some("statements/turn"));
     let row = |m: &Measured<'_, Outcome>| {
         let of =
             |figure: fn(&Outcome) -> f64| raws.iter().map(move |raw| digits(m.ratio(raw, figure)));
@@ -275,6 +280,9 @@ fn show(title: &str, measured: &[Measured<'_, Outcome>], raws: usize) {
         row.push(duration(m.median(|o| o.handover_p50)));
         row.extend(of(|o| o.handover_p50));
         row.push(duration(m.median(|o| o.handover_p99)));
+        let statements = m.median(|o| o.statements_per_turn);
+        let shown = if statements > 0.0 { digits(statements) } else { "–".into() };
+        row.extend(counted.then_some(shown));
         row
     };
     table(title, &head, measured.iter().map(row).collect());

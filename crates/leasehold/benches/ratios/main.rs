@@ -1,8 +1,9 @@
 //! What leasehold costs, beside what nobody could undercut, in one run.
 //!
 //! ```sh
-//! cargo bench -p leasehold --bench ratios                  # everything, about five minutes
+//! cargo bench -p leasehold --bench ratios                  # everything, about ten minutes
 //! cargo bench -p leasehold --bench ratios -- pair kill     # only these
+//! cargo bench -p leasehold --bench ratios --all-features -- sql   # real databases, started by it
 //! cargo bench -p leasehold --bench ratios -- --quick       # only to see that it runs
 //! ```
 //! The tables go to the standard output as Markdown; `docs/benchmarks.md` keeps a run of them. No
@@ -14,12 +15,14 @@ mod measure;
 mod pair;
 mod raw;
 mod scratch;
+#[cfg(all(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+mod sql;
 
 use std::path::Path;
 
 use measure::{Effort, Result};
 
-const PARTS: [&str; 3] = ["pair", "contention", "kill"];
+const PARTS: [&str; 4] = ["pair", "contention", "kill", "sql"];
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -38,7 +41,7 @@ fn main() -> Result<()> {
     let wanted = |part: &str| chosen.is_empty() || chosen.iter().any(|c| *c == part);
     let known = |c: &&&String| PARTS.contains(&c.as_str());
     if let Some(unknown) = chosen.iter().find(|c| !known(c)) {
-        return Err(format!("no such part: {unknown}; there are pair, contention and kill").into());
+        return Err(format!("no such part: {unknown}; there are {}", PARTS.join(", ")).into());
     }
     if wanted("pair") {
         pair::memory(effort)?;
@@ -51,6 +54,12 @@ fn main() -> Result<()> {
     }
     if wanted("kill") {
         kill::file(effort)?;
+    }
+    #[cfg(all(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+    if wanted("sql") {
+        sql::sqlite(effort)?;
+        sql::postgres(effort)?;
+        sql::mariadb(effort)?;
     }
     Ok(())
 }

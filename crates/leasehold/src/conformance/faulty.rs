@@ -260,6 +260,10 @@ impl Store for Faulty {
         self.inner.store().evict(name, which).await
     }
 
+    fn longest_lease(&self) -> Duration {
+        self.inner.store().longest_lease()
+    }
+
     fn lifeline(&self) -> Option<BorrowedFd<'_>> {
         self.inner.store().lifeline()
     }

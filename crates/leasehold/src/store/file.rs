@@ -74,6 +74,7 @@ use self::session::{Life, Session};
 use self::tokens::Tokens;
 use self::waiters::Waiters;
 use super::guarantees::ALL_KINDS;
+use super::machine::{boot_id, identity_of};
 use super::{
     ClockModel, Durability, Evict, Guarantees, Joined, Liveness, LockInfo, Mode, Renew, Renewal,
     Signal, Standing, Store, Survival, Wakeup, mismatch,
@@ -502,6 +503,10 @@ impl Store for FileStore {
         &self.url
     }
 
+    fn identity(&self) -> String {
+        identity_of("file", self.directory())
+    }
+
     fn is_local(&self) -> bool {
         true
     }
@@ -579,14 +584,6 @@ impl fmt::Debug for FileStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FileStore").field("url", &self.url).finish_non_exhaustive()
     }
-}
-
-/// What is different after each start of the machine.
-fn boot_id() -> String {
-    // Without it every client would be in a boot of its own, and each would pay an fsync: safe.
-    let read = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
-    let unknown = |_| ClaimId::random().map(ClaimId::to_hex).unwrap_or_default();
-    read.unwrap_or_else(unknown).trim().to_owned()
 }
 
 fn url_of(root: &Path) -> String {

@@ -14,7 +14,9 @@ use crate::claim::Kind;
 pub enum Liveness {
     /// A lease that runs out by the store's clock.
     Lease,
-    /// A session of the client with the store, kept alive on its own.
+    /// A session of the client with the store, kept alive on its own. A client ends its own claims
+    /// that are not renewed, so leases hold as elsewhere while it lives; if it dies, its claims end
+    /// with the session, however short or long their leases.
     Session,
     /// The kernel: the hold ends with the process, and never before.
     Process,

@@ -12,6 +12,7 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -33,6 +34,7 @@ use crate::queue::{At, Queue};
 #[derive(Debug)]
 pub struct MemoryStore {
     url: String,
+    identity: String,
     guarantees: Guarantees,
     clock: Clock,
     state: Mutex<State>,
@@ -69,7 +71,10 @@ impl MemoryStore {
     }
 
     fn named(url: String, clock: Clock) -> Self {
-        Self { url, guarantees: guarantees(), clock, state: Mutex::default() }
+        static MADE: AtomicU64 = AtomicU64::new(0);
+        let made = MADE.fetch_add(1, Ordering::Relaxed);
+        let identity = format!("{url}@{}.{}.{made}", std::process::id(), wall_micros());
+        Self { url, identity, guarantees: guarantees(), clock, state: Mutex::default() }
     }
 
     /// The process-wide namespace of this URL.
@@ -162,6 +167,10 @@ impl Store for MemoryStore {
 
     fn url(&self) -> &str {
         &self.url
+    }
+
+    fn identity(&self) -> String {
+        self.identity.clone()
     }
 
     fn is_local(&self) -> bool {

@@ -16,7 +16,7 @@
 //!   not look at `claims` instead of the count of them: that would be read as of the time before it
 //!   waited (scenario 45a).
 //! - *The slow path*, for all else: a short transaction locks the lock's row, and only then reads
-//!   the clock and the claims into a [`Queue`], lets it decide, and writes back what changed.
+//!   the clock and the claims into a [`Queue`](crate::queue::Queue), lets it decide, and writes back what changed.
 //!
 //! Both agree, since each does to the row what the queue would do: taking a free lock is joining an
 //! empty queue, and releasing it with nobody behind is leaving a queue of one. Whatever either does
@@ -27,14 +27,15 @@
 //! over, goes the slow way, and is recognised there by its id.
 //!
 //! # Renewals and heartbeats
-//! They lengthen rows without locking any lock's row but that of a head: a claim's row is lengthened
-//! by `SET expires = greatest(…) WHERE expires > now`. A slow path may at the same moment believe
-//! that the claim has expired: therefore what ends or shortens a claim's place does so only if
-//! `expires` is what was read, and is otherwise undone and tried again. Waiters then learn their
-//! place from one snapshot; if that shows anything expired or free, the slow path settles it, while
-//! the heartbeat answers what it saw if that takes long. Renewals and heartbeats have connections of
-//! their own, so that a client which was stopped with a lock's row in its hands (the database ends
-//! its transaction after a second; SQLite and MySQL cannot) costs nobody a lease.
+//! They lengthen rows by `SET expires = greatest(…) WHERE expires > now`, many by one statement, and
+//! wait for none: what somebody has locked is left out, and answered as it is committed ([`beat`]). A
+//! slow path may at the same moment believe that a claim has expired: therefore what ends or shortens
+//! a claim's place does so only if `expires` is what was read, and is otherwise undone and tried
+//! again. Waiters then learn their place from one snapshot; if that shows anything expired or free, the
+//! slow path settles it, while the heartbeat answers what it saw if that takes long. Renewals and
+//! heartbeats have connections of their own, so that a client which was stopped with a lock's row in
+//! its hands (the database ends its transaction after a second; SQLite and MySQL cannot) costs no
+//! other lock its lease.
 //!
 //! # Who wakes whom
 //! PostgreSQL: who grants sends a NOTIFY to the client of each claim that was granted, in the same
@@ -58,6 +59,7 @@
     not(all(feature = "sqlite", feature = "postgres", feature = "mysql")),
     allow(
         dead_code,
+        unreachable_code,
         unreachable_patterns,
         unused_assignments,
         unused_imports,
@@ -70,6 +72,7 @@ mod background;
 mod beat;
 mod call;
 mod fault;
+mod identity;
 mod join;
 mod joins;
 mod loaded;
@@ -141,6 +144,7 @@ pub fn schema(url: &str) -> Result<String> {
 /// Queues in a database. See the module's documentation.
 pub struct SqlStore {
     shared: Arc<Shared>,
+    identity: String,
     runtime: Handle,
     guarantees: Guarantees,
     tasks: Vec<AbortHandle>,
@@ -199,12 +203,15 @@ impl SqlStore {
         #[cfg(not(feature = "postgres"))]
         let pushes = false;
         let id = ClaimId::random()?.to_hex();
+        let pool = Pool::new(connect, url.pool);
+        // The first renewal of a short lease must not have to wait for a connection.
+        let beats = pool.beside(BEATS);
         let shared = Arc::new(Shared {
             url: shown,
             dialect: url.dialect,
             sql: Statements::of(&url),
-            pool: Pool::new(connect.clone(), url.pool),
-            beats: Pool::new(connect, BEATS),
+            pool,
+            beats,
             settling: Mutex::default(),
             waiters: Arc::default(),
             joins: Joins::default(),
@@ -230,7 +237,9 @@ impl SqlStore {
         if !pushes {
             tasks.push(runtime.spawn(shared.clone().poll()).abort_handle());
         }
-        Ok(Self { shared, runtime, guarantees, tasks })
+        let identified = tokio::time::timeout(LIMIT, shared.identity(&url)).await;
+        let identity = identified.unwrap_or_else(|_| Err(no_answer()))?;
+        Ok(Self { shared, identity, runtime, guarantees, tasks })
     }
 
     /// Runs a call where its caller's drop does not stop it.
@@ -321,6 +330,10 @@ impl Store for SqlStore {
 
     fn url(&self) -> &str {
         &self.shared.url
+    }
+
+    fn identity(&self) -> String {
+        self.identity.clone()
     }
 
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {

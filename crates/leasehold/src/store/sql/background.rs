@@ -21,6 +21,10 @@ impl Shared {
                 pause = shortest;
             }
             tokio::time::sleep(pause).await;
+            // All may have been granted, or have left, meanwhile.
+            if self.waiters.count() == 0 {
+                continue;
+            }
             pause = (pause * 3 / 2).min(longest);
             let Ok(mut pooled) = self.pool.take().await else { continue };
             let asked = pooled.wire.rows(&self.sql.granted, vec![self.session.clone().into()]);

@@ -21,6 +21,8 @@ use super::call::{Answer, Call};
 use super::fault::Failure;
 use super::loaded::Loaded;
 use super::rows::Cells;
+use super::statements::Many;
+use super::url::Dialect;
 use super::wire::{Row, Wire};
 use super::{SETTLED_IN, Shared, SqlStore, lock};
 use crate::claim::{ClaimId, Token};
@@ -55,10 +57,10 @@ impl Shared {
         // Who waits is no head.
         let heads: Vec<&Renew> =
             renewals.iter().filter(|r| !self.waiters.has(r.claim.id)).collect();
-        let mut lengthened = self.renew_heads(wire, &heads).await?;
+        let mut lengthened = self.lengthen(wire, &self.sql.renew_locks, &heads).await?;
         let others: Vec<&Renew> =
             renewals.iter().filter(|r| !lengthened.contains_key(&r.claim.id)).collect();
-        lengthened.extend(self.renew_claims(wire, &others).await?);
+        lengthened.extend(self.lengthen(wire, &self.sql.renew_claims, &others).await?);
 
         let mut seen: BTreeMap<&Name, Option<Seen>> = BTreeMap::new();
         let mut answers = Vec::with_capacity(renewals.len());
@@ -133,47 +135,36 @@ impl Shared {
         }))
     }
 
-    /// Renews those that are heads.
-    async fn renew_heads(
+    /// Lengthens the rows of those of these that are there, not over, and not locked by anybody. As
+    /// many statements for a thousand as for one.
+    async fn lengthen(
         &self,
         wire: &mut dyn Wire,
+        many: &Many,
         renewals: &[&Renew],
     ) -> Result<AllLengthened, Failure> {
         let mut done = AllLengthened::new();
         if renewals.is_empty() {
             return Ok(done);
         }
-        let Some(many) = &self.sql.renew_heads else {
-            #[cfg(feature = "mysql")]
-            return self.renew_heads_in_steps(wire, renewals).await;
-            #[cfg(not(feature = "mysql"))]
+        let all = json(renewals, self.dialect);
+        let Some(find) = &many.find else {
+            for row in wire.rows(&many.renew, vec![all.into()]).await? {
+                note(row, &mut done)?;
+            }
             return Ok(done);
         };
-        for row in wire.rows(many, vec![json(renewals).into()]).await? {
-            lengthen(row, &mut done)?;
+        // What was seen under the lock is not over before it is let go.
+        wire.raw(self.sql.begin).await?;
+        for row in wire.rows(find, vec![all.into()]).await? {
+            note(row, &mut done)?;
         }
-        Ok(done)
-    }
-
-    /// Lengthens the places of those that stand among the claims.
-    async fn renew_claims(
-        &self,
-        wire: &mut dyn Wire,
-        renewals: &[&Renew],
-    ) -> Result<AllLengthened, Failure> {
-        let mut done = AllLengthened::new();
-        if renewals.is_empty() {
-            return Ok(done);
+        let those: Vec<&Renew> =
+            renewals.iter().copied().filter(|r| done.contains_key(&r.claim.id)).collect();
+        if !those.is_empty() {
+            wire.run(&many.renew, vec![json(&those, self.dialect).into()]).await?;
         }
-        let Some(many) = &self.sql.renew_claims else {
-            #[cfg(feature = "mysql")]
-            return self.renew_claims_in_steps(wire, renewals).await;
-            #[cfg(not(feature = "mysql"))]
-            return Ok(done);
-        };
-        for row in wire.rows(many, vec![json(renewals).into()]).await? {
-            lengthen(row, &mut done)?;
-        }
+        wire.raw("COMMIT").await?;
         Ok(done)
     }
 }
@@ -199,7 +190,7 @@ impl Seen {
 }
 
 /// Reads claim, token and standing.
-fn lengthen(row: Row, done: &mut AllLengthened) -> Result<(), Failure> {
+fn note(row: Row, done: &mut AllLengthened) -> Result<(), Failure> {
     let mut cells = Cells::new(row);
     let (claim, token, standing) = (cells.text()?, cells.count()?, cells.count::<i64>()?);
     if let (Some(id), Some(token)) = (ClaimId::from_hex(&claim), Token::new(token)) {
@@ -215,12 +206,17 @@ fn in_a_moment(renewal: &mut Renewal) {
     }
 }
 
-/// What many renewals are, for a database that takes them at once.
-fn json(renewals: &[&Renew]) -> String {
+/// What many renewals are to a statement.
+fn json(renewals: &[&Renew], dialect: Dialect) -> String {
     let micros = |d: Duration| i64::try_from(d.as_micros()).unwrap_or(i64::MAX).min(i64::MAX / 4);
     let all = renewals.iter().map(|Renew { claim, lease }| {
+        let name = match dialect {
+            #[cfg(feature = "mysql")]
+            Dialect::MySql => hex(claim.name.as_str()),
+            _ => claim.name.as_str().to_owned(),
+        };
         serde_json::json!({
-            "name": claim.name.as_str(),
+            "name": name,
             "claim": claim.id.to_hex(),
             "lease": micros(*lease),
             "wait": micros(claim.waiter_lease),
@@ -230,73 +226,6 @@ fn json(renewals: &[&Renew]) -> String {
 }
 
 #[cfg(feature = "mysql")]
-mod in_steps {
-    //! MySQL's UPDATE can neither leave out what is locked nor tell what it changed, so: lock what
-    //! can be had, see who is there, lengthen those. What was seen under the lock is not over before
-    //! it is let go.
-
-    use super::*;
-    use crate::store::sql::rows::micros;
-    use crate::store::sql::statements::Several;
-    use crate::store::sql::wire::Arg;
-
-    /// How many share a transaction.
-    const TOGETHER: usize = 256;
-
-    impl Shared {
-        pub(super) async fn renew_heads_in_steps(
-            &self,
-            wire: &mut dyn Wire,
-            renewals: &[&Renew],
-        ) -> Result<AllLengthened, Failure> {
-            let name = |r: &&Renew| Arg::Name(r.claim.name.as_str().into());
-            let lease = |r: &&Renew, _: bool| r.lease;
-            let steps = [&self.sql.see_heads, &self.sql.lengthen_heads];
-            self.renew_in_steps(wire, renewals, steps, name, lease).await
-        }
-
-        pub(super) async fn renew_claims_in_steps(
-            &self,
-            wire: &mut dyn Wire,
-            renewals: &[&Renew],
-        ) -> Result<AllLengthened, Failure> {
-            let claim = |r: &&Renew| Arg::Text(r.claim.id.to_hex());
-            let lease = |r: &&Renew, holds| if holds { r.lease } else { r.claim.waiter_lease };
-            let steps = [&self.sql.see_claims, &self.sql.lengthen_claims];
-            self.renew_in_steps(wire, renewals, steps, claim, lease).await
-        }
-
-        async fn renew_in_steps(
-            &self,
-            wire: &mut dyn Wire,
-            renewals: &[&Renew],
-            [see, lengthen]: [&Several; 2],
-            key: impl Fn(&&Renew) -> Arg + Send + Sync,
-            lease: impl Fn(&&Renew, bool) -> Duration + Send + Sync,
-        ) -> Result<AllLengthened, Failure> {
-            let mut done = AllLengthened::new();
-            for some in renewals.chunks(TOGETHER) {
-                wire.raw(self.sql.begin).await?;
-                let keys: Vec<Arg> = some.iter().map(&key).collect();
-                let (statement, args) = see.of(Vec::new(), keys);
-                let mut there = AllLengthened::new();
-                for row in wire.rows(&statement, args).await? {
-                    super::lengthen(row, &mut there)?;
-                }
-                // Leases are mostly of one length.
-                let mut by_lease: BTreeMap<Duration, Vec<Arg>> = BTreeMap::new();
-                for renew in some {
-                    let Some(found) = there.get(&renew.claim.id) else { continue };
-                    by_lease.entry(lease(renew, found.holds)).or_default().push(key(renew));
-                    done.insert(renew.claim.id, *found);
-                }
-                for (lease, keys) in by_lease {
-                    let (statement, args) = lengthen.of(vec![micros(lease)], keys);
-                    wire.run(&statement, args).await?;
-                }
-                wire.raw("COMMIT").await?;
-            }
-            Ok(done)
-        }
-    }
+fn hex(name: &str) -> String {
+    name.bytes().map(|byte| format!("{byte:02x}")).collect()
 }

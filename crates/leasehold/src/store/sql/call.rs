@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::beat::Beaten;
 use super::fault::Failure;
-use super::loaded::{self, Loaded};
+use super::loaded::{self, Loaded, Reach};
 use super::wire::{Arg, Pool, Pooled, Wire};
 use super::{LIMIT, SLOW, Shared, TRIES, given_up, is_file, no_answer};
 use crate::claim::{Claim, ClaimId};
@@ -109,8 +109,10 @@ impl Shared {
             Call::Beat(renewals) => Answer::Beaten(self.beat(wire, renewals).await?),
             Call::Renew(renewals) => {
                 let Some(first) = renewals.first() else { return Ok(Answer::Renewed(Vec::new())) };
-                let renewed = self.section(wire, &first.claim.name, None, |queue, now| {
-                    renewals.iter().map(|r| renew(queue, r, now)).collect()
+                let name = &first.claim.name;
+                let renewed = self.section(wire, name, Reach::All, None, |loaded| {
+                    let now = loaded.now;
+                    renewals.iter().map(|r| renew(&mut loaded.queue, r, now)).collect()
                 });
                 let lost = || vec![Renewal::Lost; renewals.len()];
                 Answer::Renewed(renewed.await?.unwrap_or_else(lost))
@@ -131,7 +133,9 @@ impl Shared {
                 Answer::Listed(shown.collect())
             }
             Call::Evict(name, which) => {
-                let evicted = self.section(wire, name, None, |q, now| q.evict(*which, now));
+                let evicted = self.section(wire, name, Reach::All, None, |loaded| {
+                    loaded.queue.evict(*which, loaded.now)
+                });
                 Answer::Evicted(evicted.await?.unwrap_or(0))
             }
         })

@@ -26,6 +26,9 @@ impl From<sqlx::Error> for Failure {
         let code = code_of(&error);
         match (&error, code.as_deref()) {
             (sqlx::Error::Database(_), Some(code)) if is_conflict(code) => Self::Conflict(error),
+            (sqlx::Error::Database(_), Some(code)) if is_undeclared_pooler(code, &error) => {
+                Self::Final(undeclared_pooler().because(shown(&error)))
+            }
             (sqlx::Error::Database(_), Some(code)) if is_ending(code) => Self::Broken(error),
             (sqlx::Error::Database(_), _) | (sqlx::Error::Configuration(_), _) => {
                 Self::Final(explain(error))
@@ -98,6 +101,19 @@ fn is_conflict(code: &str) -> bool {
     )
 }
 
+/// PgBouncer has this code for all that it says itself; this it says to what our sessions are
+/// started with.
+fn is_undeclared_pooler(code: &str, error: &sqlx::Error) -> bool {
+    code == "08P01" && error.to_string().contains("unsupported startup parameter")
+}
+
+/// A pooler that lends the server's sessions to one client after the other, and nobody said so.
+pub(super) fn undeclared_pooler() -> Error {
+    let what = "a pooler is in front of the database: write pooler=transaction into the URL, or \
+                connect to the database itself";
+    Error::new(ErrorKind::Config, what)
+}
+
 /// The server ends the session, or has no room for one; or a statement that was prepared on this
 /// connection does not fit the tables any more (0A000, 1615).
 fn is_ending(code: &str) -> bool {
@@ -143,11 +159,7 @@ fn explain(error: sqlx::Error) -> Error {
         "3D000" | "m1049" => {
             (ErrorKind::Config, "there is no such database: create it, or mend the URL")
         }
-        "26000" | "42P05" => (
-            ErrorKind::Config,
-            "a pooler in front of the database gives our connection to others between \
-             transactions: write pooler=transaction into the URL",
-        ),
+        "26000" | "42P05" => return undeclared_pooler().because(shown(&error)),
         "3F000" => (ErrorKind::Config, "there is no such schema: create it, or mend the URL"),
         "s14" => (
             ErrorKind::Config,

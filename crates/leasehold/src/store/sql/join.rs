@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::Shared;
 use super::call::Answer;
 use super::fault::Failure;
+use super::loaded::Reach;
 use super::rows::{Cells, int, kind_number, micros, plain};
 use super::url::Dialect;
 use super::wire::{Arg, Wire};
@@ -26,8 +27,11 @@ impl Shared {
         if mode == Mode::Wait {
             self.waiters.enlist(claim.id);
         }
-        let joined = self.section(wire, &claim.name, Some(claim), |queue, now| {
-            queue.join(claim, mode, At { now, stamp: now }, &self.session)
+        let reach = Reach::FrontAnd(claim.id);
+        let joined = self.section(wire, &claim.name, reach, Some(claim), |loaded| {
+            let at = At { now: loaded.now, stamp: loaded.now };
+            let joined = loaded.queue.join(claim, mode, at, &self.session);
+            joined.map(|joined| loaded.with_hidden(joined))
         });
         let joined = joined.await?.ok_or(Failure::Conflict(sqlx::Error::RowNotFound))?;
         Ok(match joined {
@@ -102,7 +106,9 @@ impl Shared {
                 return Ok(true);
             }
         }
-        let left = self.section(wire, &claim.name, None, |q, now| q.leave(claim.id, keep, now));
+        let left = self.section(wire, &claim.name, Reach::FrontAnd(claim.id), None, |loaded| {
+            loaded.queue.leave(claim.id, keep, loaded.now)
+        });
         Ok(left.await?.unwrap_or(false))
     }
 }

@@ -2,6 +2,16 @@
 //!
 //! The first in the queue lives in the lock's own row if it came when nobody else was there; all
 //! others live in rows of their own. Nobody ever moves from one to the other.
+//!
+//! # Not all of a long queue is read
+//! Who holds is a prefix of the queue, and the first that waits ends it: whatever stands behind a
+//! claim that waits neither holds nor can be granted. So the front of the queue is enough, together
+//! with the claim that the call is about, **as long as somebody in that front still waits when the
+//! call is done** ([`Loaded::is_enough`]). If not, which means that all who were read hold, have
+//! left or are dead, the whole queue is read and the call done again on it; nothing was written
+//! before that. The lock's row counts the claims, so what was not read is counted, and a claim that
+//! joins knows how many are before it. What has expired further back is removed when it has come to
+//! the front, or by whoever reads all.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -10,12 +20,24 @@ use super::fault::Failure;
 use super::rows::{
     Cells, LockRow, common, corrupt, int, kind_number, nobody, standing_number, time,
 };
-use super::statements::Statements;
-use super::wire::{Arg, Row, Wire};
-use crate::claim::{Claim, Token};
+use super::statements::{self, Statements};
+use super::wire::{Arg, Row, Statement, Wire};
+use crate::claim::{Claim, ClaimId, Token};
 use crate::name::Name;
 use crate::queue::{Entry, Queue};
-use crate::store::{Renewal, Standing};
+use crate::store::{Joined, Place, Renewal, Standing};
+
+/// How much of a queue is read.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Reach {
+    All,
+    /// The front, and this claim wherever it stands.
+    FrontAnd(ClaimId),
+}
+
+/// How many claims the front is: enough for the readers and permits of most locks, and for a few
+/// dead waiters.
+pub(super) const FRONT: usize = 16;
 
 /// A lock's queue as it was read.
 #[derive(Debug)]
@@ -23,6 +45,10 @@ pub(super) struct Loaded {
     pub(super) queue: Queue,
     /// The server's clock, read when the row was locked already.
     pub(super) now: u64,
+    /// How many claims were not read.
+    hidden: usize,
+    /// Who was read though it does not stand in the front.
+    behind: Option<Token>,
     /// Who lives in the lock's row.
     head: Option<Token>,
     before: Vec<Entry>,
@@ -34,18 +60,34 @@ pub(super) async fn load(
     wire: &mut dyn Wire,
     sql: &Statements,
     name: &Name,
+    reach: Reach,
 ) -> Result<Option<Loaded>, Failure> {
-    let rows = wire.rows(&sql.lock, vec![Arg::Name(name.as_str().into())]).await?;
+    let named = || Arg::Name(name.as_str().into());
+    let rows = wire.rows(&sql.lock, vec![named()]).await?;
     let Some(lock) = rows.into_iter().next() else { return Ok(None) };
-    let rows = wire.rows(&sql.claims, vec![Arg::Name(name.as_str().into())]).await?;
+    let lock = Cells::new(lock).lock()?;
+    let rows = match reach {
+        Reach::All => wire.rows(&sql.claims, vec![named()]).await?,
+        Reach::FrontAnd(claim) => {
+            wire.rows(&sql.front, vec![named(), named(), claim.to_hex().into()]).await?
+        }
+    };
     let mut now = 0;
-    let mut claims = Vec::new();
+    let mut claims: Vec<Entry> = Vec::new();
     for row in rows {
         let mut cells = Cells::new(row);
         now = now.max(cells.count()?);
         claims.extend(cells.claim()?);
     }
-    Ok(Some(Loaded::of(Cells::new(lock).lock()?, claims, now)))
+    // Who stands in the front and was asked for as well was found twice.
+    claims.dedup_by_key(|e| e.token);
+    let (counted, read) = (lock.claims, claims.len());
+    let behind = claims.get(FRONT).map(|e| e.token);
+    let loaded = Loaded::of(lock, claims, now);
+    Ok(Some(match reach {
+        Reach::All => loaded,
+        Reach::FrontAnd(_) => Loaded { hidden: counted.saturating_sub(read), behind, ..loaded },
+    }))
 }
 
 /// Makes the row of a lock that never was.
@@ -104,7 +146,34 @@ impl Loaded {
         let head = lock.head.as_ref().map(|e| e.token);
         let before: Vec<Entry> = lock.head.into_iter().chain(claims).collect();
         let queue = Queue::restored(lock.kind, lock.capacity, lock.last_token, before.clone());
-        Self { queue, now, head, before, last_before: lock.last_token }
+        let last_before = lock.last_token;
+        Self { queue, now, hidden: 0, behind: None, head, before, last_before }
+    }
+
+    /// Whether what was not read can make no difference to what was done to the queue: see above.
+    pub(super) fn is_enough(&self) -> bool {
+        let in_front = |e: &&Entry| Some(e.token) != self.behind && self.was_read(e.token);
+        let waits = |e: &Entry| e.standing == Standing::Waiting;
+        self.hidden == 0 || self.queue.entries().filter(in_front).any(waits)
+    }
+
+    /// Whether somebody was read of whom nobody has counted who is before it.
+    pub(super) fn has_uncounted(&self) -> bool {
+        self.hidden > 0 && self.behind.is_some()
+    }
+
+    /// The answer to a claim that joined behind those who were not read.
+    pub(super) fn with_hidden(&self, joined: Joined) -> Joined {
+        match joined {
+            Joined::Waiting(place) if !place.token.is_some_and(|token| self.was_read(token)) => {
+                Joined::Waiting(Place { ahead: place.ahead + self.hidden, ..place })
+            }
+            joined => joined,
+        }
+    }
+
+    fn was_read(&self, token: Token) -> bool {
+        self.before.iter().any(|e| e.token == token)
     }
 
     /// Whether anything has expired or could be granted.
@@ -132,14 +201,10 @@ impl Loaded {
         }
     }
 
-    /// Writes what changed. The lock's row is ours alone since it was read; a claim's row may have
-    /// been renewed meanwhile, so what ends or shortens a place checks that it was not.
-    pub(super) async fn save(
-        &self,
-        wire: &mut dyn Wire,
-        sql: &Statements,
-        name: &Name,
-    ) -> Result<(), Failure> {
+    /// What is to be written: each of these changes one row. The lock's row is ours alone since it
+    /// was read; a claim's row may have been renewed meanwhile, so what ends or shortens a place
+    /// checks that it was not.
+    pub(super) fn changes<'a>(&self, sql: &'a Statements, name: &Name) -> Vec<Write<'a>> {
         let (before, after) = (by_token(&self.before), by_token(self.queue.entries()));
         let head = self.head_after(&before);
         let same = |e: &Entry| before.get(&e.token).is_some_and(|old| !differs(old, e));
@@ -147,22 +212,23 @@ impl Loaded {
             && after.len() == before.len()
             && after.keys().all(|token| before.contains_key(token))
             && head.is_none_or(same);
+        let mut writes = Vec::new();
         if !unchanged {
-            self.write_lock(wire, sql, name, head).await?;
+            writes.push(self.write_lock(sql, name, head));
         }
         for gone in self.before.iter().filter(|e| !after.contains_key(&e.token)) {
             if Some(gone.token) != self.head {
-                delete(wire, sql, name, gone).await?;
+                writes.push(delete(sql, name, gone));
             }
         }
         for e in self.queue.entries().filter(|e| Some(e.token) != head.map(|head| head.token)) {
             match before.get(&e.token) {
-                None => insert(wire, sql, name, e).await?,
-                Some(old) if differs(old, e) => update(wire, sql, name, old, e).await?,
+                None => writes.push(insert(sql, name, e)),
+                Some(old) if differs(old, e) => writes.push(update(sql, name, old, e)),
                 Some(_) => {}
             }
         }
-        Ok(())
+        writes
     }
 
     /// Who lives in the lock's row from now on: who did, or who came when nobody was there. A place
@@ -172,19 +238,15 @@ impl Loaded {
         let mut entries = self.queue.entries();
         match self.head {
             Some(head) => entries.find(|e| e.token == head),
-            None if entries.len() == 1 => entries.find(|e| !before.contains_key(&e.token)),
+            None if entries.len() + self.hidden == 1 => {
+                entries.find(|e| !before.contains_key(&e.token))
+            }
             None => None,
         }
     }
 
-    async fn write_lock(
-        &self,
-        wire: &mut dyn Wire,
-        sql: &Statements,
-        name: &Name,
-        head: Option<&Entry>,
-    ) -> Result<(), Failure> {
-        let others = self.queue.entries().len() - usize::from(head.is_some());
+    fn write_lock<'a>(&self, sql: &'a Statements, name: &Name, head: Option<&Entry>) -> Write<'a> {
+        let others = self.queue.entries().len() - usize::from(head.is_some()) + self.hidden;
         let mut args = vec![
             kind_number(self.queue.kind()).into(),
             i64::from(self.queue.capacity()).into(),
@@ -196,55 +258,68 @@ impl Loaded {
         let last = self.before.first().filter(|e| Some(e.token) == self.head);
         args.extend(head.or(last).map_or_else(nobody, common));
         args.push(Arg::Name(name.as_str().to_owned()));
-        one(wire.run(&sql.write_lock, args).await?.affected)
+        (&sql.write_lock, args)
     }
 }
+
+/// A statement that changes one row.
+pub(super) type Write<'a> = (&'a Statement, Vec<Arg>);
 
 fn by_token<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> HashMap<Token, &'a Entry> {
     entries.into_iter().map(|e| (e.token, e)).collect()
 }
 
-async fn insert(
-    wire: &mut dyn Wire,
-    sql: &Statements,
-    name: &Name,
-    e: &Entry,
-) -> Result<(), Failure> {
+fn insert<'a>(sql: &'a Statements, name: &Name, e: &Entry) -> Write<'a> {
     let mut args = vec![Arg::Name(name.as_str().to_owned()), e.id.to_hex().into()];
     args.extend(common(e));
     args.push(e.session.clone().into());
-    one(wire.run(&sql.insert_claim, args).await?.affected)
+    (&sql.insert_claim, args)
 }
 
-async fn delete(
-    wire: &mut dyn Wire,
-    sql: &Statements,
-    name: &Name,
-    e: &Entry,
-) -> Result<(), Failure> {
+fn delete<'a>(sql: &'a Statements, name: &Name, e: &Entry) -> Write<'a> {
     let name = Arg::Name(name.as_str().to_owned());
-    let args = vec![name, int(e.token.get()), time(e.expires.unwrap_or(0))];
-    one(wire.run(&sql.delete_claim, args).await?.affected)
+    (&sql.delete_claim, vec![name, int(e.token.get()), time(e.expires.unwrap_or(0))])
 }
 
-async fn update(
-    wire: &mut dyn Wire,
-    sql: &Statements,
-    name: &Name,
-    old: &Entry,
-    e: &Entry,
-) -> Result<(), Failure> {
+fn update<'a>(sql: &'a Statements, name: &Name, old: &Entry, e: &Entry) -> Write<'a> {
     let end = time(e.expires.unwrap_or(0));
     let mut args = vec![standing_number(e.standing).into(), time(e.since), end];
     args.extend([Arg::Name(name.as_str().to_owned()), int(e.token.get())]);
-    let statement = match e.standing {
+    match e.standing {
         Standing::Departed => {
             args.push(time(old.expires.unwrap_or(0)));
-            &sql.turn_claim
+            (&sql.turn_claim, args)
         }
-        Standing::Holding | Standing::Waiting => &sql.extend_claim,
-    };
-    one(wire.run(statement, args).await?.affected)
+        Standing::Holding | Standing::Waiting => (&sql.extend_claim, args),
+    }
+}
+
+/// How many writes are made one statement of: what hands a lock over, and no more, since each
+/// combination is another statement for the server to keep prepared.
+const JOINED: usize = 6;
+
+/// Does what was to be written, at once where the database can.
+pub(super) async fn write(
+    wire: &mut dyn Wire,
+    sql: &Statements,
+    writes: Vec<Write<'_>>,
+) -> Result<(), Failure> {
+    if sql.joins_writes && (2..=JOINED).contains(&writes.len()) {
+        let (statement, args) = statements::joined(writes);
+        let row = wire.rows(&statement, args).await?.into_iter().next();
+        let mut cells = Cells::new(row.unwrap_or_default());
+        for _ in statement.shape.bytes() {
+            one(cells.count()?)?;
+        }
+        return Ok(());
+    }
+    for (statement, args) in writes {
+        one(match statement.shape {
+            "" => wire.run(statement, args).await?.affected,
+            _ => wire.rows(statement, args).await?.len() as u64,
+        })?;
+    }
+    Ok(())
 }
 
 /// Another than one row: it was renewed meanwhile.

@@ -90,6 +90,14 @@ impl Wire for Pooled {
     }
 }
 
+/// What ends a client that was stopped with a lock's row in its hands, and who waits for one: in
+/// milliseconds. Set as a session begins, so that no transaction has to. A pooler that lends the
+/// server's sessions refuses them or drops them, and is found out by that.
+const LIMITS: [(&str, &str); 2] =
+    [("idle_in_transaction_session_timeout", "1000"), (LIMIT_SHOWN.0, "5000")];
+/// One of them, as the server shows it where it has arrived.
+pub(super) const LIMIT_SHOWN: (&str, &str) = ("lock_timeout", "5s");
+
 #[derive(Debug)]
 pub(super) struct Postgres {
     options: PgConnectOptions,
@@ -104,6 +112,11 @@ impl Postgres {
         let options = match options.get_application_name() {
             None => options.application_name("leasehold"),
             Some(_) => options,
+        };
+        let options = match url.pooler {
+            // It would refuse them, or give them to whoever comes next.
+            true => options,
+            false => options.options(LIMITS),
         };
         Ok(Self { options, pooler: url.pooler })
     }

@@ -3,7 +3,9 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-use super::fault::Failure;
+use super::fault::{self, Failure};
+#[cfg(feature = "postgres")]
+use super::postgres;
 use super::rows::Cells;
 use super::url::{Dialect, SqlUrl, Synchronous};
 use super::wire::{Statement, Wire};
@@ -66,8 +68,8 @@ impl Shared {
                  set back, it makes them longer. Tokens rise all the same.",
             ),
             Cow::Borrowed(
-                "A call that finds others in the queue reads all of that lock's queue, so its time \
-                 grows with the number of claims in it.",
+                "A waiter's heartbeat reads all of its lock's queue, so its time grows with the \
+                 number of claims in it; taking and releasing read no more than its front.",
             ),
         ];
         #[cfg(any(feature = "postgres", feature = "mysql"))]
@@ -85,13 +87,19 @@ impl Shared {
             },
             #[cfg(feature = "postgres")]
             Dialect::Postgres => {
-                let asked = "SELECT pg_is_in_recovery()::text, current_setting('fsync'), \
-                             current_setting('synchronous_commit'), \
-                             current_setting('server_encoding')";
-                let found = ask(asked, "tttt").await?;
-                let [recovery, fsync, commit, encoding] = &found[..] else {
+                let (limit, set) = postgres::LIMIT_SHOWN;
+                let asked = format!(
+                    "SELECT pg_is_in_recovery()::text, current_setting('fsync'), \
+                     current_setting('synchronous_commit'), current_setting('server_encoding'), \
+                     current_setting('{limit}')"
+                );
+                let found = ask(&asked, "ttttt").await?;
+                let [recovery, fsync, commit, encoding, found_limit] = &found[..] else {
                     return Err(Error::new(ErrorKind::Corrupt, "no settings").into());
                 };
+                if !url.pooler && found_limit != set {
+                    return Err(fault::undeclared_pooler().into());
+                }
                 if recovery == "true" {
                     let what = "this server is a read-only standby: connect to the primary";
                     return Err(Error::new(ErrorKind::Denied, what).into());

@@ -15,8 +15,11 @@ pub(super) struct LockRow {
     pub(super) kind: Kind,
     pub(super) capacity: u32,
     pub(super) last_token: u64,
+    /// How many claims have rows of their own.
+    pub(super) claims: usize,
     pub(super) head: Option<Entry>,
 }
+
 /// What [`common`] gives, of nobody.
 pub(super) fn nobody() -> Vec<Arg> {
     let mut args = vec![Arg::Int(0); 6];
@@ -114,15 +117,15 @@ impl Cells {
         };
         let capacity = self.count()?;
         let last_token = self.count()?;
-        let _claims: u64 = self.count()?;
+        let claims = self.count()?;
         let claim = self.text()?;
         if claim.is_empty() {
             // token to label
             self.0.by_ref().take(9).for_each(drop);
-            return Ok(LockRow { kind, capacity, last_token, head: None });
+            return Ok(LockRow { kind, capacity, last_token, claims, head: None });
         }
         let head = Some(self.entry(&claim)?);
-        Ok(LockRow { kind, capacity, last_token, head })
+        Ok(LockRow { kind, capacity, last_token, claims, head })
     }
 
     /// `None`: the lock was joined with no claim.

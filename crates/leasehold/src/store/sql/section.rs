@@ -1,49 +1,57 @@
 //! The slow path: one lock's queue, worked on with its row locked.
 //!
 //! A **section** is a short transaction: it locks the lock's row, reads the clock and the claims into
-//! a [`Queue`], lets that decide, writes back what changed, and tells the clients of those that were
+//! a [`Queue`](crate::queue::Queue), lets that decide, writes back what changed, and tells the clients of those that were
 //! granted. If we die in it, the database undoes it.
 
 use std::collections::HashSet;
 
 use super::fault::Failure;
-use super::loaded::{self, Loaded};
+use super::loaded::{self, Loaded, Reach, Write};
 use super::wire::Wire;
 use super::{LISTENS, Shared};
 use crate::claim::{Claim, ClaimId, Token};
 use crate::name::Name;
-use crate::queue::Queue;
 use crate::store::Signal;
 
 impl Shared {
     /// The slow path: works on the queue of `name` with its row locked. With `create`, makes the
-    /// row if there is none.
+    /// row if there is none. `work` is done again, on all of the queue, where the part of it in
+    /// `reach` was not enough.
     pub(super) async fn section<T>(
         &self,
         wire: &mut dyn Wire,
         name: &Name,
+        reach: Reach,
         create: Option<&Claim>,
-        work: impl FnOnce(&mut Queue, u64) -> T + Send,
+        work: impl Fn(&mut Loaded) -> T + Send,
     ) -> Result<Option<T>, Failure> {
         wire.raw(self.sql.begin).await?;
-        let mut loaded = loaded::load(wire, &self.sql, name).await?;
+        let mut loaded = loaded::load(wire, &self.sql, name, reach).await?;
         if let (None, Some(claim)) = (&loaded, create) {
             loaded::create(wire, &self.sql, claim).await?;
-            loaded = loaded::load(wire, &self.sql, name).await?;
+            loaded = loaded::load(wire, &self.sql, name, reach).await?;
         }
         let Some(mut loaded) = loaded else {
             wire.raw("COMMIT").await?;
             return Ok(None);
         };
-        let now = loaded.now;
-        let done = work(&mut loaded.queue, now);
+        let mut done = work(&mut loaded);
+        // Asking again from far back, a claim that joins is told how many are before it.
+        let uncounted = create.is_some() && loaded.has_uncounted();
+        if uncounted || !loaded.is_enough() {
+            let all = loaded::load(wire, &self.sql, name, Reach::All).await?;
+            loaded = all.ok_or(Failure::Conflict(sqlx::Error::RowNotFound))?;
+            done = work(&mut loaded);
+        }
         let granted = self.granted(&mut loaded);
-        loaded.save(wire, &self.sql, name).await?;
+        let mut writes = loaded.changes(&self.sql, name);
         for (id, token, session) in &granted {
             if *session != self.session && session.starts_with(LISTENS) {
-                self.notify(wire, session, *id, *token).await?;
+                writes.extend(self.notice(session, *id, *token));
             }
         }
+        loaded::write(wire, &self.sql, writes).await?;
         wire.raw("COMMIT").await?;
         for (id, token, _) in granted {
             self.waiters.tell(id, Signal::Granted(token));
@@ -58,20 +66,15 @@ impl Shared {
         new.map(|e| (e.id, e.token, e.session.clone())).collect()
     }
 
-    #[cfg_attr(not(feature = "postgres"), allow(unused_variables, clippy::unused_async))]
-    async fn notify(
-        &self,
-        wire: &mut dyn Wire,
-        session: &str,
-        id: ClaimId,
-        token: Token,
-    ) -> Result<(), Failure> {
+    /// What tells another client of a grant, where that can be done.
+    #[cfg_attr(not(feature = "postgres"), allow(unused_variables))]
+    fn notice(&self, session: &str, id: ClaimId, token: Token) -> Option<Write<'_>> {
         #[cfg(feature = "postgres")]
-        wire.run(
-            &self.sql.notify,
-            vec![session.into(), super::postgres::message(id, token).into()],
-        )
-        .await?;
-        Ok(())
+        {
+            let message = super::postgres::message(id, token);
+            Some((&self.sql.notify, vec![session.into(), message.into()]))
+        }
+        #[cfg(not(feature = "postgres"))]
+        None
     }
 }

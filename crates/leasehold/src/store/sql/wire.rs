@@ -6,12 +6,11 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::lock;
+use super::{LIMIT, lock};
 
 /// A value bound to a statement.
 #[derive(Clone, Debug)]
@@ -162,6 +161,12 @@ pub(super) struct Pool {
     connect: Arc<dyn Connect>,
     idle: Arc<Idle>,
     room: Arc<Semaphore>,
+    /// Held while connecting: one at a time. When a server comes back, all its clients want their
+    /// connections at once, and making one costs both sides some milliseconds of hashing the
+    /// password; meanwhile the first may have come free.
+    connecting: tokio::sync::Mutex<()>,
+    /// Whose idle connection is as good as a new one, and there already.
+    lender: Option<Arc<Idle>>,
 }
 
 impl fmt::Debug for Pool {
@@ -197,34 +202,44 @@ fn forget(idle: &Idle) {
     drop(connections);
 }
 
-/// How long opening a connection may take: whoever accepts and then says nothing must not keep a
-/// place in the pool for ever.
-const CONNECTED_IN: Duration = Duration::from_secs(10);
-
 impl Pool {
     pub(super) fn new(connect: Arc<dyn Connect>, size: usize) -> Self {
-        Self { connect, idle: Arc::default(), room: Arc::new(Semaphore::new(size)) }
+        let (idle, room) = (Arc::default(), Arc::new(Semaphore::new(size)));
+        Self { connect, idle, room, connecting: tokio::sync::Mutex::default(), lender: None }
+    }
+
+    /// Another pool of such connections, which takes an idle one of ours before it makes one.
+    pub(super) fn beside(&self, size: usize) -> Self {
+        Self { lender: Some(self.idle.clone()), ..Self::new(self.connect.clone(), size) }
+    }
+
+    fn idle(&self) -> Option<Box<dyn Wire>> {
+        let own = lock(&self.idle).pop();
+        own.or_else(|| self.lender.as_ref().and_then(|lender| lock(lender).pop()))
     }
 
     pub(super) async fn take(&self) -> sqlx::Result<Pooled> {
         let room = self.room.clone().acquire_owned().await;
-        let _room = room.map_err(|_| sqlx::Error::PoolClosed)?;
+        let room = room.map_err(|_| sqlx::Error::PoolClosed)?;
         // The last one used is the likeliest to be alive.
-        let idle = lock(&self.idle).pop();
-        let used = idle.is_some();
-        let wire = match idle {
-            Some(wire) => wire,
-            None => self.connect().await?,
-        };
-        Ok(Pooled { wire, used, _room, doubt: Doubt(Some(self.idle.clone())) })
+        if let Some(wire) = self.idle() {
+            return Ok(self.pooled(wire, true, room));
+        }
+        let _alone = self.connecting.lock().await;
+        if let Some(wire) = self.idle() {
+            return Ok(self.pooled(wire, true, room));
+        }
+        // Whoever accepts and then says nothing must not keep a place in the pool for ever.
+        let connected = tokio::time::timeout(LIMIT, self.connect.connect()).await;
+        let wire = connected.unwrap_or_else(|_| {
+            let what = format!("no connection within {LIMIT:?}");
+            Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, what)))
+        })?;
+        Ok(self.pooled(wire, false, room))
     }
 
-    async fn connect(&self) -> sqlx::Result<Box<dyn Wire>> {
-        let connected = tokio::time::timeout(CONNECTED_IN, self.connect.connect()).await;
-        connected.unwrap_or_else(|_| {
-            let what = format!("no connection within {CONNECTED_IN:?}");
-            Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, what)))
-        })
+    fn pooled(&self, wire: Box<dyn Wire>, used: bool, room: OwnedSemaphorePermit) -> Pooled {
+        Pooled { wire, used, _room: room, doubt: Doubt(Some(self.idle.clone())) }
     }
 
     /// Takes back a connection on which nothing is under way.
