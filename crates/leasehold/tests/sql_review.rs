@@ -12,7 +12,7 @@ use leasehold::store::sql::SqlStore;
 use leasehold::store::{Joined, LockInfo, Mode, Renew, Renewal, Standing, Store};
 use leasehold::{Claim, Kind, Name, Token};
 use sql_common::*;
-use testbed::{MariaDb, Postgres, Proxy, Setup};
+use testbed::{MariaDb, PgBouncer, Postgres, Proxy, Setup};
 use tokio::runtime::Handle;
 
 /// Cases for SQLite too; they get a store, and another client's of the same database.
@@ -410,6 +410,53 @@ async fn s21_a_clock_set_back_promises_no_more_than_the_lease<S: Server>() {
         };
         assert!(remaining.unwrap() <= LONG, "{remaining:?}");
     }
+}
+
+/// Fails the first insert of a claim as another transaction in the way would.
+const FAIL_ONCE: &str = "CREATE SEQUENCE inserts; GRANT USAGE ON inserts TO lh; \
+     CREATE FUNCTION fail_once() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+     IF nextval('inserts') = 1 THEN RAISE EXCEPTION 'on purpose' USING ERRCODE = '40001'; END IF; \
+     RETURN NEW; END $$; CREATE TRIGGER fail_once BEFORE INSERT ON leasehold_claims \
+     FOR EACH ROW EXECUTE FUNCTION fail_once()";
+
+/// Behind a pooler every statement stands in a transaction, also after one was rolled back: outside
+/// of one it would be prepared on one of the server's sessions and run on another.
+#[test]
+fn s42_s46_after_a_conflict_behind_a_pooler_all_is_still_in_transactions() {
+    run(async {
+        let setup = Setup::new().fast().arg("-c").arg("log_statement=all");
+        let server = Postgres::with(setup.arg("-c").arg("log_line_prefix=%p "));
+        let direct = Server::database(&server);
+        release(connect(&direct).await.mutex("first").lock().await.unwrap()).await;
+        Server::admin(&server, &direct, FAIL_ONCE);
+        let pooler = PgBouncer::before(&server);
+        let url = pooler.in_front_of(&server, &direct) + "?pooler=transaction&pool=1";
+        let locks = connect(&url).await;
+        let before = server.log().len();
+        let semaphore = locks.semaphore("permits", 2);
+        let permits = [semaphore.acquire().await.unwrap(), semaphore.acquire().await.unwrap()];
+        for n in 0..3 {
+            locks.mutex(format!("{n}")).lock().await.unwrap().release().await.unwrap();
+        }
+        permits.into_iter().for_each(drop);
+        let log = server.log().split_off(before);
+        assert!(log.contains("on purpose"), "nothing was in the way");
+        let mut open = std::collections::HashSet::new();
+        let mut executed = 0;
+        for line in log.lines() {
+            let (session, what) = line.split_once(' ').unwrap_or_default();
+            match what.split_once("LOG:  ").map(|(_, what)| what) {
+                Some(what) if what.starts_with("statement: BEGIN") => drop(open.insert(session)),
+                Some("statement: COMMIT" | "statement: ROLLBACK") => drop(open.remove(session)),
+                Some(what) if what.starts_with("execute") => {
+                    executed += 1;
+                    assert!(open.contains(session), "outside of a transaction: {what}");
+                }
+                _ => {}
+            }
+        }
+        assert!(executed > 10, "looked at nothing: {log}");
+    });
 }
 
 /// `lock_in`, `versioned`, `once` and `fence::sql` at every level of isolation.
