@@ -25,6 +25,7 @@ impl Cluster {
         let count = masters * (1 + replicas);
         let nodes: Vec<Redis> = (0..count).map(|_| start_somewhere(|p| node(&setup, p))).collect();
         let buses: Vec<String> = nodes.iter().map(bus).collect();
+        // Epochs first: a node that has met another takes none.
         for (i, node) in nodes.iter().enumerate() {
             node.command(&["CLUSTER", "SET-CONFIG-EPOCH", &(i + 1).to_string()]);
             if i < masters {
@@ -32,6 +33,8 @@ impl Cluster {
                 let (from, to) = (from.to_string(), to.to_string());
                 node.command(&["CLUSTER", "ADDSLOTSRANGE", &from, &to]);
             }
+        }
+        for node in &nodes {
             for (other, bus) in nodes.iter().zip(&buses) {
                 let port = other.port().to_string();
                 node.command(&["CLUSTER", "MEET", "127.0.0.1", &port, bus]);

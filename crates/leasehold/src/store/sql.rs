@@ -71,6 +71,7 @@
 mod background;
 mod beat;
 mod call;
+mod doctor;
 mod fault;
 mod identity;
 mod join;
@@ -82,7 +83,6 @@ mod schema;
 mod section;
 mod statements;
 mod url;
-mod waiters;
 mod wire;
 
 #[cfg(feature = "mysql")]
@@ -107,10 +107,11 @@ use self::call::{Answer, Call};
 use self::joins::Joins;
 use self::statements::Statements;
 use self::url::{Dialect, SqlUrl};
-use self::waiters::Waiters;
 use self::wire::{Connect, Pool};
+use super::waiters::Waiters;
 use super::{Evict, Guarantees, Joined, LockInfo, Mode, Renew, Renewal, Signal, Store};
 use crate::claim::{Claim, ClaimId};
+use crate::doctor::Finding;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
 
@@ -144,6 +145,8 @@ pub fn schema(url: &str) -> Result<String> {
 /// Queues in a database. See the module's documentation.
 pub struct SqlStore {
     shared: Arc<Shared>,
+    /// Has the password: not to be shown.
+    parsed: SqlUrl,
     identity: String,
     runtime: Handle,
     guarantees: Guarantees,
@@ -227,6 +230,7 @@ impl SqlStore {
             Ok(prepared) => prepared?,
             Err(_) => return Err(no_answer()),
         };
+        let identity = shared.identity(&url).await?;
         let mut tasks = vec![runtime.spawn(shared.clone().sweep()).abort_handle()];
         #[cfg(feature = "postgres")]
         if let Some(options) = listener {
@@ -237,9 +241,7 @@ impl SqlStore {
         if !pushes {
             tasks.push(runtime.spawn(shared.clone().poll()).abort_handle());
         }
-        let identified = tokio::time::timeout(LIMIT, shared.identity(&url)).await;
-        let identity = identified.unwrap_or_else(|_| Err(no_answer()))?;
-        Ok(Self { shared, identity, runtime, guarantees, tasks })
+        Ok(Self { shared, parsed: url, identity, runtime, guarantees, tasks })
     }
 
     /// Runs a call where its caller's drop does not stop it.
@@ -334,6 +336,12 @@ impl Store for SqlStore {
 
     fn identity(&self) -> String {
         self.identity.clone()
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        let (shared, url) = (self.shared.clone(), self.parsed.clone());
+        let looked = self.runtime.spawn(async move { shared.diagnose(&url).await });
+        looked.await.unwrap_or_else(|_| Err(closed()))
     }
 
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {

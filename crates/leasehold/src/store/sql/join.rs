@@ -25,7 +25,7 @@ impl Shared {
             return Ok(Answer::Joined(Joined::Holding { token, remaining }));
         }
         if mode == Mode::Wait {
-            self.waiters.enlist(claim.id);
+            self.waiters.enlist(claim.id, || ());
         }
         let reach = Reach::FrontAnd(claim.id);
         let joined = self.section(wire, &claim.name, reach, Some(claim), |loaded| {

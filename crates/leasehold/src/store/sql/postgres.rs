@@ -9,9 +9,9 @@ use sqlx::postgres::{
 };
 use sqlx::{ConnectOptions, Row};
 
+use super::super::waiters::Waiters;
 use super::fault::Failure;
 use super::url::SqlUrl;
-use super::waiters::Waiters;
 use super::wire::{Arg, Connect, Done, Row as Cells, Statement, Wire, wire};
 use crate::claim::ClaimId;
 use crate::error::Result;
