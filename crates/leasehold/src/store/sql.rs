@@ -374,7 +374,8 @@ impl Store for SqlStore {
 
     async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
         self.shared.joins.give_up(claim.id);
-        let waited = self.shared.waiters.dismiss(claim.id);
+        let waited = self.shared.waiters.has(claim.id);
+        self.shared.waiters.dismiss(claim.id);
         match self.call(Call::Leave(claim.clone(), keep, waited)).await {
             Ok(Answer::Left(left)) => Ok(left),
             Ok(_) => Self::out_of_step(),

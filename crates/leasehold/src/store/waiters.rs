@@ -76,9 +76,8 @@ impl<T: Clone> Waiters<T> {
         locked(&self.all).get(&id).map(|waiter| waiter.kept.clone())
     }
 
-    /// Tells whether it was enlisted.
-    pub(super) fn dismiss(&self, id: ClaimId) -> bool {
-        locked(&self.all).remove(&id).is_some()
+    pub(super) fn dismiss(&self, id: ClaimId) {
+        locked(&self.all).remove(&id);
     }
 
     /// Whether this claim was last seen waiting.
