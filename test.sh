@@ -66,4 +66,15 @@ if [ -n "$packages" ]; then
     fi
 fi
 
+# Python clients that contend with ours: in an environment of its own, made once.
+environment=${CARGO_TARGET_DIR:-target}/python
+wanted=crates/testbed/requirements.txt
+if ! cmp -s "$wanted" "$environment/installed"; then
+    echo "test.sh: installing $(tr '\n' ' ' <"$wanted")"
+    rm -rf "$environment"
+    python3 -m venv "$environment"
+    "$environment/bin/pip" install --quiet --disable-pip-version-check -r "$wanted"
+    cp "$wanted" "$environment/installed"
+fi
+
 exec cargo test --workspace --all-features "$@"

@@ -33,6 +33,7 @@ mod pgbouncer;
 mod port;
 mod postgres;
 mod proxy;
+mod python;
 mod reaper;
 mod redis;
 mod sentinel;
@@ -47,6 +48,7 @@ pub use mariadb::MariaDb;
 pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;
 pub use proxy::Proxy;
+pub use python::python;
 pub use redis::Redis;
 pub use sentinel::Sentinel;
 
