@@ -138,6 +138,7 @@ impl Leasehold {
     /// | `sqlite:/a/file.db` | this machine (feature `sqlite`) |
     /// | `postgres://user:password@host/database` | many machines (feature `postgres`) |
     /// | `mysql://user:password@host/database` | many machines (feature `mysql`) |
+    /// | `redis://user:password@host`, `redis+sentinel://…`, `redis+cluster://…` | many machines (feature `redis`) |
     ///
     /// # Errors
     /// [`ErrorKind::Config`] for a URL that cannot work, [`ErrorKind::Unsupported`] for a store
