@@ -53,11 +53,13 @@ use super::guarantees::{ClockModel, Durability, Guarantees, Liveness, Survival, 
 use super::redis::url::RESERVED;
 use super::{Evict, Joined, LockInfo, Mode, Place, Renew, Renewal, Signal, Store};
 use crate::claim::{Claim, ClaimId, Kind};
+use crate::doctor::Finding;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
 
 mod attempt;
 mod claims;
+mod doctor;
 mod hold;
 mod memory;
 mod node;
@@ -85,6 +87,7 @@ const DUELS: u32 = 4;
 #[derive(Debug)]
 pub struct RedlockStore {
     url: String,
+    parsed: RedlockUrl,
     guarantees: Guarantees,
     inner: Arc<Inner>,
 }
@@ -126,8 +129,8 @@ impl RedlockStore {
         let meeting = inner.clone();
         let met = inner.spawned(async move { meeting.meet_all().await });
         met.await??;
-        let guarantees = guarantees(&parsed, &inner.nodes);
-        Ok(Arc::new(Self { url: crate::url::redacted(url), guarantees, inner }))
+        let guarantees = guarantees(&parsed);
+        Ok(Arc::new(Self { url: crate::url::redacted(url), parsed, guarantees, inner }))
     }
 }
 
@@ -364,9 +367,14 @@ impl Store for RedlockStore {
         let (inner, name) = (self.inner.clone(), name.clone());
         self.inner.spawned(async move { inner.evict(&name, which).await }).await?
     }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        let (inner, parsed) = (self.inner.clone(), self.parsed.clone());
+        self.inner.spawned(async move { inner.diagnose(&parsed).await }).await
+    }
 }
 
-fn guarantees(url: &RedlockUrl, nodes: &[Arc<Node>]) -> Guarantees {
+fn guarantees(url: &RedlockUrl) -> Guarantees {
     let delayed = url.restart_delay >= url.max_lease;
     let mut notes: Vec<Cow<'static, str>> = vec![
         "There is no queue: who waits asks again at random times, woken early by a message, and \
@@ -393,31 +401,6 @@ fn guarantees(url: &RedlockUrl, nodes: &[Arc<Node>]) -> Guarantees {
         )
         .into(),
     });
-    for node in nodes {
-        let Some(run) = node.run() else {
-            notes.push(format!("{} was not reached at connect.", node.address()).into());
-            continue;
-        };
-        if let Some(policy) = &run.settings.evicts {
-            notes.push(
-                format!(
-                    "{} may throw locks away when its memory is full (maxmemory-policy {policy}): \
-                     set it to noeviction.",
-                    node.address()
-                )
-                .into(),
-            );
-        }
-        if !run.settings.durable {
-            notes.push(
-                format!(
-                    "{} keeps nothing over a restart (appendonly no): it counts on the delay.",
-                    node.address()
-                )
-                .into(),
-            );
-        }
-    }
     Guarantees {
         wakeup: Wakeup::Push,
         liveness: Liveness::Lease,
