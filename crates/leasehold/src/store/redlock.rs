@@ -250,12 +250,12 @@ impl Inner {
                     // From when the call was asked: what is before the attempt is not lost.
                     return Ok(Joined::Holding { token, remaining: Some(until.since(asked)) });
                 }
-                Outcome::Busy(busy) if busy.decided || duels == DUELS => {
+                Outcome::Busy(busy) if busy.decided || duels == DUELS || busy.ahead > 1 => {
                     return Ok(self.behind(entry, mode, busy));
                 }
-                Outcome::Busy(_) => {
-                    let pause = Duration::from_millis(1 << duels).mul_f64(1.0 + 2.0 * random());
-                    tokio::time::sleep(pause).await;
+                Outcome::Busy(busy) => {
+                    let pause = busy.took.max(Duration::from_millis(1)) * (1 << duels);
+                    tokio::time::sleep(pause.mul_f64(0.5 + random())).await;
                     duels += 1;
                 }
                 Outcome::Failed(error) => return Err(error),
