@@ -151,3 +151,17 @@ fn schema_prints_the_tables_that_are_asked_for() {
     }
     assert_eq!(place.code(&["schema", "--store", "file:"]), 2);
 }
+
+#[cfg(feature = "redlock")]
+#[test]
+fn r31_forty_processes_count_exactly_while_two_of_five_redis_servers_are_killed() {
+    let servers = testbed::Redlock::with(5, testbed::Setup::new().fast());
+    // Just started, and two of them killed for good.
+    let url = servers.url() + "?restart_delay_ms=0&node_timeout_ms=500";
+    count(&url, || {
+        for node in &servers.nodes()[1..3] {
+            std::thread::sleep(Duration::from_millis(500));
+            node.kill();
+        }
+    });
+}
