@@ -40,8 +40,8 @@ mod clock;
 pub mod conformance;
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 pub mod database;
+pub mod doctor;
 mod error;
-#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 pub mod fence;
 mod guard;
 mod keeper;
@@ -55,6 +55,7 @@ mod name;
 pub mod once;
 mod options;
 mod owner;
+mod percent;
 pub mod queue;
 mod run;
 mod rwlock;

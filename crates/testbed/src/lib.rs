@@ -36,6 +36,7 @@ mod proxy;
 mod python;
 mod reaper;
 mod redis;
+mod redlock;
 mod sentinel;
 mod zookeeper;
 
@@ -51,6 +52,7 @@ pub use postgres::Postgres;
 pub use proxy::Proxy;
 pub use python::python;
 pub use redis::Redis;
+pub use redlock::{Redlock, url_of as redlock_url};
 pub use sentinel::Sentinel;
 pub use zookeeper::{ZooKeeper, ZooKeeperSetup, ZooKeepers};
 
@@ -100,4 +102,10 @@ pub fn etcd_cluster() -> &'static Etcd {
 pub fn zookeeper() -> &'static ZooKeeper {
     static SHARED: OnceLock<ZooKeeper> = OnceLock::new();
     SHARED.get_or_init(ZooKeeper::start)
+}
+
+/// This test binary's five independent Redis servers: not to be stopped or killed.
+pub fn redlock() -> &'static Redlock {
+    static SHARED: OnceLock<Redlock> = OnceLock::new();
+    SHARED.get_or_init(|| Redlock::with(5, Setup::new().fast()))
 }

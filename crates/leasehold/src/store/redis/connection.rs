@@ -59,6 +59,8 @@ pub(crate) struct Node {
     runtime: Handle,
     channel: Option<Channel>,
     links: Mutex<HashMap<Id, Arc<Link>>>,
+    /// It did not answer lately.
+    doubtful: Arc<AtomicBool>,
 }
 
 /// What a node's connections listen to.
@@ -111,7 +113,7 @@ impl Script {
     }
 
     /// The same call with the script in full, which the server then keeps.
-    fn in_full(&self, call: &Cmd) -> Cmd {
+    pub(crate) fn in_full(&self, call: &Cmd) -> Cmd {
         let mut cmd = Cmd::new();
         cmd.arg("EVAL").arg(&self.code);
         for arg in call.args_iter().skip(2) {
@@ -152,11 +154,23 @@ impl Node {
             runtime: runtime.clone(),
             channel: channel.map(|(name, hears)| Channel { name, hears }),
             links: Mutex::default(),
+            doubtful: Arc::default(),
         }))
     }
 
     pub(crate) fn address(&self) -> &Address {
         &self.address
+    }
+
+    /// Whether it left a call unanswered since it was last trusted: it may be dead, without the
+    /// network having said so.
+    pub(crate) fn is_doubtful(&self) -> bool {
+        self.doubtful.load(Ordering::Relaxed)
+    }
+
+    /// Ends [`is_doubtful`](Self::is_doubtful) until the next call that is not answered.
+    pub(crate) fn trust_again(&self) {
+        self.doubtful.store(false, Ordering::Relaxed);
     }
 
     /// The channel on which a claim that is sent now, from here, hears of its grant.
@@ -167,7 +181,7 @@ impl Node {
     /// Runs one command. What is not known is whether a command that failed was done.
     pub(crate) async fn call(&self, cmd: &Cmd) -> RedisResult<Value> {
         let mut connected = self.connected().await?;
-        let watched = Call::on(&connected);
+        let watched = Call::on(self, &connected);
         let answer = connected.connection.send_packed_command(cmd).await;
         watched.answered();
         answer.and_then(Value::extract_error).inspect_err(|error| connected.note(error))
@@ -186,19 +200,11 @@ impl Node {
     /// Runs many commands in one go; one answer for each, which may be an error of the server.
     pub(crate) async fn pipeline(&self, pipeline: &Pipeline) -> RedisResult<Vec<Value>> {
         let mut connected = self.connected().await?;
-        let watched = Call::on(&connected);
+        let watched = Call::on(self, &connected);
         let sent = connected.connection.send_packed_commands(pipeline, 0, pipeline.len());
         let answers = sent.await;
         watched.answered();
         answers.inspect_err(|error| connected.note(error))
-    }
-
-    /// Drops all connections: the next call makes new ones.
-    pub(crate) fn disconnect(&self) {
-        let links: Vec<Arc<Link>> = lock(&self.links).values().cloned().collect();
-        for link in links {
-            lock(&link.current).take();
-        }
     }
 
     /// The link of the runtime that polls us.
@@ -240,6 +246,10 @@ impl Node {
         if let Some(connected) = link.up() {
             return Ok(connected);
         }
+        let watched = Call {
+            sent: Instant::now(),
+            blamed: Some([self.doubtful.clone(), self.doubtful.clone()]),
+        };
         // In a task of the runtime that is to drive the connection; a caller that is dropped leaves
         // it to end by itself.
         let ear = self.channel.as_ref().map(|c| c.hears.clone());
@@ -253,6 +263,7 @@ impl Node {
             connected = task => connected,
             () = limit => return Err(timed_out()),
         };
+        watched.answered();
         match connected {
             Ok(connected) => {
                 let connected = connected?;
@@ -308,23 +319,27 @@ impl Connected {
 /// Watches one call: a connection whose answers do not come is not used for new calls.
 struct Call {
     sent: Instant,
-    broken: Option<Arc<AtomicBool>>,
+    blamed: Option<[Arc<AtomicBool>; 2]>,
 }
 
 impl Call {
-    fn on(connected: &Connected) -> Self {
-        Self { sent: Instant::now(), broken: Some(connected.broken.clone()) }
+    fn on(node: &Node, connected: &Connected) -> Self {
+        let blamed = Some([connected.broken.clone(), node.doubtful.clone()]);
+        Self { sent: Instant::now(), blamed }
     }
 
     fn answered(mut self) {
-        self.broken = None;
+        if let Some([_, doubtful]) = self.blamed.take() {
+            doubtful.store(false, Ordering::Relaxed);
+        }
     }
 }
 
 impl Drop for Call {
     fn drop(&mut self) {
-        if let Some(broken) = self.broken.take().filter(|_| self.sent.elapsed() >= SUSPECT) {
-            broken.store(true, Ordering::Relaxed);
+        for blamed in self.blamed.take().filter(|_| self.sent.elapsed() >= SUSPECT).iter().flatten()
+        {
+            blamed.store(true, Ordering::Relaxed);
         }
     }
 }

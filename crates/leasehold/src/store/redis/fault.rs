@@ -34,6 +34,8 @@ pub(crate) enum Refusal {
     CrossSlot,
     TooManyClients,
     NoDatabase,
+    /// It is no node of a cluster.
+    NoCluster,
     /// It lacks a command that Redis 6 has.
     TooOld,
     Other,
@@ -69,6 +71,7 @@ const PHRASES: &[(&str, Refusal)] = &[
     ("READONLY", Refusal::ReadOnly),
     ("can't write against a read only", Refusal::ReadOnly),
     ("access a non local key in a cluster", Refusal::TryAgain),
+    ("cluster support disabled", Refusal::NoCluster),
     ("max number of clients", Refusal::TooManyClients),
     ("DB index is out of range", Refusal::NoDatabase),
     ("invalid DB index", Refusal::NoDatabase),
@@ -95,28 +98,6 @@ pub(crate) fn refusal(error: &RedisError) -> Option<Refusal> {
     Some(known.map_or(Refusal::Other, |(_, known)| *known))
 }
 
-/// Whether the same or another server may answer better in a moment.
-pub(crate) fn is_passing(error: &RedisError) -> bool {
-    use Refusal::{
-        Ask, Busy, ClusterDown, Loading, Moved, NoReplicas, ReadOnly, TooManyClients, TryAgain,
-    };
-    match refusal(error) {
-        None => is_gone(error),
-        Some(refusal) => matches!(
-            refusal,
-            Moved
-                | Ask
-                | TryAgain
-                | ClusterDown
-                | ReadOnly
-                | Loading
-                | Busy
-                | NoReplicas
-                | TooManyClients
-        ),
-    }
-}
-
 /// Whether the connection is no good any more. What was sent may have been done.
 pub(crate) fn is_gone(error: &RedisError) -> bool {
     matches!(error.kind(), Driver::Io | Driver::Parse)
@@ -125,6 +106,11 @@ pub(crate) fn is_gone(error: &RedisError) -> bool {
 /// One line for the caller.
 pub(crate) fn explain(error: &RedisError) -> Error {
     let (kind, what) = match refusal(error) {
+        None if error.kind() == Driver::MasterNameNotFoundBySentinel => (
+            ErrorKind::Config,
+            "the sentinels know no master of this name: check the last part of the URL with \
+             SENTINEL MASTERS",
+        ),
         None if error.kind() == Driver::InvalidClientConfig => {
             (ErrorKind::Config, "the connection cannot be made with these settings")
         }
@@ -203,6 +189,9 @@ fn told(refusal: Refusal) -> (ErrorKind, &'static str) {
         }
         Refusal::NoDatabase => {
             (Config, "there is no such database: Redis has as many as its `databases` setting says")
+        }
+        Refusal::NoCluster => {
+            (Config, "this Redis server is no node of a cluster: write the store as redis://…")
         }
         Refusal::TooOld => {
             (Unsupported, "this is no Redis 6 or later, nor Valkey: upgrade the server")

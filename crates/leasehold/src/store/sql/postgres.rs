@@ -9,9 +9,9 @@ use sqlx::postgres::{
 };
 use sqlx::{ConnectOptions, Row};
 
+use super::super::waiters::Waiters;
 use super::fault::Failure;
 use super::url::SqlUrl;
-use super::waiters::Waiters;
 use super::wire::{Arg, Connect, Done, Row as Cells, Statement, Wire, wire};
 use crate::claim::ClaimId;
 use crate::error::Result;
@@ -82,7 +82,10 @@ impl Wire for Pooled {
 
     async fn raw(&mut self, sql: &str) -> sqlx::Result<()> {
         self.connection.raw(sql).await?;
-        self.begun = sql.starts_with("BEGIN") || self.begun && sql != "COMMIT";
+        self.begun = match sql {
+            "COMMIT" | "ROLLBACK" => false,
+            _ => self.begun || sql.starts_with("BEGIN"),
+        };
         Ok(())
     }
 }
