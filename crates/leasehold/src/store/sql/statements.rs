@@ -231,6 +231,7 @@ fn many(url: &SqlUrl, shape: &'static str, [find, renew]: [&str; 2]) -> Many {
 }
 
 /// The JSON as rows, in MySQL's words. The names are in hexadecimal: they are bytes there.
+#[cfg(feature = "mysql")]
 macro_rules! json_table {
     () => {
         "JSON_TABLE(?, '$[*]' COLUMNS (name VARCHAR(1024) PATH '$.name', \
