@@ -162,7 +162,8 @@ async fn r10_a_hand_over_costs_the_same_however_many_wait<S: Counts>() {
 
 async fn renewals_grow_with_batches_and_not_with_locks<S: Counts>() {
     const LOCKS: usize = 1_000;
-    let lease = Duration::from_secs(12);
+    // Long, since the machine may do much else; and waited out, so that each was renewed.
+    let lease = Duration::from_secs(30);
     let server = S::counting();
     let url = server.database();
     let locks: Leasehold = connect(&url).await;
@@ -173,11 +174,10 @@ async fn renewals_grow_with_batches_and_not_with_locks<S: Counts>() {
     }
     let guards = taking.join_all().await;
     server.count_from_now(&url);
-    tokio::time::sleep(lease * 5 / 4).await;
+    tokio::time::sleep(lease + Duration::from_secs(2)).await;
     let sent = server.counted_with_renewals(&url);
     assert!(guards.iter().all(|guard| guard.is_held()), "some were lost");
-    // Each was renewed three times or more, in batches of those that were taken within 0.4 s.
+    // Each was renewed three times, in batches of those that were taken within a second.
     assert!(sent >= 3.0, "counted nothing");
     assert!(sent <= LOCKS as f64 / 2.0, "{sent} statements to renew {LOCKS} locks");
-    println!("{sent} statements");
 }
