@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use fastrand::Rng;
-use leasehold::{Guard, Kind, Leasehold, LostReason, Mutex, RwLock, Semaphore, State};
+use leasehold::{ErrorKind, Guard, Kind, Leasehold, LostReason, Mutex, RwLock, Semaphore, State};
 use tokio::sync::{oneshot, watch};
 
 use super::history::{Ask, Event, LockSpec, OpId, Time, What, nanos, now};
@@ -93,6 +93,21 @@ struct Worker {
     answers: RefCell<HashMap<OpId, oneshot::Sender<ToWorker>>>,
 }
 
+/// How long a worker tries to reach the store: the parent has, but our line may be cut just now.
+const CONNECT: Duration = Duration::from_secs(20);
+
+async fn connect(url: &str) -> leasehold::Result<Leasehold> {
+    let start = tokio::time::Instant::now();
+    loop {
+        match Leasehold::connect(url).await {
+            Err(e) if e.kind() == ErrorKind::Unreachable && start.elapsed() < CONNECT => {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            connected => return connected,
+        }
+    }
+}
+
 impl Worker {
     async fn start() -> Result<(Setup, Rc<Self>), String> {
         let (sender, mut inbox) = tokio::sync::mpsc::unbounded_channel();
@@ -116,7 +131,7 @@ impl Worker {
             return Err("a torture worker is started by leasehold torture only".into());
         };
         let locks = match &setup.store {
-            Where::Url(url) => Leasehold::connect(url).await,
+            Where::Url(url) => connect(url).await,
             Where::Served(socket) => {
                 Leasehold::builder().store(Arc::new(Served::new(socket.clone(), setup.worker)))
             }

@@ -14,6 +14,8 @@ mod kill;
 mod measure;
 mod pair;
 mod raw;
+#[cfg(feature = "redlock")]
+mod redlock;
 mod scratch;
 #[cfg(all(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 mod sql;
@@ -22,7 +24,7 @@ use std::path::Path;
 
 use measure::{Effort, Result};
 
-const PARTS: [&str; 4] = ["pair", "contention", "kill", "sql"];
+const PARTS: [&str; 5] = ["pair", "contention", "kill", "sql", "redlock"];
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -60,6 +62,10 @@ fn main() -> Result<()> {
         sql::sqlite(effort)?;
         sql::postgres(effort)?;
         sql::mariadb(effort)?;
+    }
+    #[cfg(feature = "redlock")]
+    if wanted("redlock") {
+        redlock::pair(effort)?;
     }
     Ok(())
 }
