@@ -90,7 +90,9 @@ pub(crate) enum Tables {
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct StoreArgs {
     /// Where the locks are kept: file:, file:/some/directory, sqlite:/some/file,
-    /// postgres://user@host/db, mysql://user@host/db, redlock://host,host,host,
+    /// postgres://user@host/db, mysql://user@host/db, redis://host,
+    /// redis+sentinel://host,host,host/master, redis+cluster://host,host,
+    /// redlock://host,host,host,
     /// zookeeper://host,host/path, …
     ///
     /// The default, file:, is a directory of yours on this machine, the same for your shell and
