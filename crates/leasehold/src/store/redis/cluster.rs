@@ -266,7 +266,7 @@ impl Cluster {
 
 /// A node that does not know its own host is where whoever named it is.
 fn reachable(at: &str, told_by: &Address) -> Option<Address> {
-    let Some((host, port)) = at.rsplit_once(':') else { return None };
+    let (host, port) = at.rsplit_once(':')?;
     match (host, told_by) {
         ("" | "?", Address::Tcp(host, _)) => Some(Address::Tcp(host.clone(), port.parse().ok()?)),
         _ => address(at, super::url::PORT).ok(),
