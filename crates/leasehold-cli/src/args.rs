@@ -44,6 +44,8 @@ pub(crate) enum Command {
     Release(ReleaseArgs),
     /// Asks the store whether the hold that a sequencer tells of is still held
     Check(CheckArgs),
+    /// Says what a store promises as it is set up, what breaks that, and what to do
+    Doctor(DoctorArgs),
     /// Lists the locks in use
     Ls(LsArgs),
     /// Shows who holds a lock and who waits for it
@@ -88,7 +90,7 @@ pub(crate) enum Tables {
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct StoreArgs {
     /// Where the locks are kept: file:, file:/some/directory, sqlite:/some/file,
-    /// postgres://user@host/db, mysql://user@host/db, …
+    /// postgres://user@host/db, mysql://user@host/db, zookeeper://host,host/path, …
     ///
     /// The default, file:, is a directory of yours on this machine, the same for your shell and
     /// for cron. `leasehold show NAME` and -v say which.
@@ -277,6 +279,22 @@ a yes.
 
 Between this answer and what you do next the lock may be lost. A resource that can remember a number
 should refuse every token smaller than the greatest it has seen, in the same step as the write.";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = DOCTOR_HELP)]
+pub(crate) struct DoctorArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+const DOCTOR_HELP: &str = "\
+It only looks: no setting is changed (a database store's tables are made if there are none).
+
+Exit codes: 0 the store keeps what its kind can promise; 1 something breaks a promise, or the store
+refuses to be used so; 2 bad usage; 69 it cannot be reached, and nothing is known.";
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct LsArgs {

@@ -5,6 +5,7 @@ mod args;
 mod boottime;
 mod check;
 mod child;
+mod doctor;
 mod duration;
 mod events;
 mod exit;
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
         Command::Acquire(args) => acquire::main(args),
         Command::Release(args) => release::main(args),
         Command::Check(args) => check::main(&args),
+        Command::Doctor(args) => doctor::main(&args),
         Command::Ls(args) => list::ls(args),
         Command::Show(args) => list::show(args),
         Command::Keep(args) => keeper::main(args),

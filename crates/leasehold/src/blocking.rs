@@ -15,6 +15,7 @@ use std::ops::Deref;
 use std::time::Duration;
 
 use crate::background::Background;
+use crate::doctor::Finding;
 use crate::error::{LostReason, Result};
 use crate::sequencer::Sequencer;
 use crate::store::{ClaimInfo, Evict, LockInfo};
@@ -86,6 +87,14 @@ impl Leasehold {
     /// As there.
     pub fn check(&self, sequencer: &Sequencer) -> Result<ClaimInfo> {
         block_on(self.0.background(), self.0.check(sequencer))
+    }
+
+    /// See [`crate::Leasehold::diagnose`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn diagnose(&self) -> Result<Vec<Finding>> {
+        block_on(self.0.background(), self.0.diagnose())
     }
 
     /// See [`crate::Leasehold::close`].

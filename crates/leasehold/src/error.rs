@@ -254,9 +254,8 @@ impl Error {
         error
     }
 
-    /// A token smaller than one that the resource has seen.
-    #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
-    pub(crate) fn stale_fence(seen: Token, offered: Token) -> Self {
+    /// A token smaller than one that the resource has seen: what a fence of your own refuses with.
+    pub fn stale_fence(seen: Token, offered: Token) -> Self {
         let message = format!(
             "token {offered} was offered, {seen} has been seen: the lock is somebody else's now; \
              stop, and roll back"

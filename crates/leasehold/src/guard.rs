@@ -11,7 +11,7 @@ use crate::error::{Error, ErrorKind, LostReason, Result};
 use crate::lease::{Lease, State};
 use crate::locks::Core;
 use crate::name::Name;
-use crate::sequencer::{Sequencer, Side};
+use crate::sequencer::Sequencer;
 use crate::telemetry;
 
 /// A held lock. Dropping it releases the lock in the background; [`release`](Self::release) also
@@ -56,7 +56,7 @@ impl Guard {
         self.hold.core.clone()
     }
 
-    fn lease(&self) -> &Lease {
+    pub(crate) fn lease(&self) -> &Lease {
         &self.hold.lease
     }
 
@@ -68,8 +68,8 @@ impl Guard {
     /// This hold as a printable string, which whoever it is shown to can have
     /// [checked](crate::Leasehold::check) at the store. No I/O.
     pub fn sequencer(&self) -> Sequencer {
-        let side = Side::of(self.kind(), self.permits());
-        Sequencer::new(self.name().clone(), side, self.token(), self.hold.core.identity.clone())
+        let (name, side) = (self.name().clone(), self.lease().side());
+        Sequencer::new(name, side, self.token(), self.hold.core.identity.clone())
     }
 
     /// The lock's name.
@@ -110,16 +110,7 @@ impl Guard {
     /// [`ErrorKind::Lost`] if the lock is lost, [`ErrorKind::AtRisk`] if it is held but less than
     /// `min` is left.
     pub fn ensure(&self, min: Duration) -> Result<()> {
-        let left = self.remaining();
-        let error = match self.state() {
-            State::Lost(reason) => Error::lost(reason),
-            _ if left >= min && !left.is_zero() => return Ok(()),
-            _ => {
-                let what = format!("{left:?} left, {min:?} asked for: wait for a renewal or stop");
-                Error::new(ErrorKind::AtRisk, what)
-            }
-        };
-        Err(error.during("ensure").on(self.name()).at(self.hold.core.store.url()))
+        ensure(self.lease(), min).map_err(|e| e.at(self.hold.core.store.url()))
     }
 
     /// Resolves when the lock is lost, and tells why. Cancel safe; works in any executor. It
@@ -164,7 +155,44 @@ pub struct Watch {
     changes: watch::Receiver<State>,
 }
 
+/// Whether at least `min` is left.
+fn ensure(lease: &Lease, min: Duration) -> Result<()> {
+    let left = lease.remaining();
+    let error = match lease.state() {
+        State::Lost(reason) => Error::lost(reason),
+        State::Released => Error::new(ErrorKind::Closed, "the lock was released"),
+        State::Held | State::AtRisk(_) if left >= min && !left.is_zero() => return Ok(()),
+        State::Held | State::AtRisk(_) => {
+            let what = format!("{left:?} left, {min:?} asked for: wait for a renewal or stop");
+            Error::new(ErrorKind::AtRisk, what)
+        }
+    };
+    Err(error.during("ensure").on(&lease.claim.name))
+}
+
 impl Watch {
+    pub(crate) fn lease(&self) -> &Lease {
+        &self.lease
+    }
+
+    /// The fencing token of the hold.
+    pub fn token(&self) -> Token {
+        self.lease.token
+    }
+
+    /// The lock's name.
+    pub fn name(&self) -> &Name {
+        &self.lease.claim.name
+    }
+
+    /// As [`Guard::ensure`].
+    ///
+    /// # Errors
+    /// As there, and [`ErrorKind::Closed`] if the lock was released.
+    pub fn ensure(&self, min: Duration) -> Result<()> {
+        ensure(&self.lease, min)
+    }
+
     /// How the hold stands now. No I/O.
     pub fn state(&self) -> State {
         self.lease.state()
@@ -228,6 +256,11 @@ impl Hold {
 
     pub(crate) fn lease(&self) -> &Arc<Lease> {
         &self.lease
+    }
+
+    #[cfg(feature = "etcd")]
+    pub(crate) fn store(&self) -> &dyn crate::store::Store {
+        &*self.core.store
     }
 
     async fn release(mut self) -> Result<()> {

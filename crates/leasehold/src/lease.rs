@@ -22,6 +22,7 @@ use crate::claim::{Claim, Token};
 use crate::clock::{Clock, Moment};
 use crate::error::LostReason;
 use crate::options::drift;
+use crate::sequencer::Side;
 
 /// How a hold stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,6 +156,11 @@ impl Lease {
     /// Whether this process is the one that took the lock, and not a fork of it.
     pub(crate) fn is_ours(&self) -> bool {
         self.pid == std::process::id()
+    }
+
+    /// What kind of hold it is.
+    pub(crate) fn side(&self) -> Side {
+        Side::of(self.claim.kind, self.claim.weight)
     }
 
     /// Whether the lock is certainly held now.

@@ -28,7 +28,7 @@
 //! - `conformance` (a feature) is the suite that every store passes, for your own store too.
 //!
 //! Works in any async executor, and with none: renewals run on a thread of the client's own. Features:
-//! `file` (default), `sqlite`, `postgres`, `mysql`, `serde`, `conformance`, `metrics`, `tracing`.
+//! `file` (default), `sqlite`, `postgres`, `mysql`, `zookeeper`, `serde`, `conformance`, `metrics`, `tracing`.
 #![forbid(unsafe_code)]
 
 mod acquire;
@@ -40,8 +40,8 @@ mod clock;
 pub mod conformance;
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 pub mod database;
+pub mod doctor;
 mod error;
-#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 pub mod fence;
 mod guard;
 mod keeper;
@@ -55,6 +55,7 @@ mod name;
 pub mod once;
 mod options;
 mod owner;
+mod percent;
 pub mod queue;
 mod run;
 mod rwlock;

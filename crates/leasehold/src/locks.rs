@@ -8,6 +8,7 @@ use crate::acquire::Want;
 use crate::background::Background;
 use crate::claim::{Claim, Holder, Kind, MAX_READERS, Token};
 use crate::clock::{Clock, Moment};
+use crate::doctor::Finding;
 use crate::error::{Error, ErrorKind, LostReason, Result};
 use crate::keeper::{Keeper, closed, is_passing};
 use crate::mutex::Mutex;
@@ -138,6 +139,7 @@ impl Leasehold {
     /// | `sqlite:/a/file.db` | this machine (feature `sqlite`) |
     /// | `postgres://user:password@host/database` | many machines (feature `postgres`) |
     /// | `mysql://user:password@host/database` | many machines (feature `mysql`) |
+    /// | `zookeeper://host,host,host/path` | many machines (feature `zookeeper`) |
     ///
     /// # Errors
     /// [`ErrorKind::Config`] for a URL that cannot work, [`ErrorKind::Unsupported`] for a store
@@ -243,6 +245,18 @@ impl Leasehold {
             }
             None => Err(Error::lost(LostReason::Gone)),
         }
+    }
+
+    /// Asks the store what is wrong with its set-up, worst first: settings that break or weaken what
+    /// this kind of store can promise. What it promises as it is, is [`guarantees`](Self::guarantees).
+    ///
+    /// # Errors
+    /// As the store fails; then nothing is known.
+    pub async fn diagnose(&self) -> Result<Vec<Finding>> {
+        let asked = self.core.background.in_context(self.core.store.diagnose()).await;
+        let mut findings = asked.map_err(|e| e.during("diagnose").at(self.url()))?;
+        findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+        Ok(findings)
     }
 
     /// What sequencers say of this store: all clients with the same identity share their locks. It

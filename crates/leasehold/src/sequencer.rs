@@ -30,6 +30,7 @@ use std::str::FromStr;
 use crate::claim::{Kind, Token};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::{MAX_NAME_BYTES, Name};
+use crate::percent::{Escaped, unescape};
 
 const VERSION: &str = "lh1";
 /// The longest identity of a store, in bytes.
@@ -126,10 +127,8 @@ impl Sequencer {
 impl fmt::Display for Sequencer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (side, token) = (self.side.word(), self.token);
-        write!(f, "{VERSION}:{side}:{token}:")?;
-        escape(f, &self.store)?;
-        f.write_str(":")?;
-        escape(f, self.name.as_str())
+        let (store, name) = (Escaped(&self.store), Escaped(self.name.as_str()));
+        write!(f, "{VERSION}:{side}:{token}:{store}:{name}")
     }
 }
 
@@ -182,40 +181,6 @@ impl FromStr for Sequencer {
             false => Err(refused("it is not written as leasehold writes it")),
         }
     }
-}
-
-fn is_plain(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || b"-._~".contains(&byte)
-}
-
-fn escape(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
-    for byte in text.bytes() {
-        match is_plain(byte) {
-            true => write!(f, "{}", char::from(byte))?,
-            false => write!(f, "%{byte:02X}")?,
-        }
-    }
-    Ok(())
-}
-
-fn unescape(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, others @ ..] = rest {
-        rest = match (first, others) {
-            (b'%', [high, low, others @ ..]) => {
-                let digit = |b: u8| char::from(b).to_digit(16);
-                bytes.push(u8::try_from(digit(*high)? * 16 + digit(*low)?).ok()?);
-                others
-            }
-            (plain, others) if is_plain(*plain) => {
-                bytes.push(*plain);
-                others
-            }
-            _ => return None,
-        };
-    }
-    String::from_utf8(bytes).ok()
 }
 
 #[cfg(test)]

@@ -12,9 +12,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::claim::{Claim, Holder, Kind, Token};
+use crate::doctor::Finding;
 use crate::error::{Error, HolderInfo, Result};
 use crate::name::Name;
 
+#[cfg(feature = "etcd")]
+pub mod etcd;
 #[cfg(feature = "file")]
 pub mod file;
 #[cfg(any(feature = "file", feature = "sqlite"))]
@@ -22,10 +25,14 @@ mod machine;
 pub(crate) mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(feature = "redlock")]
+pub mod redlock;
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 pub mod sql;
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql", feature = "redis"))]
 mod waiters;
+#[cfg(feature = "zookeeper")]
+pub mod zookeeper;
 pub use memory::MemoryStore;
 
 mod guarantees;
@@ -270,12 +277,13 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// clients find out at their next renewal.
     async fn evict(&self, name: &Name, which: Evict) -> Result<usize>;
 
-    /// Which of the store's members keeps this lock, where they fail apart from each other. Claims of
-    /// different members are renewed by different calls, so that a member which does not answer
-    /// costs no lease of another.
-    fn member(&self, name: &Name) -> u64 {
-        let _ = name;
-        0
+    /// What is wrong with the set-up, as far as the store can tell: what its configuration, its
+    /// clock and what it stands on do to its promises.
+    ///
+    /// # Errors
+    /// As the store fails; then nothing is known.
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        Ok(Vec::new())
     }
 
     /// The longest lease that this store can vouch for now. A claim that asks for more gets this: where
@@ -284,10 +292,24 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         crate::options::MAX_LEASE
     }
 
+    /// Which of the store's members keeps this lock, where they fail apart from each other. Claims of
+    /// different members are renewed by different calls, so that a member which does not answer
+    /// costs no lease of another.
+    fn member(&self, name: &Name) -> u64 {
+        let _ = name;
+        0
+    }
+
     /// Whether calls are answered without I/O to another machine. Then a dropped guard is released
     /// on the spot, and not by the background thread.
     fn is_local(&self) -> bool {
         false
+    }
+
+    /// The key under which the store keeps this claim's place, where that is one key that a caller's
+    /// own transaction in the same store can compare. It may hold the claim's secret.
+    fn place_key(&self, _claim: &Claim) -> Option<Vec<u8>> {
+        None
     }
 
     /// The descriptor that keeps this client's holds alive for as long as any process has it open:

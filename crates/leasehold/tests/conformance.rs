@@ -42,6 +42,23 @@ leasehold::conformance_suite!(redis, async {
     Leasehold::connect(testbed::redis().url()).await.unwrap()
 });
 
+#[cfg(feature = "zookeeper")]
+leasehold::conformance_suite!(zookeeper, async {
+    Leasehold::connect(testbed::zookeeper().url()).await.unwrap()
+});
+
+#[cfg(feature = "zookeeper")]
+leasehold::conformance_suite!(zookeeper_kazoo, async {
+    let url = format!("{}/kazoo?naming=kazoo&create=yes", testbed::zookeeper().url());
+    Leasehold::connect(url).await.unwrap()
+});
+
+#[cfg(feature = "etcd")]
+static ETCD: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| testbed::etcd().url());
+
+#[cfg(feature = "etcd")]
+leasehold::conformance_suite!(etcd, async { Leasehold::connect(ETCD.as_str()).await.unwrap() });
+
 // What a third party writes for a store of its own.
 leasehold::conformance_suite!(third_party, async {
     static STORE: std::sync::LazyLock<Arc<MemoryStore>> = std::sync::LazyLock::new(Arc::default);
@@ -50,7 +67,9 @@ leasehold::conformance_suite!(third_party, async {
 
 #[test]
 fn every_built_in_store_is_in_the_suite() {
-    let suites = ["memory", "file", "sqlite", "postgres", "mysql", "redis"];
+    // That of redlock: is in a binary of its own.
+    let suites =
+        ["memory", "file", "sqlite", "postgres", "mysql", "redis", "redlock", "zookeeper", "etcd"];
     for scheme in BUILT_IN {
         assert!(suites.contains(scheme), "the store {scheme}: has no conformance suite above");
     }

@@ -33,9 +33,12 @@ mod pgbouncer;
 mod port;
 mod postgres;
 mod proxy;
+mod python;
 mod reaper;
 mod redis;
+mod redlock;
 mod sentinel;
+mod zookeeper;
 
 use std::sync::OnceLock;
 
@@ -47,8 +50,11 @@ pub use mariadb::MariaDb;
 pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;
 pub use proxy::Proxy;
+pub use python::python;
 pub use redis::Redis;
+pub use redlock::{Redlock, url_of as redlock_url};
 pub use sentinel::Sentinel;
+pub use zookeeper::{ZooKeeper, ZooKeeperSetup, ZooKeepers};
 
 /// This test binary's PostgreSQL: not to be stopped or killed.
 pub fn postgres() -> &'static Postgres {
@@ -90,4 +96,16 @@ pub fn etcd() -> &'static Etcd {
 pub fn etcd_cluster() -> &'static Etcd {
     static SHARED: OnceLock<Etcd> = OnceLock::new();
     SHARED.get_or_init(Etcd::cluster)
+}
+
+/// This test binary's ZooKeeper: one server, not to be stopped or killed.
+pub fn zookeeper() -> &'static ZooKeeper {
+    static SHARED: OnceLock<ZooKeeper> = OnceLock::new();
+    SHARED.get_or_init(ZooKeeper::start)
+}
+
+/// This test binary's five independent Redis servers: not to be stopped or killed.
+pub fn redlock() -> &'static Redlock {
+    static SHARED: OnceLock<Redlock> = OnceLock::new();
+    SHARED.get_or_init(|| Redlock::with(5, Setup::new().fast()))
 }

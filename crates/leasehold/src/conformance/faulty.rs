@@ -268,6 +268,10 @@ impl Store for Faulty {
         self.inner.store().longest_lease()
     }
 
+    fn place_key(&self, claim: &Claim) -> Option<Vec<u8>> {
+        self.inner.store().place_key(claim)
+    }
+
     fn lifeline(&self) -> Option<BorrowedFd<'_>> {
         self.inner.store().lifeline()
     }

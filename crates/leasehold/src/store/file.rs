@@ -44,6 +44,7 @@
 //! machine and moves with the clock.
 
 mod control;
+mod doctor;
 mod fault;
 mod held;
 mod path;
@@ -81,6 +82,7 @@ use super::{
 };
 use crate::claim::{Claim, ClaimId};
 use crate::clock::wall_micros;
+use crate::doctor::Finding;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
 use crate::queue::{At, Entry, Mismatch, Queue};
@@ -509,6 +511,12 @@ impl Store for FileStore {
 
     fn is_local(&self) -> bool {
         true
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        let (root, now) = (self.directory().to_owned(), (self.wall)());
+        let looked = self.runtime.spawn_blocking(move || doctor::diagnose(&root, now)).await;
+        looked.map_err(|_| Error::new(ErrorKind::Closed, "the client's runtime was shut down"))
     }
 
     fn lifeline(&self) -> Option<BorrowedFd<'_>> {

@@ -26,6 +26,7 @@ use super::{
 };
 use crate::claim::{Claim, ClaimId, Token};
 use crate::clock::{Clock, wall_micros};
+use crate::doctor::{Finding, own_clock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
 use crate::queue::{At, Queue};
@@ -175,6 +176,15 @@ impl Store for MemoryStore {
 
     fn is_local(&self) -> bool {
         true
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        let one_process = Finding::note(
+            "one-process",
+            "the locks are in the memory of this process",
+            "no other process sees them: it is the store for the tasks of one program, and for tests",
+        );
+        Ok(own_clock(wall_micros()).into_iter().chain([one_process]).collect())
     }
 
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {

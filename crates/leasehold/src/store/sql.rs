@@ -67,6 +67,7 @@
 mod background;
 mod beat;
 mod call;
+mod doctor;
 mod fault;
 mod identity;
 mod join;
@@ -102,6 +103,7 @@ use self::wire::{Connect, Pool};
 use super::waiters::Waiters;
 use super::{Evict, Guarantees, Joined, LockInfo, Mode, Renew, Renewal, Signal, Store};
 use crate::claim::{Claim, ClaimId};
+use crate::doctor::Finding;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
 
@@ -118,8 +120,6 @@ const POLL: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(40)
 /// What the name of a client begins with that listens for notifications; also those tell it that
 /// cannot listen themselves.
 const LISTENS: &str = "leasehold_hears_";
-/// How many renewals share a transaction where each is a statement.
-const RENEWED_TOGETHER: usize = 200;
 /// How often what nobody uses any more is looked for.
 const SWEEP: Duration = Duration::from_secs(600);
 
@@ -135,6 +135,8 @@ pub fn schema(url: &str) -> Result<String> {
 /// Queues in a database. See the module's documentation.
 pub struct SqlStore {
     shared: Arc<Shared>,
+    /// Has the password: not to be shown.
+    parsed: SqlUrl,
     identity: String,
     runtime: Handle,
     guarantees: Guarantees,
@@ -213,6 +215,7 @@ impl SqlStore {
             Ok(prepared) => prepared?,
             Err(_) => return Err(no_answer()),
         };
+        let identity = shared.identity(&url).await?;
         let mut tasks = vec![runtime.spawn(shared.clone().sweep()).abort_handle()];
         #[cfg(feature = "postgres")]
         if let Some(options) = listener {
@@ -223,9 +226,7 @@ impl SqlStore {
         if !pushes {
             tasks.push(runtime.spawn(shared.clone().poll()).abort_handle());
         }
-        let identified = tokio::time::timeout(LIMIT, shared.identity(&url)).await;
-        let identity = identified.unwrap_or_else(|_| Err(no_answer()))?;
-        Ok(Self { shared, identity, runtime, guarantees, tasks })
+        Ok(Self { shared, parsed: url, identity, runtime, guarantees, tasks })
     }
 
     /// Runs a call where its caller's drop does not stop it.
@@ -269,15 +270,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 #[allow(clippy::match_like_matches_macro, reason = "depends on the features")]
-fn returns_rows(dialect: Dialect) -> bool {
-    match dialect {
-        #[cfg(feature = "mysql")]
-        Dialect::MySql => false,
-        _ => true,
-    }
-}
-
-#[allow(clippy::match_like_matches_macro, reason = "depends on the features")]
 fn is_file(dialect: Dialect) -> bool {
     match dialect {
         #[cfg(feature = "sqlite")]
@@ -298,6 +290,12 @@ impl Store for SqlStore {
 
     fn identity(&self) -> String {
         self.identity.clone()
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        let (shared, url) = (self.shared.clone(), self.parsed.clone());
+        let looked = self.runtime.spawn(async move { shared.diagnose(&url).await });
+        looked.await.unwrap_or_else(|_| Err(closed()))
     }
 
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {

@@ -45,6 +45,41 @@ pub(crate) trait Server: Send + Sync + Sized + 'static {
     fn serializable(&self, url: &str);
     /// Makes the server refuse to write.
     fn read_only(&self, url: &str);
+    /// Runs SQL as the administrator, in one piece.
+    fn script(&self, url: &str, sql: &str) -> impl Future<Output = ()> + Send;
+    /// In one transaction, `first` and, when told to go on, `then`.
+    fn in_two_steps(
+        &self,
+        url: &str,
+        steps: [&'static str; 2],
+        begun: tokio::sync::oneshot::Sender<()>,
+        go_on: tokio::sync::oneshot::Receiver<()>,
+    ) -> impl Future<Output = sqlx::Result<()>> + Send + 'static;
+    /// How many sessions wait for a lock.
+    fn blocked(&self) -> usize;
+    /// How many deadlocks there were.
+    fn deadlocks(&self) -> usize;
+    /// What the server logged.
+    fn log(&self) -> String;
+}
+
+/// [`Server::in_two_steps`] on a connection of any kind.
+macro_rules! two_steps {
+    ($connection:ty, $url:expr, $steps:expr, $begun:expr, $go_on:expr) => {{
+        let (url, [first, then], begun, go_on) = ($url.to_owned(), $steps, $begun, $go_on);
+        async move {
+            let mut connection = <$connection>::connect(&url).await?;
+            for sql in ["BEGIN", first] {
+                sqlx::raw_sql(sql).execute(&mut connection).await?;
+            }
+            begun.send(()).expect("somebody waits");
+            go_on.await.expect("somebody tells");
+            for sql in [then, "COMMIT"] {
+                sqlx::raw_sql(sql).execute(&mut connection).await?;
+            }
+            Ok(())
+        }
+    }};
 }
 
 /// The database's name in a URL.
@@ -160,6 +195,33 @@ impl Server for Postgres {
         );
         self.end_sessions();
     }
+
+    async fn script(&self, url: &str, sql: &str) {
+        Server::admin(self, url, sql);
+    }
+
+    fn in_two_steps(
+        &self,
+        url: &str,
+        steps: [&'static str; 2],
+        begun: tokio::sync::oneshot::Sender<()>,
+        go_on: tokio::sync::oneshot::Receiver<()>,
+    ) -> impl Future<Output = sqlx::Result<()>> + Send + 'static {
+        two_steps!(sqlx::PgConnection, url, steps, begun, go_on)
+    }
+
+    fn blocked(&self) -> usize {
+        let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+        Postgres::admin(self, "postgres", sql).parse().expect("a number")
+    }
+
+    fn deadlocks(&self) -> usize {
+        Server::log(self).matches("deadlock detected").count()
+    }
+
+    fn log(&self) -> String {
+        Postgres::log(self)
+    }
 }
 
 #[cfg(feature = "mysql")]
@@ -251,5 +313,38 @@ impl Server for MariaDb {
 
     fn read_only(&self, _url: &str) {
         MariaDb::admin(self, "SET GLOBAL read_only = 1");
+    }
+
+    async fn script(&self, url: &str, sql: &str) {
+        let url = url.replace("lh:lh@", "admin:admin@");
+        let mut connection = sqlx::MySqlConnection::connect(&url).await.expect("a connection");
+        let sql = sqlx::AssertSqlSafe(sql.to_owned());
+        sqlx::raw_sql(sql).execute(&mut connection).await.expect("it runs");
+    }
+
+    fn in_two_steps(
+        &self,
+        url: &str,
+        steps: [&'static str; 2],
+        begun: tokio::sync::oneshot::Sender<()>,
+        go_on: tokio::sync::oneshot::Receiver<()>,
+    ) -> impl Future<Output = sqlx::Result<()>> + Send + 'static {
+        two_steps!(sqlx::MySqlConnection, url, steps, begun, go_on)
+    }
+
+    fn blocked(&self) -> usize {
+        let sql = "SELECT count(*) FROM information_schema.innodb_trx \
+                   WHERE trx_state = 'LOCK WAIT'";
+        MariaDb::admin(self, sql).parse().expect("a number")
+    }
+
+    fn deadlocks(&self) -> usize {
+        let sql = "SELECT variable_value FROM information_schema.global_status \
+                   WHERE variable_name = 'INNODB_DEADLOCKS'";
+        MariaDb::admin(self, sql).parse().expect("a number")
+    }
+
+    fn log(&self) -> String {
+        MariaDb::log(self)
     }
 }

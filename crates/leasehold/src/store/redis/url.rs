@@ -307,7 +307,7 @@ fn replicas(parts: &mut Parts) -> Result<Option<Replicas>> {
     Ok(Some(Replicas { count, within, short }))
 }
 
-fn database(text: &str) -> Result<i64> {
+pub(crate) fn database(text: &str) -> Result<i64> {
     let text = text.trim_end_matches('/');
     if text.is_empty() {
         return Ok(0);

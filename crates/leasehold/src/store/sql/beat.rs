@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use super::call::{Answer, Call};
 use super::fault::Failure;
-use super::rows::{Cells, micros};
-use super::wire::{Arg, Wire};
-use super::{RENEWED_TOGETHER, SETTLED_IN, Shared, SqlStore, closed, lock, returns_rows};
+use super::rows::Cells;
+use super::statements::Many;
+use super::url::Dialect;
+use super::wire::{Row, Wire};
+use super::{SETTLED_IN, Shared, SqlStore, closed, lock};
 use crate::claim::Token;
 use crate::error::Result;
 use crate::name::Name;
@@ -136,47 +138,14 @@ impl Shared {
         let mut indices: Vec<usize> = (0..renewals.len()).filter(maybe).collect();
         // In one order, so that two who renew many do not wait for each other.
         indices.sort_by(|a, b| renewals[*a].claim.name.cmp(&renewals[*b].claim.name));
-        let mut renewed = Vec::new();
-        if let Some(many) = &self.sql.renew_locks {
-            if indices.is_empty() {
-                return Ok(renewed);
-            }
-            let rows = wire.rows(many, vec![json(renewals, &indices).into()]).await?;
-            let mut tokens = BTreeMap::new();
-            for row in rows {
-                let mut cells = Cells::new(row);
-                tokens.insert(cells.text()?, cells.count::<u64>()?);
-            }
-            for i in indices {
-                let token = tokens.get(&renewals[i].claim.id.to_hex()).copied();
-                renewed.extend(token.and_then(Token::new).map(|token| (i, token)));
-            }
-            return Ok(renewed);
+        let mut tokens = BTreeMap::new();
+        for row in self.renew_many(wire, &self.sql.renew_locks, renewals, &indices).await? {
+            let mut cells = Cells::new(row);
+            tokens.insert(cells.text()?, cells.count::<u64>()?);
         }
-        for some in indices.chunks(RENEWED_TOGETHER) {
-            wire.raw(self.sql.begin).await?;
-            for &i in some {
-                let Renew { claim, lease } = &renewals[i];
-                let args = vec![
-                    micros(*lease),
-                    Arg::Name(claim.name.as_str().into()),
-                    claim.id.to_hex().into(),
-                ];
-                let token = match returns_rows(self.dialect) {
-                    true => {
-                        let row = wire.rows(&self.sql.renew_lock, args).await?.into_iter().next();
-                        row.map(|row| Cells::new(row).count()).transpose()?
-                    }
-                    false => {
-                        let done = wire.run(&self.sql.renew_lock, args).await?;
-                        (done.affected == 1).then_some(done.last_id)
-                    }
-                };
-                renewed.extend(token.and_then(Token::new).map(|token| (i, token)));
-            }
-            wire.raw("COMMIT").await?;
-        }
-        Ok(renewed)
+        let token = |i: usize| tokens.get(&renewals[i].claim.id.to_hex()).copied();
+        let found = |i: usize| token(i).and_then(Token::new).map(|token| (i, token));
+        Ok(indices.into_iter().filter_map(found).collect())
     }
 
     /// Lengthens the places of those of `indices` that stand among the claims; tells which.
@@ -186,36 +155,42 @@ impl Shared {
         renewals: &[Renew],
         indices: &[usize],
     ) -> Result<Vec<usize>, Failure> {
-        let mut renewed = Vec::new();
+        let mut claims = HashSet::new();
+        for row in self.renew_many(wire, &self.sql.renew_claims, renewals, indices).await? {
+            claims.insert(Cells::new(row).text()?);
+        }
+        let done = |i: &usize| claims.contains(&renewals[*i].claim.id.to_hex());
+        Ok(indices.iter().copied().filter(done).collect())
+    }
+
+    /// The rows of those that it renewed. As many statements for a thousand as for one.
+    async fn renew_many(
+        &self,
+        wire: &mut dyn Wire,
+        many: &Many,
+        renewals: &[Renew],
+        indices: &[usize],
+    ) -> Result<Vec<Row>, Failure> {
         if indices.is_empty() {
-            return Ok(renewed);
+            return Ok(Vec::new());
         }
-        if let Some(many) = &self.sql.renew_claims {
-            let rows = wire.rows(many, vec![json(renewals, indices).into()]).await?;
-            let mut claims = HashSet::new();
-            for row in rows {
-                claims.insert(Cells::new(row).text()?);
-            }
-            let done = |i: &usize| claims.contains(&renewals[*i].claim.id.to_hex());
-            return Ok(indices.iter().copied().filter(done).collect());
+        let all = json(renewals, indices, self.dialect);
+        let Some(find) = &many.find else {
+            return Ok(wire.rows(&many.renew, vec![all.into()]).await?);
+        };
+        wire.raw(self.sql.begin).await?;
+        let rows = wire.rows(find, vec![all.into()]).await?;
+        let mut found = HashSet::new();
+        for row in &rows {
+            found.insert(Cells::new(row.clone()).text()?);
         }
-        for some in indices.chunks(RENEWED_TOGETHER) {
-            wire.raw(self.sql.begin).await?;
-            for &i in some {
-                let Renew { claim, lease } = &renewals[i];
-                let args = vec![
-                    micros(*lease),
-                    micros(claim.waiter_lease),
-                    claim.id.to_hex().into(),
-                    Arg::Name(claim.name.as_str().into()),
-                ];
-                if wire.run(&self.sql.renew_claim, args).await?.affected > 0 {
-                    renewed.push(i);
-                }
-            }
-            wire.raw("COMMIT").await?;
+        let is_found = |i: &usize| found.contains(&renewals[*i].claim.id.to_hex());
+        let those: Vec<usize> = indices.iter().copied().filter(is_found).collect();
+        if !those.is_empty() {
+            wire.run(&many.renew, vec![json(renewals, &those, self.dialect).into()]).await?;
         }
-        Ok(renewed)
+        wire.raw("COMMIT").await?;
+        Ok(rows)
     }
 }
 
@@ -230,17 +205,27 @@ fn in_a_moment(renewal: Renewal) -> Renewal {
     }
 }
 
-/// What many renewals are, for a database that takes them at once.
-fn json(renewals: &[Renew], indices: &[usize]) -> String {
+/// What many renewals are to a statement.
+fn json(renewals: &[Renew], indices: &[usize], dialect: Dialect) -> String {
     let micros = |d: Duration| i64::try_from(d.as_micros()).unwrap_or(i64::MAX).min(i64::MAX / 4);
     let all = indices.iter().map(|&i| {
         let Renew { claim, lease } = &renewals[i];
+        let name = match dialect {
+            #[cfg(feature = "mysql")]
+            Dialect::MySql => hex(claim.name.as_str()),
+            _ => claim.name.as_str().to_owned(),
+        };
         serde_json::json!({
-            "name": claim.name.as_str(),
+            "name": name,
             "claim": claim.id.to_hex(),
             "lease": micros(*lease),
             "wait": micros(claim.waiter_lease),
         })
     });
     serde_json::Value::Array(all.collect()).to_string()
+}
+
+#[cfg(feature = "mysql")]
+fn hex(name: &str) -> String {
+    name.bytes().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -34,13 +34,9 @@ pub(super) struct Statements {
     pub(super) extend_claim: Statement,
     /// Writes a claim's new standing and end.
     pub(super) turn_claim: Statement,
-    /// Renews what holds in a lock's row; one.
-    pub(super) renew_lock: Statement,
-    /// Renews what stands among the claims; one.
-    pub(super) renew_claim: Statement,
-    /// The same for many at once, where a database can take them as JSON.
-    pub(super) renew_locks: Option<Statement>,
-    pub(super) renew_claims: Option<Statement>,
+    /// Renew what holds in locks' rows, and what stands among the claims.
+    pub(super) renew_locks: Many,
+    pub(super) renew_claims: Many,
     /// Which of our waiters hold.
     pub(super) granted: Statement,
     /// Tells another client (PostgreSQL).
@@ -50,6 +46,16 @@ pub(super) struct Statements {
     pub(super) probe: Statement,
     /// Forgets locks that nobody used for a day.
     pub(super) sweep: Statement,
+}
+
+/// Renewals of many at once, given as JSON; they tell the claims that they renewed (and the tokens
+/// of those in locks' rows). What somebody has locked is left to the slow path where that can be
+/// told: one stopped client must not hold up the renewals of all.
+#[derive(Debug)]
+pub(super) struct Many {
+    /// Finds and locks what can be renewed, where `renew` cannot tell; then `renew` is for those.
+    pub(super) find: Option<Statement>,
+    pub(super) renew: Statement,
 }
 
 /// What a lock's row is read as, and a claim's.
@@ -133,39 +139,12 @@ impl Statements {
                 "UPDATE {claims} SET standing = ?, since = ?, expires = ? \
                  WHERE name = ? AND token = ? AND expires = ?",
             ),
-            renew_lock: say("i", renew_lock(d)),
-            renew_claim: say(
-                "",
-                "UPDATE {claims} SET expires = {greatest}(expires, {now} + \
-                 CASE standing WHEN 1 THEN ? ELSE ? END) \
-                 WHERE claim = ? AND name = ? AND standing < 2 AND expires > {now}",
+            renew_locks: many(url, "ti", renew_locks(d)),
+            renew_claims: many(url, "t", renew_claims(d)),
+            granted: say(
+                "ti",
+                "SELECT claim, token FROM {claims} WHERE session = ? AND standing = 1",
             ),
-            // What somebody has locked is left to the slow path: one stopped client must not hold up
-            // the renewals of all.
-            renew_locks: many(d).then(|| {
-                say(
-                    "ti",
-                    "UPDATE {locks} AS l SET expires = greatest(l.expires, {now} + s.lease) \
-                     FROM (SELECT k.name, r.lease FROM {locks} k JOIN \
-                     json_to_recordset(?::json) AS r(name text, claim text, lease bigint, wait bigint) \
-                     ON k.name = r.name AND k.claim = r.claim FOR UPDATE OF k SKIP LOCKED) s \
-                     WHERE l.name = s.name AND l.standing = 1 AND l.expires > {now} \
-                     RETURNING l.claim, l.token",
-                )
-            }),
-            renew_claims: many(d).then(|| {
-                say(
-                    "t",
-                    "UPDATE {claims} AS l SET expires = greatest(l.expires, {now} + \
-                     CASE l.standing WHEN 1 THEN s.lease ELSE s.wait END) \
-                     FROM (SELECT k.name, k.token, r.lease, r.wait FROM {claims} k JOIN \
-                     json_to_recordset(?::json) AS r(name text, claim text, lease bigint, wait bigint) \
-                     ON k.name = r.name AND k.claim = r.claim FOR UPDATE OF k SKIP LOCKED) s \
-                     WHERE l.name = s.name AND l.token = s.token AND l.standing < 2 \
-                     AND l.expires > {now} RETURNING l.claim",
-                )
-            }),
-            granted: say("ti", "SELECT claim, token FROM {claims} WHERE session = ? AND standing = 1"),
             notify: say("t", "SELECT pg_notify(?, ?)::text"),
             version: say("i", "SELECT version FROM {schema}"),
             probe: say(
@@ -243,12 +222,103 @@ fn joins_writes(dialect: Dialect) -> bool {
     }
 }
 
-#[allow(clippy::match_like_matches_macro, reason = "depends on the features")]
-fn many(dialect: Dialect) -> bool {
+fn many(url: &SqlUrl, shape: &'static str, [find, renew]: [&str; 2]) -> Many {
+    let say = |shape, sql: &str| Statement { sql: write(url, sql).into(), shape };
+    match find {
+        "" => Many { find: None, renew: say(shape, renew) },
+        find => Many { find: Some(say(shape, find)), renew: say("", renew) },
+    }
+}
+
+/// The JSON as rows, in MySQL's words. The names are in hexadecimal: they are bytes there.
+macro_rules! json_table {
+    () => {
+        "JSON_TABLE(?, '$[*]' COLUMNS (name VARCHAR(1024) PATH '$.name', \
+         claim VARCHAR(32) PATH '$.claim', lease BIGINT PATH '$.lease', wait BIGINT PATH '$.wait')) r"
+    };
+}
+
+fn renew_locks(dialect: Dialect) -> [&'static str; 2] {
     match dialect {
+        #[cfg(feature = "sqlite")]
+        Dialect::Sqlite => [
+            "",
+            "UPDATE {locks} AS l SET expires = max(l.expires, {now} + s.lease) \
+             FROM (SELECT value ->> 'name' AS name, value ->> 'claim' AS claim, \
+             value ->> 'lease' AS lease FROM json_each(?)) s \
+             WHERE l.name = s.name AND l.claim = s.claim AND l.standing = 1 AND l.expires > {now} \
+             RETURNING claim, token",
+        ],
         #[cfg(feature = "postgres")]
-        Dialect::Postgres => true,
-        _ => false,
+        Dialect::Postgres => [
+            "",
+            "UPDATE {locks} AS l SET expires = greatest(l.expires, {now} + s.lease) \
+             FROM (SELECT k.name, r.lease FROM {locks} k JOIN \
+             json_to_recordset(?::json) AS r(name text, claim text, lease bigint, wait bigint) \
+             ON k.name = r.name AND k.claim = r.claim FOR UPDATE OF k SKIP LOCKED) s \
+             WHERE l.name = s.name AND l.standing = 1 AND l.expires > {now} \
+             RETURNING l.claim, l.token",
+        ],
+        #[cfg(feature = "mysql")]
+        Dialect::MySql => [
+            concat!(
+                "SELECT l.claim, l.token FROM ",
+                json_table!(),
+                " STRAIGHT_JOIN {locks} l ON l.name = UNHEX(r.name) AND l.claim = r.claim \
+                 WHERE l.standing = 1 AND l.expires > {now} FOR UPDATE SKIP LOCKED"
+            ),
+            concat!(
+                "UPDATE ",
+                json_table!(),
+                " STRAIGHT_JOIN {locks} l ON l.name = UNHEX(r.name) AND l.claim = r.claim \
+                 SET l.expires = GREATEST(l.expires, {now} + r.lease)"
+            ),
+        ],
+    }
+}
+
+fn renew_claims(dialect: Dialect) -> [&'static str; 2] {
+    match dialect {
+        #[cfg(feature = "sqlite")]
+        Dialect::Sqlite => [
+            "",
+            "UPDATE {claims} AS l SET expires = max(l.expires, {now} + \
+             CASE l.standing WHEN 1 THEN s.lease ELSE s.wait END) \
+             FROM (SELECT value ->> 'name' AS name, value ->> 'claim' AS claim, \
+             value ->> 'lease' AS lease, value ->> 'wait' AS wait FROM json_each(?)) s \
+             WHERE l.name = s.name AND l.claim = s.claim AND l.standing < 2 AND l.expires > {now} \
+             RETURNING claim",
+        ],
+        #[cfg(feature = "postgres")]
+        Dialect::Postgres => [
+            "",
+            "UPDATE {claims} AS l SET expires = greatest(l.expires, {now} + \
+             CASE l.standing WHEN 1 THEN s.lease ELSE s.wait END) \
+             FROM (SELECT k.name, k.token, r.lease, r.wait FROM {claims} k JOIN \
+             json_to_recordset(?::json) AS r(name text, claim text, lease bigint, wait bigint) \
+             ON k.name = r.name AND k.claim = r.claim FOR UPDATE OF k SKIP LOCKED) s \
+             WHERE l.name = s.name AND l.token = s.token AND l.standing < 2 \
+             AND l.expires > {now} RETURNING l.claim",
+        ],
+        // By that index, or it would look at, and lock, the rest of the queue for each of them.
+        #[cfg(feature = "mysql")]
+        Dialect::MySql => [
+            concat!(
+                "SELECT l.claim FROM ",
+                json_table!(),
+                " STRAIGHT_JOIN {claims} l FORCE INDEX (by_claim) \
+                 ON l.claim = r.claim AND l.name = UNHEX(r.name) \
+                 WHERE l.standing < 2 AND l.expires > {now} FOR UPDATE SKIP LOCKED"
+            ),
+            concat!(
+                "UPDATE ",
+                json_table!(),
+                " STRAIGHT_JOIN {claims} l FORCE INDEX (by_claim) \
+                 ON l.claim = r.claim AND l.name = UNHEX(r.name) \
+                 SET l.expires = GREATEST(l.expires, {now} + \
+                 CASE l.standing WHEN 1 THEN r.lease ELSE r.wait END) WHERE l.standing < 2"
+            ),
+        ],
     }
 }
 
@@ -300,22 +370,6 @@ fn create(dialect: Dialect) -> &'static str {
             "INSERT INTO {locks} (name, kind, capacity, last_token, claims, claim, token, \
              weight, standing, since, expires, lock_delay, host, pid, label) \
              VALUES (?, ?, ?, 0, 0, '', 0, 0, 0, 0, 0, 0, '', 0, '') ON CONFLICT (name) DO NOTHING"
-        }
-    }
-}
-
-/// Arguments: lease, name, claim.
-fn renew_lock(dialect: Dialect) -> &'static str {
-    match dialect {
-        #[cfg(feature = "mysql")]
-        Dialect::MySql => {
-            "UPDATE {locks} SET expires = GREATEST(expires, {now} + ?), \
-             token = LAST_INSERT_ID(token) \
-             WHERE name = ? AND claim = ? AND standing = 1 AND expires > {now}"
-        }
-        _ => {
-            "UPDATE {locks} SET expires = {greatest}(expires, {now} + ?) \
-             WHERE name = ? AND claim = ? AND standing = 1 AND expires > {now} RETURNING token"
         }
     }
 }

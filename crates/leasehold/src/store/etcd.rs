@@ -1,0 +1,281 @@
+//! The `etcd:` store: queues in the order of etcd's revisions.
+//!
+//! # The keys
+//! Each claim is one key, `NAME/ID`, that hangs on a lease. Claims stand in the order in which their
+//! keys were created, which is etcd's order of transactions, kept by a majority of its members; the
+//! create revision is the fencing token. This is the queue of the official Go client's
+//! `concurrency.Mutex` and of `etcdctl lock`: they and our mutexes stand in one queue, each waiting
+//! for whoever came before. Our keys have values as well, which say what the lock is and who claims.
+//!
+//! # One call
+//! - *join* ([`join`]): one transaction, whether it holds at once or stands in the queue.
+//! - *leave* ([`leave`]): one transaction.
+//! - *renew* ([`renew`]): keep-alives, all of a client's on one stream, and a look at the keys.
+//! - *changed* ([`stand`]): a watch from the present on what blocks the claim, and after each event a
+//!   look, which shows the waiter's own key as well.
+//!
+//! # Leases
+//! Each claim has one of its own (two claims on one lease would be one claim, scenario 81), for as long
+//! as its lease and its lock-delay together, in whole seconds; etcd may grant more, and has a minimum
+//! of 1 to 2 s by its election time-out. What counts is the least of what was asked for and what was
+//! granted, from before the request was sent. Leases are used again for other claims ([`leases`]),
+//! so that granting one costs no round trip when a lock is taken.
+//!
+//! Waiters hang on leases of the same length, since a key cannot change its lease without a write: a
+//! dead waiter is gone within its lease, and so are many that died together.
+//!
+//! # Whose clock
+//! The leader's, which cannot be set. A new leader begins all leases anew, so a fail-over never ends
+//! one early.
+//!
+//! # If a reply is lost, if the future is dropped, if we die
+//! A claim is found again by its key. A lease that was sent in a request which was not answered is
+//! not used again, and is revoked when the claim leaves, so that a `join` which the network held back
+//! comes to nothing. What nobody leaves ends with its lease. A member that does not answer is left for
+//! the next one ([`client`]).
+
+mod ask;
+mod claims;
+mod client;
+mod compare;
+mod fault;
+mod join;
+mod keepalive;
+mod leases;
+mod leave;
+mod people;
+mod proto;
+mod queue;
+mod renew;
+mod stand;
+mod url;
+mod waiters;
+mod watch;
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::runtime::Handle;
+use tokio::task::AbortHandle;
+
+pub use self::compare::EtcdCompare;
+
+use self::client::Client;
+use self::fault::Failure;
+use self::keepalive::KeepAlives;
+use self::leases::Leases;
+use self::proto::{MemberListRequest, MemberListResponse, RangeRequest};
+use self::url::EtcdUrl;
+use self::waiters::Waiters;
+use self::watch::Watches;
+use super::guarantees::ALL_KINDS;
+use super::{
+    ClockModel, Durability, Evict, Guarantees, Joined, Liveness, LockInfo, Mode, Renew, Renewal,
+    Signal, Store, Survival, Wakeup,
+};
+use crate::claim::Claim;
+use crate::error::{Error, ErrorKind, Result};
+use crate::name::Name;
+
+/// Queues in etcd. See the module's documentation.
+pub struct EtcdStore {
+    url: String,
+    guarantees: Guarantees,
+    shared: Arc<Shared>,
+    tending: AbortHandle,
+}
+
+/// What the calls and the waiters' tasks share.
+#[derive(Debug)]
+struct Shared {
+    namespace: String,
+    client: Arc<Client>,
+    keep_alives: Arc<KeepAlives>,
+    watches: Watches,
+    leases: Arc<Leases>,
+    claims: claims::Claims,
+    waiters: Waiters,
+}
+
+impl EtcdStore {
+    /// Opens the store of this URL. Its connections and tasks live on `runtime`.
+    ///
+    /// # Errors
+    /// One line that says what to do, if etcd cannot be used.
+    pub async fn open(url: &str, runtime: &Handle) -> Result<Self> {
+        let parsed = EtcdUrl::parse(url)?;
+        let client = Arc::new(Client::new(&parsed, runtime)?);
+        let members = probe(&client, &parsed).await?;
+        let keep_alives = Arc::new(KeepAlives::new(client.clone()));
+        let leases = Arc::new(Leases::new(client.clone(), keep_alives.clone()));
+        let tending = runtime.spawn(leases.clone().tend()).abort_handle();
+        let shared = Arc::new(Shared {
+            namespace: parsed.namespace,
+            watches: Watches::new(client.clone()),
+            client,
+            keep_alives,
+            leases,
+            claims: claims::Claims::default(),
+            waiters: Waiters::default(),
+        });
+        let guarantees = guarantees(members);
+        Ok(Self { url: crate::url::redacted(url), guarantees, shared, tending })
+    }
+
+    /// How many requests this client has sent so far, those on streams (keep-alives, watches)
+    /// included: for measurements.
+    pub fn requests(&self) -> u64 {
+        self.shared.client.sent()
+    }
+}
+
+impl Drop for EtcdStore {
+    fn drop(&mut self) {
+        self.tending.abort();
+        self.shared.waiters.dismiss_all();
+    }
+}
+
+impl fmt::Debug for EtcdStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EtcdStore").field("url", &self.url).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    fn key(&self, claim: &Claim) -> Vec<u8> {
+        queue::key(&self.namespace, claim)
+    }
+
+    fn prefix(&self, name: &Name) -> Vec<u8> {
+        queue::prefix(&self.namespace, name.as_str())
+    }
+}
+
+/// Whether a majority answers and lets us in; and how many members there are.
+async fn probe(client: &Client, url: &EtcdUrl) -> Result<usize> {
+    let key = format!("{}leasehold", url.namespace).into_bytes();
+    let one = RangeRequest { keys_only: true, ..ask::get(key) };
+    match client.range(one).await {
+        Ok(_) => {}
+        // A user may have a right to some locks and not to this key.
+        Err(Failure::Final(error))
+            if error.kind() == ErrorKind::Denied
+                && url.namespace.is_empty()
+                && error.to_string().contains("permission denied") => {}
+        Err(failure) => return Err(denied(failure, &url.namespace).into()),
+    }
+    let path = "/etcdserverpb.Cluster/MemberList";
+    let listed = client.call::<_, MemberListResponse>(path, MemberListRequest {}).await;
+    // Not everybody may ask; then the URL names what there is.
+    Ok(listed.map_or(url.endpoints.len(), |listed| listed.answer.members.len()))
+}
+
+/// Names the keys that we are not let at.
+fn denied(failure: Failure, namespace: &str) -> Failure {
+    match failure {
+        Failure::Final(error) if error.kind() == ErrorKind::Denied && !namespace.is_empty() => {
+            let what = format!("keys that begin with {namespace:?} are closed to us");
+            Failure::Final(Error::new(ErrorKind::Denied, what).because(error.to_string()))
+        }
+        other => other,
+    }
+}
+
+#[async_trait]
+impl Store for EtcdStore {
+    fn guarantees(&self) -> &Guarantees {
+        &self.guarantees
+    }
+
+    fn url(&self) -> &str {
+        &self.url
+    }
+
+    async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
+        self.told(self.shared.join(claim, mode).await)
+    }
+
+    async fn renew(&self, renewals: &[Renew]) -> Result<Vec<Renewal>> {
+        self.told(self.shared.renew(renewals).await)
+    }
+
+    async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
+        self.told(self.shared.leave(claim, keep).await)
+    }
+
+    async fn changed(&self, claim: &Claim) -> Result<Signal> {
+        Ok(self.shared.waiters.news(claim.id).await)
+    }
+
+    async fn read(&self, name: &Name) -> Result<Option<LockInfo>> {
+        self.told(self.shared.show(name).await)
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
+        self.told(self.shared.list(prefix).await)
+    }
+
+    async fn evict(&self, name: &Name, which: Evict) -> Result<usize> {
+        self.told(self.shared.evict(name, which).await)
+    }
+
+    fn place_key(&self, claim: &Claim) -> Option<Vec<u8>> {
+        Some(self.shared.key(claim))
+    }
+}
+
+impl EtcdStore {
+    fn told<T>(&self, done: Result<T, Failure>) -> Result<T> {
+        done.map_err(|failure| denied(failure, &self.shared.namespace).into())
+    }
+}
+
+fn guarantees(members: usize) -> Guarantees {
+    let durability = if members > 1 { Durability::Majority } else { Durability::Disk };
+    let failover = if members > 1 { Survival::Exclusive } else { Survival::NotApplicable };
+    Guarantees {
+        kinds: Cow::Borrowed(ALL_KINDS),
+        fifo: true,
+        wakeup: Wakeup::Push,
+        liveness: Liveness::Lease,
+        clock: ClockModel::Monotonic,
+        lock_delay: true,
+        at_least: true,
+        grant: durability,
+        token: durability,
+        on_pause: Survival::Fenced,
+        on_clock_step: Survival::Exclusive,
+        on_store_crash: Survival::Exclusive,
+        on_failover: failover,
+        on_partition: Survival::Exclusive,
+        stalls: false,
+        // Whole seconds, the least that etcd grants, half a second until it looks, and an election.
+        recovery: Duration::from_secs(6),
+        recovery_leases: 1,
+        notes: Cow::Borrowed(&[
+            Cow::Borrowed(
+                "etcd counts leases in whole seconds and grants no less than 1 or 2 of them, by its \
+                 election time-out: a dead holder's lock is taken for at least that long.",
+            ),
+            Cow::Borrowed(
+                "A dead waiter keeps its place for its whole lease (with its lock-delay), not for a \
+                 shorter waiter's lease.",
+            ),
+            Cow::Borrowed(
+                "Each change of leader begins all leases anew: the locks of those who died just \
+                 before stay taken for one lease more.",
+            ),
+            Cow::Borrowed(
+                "Tokens are etcd's revisions: they fall back if etcd is restored from a backup.",
+            ),
+            Cow::Borrowed(
+                "A client of the official Go library that locks a name waits also for the locks \
+                 whose names begin with that name and a slash; we do not.",
+            ),
+        ]),
+    }
+}

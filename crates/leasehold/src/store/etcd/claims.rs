@@ -1,0 +1,110 @@
+//! What this client knows of its own claims: the lease of each, and whether it holds.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::leases::Lease;
+use crate::claim::{ClaimId, Token};
+use crate::clock::Moment;
+
+/// Claims that never left are looked for when there are so many.
+const SWEEP_FROM: usize = 1_024;
+/// How long after its lease has ended a claim is forgotten that never left.
+const FORGET_AFTER: Duration = Duration::from_secs(60);
+
+#[derive(Debug, Default)]
+pub(super) struct Claims {
+    all: Mutex<All>,
+}
+
+#[derive(Debug, Default)]
+struct All {
+    known: HashMap<ClaimId, Known>,
+    sweep_at: usize,
+}
+
+/// One claim.
+#[derive(Clone, Debug)]
+pub(super) struct Known {
+    pub(super) lease: Lease,
+    /// How many requests that would attach a key to the lease were sent and not answered.
+    unanswered: u32,
+    /// Under which token it was told that it holds.
+    pub(super) holds: Option<Token>,
+    /// Far back in a long queue: who is just before it, and how many are before it altogether.
+    pub(super) behind: Option<(Vec<u8>, usize)>,
+    pub(super) ahead: usize,
+}
+
+/// A request with a claim's lease that is not answered yet. Dropped, it never was.
+#[derive(Debug)]
+pub(super) struct Unanswered<'a> {
+    claims: &'a Claims,
+    id: ClaimId,
+}
+
+/// What is left of a claim that is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Remains {
+    pub(super) lease: Lease,
+    /// Nothing that was sent with the lease can still be under way.
+    pub(super) clean: bool,
+}
+
+impl Claims {
+    fn all(&self) -> MutexGuard<'_, All> {
+        // No code that can panic runs between two consistent states.
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn get(&self, id: ClaimId) -> Option<Known> {
+        self.all().known.get(&id).cloned()
+    }
+
+    /// Notes the lease of a claim, unless it has one already; tells which it has.
+    pub(super) fn enter(&self, id: ClaimId, lease: Lease, now: Moment) -> Lease {
+        let mut all = self.all();
+        if all.known.len() >= all.sweep_at.max(SWEEP_FROM) {
+            all.known.retain(|_, known| known.lease.ends.plus(FORGET_AFTER) > now);
+            all.sweep_at = all.known.len() * 2;
+        }
+        let new = Known { lease, unanswered: 0, holds: None, behind: None, ahead: 0 };
+        all.known.entry(id).or_insert(new).lease
+    }
+
+    /// Changes what is known of a claim, if anything is.
+    pub(super) fn note(&self, id: ClaimId, change: impl FnOnce(&mut Known)) {
+        if let Some(known) = self.all().known.get_mut(&id) {
+            change(known);
+        }
+    }
+
+    /// A renewal of this lease was answered.
+    pub(super) fn renewed(&self, id: ClaimId, lease: i64, ends: Moment) {
+        self.note(id, |known| {
+            if known.lease.id == lease {
+                known.lease.ends = known.lease.ends.max(ends);
+            }
+        });
+    }
+
+    /// A request with the claim's lease is being sent.
+    pub(super) fn ask(&self, id: ClaimId) -> Unanswered<'_> {
+        self.note(id, |known| known.unanswered += 1);
+        Unanswered { claims: self, id }
+    }
+
+    /// Forgets a claim that is over.
+    pub(super) fn forget(&self, id: ClaimId) -> Option<Remains> {
+        let known = self.all().known.remove(&id)?;
+        Some(Remains { lease: known.lease, clean: known.unanswered == 0 })
+    }
+}
+
+impl Unanswered<'_> {
+    /// It was answered, and was sent only once.
+    pub(super) fn answered(self) {
+        self.claims.note(self.id, |known| known.unanswered = known.unanswered.saturating_sub(1));
+    }
+}

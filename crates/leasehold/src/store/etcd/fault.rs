@@ -1,0 +1,105 @@
+//! What etcd's errors mean: whether to ask another member, and one line that says what to do.
+
+use tonic::{Code, Status};
+
+use crate::error::{Error, ErrorKind};
+
+/// A request that failed.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// This member does not answer, or cannot: another one may. What was sent may have been done.
+    Passing(Error),
+    /// The lease that was named is over.
+    NoLease,
+    /// Our user's token is not good any more; nothing was done.
+    Token(Error),
+    /// Asking again does not help.
+    Final(Error),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Final(error)
+    }
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Passing(error) | Failure::Token(error) | Failure::Final(error) => error,
+            Failure::NoLease => {
+                let what = "etcd ended the lease of this claim: try again";
+                Self::new(ErrorKind::Unreachable, what)
+            }
+        }
+    }
+}
+
+impl From<Status> for Failure {
+    fn from(status: Status) -> Self {
+        let text = status.message();
+        let is_etcds = text.starts_with("etcdserver:") || text.starts_with("auth:");
+        let last = |kind, what: &str| Self::Final(Error::new(kind, what).because(shown(&status)));
+        match status.code() {
+            Code::NotFound if text.contains("lease not found") => Self::NoLease,
+            Code::Unauthenticated => Self::Token(Error::new(
+                ErrorKind::Denied,
+                "etcd does not accept the token of our user: check user and password",
+            )),
+            Code::InvalidArgument if text.contains("revision of auth store is old") => {
+                Self::Token(Error::new(ErrorKind::Denied, "etcd's users changed: try again"))
+            }
+            Code::InvalidArgument if text.contains("authentication failed") => {
+                last(ErrorKind::Denied, "etcd refuses the user or the password: check the URL")
+            }
+            Code::InvalidArgument if text.contains("user name is empty") => last(
+                ErrorKind::Denied,
+                "this etcd has users: put one into the URL, etcd://user:password@host",
+            ),
+            Code::PermissionDenied => last(
+                ErrorKind::Denied,
+                "this user of etcd's may not read and write here: grant its role readwrite on the \
+                 prefix (etcdctl role grant-permission ROLE readwrite PREFIX --prefix)",
+            ),
+            Code::ResourceExhausted if text.contains("space exceeded") => last(
+                ErrorKind::Full,
+                "etcd's database is full: compact and defragment it, then disarm the alarm",
+            ),
+            Code::OutOfRange if text.contains("TTL") => {
+                last(ErrorKind::Config, "etcd grants no lease that long: lease for less")
+            }
+            Code::Unimplemented => last(
+                ErrorKind::Config,
+                "this server does not know etcd's v3 API: check the URL (etcd 3.4 or later)",
+            ),
+            Code::DataLoss => last(ErrorKind::Corrupt, "etcd reports that its data is damaged"),
+            Code::Unavailable
+            | Code::DeadlineExceeded
+            | Code::Cancelled
+            | Code::Aborted
+            | Code::ResourceExhausted => Self::Passing(unreachable(shown(&status))),
+            Code::Unknown | Code::Internal if !is_etcds => {
+                Self::Passing(unreachable(shown(&status)))
+            }
+            _ => last(ErrorKind::Corrupt, "etcd refused a request of leasehold's: report this"),
+        }
+    }
+}
+
+/// Nobody answers.
+pub(super) fn unreachable(why: String) -> Error {
+    let what = "no member of etcd answers: check that a majority runs and that hosts and ports are \
+                right";
+    Error::new(ErrorKind::Unreachable, what).because(why)
+}
+
+/// The deepest cause, on one line.
+fn shown(status: &Status) -> String {
+    let mut text = status.message().to_owned();
+    let mut source = std::error::Error::source(status);
+    while let Some(cause) = source {
+        text = cause.to_string();
+        source = cause.source();
+    }
+    text.chars().filter(|c| !c.is_control()).take(200).collect()
+}

@@ -1,0 +1,212 @@
+//! Renewals and heartbeats: a keep-alive for each lease, and a look at each key.
+//!
+//! The two go out together. A claim is told that it holds, or waits, only if both its lease was
+//! renewed and its key is still the same: a lease can outlive its key (a person deleted it), and
+//! nobody else would notice. How long it lasts counts from before the keep-alive was sent, and is
+//! what etcd granted, if that is less than what was asked for (scenario 83).
+//!
+//! One key is looked at for a holder. Waiters share one look at the queue for each lock; one that
+//! stands far back in a long queue looks only at its own key and at the one before it.
+
+use std::collections::HashMap;
+
+use super::Shared;
+use super::ask::{Found, get, range};
+use super::fault::Failure;
+use super::keepalive::Pending;
+use super::proto::{KeyValue, RangeRequest};
+use super::queue::{Queue, end_of};
+use crate::claim::{Claim, Kind, Token};
+use crate::clock::Moment;
+use crate::name::Name;
+use crate::store::{Place, Renew, Renewal};
+
+/// From how far back a waiter does not look at the whole queue each time.
+const FAR: usize = 64;
+/// How many of this client's waiters on one lock look at the whole queue together.
+const TOGETHER: usize = 8;
+
+/// Where the answer about a claim is, among those to many ranges.
+#[derive(Clone, Copy, Debug)]
+enum Look {
+    /// Its own key.
+    Own(usize),
+    /// Its own key, and the one before it just after.
+    Pair(usize),
+    /// The whole queue.
+    Queue(usize),
+}
+
+/// How a claim stands.
+enum Stands {
+    Holds { token: Token, lease: i64 },
+    Waits { place: Place, lease: i64, first: bool },
+    Gone,
+}
+
+impl Shared {
+    /// [`Store::renew`](crate::store::Store::renew).
+    pub(super) async fn renew(&self, renewals: &[Renew]) -> Result<Vec<Renewal>, Failure> {
+        let mut beats = Vec::with_capacity(renewals.len());
+        for Renew { claim, .. } in renewals {
+            beats.push(match self.claims.get(claim.id) {
+                Some(known) => {
+                    let sent = self.leases.now();
+                    Some((known.lease.id, sent, self.keep_alives.send(known.lease.id).await?))
+                }
+                None => None,
+            });
+        }
+        let (ranges, looks) = self.looks(renewals);
+        let found = self.client.ranges(ranges).await?;
+        let mut queues = HashMap::new();
+        let mut answers = Vec::with_capacity(renewals.len());
+        for ((renew, beat), look) in renewals.iter().zip(beats).zip(looks) {
+            let stands = self.stands(&renew.claim, look, &found, &mut queues);
+            answers.push(self.answer(renew, beat, stands).await?);
+        }
+        Ok(answers)
+    }
+
+    /// What has to be looked at, and where each claim's answer will be.
+    fn looks(&self, renewals: &[Renew]) -> (Vec<RangeRequest>, Vec<Look>) {
+        let mut waiting: HashMap<&Name, usize> = HashMap::new();
+        for Renew { claim, .. } in renewals {
+            *waiting.entry(&claim.name).or_default() += 1;
+        }
+        let mut ranges = Vec::new();
+        let mut shared: HashMap<&Name, usize> = HashMap::new();
+        let look = |Renew { claim, .. }: &'_ Renew| -> Option<Look> {
+            let known = self.claims.get(claim.id)?;
+            let at = ranges.len();
+            if known.holds.is_some() {
+                ranges.push(RangeRequest { keys_only: true, ..get(self.key(claim)) });
+                return Some(Look::Own(at));
+            }
+            let (before, _) = known.behind.filter(|(_, ahead)| *ahead > FAR)?;
+            if waiting.get(&claim.name).is_some_and(|n| *n >= TOGETHER) {
+                return None;
+            }
+            ranges.push(RangeRequest { keys_only: true, ..get(self.key(claim)) });
+            ranges.push(RangeRequest { keys_only: true, ..get(before) });
+            Some(Look::Pair(at))
+        };
+        let mut alone: Vec<Option<Look>> = renewals.iter().map(look).collect();
+        let mut looks = Vec::with_capacity(renewals.len());
+        for (Renew { claim, .. }, alone) in renewals.iter().zip(alone.drain(..)) {
+            looks.push(alone.unwrap_or_else(|| {
+                let at = *shared.entry(&claim.name).or_insert_with(|| {
+                    let prefix = self.prefix(&claim.name);
+                    // In a mutex all weigh the same, but what it is shows in the values.
+                    ranges.push(range(prefix.clone(), end_of(&prefix)));
+                    ranges.len() - 1
+                });
+                Look::Queue(at)
+            }));
+        }
+        (ranges, looks)
+    }
+
+    fn stands(
+        &self,
+        claim: &Claim,
+        look: Look,
+        found: &[Found],
+        queues: &mut HashMap<usize, Queue>,
+    ) -> Stands {
+        let key = self.key(claim);
+        let first = |at: usize| found.get(at).and_then(|f| f.kvs.first());
+        let its_token = |kv: &KeyValue| u64::try_from(kv.create_revision).ok().and_then(Token::new);
+        match look {
+            Look::Own(at) => {
+                let known = self.claims.get(claim.id).and_then(|known| known.holds);
+                match (first(at), known) {
+                    // Another revision: a late duplicate of the join has made another place.
+                    (Some(kv), Some(token)) if its_token(kv) == Some(token) => {
+                        Stands::Holds { token, lease: kv.lease }
+                    }
+                    _ => Stands::Gone,
+                }
+            }
+            Look::Pair(at) => {
+                let Some(own) = first(at) else { return Stands::Gone };
+                let ahead = self.claims.get(claim.id).map_or(0, |known| known.ahead);
+                if first(at + 1).is_none() {
+                    // It learns its true place next time.
+                    self.claims.note(claim.id, |known| known.behind = None);
+                }
+                let place = Place { ahead, head_remaining: None, token: its_token(own) };
+                Stands::Waits { place, lease: own.lease, first: false }
+            }
+            Look::Queue(at) => {
+                let queue = queues.entry(at).or_insert_with(|| {
+                    let kvs = found.get(at).map(|f| f.kvs.as_slice()).unwrap_or_default();
+                    Queue::of(&self.prefix(&claim.name), kvs)
+                });
+                let Some(place) = queue.position(&key) else { return Stands::Gone };
+                let Some(entry) = queue.entries.get(place).filter(|e| !e.departed) else {
+                    return Stands::Gone;
+                };
+                let (token, lease) = (entry.token, entry.lease);
+                if place < queue.granted {
+                    return Stands::Holds { token, lease };
+                }
+                self.claims.note(claim.id, |known| {
+                    known.ahead = place;
+                    if let Some((_, ahead)) = &mut known.behind {
+                        *ahead = place;
+                    }
+                });
+                let first = place == queue.granted && claim.kind != Kind::Mutex;
+                let place = Place { ahead: place, head_remaining: None, token: Some(token) };
+                Stands::Waits { place, lease, first }
+            }
+        }
+    }
+
+    async fn answer(
+        &self,
+        renew: &Renew,
+        beat: Option<(i64, Moment, Pending)>,
+        stands: Stands,
+    ) -> Result<Renewal, Failure> {
+        let Renew { claim, lease: asked } = renew;
+        let its = match &stands {
+            Stands::Gone => return Ok(self.lost(claim)),
+            Stands::Holds { lease, .. } | Stands::Waits { lease, .. } => *lease,
+        };
+        let (sent, granted) = match beat {
+            Some((lease, sent, pending)) if lease == its => {
+                (sent, self.keep_alives.answer(pending).await?)
+            }
+            // Its key hangs on a lease that another client of ours got for it.
+            _ => (self.leases.now(), self.keep_alives.ask(its).await?),
+        };
+        let Some(granted) = granted else { return Ok(self.lost(claim)) };
+        self.claims.renewed(claim.id, its, sent.plus(granted));
+        Ok(match stands {
+            Stands::Holds { token, .. } => {
+                self.claims.note(claim.id, |known| known.holds = Some(token));
+                // The caller counts from before we sent the keep-alive.
+                Renewal::Holding { token, remaining: Some(granted.min(*asked)) }
+            }
+            Stands::Waits { place, first, .. } => {
+                if first {
+                    // The first that does not fit watches those who hold; does it know?
+                    self.waiters.look(claim.id);
+                }
+                Renewal::Waiting(place)
+            }
+            Stands::Gone => Renewal::Lost,
+        })
+    }
+
+    /// The claim has no place any more; its lease is not used again.
+    fn lost(&self, claim: &Claim) -> Renewal {
+        self.waiters.dismiss(claim.id);
+        if let Some(remains) = self.claims.forget(claim.id) {
+            self.leases.revoke_later(remains.lease.id);
+        }
+        Renewal::Lost
+    }
+}

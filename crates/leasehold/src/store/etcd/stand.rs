@@ -1,0 +1,206 @@
+//! Waiting: each waiter has a task that watches what blocks it, and nothing else.
+//!
+//! *In a mutex* that is the claim just before it, as in the official Go client. Where *several hold
+//! at once*, watching the one before would miss wake-ups: it may be granted and stay. There the first
+//! that does not fit watches all who were before it (the deletions under the lock's name), and
+//! whoever finds itself granted in that way tells the others: it writes the keys of those who now fit
+//! as well, and of the one who is now the first that does not. These others watch their own keys, and
+//! the one before them in case it dies before it tells them. So a release wakes those who now fit and
+//! one more, however many wait.
+//!
+//! *Nothing is lost*: a watch begins at the present, and the queue is read after it was confirmed and
+//! after each thing that it tells. The reading after an event is served by the member that told it,
+//! from its own memory, if that has the event in it; it shows the waiter's own key (scenario 80: a
+//! waiter whose lease ended in the queue is not told that it holds). If the task is cut off, or
+//! somebody died before telling, the heartbeat asks.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Shared;
+use super::ask::{Found, OPERATIONS, op, range, still, touch, youngest};
+use super::fault::Failure;
+use super::proto::{Op, RangeRequest, TxnRequest};
+use super::queue::{Queue, end_of, is_place};
+use super::waiters::Waiter;
+use super::watch::Watched;
+use crate::claim::{Claim, Kind, Token};
+use crate::store::Signal;
+
+/// The pauses after watching failed.
+const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(500)];
+
+/// What a look at the queue showed.
+#[derive(Debug)]
+enum Sight {
+    /// We hold; where several hold at once, with the whole queue.
+    Granted(Option<Queue>),
+    /// Not ours any more.
+    Gone,
+    /// We wait for this.
+    Blocked(Vec<Watched>),
+}
+
+/// The end of a wait.
+enum Turn {
+    Granted,
+    Gone,
+}
+
+impl Shared {
+    /// Has a task watch for a claim that waits, unless one does.
+    pub(super) fn watch_for(self: &Arc<Self>, claim: &Claim, token: Token) {
+        let Some(waiter) = self.waiters.enlist(claim.id, token) else { return };
+        let standing = self.clone().stand(claim.clone(), waiter.clone());
+        waiter.watched_by(self.client.runtime().spawn(standing).abort_handle());
+    }
+
+    async fn stand(self: Arc<Self>, claim: Claim, waiter: Arc<Waiter>) {
+        let mut pause = PAUSES[0];
+        loop {
+            match self.wait(&claim, &waiter).await {
+                Ok(Turn::Granted) => {
+                    let token = waiter.token;
+                    self.claims.note(claim.id, |known| known.holds = Some(token));
+                    let long = self.claims.get(claim.id);
+                    // A pushed grant is believed for a waiter's lease: etcd must have granted that.
+                    let enough = long.is_some_and(|k| k.lease.granted >= claim.waiter_lease);
+                    waiter.tell(if enough { Signal::Granted(token) } else { Signal::Ask });
+                    return;
+                }
+                Ok(Turn::Gone) => {
+                    waiter.tell(Signal::Ask);
+                    return;
+                }
+                Err(_) => {
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(PAUSES[1]);
+                }
+            }
+        }
+    }
+
+    /// Waits until it is our turn, or until watching fails.
+    async fn wait(&self, claim: &Claim, waiter: &Waiter) -> Result<Turn, Failure> {
+        let mut sight = self.look(claim, waiter.token, None).await?;
+        let mut told = false;
+        loop {
+            let blocked = match sight {
+                Sight::Gone => return Ok(Turn::Gone),
+                Sight::Granted(queue) => {
+                    if let Some(queue) = queue.filter(|_| !told) {
+                        self.tell_others(claim, queue);
+                    }
+                    return Ok(Turn::Granted);
+                }
+                Sight::Blocked(blocked) => blocked,
+            };
+            let watching = self.watches.watch(&blocked).await?;
+            watching.confirmed().await?;
+            sight = self.look(claim, waiter.token, None).await?;
+            told = false;
+            while matches!(&sight, Sight::Blocked(now) if *now == blocked) {
+                let seen = tokio::select! {
+                    happened = watching.happened() => {
+                        watching.clear();
+                        let happened = happened?;
+                        told = happened.written && !happened.deleted;
+                        Some(happened.revision)
+                    }
+                    () = waiter.wanted() => {
+                        told = false;
+                        None
+                    }
+                };
+                sight = self.look(claim, waiter.token, seen).await?;
+            }
+        }
+    }
+
+    /// Reads what blocks the claim; with `seen`, from the member that told of that revision.
+    async fn look(&self, claim: &Claim, token: Token, seen: Option<i64>) -> Result<Sight, Failure> {
+        let prefix = self.prefix(&claim.name);
+        let end = end_of(&prefix);
+        if claim.kind == Kind::Mutex {
+            let two = youngest(prefix.clone(), end.clone(), token.get(), 2);
+            let found = self.read(two, seen).await?;
+            if found.kvs.iter().all(|kv| is_place(&prefix, kv)) {
+                return Ok(self.sight_of_two(claim, token, &found));
+            }
+        }
+        let found = self.read(range(prefix.clone(), end.clone()), seen).await?;
+        let queue = Queue::of(&prefix, &found.kvs);
+        let own = self.key(claim);
+        let at = queue.position(&own);
+        let Some(at) = at.filter(|at| queue.entries[*at].token == token) else {
+            return Ok(Sight::Gone);
+        };
+        if at < queue.granted {
+            return Ok(Sight::Granted((claim.kind != Kind::Mutex).then_some(queue)));
+        }
+        let before = at.checked_sub(1).and_then(|at| queue.entries.get(at));
+        Ok(Sight::Blocked(match before {
+            Some(before) if claim.kind == Kind::Mutex => {
+                vec![Watched::Deletion(before.key.clone())]
+            }
+            Some(before) if at > queue.granted => {
+                vec![Watched::Key(own), Watched::Deletion(before.key.clone())]
+            }
+            _ => vec![Watched::Deletions(prefix, end)],
+        }))
+    }
+
+    /// In a mutex: our own key, and the one before it.
+    fn sight_of_two(&self, claim: &Claim, token: Token, found: &Found) -> Sight {
+        let own = self.key(claim);
+        let is_ours = |at: usize| {
+            found.kvs.get(at).is_some_and(|kv| {
+                kv.key == own && u64::try_from(kv.create_revision) == Ok(token.get())
+            })
+        };
+        if !is_ours(0) {
+            return Sight::Gone;
+        }
+        let Some(before) = found.kvs.get(1) else { return Sight::Granted(None) };
+        let key = before.key.clone();
+        self.claims.note(claim.id, |known| known.behind = Some((key.clone(), known.ahead)));
+        Sight::Blocked(vec![Watched::Deletion(key)])
+    }
+
+    /// A reading that has in it what was seen.
+    async fn read(&self, wanted: RangeRequest, seen: Option<i64>) -> Result<Found, Failure> {
+        if let Some(seen) = seen {
+            let nearby = RangeRequest { serializable: true, ..wanted.clone() };
+            let found = self.client.range(nearby).await?;
+            if found.revision >= seen {
+                return Ok(found);
+            }
+        }
+        self.client.range(wanted).await
+    }
+
+    /// Wakes those behind us who hold now, and the first who does not.
+    fn tell_others(&self, claim: &Claim, queue: Queue) {
+        let Some(at) = queue.position(&self.key(claim)) else { return };
+        let told = queue.entries.iter().take(queue.granted + 1).skip(at + 1);
+        let told: Vec<TxnRequest> = told
+            .filter(|entry| !entry.departed)
+            .map(|entry| TxnRequest {
+                compare: vec![still(entry.key.clone(), entry.token.get())],
+                success: vec![touch(entry.key.clone())],
+                failure: Vec::new(),
+            })
+            .collect();
+        let client = self.client.clone();
+        // Whatever becomes of us. If it fails, their heartbeats ask.
+        self.client.runtime().spawn(async move {
+            for some in told.chunks(OPERATIONS) {
+                let success = some.iter().map(|t| op(Op::Txn(t.clone()))).collect();
+                let txn = TxnRequest { compare: Vec::new(), success, failure: Vec::new() };
+                if client.txn(txn).await.is_err() {
+                    return;
+                }
+            }
+        });
+    }
+}
