@@ -54,10 +54,8 @@ struct Kept {
     /// Unless it is renewed, its node is deleted then.
     expires: Moment,
     holding: bool,
-    /// How many were before it, and how much they weighed less the room for them, when that was last
-    /// looked at.
+    /// How many were before it when that was last looked at.
     ahead: usize,
-    excess: u64,
     /// When the last request was begun that was answered "waiting".
     beat: Moment,
     told: Option<Signal>,
@@ -74,7 +72,6 @@ impl Default for Kept {
             expires: Moment::NEVER,
             holding: false,
             ahead: 0,
-            excess: 0,
             beat: Moment::from_nanos(0),
             told: None,
             wake: Arc::default(),
@@ -194,17 +191,17 @@ impl Claims {
     }
 
     /// It waits. `false`: it was given up meanwhile.
-    pub(super) fn waits(&self, claim: &Claim, ahead: usize, excess: u64, beat: Moment) -> bool {
+    pub(super) fn waits(&self, claim: &Claim, ahead: usize, beat: Moment) -> bool {
         let mut ledger = self.lock();
         let Some(kept) = ledger.claims.get_mut(&claim.id) else { return false };
-        (kept.ahead, kept.excess, kept.beat) = (ahead, excess, beat);
+        (kept.ahead, kept.beat) = (ahead, beat);
         self.expire_at(ledger, claim.id, beat.plus(claim.waiter_lease));
         true
     }
 
-    /// What is in its way has changed.
-    pub(super) fn stands_behind(&self, id: ClaimId, ahead: usize, excess: u64) {
-        self.with(id, |kept| (kept.ahead, kept.excess) = (ahead, excess));
+    /// How many are before it has changed.
+    pub(super) fn stands_behind(&self, id: ClaimId, ahead: usize) {
+        self.with(id, |kept| kept.ahead = ahead);
     }
 
     /// How it stands, if it has a node.
@@ -247,17 +244,6 @@ impl Claims {
     pub(super) fn is_listening(&self, id: ClaimId) -> bool {
         let is_open = |kept: &mut Kept| kept.listening.as_ref().is_some_and(|l| !l.is_finished());
         self.with(id, is_open).unwrap_or(false)
-    }
-
-    /// One that blocked it, of this weight, has left. Tells whether it fits now, for all that was
-    /// last seen.
-    pub(super) fn one_left(&self, id: ClaimId, weight: u32) -> bool {
-        let counted = self.with(id, |kept| {
-            kept.ahead = kept.ahead.saturating_sub(1);
-            kept.excess = kept.excess.saturating_sub(u64::from(weight));
-            kept.excess == 0
-        });
-        counted.unwrap_or(false)
     }
 
     /// It was granted; `certain` is how long its session lives. It is told so if that covers what a
