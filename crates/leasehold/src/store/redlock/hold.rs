@@ -234,11 +234,13 @@ impl Inner {
     ) -> Result<bool, Trouble> {
         let until = self.claims.now().plus(lease + drift(lease));
         let mut pause = AGAIN;
+        let mut again = false;
         loop {
             let released = self.nodes[i].ask(&self.scripts.release, &call);
             let error = match tokio::time::timeout(Duration::from_secs(1), released).await {
                 Ok(Ok(mut answer)) => {
-                    return answer.natural().map(|n| n == 1).ok_or(Trouble::Strange);
+                    // What is gone by now, an earlier sending may have removed.
+                    return answer.natural().map(|n| n == 1 || again).ok_or(Trouble::Strange);
                 }
                 Ok(Err(error)) => error,
                 Err(_) => Trouble::Slow(Duration::from_secs(1)),
@@ -246,6 +248,7 @@ impl Inner {
             if self.claims.now() >= until {
                 return Err(error);
             }
+            again = true;
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(Duration::from_secs(2));
         }
