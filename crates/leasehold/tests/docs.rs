@@ -1,13 +1,14 @@
-//! docs/guarantees.md says what the stores say of themselves. To write it anew:
-//! `UPDATE_DOCS=1 cargo test -p leasehold --all-features --test guarantees_doc`.
+//! What the documentation quotes is what the code says. To write it anew:
+//! `UPDATE_DOCS=1 cargo test -p leasehold --all-features --test docs`.
 #![cfg(all(feature = "file", feature = "sqlite", feature = "postgres", feature = "mysql"))]
 
 use std::fmt::Write;
 
+use leasehold::database::Dialect;
 use leasehold::store::Guarantees;
 use leasehold::{BUILT_IN, Leasehold};
 
-const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/guarantees.md");
+const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs");
 
 const HEAD: &str = "\
 # What you may rely on
@@ -55,6 +56,7 @@ async fn columns() -> Vec<(&'static str, Guarantees)> {
             "sqlite" => sqlite.clone(),
             "postgres" => postgres.database(),
             "mysql" => mysql.database(),
+            "redlock" => testbed::redlock().url(),
             other => {
                 panic!("the store {other}: has no column in docs/guarantees.md: add its URL here")
             }
@@ -95,14 +97,38 @@ fn page(columns: &[(&str, Guarantees)]) -> String {
 
 #[tokio::test]
 async fn the_page_about_guarantees_is_up_to_date() {
-    let page = page(&columns().await);
+    up_to_date("guarantees.md", &page(&columns().await));
+}
+
+/// Compares a file with what it should say, or writes that.
+fn up_to_date(name: &str, wanted: &str) {
+    let path = format!("{DOCS}/{name}");
+    let written = std::fs::read_to_string(&path).unwrap_or_default();
     if std::env::var_os("UPDATE_DOCS").is_some() {
-        std::fs::write(PATH, &page).unwrap();
+        std::fs::write(&path, wanted).unwrap();
+        return;
     }
-    let written = std::fs::read_to_string(PATH).unwrap_or_default();
     assert!(
-        written == page,
-        "docs/guarantees.md is not up to date: run UPDATE_DOCS=1 cargo test -p leasehold \
-         --all-features --test guarantees_doc"
+        written == wanted,
+        "docs/{name} is not up to date: run UPDATE_DOCS=1 cargo test -p leasehold --all-features \
+         --test docs"
     );
+}
+
+/// The page has the fence's SQL for each database between two marks.
+#[test]
+fn r35_the_fence_for_other_languages_is_up_to_date() {
+    let written = std::fs::read_to_string(format!("{DOCS}/fencing.md")).unwrap();
+    let (head, rest) = written.split_once("<!-- fence::sql").unwrap();
+    let (_, tail) = rest.split_once("<!-- end -->").unwrap();
+    let mut made = format!("{head}<!-- fence::sql::text, kept up to date by a test -->\n");
+    for (name, dialect) in [
+        ("PostgreSQL", Dialect::Postgres),
+        ("SQLite", Dialect::Sqlite),
+        ("MySQL and MariaDB", Dialect::Mysql),
+    ] {
+        let sql = leasehold::fence::sql::text(dialect);
+        let _ = write!(made, "### {name}\n\n```sql\n{sql}```\n\n");
+    }
+    up_to_date("fencing.md", &format!("{made}<!-- end -->{tail}"));
 }
