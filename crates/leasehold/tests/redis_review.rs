@@ -5,11 +5,13 @@
 
 mod common;
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use common::*;
-use leasehold::store::{Joined, Mode, Renew, Renewal};
-use leasehold::{Claim, ErrorKind, Kind, Leasehold, Name};
+use leasehold::queue::{At, Queue};
+use leasehold::store::{Evict, Joined, Mode, Place, Renew, Renewal};
+use leasehold::{Claim, ClaimId, ErrorKind, Kind, Leasehold, Name, Token};
 use testbed::{Proxy, Redis, Setup};
 
 const LEASE: Duration = Duration::from_secs(30);
@@ -201,4 +203,165 @@ fn s16_a_lost_semaphore_takes_no_place_in_a_mutex_along() {
         assert!(matches!(lost, Renewal::Lost), "{lost:?}");
         assert!(matches!(waits, Renewal::Waiting(_)), "{waits:?}");
     });
+}
+
+/// Small numbers that come again in the same order (xorshift64*).
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) % n
+    }
+
+    fn one_of<T: Copy>(&mut self, all: &[T]) -> T {
+        all[usize::try_from(self.below(all.len() as u64)).unwrap()]
+    }
+}
+
+/// What a claim was told, in a form that can be compared. The clocks are apart by as long as the test
+/// has run; leases and steps are hundreds of seconds.
+#[derive(Debug)]
+enum Told {
+    Holds(u64, Duration),
+    Waits(u64, usize, Option<Duration>),
+    Busy,
+    Lost,
+}
+
+impl Told {
+    fn joined(joined: Joined) -> Self {
+        match joined {
+            Joined::Holding { token, remaining } => Self::Holds(token.get(), remaining.unwrap()),
+            Joined::Waiting(place) => Self::waits(place),
+            Joined::Busy { .. } => Self::Busy,
+        }
+    }
+
+    fn renewed(renewal: Renewal) -> Self {
+        match renewal {
+            Renewal::Holding { token, remaining } => Self::Holds(token.get(), remaining.unwrap()),
+            Renewal::Waiting(place) => Self::waits(place),
+            Renewal::Lost => Self::Lost,
+        }
+    }
+
+    fn waits(place: Place) -> Self {
+        Self::Waits(place.token.unwrap().get(), place.ahead, place.head_remaining)
+    }
+
+    fn token(&self) -> Option<u64> {
+        match self {
+            Self::Holds(token, _) | Self::Waits(token, ..) => Some(*token),
+            Self::Busy | Self::Lost => None,
+        }
+    }
+
+    fn is_like(&self, other: &Self) -> bool {
+        let near = |a: Duration, b: Duration| a.abs_diff(b) < SLOW;
+        match (self, other) {
+            (Self::Holds(_, a), Self::Holds(_, b)) => near(*a, *b),
+            // To ask a little early is no harm.
+            (Self::Waits(_, at, a), Self::Waits(_, also, b)) => {
+                let in_time = a.zip(*b).is_none_or(|(a, b)| a < b + SLOW);
+                at == also && a.is_some() == b.is_some() && in_time
+            }
+            (Self::Busy, Self::Busy) | (Self::Lost, Self::Lost) => true,
+            _ => false,
+        }
+    }
+}
+
+/// How much slower than the model the servers may be.
+const SLOW: Duration = Duration::from_secs(40);
+
+/// Random calls on a real server whose clock is moved, and on `queue.rs`, answer by answer.
+#[test]
+fn the_scripts_do_what_the_queue_does() {
+    run(async {
+        let server = Redis::with(Setup::new().fast().movable_clock());
+        let locks = connect(&server.url()).await;
+        let kinds =
+            [(Kind::Mutex, 1), (Kind::Semaphore, 1), (Kind::Semaphore, 3), (Kind::RwLock, 9)];
+        let mut shift = 0;
+        for (seed, (kind, capacity)) in (1..).zip(kinds.into_iter().cycle().take(12)) {
+            let name = format!("parity-{seed}");
+            let mut dice = Dice(seed * 7_919);
+            let mut queue = Queue::new(kind, capacity, true);
+            let mut claims: Vec<Claim> = Vec::new();
+            let mut tokens: HashMap<ClaimId, (u64, u64)> = HashMap::new();
+            for step in 0..150 {
+                let seconds = |n: u64| Duration::from_secs(n);
+                let now = u64::try_from(shift).unwrap() * 1_000_000;
+                let at = At { now, stamp: now };
+                if claims.len() < 5 {
+                    let weight = match kind {
+                        Kind::Mutex => 1,
+                        Kind::RwLock => dice.one_of(&[1, capacity]),
+                        Kind::Semaphore => u32::try_from(dice.below(capacity.into())).unwrap() + 1,
+                    };
+                    let mut new = Claim::new(Name::new(&name).unwrap(), kind, weight, capacity);
+                    let new = new.as_mut().unwrap();
+                    new.lease = seconds(dice.one_of(&[1_000, 1_500]));
+                    new.waiter_lease = seconds(600);
+                    new.lock_delay = seconds(dice.one_of(&[0, 0, 500]));
+                    claims.push(new.clone());
+                }
+                let which = usize::try_from(dice.below(claims.len() as u64)).unwrap();
+                let claim = claims[which].clone();
+                let store = locks.store();
+                let said =
+                    |what: &str| format!("seed {seed}, step {step}, {kind} {capacity}: {what}");
+                let (real, model) = match dice.below(8) {
+                    0..3 => {
+                        let mode = dice.one_of(&[Mode::Wait, Mode::Wait, Mode::Try]);
+                        let real = Told::joined(store.join(&claim, mode).await.unwrap());
+                        (real, Told::joined(queue.join(&claim, mode, at, "").unwrap()))
+                    }
+                    3..5 => {
+                        let renewed = renew(&locks, &[&claim]).await.remove(0);
+                        let model = queue.renew(&claim, claim.lease, now);
+                        (Told::renewed(renewed), Told::renewed(model))
+                    }
+                    5 => {
+                        let keep = dice.one_of(&[None, None, Some(seconds(700))]);
+                        let real = store.leave(&claim, keep).await.unwrap();
+                        assert_eq!(real, queue.leave(claim.id, keep, now), "{}", said("leave"));
+                        claims.remove(which);
+                        continue;
+                    }
+                    6 => {
+                        let step = dice.one_of(&[100, 300, 700, 1_200]);
+                        shift += step;
+                        server.shift_clock(shift);
+                        // Whoever's time is over just now is over on both sides.
+                        tokio::time::sleep(Duration::from_millis(3)).await;
+                        continue;
+                    }
+                    _ => {
+                        let Some((real, model)) = tokens.get(&claim.id).copied() else { continue };
+                        let by = |n| dice_evict(n, seed % 2 == 0);
+                        let real = store.evict(&claim.name, by(real)).await.unwrap();
+                        let model = queue.evict(by(model), now);
+                        assert_eq!(real, model, "{}", said("evict"));
+                        continue;
+                    }
+                };
+                assert!(real.is_like(&model), "{}", said(&format!("{real:?}, not {model:?}")));
+                if let Some(both) = real.token().zip(model.token()) {
+                    tokens.insert(claim.id, both);
+                }
+            }
+            // Both rise alike.
+            let mut all: Vec<(u64, u64)> = tokens.into_values().collect();
+            all.sort_unstable();
+            assert!(all.is_sorted_by_key(|(_, model)| *model), "seed {seed}: {all:?}");
+        }
+    });
+}
+
+fn dice_evict(token: u64, one: bool) -> Evict {
+    if one { Evict::Token(Token::new(token).unwrap()) } else { Evict::Holders }
 }
