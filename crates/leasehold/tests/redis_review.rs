@@ -4,6 +4,7 @@
 #![cfg(feature = "redis")]
 
 mod common;
+mod review_common;
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -364,4 +365,26 @@ fn the_scripts_do_what_the_queue_does() {
 
 fn dice_evict(token: u64, one: bool) -> Evict {
     if one { Evict::Token(Token::new(token).unwrap()) } else { Evict::Holders }
+}
+
+/// Random calls of two clients: nobody is told of a grant too early, and everybody unasked.
+#[test]
+fn p1_p6_what_waiters_are_told_agrees_with_the_queue() {
+    run(async {
+        let url = testbed::redis().url();
+        let clients = [connect(&url).await, connect(&url).await];
+        let stores = [0, 1].map(|i| clients[i].store().clone());
+        let kinds = [(Kind::Mutex, 1), (Kind::Semaphore, 3), (Kind::RwLock, 1 << 20)];
+        let all = (1..).zip(kinds.into_iter().cycle().take(12));
+        let mut running = tokio::task::JoinSet::new();
+        for (seed, lock) in all {
+            let stores = stores.clone();
+            running.spawn(async move {
+                review_common::pushes_agree(&stores, lock, seed, 60).await;
+            });
+        }
+        while let Some(done) = running.join_next().await {
+            done.unwrap();
+        }
+    });
 }

@@ -2,6 +2,7 @@
 
 #![cfg(feature = "zookeeper")]
 
+mod review_common;
 mod zookeeper_common;
 
 use std::sync::mpsc;
@@ -79,4 +80,26 @@ fn p1_a_departure_is_counted_once() {
         assert!(matches!(told, Signal::Granted(_)), "{told:?}");
     });
     ours.shutdown_background();
+}
+
+/// Random calls of two clients: nobody is told of a grant too early, and everybody unasked.
+#[test]
+fn p1_p6_what_waiters_are_told_agrees_with_the_queue() {
+    run(async {
+        let url = format!("{}?session=60s", zookeeper().url());
+        let clients = [connect(&url).await, connect(&url).await];
+        let stores = [0, 1].map(|i| clients[i].store().clone());
+        let kinds = [(Kind::Mutex, 1), (Kind::Semaphore, 3), (Kind::RwLock, 1 << 20)];
+        let all = (1..).zip(kinds.into_iter().cycle().take(12));
+        let mut running = tokio::task::JoinSet::new();
+        for (seed, lock) in all {
+            let stores = stores.clone();
+            running.spawn(async move {
+                review_common::pushes_agree(&stores, lock, seed, 60).await;
+            });
+        }
+        while let Some(done) = running.join_next().await {
+            done.unwrap();
+        }
+    });
 }
