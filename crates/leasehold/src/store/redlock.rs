@@ -333,8 +333,17 @@ impl Store for RedlockStore {
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
         self.inner.check(claim)?;
         let entry = self.inner.claims.enter(claim);
-        let (inner, claim) = (self.inner.clone(), claim.clone());
-        self.inner.spawned(async move { inner.stand(&claim, &entry, mode).await }).await?
+        let (inner, id, claim) = (self.inner.clone(), claim.id, claim.clone());
+        let stood = self.inner.spawned(async move { inner.stand(&claim, &entry, mode).await });
+        let joined = stood.await?;
+        match &joined {
+            Ok(Joined::Holding { .. } | Joined::Waiting(_)) => {}
+            // It may be sent again, and nodes may have it.
+            Err(error) if crate::keeper::is_passing(error) => {}
+            // Nobody leaves what did not get in.
+            Ok(Joined::Busy { .. }) | Err(_) => drop(self.inner.claims.leave(id)),
+        }
+        joined
     }
 
     async fn renew(&self, renewals: &[Renew]) -> Result<Vec<Renewal>> {

@@ -16,7 +16,7 @@ use tokio::runtime::Handle;
 use super::connection::{Hears, Node, Script};
 use super::fault::{Refusal, refusal};
 use super::keys::SLOTS;
-use super::servers::{TRIES, given_up, is_elsewhere, sleep};
+use super::servers::{Request, TRIES, given_up, is_elsewhere, sleep};
 use super::url::{Address, Login, RedisUrl, address};
 use crate::error::Result;
 
@@ -126,13 +126,9 @@ impl Cluster {
     }
 
     /// Runs a script on the node of its slot.
-    pub(super) async fn run(
-        &self,
-        slot: u16,
-        script: &Script,
-        call: &Cmd,
-        repeated: &mut bool,
-    ) -> RedisResult<Value> {
+    pub(super) async fn run(&self, request: &Request, repeated: &mut bool) -> RedisResult<Value> {
+        let Request { slot, script, call, divisible } = request;
+        let slot = *slot;
         let (mut failed, mut moved, mut asking) = (0, 0, None);
         let mut last = None;
         for _ in 0..HOPS {
@@ -174,6 +170,7 @@ impl Cluster {
                     }
                 }
                 Some(Refusal::Ask) => asking = self.redirected(&node, &error),
+                Some(Refusal::TryAgain) if *divisible => return Err(error),
                 Some(Refusal::TryAgain) => sleep(&self.runtime, PAUSE).await,
                 _ if is_elsewhere(&error) => {
                     *repeated = true;
