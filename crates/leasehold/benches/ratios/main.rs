@@ -20,12 +20,14 @@ mod redis;
 mod scratch;
 #[cfg(all(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 mod sql;
+#[cfg(feature = "zookeeper")]
+mod zookeeper;
 
 use std::path::Path;
 
 use measure::{Effort, Result};
 
-const PARTS: [&str; 5] = ["pair", "contention", "kill", "sql", "redis"];
+const PARTS: [&str; 6] = ["pair", "contention", "kill", "sql", "redis", "zookeeper"];
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -68,6 +70,10 @@ fn main() -> Result<()> {
     if wanted("redis") {
         redis::pair(effort)?;
         redis::contention(effort)?;
+    }
+    #[cfg(feature = "zookeeper")]
+    if wanted("zookeeper") {
+        zookeeper::all(effort)?;
     }
     Ok(())
 }

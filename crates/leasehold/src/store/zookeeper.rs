@@ -1192,10 +1192,7 @@ fn guarantees(url: &ZooKeeperUrl, session: &Session) -> Guarantees {
             "Grants are durable as the members' disks are: with forceSync=no, or one server, not over \
              a power cut.",
         ),
-        Cow::Borrowed(
-            "What the notes of other clients do counts: one that deletes children that are not its own \
-             takes locks away.",
-        ),
+        Cow::Borrowed("Whoever has the permission to delete nodes can take locks away."),
     ];
     let (asked, given) = (url.session, session.timeout());
     if asked != given {
