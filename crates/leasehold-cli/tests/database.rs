@@ -1,7 +1,7 @@
-//! `leasehold run` on real databases: an exact count by forty processes, also while the server is
+//! `leasehold run` on real servers: an exact count by forty processes, also while the server is
 //! killed and comes back.
 
-#![cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+#![cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql", feature = "redis"))]
 
 mod common;
 
@@ -47,6 +47,51 @@ fn r22_forty_processes_count_exactly_while_mariadb_is_killed() {
             std::thread::sleep(Duration::from_millis(700));
             server.kill();
             server.restart();
+        }
+    });
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn r27_forty_processes_count_exactly_while_redis_is_killed() {
+    let server = testbed::Redis::start();
+    count(&server.url(), || {
+        for _ in 0..2 {
+            std::thread::sleep(Duration::from_millis(700));
+            server.kill();
+            server.restart();
+        }
+    });
+}
+
+/// A fail-over may lose a grant; who waits for a replica before it counts loses none when that very
+/// replica, the only one, is promoted.
+#[cfg(feature = "redis")]
+#[test]
+fn r29_forty_processes_count_exactly_while_sentinels_fail_over() {
+    let set = testbed::Sentinel::start();
+    let old = set.master().port();
+    count(&(set.url() + "?replicas=1&replicas_short=accept"), || {
+        std::thread::sleep(Duration::from_millis(700));
+        set.servers()[0].kill();
+        set.wait_for_failover(old);
+    });
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn r29_forty_processes_count_exactly_on_a_cluster_whose_slots_move() {
+    let cluster = testbed::Cluster::start();
+    let slot = cluster.nodes()[0].command(&["CLUSTER", "KEYSLOT", "counter"]);
+    let slot: u16 = slot.parse().unwrap();
+    let home = usize::from(slot) * 3 / 16_384;
+    count(&cluster.url(), || {
+        for round in 0..3 {
+            let (from, to) = ((home + round) % 3, (home + round + 1) % 3);
+            std::thread::sleep(Duration::from_millis(300));
+            cluster.begin_move(slot, from, to);
+            while cluster.move_keys(slot, from, to, 100) > 0 {}
+            cluster.end_move(slot, to);
         }
     });
 }
@@ -105,4 +150,18 @@ fn schema_prints_the_tables_that_are_asked_for() {
         assert_eq!((locks.contains("InnoDB"), transactions.contains("InnoDB")), (mysql, mysql));
     }
     assert_eq!(place.code(&["schema", "--store", "file:"]), 2);
+}
+
+#[cfg(feature = "redlock")]
+#[test]
+fn r31_forty_processes_count_exactly_while_two_of_five_redis_servers_are_killed() {
+    let servers = testbed::Redlock::with(5, testbed::Setup::new().fast());
+    // Just started, and two of them killed for good.
+    let url = servers.url() + "?restart_delay_ms=0&node_timeout_ms=500";
+    count(&url, || {
+        for node in &servers.nodes()[1..3] {
+            std::thread::sleep(Duration::from_millis(500));
+            node.kill();
+        }
+    });
 }

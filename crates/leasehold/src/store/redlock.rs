@@ -53,11 +53,13 @@ use super::guarantees::{ClockModel, Durability, Guarantees, Liveness, Survival, 
 use super::redis::url::RESERVED;
 use super::{Evict, Joined, LockInfo, Mode, Place, Renew, Renewal, Signal, Store};
 use crate::claim::{Claim, ClaimId, Kind};
+use crate::doctor::Finding;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
 
 mod attempt;
 mod claims;
+mod doctor;
 mod hold;
 mod memory;
 mod node;
@@ -85,6 +87,7 @@ const DUELS: u32 = 4;
 #[derive(Debug)]
 pub struct RedlockStore {
     url: String,
+    parsed: RedlockUrl,
     guarantees: Guarantees,
     inner: Arc<Inner>,
 }
@@ -126,8 +129,8 @@ impl RedlockStore {
         let meeting = inner.clone();
         let met = inner.spawned(async move { meeting.meet_all().await });
         met.await??;
-        let guarantees = guarantees(&parsed, &inner.nodes);
-        Ok(Arc::new(Self { url: crate::url::redacted(url), guarantees, inner }))
+        let guarantees = guarantees(&parsed);
+        Ok(Arc::new(Self { url: crate::url::redacted(url), parsed, guarantees, inner }))
     }
 }
 
@@ -247,12 +250,12 @@ impl Inner {
                     // From when the call was asked: what is before the attempt is not lost.
                     return Ok(Joined::Holding { token, remaining: Some(until.since(asked)) });
                 }
-                Outcome::Busy(busy) if busy.decided || duels == DUELS => {
+                Outcome::Busy(busy) if busy.decided || duels == DUELS || busy.ahead > 1 => {
                     return Ok(self.behind(entry, mode, busy));
                 }
-                Outcome::Busy(_) => {
-                    let pause = Duration::from_millis(1 << duels).mul_f64(1.0 + 2.0 * random());
-                    tokio::time::sleep(pause).await;
+                Outcome::Busy(busy) => {
+                    let pause = busy.took.max(Duration::from_millis(1)) * (1 << duels);
+                    tokio::time::sleep(pause.mul_f64(0.5 + random())).await;
                     duels += 1;
                 }
                 Outcome::Failed(error) => return Err(error),
@@ -364,9 +367,14 @@ impl Store for RedlockStore {
         let (inner, name) = (self.inner.clone(), name.clone());
         self.inner.spawned(async move { inner.evict(&name, which).await }).await?
     }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        let (inner, parsed) = (self.inner.clone(), self.parsed.clone());
+        self.inner.spawned(async move { inner.diagnose(&parsed).await }).await
+    }
 }
 
-fn guarantees(url: &RedlockUrl, nodes: &[Arc<Node>]) -> Guarantees {
+fn guarantees(url: &RedlockUrl) -> Guarantees {
     let delayed = url.restart_delay >= url.max_lease;
     let mut notes: Vec<Cow<'static, str>> = vec![
         "There is no queue: who waits asks again at random times, woken early by a message, and \
@@ -393,31 +401,6 @@ fn guarantees(url: &RedlockUrl, nodes: &[Arc<Node>]) -> Guarantees {
         )
         .into(),
     });
-    for node in nodes {
-        let Some(run) = node.run() else {
-            notes.push(format!("{} was not reached at connect.", node.address()).into());
-            continue;
-        };
-        if let Some(policy) = &run.settings.evicts {
-            notes.push(
-                format!(
-                    "{} may throw locks away when its memory is full (maxmemory-policy {policy}): \
-                     set it to noeviction.",
-                    node.address()
-                )
-                .into(),
-            );
-        }
-        if !run.settings.durable {
-            notes.push(
-                format!(
-                    "{} keeps nothing over a restart (appendonly no): it counts on the delay.",
-                    node.address()
-                )
-                .into(),
-            );
-        }
-    }
     Guarantees {
         wakeup: Wakeup::Push,
         liveness: Liveness::Lease,

@@ -1121,6 +1121,13 @@ impl Store for ZooKeeperStore {
         &self.shown
     }
 
+    /// In whatever order the members are named.
+    fn identity(&self) -> String {
+        let mut hosts: Vec<&str> = self.shared.url.hosts.split(',').collect();
+        hosts.sort_unstable();
+        format!("zookeeper://{}{}", hosts.join(","), self.shared.url.chroot)
+    }
+
     fn longest_lease(&self) -> Duration {
         self.shared.current().longest_lease()
     }
