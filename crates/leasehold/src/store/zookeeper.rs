@@ -300,8 +300,10 @@ impl Shared {
             None => self.enter_queue(&session, claim, mode, started).await,
             Some(standing) if standing.session == session.id() => {
                 match self.ask(&session, claim.clone(), started).await? {
-                    // It was there, and was taken away: it stands anew.
+                    // It was there, and was taken away, or expired just now: it stands anew, and
+                    // never beside its first child.
                     Joined::Busy { .. } => {
+                        self.delete(&session, &standing).await?;
                         self.claims.begin_anew(claim.id);
                         self.enter_queue(&session, claim, mode, started).await
                     }
