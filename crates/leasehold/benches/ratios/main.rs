@@ -22,12 +22,14 @@ mod redlock;
 mod scratch;
 #[cfg(all(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 mod sql;
+#[cfg(feature = "zookeeper")]
+mod zookeeper;
 
 use std::path::Path;
 
 use measure::{Effort, Result};
 
-const PARTS: [&str; 6] = ["pair", "contention", "kill", "sql", "redis", "redlock"];
+const PARTS: [&str; 7] = ["pair", "contention", "kill", "sql", "redis", "redlock", "zookeeper"];
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -74,6 +76,10 @@ fn main() -> Result<()> {
     #[cfg(feature = "redlock")]
     if wanted("redlock") {
         redlock::pair(effort)?;
+    }
+    #[cfg(feature = "zookeeper")]
+    if wanted("zookeeper") {
+        zookeeper::all(effort)?;
     }
     Ok(())
 }
