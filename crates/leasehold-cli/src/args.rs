@@ -71,7 +71,7 @@ pub(crate) struct SchemaArgs {
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct StoreArgs {
     /// Where the locks are kept: file:, file:/some/directory, sqlite:/some/file,
-    /// postgres://user@host/db, mysql://user@host/db, …
+    /// postgres://user@host/db, mysql://user@host/db, etcd://host1,host2,host3, …
     ///
     /// The default, file:, is a directory of yours on this machine, the same for your shell and
     /// for cron. `leasehold show NAME` and -v say which.

@@ -1,7 +1,7 @@
-//! `leasehold run` on real databases: an exact count by forty processes, also while the server is
+//! `leasehold run` on real servers: an exact count by forty processes, also while the server is
 //! killed and comes back.
 
-#![cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+#![cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql", feature = "etcd"))]
 
 mod common;
 
@@ -22,8 +22,14 @@ n=$(cat "$1"); sleep 0.01; echo $((n + 1)) > "$1"; echo "$LEASEHOLD_TOKEN" >> "$
 /// Starts one process for each of `processes`, runs `meanwhile`, and checks what was counted.
 fn count(store: &str, meanwhile: impl FnOnce()) {
     let place = Place::new();
+    std::fs::write(place.path("counter"), "0\n").unwrap();
+    count_in(&place, store, meanwhile);
+    assert_eq!(place.read("counter").trim(), (PROCESSES * ROUNDS).to_string());
+}
+
+/// Starts and checks them, for a counter that others may count in as well.
+fn count_in(place: &Place, store: &str, meanwhile: impl FnOnce()) {
     let counter = place.path("counter");
-    std::fs::write(&counter, "0\n").unwrap();
     let start = |_| -> Child {
         // 69: there was no server to connect to, so nothing was done; as a cron job would, again.
         let rounds = "i=0; while [ $i -lt \"$3\" ]; do \
@@ -45,8 +51,6 @@ fn count(store: &str, meanwhile: impl FnOnce()) {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{}: {said}", output.status);
     }
-    let counted = place.read("counter");
-    assert_eq!(counted.trim(), (PROCESSES * ROUNDS).to_string());
     let tokens = place.read("counter.tokens");
     let tokens: Vec<u64> = tokens.lines().map(|line| line.parse().unwrap()).collect();
     assert_eq!(tokens.len(), PROCESSES * ROUNDS);
@@ -84,4 +88,43 @@ fn r22_forty_processes_count_exactly_while_mariadb_is_killed() {
             server.restart();
         }
     });
+}
+
+#[cfg(feature = "etcd")]
+#[test]
+fn r33_forty_processes_and_etcdctl_count_exactly_while_members_are_killed() {
+    let cluster = testbed::Etcd::cluster();
+    let place = Place::new();
+    std::fs::write(place.path("counter"), "0\n").unwrap();
+    // What etcdctl says in the end does not matter, only what was done under its lock: it may
+    // itself fail with a member. So each of its turns is written down where it is taken.
+    let turn = r#"n=$(cat "$0"); sleep 0.01; echo $((n + 1)) > "$0"; echo x >> "$0.theirs""#;
+    let stop = place.path("stop");
+    let theirs = |_| {
+        let mut lock = cluster.etcdctl_command();
+        lock.args(["lock", "counter", "--", "sh", "-c", turn]).arg(place.path("counter"));
+        let mut words = vec![lock.get_program().to_owned()];
+        words.extend(lock.get_args().map(ToOwned::to_owned));
+        let mut again = std::process::Command::new("sh");
+        again.args(["-c", "stop=$1; shift; until [ -e \"$stop\" ]; do \"$@\"; done", "sh"]);
+        again.arg(&stop).args(words).env("ETCDCTL_API", "3");
+        again.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        again.spawn().unwrap()
+    };
+    let others: Vec<Child> = (0..2).map(theirs).collect();
+    count_in(&place, &cluster.url(), || {
+        for member in 0..cluster.len() {
+            std::thread::sleep(Duration::from_millis(700));
+            cluster.kill(member);
+            std::thread::sleep(Duration::from_millis(300));
+            cluster.restart(member);
+        }
+    });
+    std::fs::write(&stop, "").unwrap();
+    for mut other in others {
+        other.wait().unwrap();
+    }
+    let theirs = place.read("counter.theirs").lines().count();
+    assert!(theirs > 0, "etcdctl never had a turn");
+    assert_eq!(place.read("counter").trim(), (PROCESSES * ROUNDS + theirs).to_string());
 }

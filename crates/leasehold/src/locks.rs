@@ -135,6 +135,7 @@ impl Leasehold {
     /// | `sqlite:/a/file.db` | this machine (feature `sqlite`) |
     /// | `postgres://user:password@host/database` | many machines (feature `postgres`) |
     /// | `mysql://user:password@host/database` | many machines (feature `mysql`) |
+    /// | `etcd://host1,host2,host3` | many machines (feature `etcd`) |
     ///
     /// # Errors
     /// [`ErrorKind::Config`] for a URL that cannot work, [`ErrorKind::Unsupported`] for a store

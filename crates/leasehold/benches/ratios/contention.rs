@@ -81,14 +81,14 @@ pub(crate) fn file_in_processes(effort: Effort) -> Result<()> {
 
 /// When all contenders take part.
 #[derive(Clone, Copy)]
-struct Window {
+pub(crate) struct Window {
     from: u64,
     until: u64,
 }
 
 impl Window {
     /// Opens when everybody has had time to get there.
-    fn next(effort: Effort) -> Self {
+    pub(crate) fn next(effort: Effort) -> Self {
         let nanos = |d: Duration| d.as_nanos() as u64;
         let from = now() + nanos(Duration::from_millis(20));
         Self { from, until: from + nanos(effort.time) }
@@ -99,7 +99,7 @@ impl Window {
     }
 }
 
-async fn one_turn(lock: Arc<Mutex>) -> Result<u64> {
+pub(crate) async fn one_turn(lock: Arc<Mutex>) -> Result<u64> {
     let guard = lock.lock().await?;
     let note = now();
     guard.release().await?;
@@ -125,7 +125,11 @@ where
     Ok(Outcome::of(&notes?, effort.time))
 }
 
-async fn contend<L, F>(window: Window, lock: Arc<L>, turn: fn(Arc<L>) -> F) -> Result<Vec<u64>>
+pub(crate) async fn contend<L, F>(
+    window: Window,
+    lock: Arc<L>,
+    turn: fn(Arc<L>) -> F,
+) -> Result<Vec<u64>>
 where
     F: Future<Output = Result<u64>>,
 {
@@ -227,16 +231,19 @@ pub(crate) fn child(subject: &str, me: &str, of: &str, dir: &Path) -> Result<()>
 }
 
 /// What one window showed.
-struct Outcome {
-    turns_per_second: f64,
-    handover_p50: f64,
-    handover_p99: f64,
+pub(crate) struct Outcome {
+    /// All of them, and those who came in the end.
+    #[cfg_attr(not(feature = "etcd"), allow(dead_code))]
+    pub(crate) turns: f64,
+    pub(crate) turns_per_second: f64,
+    pub(crate) handover_p50: f64,
+    pub(crate) handover_p99: f64,
     changed_hands: f64,
-    jain: f64,
+    pub(crate) jain: f64,
 }
 
 impl Outcome {
-    fn of(notes: &[Vec<u64>], time: Duration) -> Self {
+    pub(crate) fn of(notes: &[Vec<u64>], time: Duration) -> Self {
         let shares: Vec<f64> = notes.iter().map(|n| n.len() as f64).collect();
         let tagged = |(who, notes): (usize, &Vec<u64>)| {
             notes.iter().map(|note| (*note, who)).collect::<Vec<_>>()
@@ -246,6 +253,7 @@ impl Outcome {
         let changed = all.windows(2).filter(|pair| pair[0].1 != pair[1].1);
         let handovers: Vec<f64> = changed.map(|pair| (pair[1].0 - pair[0].0) as f64).collect();
         Self {
+            turns: all.len() as f64 + notes.len() as f64,
             turns_per_second: all.len() as f64 / time.as_secs_f64(),
             changed_hands: handovers.len() as f64 / all.len().saturating_sub(1) as f64,
             jain: jain(&shares),

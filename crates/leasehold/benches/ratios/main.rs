@@ -4,11 +4,14 @@
 //! cargo bench -p leasehold --bench ratios                  # everything, about five minutes
 //! cargo bench -p leasehold --bench ratios -- pair kill     # only these
 //! cargo bench -p leasehold --bench ratios -- --quick       # only to see that it runs
+//! cargo bench -p leasehold --features etcd --bench ratios -- etcd   # beside a real etcd
 //! ```
 //! The tables go to the standard output as Markdown; `docs/benchmarks.md` keeps a run of them. No
 //! figure here is a test.
 
 mod contention;
+#[cfg(feature = "etcd")]
+mod etcd;
 mod kill;
 mod measure;
 mod pair;
@@ -19,7 +22,13 @@ use std::path::Path;
 
 use measure::{Effort, Result};
 
-const PARTS: [&str; 3] = ["pair", "contention", "kill"];
+const PARTS: &[&str] = &[
+    "pair",
+    "contention",
+    "kill",
+    #[cfg(feature = "etcd")]
+    "etcd",
+];
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -38,7 +47,7 @@ fn main() -> Result<()> {
     let wanted = |part: &str| chosen.is_empty() || chosen.iter().any(|c| *c == part);
     let known = |c: &&&String| PARTS.contains(&c.as_str());
     if let Some(unknown) = chosen.iter().find(|c| !known(c)) {
-        return Err(format!("no such part: {unknown}; there are pair, contention and kill").into());
+        return Err(format!("no such part: {unknown}; there are {}", PARTS.join(", ")).into());
     }
     if wanted("pair") {
         pair::memory(effort)?;
@@ -51,6 +60,10 @@ fn main() -> Result<()> {
     }
     if wanted("kill") {
         kill::file(effort)?;
+    }
+    #[cfg(feature = "etcd")]
+    if wanted("etcd") {
+        etcd::all(effort)?;
     }
     Ok(())
 }

@@ -96,6 +96,11 @@ impl Shared {
                     self.clear(claim);
                     return joined;
                 }
+                // Perhaps it has a place: with its lease, that ends.
+                Err(Failure::Final(_) | Failure::Token(_)) => {
+                    self.abandon(claim);
+                    return joined;
+                }
                 joined => return joined,
             }
         }
@@ -108,6 +113,14 @@ impl Shared {
             Some(Remains { lease, clean: true }) => self.leases.put_back(lease),
             Some(Remains { lease, clean: false }) => self.leases.revoke_later(lease.id),
             None => {}
+        }
+    }
+
+    /// Forgets a claim and ends its lease, and with it whatever place it may have.
+    pub(super) fn abandon(&self, claim: &Claim) {
+        self.waiters.dismiss(claim.id);
+        if let Some(remains) = self.claims.forget(claim.id) {
+            self.leases.revoke_later(remains.lease.id);
         }
     }
 

@@ -203,10 +203,7 @@ impl Shared {
 
     /// The claim has no place any more; its lease is not used again.
     fn lost(&self, claim: &Claim) -> Renewal {
-        self.waiters.dismiss(claim.id);
-        if let Some(remains) = self.claims.forget(claim.id) {
-            self.leases.revoke_later(remains.lease.id);
-        }
+        self.abandon(claim);
         Renewal::Lost
     }
 }
