@@ -38,6 +38,7 @@ mod ask;
 mod claims;
 mod client;
 mod compare;
+mod doctor;
 mod fault;
 mod join;
 mod keepalive;
@@ -77,12 +78,15 @@ use super::{
     Signal, Store, Survival, Wakeup,
 };
 use crate::claim::Claim;
+use crate::doctor::Finding;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
 
 /// Queues in etcd. See the module's documentation.
 pub struct EtcdStore {
     url: String,
+    identity: String,
+    members: usize,
     guarantees: Guarantees,
     shared: Arc<Shared>,
     tending: AbortHandle,
@@ -108,7 +112,7 @@ impl EtcdStore {
     pub async fn open(url: &str, runtime: &Handle) -> Result<Self> {
         let parsed = EtcdUrl::parse(url)?;
         let client = Arc::new(Client::new(&parsed, runtime)?);
-        let members = probe(&client, &parsed).await?;
+        let Found { members, cluster } = probe(&client, &parsed).await?;
         let keep_alives = Arc::new(KeepAlives::new(client.clone()));
         let leases = Arc::new(Leases::new(client.clone(), keep_alives.clone()));
         let tending = runtime.spawn(leases.clone().tend()).abort_handle();
@@ -122,7 +126,16 @@ impl EtcdStore {
             waiters: Waiters::default(),
         });
         let guarantees = guarantees(members);
-        Ok(Self { url: crate::url::redacted(url), guarantees, shared, tending })
+        let identity = match cluster {
+            Some(id) => format!("etcd:{id:x}/{}", shared.namespace),
+            None => {
+                let mut members = parsed.endpoints.clone();
+                members.sort_unstable();
+                format!("etcd:{}/{}", members.join(","), shared.namespace)
+            }
+        };
+        let url = crate::url::redacted(url);
+        Ok(Self { url, identity, members, guarantees, shared, tending })
     }
 
     /// How many requests this client has sent so far, those on streams (keep-alives, watches)
@@ -155,8 +168,15 @@ impl Shared {
     }
 }
 
-/// Whether a majority answers and lets us in; and how many members there are.
-async fn probe(client: &Client, url: &EtcdUrl) -> Result<usize> {
+/// What a cluster is found to be.
+struct Found {
+    members: usize,
+    /// Its own name for itself, if it told us.
+    cluster: Option<u64>,
+}
+
+/// Whether a majority answers and lets us in; and what it is.
+async fn probe(client: &Client, url: &EtcdUrl) -> Result<Found> {
     let key = format!("{}leasehold", url.namespace).into_bytes();
     let one = RangeRequest { keys_only: true, ..ask::get(key) };
     match client.range(one).await {
@@ -171,7 +191,13 @@ async fn probe(client: &Client, url: &EtcdUrl) -> Result<usize> {
     let path = "/etcdserverpb.Cluster/MemberList";
     let listed = client.call::<_, MemberListResponse>(path, MemberListRequest {}).await;
     // Not everybody may ask; then the URL names what there is.
-    Ok(listed.map_or(url.endpoints.len(), |listed| listed.answer.members.len()))
+    Ok(match listed {
+        Ok(listed) => Found {
+            members: listed.answer.members.len(),
+            cluster: listed.answer.header.map(|header| header.cluster_id),
+        },
+        Err(_) => Found { members: url.endpoints.len(), cluster: None },
+    })
 }
 
 /// Names the keys that we are not let at.
@@ -193,6 +219,14 @@ impl Store for EtcdStore {
 
     fn url(&self) -> &str {
         &self.url
+    }
+
+    fn identity(&self) -> String {
+        self.identity.clone()
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        self.told(doctor::diagnose(&self.shared.client, self.members).await)
     }
 
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {

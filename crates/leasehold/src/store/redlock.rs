@@ -43,6 +43,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,11 +54,13 @@ use super::guarantees::{ClockModel, Durability, Guarantees, Liveness, Survival, 
 use super::redis::url::RESERVED;
 use super::{Evict, Joined, LockInfo, Mode, Place, Renew, Renewal, Signal, Store};
 use crate::claim::{Claim, ClaimId, Kind};
+use crate::doctor::Finding;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
 
 mod attempt;
 mod claims;
+mod doctor;
 mod hold;
 mod memory;
 mod node;
@@ -82,9 +85,10 @@ const CONNECT: Duration = Duration::from_secs(2);
 const DUELS: u32 = 4;
 
 /// A mutex on the majority of some Redis servers. See the module's documentation.
-#[derive(Debug)]
 pub struct RedlockStore {
     url: String,
+    /// Has the password: not to be shown.
+    parsed: RedlockUrl,
     guarantees: Guarantees,
     inner: Arc<Inner>,
 }
@@ -100,6 +104,12 @@ struct Inner {
     max_lease: Duration,
     /// Our thread's: it has timers and connections.
     runtime: Handle,
+}
+
+impl fmt::Debug for RedlockStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedlockStore").field("url", &self.url).finish_non_exhaustive()
+    }
 }
 
 impl RedlockStore {
@@ -127,7 +137,7 @@ impl RedlockStore {
         let met = inner.spawned(async move { meeting.meet_all().await });
         met.await??;
         let guarantees = guarantees(&parsed, &inner.nodes);
-        Ok(Arc::new(Self { url: crate::url::redacted(url), guarantees, inner }))
+        Ok(Arc::new(Self { url: crate::url::redacted(url), parsed, guarantees, inner }))
     }
 }
 
@@ -321,6 +331,19 @@ impl Store for RedlockStore {
 
     fn url(&self) -> &str {
         &self.url
+    }
+
+    fn identity(&self) -> String {
+        let mut nodes: Vec<String> = self.parsed.nodes.iter().map(ToString::to_string).collect();
+        nodes.sort_unstable();
+        format!("redlock:{}/{}#{}", nodes.join(","), self.parsed.login.db, self.parsed.prefix)
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        // Those that were away when we connected may be back, and the others may be away now.
+        let inner = self.inner.clone();
+        self.inner.spawned(async move { inner.meet_all().await }).await??;
+        Ok(doctor::diagnose(&self.parsed, &self.inner.nodes))
     }
 
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {

@@ -46,6 +46,7 @@
 //! - *the lock's node was deleted*: it is made again, and numbers begin anew; tokens do not.
 
 mod claims;
+mod doctor;
 mod fault;
 mod node;
 mod path;
@@ -81,6 +82,7 @@ use super::{
 };
 use crate::claim::{Claim, ClaimId, Holder, Kind, Token};
 use crate::clock::{Clock, Moment, wall_micros};
+use crate::doctor::Finding;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
 use crate::store::Standing as Shown;
@@ -1086,6 +1088,21 @@ impl Store for ZooKeeperStore {
 
     fn url(&self) -> &str {
         &self.shown
+    }
+
+    fn identity(&self) -> String {
+        let url = &self.shared.url;
+        let mut hosts: Vec<&str> = url.hosts.split(',').collect();
+        hosts.sort_unstable();
+        format!("zookeeper:{}{}#{:?}", hosts.join(","), url.root(), url.naming)
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        let looked = self.shared.run(|shared| async move {
+            let session = shared.session().await?;
+            doctor::diagnose(&session, &shared.url).await
+        });
+        looked.await
     }
 
     fn longest_lease(&self) -> Duration {
