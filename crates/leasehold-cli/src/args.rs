@@ -90,7 +90,10 @@ pub(crate) enum Tables {
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct StoreArgs {
     /// Where the locks are kept: file:, file:/some/directory, sqlite:/some/file,
-    /// postgres://user@host/db, mysql://user@host/db, zookeeper://host,host/path, …
+    /// postgres://user@host/db, mysql://user@host/db, redis://host,
+    /// redis+sentinel://host,host,host/master, redis+cluster://host,host,
+    /// redlock://host,host,host,
+    /// zookeeper://host,host/path, …
     ///
     /// The default, file:, is a directory of yours on this machine, the same for your shell and
     /// for cron. `leasehold show NAME` and -v say which.

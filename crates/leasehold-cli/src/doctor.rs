@@ -57,7 +57,8 @@ async fn examine(args: &DoctorArgs) -> Result<Seen, Failure> {
 }
 
 fn is_known(scheme: &str) -> bool {
-    leasehold::BUILT_IN.contains(&scheme) || matches!(scheme, "postgresql" | "mariadb" | "rediss")
+    leasehold::BUILT_IN.contains(&scheme)
+        || matches!(scheme, "postgresql" | "mariadb" | "rediss" | "redlocks")
 }
 
 /// Whether it was the store that said no, and not the way to it.

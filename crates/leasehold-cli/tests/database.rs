@@ -1,57 +1,21 @@
-//! `leasehold run` on real databases: an exact count by forty processes, also while the server is
+//! `leasehold run` on real servers: an exact count by forty processes, also while the server is
 //! killed and comes back.
 
-#![cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+#![cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql", feature = "redis"))]
 
 mod common;
 
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
-use common::{Place, eventually};
+use common::Place;
+use common::count::Counting;
 
-const PROCESSES: usize = 40;
-/// How often each of them counts.
-const ROUNDS: usize = 2;
-
-/// What each process does: reads, thinks, writes, and says under which token.
-const COUNT: &str = r#"
-n=$(cat "$1"); sleep 0.01; echo $((n + 1)) > "$1"; echo "$LEASEHOLD_TOKEN" >> "$1.tokens"
-"#;
-
-/// Starts one process for each of `processes`, runs `meanwhile`, and checks what was counted.
+/// Forty processes count on this store; `meanwhile` runs beside them.
 fn count(store: &str, meanwhile: impl FnOnce()) {
-    let place = Place::new();
-    let counter = place.path("counter");
-    std::fs::write(&counter, "0\n").unwrap();
-    let start = |_| -> Child {
-        // 69: on a busy machine the server may be away for longer than is waited for; nothing was
-        // done then. As a cron job would, again.
-        let rounds = "i=0; while [ $i -lt \"$3\" ]; do \
-                      \"$0\" run --store \"$1\" counter -- sh -c \"$4\" sh \"$2\"; \
-                      code=$?; case $code in 0) i=$((i + 1)) ;; 69) sleep 0.1 ;; \
-                      *) exit $code ;; esac; done";
-        let mut command = std::process::Command::new("sh");
-        command.args(["-c", rounds, common::LEASEHOLD, store]).arg(&counter);
-        command.args([&ROUNDS.to_string(), COUNT]).stdin(Stdio::null()).stderr(Stdio::piped());
-        command.spawn().unwrap()
-    };
-    let mut running: Vec<Child> = (0..PROCESSES).map(start).collect();
+    let counting = Counting::start(store);
     meanwhile();
-    eventually("all have counted", || {
-        running.iter_mut().all(|child| child.try_wait().unwrap().is_some())
-    });
-    for child in running {
-        let output = child.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{}: {said}", output.status);
-    }
-    let counted = place.read("counter");
-    assert_eq!(counted.trim(), (PROCESSES * ROUNDS).to_string());
-    let tokens = place.read("counter.tokens");
-    let tokens: Vec<u64> = tokens.lines().map(|line| line.parse().unwrap()).collect();
-    assert_eq!(tokens.len(), PROCESSES * ROUNDS);
-    assert!(tokens.is_sorted_by(|a, b| a < b), "tokens do not rise: {tokens:?}");
+    counting.finish(0);
 }
 
 #[cfg(feature = "sqlite")]
@@ -83,6 +47,51 @@ fn r22_forty_processes_count_exactly_while_mariadb_is_killed() {
             std::thread::sleep(Duration::from_millis(700));
             server.kill();
             server.restart();
+        }
+    });
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn r27_forty_processes_count_exactly_while_redis_is_killed() {
+    let server = testbed::Redis::start();
+    count(&server.url(), || {
+        for _ in 0..2 {
+            std::thread::sleep(Duration::from_millis(700));
+            server.kill();
+            server.restart();
+        }
+    });
+}
+
+/// A fail-over may lose a grant; who waits for a replica before it counts loses none when that very
+/// replica, the only one, is promoted.
+#[cfg(feature = "redis")]
+#[test]
+fn r29_forty_processes_count_exactly_while_sentinels_fail_over() {
+    let set = testbed::Sentinel::start();
+    let old = set.master().port();
+    count(&(set.url() + "?replicas=1&replicas_short=accept"), || {
+        std::thread::sleep(Duration::from_millis(700));
+        set.servers()[0].kill();
+        set.wait_for_failover(old);
+    });
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn r29_forty_processes_count_exactly_on_a_cluster_whose_slots_move() {
+    let cluster = testbed::Cluster::start();
+    let slot = cluster.nodes()[0].command(&["CLUSTER", "KEYSLOT", "counter"]);
+    let slot: u16 = slot.parse().unwrap();
+    let home = usize::from(slot) * 3 / 16_384;
+    count(&cluster.url(), || {
+        for round in 0..3 {
+            let (from, to) = ((home + round) % 3, (home + round + 1) % 3);
+            std::thread::sleep(Duration::from_millis(300));
+            cluster.begin_move(slot, from, to);
+            while cluster.move_keys(slot, from, to, 100) > 0 {}
+            cluster.end_move(slot, to);
         }
     });
 }
@@ -141,4 +150,18 @@ fn schema_prints_the_tables_that_are_asked_for() {
         assert_eq!((locks.contains("InnoDB"), transactions.contains("InnoDB")), (mysql, mysql));
     }
     assert_eq!(place.code(&["schema", "--store", "file:"]), 2);
+}
+
+#[cfg(feature = "redlock")]
+#[test]
+fn r31_forty_processes_count_exactly_while_two_of_five_redis_servers_are_killed() {
+    let servers = testbed::Redlock::with(5, testbed::Setup::new().fast());
+    // Just started, and two of them killed for good.
+    let url = servers.url() + "?restart_delay_ms=0&node_timeout_ms=500";
+    count(&url, || {
+        for node in &servers.nodes()[1..3] {
+            std::thread::sleep(Duration::from_millis(500));
+            node.kill();
+        }
+    });
 }

@@ -24,7 +24,7 @@ use nix::unistd::Pid;
 
 const PROCESSES: usize = 40;
 /// How often each of them writes.
-const ROUNDS: usize = 2;
+const ROUNDS: usize = 1;
 /// How many processes have, besides, a writer that comes too late.
 const LATE: usize = 5;
 const LEASE: Duration = Duration::from_secs(5);

@@ -271,7 +271,9 @@ impl Lease {
                 break;
             }
         }
-        self.full.store(true, Ordering::SeqCst);
+        if self.is_of_full_length(granted) {
+            self.full.store(true, Ordering::SeqCst);
+        }
         self.set_at_risk(granted);
         self.publish();
         true
@@ -285,6 +287,13 @@ impl Lease {
     /// Whether a lease of full length was ever acknowledged.
     pub(crate) fn is_full(&self) -> bool {
         self.full.load(Ordering::SeqCst)
+    }
+
+    /// Whether more was granted than a pushed grant lasts. A store that could not renew just now may
+    /// answer what there is.
+    fn is_of_full_length(&self, granted: Granted) -> bool {
+        let pushed = self.claim.waiter_lease;
+        granted.remaining.is_none_or(|left| left > pushed || self.claim.lease <= pushed)
     }
 
     /// How long the next renewal may make it: the lease, or less where `max_hold` ends before.

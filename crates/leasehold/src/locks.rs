@@ -139,6 +139,7 @@ impl Leasehold {
     /// | `sqlite:/a/file.db` | this machine (feature `sqlite`) |
     /// | `postgres://user:password@host/database` | many machines (feature `postgres`) |
     /// | `mysql://user:password@host/database` | many machines (feature `mysql`) |
+    /// | `redis://user:password@host`, `redis+sentinel://…`, `redis+cluster://…` | many machines (feature `redis`) |
     /// | `zookeeper://host,host,host/path` | many machines (feature `zookeeper`) |
     ///
     /// # Errors

@@ -687,19 +687,19 @@ async fn s46_what_was_undone_is_retried_with_the_same_claim<S: Server>() {
             match is_postgres {
                 true => {
                     "CREATE SEQUENCE tries; \
-                     CREATE FUNCTION undo() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ \
+                     CREATE FUNCTION undoing() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ \
                      DECLARE n bigint := nextval('tries'); BEGIN \
                      RAISE LOG 'tried by %', NEW.claim; \
                      IF n = 1 THEN RAISE EXCEPTION 'undone' USING ERRCODE = '40001'; END IF; \
                      IF n = 2 THEN RAISE EXCEPTION 'undone' USING ERRCODE = '40P01'; END IF; \
                      RETURN NEW; END $$; \
-                     CREATE TRIGGER undo BEFORE INSERT ON leasehold_claims \
-                     FOR EACH ROW EXECUTE FUNCTION undo()"
+                     CREATE TRIGGER undoing BEFORE INSERT ON leasehold_claims \
+                     FOR EACH ROW EXECUTE FUNCTION undoing()"
                 }
                 // A table without transactions keeps what was undone.
                 false => {
                     "CREATE TABLE tries (claim VARCHAR(40)) ENGINE = MyISAM; \
-                     CREATE TRIGGER undo BEFORE INSERT ON leasehold_claims FOR EACH ROW BEGIN \
+                     CREATE TRIGGER undoing BEFORE INSERT ON leasehold_claims FOR EACH ROW BEGIN \
                      INSERT INTO tries VALUES (NEW.claim); \
                      IF (SELECT COUNT(*) FROM tries) = 1 THEN \
                      SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213; END IF; \

@@ -23,11 +23,11 @@ macro_rules! cases {
 
             type Pool = sqlx::Pool<$db>;
 
-            async fn pool(url: &str) -> Pool {
+            pub(super) async fn pool(url: &str) -> Pool {
                 sqlx::pool::PoolOptions::new().max_connections(8).connect(url).await.unwrap()
             }
 
-            async fn prepare(url: &str) -> Pool {
+            pub(super) async fn prepare(url: &str) -> Pool {
                 let pool = pool(url).await;
                 database::install(&pool).await.unwrap();
                 for sql in [CALLERS_TABLE, "INSERT INTO t VALUES (1, 0, 0, NULL)"] {
@@ -65,6 +65,19 @@ macro_rules! cases {
                         Ok::<_, Error>(format!("{}", n + 1))
                     })
                     .await
+            }
+
+            /// The same, as often as it takes: the key tells whether it was done before.
+            async fn add_again(pool: &Pool, key: &str, offered: u64) -> Result<Ran, Error> {
+                loop {
+                    match add(pool, key, offered).await {
+                        Err(error) if error.is_retryable() => {
+                            let pause = std::time::Duration::from_millis(5);
+                            tokio::time::sleep(pause).await;
+                        }
+                        done => return done,
+                    }
+                }
             }
 
             async fn number(pool: &Pool) -> i64 {
@@ -137,10 +150,7 @@ macro_rules! cases {
                     assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
                     assert!(error.is_retryable());
                     Server::restart(&server);
-                    let again = async |key: &str, offered| {
-                        let patient = Retry::default().tries(200);
-                        retry(patient, async || add(&pool, key, offered).await).await
-                    };
+                    let again = async |key: &str, offered| add_again(&pool, key, offered).await;
                     // The mark of 8 was undone with the rest.
                     assert_eq!(again("kept", 7).await.unwrap(), Ran::Duplicate("1".into()));
                     assert_eq!(again("undone", 8).await.unwrap(), Ran::First("2".into()));
@@ -173,19 +183,16 @@ macro_rules! cases {
                         for i in done..done + 10 {
                             let pool = pool.clone();
                             running.spawn(async move {
-                                let key = format!("key {i}");
-                                let patient = Retry::default().tries(500);
-                                retry(patient, async || add(&pool, &key, 7).await).await.unwrap()
+                                add_again(&pool, &format!("key {i}"), 7).await.unwrap()
                             });
                         }
                         running.join_all().await;
                         done += 10;
                     }
                     breaking.await.unwrap();
-                    let counted = retry(Retry::default().tries(50), async || {
-                        Ok(sqlx::query_scalar::<_, i64>("SELECT n FROM t").fetch_one(&pool).await?)
-                    });
-                    assert_eq!(counted.await.unwrap(), done);
+                    // Also shows that no connection is of use any more that was ended.
+                    add_again(&pool, "the last", 7).await.unwrap();
+                    assert_eq!(number(&pool).await, done + 1);
                 });
             }
         }
@@ -194,3 +201,44 @@ macro_rules! cases {
 
 cases!(postgres, testbed::Postgres, sqlx::Postgres);
 cases!(mariadb, testbed::MariaDb, sqlx::MySql);
+
+/// Where each transaction may be on another of the pooler's sessions, nothing prepared can be kept:
+/// the caller says so to its driver, as it must for statements of its own.
+#[test]
+fn s42_behind_a_pooler_in_transaction_mode() {
+    run(async {
+        let server = testbed::postgres();
+        let url = server.database();
+        let direct = postgres::prepare(&url).await;
+        let pooler = testbed::PgBouncer::before(server);
+        let pooled = pooler.in_front_of(server, &url) + "?statement-cache-capacity=0";
+        let pool = postgres::pool(&pooled).await;
+        let mut running = tokio::task::JoinSet::new();
+        for i in 0..20 {
+            let pool = pool.clone();
+            running.spawn(async move {
+                let add = async || {
+                    let mut tx = pool.begin().await?;
+                    lock_in(&mut tx, "t:1").await?;
+                    check(&mut tx, "t", Token::new(7).unwrap()).await?;
+                    let key = format!("key {}", i / 2);
+                    let ran = once(key)
+                        .run_in(&mut tx, async |tx| {
+                            let table = Versioned::new("t", "id", "version");
+                            let seen = table.version(&mut **tx, 1).await?.unwrap();
+                            table.update(tx, 1, seen, &[("n", (seen + 1).into())]).await?;
+                            Ok::<_, Error>(String::new())
+                        })
+                        .await?;
+                    tx.commit().await?;
+                    Ok::<_, Error>(ran)
+                };
+                retry(Retry::default().tries(200), add).await.unwrap()
+            });
+        }
+        let ran: Vec<Ran> = running.join_all().await;
+        assert_eq!(ran.iter().filter(|ran| ran.is_first()).count(), 10, "{ran:?}");
+        let counted = sqlx::query_scalar::<_, i64>("SELECT n FROM t").fetch_one(&direct);
+        assert_eq!(counted.await.unwrap(), 10);
+    });
+}

@@ -58,13 +58,9 @@ impl Cluster {
             node.command(&["CLUSTER", "REPLICATE", &of]);
         }
         wait("the cluster to be ok", &|| cluster.is_ok());
-        wait("the replicas to be in step", &|| {
-            cluster
-                .nodes
-                .iter()
-                .skip(masters)
-                .all(|n| n.info("replication", "master_link_status") == "up")
-        });
+        for master in cluster.nodes.iter().take(masters) {
+            master.wait_for_replicas(replicas);
+        }
         cluster
     }
 
@@ -125,17 +121,38 @@ impl Cluster {
         moved
     }
 
-    /// Ends the move: the slot belongs to `to`.
+    /// Ends the move: the slot belongs to `to`. Returns when all nodes agree, and have heard of each
+    /// other's epochs: another move before that could leave them at odds for ever.
     pub fn end_move(&self, slot: u16, to: usize) {
-        let (slot, id) = (slot.to_string(), self.id(to));
-        // The new owner first, so that there is always one.
-        self.nodes[to].command(&["CLUSTER", "SETSLOT", &slot, "NODE", &id]);
-        for (i, node) in self.nodes.iter().enumerate() {
-            if i != to && node.info("replication", "role") == "master" {
-                node.command(&["CLUSTER", "SETSLOT", &slot, "NODE", &id]);
+        let (number, id) = (slot.to_string(), self.id(to));
+        let masters = || self.nodes.iter().filter(|n| n.info("replication", "role") == "master");
+        wait("the nodes to agree on who has the slot", &|| {
+            // The new owner first, so that there is always one.
+            for node in std::iter::once(&self.nodes[to]).chain(masters()) {
+                node.command(&["CLUSTER", "SETSLOT", &number, "NODE", &id]);
             }
-        }
+            let epochs = |name: &str| -> Vec<String> {
+                masters().map(|n| line_of(&n.command(&["CLUSTER", "INFO"]), name)).collect()
+            };
+            let epochs = epochs("cluster_current_epoch:");
+            epochs.iter().all(|epoch| *epoch == epochs[0])
+                && masters().all(|n| has_slot(&n.command(&["CLUSTER", "NODES"]), &id, slot))
+        });
     }
+}
+
+fn line_of(text: &str, start: &str) -> String {
+    text.lines().find(|line| line.starts_with(start)).unwrap_or_default().to_owned()
+}
+
+/// Whether a node's view of the cluster gives the slot to the node of this name.
+fn has_slot(nodes: &str, id: &str, slot: u16) -> bool {
+    let line = line_of(nodes, id);
+    line.split(' ').skip(8).any(|range| {
+        let (from, to) = range.split_once('-').unwrap_or((range, range));
+        let number = |text: &str| text.parse::<u16>().ok();
+        number(from).zip(number(to)).is_some_and(|(from, to)| (from..=to).contains(&slot))
+    })
 }
 
 fn node(setup: &Setup, port: u16) -> Result<Redis, String> {

@@ -130,6 +130,20 @@ impl Redis {
         calls.collect()
     }
 
+    /// Returns when so many replicas follow this master, and have told it so.
+    pub fn wait_for_replicas(&self, count: usize) {
+        crate::sentinel::wait("the replicas to be in step", &|| {
+            self.command(&["INFO", "replication"]).matches("state=online").count() == count
+        });
+    }
+
+    /// Returns when somebody has made this replica a master.
+    pub fn wait_for_master(&self) {
+        crate::sentinel::wait("a replica to become master", &|| {
+            self.info("replication", "role") == "master"
+        });
+    }
+
     /// What it logged.
     pub fn log(&self) -> String {
         self.daemon.log()

@@ -29,8 +29,7 @@ impl Sentinel {
         let port = master.port();
         let mut servers = vec![master];
         servers.extend((0..replicas).map(|_| Redis::replica_of(port, setup.clone())));
-        let online = || servers[0].info("replication", "connected_slaves") == replicas.to_string();
-        wait("the replicas to be in step", &online);
+        servers[0].wait_for_replicas(replicas);
         let sentinels: Vec<_> = (0..3).map(|_| start_somewhere(|at| sentinel(at, port))).collect();
         let set = Self { servers, sentinels };
         wait("the sentinels to know each other and the replicas", &|| set.is_settled(replicas));

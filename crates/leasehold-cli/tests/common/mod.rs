@@ -1,6 +1,8 @@
 //! What the black-box tests share: the built command on a file store of its own.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub(crate) mod count;
+
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};

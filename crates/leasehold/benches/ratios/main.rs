@@ -4,6 +4,7 @@
 //! cargo bench -p leasehold --bench ratios                  # everything, about ten minutes
 //! cargo bench -p leasehold --bench ratios -- pair kill     # only these
 //! cargo bench -p leasehold --bench ratios --all-features -- sql   # real databases, started by it
+//! taskset -c 0 cargo bench -p leasehold --bench ratios --features redis -- redis
 //! cargo bench -p leasehold --bench ratios -- --quick       # only to see that it runs
 //! ```
 //! The tables go to the standard output as Markdown; `docs/benchmarks.md` keeps a run of them. No
@@ -14,6 +15,8 @@ mod kill;
 mod measure;
 mod pair;
 mod raw;
+#[cfg(feature = "redis")]
+mod redis;
 mod scratch;
 #[cfg(all(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 mod sql;
@@ -22,7 +25,7 @@ use std::path::Path;
 
 use measure::{Effort, Result};
 
-const PARTS: [&str; 4] = ["pair", "contention", "kill", "sql"];
+const PARTS: [&str; 5] = ["pair", "contention", "kill", "sql", "redis"];
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -60,6 +63,11 @@ fn main() -> Result<()> {
         sql::sqlite(effort)?;
         sql::postgres(effort)?;
         sql::mariadb(effort)?;
+    }
+    #[cfg(feature = "redis")]
+    if wanted("redis") {
+        redis::pair(effort)?;
+        redis::contention(effort)?;
     }
     Ok(())
 }

@@ -284,6 +284,12 @@ impl RedisStore {
     async fn try_renew(&self, renewals: &[Renew]) -> Result<Vec<Renewal>> {
         let mut answers = vec![Renewal::Lost; renewals.len()];
         let waits = |i: &usize| self.waiters.waiting(renewals[*i].claim.id).is_some();
+        // Told of a grant or not, it has not been confirmed.
+        let waited = |i: &usize| self.waiters.kept(renewals[*i].claim.id).is_some();
+        let unconfirmed: Vec<usize> = match self.confirm {
+            Some(_) => (0..renewals.len()).filter(waited).collect(),
+            None => Vec::new(),
+        };
         let (holders, mut others): (Vec<usize>, Vec<usize>) =
             (0..renewals.len()).partition(|i| is_mutex(&renewals[*i].claim) && !waits(i));
         if !holders.is_empty() {
@@ -292,12 +298,11 @@ impl RedisStore {
             let gone = |i: &usize| matches!(answers[*i], Renewal::Lost);
             others.extend(holders.into_iter().filter(gone));
         }
-        let waited: Vec<usize> = others.iter().copied().filter(waits).collect();
         if !others.is_empty() {
             self.beat(renewals, &others, &mut answers).await?;
         }
         if let Some(confirm) = &self.confirm {
-            for i in waited {
+            for i in unconfirmed {
                 if matches!(answers[i], Renewal::Holding { .. }) {
                     let claim = &renewals[i].claim;
                     self.confirmed(confirm, claim).await?;

@@ -43,7 +43,6 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -85,9 +84,9 @@ const CONNECT: Duration = Duration::from_secs(2);
 const DUELS: u32 = 4;
 
 /// A mutex on the majority of some Redis servers. See the module's documentation.
+#[derive(Debug)]
 pub struct RedlockStore {
     url: String,
-    /// Has the password: not to be shown.
     parsed: RedlockUrl,
     guarantees: Guarantees,
     inner: Arc<Inner>,
@@ -104,12 +103,6 @@ struct Inner {
     max_lease: Duration,
     /// Our thread's: it has timers and connections.
     runtime: Handle,
-}
-
-impl fmt::Debug for RedlockStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedlockStore").field("url", &self.url).finish_non_exhaustive()
-    }
 }
 
 impl RedlockStore {
@@ -136,7 +129,7 @@ impl RedlockStore {
         let meeting = inner.clone();
         let met = inner.spawned(async move { meeting.meet_all().await });
         met.await??;
-        let guarantees = guarantees(&parsed, &inner.nodes);
+        let guarantees = guarantees(&parsed);
         Ok(Arc::new(Self { url: crate::url::redacted(url), parsed, guarantees, inner }))
     }
 }
@@ -257,12 +250,12 @@ impl Inner {
                     // From when the call was asked: what is before the attempt is not lost.
                     return Ok(Joined::Holding { token, remaining: Some(until.since(asked)) });
                 }
-                Outcome::Busy(busy) if busy.decided || duels == DUELS => {
+                Outcome::Busy(busy) if busy.decided || duels == DUELS || busy.ahead > 1 => {
                     return Ok(self.behind(entry, mode, busy));
                 }
-                Outcome::Busy(_) => {
-                    let pause = Duration::from_millis(1 << duels).mul_f64(1.0 + 2.0 * random());
-                    tokio::time::sleep(pause).await;
+                Outcome::Busy(busy) => {
+                    let pause = busy.took.max(Duration::from_millis(1)) * (1 << duels);
+                    tokio::time::sleep(pause.mul_f64(0.5 + random())).await;
                     duels += 1;
                 }
                 Outcome::Failed(error) => return Err(error),
@@ -339,13 +332,6 @@ impl Store for RedlockStore {
         format!("redlock:{}/{}#{}", nodes.join(","), self.parsed.login.db, self.parsed.prefix)
     }
 
-    async fn diagnose(&self) -> Result<Vec<Finding>> {
-        // Those that were away when we connected may be back, and the others may be away now.
-        let inner = self.inner.clone();
-        self.inner.spawned(async move { inner.meet_all().await }).await??;
-        Ok(doctor::diagnose(&self.parsed, &self.inner.nodes))
-    }
-
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
         self.inner.check(claim)?;
         let entry = self.inner.claims.enter(claim);
@@ -387,9 +373,14 @@ impl Store for RedlockStore {
         let (inner, name) = (self.inner.clone(), name.clone());
         self.inner.spawned(async move { inner.evict(&name, which).await }).await?
     }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        let (inner, parsed) = (self.inner.clone(), self.parsed.clone());
+        self.inner.spawned(async move { inner.diagnose(&parsed).await }).await
+    }
 }
 
-fn guarantees(url: &RedlockUrl, nodes: &[Arc<Node>]) -> Guarantees {
+fn guarantees(url: &RedlockUrl) -> Guarantees {
     let delayed = url.restart_delay >= url.max_lease;
     let mut notes: Vec<Cow<'static, str>> = vec![
         "There is no queue: who waits asks again at random times, woken early by a message, and \
@@ -416,31 +407,6 @@ fn guarantees(url: &RedlockUrl, nodes: &[Arc<Node>]) -> Guarantees {
         )
         .into(),
     });
-    for node in nodes {
-        let Some(run) = node.run() else {
-            notes.push(format!("{} was not reached at connect.", node.address()).into());
-            continue;
-        };
-        if let Some(policy) = &run.settings.evicts {
-            notes.push(
-                format!(
-                    "{} may throw locks away when its memory is full (maxmemory-policy {policy}): \
-                     set it to noeviction.",
-                    node.address()
-                )
-                .into(),
-            );
-        }
-        if !run.settings.durable {
-            notes.push(
-                format!(
-                    "{} keeps nothing over a restart (appendonly no): it counts on the delay.",
-                    node.address()
-                )
-                .into(),
-            );
-        }
-    }
     Guarantees {
         wakeup: Wakeup::Push,
         liveness: Liveness::Lease,

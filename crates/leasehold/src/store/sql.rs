@@ -27,14 +27,15 @@
 //! over, goes the slow way, and is recognised there by its id.
 //!
 //! # Renewals and heartbeats
-//! They lengthen rows without locking any lock's row but that of a head: a claim's row is lengthened
-//! by `SET expires = greatest(…) WHERE expires > now`. A slow path may at the same moment believe
-//! that the claim has expired: therefore what ends or shortens a claim's place does so only if
-//! `expires` is what was read, and is otherwise undone and tried again. Waiters then learn their
-//! place from one snapshot; if that shows anything expired or free, the slow path settles it, while
-//! the heartbeat answers what it saw if that takes long. Renewals and heartbeats have connections of
-//! their own, so that a client which was stopped with a lock's row in its hands (the database ends
-//! its transaction after a second; SQLite and MySQL cannot) costs nobody a lease.
+//! They lengthen rows by `SET expires = greatest(…) WHERE expires > now`, many by one statement, and
+//! wait for none: what somebody has locked is left out, and answered as it is committed ([`beat`]). A
+//! slow path may at the same moment believe that a claim has expired: therefore what ends or shortens
+//! a claim's place does so only if `expires` is what was read, and is otherwise undone and tried
+//! again. Waiters then learn their place from one snapshot; if that shows anything expired or free, the
+//! slow path settles it, while the heartbeat answers what it saw if that takes long. Renewals and
+//! heartbeats have connections of their own, so that a client which was stopped with a lock's row in
+//! its hands (the database ends its transaction after a second; SQLite and MySQL cannot) costs no
+//! other lock its lease.
 //!
 //! # Who wakes whom
 //! PostgreSQL: who grants sends a NOTIFY to the client of each claim that was granted, in the same
@@ -44,9 +45,11 @@
 //! The heartbeat is the fallback of both. Nobody who waits has a connection, or a transaction open.
 //!
 //! # Dropped and repeated calls
-//! Each call runs in a task of the client's own thread, which its caller's drop does not stop. What
-//! the database undid for others' sake (deadlock, serialization, busy) is tried again with the same
-//! claim; a broken connection is replaced, and the call repeated.
+//! Each call runs in a task of the client's own thread, which its caller's drop does not stop (but a
+//! renewal, which may be stopped anywhere). What the database undid for others' sake (deadlock,
+//! serialization, busy) is tried again with the same claim, as long as somebody waits for it; a broken
+//! connection is replaced, and the call repeated. A join that ends after its claim was given up
+//! leaves again ([`joins`]).
 //!
 //! # Whose clock
 //! The database's, in microseconds since 1970: PostgreSQL's `clock_timestamp()`, MySQL's
@@ -56,6 +59,7 @@
     not(all(feature = "sqlite", feature = "postgres", feature = "mysql")),
     allow(
         dead_code,
+        unreachable_code,
         unreachable_patterns,
         unused_assignments,
         unused_imports,
@@ -71,6 +75,7 @@ mod doctor;
 mod fault;
 mod identity;
 mod join;
+mod joins;
 mod loaded;
 mod promises;
 mod rows;
@@ -94,9 +99,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::runtime::Handle;
-use tokio::task::AbortHandle;
+use tokio::sync::oneshot;
+use tokio::task::{AbortHandle, JoinHandle};
+use tokio::time::Instant;
 
 use self::call::{Answer, Call};
+use self::joins::Joins;
 use self::statements::Statements;
 use self::url::{Dialect, SqlUrl};
 use self::wire::{Connect, Pool};
@@ -109,6 +117,8 @@ use crate::name::Name;
 
 /// The longest that one try of a call may take: then its connection is given up.
 const LIMIT: Duration = Duration::from_secs(10);
+/// How long most calls take at most.
+const SLOW: Duration = Duration::from_secs(1);
 /// How often others may get in the way.
 const TRIES: u32 = 30;
 /// How many connections there are for renewals and heartbeats.
@@ -156,6 +166,7 @@ struct Shared {
     /// What some heartbeat is settling just now.
     settling: Mutex<HashSet<Name>>,
     waiters: Arc<Waiters>,
+    joins: Joins,
     /// This client, as its claims' rows name it; PostgreSQL's channel.
     session: String,
     pushes: bool,
@@ -195,14 +206,18 @@ impl SqlStore {
         #[cfg(not(feature = "postgres"))]
         let pushes = false;
         let id = ClaimId::random()?.to_hex();
+        let pool = Pool::new(connect, url.pool);
+        // The first renewal of a short lease must not have to wait for a connection.
+        let beats = pool.beside(BEATS);
         let shared = Arc::new(Shared {
             url: shown,
             dialect: url.dialect,
             sql: Statements::of(&url),
-            pool: Pool::new(connect.clone(), url.pool),
-            beats: Pool::new(connect, BEATS),
+            pool,
+            beats,
             settling: Mutex::default(),
             waiters: Arc::default(),
+            joins: Joins::default(),
             session: format!(
                 "{}{}",
                 if pushes { LISTENS } else { "leasehold_asks_" },
@@ -231,9 +246,14 @@ impl SqlStore {
 
     /// Runs a call where its caller's drop does not stop it.
     async fn call(&self, call: Call) -> Result<Answer> {
+        let (caller, answer) = oneshot::channel();
         let shared = self.shared.clone();
-        let called = self.runtime.spawn(async move { shared.call(call).await });
-        called.await.unwrap_or_else(|_| Err(closed()))
+        drop(self.runtime.spawn(async move {
+            let done = shared.call(call, &|| caller.is_closed()).await;
+            // Perhaps nobody is left to be told.
+            let _ = caller.send(done);
+        }));
+        answer.await.unwrap_or_else(|_| Err(closed()))
     }
 
     fn out_of_step<T>() -> Result<T> {
@@ -255,8 +275,34 @@ impl fmt::Debug for SqlStore {
     }
 }
 
+/// A renewal under way. Its caller asks again if there is no answer in time, and there are few
+/// connections for renewals: what has not come after a moment may never come.
+struct Renewing {
+    task: JoinHandle<Result<Vec<Renewal>>>,
+    runtime: Handle,
+    began: Instant,
+}
+
+impl Drop for Renewing {
+    fn drop(&mut self) {
+        if self.task.is_finished() {
+            return;
+        }
+        let (task, until) = (self.task.abort_handle(), self.began + SLOW);
+        // Not at once: on a slow server all that it has done so far would be done again, for ever.
+        drop(self.runtime.spawn(async move {
+            tokio::time::sleep_until(until).await;
+            task.abort();
+        }));
+    }
+}
+
 fn closed() -> Error {
     Error::new(ErrorKind::Closed, "the client's runtime was shut down: connect again")
+}
+
+fn given_up() -> Error {
+    Error::new(ErrorKind::Unreachable, "given up by its caller before it was done: ask again")
 }
 
 fn no_answer() -> Error {
@@ -299,8 +345,17 @@ impl Store for SqlStore {
     }
 
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
-        match self.call(Call::Join(claim.clone(), mode)).await {
+        let (caller, answer) = oneshot::channel();
+        let (shared, mine) = (self.shared.clone(), claim.clone());
+        shared.joins.begin(claim.id);
+        drop(self.runtime.spawn(async move {
+            let done = shared.join_or_leave(mine, mode, &|| caller.is_closed()).await;
+            // Perhaps nobody is left to be told.
+            let _ = caller.send(done);
+        }));
+        match answer.await.unwrap_or_else(|_| Err(closed())) {
             Ok(Answer::Joined(joined)) => Ok(joined),
+            Ok(Answer::Refused(error)) => Err(error.at(self.url())),
             Ok(_) => Self::out_of_step(),
             Err(error) => Err(error.on(&claim.name).at(self.url())),
         }
@@ -308,12 +363,20 @@ impl Store for SqlStore {
 
     async fn renew(&self, renewals: &[Renew]) -> Result<Vec<Renewal>> {
         let (shared, renewals) = (self.shared.clone(), renewals.to_vec());
-        let renewed = self.runtime.spawn(async move { shared.renew(&renewals).await });
-        renewed.await.unwrap_or_else(|_| Err(closed())).map_err(|e| e.at(self.url()))
+        let mut renewing = Renewing {
+            task: self.runtime.spawn(async move { shared.renew(&renewals).await }),
+            runtime: self.runtime.clone(),
+            began: Instant::now(),
+        };
+        let renewed = (&mut renewing.task).await.unwrap_or_else(|_| Err(closed()));
+        renewed.map_err(|e| e.at(self.url()))
     }
 
     async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
-        match self.call(Call::Leave(claim.clone(), keep)).await {
+        self.shared.joins.give_up(claim.id);
+        let waited = self.shared.waiters.has(claim.id);
+        self.shared.waiters.dismiss(claim.id);
+        match self.call(Call::Leave(claim.clone(), keep, waited)).await {
             Ok(Answer::Left(left)) => Ok(left),
             Ok(_) => Self::out_of_step(),
             Err(error) => Err(error.on(&claim.name).at(self.url())),

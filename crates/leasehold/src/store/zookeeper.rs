@@ -38,6 +38,9 @@
 //! # What if
 //! - *the reply to the creation is lost*: the claim's id is in the child's name, where it is looked
 //!   for before another is made;
+//! - *the creation arrives after we have looked for it*: it cannot. A session is served in order; a
+//!   server drops a session's old connection when it comes back, and requests that another member
+//!   still forwards for it are refused (`SessionMoved`);
 //! - *the caller's future is dropped*: each call is a task of the client's own and goes on; the
 //!   `leave` that follows waits for it. Nothing of the driver's that is not safe to drop is ever
 //!   dropped;
@@ -140,7 +143,8 @@ impl ZooKeeperStore {
             warned: Mutex::default(),
         });
         shared.run(|shared| async move { shared.find_chroot(&session).await }).await?;
-        let reaper = runtime.spawn(reap(Arc::downgrade(&shared))).abort_handle();
+        let reaper = runtime.spawn(reap(Arc::downgrade(&shared)));
+        let reaper = reaper.abort_handle();
         Ok(Arc::new(Self { shared, guarantees, shown, reaper }))
     }
 }
@@ -259,15 +263,27 @@ impl Shared {
         }
     }
 
-    async fn join(self: Arc<Self>, claim: Claim, mode: Mode) -> Result<Joined> {
+    /// Joins for a caller who is there as long as `caller` is.
+    async fn join(self: Arc<Self>, claim: Claim, mode: Mode, caller: Weak<()>) -> Result<Joined> {
         if !claim.lock_delay.is_zero() {
             let what = "ZooKeeper keeps nothing of an unclean end, so there is no lock-delay: leave \
                         lock_delay out, or use another store";
             return Err(Error::new(ErrorKind::Unsupported, what));
         }
-        let started = self.clock.now();
         let _turn = self.claims.enter(claim.id).await;
+        if self.claims.is_given_up(claim.id) {
+            self.end_given_up(claim.id).await;
+            self.claims.begin_anew(claim.id);
+        }
+        let started = self.clock.now();
         let stage = self.claims.stage(claim.id);
+        if caller.strong_count() == 0 {
+            // Who asked has gone, and what comes now would be nobody's.
+            if let Stage::New = stage {
+                self.claims.remove(claim.id);
+            }
+            return Err(explain(Fault::Timeout, self.url.root()));
+        }
         let session = match self.session().await {
             Ok(session) => session,
             Err(error) => {
@@ -291,6 +307,12 @@ impl Shared {
                         self.claims.begin_anew(claim.id);
                         self.enter_queue(&session, claim, mode, started).await
                     }
+                    // Its child should have been deleted when it did not hold.
+                    Joined::Waiting(_) if mode == Mode::Try && self.claims.is_trying(claim.id) => {
+                        self.delete(&session, &standing).await?;
+                        self.claims.remove(claim.id);
+                        Ok(Joined::Busy { holders: Vec::new() })
+                    }
                     joined => Ok(joined),
                 }
             }
@@ -313,7 +335,7 @@ impl Shared {
         let options = CreateMode::EphemeralSequential.with_acls(self.acls());
         let mut tries = 0;
         loop {
-            self.claims.asked(&claim, &lock, self.clock.now());
+            self.claims.asked(&claim, mode, &lock, self.clock.now());
             let sent = session.write(|c| async {
                 let create = c.create(&prefix, &data, &options);
                 let list = c.list_children(&lock);
@@ -630,27 +652,26 @@ impl Shared {
         }
         let mut open: Vec<(usize, Standing)> = Vec::with_capacity(renewals.len());
         for (i, renew) in renewals.iter().enumerate() {
-            if let Some((standing, _)) = self.claims.known(renew.claim.id) {
-                if standing.session == session.id() {
-                    open.push((i, standing));
-                }
-            }
+            let known = self.claims.known(renew.claim.id);
+            let here = known.filter(|(standing, _)| standing.session == session.id());
+            open.extend(here.map(|(standing, _)| (i, standing)));
         }
         let open = self.existing(session, open).await?;
         let mut waiting: BTreeMap<String, Vec<(usize, Standing)>> = BTreeMap::new();
         for (i, standing) in open {
             let Renew { claim, lease } = &renewals[i];
             match self.claims.known(claim.id) {
-                Some((_, Known::Holding(token))) => {
-                    if self.claims.holds(claim.id, self.clock.now().plus(*lease)) {
-                        let remaining = Some(self.remaining(session, *lease, started));
-                        answers[i] = Renewal::Holding { token, remaining };
-                    }
+                Some((_, Known::Holding(token)))
+                    if self.claims.holds(claim.id, self.clock.now().plus(*lease)) =>
+                {
+                    let remaining = Some(self.remaining(session, *lease, started));
+                    answers[i] = Renewal::Holding { token, remaining };
                 }
                 Some((_, Known::Waiting(_))) => {
                     waiting.entry(standing.lock.clone()).or_default().push((i, standing));
                 }
-                None => {}
+                // Given up meanwhile.
+                Some((_, Known::Holding(_))) | None => {}
             }
         }
         if waiting.is_empty() {
@@ -911,18 +932,30 @@ impl Shared {
     }
 
     /// A claim that nobody has renewed goes, for as long as it takes to tell the servers.
-    async fn give_up(self: Arc<Self>, id: ClaimId, stage: Stage) {
+    async fn give_up(self: Arc<Self>, id: ClaimId) {
+        let _turn = self.claims.enter(id).await;
+        if self.claims.is_given_up(id) {
+            self.end_given_up(id).await;
+            self.claims.remove(id);
+        } else if let Stage::New = self.claims.stage(id) {
+            // Somebody was faster, and asking for our turn has made this.
+            self.claims.remove(id);
+        }
+    }
+
+    /// Deletes the child of a claim that was given up, whose turn it is.
+    async fn end_given_up(&self, id: ClaimId) {
         let mut pause = Duration::from_millis(50);
         loop {
             let session = self.current();
-            let given_up = match &stage {
-                Stage::New => return,
-                Stage::Standing(standing) if standing.session != session.id() => return,
-                Stage::Standing(standing) => self.delete(&session, standing).await,
-                Stage::Asked { lock } => self.delete_of(&session, id, lock).await,
+            let done = match self.claims.stage(id) {
+                Stage::New => true,
+                // With its session its child goes too.
+                Stage::Standing(standing) if standing.session != session.id() => true,
+                Stage::Standing(standing) => self.delete(&session, &standing).await.is_ok(),
+                Stage::Asked { lock } => self.delete_of(&session, id, &lock).await.is_ok(),
             };
-            // With its session its children go too.
-            if given_up.is_ok_and(|_| true) || session.is_over() {
+            if done || session.is_over() {
                 return;
             }
             tokio::time::sleep(pause).await;
@@ -935,8 +968,8 @@ impl Shared {
 async fn reap(shared: Weak<Shared>) {
     loop {
         let Some(strong) = shared.upgrade() else { return };
-        for (id, stage) in strong.claims.expired(strong.clock.now()) {
-            strong.runtime.spawn(strong.clone().give_up(id, stage));
+        for id in strong.claims.expired(strong.clock.now()) {
+            strong.runtime.spawn(strong.clone().give_up(id));
         }
         strong.claims.something_expires(strong.clock.now()).await;
     }
@@ -1111,7 +1144,10 @@ impl Store for ZooKeeperStore {
 
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
         let (name, claim) = (claim.name.clone(), claim.clone());
-        let joined = self.shared.run(|shared| shared.join(claim, mode)).await;
+        let caller = Arc::new(());
+        let there = Arc::downgrade(&caller);
+        let joined = self.shared.run(|shared| shared.join(claim, mode, there)).await;
+        drop(caller);
         joined.map_err(|e| e.on(&name).at(&self.shown))
     }
 

@@ -131,7 +131,7 @@ impl Cluster {
         call: &Cmd,
         repeated: &mut bool,
     ) -> RedisResult<Value> {
-        let (mut failed, mut asking) = (0, None);
+        let (mut failed, mut moved, mut asking) = (0, 0, None);
         let mut last = None;
         for _ in 0..HOPS {
             let (node, asked) = match asking.take() {
@@ -156,6 +156,11 @@ impl Cluster {
             let Err(error) = answer else { return answer };
             match refusal(&error) {
                 Some(Refusal::Moved) => {
+                    moved += 1;
+                    // Nodes that do not agree yet send us to and fro.
+                    if moved > 2 {
+                        sleep(&self.runtime, PAUSE).await;
+                    }
                     if let Some(to) = self.redirected(&node, &error) {
                         let mut map = self.map();
                         if let Some(of) = map.slots.get_mut(usize::from(slot)) {
@@ -182,7 +187,10 @@ impl Cluster {
             }
             last = Some(error);
         }
-        Err(given_up(last))
+        match last {
+            Some(error) if refusal(&error) == Some(Refusal::Moved) => Err(given_up(None)),
+            last => Err(given_up(last)),
+        }
     }
 
     fn redirected(&self, from: &Node, error: &RedisError) -> Option<Arc<Node>> {

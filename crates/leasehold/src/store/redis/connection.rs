@@ -329,7 +329,9 @@ impl Call {
     }
 
     fn answered(mut self) {
-        self.blamed = None;
+        if let Some([_, doubtful]) = self.blamed.take() {
+            doubtful.store(false, Ordering::Relaxed);
+        }
     }
 }
 

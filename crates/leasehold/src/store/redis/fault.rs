@@ -64,6 +64,7 @@ const WORDS: &[(&str, Refusal)] = &[
 
 const PHRASES: &[(&str, Refusal)] = &[
     ("ACL failure in script", Refusal::NoPermission),
+    ("user executing the script can't", Refusal::NoPermission),
     ("WRONGTYPE", Refusal::WrongType),
     ("OOM command not allowed", Refusal::OutOfMemory),
     ("NOREPLICAS", Refusal::NoReplicas),
@@ -175,9 +176,10 @@ fn told(refusal: Refusal) -> (ErrorKind, &'static str) {
         }
         Refusal::NoPermission => (
             Denied,
-            "this Redis user lacks a right: give it what docs/stores/redis.md lists, ACL SETUSER \
-             name ~lock-names* ~leasehold:* &leasehold:* +@connection +@scripting +@string \
-             +@hash +@sortedset +@keyspace +@pubsub +time +info +role +wait",
+            "this Redis user lacks a right; it needs: ~lock-names* ~leasehold:* &leasehold:* +eval \
+             +evalsha +get +set +getset +del +exists +pexpire +pttl +getrange +time +publish \
+             +subscribe +zadd +zrem +zcard +zrange +zrevrange +zrank +zscore +zpopmin \
+             +zrangebyscore +hget +hset +hdel +hincrby +scan (see docs/stores/redis.md)",
         ),
         Refusal::WrongType => (
             Corrupt,

@@ -11,6 +11,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use redis::{Pipeline, RedisResult, Value};
 use tokio::runtime::Handle;
@@ -23,6 +24,9 @@ use super::servers::Servers;
 use super::url::{Address, Login, Replicas, Shortfall};
 use crate::claim::{Claim, Kind};
 use crate::error::{Error, ErrorKind, Result};
+
+/// How much longer an answer may take than the replicas.
+const CONNECTING: Duration = Duration::from_secs(1);
 
 /// Confirms the grants of one client.
 #[derive(Debug)]
@@ -146,7 +150,8 @@ impl Group {
                 }
                 std::mem::take(&mut pending.grants)
             };
-            let limit = wanted.within * 2;
+            // Connecting, the first time, is not the replicas' fault.
+            let limit = wanted.within + CONNECTING;
             let answer = tokio::time::timeout(limit, self.confirm(&grants, wanted)).await;
             let mut answers = match answer {
                 Ok(Ok(answers)) => answers.into_iter(),

@@ -5,7 +5,8 @@
 //!   request on the same connection.
 //! - *No majority*: what was got is released on every node that may have given it, at once, so that
 //!   those who were faster find a majority.
-//! - *Two meet* and each gets some nodes: both release, and try again after times at random.
+//! - *Two meet* and each gets some nodes: both release. Who has waited longest, as the nodes tell
+//!   it, tries again at once, after times at random that grow; the others step back.
 //! - *The caller is dropped* while we ask: the attempt goes on in its own task, and gives back what
 //!   it got if the claim was given up meanwhile.
 //! - *We die*: each vote ends with its lease.
@@ -51,6 +52,8 @@ pub(super) struct Busy {
     pub(super) decided: bool,
     pub(super) ahead: usize,
     pub(super) head_remaining: Option<Duration>,
+    /// How long it took to find out.
+    pub(super) took: Duration,
 }
 
 /// One node's vote.
@@ -186,7 +189,10 @@ impl Inner {
             };
             round.hear(i, heard);
         };
-        let refused: Vec<bool> = others.iter().map(Option::is_some).collect();
+        let mut refused: Vec<bool> = others.iter().map(Option::is_some).collect();
+        for (i, _) in troubles.iter().filter(|(_, trouble)| trouble.undone()) {
+            refused[*i] = true;
+        }
         let token = match decision {
             Decision::Token(token) => Some(token),
             Decision::WriteBack(token) => self.write_back(claim, entry, &value, token).await,
@@ -210,7 +216,7 @@ impl Inner {
                 ),
             ));
         }
-        self.not_held(round, others, &troubles)
+        self.not_held(round, others, &troubles, elapsed)
     }
 
     /// What an attempt came to that is not held.
@@ -219,6 +225,7 @@ impl Inner {
         round: Round,
         others: Vec<Option<Other>>,
         troubles: &[(usize, Trouble)],
+        took: Duration,
     ) -> Outcome {
         let needed = majority(self.nodes.len());
         let granted = round
@@ -255,7 +262,7 @@ impl Inner {
         // When so many of them have ended that, with those that are free, a majority is.
         let missing = needed.saturating_sub(granted + 1);
         let head_remaining = busy.get(missing).and_then(|o| o.left).filter(|_| ahead == 1);
-        Outcome::Busy(Busy { holders, decided, ahead, head_remaining })
+        Outcome::Busy(Busy { holders, decided, ahead, head_remaining, took })
     }
 
     fn too_few(&self, granted: usize, troubles: &[(usize, Trouble)]) -> Error {

@@ -225,7 +225,7 @@ impl Inner {
         call
     }
 
-    /// Releases at one node, again and again until it answers or its lease is over anyway.
+    /// Releases at one node; what is not answered is owed to it.
     async fn release_at(
         self: Arc<Self>,
         i: usize,
@@ -233,22 +233,49 @@ impl Inner {
         lease: Duration,
     ) -> Result<bool, Trouble> {
         let until = self.claims.now().plus(lease + drift(lease));
-        let mut pause = AGAIN;
-        loop {
-            let released = self.nodes[i].ask(&self.scripts.release, &call);
-            let error = match tokio::time::timeout(Duration::from_secs(1), released).await {
-                Ok(Ok(mut answer)) => {
-                    return answer.natural().map(|n| n == 1).ok_or(Trouble::Strange);
-                }
-                Ok(Err(error)) => error,
-                Err(_) => Trouble::Slow(Duration::from_secs(1)),
-            };
-            if self.claims.now() >= until {
-                return Err(error);
+        match self.release_once(i, &call).await {
+            Err(Trouble::Strange) => Err(Trouble::Strange),
+            Err(trouble) => {
+                self.owe(i, call, until);
+                Err(trouble)
             }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(Duration::from_secs(2));
+            released => released,
         }
+    }
+
+    async fn release_once(&self, i: usize, call: &Cmd) -> Result<bool, Trouble> {
+        let released = self.nodes[i].ask(&self.scripts.release, call);
+        match tokio::time::timeout(LATE, released).await {
+            Ok(answer) => answer?.natural().map(|n| n == 1).ok_or(Trouble::Strange),
+            Err(_) => Err(Trouble::Slow(LATE)),
+        }
+    }
+
+    /// Has the release sent again until the node answers or the lease is over there by itself: one
+    /// task for each node, however much is owed to it.
+    fn owe(self: &Arc<Self>, i: usize, call: Cmd, until: Moment) {
+        if !self.nodes[i].owe(call, until) {
+            return;
+        }
+        let inner = self.clone();
+        self.runtime.spawn(async move {
+            let node = &inner.nodes[i];
+            let mut pause = AGAIN;
+            loop {
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(AGAIN * 10);
+                while let Some(call) = node.owed(inner.claims.now()) {
+                    match inner.release_once(i, &call).await {
+                        Ok(_) | Err(Trouble::Strange) => node.paid(),
+                        Err(_) => break,
+                    }
+                    pause = AGAIN;
+                }
+                if node.owes_nothing() {
+                    return;
+                }
+            }
+        });
     }
 }
 

@@ -6,6 +6,7 @@
 //!
 //! [`round::recollect`]: super::round::recollect
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -34,8 +35,21 @@ pub(super) struct Node {
     run: Mutex<Option<Arc<Run>>>,
     /// Held by whoever meets it.
     meeting: tokio::sync::Mutex<()>,
+    debts: Mutex<Debts>,
     /// Held by whoever tells it what it forgot.
     pub(super) telling: tokio::sync::Mutex<()>,
+}
+
+/// The most releases that are owed to one node; beyond, its leases do it.
+const MOST_DEBTS: usize = 10_000;
+
+/// Releases that a node has not answered yet.
+#[derive(Debug, Default)]
+struct Debts {
+    /// Each with the time at which its lease is over.
+    calls: VecDeque<(Cmd, Moment)>,
+    /// Somebody is sending them.
+    paying: bool,
 }
 
 /// One run of a server.
@@ -78,6 +92,15 @@ impl From<RedisError> for Trouble {
 }
 
 impl Trouble {
+    /// Whether the server certainly did nothing of what it was asked.
+    pub(super) fn undone(&self) -> bool {
+        match self {
+            Self::Young(_) | Self::Forgot | Self::Twin(_) | Self::Replica => true,
+            Self::Failed(error) => error.is_connection_refusal(),
+            Self::Strange | Self::Slow(_) => false,
+        }
+    }
+
     pub(super) fn explain(&self, node: &Address) -> Error {
         let unreachable = |what: String| Error::new(ErrorKind::Unreachable, what);
         match self {
@@ -133,6 +156,7 @@ impl Node {
                 restart_delay: url.restart_delay,
                 run: Mutex::default(),
                 meeting: tokio::sync::Mutex::default(),
+                debts: Mutex::default(),
                 telling: tokio::sync::Mutex::default(),
             }))
         };
@@ -256,6 +280,34 @@ impl Node {
         let run = Arc::new(Run { id: id.to_owned(), take, votes_from, settings });
         *lock(&self.run) = Some(run.clone());
         Ok(run)
+    }
+
+    /// Notes a release that is to be sent again; tells whether nobody does that yet.
+    pub(super) fn owe(&self, call: Cmd, until: Moment) -> bool {
+        let mut debts = lock(&self.debts);
+        if debts.calls.len() < MOST_DEBTS {
+            debts.calls.push_back((call, until));
+        }
+        !std::mem::replace(&mut debts.paying, true)
+    }
+
+    /// The first release that is still worth sending.
+    pub(super) fn owed(&self, now: Moment) -> Option<Cmd> {
+        let mut debts = lock(&self.debts);
+        debts.calls.retain(|(_, until)| *until > now);
+        debts.calls.front().map(|(call, _)| call.clone())
+    }
+
+    /// The first release was answered.
+    pub(super) fn paid(&self) {
+        lock(&self.debts).calls.pop_front();
+    }
+
+    /// Whether nothing is left; then whoever was sending them stops.
+    pub(super) fn owes_nothing(&self) -> bool {
+        let mut debts = lock(&self.debts);
+        debts.paying = !debts.calls.is_empty();
+        !debts.paying
     }
 
     /// What it knows of tokens, and its clock.

@@ -30,16 +30,19 @@ impl Shared {
             let asked = pooled.wire.rows(&self.sql.granted, vec![self.session.clone().into()]);
             let Ok(Ok(rows)) = tokio::time::timeout(LIMIT, asked).await else { continue };
             self.pool.put(pooled);
+            let mut hold = BTreeSet::new();
             for row in rows {
                 let mut cells = Cells::new(row);
                 let (Ok(id), Ok(token)) = (cells.text(), cells.count()) else { continue };
                 if let (Some(claim), Some(token)) = (ClaimId::from_hex(&id), Token::new(token)) {
-                    if known.insert(id) {
-                        pause = shortest;
-                    }
+                    hold.insert(id);
                     self.waiters.tell(claim, Signal::Granted(token));
                 }
             }
+            if !hold.is_subset(&known) {
+                pause = shortest;
+            }
+            known = hold;
         }
     }
 

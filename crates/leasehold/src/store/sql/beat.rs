@@ -1,31 +1,51 @@
-//! Renewals and heartbeats: rows are lengthened without locking any lock's row but a head's; what
-//! needs a lock's row is settled apart, each lock for itself.
+//! Renewals and heartbeats.
+//!
+//! Rows are lengthened, many by one statement, without waiting for any: a row that somebody has
+//! locked just now is left out (SQLite has one lock for all). Then one snapshot of each lock tells
+//! how those stand that wait or were left out. What is committed is true, so it can be answered: a
+//! holder that could not be renewed has what its row says, and is renewed next time; what is not
+//! there is lost.
+//!
+//! A lock where something has expired or become free, or somebody was left out, is settled by a
+//! section besides, one at a time for each lock. If that takes long (the row is in the hands of a
+//! client that was stopped), the answers are what was seen: one lock never holds up the others.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout_at};
+
 use super::call::{Answer, Call};
 use super::fault::Failure;
+use super::loaded::Loaded;
 use super::rows::Cells;
 use super::statements::Many;
 use super::url::Dialect;
 use super::wire::{Row, Wire};
-use super::{SETTLED_IN, Shared, SqlStore, closed, lock};
-use crate::claim::Token;
+use super::{SETTLED_IN, Shared, SqlStore, lock};
+use crate::claim::{ClaimId, Token};
 use crate::error::Result;
 use crate::name::Name;
 use crate::store::{Place, Renew, Renewal};
 
 /// What a heartbeat without the lock's row has found.
 #[derive(Clone, Debug)]
-pub(super) enum Beaten {
-    Renewed(Renewal),
-    /// It waits, and so much is sure; but something is to be settled.
-    Unsettled(Renewal),
-    /// Only the queue itself knows.
-    Unknown,
+pub(super) struct Beaten {
+    renewal: Renewal,
+    /// Whether a section is to settle its lock.
+    unsettled: bool,
 }
+
+/// A claim whose row was lengthened.
+#[derive(Clone, Copy, Debug)]
+struct Lengthened {
+    token: Token,
+    holds: bool,
+}
+
+type AllLengthened = HashMap<ClaimId, Lengthened>;
 
 impl Shared {
     /// Renewals and heartbeats, as far as no lock's row is needed for them.
@@ -34,182 +54,162 @@ impl Shared {
         wire: &mut dyn Wire,
         renewals: &[Renew],
     ) -> Result<Vec<Beaten>, Failure> {
-        let mut answers = vec![Beaten::Unknown; renewals.len()];
-        let heads = self.renew_heads(wire, renewals).await?;
-        let mut open: BTreeSet<usize> = (0..renewals.len()).collect();
-        for (i, token) in heads {
-            // As for the fast path: no longer than the row says.
-            let remaining = Some(renewals[i].lease);
-            answers[i] = Beaten::Renewed(Renewal::Holding { token, remaining });
-            open.remove(&i);
-        }
-        let open: Vec<usize> = open.into_iter().collect();
-        let mut by_name: BTreeMap<&Name, Vec<usize>> = BTreeMap::new();
-        for i in self.renew_claims(wire, renewals, &open).await? {
-            by_name.entry(&renewals[i].claim.name).or_default().push(i);
-        }
-        for (name, indices) in by_name {
-            let Some(mut seen) = self.snapshot(wire, name).await? else { continue };
-            let (settled, now) = (seen.is_settled(), seen.now);
-            for i in indices {
-                let Renew { claim, lease } = &renewals[i];
-                let Some(renewal) = seen.standing_of(claim, *lease, now) else { continue };
-                answers[i] = match (settled, &renewal) {
-                    (false, Renewal::Waiting(_)) => Beaten::Unsettled(renewal),
-                    _ => Beaten::Renewed(renewal),
-                };
+        // Who waits is no head.
+        let heads: Vec<&Renew> =
+            renewals.iter().filter(|r| !self.waiters.has(r.claim.id)).collect();
+        let mut lengthened = self.lengthen(wire, &self.sql.renew_locks, &heads).await?;
+        let others: Vec<&Renew> =
+            renewals.iter().filter(|r| !lengthened.contains_key(&r.claim.id)).collect();
+        lengthened.extend(self.lengthen(wire, &self.sql.renew_claims, &others).await?);
+
+        let mut seen: BTreeMap<&Name, Option<Seen>> = BTreeMap::new();
+        let mut answers = Vec::with_capacity(renewals.len());
+        for renew in renewals {
+            let done = lengthened.get(&renew.claim.id);
+            if let Some(Lengthened { token, holds: true }) = done {
+                // As for the fast path: no longer than the row says.
+                let renewal = Renewal::Holding { token: *token, remaining: Some(renew.lease) };
+                answers.push(Beaten { renewal, unsettled: false });
+                continue;
             }
+            let name = &renew.claim.name;
+            if !seen.contains_key(name) {
+                let loaded = self.snapshot(wire, name).await?;
+                seen.insert(name, loaded.map(|l| Seen { settled: l.is_settled(), loaded: l }));
+            }
+            answers.push(match seen.get_mut(name) {
+                Some(Some(seen)) => seen.look(renew, done.is_some()),
+                _ => Beaten { renewal: Renewal::Lost, unsettled: false },
+            });
         }
         Ok(answers)
     }
 
     /// Renews many: what needs a lock's row is settled apart, each lock for itself.
     pub(super) async fn renew(self: &Arc<Self>, renewals: &[Renew]) -> Result<Vec<Renewal>> {
-        let Answer::Beaten(beaten) = self.call(Call::Beat(renewals.to_vec())).await? else {
-            return SqlStore::out_of_step();
-        };
-        let mut answers = vec![Renewal::Lost; renewals.len()];
-        let mut open: BTreeMap<&Name, Vec<(usize, Option<Renewal>)>> = BTreeMap::new();
-        for (i, beaten) in beaten.into_iter().enumerate() {
-            let seen = match beaten {
-                Beaten::Renewed(renewal) => {
-                    answers[i] = renewal;
-                    continue;
-                }
-                Beaten::Unsettled(renewal) => Some(renewal),
-                Beaten::Unknown => None,
-            };
-            open.entry(&renewals[i].claim.name).or_default().push((i, seen));
+        let beating = self.call(Call::Beat(renewals.to_vec()), &|| false).await?;
+        let Answer::Beaten(beaten) = beating else { return SqlStore::out_of_step() };
+        let mut unsettled: BTreeMap<&Name, Vec<usize>> = BTreeMap::new();
+        for (i, _) in beaten.iter().enumerate().filter(|(_, beaten)| beaten.unsettled) {
+            unsettled.entry(&renewals[i].claim.name).or_default().push(i);
         }
+        let mut answers: Vec<Renewal> = beaten.into_iter().map(|b| b.renewal).collect();
+        let until = Instant::now() + SETTLED_IN;
         let mut settling = Vec::new();
-        for (name, some) in open {
-            let all_seen = some.iter().all(|(_, seen)| seen.is_some());
-            // One of us is enough; the others were seen to wait, and ask again soon.
-            let mine = lock(&self.settling).insert(name.clone());
-            if !mine && all_seen {
-                for (i, seen) in some {
-                    answers[i] = seen.map_or(Renewal::Lost, in_a_moment);
-                }
-                continue;
-            }
-            let these: Vec<Renew> = some.iter().map(|(i, _)| renewals[*i].clone()).collect();
-            let (shared, name) = (self.clone(), name.clone());
-            let task = tokio::spawn(async move {
-                let done = shared.call(Call::Renew(these)).await;
-                if mine {
-                    lock(&shared.settling).remove(&name);
-                }
-                done
-            });
-            settling.push((task, some, all_seen));
+        for (name, indices) in unsettled {
+            let these = indices.iter().map(|&i| renewals[i].clone()).collect();
+            settling.push((self.settle(name, these), indices));
         }
-        let until = tokio::time::Instant::now() + SETTLED_IN;
-        for (task, some, all_seen) in settling {
-            let done = match all_seen {
-                true => tokio::time::timeout_at(until, task).await.ok(),
-                false => Some(task.await),
+        for (task, indices) in settling {
+            let settled = match task {
+                Some(task) => timeout_at(until, task).await.ok().and_then(Result::ok),
+                None => None,
             };
-            match done {
-                Some(Ok(Ok(Answer::Renewed(renewed)))) => {
-                    for ((i, _), renewal) in some.into_iter().zip(renewed) {
+            match settled {
+                Some(Ok(Answer::Renewed(renewed))) => {
+                    for (i, renewal) in indices.into_iter().zip(renewed) {
                         answers[i] = renewal;
                     }
                 }
-                Some(Ok(Err(error))) if !all_seen => return Err(error),
-                Some(Ok(Ok(_)) | Err(_)) if !all_seen => return Err(closed()),
-                _ => {
-                    for (i, seen) in some {
-                        answers[i] = seen.map_or(Renewal::Lost, in_a_moment);
-                    }
-                }
+                _ => indices.into_iter().for_each(|i| in_a_moment(&mut answers[i])),
             }
         }
         Ok(answers)
     }
 
-    /// Renews those that are heads; tells which, and their tokens.
-    async fn renew_heads(
-        &self,
-        wire: &mut dyn Wire,
-        renewals: &[Renew],
-    ) -> Result<Vec<(usize, Token)>, Failure> {
-        // Who waits is no head.
-        let maybe = |i: &usize| !self.waiters.has(renewals[*i].claim.id);
-        let mut indices: Vec<usize> = (0..renewals.len()).filter(maybe).collect();
-        // In one order, so that two who renew many do not wait for each other.
-        indices.sort_by(|a, b| renewals[*a].claim.name.cmp(&renewals[*b].claim.name));
-        let mut tokens = BTreeMap::new();
-        for row in self.renew_many(wire, &self.sql.renew_locks, renewals, &indices).await? {
-            let mut cells = Cells::new(row);
-            tokens.insert(cells.text()?, cells.count::<u64>()?);
+    /// Settles a lock and renews these in a section; `None` if somebody is at it already.
+    fn settle(
+        self: &Arc<Self>,
+        name: &Name,
+        these: Vec<Renew>,
+    ) -> Option<JoinHandle<Result<Answer>>> {
+        if !lock(&self.settling).insert(name.clone()) {
+            return None;
         }
-        let token = |i: usize| tokens.get(&renewals[i].claim.id.to_hex()).copied();
-        let found = |i: usize| token(i).and_then(Token::new).map(|token| (i, token));
-        Ok(indices.into_iter().filter_map(found).collect())
+        let (shared, name) = (self.clone(), name.clone());
+        let until = Instant::now() + SETTLING;
+        Some(tokio::spawn(async move {
+            let done = shared.call(Call::Renew(these), &|| Instant::now() > until).await;
+            lock(&shared.settling).remove(&name);
+            done
+        }))
     }
 
-    /// Lengthens the places of those of `indices` that stand among the claims; tells which.
-    async fn renew_claims(
-        &self,
-        wire: &mut dyn Wire,
-        renewals: &[Renew],
-        indices: &[usize],
-    ) -> Result<Vec<usize>, Failure> {
-        let mut claims = HashSet::new();
-        for row in self.renew_many(wire, &self.sql.renew_claims, renewals, indices).await? {
-            claims.insert(Cells::new(row).text()?);
-        }
-        let done = |i: &usize| claims.contains(&renewals[*i].claim.id.to_hex());
-        Ok(indices.iter().copied().filter(done).collect())
-    }
-
-    /// The rows of those that it renewed. As many statements for a thousand as for one.
-    async fn renew_many(
+    /// Lengthens the rows of those of these that are there, not over, and not locked by anybody. As
+    /// many statements for a thousand as for one.
+    async fn lengthen(
         &self,
         wire: &mut dyn Wire,
         many: &Many,
-        renewals: &[Renew],
-        indices: &[usize],
-    ) -> Result<Vec<Row>, Failure> {
-        if indices.is_empty() {
-            return Ok(Vec::new());
+        renewals: &[&Renew],
+    ) -> Result<AllLengthened, Failure> {
+        let mut done = AllLengthened::new();
+        if renewals.is_empty() {
+            return Ok(done);
         }
-        let all = json(renewals, indices, self.dialect);
+        let all = json(renewals, self.dialect);
         let Some(find) = &many.find else {
-            return Ok(wire.rows(&many.renew, vec![all.into()]).await?);
+            for row in wire.rows(&many.renew, vec![all.into()]).await? {
+                note(row, &mut done)?;
+            }
+            return Ok(done);
         };
+        // What was seen under the lock is not over before it is let go.
         wire.raw(self.sql.begin).await?;
-        let rows = wire.rows(find, vec![all.into()]).await?;
-        let mut found = HashSet::new();
-        for row in &rows {
-            found.insert(Cells::new(row.clone()).text()?);
+        for row in wire.rows(find, vec![all.into()]).await? {
+            note(row, &mut done)?;
         }
-        let is_found = |i: &usize| found.contains(&renewals[*i].claim.id.to_hex());
-        let those: Vec<usize> = indices.iter().copied().filter(is_found).collect();
+        let those: Vec<&Renew> =
+            renewals.iter().copied().filter(|r| done.contains_key(&r.claim.id)).collect();
         if !those.is_empty() {
-            wire.run(&many.renew, vec![json(renewals, &those, self.dialect).into()]).await?;
+            wire.run(&many.renew, vec![json(&those, self.dialect).into()]).await?;
         }
         wire.raw("COMMIT").await?;
-        Ok(rows)
+        Ok(done)
     }
 }
 
+/// How long it is tried to settle a lock; then the next heartbeat does.
+const SETTLING: Duration = Duration::from_secs(2);
+
+/// One lock's snapshot.
+struct Seen {
+    loaded: Loaded,
+    /// Nothing in it has expired or could be granted.
+    settled: bool,
+}
+
+impl Seen {
+    /// How a claim stands; `done` is whether its row was lengthened just before.
+    fn look(&mut self, Renew { claim, lease }: &Renew, done: bool) -> Beaten {
+        let now = self.loaded.now;
+        let renewal = self.loaded.standing_of(claim, *lease, now).unwrap_or(Renewal::Lost);
+        let left_out = !done && !matches!(renewal, Renewal::Lost);
+        Beaten { unsettled: left_out || !self.settled, renewal }
+    }
+}
+
+/// Reads claim, token and standing.
+fn note(row: Row, done: &mut AllLengthened) -> Result<(), Failure> {
+    let mut cells = Cells::new(row);
+    let (claim, token, standing) = (cells.text()?, cells.count()?, cells.count::<i64>()?);
+    if let (Some(id), Some(token)) = (ClaimId::from_hex(&claim), Token::new(token)) {
+        done.insert(id, Lengthened { token, holds: standing == 1 });
+    }
+    Ok(())
+}
+
 /// For one whose lock is being settled: it asks again soon, but not at once.
-fn in_a_moment(renewal: Renewal) -> Renewal {
-    match renewal {
-        Renewal::Waiting(place) => Renewal::Waiting(Place {
-            head_remaining: place.head_remaining.map(|left| left.max(SETTLED_IN / 3)),
-            ..place
-        }),
-        other => other,
+fn in_a_moment(renewal: &mut Renewal) {
+    if let Renewal::Waiting(Place { head_remaining: Some(left), .. }) = renewal {
+        *left = (*left).max(SETTLED_IN / 3);
     }
 }
 
 /// What many renewals are to a statement.
-fn json(renewals: &[Renew], indices: &[usize], dialect: Dialect) -> String {
+fn json(renewals: &[&Renew], dialect: Dialect) -> String {
     let micros = |d: Duration| i64::try_from(d.as_micros()).unwrap_or(i64::MAX).min(i64::MAX / 4);
-    let all = indices.iter().map(|&i| {
-        let Renew { claim, lease } = &renewals[i];
+    let all = renewals.iter().map(|Renew { claim, lease }| {
         let name = match dialect {
             #[cfg(feature = "mysql")]
             Dialect::MySql => hex(claim.name.as_str()),

@@ -4,17 +4,22 @@
 //! is replaced. Every call is decided by the claim's id alone, so that doing it twice is no harm; the
 //! one that must tell the difference (`leave`) is told when it may be the second time.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use super::beat::Beaten;
 use super::fault::Failure;
 use super::loaded::{self, Loaded, Reach};
-use super::wire::{Arg, Wire};
-use super::{LIMIT, Shared, TRIES, no_answer};
+use super::wire::{Arg, Pool, Pooled, Wire};
+use super::{LIMIT, SLOW, Shared, TRIES, given_up, is_file, no_answer};
 use crate::claim::{Claim, ClaimId};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::name::Name;
+use crate::queue::Queue;
 use crate::store::{Evict, Joined, LockInfo, Mode, Renew, Renewal};
+
+/// Whether nobody waits for the answer any more.
+pub(super) type Gone<'a> = &'a (dyn Fn() -> bool + Send + Sync);
 
 /// One call.
 #[derive(Clone, Debug)]
@@ -23,7 +28,8 @@ pub(super) enum Call {
     Beat(Vec<Renew>),
     /// Renewals on one lock, with its row locked.
     Renew(Vec<Renew>),
-    Leave(Claim, Option<Duration>),
+    /// The last tells whether it was seen waiting.
+    Leave(Claim, Option<Duration>, bool),
     Read(Name),
     List(String),
     Evict(Name, Evict),
@@ -33,6 +39,8 @@ pub(super) enum Call {
 #[derive(Debug)]
 pub(super) enum Answer {
     Joined(Joined),
+    /// A join that can never be.
+    Refused(Error),
     Beaten(Vec<Beaten>),
     Renewed(Vec<Renewal>),
     Left(bool),
@@ -42,45 +50,51 @@ pub(super) enum Answer {
 }
 
 impl Shared {
-    /// One call, as often as it takes.
-    pub(super) async fn call(&self, call: Call) -> Result<Answer> {
+    /// One call, as often as it takes, and as long as somebody wants to know: who does not get an
+    /// answer asks again.
+    pub(super) async fn call(&self, call: Call, gone: Gone<'_>) -> Result<Answer> {
+        let pool = if matches!(call, Call::Beat(_)) { &self.beats } else { &self.pool };
         let (mut tries, mut replaced, mut in_doubt) = (0, 0, false);
         loop {
+            let pooled = pool.take().await;
+            let mut pooled = pooled.map_err(|error| Failure::from(error).into_error())?;
+            // A leave is owed all the same.
+            if gone() && (tries > 0 || !matches!(call, Call::Leave(..))) {
+                pool.put(pooled);
+                return Err(given_up());
+            }
             tries += 1;
-            let pool = if matches!(call, Call::Beat(_)) { &self.beats } else { &self.pool };
-            let mut pooled = match pool.take().await {
-                Ok(pooled) => pooled,
-                Err(error) => return Err(Failure::from(error).into_error()),
-            };
-            let done = self.perform(&mut *pooled.wire, &call, in_doubt);
-            let failure = match tokio::time::timeout(LIMIT, done).await {
-                Ok(Ok(answer)) => {
+            let done = in_time(pool, self.perform(&mut *pooled.wire, &call, in_doubt)).await;
+            match done {
+                Some(Ok(answer)) => {
                     pool.put(pooled);
                     return Ok(answer);
                 }
-                Ok(Err(failure)) => failure,
-                Err(_) => return Err(no_answer()),
-            };
-            match failure {
+                None => return Err(no_answer()),
                 // Closed by the server while it lay idle, as likely as not.
-                Failure::Broken(_) if pooled.used && replaced < 2 => {
+                Some(Err(Failure::Broken(_))) if pooled.used && replaced < 2 => {
                     in_doubt = true;
                     replaced += 1;
-                    pool.forget_idle();
                 }
-                Failure::Broken(error) => return Err(Failure::Broken(error).into_error()),
-                Failure::Conflict(error) => {
-                    // Ends the transaction; one that cannot be ended so ends with its connection.
-                    if pooled.wire.raw("ROLLBACK").await.is_ok() {
-                        pool.put(pooled);
-                    }
+                Some(Err(Failure::Conflict(error))) => {
+                    self.undo(pool, pooled).await;
                     if tries >= TRIES {
                         return Err(Failure::Conflict(error).into_error());
                     }
                     pause(tries).await;
                 }
-                Failure::Final(error) => return Err(error),
+                Some(Err(failure)) => return Err(failure.into_error()),
             }
+        }
+    }
+
+    /// Ends the transaction; one that cannot be ended so ends with its connection.
+    async fn undo(&self, pool: &Pool, mut pooled: Pooled) {
+        match tokio::time::timeout(LIMIT, pooled.wire.raw("ROLLBACK")).await {
+            Ok(Ok(())) => pool.put(pooled),
+            // SQLite: there was none.
+            Ok(Err(sqlx::Error::Database(_))) if is_file(self.dialect) => pool.put(pooled),
+            Ok(Err(_)) | Err(_) => {}
         }
     }
 
@@ -91,21 +105,20 @@ impl Shared {
         in_doubt: bool,
     ) -> Result<Answer, Failure> {
         Ok(match call {
-            Call::Join(claim, mode) => Answer::Joined(self.join(wire, claim, *mode).await?),
+            Call::Join(claim, mode) => self.join(wire, claim, *mode).await?,
             Call::Beat(renewals) => Answer::Beaten(self.beat(wire, renewals).await?),
             Call::Renew(renewals) => {
                 let Some(first) = renewals.first() else { return Ok(Answer::Renewed(Vec::new())) };
                 let name = &first.claim.name;
                 let renewed = self.section(wire, name, Reach::All, None, |loaded| {
                     let now = loaded.now;
-                    let renew = |r: &Renew| loaded.queue.renew(&r.claim, r.lease, now);
-                    renewals.iter().map(renew).collect()
+                    renewals.iter().map(|r| renew(&mut loaded.queue, r, now)).collect()
                 });
                 let lost = || vec![Renewal::Lost; renewals.len()];
                 Answer::Renewed(renewed.await?.unwrap_or_else(lost))
             }
-            Call::Leave(claim, keep) => {
-                Answer::Left(self.leave(wire, claim, *keep).await? || in_doubt)
+            Call::Leave(claim, keep, waited) => {
+                Answer::Left(self.leave(wire, claim, *keep, *waited).await? || in_doubt)
             }
             Call::Read(name) => {
                 let mut loaded = self.snapshot(wire, name).await?;
@@ -135,6 +148,27 @@ impl Shared {
     ) -> Result<Option<Loaded>, Failure> {
         let rows = wire.rows(&self.sql.read, vec![Arg::Name(name.as_str().into())]).await?;
         loaded::snapshot(rows)
+    }
+}
+
+/// A call's work, if it comes to an end in time. One that takes longer than most has perhaps been sent
+/// into the void: whoever comes next gets a connection that is known to lead somewhere.
+async fn in_time<T>(pool: &Pool, work: impl Future<Output = T>) -> Option<T> {
+    let mut work = pin!(work);
+    if let Ok(done) = tokio::time::timeout(SLOW, work.as_mut()).await {
+        return Some(done);
+    }
+    pool.forget_idle();
+    tokio::time::timeout(LIMIT.saturating_sub(SLOW), work).await.ok()
+}
+
+/// No longer than was asked for: by a clock that was set back, more may be left.
+fn renew(queue: &mut Queue, Renew { claim, lease }: &Renew, now: u64) -> Renewal {
+    match queue.renew(claim, *lease, now) {
+        Renewal::Holding { token, remaining } => {
+            Renewal::Holding { token, remaining: remaining.map(|left| left.min(*lease)) }
+        }
+        other => other,
     }
 }
 

@@ -50,6 +50,11 @@ impl Failure {
                 let what = "others are in the way in the database again and again: try again later";
                 Error::new(ErrorKind::Unreachable, what).because(shown(&error))
             }
+            Self::Broken(error) if code_of(&error).is_some_and(|code| is_full(&code)) => {
+                let what = "the database has no room for another connection: raise its limit, or \
+                            lower pool= in the URLs of its clients";
+                Error::new(ErrorKind::Unreachable, what).because(shown(&error))
+            }
             Self::Broken(error) => {
                 let what = "the database cannot be reached: check that it runs and that host and port \
                      are right";
@@ -79,7 +84,20 @@ fn code_of(error: &sqlx::Error) -> Option<String> {
 fn is_conflict(code: &str) -> bool {
     matches!(
         code,
-        "40001" | "40P01" | "55P03" | "23505" | "42P07" | "m1213" | "m1205" | "m1062" | "s5" | "s6"
+        // The last of each: a statement that the server's own limit, or a person, cut short.
+        "40001"
+            | "40P01"
+            | "55P03"
+            | "23505"
+            | "42P07"
+            | "57014"
+            | "m1213"
+            | "m1205"
+            | "m1062"
+            | "m1969"
+            | "m3024"
+            | "s5"
+            | "s6"
     )
 }
 
@@ -96,13 +114,29 @@ pub(super) fn undeclared_pooler() -> Error {
     Error::new(ErrorKind::Config, what)
 }
 
-/// The server ends the session, or has no room for one.
+/// The server ends the session, or has no room for one; or a statement that was prepared on this
+/// connection does not fit the tables any more (0A000, 1615).
 fn is_ending(code: &str) -> bool {
     code.starts_with("08")
+        || is_full(code)
         || matches!(
             code,
-            "57P01" | "57P02" | "57P03" | "25P03" | "53300" | "m1040" | "m1053" | "m1317" | "m1927"
+            "57P01"
+                | "57P02"
+                | "57P03"
+                | "25P03"
+                | "0A000"
+                | "m1053"
+                | "m1317"
+                | "m1615"
+                | "m1927"
+                | "m4031"
         )
+}
+
+/// The server has no room for another connection.
+fn is_full(code: &str) -> bool {
+    matches!(code, "53300" | "m1040" | "m1203" | "m1226")
 }
 
 /// One line for what no repetition can help.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::Shared;
+use super::call::Answer;
 use super::fault::Failure;
 use super::loaded::Reach;
 use super::rows::{Cells, int, kind_number, micros, plain};
@@ -18,9 +19,10 @@ impl Shared {
         wire: &mut dyn Wire,
         claim: &Claim,
         mode: Mode,
-    ) -> Result<Joined, Failure> {
+    ) -> Result<Answer, Failure> {
         if let Some(token) = self.take(wire, claim).await? {
-            return Ok(Joined::Holding { token, remaining: Some(claim.lease) });
+            let remaining = Some(claim.lease);
+            return Ok(Answer::Joined(Joined::Holding { token, remaining }));
         }
         if mode == Mode::Wait {
             self.waiters.enlist(claim.id, || ());
@@ -32,10 +34,15 @@ impl Shared {
             joined.map(|joined| loaded.with_hidden(joined))
         });
         let joined = joined.await?.ok_or(Failure::Conflict(sqlx::Error::RowNotFound))?;
-        if !matches!(joined, Ok(Joined::Waiting(_))) {
-            self.waiters.dismiss(claim.id);
-        }
-        joined.map_err(|m| Failure::Final(mismatch(claim, m.kind, m.capacity)))
+        Ok(match joined {
+            // No longer than was asked for: by a clock that was set back, more may be left.
+            Ok(Joined::Holding { token, remaining }) => {
+                let remaining = remaining.map(|left| left.min(claim.lease));
+                Answer::Joined(Joined::Holding { token, remaining })
+            }
+            Ok(joined) => Answer::Joined(joined),
+            Err(m) => Answer::Refused(mismatch(claim, m.kind, m.capacity)),
+        })
     }
 
     /// The fast path. The lease it answers is counted from before the call was sent, so it is no
@@ -91,9 +98,9 @@ impl Shared {
         wire: &mut dyn Wire,
         claim: &Claim,
         keep: Option<Duration>,
+        waited: bool,
     ) -> Result<bool, Failure> {
-        let waits = self.waiters.has(claim.id);
-        if keep.is_none_or(|keep| keep.is_zero()) && !waits {
+        if keep.is_none_or(|keep| keep.is_zero()) && !waited {
             let args = vec![Arg::Name(claim.name.as_str().into()), claim.id.to_hex().into()];
             if wire.run(&self.sql.release, args).await?.affected == 1 {
                 return Ok(true);
@@ -102,8 +109,6 @@ impl Shared {
         let left = self.section(wire, &claim.name, Reach::FrontAnd(claim.id), None, |loaded| {
             loaded.queue.leave(claim.id, keep, loaded.now)
         });
-        let left = left.await?.unwrap_or(false);
-        self.waiters.dismiss(claim.id);
-        Ok(left)
+        Ok(left.await?.unwrap_or(false))
     }
 }

@@ -82,7 +82,10 @@ impl Wire for Pooled {
 
     async fn raw(&mut self, sql: &str) -> sqlx::Result<()> {
         self.connection.raw(sql).await?;
-        self.begun = sql.starts_with("BEGIN") || self.begun && sql != "COMMIT";
+        self.begun = match sql {
+            "COMMIT" | "ROLLBACK" => false,
+            _ => self.begun || sql.starts_with("BEGIN"),
+        };
         Ok(())
     }
 }

@@ -139,8 +139,8 @@ impl Statements {
                 "UPDATE {claims} SET standing = ?, since = ?, expires = ? \
                  WHERE name = ? AND token = ? AND expires = ?",
             ),
-            renew_locks: many(url, "ti", renew_locks(d)),
-            renew_claims: many(url, "t", renew_claims(d)),
+            renew_locks: many(url, renew_locks(d)),
+            renew_claims: many(url, renew_claims(d)),
             granted: say(
                 "ti",
                 "SELECT claim, token FROM {claims} WHERE session = ? AND standing = 1",
@@ -222,15 +222,16 @@ fn joins_writes(dialect: Dialect) -> bool {
     }
 }
 
-fn many(url: &SqlUrl, shape: &'static str, [find, renew]: [&str; 2]) -> Many {
+fn many(url: &SqlUrl, [find, renew]: [&str; 2]) -> Many {
     let say = |shape, sql: &str| Statement { sql: write(url, sql).into(), shape };
     match find {
-        "" => Many { find: None, renew: say(shape, renew) },
-        find => Many { find: Some(say(shape, find)), renew: say("", renew) },
+        "" => Many { find: None, renew: say("tii", renew) },
+        find => Many { find: Some(say("tii", find)), renew: say("", renew) },
     }
 }
 
 /// The JSON as rows, in MySQL's words. The names are in hexadecimal: they are bytes there.
+#[cfg(feature = "mysql")]
 macro_rules! json_table {
     () => {
         "JSON_TABLE(?, '$[*]' COLUMNS (name VARCHAR(1024) PATH '$.name', \
@@ -247,7 +248,7 @@ fn renew_locks(dialect: Dialect) -> [&'static str; 2] {
              FROM (SELECT value ->> 'name' AS name, value ->> 'claim' AS claim, \
              value ->> 'lease' AS lease FROM json_each(?)) s \
              WHERE l.name = s.name AND l.claim = s.claim AND l.standing = 1 AND l.expires > {now} \
-             RETURNING claim, token",
+             RETURNING claim, token, standing",
         ],
         #[cfg(feature = "postgres")]
         Dialect::Postgres => [
@@ -257,20 +258,21 @@ fn renew_locks(dialect: Dialect) -> [&'static str; 2] {
              json_to_recordset(?::json) AS r(name text, claim text, lease bigint, wait bigint) \
              ON k.name = r.name AND k.claim = r.claim FOR UPDATE OF k SKIP LOCKED) s \
              WHERE l.name = s.name AND l.standing = 1 AND l.expires > {now} \
-             RETURNING l.claim, l.token",
+             RETURNING l.claim, l.token, l.standing",
         ],
+        // By that index, or it would wait for whatever rows somebody has locked.
         #[cfg(feature = "mysql")]
         Dialect::MySql => [
             concat!(
-                "SELECT l.claim, l.token FROM ",
+                "SELECT l.claim, l.token, l.standing FROM ",
                 json_table!(),
-                " STRAIGHT_JOIN {locks} l ON l.name = UNHEX(r.name) AND l.claim = r.claim \
+                " STRAIGHT_JOIN {locks} l FORCE INDEX (PRIMARY) ON l.name = UNHEX(r.name) AND l.claim = r.claim \
                  WHERE l.standing = 1 AND l.expires > {now} FOR UPDATE SKIP LOCKED"
             ),
             concat!(
                 "UPDATE ",
                 json_table!(),
-                " STRAIGHT_JOIN {locks} l ON l.name = UNHEX(r.name) AND l.claim = r.claim \
+                " STRAIGHT_JOIN {locks} l FORCE INDEX (PRIMARY) ON l.name = UNHEX(r.name) AND l.claim = r.claim \
                  SET l.expires = GREATEST(l.expires, {now} + r.lease)"
             ),
         ],
@@ -287,7 +289,7 @@ fn renew_claims(dialect: Dialect) -> [&'static str; 2] {
              FROM (SELECT value ->> 'name' AS name, value ->> 'claim' AS claim, \
              value ->> 'lease' AS lease, value ->> 'wait' AS wait FROM json_each(?)) s \
              WHERE l.name = s.name AND l.claim = s.claim AND l.standing < 2 AND l.expires > {now} \
-             RETURNING claim",
+             RETURNING claim, token, standing",
         ],
         #[cfg(feature = "postgres")]
         Dialect::Postgres => [
@@ -298,13 +300,13 @@ fn renew_claims(dialect: Dialect) -> [&'static str; 2] {
              json_to_recordset(?::json) AS r(name text, claim text, lease bigint, wait bigint) \
              ON k.name = r.name AND k.claim = r.claim FOR UPDATE OF k SKIP LOCKED) s \
              WHERE l.name = s.name AND l.token = s.token AND l.standing < 2 \
-             AND l.expires > {now} RETURNING l.claim",
+             AND l.expires > {now} RETURNING l.claim, l.token, l.standing",
         ],
         // By that index, or it would look at, and lock, the rest of the queue for each of them.
         #[cfg(feature = "mysql")]
         Dialect::MySql => [
             concat!(
-                "SELECT l.claim FROM ",
+                "SELECT l.claim, l.token, l.standing FROM ",
                 json_table!(),
                 " STRAIGHT_JOIN {claims} l FORCE INDEX (by_claim) \
                  ON l.claim = r.claim AND l.name = UNHEX(r.name) \

@@ -2,7 +2,9 @@
 //! told.
 //!
 //! Calls about one claim go one after the other (its *gate*): a `leave` that follows a dropped `join`
-//! waits until that one is done, and finds what it made. What a claim is told is kept until it
+//! waits until that one is done, and finds what it made. What expires is given up at once, for all
+//! that is told of it, but its node is deleted in its turn too: two calls that did not wait for each
+//! other could make two nodes of one claim. What a claim is told is kept until it
 //! leaves, so that nothing is lost between the answer "waiting" and `changed`.
 
 use std::collections::HashMap;
@@ -14,7 +16,7 @@ use tokio::task::AbortHandle;
 
 use crate::claim::{Claim, ClaimId, Token};
 use crate::clock::Moment;
-use crate::store::{Place, Signal};
+use crate::store::{Mode, Place, Signal};
 
 /// Where a claim's node is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,6 +55,10 @@ struct Kept {
     stage: Stage,
     /// Unless it is renewed, its node is deleted then.
     expires: Moment,
+    /// It has expired, and its node is to be deleted.
+    given_up: bool,
+    /// It was to hold at once or not at all.
+    trying: bool,
     holding: bool,
     /// How many were before it, and how much they weighed less the room for them, when that was last
     /// looked at.
@@ -72,6 +78,8 @@ impl Default for Kept {
             gate: Arc::default(),
             stage: Stage::New,
             expires: Moment::NEVER,
+            given_up: false,
+            trying: false,
             holding: false,
             ahead: 0,
             excess: 0,
@@ -128,6 +136,11 @@ impl Claims {
         self.lock().claims.get_mut(&id).map(work)
     }
 
+    /// As [`with`](Self::with), for a claim that was not given up.
+    fn alive<T>(&self, id: ClaimId, work: impl FnOnce(&mut Kept) -> T) -> Option<T> {
+        self.lock().claims.get_mut(&id).filter(|kept| !kept.given_up).map(work)
+    }
+
     /// Waits for this claim's turn. The claim is known from here on, until it is removed.
     pub(super) async fn enter(&self, id: ClaimId) -> OwnedMutexGuard<()> {
         loop {
@@ -165,23 +178,25 @@ impl Claims {
     }
 
     /// Its node is about to be asked for.
-    pub(super) fn asked(&self, claim: &Claim, lock: &str, now: Moment) {
+    pub(super) fn asked(&self, claim: &Claim, mode: Mode, lock: &str, now: Moment) {
         let mut ledger = self.lock();
         if let Some(kept) = ledger.claims.get_mut(&claim.id) {
             kept.stage = Stage::Asked { lock: lock.to_owned() };
+            kept.trying = mode == Mode::Try;
         }
         self.expire_at(ledger, claim.id, now.plus(claim.lease));
     }
 
     /// Its node is there. `false`: it was given up meanwhile.
     pub(super) fn stands(&self, id: ClaimId, standing: Standing) -> bool {
-        self.with(id, |kept| kept.stage = Stage::Standing(standing)).is_some()
+        self.alive(id, |kept| kept.stage = Stage::Standing(standing)).is_some()
     }
 
     /// It holds, until `expires` unless it is renewed. `false`: it was given up meanwhile.
     pub(super) fn holds(&self, id: ClaimId, expires: Moment) -> bool {
         let mut ledger = self.lock();
-        let Some(kept) = ledger.claims.get_mut(&id) else { return false };
+        let kept = ledger.claims.get_mut(&id).filter(|kept| !kept.given_up);
+        let Some(kept) = kept else { return false };
         kept.holding = true;
         if let Some(listening) = kept.listening.take() {
             listening.abort();
@@ -196,7 +211,8 @@ impl Claims {
     /// It waits. `false`: it was given up meanwhile.
     pub(super) fn waits(&self, claim: &Claim, ahead: usize, excess: u64, beat: Moment) -> bool {
         let mut ledger = self.lock();
-        let Some(kept) = ledger.claims.get_mut(&claim.id) else { return false };
+        let kept = ledger.claims.get_mut(&claim.id).filter(|kept| !kept.given_up);
+        let Some(kept) = kept else { return false };
         (kept.ahead, kept.excess, kept.beat) = (ahead, excess, beat);
         self.expire_at(ledger, claim.id, beat.plus(claim.waiter_lease));
         true
@@ -210,7 +226,7 @@ impl Claims {
     /// How it stands, if it has a node.
     pub(super) fn known(&self, id: ClaimId) -> Option<(Standing, Known)> {
         let ledger = self.lock();
-        let kept = ledger.claims.get(&id)?;
+        let kept = ledger.claims.get(&id).filter(|kept| !kept.given_up)?;
         let Stage::Standing(standing) = &kept.stage else { return None };
         let token = standing.token;
         let known = match kept.holding {
@@ -230,10 +246,15 @@ impl Claims {
         (expires != Moment::NEVER).then(|| expires.since(now))
     }
 
+    /// Whether it was to hold at once or not at all.
+    pub(super) fn is_trying(&self, id: ClaimId) -> bool {
+        self.with(id, |kept| kept.trying).unwrap_or(false)
+    }
+
     /// Takes over the task that listens for it.
     pub(super) fn listens(&self, id: ClaimId, listening: AbortHandle) {
         let mut listening = Some(listening);
-        self.with(id, |kept| {
+        self.alive(id, |kept| {
             if let Some(before) = std::mem::replace(&mut kept.listening, listening.take()) {
                 before.abort();
             }
@@ -263,7 +284,7 @@ impl Claims {
     /// It was granted; `certain` is how long its session lives. It is told so if that covers what a
     /// pushed grant is taken for, a waiter's lease from the last answer; else it is told to ask.
     pub(super) fn granted(&self, id: ClaimId, waiter_lease: Duration, certain: Moment) {
-        let wake = self.with(id, |kept| {
+        let wake = self.alive(id, |kept| {
             kept.holding = true;
             if let Stage::Standing(standing) = &kept.stage {
                 let covered = kept.beat.plus(waiter_lease) <= certain;
@@ -318,22 +339,32 @@ impl Claims {
         }
     }
 
-    /// Removes what nobody has renewed in time, and tells what may still have a node.
-    pub(super) fn expired(&self, now: Moment) -> Vec<(ClaimId, Stage)> {
+    /// Gives up what nobody has renewed in time, and tells what that is.
+    pub(super) fn expired(&self, now: Moment) -> Vec<ClaimId> {
         let mut ledger = self.lock();
         let mut expired = Vec::new();
         let mut next = Moment::NEVER;
-        ledger.claims.retain(|id, kept| {
+        for (id, kept) in &mut ledger.claims {
             if kept.expires > now {
                 next = next.min(kept.expires);
-                return true;
+                continue;
             }
-            expired.push((*id, kept.stage.clone()));
-            kept.wake.notify_waiters();
-            false
-        });
+            kept.expires = Moment::NEVER;
+            kept.given_up = true;
+            if let Some(listening) = kept.listening.take() {
+                listening.abort();
+            }
+            kept.told = Some(Signal::Ask);
+            kept.wake.notify_one();
+            expired.push(*id);
+        }
         ledger.planned = next;
         expired
+    }
+
+    /// Whether it was given up and its node may still be there.
+    pub(super) fn is_given_up(&self, id: ClaimId) -> bool {
+        self.with(id, |kept| kept.given_up).unwrap_or(false)
     }
 
     /// Waits until it is worth to look for what expired.

@@ -1,0 +1,92 @@
+//! What the tests of the etcd store share.
+
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use leasehold::store::etcd::EtcdStore;
+use leasehold::{Builder, ErrorKind, Guard, Leasehold};
+
+/// How long what must happen is waited for.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) fn run(test: impl Future<Output = ()>) {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let runtime = builder.worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async { tokio::time::timeout(PATIENCE * 3, test).await.unwrap() });
+}
+
+pub(crate) async fn connect(url: &str) -> Leasehold {
+    Leasehold::connect(url).await.unwrap()
+}
+
+/// A client, and its store.
+pub(crate) async fn with_store(url: &str) -> (Leasehold, Arc<EtcdStore>) {
+    let store = EtcdStore::open(url, &tokio::runtime::Handle::current()).await.unwrap();
+    let store = Arc::new(store);
+    (Builder::default().store(store.clone()).unwrap(), store)
+}
+
+pub(crate) async fn release(guard: Guard) {
+    guard.release().await.unwrap();
+}
+
+/// Waits until it is so.
+pub(crate) async fn until(what: &str, mut so: impl AsyncFnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !so().await {
+        assert!(Instant::now() < end, "never came: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Waits until so many stand in the queue, holders included.
+pub(crate) async fn until_queued(locks: &Leasehold, name: &str, count: usize) {
+    until("the queue", async || {
+        locks.read(name).await.unwrap().map_or(0, |info| info.claims.len()) == count
+    })
+    .await;
+}
+
+/// Many tasks count under one lock without any other care, and check the tokens.
+pub(crate) async fn hammer(clients: &[Leasehold], name: &str, tasks: usize, rounds: usize) {
+    let inside = Arc::new(AtomicBool::new(false));
+    let counted = Arc::new(AtomicU64::new(0));
+    let last = Arc::new(AtomicU64::new(0));
+    let mut running = tokio::task::JoinSet::new();
+    for task in 0..tasks {
+        let lock = clients[task % clients.len()].mutex(name);
+        let (inside, counted, last) = (inside.clone(), counted.clone(), last.clone());
+        running.spawn(async move {
+            for _ in 0..rounds {
+                let guard = loop {
+                    match lock.lock().await {
+                        Ok(guard) => break guard,
+                        // The members were down for longer than anybody waits.
+                        Err(e) if e.kind() == ErrorKind::Unreachable => {}
+                        Err(e) => panic!("{e}"),
+                    }
+                };
+                assert!(!inside.swap(true, Ordering::SeqCst), "two inside");
+                let before = last.swap(guard.token().get(), Ordering::SeqCst);
+                assert!(guard.token().get() > before, "{} after {before}", guard.token());
+                let n = counted.load(Ordering::SeqCst);
+                tokio::task::yield_now().await;
+                counted.store(n + 1, Ordering::SeqCst);
+                assert!(guard.is_held(), "lost while the cluster had a majority: {guard:?}");
+                inside.store(false, Ordering::SeqCst);
+                match guard.release().await {
+                    Ok(()) => {}
+                    // It is given back behind us.
+                    Err(e) if e.kind() == ErrorKind::Unreachable => {}
+                    Err(e) => panic!("{e}"),
+                }
+            }
+        });
+    }
+    running.join_all().await;
+    assert_eq!(counted.load(Ordering::SeqCst), (tasks * rounds) as u64);
+}
