@@ -52,6 +52,7 @@ mod claims;
 mod doctor;
 mod fault;
 mod node;
+mod ownership;
 mod path;
 mod session;
 mod url;
@@ -1136,6 +1137,13 @@ impl Store for ZooKeeperStore {
             doctor::diagnose(&session, &shared.url).await
         });
         looked.await
+    }
+
+    fn place_path(&self, claim: &Claim) -> Option<Result<String>> {
+        Some(match self.shared.claims.stage(claim.id) {
+            Stage::Standing(standing) => Ok(standing.path()),
+            Stage::New | Stage::Asked { .. } => Err(Error::lost(crate::error::LostReason::Gone)),
+        })
     }
 
     fn longest_lease(&self) -> Duration {
