@@ -140,6 +140,7 @@ impl Leasehold {
     /// | `postgres://user:password@host/database` | many machines (feature `postgres`) |
     /// | `mysql://user:password@host/database` | many machines (feature `mysql`) |
     /// | `redis://user:password@host`, `redis+sentinel://…`, `redis+cluster://…` | many machines (feature `redis`) |
+    /// | `redlock://host,host,host,host,host` | many machines, a mutex only (feature `redlock`) |
     /// | `zookeeper://host,host,host/path` | many machines (feature `zookeeper`) |
     ///
     /// # Errors

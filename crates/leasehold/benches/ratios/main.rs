@@ -17,6 +17,8 @@ mod pair;
 mod raw;
 #[cfg(feature = "redis")]
 mod redis;
+#[cfg(feature = "redlock")]
+mod redlock;
 mod scratch;
 #[cfg(all(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 mod sql;
@@ -25,7 +27,7 @@ use std::path::Path;
 
 use measure::{Effort, Result};
 
-const PARTS: [&str; 5] = ["pair", "contention", "kill", "sql", "redis"];
+const PARTS: [&str; 6] = ["pair", "contention", "kill", "sql", "redis", "redlock"];
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -68,6 +70,10 @@ fn main() -> Result<()> {
     if wanted("redis") {
         redis::pair(effort)?;
         redis::contention(effort)?;
+    }
+    #[cfg(feature = "redlock")]
+    if wanted("redlock") {
+        redlock::pair(effort)?;
     }
     Ok(())
 }

@@ -167,7 +167,7 @@ impl RedisStore {
         for key in keys.all() {
             call.arg(key);
         }
-        Request { slot: keys.slot, script: script.clone(), call }
+        Request { slot: keys.slot, script: script.clone(), call, divisible: false }
     }
 
     async fn send(&self, request: &Request) -> Result<Value> {
@@ -214,26 +214,43 @@ impl RedisStore {
             let keys = self.keyspace.keys(&renewals[i].claim.name)?;
             slots.entry(keys.slot).or_default().push((i, keys));
         }
-        let (mut requests, mut indices) = (Vec::new(), Vec::new());
-        for (slot, some) in slots {
-            let mut call = self.scripts.renew.call(some.len());
-            for (_, keys) in &some {
-                call.arg(&keys.main);
-            }
-            for (i, _) in &some {
-                let Renew { claim, lease } = &renewals[*i];
-                call.arg(claim.id.to_hex()).arg(millis(*lease));
-            }
-            requests.push(Request { slot, script: self.scripts.renew.clone(), call });
-            indices.push(some.into_iter().map(|(i, _)| i).collect::<Vec<_>>());
-        }
-        for (value, indices) in self.servers.send_all(&requests).await.into_iter().zip(indices) {
-            let renewed = answer::renewed(value.map_err(|e| self.fault(&e))?)?;
-            for (i, renewal) in indices.into_iter().zip(renewed) {
-                answers[i] = renewal.unwrap_or(Renewal::Lost);
+        let slots: Vec<_> = slots.into_values().collect();
+        let together = slots.iter().map(|some| self.renewal(renewals, some)).collect::<Vec<_>>();
+        let (mut apart, mut failed) = (Vec::new(), None);
+        let told = self.servers.send_all(&together).await;
+        for (value, some) in told.into_iter().zip(slots) {
+            match value {
+                Ok(value) => renewed(value, &some, answers)?,
+                // Some keys of the slot are here and some there: each by itself is somewhere.
+                Err(error) if some.len() > 1 && is_half_moved(&error) => {
+                    apart.extend(some.into_iter().map(|one| vec![one]));
+                }
+                Err(error) => failed = Some(error),
             }
         }
-        Ok(())
+        let alone = apart.iter().map(|one| self.renewal(renewals, one)).collect::<Vec<_>>();
+        for (value, one) in self.servers.send_all(&alone).await.into_iter().zip(&apart) {
+            match value {
+                Ok(value) => renewed(value, one, answers)?,
+                Err(error) => failed = Some(error),
+            }
+        }
+        failed.map_or(Ok(()), |error| Err(self.fault(&error)))
+    }
+
+    /// One script for some holders of mutexes in one slot.
+    fn renewal(&self, renewals: &[Renew], some: &[(usize, Keys)]) -> Request {
+        let mut call = self.scripts.renew.call(some.len());
+        for (_, keys) in some {
+            call.arg(&keys.main);
+        }
+        for (i, _) in some {
+            let Renew { claim, lease } = &renewals[*i];
+            call.arg(claim.id.to_hex()).arg(millis(*lease));
+        }
+        let slot = some.first().map_or(0, |(_, keys)| keys.slot);
+        let divisible = some.len() > 1;
+        Request { slot, script: self.scripts.renew.clone(), call, divisible }
     }
 
     /// Asks for all others, with all their locks' keys, one script for each slot.
@@ -243,16 +260,17 @@ impl RedisStore {
         others: &[usize],
         answers: &mut [Renewal],
     ) -> Result<()> {
-        let mut slots: BTreeMap<u16, BTreeMap<&Name, Vec<usize>>> = BTreeMap::new();
+        // What a name was, and what it is now, may be asked for at once: each by its own rules.
+        let mut slots: BTreeMap<u16, BTreeMap<(&Name, bool), Vec<usize>>> = BTreeMap::new();
         for &i in others {
-            let name = &renewals[i].claim.name;
-            let slot = self.keyspace.keys(name)?.slot;
-            slots.entry(slot).or_default().entry(name).or_default().push(i);
+            let claim = &renewals[i].claim;
+            let (name, slot) = (&claim.name, self.keyspace.keys(&claim.name)?.slot);
+            slots.entry(slot).or_default().entry((name, is_mutex(claim))).or_default().push(i);
         }
         let (mut requests, mut indices) = (Vec::new(), Vec::new());
         for (slot, locks) in slots {
             let mut call = self.scripts.beat.call(locks.len() * 6);
-            for name in locks.keys() {
+            for (name, _) in locks.keys() {
                 for key in self.keyspace.keys(name)?.all() {
                     call.arg(key);
                 }
@@ -268,7 +286,8 @@ impl RedisStore {
                     order.push(i);
                 }
             }
-            requests.push(Request { slot, script: self.scripts.beat.clone(), call });
+            let script = self.scripts.beat.clone();
+            requests.push(Request { slot, script, call, divisible: false });
             indices.push(order);
         }
         for (value, indices) in self.servers.send_all(&requests).await.into_iter().zip(indices) {
@@ -422,6 +441,18 @@ impl RedisStore {
 /// of whoever asks for it; the general scripts know how to tell.)
 fn is_mutex(claim: &Claim) -> bool {
     claim.kind == Kind::Mutex && claim.capacity == 1 && claim.weight == 1
+}
+
+/// Takes in the answers about some holders of mutexes.
+fn renewed(value: Value, some: &[(usize, Keys)], answers: &mut [Renewal]) -> Result<()> {
+    for ((i, _), renewal) in some.iter().zip(answer::renewed(value)?) {
+        answers[*i] = renewal.unwrap_or(Renewal::Lost);
+    }
+    Ok(())
+}
+
+fn is_half_moved(error: &RedisError) -> bool {
+    fault::refusal(error) == Some(fault::Refusal::TryAgain)
 }
 
 fn range(key: &str) -> Cmd {

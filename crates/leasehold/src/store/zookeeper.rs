@@ -76,7 +76,7 @@ use zookeeper_client::{
 
 use self::claims::{Claims, Known, Stage, Standing};
 use self::fault::{ends_session, explain};
-use self::node::{Blocker, Children, LAST_SEQUENCE, LATE_SEQUENCE, Naming, Node, Stand};
+use self::node::{Children, LAST_SEQUENCE, LATE_SEQUENCE, Naming, Node, Stand};
 use self::session::{Session, shut_down};
 use self::url::{Access, ZooKeeperUrl};
 use super::guarantees::ALL_KINDS;
@@ -171,8 +171,8 @@ enum Looked {
 
 /// What becomes of a claim that listens.
 enum Heard {
-    /// This one, of this weight, has left.
-    Left(u32),
+    /// So much has left that the claim fits.
+    Free,
     /// Something else happened to one of them.
     Changed,
     /// Its own child was deleted, or the session is over.
@@ -471,9 +471,9 @@ impl Shared {
             let Some((standing, _)) = self.claims.known(claim.id) else {
                 return Ok(Joined::Busy { holders: Vec::new() });
             };
-            self.claims.waits(claim, stand.ahead, stand.excess, started);
+            self.claims.waits(claim, stand.ahead, started);
             let ahead = stand.ahead;
-            if let Some(watches) = self.watch(session, &standing, stand.blockers).await? {
+            if let Some(watches) = self.watch(session, &standing, stand).await? {
                 let listening = listen(
                     Arc::downgrade(self),
                     Arc::downgrade(session),
@@ -503,8 +503,9 @@ impl Shared {
         &self,
         session: &Session,
         standing: &Standing,
-        blockers: Vec<Blocker>,
+        stand: Stand,
     ) -> Result<Option<Watches>> {
+        let Stand { blockers, excess, .. } = stand;
         let paths: Vec<String> =
             blockers.iter().map(|b| format!("{}/{}", standing.lock, b.name)).collect();
         let own = standing.path();
@@ -524,7 +525,7 @@ impl Shared {
             let Some(watcher) = watch()? else { return Ok(None) };
             others.push((blocker.weight, watcher));
         }
-        Ok(Some(Watches::new(mine, others)))
+        Ok(Some(Watches::new(mine, others, excess)))
     }
 
     /// Where a claim stands by now.
@@ -693,7 +694,7 @@ impl Shared {
                         self.hold(session, &claim, started, standing.token)?
                     }
                     Looked::Stands(stand) if self.claims.is_listening(claim.id) => {
-                        self.claims.waits(claim, stand.ahead, stand.excess, started);
+                        self.claims.waits(claim, stand.ahead, started);
                         let token = Some(standing.token);
                         Joined::Waiting(Place { ahead: stand.ahead, head_remaining: None, token })
                     }
@@ -988,7 +989,7 @@ async fn listen(
         let heard = watches.next().await;
         let (Some(shared), Some(session)) = (shared.upgrade(), session.upgrade()) else { return };
         let granted = match heard {
-            Heard::Left(weight) => shared.claims.one_left(claim.id, weight),
+            Heard::Free => true,
             Heard::Changed => false,
             Heard::Over => return shared.claims.tell_to_ask(claim.id),
         };
@@ -1006,8 +1007,8 @@ async fn listen(
                 let certain = session.certain_until();
                 return shared.claims.granted(claim.id, claim.waiter_lease, certain);
             }
-            shared.claims.stands_behind(claim.id, stand.ahead, stand.excess);
-            match shared.watch(&session, &standing, stand.blockers).await {
+            shared.claims.stands_behind(claim.id, stand.ahead);
+            match shared.watch(&session, &standing, stand).await {
                 Ok(Some(new)) => {
                     watches = new;
                     break;
@@ -1026,13 +1027,17 @@ type Event = Pin<Box<dyn Future<Output = WatchedEvent> + Send>>;
 struct Watches {
     own: Event,
     others: Vec<(u32, Event)>,
+    /// How much more than there is room for was before it in the listing by which they were chosen.
+    /// Only what leaves of these is taken off: other listings, which heartbeats look at, lack by then
+    /// some whose departure is news here still, and those would be taken off twice.
+    excess: u64,
 }
 
 impl Watches {
-    fn new(own: OneshotWatcher, others: Vec<(u32, OneshotWatcher)>) -> Self {
+    fn new(own: OneshotWatcher, others: Vec<(u32, OneshotWatcher)>, excess: u64) -> Self {
         let others =
             others.into_iter().map(|(w, watcher)| (w, Box::pin(watcher.changed()) as Event));
-        Self { own: Box::pin(own.changed()), others: others.collect() }
+        Self { own: Box::pin(own.changed()), others: others.collect(), excess }
     }
 
     /// The next event. Those of one's own child come first, so that nobody who was evicted takes the
@@ -1049,7 +1054,7 @@ impl Watches {
                 if let Poll::Ready(event) = event.as_mut().poll(cx) {
                     return Poll::Ready(match event.event_type {
                         EventType::Session => Heard::Over,
-                        EventType::NodeDeleted => Heard::Left(*weight),
+                        EventType::NodeDeleted if self.excess <= u64::from(*weight) => Heard::Free,
                         _ => Heard::Changed,
                     });
                 }

@@ -56,6 +56,8 @@ struct Pending {
 struct Grant {
     /// Asks the server whether it has the grant.
     look: redis::Cmd,
+    /// What the answer begins with if it has. After a fail-over it may have somebody else's.
+    ours: String,
     /// What to write in the same slot.
     mark: String,
     told: oneshot::Sender<Result<u32>>,
@@ -82,7 +84,8 @@ impl Confirm {
         let node = self.servers.node(keys.slot).await.map_err(|e| fault::explain(&e))?;
         let group = self.group(node.address())?;
         let (told, reached) = oneshot::channel();
-        let grant = Grant { look: look(claim, keys), mark: keys.mark(), told };
+        let (look, ours) = look(claim, keys);
+        let grant = Grant { look, ours, mark: keys.mark(), told };
         let start = {
             let mut pending = group.pending.lock().unwrap_or_else(PoisonError::into_inner);
             pending.grants.push(grant);
@@ -122,18 +125,18 @@ impl Confirm {
     }
 }
 
-/// What tells whether a server has a grant.
-fn look(claim: &Claim, keys: &Keys) -> redis::Cmd {
+/// What tells whether a server has a grant, and what it answers then.
+fn look(claim: &Claim, keys: &Keys) -> (redis::Cmd, String) {
     match claim.kind {
         Kind::Mutex if claim.capacity == 1 => {
             let mut cmd = redis::cmd("GETRANGE");
             cmd.arg(&keys.main).arg(0).arg(32);
-            cmd
+            (cmd, format!("{} ", claim.id.to_hex()))
         }
         _ => {
             let mut cmd = redis::cmd("HGET");
             cmd.arg(keys.meta()).arg(claim.id.to_hex());
-            cmd
+            (cmd, "h ".into())
         }
     }
 }
@@ -170,7 +173,7 @@ impl Group {
             };
             for grant in grants {
                 let there = match answers.next() {
-                    Some(Value::BulkString(found)) => !found.is_empty(),
+                    Some(Value::BulkString(found)) => found.starts_with(grant.ours.as_bytes()),
                     _ => false,
                 };
                 let _ = grant.told.send(Ok(if there { reached } else { 0 }));

@@ -35,6 +35,9 @@ pub(super) struct Request {
     pub(super) slot: u16,
     pub(super) script: Arc<Script>,
     pub(super) call: Cmd,
+    /// Its keys can as well be asked for one by one: then it does not wait for a slot that is half
+    /// moved, which may take longer than a lease.
+    pub(super) divisible: bool,
 }
 
 impl fmt::Debug for Request {
@@ -102,7 +105,7 @@ impl Servers {
         request: &Request,
         repeated: &mut bool,
     ) -> RedisResult<Value> {
-        let Request { slot, script, call } = request;
+        let Request { script, call, .. } = request;
         match self {
             Self::Single(node) => match node.run(script, call).await {
                 // The server may have been restarted since the connection was last used.
@@ -113,7 +116,7 @@ impl Servers {
                 answer => answer,
             },
             Self::Sentinel(sentinel) => sentinel.run(script, call, repeated).await,
-            Self::Cluster(cluster) => cluster.run(*slot, script, call, repeated).await,
+            Self::Cluster(cluster) => cluster.run(request, repeated).await,
         }
     }
 

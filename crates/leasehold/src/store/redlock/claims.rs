@@ -203,6 +203,11 @@ impl Claims {
         entries.entry(claim.id).or_insert_with(|| Arc::new(Entry::new(self.nodes))).clone()
     }
 
+    #[cfg(test)]
+    pub(super) fn count(&self) -> usize {
+        lock(&self.entries).len()
+    }
+
     /// Forgets the claim; what it was.
     pub(super) fn leave(&self, id: ClaimId) -> Option<Arc<Entry>> {
         let entry = lock(&self.entries).remove(&id)?;

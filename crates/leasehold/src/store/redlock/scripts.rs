@@ -19,7 +19,8 @@
 //! A restart may lose data, so a vote counts only in the run of the server in which the memory was
 //! kept. `INFO` in every script would tell, but costs more than all the rest. Instead the script that
 //! votes has the run's id in its text: after a restart no server knows it (NOSCRIPT), and the client
-//! looks anew. It is put into the server by a call that compares the id with `INFO`'s in the same
+//! looks anew. (Redis 6 may, from a snapshot; it does not tell its version to scripts either, so there
+//! `INFO` is asked all the same.) It is put into the server by a call that compares the id with `INFO`'s in the same
 //! atomic step, and makes the memory invalid if they differ.
 //!
 //! [`round::Node`]: super::round::Node
@@ -84,6 +85,8 @@ if ARGV[1] == 'check' then
   return 'CHANGED'
 end
 if redis.call('HGET', KEYS[3], 'run') ~= RUN then return {'forgot'} end
+-- Redis before 7 keeps scripts in its snapshots if it ever had a replica.
+if not redis.REDIS_VERSION_NUM and run() ~= RUN then return {'forgot'} end
 local at = now()
 local value = redis.call('GET', KEYS[1])
 if value then
@@ -244,6 +247,12 @@ fn script(body: &str, run: &str) -> Script {
 /// The script that votes in this run of a server, which is 40 hexadecimal digits.
 pub(super) fn take(run: &str) -> Script {
     script(TAKE, run)
+}
+
+/// The same as a server before Redis 7 runs it.
+#[cfg(test)]
+pub(super) fn take_of_old(run: &str) -> Script {
+    script(&TAKE.replace("redis.REDIS_VERSION_NUM", "redis.NOT_THERE"), run)
 }
 
 impl Scripts {

@@ -6,12 +6,15 @@ use std::time::Duration;
 use redis::Value;
 use tokio::runtime::{Builder, Runtime};
 
+use super::RedlockStore;
 use super::claims::Claims;
 use super::node::{MEMORY_KEY, Node, Trouble};
 use super::round::{Answer, Attempt, Known, Node as Model};
 use super::scripts::{Elements, Scripts};
 use super::url::RedlockUrl;
-use crate::claim::ClaimId;
+use crate::claim::{Claim, ClaimId, Kind};
+use crate::name::Name;
+use crate::store::{Joined, Mode, Store};
 
 /// Small numbers that come again in the same order (xorshift64*).
 struct Dice(u64);
@@ -200,6 +203,49 @@ fn a_node_that_restarted_or_was_flushed_has_forgotten() {
     server.command(&["FLUSHALL"]);
     assert_eq!(bench.take("a", again, 22).unwrap(), Answer::Abstained);
     assert_eq!(bench.known(), Known::Forgot(0));
+}
+
+/// Redis before 7 may know the voting script of an earlier run from a snapshot, which has the memory
+/// of that run as well.
+#[test]
+fn s33_an_old_server_that_remembers_the_script_of_an_earlier_run_does_not_vote() {
+    let server = testbed::Redis::start();
+    let bench = Bench::new(&server);
+    bench.tell(7);
+    let before = bench.runtime.block_on(bench.node.met(true)).unwrap();
+    let script = super::scripts::take_of_old(&before.id);
+    let keys = Bench::keys("a");
+    let vote = |number: u32| {
+        let mut call = script.call(5);
+        call.arg(&keys[..]).arg("take").arg(ClaimId::from_u128(1).to_hex()).arg(number);
+        call.arg(60_000).arg(9).arg("{}").arg("");
+        bench.runtime.block_on(bench.node.ask(&script, &call)).map(|mut a| a.text().unwrap())
+    };
+    assert_eq!(vote(1).unwrap(), "granted");
+    server.restart();
+    assert_eq!((2..20).find_map(|number| vote(number).ok()).as_deref(), Some("forgot"));
+}
+
+/// Who polls with `try_lock` for years leaves nothing behind in its own memory.
+#[test]
+fn a_claim_that_did_not_get_in_is_forgotten() {
+    let servers = testbed::Redlock::with(3, testbed::Setup::new().fast());
+    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let url = format!("{}?restart_delay_ms=0&node_timeout_ms=5000", servers.url());
+        let store = RedlockStore::open(&url, runtime.handle()).await.unwrap();
+        let claim = || Claim::new(Name::new("polled").unwrap(), Kind::Mutex, 1, 1).unwrap();
+        let held = claim();
+        let joined = store.join(&held, Mode::Try).await.unwrap();
+        assert!(matches!(joined, Joined::Holding { .. }), "{joined:?}");
+        for _ in 0..10 {
+            let joined = store.join(&claim(), Mode::Try).await.unwrap();
+            assert!(matches!(joined, Joined::Busy { .. }), "{joined:?}");
+        }
+        assert_eq!(store.inner.claims.count(), 1);
+        assert!(store.leave(&held, None).await.unwrap());
+        assert_eq!(store.inner.claims.count(), 0);
+    });
 }
 
 #[test]

@@ -60,10 +60,8 @@ struct Kept {
     /// It was to hold at once or not at all.
     trying: bool,
     holding: bool,
-    /// How many were before it, and how much they weighed less the room for them, when that was last
-    /// looked at.
+    /// How many were before it when that was last looked at.
     ahead: usize,
-    excess: u64,
     /// When the last request was begun that was answered "waiting".
     beat: Moment,
     told: Option<Signal>,
@@ -82,7 +80,6 @@ impl Default for Kept {
             trying: false,
             holding: false,
             ahead: 0,
-            excess: 0,
             beat: Moment::from_nanos(0),
             told: None,
             wake: Arc::default(),
@@ -209,18 +206,18 @@ impl Claims {
     }
 
     /// It waits. `false`: it was given up meanwhile.
-    pub(super) fn waits(&self, claim: &Claim, ahead: usize, excess: u64, beat: Moment) -> bool {
+    pub(super) fn waits(&self, claim: &Claim, ahead: usize, beat: Moment) -> bool {
         let mut ledger = self.lock();
         let kept = ledger.claims.get_mut(&claim.id).filter(|kept| !kept.given_up);
         let Some(kept) = kept else { return false };
-        (kept.ahead, kept.excess, kept.beat) = (ahead, excess, beat);
+        (kept.ahead, kept.beat) = (ahead, beat);
         self.expire_at(ledger, claim.id, beat.plus(claim.waiter_lease));
         true
     }
 
-    /// What is in its way has changed.
-    pub(super) fn stands_behind(&self, id: ClaimId, ahead: usize, excess: u64) {
-        self.with(id, |kept| (kept.ahead, kept.excess) = (ahead, excess));
+    /// How many are before it has changed.
+    pub(super) fn stands_behind(&self, id: ClaimId, ahead: usize) {
+        self.with(id, |kept| kept.ahead = ahead);
     }
 
     /// How it stands, if it has a node.
@@ -268,17 +265,6 @@ impl Claims {
     pub(super) fn is_listening(&self, id: ClaimId) -> bool {
         let is_open = |kept: &mut Kept| kept.listening.as_ref().is_some_and(|l| !l.is_finished());
         self.with(id, is_open).unwrap_or(false)
-    }
-
-    /// One that blocked it, of this weight, has left. Tells whether it fits now, for all that was
-    /// last seen.
-    pub(super) fn one_left(&self, id: ClaimId, weight: u32) -> bool {
-        let counted = self.with(id, |kept| {
-            kept.ahead = kept.ahead.saturating_sub(1);
-            kept.excess = kept.excess.saturating_sub(u64::from(weight));
-            kept.excess == 0
-        });
-        counted.unwrap_or(false)
     }
 
     /// It was granted; `certain` is how long its session lives. It is told so if that covers what a

@@ -70,9 +70,10 @@ local function hand_over(asking)
     if not member then return false end
     local ends = tonumber(redis.call('ZSCORE', X, member) or 0)
     redis.call('ZREM', X, member)
-    if ends > now then
+    -- What is left of a semaphore whose hash somebody deleted is nobody's place.
+    local id, delay, inbox, who = string.match(member, '^(%x+) (%d+) (%S+) (.*)$')
+    if id and ends > now then
       local token = head[2]
-      local id, delay, inbox, who = string.match(member, '^(%x+) (%d+) (%S+) (.*)$')
       local left = math.ceil((ends - now) / 1000) + 1 + tonumber(delay)
       redis.call('SET', main, id .. ' ' .. text(tonumber(token)) .. ' ' .. text(now) .. ' ' .. delay .. ' ' .. who,
         'PX', left)
@@ -142,7 +143,7 @@ local function beat(h, id, member, lease, waiter_lease)
 end
 
 -- Read-write locks and semaphores. M has what the lock is (`k`, `c`), the weight that is held
--- (`h`), and for each claim's id `state weight delay inbox since who`, the state being h(olding),
+-- (`h`), the longest lock-delay of all that joined (`d`), and for each claim's id `state weight delay inbox since who`, the state being h(olding),
 -- w(aiting) or d(eparted). H has the ids of those that hold or departed, W of those that wait, both
 -- by token; X has all, by the time at which they expire.
 
@@ -170,14 +171,16 @@ local function remove(id, e)
   if e.state ~= 'w' then redis.call('HINCRBY', M, 'h', -e.weight) end
 end
 
--- Keeps the companions for as long as anything is in them, and not for ever.
+-- Keeps the companions for as long as anything is in them, or may be kept closed after it, and not
+-- for ever.
 local function keep_all()
   local last = redis.call('ZREVRANGE', X, 0, 0, 'WITHSCORES')
   if not last[1] then
     redis.call('DEL', M, H, W, X)
     return
   end
-  local ms = math.max(math.ceil((tonumber(last[2]) - now) / 1000), 0) + SLACK
+  local delay = tonumber(redis.call('HGET', M, 'd') or 0)
+  local ms = math.max(math.ceil((tonumber(last[2]) - now) / 1000), 0) + delay + SLACK
   redis.call('PEXPIRE', M, ms)
   redis.call('PEXPIRE', H, ms)
   redis.call('PEXPIRE', W, ms)
@@ -229,16 +232,21 @@ local function score(key, id)
   return tonumber(redis.call('ZSCORE', key, id) or 0)
 end
 
--- "And now?" for a claim on a read-write lock or semaphore.
+-- "And now?" for a claim on a read-write lock or semaphore. One that somebody took out of the
+-- order has no place any more.
 local function beat_all(id, lease, waiter_lease)
   local e = entry(id)
   if not e or e.state == 'd' then return nil end
+  local rank = redis.call('ZRANK', e.state == 'h' and H or W, id)
+  if not rank then
+    remove(id, e)
+    return nil
+  end
   local ends = now + waiter_lease
   if e.state == 'h' then ends = now + lease * 1000 end
   ends = math.max(ends, score(X, id))
   redis.call('ZADD', X, text(ends), id)
   if e.state == 'h' then return {0, score(H, id), ends - now} end
-  local rank = redis.call('ZRANK', W, id)
   local head = -1
   if rank == 0 then
     head = math.max(tonumber(redis.call('ZRANGE', X, 0, 0, 'WITHSCORES')[2]) - now, 1)
@@ -250,7 +258,9 @@ end
 local function holders_all(answer)
   for _, id in ipairs(redis.call('ZRANGE', H, 0, 99)) do
     local e = entry(id)
-    answer[#answer + 1] = text(score(H, id)) .. ' ' .. text(math.max(now - e.since, 0)) .. ' ' .. e.who
+    if e then
+      answer[#answer + 1] = text(score(H, id)) .. ' ' .. text(math.max(now - e.since, 0)) .. ' ' .. e.who
+    end
   end
   return answer
 end

@@ -22,10 +22,16 @@ end
 local sum = there and held() or 0
 local fits = sum + weight <= capacity and redis.call('EXISTS', W) == 0
 if not fits and mode == 't' then return holders_all({2}) end
-if not there then redis.call('HSET', M, 'k', kind, 'c', capacity) end
+local delay = tonumber(ARGV[6])
+if not there then
+  -- Nothing of what somebody left without its hash counts.
+  redis.call('DEL', H, W, X)
+  redis.call('HSET', M, 'k', kind, 'c', capacity)
+end
+if delay > tonumber(redis.call('HGET', M, 'd') or 0) then redis.call('HSET', M, 'd', delay) end
 local token = draw(seen)
 local ends = now + (fits and lease * 1000 or waiter_lease)
-put(id, {state = fits and 'h' or 'w', weight = weight, delay = tonumber(ARGV[6]), inbox = ARGV[7],
+put(id, {state = fits and 'h' or 'w', weight = weight, delay = delay, inbox = ARGV[7],
   since = now, who = ARGV[8]})
 redis.call('ZADD', fits and H or W, text(token), id)
 redis.call('ZADD', X, text(ends), id)
