@@ -85,7 +85,7 @@ impl Finding {
 /// What a wall clock before 2025 has not been told yet.
 const NEWER_THAN: u64 = 1_735_689_600_000_000;
 /// Two clocks that differ by more than this are not both kept by NTP.
-#[cfg(any(feature = "postgres", feature = "mysql", feature = "redlock", test))]
+#[cfg(any(feature = "postgres", feature = "mysql", feature = "redis", test))]
 const APART: u64 = 2_000_000;
 
 /// What this machine's own wall clock, in µs since 1970, gives rise to.
@@ -102,7 +102,7 @@ pub(crate) fn own_clock(now: u64) -> Option<Finding> {
 
 /// What a server's wall clock gives rise to, which said `theirs` between `before` and `after` by
 /// ours (all in µs since 1970).
-#[cfg(any(feature = "postgres", feature = "mysql", feature = "redlock", test))]
+#[cfg(any(feature = "postgres", feature = "mysql", feature = "redis", test))]
 pub(crate) fn clocks(before: u64, theirs: u64, after: u64) -> Vec<Finding> {
     let mut findings: Vec<Finding> = own_clock(before).into_iter().collect();
     if theirs < NEWER_THAN {

@@ -21,11 +21,16 @@
 //! | the resource is | use |
 //! |---|---|
 //! | rows in a SQL database | `fence::sql` (features `sqlite`, `postgres`, `mysql`) |
+//! | keys on a Redis server | `fence::redis` (feature `redis`) |
+//! | keys in the etcd that keeps the lock | `Guard::etcd_compare` (feature `etcd`): no mark at all |
+//! | nodes in the ZooKeeper that keeps the lock | `Guard::zookeeper_node` (feature `zookeeper`), likewise |
 //! | behind HTTP | `fence::http` (feature `http`) |
 //! | anything else that can compare and write in one step | refuse smaller tokens there, with [`Error::stale_fence`] |
 
 #[cfg(feature = "http")]
 pub mod http;
+#[cfg(feature = "redis")]
+pub mod redis;
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 pub mod sql;
 

@@ -312,6 +312,12 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         None
     }
 
+    /// The path of the node that is this claim's place, where places are nodes of a tree and a caller's
+    /// own transaction can check that one is there. An error if it is known to be gone.
+    fn place_path(&self, _claim: &Claim) -> Option<Result<String>> {
+        None
+    }
+
     /// The descriptor that keeps this client's holds alive for as long as any process has it open:
     /// a child that inherits it holds on when we die. `None` where there is no such thing.
     fn lifeline(&self) -> Option<BorrowedFd<'_>> {

@@ -1,6 +1,15 @@
 //! What the documentation quotes is what the code says. To write it anew:
 //! `UPDATE_DOCS=1 cargo test -p leasehold --all-features --test docs`.
-#![cfg(all(feature = "file", feature = "sqlite", feature = "postgres", feature = "mysql"))]
+#![cfg(all(
+    feature = "file",
+    feature = "sqlite",
+    feature = "postgres",
+    feature = "mysql",
+    feature = "redis",
+    feature = "redlock",
+    feature = "etcd",
+    feature = "zookeeper"
+))]
 
 use std::fmt::Write;
 
@@ -48,6 +57,9 @@ async fn columns() -> Vec<(&'static str, Guarantees)> {
     let sqlite = format!("sqlite:{}", directory.path().join("db").display());
     let file = format!("file:{}", directory.path().join("locks").display());
     let (postgres, mysql) = (testbed::Postgres::start(), testbed::MariaDb::start());
+    let redis = testbed::Redis::start();
+    let redlock = testbed::Redlock::with(5, testbed::Setup::new());
+    let (etcd, zookeeper) = (testbed::Etcd::cluster(), testbed::ZooKeepers::start());
     let mut columns = Vec::new();
     for &scheme in BUILT_IN {
         let url = match scheme {
@@ -56,8 +68,10 @@ async fn columns() -> Vec<(&'static str, Guarantees)> {
             "sqlite" => sqlite.clone(),
             "postgres" => postgres.database(),
             "mysql" => mysql.database(),
-            "zookeeper" => testbed::zookeeper().url(),
-            "redlock" => testbed::redlock().url(),
+            "redis" => redis.url(),
+            "redlock" => redlock.url(),
+            "etcd" => etcd.url(),
+            "zookeeper" => zookeeper.url(),
             other => {
                 panic!("the store {other}: has no column in docs/guarantees.md: add its URL here")
             }

@@ -1,9 +1,21 @@
 //! The doctor finds each planted misconfiguration, and nothing on a server that is set up well.
-#![cfg(all(feature = "file", feature = "sqlite", feature = "postgres", feature = "mysql"))]
+#![cfg(all(
+    feature = "file",
+    feature = "sqlite",
+    feature = "postgres",
+    feature = "mysql",
+    feature = "redis",
+    feature = "redlock",
+    feature = "etcd",
+    feature = "zookeeper"
+))]
 
 use leasehold::Leasehold;
 use leasehold::doctor::{Finding, Severity};
-use testbed::{MariaDb, PgBouncer, Postgres, Setup};
+use testbed::{
+    Etcd, MariaDb, PgBouncer, Postgres, Redis, Redlock, Sentinel, Setup, ZooKeeper, ZooKeeperSetup,
+    ZooKeepers,
+};
 
 /// What is found that is worse than a note.
 async fn findings(url: &str) -> Vec<Finding> {
@@ -89,8 +101,7 @@ async fn a_postgres_that_is_set_up_well_is_found_well() {
     plant("synchronous_commit = on");
     plant("default_transaction_isolation = 'serializable'");
     plant("idle_session_timeout = '90s'");
-    plant("lock_timeout = '300ms'");
-    let expected = [("idle_session_timeout", Weak), ("isolation", Weak), ("timeout", Weak)];
+    let expected = [("idle_session_timeout", Weak), ("isolation", Weak)];
     assert_eq!(troubles(&url).await, expected);
 }
 
@@ -143,7 +154,7 @@ async fn a_mariadb_that_is_set_up_well_is_found_well() {
     server.admin("SET GLOBAL max_connections = 20");
     assert_eq!(troubles(&format!("{url}?pool=30")).await, [("connections", Weak)]);
     let name = url.rsplit('/').next().unwrap();
-    server.admin(&format!("ALTER TABLE {name}.leasehold_claims ENGINE = MyISAM"));
+    server.admin(&format!("ALTER TABLE {name}.leasehold_locks ENGINE = MyISAM"));
     assert_eq!(troubles(&url).await, [("engine", Broken)]);
 }
 
@@ -172,4 +183,117 @@ async fn servers_whose_clock_is_off() {
     assert_eq!(troubles(&url).await, [("clock-difference", Weak)]);
     server.shift_clock(0);
     assert_eq!(troubles(&url).await, []);
+}
+
+#[tokio::test]
+async fn s20_a_redis_that_throws_keys_away_or_forgets() {
+    let server = Redis::start();
+    assert_eq!(troubles(&server.url()).await, []);
+    let set = |setting: &str, value: &str| server.command(&["CONFIG", "SET", setting, value]);
+    set("maxmemory", "100mb");
+    assert_eq!(troubles(&server.url()).await, [], "a limit alone throws nothing away");
+    for policy in ["allkeys-lru", "volatile-ttl"] {
+        set("maxmemory-policy", policy);
+        assert_eq!(troubles(&server.url()).await, [("eviction", Broken)]);
+    }
+    set("maxmemory-policy", "noeviction");
+    set("appendfsync", "everysec");
+    assert_eq!(troubles(&server.url()).await, [("appendfsync", Weak)]);
+    set("appendonly", "no");
+    assert_eq!(troubles(&server.url()).await, [("persistence", Weak)]);
+    set("appendonly", "yes");
+    set("appendfsync", "always");
+    let replica = Redis::replica_of(server.port(), Setup::new());
+    until(async || server.info("replication", "connected_slaves") == "1").await;
+    assert_eq!(troubles(&server.url()).await, [("asynchronous-replica", Weak)]);
+    assert_eq!(troubles(&format!("{}?replicas=1", server.url())).await, []);
+    drop(replica);
+}
+
+#[tokio::test]
+async fn a_redis_whose_clock_is_off() {
+    let server = Redis::with(Setup::new().movable_clock());
+    server.shift_clock(-3600);
+    assert_eq!(troubles(&server.url()).await, [("clock-difference", Weak)]);
+}
+
+#[tokio::test]
+async fn sentinels_that_cannot_agree() {
+    let sentinels = Sentinel::start();
+    let found = troubles(&sentinels.url()).await;
+    assert!(found.iter().all(|(_, severity)| *severity == Weak), "{found:?}");
+    assert!(found.contains(&("asynchronous-replica", Weak)), "{found:?}");
+    let url = sentinels.url();
+    let name = url.rsplit('/').next().unwrap();
+    for port in sentinels.sentinel_ports() {
+        let mut set = std::process::Command::new("redis-cli");
+        set.args(["-p", &port.to_string(), "SENTINEL", "SET", name, "quorum", "7"]);
+        assert!(set.output().unwrap().status.success());
+    }
+    let found = troubles(&sentinels.url()).await;
+    assert!(found.contains(&("quorum", Broken)), "{found:?}");
+    sentinels.kill_sentinel(0);
+    let found = troubles(&sentinels.url()).await;
+    assert!(found.contains(&("sentinel-down", Weak)), "{found:?}");
+}
+
+#[tokio::test]
+async fn s33_redlock_servers_that_vote_too_early_or_not_at_all() {
+    let servers = Redlock::with(4, Setup::new());
+    let old_enough = format!("{}?max_lease_ms=50&restart_delay_ms=50", servers.url());
+    let found = troubles(&old_enough).await;
+    // On one machine, as tests are.
+    let found: Vec<_> = found.into_iter().filter(|(id, _)| *id != "node").collect();
+    assert_eq!(found, [("even", Weak), ("one-machine", Weak)]);
+    let early = format!("{}?restart_delay_ms=10", servers.url());
+    assert!(troubles(&early).await.contains(&("restart-delay", Broken)));
+    let node = &servers.nodes()[0];
+    node.command(&["CONFIG", "SET", "maxmemory", "100mb"]);
+    node.command(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
+    assert!(troubles(&servers.url()).await.contains(&("eviction", Broken)));
+    node.kill();
+    assert!(troubles(&servers.url()).await.contains(&("node", Weak)));
+}
+
+#[tokio::test]
+async fn an_etcd_of_one_member_or_without_room() {
+    assert_eq!(troubles(&Etcd::cluster().url()).await, []);
+    let server = Etcd::with(Setup::new().arg("--quota-backend-bytes=200000"), 1);
+    assert_eq!(troubles(&server.url()).await, [("one-member", Weak)]);
+    let locks = Leasehold::connect(server.url()).await.unwrap();
+    let filling = "x".repeat(50_000);
+    for n in 0..50 {
+        let key = format!("filling{n}");
+        let mut put = server.etcdctl_command();
+        if !put.args(["put", &key, &filling]).output().unwrap().status.success() {
+            break;
+        }
+    }
+    let found = locks.diagnose().await.unwrap();
+    let ids: Vec<_> = found.iter().filter(|f| f.severity == Broken).map(|f| f.id).collect();
+    assert_eq!(ids, ["full"]);
+}
+
+#[tokio::test]
+async fn s73_a_zookeeper_whose_sessions_and_numbers_are_short() {
+    assert_eq!(troubles(&ZooKeepers::start().url()).await, []);
+    let second = std::time::Duration::from_secs(1);
+    let setup = ZooKeeperSetup::new()
+        .sessions(second, second * 5)
+        .sequences_at("/late", 1 << 30)
+        .sequences_at("/last", i32::MAX - 500_000);
+    let server = ZooKeeper::with(&setup);
+    assert_eq!(troubles(&server.url()).await, [("one-member", Weak), ("session-limits", Weak)]);
+    assert_eq!(troubles(&format!("{}?session=5s", server.url())).await, [("one-member", Weak)]);
+    let found = troubles(&format!("{}/?session=5s", server.url())).await;
+    assert_eq!(found, [("one-member", Weak), ("sequence", Weak), ("sequence", Broken)]);
+}
+
+/// Waits until it is so.
+async fn until(mut so: impl AsyncFnMut() -> bool) {
+    let start = std::time::Instant::now();
+    while !so().await {
+        assert!(start.elapsed().as_secs() < 60, "never");
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
 }

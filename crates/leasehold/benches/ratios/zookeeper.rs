@@ -132,7 +132,8 @@ fn many_names(runtime: &Runtime, server: &ZooKeeper, effort: Effort) -> Result<(
     let raw = Arc::new(runtime.block_on(Client::connect(&hosts(server)))?);
     let locks = runtime.block_on(Leasehold::connect(url(server)))?;
     let bare = || {
-        together(runtime, TASKS, effort, |i| {
+        let raw = raw.clone();
+        together(runtime, TASKS, effort, move |i| {
             let raw = raw.clone();
             async move {
                 let options = CreateMode::EphemeralSequential.with_acls(Acls::anyone_all());
@@ -142,10 +143,10 @@ fn many_names(runtime: &Runtime, server: &ZooKeeper, effort: Effort) -> Result<(
             }
         })
     };
-    let all: Vec<_> = (0..TASKS).map(|i| locks.mutex(format!("name-{i}"))).collect();
     let ours = || {
-        together(runtime, TASKS, effort, |i| {
-            let lock = all[i].clone();
+        let locks = locks.clone();
+        together(runtime, TASKS, effort, move |i| {
+            let lock = locks.mutex(format!("name-{i}"));
             async move { Ok(lock.lock().await?.release().await?) }
         })
     };

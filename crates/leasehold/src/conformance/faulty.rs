@@ -268,6 +268,14 @@ impl Store for Faulty {
         self.inner.store().longest_lease()
     }
 
+    fn place_path(&self, claim: &Claim) -> Option<Result<String>> {
+        self.inner.store().place_path(claim)
+    }
+
+    fn identity(&self) -> String {
+        self.inner.store().identity()
+    }
+
     fn place_key(&self, claim: &Claim) -> Option<Vec<u8>> {
         self.inner.store().place_key(claim)
     }

@@ -38,6 +38,7 @@ mod ask;
 mod claims;
 mod client;
 mod compare;
+mod doctor;
 mod fault;
 mod join;
 mod keepalive;
@@ -79,12 +80,15 @@ use super::{
     Signal, Store, Survival, Wakeup,
 };
 use crate::claim::Claim;
+use crate::doctor::Finding;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
 
 /// Queues in etcd. See the module's documentation.
 pub struct EtcdStore {
     url: String,
+    identity: String,
+    members: usize,
     guarantees: Guarantees,
     shared: Arc<Shared>,
     tending: AbortHandle,
@@ -123,8 +127,17 @@ impl EtcdStore {
             claims: claims::Claims::default(),
             waiters: Waiters::default(),
         });
-        let guarantees = guarantees(found);
-        Ok(Self { url: crate::url::redacted(url), guarantees, shared, tending })
+        let guarantees = guarantees(&found);
+        let identity = match found.cluster {
+            Some(id) => format!("etcd:{id:x}/{}", shared.namespace),
+            None => {
+                let mut members = parsed.endpoints.clone();
+                members.sort_unstable();
+                format!("etcd:{}/{}", members.join(","), shared.namespace)
+            }
+        };
+        let url = crate::url::redacted(url);
+        Ok(Self { url, identity, members: found.members, guarantees, shared, tending })
     }
 
     /// How many requests this client has sent so far, those on streams (keep-alives, watches)
@@ -157,16 +170,17 @@ impl Shared {
     }
 }
 
-/// What etcd said of itself.
-#[derive(Clone, Copy, Debug)]
-struct Cluster {
+/// What a cluster is found to be.
+struct Found {
     members: usize,
+    /// Its own name for itself, if it told us.
+    cluster: Option<u64>,
     /// No leader that was stopped ends what its successor renewed.
     ignores_old_leaders: bool,
 }
 
-/// Whether a majority answers and lets us in; and what there is.
-async fn probe(client: &Client, url: &EtcdUrl) -> Result<Cluster> {
+/// Whether a majority answers and lets us in; and what it is.
+async fn probe(client: &Client, url: &EtcdUrl) -> Result<Found> {
     let key = format!("{}leasehold", url.namespace).into_bytes();
     let one = RangeRequest { keys_only: true, ..ask::get(key) };
     match client.range(one).await {
@@ -181,12 +195,17 @@ async fn probe(client: &Client, url: &EtcdUrl) -> Result<Cluster> {
     let path = "/etcdserverpb.Cluster/MemberList";
     let listed = client.call::<_, MemberListResponse>(path, MemberListRequest {}).await;
     // Not everybody may ask; then the URL names what there is.
-    let members = listed.map_or(url.endpoints.len(), |listed| listed.answer.members.len());
+    let (members, cluster) = match listed {
+        Ok(listed) => {
+            (listed.answer.members.len(), listed.answer.header.map(|header| header.cluster_id))
+        }
+        Err(_) => (url.endpoints.len(), None),
+    };
     let path = "/etcdserverpb.Maintenance/Status";
     let status = client.call::<_, StatusResponse>(path, StatusRequest {}).await;
     let ignores_old_leaders =
         status.is_ok_and(|status| ignores_old_leaders(&status.answer.version));
-    Ok(Cluster { members, ignores_old_leaders })
+    Ok(Found { members, cluster, ignores_old_leaders })
 }
 
 /// Whether this version of etcd has <https://github.com/etcd-io/etcd/pull/17425>.
@@ -220,6 +239,14 @@ impl Store for EtcdStore {
 
     fn url(&self) -> &str {
         &self.url
+    }
+
+    fn identity(&self) -> String {
+        self.identity.clone()
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        self.told(doctor::diagnose(&self.shared.client, self.members).await)
     }
 
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
@@ -261,7 +288,7 @@ impl EtcdStore {
     }
 }
 
-fn guarantees(Cluster { members, ignores_old_leaders }: Cluster) -> Guarantees {
+fn guarantees(&Found { members, ignores_old_leaders, .. }: &Found) -> Guarantees {
     let durability = if members > 1 { Durability::Majority } else { Durability::Disk };
     let failover = match (members, ignores_old_leaders) {
         (0 | 1, _) => Survival::NotApplicable,

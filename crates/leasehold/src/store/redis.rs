@@ -44,6 +44,7 @@
 mod answer;
 mod cluster;
 pub(crate) mod connection;
+mod doctor;
 pub(crate) mod fault;
 mod keys;
 mod probe;
@@ -66,10 +67,11 @@ use self::connection::{Hears, Script};
 use self::keys::{Keys, Keyspace};
 use self::replicas::Confirm;
 use self::servers::{Request, Servers};
-use self::url::{Deployment, RESERVED, RedisUrl};
+use self::url::{Address, Deployment, RESERVED, RedisUrl};
 use super::waiters::Waiters;
 use super::{Evict, Guarantees, Joined, LockInfo, Mode, Renew, Renewal, Signal, Store};
 use crate::claim::{Claim, ClaimId, Kind, Token};
+use crate::doctor::Finding;
 use crate::error::{Error, Result};
 use crate::name::Name;
 
@@ -79,6 +81,7 @@ const SCANNED: usize = 1_000;
 /// Queues in Redis. See the module's documentation.
 pub struct RedisStore {
     url: String,
+    identity: String,
     servers: Arc<Servers>,
     keyspace: Keyspace,
     scripts: Scripts,
@@ -108,6 +111,24 @@ impl Hears for Inbox {
     }
 }
 
+/// By address: a server has no name of its own that outlives a restart. Whoever names other seeds or
+/// sentinels of the same store gives it an identity when connecting.
+fn identity(url: &RedisUrl) -> String {
+    let hosts = |all: &[Address]| {
+        let mut all: Vec<String> = all.iter().map(ToString::to_string).collect();
+        all.sort_unstable();
+        all.join(",")
+    };
+    let (db, prefix) = (url.login.db, &url.prefix);
+    match &url.deployment {
+        Deployment::Single(address) => format!("redis:{address}/{db}#{prefix}"),
+        Deployment::Sentinel { sentinels, master } => {
+            format!("redis+sentinel:{}/{master}/{db}#{prefix}", hosts(sentinels))
+        }
+        Deployment::Cluster(seeds) => format!("redis+cluster:{}#{prefix}", hosts(seeds)),
+    }
+}
+
 impl RedisStore {
     /// Connects to the store of this URL. Renewals and timers are `runtime`'s.
     ///
@@ -123,6 +144,7 @@ impl RedisStore {
         let cluster = matches!(parsed.deployment, Deployment::Cluster(_));
         Ok(Arc::new(Self {
             url: crate::url::redacted(url),
+            identity: identity(&parsed),
             confirm: parsed
                 .replicas
                 .map(|wanted| Confirm::new(wanted, &parsed.login, &servers, runtime)),
@@ -453,6 +475,14 @@ impl Store for RedisStore {
 
     fn url(&self) -> &str {
         &self.url
+    }
+
+    fn identity(&self) -> String {
+        self.identity.clone()
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        doctor::diagnose(&self.servers, self.confirm.is_some()).await
     }
 
     fn member(&self, name: &Name) -> u64 {

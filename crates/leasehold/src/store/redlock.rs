@@ -330,6 +330,12 @@ impl Store for RedlockStore {
         &self.url
     }
 
+    fn identity(&self) -> String {
+        let mut nodes: Vec<String> = self.parsed.nodes.iter().map(ToString::to_string).collect();
+        nodes.sort_unstable();
+        format!("redlock:{}/{}#{}", nodes.join(","), self.parsed.login.db, self.parsed.prefix)
+    }
+
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
         self.inner.check(claim)?;
         let entry = self.inner.claims.enter(claim);

@@ -49,8 +49,10 @@
 //! - *the lock's node was deleted*: it is made again, and numbers begin anew; tokens do not.
 
 mod claims;
+mod doctor;
 mod fault;
 mod node;
+mod ownership;
 mod path;
 mod session;
 mod url;
@@ -84,6 +86,7 @@ use super::{
 };
 use crate::claim::{Claim, ClaimId, Holder, Kind, Token};
 use crate::clock::{Clock, Moment, wall_micros};
+use crate::doctor::Finding;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
 use crate::store::Standing as Shown;
@@ -1128,11 +1131,26 @@ impl Store for ZooKeeperStore {
         &self.shown
     }
 
-    /// In whatever order the members are named.
     fn identity(&self) -> String {
-        let mut hosts: Vec<&str> = self.shared.url.hosts.split(',').collect();
+        let url = &self.shared.url;
+        let mut hosts: Vec<&str> = url.hosts.split(',').collect();
         hosts.sort_unstable();
-        format!("zookeeper://{}{}", hosts.join(","), self.shared.url.chroot)
+        format!("zookeeper:{}{}#{:?}", hosts.join(","), url.root(), url.naming)
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        let looked = self.shared.run(|shared| async move {
+            let session = shared.session().await?;
+            doctor::diagnose(&session, &shared.url).await
+        });
+        looked.await
+    }
+
+    fn place_path(&self, claim: &Claim) -> Option<Result<String>> {
+        Some(match self.shared.claims.stage(claim.id) {
+            Stage::Standing(standing) => Ok(standing.path()),
+            Stage::New | Stage::Asked { .. } => Err(Error::lost(crate::error::LostReason::Gone)),
+        })
     }
 
     fn longest_lease(&self) -> Duration {

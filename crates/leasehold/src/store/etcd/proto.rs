@@ -5,6 +5,8 @@ use prost::{Enumeration, Message, Oneof};
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Header {
+    #[prost(uint64, tag = "1")]
+    pub(super) cluster_id: u64,
     #[prost(uint64, tag = "2")]
     pub(super) member_id: u64,
     #[prost(int64, tag = "3")]
@@ -341,6 +343,8 @@ pub(super) struct MemberListRequest {}
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct MemberListResponse {
+    #[prost(message, optional, tag = "1")]
+    pub(super) header: Option<Header>,
     #[prost(message, repeated, tag = "2")]
     pub(super) members: Vec<Member>,
 }
@@ -358,4 +362,20 @@ pub(super) struct StatusRequest {}
 pub(super) struct StatusResponse {
     #[prost(string, tag = "2")]
     pub(super) version: String,
+}
+
+/// Without anything set: all alarms of all members.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct AlarmRequest {}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct AlarmResponse {
+    #[prost(message, repeated, tag = "2")]
+    pub(super) alarms: Vec<Alarm>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Alarm {
+    #[prost(int32, tag = "2")]
+    pub(super) alarm: i32,
 }

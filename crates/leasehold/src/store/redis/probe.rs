@@ -65,10 +65,10 @@ async fn ask(servers: &Servers, url: &RedisUrl) -> Result<Guarantees> {
 }
 
 /// The answer to INFO.
-struct Info(String);
+pub(super) struct Info(String);
 
 impl Info {
-    fn of(value: Value) -> Self {
+    pub(super) fn of(value: Value) -> Self {
         Self(match value {
             Value::BulkString(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
             Value::VerbatimString { text, .. } => text,
@@ -76,7 +76,7 @@ impl Info {
         })
     }
 
-    fn figure(&self, name: &str) -> Option<&str> {
+    pub(super) fn figure(&self, name: &str) -> Option<&str> {
         let mut lines = self.0.lines();
         lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
     }
@@ -113,7 +113,7 @@ impl Info {
     }
 
     /// The policy by which it throws keys away, if it does.
-    fn evicts(&self) -> Option<String> {
+    pub(super) fn evicts(&self) -> Option<String> {
         let limited = self.figure("maxmemory").is_some_and(|most| most != "0");
         let policy = self.figure("maxmemory_policy")?;
         (limited && policy != "noeviction").then(|| policy.chars().take(40).collect())

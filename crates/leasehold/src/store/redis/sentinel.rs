@@ -15,6 +15,7 @@ use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
 use super::connection::{Hears, Node, Script};
+use super::doctor::Quorum;
 use super::servers::{TRIES, given_up, is_elsewhere, sleep};
 use super::url::{Address, Login, RedisUrl, address};
 use crate::error::Result;
@@ -163,6 +164,32 @@ impl Sentinel {
         Ok(node)
     }
 
+    /// What each sentinel says of the quorum.
+    pub(super) async fn quorums(&self) -> Vec<Quorum> {
+        let mut cmd = redis::cmd("SENTINEL");
+        cmd.arg("MASTER").arg(&self.name);
+        let mut all = Vec::new();
+        for node in &self.sentinels {
+            let answer = self.in_time(node, &cmd).await;
+            let figure = |value: &Value, name: &str| match value {
+                Value::Map(pairs) => {
+                    let found = pairs.iter().find(|(key, _)| is_word(Some(key), name.as_bytes()));
+                    found.and_then(|(_, value)| number(value))
+                }
+                Value::Array(flat) => {
+                    let mut pairs = flat.chunks_exact(2);
+                    let found = pairs.find(|pair| is_word(pair.first(), name.as_bytes()));
+                    found.and_then(|pair| number(pair.get(1)?))
+                }
+                _ => None,
+            };
+            all.push(answer.ok().and_then(|value| {
+                Some((figure(&value, "num-other-sentinels")?, figure(&value, "quorum")?))
+            }));
+        }
+        all
+    }
+
     async fn in_time(&self, node: &Arc<Node>, cmd: &Cmd) -> RedisResult<Value> {
         tokio::select! {
             answer = node.call(cmd) => answer,
@@ -205,6 +232,15 @@ impl Sentinel {
             let what = "no sentinel answers";
             std::io::Error::new(std::io::ErrorKind::TimedOut, what).into()
         }))
+    }
+}
+
+fn number(value: &Value) -> Option<u32> {
+    match value {
+        Value::BulkString(text) => std::str::from_utf8(text).ok()?.parse().ok(),
+        Value::SimpleString(text) => text.parse().ok(),
+        Value::Int(n) => u32::try_from(*n).ok(),
+        _ => None,
     }
 }
 

@@ -1,5 +1,6 @@
 //! What is wrong with the servers as they are set up.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,6 +31,9 @@ impl Inner {
                  servers that all run with appendonly yes and appendfsync always",
             ));
         }
+        found.extend(number(self.nodes.len()));
+        let hosts: Vec<String> = url.nodes.iter().map(|n| host(&n.to_string())).collect();
+        found.extend(together(&hosts));
         let mut answers = self.ask_each(LIMIT, LATE, |i| {
             let inner = self.clone();
             async move {
@@ -83,6 +87,40 @@ impl Inner {
         }
         found
     }
+}
+
+fn number(nodes: usize) -> Option<Finding> {
+    nodes.is_multiple_of(2).then(|| {
+        Finding::weak(
+            "even",
+            format!("there are {nodes} servers"),
+            "an even number survives no more failures than one server less, and ties are likelier",
+            "use 3 or 5",
+        )
+    })
+}
+
+/// Servers that share a machine share its fate.
+fn together(hosts: &[String]) -> Vec<Finding> {
+    let mut count: BTreeMap<&str, usize> = BTreeMap::new();
+    for host in hosts {
+        *count.entry(host).or_default() += 1;
+    }
+    let majority = count.into_iter().filter(|(_, n)| *n > hosts.len() / 2);
+    let finding = |(host, n): (&str, usize)| {
+        Finding::weak(
+            "one-machine",
+            format!("{n} of {} servers are on {host}", hosts.len()),
+            "when that machine goes down, so does the majority; the point of several servers is that \
+             they fail apart",
+            "put each on a machine of its own",
+        )
+    };
+    majority.map(finding).collect()
+}
+
+fn host(address: &str) -> String {
+    address.rsplit_once(':').map_or(address, |(host, _)| host).to_owned()
 }
 
 /// A server that does not vote now.

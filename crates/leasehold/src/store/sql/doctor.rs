@@ -52,7 +52,7 @@ impl Shared {
             &mut *one.wire,
             "SELECT name, setting FROM pg_settings WHERE name IN ('fsync', 'full_page_writes', \
              'synchronous_commit', 'default_transaction_isolation', 'idle_session_timeout', \
-             'statement_timeout', 'lock_timeout', 'server_version_num', 'max_connections', \
+             'server_version_num', 'max_connections', \
              'synchronous_standby_names') UNION ALL \
              SELECT 'connections', count(*)::text FROM pg_stat_activity UNION ALL \
              SELECT 'replicas', count(*)::text FROM pg_stat_replication",
@@ -197,16 +197,6 @@ fn judge_postgres(settings: &Settings, pool: usize) -> Vec<Finding> {
             "statements that meet on one lock undo each other and are tried again, which costs time",
             "set it to 'read committed' for the user that locks",
         ));
-    }
-    for setting in ["statement_timeout", "lock_timeout"] {
-        if number(settings, setting).is_some_and(|ms| (1..1000).contains(&ms)) {
-            found.push(Finding::weak(
-                "timeout",
-                format!("{setting} is {} ms", settings[setting]),
-                "calls that wait for a busy lock's row fail instead",
-                format!("set {setting} to 0, or to seconds, for the user that locks"),
-            ));
-        }
     }
     if number(settings, "idle_session_timeout").is_some_and(|ms| ms > 0) {
         found.push(Finding::weak(

@@ -1,0 +1,213 @@
+//! A fence in Redis: for data that lives on a Redis server while its lock may live anywhere.
+//!
+//! Redis runs a script as one atomic step, so a script that compares the token with the greatest one
+//! seen, and writes only then, is a fence. Three forms: [`set`] for a string, [`hash_set`] for fields
+//! of a hash, [`Fenced`] for whatever else a script can do; [`check`] only shows the token, which is
+//! what a reader does first. Each refuses a stale token with the error `STALETOKEN seen offered`,
+//! and has written nothing then.
+//!
+//! **The mark** is a field of the hash itself ([`TOKEN_FIELD`]), and otherwise a key beside the data
+//! ([`mark_of`]), made so that both are in one slot of a cluster. It has no expiry: data that expires
+//! leaves its mark behind, and a mark that is evicted or deleted lets the next late writer in. So:
+//! `maxmemory-policy noeviction`.
+//!
+//! **What a server forgets, the fence forgets.** After a restart without its last writes, or a
+//! fail-over to a replica that had not got them, the mark is what it was before, *together with the
+//! data* that was written under it: a late writer may get in until the current holder writes again.
+//!
+//! Tokens are compared as text, since Lua's numbers end at 2⁵³. Equal tokens pass.
+
+use redis::aio::ConnectionLike;
+use redis::{FromRedisValue, RedisError, ToRedisArgs};
+
+use super::Fence;
+use crate::claim::Token;
+use crate::error::{Error, ErrorKind, Result};
+use crate::store::redis::fault;
+
+/// The field of a fenced hash that holds the greatest token seen.
+pub const TOKEN_FIELD: &str = "fencing_token";
+
+/// The word that the scripts' refusal begins with.
+const STALE: &str = "STALETOKEN";
+
+/// `later(a, b)`: whether token `a` is greater; both are decimal without leading zeros.
+const LATER: &str = "\
+local function later(a, b)
+  return #a > #b or (#a == #b and a > b)
+end
+";
+
+/// Sets a string, if its mark allows. KEYS: the string, its mark. ARGV: the token, the value.
+pub fn set_script() -> String {
+    format!(
+        "{LATER}\
+local seen = redis.call('GET', KEYS[2])
+if seen and later(seen, ARGV[1]) then
+  return redis.error_reply('{STALE} ' .. seen .. ' ' .. ARGV[1])
+end
+redis.call('SET', KEYS[2], ARGV[1])
+return redis.call('SET', KEYS[1], ARGV[2])
+"
+    )
+}
+
+/// Sets fields of a hash, if its field `fencing_token` allows. KEYS: the hash. ARGV: the token, then
+/// field, value, field, value, …
+pub fn hash_script() -> String {
+    format!(
+        "{LATER}\
+local seen = redis.call('HGET', KEYS[1], '{TOKEN_FIELD}')
+if seen and later(seen, ARGV[1]) then
+  return redis.error_reply('{STALE} ' .. seen .. ' ' .. ARGV[1])
+end
+for i = 2, #ARGV, 2 do
+  redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1])
+end
+return redis.call('HSET', KEYS[1], '{TOKEN_FIELD}', ARGV[1])
+"
+    )
+}
+
+/// Any script of yours, run only if the mark allows. KEYS: the mark, then those that your script sees
+/// as KEYS. ARGV: the token, then those that it sees as ARGV. Redis undoes nothing of a script that
+/// fails in the middle.
+pub fn guarded_script(body: &str) -> String {
+    format!(
+        "{LATER}\
+local seen = redis.call('GET', KEYS[1])
+if seen and later(seen, ARGV[1]) then
+  return redis.error_reply('{STALE} ' .. seen .. ' ' .. ARGV[1])
+end
+redis.call('SET', KEYS[1], ARGV[1])
+local function work(KEYS, ARGV)
+{body}
+end
+return work({{unpack(KEYS, 2)}}, {{unpack(ARGV, 2)}})
+"
+    )
+}
+
+/// The key that holds the mark of the string `key`: in the same slot of a cluster, unless `key` has a
+/// `}` and no hash tag.
+pub fn mark_of(key: &str) -> String {
+    let tagged = key.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
+    match tagged {
+        Some((tag, _)) if !tag.is_empty() => format!("{key}:{TOKEN_FIELD}"),
+        _ => format!("{{{key}}}:{TOKEN_FIELD}"),
+    }
+}
+
+/// Sets the string `key`, if no greater token has been seen for it: one round trip.
+///
+/// # Errors
+/// [`ErrorKind::StaleToken`] (see [`Error::stale_token`]), and nothing was written. Those of
+/// [`Fence::fence`], and what Redis answers; [`ErrorKind::Unreachable`] leaves open whether it was
+/// written.
+pub async fn set(
+    connection: &mut impl ConnectionLike,
+    key: &str,
+    fence: impl Fence,
+    value: impl ToRedisArgs,
+) -> Result<()> {
+    let script = redis::Script::new(&set_script());
+    let mut call = script.prepare_invoke();
+    call.key(key).key(mark_of(key)).arg(fence.fence()?.get()).arg(value);
+    call.invoke_async(connection).await.map_err(explain)
+}
+
+/// Sets fields of the hash `key`, and its token, if it has seen no greater one: one round trip. With
+/// no fields it only shows the token: do that before you read what the next write depends on.
+///
+/// # Errors
+/// As [`set`]; [`ErrorKind::Config`] for a field of the name [`TOKEN_FIELD`].
+pub async fn hash_set<V: ToRedisArgs>(
+    connection: &mut impl ConnectionLike,
+    key: &str,
+    fence: impl Fence,
+    fields: &[(&str, V)],
+) -> Result<()> {
+    if fields.iter().any(|(field, _)| *field == TOKEN_FIELD) {
+        let what = format!("the field {TOKEN_FIELD} is the fence's own: use another name");
+        return Err(Error::new(ErrorKind::Config, what).during("fence"));
+    }
+    let script = redis::Script::new(&hash_script());
+    let mut call = script.prepare_invoke();
+    call.key(key).arg(fence.fence()?.get());
+    for (field, value) in fields {
+        call.arg(*field).arg(value);
+    }
+    let _: i64 = call.invoke_async(connection).await.map_err(explain)?;
+    Ok(())
+}
+
+/// Shows the token to the mark of the string `key`, before it is read: from here on no smaller one
+/// passes.
+///
+/// # Errors
+/// As [`set`].
+pub async fn check(
+    connection: &mut impl ConnectionLike,
+    key: &str,
+    fence: impl Fence,
+) -> Result<()> {
+    let nothing: [&str; 0] = [];
+    let _: i64 = Fenced::new("return 1").run(connection, key, fence, &[], &nothing).await?;
+    Ok(())
+}
+
+/// A script of the caller's, run only if no greater token has been seen.
+#[derive(Debug)]
+pub struct Fenced(redis::Script);
+
+impl Fenced {
+    /// `body` is Lua, as for EVAL: it sees its KEYS and ARGV, and returns its answer. It is code, so
+    /// never make it of anybody's input.
+    pub fn new(body: &str) -> Self {
+        Self(redis::Script::new(&guarded_script(body)))
+    }
+
+    /// Runs it under the mark of `resource`. In a cluster, `resource` and `keys` must be in one slot.
+    ///
+    /// # Errors
+    /// As [`set`].
+    pub async fn run<T: FromRedisValue>(
+        &self,
+        connection: &mut impl ConnectionLike,
+        resource: &str,
+        fence: impl Fence,
+        keys: &[&str],
+        args: &[impl ToRedisArgs],
+    ) -> Result<T> {
+        let mut call = self.0.prepare_invoke();
+        call.key(mark_of(resource)).arg(fence.fence()?.get());
+        for key in keys {
+            call.key(*key);
+        }
+        for arg in args {
+            call.arg(arg);
+        }
+        call.invoke_async(connection).await.map_err(explain)
+    }
+}
+
+fn explain(error: RedisError) -> Error {
+    let stale = (error.code() == Some(STALE)).then(|| {
+        let (seen, offered) = error.detail()?.split_once(' ')?;
+        let token = |text: &str| text.parse::<Token>().ok();
+        Some(Error::stale_fence(token(seen)?, token(offered)?))
+    });
+    stale.flatten().unwrap_or_else(|| fault::explain(&error)).during("fence")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn s26_a_mark_is_in_the_slot_of_its_key() {
+        assert_eq!(mark_of("a"), "{a}:fencing_token");
+        assert_eq!(mark_of("a{b}c"), "a{b}c:fencing_token");
+        assert_eq!(mark_of("{}x"), "{{}x}:fencing_token");
+    }
+}

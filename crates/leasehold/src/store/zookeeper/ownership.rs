@@ -1,0 +1,33 @@
+//! Ownership of a lock as a condition of the caller's own transaction in ZooKeeper.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::guard::Guard;
+
+impl Guard {
+    /// The path of this hold's node: the condition for the caller's own transaction in the same
+    /// ensemble. No I/O: whether it is true, ZooKeeper decides when it does the transaction.
+    ///
+    /// Put a check of this path, with the version −1 (any), before the changes of a `multi`: then
+    /// nothing is changed once the lock is lost, whatever the holder believes, since the node is gone
+    /// with the hold and its name never comes back. No resource has to remember a token, and no check
+    /// can come too late. With `zookeeper-client` that is `Client::new_check_writer(path, None)`, with
+    /// Curator `client.transactionOp().check().forPath(path)`, with kazoo `transaction.check(path, -1)`.
+    ///
+    /// Whoever may delete nodes there can release the lock by it: its name holds the claim's secret.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if the lock is kept in another store than ZooKeeper,
+    /// [`ErrorKind::Lost`] if its node is known to be gone.
+    pub fn zookeeper_node(&self) -> Result<String> {
+        let hold = self.hold();
+        let error = match hold.store().place_path(&hold.lease().claim) {
+            Some(Ok(path)) => return Ok(path),
+            Some(Err(error)) => error,
+            None => {
+                let what = "this lock is not kept in ZooKeeper: connect to a zookeeper: store";
+                Error::new(ErrorKind::Unsupported, what)
+            }
+        };
+        Err(error.during("zookeeper_node").on(self.name()).at(hold.store().url()))
+    }
+}
