@@ -56,7 +56,10 @@ async fn columns() -> Vec<(&'static str, Guarantees)> {
             "sqlite" => sqlite.clone(),
             "postgres" => postgres.database(),
             "mysql" => mysql.database(),
+            "redis" => testbed::redis().url(),
             "redlock" => testbed::redlock().url(),
+            "zookeeper" => testbed::zookeeper().url(),
+            "etcd" => testbed::etcd().url(),
             other => {
                 panic!("the store {other}: has no column in docs/guarantees.md: add its URL here")
             }
