@@ -1,6 +1,6 @@
 //! The suite on Redis's other deployments: a cluster, and sentinels with grants that a replica confirms.
 
-#![cfg(feature = "redis")]
+#![cfg(all(feature = "redis", feature = "conformance"))]
 
 use leasehold::Leasehold;
 
