@@ -165,30 +165,29 @@ fn together<F>(
     runtime: &Runtime,
     tasks: usize,
     effort: Effort,
-    pair: impl Fn(usize) -> F + Clone + Send + 'static,
+    pair: impl Fn(usize) -> F,
 ) -> Result<f64>
 where
     F: Future<Output = Result<()>> + Send + 'static,
 {
+    let numbered = |i: usize| {
+        let pair = pair(i);
+        async move { pair.await.map(|()| i) }
+    };
     runtime.block_on(async {
-        let started = Instant::now();
+        let (started, mut pairs) = (Instant::now(), 0_u32);
         let mut running = JoinSet::new();
         for i in 0..tasks {
-            let pair = pair.clone();
-            running.spawn(async move {
-                let mut pairs = 0_u32;
-                while started.elapsed() < effort.time {
-                    pair(i).await?;
-                    pairs += 1;
-                }
-                Ok::<u32, Box<dyn std::error::Error + Send + Sync>>(pairs)
-            });
+            running.spawn(numbered(i));
         }
-        let mut pairs = 0;
         while let Some(done) = running.join_next().await {
-            pairs += done??;
+            let i = done??;
+            pairs += 1;
+            if started.elapsed() < effort.time {
+                running.spawn(numbered(i));
+            }
         }
-        Ok(started.elapsed().as_nanos() as f64 / f64::from(pairs.max(1)))
+        Ok(started.elapsed().as_nanos() as f64 / f64::from(pairs))
     })
 }
 
