@@ -14,7 +14,8 @@ cd "$(dirname "$0")"
 tools='cc:gcc cc:libc6-dev bash:bash dash:dash flock:util-linux setsid:util-linux script:bsdutils
     setpriv:util-linux openssl:openssl initdb:postgresql psql:postgresql-client
     mariadbd:mariadb-server mariadb:mariadb-client pgbouncer:pgbouncer
-    etcd:etcd-server etcdctl:etcd-client'
+    redis-server:redis-server python3:python3 python3:python3-venv
+    etcd:etcd-server etcdctl:etcd-client java:default-jre-headless javac:default-jdk-headless'
 
 if ! command -v cargo >/dev/null; then
     echo 'test.sh: no cargo: install Rust 1.95 or later first (rustup.rs)' >&2
@@ -28,6 +29,9 @@ for folder in /usr/lib/postgresql/*/bin; do
 done
 
 packages=''
+# Libraries, not programs: the server and another client of its locks.
+[ -e /usr/share/java/zookeeper.jar ] || packages="$packages zookeeper"
+[ -e /usr/share/java/curator-recipes.jar ] || packages="$packages libcurator-recipes-java"
 for tool in $tools; do
     (PATH="$PATH:$folders" && command -v "${tool%%:*}") >/dev/null ||
         packages="$packages ${tool#*:}"
@@ -63,6 +67,17 @@ if [ -n "$packages" ]; then
         $as_root rm -f "$ours"
         trap - EXIT HUP INT TERM
     fi
+fi
+
+# Python clients that contend with ours: in an environment of its own, made once.
+environment=${CARGO_TARGET_DIR:-target}/python
+wanted=crates/testbed/requirements.txt
+if ! cmp -s "$wanted" "$environment/installed"; then
+    echo "test.sh: installing $(tr '\n' ' ' <"$wanted")"
+    rm -rf "$environment"
+    python3 -m venv "$environment"
+    "$environment/bin/pip" install --quiet --disable-pip-version-check -r "$wanted"
+    cp "$wanted" "$environment/installed"
 fi
 
 exec cargo test --workspace --all-features "$@"

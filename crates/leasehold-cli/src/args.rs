@@ -42,11 +42,15 @@ pub(crate) enum Command {
     Acquire(AcquireArgs),
     /// Releases what `acquire` took, or takes a lock away from whoever holds it
     Release(ReleaseArgs),
+    /// Asks the store whether the hold that a sequencer tells of is still held
+    Check(CheckArgs),
+    /// Says what a store promises as it is set up, what breaks that, and what to do
+    Doctor(DoctorArgs),
     /// Lists the locks in use
     Ls(LsArgs),
     /// Shows who holds a lock and who waits for it
     Show(ShowArgs),
-    /// Prints the SQL that makes the tables of a database store
+    /// Prints the SQL that makes leasehold's tables in a database
     Schema(SchemaArgs),
     /// Is my set-up safe? Fights for locks while processes are stopped, killed and cut off
     Torture(crate::torture::Args),
@@ -66,12 +70,30 @@ pub(crate) enum Command {
 pub(crate) struct SchemaArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
+    /// Which tables to make
+    #[arg(long, value_enum, default_value_t)]
+    pub(crate) tables: Tables,
+}
+
+/// Which of leasehold's tables.
+#[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
+pub(crate) enum Tables {
+    /// Both
+    #[default]
+    All,
+    /// What the store keeps its locks in
+    Locks,
+    /// What the library's lock_in, once and fence::sql use in your own transactions
+    Transactions,
 }
 
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct StoreArgs {
     /// Where the locks are kept: file:, file:/some/directory, sqlite:/some/file,
-    /// postgres://user@host/db, mysql://user@host/db, etcd://host1,host2,host3, …
+    /// postgres://user@host/db, mysql://user@host/db, redis://host,
+    /// redis+sentinel://host,host,host/master, redis+cluster://host,host,
+    /// redlock://host,host,host,
+    /// zookeeper://host,host/path, etcd://host,host,host, …
     ///
     /// The default, file:, is a directory of yours on this machine, the same for your shell and
     /// for cron. `leasehold show NAME` and -v say which.
@@ -137,6 +159,13 @@ pub(crate) struct TakeArgs {
     pub(crate) name: String,
 }
 
+impl TakeArgs {
+    /// Whether nothing is waited for.
+    pub(crate) fn tries_only(&self) -> bool {
+        self.try_only || self.wait == Some(Duration::ZERO)
+    }
+}
+
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = RUN_HELP, after_help = "More, with examples: leasehold run --help")]
 pub(crate) struct RunArgs {
@@ -166,13 +195,13 @@ Examples:
   leasehold run --at-least 50m hourly -- ./hourly.sh        # from cron on many machines: once
   leasehold run stock -- sh -c 'update \"$LEASEHOLD_TOKEN\"'  # the shell is yours to ask for
 
-The command finds LEASEHOLD_NAME and LEASEHOLD_TOKEN (the fencing token) in its environment. It
-runs in a process group of its own; signals are passed on to that group, and on a terminal it is
+The command finds LEASEHOLD_NAME, LEASEHOLD_TOKEN (the fencing token) and LEASEHOLD_SEQUENCER (for
+`leasehold check`) in its environment. It runs in a process group of its own; signals are passed on to that group, and on a terminal it is
 the foreground job: Ctrl-C and Ctrl-Z work as ever.
 
 Exit codes: the command's own, 128+n if it died of signal n; or
     2  usage, an invalid name or option, or a name in use as another kind of lock
-   69  the store cannot be reached or used
+   69  the store cannot be reached (for 15 s, --lease or --wait; with --try: at once) or used
    71  the system refused (no more processes, no more files)
    74  the lock was lost, or about to be, while the command ran: it was ended
    75  the lock was not acquired (-E changes this)
@@ -235,6 +264,40 @@ released); 1 with --force, nobody held it; 2 and 69 as in `leasehold run`.
 
 --force hands the lock to the next in the queue while its holder may still be at work: only a
 resource that checks tokens is safe from that.";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = CHECK_HELP)]
+pub(crate) struct CheckArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+    /// The sequencer: LEASEHOLD_SEQUENCER of a command under `leasehold run`
+    #[arg(value_name = "SEQUENCER")]
+    pub(crate) sequencer: String,
+}
+
+const CHECK_HELP: &str = "\
+Exit codes: 0 the hold was held when the store answered; 1 it is not held any more; 2 this is no
+sequencer, or one of another store; 69 the store cannot be reached, and nothing is known. Only 0 is
+a yes.
+
+Between this answer and what you do next the lock may be lost. A resource that can remember a number
+should refuse every token smaller than the greatest it has seen, in the same step as the write.";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = DOCTOR_HELP)]
+pub(crate) struct DoctorArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+const DOCTOR_HELP: &str = "\
+It only looks: no setting is changed (a database store's tables are made if there are none).
+
+Exit codes: 0 the store keeps what its kind can promise; 1 something breaks a promise, or the store
+refuses to be used so; 2 bad usage; 69 it cannot be reached, and nothing is known.";
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct LsArgs {

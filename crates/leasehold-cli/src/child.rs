@@ -47,6 +47,7 @@ pub(crate) enum Change {
 pub(crate) struct Surroundings<'a> {
     pub(crate) name: &'a str,
     pub(crate) token: u64,
+    pub(crate) sequencer: String,
     pub(crate) watchdog: PipeWriter,
     pub(crate) tty: Option<File>,
     pub(crate) lifeline: Option<OwnedFd>,
@@ -62,6 +63,7 @@ impl Child {
         cmd.args(arguments)
             .env("LEASEHOLD_NAME", around.name)
             .env("LEASEHOLD_TOKEN", around.token.to_string())
+            .env("LEASEHOLD_SEQUENCER", around.sequencer)
             .process_group(0);
         let Surroundings { mut watchdog, tty, lifeline, .. } = around;
         let prepare = move || {

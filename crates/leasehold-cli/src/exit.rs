@@ -11,6 +11,8 @@ use leasehold::{Error, ErrorKind};
 
 /// Nothing was held, so nothing was released.
 pub(crate) const NOT_HELD: u8 = 1;
+/// The doctor found a promise broken.
+pub(crate) const BROKEN: u8 = 1;
 /// Usage, an invalid name, or options that cannot work.
 pub(crate) const USAGE: u8 = 2;
 /// The store cannot be reached, or cannot be used (EX_UNAVAILABLE).

@@ -34,7 +34,7 @@ use crate::events::Event;
 use crate::exit::{self, Failure};
 use crate::progress::{self, Ahead};
 use crate::shell::Process;
-use crate::take::{connect, take};
+use crate::take::{connect_to_take, take};
 
 /// What `acquire` says once the caller has the token.
 pub(crate) const DELIVERED: &[u8] = b"delivered\n";
@@ -68,10 +68,14 @@ async fn keep(args: &KeepArgs) -> Result<(), Failure> {
     })?;
     let orders = stdin().as_fd().try_clone_to_owned().map_err(cannot)?;
     let mut orders = pipe::Receiver::from_owned_fd(orders).map_err(cannot)?;
-    let locks = connect(&args.take.store).await?;
     let started = Instant::now();
+    let locks = tokio::select! {
+        locks = connect_to_take(&args.take, started) => locks?,
+        _ = orders.read_u8() => return Ok(()),
+        _ = &mut shell_ended => return Ok(()),
+    };
     let guard = tokio::select! {
-        guard = wait(&locks, args, shell) => guard?,
+        guard = wait(&locks, args, started, shell) => guard?,
         _ = orders.read_u8() => return close(locks).await,
         _ = &mut shell_ended => return close(locks).await,
     };
@@ -94,11 +98,16 @@ async fn close(locks: Leasehold) -> Result<(), Failure> {
     Ok(locks.close().await?)
 }
 
-async fn wait(locks: &Leasehold, args: &KeepArgs, shell: Process) -> Result<Guard, Failure> {
+async fn wait(
+    locks: &Leasehold,
+    args: &KeepArgs,
+    started: Instant,
+    shell: Process,
+) -> Result<Guard, Failure> {
     let ahead = Ahead::default();
     let learnt = ahead.clone();
     let label = format!("for {} {}", shell.program(), shell.pid);
-    let taking = take(locks, &args.take, label, move |ahead| {
+    let taking = take(locks, &args.take, started, label, move |ahead| {
         learnt.learn(ahead);
     });
     let name = &args.take.name;

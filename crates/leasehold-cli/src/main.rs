@@ -3,7 +3,9 @@
 mod acquire;
 mod args;
 mod boottime;
+mod check;
 mod child;
+mod doctor;
 mod duration;
 mod events;
 mod exit;
@@ -34,6 +36,8 @@ fn main() -> ExitCode {
         Command::Run(args) => run::main(args),
         Command::Acquire(args) => acquire::main(args),
         Command::Release(args) => release::main(args),
+        Command::Check(args) => check::main(&args),
+        Command::Doctor(args) => doctor::main(&args),
         Command::Ls(args) => list::ls(args),
         Command::Show(args) => list::show(args),
         Command::Keep(args) => keeper::main(args),

@@ -86,10 +86,14 @@ enum End {
 async fn run(args: &RunArgs, events: &Events) -> Result<End, Failure> {
     let refused = |e| Failure::system("cannot catch signals", e);
     let mut signals = Signals::while_waiting().map_err(refused)?;
-    let locks = take::connect(&args.take.store).await?;
+    let started = Instant::now();
+    let locks = tokio::select! {
+        locks = take::connect_to_take(&args.take, started) => locks?,
+        number = signals.next() => return Ok(End::Signal(number)),
+    };
     events.tell(&Event::Store { store: locks.url().to_owned() });
     let guard = tokio::select! {
-        guard = wait(&locks, args, events) => guard?,
+        guard = wait(&locks, args, started, events) => guard?,
         number = signals.next() => {
             let _ = tokio::time::timeout(FAREWELL, locks.close()).await;
             return Ok(End::Signal(number));
@@ -103,8 +107,12 @@ async fn run(args: &RunArgs, events: &Events) -> Result<End, Failure> {
 }
 
 /// Waits our turn, and says so.
-async fn wait(locks: &Leasehold, args: &RunArgs, events: &Events) -> Result<Guard, Failure> {
-    let started = Instant::now();
+async fn wait(
+    locks: &Leasehold,
+    args: &RunArgs,
+    started: Instant,
+    events: &Events,
+) -> Result<Guard, Failure> {
     let name = &args.take.name;
     let (news, mut waiting) = tokio::sync::mpsc::unbounded_channel();
     let ahead = Ahead::default();
@@ -112,7 +120,7 @@ async fn wait(locks: &Leasehold, args: &RunArgs, events: &Events) -> Result<Guar
     let program = args.command.first().map(std::path::Path::new);
     // Its name and not its arguments, which may hold what is nobody's business.
     let label = program.and_then(|p| p.file_name()).unwrap_or_default().to_string_lossy();
-    let taking = take(locks, &args.take, label.into_owned(), move |ahead| {
+    let taking = take(locks, &args.take, started, label.into_owned(), move |ahead| {
         if learnt.learn(ahead) {
             let _ = news.send(ahead);
         }
@@ -248,6 +256,7 @@ fn start<'a>(
     let around = Surroundings {
         name: &args.take.name,
         token: guard.token().get(),
+        sequencer: guard.sequencer().to_string(),
         watchdog: watchdog.pipe()?,
         tty: terminal.as_ref().and_then(Terminal::for_child),
         lifeline,

@@ -1,14 +1,15 @@
-//! `leasehold schema`: the SQL that makes a database store's tables, for people whose migrations own
-//! the database. Nothing is connected to.
+//! `leasehold schema`: the SQL that makes leasehold's tables, for people whose migrations own the
+//! database: those of the store, and those that the library's `lock_in`, `once` and `fence::sql` use
+//! in the caller's own transactions. Nothing is connected to.
 
 use std::io::{Write, stdout};
 use std::process::ExitCode;
 
-use crate::args::SchemaArgs;
+use crate::args::{SchemaArgs, Tables};
 use crate::exit::Failure;
 
 pub(crate) fn main(args: &SchemaArgs) -> ExitCode {
-    match printed(args.store.url()) {
+    match printed(args.store.url(), args.tables) {
         Ok(text) => {
             // A reader that has seen enough is no failure.
             let _ = stdout().write_all(text.as_bytes()).and_then(|()| stdout().flush());
@@ -19,12 +20,25 @@ pub(crate) fn main(args: &SchemaArgs) -> ExitCode {
 }
 
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
-fn printed(url: &str) -> leasehold::Result<String> {
-    leasehold::store::sql::schema(url)
+fn printed(url: &str, tables: Tables) -> leasehold::Result<String> {
+    use leasehold::database::{self, Dialect};
+    // Also refuses what is no database's URL.
+    let locks = leasehold::store::sql::schema(url)?;
+    let dialect = match url.split_once(':').map_or(url, |(scheme, _)| scheme) {
+        "sqlite" => Dialect::Sqlite,
+        "mysql" | "mariadb" => Dialect::Mysql,
+        _ => Dialect::Postgres,
+    };
+    let transactions = database::schema(dialect);
+    Ok(match tables {
+        Tables::Locks => locks,
+        Tables::Transactions => transactions,
+        Tables::All => format!("{locks}\n{transactions}"),
+    })
 }
 
 #[cfg(not(any(feature = "sqlite", feature = "postgres", feature = "mysql")))]
-fn printed(_: &str) -> leasehold::Result<String> {
+fn printed(_: &str, _: Tables) -> leasehold::Result<String> {
     let what = "this build has no database store: enable sqlite, postgres or mysql";
     Err(leasehold::Error::new(leasehold::ErrorKind::Unsupported, what))
 }

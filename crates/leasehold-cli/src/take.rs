@@ -1,16 +1,55 @@
 //! Taking a lock as the command line says.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold::{Error, ErrorKind, Guard, Leasehold, MIN_LEASE};
 
 use crate::args::{StoreArgs, TakeArgs};
-use crate::exit::{Failure, NOT_ACQUIRED};
+use crate::exit::{Failure, NOT_ACQUIRED, UNAVAILABLE};
 use crate::table::short;
 
 /// Connects to the store.
 pub(crate) async fn connect(store: &StoreArgs) -> Result<Leasehold, Failure> {
     Ok(Leasehold::connect(store.url()).await?)
+}
+
+/// For how long a store that is away is asked again, whatever the lease: the library's patience
+/// with one that goes away while we wait.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// The pauses between tries to connect, from the first to the longest.
+const PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(1)];
+
+/// Connects to the store as patiently as the lock is waited for: one that cannot be reached is
+/// tried again for as long as the library would if it went away while we wait (a lease, at least
+/// 15 s), and no longer than `--wait` since `started`; with `--try`, once.
+pub(crate) async fn connect_to_take(
+    args: &TakeArgs,
+    started: Instant,
+) -> Result<Leasehold, Failure> {
+    let patience = match args.wait {
+        _ if args.tries_only() => Duration::ZERO,
+        Some(wait) => wait.min(PATIENCE.max(args.lease)),
+        None => PATIENCE.max(args.lease),
+    };
+    let [mut pause, longest] = PAUSES;
+    loop {
+        let error = match Leasehold::connect(args.store.url()).await {
+            Ok(locks) => return Ok(locks),
+            Err(error) => error,
+        };
+        let left = patience.saturating_sub(started.elapsed());
+        if error.kind() != ErrorKind::Unreachable || left.is_zero() {
+            let tried = short(started.elapsed());
+            let Failure { code, message } = Failure::from(error);
+            let message = match code {
+                UNAVAILABLE if !patience.is_zero() => format!("{message} (tried for {tried})"),
+                _ => message,
+            };
+            return Err(Failure { code, message });
+        }
+        tokio::time::sleep(pause.min(left)).await;
+        pause = (pause * 2).min(longest);
+    }
 }
 
 /// The lease to ask for: no longer than the lock is to be held, so that the fractions of it at
@@ -19,11 +58,13 @@ pub(crate) fn lease(args: &TakeArgs) -> Duration {
     args.max_hold.map_or(args.lease, |longest| args.lease.min(longest.max(MIN_LEASE)))
 }
 
-/// Takes the lock. `label` is what it says of itself unless the caller said; `on_waiting` is told
-/// how many are before us. Dropping the future gives the place in the queue up.
+/// Takes the lock. What `--wait` allows counts from `started`. `label` is what it says of itself
+/// unless the caller said; `on_waiting` is told how many are before us. Dropping the future gives
+/// the place in the queue up.
 pub(crate) async fn take(
     locks: &Leasehold,
     args: &TakeArgs,
+    started: Instant,
     label: String,
     on_waiting: impl Fn(usize) + Send + Sync + 'static,
 ) -> Result<Guard, Failure> {
@@ -47,7 +88,8 @@ pub(crate) async fn take(
         }};
     }
 
-    let (try_only, wait) = (args.try_only || args.wait == Some(Duration::ZERO), args.wait);
+    let try_only = args.tries_only();
+    let wait = args.wait.map(|wait| wait.saturating_sub(started.elapsed()));
     let taken = if let Some(capacity) = args.of {
         let permits = args.permits.unwrap_or(1);
         let lock = with_options!(locks.semaphore(&args.name, capacity));

@@ -111,3 +111,15 @@ fn a_worker_without_a_parent_ends() {
         .unwrap();
     assert!(!out.status.success());
 }
+
+#[cfg(feature = "redlock")]
+#[test]
+fn redlock_keeps_its_promises_under_pauses_kills_and_cuts() {
+    let servers = testbed::Redlock::with(5, testbed::Setup::new().fast());
+    let store = servers.url() + "?restart_delay_ms=0&node_timeout_ms=500";
+    let report = fine(&["--store", &store, "--seconds", "10", "--fault", "pause,kill,cut"]);
+    for fault in ["pause", "kill", "cut"] {
+        assert!(report["faults"][fault].as_u64() >= Some(1), "{report}");
+    }
+    assert!(report["grants_by_kind"]["mutex"].as_u64() >= Some(10), "{report}");
+}

@@ -110,7 +110,7 @@ impl Want {
         };
         self.core.check_ours()?;
         self.core.check_open()?;
-        self.options.check().map_err(|e| e.on(&name))?;
+        self.options.check(self.lease()).map_err(|e| e.on(&name))?;
         let refused = |kind, what: String| Err(Error::new(kind, what).on(&name));
         let promises = self.core.store.guarantees();
         if !promises.keeps(self.kind) {
@@ -142,7 +142,13 @@ impl Want {
         Ok(name)
     }
 
+    /// What was asked for, or as much of it as the store can vouch for.
+    fn lease(&self) -> Duration {
+        self.options.lease.min(self.core.store.longest_lease())
+    }
+
     fn claim(&self, name: &Name, weight: u32) -> Result<Claim> {
+        let lease = self.lease();
         let holder = match self.options.label == self.core.label {
             true => self.core.holder.clone(),
             false => Arc::new(Holder::this_process(&self.options.label)),
@@ -153,8 +159,8 @@ impl Want {
             kind: self.kind,
             weight,
             capacity: self.capacity,
-            lease: self.options.lease,
-            waiter_lease: waiter_lease(self.options.lease),
+            lease,
+            waiter_lease: waiter_lease(lease),
             lock_delay: self.options.lock_delay,
             seen: self.core.seen(),
             holder,

@@ -15,8 +15,10 @@ use std::ops::Deref;
 use std::time::Duration;
 
 use crate::background::Background;
+use crate::doctor::Finding;
 use crate::error::{LostReason, Result};
-use crate::store::{Evict, LockInfo};
+use crate::sequencer::Sequencer;
+use crate::store::{ClaimInfo, Evict, LockInfo};
 
 /// Blocks in the context of the background thread: a runtime of the caller's, whose thread we
 /// block, could answer nothing.
@@ -77,6 +79,22 @@ impl Leasehold {
     /// As there.
     pub fn evict(&self, name: impl AsRef<str>, which: Evict) -> Result<usize> {
         block_on(self.0.background(), self.0.evict(name, which))
+    }
+
+    /// See [`crate::Leasehold::check`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn check(&self, sequencer: &Sequencer) -> Result<ClaimInfo> {
+        block_on(self.0.background(), self.0.check(sequencer))
+    }
+
+    /// See [`crate::Leasehold::diagnose`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn diagnose(&self) -> Result<Vec<Finding>> {
+        block_on(self.0.background(), self.0.diagnose())
     }
 
     /// See [`crate::Leasehold::close`].

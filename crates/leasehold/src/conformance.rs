@@ -191,6 +191,8 @@ list_cases![
     s14_failed_renewals_are_tried_again,
     s14_a_long_outage_loses_and_the_next_lock_works,
     s15_lock_delay_after_an_unclean_end_only,
+    r34_a_sequencer_is_good_for_as_long_as_the_hold,
+    r34_jeopardy_is_seen_before_the_loss,
     s16_two_kinds_of_one_name_are_a_mismatch,
     s17_a_writer_is_not_starved,
     s18_five_dead_waiters_cost_one_bound,

@@ -229,7 +229,10 @@ macro_rules! speak {
             with: Vec<Value>,
         ) -> Answer<'c, u64> {
             let sql = spell(sql);
-            Box::pin(async move { Ok(bind(sql, with).execute(c).await?.rows_affected()) })
+            Box::pin(async move {
+                let query = bind(sql, with).persistent(keeps_prepared(c));
+                Ok(query.execute(c).await?.rows_affected())
+            })
         }
 
         fn row<'c>(
@@ -241,7 +244,8 @@ macro_rules! speak {
             use sqlx::Row as _;
             let sql = spell(sql);
             Box::pin(async move {
-                let Some(row) = bind(sql, with).fetch_optional(c).await? else {
+                let query = bind(sql, with).persistent(keeps_prepared(c));
+                let Some(row) = query.fetch_optional(c).await? else {
                     return Ok(None);
                 };
                 let read = |(i, column): (usize, &Column)| {

@@ -25,6 +25,8 @@ pub enum ErrorKind {
     /// The store does not answer. What was asked may or may not have been done there; leasehold
     /// cleans up behind itself once the store is back, or the lease does.
     Unreachable,
+    /// Granted, but fewer replicas of the store have the grant than was asked for: it was given back.
+    Unconfirmed,
     /// The store cannot do this, and leasehold does not pretend.
     Unsupported,
     /// The name is in use as another kind of lock or with another capacity.
@@ -58,6 +60,7 @@ impl fmt::Display for ErrorKind {
             Self::Lost => "lost",
             Self::AtRisk => "too little validity left",
             Self::Unreachable => "store unreachable",
+            Self::Unconfirmed => "too few replicas",
             Self::Unsupported => "unsupported",
             Self::Mismatch => "mismatch",
             Self::InvalidName => "invalid name",
@@ -251,9 +254,8 @@ impl Error {
         error
     }
 
-    /// A token smaller than one that the resource has seen.
-    #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
-    pub(crate) fn stale_fence(seen: Token, offered: Token) -> Self {
+    /// A token smaller than one that the resource has seen: what a fence of your own refuses with.
+    pub fn stale_fence(seen: Token, offered: Token) -> Self {
         let message = format!(
             "token {offered} was offered, {seen} has been seen: the lock is somebody else's now; \
              stop, and roll back"

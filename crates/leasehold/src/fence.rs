@@ -16,16 +16,28 @@
 //!   beside the data; a mark on another node than the data is not atomic with it.
 //! - **The hold is exclusive.** Permits of a semaphore and readers hold side by side: the greatest
 //!   token among them is no reason to refuse the others.
+//!
+//! # Which
+//! | the resource is | use |
+//! |---|---|
+//! | rows in a SQL database | `fence::sql` (features `sqlite`, `postgres`, `mysql`) |
+//! | behind HTTP | `fence::http` (feature `http`) |
+//! | anything else that can compare and write in one step | refuse smaller tokens there, with [`Error::stale_fence`] |
 
+#[cfg(feature = "http")]
+pub mod http;
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 pub mod sql;
 
-use crate::claim::{Kind, Token};
+use crate::claim::Token;
 use crate::error::{Error, ErrorKind, Result};
-use crate::guard::Guard;
-use crate::lease::State;
+use crate::guard::{Guard, Watch};
+use crate::lease::{Lease, State};
+use crate::sequencer::Side;
 
 /// What may be shown to a fence: a [`Token`] (of an exclusive hold: that is the caller's word), or
-/// the [`Guard`] itself, which is refused unless it is exclusive and not lost.
+/// the [`Guard`] itself or a [`Watch`] of it, which are refused unless the hold is exclusive and
+/// neither lost nor released.
 pub trait Fence {
     /// The token.
     ///
@@ -42,20 +54,28 @@ impl Fence for Token {
 
 impl Fence for Guard {
     fn fence(&self) -> Result<Token> {
-        let shared = match self.kind() {
-            Kind::Mutex => false,
-            Kind::RwLock => self.permits() == 1,
-            Kind::Semaphore => true,
-        };
-        if shared {
-            let what = "a fence is for exclusive holds; permits and readers hold side by side";
-            return Err(Error::new(ErrorKind::Unsupported, what).during("fence").on(self.name()));
-        }
-        if let State::Lost(reason) = self.state() {
-            return Err(Error::lost(reason).during("fence").on(self.name()));
-        }
-        Ok(self.token())
+        shown(self.lease())
     }
+}
+
+impl Fence for Watch {
+    fn fence(&self) -> Result<Token> {
+        shown(self.lease())
+    }
+}
+
+/// The token of a hold that may be shown.
+fn shown(lease: &Lease) -> Result<Token> {
+    let error = match (lease.side(), lease.state()) {
+        (Side::Read | Side::Semaphore, _) => {
+            let what = "a fence is for exclusive holds; permits and readers hold side by side";
+            Error::new(ErrorKind::Unsupported, what)
+        }
+        (_, State::Lost(reason)) => Error::lost(reason),
+        (_, State::Released) => Error::new(ErrorKind::Closed, "the lock was released"),
+        (Side::Mutex | Side::Write, State::Held | State::AtRisk(_)) => return Ok(lease.token),
+    };
+    Err(error.during("fence").on(&lease.claim.name))
 }
 
 impl<F: Fence + ?Sized> Fence for &F {

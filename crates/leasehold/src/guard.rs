@@ -11,6 +11,7 @@ use crate::error::{Error, ErrorKind, LostReason, Result};
 use crate::lease::{Lease, State};
 use crate::locks::Core;
 use crate::name::Name;
+use crate::sequencer::Sequencer;
 use crate::telemetry;
 
 /// A held lock. Dropping it releases the lock in the background; [`release`](Self::release) also
@@ -55,13 +56,20 @@ impl Guard {
         self.hold.core.clone()
     }
 
-    fn lease(&self) -> &Lease {
+    pub(crate) fn lease(&self) -> &Lease {
         &self.hold.lease
     }
 
     /// The fencing token of this hold. Hand it to whatever the lock protects.
     pub fn token(&self) -> Token {
         self.lease().token
+    }
+
+    /// This hold as a printable string, which whoever it is shown to can have
+    /// [checked](crate::Leasehold::check) at the store. No I/O.
+    pub fn sequencer(&self) -> Sequencer {
+        let (name, side) = (self.name().clone(), self.lease().side());
+        Sequencer::new(name, side, self.token(), self.hold.core.identity.clone())
     }
 
     /// The lock's name.
@@ -102,16 +110,7 @@ impl Guard {
     /// [`ErrorKind::Lost`] if the lock is lost, [`ErrorKind::AtRisk`] if it is held but less than
     /// `min` is left.
     pub fn ensure(&self, min: Duration) -> Result<()> {
-        let left = self.remaining();
-        let error = match self.state() {
-            State::Lost(reason) => Error::lost(reason),
-            _ if left >= min && !left.is_zero() => return Ok(()),
-            _ => {
-                let what = format!("{left:?} left, {min:?} asked for: wait for a renewal or stop");
-                Error::new(ErrorKind::AtRisk, what)
-            }
-        };
-        Err(error.during("ensure").on(self.name()).at(self.hold.core.store.url()))
+        ensure(self.lease(), min).map_err(|e| e.at(self.hold.core.store.url()))
     }
 
     /// Resolves when the lock is lost, and tells why. Cancel safe; works in any executor. It
@@ -156,7 +155,44 @@ pub struct Watch {
     changes: watch::Receiver<State>,
 }
 
+/// Whether at least `min` is left.
+fn ensure(lease: &Lease, min: Duration) -> Result<()> {
+    let left = lease.remaining();
+    let error = match lease.state() {
+        State::Lost(reason) => Error::lost(reason),
+        State::Released => Error::new(ErrorKind::Closed, "the lock was released"),
+        State::Held | State::AtRisk(_) if left >= min && !left.is_zero() => return Ok(()),
+        State::Held | State::AtRisk(_) => {
+            let what = format!("{left:?} left, {min:?} asked for: wait for a renewal or stop");
+            Error::new(ErrorKind::AtRisk, what)
+        }
+    };
+    Err(error.during("ensure").on(&lease.claim.name))
+}
+
 impl Watch {
+    pub(crate) fn lease(&self) -> &Lease {
+        &self.lease
+    }
+
+    /// The fencing token of the hold.
+    pub fn token(&self) -> Token {
+        self.lease.token
+    }
+
+    /// The lock's name.
+    pub fn name(&self) -> &Name {
+        &self.lease.claim.name
+    }
+
+    /// As [`Guard::ensure`].
+    ///
+    /// # Errors
+    /// As there, and [`ErrorKind::Closed`] if the lock was released.
+    pub fn ensure(&self, min: Duration) -> Result<()> {
+        ensure(&self.lease, min)
+    }
+
     /// How the hold stands now. No I/O.
     pub fn state(&self) -> State {
         self.lease.state()
@@ -165,6 +201,33 @@ impl Watch {
     /// For how long the hold is certain if no renewal succeeds any more. No I/O.
     pub fn remaining(&self) -> Duration {
         self.lease.remaining()
+    }
+
+    /// The pause button of work that must not go on in jeopardy: returns at once while the hold is
+    /// [`Held`](State::Held), waits while it is [`AtRisk`](State::AtRisk), and goes on when a renewal
+    /// was acknowledged after all. Call it between two steps. No I/O; cancel safe; works in any
+    /// executor.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Lost`] if the lock is lost, or is by the end of the wait; [`ErrorKind::Closed`]
+    /// if it was released.
+    pub async fn steady(&mut self) -> Result<()> {
+        loop {
+            // Judged by what is published, and marked as seen: then whatever is published after it
+            // is news, and no change is slept through.
+            self.lease.publish();
+            let seen = *self.changes.borrow_and_update();
+            let error = match seen {
+                State::Held => return Ok(()),
+                State::AtRisk(_) => {
+                    self.changed().await;
+                    continue;
+                }
+                State::Lost(reason) => Error::lost(reason),
+                State::Released => Error::new(ErrorKind::Closed, "the lock was released"),
+            };
+            return Err(error.during("steady").on(&self.lease.claim.name));
+        }
     }
 
     /// Waits for the state to change from what was last seen, and tells the new one. Does not

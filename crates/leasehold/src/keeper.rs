@@ -378,7 +378,8 @@ impl Keeper {
                 self.clean_up(&lease);
             }
         }
-        batches(holds).chain(batches(waits)).collect()
+        let member = |kept: &Kept| self.store.member(&kept.claim().name);
+        batches(holds, member).chain(batches(waits, member)).collect()
     }
 
     /// A hold that ended by `max_hold` while its holder goes on is given back for it. The lock stays
@@ -529,10 +530,12 @@ impl Keeper {
     }
 }
 
-/// Batches of one period each: the time that an answer may take follows the lease.
-fn batches(mut kept: Vec<Kept>) -> impl Iterator<Item = Vec<Kept>> {
-    kept.sort_by_key(Kept::period);
-    let same = kept.chunk_by(|a, b| a.period() == b.period());
+/// Batches of one period and one member of the store each: the time that an answer may take
+/// follows the lease, and a member that does not answer delays nobody else's.
+fn batches(mut kept: Vec<Kept>, member: impl Fn(&Kept) -> u64) -> impl Iterator<Item = Vec<Kept>> {
+    let sort = |kept: &Kept| (kept.period(), member(kept));
+    kept.sort_by_cached_key(sort);
+    let same = kept.chunk_by(|a, b| sort(a) == sort(b));
     let all: Vec<_> = same.flat_map(|s| s.chunks(BATCH)).map(<[Kept]>::to_vec).collect();
     all.into_iter()
 }

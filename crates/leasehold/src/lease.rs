@@ -22,6 +22,7 @@ use crate::claim::{Claim, Token};
 use crate::clock::{Clock, Moment};
 use crate::error::LostReason;
 use crate::options::drift;
+use crate::sequencer::Side;
 
 /// How a hold stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,6 +158,11 @@ impl Lease {
         self.pid == std::process::id()
     }
 
+    /// What kind of hold it is.
+    pub(crate) fn side(&self) -> Side {
+        Side::of(self.claim.kind, self.claim.weight)
+    }
+
     /// Whether the lock is certainly held now.
     pub(crate) fn is_held(&self) -> bool {
         self.left().is_some()
@@ -265,7 +271,9 @@ impl Lease {
                 break;
             }
         }
-        self.full.store(true, Ordering::SeqCst);
+        if self.is_of_full_length(granted) {
+            self.full.store(true, Ordering::SeqCst);
+        }
         self.set_at_risk(granted);
         self.publish();
         true
@@ -279,6 +287,13 @@ impl Lease {
     /// Whether a lease of full length was ever acknowledged.
     pub(crate) fn is_full(&self) -> bool {
         self.full.load(Ordering::SeqCst)
+    }
+
+    /// Whether more was granted than a pushed grant lasts. A store that could not renew just now may
+    /// answer what there is.
+    fn is_of_full_length(&self, granted: Granted) -> bool {
+        let pushed = self.claim.waiter_lease;
+        granted.remaining.is_none_or(|left| left > pushed || self.claim.lease <= pushed)
     }
 
     /// How long the next renewal may make it: the lease, or less where `max_hold` ends before.

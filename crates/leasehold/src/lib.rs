@@ -28,7 +28,8 @@
 //! - `conformance` (a feature) is the suite that every store passes, for your own store too.
 //!
 //! Works in any async executor, and with none: renewals run on a thread of the client's own. Features:
-//! `file` (default), `sqlite`, `postgres`, `mysql`, `etcd`, `serde`, `conformance`, `metrics`, `tracing`.
+//! `file` (default), `sqlite`, `postgres`, `mysql`, `redis`, `redlock`, `zookeeper`, `etcd`, `http`, `serde`,
+//! `conformance`, `metrics`, `tracing`.
 #![forbid(unsafe_code)]
 
 mod acquire;
@@ -40,8 +41,8 @@ mod clock;
 pub mod conformance;
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 pub mod database;
+pub mod doctor;
 mod error;
-#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 pub mod fence;
 mod guard;
 mod keeper;
@@ -55,10 +56,12 @@ mod name;
 pub mod once;
 mod options;
 mod owner;
+mod percent;
 pub mod queue;
 mod run;
 mod rwlock;
 mod semaphore;
+pub mod sequencer;
 pub mod store;
 mod telemetry;
 mod url;
@@ -81,6 +84,7 @@ pub use options::{DEFAULT_LEASE, DEFAULT_WAITER_LEASE, MAX_LEASE, MIN_LEASE};
 pub use owner::Owner;
 pub use rwlock::RwLock;
 pub use semaphore::Semaphore;
+pub use sequencer::Sequencer;
 pub use url::BUILT_IN;
 
 /// The README's examples are tests.

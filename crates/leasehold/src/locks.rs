@@ -8,13 +8,15 @@ use crate::acquire::Want;
 use crate::background::Background;
 use crate::claim::{Claim, Holder, Kind, MAX_READERS, Token};
 use crate::clock::{Clock, Moment};
+use crate::doctor::Finding;
 use crate::error::{Error, ErrorKind, LostReason, Result};
 use crate::keeper::{Keeper, closed, is_passing};
 use crate::mutex::Mutex;
 use crate::name::Name;
 use crate::rwlock::RwLock;
 use crate::semaphore::Semaphore;
-use crate::store::{Evict, Guarantee, Guarantees, LockInfo, Store};
+use crate::sequencer::{MAX_IDENTITY_BYTES, Sequencer, Side};
+use crate::store::{ClaimInfo, Evict, Guarantee, Guarantees, LockInfo, Standing, Store};
 use crate::telemetry;
 
 /// A client of one store. Clones are the same client.
@@ -44,6 +46,8 @@ pub(crate) struct Core {
     pub(crate) clock: Clock,
     pub(crate) label: String,
     pub(crate) holder: Arc<Holder>,
+    /// What sequencers say of the store.
+    pub(crate) identity: String,
     seen: AtomicU64,
     closed: AtomicBool,
 }
@@ -135,6 +139,9 @@ impl Leasehold {
     /// | `sqlite:/a/file.db` | this machine (feature `sqlite`) |
     /// | `postgres://user:password@host/database` | many machines (feature `postgres`) |
     /// | `mysql://user:password@host/database` | many machines (feature `mysql`) |
+    /// | `redis://user:password@host`, `redis+sentinel://…`, `redis+cluster://…` | many machines (feature `redis`) |
+    /// | `redlock://host,host,host,host,host` | many machines, a mutex only (feature `redlock`) |
+    /// | `zookeeper://host,host,host/path` | many machines (feature `zookeeper`) |
     /// | `etcd://host1,host2,host3` | many machines (feature `etcd`) |
     ///
     /// # Errors
@@ -196,6 +203,72 @@ impl Leasehold {
         evicted.map_err(|e| e.during("evict").on(&name).at(self.url()))
     }
 
+    /// Asks the store whether the hold that this sequencer tells of is still held, and by whom:
+    /// one round trip.
+    ///
+    /// `Ok` means that it was held when the store answered; it may be lost a moment later. What
+    /// that does and does not protect is on [`sequencer`](crate::sequencer).
+    ///
+    /// # Errors
+    /// [`ErrorKind::Lost`] if it is not held any more (or never was); [`ErrorKind::Mismatch`] if the
+    /// sequencer is of another store, or its name is in use as another kind of lock;
+    /// [`ErrorKind::Unreachable`], and nothing is known. Cancel safe.
+    pub async fn check(&self, sequencer: &Sequencer) -> Result<ClaimInfo> {
+        let checked = self.check_here(sequencer).await;
+        checked.map_err(|e| e.during("check").on(sequencer.name()).at(self.url()))
+    }
+
+    async fn check_here(&self, sequencer: &Sequencer) -> Result<ClaimInfo> {
+        let core = &self.core;
+        if sequencer.store() != core.identity {
+            let what = format!(
+                "the sequencer is of the store {:?}, this is {:?}: ask that one (or give both \
+                 clients the same Builder::identity, if they are one)",
+                sequencer.store(),
+                core.identity
+            );
+            return Err(Error::new(ErrorKind::Mismatch, what));
+        }
+        let read = core.background.in_context(core.store.read(sequencer.name())).await?;
+        let Some(info) = read else { return Err(Error::lost(LostReason::Gone)) };
+        let same = |c: &&ClaimInfo| {
+            c.token == Some(sequencer.token())
+                && c.standing == Standing::Holding
+                && Side::of(info.kind, c.weight) == sequencer.side()
+        };
+        match info.claims.iter().find(same) {
+            Some(claim) => Ok(claim.clone()),
+            None if info.kind != sequencer.kind() => {
+                let what = format!(
+                    "the sequencer is of a {}, but the name is in use as a {}: that hold is over",
+                    sequencer.kind(),
+                    info.kind
+                );
+                Err(Error::new(ErrorKind::Mismatch, what))
+            }
+            None => Err(Error::lost(LostReason::Gone)),
+        }
+    }
+
+    /// Asks the store what is wrong with its set-up, worst first: settings that break or weaken what
+    /// this kind of store can promise. What it promises as it is, is [`guarantees`](Self::guarantees).
+    ///
+    /// # Errors
+    /// As the store fails; then nothing is known.
+    pub async fn diagnose(&self) -> Result<Vec<Finding>> {
+        let asked = self.core.background.in_context(self.core.store.diagnose()).await;
+        let mut findings = asked.map_err(|e| e.during("diagnose").at(self.url()))?;
+        findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+        Ok(findings)
+    }
+
+    /// What sequencers say of this store: all clients with the same identity share their locks. It
+    /// is drawn from the store's address (on this machine: from the directory and the machine),
+    /// without credentials, or was set by [`Builder::identity`].
+    pub fn identity(&self) -> &str {
+        &self.core.identity
+    }
+
     pub(crate) fn background(&self) -> &Background {
         &self.core.background
     }
@@ -251,6 +324,7 @@ pub struct Builder {
     label: String,
     clock: Clock,
     required: Vec<Guarantee>,
+    identity: Option<String>,
 }
 
 impl Builder {
@@ -265,6 +339,15 @@ impl Builder {
     #[must_use]
     pub fn require(mut self, guarantee: Guarantee) -> Self {
         self.required.push(guarantee);
+        self
+    }
+
+    /// What sequencers say of the store, where clients address one store in more than one way (by
+    /// another host name, say): give them all the same. 1 to 1024 bytes, without control
+    /// characters, and no secret.
+    #[must_use]
+    pub fn identity(mut self, text: impl Into<String>) -> Self {
+        self.identity = Some(text.into());
         self
     }
 
@@ -303,6 +386,12 @@ impl Builder {
                     .at(store.url()));
             }
         }
+        let identity = self.identity.unwrap_or_else(|| store.identity());
+        let length = 1..=MAX_IDENTITY_BYTES;
+        if !length.contains(&identity.len()) || identity.contains(char::is_control) {
+            let what = "a store's identity is 1 to 1024 bytes without control characters: set one";
+            return Err(Error::new(ErrorKind::Config, what).during("connect").at(store.url()));
+        }
         let keeper = Keeper::new(store.clone(), self.clock.clone());
         background.spawn(keeper.clone().run());
         let holder = Arc::new(Holder::this_process(&self.label));
@@ -313,6 +402,7 @@ impl Builder {
             clock: self.clock,
             label: self.label,
             holder,
+            identity,
             seen: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         };

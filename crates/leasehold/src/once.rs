@@ -16,9 +16,10 @@
 //! over; the attempt's number says that an earlier one may have done a part. Only one attempt at
 //! a time is ever within its lease, and only the current one can write the outcome. What
 //! remains, and no key can close: an attempt that was paused may find out too late that it lost its
-//! lease. So give the other side the key too, where it takes one. (The lease is judged by the
-//! database's wall clock: one that is set forward ends it early, and the attempt is told at its next
-//! renewal.)
+//! lease. So give the other side the key too, where it takes one; and what is written in the database
+//! of the key itself, write in a transaction that begins with [`Attempt::check`]. (The lease is
+//! judged by the database's wall clock: one that is set forward ends it early, and the attempt is
+//! told at its next renewal.)
 //!
 //! **Only the key's own row makes a duplicate.** `INSERT IGNORE` turns every error of the write into
 //! a warning, and a unique index of the caller's own table may be hit for reasons that are no
@@ -100,9 +101,11 @@ impl Ran {
 }
 
 /// One attempt of [`Once::run`].
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone)]
 pub struct Attempt {
     number: u64,
+    key: Name,
+    id: Value,
 }
 
 impl Attempt {
@@ -110,6 +113,38 @@ impl Attempt {
     /// done a part of the work.
     pub fn number(&self) -> u64 {
         self.number
+    }
+
+    /// Lets a transaction in the database of the key go on only if this is still the current
+    /// attempt, and keeps others from taking over until it ends. So an attempt that was paused for
+    /// longer than its lease cannot write late, once the next attempt has begun: what is written
+    /// after this, in `tx`, is written before that. One statement, atomic at every isolation level.
+    ///
+    /// Until `tx` ends the lease cannot be renewed: keep it shorter than the lease.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Lost`]: roll back, the work is somebody else's. [`ErrorKind::Conflict`] and what
+    /// else the database answers.
+    pub async fn check<DB: Database>(&self, tx: &mut Transaction<'_, DB>) -> Result<()> {
+        let sql = "UPDATE leasehold_once SET attempt = attempt \
+                   WHERE name = ? AND attempt_id = ? AND state = 'started'";
+        let with = vec![DB::name(&self.key), self.id.clone()];
+        let current = match DB::execute(tx, sql, with).await {
+            Ok(rows) => rows == 1,
+            Err(e) => return Err(Error::from(e).during("once").on(&self.key)),
+        };
+        match current {
+            true => Ok(()),
+            false => Err(Error::lost(LostReason::Gone).during("once").on(&self.key)),
+        }
+    }
+}
+
+impl fmt::Debug for Attempt {
+    /// Without the secret that stores the outcome.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("Attempt");
+        shown.field("key", &self.key).field("number", &self.number).finish_non_exhaustive()
     }
 }
 
@@ -210,7 +245,9 @@ impl Once {
         let row = Row { pool, key: &key, id: Value::Text(id.to_hex()), lease };
         let (attempt, sent) = match row.begin(wait).await.map_err(failed)? {
             (Begun::Before(outcome), _) => return Ok(Ran::Duplicate(outcome)),
-            (Begun::Ours(number), sent) => (Attempt { number }, sent),
+            (Begun::Ours(number), sent) => {
+                (Attempt { number, key: key.clone(), id: row.id.clone() }, sent)
+            }
             (Begun::Busy, _) => {
                 let what = "another attempt is still at it: retry later";
                 return Err(failed(Error::new(ErrorKind::Timeout, what)).into());
@@ -324,8 +361,10 @@ async fn begin<DB: Database>(c: &mut DB::Connection, key: &Name, how: &As) -> Re
 
 /// Stores a transaction's outcome.
 async fn keep<DB: Database>(c: &mut DB::Connection, key: &Name, outcome: String) -> Result<String> {
-    let sql = "UPDATE leasehold_once SET outcome = ? WHERE name = ?";
-    match DB::execute(c, sql, vec![Value::Text(outcome.clone()), DB::name(key)]).await? {
+    // Done now, not when the work began: retention counts from here.
+    let sql =
+        format!("UPDATE leasehold_once SET outcome = ?, done_at = {} WHERE name = ?", DB::NOW);
+    match DB::execute(c, &sql, vec![Value::Text(outcome.clone()), DB::name(key)]).await? {
         1 => Ok(outcome),
         _ => Err(Error::new(ErrorKind::Corrupt, "the work deleted its own idempotency key")),
     }
@@ -357,11 +396,14 @@ impl<DB: Database> Row<'_, DB> {
         loop {
             let mut c = self.pool.acquire().await?;
             let sent = Self::now();
-            let begun = begin::<DB>(&mut c, self.key, &how).await?;
+            let begun = begin::<DB>(&mut c, self.key, &how).await;
             drop(c);
             let left = until.since(Self::now());
-            if !matches!(begun, Begun::Busy) || left.is_zero() {
-                return Ok((begun, sent));
+            match begun {
+                Ok(Begun::Busy) if !left.is_zero() => {}
+                // Undone for others' sake; there is no transaction of the caller's to be told.
+                Err(e) if e.kind() == ErrorKind::Conflict && !left.is_zero() => {}
+                begun => return Ok((begun?, sent)),
             }
             tokio::time::sleep(jittered(pause).max(Duration::from_millis(1)).min(left)).await;
             pause = (pause * 2).min(Duration::from_millis(250));
@@ -412,9 +454,8 @@ impl<DB: Database> Row<'_, DB> {
             format!("UPDATE leasehold_once SET state = 'done', done_at = {}, outcome = ?", DB::NOW);
         loop {
             let with = vec![Value::Text(outcome.to_owned())];
-            let error = match self.set(&sql, with).await {
+            let error = match self.store(&sql, with).await {
                 Ok(true) => return Ok(()),
-                Ok(false) if self.is_done().await? => return Ok(()),
                 Ok(false) => return Err(Error::lost(LostReason::Gone)),
                 Err(error) => error,
             };
@@ -423,6 +464,11 @@ impl<DB: Database> Row<'_, DB> {
             }
             tokio::time::sleep(self.lease / 20).await;
         }
+    }
+
+    /// Whether the outcome is stored, now or before.
+    async fn store(&self, sql: &str, with: Vec<Value>) -> Result<bool> {
+        Ok(self.set(sql, with).await? || self.is_done().await?)
     }
 
     /// Whether an earlier answer of [`done`](Self::done) was lost on its way.

@@ -51,8 +51,9 @@ pub(crate) fn waiter_lease(lease: Duration) -> Duration {
 }
 
 impl Options {
-    /// Refuses what could never work, before anything is sent.
-    pub(crate) fn check(&self) -> Result<()> {
+    /// Refuses what could never work, before anything is sent. `lease` is what the store makes of the
+    /// lease asked for.
+    pub(crate) fn check(&self, lease: Duration) -> Result<()> {
         let refused = |what: String| Err(Error::new(ErrorKind::Config, what));
         if self.lease < MIN_LEASE || self.lease > MAX_LEASE {
             return refused(format!(
@@ -60,12 +61,12 @@ impl Options {
                 self.lease
             ));
         }
-        let longest = self.lease.saturating_sub(drift(self.lease));
+        let longest = lease.saturating_sub(drift(lease));
         if self.min_validity > longest {
             return refused(format!(
-                "min_validity {:?} can never be met by a lease of {:?} (at most {longest:?}): \
-                 ask for less or lease for longer",
-                self.min_validity, self.lease
+                "min_validity {:?} can never be met by a lease of {lease:?} (at most \
+                 {longest:?}): ask for less or lease for longer",
+                self.min_validity
             ));
         }
         if self.max_hold.is_some_and(|m| m.is_zero()) {
@@ -160,10 +161,10 @@ mod tests {
             Options { lock_delay: Duration::MAX, ..Options::default() },
         ];
         for options in bad {
-            let error = options.check().unwrap_err();
+            let error = options.check(options.lease).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config);
             assert_eq!(error.to_string().lines().count(), 1);
         }
-        Options::default().check().unwrap();
+        Options::default().check(DEFAULT_LEASE).unwrap();
     }
 }

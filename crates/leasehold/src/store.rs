@@ -12,6 +12,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::claim::{Claim, Holder, Kind, Token};
+use crate::doctor::Finding;
 use crate::error::{Error, HolderInfo, Result};
 use crate::name::Name;
 
@@ -19,9 +20,19 @@ use crate::name::Name;
 pub mod etcd;
 #[cfg(feature = "file")]
 pub mod file;
+#[cfg(any(feature = "file", feature = "sqlite"))]
+mod machine;
 pub(crate) mod memory;
+#[cfg(feature = "redis")]
+pub mod redis;
+#[cfg(feature = "redlock")]
+pub mod redlock;
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 pub mod sql;
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql", feature = "redis"))]
+mod waiters;
+#[cfg(feature = "zookeeper")]
+pub mod zookeeper;
 pub use memory::MemoryStore;
 
 mod guarantees;
@@ -218,6 +229,13 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// The store's URL, without credentials.
     fn url(&self) -> &str;
 
+    /// Which store this is: the same text for all who share its queues, and another for all who
+    /// do not, as far as that can be known. Sequencers carry it, so it tells no secrets. A store
+    /// that has a better name for itself than its URL says so here.
+    fn identity(&self) -> String {
+        self.url().replacen("***@", "", 1)
+    }
+
     /// Puts the claim into its lock's queue, or asks "and now?".
     ///
     /// Idempotent by claim id: a claim that is there already keeps its place, its grant and its
@@ -258,6 +276,29 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Removes claims by a person's order, and hands over. Tells how many were removed. Their
     /// clients find out at their next renewal.
     async fn evict(&self, name: &Name, which: Evict) -> Result<usize>;
+
+    /// What is wrong with the set-up, as far as the store can tell: what its configuration, its
+    /// clock and what it stands on do to its promises.
+    ///
+    /// # Errors
+    /// As the store fails; then nothing is known.
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        Ok(Vec::new())
+    }
+
+    /// The longest lease that this store can vouch for now. A claim that asks for more gets this: where
+    /// the claims live in a session of the client, none can be certain for longer than the session.
+    fn longest_lease(&self) -> Duration {
+        crate::options::MAX_LEASE
+    }
+
+    /// Which of the store's members keeps this lock, where they fail apart from each other. Claims of
+    /// different members are renewed by different calls, so that a member which does not answer
+    /// costs no lease of another.
+    fn member(&self, name: &Name) -> u64 {
+        let _ = name;
+        0
+    }
 
     /// Whether calls are answered without I/O to another machine. Then a dropped guard is released
     /// on the spot, and not by the background thread.

@@ -10,6 +10,8 @@
 //! | `leasehold_lost_total` | counter | `reason` |
 //! | `leasehold_renewals_total` | counter | |
 //! | `leasehold_renewal_failures_total` | counter | |
+//! | `leasehold_fence_refused_total` | counter | |
+//! | `leasehold_fence_failures_total` | counter | |
 
 #![cfg_attr(not(all(feature = "metrics", feature = "tracing")), allow(unused_variables))]
 
@@ -82,4 +84,39 @@ pub(crate) fn renewal_failed(claims: usize, error: &Error) {
 pub(crate) fn leave_failed(claim: &Claim, error: &Error) {
     #[cfg(feature = "tracing")]
     tracing::warn!(name = %claim.name, %error, "release failed; trying again");
+}
+
+#[cfg(feature = "http")]
+pub(crate) fn fence_refused(resource: &crate::Name, seen: Token, offered: Token) {
+    #[cfg(feature = "metrics")]
+    metrics::counter!("leasehold_fence_refused_total").increment(1);
+    #[cfg(feature = "tracing")]
+    tracing::warn!(%resource, %seen, %offered, "stale token refused");
+}
+
+#[cfg(feature = "http")]
+pub(crate) fn fence_failed(resource: &crate::Name, error: &Error) {
+    #[cfg(feature = "metrics")]
+    metrics::counter!("leasehold_fence_failures_total").increment(1);
+    #[cfg(feature = "tracing")]
+    tracing::warn!(%resource, %error, "the fence cannot be asked; request refused");
+}
+
+/// The store may throw away what it is to keep.
+#[cfg(feature = "redis")]
+pub(crate) fn evicting(policy: &str) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(policy, "the Redis server evicts keys, locks among them: set noeviction");
+}
+
+/// The numbers that a store orders a queue by are running out.
+#[cfg(feature = "zookeeper")]
+pub(crate) fn sequences_run_out(lock: &str, last: i64) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(
+        lock = %lock.escape_debug(),
+        last,
+        "the lock's node gives out numbers up to 2147483647 only: let it be idle for a minute, or \
+         delete it when it has no children"
+    );
 }

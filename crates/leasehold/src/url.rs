@@ -20,8 +20,14 @@ pub const BUILT_IN: &[&str] = &[
     "postgres",
     #[cfg(feature = "mysql")]
     "mysql",
+    #[cfg(feature = "redis")]
+    "redis",
+    #[cfg(feature = "zookeeper")]
+    "zookeeper",
     #[cfg(feature = "etcd")]
     "etcd",
+    #[cfg(feature = "redlock")]
+    "redlock",
 ];
 
 /// The URL without user, password and query values; safe to print.
@@ -55,37 +61,53 @@ pub(crate) async fn open(url: &str, background: &Background) -> Result<Arc<dyn S
         let what = "a store is named by a URL, such as file: or memory:".to_owned();
         return refused(ErrorKind::Config, what);
     };
-    let opened: Result<Arc<dyn Store>> = match scheme {
+    let Some(feature) = feature_of(scheme) else {
+        let what = format!("no such store: this build has {}", BUILT_IN.join(": and ") + ":");
+        return refused(ErrorKind::Config, what);
+    };
+    let opened: Result<Arc<dyn Store>> = match feature {
         "memory" => MemoryStore::connect(url).map(|store| store as Arc<dyn Store>),
         #[cfg(feature = "file")]
         "file" => file(url, background).await,
         #[cfg(feature = "sqlite")]
         "sqlite" => sql(url, background).await,
         #[cfg(feature = "postgres")]
-        "postgres" | "postgresql" => sql(url, background).await,
+        "postgres" => sql(url, background).await,
         #[cfg(feature = "mysql")]
-        "mysql" | "mariadb" => sql(url, background).await,
+        "mysql" => sql(url, background).await,
+        #[cfg(feature = "redis")]
+        "redis" => redis(url, background).await,
+        #[cfg(feature = "redlock")]
+        "redlock" => redlock(url, background).await,
+        #[cfg(feature = "zookeeper")]
+        "zookeeper" => zookeeper(url, background).await,
         #[cfg(feature = "etcd")]
-        "etcd" | "etcds" => etcd(url, background).await,
-        #[allow(unreachable_patterns, reason = "those of them that this build has are above")]
-        known @ ("file" | "sqlite" | "postgres" | "postgresql" | "mysql" | "mariadb" | "etcd"
-        | "etcds") => {
+        "etcd" => etcd(url, background).await,
+        _ => {
             let _ = background;
-            let feature = match known {
-                "postgresql" => "postgres",
-                "mariadb" => "mysql",
-                "etcds" => "etcd",
-                other => other,
-            };
             let what = format!("this build leaves out the feature `{feature}`: enable it");
             return refused(ErrorKind::Unsupported, what);
         }
-        _ => {
-            let what = format!("no such store: this build has {}", BUILT_IN.join(": and ") + ":");
-            return refused(ErrorKind::Config, what);
-        }
     };
     opened.map_err(|e| e.during("connect").at(&redacted(url)))
+}
+
+/// Which of our stores a scheme names, as the feature that builds it is called.
+fn feature_of(scheme: &str) -> Option<&'static str> {
+    // `redis` and its other names may have a deployment after a `+`.
+    let server = scheme.split_once('+').map_or(scheme, |(server, _)| server);
+    Some(match scheme {
+        "memory" => "memory",
+        "file" => "file",
+        "sqlite" => "sqlite",
+        "postgres" | "postgresql" => "postgres",
+        "mysql" | "mariadb" => "mysql",
+        _ if matches!(server, "redis" | "rediss" | "valkey" | "valkeys") => "redis",
+        "redlock" | "redlocks" => "redlock",
+        "zookeeper" => "zookeeper",
+        "etcd" | "etcds" => "etcd",
+        _ => return None,
+    })
 }
 
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
@@ -94,10 +116,28 @@ async fn sql(url: &str, background: &Background) -> Result<Arc<dyn Store>> {
     opened.map(|store| store as Arc<dyn Store>)
 }
 
+#[cfg(feature = "redis")]
+async fn redis(url: &str, background: &Background) -> Result<Arc<dyn Store>> {
+    let opened = crate::store::redis::RedisStore::open(url, background.handle()).await;
+    opened.map(|store| store as Arc<dyn Store>)
+}
+
+#[cfg(feature = "zookeeper")]
+async fn zookeeper(url: &str, background: &Background) -> Result<Arc<dyn Store>> {
+    let opened = crate::store::zookeeper::ZooKeeperStore::open(url, background.handle()).await;
+    opened.map(|store| store as Arc<dyn Store>)
+}
+
 #[cfg(feature = "etcd")]
 async fn etcd(url: &str, background: &Background) -> Result<Arc<dyn Store>> {
     let opened = crate::store::etcd::EtcdStore::open(url, background.handle()).await;
     opened.map(|store| Arc::new(store) as Arc<dyn Store>)
+}
+
+#[cfg(feature = "redlock")]
+async fn redlock(url: &str, background: &Background) -> Result<Arc<dyn Store>> {
+    let opened = crate::store::redlock::RedlockStore::open(url, background.handle()).await;
+    opened.map(|store| store as Arc<dyn Store>)
 }
 
 #[cfg(feature = "file")]

@@ -37,6 +37,22 @@ static MARIADB: std::sync::LazyLock<String> =
 #[cfg(feature = "mysql")]
 leasehold::conformance_suite!(mysql, async { Leasehold::connect(MARIADB.as_str()).await.unwrap() });
 
+#[cfg(feature = "redis")]
+leasehold::conformance_suite!(redis, async {
+    Leasehold::connect(testbed::redis().url()).await.unwrap()
+});
+
+#[cfg(feature = "zookeeper")]
+leasehold::conformance_suite!(zookeeper, async {
+    Leasehold::connect(testbed::zookeeper().url()).await.unwrap()
+});
+
+#[cfg(feature = "zookeeper")]
+leasehold::conformance_suite!(zookeeper_kazoo, async {
+    let url = format!("{}/kazoo?naming=kazoo&create=yes", testbed::zookeeper().url());
+    Leasehold::connect(url).await.unwrap()
+});
+
 #[cfg(feature = "etcd")]
 static ETCD: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| testbed::etcd().url());
 
@@ -51,7 +67,9 @@ leasehold::conformance_suite!(third_party, async {
 
 #[test]
 fn every_built_in_store_is_in_the_suite() {
-    let suites = ["memory", "file", "sqlite", "postgres", "mysql", "etcd"];
+    // That of redlock: is in a binary of its own.
+    let suites =
+        ["memory", "file", "sqlite", "postgres", "mysql", "redis", "redlock", "zookeeper", "etcd"];
     for scheme in BUILT_IN {
         assert!(suites.contains(scheme), "the store {scheme}: has no conformance suite above");
     }

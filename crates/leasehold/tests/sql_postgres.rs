@@ -33,23 +33,16 @@ fn s42_behind_a_pooler_in_transaction_mode() {
 fn s42_a_pooler_that_nobody_told_us_of() {
     run(async {
         let server = testbed::postgres();
-        let pooler = PgBouncer::before(server);
-        let url = pooler.in_front_of(server, &server.database());
-        // Either it works all the same, or it says what to write into the URL.
-        let told = match leasehold::Leasehold::connect(&url).await {
-            Err(error) => error,
-            Ok(locks) => {
-                let mut tries = Vec::new();
-                for n in 0..20 {
-                    tries.push(locks.mutex(format!("n{n}")).lock().await.map(drop));
-                }
-                match tries.into_iter().find_map(Result::err) {
-                    Some(error) => error,
-                    None => return,
-                }
-            }
-        };
-        assert!(told.to_string().contains("pooler=transaction"), "{told}");
+        let database = server.database();
+        // One refuses what our sessions are started with, the other drops it.
+        for pooler in [PgBouncer::before(server), PgBouncer::that_ignores(server, "options")] {
+            let url = pooler.in_front_of(server, &database);
+            let error = leasehold::Leasehold::connect(&url).await.expect_err("it is found out");
+            assert_told(&error, ErrorKind::Config, "lh:lh");
+            assert!(error.to_string().contains("pooler=transaction"), "{error}");
+            let locks = connect(&(url + "?pooler=transaction")).await;
+            release(locks.mutex("told").lock().await.unwrap()).await;
+        }
     });
 }
 

@@ -25,6 +25,7 @@
 
 mod cert;
 mod clock;
+mod cluster;
 mod daemon;
 mod etcd;
 mod mariadb;
@@ -32,17 +33,28 @@ mod pgbouncer;
 mod port;
 mod postgres;
 mod proxy;
+mod python;
 mod reaper;
+mod redis;
+mod redlock;
+mod sentinel;
+mod zookeeper;
 
 use std::sync::OnceLock;
 
 pub use cert::Certificates;
+pub use cluster::Cluster;
 pub use daemon::Setup;
 pub use etcd::Etcd;
 pub use mariadb::MariaDb;
 pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;
 pub use proxy::Proxy;
+pub use python::python;
+pub use redis::Redis;
+pub use redlock::{Redlock, url_of as redlock_url};
+pub use sentinel::Sentinel;
+pub use zookeeper::{ZooKeeper, ZooKeeperSetup, ZooKeepers};
 
 /// This test binary's PostgreSQL: not to be stopped or killed.
 pub fn postgres() -> &'static Postgres {
@@ -56,6 +68,24 @@ pub fn mariadb() -> &'static MariaDb {
     SHARED.get_or_init(|| MariaDb::with(Setup::new().fast()))
 }
 
+/// This test binary's Redis: not to be stopped or killed, or emptied.
+pub fn redis() -> &'static Redis {
+    static SHARED: OnceLock<Redis> = OnceLock::new();
+    SHARED.get_or_init(|| Redis::with(Setup::new().fast()))
+}
+
+/// This test binary's sentinels with a master and a replica: not to be stopped or killed.
+pub fn sentinel() -> &'static Sentinel {
+    static SHARED: OnceLock<Sentinel> = OnceLock::new();
+    SHARED.get_or_init(Sentinel::start)
+}
+
+/// This test binary's Redis Cluster: not to be stopped or killed.
+pub fn cluster() -> &'static Cluster {
+    static SHARED: OnceLock<Cluster> = OnceLock::new();
+    SHARED.get_or_init(Cluster::start)
+}
+
 /// This test binary's etcd, of one member: not to be stopped or killed.
 pub fn etcd() -> &'static Etcd {
     static SHARED: OnceLock<Etcd> = OnceLock::new();
@@ -66,4 +96,16 @@ pub fn etcd() -> &'static Etcd {
 pub fn etcd_cluster() -> &'static Etcd {
     static SHARED: OnceLock<Etcd> = OnceLock::new();
     SHARED.get_or_init(Etcd::cluster)
+}
+
+/// This test binary's ZooKeeper: one server, not to be stopped or killed.
+pub fn zookeeper() -> &'static ZooKeeper {
+    static SHARED: OnceLock<ZooKeeper> = OnceLock::new();
+    SHARED.get_or_init(ZooKeeper::start)
+}
+
+/// This test binary's five independent Redis servers: not to be stopped or killed.
+pub fn redlock() -> &'static Redlock {
+    static SHARED: OnceLock<Redlock> = OnceLock::new();
+    SHARED.get_or_init(|| Redlock::with(5, Setup::new().fast()))
 }

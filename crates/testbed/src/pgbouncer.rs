@@ -18,10 +18,15 @@ pub struct PgBouncer {
 impl PgBouncer {
     /// In front of this server, with four connections to each of its databases.
     pub fn before(server: &Postgres) -> Self {
-        start_somewhere(|port| Self::try_start(server, port))
+        Self::that_ignores(server, "")
     }
 
-    fn try_start(server: &Postgres, port: u16) -> Result<Self, String> {
+    /// The same, and it drops this parameter of its clients' sessions instead of refusing it.
+    pub fn that_ignores(server: &Postgres, parameter: &str) -> Self {
+        start_somewhere(|port| Self::try_start(server, parameter, port))
+    }
+
+    fn try_start(server: &Postgres, ignored: &str, port: u16) -> Result<Self, String> {
         let pgbouncer = program("pgbouncer", &[], "pgbouncer");
         let directory = reaper::directory("pgbouncer");
         let users = directory.join("users");
@@ -31,7 +36,7 @@ impl PgBouncer {
             "[databases]\n* = host=127.0.0.1 port={}\n[pgbouncer]\nlisten_addr=127.0.0.1\n\
              listen_port={port}\nunix_socket_dir=\nauth_type=scram-sha-256\nauth_file={}\n\
              pool_mode=transaction\ndefault_pool_size=4\nmax_client_conn=200\n\
-             ignore_startup_parameters=extra_float_digits\n",
+             ignore_startup_parameters=extra_float_digits,{ignored}\n",
             server.port(),
             users.display(),
         );

@@ -26,6 +26,12 @@ struct State {
     refusing: bool,
     ended: bool,
     delay: Duration,
+    /// How many connections have come.
+    came: usize,
+    /// Of those, the first so many are silent for good.
+    silent: usize,
+    /// Those that come after the first so many wait.
+    admitted: Option<usize>,
     /// Both ends of every connection that was not cut yet.
     connections: Vec<[TcpStream; 2]>,
     dropped: bool,
@@ -87,9 +93,24 @@ impl Proxy {
         self.shared.change(|state| state.frozen = true);
     }
 
-    /// Ends [`freeze`](Self::freeze) and [`hold_replies`](Self::hold_replies).
+    /// Connections that come from now on get no further than to be accepted; those that there are
+    /// go on.
+    pub fn freeze_new(&self) {
+        self.shared.change(|state| state.admitted = Some(state.came));
+    }
+
+    /// Ends [`freeze`](Self::freeze), [`freeze_new`](Self::freeze_new) and
+    /// [`hold_replies`](Self::hold_replies).
     pub fn thaw(&self) {
-        self.shared.change(|state| (state.frozen, state.replies_held) = (false, false));
+        self.shared.change(|state| {
+            (state.frozen, state.replies_held, state.admitted) = (false, false, None);
+        });
+    }
+
+    /// Nothing passes any more on the connections that there are, and nobody is told: a firewall
+    /// has forgotten them. New ones are served.
+    pub fn silence(&self) {
+        self.shared.change(|state| state.silent = state.came);
     }
 
     /// Requests arrive, their replies wait.
@@ -186,6 +207,8 @@ fn accept(listener: &TcpListener, target: u16, shared: &Arc<Shared>) {
             end.set_nodelay(true).expect("a fresh socket");
         }
         state.connections.push([copy(&client), copy(&server)]);
+        let number = state.came;
+        state.came += 1;
         drop(state);
         let last = Arc::new(Mutex::new(Direction::Replies));
         for (from, to, direction) in [
@@ -195,7 +218,7 @@ fn accept(listener: &TcpListener, target: u16, shared: &Arc<Shared>) {
             let (shared, last) = (shared.clone(), last.clone());
             std::thread::spawn(move || {
                 // An error is the end of the connection, however it comes.
-                let _ = forward(&from, &to, direction, &shared, &last);
+                let _ = forward(&from, &to, (number, direction), &shared, &last);
                 let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
             });
         }
@@ -205,7 +228,7 @@ fn accept(listener: &TcpListener, target: u16, shared: &Arc<Shared>) {
 fn forward(
     mut from: &TcpStream,
     mut to: &TcpStream,
-    direction: Direction,
+    (number, direction): (usize, Direction),
     shared: &Shared,
     last: &Mutex<Direction>,
 ) -> std::io::Result<()> {
@@ -228,7 +251,11 @@ fn forward(
             std::thread::sleep(delay);
         }
         let must_wait = |state: &mut State| {
-            !state.ended && (state.frozen || direction == Direction::Replies && state.replies_held)
+            let waits = state.frozen
+                || number < state.silent
+                || state.admitted.is_some_and(|admitted| number >= admitted)
+                || direction == Direction::Replies && state.replies_held;
+            !state.ended && waits
         };
         let mut state = shared
             .changed

@@ -45,7 +45,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "KIND", value_enum, value_delimiter = ',', default_value = "all")]
     kind: Vec<KindArg>,
     /// What to do to the processes: pause (SIGSTOP), kill (SIGKILL), cut (the connection to the
-    /// store), none. [default: all that the store's kind knows]
+    /// store, where its URL names servers and no TLS), none. [default: all that can be done]
     #[arg(long, value_name = "FAULT", value_enum, value_delimiter = ',')]
     fault: Vec<FaultArg>,
     /// How long a grant lasts unrenewed: short, so that many run out.

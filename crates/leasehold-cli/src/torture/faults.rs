@@ -13,13 +13,14 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use super::history::{Fault, Time, Trouble, WorkerId, nanos, now};
+use super::line::Line;
 use super::parent::Parent;
-use super::served::{Line, is_served};
+use super::reach::can_be_cut;
 
 /// The faults that make sense for the store of this URL.
 pub(super) fn applicable(url: &str) -> Vec<Fault> {
     let mut faults = vec![Fault::Pause, Fault::Kill];
-    if is_served(url) {
+    if can_be_cut(url) {
         faults.push(Fault::Cut);
     }
     faults
@@ -138,13 +139,13 @@ async fn kill(parent: &Arc<Parent>, end: Instant, rng: &mut Rng) {
 }
 
 async fn cut(parent: &Parent, end: Instant, rng: &mut Rng) {
-    let Some(server) = &parent.server else { return };
+    let Some(lines) = parent.reach.lines() else { return };
     let Some(worker) = parent.state().pick(rng) else { return };
     let line = rng.choice([Line::Closed, Line::Frozen, Line::Deaf]).unwrap_or(Line::Closed);
     let from = now();
-    server.set_line(worker, line);
+    lines.set(worker, line);
     rest(some_leases(parent.lease, rng), end).await;
-    server.set_line(worker, Line::Up);
+    lines.set(worker, Line::Up);
     parent.state().over(Fault::Cut, trouble(parent, worker, from));
 }
 

@@ -11,13 +11,17 @@
 //! too gentle, and counts as void.
 //!
 //! Nothing here knows any store but [`served`], which makes a remote store of one that lives in a
-//! process: this is how every store proves itself, ours and other people's.
+//! process, and [`relay`], which knows the URLs of servers: this is how every store proves itself,
+//! ours and other people's.
 
 mod args;
 mod checker;
 mod faults;
 mod history;
+mod line;
 mod parent;
+mod reach;
+mod relay;
 mod report;
 mod resource;
 mod served;

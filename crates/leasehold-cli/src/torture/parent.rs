@@ -22,10 +22,10 @@ use super::faults::{Ambush, inject};
 use super::history::{
     Fault, History, LockSpec, OpId, Resource, Trouble, WorkerId, Write, nanos, now,
 };
+use super::reach::Reach;
 use super::report::Report;
 use super::resource::Cell;
-use super::served::{Server, is_served};
-use super::wire::{FromWorker, Setup, ToWorker, Where, line};
+use super::wire::{FromWorker, Setup, ToWorker, line};
 
 /// How many locks of each kind: while one is blocked by a fault, others go on.
 const LOCKS: u32 = 2;
@@ -39,11 +39,10 @@ pub(super) struct Parent {
     pub(super) lease: Duration,
     /// Whether holds run out.
     pub(super) leases: bool,
-    /// Where the store lives with us.
-    pub(super) server: Option<Arc<Server>>,
+    /// How the workers reach the store.
+    pub(super) reach: Reach,
     /// What is started as a worker.
     program: PathBuf,
-    store: Where,
     locks: Vec<LockSpec>,
     state: Mutex<State>,
     /// A worker has ended.
@@ -215,12 +214,13 @@ impl Parent {
         let mut state = self.state();
         let id = state.next_worker;
         state.next_worker += 1;
+        let store = self.reach.tell(id)?;
         let worker = Worker { pid, outbox, in_trouble: false, dead: false, said_goodbye: false };
         state.workers.insert(id, worker);
         let seed = state.rng.u64(..);
         let setup = Setup {
             worker: id,
-            store: self.store.clone(),
+            store,
             locks: self.locks.clone(),
             lease_ms: u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX),
             seed,
@@ -247,6 +247,9 @@ impl Parent {
         };
         let mut state = self.state();
         let ended = state.workers.remove(&id);
+        if let Some(lines) = self.reach.lines() {
+            lines.forget(id);
+        }
         if ended.is_some_and(|w| !w.dead && !w.said_goodbye) {
             let why = state.unable.as_ref().map_or(String::new(), |why| format!(": {why}"));
             state.history.crashes.push(format!("worker {id} ended by itself: {how}{why}"));
@@ -366,14 +369,7 @@ pub(super) async fn run_on(store: Leasehold, plan: Plan) -> leasehold::Result<Re
     let mut rng = Rng::with_seed(plan.seed);
     // Not from the seed: a second run of one seed must not meet what the first left behind.
     let run = Rng::new().u64(..);
-    let (server, place) = match is_served(&plan.store) {
-        true => {
-            let server = Server::start(store.store().clone())?;
-            let socket = server.socket();
-            (Some(server), Where::Served(socket))
-        }
-        false => (None, Where::Url(plan.store.clone())),
-    };
+    let reach = Reach::new(&store, &plan.store)?;
     let locks = locks(run, &kinds);
     let cells = locks.iter().map(|_| (Cell::plain(), Cell::fenced())).collect();
     let state = State {
@@ -389,9 +385,8 @@ pub(super) async fn run_on(store: Leasehold, plan: Plan) -> leasehold::Result<Re
     let parent = Arc::new(Parent {
         lease: plan.lease,
         leases: promises.has_leases(),
-        server,
+        reach,
         program: plan.program.clone(),
-        store: place,
         locks,
         state: Mutex::new(state),
         ended: Notify::new(),

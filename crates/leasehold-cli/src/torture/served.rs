@@ -27,6 +27,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::history::WorkerId;
+use super::line::{Line, Lines};
 use super::wire::line;
 
 /// Whether the store of this URL lives in one process, so that it must be served to the others.
@@ -291,25 +292,12 @@ impl Store for Served {
     }
 }
 
-/// How a worker's connection is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Line {
-    #[default]
-    Up,
-    /// Nothing passes; what is on the way arrives when it is up again.
-    Frozen,
-    /// Requests arrive and are done; their answers are lost.
-    Deaf,
-    /// Closed, and closed again when it is opened.
-    Closed,
-}
-
 /// The parent's side.
 #[derive(Debug)]
 pub(super) struct Server {
     store: Arc<dyn Store>,
     directory: PathBuf,
-    lines: Mutex<HashMap<WorkerId, watch::Sender<Line>>>,
+    pub(super) lines: Lines,
     /// Who waits for which claim's change. A claim has one listener: the last that asked.
     listeners: Mutex<HashMap<ClaimId, AbortHandle>>,
 }
@@ -330,7 +318,7 @@ impl Server {
         std::fs::DirBuilder::new().mode(0o700).create(&directory).map_err(failed)?;
         let bound = UnixListener::bind(directory.join("store")).map_err(failed);
         let server =
-            Self { store, directory, lines: Mutex::default(), listeners: Mutex::default() };
+            Self { store, directory, lines: Lines::default(), listeners: Mutex::default() };
         let (server, listener) = (Arc::new(server), bound?);
         tokio::spawn(server.clone().accept(listener));
         Ok(server)
@@ -339,15 +327,6 @@ impl Server {
     /// Where the workers find it.
     pub(super) fn socket(&self) -> PathBuf {
         self.directory.join("store")
-    }
-
-    /// Cuts a worker's connection, or mends it.
-    pub(super) fn set_line(&self, worker: WorkerId, line: Line) {
-        self.line(worker, |sender| sender.send_replace(line));
-    }
-
-    fn line<T>(&self, worker: WorkerId, work: impl FnOnce(&watch::Sender<Line>) -> T) -> T {
-        work(locked(&self.lines).entry(worker).or_default())
     }
 
     async fn accept(self: Arc<Self>, listener: UnixListener) {
@@ -365,7 +344,7 @@ impl Server {
         let mut requests = tokio::io::BufReader::new(from).lines();
         let Ok(Some(hello)) = requests.next_line().await else { return };
         let Ok(Hello { worker }) = serde_json::from_str(&hello) else { return };
-        let mut line = self.line(worker, watch::Sender::subscribe);
+        let mut line = self.lines.of(worker);
         let (answers, outbox) = mpsc::unbounded_channel();
         // Dropped with us, and with it all that is under way.
         let mut tasks = JoinSet::new();
@@ -507,12 +486,12 @@ mod tests {
         let claim = Claim::new(Name::new("m").unwrap(), Kind::Mutex, 1, 1).unwrap();
         let joined = store.join(&claim, Mode::Wait).await.unwrap();
         assert!(matches!(joined, Joined::Holding { .. }));
-        server.set_line(1, Line::Closed);
+        server.lines.set(1, Line::Closed);
         let error = store.leave(&claim, None).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unreachable);
         let other = Served::new(server.socket(), 2);
         assert!(other.read(&claim.name).await.unwrap().is_some(), "only one line is cut");
-        server.set_line(1, Line::Up);
+        server.lines.set(1, Line::Up);
         store.leave(&claim, None).await.unwrap();
         assert!(other.read(&claim.name).await.unwrap().is_none());
     }
@@ -524,18 +503,18 @@ mod tests {
         let claim = Claim::new(Name::new("m").unwrap(), Kind::Mutex, 1, 1).unwrap();
         store.read(&claim.name).await.unwrap();
 
-        server.set_line(1, Line::Frozen);
+        server.lines.set(1, Line::Frozen);
         let (late, c) = (store.clone(), claim.clone());
         let mut join = tokio::spawn(async move { late.join(&c, Mode::Try).await });
         let wait = tokio::time::timeout(Duration::from_millis(50), &mut join).await;
         assert!(wait.is_err(), "nothing passes");
-        server.set_line(1, Line::Up);
+        server.lines.set(1, Line::Up);
         assert!(matches!(join.await.unwrap().unwrap(), Joined::Holding { .. }));
 
-        server.set_line(1, Line::Deaf);
+        server.lines.set(1, Line::Deaf);
         let wait = tokio::time::timeout(Duration::from_millis(50), store.leave(&claim, None)).await;
         assert!(wait.is_err(), "no answer");
-        server.set_line(1, Line::Up);
+        server.lines.set(1, Line::Up);
         assert!(store.read(&claim.name).await.unwrap().is_none(), "but it was done");
     }
 
@@ -544,12 +523,12 @@ mod tests {
         let server = start();
         let (a, b) = (client(&server, 1), client(&server, 2));
         let held = a.mutex("m").lease(LEASE).lock().await.unwrap();
-        server.set_line(1, Line::Closed);
+        server.lines.set(1, Line::Closed);
         assert_eq!(a.list("").await.unwrap_err().kind(), ErrorKind::Unreachable);
-        server.set_line(1, Line::Up);
+        server.lines.set(1, Line::Up);
         let lost = tokio::time::timeout(LEASE * 2, held.lost()).await;
         assert!(lost.is_err(), "renewed over a new connection");
-        server.set_line(1, Line::Closed);
+        server.lines.set(1, Line::Closed);
         let next = b.mutex("m").lease(LEASE).lock().await.unwrap();
         assert!(!held.is_held());
         assert!(next.token() > held.token());

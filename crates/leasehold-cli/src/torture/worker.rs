@@ -15,10 +15,10 @@ use std::process::ExitCode;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fastrand::Rng;
-use leasehold::{Guard, Kind, Leasehold, LostReason, Mutex, RwLock, Semaphore, State};
+use leasehold::{ErrorKind, Guard, Kind, Leasehold, LostReason, Mutex, RwLock, Semaphore, State};
 use tokio::sync::{oneshot, watch};
 
 use super::history::{Ask, Event, LockSpec, OpId, Time, What, nanos, now};
@@ -28,6 +28,9 @@ use super::wire::{FromWorker, Setup, ToWorker, Where, line};
 
 /// How many operations one worker has under way.
 const LANES: u64 = 4;
+/// For how long a store that is away is tried as a worker begins, and as it ends. Less than the
+/// parent waits for its workers' end.
+const PATIENCE: Duration = Duration::from_secs(8);
 
 /// The whole life of a worker process.
 pub(super) fn main() -> ExitCode {
@@ -63,10 +66,28 @@ async fn work() -> Result<(), String> {
     for lane in lanes {
         lane.await.map_err(|e| e.to_string())?;
     }
-    worker.locks.clone().close().await.map_err(|e| e.to_string())?;
+    // What is owed to a slow or cut-off store is waited for: it is no fault of the worker's.
+    let closed = patiently(|| worker.locks.clone().close());
+    closed.await.map_err(|e| e.to_string())?;
     ticker.abort();
     tell(&FromWorker::Bye);
     Ok(())
+}
+
+/// Does it again while the store cannot be reached: faults come at any time, also when a worker
+/// begins or ends, and the machine may be busy.
+async fn patiently<T, F: Future<Output = leasehold::Result<T>>>(
+    work: impl Fn() -> F,
+) -> leasehold::Result<T> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match work().await {
+            Err(e) if e.kind() == ErrorKind::Unreachable && Instant::now() < end => {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            done => return done,
+        }
+    }
 }
 
 /// Tells when this process did not get to run: nobody can hold it to its turn then.
@@ -116,7 +137,7 @@ impl Worker {
             return Err("a torture worker is started by leasehold torture only".into());
         };
         let locks = match &setup.store {
-            Where::Url(url) => Leasehold::connect(url).await,
+            Where::Url(url) => patiently(|| Leasehold::connect(url)).await,
             Where::Served(socket) => {
                 Leasehold::builder().store(Arc::new(Served::new(socket.clone(), setup.worker)))
             }

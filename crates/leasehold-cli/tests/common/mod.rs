@@ -1,6 +1,8 @@
 //! What the black-box tests share: the built command on a file store of its own.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub(crate) mod count;
+
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -12,7 +14,7 @@ use nix::unistd::Pid;
 
 pub(crate) const LEASEHOLD: &str = env!("CARGO_BIN_EXE_leasehold");
 /// Far more than anything here takes; only a failing test waits for it.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A directory that is gone after the test.
 pub(crate) struct Place {

@@ -82,8 +82,8 @@ pub(crate) fn file_in_processes(effort: Effort) -> Result<()> {
 /// When all contenders take part.
 #[derive(Clone, Copy)]
 pub(crate) struct Window {
-    from: u64,
-    until: u64,
+    pub(crate) from: u64,
+    pub(crate) until: u64,
 }
 
 impl Window {
@@ -94,7 +94,7 @@ impl Window {
         Self { from, until: from + nanos(effort.time) }
     }
 
-    fn opens_in(self) -> Duration {
+    pub(crate) fn opens_in(self) -> Duration {
         Duration::from_nanos(self.from.saturating_sub(now()))
     }
 }
@@ -240,6 +240,8 @@ pub(crate) struct Outcome {
     pub(crate) handover_p99: f64,
     changed_hands: f64,
     pub(crate) jain: f64,
+    /// What a server was asked for in the window, where that was counted.
+    pub(crate) statements_per_turn: f64,
 }
 
 impl Outcome {
@@ -259,12 +261,13 @@ impl Outcome {
             jain: jain(&shares),
             handover_p50: percentile(handovers.clone(), 0.50),
             handover_p99: percentile(handovers, 0.99),
+            statements_per_turn: 0.0,
         }
     }
 }
 
 /// The first `raws` subjects are what the others are compared with.
-fn show(title: &str, measured: &[Measured<'_, Outcome>], raws: usize) {
+pub(crate) fn show(title: &str, measured: &[Measured<'_, Outcome>], raws: usize) {
     let raws = &measured[..raws];
     let against: Vec<String> = raws.iter().map(|raw| format!("of {}", raw.name)).collect();
     let against = || against.iter().map(String::as_str);
@@ -273,6 +276,8 @@ fn show(title: &str, measured: &[Measured<'_, Outcome>], raws: usize) {
     head.extend(["changed hands", "Jain", "hand-over p50"]);
     head.extend(against());
     head.push("p99");
+    let counted = measured.iter().any(|m| m.median(|o| o.statements_per_turn) > 0.0);
+    head.extend(counted.then_some("statements/turn"));
     let row = |m: &Measured<'_, Outcome>| {
         let of =
             |figure: fn(&Outcome) -> f64| raws.iter().map(move |raw| digits(m.ratio(raw, figure)));
@@ -283,6 +288,9 @@ fn show(title: &str, measured: &[Measured<'_, Outcome>], raws: usize) {
         row.push(duration(m.median(|o| o.handover_p50)));
         row.extend(of(|o| o.handover_p50));
         row.push(duration(m.median(|o| o.handover_p99)));
+        let statements = m.median(|o| o.statements_per_turn);
+        let shown = if statements > 0.0 { digits(statements) } else { "–".into() };
+        row.extend(counted.then_some(shown));
         row
     };
     table(title, &head, measured.iter().map(row).collect());

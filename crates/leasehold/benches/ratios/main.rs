@@ -1,8 +1,10 @@
 //! What leasehold costs, beside what nobody could undercut, in one run.
 //!
 //! ```sh
-//! cargo bench -p leasehold --bench ratios                  # everything, about five minutes
+//! cargo bench -p leasehold --bench ratios                  # everything, about ten minutes
 //! cargo bench -p leasehold --bench ratios -- pair kill     # only these
+//! cargo bench -p leasehold --bench ratios --all-features -- sql   # real databases, started by it
+//! taskset -c 0 cargo bench -p leasehold --bench ratios --features redis -- redis
 //! cargo bench -p leasehold --bench ratios -- --quick       # only to see that it runs
 //! cargo bench -p leasehold --features etcd --bench ratios -- etcd   # beside a real etcd
 //! ```
@@ -16,19 +18,22 @@ mod kill;
 mod measure;
 mod pair;
 mod raw;
+#[cfg(feature = "redis")]
+mod redis;
+#[cfg(feature = "redlock")]
+mod redlock;
 mod scratch;
+#[cfg(all(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+mod sql;
+#[cfg(feature = "zookeeper")]
+mod zookeeper;
 
 use std::path::Path;
 
 use measure::{Effort, Result};
 
-const PARTS: &[&str] = &[
-    "pair",
-    "contention",
-    "kill",
-    #[cfg(feature = "etcd")]
-    "etcd",
-];
+const PARTS: [&str; 8] =
+    ["pair", "contention", "kill", "sql", "redis", "redlock", "zookeeper", "etcd"];
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -60,6 +65,25 @@ fn main() -> Result<()> {
     }
     if wanted("kill") {
         kill::file(effort)?;
+    }
+    #[cfg(all(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+    if wanted("sql") {
+        sql::sqlite(effort)?;
+        sql::postgres(effort)?;
+        sql::mariadb(effort)?;
+    }
+    #[cfg(feature = "redis")]
+    if wanted("redis") {
+        redis::pair(effort)?;
+        redis::contention(effort)?;
+    }
+    #[cfg(feature = "redlock")]
+    if wanted("redlock") {
+        redlock::pair(effort)?;
+    }
+    #[cfg(feature = "zookeeper")]
+    if wanted("zookeeper") {
+        zookeeper::all(effort)?;
     }
     #[cfg(feature = "etcd")]
     if wanted("etcd") {

@@ -43,7 +43,11 @@ pub(crate) fn file(effort: Effort) -> Result<()> {
     Ok(())
 }
 
-fn ours<'a>(runtime: &'a Runtime, effort: Effort, locks: &'a Leasehold) -> [Subject<'a, f64>; 2] {
+pub(crate) fn ours<'a>(
+    runtime: &'a Runtime,
+    effort: Effort,
+    locks: &'a Leasehold,
+) -> [Subject<'a, f64>; 2] {
     let released = locks.mutex("pair");
     let dropped = locks.mutex("pair");
     let release =
@@ -59,7 +63,7 @@ fn ours<'a>(runtime: &'a Runtime, effort: Effort, locks: &'a Leasehold) -> [Subj
 }
 
 /// Nanoseconds a pair.
-fn time_pairs<'a>(
+pub(crate) fn time_pairs<'a>(
     runtime: &'a Runtime,
     effort: Effort,
     pair: impl AsyncFn() -> Result<()> + 'a,
@@ -82,12 +86,12 @@ fn time_pairs<'a>(
     }
 }
 
-fn runtime() -> Result<Runtime> {
+pub(crate) fn runtime() -> Result<Runtime> {
     Ok(Builder::new_current_thread().enable_all().build()?)
 }
 
 /// The first `raws` subjects are what the others are compared with.
-fn show(title: &str, measured: &[Measured<'_, f64>], raws: usize) {
+pub(crate) fn show(title: &str, measured: &[Measured<'_, f64>], raws: usize) {
     let mut head = vec!["", "time", "pairs/s"];
     let against: Vec<String> =
         measured[..raws].iter().map(|raw| format!("speed of {}", raw.name)).collect();

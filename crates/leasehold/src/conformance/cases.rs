@@ -19,7 +19,8 @@ use crate::lease::State;
 use crate::locks::{Builder, Leasehold};
 use crate::name::Name;
 use crate::owner::Owner;
-use crate::store::{Evict, Joined, Mode, Renew, Renewal, Standing};
+use crate::sequencer::Sequencer;
+use crate::store::{Evict, Joined, Liveness, Mode, Renew, Renewal, Standing};
 
 // --- helpers -----------------------------------------------------------------------------------
 
@@ -110,10 +111,11 @@ async fn ghost(locks: &Leasehold, name: &Name, lease: Duration, mode: Mode) -> (
     (claim, joined)
 }
 
-/// What the store says is left of the hold with this token.
-async fn left_at_the_store(locks: &Leasehold, guard: &Guard) -> Option<Duration> {
+/// What the store says is left of the hold with this token, if it is there. Where another client's
+/// hold lives in its session, nobody but that client knows for how long.
+async fn left_at_the_store(locks: &Leasehold, guard: &Guard) -> Option<Option<Duration>> {
     let info = must("read", locks.read(guard.name().as_str()).await)?;
-    info.holders().find(|c| c.token == Some(guard.token()))?.remaining
+    info.holders().find(|c| c.token == Some(guard.token())).map(|c| c.remaining)
 }
 
 /// While a guard believes, the store must hold for at least as long.
@@ -122,6 +124,9 @@ async fn believes_no_more_than_the_store(locks: &Leasehold, guard: &Guard) {
     let store = left_at_the_store(locks, guard).await;
     if !ours.is_zero() {
         let Some(store) = store else { panic!("{ours:?} left here, not held at the store") };
+        let session = locks.guarantees().liveness == Liveness::Session;
+        let store = store.or_else(|| session.then_some(ours));
+        let Some(store) = store else { panic!("{ours:?} left here, no lease at the store") };
         // Ours was read first, so that it is the greater for the time in between.
         assert!(store + Duration::from_millis(50) >= ours, "ours {ours:?}, the store's {store:?}");
     }
@@ -595,15 +600,16 @@ pub async fn s08_a_blocked_executor_keeps_its_locks(subject: &Subject) {
         runtime.block_on(async {
             let guard = must("lock", lock.lock().await);
             std::thread::sleep(LEASE * 3);
-            let held = guard.is_held();
-            (held, guard.release().await.is_ok())
+            let (held, awake) = (guard.is_held(), Instant::now());
+            (held, awake, guard.release().await.is_ok())
         })
     });
     eventually("held", async || must("read", other.read(&name).await).is_some()).await;
-    let start = Instant::now();
     let next = taken(&other, &name).await;
-    assert!(start.elapsed() >= LEASE * 2, "taken while the executor was blocked");
-    assert_eq!(worker.join().ok(), Some((true, true)));
+    let taken = Instant::now();
+    let Ok((held, awake, released)) = worker.join() else { panic!("the holder panicked") };
+    assert!(held && released, "lost while the executor was blocked");
+    assert!(taken >= awake, "taken while the executor was blocked");
     drop(next);
 }
 
@@ -716,6 +722,122 @@ pub async fn s15_lock_delay_after_an_unclean_end_only(subject: &Subject) {
     let next = taken(&locks, name.as_str()).await;
     assert!(start.elapsed() >= LEASE + delay, "open after {:?}", start.elapsed());
     drop(next);
+}
+
+pub async fn r34_a_sequencer_is_good_for_as_long_as_the_hold(subject: &Subject) {
+    let name = subject.name("r34 %:\"'é");
+    let (locks, other) = (subject.client().await, subject.client().await);
+    assert_eq!(locks.identity(), other.identity(), "two clients of one store");
+    let guard = taken(&locks, &name).await;
+    let text = guard.sequencer().to_string();
+    let shown = must("parse", text.parse::<Sequencer>());
+    assert_eq!(shown, guard.sequencer());
+    let held = must("check", other.check(&shown).await);
+    assert_eq!(held.token, Some(guard.token()));
+    assert!(shown.is_exclusive() && shown.kind() == Kind::Mutex);
+
+    // A place in the queue is no hold, whatever its token; and it does not disturb the check.
+    let waiting = other.mutex(&name);
+    let mut next = pin!(waiting.lock());
+    poll_fn(|cx| {
+        let _ = next.as_mut().poll(cx);
+        Poll::Ready(())
+    })
+    .await;
+    must("check with a waiter behind", other.check(&shown).await);
+    must("release", guard.release().await);
+    let next = must(
+        "the next holds",
+        tokio::time::timeout(PATIENCE, next)
+            .await
+            .map_err(|_| crate::error::Error::new(ErrorKind::Timeout, "the next never held"))
+            .and_then(|next| next),
+    );
+    assert_eq!(kind_of("the old hold", other.check(&shown).await), ErrorKind::Lost);
+    must("the next hold", locks.check(&next.sequencer()).await);
+
+    // An eviction is seen at the store before the guard knows of it.
+    let evicted = next.sequencer();
+    must("evict", locks.evict(&name, Evict::Holders).await);
+    assert_eq!(kind_of("an evicted hold", locks.check(&evicted).await), ErrorKind::Lost);
+    drop(next);
+    is_free_soon(&locks, &name).await;
+    assert_eq!(kind_of("a free lock", locks.check(&shown).await), ErrorKind::Lost);
+
+    let text = text.replacen(&escaped(locks.identity()), "elsewhere", 1);
+    let foreign = must("parse", text.parse::<Sequencer>());
+    assert_eq!(kind_of("another store's", locks.check(&foreign).await), ErrorKind::Mismatch);
+
+    if locks.guarantees().keeps(Kind::RwLock) {
+        let name = subject.name("r34rw");
+        let lock = locks.rwlock(&name);
+        let (a, b) = (must("read", lock.read().await), must("read", lock.read().await));
+        for reader in [&a, &b] {
+            assert!(!reader.sequencer().is_exclusive());
+            must("check a reader", other.check(&reader.sequencer()).await);
+        }
+        let forged = a.sequencer().to_string().replacen(":read:", ":write:", 1);
+        let forged = must("parse", forged.parse::<Sequencer>());
+        assert_eq!(kind_of("a writer's", other.check(&forged).await), ErrorKind::Lost);
+        must("release", a.release().await);
+        must("the other reader", other.check(&b.sequencer()).await);
+        must("release", b.release().await);
+        is_free_soon_as(&locks, &name).await;
+    }
+}
+
+/// As it stands in a sequencer.
+fn escaped(text: &str) -> String {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._~".contains(&b);
+    let one = |b: u8| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") };
+    text.bytes().map(one).collect()
+}
+
+/// Waits until nobody is in the queue, whatever kind of lock it is.
+async fn is_free_soon_as(locks: &Leasehold, name: &str) {
+    eventually("nobody in the queue", async || must("read", locks.read(name).await).is_none())
+        .await;
+}
+
+pub async fn r34_jeopardy_is_seen_before_the_loss(subject: &Subject) {
+    let name = subject.name("r34j");
+    let (locks, faults) = subject.faulty().await;
+    // Longer than elsewhere, so that there is time to heal in between.
+    let guard = must("lock", locks.mutex(&name).lease(LEASE * 3).lock().await);
+    must("ensure", guard.ensure(LEASE / 10));
+    if !subject.claims_leases() {
+        // Nothing runs out, so nothing is ever at risk, however long the store is silent.
+        faults.always(Op::Renew, Fault::ErrorBefore);
+        must("ensure", guard.ensure(LEASE * 1000));
+        return;
+    }
+    assert_eq!(kind_of("more than the lease", guard.ensure(Duration::MAX)), ErrorKind::AtRisk);
+    let mut work = guard.watch();
+    must("steady while held", work.steady().await);
+    faults.always(Op::Renew, Fault::ErrorBefore);
+    eventually("at risk", async || matches!(guard.state(), State::AtRisk(_))).await;
+    assert!(guard.is_held(), "at risk is still held");
+    // Work that pauses here goes on after the next renewal, if it comes in time.
+    let (asked, told) = tokio::sync::oneshot::channel();
+    let paused = tokio::spawn(async move {
+        let _ = asked.send(());
+        work.steady().await
+    });
+    must("paused", told.await.map_err(|_| gone()));
+    faults.heal();
+    let steady = must("joined", paused.await.map_err(|_| gone()));
+    must("steady again", steady);
+    assert!(guard.is_held());
+    faults.always(Op::Renew, Fault::ErrorBefore);
+    let mut work = guard.watch();
+    eventually("at risk again", async || matches!(guard.state(), State::AtRisk(_))).await;
+    assert_eq!(kind_of("steady", work.steady().await), ErrorKind::Lost);
+    assert_eq!(kind_of("ensure", guard.ensure(Duration::ZERO)), ErrorKind::Lost);
+    faults.heal();
+}
+
+fn gone() -> crate::error::Error {
+    crate::error::Error::new(ErrorKind::Closed, "the task is gone")
 }
 
 pub async fn s16_two_kinds_of_one_name_are_a_mismatch(subject: &Subject) {

@@ -260,6 +260,14 @@ impl Store for Faulty {
         self.inner.store().evict(name, which).await
     }
 
+    fn member(&self, name: &Name) -> u64 {
+        self.inner.store().member(name)
+    }
+
+    fn longest_lease(&self) -> Duration {
+        self.inner.store().longest_lease()
+    }
+
     fn place_key(&self, claim: &Claim) -> Option<Vec<u8>> {
         self.inner.store().place_key(claim)
     }

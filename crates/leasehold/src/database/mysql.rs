@@ -120,3 +120,8 @@ pub(super) fn known(number: u16) -> Known {
         _ => None,
     }
 }
+
+/// The driver sees to it.
+fn keeps_prepared(_: &sqlx::MySqlConnection) -> bool {
+    true
+}

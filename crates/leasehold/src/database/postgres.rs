@@ -113,3 +113,11 @@ pub(super) fn known(code: &str) -> Known {
         _ => None,
     }
 }
+
+/// Whether the caller's driver keeps statements prepared on this connection. If it keeps none
+/// (`statement-cache-capacity=0`) there may be a pooler that lends the connection to others: a
+/// statement prepared under a name would be theirs tomorrow. That nothing is kept *yet* looks the
+/// same, and costs one round trip.
+fn keeps_prepared(c: &sqlx::PgConnection) -> bool {
+    sqlx::Connection::cached_statements_size(c) > 0
+}

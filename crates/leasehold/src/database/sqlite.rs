@@ -89,3 +89,8 @@ pub(super) fn known(error: &sqlx::sqlite::SqliteError) -> Known {
         _ => None,
     }
 }
+
+/// The driver sees to it.
+fn keeps_prepared(_: &sqlx::SqliteConnection) -> bool {
+    true
+}

@@ -18,6 +18,7 @@ use super::Fence;
 use crate::claim::Token;
 use crate::database::{Column, Database, Dialect, Value, assignments, identifier, named};
 use crate::error::{Error, ErrorKind, Result};
+use crate::name::Name;
 
 /// Lets the transaction go on only if no greater token has been seen for `resource`, and keeps
 /// every other token out until it ends.
@@ -34,25 +35,30 @@ pub async fn check<DB: Database>(
 ) -> Result<()> {
     let resource = named(resource, "fence")?;
     let offered = fence.fence()?;
-    let seen = async {
-        let [raise, look] = statements(DB::DIALECT);
-        let mut with = vec![DB::name(&resource), number(offered)];
-        if DB::DIALECT == Dialect::Mysql {
-            with.push(number(offered));
-        }
-        DB::execute(tx, raise, with).await?;
-        let row = DB::row(tx, look, vec![DB::name(&resource)], &[Column::Int]).await?;
-        Ok(row.map_or(0, |row| row.first().map_or(0, Value::int)))
-    };
-    let seen: Result<i64> = seen.await;
-    seen.and_then(|seen| judge(seen, offered)).map_err(|e| e.during("fence").on(&resource))
+    let seen = raise::<DB>(tx, &resource, offered).await;
+    let judged = seen.and_then(|seen| match seen == offered {
+        true => Ok(()),
+        false => Err(Error::stale_fence(seen, offered)),
+    });
+    judged.map_err(|e| e.during("fence").on(&resource))
 }
 
-/// The raised mark is ours, or greater and somebody else's.
-fn judge(seen: i64, offered: Token) -> Result<()> {
+/// Raises the mark, if it is lower, and tells the greatest token seen: ours, or somebody else's.
+pub(super) async fn raise<DB: Database>(
+    connection: &mut DB::Connection,
+    resource: &Name,
+    offered: Token,
+) -> Result<Token> {
+    let [raise, look] = statements(DB::DIALECT);
+    let mut with = vec![DB::name(resource), number(offered)];
+    if DB::DIALECT == Dialect::Mysql {
+        with.push(number(offered));
+    }
+    DB::execute(connection, raise, with).await?;
+    let row = DB::row(connection, look, vec![DB::name(resource)], &[Column::Int]).await?;
+    let seen = row.map_or(0, |row| row.first().map_or(0, Value::int));
     match u64::try_from(seen).ok().and_then(Token::new) {
-        Some(seen) if seen == offered => Ok(()),
-        Some(seen) if seen > offered => Err(Error::stale_fence(seen, offered)),
+        Some(seen) if seen >= offered => Ok(seen),
         _ => Err(Error::new(
             ErrorKind::Corrupt,
             format!("the fence holds {seen} after token {offered} was written to it"),

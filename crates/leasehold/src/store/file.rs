@@ -44,6 +44,7 @@
 //! machine and moves with the clock.
 
 mod control;
+mod doctor;
 mod fault;
 mod held;
 mod path;
@@ -74,12 +75,14 @@ use self::session::{Life, Session};
 use self::tokens::Tokens;
 use self::waiters::Waiters;
 use super::guarantees::ALL_KINDS;
+use super::machine::{boot_id, identity_of};
 use super::{
     ClockModel, Durability, Evict, Guarantees, Joined, Liveness, LockInfo, Mode, Renew, Renewal,
     Signal, Standing, Store, Survival, Wakeup, mismatch,
 };
 use crate::claim::{Claim, ClaimId};
 use crate::clock::wall_micros;
+use crate::doctor::Finding;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
 use crate::queue::{At, Entry, Mismatch, Queue};
@@ -502,8 +505,18 @@ impl Store for FileStore {
         &self.url
     }
 
+    fn identity(&self) -> String {
+        identity_of("file", self.directory())
+    }
+
     fn is_local(&self) -> bool {
         true
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        let (root, now) = (self.directory().to_owned(), (self.wall)());
+        let looked = self.runtime.spawn_blocking(move || doctor::diagnose(&root, now)).await;
+        looked.map_err(|_| Error::new(ErrorKind::Closed, "the client's runtime was shut down"))
     }
 
     fn lifeline(&self) -> Option<BorrowedFd<'_>> {
@@ -579,14 +592,6 @@ impl fmt::Debug for FileStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FileStore").field("url", &self.url).finish_non_exhaustive()
     }
-}
-
-/// What is different after each start of the machine.
-fn boot_id() -> String {
-    // Without it every client would be in a boot of its own, and each would pay an fsync: safe.
-    let read = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
-    let unknown = |_| ClaimId::random().map(ClaimId::to_hex).unwrap_or_default();
-    read.unwrap_or_else(unknown).trim().to_owned()
 }
 
 fn url_of(root: &Path) -> String {

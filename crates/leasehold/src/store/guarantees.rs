@@ -14,7 +14,9 @@ use crate::claim::Kind;
 pub enum Liveness {
     /// A lease that runs out by the store's clock.
     Lease,
-    /// A session of the client with the store, kept alive on its own.
+    /// A session of the client with the store, kept alive on its own. A client ends its own claims
+    /// that are not renewed, so leases hold as elsewhere while it lives; if it dies, its claims end
+    /// with the session, however short or long their leases.
     Session,
     /// The kernel: the hold ends with the process, and never before.
     Process,
@@ -148,6 +150,36 @@ impl Guarantees {
         }
     }
 
+    /// All of it in plain words, for people: what is asked, and the answer. The same questions in the
+    /// same order for every store.
+    pub fn in_words(&self) -> Vec<(&'static str, String)> {
+        let yes = |so: bool| if so { "yes" } else { "no" }.to_owned();
+        let kinds: Vec<String> = self.kinds.iter().map(Kind::to_string).collect();
+        let recovery = match self.recovery_leases {
+            0 => short(self.recovery),
+            1 => format!("its lease and {}", short(self.recovery)),
+            n => format!("{n} leases and {}", short(self.recovery)),
+        };
+        vec![
+            ("kinds of lock", kinds.join(", ")),
+            ("first come, first served", yes(self.fifo)),
+            ("a waiter learns of its turn", self.wakeup.to_string()),
+            ("what ends a dead holder's hold", self.liveness.to_string()),
+            ("a dead holder's lock is free within", recovery),
+            ("leases are judged by", self.clock.to_string()),
+            ("lock-delay", yes(self.lock_delay)),
+            ("at_least (once per period)", yes(self.at_least)),
+            ("grants outlive", self.grant.to_string()),
+            ("the order of tokens outlives", self.token.to_string()),
+            ("a holder is paused for longer than its lease", self.on_pause.to_string()),
+            ("the store's clock is stepped", self.on_clock_step.to_string()),
+            ("the store is killed and started again", self.on_store_crash.to_string()),
+            ("fail-over to another member", self.on_failover.to_string()),
+            ("client and store are cut off from each other", self.on_partition.to_string()),
+            ("a client stopped in a call stops the others", yes(self.stalls)),
+        ]
+    }
+
     /// Whether holds are leases: they run out unless renewed.
     pub fn has_leases(&self) -> bool {
         self.liveness != Liveness::Process
@@ -173,6 +205,64 @@ impl Guarantees {
             Guarantee::ExclusiveOnStoreCrash => holds(self.on_store_crash),
             Guarantee::ExclusiveOnFailover => holds(self.on_failover),
         }
+    }
+}
+
+fn short(time: Duration) -> String {
+    match time.as_secs() {
+        0 => format!("{} ms", time.as_millis()),
+        s => format!("{s} s"),
+    }
+}
+
+impl fmt::Display for Liveness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Lease => "its lease runs out",
+            Self::Session => "its session runs out",
+            Self::Process => "the kernel, with its process",
+        })
+    }
+}
+
+impl fmt::Display for Wakeup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Push => "it is told",
+            Self::Poll => "it asks",
+        })
+    }
+}
+
+impl fmt::Display for ClockModel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "no clock: there are none",
+            Self::Monotonic => "a clock that nobody can set",
+            Self::Wall => "the store's wall clock",
+        })
+    }
+}
+
+impl fmt::Display for Durability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Process => "nothing",
+            Self::Machine => "a crash of the store's process",
+            Self::Disk => "a power cut",
+            Self::Majority => "the loss of a minority of machines",
+        })
+    }
+}
+
+impl fmt::Display for Survival {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Exclusive => "one holder",
+            Self::Fenced => "tokens needed",
+            Self::Unsafe => "UNSAFE",
+            Self::NotApplicable => "cannot happen",
+        })
     }
 }
 

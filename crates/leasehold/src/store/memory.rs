@@ -12,6 +12,7 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -25,6 +26,7 @@ use super::{
 };
 use crate::claim::{Claim, ClaimId, Token};
 use crate::clock::{Clock, wall_micros};
+use crate::doctor::{Finding, own_clock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
 use crate::queue::{At, Queue};
@@ -33,6 +35,7 @@ use crate::queue::{At, Queue};
 #[derive(Debug)]
 pub struct MemoryStore {
     url: String,
+    identity: String,
     guarantees: Guarantees,
     clock: Clock,
     state: Mutex<State>,
@@ -69,7 +72,10 @@ impl MemoryStore {
     }
 
     fn named(url: String, clock: Clock) -> Self {
-        Self { url, guarantees: guarantees(), clock, state: Mutex::default() }
+        static MADE: AtomicU64 = AtomicU64::new(0);
+        let made = MADE.fetch_add(1, Ordering::Relaxed);
+        let identity = format!("{url}@{}.{}.{made}", std::process::id(), wall_micros());
+        Self { url, identity, guarantees: guarantees(), clock, state: Mutex::default() }
     }
 
     /// The process-wide namespace of this URL.
@@ -164,8 +170,21 @@ impl Store for MemoryStore {
         &self.url
     }
 
+    fn identity(&self) -> String {
+        self.identity.clone()
+    }
+
     fn is_local(&self) -> bool {
         true
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        let one_process = Finding::note(
+            "one-process",
+            "the locks are in the memory of this process",
+            "no other process sees them: it is the store for the tasks of one program, and for tests",
+        );
+        Ok(own_clock(wall_micros()).into_iter().chain([one_process]).collect())
     }
 
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {

@@ -1,22 +1,17 @@
-//! What the tests against SQL servers share: one face for PostgreSQL and MariaDB, and a witness of
-//! mutual exclusion.
+//! What the tests against SQL servers share: one face for PostgreSQL and MariaDB.
 
 #![allow(dead_code, reason = "each test binary uses what it needs")]
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+#[path = "../common/mod.rs"]
+mod common;
 
-use leasehold::{Error, ErrorKind, Guard, Leasehold};
+pub(crate) use common::*;
 use sqlx::Connection;
 #[cfg(feature = "mysql")]
 use testbed::MariaDb;
 #[cfg(feature = "postgres")]
 use testbed::Postgres;
 use testbed::Setup;
-
-/// How long what must happen is waited for.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A server with databases for tests.
 pub(crate) trait Server: Send + Sync + Sized + 'static {
@@ -50,6 +45,41 @@ pub(crate) trait Server: Send + Sync + Sized + 'static {
     fn serializable(&self, url: &str);
     /// Makes the server refuse to write.
     fn read_only(&self, url: &str);
+    /// Runs SQL as the administrator, in one piece.
+    fn script(&self, url: &str, sql: &str) -> impl Future<Output = ()> + Send;
+    /// In one transaction, `first` and, when told to go on, `then`.
+    fn in_two_steps(
+        &self,
+        url: &str,
+        steps: [&'static str; 2],
+        begun: tokio::sync::oneshot::Sender<()>,
+        go_on: tokio::sync::oneshot::Receiver<()>,
+    ) -> impl Future<Output = sqlx::Result<()>> + Send + 'static;
+    /// How many sessions wait for a lock.
+    fn blocked(&self) -> usize;
+    /// How many deadlocks there were.
+    fn deadlocks(&self) -> usize;
+    /// What the server logged.
+    fn log(&self) -> String;
+}
+
+/// [`Server::in_two_steps`] on a connection of any kind.
+macro_rules! two_steps {
+    ($connection:ty, $url:expr, $steps:expr, $begun:expr, $go_on:expr) => {{
+        let (url, [first, then], begun, go_on) = ($url.to_owned(), $steps, $begun, $go_on);
+        async move {
+            let mut connection = <$connection>::connect(&url).await?;
+            for sql in ["BEGIN", first] {
+                sqlx::raw_sql(sql).execute(&mut connection).await?;
+            }
+            begun.send(()).expect("somebody waits");
+            go_on.await.expect("somebody tells");
+            for sql in [then, "COMMIT"] {
+                sqlx::raw_sql(sql).execute(&mut connection).await?;
+            }
+            Ok(())
+        }
+    }};
 }
 
 /// The database's name in a URL.
@@ -165,6 +195,33 @@ impl Server for Postgres {
         );
         self.end_sessions();
     }
+
+    async fn script(&self, url: &str, sql: &str) {
+        Server::admin(self, url, sql);
+    }
+
+    fn in_two_steps(
+        &self,
+        url: &str,
+        steps: [&'static str; 2],
+        begun: tokio::sync::oneshot::Sender<()>,
+        go_on: tokio::sync::oneshot::Receiver<()>,
+    ) -> impl Future<Output = sqlx::Result<()>> + Send + 'static {
+        two_steps!(sqlx::PgConnection, url, steps, begun, go_on)
+    }
+
+    fn blocked(&self) -> usize {
+        let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+        Postgres::admin(self, "postgres", sql).parse().expect("a number")
+    }
+
+    fn deadlocks(&self) -> usize {
+        Server::log(self).matches("deadlock detected").count()
+    }
+
+    fn log(&self) -> String {
+        Postgres::log(self)
+    }
 }
 
 #[cfg(feature = "mysql")]
@@ -257,97 +314,37 @@ impl Server for MariaDb {
     fn read_only(&self, _url: &str) {
         MariaDb::admin(self, "SET GLOBAL read_only = 1");
     }
-}
 
-/// Runs a case; a hanging one fails.
-pub(crate) fn run(case: impl Future<Output = ()>) {
-    let mut builder = tokio::runtime::Builder::new_multi_thread();
-    let runtime = builder.worker_threads(3).enable_all().build().expect("a runtime");
-    runtime.block_on(async {
-        tokio::time::timeout(PATIENCE * 2, case).await.expect("the case hangs");
-    });
-}
-
-/// A client of this store.
-pub(crate) async fn connect(url: &str) -> Leasehold {
-    Leasehold::connect(url).await.unwrap_or_else(|error| panic!("{error}"))
-}
-
-/// Sees that holders follow one another, with rising tokens.
-#[derive(Debug, Default)]
-pub(crate) struct Witness {
-    inside: AtomicBool,
-    last: AtomicU64,
-    count: AtomicU64,
-}
-
-impl Witness {
-    pub(crate) fn enter(&self, guard: &Guard) {
-        assert!(!self.inside.swap(true, Ordering::SeqCst), "two hold at once");
-        let token = guard.token().get();
-        let before = self.last.swap(token, Ordering::SeqCst);
-        assert!(before < token, "token {token} after {before}");
-        self.count.fetch_add(1, Ordering::SeqCst);
+    async fn script(&self, url: &str, sql: &str) {
+        let url = url.replace("lh:lh@", "admin:admin@");
+        let mut connection = sqlx::MySqlConnection::connect(&url).await.expect("a connection");
+        let sql = sqlx::AssertSqlSafe(sql.to_owned());
+        sqlx::raw_sql(sql).execute(&mut connection).await.expect("it runs");
     }
 
-    pub(crate) fn leave(&self) {
-        assert!(self.inside.swap(false, Ordering::SeqCst), "somebody else has left");
+    fn in_two_steps(
+        &self,
+        url: &str,
+        steps: [&'static str; 2],
+        begun: tokio::sync::oneshot::Sender<()>,
+        go_on: tokio::sync::oneshot::Receiver<()>,
+    ) -> impl Future<Output = sqlx::Result<()>> + Send + 'static {
+        two_steps!(sqlx::MySqlConnection, url, steps, begun, go_on)
     }
 
-    pub(crate) fn count(&self) -> u64 {
-        self.count.load(Ordering::SeqCst)
+    fn blocked(&self) -> usize {
+        let sql = "SELECT count(*) FROM information_schema.innodb_trx \
+                   WHERE trx_state = 'LOCK WAIT'";
+        MariaDb::admin(self, sql).parse().expect("a number")
     }
-}
 
-/// Gives the lock back. The server may be away: then the client goes on with it in the background.
-pub(crate) async fn release(guard: Guard) {
-    match guard.release().await {
-        Ok(()) => {}
-        Err(error) => assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}"),
+    fn deadlocks(&self) -> usize {
+        let sql = "SELECT variable_value FROM information_schema.global_status \
+                   WHERE variable_name = 'INNODB_DEADLOCKS'";
+        MariaDb::admin(self, sql).parse().expect("a number")
     }
-}
 
-/// `tasks` tasks on each client take the mutex `rounds` times each; in the end the number of
-/// holders must be exact.
-pub(crate) async fn hammer(
-    clients: &[Leasehold],
-    name: &str,
-    tasks: usize,
-    rounds: u64,
-) -> Arc<Witness> {
-    let witness = Arc::<Witness>::default();
-    let mut running = tokio::task::JoinSet::new();
-    for client in clients {
-        for _ in 0..tasks {
-            let (mutex, witness) = (client.mutex(name), witness.clone());
-            running.spawn(async move {
-                for _ in 0..rounds {
-                    let guard = mutex.lock().await.unwrap_or_else(|error| panic!("{error}"));
-                    witness.enter(&guard);
-                    tokio::task::yield_now().await;
-                    witness.leave();
-                    release(guard).await;
-                }
-            });
-        }
+    fn log(&self) -> String {
+        MariaDb::log(self)
     }
-    while let Some(done) = running.join_next().await {
-        done.expect("no task panics");
-    }
-    assert_eq!(witness.count(), (clients.len() * tasks) as u64 * rounds);
-    witness
-}
-
-/// One line of this kind, without the secret in any of its forms.
-#[track_caller]
-pub(crate) fn assert_told(error: &Error, kind: ErrorKind, secret: &str) {
-    assert_eq!(error.kind(), kind, "{error}");
-    let mut all = format!("{error}\n{error:?}");
-    assert_eq!(all.lines().count(), 2, "not one line: {error}");
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        all += &format!("{cause}\n{cause:?}");
-        source = cause.source();
-    }
-    assert!(!all.contains(secret), "the password is shown: {all}");
 }

@@ -213,6 +213,11 @@ async fn serve(
         let mut events = client.stream(&connection, path, requests).await?;
         while let Some(response) = events.message().await? {
             take_in(&stream, &response);
+            // Refused as it was to begin: the stream was opened with a token of our user that has
+            // ended since. Requests have a new one by now, and only a new stream will have it too.
+            if response.canceled && response.created {
+                break;
+            }
         }
         Err::<(), Failure>(ended())
     };
@@ -234,15 +239,9 @@ fn take_in(stream: &Stream, response: &WatchResponse) {
     let mut all = locked(&stream.watching);
     let Some(all) = all.as_mut() else { return };
     if response.canceled {
-        match all.remove(&response.watch_id) {
-            Some(news) => news.tell(|h| h.broken = true),
-            // Cancelled by us; or refused before it had a number, and nobody knows whose it was.
-            None if !response.created => {}
-            None => {
-                for news in all.drain().map(|(_, news)| news) {
-                    news.tell(|h| h.broken = true);
-                }
-            }
+        // Else it was cancelled by us.
+        if let Some(news) = all.remove(&response.watch_id) {
+            news.tell(|h| h.broken = true);
         }
         return;
     }

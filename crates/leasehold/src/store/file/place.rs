@@ -18,6 +18,7 @@ use rustix::fs::{FlockOperation, OFlags};
 
 use super::fault::fault;
 use crate::error::{Error, ErrorKind, Result};
+use crate::store::machine::{magic, remote};
 
 /// Root's own store.
 const OF_ROOT: &str = "/var/lib/leasehold";
@@ -46,10 +47,7 @@ impl Place {
             .open(&root)
             .map_err(|e| fault("open the store's directory", &root, e))?;
         let seen = dir.metadata().map_err(|e| fault("inspect", &root, e))?;
-        let kind = rustix::fs::fstatfs(&dir).map_err(|e| fault("inspect", &root, e.into()))?;
-        // The type of `f_type` differs from platform to platform; all magic numbers are 32 bits.
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-        let magic = kind.f_type as u32;
+        let magic = magic(&root).map_err(|e| fault("inspect", &root, e))?;
         if let Some(what) = remote(magic) {
             return Err(refused(&root, what));
         }
@@ -163,36 +161,6 @@ fn of_user(uid: u32) -> Result<PathBuf> {
         Ok(None) => Err(refused(format!("user {uid} is not in the user database"))),
         Err(e) => Err(refused(format!("the user database does not answer for user {uid}: {e}"))),
     }
-}
-
-/// What a file system is called on which flock, FIFOs or rename are not (surely) those of this
-/// machine's kernel.
-fn remote(magic: u32) -> Option<&'static str> {
-    Some(match magic {
-        0x6969 => "NFS",
-        0xff53_4d42 => "CIFS",
-        0xfe53_4d42 => "SMB",
-        0x517b => "SMB",
-        0x0102_1997 => "9p",
-        0x00c3_6400 => "Ceph",
-        0x0bd0_0bd0 => "Lustre",
-        0x5346_414f | 0x6b41_4653 => "AFS",
-        0x7375_7245 => "Coda",
-        0x0116_1970 => "GFS2",
-        0x7461_636f => "OCFS2",
-        0x6573_5546 => "FUSE",
-        0x6a65_6a63 => "virtiofs",
-        0x564c => "NCP",
-        0x1997_0521 => "OrangeFS",
-        0x2030_1528 => "OrangeFS",
-        0x4750_4653 | 0x4750_4652 => "GPFS",
-        0xaad7_aaea => "PanFS",
-        0x013a_511e => "SnFS",
-        0x786f_4256 => "a VirtualBox shared folder",
-        0xbacb_acbc => "a VMware shared folder",
-        0x1983_0326 => "BeeGFS",
-        _ => return None,
-    })
 }
 
 fn refused(root: &Path, what: &str) -> Error {

@@ -26,6 +26,9 @@ impl From<sqlx::Error> for Failure {
         let code = code_of(&error);
         match (&error, code.as_deref()) {
             (sqlx::Error::Database(_), Some(code)) if is_conflict(code) => Self::Conflict(error),
+            (sqlx::Error::Database(_), Some(code)) if is_undeclared_pooler(code, &error) => {
+                Self::Final(undeclared_pooler().because(shown(&error)))
+            }
             (sqlx::Error::Database(_), Some(code)) if is_ending(code) => Self::Broken(error),
             (sqlx::Error::Database(_), _) | (sqlx::Error::Configuration(_), _) => {
                 Self::Final(explain(error))
@@ -45,6 +48,11 @@ impl Failure {
             Self::Final(error) => error,
             Self::Conflict(error) => {
                 let what = "others are in the way in the database again and again: try again later";
+                Error::new(ErrorKind::Unreachable, what).because(shown(&error))
+            }
+            Self::Broken(error) if code_of(&error).is_some_and(|code| is_full(&code)) => {
+                let what = "the database has no room for another connection: raise its limit, or \
+                            lower pool= in the URLs of its clients";
                 Error::new(ErrorKind::Unreachable, what).because(shown(&error))
             }
             Self::Broken(error) => {
@@ -76,17 +84,59 @@ fn code_of(error: &sqlx::Error) -> Option<String> {
 fn is_conflict(code: &str) -> bool {
     matches!(
         code,
-        "40001" | "40P01" | "55P03" | "23505" | "42P07" | "m1213" | "m1205" | "m1062" | "s5" | "s6"
+        // The last of each: a statement that the server's own limit, or a person, cut short.
+        "40001"
+            | "40P01"
+            | "55P03"
+            | "23505"
+            | "42P07"
+            | "57014"
+            | "m1213"
+            | "m1205"
+            | "m1062"
+            | "m1969"
+            | "m3024"
+            | "s5"
+            | "s6"
     )
 }
 
-/// The server ends the session, or has no room for one.
+/// PgBouncer has this code for all that it says itself; this it says to what our sessions are
+/// started with.
+fn is_undeclared_pooler(code: &str, error: &sqlx::Error) -> bool {
+    code == "08P01" && error.to_string().contains("unsupported startup parameter")
+}
+
+/// A pooler that lends the server's sessions to one client after the other, and nobody said so.
+pub(super) fn undeclared_pooler() -> Error {
+    let what = "a pooler is in front of the database: write pooler=transaction into the URL, or \
+                connect to the database itself";
+    Error::new(ErrorKind::Config, what)
+}
+
+/// The server ends the session, or has no room for one; or a statement that was prepared on this
+/// connection does not fit the tables any more (0A000, 1615).
 fn is_ending(code: &str) -> bool {
     code.starts_with("08")
+        || is_full(code)
         || matches!(
             code,
-            "57P01" | "57P02" | "57P03" | "25P03" | "53300" | "m1040" | "m1053" | "m1317" | "m1927"
+            "57P01"
+                | "57P02"
+                | "57P03"
+                | "25P03"
+                | "0A000"
+                | "m1053"
+                | "m1317"
+                | "m1615"
+                | "m1927"
+                | "m4031"
         )
+}
+
+/// The server has no room for another connection.
+fn is_full(code: &str) -> bool {
+    matches!(code, "53300" | "m1040" | "m1203" | "m1226")
 }
 
 /// One line for what no repetition can help.
@@ -109,11 +159,7 @@ fn explain(error: sqlx::Error) -> Error {
         "3D000" | "m1049" => {
             (ErrorKind::Config, "there is no such database: create it, or mend the URL")
         }
-        "26000" | "42P05" => (
-            ErrorKind::Config,
-            "a pooler in front of the database gives our connection to others between \
-             transactions: write pooler=transaction into the URL",
-        ),
+        "26000" | "42P05" => return undeclared_pooler().because(shown(&error)),
         "3F000" => (ErrorKind::Config, "there is no such schema: create it, or mend the URL"),
         "s14" => (
             ErrorKind::Config,

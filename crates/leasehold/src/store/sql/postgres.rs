@@ -9,9 +9,9 @@ use sqlx::postgres::{
 };
 use sqlx::{ConnectOptions, Row};
 
+use super::super::waiters::Waiters;
 use super::fault::Failure;
 use super::url::SqlUrl;
-use super::waiters::Waiters;
 use super::wire::{Arg, Connect, Done, Row as Cells, Statement, Wire, wire};
 use crate::claim::ClaimId;
 use crate::error::Result;
@@ -82,10 +82,21 @@ impl Wire for Pooled {
 
     async fn raw(&mut self, sql: &str) -> sqlx::Result<()> {
         self.connection.raw(sql).await?;
-        self.begun = sql.starts_with("BEGIN") || self.begun && sql != "COMMIT";
+        self.begun = match sql {
+            "COMMIT" | "ROLLBACK" => false,
+            _ => self.begun || sql.starts_with("BEGIN"),
+        };
         Ok(())
     }
 }
+
+/// What ends a client that was stopped with a lock's row in its hands, and who waits for one: in
+/// milliseconds. Set as a session begins, so that no transaction has to. A pooler that lends the
+/// server's sessions refuses them or drops them, and is found out by that.
+const LIMITS: [(&str, &str); 2] =
+    [("idle_in_transaction_session_timeout", "1000"), (LIMIT_SHOWN.0, "5000")];
+/// One of them, as the server shows it where it has arrived.
+pub(super) const LIMIT_SHOWN: (&str, &str) = ("lock_timeout", "5s");
 
 #[derive(Debug)]
 pub(super) struct Postgres {
@@ -101,6 +112,11 @@ impl Postgres {
         let options = match options.get_application_name() {
             None => options.application_name("leasehold"),
             Some(_) => options,
+        };
+        let options = match url.pooler {
+            // It would refuse them, or give them to whoever comes next.
+            true => options,
+            false => options.options(LIMITS),
         };
         Ok(Self { options, pooler: url.pooler })
     }

@@ -13,7 +13,7 @@ pub(super) fn statements(url: &SqlUrl) -> Vec<String> {
     let index = format!("{}claims", url.prefix);
     // MySQL knows no CREATE INDEX IF NOT EXISTS.
     let inline = match types.inline_indexes {
-        true => ",\n  KEY by_claim (claim), KEY by_session (session)",
+        true => ",\n  KEY by_claim (claim), KEY by_session (session, standing)",
         false => "",
     };
     let mut all = vec![
@@ -59,9 +59,9 @@ pub(super) fn statements(url: &SqlUrl) -> Vec<String> {
         ),
     ];
     if !types.inline_indexes {
-        for column in ["claim", "session"] {
+        for (name, columns) in [("claim", "claim"), ("session", "session, standing")] {
             all.push(format!(
-                "CREATE INDEX IF NOT EXISTS {index}_by_{column} ON {claims} ({column})"
+                "CREATE INDEX IF NOT EXISTS {index}_by_{name} ON {claims} ({columns})"
             ));
         }
     }

@@ -1,374 +1,80 @@
-//! One lock's queue, read out of its rows and written back into them.
+//! The slow path: one lock's queue, worked on with its row locked.
 //!
-//! The first in the queue lives in the lock's own row if it came when nobody else was there; all
-//! others live in rows of their own. Nobody ever moves from one to the other.
+//! A **section** is a short transaction: it locks the lock's row, reads the clock and the claims into
+//! a [`Queue`](crate::queue::Queue), lets that decide, writes back what changed, and tells the clients of those that were
+//! granted. If we die in it, the database undoes it.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-use std::time::Duration;
+use std::collections::HashSet;
 
 use super::fault::Failure;
-use super::statements::Statements;
-use super::wire::{Arg, Cell, Row, Wire};
-use crate::claim::{Claim, ClaimId, Holder, Kind, Token};
-use crate::error::{Error, ErrorKind};
+use super::loaded::{self, Loaded, Reach, Write};
+use super::wire::Wire;
+use super::{LISTENS, Shared};
+use crate::claim::{Claim, ClaimId, Token};
 use crate::name::Name;
-use crate::queue::{Entry, Queue};
-use crate::store::{Renewal, Standing};
+use crate::store::Signal;
 
-/// A lock's queue as it was read.
-#[derive(Debug)]
-pub(super) struct Loaded {
-    pub(super) queue: Queue,
-    /// The server's clock, read when the row was locked already.
-    pub(super) now: u64,
-    /// Who lives in the lock's row.
-    head: Option<ClaimId>,
-    before: Vec<Entry>,
-    last_before: u64,
-}
-
-/// Reads the queue of `name` with its row locked. `None`: there is no such row.
-pub(super) async fn load(
-    wire: &mut dyn Wire,
-    sql: &Statements,
-    name: &Name,
-) -> Result<Option<Loaded>, Failure> {
-    let rows = wire.rows(&sql.lock, vec![Arg::Name(name.as_str().into())]).await?;
-    let Some(lock) = rows.into_iter().next() else { return Ok(None) };
-    let rows = wire.rows(&sql.claims, vec![Arg::Name(name.as_str().into())]).await?;
-    let mut now = 0;
-    let mut claims = Vec::new();
-    for row in rows {
-        let mut cells = Cells::new(row);
-        now = now.max(cells.count()?);
-        claims.extend(cells.claim()?);
-    }
-    Ok(Some(Loaded::of(Cells::new(lock).lock()?, claims, now)))
-}
-
-/// Makes the row of a lock that never was.
-pub(super) async fn create(
-    wire: &mut dyn Wire,
-    sql: &Statements,
-    claim: &Claim,
-) -> Result<(), Failure> {
-    let args = vec![
-        Arg::Name(claim.name.as_str().into()),
-        kind_number(claim.kind).into(),
-        i64::from(claim.capacity).into(),
-    ];
-    wire.run(&sql.create, args).await?;
-    Ok(())
-}
-
-/// Reads rows that begin with the clock, a lock and a claim, all of one lock.
-pub(super) fn snapshot(rows: Vec<Row>) -> Result<Option<Loaded>, Failure> {
-    let mut lock = None;
-    let mut now = 0;
-    let mut claims = Vec::new();
-    for row in rows {
-        let mut cells = Cells::new(row);
-        now = now.max(cells.count()?);
-        lock = Some(cells.lock()?);
-        claims.extend(cells.claim()?);
-    }
-    Ok(lock.map(|lock| Loaded::of(lock, claims, now)))
-}
-
-/// The same for rows of many locks that begin with the name.
-pub(super) fn snapshots(rows: Vec<Row>) -> Result<Vec<(Name, Loaded)>, Failure> {
-    let mut order: Vec<Name> = Vec::new();
-    let mut by_name: HashMap<Name, Vec<Row>> = HashMap::new();
-    for mut row in rows {
-        let rest = row.split_off(1);
-        let name = Name::new(Cells::new(row).text()?).map_err(|_| corrupt("a lock's name"))?;
-        if !by_name.contains_key(&name) {
-            order.push(name.clone());
-        }
-        by_name.entry(name).or_default().push(rest);
-    }
-    let mut all = Vec::new();
-    for name in order {
-        let rows = by_name.remove(&name).unwrap_or_default();
-        if let Some(loaded) = snapshot(rows)? {
-            all.push((name, loaded));
-        }
-    }
-    Ok(all)
-}
-
-/// A lock's row.
-struct LockRow {
-    kind: Kind,
-    capacity: u32,
-    last_token: u64,
-    head: Option<Entry>,
-}
-
-impl Loaded {
-    fn of(lock: LockRow, claims: Vec<Entry>, now: u64) -> Self {
-        let head = lock.head.as_ref().map(|e| e.id);
-        let before: Vec<Entry> = lock.head.into_iter().chain(claims).collect();
-        let queue = Queue::restored(lock.kind, lock.capacity, lock.last_token, before.clone());
-        Self { queue, now, head, before, last_before: lock.last_token }
-    }
-
-    /// Whether anything has expired or could be granted.
-    pub(super) fn is_settled(&self) -> bool {
-        let mut queue = self.queue.clone();
-        queue.settle(self.now);
-        let same = |(a, b): (&Entry, &Entry)| a.id == b.id && a.standing == b.standing;
-        queue.entries().len() == self.before.len() && queue.entries().zip(&self.before).all(same)
-    }
-
-    /// What a claim is told whose row was lengthened just before this was read. `None`: gone since.
-    pub(super) fn standing_of(
-        &mut self,
-        claim: &Claim,
-        lease: Duration,
-        now: u64,
-    ) -> Option<Renewal> {
-        match self.queue.peek(claim.id, now)? {
-            Renewal::Holding { token, remaining } => {
-                let remaining = remaining.map(|left| left.min(lease));
-                Some(Renewal::Holding { token, remaining })
-            }
-            Renewal::Waiting(place) => Some(Renewal::Waiting(place)),
-            Renewal::Lost => None,
-        }
-    }
-
-    /// Writes what changed. The lock's row is ours alone since it was read; a claim's row may have
-    /// been renewed meanwhile, so what ends or shortens a place checks that it was not.
-    pub(super) async fn save(
+impl Shared {
+    /// The slow path: works on the queue of `name` with its row locked. With `create`, makes the
+    /// row if there is none. `work` is done again, on all of the queue, where the part of it in
+    /// `reach` was not enough.
+    pub(super) async fn section<T>(
         &self,
         wire: &mut dyn Wire,
-        sql: &Statements,
         name: &Name,
-    ) -> Result<(), Failure> {
-        let queue = &self.queue;
-        let after: HashMap<ClaimId, &Entry> = queue.entries().map(|e| (e.id, e)).collect();
-        let before: HashMap<ClaimId, &Entry> = self.before.iter().map(|e| (e.id, e)).collect();
-        let alone = queue.entries().len() == 1;
-        let head = queue.entries().find(|e| match self.head {
-            Some(head) => e.id == head,
-            None => alone && !before.contains_key(&e.id),
-        });
-        let head_id = head.map(|e| e.id);
-        let changed = queue.last_token() != self.last_before
-            || after.len() != before.len()
-            || head_id != self.head
-            || after.keys().any(|id| !before.contains_key(id))
-            || head.is_some_and(|e| before.get(&e.id).is_some_and(|b| differs(b, e)));
-        let name = || Arg::Name(name.as_str().to_owned());
-        if changed {
-            let others = queue.entries().len() - usize::from(head.is_some());
-            // The row of a free lock goes on telling of its last holder.
-            let last = self.before.first().filter(|e| Some(e.id) == self.head);
-            let shown = head.or(last);
-            let mut args = vec![
-                kind_number(queue.kind()).into(),
-                i64::from(queue.capacity()).into(),
-                int(queue.last_token()),
-                int(u64::try_from(others).unwrap_or(0)),
-                head.map_or(String::new(), |e| e.id.to_hex()).into(),
-            ];
-            args.extend(match shown {
-                Some(e) => common(e),
-                None => vec![
-                    0.into(),
-                    0.into(),
-                    0.into(),
-                    0.into(),
-                    0.into(),
-                    0.into(),
-                    "".into(),
-                    0.into(),
-                    "".into(),
-                ],
-            });
-            args.push(name());
-            one(wire.run(&sql.write_lock, args).await?.affected)?;
+        reach: Reach,
+        create: Option<&Claim>,
+        work: impl Fn(&mut Loaded) -> T + Send,
+    ) -> Result<Option<T>, Failure> {
+        wire.raw(self.sql.begin).await?;
+        let mut loaded = loaded::load(wire, &self.sql, name, reach).await?;
+        if let (None, Some(claim)) = (&loaded, create) {
+            loaded::create(wire, &self.sql, claim).await?;
+            loaded = loaded::load(wire, &self.sql, name, reach).await?;
         }
-        let in_rows = |e: &&Entry| Some(e.id) != self.head && Some(e.id) != head_id;
-        for e in self.before.iter().filter(|e| Some(e.id) != self.head) {
-            if !after.contains_key(&e.id) {
-                let args = vec![name(), int(e.token.get()), time(e.expires.unwrap_or(0))];
-                one(wire.run(&sql.delete_claim, args).await?.affected)?;
+        let Some(mut loaded) = loaded else {
+            wire.raw("COMMIT").await?;
+            return Ok(None);
+        };
+        let mut done = work(&mut loaded);
+        // Asking again from far back, a claim that joins is told how many are before it.
+        let uncounted = create.is_some() && loaded.has_uncounted();
+        if uncounted || !loaded.is_enough() {
+            let all = loaded::load(wire, &self.sql, name, Reach::All).await?;
+            loaded = all.ok_or(Failure::Conflict(sqlx::Error::RowNotFound))?;
+            done = work(&mut loaded);
+        }
+        let granted = self.granted(&mut loaded);
+        let mut writes = loaded.changes(&self.sql, name);
+        for (id, token, session) in &granted {
+            if *session != self.session && session.starts_with(LISTENS) {
+                writes.extend(self.notice(session, *id, *token));
             }
         }
-        for e in queue.entries().filter(in_rows) {
-            let Some(old) = before.get(&e.id) else {
-                let mut args = vec![name(), e.id.to_hex().into()];
-                args.extend(common(e));
-                args.push(e.session.clone().into());
-                one(wire.run(&sql.insert_claim, args).await?.affected)?;
-                continue;
-            };
-            if !differs(old, e) {
-                continue;
-            }
-            let (end, old_end) = (e.expires.unwrap_or(0), old.expires.unwrap_or(0));
-            let mut args = vec![standing_number(e.standing).into(), time(e.since), time(end)];
-            args.extend([name(), int(e.token.get())]);
-            let statement = match e.standing {
-                Standing::Departed => {
-                    args.push(time(old_end));
-                    &sql.turn_claim
-                }
-                Standing::Holding | Standing::Waiting => &sql.extend_claim,
-            };
-            one(wire.run(statement, args).await?.affected)?;
+        loaded::write(wire, &self.sql, writes).await?;
+        wire.raw("COMMIT").await?;
+        for (id, token, _) in granted {
+            self.waiters.tell(id, Signal::Granted(token));
         }
-        Ok(())
-    }
-}
-
-/// Another than one row: it was renewed meanwhile.
-fn one(affected: u64) -> Result<(), Failure> {
-    match affected {
-        1 => Ok(()),
-        _ => Err(Failure::Conflict(sqlx::Error::RowNotFound)),
-    }
-}
-
-fn differs(a: &Entry, b: &Entry) -> bool {
-    (a.standing, a.since, a.expires) != (b.standing, b.since, b.expires)
-}
-
-/// token, weight, standing, since, expires, lock_delay, host, pid, label.
-fn common(e: &Entry) -> Vec<Arg> {
-    // Departed, the delay is in `expires` already; the fast path adds the two.
-    let delay = if e.standing == Standing::Departed { 0 } else { e.lock_delay };
-    vec![
-        int(e.token.get()),
-        i64::from(e.weight).into(),
-        standing_number(e.standing).into(),
-        time(e.since),
-        time(e.expires.unwrap_or(0)),
-        time(delay),
-        plain(&e.holder.host).into(),
-        i64::from(e.holder.pid).into(),
-        plain(&e.holder.label).into(),
-    ]
-}
-
-/// Text as it fits into a column: a label may come from anybody's claim.
-pub(super) fn plain(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).take(256).collect()
-}
-
-pub(super) fn int(n: u64) -> Arg {
-    Arg::Int(i64::try_from(n).unwrap_or(i64::MAX))
-}
-
-/// A time, as far as the database can still add another to it.
-fn time(n: u64) -> Arg {
-    Arg::Int(i64::try_from(n).unwrap_or(i64::MAX).min(i64::MAX / 4))
-}
-
-/// A duration in microseconds, likewise.
-pub(super) fn micros(d: Duration) -> Arg {
-    time(u64::try_from(d.as_micros()).unwrap_or(u64::MAX))
-}
-
-pub(super) fn kind_number(kind: Kind) -> i64 {
-    match kind {
-        Kind::Mutex => 0,
-        Kind::RwLock => 1,
-        Kind::Semaphore => 2,
-    }
-}
-
-fn standing_number(standing: Standing) -> i64 {
-    match standing {
-        Standing::Waiting => 0,
-        Standing::Holding => 1,
-        Standing::Departed => 2,
-    }
-}
-
-fn corrupt(what: &str) -> Failure {
-    let what = format!(
-        "{what} in leasehold's tables is not what leasehold writes: look who else writes there"
-    );
-    Failure::Final(Error::new(ErrorKind::Corrupt, what))
-}
-
-/// A row, read from left to right.
-pub(super) struct Cells(std::vec::IntoIter<Cell>);
-
-impl Cells {
-    pub(super) fn new(row: Row) -> Self {
-        Self(row.into_iter())
+        Ok(Some(done))
     }
 
-    pub(super) fn text(&mut self) -> Result<String, Failure> {
-        match self.0.next() {
-            Some(Cell::Text(Some(text))) => Ok(text),
-            _ => Err(corrupt("a text")),
+    /// Those that the section granted: claim, token, client.
+    fn granted(&self, loaded: &mut Loaded) -> Vec<(ClaimId, Token, String)> {
+        let fresh: HashSet<ClaimId> = loaded.queue.take_fresh_grants().into_iter().collect();
+        let new = loaded.queue.entries().filter(|e| fresh.contains(&e.id));
+        new.map(|e| (e.id, e.token, e.session.clone())).collect()
+    }
+
+    /// What tells another client of a grant, where that can be done.
+    #[cfg_attr(not(feature = "postgres"), allow(unused_variables))]
+    fn notice(&self, session: &str, id: ClaimId, token: Token) -> Option<Write<'_>> {
+        #[cfg(feature = "postgres")]
+        {
+            let message = super::postgres::message(id, token);
+            Some((&self.sql.notify, vec![session.into(), message.into()]))
         }
-    }
-
-    pub(super) fn count<T: TryFrom<i64>>(&mut self) -> Result<T, Failure> {
-        match self.0.next() {
-            Some(Cell::Int(Some(n))) => T::try_from(n).map_err(|_| corrupt("a number")),
-            _ => Err(corrupt("a number")),
-        }
-    }
-
-    fn lock(&mut self) -> Result<LockRow, Failure> {
-        let kind = match self.count::<i64>()? {
-            0 => Kind::Mutex,
-            1 => Kind::RwLock,
-            2 => Kind::Semaphore,
-            _ => return Err(corrupt("a lock's kind")),
-        };
-        let capacity = self.count()?;
-        let last_token = self.count()?;
-        let _claims: u64 = self.count()?;
-        let claim = self.text()?;
-        if claim.is_empty() {
-            // token to label
-            self.0.by_ref().take(9).for_each(drop);
-            return Ok(LockRow { kind, capacity, last_token, head: None });
-        }
-        let head = Some(self.entry(&claim)?);
-        Ok(LockRow { kind, capacity, last_token, head })
-    }
-
-    /// `None`: the lock was joined with no claim.
-    fn claim(&mut self) -> Result<Option<Entry>, Failure> {
-        let claim = match self.0.next() {
-            Some(Cell::Text(Some(claim))) => claim,
-            _ => return Ok(None),
-        };
-        let mut entry = self.entry(&claim)?;
-        entry.session = self.text()?;
-        Ok(Some(entry))
-    }
-
-    fn entry(&mut self, claim: &str) -> Result<Entry, Failure> {
-        Ok(Entry {
-            id: ClaimId::from_hex(claim).ok_or_else(|| corrupt("a claim"))?,
-            token: Token::new(self.count()?).ok_or_else(|| corrupt("a token"))?,
-            weight: self.count()?,
-            standing: match self.count::<i64>()? {
-                0 => Standing::Waiting,
-                1 => Standing::Holding,
-                2 => Standing::Departed,
-                _ => return Err(corrupt("a claim's standing")),
-            },
-            since: self.count()?,
-            expires: Some(self.count()?),
-            lock_delay: self.count()?,
-            holder: Arc::new(Holder {
-                host: self.text()?,
-                pid: self.count()?,
-                label: self.text()?,
-            }),
-            session: String::new(),
-        })
+        #[cfg(not(feature = "postgres"))]
+        None
     }
 }

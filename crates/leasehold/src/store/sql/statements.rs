@@ -1,13 +1,16 @@
 //! The SQL, written once. `?` is an argument, `{now}` the server's clock in microseconds,
 //! `{greatest}` the larger of two.
 
+use super::loaded::{FRONT, Write};
 use super::url::{Dialect, SqlUrl};
-use super::wire::Statement;
+use super::wire::{Arg, Statement};
 
 /// All statements of one store.
 #[derive(Debug)]
 pub(super) struct Statements {
     pub(super) begin: &'static str,
+    /// Whether several writes can be one statement ([`joined`]).
+    pub(super) joins_writes: bool,
     /// Takes a free lock. On SQLite and PostgreSQL also one that never was; they answer the token.
     pub(super) take: Statement,
     /// Releases a lock that nobody waits for.
@@ -18,6 +21,8 @@ pub(super) struct Statements {
     pub(super) lock: Statement,
     /// The clock, and the claims of a lock: at least one row.
     pub(super) claims: Statement,
+    /// The same of the front of the queue, and of one claim wherever it stands; rows may be twice.
+    pub(super) front: Statement,
     /// The clock, a lock's row and its claims as of one moment.
     pub(super) read: Statement,
     /// The same for many locks.
@@ -29,13 +34,9 @@ pub(super) struct Statements {
     pub(super) extend_claim: Statement,
     /// Writes a claim's new standing and end.
     pub(super) turn_claim: Statement,
-    /// Renews what holds in a lock's row; one.
-    pub(super) renew_lock: Statement,
-    /// Renews what stands among the claims; one.
-    pub(super) renew_claim: Statement,
-    /// The same for many at once, where a database can take them as JSON.
-    pub(super) renew_locks: Option<Statement>,
-    pub(super) renew_claims: Option<Statement>,
+    /// Renew what holds in locks' rows, and what stands among the claims.
+    pub(super) renew_locks: Many,
+    pub(super) renew_claims: Many,
     /// Which of our waiters hold.
     pub(super) granted: Statement,
     /// Tells another client (PostgreSQL).
@@ -45,6 +46,16 @@ pub(super) struct Statements {
     pub(super) probe: Statement,
     /// Forgets locks that nobody used for a day.
     pub(super) sweep: Statement,
+}
+
+/// Renewals of many at once, given as JSON; they tell the claims that they renewed (and the tokens
+/// of those in locks' rows). What somebody has locked is left to the slow path where that can be
+/// told: one stopped client must not hold up the renewals of all.
+#[derive(Debug)]
+pub(super) struct Many {
+    /// Finds and locks what can be renewed, where `renew` cannot tell; then `renew` is for those.
+    pub(super) find: Option<Statement>,
+    pub(super) renew: Statement,
 }
 
 /// What a lock's row is read as, and a claim's.
@@ -58,7 +69,8 @@ impl Statements {
         let d = url.dialect;
         let say = |shape: &'static str, sql: &str| Statement { sql: write(url, sql).into(), shape };
         Self {
-            begin: begin(d),
+            begin: begin(url),
+            joins_writes: joins_writes(d),
             take: say("i", take(d)),
             release: say(
                 "",
@@ -75,6 +87,15 @@ impl Statements {
                 &format!(
                     "SELECT {{now}}, {CLAIM} FROM (SELECT 1 AS one) o \
                      LEFT JOIN {{claims}} c ON c.name = ? ORDER BY c.token"
+                ),
+            ),
+            front: say(
+                "itiiiiiititt",
+                &format!(
+                    "SELECT {{now}}, {CLAIM} FROM (SELECT 1 AS one) o LEFT JOIN \
+                     (SELECT f.* FROM (SELECT * FROM {{claims}} WHERE name = ? ORDER BY token \
+                     LIMIT {FRONT}) f UNION ALL SELECT * FROM {{claims}} WHERE name = ? AND claim = ?) c \
+                     ON 1 = 1 ORDER BY c.token"
                 ),
             ),
             read: say(
@@ -118,40 +139,13 @@ impl Statements {
                 "UPDATE {claims} SET standing = ?, since = ?, expires = ? \
                  WHERE name = ? AND token = ? AND expires = ?",
             ),
-            renew_lock: say("i", renew_lock(d)),
-            renew_claim: say(
-                "",
-                "UPDATE {claims} SET expires = {greatest}(expires, {now} + \
-                 CASE standing WHEN 1 THEN ? ELSE ? END) \
-                 WHERE claim = ? AND name = ? AND standing < 2 AND expires > {now}",
+            renew_locks: many(url, renew_locks(d)),
+            renew_claims: many(url, renew_claims(d)),
+            granted: say(
+                "ti",
+                "SELECT claim, token FROM {claims} WHERE session = ? AND standing = 1",
             ),
-            // What somebody has locked is left to the slow path: one stopped client must not hold up
-            // the renewals of all.
-            renew_locks: many(d).then(|| {
-                say(
-                    "ti",
-                    "UPDATE {locks} AS l SET expires = greatest(l.expires, {now} + s.lease) \
-                     FROM (SELECT k.name, r.lease FROM {locks} k JOIN \
-                     json_to_recordset(?::json) AS r(name text, claim text, lease bigint, wait bigint) \
-                     ON k.name = r.name AND k.claim = r.claim FOR UPDATE OF k SKIP LOCKED) s \
-                     WHERE l.name = s.name AND l.standing = 1 AND l.expires > {now} \
-                     RETURNING l.claim, l.token",
-                )
-            }),
-            renew_claims: many(d).then(|| {
-                say(
-                    "t",
-                    "UPDATE {claims} AS l SET expires = greatest(l.expires, {now} + \
-                     CASE l.standing WHEN 1 THEN s.lease ELSE s.wait END) \
-                     FROM (SELECT k.name, k.token, r.lease, r.wait FROM {claims} k JOIN \
-                     json_to_recordset(?::json) AS r(name text, claim text, lease bigint, wait bigint) \
-                     ON k.name = r.name AND k.claim = r.claim FOR UPDATE OF k SKIP LOCKED) s \
-                     WHERE l.name = s.name AND l.token = s.token AND l.standing < 2 \
-                     AND l.expires > {now} RETURNING l.claim",
-                )
-            }),
-            granted: say("ti", "SELECT claim, token FROM {claims} WHERE session = ? AND standing = 1"),
-            notify: say("", "SELECT pg_notify(?, ?)"),
+            notify: say("t", "SELECT pg_notify(?, ?)::text"),
             version: say("i", "SELECT version FROM {schema}"),
             probe: say(
                 "iiiitiiiiiititttiiiiiititt",
@@ -169,13 +163,15 @@ impl Statements {
     }
 }
 
-fn begin(dialect: Dialect) -> &'static str {
-    match dialect {
+fn begin(url: &SqlUrl) -> &'static str {
+    match url.dialect {
         // Deferred, a transaction that reads and then writes fails without waiting.
         #[cfg(feature = "sqlite")]
         Dialect::Sqlite => "BEGIN IMMEDIATE",
-        // Each statement must see what was committed before it. The limits end a client that was
-        // stopped with a lock's row in its hands.
+        // Each statement must see what was committed before it.
+        #[cfg(feature = "postgres")]
+        Dialect::Postgres if !url.pooler => "BEGIN ISOLATION LEVEL READ COMMITTED",
+        // The limits that a session of ours has from its start; behind a pooler it is not ours.
         #[cfg(feature = "postgres")]
         Dialect::Postgres => {
             "BEGIN ISOLATION LEVEL READ COMMITTED; \
@@ -186,12 +182,145 @@ fn begin(dialect: Dialect) -> &'static str {
     }
 }
 
+/// Several writes, of rows of their own each, as one statement that tells how many rows each has
+/// changed. All see what was there before the statement, and none sees another's.
+pub(super) fn joined(writes: Vec<Write<'_>>) -> (Statement, Vec<Arg>) {
+    let (mut parts, mut counts, mut shape, mut all) = (vec![], vec![], "", vec![]);
+    for (i, (statement, args)) in writes.into_iter().enumerate() {
+        let told = if statement.shape.is_empty() { " RETURNING 1" } else { "" };
+        parts.push(format!("w{i} AS ({}{told})", renumbered(&statement.sql, all.len())));
+        counts.push(format!("(SELECT count(*) FROM w{i})"));
+        shape = COUNTS.get(..=i).unwrap_or(COUNTS);
+        all.extend(args);
+    }
+    let sql = format!("WITH {} SELECT {}", parts.join(", "), counts.join(", "));
+    (Statement { sql: sql.into(), shape }, all)
+}
+
+/// As many numbers as may be told.
+const COUNTS: &str = "iiiiiiii";
+
+/// The same statement with each `$n` raised by so many.
+fn renumbered(sql: &str, by: usize) -> String {
+    let mut parts = sql.split('$');
+    let mut text = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let end = part.find(|c: char| !c.is_ascii_digit()).unwrap_or(part.len());
+        let (number, rest) = part.split_at(end);
+        let number = number.parse::<usize>().unwrap_or_default() + by;
+        text.push_str(&format!("${number}{rest}"));
+    }
+    text
+}
+
 #[allow(clippy::match_like_matches_macro, reason = "depends on the features")]
-fn many(dialect: Dialect) -> bool {
+fn joins_writes(dialect: Dialect) -> bool {
     match dialect {
         #[cfg(feature = "postgres")]
         Dialect::Postgres => true,
         _ => false,
+    }
+}
+
+fn many(url: &SqlUrl, [find, renew]: [&str; 2]) -> Many {
+    let say = |shape, sql: &str| Statement { sql: write(url, sql).into(), shape };
+    match find {
+        "" => Many { find: None, renew: say("tii", renew) },
+        find => Many { find: Some(say("tii", find)), renew: say("", renew) },
+    }
+}
+
+/// The JSON as rows, in MySQL's words. The names are in hexadecimal: they are bytes there.
+#[cfg(feature = "mysql")]
+macro_rules! json_table {
+    () => {
+        "JSON_TABLE(?, '$[*]' COLUMNS (name VARCHAR(1024) PATH '$.name', \
+         claim VARCHAR(32) PATH '$.claim', lease BIGINT PATH '$.lease', wait BIGINT PATH '$.wait')) r"
+    };
+}
+
+fn renew_locks(dialect: Dialect) -> [&'static str; 2] {
+    match dialect {
+        #[cfg(feature = "sqlite")]
+        Dialect::Sqlite => [
+            "",
+            "UPDATE {locks} AS l SET expires = max(l.expires, {now} + s.lease) \
+             FROM (SELECT value ->> 'name' AS name, value ->> 'claim' AS claim, \
+             value ->> 'lease' AS lease FROM json_each(?)) s \
+             WHERE l.name = s.name AND l.claim = s.claim AND l.standing = 1 AND l.expires > {now} \
+             RETURNING claim, token, standing",
+        ],
+        #[cfg(feature = "postgres")]
+        Dialect::Postgres => [
+            "",
+            "UPDATE {locks} AS l SET expires = greatest(l.expires, {now} + s.lease) \
+             FROM (SELECT k.name, r.lease FROM {locks} k JOIN \
+             json_to_recordset(?::json) AS r(name text, claim text, lease bigint, wait bigint) \
+             ON k.name = r.name AND k.claim = r.claim FOR UPDATE OF k SKIP LOCKED) s \
+             WHERE l.name = s.name AND l.standing = 1 AND l.expires > {now} \
+             RETURNING l.claim, l.token, l.standing",
+        ],
+        // By that index, or it would wait for whatever rows somebody has locked.
+        #[cfg(feature = "mysql")]
+        Dialect::MySql => [
+            concat!(
+                "SELECT l.claim, l.token, l.standing FROM ",
+                json_table!(),
+                " STRAIGHT_JOIN {locks} l FORCE INDEX (PRIMARY) ON l.name = UNHEX(r.name) AND l.claim = r.claim \
+                 WHERE l.standing = 1 AND l.expires > {now} FOR UPDATE SKIP LOCKED"
+            ),
+            concat!(
+                "UPDATE ",
+                json_table!(),
+                " STRAIGHT_JOIN {locks} l FORCE INDEX (PRIMARY) ON l.name = UNHEX(r.name) AND l.claim = r.claim \
+                 SET l.expires = GREATEST(l.expires, {now} + r.lease)"
+            ),
+        ],
+    }
+}
+
+fn renew_claims(dialect: Dialect) -> [&'static str; 2] {
+    match dialect {
+        #[cfg(feature = "sqlite")]
+        Dialect::Sqlite => [
+            "",
+            "UPDATE {claims} AS l SET expires = max(l.expires, {now} + \
+             CASE l.standing WHEN 1 THEN s.lease ELSE s.wait END) \
+             FROM (SELECT value ->> 'name' AS name, value ->> 'claim' AS claim, \
+             value ->> 'lease' AS lease, value ->> 'wait' AS wait FROM json_each(?)) s \
+             WHERE l.name = s.name AND l.claim = s.claim AND l.standing < 2 AND l.expires > {now} \
+             RETURNING claim, token, standing",
+        ],
+        #[cfg(feature = "postgres")]
+        Dialect::Postgres => [
+            "",
+            "UPDATE {claims} AS l SET expires = greatest(l.expires, {now} + \
+             CASE l.standing WHEN 1 THEN s.lease ELSE s.wait END) \
+             FROM (SELECT k.name, k.token, r.lease, r.wait FROM {claims} k JOIN \
+             json_to_recordset(?::json) AS r(name text, claim text, lease bigint, wait bigint) \
+             ON k.name = r.name AND k.claim = r.claim FOR UPDATE OF k SKIP LOCKED) s \
+             WHERE l.name = s.name AND l.token = s.token AND l.standing < 2 \
+             AND l.expires > {now} RETURNING l.claim, l.token, l.standing",
+        ],
+        // By that index, or it would look at, and lock, the rest of the queue for each of them.
+        #[cfg(feature = "mysql")]
+        Dialect::MySql => [
+            concat!(
+                "SELECT l.claim, l.token, l.standing FROM ",
+                json_table!(),
+                " STRAIGHT_JOIN {claims} l FORCE INDEX (by_claim) \
+                 ON l.claim = r.claim AND l.name = UNHEX(r.name) \
+                 WHERE l.standing < 2 AND l.expires > {now} FOR UPDATE SKIP LOCKED"
+            ),
+            concat!(
+                "UPDATE ",
+                json_table!(),
+                " STRAIGHT_JOIN {claims} l FORCE INDEX (by_claim) \
+                 ON l.claim = r.claim AND l.name = UNHEX(r.name) \
+                 SET l.expires = GREATEST(l.expires, {now} + \
+                 CASE l.standing WHEN 1 THEN r.lease ELSE r.wait END) WHERE l.standing < 2"
+            ),
+        ],
     }
 }
 
@@ -243,22 +372,6 @@ fn create(dialect: Dialect) -> &'static str {
             "INSERT INTO {locks} (name, kind, capacity, last_token, claims, claim, token, \
              weight, standing, since, expires, lock_delay, host, pid, label) \
              VALUES (?, ?, ?, 0, 0, '', 0, 0, 0, 0, 0, 0, '', 0, '') ON CONFLICT (name) DO NOTHING"
-        }
-    }
-}
-
-/// Arguments: lease, name, claim.
-fn renew_lock(dialect: Dialect) -> &'static str {
-    match dialect {
-        #[cfg(feature = "mysql")]
-        Dialect::MySql => {
-            "UPDATE {locks} SET expires = GREATEST(expires, {now} + ?), \
-             token = LAST_INSERT_ID(token) \
-             WHERE name = ? AND claim = ? AND standing = 1 AND expires > {now}"
-        }
-        _ => {
-            "UPDATE {locks} SET expires = {greatest}(expires, {now} + ?) \
-             WHERE name = ? AND claim = ? AND standing = 1 AND expires > {now} RETURNING token"
         }
     }
 }

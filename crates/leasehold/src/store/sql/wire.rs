@@ -5,10 +5,12 @@
 //! operation has ended on it, and is closed otherwise; closing is what rolls back everywhere.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::{LIMIT, lock};
 
 /// A value bound to a statement.
 #[derive(Clone, Debug)]
@@ -151,11 +153,20 @@ pub(super) trait Connect: fmt::Debug + Send + Sync {
     async fn connect(&self) -> sqlx::Result<Box<dyn Wire>>;
 }
 
+/// Connections on which nothing is under way.
+type Idle = Mutex<Vec<Box<dyn Wire>>>;
+
 /// At most so many connections.
 pub(super) struct Pool {
     connect: Arc<dyn Connect>,
-    idle: Mutex<Vec<Box<dyn Wire>>>,
+    idle: Arc<Idle>,
     room: Arc<Semaphore>,
+    /// Held while connecting: one at a time. When a server comes back, all its clients want their
+    /// connections at once, and making one costs both sides some milliseconds of hashing the
+    /// password; meanwhile the first may have come free.
+    connecting: tokio::sync::Mutex<()>,
+    /// Whose idle connection is as good as a new one, and there already.
+    lender: Option<Arc<Idle>>,
 }
 
 impl fmt::Debug for Pool {
@@ -170,37 +181,76 @@ pub(super) struct Pooled {
     /// Whether it was used before, so that the server may have closed it meanwhile.
     pub(super) used: bool,
     _room: OwnedSemaphorePermit,
+    doubt: Doubt,
+}
+
+/// A connection that does not come back was found dead, or silent, or was given up for being so. Its
+/// like lie idle beside it: they go with it, so that nobody finds that out one by one.
+struct Doubt(Option<Arc<Idle>>);
+
+impl Drop for Doubt {
+    fn drop(&mut self) {
+        if let Some(idle) = &self.0 {
+            forget(idle);
+        }
+    }
+}
+
+fn forget(idle: &Idle) {
+    // Closed after the lock.
+    let connections = std::mem::take(&mut *lock(idle));
+    drop(connections);
 }
 
 impl Pool {
     pub(super) fn new(connect: Arc<dyn Connect>, size: usize) -> Self {
-        Self { connect, idle: Mutex::default(), room: Arc::new(Semaphore::new(size)) }
+        let (idle, room) = (Arc::default(), Arc::new(Semaphore::new(size)));
+        Self { connect, idle, room, connecting: tokio::sync::Mutex::default(), lender: None }
     }
 
-    fn idle(&self) -> MutexGuard<'_, Vec<Box<dyn Wire>>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Another pool of such connections, which takes an idle one of ours before it makes one.
+    pub(super) fn beside(&self, size: usize) -> Self {
+        Self { lender: Some(self.idle.clone()), ..Self::new(self.connect.clone(), size) }
+    }
+
+    fn idle(&self) -> Option<Box<dyn Wire>> {
+        let own = lock(&self.idle).pop();
+        own.or_else(|| self.lender.as_ref().and_then(|lender| lock(lender).pop()))
     }
 
     pub(super) async fn take(&self) -> sqlx::Result<Pooled> {
         let room = self.room.clone().acquire_owned().await;
         let room = room.map_err(|_| sqlx::Error::PoolClosed)?;
         // The last one used is the likeliest to be alive.
-        let idle = self.idle().pop();
-        Ok(match idle {
-            Some(wire) => Pooled { wire, used: true, _room: room },
-            None => Pooled { wire: self.connect.connect().await?, used: false, _room: room },
-        })
+        if let Some(wire) = self.idle() {
+            return Ok(self.pooled(wire, true, room));
+        }
+        let _alone = self.connecting.lock().await;
+        if let Some(wire) = self.idle() {
+            return Ok(self.pooled(wire, true, room));
+        }
+        // Whoever accepts and then says nothing must not keep a place in the pool for ever.
+        let connected = tokio::time::timeout(LIMIT, self.connect.connect()).await;
+        let wire = connected.unwrap_or_else(|_| {
+            let what = format!("no connection within {LIMIT:?}");
+            Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, what)))
+        })?;
+        Ok(self.pooled(wire, false, room))
+    }
+
+    fn pooled(&self, wire: Box<dyn Wire>, used: bool, room: OwnedSemaphorePermit) -> Pooled {
+        Pooled { wire, used, _room: room, doubt: Doubt(Some(self.idle.clone())) }
     }
 
     /// Takes back a connection on which nothing is under way.
     pub(super) fn put(&self, pooled: Pooled) {
-        let Pooled { wire, _room, .. } = pooled;
-        self.idle().push(wire);
+        let Pooled { wire, _room, mut doubt, .. } = pooled;
+        doubt.0 = None;
+        lock(&self.idle).push(wire);
     }
 
-    /// Closes what lies idle: the server went away under one of them.
+    /// Closes what lies idle: one of them does not answer.
     pub(super) fn forget_idle(&self) {
-        let idle = std::mem::take(&mut *self.idle());
-        drop(idle);
+        forget(&self.idle);
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! A waiter is enlisted before its claim goes out, so that no grant finds nobody; what it is told
 //! is kept until it leaves, so that nothing is lost between the answer "waiting" and `changed`.
+//! Shared by the stores that are told of grants by messages.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,17 +12,30 @@ use tokio::sync::Notify;
 use crate::claim::{ClaimId, Token};
 use crate::store::Signal;
 
-#[derive(Debug, Default)]
-pub(super) struct Waiters {
-    all: Mutex<HashMap<ClaimId, Arc<Waiter>>>,
+/// The waiters, each with what the store keeps for it.
+#[derive(Debug)]
+pub(super) struct Waiters<T = ()> {
+    all: Mutex<HashMap<ClaimId, Arc<Waiter<T>>>>,
     /// Somebody was enlisted.
+    #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
     more: Notify,
 }
 
-#[derive(Debug, Default)]
-struct Waiter {
+#[derive(Debug)]
+struct Waiter<T> {
+    kept: T,
     told: Mutex<Told>,
     wake: Notify,
+}
+
+impl<T> Default for Waiters<T> {
+    fn default() -> Self {
+        Self {
+            all: Mutex::default(),
+            #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+            more: Notify::new(),
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -35,10 +49,31 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Waiters {
-    pub(super) fn enlist(&self, id: ClaimId) {
-        locked(&self.all).entry(id).or_default();
+impl<T: Clone> Waiters<T> {
+    /// Enlists a claim; tells what is kept for it, which is made when it is enlisted first.
+    pub(super) fn enlist(&self, id: ClaimId, keep: impl FnOnce() -> T) -> T {
+        let waiter = |kept| Waiter { kept, told: Mutex::default(), wake: Notify::new() };
+        let kept = {
+            let mut all = locked(&self.all);
+            all.entry(id).or_insert_with(|| Arc::new(waiter(keep()))).kept.clone()
+        };
+        #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
         self.more.notify_one();
+        kept
+    }
+
+    /// What is kept for a claim that was last seen waiting and was not told of a grant since.
+    #[cfg(feature = "redis")]
+    pub(super) fn waiting(&self, id: ClaimId) -> Option<T> {
+        let waiter = locked(&self.all).get(&id).cloned()?;
+        let granted = locked(&waiter.told).granted.is_some();
+        (!granted).then(|| waiter.kept.clone())
+    }
+
+    /// What is kept for a claim.
+    #[cfg(feature = "redis")]
+    pub(super) fn kept(&self, id: ClaimId) -> Option<T> {
+        locked(&self.all).get(&id).map(|waiter| waiter.kept.clone())
     }
 
     pub(super) fn dismiss(&self, id: ClaimId) {
@@ -46,6 +81,7 @@ impl Waiters {
     }
 
     /// Whether this claim was last seen waiting.
+    #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
     pub(super) fn has(&self, id: ClaimId) -> bool {
         locked(&self.all).contains_key(&id)
     }
@@ -64,6 +100,7 @@ impl Waiters {
     }
 
     /// Lets everybody ask: what was pushed meanwhile may have been missed.
+    #[cfg(any(feature = "postgres", feature = "redis"))]
     pub(super) fn ask_all(&self) {
         let all: Vec<ClaimId> = locked(&self.all).keys().copied().collect();
         for id in all {
@@ -72,11 +109,13 @@ impl Waiters {
     }
 
     /// How many have not been told of a grant.
+    #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
     pub(super) fn count(&self) -> usize {
         locked(&self.all).values().filter(|w| locked(&w.told).granted.is_none()).count()
     }
 
     /// Resolves when somebody was enlisted since it last did.
+    #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
     pub(super) async fn more(&self) {
         self.more.notified().await;
     }

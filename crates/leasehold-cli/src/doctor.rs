@@ -1,0 +1,132 @@
+//! `leasehold doctor`: what a store promises as it is set up, what breaks that, and what to do.
+//!
+//! The library knows what to look for on each store; here it is only said. A store that refuses to be
+//! used as it is set up is a finding too, with the words of the refusal: it is what whoever calls a
+//! doctor wants to know.
+
+use std::io::{Write, stdout};
+use std::process::ExitCode;
+
+use leasehold::doctor::{Finding, Severity};
+use leasehold::store::Guarantees;
+use leasehold::{Error, ErrorKind, Leasehold};
+use serde::Serialize;
+
+use crate::args::DoctorArgs;
+use crate::drive;
+use crate::exit::{self, Failure};
+use crate::table::{aligned, clean};
+
+pub(crate) fn main(args: &DoctorArgs) -> ExitCode {
+    match drive(examine(args)) {
+        Ok(seen) => {
+            let text = if args.json { seen.json() } else { seen.text() };
+            // A reader that has seen enough is no failure.
+            let _ = stdout().write_all(text.as_bytes()).and_then(|()| stdout().flush());
+            ExitCode::from(if seen.is_broken() { exit::BROKEN } else { 0 })
+        }
+        Err(failure) => failure.report(),
+    }
+}
+
+/// What was seen of a store.
+struct Seen {
+    store: Option<String>,
+    guarantees: Option<Guarantees>,
+    findings: Vec<Finding>,
+}
+
+async fn examine(args: &DoctorArgs) -> Result<Seen, Failure> {
+    let url = args.store.url();
+    let scheme = url.split(':').next().unwrap_or_default();
+    let locks = match Leasehold::connect(url).await {
+        Ok(locks) => locks,
+        Err(error) if is_refusal(&error) && is_known(scheme) => {
+            let store = error.store().map(str::to_owned);
+            return Ok(Seen { store, guarantees: None, findings: vec![refused(&error)] });
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let findings = match locks.diagnose().await {
+        Ok(findings) => findings,
+        Err(error) if is_refusal(&error) => vec![refused(&error)],
+        Err(error) => return Err(error.into()),
+    };
+    let guarantees = Some(locks.guarantees().clone());
+    Ok(Seen { store: Some(locks.url().to_owned()), guarantees, findings })
+}
+
+fn is_known(scheme: &str) -> bool {
+    leasehold::BUILT_IN.contains(&scheme)
+        || matches!(scheme, "postgresql" | "mariadb" | "rediss" | "redlocks")
+}
+
+/// Whether it was the store that said no, and not the way to it.
+fn is_refusal(error: &Error) -> bool {
+    !matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::Closed | ErrorKind::Timeout)
+}
+
+fn refused(error: &Error) -> Finding {
+    Finding::broken(
+        "refused",
+        error.to_string(),
+        "no lock can be kept there as it is",
+        "do as the message says",
+    )
+}
+
+impl Seen {
+    fn is_broken(&self) -> bool {
+        self.findings.iter().any(|f| f.severity == Severity::Broken)
+    }
+
+    fn json(&self) -> String {
+        #[derive(Serialize)]
+        struct Shown<'a> {
+            store: Option<&'a str>,
+            ok: bool,
+            findings: &'a [Finding],
+            guarantees: Option<&'a Guarantees>,
+        }
+        let shown = Shown {
+            store: self.store.as_deref(),
+            ok: !self.is_broken(),
+            findings: &self.findings,
+            guarantees: self.guarantees.as_ref(),
+        };
+        serde_json::to_string_pretty(&shown).map(|text| text + "\n").unwrap_or_default()
+    }
+
+    fn text(&self) -> String {
+        let mut text = format!("store  {}\n\n", clean(self.store.as_deref().unwrap_or("unknown")));
+        for finding in &self.findings {
+            let Finding { severity, what, why, fix, .. } = finding;
+            text.push_str(&format!("{severity}: {}\n", clean(what)));
+            text.push_str(&format!("    why  {}\n", clean(why)));
+            if !fix.is_empty() {
+                text.push_str(&format!("    fix  {}\n", clean(fix)));
+            }
+        }
+        let counted = |severity| self.findings.iter().filter(|f| f.severity == severity).count();
+        let verdict = match (counted(Severity::Broken), counted(Severity::Weak)) {
+            (0, 0) => "nothing wrong was found".to_owned(),
+            (0, weak) => format!("no promise is broken; weak: {weak}"),
+            (broken, weak) => format!("broken promises: {broken}; weak: {weak}"),
+        };
+        if !self.findings.is_empty() {
+            text.push('\n');
+        }
+        text.push_str(&verdict);
+        text.push('\n');
+        if let Some(guarantees) = &self.guarantees {
+            text.push_str("\nwhat it promises as it is:\n");
+            let row = |(question, answer): (&str, String)| vec![format!("  {question}"), answer];
+            let rows: Vec<Vec<String>> = guarantees.in_words().into_iter().map(row).collect();
+            text.push_str(&aligned(&rows));
+            for note in guarantees.notes.iter() {
+                text.push_str(&format!("- {}\n", clean(note)));
+            }
+        }
+        text
+    }
+}

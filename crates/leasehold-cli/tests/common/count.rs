@@ -1,0 +1,83 @@
+//! An exact count by forty processes of `leasehold run`.
+
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+
+use super::{LEASEHOLD, Place, eventually};
+
+const PROCESSES: usize = 40;
+/// How often each of them counts.
+const ROUNDS: usize = 2;
+
+/// What each process does: reads, thinks, writes, and says under which token.
+const COUNT: &str = r#"
+n=$(cat "$1"); sleep 0.01; echo $((n + 1)) > "$1"; echo "$LEASEHOLD_TOKEN" >> "$1.tokens"
+"#;
+
+/// Forty processes that count under the lock `counter`.
+pub(crate) struct Counting {
+    place: Place,
+    running: Vec<Child>,
+}
+
+impl Counting {
+    /// Starts them.
+    pub(crate) fn start(store: &str) -> Self {
+        let place = Place::new();
+        let counter = place.path("counter");
+        std::fs::write(&counter, "0\n").unwrap();
+        let start = |_| -> Child {
+            // 69: on a busy machine the server may be away for longer than is waited for; nothing
+            // was done then. As a cron job would, again.
+            let rounds = "i=0; while [ $i -lt \"$3\" ]; do \
+                          \"$0\" run --store \"$1\" counter -- sh -c \"$4\" sh \"$2\"; \
+                          code=$?; case $code in 0) i=$((i + 1)) ;; 69) sleep 0.1 ;; \
+                          *) exit $code ;; esac; done";
+            let mut command = std::process::Command::new("sh");
+            command.args(["-c", rounds, LEASEHOLD, store]).arg(&counter);
+            command.args([&ROUNDS.to_string(), COUNT]);
+            command.stdin(Stdio::null()).stderr(Stdio::piped());
+            command.spawn().unwrap()
+        };
+        let running = (0..PROCESSES).map(start).collect();
+        Self { place, running }
+    }
+
+    /// The file that holds the number: others may count in it too, under the same lock.
+    pub(crate) fn counter(&self) -> PathBuf {
+        self.place.path("counter")
+    }
+
+    /// Waits for all, and [checks](Counted::check).
+    pub(crate) fn finish(self, others: usize) {
+        self.wait().check(others);
+    }
+
+    /// Waits for all.
+    pub(crate) fn wait(mut self) -> Counted {
+        eventually("all have counted", || {
+            self.running.iter_mut().all(|child| child.try_wait().unwrap().is_some())
+        });
+        for child in self.running {
+            let output = child.wait_with_output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{}: {said}", output.status);
+        }
+        Counted(self.place)
+    }
+}
+
+/// What forty processes have counted.
+pub(crate) struct Counted(Place);
+
+impl Counted {
+    /// Everybody was counted, `others` besides, under rising tokens.
+    pub(crate) fn check(self, others: usize) {
+        let counted = self.0.read("counter");
+        assert_eq!(counted.trim(), (PROCESSES * ROUNDS + others).to_string());
+        let tokens = self.0.read("counter.tokens");
+        let tokens: Vec<u64> = tokens.lines().map(|line| line.parse().unwrap()).collect();
+        assert_eq!(tokens.len(), PROCESSES * ROUNDS);
+        assert!(tokens.is_sorted_by(|a, b| a < b), "tokens do not rise: {tokens:?}");
+    }
+}

@@ -1,0 +1,332 @@
+//! Forty processes write through `fence::sql` under `leasehold run`, while the database that keeps
+//! both the lock and the data is killed and comes back, and holders are stopped for longer than
+//! their lease: nothing that was acknowledged is lost, and no late write is applied.
+//!
+//! What `leasehold run` starts is this program again, as a writer; hence a `main` of its own. Some
+//! writers go on after their lock was given back, and write when somebody else already has: what a
+//! holder does that nobody could stop.
+
+mod common;
+
+use std::collections::HashSet;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use common::{LEASEHOLD, Place, eventually};
+use leasehold::database::{self, Dialect};
+use leasehold::{Error, ErrorKind, Token};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+const PROCESSES: usize = 40;
+/// How often each of them writes.
+const ROUNDS: usize = 1;
+/// How many processes have, besides, a writer that comes too late.
+const LATE: usize = 5;
+const LEASE: Duration = Duration::from_secs(5);
+
+/// Not reached but by something that hangs, on a machine that does other work as well.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+const TABLES: [&str; 3] = [
+    "CREATE TABLE counter (n BIGINT NOT NULL)",
+    "INSERT INTO counter VALUES (0)",
+    "CREATE TABLE journal (n BIGINT NOT NULL PRIMARY KEY, token BIGINT NOT NULL UNIQUE)",
+];
+
+fn main() {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["write", url, dir] => std::process::exit(write(url, Path::new(dir))),
+        ["write-late", url, dir] => std::process::exit(write_late(url, Path::new(dir))),
+        _ => {}
+    }
+    // As the usual harness: words are parts of the names of those that are wanted.
+    let wanted: Vec<&String> = words.iter().filter(|word| !word.starts_with('-')).collect();
+    let cases: &[(&str, fn())] = &[
+        ("r35_fenced_writes_while_postgres_is_killed", postgres_case),
+        ("r35_fenced_writes_while_mariadb_is_killed", mariadb_case),
+    ];
+    if words.iter().any(|word| word == "--list") {
+        return cases.iter().for_each(|(name, _)| println!("{name}: test"));
+    }
+    let chosen = cases
+        .iter()
+        .filter(|(name, _)| wanted.is_empty() || wanted.iter().any(|part| name.contains(*part)));
+    let running: Vec<_> = chosen.map(|&(name, case)| (name, std::thread::spawn(case))).collect();
+    let mut failed = false;
+    for (name, case) in running {
+        let ok = case.join().is_ok();
+        println!("test {name} ... {}", if ok { "ok" } else { "FAILED" });
+        failed |= !ok;
+    }
+    std::process::exit(i32::from(failed));
+}
+
+// ---- the writer
+
+/// Exit code of a writer that was told that its token is stale.
+const STALE: i32 = 3;
+
+/// What one database needs to be written to, apart from its driver's types.
+macro_rules! database {
+    ($module:ident, $connection:ty) => {
+        mod $module {
+            use super::*;
+            use sqlx::{AssertSqlSafe, Connection};
+
+            /// Adds one to the counter, once for each token.
+            pub(super) async fn add(url: &str, token: Token) -> Result<(), Error> {
+                let mut connection = <$connection>::connect(url).await?;
+                let mut tx = connection.begin().await?;
+                leasehold::fence::sql::check(&mut tx, "counter", token).await?;
+                // A commit whose answer was lost is no reason to count twice.
+                let sql = format!("SELECT COUNT(*) FROM journal WHERE token = {token}");
+                let done: i64 = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&mut *tx).await?;
+                if done > 0 {
+                    return Ok(());
+                }
+                let sql = "SELECT n FROM counter";
+                let n: i64 = sqlx::query_scalar(sql).fetch_one(&mut *tx).await?;
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                // Not n = n + 1, which the database would save by itself.
+                for sql in [
+                    format!("UPDATE counter SET n = {}", n + 1),
+                    format!("INSERT INTO journal VALUES ({}, {token})", n + 1),
+                ] {
+                    sqlx::query(AssertSqlSafe(sql)).execute(&mut *tx).await?;
+                }
+                Ok(tx.commit().await?)
+            }
+
+            /// The greatest token under which something was written.
+            pub(super) async fn greatest(url: &str) -> Result<i64, Error> {
+                let mut connection = <$connection>::connect(url).await?;
+                let sql = "SELECT CAST(COALESCE(MAX(token), 0) AS DECIMAL(20)) = 0, \
+                           COALESCE(MAX(token), 0) FROM journal";
+                let (_, greatest): (bool, i64) =
+                    sqlx::query_as(sql).fetch_one(&mut connection).await?;
+                Ok(greatest)
+            }
+
+            pub(super) async fn prepare(url: &str, dialect: Dialect) {
+                let mut connection = <$connection>::connect(url).await.unwrap();
+                let ours = database::schema(dialect);
+                for sql in TABLES.map(str::to_owned).into_iter().chain([ours]) {
+                    sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
+                }
+            }
+        }
+    };
+}
+database!(postgres, sqlx::PgConnection);
+database!(mariadb, sqlx::MySqlConnection);
+
+async fn add(url: &str, token: Token) -> Result<(), Error> {
+    match url.split(':').next() {
+        Some("postgres") => postgres::add(url, token).await,
+        Some("mysql") => mariadb::add(url, token).await,
+        _ => panic!("no such database"),
+    }
+}
+
+async fn greatest(url: &str) -> Result<i64, Error> {
+    match url.split(':').next() {
+        Some("postgres") => postgres::greatest(url).await,
+        Some("mysql") => mariadb::greatest(url).await,
+        _ => panic!("no such database"),
+    }
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+fn our_token() -> Token {
+    std::env::var("LEASEHOLD_TOKEN").unwrap().parse().unwrap()
+}
+
+/// One line, whole even if many write at once.
+fn note(dir: &Path, file: &str, line: impl std::fmt::Display) {
+    let mut file = OpenOptions::new().append(true).create(true).open(dir.join(file)).unwrap();
+    file.write_all(format!("{line}\n").as_bytes()).unwrap();
+}
+
+/// Repeats what the server's death has undone; `None`: the token is stale.
+fn until_answered(url: &str, token: Token) -> Option<()> {
+    let end = Instant::now() + PATIENCE;
+    let runtime = runtime();
+    loop {
+        match runtime.block_on(add(url, token)) {
+            Ok(()) => return Some(()),
+            Err(error) if error.kind() == ErrorKind::StaleToken => return None,
+            Err(error) => {
+                assert!(error.is_retryable() && Instant::now() < end, "{error}");
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        }
+    }
+}
+
+fn write(url: &str, dir: &Path) -> i32 {
+    match until_answered(url, our_token()) {
+        Some(()) => note(dir, "acknowledged", our_token()),
+        None => return STALE,
+    }
+    0
+}
+
+/// Writes when a later holder has, whatever became of the lock.
+fn write_late(url: &str, dir: &Path) -> i32 {
+    let (token, runtime) = (our_token(), runtime());
+    let end = Instant::now() + PATIENCE;
+    while !runtime.block_on(greatest(url)).is_ok_and(|seen| seen > token.get().cast_signed()) {
+        assert!(Instant::now() < end, "nobody wrote after {token}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    match until_answered(url, token) {
+        Some(()) => note(dir, "late-and-applied", token),
+        None => note(dir, "late-and-refused", token),
+    }
+    0
+}
+
+// ---- the test
+
+fn postgres_case() {
+    let server = testbed::Postgres::start();
+    let url = server.database();
+    runtime().block_on(postgres::prepare(&url, Dialect::Postgres));
+    case(&url, || {
+        server.kill();
+        server.restart();
+    });
+    let database = url.rsplit('/').next().unwrap();
+    let sql = "SELECT n || ' ' || token FROM journal ORDER BY n";
+    check(&server.admin(database, sql), &server.admin(database, "SELECT n FROM counter"));
+}
+
+fn mariadb_case() {
+    let server = testbed::MariaDb::start();
+    let url = server.database();
+    runtime().block_on(mariadb::prepare(&url, Dialect::Mysql));
+    case(&url, || {
+        server.kill();
+        server.restart();
+    });
+    let database = url.rsplit('/').next().unwrap();
+    let sql = format!("SELECT CONCAT(n, ' ', token) FROM {database}.journal ORDER BY n");
+    let n = server.admin(&format!("SELECT n FROM {database}.counter"));
+    check(&server.admin(&sql), &n);
+}
+
+/// The counter is what the journal says, and each write read what the one before it wrote, under
+/// a smaller token.
+fn check(journal: &str, counter: &str) {
+    let pairs = journal.lines().map(|line| line.split_once(' ').expect("two numbers"));
+    let (numbers, tokens): (Vec<u64>, Vec<u64>) =
+        pairs.map(|(n, token)| (n.parse::<u64>().unwrap(), token.parse::<u64>().unwrap())).unzip();
+    let all = 1..=u64::try_from(numbers.len()).unwrap();
+    assert!(numbers.iter().copied().eq(all), "{numbers:?}");
+    assert_eq!(counter.trim(), numbers.len().to_string());
+    assert!(numbers.len() >= PROCESSES * ROUNDS, "{} writes", numbers.len());
+    assert!(tokens.is_sorted_by(|a, b| a < b), "tokens do not rise: {tokens:?}");
+    let acknowledged = ACKNOWLEDGED.with_borrow(Clone::clone);
+    let applied: HashSet<u64> = tokens.into_iter().collect();
+    let lost: Vec<_> = acknowledged.difference(&applied).collect();
+    assert!(lost.is_empty(), "acknowledged, and not there: {lost:?}");
+    assert!(acknowledged.len() >= PROCESSES * ROUNDS);
+}
+
+thread_local! {
+    /// What the writers of this case were told.
+    static ACKNOWLEDGED: std::cell::RefCell<HashSet<u64>> = std::cell::RefCell::default();
+}
+
+fn case(url: &str, break_server: impl Fn()) {
+    let place = Place::new();
+    let dir = place.path("");
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let all: Vec<_> = (0..PROCESSES)
+            .map(|i| {
+                let dir = &dir;
+                scope.spawn(move || {
+                    if i < LATE {
+                        run(url, dir, true);
+                    }
+                    (0..ROUNDS).for_each(|_| run(url, dir, false));
+                })
+            })
+            .collect();
+        let stopper = scope.spawn(|| stop_holders(url, &over));
+        for _ in 0..2 {
+            std::thread::sleep(Duration::from_millis(1_500));
+            break_server();
+        }
+        let results: Vec<_> = all.into_iter().map(|one| one.join()).collect();
+        over.store(true, Ordering::SeqCst);
+        stopper.join().expect("the stopper panicked");
+        assert!(results.into_iter().all(|one| one.is_ok()), "see above");
+    });
+    let lines = |file: &str| place.read(file).lines().count();
+    eventually("the late ones have tried", || {
+        lines("late-and-refused") + lines("late-and-applied") >= LATE
+    });
+    assert_eq!(lines("late-and-applied"), 0, "late writes were applied");
+    let acknowledged = place.read("acknowledged");
+    let acknowledged = acknowledged.lines().map(|token| token.parse().unwrap()).collect();
+    ACKNOWLEDGED.set(acknowledged);
+}
+
+/// Writes once under the lock, as often as it takes.
+fn run(url: &str, dir: &Path, late: bool) {
+    let me: PathBuf = std::env::current_exe().unwrap();
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let mut command = Command::new(LEASEHOLD);
+        command.args(["run", "--lease", &format!("{}s", LEASE.as_secs()), "counter", "--"]);
+        match late {
+            // In a session of its own, so that it outlives the lock.
+            true => command
+                .args(["sh", "-c", "setsid \"$0\" write-late \"$1\" \"$2\" </dev/null >&0 2>&0 &"])
+                .arg(&me)
+                .arg(url),
+            false => command.arg(&me).args(["write", url]),
+        };
+        let command = command.arg(dir).env("LEASEHOLD_STORE", url);
+        let output = command.stdin(Stdio::null()).output().unwrap();
+        match output.status.code() {
+            Some(0) => return,
+            // Lost (we stopped it), or too late: another round. 69: on a busy machine the server may
+            // be away for longer than is waited for; nothing was done then.
+            Some(69 | 74 | STALE) if Instant::now() < end => {}
+            _ => panic!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr)),
+        }
+    }
+}
+
+/// Stops whoever holds, for longer than its lease.
+fn stop_holders(url: &str, over: &AtomicBool) {
+    while !over.load(Ordering::SeqCst) {
+        std::thread::sleep(Duration::from_millis(700));
+        let mut show = Command::new(LEASEHOLD);
+        let shown = show.args(["show", "--json", "counter"]).env("LEASEHOLD_STORE", url).output();
+        // While the server is away nobody can be asked.
+        let shown: serde_json::Value = match serde_json::from_slice(&shown.unwrap().stdout) {
+            Ok(shown) => shown,
+            Err(_) => continue,
+        };
+        let Some(pid) = shown["claims"][0]["pid"].as_i64() else { continue };
+        let pid = Pid::from_raw(i32::try_from(pid).unwrap());
+        // It may have ended meanwhile; only then is there nobody to stop.
+        if kill(pid, Signal::SIGSTOP).is_ok() {
+            std::thread::sleep(LEASE + Duration::from_millis(500));
+            let _ = kill(pid, Signal::SIGCONT);
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! The Redis store beside what people write by hand over the same driver, on one server.
+//!
+//! *Pair*: `SET key value NX PX` and the script that compares and deletes, the recipe of most lock
+//! libraries; it has neither queue nor token. Two PINGs are what two round trips cost alone.
+//!
+//! *Contention*: the ring is the fastest way there is to hand a token round on Redis: each contender
+//! waits with BLPOP on a connection of its own, and passes the token on with RPUSH. Our contenders
+//! are spread over eight clients, each with connections and a thread of its own; all of them
+//! stand in the queue before anything is measured. *Polling* is the recipe again, tried anew every
+//! 5 ms: what most of those libraries do.
+//!
+//! For figures that do not depend on where the kernel puts two processes, run it with
+//! `taskset -c 0`: the server is started by it, and so shares the processor.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use leasehold::Leasehold;
+use redis::aio::MultiplexedConnection;
+use testbed::{Redis, Setup};
+use tokio::runtime::Builder;
+use tokio::task::JoinSet;
+
+use crate::contention::{self, Outcome, Window};
+use crate::measure::{Effort, Result, Subject, alternate, now};
+use crate::pair::{self, time_pairs};
+
+const CONTENDERS: [usize; 3] = [8, 32, 1_000];
+/// With more contenders than this the ring would be a test of connections.
+const CONNECTIONS: usize = 100;
+const CLIENTS: usize = 8;
+const TASKS: usize = 32;
+const RELEASE: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', \
+                       KEYS[1]) else return 0 end";
+
+pub(crate) fn pair(effort: Effort) -> Result<()> {
+    let server = Redis::with(Setup::new().fast());
+    let runtime = pair::runtime()?;
+    let locks = runtime.block_on(Leasehold::connect(server.url()))?;
+    let raw = runtime.block_on(connect(&server))?;
+    let script = redis::Script::new(RELEASE);
+    let recipe =
+        time_pairs(&runtime, effort, async || by_hand(&mut raw.clone(), &script, "raw").await);
+    let pings = time_pairs(&runtime, effort, async || {
+        let mut c = raw.clone();
+        for _ in 0..2 {
+            redis::cmd("PING").query_async::<()>(&mut c).await?;
+        }
+        Ok(())
+    });
+    let mut subjects = vec![
+        Subject::new("SET NX PX + compare-and-delete", recipe),
+        Subject::new("two PINGs", pings),
+    ];
+    subjects.extend(pair::ours(&runtime, effort, &locks));
+    pair::show("redis:, uncontended pair", &alternate(effort, subjects)?, 2);
+    many(effort, &server)
+}
+
+/// Tasks with a name each, on two threads.
+fn many(effort: Effort, server: &Redis) -> Result<()> {
+    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let locks = runtime.block_on(Leasehold::connect(server.url()))?;
+    let raw = runtime.block_on(connect(server))?;
+    let script = Arc::new(redis::Script::new(RELEASE));
+    let recipe = || {
+        runtime.block_on(spread(effort, |i| {
+            let (raw, script, name) = (raw.clone(), script.clone(), format!("raw {i}"));
+            Box::new(move || {
+                let (mut raw, script, name) = (raw.clone(), script.clone(), name.clone());
+                Box::pin(async move { by_hand(&mut raw, &script, &name).await })
+            })
+        }))
+    };
+    let ours = || {
+        runtime.block_on(spread(effort, |i| {
+            let mutex = locks.mutex(format!("ours {i}"));
+            Box::new(move || {
+                let mutex = mutex.clone();
+                Box::pin(async move { Ok(mutex.lock().await?.release().await?) })
+            })
+        }))
+    };
+    let subjects = vec![
+        Subject::new("SET NX PX + compare-and-delete", recipe),
+        Subject::new("leasehold", ours),
+    ];
+    let title = format!("redis:, {TASKS} tasks with a lock each");
+    pair::show(&title, &alternate(effort, subjects)?, 1);
+    Ok(())
+}
+
+async fn connect(server: &Redis) -> Result<MultiplexedConnection> {
+    // As ours is: no delay for small packets, no timer for each answer.
+    let info: redis::ConnectionInfo = server.url().parse()?;
+    let tcp = redis::io::tcp::TcpSettings::default().set_nodelay(true);
+    let client = redis::Client::open(info.set_tcp_settings(tcp))?;
+    let config = redis::AsyncConnectionConfig::new().set_response_timeout(None);
+    Ok(client.get_multiplexed_async_connection_with_config(&config).await?)
+}
+
+async fn by_hand(c: &mut MultiplexedConnection, script: &redis::Script, name: &str) -> Result<()> {
+    let id = "0123456789abcdef0123456789abcdef";
+    let mut set = redis::cmd("SET");
+    set.arg(name).arg(id).arg("NX").arg("PX").arg(15_000);
+    let taken: Option<String> = set.query_async(c).await?;
+    let deleted: i64 = script.key(name).arg(id).invoke_async(c).await?;
+    match (taken, deleted) {
+        (Some(_), 1) => Ok(()),
+        other => Err(format!("not alone: {other:?}").into()),
+    }
+}
+
+type Pairing = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
+type Pair = Box<dyn FnMut() -> Pairing + Send>;
+
+/// Nanoseconds a pair, of all tasks together.
+async fn spread(effort: Effort, task: impl Fn(usize) -> Pair) -> Result<f64> {
+    let window = Window::next(effort);
+    let mut running: JoinSet<Result<u64>> = JoinSet::new();
+    for i in 0..TASKS {
+        let mut pair = task(i);
+        running.spawn(async move {
+            tokio::time::sleep(window.opens_in()).await;
+            let mut pairs = 0_u64;
+            while now() < window.until {
+                pair().await?;
+                pairs += 1;
+            }
+            Ok(pairs)
+        });
+    }
+    let mut all = 0;
+    for pairs in running.join_all().await {
+        all += pairs?;
+    }
+    Ok(effort.time.as_nanos() as f64 / all as f64)
+}
+
+pub(crate) fn contention(effort: Effort) -> Result<()> {
+    let server = Redis::with(Setup::new().fast().arg("--maxclients").arg("4000"));
+    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let connect_ours = || runtime.block_on(Leasehold::connect(server.url()));
+    // One more, that holds until all wait.
+    let clients: std::result::Result<Vec<_>, _> = (0..=CLIENTS).map(|_| connect_ours()).collect();
+    let clients = clients?;
+    for n in CONTENDERS {
+        for hold in [Duration::ZERO, Duration::from_millis(1)] {
+            let mut connections = Vec::new();
+            for _ in (0..n).filter(|_| n <= CONNECTIONS) {
+                connections.push(runtime.block_on(connect(&server))?);
+            }
+            let mut subjects = Vec::new();
+            if !connections.is_empty() {
+                let ring = || runtime.block_on(ring(&connections, effort, hold));
+                subjects.push(Subject::new("ring", ring));
+                let poll = || runtime.block_on(poll(&connections, effort, hold));
+                subjects.push(Subject::new("polling", poll));
+            }
+            let raws = subjects.len().min(1);
+            let ours = || runtime.block_on(contend(&clients, n, effort, hold, &server));
+            subjects.push(Subject::new("leasehold", ours));
+            let held = if hold.is_zero() { String::new() } else { format!(", held for {hold:?}") };
+            let title = format!("redis:, {n} contenders{held}");
+            contention::show(&title, &alternate(effort, subjects)?, raws);
+        }
+    }
+    Ok(())
+}
+
+async fn work(hold: Duration) {
+    if !hold.is_zero() {
+        tokio::time::sleep(hold).await;
+    }
+}
+
+async fn ring(
+    connections: &[MultiplexedConnection],
+    effort: Effort,
+    hold: Duration,
+) -> Result<Outcome> {
+    let n = connections.len();
+    let window = Window::next(effort);
+    let mut running = JoinSet::new();
+    let mut first = connections[0].clone();
+    redis::cmd("DEL").arg("ring 0").query_async::<()>(&mut first).await?;
+    for (i, c) in connections.iter().enumerate() {
+        let mut c = c.clone();
+        running.spawn(async move {
+            tokio::time::sleep(window.opens_in()).await;
+            let (mine, next) = (format!("ring {i}"), format!("ring {}", (i + 1) % n));
+            let mut notes = Vec::new();
+            loop {
+                let mut wait = redis::cmd("BLPOP");
+                let token: Option<(String, String)> =
+                    wait.arg(&mine).arg(1).query_async(&mut c).await?;
+                let note = now();
+                if token.is_some() {
+                    work(hold).await;
+                    redis::cmd("RPUSH").arg(&next).arg("token").query_async::<()>(&mut c).await?;
+                }
+                match (token, note < window.until) {
+                    (Some(_), true) => notes.push(note),
+                    (_, true) => {}
+                    (_, false) => return Result::Ok(notes),
+                }
+            }
+        });
+    }
+    redis::cmd("RPUSH").arg("ring 0").arg("token").query_async::<()>(&mut first).await?;
+    let notes: Result<Vec<_>> = running.join_all().await.into_iter().collect();
+    for i in 0..n {
+        redis::cmd("DEL").arg(format!("ring {i}")).query_async::<()>(&mut first).await?;
+    }
+    Ok(Outcome::of(&notes?, effort.time))
+}
+
+async fn poll(
+    connections: &[MultiplexedConnection],
+    effort: Effort,
+    hold: Duration,
+) -> Result<Outcome> {
+    let window = Window::next(effort);
+    let mut running = JoinSet::new();
+    for (i, c) in connections.iter().enumerate() {
+        let mut c = c.clone();
+        running.spawn(async move {
+            let (script, id) = (redis::Script::new(RELEASE), format!("{i:032}"));
+            tokio::time::sleep(window.opens_in()).await;
+            let mut notes = Vec::new();
+            while now() < window.until {
+                let mut set = redis::cmd("SET");
+                set.arg("polled").arg(&id).arg("NX").arg("PX").arg(15_000);
+                if set.query_async::<Option<String>>(&mut c).await?.is_none() {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                    continue;
+                }
+                notes.push(now());
+                work(hold).await;
+                script.key("polled").arg(&id).invoke_async::<()>(&mut c).await?;
+            }
+            Result::Ok(notes)
+        });
+    }
+    let notes: Result<Vec<_>> = running.join_all().await.into_iter().collect();
+    Ok(Outcome::of(&notes?, effort.time))
+}
+
+async fn contend(
+    clients: &[Leasehold],
+    n: usize,
+    effort: Effort,
+    hold: Duration,
+    server: &Redis,
+) -> Result<Outcome> {
+    let [first, others @ ..] = clients else { return Err("no clients".into()) };
+    let held = first.mutex("contention").lock().await?;
+    let queued = Arc::new(AtomicUsize::new(0));
+    let (open, window) = tokio::sync::watch::channel(None::<Window>);
+    let mut running = JoinSet::new();
+    for i in 0..n {
+        let (queued, once) = (queued.clone(), std::sync::Once::new());
+        let lock = others[i % others.len()].mutex("contention").on_waiting(move |_| {
+            once.call_once(|| {
+                queued.fetch_add(1, Ordering::SeqCst);
+            });
+        });
+        let window = window.clone();
+        running.spawn(async move {
+            let mut notes = Vec::new();
+            loop {
+                let guard = lock.lock().await?;
+                let note = now();
+                work(hold).await;
+                guard.release().await?;
+                match *window.borrow() {
+                    Some(window) if note >= window.until => return Result::Ok(notes),
+                    _ => notes.push(note),
+                }
+            }
+        });
+    }
+    while queued.load(Ordering::SeqCst) < n {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let before = sent(server);
+    let window = Window::next(effort);
+    tokio::time::sleep(window.opens_in()).await;
+    open.send_replace(Some(window));
+    held.release().await?;
+    tokio::time::sleep(Duration::from_nanos(window.until.saturating_sub(now()))).await;
+    let after = sent(server);
+    // The others have their turn, so that nothing of this round is left in the next.
+    let notes: Result<Vec<_>> = running.join_all().await.into_iter().collect();
+    let mut outcome = Outcome::of(&notes?, effort.time);
+    outcome.statements_per_turn =
+        (after - before) / (outcome.turns_per_second * effort.time.as_secs_f64());
+    Ok(outcome)
+}
+
+/// How many scripts clients have sent.
+fn sent(server: &Redis) -> f64 {
+    let calls = server.calls();
+    calls.iter().filter(|(name, _)| name == "evalsha").map(|(_, calls)| *calls as f64).sum()
+}

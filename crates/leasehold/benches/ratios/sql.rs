@@ -1,0 +1,379 @@
+//! The SQL stores beside what each database offers by hand, through the same driver.
+//!
+//! *Pair*: a unique row that is inserted and deleted, which is the lock that people write
+//! themselves (no lease, no queue, no token), and the database's own session lock, which pins a
+//! connection for as long as it is held. On a server that does not wait for its disk, so that what
+//! is compared is the work and not the disk, and on one that does.
+//!
+//! *Contention*: the contenders are spread over eight clients, each with connections and a thread
+//! of its own, as on eight machines; a hand-over between two clients needs a notification or a poll.
+//! All stand in the queue before the first hand-over is measured. The session lock beside it has a
+//! connection for each contender, so that a thousand are too many for it.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use leasehold::Leasehold;
+use sqlx::{Connection, MySqlConnection, PgConnection, SqliteConnection};
+use testbed::{MariaDb, Postgres, Setup};
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::JoinSet;
+
+use crate::contention::{self, Outcome, Window};
+use crate::measure::{Effort, Result, Subject, alternate, now};
+use crate::pair::{self, time_pairs};
+use crate::scratch::Scratch;
+
+const CONTENDERS: [usize; 3] = [2, 32, 1_000];
+/// With more contenders than this the session lock would run out of connections.
+const CONNECTIONS: usize = 100;
+const CLIENTS: usize = 8;
+/// So long that nobody gives up on a machine that does much else.
+const LEASE: Duration = Duration::from_secs(120);
+
+/// Getting so many into the queue, and out of it again, takes far longer than the window.
+fn effort_of(n: usize, effort: Effort) -> Effort {
+    Effort { rounds: if n > CONNECTIONS { effort.rounds.min(3) } else { effort.rounds }, ..effort }
+}
+
+const TABLE: &str = "CREATE TABLE byhand (name VARCHAR(200) PRIMARY KEY, owner VARCHAR(40) \
+                     NOT NULL, expires BIGINT NOT NULL)";
+
+pub(crate) fn sqlite(effort: Effort) -> Result<()> {
+    for synchronous in ["off", "full"] {
+        let scratch = Scratch::new()?;
+        let file = scratch.path().join("locks.db").display().to_string();
+        let runtime = pair::runtime()?;
+        let url = format!("sqlite:{file}?synchronous={synchronous}");
+        let locks = runtime.block_on(Leasehold::connect(&url))?;
+        let mut byhand = runtime.block_on(SqliteConnection::connect(&file))?;
+        let set = format!("PRAGMA synchronous = {synchronous}; {TABLE}");
+        runtime.block_on(sqlx::raw_sql(sqlx::AssertSqlSafe(set)).execute(&mut byhand))?;
+        let byhand = tokio::sync::Mutex::new(byhand);
+        let row = time_pairs(&runtime, effort, async || {
+            let mut c = byhand.lock().await;
+            let insert = sqlx::query("INSERT INTO byhand VALUES (?, ?, ?)");
+            insert.bind("pair").bind("me").bind(1_i64).execute(&mut *c).await?;
+            let delete = sqlx::query("DELETE FROM byhand WHERE name = ? AND owner = ?");
+            delete.bind("pair").bind("me").execute(&mut *c).await?;
+            Ok(())
+        });
+        let mut subjects = vec![Subject::new("insert + delete of a row", row)];
+        subjects.extend(pair::ours(&runtime, effort, &locks));
+        let title = format!("sqlite:, synchronous={synchronous}, uncontended pair");
+        pair::show(&title, &alternate(effort, subjects)?, 1);
+    }
+    for n in CONTENDERS {
+        let effort = effort_of(n, effort);
+        let scratch = Scratch::new()?;
+        let url = format!("sqlite:{}", scratch.path().join("locks.db").display());
+        let bed = Bed::new(&url, n, || None)?;
+        let ours = vec![Subject::new("leasehold", || bed.contend(n, effort))];
+        contention::show(&format!("sqlite:, {n} contenders"), &alternate(effort, ours)?, 0);
+    }
+    Ok(())
+}
+
+pub(crate) fn postgres(effort: Effort) -> Result<()> {
+    let counting = || {
+        let setup = Setup::new().arg("-c").arg("shared_preload_libraries=pg_stat_statements");
+        setup.arg("-c").arg("pg_stat_statements.track_utility=on")
+    };
+    for (setup, disk) in [(counting().fast(), "without disk"), (counting(), "on disk")] {
+        let server = Postgres::with(setup);
+        let url = server.database();
+        let runtime = pair::runtime()?;
+        let locks = runtime.block_on(Leasehold::connect(&url))?;
+        let byhand = runtime.block_on(PgConnection::connect(&url))?;
+        let byhand = tokio::sync::Mutex::new(byhand);
+        runtime
+            .block_on(async { sqlx::raw_sql(TABLE).execute(&mut *byhand.lock().await).await })?;
+        let row = time_pairs(&runtime, effort, async || {
+            let mut c = byhand.lock().await;
+            let insert = sqlx::query("INSERT INTO byhand VALUES ($1, $2, $3)");
+            insert.bind("pair").bind("me").bind(1_i64).execute(&mut *c).await?;
+            let delete = sqlx::query("DELETE FROM byhand WHERE name = $1 AND owner = $2");
+            delete.bind("pair").bind("me").execute(&mut *c).await?;
+            Ok(())
+        });
+        let session = time_pairs(&runtime, effort, async || {
+            let mut c = byhand.lock().await;
+            sqlx::query("SELECT pg_advisory_lock($1)").bind(1_i64).execute(&mut *c).await?;
+            sqlx::query("SELECT pg_advisory_unlock($1)").bind(1_i64).execute(&mut *c).await?;
+            Ok(())
+        });
+        let mut subjects = vec![
+            Subject::new("insert + delete of a row", row),
+            Subject::new("pg_advisory_lock + unlock", session),
+        ];
+        subjects.extend(pair::ours(&runtime, effort, &locks));
+        let title = format!("postgres:, {disk}, uncontended pair");
+        pair::show(&title, &alternate(effort, subjects)?, 2);
+        if disk != "on disk" {
+            continue;
+        }
+        let admin = server.url("postgres", "", url.rsplit('/').next().unwrap_or_default());
+        server.admin(
+            url.rsplit('/').next().unwrap_or_default(),
+            "CREATE EXTENSION pg_stat_statements",
+        );
+        for n in CONTENDERS {
+            let effort = effort_of(n, effort);
+            let bed = Bed::new(&url, n, || Some(Counter::Postgres(admin.clone())))?;
+            let runtime = &bed.runtime;
+            let connect = || async { Ok(PgConnection::connect(&url).await?) };
+            let mut sessions = runtime.block_on(sessions(n, connect))?;
+            let mut subjects = Vec::new();
+            if !sessions.is_empty() {
+                let bare = || {
+                    let turns = sessions.iter_mut().map(|c| turn_of(c.clone(), pg_turn));
+                    runtime.block_on(contend(effort, turns.collect()))
+                };
+                subjects.push(Subject::new("pg_advisory_lock", bare));
+            }
+            let raws = subjects.len();
+            subjects.push(Subject::new("leasehold", || bed.contend(n, effort)));
+            let title = format!("postgres:, {n} contenders");
+            contention::show(&title, &alternate(effort, subjects)?, raws);
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn mariadb(effort: Effort) -> Result<()> {
+    for (setup, disk) in [(Setup::new().fast(), "without disk"), (Setup::new(), "on disk")] {
+        let server = MariaDb::with(setup);
+        let url = server.database();
+        let runtime = pair::runtime()?;
+        let locks = runtime.block_on(Leasehold::connect(&url))?;
+        let byhand = runtime.block_on(MySqlConnection::connect(&url))?;
+        let byhand = tokio::sync::Mutex::new(byhand);
+        runtime
+            .block_on(async { sqlx::raw_sql(TABLE).execute(&mut *byhand.lock().await).await })?;
+        let row = time_pairs(&runtime, effort, async || {
+            let mut c = byhand.lock().await;
+            let insert = sqlx::query("INSERT INTO byhand VALUES (?, ?, ?)");
+            insert.bind("pair").bind("me").bind(1_i64).execute(&mut *c).await?;
+            let delete = sqlx::query("DELETE FROM byhand WHERE name = ? AND owner = ?");
+            delete.bind("pair").bind("me").execute(&mut *c).await?;
+            Ok(())
+        });
+        let session = time_pairs(&runtime, effort, async || {
+            let mut c = byhand.lock().await;
+            sqlx::query("SELECT GET_LOCK(?, 10)").bind("pair").execute(&mut *c).await?;
+            sqlx::query("SELECT RELEASE_LOCK(?)").bind("pair").execute(&mut *c).await?;
+            Ok(())
+        });
+        let mut subjects = vec![
+            Subject::new("insert + delete of a row", row),
+            Subject::new("GET_LOCK + RELEASE_LOCK", session),
+        ];
+        subjects.extend(pair::ours(&runtime, effort, &locks));
+        let title = format!("mysql: (MariaDB), {disk}, uncontended pair");
+        pair::show(&title, &alternate(effort, subjects)?, 2);
+        if disk != "on disk" {
+            continue;
+        }
+        let admin = server.url("admin", "admin", "mysql");
+        for n in CONTENDERS {
+            let effort = effort_of(n, effort);
+            let bed = Bed::new(&url, n, || Some(Counter::MariaDb(admin.clone())))?;
+            let runtime = &bed.runtime;
+            let connect = || async { Ok(MySqlConnection::connect(&url).await?) };
+            let mut sessions = runtime.block_on(sessions(n, connect))?;
+            let mut subjects = Vec::new();
+            if !sessions.is_empty() {
+                let bare = || {
+                    let turns = sessions.iter_mut().map(|c| turn_of(c.clone(), mysql_turn));
+                    runtime.block_on(contend(effort, turns.collect()))
+                };
+                subjects.push(Subject::new("GET_LOCK", bare));
+            }
+            let raws = subjects.len();
+            subjects.push(Subject::new("leasehold", || bed.contend(n, effort)));
+            let title = format!("mysql: (MariaDB), {n} contenders");
+            contention::show(&title, &alternate(effort, subjects)?, raws);
+        }
+    }
+    Ok(())
+}
+
+type Shared<C> = Arc<tokio::sync::Mutex<C>>;
+type Turning = Pin<Box<dyn Future<Output = Result<u64>> + Send>>;
+type Turn = Box<dyn Fn() -> Turning + Send>;
+
+/// A connection for each contender; none if there would be too many.
+async fn sessions<C, F: Future<Output = Result<C>>>(
+    n: usize,
+    connect: impl Fn() -> F,
+) -> Result<Vec<Shared<C>>> {
+    let mut all = Vec::new();
+    for _ in (0..n).filter(|_| n <= CONNECTIONS) {
+        all.push(Arc::new(tokio::sync::Mutex::new(connect().await?)));
+    }
+    Ok(all)
+}
+
+fn turn_of<C, F>(connection: Shared<C>, turn: fn(Shared<C>) -> F) -> Turn
+where
+    C: Send + 'static,
+    F: Future<Output = Result<u64>> + Send + 'static,
+{
+    Box::new(move || Box::pin(turn(connection.clone())))
+}
+
+async fn pg_turn(c: Shared<PgConnection>) -> Result<u64> {
+    let mut c = c.lock().await;
+    sqlx::query("SELECT pg_advisory_lock($1)").bind(2_i64).execute(&mut *c).await?;
+    let note = now();
+    sqlx::query("SELECT pg_advisory_unlock($1)").bind(2_i64).execute(&mut *c).await?;
+    Ok(note)
+}
+
+async fn mysql_turn(c: Shared<MySqlConnection>) -> Result<u64> {
+    let mut c = c.lock().await;
+    sqlx::query("SELECT GET_LOCK(?, 60)").bind("contention").execute(&mut *c).await?;
+    let note = now();
+    sqlx::query("SELECT RELEASE_LOCK(?)").bind("contention").execute(&mut *c).await?;
+    Ok(note)
+}
+
+/// Everybody takes turns while the window is open.
+async fn contend(effort: Effort, turns: Vec<Turn>) -> Result<Outcome> {
+    let window = Window::next(effort);
+    let mut running = JoinSet::new();
+    for turn in turns {
+        running.spawn(async move {
+            tokio::time::sleep(window.opens_in()).await;
+            let mut notes = Vec::new();
+            loop {
+                match turn().await? {
+                    note if note < window.until => notes.push(note),
+                    _ => return Ok(notes),
+                }
+            }
+        });
+    }
+    let notes: Result<Vec<_>> = running.join_all().await.into_iter().collect();
+    Ok(Outcome::of(&notes?, effort.time))
+}
+
+/// Where a server counts the statements that it is sent.
+enum Counter {
+    Postgres(String),
+    MariaDb(String),
+}
+
+/// A connection to ask for the count on.
+enum Counting {
+    Postgres(PgConnection),
+    MariaDb(MySqlConnection),
+}
+
+impl Counter {
+    async fn connect(&self) -> Result<Counting> {
+        Ok(match self {
+            Self::Postgres(url) => Counting::Postgres(PgConnection::connect(url).await?),
+            Self::MariaDb(url) => Counting::MariaDb(MySqlConnection::connect(url).await?),
+        })
+    }
+}
+
+impl Counting {
+    async fn count(&mut self) -> Result<f64> {
+        let count: i64 = match self {
+            Self::Postgres(c) => {
+                let sql = "SELECT sum(calls)::bigint FROM pg_stat_statements";
+                sqlx::query_scalar(sql).fetch_one(c).await?
+            }
+            Self::MariaDb(c) => {
+                let sql = "SELECT CAST(variable_value AS SIGNED) FROM \
+                           information_schema.global_status WHERE variable_name = 'QUESTIONS'";
+                sqlx::query_scalar(sql).fetch_one(c).await?
+            }
+        };
+        Ok(count as f64)
+    }
+}
+
+/// Clients that contend.
+struct Bed {
+    runtime: Runtime,
+    clients: Vec<Leasehold>,
+    counter: Option<Counter>,
+}
+
+impl Bed {
+    fn new(url: &str, n: usize, counter: impl Fn() -> Option<Counter>) -> Result<Self> {
+        let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        let connect = || runtime.block_on(Leasehold::connect(url));
+        // One more, that holds until all wait.
+        let clients: Result<Vec<_>, _> = (0..=CLIENTS.min(n)).map(|_| connect()).collect();
+        Ok(Self { runtime, clients: clients?, counter: counter() })
+    }
+
+    fn contend(&self, n: usize, effort: Effort) -> Result<Outcome> {
+        self.runtime.block_on(self.contend_here(n, effort))
+    }
+
+    async fn contend_here(&self, n: usize, effort: Effort) -> Result<Outcome> {
+        let [first, others @ ..] = &self.clients[..] else { return Err("no clients".into()) };
+        let mut counting = match &self.counter {
+            Some(counter) => Some(counter.connect().await?),
+            None => None,
+        };
+        let held = first.mutex("contention").lease(LEASE).lock().await?;
+        let queued = Arc::new(AtomicUsize::new(0));
+        let (open, window) = tokio::sync::watch::channel(None::<Window>);
+        let mut running = JoinSet::new();
+        for i in 0..n {
+            let (queued, first) = (queued.clone(), std::sync::Once::new());
+            let lock = others[i % others.len()].mutex("contention").lease(LEASE);
+            let lock = lock.on_waiting(move |_| {
+                first.call_once(|| {
+                    queued.fetch_add(1, Ordering::SeqCst);
+                });
+            });
+            let window = window.clone();
+            running.spawn(async move {
+                let mut notes = Vec::new();
+                loop {
+                    let guard = lock.lock().await?;
+                    let note = now();
+                    guard.release().await?;
+                    match *window.borrow() {
+                        Some(window) if note >= window.until => return Result::Ok(notes),
+                        _ => notes.push(note),
+                    }
+                }
+            });
+        }
+        while queued.load(Ordering::SeqCst) < n {
+            if let Some(ended) = running.try_join_next() {
+                return Err(format!("a contender gave up: {:?}", ended?.err()).into());
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let before = match &mut counting {
+            Some(counting) => counting.count().await?,
+            None => 0.0,
+        };
+        let window = Window::next(effort);
+        tokio::time::sleep(window.opens_in()).await;
+        open.send_replace(Some(window));
+        held.release().await?;
+        tokio::time::sleep(Duration::from_nanos(window.until.saturating_sub(now()))).await;
+        let after = match &mut counting {
+            Some(counting) => counting.count().await?,
+            None => 0.0,
+        };
+        // The others have their turn, so that nothing of this round is left in the next.
+        let notes: Result<Vec<_>> = running.join_all().await.into_iter().collect();
+        let mut outcome = Outcome::of(&notes?, effort.time);
+        let turns = outcome.turns_per_second * effort.time.as_secs_f64();
+        outcome.statements_per_turn = (after - before) / turns;
+        Ok(outcome)
+    }
+}

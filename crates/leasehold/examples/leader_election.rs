@@ -1,0 +1,90 @@
+//! Leader election: a mutex, and `lost()`.
+//!
+//! ```sh
+//! cargo run -p leasehold --example leader_election
+//! ```
+//!
+//! Whoever holds the mutex leads. Each candidate waits for it in the queue, leads until it is done or
+//! until it *loses* the lock, and stands again. What the leader does to others goes out with its
+//! token (its "term"), so that who gets orders from two leaders obeys the later one.
+//!
+//! Here three candidates share a store in this process. The first leader is deposed by a person; the
+//! second one cannot renew its lease (it asked for none) and finds out by itself.
+
+use std::time::Duration;
+
+use leasehold::{Error, Guard, Leasehold};
+use tokio::sync::mpsc;
+
+/// What a follower hears: who leads, under which term.
+type Order = (&'static str, u64);
+
+/// Leads until the hold is lost. Everything a leader does stands in here.
+async fn lead(name: &'static str, guard: &Guard, orders: &mpsc::UnboundedSender<Order>) {
+    let term = guard.token().get();
+    loop {
+        tokio::select! {
+            reason = guard.lost() => {
+                println!("{name} leads no more: {reason}");
+                return;
+            }
+            () = tokio::time::sleep(Duration::from_millis(50)) => {
+                if orders.send((name, term)).is_err() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+async fn candidate(
+    locks: Leasehold,
+    name: &'static str,
+    orders: mpsc::UnboundedSender<Order>,
+) -> Result<(), Error> {
+    let leadership = locks.mutex("example:leader").lease(Duration::from_secs(2)).label(name);
+    let leadership = if name == "bob" { leadership.no_renewal() } else { leadership };
+    while !orders.is_closed() {
+        let guard = leadership.lock().await?;
+        println!("{name} leads, term {}", guard.token());
+        lead(name, &guard, &orders).await;
+        // A lost lock is nobody's to release; dropping the guard is all there is to do.
+    }
+    Ok(())
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Error> {
+    let locks = Leasehold::connect("memory:leader-election").await?;
+    let (orders, mut heard) = mpsc::unbounded_channel();
+    for name in ["alice", "bob", "carol"] {
+        tokio::spawn(candidate(locks.clone(), name, orders.clone()));
+        // In this order in the queue.
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let (mut term, mut led) = (0, Vec::new());
+    while let Some((name, of)) = heard.recv().await {
+        // A follower obeys the latest leader only: an order of an earlier term is late.
+        if of < term {
+            println!("an order of {name} came too late");
+            continue;
+        }
+        if of > term {
+            term = of;
+            led.push(name);
+        }
+        match led.len() {
+            1 => {
+                println!("a person deposes {name}");
+                locks.evict("example:leader", leasehold::store::Evict::Holders).await?;
+                led.push("nobody");
+            }
+            // alice, nobody, bob, carol
+            4 => break,
+            _ => {}
+        }
+    }
+    println!("led, one after the other: {led:?}");
+    assert_eq!(led, ["alice", "nobody", "bob", "carol"]);
+    Ok(())
+}

@@ -1,0 +1,48 @@
+//! A pool of n permits: at most three conversions at once, however many processes start them.
+//!
+//! ```sh
+//! cargo run -p leasehold --example permits
+//! ```
+//!
+//! A semaphore with first come, first served; a big job takes two permits at once, and is not
+//! overtaken for ever by small ones. In a shell: `leasehold run --of 3 convert -- ./convert a.png`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use leasehold::{Error, Leasehold};
+
+const PERMITS: u32 = 3;
+
+#[tokio::main]
+async fn main() -> Result<(), Error> {
+    let own = std::env::temp_dir().join(format!("leasehold-example-{}", std::process::id()));
+    let url = format!("file:{}", own.display());
+    let (in_use, most) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+    let work = |job: u32| {
+        let (url, in_use, most) = (url.clone(), in_use.clone(), most.clone());
+        // Every fourth one is big.
+        let weight = if job % 4 == 3 { 2 } else { 1 };
+        tokio::spawn(async move {
+            // A client each, as processes would have.
+            let locks = Leasehold::connect(&url).await?;
+            let permits = locks.semaphore("example:convert", PERMITS);
+            let guard = permits.acquire_many(weight).await?;
+            let now = in_use.fetch_add(weight, Ordering::SeqCst) + weight;
+            most.fetch_max(now, Ordering::SeqCst);
+            println!("job {job:2} runs with {weight} of {PERMITS}; {now} in use");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            in_use.fetch_sub(weight, Ordering::SeqCst);
+            guard.release().await
+        })
+    };
+    for job in (0..12).map(work).collect::<Vec<_>>() {
+        job.await.expect("no panic")?;
+    }
+    let _ = std::fs::remove_dir_all(own);
+    let most = most.load(Ordering::SeqCst);
+    println!("never more than {most} of {PERMITS} in use");
+    assert!(most <= PERMITS);
+    Ok(())
+}

@@ -1,0 +1,250 @@
+//! What the scripts are given, and what they answer.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use redis::Value;
+
+use super::connection::Script;
+use crate::claim::{Claim, Holder, Kind, Token};
+use crate::error::{Error, ErrorKind, HolderInfo, Result};
+use crate::name::Name;
+use crate::store::{ClaimInfo, Joined, LockInfo, Place, Renewal, Standing, mismatch};
+
+/// The scripts, each one atomic step.
+#[derive(Debug)]
+pub(super) struct Scripts {
+    pub(super) join_mutex: Arc<Script>,
+    pub(super) join_shared: Arc<Script>,
+    pub(super) renew: Arc<Script>,
+    pub(super) beat: Arc<Script>,
+    pub(super) leave_mutex: Arc<Script>,
+    pub(super) leave_shared: Arc<Script>,
+    pub(super) evict: Arc<Script>,
+    pub(super) read: Arc<Script>,
+}
+
+macro_rules! script {
+    ($($file:literal),+) => {
+        Arc::new(Script::new(concat!($(include_str!(concat!("scripts/", $file, ".lua")), "\n"),+)))
+    };
+}
+
+impl Scripts {
+    pub(super) fn new() -> Self {
+        Self {
+            join_mutex: script!("join_mutex", "common", "join_mutex_queue"),
+            join_shared: script!("common", "join_shared"),
+            renew: script!("renew"),
+            beat: script!("common", "beat"),
+            leave_mutex: script!("leave_mutex", "common", "leave_mutex_queue"),
+            leave_shared: script!("common", "leave_shared"),
+            evict: script!("common", "evict"),
+            read: script!("common", "read"),
+        }
+    }
+}
+
+/// Whole milliseconds, at most a year; what is shorter is not none.
+pub(super) fn millis(d: Duration) -> u64 {
+    const YEAR: u64 = 365 * 86_400_000;
+    u64::try_from(d.as_micros().div_ceil(1_000)).unwrap_or(YEAR).min(YEAR)
+}
+
+pub(super) fn micros(d: Duration) -> u64 {
+    const YEAR: u64 = 365 * 86_400_000_000;
+    u64::try_from(d.as_micros()).unwrap_or(YEAR).min(YEAR)
+}
+
+/// A kind as the scripts write it.
+pub(super) fn kind_word(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Mutex => "mutex",
+        Kind::RwLock => "rwlock",
+        Kind::Semaphore => "semaphore",
+    }
+}
+
+fn kind_of(word: &str) -> Option<Kind> {
+    [Kind::Mutex, Kind::RwLock, Kind::Semaphore].into_iter().find(|k| kind_word(*k) == word)
+}
+
+/// Holders as JSON; the last one is kept, since nearly all claims of a client have the same.
+#[derive(Debug, Default)]
+pub(super) struct Whos(Mutex<Option<(Arc<Holder>, Arc<str>)>>);
+
+impl Whos {
+    pub(super) fn text(&self, holder: &Arc<Holder>) -> Arc<str> {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*last {
+            Some((known, text)) if Arc::ptr_eq(known, holder) => text.clone(),
+            _ => {
+                let text: Arc<str> = serde_json::to_string(&**holder).unwrap_or_default().into();
+                *last = Some((holder.clone(), text.clone()));
+                text
+            }
+        }
+    }
+}
+
+fn who(text: &str) -> Holder {
+    serde_json::from_str(text).unwrap_or_else(|_| Holder {
+        host: "a client of another library".into(),
+        pid: 0,
+        label: String::new(),
+    })
+}
+
+fn out_of_step() -> Error {
+    let what = "a script of leasehold's answered what it never answers: is the server a Redis?";
+    Error::new(ErrorKind::Corrupt, what)
+}
+
+fn foreign(name: &Name) -> Error {
+    let what = "the key of this lock was set by a client of another library and never expires, so \
+                waiting could last for ever: have that client set an expiry, or remove the key \
+                (leasehold evict)";
+    Error::new(ErrorKind::Corrupt, what).on(name)
+}
+
+fn parts(value: Value) -> Result<Vec<Value>> {
+    match value {
+        Value::Array(parts) => Ok(parts),
+        _ => Err(out_of_step()),
+    }
+}
+
+fn int(value: Option<&Value>) -> Result<i64> {
+    match value {
+        Some(Value::Int(n)) => Ok(*n),
+        Some(Value::BulkString(bytes)) => {
+            let text = std::str::from_utf8(bytes).ok();
+            text.and_then(|text| text.parse().ok()).ok_or_else(out_of_step)
+        }
+        _ => Err(out_of_step()),
+    }
+}
+
+fn text(value: Option<&Value>) -> Result<&str> {
+    match value {
+        Some(Value::BulkString(bytes)) => std::str::from_utf8(bytes).map_err(|_| out_of_step()),
+        Some(Value::SimpleString(text)) => Ok(text),
+        _ => Err(out_of_step()),
+    }
+}
+
+fn token(value: Option<&Value>) -> Result<Token> {
+    let n = u64::try_from(int(value)?).ok();
+    n.and_then(Token::new).ok_or_else(out_of_step)
+}
+
+fn duration(value: Option<&Value>) -> Result<Duration> {
+    Ok(Duration::from_micros(u64::try_from(int(value)?).unwrap_or(0)))
+}
+
+fn place(parts: &[Value]) -> Result<Place> {
+    let head = int(parts.get(2))?;
+    Ok(Place {
+        ahead: usize::try_from(int(parts.get(1))?).unwrap_or(0),
+        head_remaining: u64::try_from(head).ok().map(Duration::from_micros),
+        token: Some(token(parts.get(3))?),
+    })
+}
+
+pub(super) fn joined(claim: &Claim, value: Value) -> Result<Joined> {
+    let parts = parts(value)?;
+    match int(parts.first())? {
+        0 => Ok(Joined::Holding {
+            token: token(parts.get(1))?,
+            remaining: Some(duration(parts.get(2))?),
+        }),
+        1 => Ok(Joined::Waiting(place(&parts)?)),
+        2 => {
+            let holders = parts.iter().skip(1).map(|part| {
+                let mut words = text(Some(part))?.splitn(3, ' ');
+                let mut number = || words.next().and_then(|word| word.parse::<u64>().ok());
+                let (Some(token), Some(age)) = (number().and_then(Token::new), number()) else {
+                    return Err(out_of_step());
+                };
+                let holder = who(words.next().unwrap_or_default());
+                Ok(HolderInfo::new(holder, token, Duration::from_micros(age)))
+            });
+            Ok(Joined::Busy { holders: holders.collect::<Result<_>>()? })
+        }
+        3 => {
+            let kind = kind_of(text(parts.get(1))?).ok_or_else(out_of_step)?;
+            let capacity = u32::try_from(int(parts.get(2))?).unwrap_or(u32::MAX);
+            Err(mismatch(claim, kind, capacity))
+        }
+        4 => Err(foreign(&claim.name)),
+        _ => Err(out_of_step()),
+    }
+}
+
+/// The answers of `renew.lua`: nothing for those that hold nothing there.
+pub(super) fn renewed(value: Value) -> Result<Vec<Option<Renewal>>> {
+    let numbers = parts(value)?;
+    let one = |pair: &[Value]| match int(pair.first())? {
+        0 => Ok(None),
+        _ => Ok(Some(Renewal::Holding {
+            token: token(pair.first())?,
+            remaining: Some(duration(pair.get(1))?),
+        })),
+    };
+    numbers.chunks(2).map(one).collect()
+}
+
+/// The answers of `beat.lua`, for claims on these locks.
+pub(super) fn beaten(names: &[&Name], value: Value) -> Result<Vec<Renewal>> {
+    let one = |(answer, name): (Value, &&Name)| {
+        let parts = parts(answer)?;
+        match int(parts.first())? {
+            0 => Ok(Renewal::Holding {
+                token: token(parts.get(1))?,
+                remaining: Some(duration(parts.get(2))?),
+            }),
+            1 => Ok(Renewal::Waiting(place(&parts)?)),
+            4 => Err(foreign(name)),
+            5 => Ok(Renewal::Lost),
+            _ => Err(out_of_step()),
+        }
+    };
+    let answers = parts(value)?;
+    if answers.len() != names.len() {
+        return Err(out_of_step());
+    }
+    answers.into_iter().zip(names).map(one).collect()
+}
+
+pub(super) fn number(value: &Value) -> Result<u64> {
+    Ok(u64::try_from(int(Some(value))?).unwrap_or(0))
+}
+
+/// The answer of `read.lua`.
+pub(super) fn described(name: &Name, value: Value) -> Result<Option<LockInfo>> {
+    let parts = parts(value)?;
+    let kind = kind_of(text(parts.first())?).ok_or_else(out_of_step)?;
+    let capacity = u32::try_from(int(parts.get(1))?).unwrap_or(u32::MAX);
+    let one = |cells: &[Value]| {
+        let standing = match text(cells.first())? {
+            "h" => Standing::Holding,
+            "w" => Standing::Waiting,
+            _ => Standing::Departed,
+        };
+        let token = u64::try_from(int(cells.get(1))?).ok().and_then(Token::new);
+        let weight = u32::try_from(int(cells.get(2))?).unwrap_or(u32::MAX);
+        let (since, left) = (duration(cells.get(3))?, duration(cells.get(4))?);
+        let holder = who(text(cells.get(5))?);
+        Ok(ClaimInfo::new(standing, holder, token, weight, since, Some(left)))
+    };
+    let claims = parts.get(2..).unwrap_or_default().chunks(6).map(one);
+    let claims = claims.collect::<Result<Vec<_>>>()?;
+    let info = LockInfo::new(name.clone(), kind, capacity, claims);
+    Ok((!info.claims.is_empty()).then_some(info))
+}
+
+/// Whether what a main key begins with is one of ours: 32 hexadecimal digits and a blank or `!`.
+pub(super) fn is_ours(start: &[u8]) -> bool {
+    let (id, rest) = start.split_at_checked(32).unwrap_or((start, &[]));
+    id.len() == 32 && id.iter().all(u8::is_ascii_hexdigit) && matches!(rest, [b' ' | b'!', ..])
+}

@@ -1,0 +1,305 @@
+//! Finds the node of each slot of a Redis Cluster, and follows slots that move.
+//!
+//! The map is read from any node that answers and kept; a node that redirects a request corrects it.
+//! `MOVED`: that slot is there from now on. `ASK`: this key is already there, while its slot is on
+//! its way. `TRYAGAIN`: some of the keys are here and some there; that passes in a moment.
+//! A node that does not answer makes us read the map again, since its replica may have its slots by
+//! now.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use redis::{Cmd, Pipeline, RedisError, RedisResult, Value};
+use tokio::runtime::Handle;
+
+use super::connection::{Hears, Node, Script};
+use super::fault::{Refusal, refusal};
+use super::keys::SLOTS;
+use super::servers::{Request, TRIES, given_up, is_elsewhere, sleep};
+use super::url::{Address, Login, RedisUrl, address};
+use crate::error::Result;
+
+/// How long a node may take to tell the map.
+const ASKED: Duration = Duration::from_secs(1);
+/// After so long without an answer the map is read anew.
+const LATE: Duration = Duration::from_secs(1);
+/// Between two tries while slots move or nodes fail over.
+const PAUSE: Duration = Duration::from_millis(20);
+/// How many redirections and pauses one request may meet.
+const HOPS: u32 = 60;
+
+/// A cluster, as far as it is known.
+#[derive(Debug)]
+pub(super) struct Cluster {
+    seeds: Vec<Address>,
+    login: Login,
+    runtime: Handle,
+    channel: String,
+    hears: Arc<dyn Hears>,
+    map: Mutex<Map>,
+    /// Held by whoever reads the map.
+    looking: tokio::sync::Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct Map {
+    nodes: HashMap<Address, Arc<Node>>,
+    /// The node of each slot; empty until the map was read.
+    slots: Vec<Option<Arc<Node>>>,
+    /// How often it was read.
+    reads: u64,
+}
+
+impl Cluster {
+    pub(super) fn new(
+        url: &RedisUrl,
+        seeds: &[Address],
+        runtime: &Handle,
+        channel: &str,
+        hears: &Arc<dyn Hears>,
+    ) -> Result<Self> {
+        let cluster = Self {
+            seeds: seeds.to_vec(),
+            login: url.login.clone(),
+            runtime: runtime.clone(),
+            channel: channel.to_owned(),
+            hears: hears.clone(),
+            map: Mutex::default(),
+            looking: tokio::sync::Mutex::default(),
+        };
+        for seed in seeds {
+            cluster.at(seed)?;
+        }
+        Ok(cluster)
+    }
+
+    fn map(&self) -> MutexGuard<'_, Map> {
+        // No code that can panic runs between two consistent states.
+        self.map.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The node at an address. Each has a channel of its own name: a message is published to all
+    /// nodes, and shall be heard once.
+    fn at(&self, at: &Address) -> Result<Arc<Node>> {
+        let mut map = self.map();
+        if let Some(node) = map.nodes.get(at) {
+            return Ok(node.clone());
+        }
+        let channel = format!("{}.{}", self.channel, map.nodes.len());
+        let listening = Some((channel, self.hears.clone()));
+        let node = Node::new(at.clone(), &self.login, &self.runtime, listening)?;
+        map.nodes.insert(at.clone(), node.clone());
+        Ok(node)
+    }
+
+    fn known(&self, slot: u16) -> Option<Arc<Node>> {
+        self.map().slots.get(usize::from(slot)).cloned().flatten()
+    }
+
+    /// The node of this slot.
+    pub(super) async fn node(&self, slot: u16) -> RedisResult<Arc<Node>> {
+        if let Some(node) = self.known(slot).filter(|node| !node.is_doubtful()) {
+            return Ok(node);
+        }
+        let seen = self.map().reads;
+        self.read_map(seen).await?;
+        self.known(slot).ok_or_else(|| given_up(None))
+    }
+
+    /// All nodes that have slots.
+    pub(super) async fn masters(&self) -> RedisResult<Vec<Arc<Node>>> {
+        let seen = self.map().reads;
+        self.read_map(seen).await?;
+        let mut masters: Vec<Arc<Node>> = Vec::new();
+        for node in self.map().slots.iter().flatten() {
+            if !masters.iter().any(|known| Arc::ptr_eq(known, node)) {
+                masters.push(node.clone());
+            }
+        }
+        Ok(masters)
+    }
+
+    pub(super) fn member(&self, slot: u16) -> u64 {
+        // The place of the node in memory is as good a number as any: it only tells them apart.
+        self.known(slot).map_or(0, |node| Arc::as_ptr(&node) as usize as u64)
+    }
+
+    /// Runs a script on the node of its slot.
+    pub(super) async fn run(&self, request: &Request, repeated: &mut bool) -> RedisResult<Value> {
+        let Request { slot, script, call, divisible } = request;
+        let slot = *slot;
+        let (mut failed, mut moved, mut asking) = (0, 0, None);
+        let mut last = None;
+        for _ in 0..HOPS {
+            let (node, asked) = match asking.take() {
+                Some(node) => (node, true),
+                None => match self.node(slot).await {
+                    Ok(node) => (node, false),
+                    Err(error) => {
+                        failed += 1;
+                        last = Some(error);
+                        if failed >= TRIES {
+                            break;
+                        }
+                        sleep(&self.runtime, PAUSE).await;
+                        continue;
+                    }
+                },
+            };
+            let answer = match asked {
+                true => ask_there(&node, script, call).await,
+                false => tokio::select! {
+                    answer = node.run(script, call) => answer,
+                    () = self.replaced(slot, &node) => Err(given_up(None)),
+                },
+            };
+            let Err(error) = answer else { return answer };
+            match refusal(&error) {
+                Some(Refusal::Moved) => {
+                    moved += 1;
+                    // Nodes that do not agree yet send us to and fro.
+                    if moved > 2 {
+                        sleep(&self.runtime, PAUSE).await;
+                    }
+                    if let Some(to) = self.redirected(&node, &error) {
+                        let mut map = self.map();
+                        if let Some(of) = map.slots.get_mut(usize::from(slot)) {
+                            *of = Some(to);
+                        }
+                    }
+                }
+                Some(Refusal::Ask) => asking = self.redirected(&node, &error),
+                Some(Refusal::TryAgain) if *divisible => return Err(error),
+                Some(Refusal::TryAgain) => sleep(&self.runtime, PAUSE).await,
+                _ if is_elsewhere(&error) => {
+                    *repeated = true;
+                    failed += 1;
+                    if failed >= TRIES {
+                        return Err(error);
+                    }
+                    let seen = self.map().reads;
+                    if failed > 1 {
+                        sleep(&self.runtime, PAUSE).await;
+                    }
+                    // Whoever was asked before may answer by now, so its failure is not final.
+                    let _ = self.read_map(seen).await;
+                }
+                _ => return Err(error),
+            }
+            last = Some(error);
+        }
+        match last {
+            Some(error) if refusal(&error) == Some(Refusal::Moved) => Err(given_up(None)),
+            last => Err(given_up(last)),
+        }
+    }
+
+    /// Resolves when another node has this slot, which is looked at for as long as this one leaves
+    /// us without an answer.
+    async fn replaced(&self, slot: u16, node: &Arc<Node>) {
+        loop {
+            sleep(&self.runtime, LATE).await;
+            let seen = self.map().reads;
+            let read = self.read_map(seen).await;
+            if read.is_ok() && self.known(slot).is_some_and(|now| !Arc::ptr_eq(&now, node)) {
+                return;
+            }
+        }
+    }
+
+    fn redirected(&self, from: &Node, error: &RedisError) -> Option<Arc<Node>> {
+        let (to, _) = error.redirect_node()?;
+        self.at(&reachable(to, from.address())?).ok()
+    }
+
+    /// Reads the map anew, unless somebody has done so since it was read for the `seen`th time.
+    async fn read_map(&self, seen: u64) -> RedisResult<()> {
+        let _looking = self.looking.lock().await;
+        if self.map().reads != seen {
+            return Ok(());
+        }
+        let mut all: Vec<Arc<Node>> = self.map().nodes.values().cloned().collect();
+        // Those that the URL names first, since others may have left the cluster.
+        all.sort_by_key(|node| (node.is_doubtful(), !self.seeds.contains(node.address())));
+        let mut cmd = redis::cmd("CLUSTER");
+        cmd.arg("SLOTS");
+        let mut last = None;
+        for node in all {
+            let answer = tokio::select! {
+                answer = node.call(&cmd) => answer,
+                () = sleep(&self.runtime, ASKED) => {
+                    Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into())
+                }
+            };
+            match answer {
+                Ok(Value::Array(ranges)) => {
+                    let slots = self.slots_of(&node, &ranges);
+                    let mut map = self.map();
+                    map.slots = slots;
+                    map.reads += 1;
+                    return Ok(());
+                }
+                Ok(_) => {}
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(given_up(last))
+    }
+
+    fn slots_of(&self, told_by: &Node, ranges: &[Value]) -> Vec<Option<Arc<Node>>> {
+        let mut slots = vec![None; usize::from(SLOTS)];
+        for range in ranges {
+            let Value::Array(parts) = range else { continue };
+            let [Value::Int(from), Value::Int(to), Value::Array(master), ..] = parts.as_slice()
+            else {
+                continue;
+            };
+            let [host, Value::Int(port), ..] = master.as_slice() else { continue };
+            let host = match host {
+                Value::BulkString(host) => std::str::from_utf8(host).unwrap_or_default(),
+                _ => "",
+            };
+            let at = if host.contains(':') {
+                format!("[{host}]:{port}")
+            } else {
+                format!("{host}:{port}")
+            };
+            let Some(at) = reachable(&at, told_by.address()) else { continue };
+            let Ok(node) = self.at(&at) else { continue };
+            let (Ok(from), Ok(to)) = (usize::try_from(*from), usize::try_from(*to)) else {
+                continue;
+            };
+            for slot in slots.iter_mut().take(to + 1).skip(from) {
+                *slot = Some(node.clone());
+            }
+        }
+        slots
+    }
+}
+
+/// A node that does not know its own host is where whoever named it is.
+fn reachable(at: &str, told_by: &Address) -> Option<Address> {
+    let (host, port) = at.rsplit_once(':')?;
+    match (host, told_by) {
+        ("" | "?", Address::Tcp(host, _)) => Some(Address::Tcp(host.clone(), port.parse().ok()?)),
+        _ => address(at, super::url::PORT).ok(),
+    }
+}
+
+/// One request to a node that is only about to get the slot.
+async fn ask_there(node: &Arc<Node>, script: &Script, call: &Cmd) -> RedisResult<Value> {
+    let mut full = None;
+    loop {
+        let mut pipeline = Pipeline::new();
+        pipeline.add_command(redis::cmd("ASKING"));
+        pipeline.add_command(full.clone().unwrap_or_else(|| call.clone()));
+        let last = node.pipeline(&pipeline).await?.pop();
+        match last.unwrap_or(Value::Nil).extract_error() {
+            Err(error) if full.is_none() && refusal(&error) == Some(Refusal::NoScript) => {
+                full = Some(script.in_full(call));
+            }
+            answer => return answer,
+        }
+    }
+}

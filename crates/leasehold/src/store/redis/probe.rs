@@ -1,0 +1,194 @@
+//! What the servers say of themselves, and what follows for the store's guarantees.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use redis::{RedisError, Value};
+use tokio::runtime::Handle;
+
+use super::fault::{self, Refusal};
+use super::servers::{Servers, sleep};
+use super::url::{Deployment, RedisUrl, Shortfall};
+use crate::error::{Error, ErrorKind, Result};
+use crate::store::guarantees::ALL_KINDS;
+use crate::store::{ClockModel, Durability, Guarantees, Liveness, Survival, Wakeup};
+use crate::telemetry;
+
+/// How long finding the servers may take.
+const LIMIT: Duration = Duration::from_secs(10);
+/// The first major version that speaks the protocol we need.
+const LEAST_VERSION: u32 = 6;
+
+/// Connects, and tells what the store promises as it was found.
+pub(super) async fn found(
+    servers: &Servers,
+    url: &RedisUrl,
+    runtime: &Handle,
+) -> Result<Guarantees> {
+    tokio::select! {
+        found = ask(servers, url) => found,
+        () = sleep(runtime, LIMIT) => {
+            let what = format!("no Redis server answered within {LIMIT:?}: check that it runs");
+            Err(Error::new(ErrorKind::Unreachable, what))
+        }
+    }
+}
+
+async fn ask(servers: &Servers, url: &RedisUrl) -> Result<Guarantees> {
+    let explain = |e: RedisError| fault::explain(&e);
+    let masters = servers.masters().await.map_err(explain)?;
+    let mut facts = Vec::new();
+    for node in &masters {
+        match node.call(&redis::cmd("INFO")).await {
+            Ok(value) => facts.push(Info::of(value)),
+            // A user without that right: then nothing is promised that INFO would have shown.
+            Err(error) if fault::refusal(&error) == Some(Refusal::NoPermission) => {}
+            Err(error) => return Err(explain(error)),
+        }
+    }
+    for info in &facts {
+        info.check(url)?;
+    }
+    let mut synced = !facts.is_empty();
+    for (node, info) in masters.iter().zip(&facts) {
+        synced &= info.figure("aof_enabled") == Some("1") && {
+            let mut get = redis::cmd("CONFIG");
+            get.arg("GET").arg("appendfsync");
+            node.call(&get).await.is_ok_and(|value| format!("{value:?}").contains("always"))
+        };
+    }
+    let evicts = facts.iter().find_map(Info::evicts);
+    if let Some(policy) = &evicts {
+        telemetry::evicting(policy);
+    }
+    Ok(promised(url, synced, evicts.as_deref(), facts.is_empty()))
+}
+
+/// The answer to INFO.
+struct Info(String);
+
+impl Info {
+    fn of(value: Value) -> Self {
+        Self(match value {
+            Value::BulkString(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+            Value::VerbatimString { text, .. } => text,
+            _ => String::new(),
+        })
+    }
+
+    fn figure(&self, name: &str) -> Option<&str> {
+        let mut lines = self.0.lines();
+        lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+    }
+
+    fn check(&self, url: &RedisUrl) -> Result<()> {
+        let refused = |kind, what: String| Err(Error::new(kind, what));
+        let version = self.figure("redis_version").unwrap_or_default();
+        let major = version.split('.').next().and_then(|n| n.parse::<u32>().ok());
+        if major.is_some_and(|major| major < LEAST_VERSION) {
+            let version: String = version.chars().take(20).collect();
+            let what = format!("this is Redis {version}: Redis {LEAST_VERSION} or later is needed");
+            return refused(ErrorKind::Unsupported, what);
+        }
+        let single = matches!(url.deployment, Deployment::Single(_));
+        match self.figure("redis_mode") {
+            Some("cluster") if !matches!(url.deployment, Deployment::Cluster(_)) => {
+                let what = "this Redis server is a node of a cluster: write the store as \
+                            redis+cluster://…";
+                return refused(ErrorKind::Config, what.into());
+            }
+            Some("sentinel") => {
+                let what = "this is a sentinel, which keeps no keys: write the store as \
+                            redis+sentinel://host1,host2,host3/mymaster";
+                return refused(ErrorKind::Config, what.into());
+            }
+            _ => {}
+        }
+        if single && self.figure("role") == Some("slave") {
+            let what = "this Redis server is a replica and takes no writes: connect to its master, \
+                        or write redis+sentinel://…";
+            return refused(ErrorKind::Denied, what.into());
+        }
+        Ok(())
+    }
+
+    /// The policy by which it throws keys away, if it does.
+    fn evicts(&self) -> Option<String> {
+        let limited = self.figure("maxmemory").is_some_and(|most| most != "0");
+        let policy = self.figure("maxmemory_policy")?;
+        (limited && policy != "noeviction").then(|| policy.chars().take(40).collect())
+    }
+}
+
+fn promised(url: &RedisUrl, synced: bool, evicts: Option<&str>, unknown: bool) -> Guarantees {
+    let fails_over = !matches!(url.deployment, Deployment::Single(_));
+    let mut notes: Vec<Cow<'static, str>> = vec![
+        "Leases end by the server's wall clock: a step ahead ends them early, and only the token \
+         then tells two holders apart; a step back keeps a dead holder's lock for so much longer."
+            .into(),
+        "Tokens rise while the server keeps its data, whatever its clock does; after lost data, as \
+         long as the clock is not behind the last token."
+            .into(),
+        "Clients of the SET NX PX recipe on the same key are respected and respect us; they stand in \
+         no queue, and get no turn while our own waiters hand over to each other."
+            .into(),
+        "Listing goes through all keys of the database (SCAN).".into(),
+    ];
+    if fails_over {
+        notes.push(
+            "Replication is asynchronous: a fail-over may lose the latest grants, so two may hold \
+             until the first one's lease ends; a resource that checks tokens is safe."
+                .into(),
+        );
+    }
+    if let Some(replicas) = url.replicas {
+        let then = match replicas.short {
+            Shortfall::Refuse => "else it is given back",
+            Shortfall::Accept => "or it is held all the same",
+        };
+        notes.push(
+            format!(
+                "Each grant is known by {} replicas within {:?}, {then}; the replica that is \
+                 promoted may be another.",
+                replicas.count, replicas.within
+            )
+            .into(),
+        );
+    }
+    if let Some(policy) = evicts {
+        notes.push(
+            format!(
+                "UNSAFE: maxmemory-policy {policy} throws keys away when memory runs out, locks \
+                 that are held among them: set noeviction."
+            )
+            .into(),
+        );
+    }
+    if unknown {
+        notes.push(
+            "INFO is not permitted to this user: persistence and eviction are unknown.".into(),
+        );
+    }
+    Guarantees {
+        kinds: Cow::Borrowed(ALL_KINDS),
+        fifo: true,
+        wakeup: Wakeup::Push,
+        liveness: Liveness::Lease,
+        clock: ClockModel::Wall,
+        lock_delay: true,
+        at_least: true,
+        grant: if synced && !fails_over { Durability::Disk } else { Durability::Process },
+        token: Durability::Disk,
+        on_pause: Survival::Fenced,
+        on_clock_step: Survival::Fenced,
+        on_store_crash: match (synced, evicts) {
+            (true, None) => Survival::Exclusive,
+            _ => Survival::Fenced,
+        },
+        on_failover: if fails_over { Survival::Fenced } else { Survival::NotApplicable },
+        on_partition: Survival::Fenced,
+        recovery: Duration::from_secs(if fails_over { 10 } else { 2 }),
+        notes: notes.into(),
+        ..Guarantees::least()
+    }
+}

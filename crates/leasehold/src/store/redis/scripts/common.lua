@@ -1,0 +1,266 @@
+-- What the scripts share. KEYS come in sixes, one for each lock; `use` turns to the n-th of them.
+local main, clock, W, X, M, H
+
+local function use(n)
+  local k = 6 * (n - 1)
+  main, clock, W, X, M, H = KEYS[k + 1], KEYS[k + 2], KEYS[k + 3], KEYS[k + 4], KEYS[k + 5], KEYS[k + 6]
+end
+
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+
+-- Companions outlive their last entry by this, so that nothing is left for ever of those who died.
+local SLACK = 60000
+-- Tokens are doubles here, exact to 2^53; no clock and no client lifts them above half of that.
+local MOST = 4503599627370496
+
+local function text(n)
+  return string.format('%.0f', n)
+end
+
+-- The slot's hybrid clock: above the server's clock, what was drawn before and what was seen.
+local function draw(seen)
+  local token = math.min(math.max(now, seen + 1), MOST)
+  local last = tonumber(redis.call('GETSET', clock, text(token)) or 0) or 0
+  if last >= token then
+    token = last + 1
+    redis.call('SET', clock, text(token))
+  end
+  return token
+end
+
+-- A mutex. Its holder is the value of the main key: `id token since delay who`, with a `!` in
+-- place of the first blank once the holder is gone and the place is kept. Its waiters are members
+-- `id delay inbox who` of W, by token, and of X, by the time at which they expire.
+
+-- The holder: whether it is one of ours, and what is left of its lease and of the key.
+local function holder()
+  local value = redis.call('GET', main)
+  if not value then return nil end
+  local h = {left = redis.call('PTTL', main)}
+  if h.left == -2 then return nil end
+  local id, flag, token, since, delay, who =
+    string.match(value, '^(%x+)([ !])(%d+) (%d+) (%d+) (.*)$')
+  if id and #id == 32 then
+    h.id, h.token, h.since, h.delay, h.who = id, tonumber(token), tonumber(since), tonumber(delay), who
+    h.gone = flag == '!' or (h.delay > 0 and h.left <= h.delay)
+    h.lease = math.max(h.left - h.delay, 0)
+  end
+  return h
+end
+
+local function expired()
+  return redis.call('ZRANGEBYSCORE', X, '-inf', text(now))
+end
+
+-- Removes waiters of a mutex that died.
+local function bury()
+  for _, member in ipairs(expired()) do
+    redis.call('ZREM', W, member)
+    redis.call('ZREM', X, member)
+  end
+end
+
+-- Grants a mutex that is free to the first that lives and waits. Such a grant lasts as long as the
+-- place did. Who asks just now is told by the answer, and everybody else by a message.
+local function hand_over(asking)
+  while true do
+    local head = redis.call('ZPOPMIN', W)
+    local member = head[1]
+    if not member then return false end
+    local ends = tonumber(redis.call('ZSCORE', X, member) or 0)
+    redis.call('ZREM', X, member)
+    -- What is left of a semaphore whose hash somebody deleted is nobody's place.
+    local id, delay, inbox, who = string.match(member, '^(%x+) (%d+) (%S+) (.*)$')
+    if id and ends > now then
+      local token = head[2]
+      local left = math.ceil((ends - now) / 1000) + 1 + tonumber(delay)
+      redis.call('SET', main, id .. ' ' .. text(tonumber(token)) .. ' ' .. text(now) .. ' ' .. delay .. ' ' .. who,
+        'PX', left)
+      if id ~= asking then
+        redis.call('PUBLISH', inbox, id .. ' ' .. text(tonumber(token)))
+      end
+      return true
+    end
+  end
+end
+
+-- Settles a mutex, and tells its holder.
+local function settle(asking)
+  bury()
+  local h = holder()
+  if not h and hand_over(asking) then h = holder() end
+  return h
+end
+
+local function keep_companions(waiter_lease)
+  local ms = math.ceil(waiter_lease / 1000) * 2 + SLACK
+  redis.call('PEXPIRE', W, ms)
+  redis.call('PEXPIRE', X, ms)
+end
+
+-- When the first that waits is to ask again: at the holder's end. A client of another library may
+-- delete its key without a word to us: then soon.
+local function head_remaining(h)
+  local left = h.left
+  if h.id and not h.gone and h.delay > 0 then left = h.lease end
+  if not h.id then left = math.min(left, 100) end
+  return math.max(left, 1) * 1000
+end
+
+-- The member of W that begins with this id, where the client does not know the rest.
+local function find(id)
+  for _, member in ipairs(redis.call('ZRANGE', W, 0, -1)) do
+    if string.sub(member, 1, 32) == id then return member end
+  end
+end
+
+-- Lengthens the holder's lease, never shortens it.
+local function lengthen(h, lease)
+  if h.lease < lease then
+    redis.call('PEXPIRE', main, lease + h.delay)
+    h.lease = lease
+  end
+  return {0, h.token, h.lease * 1000}
+end
+
+-- "And now?" for a claim on a mutex whose holder is `h`: an answer, or nil if it is not here.
+local function beat(h, id, member, lease, waiter_lease)
+  if h and h.id == id then
+    if h.gone then return nil end
+    return lengthen(h, lease)
+  end
+  if member == '' then member = find(id) end
+  local token = member and redis.call('ZSCORE', W, member)
+  if not token then return nil end
+  local ends = now + waiter_lease
+  local before = tonumber(redis.call('ZSCORE', X, member) or 0)
+  if ends > before then redis.call('ZADD', X, text(ends), member) end
+  local rank = redis.call('ZRANK', W, member)
+  local head = -1
+  if rank == 0 and h then head = head_remaining(h) end
+  return {1, rank + 1, head, tonumber(token)}
+end
+
+-- Read-write locks and semaphores. M has what the lock is (`k`, `c`), the weight that is held
+-- (`h`), the longest lock-delay of all that joined (`d`), and for each claim's id `state weight delay inbox since who`, the state being h(olding),
+-- w(aiting) or d(eparted). H has the ids of those that hold or departed, W of those that wait, both
+-- by token; X has all, by the time at which they expire.
+
+local function entry(id)
+  local found = redis.call('HGET', M, id)
+  if not found then return nil end
+  local state, weight, delay, inbox, since, who = string.match(found, '^(%a) (%d+) (%d+) (%S+) (%d+) (.*)$')
+  return {state = state, weight = tonumber(weight), delay = tonumber(delay), inbox = inbox,
+    since = tonumber(since), who = who}
+end
+
+local function put(id, e)
+  redis.call('HSET', M, id, string.format('%s %d %.0f %s %.0f %s', e.state, e.weight, e.delay, e.inbox, e.since, e.who))
+end
+
+local function held()
+  return tonumber(redis.call('HGET', M, 'h') or 0)
+end
+
+local function remove(id, e)
+  redis.call('ZREM', X, id)
+  redis.call('ZREM', H, id)
+  redis.call('ZREM', W, id)
+  redis.call('HDEL', M, id)
+  if e.state ~= 'w' then redis.call('HINCRBY', M, 'h', -e.weight) end
+end
+
+-- Keeps the companions for as long as anything is in them, or may be kept closed after it, and not
+-- for ever.
+local function keep_all()
+  local last = redis.call('ZREVRANGE', X, 0, 0, 'WITHSCORES')
+  if not last[1] then
+    redis.call('DEL', M, H, W, X)
+    return
+  end
+  local delay = tonumber(redis.call('HGET', M, 'd') or 0)
+  local ms = math.max(math.ceil((tonumber(last[2]) - now) / 1000), 0) + delay + SLACK
+  redis.call('PEXPIRE', M, ms)
+  redis.call('PEXPIRE', H, ms)
+  redis.call('PEXPIRE', W, ms)
+  redis.call('PEXPIRE', X, ms)
+end
+
+local function grant_all(asking)
+  local capacity, sum = tonumber(redis.call('HGET', M, 'c') or 0), held()
+  while true do
+    local head = redis.call('ZRANGE', W, 0, 0, 'WITHSCORES')
+    local id = head[1]
+    local e = id and entry(id)
+    if not e or sum + e.weight > capacity then return end
+    sum = sum + e.weight
+    e.state, e.since = 'h', now
+    put(id, e)
+    redis.call('ZREM', W, id)
+    redis.call('ZADD', H, head[2], id)
+    redis.call('HINCRBY', M, 'h', e.weight)
+    if id ~= asking then
+      redis.call('PUBLISH', e.inbox, id .. ' ' .. text(tonumber(head[2])))
+    end
+  end
+end
+
+-- Settles a read-write lock or semaphore; tells whether anything is left of it.
+local function settle_all(asking)
+  if redis.call('EXISTS', M) == 0 then return false end
+  for _, id in ipairs(expired()) do
+    local e = entry(id)
+    local ends = tonumber(redis.call('ZSCORE', X, id))
+    if not e then
+      redis.call('ZREM', X, id)
+    elseif e.state == 'h' and e.delay > 0 and ends + e.delay * 1000 > now then
+      e.state, e.since = 'd', ends
+      put(id, e)
+      redis.call('ZADD', X, text(ends + e.delay * 1000), id)
+    else
+      remove(id, e)
+    end
+  end
+  grant_all(asking)
+  if redis.call('EXISTS', X) == 1 then return true end
+  redis.call('DEL', M, H, W, X)
+  return false
+end
+
+local function score(key, id)
+  return tonumber(redis.call('ZSCORE', key, id) or 0)
+end
+
+-- "And now?" for a claim on a read-write lock or semaphore. One that somebody took out of the
+-- order has no place any more.
+local function beat_all(id, lease, waiter_lease)
+  local e = entry(id)
+  if not e or e.state == 'd' then return nil end
+  local rank = redis.call('ZRANK', e.state == 'h' and H or W, id)
+  if not rank then
+    remove(id, e)
+    return nil
+  end
+  local ends = now + waiter_lease
+  if e.state == 'h' then ends = now + lease * 1000 end
+  ends = math.max(ends, score(X, id))
+  redis.call('ZADD', X, text(ends), id)
+  if e.state == 'h' then return {0, score(H, id), ends - now} end
+  local head = -1
+  if rank == 0 then
+    head = math.max(tonumber(redis.call('ZRANGE', X, 0, 0, 'WITHSCORES')[2]) - now, 1)
+  end
+  return {1, redis.call('ZCARD', H) + rank, head, score(W, id)}
+end
+
+-- Who holds, for people: `token age who` each.
+local function holders_all(answer)
+  for _, id in ipairs(redis.call('ZRANGE', H, 0, 99)) do
+    local e = entry(id)
+    if e then
+      answer[#answer + 1] = text(score(H, id)) .. ' ' .. text(math.max(now - e.since, 0)) .. ' ' .. e.who
+    end
+  end
+  return answer
+end

@@ -1,0 +1,23 @@
+use(1)
+local id, keep, member = ARGV[1], tonumber(ARGV[2]), ARGV[3]
+
+-- Ends the holder's hold.
+local function finish(h)
+  if h.gone then return 1 end
+  if keep > 0 then
+    redis.call('SET', main, id .. '!' .. text(h.token) .. ' ' .. text(now) .. ' 0 ' .. h.who, 'PX', keep)
+  elseif not hand_over('') then
+    redis.call('DEL', main)
+  end
+  return 1
+end
+
+local h = holder()
+if h and h.id == id then return finish(h) end
+if redis.call('EXISTS', M) == 1 then return 0 end
+h = settle(id)
+if h and h.id == id then return finish(h) end
+if member == '' then member = find(id) end
+if not member then return 0 end
+redis.call('ZREM', X, member)
+return redis.call('ZREM', W, member)

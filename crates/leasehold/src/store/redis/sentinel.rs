@@ -1,0 +1,225 @@
+//! Finds the master through sentinels, and finds it again after a fail-over.
+//!
+//! The driver does not follow fail-overs, so this does: the sentinels are asked, at once, whom they
+//! call the master; whoever is named must say of itself that it is one. That is asked when there is
+//! no connection yet, when one broke, when a server says that it takes no writes, and each second for
+//! which an answer does not come. A master that is cut off from its sentinels but not from us goes on as master until
+//! it is told: with asynchronous replication nothing here can prevent that, and the store's
+//! guarantees say so.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use redis::{Cmd, RedisError, RedisResult, Value};
+use tokio::runtime::Handle;
+use tokio::task::JoinSet;
+
+use super::connection::{Hears, Node, Script};
+use super::servers::{TRIES, given_up, is_elsewhere, sleep};
+use super::url::{Address, Login, RedisUrl, address};
+use crate::error::Result;
+
+/// How long a sentinel may take to answer.
+const ASKED: Duration = Duration::from_millis(500);
+/// After so long without an answer the sentinels are asked whether there is another master.
+const LATE: Duration = Duration::from_secs(1);
+/// Between two tries during a fail-over.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// A master that sentinels know by name.
+#[derive(Debug)]
+pub(super) struct Sentinel {
+    sentinels: Vec<Arc<Node>>,
+    name: String,
+    login: Login,
+    runtime: Handle,
+    channel: String,
+    hears: Arc<dyn Hears>,
+    current: Mutex<Option<Arc<Node>>>,
+    /// Held by whoever looks for the master.
+    looking: tokio::sync::Mutex<()>,
+}
+
+impl Sentinel {
+    pub(super) fn new(
+        url: &RedisUrl,
+        sentinels: &[Address],
+        name: &str,
+        runtime: &Handle,
+        channel: &str,
+        hears: &Arc<dyn Hears>,
+    ) -> Result<Self> {
+        let node = |at: &Address| Node::new(at.clone(), &url.sentinel_login, runtime, None);
+        Ok(Self {
+            sentinels: sentinels.iter().map(node).collect::<Result<_>>()?,
+            name: name.to_owned(),
+            login: url.login.clone(),
+            runtime: runtime.clone(),
+            channel: channel.to_owned(),
+            hears: hears.clone(),
+            current: Mutex::default(),
+            looking: tokio::sync::Mutex::default(),
+        })
+    }
+
+    fn current(&self) -> MutexGuard<'_, Option<Arc<Node>>> {
+        // No code that can panic runs between two consistent states.
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs a script on the master, whoever it is by now.
+    pub(super) async fn run(
+        &self,
+        script: &Script,
+        call: &Cmd,
+        repeated: &mut bool,
+    ) -> RedisResult<Value> {
+        let mut last = None;
+        for tries in 0..TRIES {
+            if tries > 1 {
+                sleep(&self.runtime, PAUSE).await;
+            }
+            let node = match self.master().await {
+                Ok(node) => node,
+                Err(error) => {
+                    last = Some(error);
+                    continue;
+                }
+            };
+            let answer = tokio::select! {
+                answer = node.run(script, call) => answer,
+                () = self.replaced(&node) => Err(given_up(None)),
+            };
+            match answer {
+                Err(error) if is_elsewhere(&error) => {
+                    *repeated = true;
+                    self.doubt(&node);
+                    last = Some(error);
+                }
+                answer => return answer,
+            }
+        }
+        Err(given_up(last))
+    }
+
+    /// Resolves when the sentinels name another master than this one, which they are asked about
+    /// for as long as it leaves us without an answer.
+    async fn replaced(&self, node: &Arc<Node>) {
+        loop {
+            sleep(&self.runtime, LATE).await;
+            if self.ask().await.is_ok_and(|at| at != *node.address()) {
+                return;
+            }
+        }
+    }
+
+    /// This server may be master no more.
+    fn doubt(&self, node: &Arc<Node>) {
+        let mut current = self.current();
+        if current.as_ref().is_some_and(|known| Arc::ptr_eq(known, node)) {
+            *current = None;
+        }
+    }
+
+    fn known(&self) -> Option<Arc<Node>> {
+        self.current().clone().filter(|node| !node.is_doubtful())
+    }
+
+    /// The master.
+    pub(super) async fn master(&self) -> RedisResult<Arc<Node>> {
+        if let Some(node) = self.known() {
+            return Ok(node);
+        }
+        let _looking = self.looking.lock().await;
+        if let Some(node) = self.known() {
+            return Ok(node);
+        }
+        let at = self.ask().await?;
+        let before = self.current().clone().filter(|node| *node.address() == at);
+        let node = match before {
+            Some(node) => node,
+            None => {
+                let listening = Some((self.channel.clone(), self.hears.clone()));
+                Node::new(at, &self.login, &self.runtime, listening)
+                    .map_err(|e| RedisError::from(std::io::Error::other(e.to_string())))?
+            }
+        };
+        node.trust_again();
+        let role = self.in_time(&node, &redis::cmd("ROLE")).await;
+        match role {
+            Ok(Value::Array(parts)) if is_word(parts.first(), b"master") => {}
+            Ok(_) => {
+                let what = "whom the sentinels name says that it is no master (yet)";
+                return Err(std::io::Error::other(what).into());
+            }
+            // A user without the right to ask has to believe the sentinels.
+            Err(error) if !is_elsewhere(&error) => {}
+            Err(error) => return Err(error),
+        }
+        let changed = self.current().replace(node.clone()).is_some_and(|b| !Arc::ptr_eq(&b, &node));
+        if changed {
+            self.hears.interrupted();
+        }
+        Ok(node)
+    }
+
+    async fn in_time(&self, node: &Arc<Node>, cmd: &Cmd) -> RedisResult<Value> {
+        tokio::select! {
+            answer = node.call(cmd) => answer,
+            () = sleep(&self.runtime, ASKED) => {
+                Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into())
+            }
+        }
+    }
+
+    /// Asks all sentinels; the first good answer counts.
+    async fn ask(&self) -> RedisResult<Address> {
+        let mut asked = JoinSet::new();
+        for node in &self.sentinels {
+            let node = node.clone();
+            let mut cmd = redis::cmd("SENTINEL");
+            cmd.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.name);
+            // On our own thread, where there are timers.
+            let one = async move { tokio::time::timeout(ASKED, node.call(&cmd)).await };
+            asked.spawn_on(one, &self.runtime);
+        }
+        let mut last = None;
+        let mut unknown = false;
+        while let Some(answer) = asked.join_next().await {
+            match answer {
+                Ok(Ok(Ok(Value::Array(parts)))) => {
+                    if let Some(at) = named(&parts) {
+                        return Ok(at);
+                    }
+                }
+                Ok(Ok(Ok(_))) => unknown = true,
+                Ok(Ok(Err(error))) => last = Some(error),
+                Ok(Err(_)) | Err(_) => {}
+            }
+        }
+        if unknown {
+            let what = "the sentinels know no master of this name";
+            return Err((redis::ErrorKind::MasterNameNotFoundBySentinel, what).into());
+        }
+        Err(last.unwrap_or_else(|| {
+            let what = "no sentinel answers";
+            std::io::Error::new(std::io::ErrorKind::TimedOut, what).into()
+        }))
+    }
+}
+
+fn is_word(value: Option<&Value>, word: &[u8]) -> bool {
+    match value {
+        Some(Value::BulkString(bytes)) => bytes == word,
+        Some(Value::SimpleString(text)) => text.as_bytes() == word,
+        _ => false,
+    }
+}
+
+fn named(parts: &[Value]) -> Option<Address> {
+    let [Value::BulkString(host), Value::BulkString(port)] = parts else { return None };
+    let host = std::str::from_utf8(host).ok()?;
+    let port = std::str::from_utf8(port).ok()?;
+    let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
+    address(&format!("{host}:{port}"), super::url::PORT).ok()
+}

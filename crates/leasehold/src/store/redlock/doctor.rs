@@ -1,0 +1,113 @@
+//! What is wrong with the servers as they are set up.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Inner;
+use super::attempt::LATE;
+use super::node::Trouble;
+use super::url::RedlockUrl;
+use crate::clock::wall_micros;
+use crate::doctor::{Finding, clocks};
+use crate::error::ErrorKind;
+
+/// How long a server has to answer.
+const LIMIT: Duration = Duration::from_secs(2);
+
+impl Inner {
+    pub(super) async fn diagnose(self: &Arc<Self>, url: &RedlockUrl) -> Vec<Finding> {
+        let mut found = Vec::new();
+        if url.restart_delay < url.max_lease {
+            found.push(Finding::broken(
+                "restart-delay",
+                format!(
+                    "a server that restarted votes after {:?}, and a lease may be {:?}",
+                    url.restart_delay, url.max_lease
+                ),
+                "if it came back without its data, it helps a second holder to a majority, and \
+                 tokens may fall",
+                "leave restart_delay_ms out of the URL of every client; 0 is for tests, and for \
+                 servers that all run with appendonly yes and appendfsync always",
+            ));
+        }
+        let mut answers = self.ask_each(LIMIT, LATE, |i| {
+            let inner = self.clone();
+            async move {
+                let run = inner.nodes[i].met(true).await?;
+                if let Some(twin) = inner.twin_of(i) {
+                    return Err(twin);
+                }
+                let before = wall_micros();
+                let (_, theirs) = inner.nodes[i].known(&inner.scripts).await?;
+                Ok((run, before, theirs, wall_micros()))
+            }
+        });
+        while let Some((i, answer)) = answers.recv().await {
+            let node = self.nodes[i].address();
+            let (run, before, theirs, after) = match answer {
+                Ok(answer) => answer,
+                Err(trouble) => {
+                    found.push(no_vote(&trouble.explain(node).to_string(), &trouble));
+                    continue;
+                }
+            };
+            let left = run.votes_from.since(self.claims.now());
+            if !left.is_zero() {
+                found.push(
+                    no_vote("", &Trouble::Young(left)).about(&format!(
+                        "{node} has restarted and votes in {} s",
+                        left.as_secs() + 1
+                    )),
+                );
+            }
+            if let Some(policy) = &run.settings.evicts {
+                found.push(Finding::broken(
+                    "eviction",
+                    format!("{node} has the maxmemory-policy {policy}"),
+                    "when its memory is full, it may throw away locks that are held",
+                    "CONFIG SET maxmemory-policy noeviction, also in its configuration file",
+                ));
+            }
+            if !run.settings.durable {
+                found.push(Finding::weak(
+                    "durable",
+                    format!("{node} keeps nothing over a restart (appendonly no)"),
+                    "it forgets who holds; it then has no vote for as long as the longest lease",
+                    "appendonly yes, at best with appendfsync always",
+                ));
+            }
+            found.extend(clocks(before, theirs, after).into_iter().map(|finding| {
+                let what = format!("{node}: {}", finding.what);
+                finding.about(&what)
+            }));
+        }
+        found
+    }
+}
+
+/// A server that does not vote now.
+fn no_vote(what: &str, trouble: &Trouble) -> Finding {
+    let why = "with two of five servers missing, the next one that fails stops everybody";
+    let broken = matches!(trouble, Trouble::Twin(_) | Trouble::Replica)
+        || matches!(trouble, Trouble::Failed(e)
+            if crate::store::redis::fault::explain(e).kind() != ErrorKind::Unreachable);
+    let fix = match trouble {
+        Trouble::Young(_) => "wait",
+        _ => "start it, or put another server in its place in the URL of every client",
+    };
+    match broken {
+        true => Finding::broken("node", what, why, "do as the message says"),
+        false => Finding::weak("node", what, why, fix),
+    }
+}
+
+trait About {
+    fn about(self, what: &str) -> Self;
+}
+
+impl About for Finding {
+    /// The same finding, said of something else.
+    fn about(self, what: &str) -> Self {
+        Self { what: what.to_owned(), ..self }
+    }
+}

@@ -1,0 +1,303 @@
+//! Holding and leaving: extensions, keys set again, releases.
+//!
+//! - *An extension* needs a majority of nodes that still have the key. With less it changes nothing:
+//!   the nodes that extended stay extended, the old validity stands, and it is asked again
+//!   (scenario 31). If so many have lost the key that no majority can have it, the lock is lost.
+//! - *Nodes that have lost the key* (they restarted, or were out of reach when it was taken) get it
+//!   again once a majority was extended, so that the next failure finds all of them.
+//! - *A release* goes to all nodes, always, also where the vote seemed to fail, and is repeated for
+//!   each that does not answer, until the lease is over there by itself.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{Cmd, Value};
+
+use super::Inner;
+use super::attempt::{LATE, millis, waiter};
+use super::claims::{Entry, Held};
+use super::node::Trouble;
+use super::round::{Tally, majority};
+use crate::claim::{Claim, ClaimId};
+use crate::clock::Moment;
+use crate::error::{Error, ErrorKind, Result};
+use crate::options::drift;
+use crate::store::{Renew, Renewal};
+
+/// One hold to be extended.
+#[derive(Clone, Debug)]
+pub(super) struct Hold {
+    pub(super) claim: Claim,
+    pub(super) lease: Duration,
+    pub(super) entry: Arc<Entry>,
+    pub(super) held: Held,
+}
+
+/// What one node says of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Key {
+    Ours,
+    Free,
+    Others,
+}
+
+/// How much longer than one call a node may take for each that comes with it.
+const EACH: Duration = Duration::from_micros(200);
+/// How long a release that was not answered waits before it is sent again.
+const AGAIN: Duration = Duration::from_millis(200);
+
+impl Inner {
+    /// Extends many holds with one pipeline to each node.
+    ///
+    /// # Errors
+    /// If nothing is known of any of them: of one that is neither extended nor lost while others
+    /// are, what is told is what is left of it.
+    pub(super) async fn extend(self: &Arc<Self>, holds: Vec<Hold>) -> Result<Vec<Renewal>> {
+        let sent = self.claims.now();
+        let many = u32::try_from(holds.len()).unwrap_or(u32::MAX);
+        let limit = self.node_timeout.saturating_add(EACH.saturating_mul(many));
+        let call = |hold: &Hold| {
+            let keys = self.keys(&hold.claim.name);
+            let mut call = self.scripts.extend.call(2);
+            call.arg(&keys[..2]).arg(&hold.held.value).arg(millis(hold.lease));
+            call
+        };
+        let calls: Arc<[Cmd]> = holds.iter().map(call).collect();
+        let mut answers = self.ask_each(limit, LATE, |i| {
+            let (inner, calls) = (self.clone(), calls.clone());
+            async move {
+                let answers = inner.nodes[i].ask_all(&inner.scripts.extend, &calls).await?;
+                let keys = answers.into_iter().map(|answer| match answer {
+                    Value::Int(1) => Some(Key::Ours),
+                    Value::Int(0) => Some(Key::Free),
+                    Value::Int(_) => Some(Key::Others),
+                    _ => None,
+                });
+                Ok::<_, Trouble>(keys.collect::<Vec<_>>())
+            }
+        });
+        let mut tallies = vec![Tally::new(self.nodes.len()); holds.len()];
+        let mut free: Vec<Vec<usize>> = vec![Vec::new(); holds.len()];
+        let mut troubles = Vec::new();
+        while let Some((i, answer)) = answers.recv().await {
+            let keys = match answer {
+                Ok(keys) => keys,
+                Err(trouble) => {
+                    troubles.push(trouble.explain(self.nodes[i].address()).to_string());
+                    vec![None; holds.len()]
+                }
+            };
+            for ((tally, free), key) in tallies.iter_mut().zip(&mut free).zip(keys) {
+                tally.count(key.map(|key| key == Key::Ours));
+                if key == Some(Key::Free) {
+                    free.push(i);
+                }
+            }
+            if tallies.iter().all(|tally| tally.passed() || tally.denied()) {
+                break;
+            }
+        }
+        if !tallies.iter().any(|tally| tally.passed() || tally.denied()) {
+            let what = format!(
+                "fewer than {} of {} nodes extended the lease: what was granted before still stands",
+                majority(self.nodes.len()),
+                self.nodes.len()
+            );
+            let error = Error::new(ErrorKind::Unreachable, what);
+            return Err(if troubles.is_empty() {
+                error
+            } else {
+                error.because(troubles.join("; "))
+            });
+        }
+        let mut renewals = Vec::with_capacity(holds.len());
+        for ((hold, tally), free) in holds.iter().zip(tallies).zip(free) {
+            renewals.push(self.extended(hold, tally, &free, sent));
+        }
+        Ok(renewals)
+    }
+
+    fn extended(
+        self: &Arc<Self>,
+        hold: &Hold,
+        tally: Tally,
+        free: &[usize],
+        sent: Moment,
+    ) -> Renewal {
+        let token = hold.held.token;
+        if tally.denied() {
+            hold.entry.hold(None);
+            self.claims.leave(hold.claim.id);
+            self.release_some(&hold.claim, u64::MAX, |_| true);
+            return Renewal::Lost;
+        }
+        let remaining = match tally.passed() {
+            true => {
+                hold.entry.extended(sent.plus(hold.lease));
+                self.heal(hold, free);
+                hold.lease
+            }
+            false => hold.held.until.since(sent),
+        };
+        Renewal::Holding { token, remaining: Some(remaining) }
+    }
+
+    /// Sets the key again where it is missing. Nobody waits for it.
+    fn heal(self: &Arc<Self>, hold: &Hold, free: &[usize]) {
+        for &i in free {
+            let keys = self.keys(&hold.claim.name);
+            let mut call = self.scripts.heal.call(2);
+            let holder = serde_json::to_string(&*hold.claim.holder).unwrap_or_default();
+            call.arg(&keys[..2]).arg(&hold.held.value).arg(millis(hold.lease));
+            call.arg(hold.held.token.get()).arg(holder);
+            let (inner, entry) = (self.clone(), hold.entry.clone());
+            let (claim, limit) = (hold.claim.clone(), self.node_timeout);
+            self.runtime.spawn(async move {
+                let asked = inner.nodes[i].ask(&inner.scripts.heal, &call);
+                let _ = tokio::time::timeout(limit, asked).await;
+                // It was released meanwhile: then this key too.
+                if entry.has_left() {
+                    inner.release_some(&claim, u64::MAX, |node| node == i);
+                }
+            });
+        }
+    }
+
+    /// Releases everything of the claim on all nodes; tells whether it was held or waited.
+    pub(super) async fn leave(self: &Arc<Self>, claim: &Claim) -> Result<bool> {
+        let entry = self.claims.leave(claim.id);
+        let entry = entry.as_deref();
+        let waited = entry.filter(|entry| entry.waits.load(std::sync::atomic::Ordering::SeqCst));
+        let waited = waited.is_some_and(|entry| entry.held().is_none());
+        let mut answers = self.ask_each(self.node_timeout, claim.lease, |i| {
+            let call = self.release_call(claim, u64::MAX, i, entry.is_some());
+            self.clone().release_at(i, call, claim.lease)
+        });
+        let mut tally = Tally::new(self.nodes.len());
+        let mut troubles = Vec::new();
+        while let Some((i, answer)) = answers.recv().await {
+            if let Err(trouble) = &answer {
+                troubles.push(trouble.explain(self.nodes[i].address()).to_string());
+            }
+            tally.count(answer.ok());
+            if tally.passed() {
+                return Ok(true);
+            }
+            if tally.denied() {
+                return Ok(waited);
+            }
+        }
+        if tally.heard() < majority(self.nodes.len()) {
+            let what = "fewer than half of the nodes answered: the lock ends with its lease there";
+            return Err(Error::new(ErrorKind::Unreachable, what).because(troubles.join("; ")));
+        }
+        // In doubt: the silent ones may have had it.
+        Ok(true)
+    }
+
+    /// Releases attempts up to this one where `which` says. Nobody waits for it.
+    pub(super) fn release_some(
+        self: &Arc<Self>,
+        claim: &Claim,
+        up_to: u64,
+        which: impl Fn(usize) -> bool,
+    ) {
+        for i in (0..self.nodes.len()).filter(|i| which(*i)) {
+            let call = self.release_call(claim, up_to, i, false);
+            let release = self.clone().release_at(i, call, claim.lease);
+            self.runtime.spawn(async move { drop(release.await) });
+        }
+    }
+
+    /// The call that releases at one node, and takes the claim from among those who wait.
+    fn release_call(&self, claim: &Claim, up_to: u64, node: usize, waits: bool) -> Cmd {
+        let keys = self.keys(&claim.name);
+        let id = claim.id.to_hex();
+        let mut call = self.scripts.release.call(4);
+        call.arg(&[&keys[0], &keys[1], &keys[3], &keys[4]]).arg(&id);
+        // Beyond 2^53 Lua would not count exactly.
+        call.arg(up_to.min(1 << 52));
+        if waits {
+            let holder = serde_json::to_string(&*claim.holder).unwrap_or_default();
+            call.arg(waiter(&id, &self.nodes[node].channel(), &holder));
+        }
+        call
+    }
+
+    /// Releases at one node; what is not answered is owed to it.
+    async fn release_at(
+        self: Arc<Self>,
+        i: usize,
+        call: Cmd,
+        lease: Duration,
+    ) -> Result<bool, Trouble> {
+        let until = self.claims.now().plus(lease + drift(lease));
+        match self.release_once(i, &call).await {
+            Err(Trouble::Strange) => Err(Trouble::Strange),
+            Err(trouble) => {
+                self.owe(i, call, until);
+                Err(trouble)
+            }
+            released => released,
+        }
+    }
+
+    async fn release_once(&self, i: usize, call: &Cmd) -> Result<bool, Trouble> {
+        let released = self.nodes[i].ask(&self.scripts.release, call);
+        match tokio::time::timeout(LATE, released).await {
+            Ok(answer) => answer?.natural().map(|n| n == 1).ok_or(Trouble::Strange),
+            Err(_) => Err(Trouble::Slow(LATE)),
+        }
+    }
+
+    /// Has the release sent again until the node answers or the lease is over there by itself: one
+    /// task for each node, however much is owed to it.
+    fn owe(self: &Arc<Self>, i: usize, call: Cmd, until: Moment) {
+        if !self.nodes[i].owe(call, until) {
+            return;
+        }
+        let inner = self.clone();
+        self.runtime.spawn(async move {
+            let node = &inner.nodes[i];
+            let mut pause = AGAIN;
+            loop {
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(AGAIN * 10);
+                while let Some(call) = node.owed(inner.claims.now()) {
+                    match inner.release_once(i, &call).await {
+                        Ok(_) | Err(Trouble::Strange) => node.paid(),
+                        Err(_) => break,
+                    }
+                    pause = AGAIN;
+                }
+                if node.owes_nothing() {
+                    return;
+                }
+            }
+        });
+    }
+}
+
+/// One claim that waits.
+#[derive(Debug)]
+pub(super) struct Wait {
+    pub(super) claim: Claim,
+    pub(super) entry: Arc<Entry>,
+}
+
+/// Renewals of claims that hold and of claims that wait, apart. Those that nobody knows are neither.
+pub(super) fn sorted(
+    renewals: &[Renew],
+    find: impl Fn(ClaimId) -> Option<Arc<Entry>>,
+) -> (Vec<Hold>, Vec<Wait>) {
+    let (mut holds, mut waits) = (Vec::new(), Vec::new());
+    for Renew { claim, lease } in renewals {
+        let Some(entry) = find(claim.id) else { continue };
+        let claim = claim.clone();
+        match entry.held() {
+            Some(held) => holds.push(Hold { claim, lease: *lease, entry, held }),
+            None => waits.push(Wait { claim, entry }),
+        }
+    }
+    (holds, waits)
+}

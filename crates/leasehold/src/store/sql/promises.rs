@@ -1,0 +1,174 @@
+//! What the database is found to promise, and the tables it is found to have.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use super::fault::{self, Failure};
+#[cfg(feature = "postgres")]
+use super::postgres;
+use super::rows::Cells;
+use super::url::{Dialect, SqlUrl, Synchronous};
+use super::wire::{Statement, Wire};
+use super::{Shared, TRIES, call, is_file, schema};
+use crate::error::{Error, ErrorKind, Result};
+use crate::store::guarantees::ALL_KINDS;
+use crate::store::{ClockModel, Durability, Guarantees, Liveness, Survival, Wakeup};
+
+impl Shared {
+    /// Finds the tables, or makes them, and what the database promises.
+    pub(super) async fn prepare(&self, url: &SqlUrl) -> Result<Guarantees> {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            match self.prepare_once(url).await {
+                Ok(guarantees) => return Ok(guarantees),
+                // Others make the tables at the same time.
+                Err(Failure::Conflict(_)) if tries < TRIES => call::pause(tries).await,
+                Err(failure) => return Err(failure.into_error()),
+            }
+        }
+    }
+
+    async fn prepare_once(&self, url: &SqlUrl) -> Result<Guarantees, Failure> {
+        let mut pooled = self.pool.take().await?;
+        let wire = &mut *pooled.wire;
+        let guarantees = self.promises(wire, url).await?;
+        let version = match wire.rows(&self.sql.version, Vec::new()).await.map_err(Failure::from) {
+            Ok(rows) => rows.into_iter().next(),
+            // No such table: made below, or refused there for want of a right.
+            Err(Failure::Final(_)) => None,
+            Err(failure) => return Err(failure),
+        };
+        match version.map(|row| Cells::new(row).count::<i64>()).transpose()? {
+            Some(schema::VERSION) => {}
+            Some(other) => {
+                let what = format!(
+                    "the tables are of version {other}, this leasehold knows {}: use one version, \
+                     or another prefix",
+                    schema::VERSION
+                );
+                return Err(Error::new(ErrorKind::Config, what).into());
+            }
+            None => {
+                for statement in schema::statements(url) {
+                    wire.raw(&statement).await?;
+                }
+            }
+        }
+        wire.rows(&self.sql.probe, Vec::new()).await?;
+        self.pool.put(pooled);
+        Ok(guarantees)
+    }
+
+    /// What the database, as it is set up, promises.
+    async fn promises(&self, wire: &mut dyn Wire, url: &SqlUrl) -> Result<Guarantees, Failure> {
+        let mut notes = vec![
+            Cow::Borrowed(
+                "Leases are judged by the database's wall clock: set forward, it ends them early; \
+                 set back, it makes them longer. Tokens rise all the same.",
+            ),
+            Cow::Borrowed(
+                "A waiter's heartbeat reads all of its lock's queue, so its time grows with the \
+                 number of claims in it; taking and releasing read no more than its front.",
+            ),
+        ];
+        #[cfg(any(feature = "postgres", feature = "mysql"))]
+        let mut ask = async |sql: &str, shape| -> Result<Vec<String>, Failure> {
+            let statement = Statement { sql: sql.into(), shape };
+            let rows = wire.rows(&statement, Vec::new()).await?;
+            let mut cells = Cells::new(rows.into_iter().next().unwrap_or_default());
+            shape.bytes().map(|_| cells.text()).collect()
+        };
+        let durability = match url.dialect {
+            #[cfg(feature = "sqlite")]
+            Dialect::Sqlite => match url.synchronous {
+                Synchronous::Full => Durability::Disk,
+                Synchronous::Normal | Synchronous::Off => Durability::Machine,
+            },
+            #[cfg(feature = "postgres")]
+            Dialect::Postgres => {
+                let (limit, set) = postgres::LIMIT_SHOWN;
+                let asked = format!(
+                    "SELECT pg_is_in_recovery()::text, current_setting('fsync'), \
+                     current_setting('synchronous_commit'), current_setting('server_encoding'), \
+                     current_setting('{limit}')"
+                );
+                let found = ask(&asked, "ttttt").await?;
+                let [recovery, fsync, commit, encoding, found_limit] = &found[..] else {
+                    return Err(Error::new(ErrorKind::Corrupt, "no settings").into());
+                };
+                if !url.pooler && found_limit != set {
+                    return Err(fault::undeclared_pooler().into());
+                }
+                if recovery == "true" {
+                    let what = "this server is a read-only standby: connect to the primary";
+                    return Err(Error::new(ErrorKind::Denied, what).into());
+                }
+                if encoding != "UTF8" {
+                    let what = format!(
+                        "the database's encoding is {encoding}, in which not every lock name can \
+                         be written: use one with UTF8"
+                    );
+                    return Err(Error::new(ErrorKind::Config, what).into());
+                }
+                match (fsync.as_str(), commit.as_str()) {
+                    ("on", "off") => Durability::Process,
+                    ("on", _) => Durability::Disk,
+                    (_, "off") => Durability::Process,
+                    _ => Durability::Machine,
+                }
+            }
+            #[cfg(feature = "mysql")]
+            Dialect::MySql => {
+                let asked = "SELECT CAST(@@innodb_flush_log_at_trx_commit AS CHAR), \
+                             CAST(@@global.read_only AS CHAR)";
+                let found = ask(asked, "tt").await?;
+                match found.first().map(String::as_str) {
+                    Some("1") => Durability::Disk,
+                    Some("2") => Durability::Machine,
+                    _ => Durability::Process,
+                }
+            }
+        };
+        if durability < Durability::Disk {
+            notes.push(Cow::Borrowed(
+                "Commits are not on disk when they are answered: a crash may free what was held.",
+            ));
+        }
+        let is_file = is_file(url.dialect);
+        if is_file {
+            notes.push(Cow::Borrowed(
+                "A process that is stopped in the middle of a write stops all others until it goes \
+                 on, and waiters may lose their places by that; the file must be on a local disk.",
+            ));
+        } else {
+            notes.push(Cow::Borrowed(
+                "A fail-over to a replica that lags loses the latest grants; tokens go on rising \
+                 if its clock is not behind the last that was drawn.",
+            ));
+        }
+        Ok(Guarantees {
+            kinds: Cow::Borrowed(ALL_KINDS),
+            fifo: true,
+            wakeup: if self.pushes { Wakeup::Push } else { Wakeup::Poll },
+            liveness: Liveness::Lease,
+            clock: ClockModel::Wall,
+            lock_delay: true,
+            at_least: true,
+            grant: durability,
+            token: durability,
+            on_pause: Survival::Fenced,
+            on_clock_step: Survival::Fenced,
+            on_store_crash: match durability {
+                Durability::Process => Survival::Fenced,
+                _ => Survival::Exclusive,
+            },
+            on_failover: if is_file { Survival::NotApplicable } else { Survival::Fenced },
+            on_partition: if is_file { Survival::NotApplicable } else { Survival::Fenced },
+            stalls: is_file,
+            recovery: Duration::from_secs(2),
+            recovery_leases: 1,
+            notes: Cow::Owned(notes),
+        })
+    }
+}

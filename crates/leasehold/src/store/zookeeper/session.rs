@@ -1,0 +1,282 @@
+//! One session with the servers, and for how long it is certain to live.
+//!
+//! # What is certain
+//! The leader ends a session when it has not heard of it for the session's time. Clients seldom talk
+//! to the leader, though: they talk to a member, which answers reads and pings by itself and tells
+//! the leader every half tick whom it has heard. So an answer alone proves little: the member may be
+//! cut off from the leader, or die before it tells. This is what we rely on:
+//!
+//! - A *write* is answered only after a majority has it, so its answer proves that member and leader
+//!   were connected while it was under way.
+//! - What the member had heard at least half a tick before the write was sent went to the leader
+//!   over the same connection before the write did.
+//!
+//! So an answered write, sent at `w`, proves that the leader has heard of us at or after the
+//! *sending* of the last request that was answered before `w − margin`, and the session lives at
+//! least its whole time from then. The margin is a tenth of the session; but where that would be
+//! short for half a tick, a quarter, up to 1.5 s: servers give no session below two ticks unless
+//! they are told to, and no tick is longer than 3 s by default. For the proof to be fresh there must
+//! have been such a request: a *pulse*, one cheap read for each margin, also keeps the session
+//! alive, instead of the driver's own pings.
+//!
+//! Creating the session counts from before it was asked for. Being moved to another member goes
+//! through the leader, and is later than anything that was answered before it.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::task::AbortHandle;
+use zookeeper_client::{Client, Error as Fault};
+
+use super::fault::{ends_session, explain};
+use super::url::ZooKeeperUrl;
+use crate::clock::{Clock, Moment};
+use crate::error::{Error, ErrorKind, Result};
+
+/// How long connecting may take before we give up.
+const CONNECT: Duration = Duration::from_secs(10);
+
+/// Answers of ZooKeeper's.
+pub(super) type Answer<T> = std::result::Result<T, Fault>;
+
+#[derive(Debug)]
+pub(super) struct Session {
+    client: Client,
+    /// As the servers gave it.
+    timeout: Duration,
+    heard: Mutex<Heard>,
+    clock: Clock,
+    pulse: AbortHandle,
+}
+
+/// When the leader has heard of us.
+#[derive(Debug)]
+struct Heard {
+    margin: Duration,
+    /// At or after this, for certain.
+    certain: Moment,
+    /// Requests that were answered: sent when, answered when. Not yet known to have been told.
+    answered: VecDeque<(Moment, Moment)>,
+}
+
+impl Heard {
+    fn new(margin: Duration, opened: Moment) -> Self {
+        Self { margin, certain: opened, answered: VecDeque::new() }
+    }
+
+    fn read(&mut self, sent: Moment, answered: Moment) {
+        // A few for each margin are enough.
+        let fresh =
+            self.answered.back().is_none_or(|(last, _)| sent.since(*last) > self.margin / 8);
+        if fresh {
+            self.answered.push_back((sent, answered));
+        }
+        // Without writes nothing is proved, and the old ones are as good as none.
+        if self.answered.len() > 64 {
+            self.answered.pop_front();
+        }
+    }
+
+    fn written(&mut self, sent: Moment, answered: Moment) {
+        while let Some(&(earlier, told)) = self.answered.front() {
+            if told.plus(self.margin) > sent {
+                break;
+            }
+            self.certain = self.certain.max(earlier);
+            self.answered.pop_front();
+        }
+        self.read(sent, answered);
+    }
+}
+
+/// How long before a write a request must have been answered to be known to the leader.
+fn margin(session: Duration) -> Duration {
+    (session / 10).max((session / 4).min(Duration::from_millis(1_500)))
+}
+
+impl Session {
+    /// Opens a new session; its tasks run on `runtime`.
+    pub(super) async fn open(url: &ZooKeeperUrl, runtime: &Handle) -> Result<Arc<Self>> {
+        let clock = Clock::default();
+        let opened = clock.now();
+        let mut connector = Client::connector().with_session_timeout(url.session);
+        if let Some(credentials) = &url.credentials {
+            connector = connector.with_auth("digest", credentials.as_bytes());
+        }
+        let hosts = url.hosts.clone();
+        // The driver spawns its task where it is called.
+        let connecting = runtime
+            .spawn(async move { tokio::time::timeout(CONNECT, connector.connect(&hosts)).await });
+        let client = match connecting.await {
+            Ok(Ok(Ok(client))) => client,
+            Ok(Ok(Err(fault))) => return Err(refused(Some(fault))),
+            Ok(Err(_)) => return Err(refused(None)),
+            Err(_) => return Err(shut_down()),
+        };
+        let timeout = client.session_timeout();
+        let margin = margin(timeout);
+        Ok(Arc::new_cyclic(|weak: &std::sync::Weak<Self>| {
+            let weak = weak.clone();
+            let pulse = runtime.spawn(async move {
+                loop {
+                    tokio::time::sleep(margin).await;
+                    let Some(session) = weak.upgrade() else { return };
+                    // Nobody needs a permission to ask whether the top is there. What fails is
+                    // tried again at the next beat; what hangs is one request.
+                    let beat = session.read(|c| c.check_stat("/"));
+                    if beat.await.is_err_and(|fault| ends_session(&fault)) {
+                        return;
+                    }
+                }
+            });
+            Self {
+                client,
+                timeout,
+                heard: Mutex::new(Heard::new(margin, opened)),
+                clock,
+                pulse: pulse.abort_handle(),
+            }
+        }))
+    }
+
+    pub(super) fn id(&self) -> i64 {
+        self.client.session_id().0
+    }
+
+    pub(super) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// For how long a lease can be certain: what is left of the session when the last proof is as old
+    /// as it ever is while all goes well.
+    pub(super) fn longest_lease(&self) -> Duration {
+        self.timeout.saturating_sub(margin(self.timeout) * 5 / 2)
+    }
+
+    /// Whether nothing will ever be done on it any more.
+    pub(super) fn is_over(&self) -> bool {
+        self.client.state().is_terminated()
+    }
+
+    fn heard(&self) -> MutexGuard<'_, Heard> {
+        // No code that can panic runs between two consistent states.
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Until when the session certainly lives, with nobody's clock trusted to more than its rate.
+    pub(super) fn certain_until(&self) -> Moment {
+        let certain = self.heard().certain;
+        certain.plus(self.timeout)
+    }
+
+    /// Sends requests that only read.
+    pub(super) async fn read<'a, T, F>(&'a self, send: impl FnOnce(&'a Client) -> F) -> Answer<T>
+    where
+        F: Future<Output = Answer<T>>,
+    {
+        let sent = self.clock.now();
+        let answer = send(&self.client).await;
+        if answer.is_ok() {
+            self.heard().read(sent, self.clock.now());
+        }
+        answer
+    }
+
+    /// Sends requests of which at least one is a write.
+    pub(super) async fn write<'a, T, E, F>(
+        &'a self,
+        send: impl FnOnce(&'a Client) -> F,
+    ) -> std::result::Result<T, E>
+    where
+        F: Future<Output = std::result::Result<T, E>>,
+    {
+        let sent = self.clock.now();
+        let answer = send(&self.client).await;
+        if answer.is_ok() {
+            self.heard().written(sent, self.clock.now());
+        }
+        answer
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.pulse.abort();
+    }
+}
+
+fn refused(fault: Option<Fault>) -> Error {
+    match fault {
+        Some(fault @ (Fault::AuthFailed | Fault::Unimplemented)) => explain(fault, "/"),
+        fault => {
+            let what = "no server serves: check the hosts and ports, and that a majority of the \
+                        ensemble runs";
+            let error = Error::new(ErrorKind::Unreachable, what);
+            match fault {
+                Some(fault) => error.because(fault),
+                None => error,
+            }
+        }
+    }
+}
+
+pub(super) fn shut_down() -> Error {
+    Error::new(ErrorKind::Closed, "the client's runtime was shut down: connect again")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(millis: u64) -> Moment {
+        Moment::from_nanos(millis * 1_000_000)
+    }
+
+    #[test]
+    fn s72_a_session_is_certain_only_from_what_the_leader_must_have_heard() {
+        let mut heard = Heard::new(Duration::from_millis(1_000), at(0));
+        // A member's answers prove nothing, however many.
+        for beat in 1..=9 {
+            heard.read(at(beat * 1_000), at(beat * 1_000 + 5));
+        }
+        assert_eq!(heard.certain, at(0));
+        // A write proves what was answered a margin before it was sent, and not itself.
+        heard.written(at(9_500), at(9_600));
+        assert_eq!(heard.certain, at(8_000));
+        heard.written(at(10_590), at(10_595));
+        assert_eq!(heard.certain, at(9_000), "answered less than a margin before");
+        heard.written(at(10_600), at(10_700));
+        assert_eq!(heard.certain, at(9_500));
+    }
+
+    #[test]
+    fn s72_a_client_that_was_stopped_must_be_heard_again_first() {
+        let mut heard = Heard::new(Duration::from_millis(1_000), at(0));
+        heard.read(at(1_000), at(1_001));
+        // Stopped for nearly the whole session; then a write gets through.
+        heard.written(at(14_000), at(14_001));
+        assert_eq!(heard.certain, at(1_000));
+    }
+
+    #[test]
+    fn the_margin_is_a_tenth_and_never_below_half_a_tick() {
+        let second = Duration::from_secs(1);
+        assert_eq!(margin(second * 60), second * 6);
+        assert_eq!(margin(second * 15), second * 3 / 2);
+        // The shortest session of ticks of 2 s, and of 3 s.
+        assert_eq!(margin(second * 4), second);
+        assert_eq!(margin(second * 6), second * 3 / 2);
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded() {
+        let mut heard = Heard::new(Duration::from_millis(1_000), at(0));
+        for n in 0..10_000 {
+            heard.read(at(n * 500), at(n * 500 + 1));
+            heard.read(at(n * 500 + 10), at(n * 500 + 11));
+        }
+        assert!(heard.answered.len() <= 65);
+    }
+}

@@ -1,0 +1,105 @@
+//! What the tests against servers share: patience, and a witness of mutual exclusion.
+
+#![allow(dead_code, reason = "each test binary uses what it needs")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use leasehold::{Error, ErrorKind, Guard, Leasehold};
+
+/// How long what must happen is waited for.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Runs a case; a hanging one fails.
+pub(crate) fn run(case: impl Future<Output = ()>) {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    let runtime = builder.worker_threads(3).enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        tokio::time::timeout(PATIENCE * 2, case).await.expect("the case hangs");
+    });
+}
+
+/// A client of this store.
+pub(crate) async fn connect(url: &str) -> Leasehold {
+    Leasehold::connect(url).await.unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Sees that holders follow one another, with rising tokens.
+#[derive(Debug, Default)]
+pub(crate) struct Witness {
+    inside: AtomicBool,
+    last: AtomicU64,
+    count: AtomicU64,
+}
+
+impl Witness {
+    pub(crate) fn enter(&self, guard: &Guard) {
+        assert!(!self.inside.swap(true, Ordering::SeqCst), "two hold at once");
+        let token = guard.token().get();
+        let before = self.last.swap(token, Ordering::SeqCst);
+        assert!(before < token, "token {token} after {before}");
+        self.count.fetch_add(1, Ordering::SeqCst);
+    }
+
+    pub(crate) fn leave(&self) {
+        assert!(self.inside.swap(false, Ordering::SeqCst), "somebody else has left");
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.count.load(Ordering::SeqCst)
+    }
+}
+
+/// Gives the lock back. The server may be away: then the client goes on with it in the background.
+pub(crate) async fn release(guard: Guard) {
+    match guard.release().await {
+        Ok(()) => {}
+        Err(error) => assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}"),
+    }
+}
+
+/// `tasks` tasks on each client take the mutex `rounds` times each; in the end the number of
+/// holders must be exact.
+pub(crate) async fn hammer(
+    clients: &[Leasehold],
+    name: &str,
+    tasks: usize,
+    rounds: u64,
+) -> Arc<Witness> {
+    let witness = Arc::<Witness>::default();
+    let mut running = tokio::task::JoinSet::new();
+    for client in clients {
+        for _ in 0..tasks {
+            let (mutex, witness) = (client.mutex(name), witness.clone());
+            running.spawn(async move {
+                for _ in 0..rounds {
+                    let guard = mutex.lock().await.unwrap_or_else(|error| panic!("{error}"));
+                    witness.enter(&guard);
+                    tokio::task::yield_now().await;
+                    witness.leave();
+                    release(guard).await;
+                }
+            });
+        }
+    }
+    while let Some(done) = running.join_next().await {
+        done.expect("no task panics");
+    }
+    assert_eq!(witness.count(), (clients.len() * tasks) as u64 * rounds);
+    witness
+}
+
+/// One line of this kind, without the secret in any of its forms.
+#[track_caller]
+pub(crate) fn assert_told(error: &Error, kind: ErrorKind, secret: &str) {
+    assert_eq!(error.kind(), kind, "{error}");
+    let mut all = format!("{error}\n{error:?}");
+    assert_eq!(all.lines().count(), 2, "not one line: {error}");
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        all += &format!("{cause}\n{cause:?}");
+        source = cause.source();
+    }
+    assert!(!all.contains(secret), "the password is shown: {all}");
+}

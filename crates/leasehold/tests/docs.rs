@@ -1,0 +1,135 @@
+//! What the documentation quotes is what the code says. To write it anew:
+//! `UPDATE_DOCS=1 cargo test -p leasehold --all-features --test docs`.
+#![cfg(all(feature = "file", feature = "sqlite", feature = "postgres", feature = "mysql"))]
+
+use std::fmt::Write;
+
+use leasehold::database::Dialect;
+use leasehold::store::Guarantees;
+use leasehold::{BUILT_IN, Leasehold};
+
+const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs");
+
+const HEAD: &str = "\
+# What you may rely on
+
+This page is made of what the stores say of themselves (`locks.guarantees()`); a test fails when it is
+not up to date. Each store is shown as its documentation says to set it up. What *yours* promises, in
+the configuration that is found, is printed by `leasehold doctor --store URL`, with what breaks it and
+the fix; `Leasehold::builder().require(…)` refuses to connect to a store that promises less.
+
+";
+
+const BELOW: &str = "
+## The words in the table
+
+| answer | what it means | what to do |
+|---|---|---|
+| one holder | mutual exclusion holds through this | nothing |
+| tokens needed | two may believe for a while that they hold; later holders have greater tokens | let the resource refuse smaller tokens than it has seen, in the same step as the write (`fence::sql`, `fence::http`, or your own); before a step that cannot be undone, `guard.ensure(min)` |
+| UNSAFE | two may hold, and tokens may fall | do not use this store where this can happen; `require` its absence |
+| cannot happen | the store has no such fault | nothing |
+
+Everywhere, whatever the store:
+
+- **A holder that is paused** for longer than its lease (a debugger, a VM that is moved, swapping, a
+  long garbage collection) finds out at first sight, but what it sent before, or had decided to send,
+  arrives. Only the resource can refuse that. Stores without leases never take a hold away, so there it
+  cannot happen, and a holder that hangs holds on.
+- **`release --force` / `evict`** hands the lock over before the old holder has heard of it.
+- **Permits of a semaphore and readers** hold side by side: their tokens are names, not fences.
+- **The holder's own clock** counts its lease, on the boot clock, shortened by 1 % + 2 ms for the drift
+  between two clocks. A machine whose clocks run apart by more breaks this; no NTP does that.
+
+";
+
+async fn columns() -> Vec<(&'static str, Guarantees)> {
+    let directory = tempfile::tempdir().unwrap();
+    let sqlite = format!("sqlite:{}", directory.path().join("db").display());
+    let file = format!("file:{}", directory.path().join("locks").display());
+    let (postgres, mysql) = (testbed::Postgres::start(), testbed::MariaDb::start());
+    let mut columns = Vec::new();
+    for &scheme in BUILT_IN {
+        let url = match scheme {
+            "memory" => "memory:".to_owned(),
+            "file" => file.clone(),
+            "sqlite" => sqlite.clone(),
+            "postgres" => postgres.database(),
+            "mysql" => mysql.database(),
+            "zookeeper" => testbed::zookeeper().url(),
+            "redlock" => testbed::redlock().url(),
+            other => {
+                panic!("the store {other}: has no column in docs/guarantees.md: add its URL here")
+            }
+        };
+        let locks = Leasehold::connect(&url).await.unwrap();
+        columns.push((scheme, locks.guarantees().clone()));
+    }
+    columns
+}
+
+fn page(columns: &[(&str, Guarantees)]) -> String {
+    let mut text = HEAD.to_owned();
+    let words: Vec<_> = columns.iter().map(|(_, g)| g.in_words()).collect();
+    let mut row = |cells: &mut dyn Iterator<Item = String>| {
+        let cells: Vec<String> = cells.collect();
+        let _ = writeln!(text, "| {} |", cells.join(" | "));
+    };
+    let names = columns.iter().map(|(scheme, _)| format!("`{scheme}:`"));
+    row(&mut std::iter::once(String::new()).chain(names));
+    row(&mut columns.iter().map(|_| "---".to_owned()).chain(["---".to_owned()]));
+    for (i, (question, _)) in words[0].iter().enumerate() {
+        let answers = words.iter().map(|w| {
+            assert_eq!(w[i].0, *question, "the same questions for every store");
+            w[i].1.clone()
+        });
+        row(&mut std::iter::once((*question).to_owned()).chain(answers));
+    }
+    text.push_str(BELOW);
+    text.push_str("## What else to know, store by store\n");
+    for (scheme, guarantees) in columns {
+        let _ = writeln!(text, "\n**`{scheme}:`**\n");
+        for note in guarantees.notes.iter() {
+            let _ = writeln!(text, "- {note}");
+        }
+    }
+    text
+}
+
+#[tokio::test]
+async fn the_page_about_guarantees_is_up_to_date() {
+    up_to_date("guarantees.md", &page(&columns().await));
+}
+
+/// Compares a file with what it should say, or writes that.
+fn up_to_date(name: &str, wanted: &str) {
+    let path = format!("{DOCS}/{name}");
+    let written = std::fs::read_to_string(&path).unwrap_or_default();
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(&path, wanted).unwrap();
+        return;
+    }
+    assert!(
+        written == wanted,
+        "docs/{name} is not up to date: run UPDATE_DOCS=1 cargo test -p leasehold --all-features \
+         --test docs"
+    );
+}
+
+/// The page has the fence's SQL for each database between two marks.
+#[test]
+fn r35_the_fence_for_other_languages_is_up_to_date() {
+    let written = std::fs::read_to_string(format!("{DOCS}/fencing.md")).unwrap();
+    let (head, rest) = written.split_once("<!-- fence::sql").unwrap();
+    let (_, tail) = rest.split_once("<!-- end -->").unwrap();
+    let mut made = format!("{head}<!-- fence::sql::text, kept up to date by a test -->\n");
+    for (name, dialect) in [
+        ("PostgreSQL", Dialect::Postgres),
+        ("SQLite", Dialect::Sqlite),
+        ("MySQL and MariaDB", Dialect::Mysql),
+    ] {
+        let sql = leasehold::fence::sql::text(dialect);
+        let _ = write!(made, "### {name}\n\n```sql\n{sql}```\n\n");
+    }
+    up_to_date("fencing.md", &format!("{made}<!-- end -->{tail}"));
+}

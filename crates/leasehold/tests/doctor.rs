@@ -1,0 +1,175 @@
+//! The doctor finds each planted misconfiguration, and nothing on a server that is set up well.
+#![cfg(all(feature = "file", feature = "sqlite", feature = "postgres", feature = "mysql"))]
+
+use leasehold::Leasehold;
+use leasehold::doctor::{Finding, Severity};
+use testbed::{MariaDb, PgBouncer, Postgres, Setup};
+
+/// What is found that is worse than a note.
+async fn findings(url: &str) -> Vec<Finding> {
+    let locks = Leasehold::connect(url).await.unwrap();
+    let found = locks.diagnose().await.unwrap();
+    assert!(found.is_sorted_by(|a, b| a.severity >= b.severity), "worst first: {found:?}");
+    for finding in &found {
+        let worse = finding.severity > Severity::Note;
+        assert!(worse != finding.fix.is_empty(), "{finding:?}");
+        let text = format!("{}{}{}", finding.what, finding.why, finding.fix);
+        assert!(!text.contains('\n') && !finding.why.is_empty(), "{finding:?}");
+        assert!(!text.contains("lh:lh"), "a password: {finding:?}");
+    }
+    found
+}
+
+async fn troubles(url: &str) -> Vec<(&'static str, Severity)> {
+    let found = findings(url).await.into_iter().filter(|f| f.severity > Severity::Note);
+    let mut ids: Vec<_> = found.map(|f| (f.id, f.severity)).collect();
+    ids.sort_unstable();
+    ids
+}
+
+use Severity::{Broken, Weak};
+
+#[tokio::test]
+async fn memory_says_who_sees_it() {
+    assert_eq!(findings("memory:").await.first().unwrap().id, "one-process");
+}
+
+#[tokio::test]
+async fn a_directory_on_a_disk_is_fine_and_others_are_not() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let url = format!("file:{}", dir.path().display());
+    let ours = |found: &[(&'static str, Severity)]| {
+        // What the tests' directory is on is not ours to choose.
+        found.iter().copied().filter(|(id, _)| *id != "file-system").collect::<Vec<_>>()
+    };
+    assert_eq!(ours(&troubles(&url).await), []);
+    let open = |mode| std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(mode));
+    open(0o777).unwrap();
+    assert_eq!(ours(&troubles(&url).await), [("rights", Weak)]);
+    open(0o1777).unwrap();
+    assert_eq!(ours(&troubles(&url).await), []);
+    // Every Linux has a tmpfs there.
+    if let Ok(dir) = tempfile::tempdir_in("/dev/shm") {
+        let found = troubles(&format!("file:{}", dir.path().display())).await;
+        assert_eq!(found, [("file-system", Weak)]);
+    }
+}
+
+#[tokio::test]
+async fn s61_sqlite_that_does_not_wait_for_the_disk() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let url = |how: &str| format!("sqlite:{}{how}", dir.path().join("db").display());
+    let ours = |found: Vec<(&'static str, Severity)>| -> Vec<_> {
+        found.into_iter().filter(|(id, _)| *id != "file-system").collect()
+    };
+    assert_eq!(ours(troubles(&url("")).await), []);
+    assert_eq!(ours(troubles(&url("?synchronous=normal")).await), [("synchronous", Weak)]);
+    assert_eq!(ours(troubles(&url("?synchronous=off")).await), [("synchronous", Broken)]);
+    // Looking does not let go of a lock that SQLite has on its file in this process.
+    let locks = Leasehold::connect(url("")).await.unwrap();
+    let guard = locks.mutex("held").try_lock().await.unwrap();
+    locks.diagnose().await.unwrap();
+    assert!(guard.is_held());
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_postgres_that_is_set_up_well_is_found_well() {
+    let server = Postgres::start();
+    let url = server.database();
+    assert_eq!(troubles(&url).await, []);
+    // What a server says of itself can be planted for one database of it.
+    let plant = |setting: &str| {
+        let name = url.rsplit('/').next().unwrap();
+        server.admin("postgres", &format!("ALTER DATABASE {name} SET {setting}"));
+    };
+    plant("synchronous_commit = off");
+    assert_eq!(troubles(&url).await, [("synchronous_commit", Broken)]);
+    plant("synchronous_commit = on");
+    plant("default_transaction_isolation = 'serializable'");
+    plant("idle_session_timeout = '90s'");
+    plant("lock_timeout = '300ms'");
+    let expected = [("idle_session_timeout", Weak), ("isolation", Weak), ("timeout", Weak)];
+    assert_eq!(troubles(&url).await, expected);
+}
+
+#[tokio::test]
+async fn a_postgres_that_does_not_wait_for_the_disk() {
+    // With `fast`, as tests like it and nobody else may.
+    let found = troubles(&testbed::postgres().database()).await;
+    let expected =
+        [("fsync", Broken), ("full_page_writes", Broken), ("synchronous_commit", Broken)];
+    assert_eq!(found, expected);
+}
+
+#[tokio::test]
+async fn s42_a_pooler_in_transaction_mode_is_noticed() {
+    let server = Postgres::start();
+    let direct = server.database();
+    let pooler = PgBouncer::before(&server);
+    let url = pooler.in_front_of(&server, &direct);
+    // Said, it is no trouble; unsaid, it is found, or connecting says what to write.
+    assert_eq!(troubles(&format!("{url}?pooler=transaction")).await, []);
+    let told = match Leasehold::connect(&url).await {
+        Err(error) => error.to_string(),
+        Ok(locks) => match locks.diagnose().await {
+            Err(error) => error.to_string(),
+            Ok(found) => found.first().map(|f| format!("{} {}", f.severity, f.fix)).unwrap(),
+        },
+    };
+    assert!(told.contains("pooler=transaction"), "{told}");
+    let said = findings(&format!("{direct}?pooler=transaction")).await;
+    assert!(said.iter().any(|f| f.id == "pooler" && f.severity == Severity::Note), "{said:?}");
+}
+
+#[tokio::test]
+async fn a_mariadb_that_is_set_up_well_is_found_well() {
+    let server = MariaDb::start();
+    let url = server.database();
+    assert_eq!(troubles(&url).await, []);
+    for (plant, back, expected) in [
+        ("innodb_flush_log_at_trx_commit = 2", "1", ("innodb_flush_log_at_trx_commit", Broken)),
+        ("innodb_flush_log_at_trx_commit = 0", "1", ("innodb_flush_log_at_trx_commit", Broken)),
+        ("read_only = 1", "0", ("read_only", Broken)),
+        ("wait_timeout = 20", "28800", ("wait_timeout", Weak)),
+    ] {
+        server.admin(&format!("SET GLOBAL {plant}"));
+        assert_eq!(troubles(&url).await, [expected], "{plant}");
+        let setting = plant.split(' ').next().unwrap();
+        server.admin(&format!("SET GLOBAL {setting} = {back}"));
+    }
+    assert_eq!(troubles(&url).await, []);
+    server.admin("SET GLOBAL max_connections = 20");
+    assert_eq!(troubles(&format!("{url}?pool=30")).await, [("connections", Weak)]);
+    let name = url.rsplit('/').next().unwrap();
+    server.admin(&format!("ALTER TABLE {name}.leasehold_claims ENGINE = MyISAM"));
+    assert_eq!(troubles(&url).await, [("engine", Broken)]);
+}
+
+#[tokio::test]
+async fn a_mariadb_whose_binary_log_takes_no_rows() {
+    let mut setup = Setup::new();
+    for word in ["--log-bin", "--server-id=1", "--binlog-format=STATEMENT", "--sync-binlog=0"] {
+        setup = setup.arg(word);
+    }
+    let server = MariaDb::with(setup);
+    let url = server.database();
+    // It cannot even make its tables there, so an administrator makes them.
+    let name = url.rsplit('/').next().unwrap();
+    let schema = leasehold::store::sql::schema(&url).unwrap();
+    server.admin(&format!("USE {name}; {schema}"));
+    assert_eq!(troubles(&url).await, [("binlog_format", Broken), ("sync_binlog", Weak)]);
+}
+
+#[tokio::test]
+async fn servers_whose_clock_is_off() {
+    let server = MariaDb::with(Setup::new().movable_clock());
+    let url = server.database();
+    server.shift_clock(3600);
+    assert_eq!(troubles(&url).await, [("clock-difference", Weak)]);
+    server.shift_clock(-3600);
+    assert_eq!(troubles(&url).await, [("clock-difference", Weak)]);
+    server.shift_clock(0);
+    assert_eq!(troubles(&url).await, []);
+}

@@ -1,0 +1,100 @@
+//! What a reviewer tried on the etcd store.
+
+#![cfg(feature = "etcd")]
+
+mod etcd_common;
+mod review_common;
+
+use std::io::Write;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use etcd_common::*;
+use leasehold::store::etcd::EtcdStore;
+use leasehold::store::{Joined, Mode, Signal, Store};
+use leasehold::{Claim, Kind, Name};
+use testbed::Etcd;
+use tokio::runtime::Handle;
+
+fn claim(name: &str) -> Claim {
+    let mut claim = Claim::new(Name::new(name).unwrap(), Kind::Mutex, 1, 1).unwrap();
+    // Nothing has to be renewed in a test's time, so that what is sent is sent for another reason.
+    (claim.lease, claim.waiter_lease) = (Duration::from_secs(55), Duration::from_secs(50));
+    claim
+}
+
+/// Sets a password, even the same one: etcd forgets the tokens of that user.
+fn set_password(server: &Etcd, user: &str, password: &str) {
+    let mut command = server.etcdctl_command();
+    command.args(["--user", "root:root", "user", "passwd", user, "--interactive=false"]);
+    let mut running = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let mut to = running.stdin.take().unwrap();
+    writeln!(to, "{password}").unwrap();
+    drop(to);
+    assert!(running.wait().unwrap().success());
+}
+
+/// The stream of watches was opened with a token of our user that has ended since. Requests get a new
+/// token; the stream refused every new watch, and whoever waited asked twice a second for ever.
+#[test]
+fn s84_a_stream_whose_token_has_ended_is_opened_anew() {
+    run(async {
+        let server = Etcd::start();
+        server.enable_auth("");
+        let url = format!("etcd://lh:lh@127.0.0.1:{}", server.port(0));
+        let store = EtcdStore::open(&url, &Handle::current()).await.unwrap();
+        let (first, second, third) = (claim("a"), claim("a"), claim("b"));
+        let (fourth, other) =
+            (claim("b"), EtcdStore::open(&url, &Handle::current()).await.unwrap());
+        for held in [&first, &third] {
+            let joined = other.join(held, Mode::Wait).await.unwrap();
+            assert!(matches!(joined, Joined::Holding { .. }), "{joined:?}");
+        }
+        assert!(matches!(store.join(&second, Mode::Wait).await.unwrap(), Joined::Waiting(_)));
+        quiet(&store).await;
+        set_password(&server, "lh", "lh");
+        assert!(matches!(store.join(&fourth, Mode::Wait).await.unwrap(), Joined::Waiting(_)));
+        // It watches, and does not ask again and again.
+        quiet(&store).await;
+        for (held, waits) in [(&third, &fourth), (&first, &second)] {
+            assert!(other.leave(held, None).await.unwrap());
+            let told = tokio::time::timeout(PATIENCE, store.changed(waits)).await.unwrap().unwrap();
+            assert!(matches!(told, Signal::Granted(_)), "{told:?}");
+        }
+    });
+}
+
+/// Waits until nothing is sent for more than a second.
+async fn quiet(store: &EtcdStore) {
+    let end = Instant::now() + PATIENCE / 3;
+    loop {
+        let before = store.requests();
+        tokio::time::sleep(Duration::from_millis(1_200)).await;
+        if store.requests() == before {
+            return;
+        }
+        assert!(Instant::now() < end, "it never stops asking");
+    }
+}
+
+/// Random calls of two clients: nobody is told of a grant too early, and everybody unasked.
+#[test]
+fn p1_p6_what_waiters_are_told_agrees_with_the_queue() {
+    run(async {
+        let url = testbed::etcd().url();
+        let clients = [connect(&url).await, connect(&url).await];
+        let stores = [0, 1].map(|i| clients[i].store().clone());
+        let kinds = [(Kind::Mutex, 1), (Kind::Semaphore, 3), (Kind::RwLock, 1 << 20)];
+        let all = (1..).zip(kinds.into_iter().cycle().take(12));
+        let mut running = tokio::task::JoinSet::new();
+        for (seed, lock) in all {
+            let stores = stores.clone();
+            running.spawn(async move {
+                review_common::pushes_agree(&stores, lock, seed, 60).await;
+            });
+        }
+        while let Some(done) = running.join_next().await {
+            done.unwrap();
+        }
+    });
+}

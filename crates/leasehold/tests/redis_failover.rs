@@ -1,0 +1,271 @@
+//! Redis with sentinels and as a cluster: masters killed and stopped, slots moved.
+
+#![cfg(feature = "redis")]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::*;
+use leasehold::store::Guarantee;
+use leasehold::{Builder, ErrorKind, Leasehold, LostReason};
+use testbed::{Cluster, Redis, Sentinel, Setup};
+
+const LEASE: Duration = Duration::from_millis(1_500);
+
+/// Counts under a lock while something is broken, until that is over. After a fail-over two may hold
+/// until a lease is over: only the tokens keep order, so that is what is looked at.
+async fn tokens_rise_while(
+    clients: &[Leasehold],
+    name: &str,
+    breaking: impl FnOnce() + Send + 'static,
+) {
+    let breaking = tokio::task::spawn_blocking(breaking);
+    let mut last = 0;
+    let mut rounds = 0;
+    loop {
+        for client in clients {
+            let guard = client.mutex(name).lease(LEASE).lock().await;
+            let guard = match guard {
+                Ok(guard) => guard,
+                // The servers took longer over it than a caller is patient: truthful, at least.
+                Err(error) if error.kind() == ErrorKind::Unreachable => continue,
+                Err(error) => panic!("{error}"),
+            };
+            assert!(guard.token().get() > last, "token {} after {last}", guard.token());
+            last = guard.token().get();
+            rounds += 1;
+            match guard.release().await {
+                Ok(()) => {}
+                // The grant was lost with the old master, and the release tells.
+                Err(error) if error.kind() == ErrorKind::Lost => {}
+                Err(error) => assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}"),
+            }
+        }
+        if breaking.is_finished() {
+            break;
+        }
+    }
+    breaking.await.expect("it was broken as planned");
+    assert!(rounds > clients.len(), "nothing was tried meanwhile");
+}
+
+#[test]
+fn s25_sentinels_fail_over_from_a_killed_master() {
+    run(async {
+        let set = Arc::new(Sentinel::start());
+        let clients = [connect(&set.url()).await, connect(&set.url()).await];
+        let guarantees = clients[0].guarantees();
+        assert!(!guarantees.meets(Guarantee::ExclusiveOnFailover));
+        let error = Builder::default().require(Guarantee::ExclusiveOnFailover);
+        let error = error.connect(set.url()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        let breaking = set.clone();
+        tokens_rise_while(&clients, "counted", move || {
+            std::thread::sleep(Duration::from_millis(200));
+            breaking.servers()[0].kill();
+            breaking.servers()[1].wait_for_master();
+        })
+        .await;
+        assert_eq!(set.servers()[1].info("replication", "role"), "master");
+        // One of the sentinels may be away.
+        set.kill_sentinel(0);
+        let third = connect(&set.url()).await;
+        hammer(&[clients, [third.clone(), third]].concat(), "after", 2, 10).await;
+    });
+}
+
+#[test]
+fn s25_sentinels_fail_over_from_a_stopped_master_in_mid_wait() {
+    run(async {
+        let set = Sentinel::start();
+        let (holder, waiting) = (connect(&set.url()).await, connect(&set.url()).await);
+        let lease = Duration::from_secs(45);
+        let guard = holder.mutex("held").lease(lease).lock().await.unwrap();
+        let waiter = tokio::spawn(async move { waiting.mutex("held").lock().await });
+        let end = Instant::now() + PATIENCE;
+        // Both the grant and the place are known to the replica.
+        while set.servers()[1].command(&["EXISTS", "held", "leasehold:w:held"]) != "2" {
+            assert!(Instant::now() < end, "never replicated");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let old = set.servers()[0].port();
+        set.servers()[0].stop();
+        set.wait_for_failover(old);
+        // It never answers: whoever asked it must find the other by themselves, and renew there.
+        let left = || set.servers()[1].command(&["PTTL", "held"]).parse::<u64>().unwrap();
+        let mut before = left();
+        while left() <= before {
+            before = left();
+            assert!(guard.is_held(), "lost, though the new master has it");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        let first = guard.token();
+        release(guard).await;
+        let next = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap().unwrap();
+        assert!(next.token() > first);
+        release(next).await;
+        set.servers()[0].cont();
+    });
+}
+
+#[test]
+fn s23_wait_was_satisfied_and_another_replica_is_promoted() {
+    run(async {
+        let master = Redis::with(Setup::new().fast());
+        let _fresh = Redis::replica_of(master.port(), Setup::new().fast());
+        let stale = Redis::replica_of(master.port(), Setup::new().fast());
+        master.wait_for_replicas(2);
+        // This one hears nothing of what follows.
+        stale.command(&["REPLICAOF", "NO", "ONE"]);
+        let locks = connect(&format!("{}?replicas=1", master.url())).await;
+        let guard = locks.mutex("lost").lock().await.unwrap();
+        let notes = locks.guarantees().notes.join("\n");
+        assert!(notes.contains("the replica that is promoted may be another"), "{notes}");
+        assert!(!locks.guarantees().meets(Guarantee::ExclusiveOnStoreCrash));
+        let other = connect(&stale.url()).await;
+        // No claim of safety: both hold. But the order of the tokens holds too.
+        let second = other.mutex("lost").try_lock().await.unwrap();
+        assert!(guard.is_held() && second.token() > guard.token());
+        release(second).await;
+    });
+}
+
+#[test]
+fn too_few_replicas_give_the_lock_back_or_are_accepted() {
+    run(async {
+        let master = Redis::with(Setup::new().fast());
+        let replica = Redis::replica_of(master.port(), Setup::new().fast());
+        master.wait_for_replicas(1);
+        let two = format!("{}?replicas=2&replicas_ms=100", master.url());
+        let error = connect(&two).await.mutex("short").try_lock().await.unwrap_err();
+        assert_told(&error, ErrorKind::Unconfirmed, "secret");
+        assert_eq!(master.command(&["EXISTS", "short"]), "0", "it was not given back");
+        let accepting = connect(&format!("{two}&replicas_short=accept")).await;
+        release(accepting.mutex("short").try_lock().await.unwrap()).await;
+        // A pushed grant counts only once it is confirmed, too.
+        let one = connect(&format!("{}?replicas=1&replicas_ms=2000", master.url())).await;
+        let guard = one.mutex("pushed").lock().await.unwrap();
+        let waiter = tokio::spawn({
+            let one = one.clone();
+            async move { one.mutex("pushed").lock().await }
+        });
+        while one.read("pushed").await.unwrap().is_none_or(|info| info.waiters().count() == 0) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        replica.stop();
+        release(guard).await;
+        let refused = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap();
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::Unconfirmed);
+        replica.cont();
+        hammer(&[one], "confirmed", 8, 10).await;
+    });
+}
+
+#[test]
+fn s26_a_slot_that_moves_costs_no_lease() {
+    run(async {
+        let cluster = testbed::cluster();
+        let (locks, other) = (connect(&cluster.url()).await, connect(&cluster.url()).await);
+        // Names that a cluster hashes in odd ways.
+        for (n, name) in ["b", "a}b", "{}x", "x{y}z"].into_iter().enumerate() {
+            let slot: u16 =
+                cluster.nodes()[0].command(&["CLUSTER", "KEYSLOT", name]).parse().unwrap();
+            let owner = |slot: u16| {
+                let mut nodes = cluster.nodes().iter();
+                let owns = |node: &Redis| {
+                    !node
+                        .command(&["CLUSTER", "COUNTKEYSINSLOT", &slot.to_string()])
+                        .starts_with('0')
+                };
+                nodes.position(owns)
+            };
+            let guard = locks.mutex(name).lease(LEASE).lock().await.unwrap();
+            let waiter = tokio::spawn({
+                let mutex = other.mutex(name).lease(LEASE);
+                async move { mutex.lock().await }
+            });
+            while locks.read(name).await.unwrap().unwrap().waiters().count() == 0 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            let from = owner(slot).expect("the lock's key is somewhere");
+            let to = (from + 1) % 3;
+            cluster.begin_move(slot, from, to);
+            // Some of the keys are here and some there, for longer than a lease.
+            cluster.move_keys(slot, from, to, 1 + n % 3);
+            tokio::time::sleep(LEASE * 2).await;
+            assert!(guard.is_held(), "{name:?} was lost while its slot moved");
+            while cluster.move_keys(slot, from, to, 100) > 0 {}
+            cluster.end_move(slot, to);
+            let first = guard.token();
+            release(guard).await;
+            let next = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap().unwrap();
+            assert!(next.token() > first);
+            release(next).await;
+        }
+    });
+}
+
+#[test]
+fn exact_while_slots_move_to_and_fro() {
+    run(async {
+        let cluster = testbed::cluster();
+        let clients = [connect(&cluster.url()).await, connect(&cluster.url()).await];
+        let slot: u16 =
+            cluster.nodes()[0].command(&["CLUSTER", "KEYSLOT", "moving"]).parse().unwrap();
+        let home = usize::from(slot) * 3 / 16_384;
+        let breaking = tokio::task::spawn_blocking(move || {
+            for round in 0..6 {
+                let (from, to) = ((home + round) % 3, (home + round + 1) % 3);
+                cluster.begin_move(slot, from, to);
+                while cluster.move_keys(slot, from, to, 100) > 0 {}
+                cluster.end_move(slot, to);
+            }
+        });
+        loop {
+            hammer(&clients, "moving", 4, 10).await;
+            if breaking.is_finished() {
+                break;
+            }
+        }
+        breaking.await.unwrap();
+    });
+}
+
+#[test]
+fn a_cluster_fails_over_from_a_killed_master() {
+    run(async {
+        let cluster = Arc::new(Cluster::with(3, 1, Setup::new().fast()));
+        let clients = [connect(&cluster.url()).await, connect(&cluster.url()).await];
+        // In the first third of the slots, on the node that is killed; and beside it.
+        let (dying, living) = ("b", "a");
+        let steady = clients[0].mutex(living).lease(LEASE).lock().await.unwrap();
+        let breaking = cluster.clone();
+        tokens_rise_while(&clients, dying, move || {
+            std::thread::sleep(Duration::from_millis(200));
+            breaking.nodes()[0].kill();
+            breaking.wait_for_failover(0);
+        })
+        .await;
+        assert!(steady.is_held(), "a node's end cost another node's lease");
+        release(steady).await;
+        hammer(&clients, dying, 4, 10).await;
+    });
+}
+
+#[test]
+fn a_stopped_node_costs_only_its_own_leases() {
+    run(async {
+        let cluster = Cluster::start();
+        let locks = connect(&cluster.url()).await;
+        let (stopped, living) = ("b", "a");
+        let on_stopped = locks.mutex(stopped).lease(LEASE).lock().await.unwrap();
+        let on_living = locks.mutex(living).lease(LEASE).lock().await.unwrap();
+        cluster.nodes()[0].stop();
+        assert_eq!(on_stopped.lost().await, LostReason::Expired);
+        assert!(on_living.is_held());
+        cluster.nodes()[0].cont();
+        release(on_living).await;
+    });
+}

@@ -1,0 +1,173 @@
+//! What a Redis server is told wrongly, or refuses: one line each that says what to do. And the ways of
+//! logging in that work.
+
+#![cfg(feature = "redis")]
+
+mod common;
+
+use common::*;
+use leasehold::{Error, ErrorKind, Leasehold};
+use testbed::{Redis, Setup};
+
+/// The rights that docs/stores/redis.md lists.
+const RIGHTS: &str = "~* &leasehold:* +eval +evalsha +get +set +getset +del +exists +pexpire +pttl \
+                      +getrange +time +publish +subscribe +zadd +zrem +zcard +zrange +zrevrange \
+                      +zrank +zscore +zpopmin +zrangebyscore +hget +hset +hdel +hincrby +scan +info \
+                      +ping +hello +auth +select";
+
+/// What a client is told that is not let in: by connecting, or at the latest by its first lock.
+async fn refusal(url: &str) -> Error {
+    match Leasehold::connect(url).await {
+        Err(error) => error,
+        Ok(locks) => match locks.mutex("refused").try_lock().await {
+            Err(error) => error,
+            Ok(_) => panic!("the lock was given on {}", locks.url()),
+        },
+    }
+}
+
+#[track_caller]
+fn told(error: &Error, kind: ErrorKind, what: &str) {
+    assert_told(error, kind, "s3cret");
+    assert!(error.to_string().contains(what), "{what:?} is not in: {error}");
+}
+
+async fn works(url: &str) {
+    let locks = connect(url).await;
+    let (other, name) = (connect(url).await, "works");
+    let guard = locks.mutex(name).lock().await.unwrap_or_else(|error| panic!("{error}"));
+    let waiter = tokio::spawn(async move { other.mutex(name).lock().await });
+    while locks.read(name).await.unwrap().is_none_or(|info| info.waiters().count() == 0) {
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    release(guard).await;
+    release(waiter.await.unwrap().unwrap()).await;
+    release(locks.semaphore("permits", 3).acquire().await.unwrap()).await;
+    release(locks.rwlock("read").read().await.unwrap()).await;
+    assert!(locks.list("").await.unwrap().is_empty());
+    assert_eq!(locks.evict(name, leasehold::store::Evict::Holders).await.unwrap(), 0);
+}
+
+fn with_user(rights: &str) -> Redis {
+    let server = Redis::with(Setup::new().fast());
+    let rule = format!("ACL SETUSER lh reset on >s3cret {rights}");
+    server.command(&rule.split(' ').filter(|word| !word.is_empty()).collect::<Vec<_>>());
+    server
+}
+
+#[test]
+fn s94_a_wrong_password() {
+    run(async {
+        let server = with_user(RIGHTS);
+        let port = server.port();
+        let url = format!("redis://lh:wrongs3cret@127.0.0.1:{port}/");
+        told(&refusal(&url).await, ErrorKind::Denied, "check the URL");
+        works(&format!("redis://lh:s3cret@127.0.0.1:{port}/1")).await;
+        let asks = Redis::with(Setup::new().fast().arg("--requirepass").arg("s3cret"));
+        let url = format!("redis://127.0.0.1:{}/", asks.port());
+        told(&refusal(&url).await, ErrorKind::Denied, "password");
+        works(&asks.url()).await;
+    });
+}
+
+#[test]
+fn rights_that_are_missing_are_named() {
+    run(async {
+        for (rights, what) in [
+            (RIGHTS.replace("+getset", ""), "getset"),
+            (RIGHTS.replace("+evalsha", ""), "evalsha"),
+            (RIGHTS.replace("~*", "~else:*"), "~lock-names*"),
+            (RIGHTS.replace("&leasehold:*", ""), "&leasehold:*"),
+        ] {
+            let server = with_user(&rights);
+            let url = format!("redis://lh:s3cret@127.0.0.1:{}/", server.port());
+            let error = refusal(&url).await;
+            told(&error, ErrorKind::Denied, "docs/stores/redis.md");
+            assert!(error.to_string().contains(what), "{what} is not in: {error}");
+        }
+        // Only what is nice to know; locks work without it.
+        let server = with_user(&RIGHTS.replace("+info", ""));
+        works(&format!("redis://lh:s3cret@127.0.0.1:{}/", server.port())).await;
+    });
+}
+
+#[test]
+fn tls_is_verified() {
+    run(async {
+        let server = Redis::with(Setup::new().fast().tls());
+        let authority = server.certificates().authority().display().to_string();
+        works(&format!("{}?tls_ca={authority}", server.url())).await;
+        // Nobody we trust has signed it.
+        told(&refusal(&server.url()).await, ErrorKind::Unreachable, "TLS");
+        let plain = server.url().replace("rediss://", "redis://");
+        assert_eq!(refusal(&plain).await.kind(), ErrorKind::Unreachable);
+        let missing = format!("{}?tls_ca=/no/such/file", server.url());
+        told(&refusal(&missing).await, ErrorKind::Config, "tls_ca");
+    });
+}
+
+#[test]
+fn a_unix_socket() {
+    run(async {
+        let server = Redis::with(Setup::new().fast().arg("--requirepass").arg("s3cret"));
+        let path = server.socket().display().to_string();
+        works(&format!("redis+unix://{path}?db=2&password=s3cret")).await;
+        told(&refusal("redis+unix:///no/such/socket").await, ErrorKind::Unreachable, "cannot be");
+    });
+}
+
+#[test]
+fn servers_that_cannot_be_used() {
+    run(async {
+        let server = Redis::with(Setup::new().fast());
+        let replica = Redis::replica_of(server.port(), Setup::new().fast());
+        told(&refusal(&replica.url()).await, ErrorKind::Denied, "replica");
+        let url = format!("{}99", server.url());
+        told(&refusal(&url).await, ErrorKind::Config, "no such database");
+        let port = server.port();
+        let url = format!("redis+cluster://127.0.0.1:{port}/");
+        told(&refusal(&url).await, ErrorKind::Config, "redis://");
+        let url = format!("redis+sentinel://127.0.0.1:{port}/mymaster");
+        assert_eq!(refusal(&url).await.kind(), ErrorKind::Unsupported);
+        let node = testbed::cluster().nodes()[0].url();
+        told(&refusal(&node).await, ErrorKind::Config, "redis+cluster://");
+        let set = testbed::sentinel();
+        let sentinel = format!("redis://127.0.0.1:{}/", set.sentinel_ports()[0]);
+        told(&refusal(&sentinel).await, ErrorKind::Config, "redis+sentinel://");
+        let other = set.url().replace("mymaster", "another");
+        told(&refusal(&other).await, ErrorKind::Config, "no master of this name");
+        let nobody = format!("redis://127.0.0.1:{}/", unused_port());
+        told(&refusal(&nobody).await, ErrorKind::Unreachable, "check that it runs");
+        told(&refusal("redis://no.such.host.invalid/").await, ErrorKind::Unreachable, "host");
+    });
+}
+
+/// A port where nobody listens.
+fn unused_port() -> u16 {
+    let taken = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    taken.local_addr().unwrap().port()
+}
+
+#[test]
+fn keys_that_are_no_locks() {
+    run(async {
+        let server = Redis::with(Setup::new().fast());
+        let locks = connect(&server.url()).await;
+        server.command(&["LPUSH", "list", "x"]);
+        for error in [
+            locks.mutex("list").try_lock().await.unwrap_err(),
+            locks.semaphore("list", 2).try_acquire().await.unwrap_err(),
+            locks.read("list").await.unwrap_err(),
+        ] {
+            told(&error, ErrorKind::Corrupt, "something else than a lock");
+        }
+        let error = locks.mutex("leasehold:clock").try_lock().await.unwrap_err();
+        told(&error, ErrorKind::InvalidName, "leasehold's own");
+        // A clock that somebody has written to is no obstacle, and no reason to fall back.
+        server.command(&["SET", "leasehold:clock", "nonsense"]);
+        release(locks.mutex("fine").lock().await.unwrap()).await;
+        // Strings of other people are not listed.
+        server.command(&["SET", "session:1", "somebody's"]);
+        assert!(locks.list("").await.unwrap().is_empty());
+    });
+}

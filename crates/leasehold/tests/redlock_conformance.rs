@@ -1,0 +1,13 @@
+//! The suite on five independent Redis servers.
+//!
+//! They have just been started, so the delay after a restart is off; and they have a second to
+//! answer, since the cases are about what is answered, on however slow a machine.
+
+#![cfg(feature = "redlock")]
+
+use leasehold::Leasehold;
+
+leasehold::conformance_suite!(redlock, async {
+    let url = testbed::redlock().url() + "?restart_delay_ms=0&node_timeout_ms=1000";
+    Leasehold::connect(url).await.unwrap()
+});

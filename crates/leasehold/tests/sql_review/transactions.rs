@@ -1,0 +1,278 @@
+// Included once for each server, which gives `Db`, `pool` and `at_level`.
+
+type Tx<'a> = sqlx::Transaction<'a, Db>;
+
+const LEVELS: [&str; 3] = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"];
+
+async fn run_sql(tx: &mut Tx<'_>, sql: &'static str) {
+    sqlx::query(sql).execute(&mut **tx).await.unwrap();
+}
+
+async fn number(pool: &sqlx::Pool<Db>, sql: &'static str) -> i64 {
+    sqlx::query_scalar(sql).fetch_one(pool).await.unwrap()
+}
+
+/// What a transaction is told that must not go on: that it is stale, or to begin anew.
+fn assert_refused(error: &Error, stale: ErrorKind, level: &str) {
+    assert!([stale, ErrorKind::Conflict].contains(&error.kind()), "{level}: {error}");
+}
+
+/// The late writer has its snapshot from before the new holder came by, in every form: a row that
+/// nobody had shown a token yet, one that has seen some, and a token column.
+#[tokio::test]
+async fn r35_a_stale_token_is_refused_at_every_level_of_isolation() {
+    let pool = pool().await;
+    let column = TokenColumn::new("t", "id", "token");
+    for (n, level) in LEVELS.into_iter().enumerate() {
+        for seen_before in [false, true] {
+            let resource = format!("resource {n} {seen_before}");
+            let tokens = [1, 5, 10].map(|t| Token::new(n as u64 * 100 + t).unwrap());
+            let [first, late, new] = tokens;
+            if seen_before {
+                let mut tx = pool.begin().await.unwrap();
+                check(&mut tx, &resource, first).await.unwrap();
+                tx.commit().await.unwrap();
+            }
+            for by_column in [false, true] {
+                let mut connection = pool.acquire().await.unwrap();
+                at_level(&mut connection, level).await;
+                let mut stale = connection.begin().await.unwrap();
+                run_sql(&mut stale, "SELECT count(*) FROM journal").await;
+
+                let mut tx = pool.begin().await.unwrap();
+                check(&mut tx, &resource, new).await.unwrap();
+                assert!(column.write(&mut *tx, 1, new, &[("n", 1.into())]).await.unwrap());
+                tx.commit().await.unwrap();
+
+                let error = match by_column {
+                    true => column.write(&mut *stale, 1, late, &[("n", 7.into())]).await.map(drop),
+                    false => check(&mut stale, &resource, late).await,
+                };
+                assert_refused(&error.unwrap_err(), ErrorKind::StaleToken, level);
+                stale.rollback().await.unwrap();
+                assert_eq!(number(&pool, "SELECT n FROM t WHERE id = 1").await, 1, "{level}");
+                sqlx::query("UPDATE t SET token = NULL").execute(&pool).await.unwrap();
+            }
+        }
+    }
+}
+
+/// From check to commit nobody else passes, whoever begins with which snapshot.
+#[tokio::test]
+async fn r35_no_token_passes_between_check_and_commit_at_any_level() {
+    let pool = pool().await;
+    for (n, level) in LEVELS.into_iter().enumerate() {
+        let resource = format!("resource {n}");
+        let [old, new] = [5, 10].map(|t| Token::new(n as u64 * 100 + t).unwrap());
+        let mut connection = pool.acquire().await.unwrap();
+        at_level(&mut connection, level).await;
+        let mut holding = connection.begin().await.unwrap();
+        check(&mut holding, &resource, old).await.unwrap();
+        let next = tokio::spawn({
+            let (pool, resource) = (pool.clone(), resource.clone());
+            async move {
+                retry(Retry::default(), || async {
+                    let mut connection = pool.acquire().await?;
+                    at_level(&mut connection, level).await;
+                    let mut tx = connection.begin().await?;
+                    check(&mut tx, &resource, new).await?;
+                    // Checked first, then read: what the old one wrote is seen.
+                    let seen: i64 = sqlx::query_scalar("SELECT n FROM t WHERE id = 1")
+                        .fetch_one(&mut *tx)
+                        .await?;
+                    tx.commit().await?;
+                    Ok(seen)
+                })
+                .await
+            }
+        });
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert!(!next.is_finished(), "{level}: passed between check and commit");
+        run_sql(&mut holding, "UPDATE t SET n = 7").await;
+        holding.commit().await.unwrap();
+        assert_eq!(next.await.unwrap().unwrap(), 7, "{level}");
+        sqlx::query("UPDATE t SET n = 0").execute(&pool).await.unwrap();
+    }
+}
+
+/// The write was computed from a version that is old by now, and still in the writer's snapshot.
+#[tokio::test]
+async fn r24_a_stale_version_is_refused_at_every_level_of_isolation() {
+    let pool = pool().await;
+    let rows = Versioned::new("t", "id", "version");
+    for (n, level) in (0..).zip(LEVELS) {
+        let mut connection = pool.acquire().await.unwrap();
+        at_level(&mut connection, level).await;
+        let mut stale = connection.begin().await.unwrap();
+        run_sql(&mut stale, "SELECT count(*) FROM journal").await;
+        let mut tx = pool.begin().await.unwrap();
+        assert_eq!(rows.update(&mut tx, 1, n, &[("n", 1.into())]).await.unwrap(), n + 1);
+        tx.commit().await.unwrap();
+        let error = rows.update(&mut stale, 1, n, &[("n", 7.into())]).await.unwrap_err();
+        assert_refused(&error, ErrorKind::StaleVersion, level);
+        stale.rollback().await.unwrap();
+        assert_eq!(number(&pool, "SELECT n FROM t WHERE id = 1").await, 1, "{level}");
+    }
+}
+
+/// Exactly one of those who race is first, and nobody else's failure is taken for a duplicate.
+#[tokio::test(flavor = "multi_thread")]
+async fn r26_one_is_first_at_every_level_of_isolation() {
+    let pool = pool().await;
+    for (n, level) in (1..).zip(LEVELS) {
+        let mut racing = tokio::task::JoinSet::new();
+        for _ in 0..8 {
+            let pool = pool.clone();
+            racing.spawn(async move {
+                retry(Retry::default().tries(200), || async {
+                    let mut connection = pool.acquire().await?;
+                    at_level(&mut connection, level).await;
+                    let mut tx = connection.begin().await?;
+                    sqlx::query("SELECT count(*) FROM journal").execute(&mut *tx).await?;
+                    let ran = once(format!("key {n}")).run_in(&mut tx, async |tx| {
+                        let sql = "UPDATE t SET n = n + 1 WHERE id = 1";
+                        sqlx::query(sql).execute(&mut **tx).await?;
+                        Ok::<_, Error>(level.to_owned())
+                    });
+                    let ran = ran.await?;
+                    tx.commit().await?;
+                    Ok(ran)
+                })
+                .await
+            });
+        }
+        let mut firsts = 0;
+        while let Some(ran) = racing.join_next().await {
+            let ran = ran.unwrap().unwrap_or_else(|e| panic!("{level}: {e}"));
+            firsts += usize::from(ran.is_first());
+            assert_eq!(ran.into_outcome(), level);
+        }
+        assert_eq!(firsts, 1, "{level}");
+        assert_eq!(number(&pool, "SELECT n FROM t WHERE id = 1").await, n, "{level}");
+    }
+}
+
+/// Outside of the caller's transactions too, where nobody but `run` could begin anew.
+#[tokio::test(flavor = "multi_thread")]
+async fn r26_racing_attempts_where_all_is_serializable() {
+    let pool = pool().await;
+    let mut connections = Vec::new();
+    for _ in 0..pool.options().get_max_connections() {
+        let mut connection = pool.acquire().await.unwrap();
+        at_level(&mut connection, "SERIALIZABLE").await;
+        connections.push(connection);
+    }
+    drop(connections);
+    for round in 0..5 {
+        let mut racing = tokio::task::JoinSet::new();
+        for _ in 0..12 {
+            let pool = pool.clone();
+            racing.spawn(async move {
+                let work = |_| async { Ok::<_, Error>("done".to_owned()) };
+                once(format!("racing {round}")).run(&pool, work).await
+            });
+        }
+        let mut firsts = 0;
+        while let Some(ran) = racing.join_next().await {
+            firsts += usize::from(ran.unwrap().unwrap_or_else(|e| panic!("{e}")).is_first());
+        }
+        assert_eq!(firsts, 1);
+    }
+}
+
+/// An attempt was paused, its lease ended, the next one has begun (and perhaps ended): what the
+/// first writes now must fail, and does if it asks in the transaction in which it writes.
+#[tokio::test]
+async fn r26_r40_a_paused_attempt_cannot_write_late() {
+    let pool = pool().await;
+    for ended in [false, true] {
+        let key = format!("paused {ended}");
+        let first = once(&key).lease(Duration::from_secs(20)).run(&pool, |attempt| {
+            let (pool, key) = (pool.clone(), key.clone());
+            async move {
+                let mut tx = pool.begin().await?;
+                attempt.check(&mut tx).await?;
+                run_sql(&mut tx, "UPDATE t SET n = n + 1 WHERE id = 1").await;
+                tx.commit().await?;
+
+                let sql = "UPDATE leasehold_once SET lease_end = 0 WHERE state = 'started'";
+                sqlx::query(sql).execute(&pool).await?;
+                let (began, begun) = tokio::sync::oneshot::channel();
+                let next = tokio::spawn({
+                    let (pool, key) = (pool.clone(), key.clone());
+                    async move {
+                        let work = |next: Attempt| async move {
+                            assert_eq!(next.number(), 2);
+                            began.send(()).unwrap();
+                            match ended {
+                                true => Ok::<_, Error>("second".to_owned()),
+                                false => std::future::pending().await,
+                            }
+                        };
+                        once(&key).run(&pool, work).await.map(drop)
+                    }
+                });
+                begun.await.unwrap();
+                match ended {
+                    true => next.await.unwrap()?,
+                    false => next.abort(),
+                }
+
+                let mut tx = pool.begin().await?;
+                run_sql(&mut tx, "UPDATE t SET n = 100 WHERE id = 1").await;
+                let late = attempt.check(&mut tx).await.unwrap_err();
+                assert_eq!(late.kind(), ErrorKind::Lost, "{late}");
+                assert_eq!(late.to_string().lines().count(), 1);
+                tx.rollback().await?;
+                Ok::<_, Error>("first".to_owned())
+            }
+        });
+        assert_eq!(first.await.unwrap_err().kind(), ErrorKind::Lost);
+    }
+    assert_eq!(number(&pool, "SELECT n FROM t WHERE id = 1").await, 2);
+}
+
+/// While an attempt has asked, and its transaction is open, nobody takes over.
+#[tokio::test]
+async fn r26_nobody_takes_over_between_an_attempts_check_and_its_commit() {
+    let pool = pool().await;
+    let ran = once("key").lease(Duration::from_secs(20)).run(&pool, |attempt| {
+        let pool = pool.clone();
+        async move {
+            let sql = "UPDATE leasehold_once SET lease_end = 0 WHERE state = 'started'";
+            sqlx::query(sql).execute(&pool).await?;
+            let mut tx = pool.begin().await?;
+            attempt.check(&mut tx).await?;
+            let next = tokio::spawn({
+                let pool = pool.clone();
+                async move {
+                    let work = |_| async { Ok::<_, Error>("second".to_owned()) };
+                    once("key").run(&pool, work).await
+                }
+            });
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            assert!(!next.is_finished(), "taken over under the transaction");
+            run_sql(&mut tx, "UPDATE t SET n = n + 1 WHERE id = 1").await;
+            tx.commit().await?;
+            assert!(next.await.unwrap()?.is_first());
+            Ok::<_, Error>("first".to_owned())
+        }
+    });
+    assert_eq!(ran.await.unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(number(&pool, "SELECT n FROM t WHERE id = 1").await, 1);
+}
+
+/// Work that took an hour is not old when it is done: its callers have an hour of retries before
+/// them.
+#[tokio::test]
+async fn r26_retention_counts_from_the_end_of_the_work() {
+    let pool = pool().await;
+    let mut tx = pool.begin().await.unwrap();
+    let ran = once("slow").run_in(&mut tx, async |tx| {
+        run_sql(tx, "UPDATE leasehold_once SET done_at = done_at - 3600000000").await;
+        Ok::<_, Error>("done".into())
+    });
+    assert!(ran.await.unwrap().is_first());
+    tx.commit().await.unwrap();
+    assert_eq!(clean_up(&pool, Duration::from_secs(1800)).await.unwrap(), 0);
+}

@@ -1,0 +1,169 @@
+//! The ZooKeeper store on three members that are killed, stopped and cut off.
+
+#![cfg(feature = "zookeeper")]
+
+mod zookeeper_common;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use leasehold::{ErrorKind, Leasehold, LostReason, State};
+use testbed::{ZooKeeper, ZooKeeperSetup, ZooKeepers};
+use zookeeper_common::*;
+
+/// A client that knows one member only.
+async fn connect_to(member: &ZooKeeper, rest: &str) -> Leasehold {
+    connect(&format!("{}{rest}", member.url())).await
+}
+
+/// Somebody waits elsewhere while the holder's member is broken: the holder must know first.
+async fn lost_before_the_next_holds(
+    held: &Leasehold,
+    other: &Leasehold,
+    name: &str,
+    breaking: impl FnOnce(),
+) {
+    let guard = held.mutex(name).lock_timeout(PATIENCE).await.unwrap();
+    let next = tokio::spawn({
+        let lock = other.mutex(name);
+        async move { lock.lock_timeout(PATIENCE).await }
+    });
+    until_waiting(other, name, 1).await;
+    // So that what the leader knows is as old as it usually is.
+    tokio::time::sleep(Duration::from_millis(700)).await;
+    assert!(guard.is_held());
+    breaking();
+    let next = next.await.unwrap().unwrap();
+    assert!(!guard.is_held(), "two holders: {guard:?} and {next:?}");
+    assert_eq!(guard.state(), State::Lost(LostReason::Expired));
+    assert!(next.token() > guard.token());
+    release(next).await;
+}
+
+#[test]
+fn s72_a_follower_that_is_stopped_or_cut_off_keeps_nobody_believing() {
+    run(async {
+        let all = ZooKeepers::with(&ZooKeeperSetup::new().links());
+        let (leader, followers) = (all.leader(), all.followers());
+        let other = connect_to(leader, "?session=30s").await;
+        let held = connect_to(followers[0], "?session=2s").await;
+        lost_before_the_next_holds(&held, &other, "stopped", || followers[0].stop()).await;
+        followers[0].cont();
+        // This one goes on answering its clients, for five seconds (syncLimit).
+        let held = connect_to(followers[1], "?session=2s").await;
+        lost_before_the_next_holds(&held, &other, "cut-off", || all.cut_off(followers[1])).await;
+        all.mend(followers[1]);
+    });
+}
+
+#[test]
+fn a_hold_outlives_its_leader_and_all_members() {
+    run(async {
+        let all = ZooKeepers::start();
+        let locks = connect(&format!("{}?session=20s", all.url())).await;
+        let guard = locks.mutex("kept").lock().await.unwrap();
+        let killed = all.leader();
+        killed.kill();
+        let other = connect(&all.url()).await;
+        let contended = other.mutex("kept").try_lock().await.unwrap_err();
+        assert_eq!(contended.kind(), ErrorKind::Contended, "{contended}");
+        // Renewed by the new leader.
+        let free = other.mutex("free").lock_timeout(PATIENCE).await.unwrap();
+        assert!(free.token() > guard.token());
+        killed.restart();
+        for member in all.members() {
+            member.kill();
+        }
+        for member in all.members() {
+            member.restart_without_waiting();
+        }
+        for member in all.members() {
+            member.until_ready();
+        }
+        let again = locks.mutex("again").lock_timeout(PATIENCE).await.unwrap();
+        assert!(again.token() > free.token());
+        assert!(guard.is_held(), "the session was 20 s");
+        let contended = other.mutex("kept").try_lock().await.unwrap_err();
+        assert_eq!(contended.kind(), ErrorKind::Contended, "{contended}");
+        release(guard).await;
+    });
+}
+
+#[test]
+fn without_a_majority_nothing_is_granted() {
+    run(async {
+        let all = ZooKeepers::start();
+        let last = &all.members()[0];
+        let locks = connect_to(last, "?session=2s").await;
+        let guard = locks.mutex("minority").lock().await.unwrap();
+        for other in &all.members()[1..] {
+            other.kill();
+        }
+        let lost = tokio::time::timeout(PATIENCE, guard.lost()).await;
+        assert_eq!(lost.ok(), Some(LostReason::Expired));
+        let error = locks.mutex("minority").lease(Duration::from_secs(1)).try_lock().await;
+        assert_eq!(error.unwrap_err().kind(), ErrorKind::Unreachable);
+        let error = Leasehold::connect(last.url()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+        all.members()[1].restart();
+        release(locks.mutex("minority").lock_timeout(PATIENCE).await.unwrap()).await;
+    });
+}
+
+#[test]
+fn exact_while_members_are_killed_one_after_another() {
+    run(async {
+        let all = Arc::new(ZooKeepers::start());
+        let url = format!("{}?session=6s", all.url());
+        let over = Arc::new(AtomicBool::new(false));
+        let breaking = tokio::task::spawn_blocking({
+            let (all, over) = (all.clone(), over.clone());
+            move || {
+                for member in all.members() {
+                    member.kill();
+                    std::thread::sleep(Duration::from_millis(500));
+                    member.restart();
+                    std::thread::sleep(Duration::from_millis(500));
+                }
+                over.store(true, Ordering::SeqCst);
+            }
+        });
+        // Fenced, as a resource does it: an increment under an older token is refused.
+        let counter = Arc::new(Mutex::new((0_u64, 0_u64)));
+        let counted = Arc::new(AtomicU64::new(0));
+        let mut tasks = Vec::new();
+        for _ in 0..3 {
+            let locks = connect(&url).await;
+            let (over, counter, counted) = (over.clone(), counter.clone(), counted.clone());
+            tasks.push(tokio::spawn(async move {
+                while !over.load(Ordering::SeqCst) {
+                    let guard = match locks.mutex("counter").lock_timeout(PATIENCE).await {
+                        Ok(guard) => guard,
+                        // A grant that came too late is said to have been lost.
+                        Err(e) if e.is_retryable() => continue,
+                        Err(e) => panic!("{e}"),
+                    };
+                    let read = counter.lock().unwrap().0;
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                    let mut counter = counter.lock().unwrap();
+                    if guard.is_held() {
+                        let token = guard.token().get();
+                        assert!(token > counter.1, "{token} after {}", counter.1);
+                        *counter = (read + 1, token);
+                        counted.fetch_add(1, Ordering::SeqCst);
+                    }
+                    drop(counter);
+                    drop(guard);
+                }
+            }));
+        }
+        for task in tasks {
+            task.await.unwrap();
+        }
+        breaking.await.unwrap();
+        let counted = counted.load(Ordering::SeqCst);
+        assert_eq!(counter.lock().unwrap().0, counted, "updates were lost");
+        assert!(counted > 10, "only {counted} turns");
+    });
+}

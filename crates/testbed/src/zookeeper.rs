@@ -1,0 +1,388 @@
+//! ZooKeeper: one server, or an ensemble.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::daemon::{Daemon, Launch, program, start_somewhere};
+use crate::{Proxy, port, reaper};
+
+/// How a server or an ensemble is set up.
+#[derive(Clone, Debug)]
+pub struct ZooKeeperSetup {
+    tick: Duration,
+    min_session: Duration,
+    max_session: Duration,
+    sequences_at: Vec<(String, i32)>,
+    links: bool,
+}
+
+impl Default for ZooKeeperSetup {
+    fn default() -> Self {
+        Self {
+            tick: Duration::from_millis(200),
+            min_session: Duration::from_millis(400),
+            max_session: Duration::from_secs(60),
+            sequences_at: Vec::new(),
+            links: false,
+        }
+    }
+}
+
+impl ZooKeeperSetup {
+    /// Ticks of 200 ms, sessions of 0.4 to 60 s.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The unit of all the servers' times.
+    pub fn tick(mut self, tick: Duration) -> Self {
+        self.tick = tick;
+        self
+    }
+
+    /// The shortest and the longest session that clients get.
+    pub fn sessions(mut self, min: Duration, max: Duration) -> Self {
+        (self.min_session, self.max_session) = (min, max);
+        self
+    }
+
+    /// Starts with a node at `path` (one level, such as `/name`) under which `children` children
+    /// have been created and deleted, so that the next sequential one gets that number.
+    pub fn sequences_at(mut self, path: &str, children: i32) -> Self {
+        self.sequences_at.push((path.to_owned(), children));
+        self
+    }
+
+    /// Lets the members of an ensemble talk through proxies, so that one can be
+    /// [cut off](ZooKeepers::cut_off) from the others.
+    pub fn links(mut self) -> Self {
+        self.links = true;
+        self
+    }
+}
+
+/// One ZooKeeper server: alone, or a member of an ensemble. Keeps what it acknowledged over
+/// [`kill`](Self::kill), but not over a power cut.
+#[derive(Debug)]
+pub struct ZooKeeper {
+    daemon: Daemon,
+    port: u16,
+}
+
+impl ZooKeeper {
+    /// A server of the test's own.
+    pub fn start() -> Self {
+        Self::with(&ZooKeeperSetup::new())
+    }
+
+    /// The same, with more wishes.
+    pub fn with(setup: &ZooKeeperSetup) -> Self {
+        start_somewhere(|port| {
+            let directory = reaper::directory("zookeeper");
+            write_config(&directory, setup, port, &[]);
+            if !setup.sequences_at.is_empty() {
+                write_snapshot(&directory, &setup.sequences_at);
+            }
+            let launch = launch(&directory);
+            let daemon = Daemon::start("zookeeper", directory, launch, None, &|| is_ready(port))?;
+            Ok(Self { daemon, port })
+        })
+    }
+
+    /// Where clients connect.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// `zookeeper://127.0.0.1:PORT`.
+    pub fn url(&self) -> String {
+        format!("zookeeper://127.0.0.1:{}", self.port)
+    }
+
+    /// Its one process.
+    pub fn pid(&self) -> u32 {
+        self.daemon.pid()
+    }
+
+    /// What it logged.
+    pub fn log(&self) -> String {
+        self.daemon.log()
+    }
+
+    /// What it answers to one of its four-letter words, such as `mntr`; empty if it does not.
+    pub fn ask(&self, word: &str) -> String {
+        four_letters(self.port, word).unwrap_or_default()
+    }
+
+    /// One of the numbers of `mntr`, such as `zk_watch_count`.
+    pub fn metric(&self, name: &str) -> i64 {
+        let told = self.ask("mntr");
+        let value = told.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+        value.unwrap_or_else(|| panic!("no {name} in {told}"))
+    }
+
+    /// Whether it leads its ensemble now.
+    pub fn is_leader(&self) -> bool {
+        self.ask("srvr").contains("Mode: leader")
+    }
+
+    /// SIGSTOP.
+    pub fn stop(&self) {
+        self.daemon.stop();
+    }
+
+    /// SIGCONT.
+    pub fn cont(&self) {
+        self.daemon.cont();
+    }
+
+    /// kill -9.
+    pub fn kill(&self) {
+        self.daemon.kill();
+    }
+
+    /// Up again on the same port with the same data, and serving; killed before if it runs.
+    pub fn restart(&self) {
+        self.daemon.restart(&|| is_ready(self.port));
+    }
+
+    /// As [`restart`](Self::restart), without waiting for it to serve: alone it cannot, if its
+    /// ensemble has no quorum without it.
+    pub fn restart_without_waiting(&self) {
+        self.daemon.restart(&|| true);
+    }
+
+    /// Waits until it serves.
+    pub fn until_ready(&self) {
+        wait_for("serves", || is_ready(self.port));
+    }
+}
+
+/// Several servers that agree on everything.
+#[derive(Debug)]
+pub struct ZooKeepers {
+    members: Vec<ZooKeeper>,
+    /// Between two of them, by their numbers: from, to.
+    links: Vec<(usize, usize, Proxy)>,
+}
+
+impl ZooKeepers {
+    /// Three members.
+    pub fn start() -> Self {
+        Self::with(&ZooKeeperSetup::new())
+    }
+
+    /// The same, with more wishes. (Not `sequences_at`.)
+    pub fn with(setup: &ZooKeeperSetup) -> Self {
+        start_somewhere(|_| {
+            let all: Vec<[u16; 3]> =
+                (0..3).map(|_| [port::free(), port::free(), port::free()]).collect();
+            let (mut members, mut links) = (Vec::new(), Vec::new());
+            for (i, ports) in all.iter().enumerate() {
+                let directory = reaper::directory("zookeeper");
+                let mut seen = all.clone();
+                for (j, other) in
+                    seen.iter_mut().enumerate().filter(|(j, _)| setup.links && *j != i)
+                {
+                    let link = Proxy::before(other[1]);
+                    other[1] = link.port();
+                    links.push((i, j, link));
+                }
+                write_config(&directory, setup, ports[0], &seen);
+                let id = (i + 1).to_string();
+                std::fs::write(directory.join("data/myid"), id).expect("our own directory");
+                let launch = launch(&directory);
+                // None of them serves before there are two.
+                let daemon = Daemon::start("zookeeper", directory, launch, None, &|| true)?;
+                members.push(ZooKeeper { daemon, port: ports[0] });
+            }
+            let all = Self { members, links };
+            let end = Instant::now() + PATIENCE;
+            while !all.members.iter().all(|m| is_ready(m.port)) {
+                // Another may have taken one of the ports meanwhile.
+                if let Some(taken) = all.members.iter().find(|m| m.log().contains("BindException"))
+                {
+                    return Err(format!("Address already in use: {}", taken.log()));
+                }
+                assert!(Instant::now() < end, "no quorum: {}", all.members[0].log());
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Ok(all)
+        })
+    }
+
+    /// All of them.
+    pub fn members(&self) -> &[ZooKeeper] {
+        &self.members
+    }
+
+    /// `zookeeper://127.0.0.1:P1,127.0.0.1:P2,…`.
+    pub fn url(&self) -> String {
+        let hosts: Vec<String> =
+            self.members.iter().map(|m| format!("127.0.0.1:{}", m.port)).collect();
+        format!("zookeeper://{}", hosts.join(","))
+    }
+
+    /// Nothing passes between this member and the others any more, and no connection ends: it serves
+    /// its clients until it has missed the others for too long. For [`ZooKeeperSetup::links`].
+    pub fn cut_off(&self, member: &ZooKeeper) {
+        for link in self.links_of(member) {
+            link.freeze();
+        }
+    }
+
+    /// Ends [`cut_off`](Self::cut_off).
+    pub fn mend(&self, member: &ZooKeeper) {
+        for link in self.links_of(member) {
+            link.thaw();
+        }
+    }
+
+    fn links_of(&self, member: &ZooKeeper) -> impl Iterator<Item = &Proxy> {
+        assert!(!self.links.is_empty(), "ask for ZooKeeperSetup::links first");
+        let number = self.members.iter().position(|m| m.port == member.port);
+        let touches = move |from, to| Some(from) == number || Some(to) == number;
+        self.links.iter().filter(move |(from, to, _)| touches(*from, *to)).map(|(_, _, link)| link)
+    }
+
+    /// The one that leads, once there is one.
+    pub fn leader(&self) -> &ZooKeeper {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            if let Some(leader) = self.members.iter().find(|m| m.is_leader()) {
+                return leader;
+            }
+            assert!(Instant::now() < end, "nobody leads: {}", self.members[0].log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// The ones that follow.
+    pub fn followers(&self) -> Vec<&ZooKeeper> {
+        let leader = self.leader().port;
+        self.members.iter().filter(|m| m.port != leader).collect()
+    }
+}
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn wait_for(what: &str, mut check: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !check() {
+        assert!(Instant::now() < end, "zookeeper: {what}: not within {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn launch(directory: &Path) -> Launch {
+    let jar = Path::new("/usr/share/java/zookeeper.jar");
+    assert!(jar.exists(), "no {}: run ./test.sh, or install zookeeper", jar.display());
+    let mut args: Vec<String> =
+        ["-Xms64m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]
+            .map(Into::into)
+            .into();
+    args.push("-Dzookeeper.jmx.log4j.disable=true".into());
+    // Containers, and reaped soon.
+    args.push("-Dzookeeper.extendedTypesEnabled=true".into());
+    args.push("-Dznode.container.checkIntervalMs=1000".into());
+    args.extend(["-cp".into(), jar.display().to_string()]);
+    args.push("org.apache.zookeeper.server.quorum.QuorumPeerMain".into());
+    args.push(directory.join("zoo.cfg").display().to_string());
+    Launch { program: program("java", &[], "default-jre-headless"), args, user: None }
+}
+
+fn write_config(directory: &Path, setup: &ZooKeeperSetup, port: u16, ensemble: &[[u16; 3]]) {
+    let data = directory.join("data");
+    std::fs::create_dir(&data).expect("a directory in our directory");
+    let mut config = format!(
+        "tickTime={}\ninitLimit=50\nsyncLimit=25\ndataDir={}\nclientPort={port}\n\
+         clientPortAddress=127.0.0.1\nadmin.enableServer=false\n4lw.commands.whitelist=*\n\
+         maxClientCnxns=0\nminSessionTimeout={}\nmaxSessionTimeout={}\nforceSync=no\n",
+        setup.tick.as_millis(),
+        data.display(),
+        setup.min_session.as_millis(),
+        setup.max_session.as_millis(),
+    );
+    for (i, [_, peers, election]) in ensemble.iter().enumerate() {
+        config.push_str(&format!("server.{}=127.0.0.1:{peers}:{election}\n", i + 1));
+    }
+    std::fs::write(directory.join("zoo.cfg"), config).expect("a file in our directory");
+}
+
+fn four_letters(port: u16, word: &str) -> Option<String> {
+    let address = (Ipv4Addr::LOCALHOST, port).into();
+    let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1)).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(2))).ok()?;
+    stream.write_all(word.as_bytes()).ok()?;
+    let mut told = String::new();
+    stream.read_to_string(&mut told).ok()?;
+    Some(told)
+}
+
+fn is_ready(port: u16) -> bool {
+    four_letters(port, "srvr").is_some_and(|told| told.contains("Mode: "))
+}
+
+/// A snapshot with some nodes beside what every new server has, written as the server itself writes
+/// it: no client can bring a node's child counter this far in a test's time.
+fn write_snapshot(directory: &Path, nodes: &[(String, i32)]) {
+    let mut file = Vec::new();
+    let int = |file: &mut Vec<u8>, n: i32| file.extend(n.to_be_bytes());
+    let long = |file: &mut Vec<u8>, n: i64| file.extend(n.to_be_bytes());
+    let text = |file: &mut Vec<u8>, s: &str| {
+        file.extend(i32::try_from(s.len()).expect("short").to_be_bytes());
+        file.extend(s.as_bytes());
+    };
+    // Header: magic, version, database id.
+    file.extend(b"ZKSN");
+    int(&mut file, 2);
+    long(&mut file, -1);
+    // No sessions; one access list, number 1: the world may do everything.
+    int(&mut file, 0);
+    int(&mut file, 1);
+    long(&mut file, 1);
+    int(&mut file, 1);
+    int(&mut file, 31);
+    text(&mut file, "world");
+    text(&mut file, "anyone");
+    let bare = [(String::new(), 0), ("/zookeeper".to_owned(), 0)];
+    for (path, cversion) in bare.iter().chain(nodes) {
+        text(&mut file, path);
+        // No data; the access list; then created, modified (zxid, time each), data version,
+        // children version, access list version, owner, last change of children.
+        int(&mut file, 0);
+        long(&mut file, 1);
+        for _ in 0..4 {
+            long(&mut file, 0);
+        }
+        int(&mut file, 0);
+        int(&mut file, *cversion);
+        int(&mut file, 0);
+        long(&mut file, 0);
+        long(&mut file, 0);
+    }
+    text(&mut file, "/");
+    let sum = adler32(&file);
+    long(&mut file, i64::from(sum));
+    text(&mut file, "/");
+    let data: PathBuf = directory.join("data/version-2");
+    std::fs::create_dir(&data).expect("a directory in our directory");
+    std::fs::write(data.join("snapshot.0"), file).expect("a file in our directory");
+    // Without a log the server would take the snapshot for a sign of lost data.
+    std::fs::write(directory.join("data/initialize"), "").expect("a file in our directory");
+    let config = directory.join("zoo.cfg");
+    let mut text = std::fs::read_to_string(&config).expect("the file that we wrote");
+    text.push_str("snapshot.trust.empty=true\n");
+    std::fs::write(config, text).expect("a file in our directory");
+}
+
+fn adler32(bytes: &[u8]) -> u32 {
+    let (mut a, mut b) = (1_u32, 0_u32);
+    for byte in bytes {
+        a = (a + u32::from(*byte)) % 65_521;
+        b = (b + a) % 65_521;
+    }
+    b << 16 | a
+}

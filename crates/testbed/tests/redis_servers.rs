@@ -1,0 +1,56 @@
+//! Redis alone, with sentinels and as a cluster: they start, break and come back.
+
+use testbed::{Cluster, Redis, Sentinel, Setup};
+
+#[test]
+fn redis_keeps_what_it_acknowledged_when_killed() {
+    let server = Redis::start();
+    server.command(&["SET", "kept", "7"]);
+    server.kill();
+    assert!(std::net::TcpStream::connect(("127.0.0.1", server.port())).is_err());
+    server.restart();
+    assert_eq!(server.command(&["GET", "kept"]), "7");
+    server.restart_empty();
+    assert_eq!(server.command(&["GET", "kept"]), "");
+}
+
+#[test]
+fn a_redis_with_a_password_a_certificate_and_a_clock() {
+    let setup = Setup::new().fast().tls().movable_clock();
+    let server = Redis::with(setup.arg("--requirepass").arg("secret"));
+    assert!(server.url().starts_with("rediss://:secret@"), "{}", server.url());
+    assert!(server.certificates().authority().exists() && server.socket().exists());
+    let seconds = || {
+        let time = server.command(&["TIME"]);
+        time.lines().next().and_then(|s| s.parse::<i64>().ok()).expect("seconds")
+    };
+    let before = seconds();
+    server.shift_clock(-3600);
+    let shifted = before - seconds();
+    assert!((3500..3700).contains(&shifted), "{shifted}");
+}
+
+#[test]
+fn sentinels_fail_over() {
+    let set = Sentinel::start();
+    let old = set.master().port();
+    assert_eq!(old, set.servers()[0].port());
+    set.servers()[0].kill();
+    set.wait_for_failover(old);
+    assert_eq!(set.master().port(), set.servers()[1].port());
+}
+
+#[test]
+fn a_cluster_moves_a_slot_and_fails_over() {
+    let cluster = Cluster::with(3, 1, Setup::new().fast());
+    // The slot of this key, which the first third has.
+    let slot: u16 = cluster.nodes()[0].command(&["CLUSTER", "KEYSLOT", "b"]).parse().expect("one");
+    assert!(slot < 5461);
+    cluster.nodes()[0].command(&["SET", "b", "7"]);
+    cluster.begin_move(slot, 0, 1);
+    assert_eq!(cluster.move_keys(slot, 0, 1, 10), 1);
+    cluster.end_move(slot, 1);
+    assert_eq!(cluster.nodes()[1].command(&["GET", "b"]), "7");
+    cluster.nodes()[2].kill();
+    cluster.wait_for_failover(2);
+}
