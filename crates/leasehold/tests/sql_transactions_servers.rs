@@ -191,7 +191,7 @@ macro_rules! cases {
                     }
                     breaking.await.unwrap();
                     // Also shows that no connection is of use any more that was ended.
-                    add_again(&pool, "the last", 7).await.unwrap();
+                    assert!(add_again(&pool, "the last", 7).await.unwrap().is_first());
                     assert_eq!(number(&pool).await, done + 1);
                 });
             }
