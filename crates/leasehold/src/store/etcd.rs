@@ -8,17 +8,17 @@
 //! for whoever came before. Our keys have values as well, which say what the lock is and who claims.
 //!
 //! # One call
-//! - *join* ([`join`]): one transaction, whether it holds at once or stands in the queue.
-//! - *leave* ([`leave`]): one transaction.
-//! - *renew* ([`renew`]): keep-alives, all of a client's on one stream, and a look at the keys.
-//! - *changed* ([`stand`]): a watch from the present on what blocks the claim, and after each event a
+//! - *join* (`etcd/join.rs`): one transaction, whether it holds at once or stands in the queue.
+//! - *leave* (`etcd/leave.rs`): one transaction.
+//! - *renew* (`etcd/renew.rs`): keep-alives, all of a client's on one stream, and a look at the keys.
+//! - *changed* (`etcd/stand.rs`): a watch from the present on what blocks the claim, and after each event a
 //!   look, which shows the waiter's own key as well.
 //!
 //! # Leases
 //! Each claim has one of its own (two claims on one lease would be one claim, scenario 81), for as long
 //! as its lease and its lock-delay together, in whole seconds; etcd may grant more, and has a minimum
 //! of 1 to 2 s by its election time-out. What counts is the least of what was asked for and what was
-//! granted, from before the request was sent. Leases are used again for other claims ([`leases`]),
+//! granted, from before the request was sent. Leases are used again for other claims (`etcd/leases.rs`),
 //! so that granting one costs no round trip when a lock is taken.
 //!
 //! Waiters hang on leases of the same length, since a key cannot change its lease without a write: a
@@ -32,7 +32,7 @@
 //! A claim is found again by its key. A lease that was sent in a request which was not answered is
 //! not used again, and is revoked when the claim leaves, so that a `join` which the network held back
 //! comes to nothing. What nobody leaves ends with its lease. A member that does not answer is left for
-//! the next one ([`client`]).
+//! the next one (`etcd/client.rs`).
 
 mod ask;
 mod claims;

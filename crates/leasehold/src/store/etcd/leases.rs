@@ -68,7 +68,7 @@ struct Idle {
 
 /// What `lease` is in the seconds that etcd counts in.
 pub(super) fn seconds(lease: Duration) -> i64 {
-    let whole = lease.as_secs() + u64::from(lease.subsec_nanos() > 0);
+    let whole = lease.as_secs().saturating_add(u64::from(lease.subsec_nanos() > 0));
     i64::try_from(whole.max(1)).unwrap_or(i64::MAX)
 }
 
