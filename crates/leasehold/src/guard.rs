@@ -258,7 +258,7 @@ impl Hold {
         &self.lease
     }
 
-    #[cfg(feature = "etcd")]
+    #[cfg(any(feature = "etcd", feature = "zookeeper"))]
     pub(crate) fn store(&self) -> &dyn crate::store::Store {
         &*self.core.store
     }
