@@ -93,7 +93,7 @@ pub(crate) struct StoreArgs {
     /// postgres://user@host/db, mysql://user@host/db, redis://host,
     /// redis+sentinel://host,host,host/master, redis+cluster://host,host,
     /// redlock://host,host,host,
-    /// zookeeper://host,host/path, …
+    /// zookeeper://host,host/path, etcd://host,host,host, …
     ///
     /// The default, file:, is a directory of yours on this machine, the same for your shell and
     /// for cron. `leasehold show NAME` and -v say which.

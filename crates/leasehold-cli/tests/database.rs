@@ -1,7 +1,13 @@
 //! `leasehold run` on real servers: an exact count by forty processes, also while the server is
 //! killed and comes back.
 
-#![cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql", feature = "redis"))]
+#![cfg(any(
+    feature = "sqlite",
+    feature = "postgres",
+    feature = "mysql",
+    feature = "redis",
+    feature = "etcd"
+))]
 
 mod common;
 
@@ -164,4 +170,43 @@ fn r31_forty_processes_count_exactly_while_two_of_five_redis_servers_are_killed(
             node.kill();
         }
     });
+}
+
+#[cfg(feature = "etcd")]
+#[test]
+fn r33_forty_processes_and_etcdctl_count_exactly_while_members_are_killed() {
+    let cluster = testbed::Etcd::cluster();
+    let counting = Counting::start(&cluster.url());
+    let counter = counting.counter();
+    let beside = |what: &str| counter.with_extension(what);
+    // What etcdctl says in the end does not matter, only what was done under its lock: it may
+    // itself fail with a member. So each of its turns is written down where it is taken.
+    let turn = r#"n=$(cat "$0"); sleep 0.01; echo $((n + 1)) > "$0"; echo x >> "$0.theirs""#;
+    let stop = beside("stop");
+    let theirs = |_| {
+        let mut lock = cluster.etcdctl_command();
+        lock.args(["lock", "counter", "--", "sh", "-c", turn]).arg(&counter);
+        let mut words = vec![lock.get_program().to_owned()];
+        words.extend(lock.get_args().map(ToOwned::to_owned));
+        let mut again = std::process::Command::new("sh");
+        again.args(["-c", "stop=$1; shift; until [ -e \"$stop\" ]; do \"$@\"; done", "sh"]);
+        again.arg(&stop).args(words).env("ETCDCTL_API", "3");
+        again.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        again.spawn().unwrap()
+    };
+    let others: Vec<std::process::Child> = (0..2).map(theirs).collect();
+    for member in 0..cluster.len() {
+        std::thread::sleep(Duration::from_millis(700));
+        cluster.kill(member);
+        std::thread::sleep(Duration::from_millis(300));
+        cluster.restart(member);
+    }
+    let counted = counting.wait();
+    std::fs::write(&stop, "").unwrap();
+    for mut other in others {
+        other.wait().unwrap();
+    }
+    let theirs = std::fs::read_to_string(beside("theirs")).unwrap().lines().count();
+    assert!(theirs > 0, "etcdctl never had a turn");
+    counted.check(theirs);
 }

@@ -51,6 +51,17 @@ fn files_keep_their_promises_under_pauses_and_kills() {
     assert_eq!(report["negative_control"]["acknowledged_updates_lost"], 0);
 }
 
+#[cfg(feature = "etcd")]
+#[test]
+fn etcd_keeps_its_promises_under_pauses_and_kills() {
+    let store = testbed::etcd().url();
+    let report = fine(&["--store", &store, "--seconds", "12", "--fault", "pause,kill"]);
+    for fault in ["pause", "kill"] {
+        assert!(report["faults"][fault].as_u64() >= Some(1), "{report}");
+    }
+    assert!(claimed(&report, "unfenced") || report["negative_control"]["required"] == true);
+}
+
 #[test]
 fn s64_files_hand_over_at_once_after_a_kill() {
     let directory = tempfile::tempdir().unwrap();

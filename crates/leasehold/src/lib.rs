@@ -28,7 +28,8 @@
 //! - `conformance` (a feature) is the suite that every store passes, for your own store too.
 //!
 //! Works in any async executor, and with none: renewals run on a thread of the client's own. Features:
-//! `file` (default), `sqlite`, `postgres`, `mysql`, `zookeeper`, `serde`, `conformance`, `metrics`, `tracing`.
+//! `file` (default), `sqlite`, `postgres`, `mysql`, `redis`, `redlock`, `zookeeper`, `etcd`, `http`, `serde`,
+//! `conformance`, `metrics`, `tracing`.
 #![forbid(unsafe_code)]
 
 mod acquire;

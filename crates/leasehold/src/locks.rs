@@ -140,7 +140,9 @@ impl Leasehold {
     /// | `postgres://user:password@host/database` | many machines (feature `postgres`) |
     /// | `mysql://user:password@host/database` | many machines (feature `mysql`) |
     /// | `redis://user:password@host`, `redis+sentinel://…`, `redis+cluster://…` | many machines (feature `redis`) |
+    /// | `redlock://host,host,host,host,host` | many machines, a mutex only (feature `redlock`) |
     /// | `zookeeper://host,host,host/path` | many machines (feature `zookeeper`) |
+    /// | `etcd://host1,host2,host3` | many machines (feature `etcd`) |
     ///
     /// # Errors
     /// [`ErrorKind::Config`] for a URL that cannot work, [`ErrorKind::Unsupported`] for a store

@@ -56,6 +56,7 @@ async fn columns() -> Vec<(&'static str, Guarantees)> {
             "sqlite" => sqlite.clone(),
             "postgres" => postgres.database(),
             "mysql" => mysql.database(),
+            "zookeeper" => testbed::zookeeper().url(),
             "redlock" => testbed::redlock().url(),
             other => {
                 panic!("the store {other}: has no column in docs/guarantees.md: add its URL here")

@@ -148,7 +148,8 @@ fn without_a_majority_nothing_is_granted_and_it_is_told() {
         let cluster = Etcd::cluster();
         let locks = connect(&cluster.url()).await;
         let promises = locks.guarantees();
-        assert_eq!(promises.on_failover, Survival::Exclusive);
+        // Which of the two, its version decides.
+        assert!(matches!(promises.on_failover, Survival::Exclusive | Survival::Fenced));
         let wanted = Guarantee::GrantDurability(leasehold::store::Durability::Majority);
         Builder::default().require(wanted).connect(cluster.url()).await.unwrap();
         let guard = locks.mutex("m").lease(Duration::from_secs(3)).lock().await.unwrap();

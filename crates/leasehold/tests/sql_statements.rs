@@ -106,17 +106,20 @@ on_both![
 
 const HAND_OVERS: usize = 20;
 
+/// As patient as a machine that does much else needs it.
+const LEASE: Duration = Duration::from_secs(120);
+
 /// What one hand-over costs with so many waiters: statements, and rows if they are known.
 async fn hand_over_cost<S: Counts>(server: &S, waiters: usize) -> (f64, Option<f64>) {
     let url = server.database();
     let clients = [connect(&url).await, connect(&url).await, connect(&url).await];
-    let held = clients[2].mutex("popular").lock().await.unwrap();
+    let held = clients[2].mutex("popular").lease(LEASE).lock().await.unwrap();
     let (queued, turns) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let done = Arc::new(Notify::new());
     let mut running = JoinSet::new();
     for i in 0..waiters {
         let (queued, first) = (queued.clone(), std::sync::Once::new());
-        let mutex = clients[i % 2].mutex("popular").on_waiting(move |_| {
+        let mutex = clients[i % 2].mutex("popular").lease(LEASE).on_waiting(move |_| {
             first.call_once(|| {
                 queued.fetch_add(1, Ordering::SeqCst);
             });
@@ -133,6 +136,7 @@ async fn hand_over_cost<S: Counts>(server: &S, waiters: usize) -> (f64, Option<f
         });
     }
     while queued.load(Ordering::SeqCst) < waiters {
+        assert!(running.try_join_next().is_none(), "one gave up");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     server.count_from_now(&url);
@@ -147,7 +151,7 @@ async fn hand_over_cost<S: Counts>(server: &S, waiters: usize) -> (f64, Option<f
 async fn r10_a_hand_over_costs_the_same_however_many_wait<S: Counts>() {
     let server = S::counting();
     let few = hand_over_cost(&server, HAND_OVERS).await;
-    let many = hand_over_cost(&server, 400).await;
+    let many = hand_over_cost(&server, 200).await;
     // BEGIN, the row, the front, what changed (PostgreSQL: at once, with the message), COMMIT. A
     // little more: a grant that came late is renewed first.
     assert!(few.0 >= 4.0, "counted nothing: {few:?}");
@@ -162,7 +166,8 @@ async fn r10_a_hand_over_costs_the_same_however_many_wait<S: Counts>() {
 
 async fn renewals_grow_with_batches_and_not_with_locks<S: Counts>() {
     const LOCKS: usize = 1_000;
-    let lease = Duration::from_secs(12);
+    // Long, since the machine may do much else; and waited out, so that each was renewed.
+    let lease = Duration::from_secs(30);
     let server = S::counting();
     let url = server.database();
     let locks: Leasehold = connect(&url).await;
@@ -173,11 +178,10 @@ async fn renewals_grow_with_batches_and_not_with_locks<S: Counts>() {
     }
     let guards = taking.join_all().await;
     server.count_from_now(&url);
-    tokio::time::sleep(lease * 5 / 4).await;
+    tokio::time::sleep(lease + Duration::from_secs(2)).await;
     let sent = server.counted_with_renewals(&url);
     assert!(guards.iter().all(|guard| guard.is_held()), "some were lost");
-    // Each was renewed three times or more, in batches of those that were taken within 0.4 s.
+    // Each was renewed three times, in batches of those that were taken within a second.
     assert!(sent >= 3.0, "counted nothing");
     assert!(sent <= LOCKS as f64 / 2.0, "{sent} statements to renew {LOCKS} locks");
-    println!("{sent} statements");
 }

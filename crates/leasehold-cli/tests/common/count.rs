@@ -48,8 +48,13 @@ impl Counting {
         self.place.path("counter")
     }
 
-    /// Waits for all, and checks that everybody was counted, `others` besides, under rising tokens.
-    pub(crate) fn finish(mut self, others: usize) {
+    /// Waits for all, and [checks](Counted::check).
+    pub(crate) fn finish(self, others: usize) {
+        self.wait().check(others);
+    }
+
+    /// Waits for all.
+    pub(crate) fn wait(mut self) -> Counted {
         eventually("all have counted", || {
             self.running.iter_mut().all(|child| child.try_wait().unwrap().is_some())
         });
@@ -58,9 +63,19 @@ impl Counting {
             let said = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success(), "{}: {said}", output.status);
         }
-        let counted = self.place.read("counter");
+        Counted(self.place)
+    }
+}
+
+/// What forty processes have counted.
+pub(crate) struct Counted(Place);
+
+impl Counted {
+    /// Everybody was counted, `others` besides, under rising tokens.
+    pub(crate) fn check(self, others: usize) {
+        let counted = self.0.read("counter");
         assert_eq!(counted.trim(), (PROCESSES * ROUNDS + others).to_string());
-        let tokens = self.place.read("counter.tokens");
+        let tokens = self.0.read("counter.tokens");
         let tokens: Vec<u64> = tokens.lines().map(|line| line.parse().unwrap()).collect();
         assert_eq!(tokens.len(), PROCESSES * ROUNDS);
         assert!(tokens.is_sorted_by(|a, b| a < b), "tokens do not rise: {tokens:?}");

@@ -14,7 +14,7 @@ use nix::unistd::Pid;
 
 pub(crate) const LEASEHOLD: &str = env!("CARGO_BIN_EXE_leasehold");
 /// Far more than anything here takes; only a failing test waits for it.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A directory that is gone after the test.
 pub(crate) struct Place {

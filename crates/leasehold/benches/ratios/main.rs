@@ -6,26 +6,34 @@
 //! cargo bench -p leasehold --bench ratios --all-features -- sql   # real databases, started by it
 //! taskset -c 0 cargo bench -p leasehold --bench ratios --features redis -- redis
 //! cargo bench -p leasehold --bench ratios -- --quick       # only to see that it runs
+//! cargo bench -p leasehold --features etcd --bench ratios -- etcd   # beside a real etcd
 //! ```
 //! The tables go to the standard output as Markdown; `docs/benchmarks.md` keeps a run of them. No
 //! figure here is a test.
 
 mod contention;
+#[cfg(feature = "etcd")]
+mod etcd;
 mod kill;
 mod measure;
 mod pair;
 mod raw;
 #[cfg(feature = "redis")]
 mod redis;
+#[cfg(feature = "redlock")]
+mod redlock;
 mod scratch;
 #[cfg(all(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 mod sql;
+#[cfg(feature = "zookeeper")]
+mod zookeeper;
 
 use std::path::Path;
 
 use measure::{Effort, Result};
 
-const PARTS: [&str; 5] = ["pair", "contention", "kill", "sql", "redis"];
+const PARTS: [&str; 8] =
+    ["pair", "contention", "kill", "sql", "redis", "redlock", "zookeeper", "etcd"];
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -68,6 +76,18 @@ fn main() -> Result<()> {
     if wanted("redis") {
         redis::pair(effort)?;
         redis::contention(effort)?;
+    }
+    #[cfg(feature = "redlock")]
+    if wanted("redlock") {
+        redlock::pair(effort)?;
+    }
+    #[cfg(feature = "zookeeper")]
+    if wanted("zookeeper") {
+        zookeeper::all(effort)?;
+    }
+    #[cfg(feature = "etcd")]
+    if wanted("etcd") {
+        etcd::all(effort)?;
     }
     Ok(())
 }

@@ -30,6 +30,8 @@ const CONTENDERS: [usize; 3] = [2, 32, 1_000];
 /// With more contenders than this the session lock would run out of connections.
 const CONNECTIONS: usize = 100;
 const CLIENTS: usize = 8;
+/// So long that nobody gives up on a machine that does much else.
+const LEASE: Duration = Duration::from_secs(120);
 
 /// Getting so many into the queue, and out of it again, takes far longer than the window.
 fn effort_of(n: usize, effort: Effort) -> Effort {
@@ -322,13 +324,14 @@ impl Bed {
             Some(counter) => Some(counter.connect().await?),
             None => None,
         };
-        let held = first.mutex("contention").lock().await?;
+        let held = first.mutex("contention").lease(LEASE).lock().await?;
         let queued = Arc::new(AtomicUsize::new(0));
         let (open, window) = tokio::sync::watch::channel(None::<Window>);
         let mut running = JoinSet::new();
         for i in 0..n {
             let (queued, first) = (queued.clone(), std::sync::Once::new());
-            let lock = others[i % others.len()].mutex("contention").on_waiting(move |_| {
+            let lock = others[i % others.len()].mutex("contention").lease(LEASE);
+            let lock = lock.on_waiting(move |_| {
                 first.call_once(|| {
                     queued.fetch_add(1, Ordering::SeqCst);
                 });
@@ -348,6 +351,9 @@ impl Bed {
             });
         }
         while queued.load(Ordering::SeqCst) < n {
+            if let Some(ended) = running.try_join_next() {
+                return Err(format!("a contender gave up: {:?}", ended?.err()).into());
+            }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         let before = match &mut counting {

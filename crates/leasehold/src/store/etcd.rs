@@ -67,7 +67,9 @@ use self::client::Client;
 use self::fault::Failure;
 use self::keepalive::KeepAlives;
 use self::leases::Leases;
-use self::proto::{MemberListRequest, MemberListResponse, RangeRequest};
+use self::proto::{
+    MemberListRequest, MemberListResponse, RangeRequest, StatusRequest, StatusResponse,
+};
 use self::url::EtcdUrl;
 use self::waiters::Waiters;
 use self::watch::Watches;
@@ -108,7 +110,7 @@ impl EtcdStore {
     pub async fn open(url: &str, runtime: &Handle) -> Result<Self> {
         let parsed = EtcdUrl::parse(url)?;
         let client = Arc::new(Client::new(&parsed, runtime)?);
-        let members = probe(&client, &parsed).await?;
+        let found = probe(&client, &parsed).await?;
         let keep_alives = Arc::new(KeepAlives::new(client.clone()));
         let leases = Arc::new(Leases::new(client.clone(), keep_alives.clone()));
         let tending = runtime.spawn(leases.clone().tend()).abort_handle();
@@ -121,7 +123,7 @@ impl EtcdStore {
             claims: claims::Claims::default(),
             waiters: Waiters::default(),
         });
-        let guarantees = guarantees(members);
+        let guarantees = guarantees(found);
         Ok(Self { url: crate::url::redacted(url), guarantees, shared, tending })
     }
 
@@ -155,8 +157,16 @@ impl Shared {
     }
 }
 
-/// Whether a majority answers and lets us in; and how many members there are.
-async fn probe(client: &Client, url: &EtcdUrl) -> Result<usize> {
+/// What etcd said of itself.
+#[derive(Clone, Copy, Debug)]
+struct Cluster {
+    members: usize,
+    /// No leader that was stopped ends what its successor renewed.
+    ignores_old_leaders: bool,
+}
+
+/// Whether a majority answers and lets us in; and what there is.
+async fn probe(client: &Client, url: &EtcdUrl) -> Result<Cluster> {
     let key = format!("{}leasehold", url.namespace).into_bytes();
     let one = RangeRequest { keys_only: true, ..ask::get(key) };
     match client.range(one).await {
@@ -171,7 +181,24 @@ async fn probe(client: &Client, url: &EtcdUrl) -> Result<usize> {
     let path = "/etcdserverpb.Cluster/MemberList";
     let listed = client.call::<_, MemberListResponse>(path, MemberListRequest {}).await;
     // Not everybody may ask; then the URL names what there is.
-    Ok(listed.map_or(url.endpoints.len(), |listed| listed.answer.members.len()))
+    let members = listed.map_or(url.endpoints.len(), |listed| listed.answer.members.len());
+    let path = "/etcdserverpb.Maintenance/Status";
+    let status = client.call::<_, StatusResponse>(path, StatusRequest {}).await;
+    let ignores_old_leaders =
+        status.is_ok_and(|status| ignores_old_leaders(&status.answer.version));
+    Ok(Cluster { members, ignores_old_leaders })
+}
+
+/// Whether this version of etcd has <https://github.com/etcd-io/etcd/pull/17425>.
+fn ignores_old_leaders(version: &str) -> bool {
+    let mut parts = version.split(['.', '-', '+']).map(|part| part.parse::<u32>().ok());
+    let mut next = || parts.next().flatten();
+    match (next(), next(), next()) {
+        (Some(3), Some(4), Some(patch)) => patch >= 31,
+        (Some(3), Some(5), Some(patch)) => patch >= 13,
+        (Some(major), Some(minor), _) => (major, minor) >= (3, 6),
+        _ => false,
+    }
 }
 
 /// Names the keys that we are not let at.
@@ -234,9 +261,13 @@ impl EtcdStore {
     }
 }
 
-fn guarantees(members: usize) -> Guarantees {
+fn guarantees(Cluster { members, ignores_old_leaders }: Cluster) -> Guarantees {
     let durability = if members > 1 { Durability::Majority } else { Durability::Disk };
-    let failover = if members > 1 { Survival::Exclusive } else { Survival::NotApplicable };
+    let failover = match (members, ignores_old_leaders) {
+        (0 | 1, _) => Survival::NotApplicable,
+        (_, true) => Survival::Exclusive,
+        (_, false) => Survival::Fenced,
+    };
     Guarantees {
         kinds: Cow::Borrowed(ALL_KINDS),
         fifo: true,
@@ -273,9 +304,28 @@ fn guarantees(members: usize) -> Guarantees {
                 "Tokens are etcd's revisions: they fall back if etcd is restored from a backup.",
             ),
             Cow::Borrowed(
+                "etcd before 3.4.31 and 3.5.13 can end renewed leases when a leader goes on that was \
+                 stopped: then only checked tokens are safe.",
+            ),
+            Cow::Borrowed(
                 "A client of the official Go library that locks a name waits also for the locks \
                  whose names begin with that name and a slash; we do not.",
             ),
         ]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_that_a_stopped_leader_cannot_harm() {
+        for good in ["3.4.31", "3.5.13", "3.6.0", "3.6.0-rc.1", "4.0.0", "3.5.21+git"] {
+            assert!(ignores_old_leaders(good), "{good}");
+        }
+        for bad in ["3.4.23", "3.5.12", "3.3.99", "", "x", "3", "3.5", "3.5.x"] {
+            assert!(!ignores_old_leaders(bad), "{bad}");
+        }
     }
 }

@@ -72,7 +72,7 @@ mod url;
 
 use attempt::{Busy, Outcome};
 use claims::{Claims, Entry, Held, random};
-use hold::Hold;
+use hold::{Hold, Wait};
 use node::{Node, Trouble};
 use round::majority;
 use scripts::Scripts;
@@ -277,9 +277,9 @@ impl Inner {
         let mut answers: HashMap<ClaimId, Renewal> = HashMap::new();
         let mut failed = None;
         let mut asking = tokio::task::JoinSet::new();
-        for (id, (claim, entry)) in waits {
+        for Wait { claim, entry } in waits {
             let inner = self.clone();
-            asking.spawn(async move { (id, inner.stand(&claim, &entry, Mode::Wait).await) });
+            asking.spawn(async move { (claim.id, inner.stand(&claim, &entry, Mode::Wait).await) });
         }
         if !holds.is_empty() {
             let ids: Vec<ClaimId> = holds.iter().map(|hold| hold.claim.id).collect();
@@ -289,20 +289,24 @@ impl Inner {
             }
         }
         while let Some(asked) = asking.join_next().await {
-            match asked {
-                Ok((id, Ok(Joined::Holding { token, remaining }))) => {
-                    answers.insert(id, Renewal::Holding { token, remaining });
+            let (id, joined) = match asked {
+                Ok((id, Ok(joined))) => (id, joined),
+                Ok((_, Err(error))) => {
+                    failed = Some(error);
+                    continue;
                 }
-                Ok((id, Ok(Joined::Waiting(place)))) => {
-                    drop(answers.insert(id, Renewal::Waiting(place)))
-                }
-                Ok((id, Ok(Joined::Busy { .. }))) => drop(answers.insert(id, Renewal::Lost)),
-                Ok((_, Err(error))) => failed = Some(error),
                 Err(_) => {
                     let what = "the client's thread has ended";
                     failed = Some(Error::new(ErrorKind::Closed, what));
+                    continue;
                 }
-            }
+            };
+            let renewal = match joined {
+                Joined::Holding { token, remaining } => Renewal::Holding { token, remaining },
+                Joined::Waiting(place) => Renewal::Waiting(place),
+                Joined::Busy { .. } => Renewal::Lost,
+            };
+            answers.insert(id, renewal);
         }
         match failed {
             // What is known of the others is found out again: all that they were asked can be

@@ -100,6 +100,7 @@ impl<T: Clone> Waiters<T> {
     }
 
     /// Lets everybody ask: what was pushed meanwhile may have been missed.
+    #[cfg(any(feature = "postgres", feature = "redis"))]
     pub(super) fn ask_all(&self) {
         let all: Vec<ClaimId> = locked(&self.all).keys().copied().collect();
         for id in all {

@@ -300,8 +300,10 @@ impl Shared {
             None => self.enter_queue(&session, claim, mode, started).await,
             Some(standing) if standing.session == session.id() => {
                 match self.ask(&session, claim.clone(), started).await? {
-                    // It was there, and was taken away: it stands anew.
+                    // It was there, and was taken away, or expired just now: it stands anew, and
+                    // never beside its first child.
                     Joined::Busy { .. } => {
+                        self.delete(&session, &standing).await?;
                         self.claims.begin_anew(claim.id);
                         self.enter_queue(&session, claim, mode, started).await
                     }
@@ -1126,6 +1128,13 @@ impl Store for ZooKeeperStore {
         &self.shown
     }
 
+    /// In whatever order the members are named.
+    fn identity(&self) -> String {
+        let mut hosts: Vec<&str> = self.shared.url.hosts.split(',').collect();
+        hosts.sort_unstable();
+        format!("zookeeper://{}{}", hosts.join(","), self.shared.url.chroot)
+    }
+
     fn longest_lease(&self) -> Duration {
         self.shared.current().longest_lease()
     }
@@ -1197,10 +1206,7 @@ fn guarantees(url: &ZooKeeperUrl, session: &Session) -> Guarantees {
             "Grants are durable as the members' disks are: with forceSync=no, or one server, not over \
              a power cut.",
         ),
-        Cow::Borrowed(
-            "What the notes of other clients do counts: one that deletes children that are not its own \
-             takes locks away.",
-        ),
+        Cow::Borrowed("Whoever has the permission to delete nodes can take locks away."),
     ];
     let (asked, given) = (url.session, session.timeout());
     if asked != given {

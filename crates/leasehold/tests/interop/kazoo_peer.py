@@ -1,4 +1,4 @@
-"""kazoo as a contender: count FILE ROUNDS | hold KIND | try KIND, on HOSTS PATH."""
+"""kazoo as a contender: count FILE ROUNDS | hold KIND | try KIND | pairs SECONDS, on HOSTS PATH."""
 
 import sys
 import time
@@ -27,6 +27,16 @@ elif work == "hold":
 elif work == "try":
     lock = kinds[rest[0]](path, "kazoo")
     print("yes" if lock.acquire(blocking=False) else "no", flush=True)
+elif work == "pairs":
+    lock = client.Lock(path, "kazoo")
+    lock.acquire()
+    lock.release()
+    pairs, started = 0, time.perf_counter()
+    while time.perf_counter() - started < float(rest[0]):
+        lock.acquire()
+        lock.release()
+        pairs += 1
+    print((time.perf_counter() - started) * 1e9 / pairs, flush=True)
 else:
     sys.exit("no such work")
 client.stop()

@@ -1,9 +1,9 @@
 //! Joining: one transaction.
 //!
-//! *If nobody is there*, the claim's key is made and it holds: that is the whole of it. *Else*, in
-//! the same transaction, one that waits makes its key behind those that are there, if all of them are
-//! claims for the same kind of lock; and both see the front of the queue. Order in the queue is the
-//! order of create revisions, which is etcd's own order of transactions; the revision is the token.
+//! One who tries makes its key if nobody is there. One who waits makes its key if all that are there
+//! are claims for the same kind of lock, and sees in the same transaction whether it is alone. Order
+//! in the queue is the order of create revisions, which is etcd's own order of transactions; the
+//! revision is the token.
 //!
 //! One who tries at a lock that is shared, and everybody where keys lie in the lock's range that are
 //! not its own (those of a lock `a/b` in that of `a`), reads the queue and then joins under the
@@ -19,7 +19,9 @@ use super::ask::{
 use super::claims::Remains;
 use super::fault::{Failure, unreachable};
 use super::leases::{Lease, seconds};
-use super::proto::{Done, KeyValue, Op, RequestOp, TxnRequest, TxnResponse};
+use super::proto::{
+    Done, KeyValue, Op, RangeRequest, RequestOp, ResponseOp, TxnRequest, TxnResponse,
+};
 use super::queue::{Queue, agree, end_of, value};
 use crate::claim::{Claim, Token};
 use crate::clock::Moment;
@@ -58,6 +60,32 @@ struct Going<'a> {
 }
 
 impl Going<'_> {
+    /// Makes the claim's key if nobody is there; else shows its own key and the oldest.
+    fn if_free(&self) -> TxnRequest {
+        let own = op(Op::Range(get(self.key.clone())));
+        let front = op(Op::Range(oldest(self.prefix.clone(), self.end(), FRONT)));
+        TxnRequest {
+            compare: vec![absent(self.prefix.clone(), self.end())],
+            success: vec![self.put()],
+            failure: vec![own, front],
+        }
+    }
+
+    /// Makes the claim's key if others are there and all agree what the lock is; else as
+    /// [`if_free`](Self::if_free). (Where nobody is, etcd takes no value for agreeing.) To find the
+    /// oldest, etcd looks at all: one who has made its key sees some of the queue, which is all of it
+    /// where few are.
+    fn behind_others(&self) -> TxnRequest {
+        let mut compare = vec![absent(self.key.clone(), Vec::new())];
+        compare.extend(agree(self.claim, &self.prefix));
+        // In a mutex all weigh the same, and values say nothing more.
+        let keys_only = self.claim.capacity == 1;
+        let some = range(self.prefix.clone(), self.end());
+        let some = op(Op::Range(RangeRequest { limit: FRONT, keys_only, ..some }));
+        let failure = vec![op(Op::Txn(self.if_free()))];
+        TxnRequest { compare, success: vec![self.put(), some], failure }
+    }
+
     fn put(&self) -> RequestOp {
         put(self.key.clone(), value(self.claim, false), self.lease.id)
     }
@@ -96,6 +124,11 @@ impl Shared {
                     self.clear(claim);
                     return joined;
                 }
+                // Perhaps it has a place: with its lease, that ends.
+                Err(Failure::Final(_) | Failure::Token(_)) => {
+                    self.abandon(claim);
+                    return joined;
+                }
                 joined => return joined,
             }
         }
@@ -111,33 +144,43 @@ impl Shared {
         }
     }
 
+    /// Forgets a claim and ends its lease, and with it whatever place it may have.
+    pub(super) fn abandon(&self, claim: &Claim) {
+        self.waiters.dismiss(claim.id);
+        if let Some(remains) = self.claims.forget(claim.id) {
+            self.leases.revoke_later(remains.lease.id);
+        }
+    }
+
     async fn join_once(self: &Arc<Self>, claim: &Claim, mode: Mode) -> Result<Joined, Failure> {
         let lease = self.lease_of(claim).await?;
         let begun = self.leases.now();
         let (key, prefix) = (self.key(claim), self.prefix(&claim.name));
         let mut going = Going { claim, mode, key, prefix, lease, begun };
-        let (key, end) = (going.key.clone(), going.end());
-        let mut otherwise = Vec::new();
-        if mode == Mode::Wait {
-            let mut compare = vec![absent(key.clone(), Vec::new())];
-            compare.extend(agree(claim, &going.prefix));
-            let behind = TxnRequest { compare, success: vec![going.put()], failure: Vec::new() };
-            otherwise.push(op(Op::Txn(behind)));
-        }
-        otherwise.push(op(Op::Range(get(key))));
-        otherwise.push(op(Op::Range(oldest(going.prefix.clone(), end.clone(), FRONT))));
-        let txn = TxnRequest {
-            compare: vec![absent(going.prefix.clone(), end)],
-            success: vec![going.put()],
-            failure: otherwise,
+        let (made, responses, revision) = match mode {
+            Mode::Try => {
+                let answer = self.send_place(claim, going.if_free()).await?;
+                let free = answer.succeeded.then(|| revision_of(&answer));
+                (false, answer.responses, free)
+            }
+            Mode::Wait => {
+                let answer = self.send_place(claim, going.behind_others()).await?;
+                let revision = revision_of(&answer);
+                if answer.succeeded {
+                    (true, answer.responses, Some(revision))
+                } else {
+                    let nested = nested(answer)?;
+                    let free = nested.succeeded.then_some(revision);
+                    (false, nested.responses, free)
+                }
+            }
         };
-        let answer = self.send_place(claim, txn).await?;
-        if answer.succeeded {
-            let token = token_of(revision_of(&answer))?;
+        if let (false, Some(revision)) = (made, revision) {
+            let token = token_of(revision)?;
             self.claims.note(claim.id, |known| known.holds = Some(token));
             return Ok(going.holding(token));
         }
-        let shown = shown(&going, answer)?;
+        let shown = shown(&going, revision, responses)?;
         match shown.own {
             Some(_) => self.standing(&mut going, shown).await,
             None => self.join_slowly(going).await,
@@ -189,11 +232,12 @@ impl Shared {
         if !shown.made {
             self.beat(going, own.lease).await?;
         }
-        // Behind the front of a mutex, it is enough to know how many are there.
-        let far = shown.made && claim.capacity == 1 && !shown.front.entries.is_empty();
+        // Of a long queue for a mutex, it is enough to know that others came before and how many.
+        let others = shown.front.entries.iter().any(|e| e.key != going.key);
+        let far = shown.made && claim.capacity == 1 && others;
         let (queue, at) = match (shown.front.position(&going.key), shown.complete, far) {
-            (Some(at), _, _) => (shown.front, at),
-            (None, false, true) => (shown.front, shown.count.saturating_sub(1)),
+            (Some(at), true, _) => (shown.front, at),
+            (_, false, true) => (Queue::default(), shown.count.saturating_sub(1)),
             _ => {
                 let found = self.client.range(range(going.prefix.clone(), going.end())).await?;
                 let queue = Queue::of(&going.prefix, &found.kvs);
@@ -214,7 +258,10 @@ impl Shared {
         if going.lease.ends.since(going.begun) < claim.waiter_lease {
             self.beat(going, own.lease).await?;
         }
-        self.claims.note(claim.id, |known| known.ahead = at);
+        self.claims.note(claim.id, |known| {
+            // A place that it had before, and that was taken away, says nothing of this one.
+            (known.holds, known.behind, known.ahead) = (None, None, at);
+        });
         self.watch_for(claim, token);
         Ok(Joined::Waiting(Place { ahead: at, head_remaining: None, token: Some(token) }))
     }
@@ -293,16 +340,31 @@ fn token_of(revision: i64) -> Result<Token, Failure> {
     u64::try_from(revision).ok().and_then(Token::new).ok_or_else(out_of_step)
 }
 
-fn shown(going: &Going<'_>, answer: TxnResponse) -> Result<Shown, Failure> {
-    let mut responses = answer.responses.into_iter();
-    let made = going.mode == Mode::Wait
-        && match responses.next().and_then(|r| r.done) {
-            Some(Done::Txn(nested)) => nested.succeeded,
-            _ => return Err(out_of_step()),
-        };
-    let own = ranged(responses.next())?.kvs.into_iter().next();
-    let all = ranged(responses.next())?;
-    let front = Queue::of(&going.prefix, &all.kvs);
-    let complete = all.kvs.len() == all.count;
-    Ok(Shown { made, own, front, count: all.count, complete })
+fn nested(answer: TxnResponse) -> Result<TxnResponse, Failure> {
+    match answer.responses.into_iter().next().and_then(|r| r.done) {
+        Some(Done::Txn(nested)) => Ok(nested),
+        _ => Err(out_of_step()),
+    }
+}
+
+/// What came back where the queue was not empty; `made`: the revision of our key, made just now.
+fn shown(
+    going: &Going<'_>,
+    made: Option<i64>,
+    responses: Vec<ResponseOp>,
+) -> Result<Shown, Failure> {
+    let mut responses = responses.into_iter();
+    let first = responses.next();
+    let own = match made {
+        // The answer to the put says nothing more.
+        Some(create_revision) => {
+            let (key, lease) = (going.key.clone(), going.lease.id);
+            Some(KeyValue { key, create_revision, value: Vec::new(), lease })
+        }
+        None => ranged(first)?.kvs.into_iter().next(),
+    };
+    let some = ranged(responses.next())?;
+    let front = Queue::of(&going.prefix, &some.kvs);
+    let complete = some.kvs.len() == some.count;
+    Ok(Shown { made: made.is_some(), own, front, count: some.count, complete })
 }

@@ -71,7 +71,11 @@ impl Shared {
         Ok(match self.claims.forget(claim.id) {
             None => there,
             Some(Remains { lease, clean: true }) => {
-                self.leases.put_back(lease);
+                match there {
+                    true => self.leases.put_back(lease),
+                    // Ended with its lease, as likely as not.
+                    false => self.leases.revoke_later(lease.id),
+                }
                 there
             }
             Some(Remains { lease, clean: false }) => {

@@ -352,3 +352,12 @@ pub(super) struct Member {
     #[prost(uint64, tag = "1")]
     pub(super) id: u64,
 }
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct StatusRequest {}
+
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct StatusResponse {
+    #[prost(string, tag = "2")]
+    pub(super) version: String,
+}

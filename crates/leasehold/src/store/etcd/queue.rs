@@ -153,7 +153,7 @@ impl Entry {
             };
             let capacity = capacity.parse::<u32>().ok().filter(|c| *c > 0)?;
             let Value { weight, departed, since, holder } = serde_json::from_str(rest).ok()?;
-            Some((kind, capacity, weight.min(capacity), departed, since, holder))
+            Some((kind, capacity, weight.clamp(1, capacity), departed, since, holder))
         };
         // Another client's: it knows one kind of lock only.
         let (kind, capacity, weight, departed, since, holder) = ours().unwrap_or_else(|| {

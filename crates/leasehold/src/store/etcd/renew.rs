@@ -75,7 +75,7 @@ impl Shared {
             *waiting.entry(&claim.name).or_default() += 1;
         }
         let mut ranges = Vec::new();
-        let mut shared: HashMap<&Name, usize> = HashMap::new();
+        let mut shared: HashMap<(&Name, bool), usize> = HashMap::new();
         let look = |Renew { claim, .. }: &'_ Renew| -> Option<Look> {
             let known = self.claims.get(claim.id)?;
             let at = ranges.len();
@@ -95,10 +95,13 @@ impl Shared {
         let mut looks = Vec::with_capacity(renewals.len());
         for (Renew { claim, .. }, alone) in renewals.iter().zip(alone.drain(..)) {
             looks.push(alone.unwrap_or_else(|| {
-                let at = *shared.entry(&claim.name).or_insert_with(|| {
+                // In a mutex all weigh the same; only of a claim that somebody else made for us we
+                // must see whether it has departed.
+                let keys_only = claim.kind == Kind::Mutex && self.claims.get(claim.id).is_some();
+                let at = *shared.entry((&claim.name, keys_only)).or_insert_with(|| {
                     let prefix = self.prefix(&claim.name);
-                    // In a mutex all weigh the same, but what it is shows in the values.
-                    ranges.push(range(prefix.clone(), end_of(&prefix)));
+                    let all = range(prefix.clone(), end_of(&prefix));
+                    ranges.push(RangeRequest { keys_only, ..all });
                     ranges.len() - 1
                 });
                 Look::Queue(at)
@@ -203,10 +206,7 @@ impl Shared {
 
     /// The claim has no place any more; its lease is not used again.
     fn lost(&self, claim: &Claim) -> Renewal {
-        self.waiters.dismiss(claim.id);
-        if let Some(remains) = self.claims.forget(claim.id) {
-            self.leases.revoke_later(remains.lease.id);
-        }
+        self.abandon(claim);
         Renewal::Lost
     }
 }

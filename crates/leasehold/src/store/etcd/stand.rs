@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Shared;
-use super::ask::{Found, OPERATIONS, op, range, still, touch, youngest};
+use super::ask::{Found, OPERATIONS, get, op, range, still, touch, youngest};
 use super::fault::Failure;
 use super::proto::{Op, RangeRequest, TxnRequest};
 use super::queue::{Queue, end_of, is_place};
@@ -100,7 +100,7 @@ impl Shared {
             };
             let watching = self.watches.watch(&blocked).await?;
             watching.confirmed().await?;
-            sight = self.look(claim, waiter.token, None).await?;
+            sight = self.look_again(claim, waiter.token, blocked.clone()).await?;
             told = false;
             while matches!(&sight, Sight::Blocked(now) if *now == blocked) {
                 let seen = tokio::select! {
@@ -151,6 +151,25 @@ impl Shared {
             }
             _ => vec![Watched::Deletions(prefix, end)],
         }))
+    }
+
+    /// What a look shows after a watch was confirmed. In a mutex, whoever is before us is still there
+    /// most times, and two keys tell that; to find who is before us, etcd looks at all.
+    async fn look_again(
+        &self,
+        claim: &Claim,
+        token: Token,
+        blocked: Vec<Watched>,
+    ) -> Result<Sight, Failure> {
+        if let (Kind::Mutex, [Watched::Deletion(before)]) = (claim.kind, &blocked[..]) {
+            let only = |key: &[u8]| RangeRequest { keys_only: true, ..get(key.to_vec()) };
+            let two = self.client.ranges(vec![only(&self.key(claim)), only(before)]).await?;
+            let still = |found: &Found| !found.kvs.is_empty();
+            if two.iter().all(still) {
+                return Ok(Sight::Blocked(blocked));
+            }
+        }
+        self.look(claim, token, None).await
     }
 
     /// In a mutex: our own key, and the one before it.

@@ -22,6 +22,8 @@ use crate::error::Result;
 
 /// How long a node may take to tell the map.
 const ASKED: Duration = Duration::from_secs(1);
+/// After so long without an answer the map is read anew.
+const LATE: Duration = Duration::from_secs(1);
 /// Between two tries while slots move or nodes fail over.
 const PAUSE: Duration = Duration::from_millis(20);
 /// How many redirections and pauses one request may meet.
@@ -147,7 +149,10 @@ impl Cluster {
             };
             let answer = match asked {
                 true => ask_there(&node, script, call).await,
-                false => node.run(script, call).await,
+                false => tokio::select! {
+                    answer = node.run(script, call) => answer,
+                    () = self.replaced(slot, &node) => Err(given_up(None)),
+                },
             };
             let Err(error) = answer else { return answer };
             match refusal(&error) {
@@ -190,6 +195,19 @@ impl Cluster {
         }
     }
 
+    /// Resolves when another node has this slot, which is looked at for as long as this one leaves
+    /// us without an answer.
+    async fn replaced(&self, slot: u16, node: &Arc<Node>) {
+        loop {
+            sleep(&self.runtime, LATE).await;
+            let seen = self.map().reads;
+            let read = self.read_map(seen).await;
+            if read.is_ok() && self.known(slot).is_some_and(|now| !Arc::ptr_eq(&now, node)) {
+                return;
+            }
+        }
+    }
+
     fn redirected(&self, from: &Node, error: &RedisError) -> Option<Arc<Node>> {
         let (to, _) = error.redirect_node()?;
         self.at(&reachable(to, from.address())?).ok()
@@ -208,7 +226,6 @@ impl Cluster {
         cmd.arg("SLOTS");
         let mut last = None;
         for node in all {
-            node.trust_again();
             let answer = tokio::select! {
                 answer = node.call(&cmd) => answer,
                 () = sleep(&self.runtime, ASKED) => {
@@ -263,7 +280,7 @@ impl Cluster {
 
 /// A node that does not know its own host is where whoever named it is.
 fn reachable(at: &str, told_by: &Address) -> Option<Address> {
-    let Some((host, port)) = at.rsplit_once(':') else { return None };
+    let (host, port) = at.rsplit_once(':')?;
     match (host, told_by) {
         ("" | "?", Address::Tcp(host, _)) => Some(Address::Tcp(host.clone(), port.parse().ok()?)),
         _ => address(at, super::url::PORT).ok(),

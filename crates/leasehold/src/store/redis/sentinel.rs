@@ -2,8 +2,8 @@
 //!
 //! The driver does not follow fail-overs, so this does: the sentinels are asked, at once, whom they
 //! call the master; whoever is named must say of itself that it is one. That is asked when there is
-//! no connection yet, when one broke, when a server says that it takes no writes, and when an answer
-//! did not come. A master that is cut off from its sentinels but not from us goes on as master until
+//! no connection yet, when one broke, when a server says that it takes no writes, and each second for
+//! which an answer does not come. A master that is cut off from its sentinels but not from us goes on as master until
 //! it is told: with asynchronous replication nothing here can prevent that, and the store's
 //! guarantees say so.
 
@@ -21,6 +21,8 @@ use crate::error::Result;
 
 /// How long a sentinel may take to answer.
 const ASKED: Duration = Duration::from_millis(500);
+/// After so long without an answer the sentinels are asked whether there is another master.
+const LATE: Duration = Duration::from_secs(1);
 /// Between two tries during a fail-over.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -84,7 +86,11 @@ impl Sentinel {
                     continue;
                 }
             };
-            match node.run(script, call).await {
+            let answer = tokio::select! {
+                answer = node.run(script, call) => answer,
+                () = self.replaced(&node) => Err(given_up(None)),
+            };
+            match answer {
                 Err(error) if is_elsewhere(&error) => {
                     *repeated = true;
                     self.doubt(&node);
@@ -94,6 +100,17 @@ impl Sentinel {
             }
         }
         Err(given_up(last))
+    }
+
+    /// Resolves when the sentinels name another master than this one, which they are asked about
+    /// for as long as it leaves us without an answer.
+    async fn replaced(&self, node: &Arc<Node>) {
+        loop {
+            sleep(&self.runtime, LATE).await;
+            if self.ask().await.is_ok_and(|at| at != *node.address()) {
+                return;
+            }
+        }
     }
 
     /// This server may be master no more.

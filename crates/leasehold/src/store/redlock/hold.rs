@@ -8,7 +8,6 @@
 //! - *A release* goes to all nodes, always, also where the vote seemed to fail, and is repeated for
 //!   each that does not answer, until the lease is over there by itself.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -279,19 +278,25 @@ impl Inner {
     }
 }
 
-/// Renewals of claims that hold and of claims that wait, apart.
+/// One claim that waits.
+#[derive(Debug)]
+pub(super) struct Wait {
+    pub(super) claim: Claim,
+    pub(super) entry: Arc<Entry>,
+}
+
+/// Renewals of claims that hold and of claims that wait, apart. Those that nobody knows are neither.
 pub(super) fn sorted(
     renewals: &[Renew],
     find: impl Fn(ClaimId) -> Option<Arc<Entry>>,
-) -> (Vec<Hold>, HashMap<ClaimId, (Claim, Arc<Entry>)>) {
-    let (mut holds, mut waits) = (Vec::new(), HashMap::new());
+) -> (Vec<Hold>, Vec<Wait>) {
+    let (mut holds, mut waits) = (Vec::new(), Vec::new());
     for Renew { claim, lease } in renewals {
         let Some(entry) = find(claim.id) else { continue };
+        let claim = claim.clone();
         match entry.held() {
-            Some(held) => {
-                holds.push(Hold { claim: claim.clone(), lease: *lease, entry, held });
-            }
-            None => drop(waits.insert(claim.id, (claim.clone(), entry))),
+            Some(held) => holds.push(Hold { claim, lease: *lease, entry, held }),
+            None => waits.push(Wait { claim, entry }),
         }
     }
     (holds, waits)

@@ -1,0 +1,322 @@
+//! `zookeeper:` beside the bare protocol, the driver's own lock recipe, and kazoo.
+//!
+//! The bare protocol is what no lock of this kind can undercut: create a child and delete it again,
+//! sent by the same driver. All clients are on one server without `fsync`, so that what is compared is
+//! messages and not disks. What a contender does between taking and giving back is to look at the
+//! clock; a *hand-over* is from one such look to the next, by somebody else.
+
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use leasehold::Leasehold;
+use testbed::ZooKeeper;
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::JoinSet;
+use zookeeper_client::{Acls, Client, CreateMode, LockPrefix};
+
+use crate::measure::{
+    Effort, Measured, Result, Subject, alternate, digits, duration, jain, now, percentile, rate,
+    table,
+};
+use crate::pair::show;
+
+const CONTENDERS: [usize; 2] = [8, 32];
+const CROWD: usize = 1_000;
+/// Clients that the contenders share.
+const CLIENTS: usize = 4;
+const PARENT: &str = "/bench/lock";
+
+/// Everything about ZooKeeper.
+pub(crate) fn all(effort: Effort) -> Result<()> {
+    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let server = ZooKeeper::start();
+    runtime.block_on(prepare(&server))?;
+    pairs(&runtime, &server, effort)?;
+    many_names(&runtime, &server, effort)?;
+    for n in CONTENDERS {
+        contention(&runtime, &server, effort, n)?;
+    }
+    crowd(&runtime, &server, effort)
+}
+
+fn hosts(server: &ZooKeeper) -> String {
+    format!("127.0.0.1:{}", server.port())
+}
+
+fn url(server: &ZooKeeper) -> String {
+    // Nodes of this naming stay, so that no container is reaped in the middle.
+    format!("{}/bench?naming=kazoo&session=60s", server.url())
+}
+
+async fn prepare(server: &ZooKeeper) -> Result<()> {
+    let client = Client::connect(&hosts(server)).await?;
+    client.mkdir(PARENT, &CreateMode::Persistent.with_acls(Acls::anyone_all())).await?;
+    Ok(())
+}
+
+/// Nanoseconds a pair; a clock is looked at for every ten, which take a millisecond.
+fn time_pairs<'a>(
+    runtime: &'a Runtime,
+    effort: Effort,
+    pair: impl AsyncFn() -> Result<()> + 'a,
+) -> impl FnMut() -> Result<f64> + 'a {
+    move || {
+        runtime.block_on(async {
+            let (started, mut pairs) = (Instant::now(), 0_u32);
+            while started.elapsed() < effort.time {
+                for _ in 0..10 {
+                    pair().await?;
+                }
+                pairs += 10;
+            }
+            Ok(started.elapsed().as_nanos() as f64 / f64::from(pairs))
+        })
+    }
+}
+
+fn pairs(runtime: &Runtime, server: &ZooKeeper, effort: Effort) -> Result<()> {
+    let (raw, locks) = runtime.block_on(async {
+        Ok::<_, Box<dyn std::error::Error + Send + Sync>>((
+            Client::connect(&hosts(server)).await?,
+            Leasehold::connect(url(server)).await?,
+        ))
+    })?;
+    let bare = time_pairs(runtime, effort, async || {
+        let options = CreateMode::EphemeralSequential.with_acls(Acls::anyone_all());
+        let prefix = format!("{PARENT}/raw-");
+        let (_, sequence) = raw.create(&prefix, b"", &options).await?;
+        Ok(raw.delete(&format!("{prefix}{sequence}"), None).await?)
+    });
+    let recipe = time_pairs(runtime, effort, async || {
+        let prefix = LockPrefix::new_curator("/bench/recipe", "lock-")?;
+        let parents = CreateMode::Persistent.with_acls(Acls::anyone_all());
+        let options = zookeeper_client::LockOptions::new(Acls::anyone_all())
+            .with_ancestor_options(parents)?;
+        let held = raw.lock(prefix, b"", options).await?;
+        // It gives back in the background; a pair is over when that is done.
+        let path = held.lock_path().to_owned();
+        drop(held);
+        while raw.check_stat(&path).await?.is_some() {}
+        Ok(())
+    });
+    let kazoo = || kazoo_pairs(server, effort);
+    let released = locks.mutex("pair");
+    let release =
+        time_pairs(runtime, effort, async move || Ok(released.lock().await?.release().await?));
+    let measured = alternate(
+        effort,
+        vec![
+            Subject::new("create + delete", bare),
+            Subject::new("the driver's lock recipe", recipe),
+            Subject::new("kazoo", kazoo),
+            Subject::new("leasehold, lock + release", release),
+        ],
+    )?;
+    show("zookeeper:, uncontended pair", &measured, 1);
+    Ok(())
+}
+
+/// kazoo's own pairs, in a process of its own that tells the nanoseconds for one.
+fn kazoo_pairs(server: &ZooKeeper, effort: Effort) -> Result<f64> {
+    let mut python = Command::new(testbed::python());
+    python.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/interop/kazoo_peer.py"));
+    python.args([&hosts(server), "/bench/kazoo", "pairs", &effort.time.as_secs_f64().to_string()]);
+    let output = python.stdin(Stdio::null()).output()?;
+    Ok(String::from_utf8_lossy(&output.stdout).trim().parse()?)
+}
+
+/// 64 tasks, each on a name of its own.
+fn many_names(runtime: &Runtime, server: &ZooKeeper, effort: Effort) -> Result<()> {
+    const TASKS: usize = 64;
+    let raw = Arc::new(runtime.block_on(Client::connect(&hosts(server)))?);
+    let locks = runtime.block_on(Leasehold::connect(url(server)))?;
+    let bare = || {
+        together(runtime, TASKS, effort, |i| {
+            let raw = raw.clone();
+            async move {
+                let options = CreateMode::EphemeralSequential.with_acls(Acls::anyone_all());
+                let prefix = format!("{PARENT}/raw-{i}-");
+                let (_, sequence) = raw.create(&prefix, b"", &options).await?;
+                Ok(raw.delete(&format!("{prefix}{sequence}"), None).await?)
+            }
+        })
+    };
+    let all: Vec<_> = (0..TASKS).map(|i| locks.mutex(format!("name-{i}"))).collect();
+    let ours = || {
+        together(runtime, TASKS, effort, |i| {
+            let lock = all[i].clone();
+            async move { Ok(lock.lock().await?.release().await?) }
+        })
+    };
+    let subjects = vec![Subject::new("create + delete", bare), Subject::new("leasehold", ours)];
+    let measured = alternate(effort, subjects)?;
+    show(
+        "zookeeper:, 64 tasks, each on a name of its own (time for one pair of all)",
+        &measured,
+        1,
+    );
+    Ok(())
+}
+
+/// Nanoseconds a pair while so many tasks are at it.
+fn together<F>(
+    runtime: &Runtime,
+    tasks: usize,
+    effort: Effort,
+    pair: impl Fn(usize) -> F + Clone + Send + 'static,
+) -> Result<f64>
+where
+    F: Future<Output = Result<()>> + Send + 'static,
+{
+    runtime.block_on(async {
+        let started = Instant::now();
+        let mut running = JoinSet::new();
+        for i in 0..tasks {
+            let pair = pair.clone();
+            running.spawn(async move {
+                let mut pairs = 0_u32;
+                while started.elapsed() < effort.time {
+                    pair(i).await?;
+                    pairs += 1;
+                }
+                Ok::<u32, Box<dyn std::error::Error + Send + Sync>>(pairs)
+            });
+        }
+        let mut pairs = 0;
+        while let Some(done) = running.join_next().await {
+            pairs += done??;
+        }
+        Ok(started.elapsed().as_nanos() as f64 / f64::from(pairs.max(1)))
+    })
+}
+
+/// What one round of contention told.
+struct Round {
+    turns: f64,
+    handovers: Vec<f64>,
+    shares: Vec<f64>,
+    /// What the server received for one turn.
+    requests: f64,
+}
+
+/// So many tasks want one lock; each notes when it had it.
+fn contend<F>(
+    runtime: &Runtime,
+    server: &ZooKeeper,
+    n: usize,
+    time: Duration,
+    turn: impl Fn(usize) -> F,
+) -> Result<Round>
+where
+    F: Future<Output = Result<u64>> + Send + 'static,
+{
+    let received = server.metric("zk_packets_received");
+    let (started, mut notes) = (Instant::now(), Vec::new());
+    runtime.block_on(async {
+        let mut running = JoinSet::new();
+        let again = |i: usize| {
+            let turn = turn(i);
+            async move { (i, turn.await) }
+        };
+        for i in 0..n {
+            running.spawn(again(i));
+        }
+        while let Some(done) = running.join_next().await {
+            let (i, at) = done?;
+            notes.push((at?, i));
+            if started.elapsed() < time {
+                running.spawn(again(i));
+            }
+        }
+        Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
+    })?;
+    let received = server.metric("zk_packets_received") - received;
+    notes.sort_unstable();
+    let mut shares = vec![0.0; n];
+    notes.iter().for_each(|(_, i)| shares[*i] += 1.0);
+    let changed = notes.windows(2).filter(|two| two[0].1 != two[1].1);
+    let span = notes.last().map_or(0, |l| l.0) - notes.first().map_or(0, |f| f.0);
+    Ok(Round {
+        turns: notes.len() as f64 * 1e9 / span.max(1) as f64,
+        handovers: changed.map(|two| (two[1].0 - two[0].0) as f64).collect(),
+        shares,
+        requests: received as f64 / notes.len().max(1) as f64,
+    })
+}
+
+fn contention(runtime: &Runtime, server: &ZooKeeper, effort: Effort, n: usize) -> Result<()> {
+    let (raws, locks) = clients(runtime, server)?;
+    let recipe = || {
+        contend(runtime, server, n, effort.time, |i| {
+            let raw = raws[i % CLIENTS].clone();
+            async move {
+                let prefix = LockPrefix::new_curator(PARENT, "lock-")?;
+                let held = raw.lock(prefix, b"", Acls::anyone_all()).await?;
+                let at = now();
+                drop(held);
+                Ok(at)
+            }
+        })
+    };
+    let ours = || contend(runtime, server, n, effort.time, one_of_ours(&locks));
+    let subjects =
+        vec![Subject::new("the driver's lock recipe", recipe), Subject::new("leasehold", ours)];
+    show_rounds(&format!("zookeeper:, {n} contenders"), &alternate(effort, subjects)?);
+    Ok(())
+}
+
+/// A thousand wait. (The driver's recipe is left out: its clean-up of a thousand takes longer than
+/// what is measured.)
+fn crowd(runtime: &Runtime, server: &ZooKeeper, effort: Effort) -> Result<()> {
+    let (_, locks) = clients(runtime, server)?;
+    let ours = || contend(runtime, server, CROWD, effort.time * 4, one_of_ours(&locks));
+    let measured = alternate(effort, vec![Subject::new("leasehold", ours)])?;
+    show_rounds(&format!("zookeeper:, {CROWD} contenders"), &measured);
+    Ok(())
+}
+
+type Turn = std::pin::Pin<Box<dyn Future<Output = Result<u64>> + Send>>;
+
+fn one_of_ours(locks: &[Leasehold]) -> impl Fn(usize) -> Turn {
+    move |i| {
+        let lock = locks[i % CLIENTS].mutex("contention");
+        Box::pin(async move {
+            let guard = lock.lock().await?;
+            let at = now();
+            guard.release().await?;
+            Ok(at)
+        })
+    }
+}
+
+type Clients = (Vec<Arc<Client>>, Vec<Leasehold>);
+
+fn clients(runtime: &Runtime, server: &ZooKeeper) -> Result<Clients> {
+    runtime.block_on(async {
+        let (mut raws, mut locks) = (Vec::new(), Vec::new());
+        for _ in 0..CLIENTS {
+            raws.push(Arc::new(Client::connect(&hosts(server)).await?));
+            locks.push(Leasehold::connect(url(server)).await?);
+        }
+        Ok((raws, locks))
+    })
+}
+
+fn show_rounds(title: &str, measured: &[Measured<'_, Round>]) {
+    let first = &measured[0];
+    let head = ["", "turns/s", "of the first", "hand-over p50", "p99", "Jain", "requests a turn"];
+    let row = |m: &Measured<'_, Round>| {
+        let handovers: Vec<f64> = m.rounds.iter().flat_map(|r| r.handovers.clone()).collect();
+        vec![
+            m.name.to_owned(),
+            rate(m.median(|r| r.turns)),
+            digits(m.ratio(first, |r| r.turns)),
+            duration(percentile(handovers.clone(), 0.5)),
+            duration(percentile(handovers, 0.99)),
+            digits(m.median(|r| jain(&r.shares))),
+            digits(m.median(|r| r.requests)),
+        ]
+    };
+    table(title, &head, measured.iter().map(row).collect());
+}
