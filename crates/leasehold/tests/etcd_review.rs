@@ -13,7 +13,7 @@ use etcd_common::*;
 use leasehold::store::etcd::EtcdStore;
 use leasehold::store::{Joined, Mode, Signal, Store};
 use leasehold::{Claim, Kind, Name};
-use testbed::Etcd;
+use testbed::{Etcd, Proxy};
 use tokio::runtime::Handle;
 
 fn claim(name: &str) -> Claim {
@@ -97,4 +97,53 @@ fn p1_p6_what_waiters_are_told_agrees_with_the_queue() {
             done.unwrap();
         }
     });
+}
+
+/// The first that does not fit was told to watch the others, and before it did one of them left: it
+/// found itself granted, and left the telling of those behind it to whoever had told it.
+#[test]
+fn p6_who_is_told_to_watch_and_holds_already_tells_the_others() {
+    run(async {
+        let server = testbed::etcd();
+        let proxy = Proxy::before(server.port(0));
+        let url = format!("etcd://127.0.0.1:{}", proxy.port());
+        let open = async |url: &str| EtcdStore::open(url, &Handle::current()).await.unwrap();
+        let (fast, slow) = (open(&server.url()).await, open(&url).await);
+        let permits = |weight| {
+            let mut permits = claim("p6");
+            (permits.kind, permits.weight, permits.capacity) = (Kind::Semaphore, weight, 3);
+            permits
+        };
+        let [two, one, first, told, behind] = [2, 1, 1, 1, 1].map(permits);
+        for (store, claim, waits) in [
+            (&fast, &two, false),
+            (&fast, &one, false),
+            (&fast, &first, true),
+            (&slow, &told, true),
+            (&fast, &behind, true),
+        ] {
+            let joined = store.join(claim, Mode::Wait).await.unwrap();
+            assert_eq!(matches!(joined, Joined::Waiting(_)), waits, "{joined:?}");
+        }
+        quiet(&slow).await;
+        proxy.freeze();
+        assert!(fast.leave(&one, None).await.unwrap());
+        granted(&fast, &first).await;
+        // Told to watch; it has not heard of it yet.
+        until("telling", async || {
+            let key = format!("p6/{}", told.id.to_hex());
+            server.etcdctl(&["get", &key, "-w", "json"]).contains("\"version\":2")
+        })
+        .await;
+        assert!(fast.leave(&two, None).await.unwrap());
+        proxy.thaw();
+        granted(&slow, &told).await;
+        granted(&fast, &behind).await;
+    });
+}
+
+async fn granted(store: &EtcdStore, claim: &Claim) {
+    let told = tokio::time::timeout(PATIENCE / 2, store.changed(claim)).await;
+    let told = told.expect("told of its grant").unwrap();
+    assert!(matches!(told, Signal::Granted(_)), "{told:?}");
 }

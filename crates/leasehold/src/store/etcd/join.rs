@@ -317,6 +317,7 @@ impl Shared {
             let own = KeyValue {
                 key: going.key.clone(),
                 create_revision: revision,
+                mod_revision: revision,
                 value: Vec::new(),
                 lease: going.lease.id,
             };

@@ -19,6 +19,8 @@ pub(super) struct KeyValue {
     pub(super) key: Vec<u8>,
     #[prost(int64, tag = "2")]
     pub(super) create_revision: i64,
+    #[prost(int64, tag = "3")]
+    pub(super) mod_revision: i64,
     #[prost(bytes = "vec", tag = "5")]
     pub(super) value: Vec<u8>,
     #[prost(int64, tag = "6")]

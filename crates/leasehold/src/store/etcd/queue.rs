@@ -28,6 +28,8 @@ pub(super) struct Entry {
     pub(super) key: Vec<u8>,
     /// The create revision.
     pub(super) token: Token,
+    /// With which revision it was last written.
+    pub(super) written: i64,
     pub(super) lease: i64,
     pub(super) kind: Kind,
     pub(super) capacity: u32,
@@ -138,7 +140,7 @@ pub(super) fn agree(claim: &Claim, prefix: &[u8]) -> Vec<Compare> {
 impl Entry {
     fn of(kv: &KeyValue) -> Option<Self> {
         let token = u64::try_from(kv.create_revision).ok().and_then(Token::new)?;
-        let (key, lease) = (kv.key.clone(), kv.lease);
+        let (key, written, lease) = (kv.key.clone(), kv.mod_revision, kv.lease);
         let ours = || {
             let text = std::str::from_utf8(&kv.value).ok()?;
             let (kind, rest) = text.split_once(' ')?;
@@ -159,7 +161,7 @@ impl Entry {
             (Kind::Mutex, 1, 1, false, 0, Holder { host: "?".into(), pid: 0, label })
         });
         let holder = Arc::new(holder);
-        Some(Self { key, token, lease, kind, capacity, weight, departed, holder, since })
+        Some(Self { key, token, written, lease, kind, capacity, weight, departed, holder, since })
     }
 
     fn since(&self) -> Duration {
@@ -195,6 +197,14 @@ impl Queue {
 
     pub(super) fn position(&self, key: &[u8]) -> Option<usize> {
         self.entries.iter().position(|e| e.key == key)
+    }
+
+    /// Whether none behind this one was last written together with it.
+    pub(super) fn is_last_written(&self, key: &[u8]) -> bool {
+        let at = self.position(key).unwrap_or(self.entries.len());
+        let (own, behind) = self.entries.split_at((at + 1).min(self.entries.len()));
+        let own = own.last().map(|e| e.written);
+        behind.iter().all(|e| Some(e.written) != own)
     }
 
     pub(super) fn holders(&self) -> Vec<HolderInfo> {
@@ -236,7 +246,8 @@ mod tests {
     }
 
     fn kv(key: &[u8], revision: i64, value: Vec<u8>) -> KeyValue {
-        KeyValue { key: key.to_vec(), create_revision: revision, value, lease: 7 }
+        let (create_revision, mod_revision) = (revision, revision);
+        KeyValue { key: key.to_vec(), create_revision, mod_revision, value, lease: 7 }
     }
 
     #[test]
@@ -257,6 +268,7 @@ mod tests {
         let foreign = |key: &str, lease| KeyValue {
             key: key.as_bytes().to_vec(),
             create_revision: 1,
+            mod_revision: 1,
             value: Vec::new(),
             lease,
         };

@@ -5,7 +5,9 @@
 //! that does not fit watches all who were before it (the deletions under the lock's name), and
 //! whoever finds itself granted in that way tells the others: it writes the keys of those who now fit
 //! as well, and of the one who is now the first that does not. These others watch their own keys, and
-//! the one before them in case it dies before it tells them. So a release wakes those who now fit and
+//! the one before them in case it dies before it tells them. The last of those who were told was the
+//! first that did not fit; if it fits by the time that it looks, somebody has left whom nobody watched
+//! just then, and so it tells others in turn. So a release wakes those who now fit and
 //! one more, however many wait.
 //!
 //! *Nothing is lost*: a watch begins at the present, and the queue is read after it was confirmed and
@@ -88,7 +90,8 @@ impl Shared {
             let blocked = match sight {
                 Sight::Gone => return Ok(Turn::Gone),
                 Sight::Granted(queue) => {
-                    if let Some(queue) = queue.filter(|_| !told) {
+                    let last = |queue: &Queue| queue.is_last_written(&self.key(claim));
+                    if let Some(queue) = queue.filter(|queue| !told || last(queue)) {
                         self.tell_others(claim, queue);
                     }
                     return Ok(Turn::Granted);
