@@ -359,7 +359,13 @@ fn shown(
         // The answer to the put says nothing more.
         Some(create_revision) => {
             let (key, lease) = (going.key.clone(), going.lease.id);
-            Some(KeyValue { key, create_revision, value: Vec::new(), lease })
+            Some(KeyValue {
+                key,
+                create_revision,
+                mod_revision: create_revision,
+                value: Vec::new(),
+                lease,
+            })
         }
         None => ranged(first)?.kvs.into_iter().next(),
     };
