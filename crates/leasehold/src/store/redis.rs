@@ -11,7 +11,7 @@
 //! at which the place expires. Read-write locks and semaphores have no recipe to be compatible with:
 //! their claims are in a hash and such sets. Beside all of them is one *clock* for each slot of a
 //! cluster, and one in all where there is no cluster: the highest token drawn there. Keys are listed
-//! in [`keys`], their contents in `scripts/common.lua`.
+//! in `redis/keys.rs`, their contents in `scripts/common.lua`.
 //!
 //! # One call
 //! Each call is one script, which Redis runs alone: so it is atomic. It settles first: whom the

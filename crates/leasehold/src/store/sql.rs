@@ -28,7 +28,7 @@
 //!
 //! # Renewals and heartbeats
 //! They lengthen rows by `SET expires = greatest(…) WHERE expires > now`, many by one statement, and
-//! wait for none: what somebody has locked is left out, and answered as it is committed ([`beat`]). A
+//! wait for none: what somebody has locked is left out, and answered as it is committed (`sql/beat.rs`). A
 //! slow path may at the same moment believe that a claim has expired: therefore what ends or shortens
 //! a claim's place does so only if `expires` is what was read, and is otherwise undone and tried
 //! again. Waiters then learn their place from one snapshot; if that shows anything expired or free, the
@@ -49,7 +49,7 @@
 //! renewal, which may be stopped anywhere). What the database undid for others' sake (deadlock,
 //! serialization, busy) is tried again with the same claim, as long as somebody waits for it; a broken
 //! connection is replaced, and the call repeated. A join that ends after its claim was given up
-//! leaves again ([`joins`]).
+//! leaves again (`sql/joins.rs`).
 //!
 //! # Whose clock
 //! The database's, in microseconds since 1970: PostgreSQL's `clock_timestamp()`, MySQL's
