@@ -32,25 +32,35 @@ pub const BUILT_IN: &[&str] = &[
 
 /// The URL without user, password and query values; safe to print.
 pub(crate) fn redacted(url: &str) -> String {
-    let shown: String = url.chars().filter(|c| !c.is_control()).take(200).collect();
-    let Some((scheme, rest)) = shown.split_once("://") else {
-        // Mistyped, it may have a password all the same.
-        return match shown.rsplit_once('@') {
-            Some((before, after)) if !before.starts_with("file:") => format!("***@{after}"),
-            _ => shown,
-        };
+    let shown: String = url.chars().filter(|c| !c.is_control()).collect();
+    // Cut at the end only: what is cut off before may be the @ that ends a long password.
+    let cut = |text: String| text.chars().take(200).collect::<String>();
+    let (rest, query) = match shown.split_once('?') {
+        // A path may have a ? in it, and no password; a password may have one that nobody encoded.
+        _ if shown.starts_with("file:") => (shown.as_str(), ""),
+        Some((rest, query)) if rest.contains('@') || !query.contains('@') => (rest, query),
+        _ => (shown.as_str(), ""),
     };
-    let (rest, query) = rest.split_once('?').map_or((rest, ""), |(r, q)| (r, q));
-    // The last @ of the authority: a password may hold an @ or a / that nobody encoded.
-    let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
-    let hidden = if host.len() < rest.len() { "***@" } else { "" };
+    let is_word = |key: &&str| {
+        !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+    };
     let keys: Vec<String> = query
         .split('&')
-        .filter_map(|pair| pair.split('=').next().filter(|key| !key.is_empty()))
+        .filter_map(|pair| pair.split('=').next().filter(is_word))
         .map(|key| format!("{key}=…"))
         .collect();
     let query = if keys.is_empty() { String::new() } else { format!("?{}", keys.join("&")) };
-    format!("{scheme}://{hidden}{host}{query}")
+    let Some((scheme, rest)) = rest.split_once("://") else {
+        // Mistyped, it may have a password all the same.
+        return cut(match rest.rsplit_once('@') {
+            Some((before, after)) if !before.starts_with("file:") => format!("***@{after}{query}"),
+            _ => format!("{rest}{query}"),
+        });
+    };
+    // The last @ of the authority: a password may hold an @ or a / that nobody encoded.
+    let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
+    let hidden = if host.len() < rest.len() { "***@" } else { "" };
+    cut(format!("{scheme}://{hidden}{host}{query}"))
 }
 
 /// Opens the store that `url` names.
@@ -164,8 +174,14 @@ mod tests {
             ("file:/tmp/x", "file:/tmp/x"),
             ("postgres:user:secret@h/d", "***@h/d"),
             ("memory:\nforged", "memory:forged"),
+            ("postgres:/h/d?password=hush", "postgres:/h/d?password=…"),
+            ("zookeeper://u:p?ss@h", "zookeeper://***@h"),
+            ("redis://u:p@h?x=1&se@cret", "redis://***@h?x=…"),
+            ("file:/tmp/a?b=c", "file:/tmp/a?b=c"),
         ] {
             assert_eq!(redacted(url), shown);
         }
+        let long = "secret".repeat(50);
+        assert_eq!(redacted(&format!("postgres://u:{long}@h/d")), "postgres://***@h/d");
     }
 }

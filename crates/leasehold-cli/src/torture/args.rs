@@ -10,6 +10,8 @@ use leasehold::{Error, ErrorKind, Kind, Result};
 
 use super::faults::applicable;
 use super::history::Fault;
+use super::ledger;
+use super::served::is_served;
 use crate::duration::duration;
 
 /// Tortures a store to see whether it keeps its promises: is my set-up safe?
@@ -48,6 +50,11 @@ pub(crate) struct Args {
     /// store, where its URL names servers and no TLS), none. [default: all that can be done]
     #[arg(long, value_name = "FAULT", value_enum, value_delimiter = ',')]
     fault: Vec<FaultArg>,
+    /// Where the resource is that refuses late tokens: in this process, or in the store itself,
+    /// behind that store's own fence (SQL, a single Redis, etcd, ZooKeeper; makes a table, keys or
+    /// nodes named leasehold-torture, and removes them).
+    #[arg(long, value_name = "WHERE", value_enum, default_value = "process")]
+    fence: FenceArg,
     /// How long a grant lasts unrenewed: short, so that many run out.
     #[arg(long, value_name = "DUR", default_value = "500ms", value_parser = lease)]
     lease: Duration,
@@ -75,6 +82,12 @@ enum FaultArg {
     None,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum FenceArg {
+    Process,
+    Store,
+}
+
 /// A lease that is short enough to run out often, and long enough to be renewed in time.
 fn lease(text: &str) -> std::result::Result<Duration, String> {
     let lease = duration(text)?;
@@ -94,6 +107,8 @@ pub(super) struct Plan {
     pub(super) seed: u64,
     /// What is started as a worker: ourselves.
     pub(super) program: PathBuf,
+    /// Whether the fenced resource is in the store itself.
+    pub(super) fence_in_store: bool,
     kinds: Vec<Kind>,
     faults: Vec<Fault>,
     any_kind: bool,
@@ -127,6 +142,8 @@ impl Plan {
             lease: args.lease,
             seed: args.seed.unwrap_or_else(|| fastrand::u64(..)),
             program,
+            // A store that lives in this process has its resources here already.
+            fence_in_store: args.fence == FenceArg::Store && !is_served(&args.store),
             kinds: all.into_iter().filter(wanted).collect(),
             faults,
             any_kind,
@@ -168,6 +185,14 @@ impl Plan {
             }
             _ => Ok(self.kinds.iter().copied().filter(|k| promises.keeps(*k)).collect()),
         }
+    }
+
+    /// Whether the store can keep the fenced resource, if it is to.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] with the reason.
+    pub(super) fn fence(&self) -> Result<()> {
+        if self.fence_in_store { ledger::supported(&self.store) } else { Ok(()) }
     }
 
     /// The faults to inject.

@@ -236,7 +236,7 @@ impl Op {
                 self.lost.get_or_insert((event.at, *expired, reason.clone()));
             }
             What::Wrote { plain, fenced } => {
-                (self.plain, self.fenced) = (Some(*plain), Some(*fenced));
+                (self.plain, self.fenced) = (Some(*plain), *fenced);
             }
             What::Releasing => self.releasing = Some(event.at),
             What::Failed { kind, error } => {

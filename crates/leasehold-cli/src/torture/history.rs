@@ -77,8 +77,8 @@ pub(super) enum What {
     Held { until: Time },
     /// `is_held()` said no. `expired`: because the lease ran out by the guard's own clock.
     Lost { expired: bool, reason: String },
-    /// Answered by the resources, each with whether it took the write.
-    Wrote { plain: bool, fenced: bool },
+    /// Answered by the resources, each with whether it took the write. `None`: no answer.
+    Wrote { plain: bool, fenced: Option<bool> },
     /// Read before the release or the drop.
     Releasing,
     /// The release was acknowledged.

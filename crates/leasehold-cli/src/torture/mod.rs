@@ -11,13 +11,14 @@
 //! too gentle, and counts as void.
 //!
 //! Nothing here knows any store but [`served`], which makes a remote store of one that lives in a
-//! process, and [`relay`], which knows the URLs of servers: this is how every store proves itself,
-//! ours and other people's.
+//! process, [`relay`], which knows the URLs of servers, and [`ledger`], which has the fenced resource in
+//! the store itself: this is how every store proves itself, ours and other people's.
 
 mod args;
 mod checker;
 mod faults;
 mod history;
+mod ledger;
 mod line;
 mod parent;
 mod reach;

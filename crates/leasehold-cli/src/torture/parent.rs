@@ -20,8 +20,9 @@ use super::args::Plan;
 use super::checker::{self, Property, Terms};
 use super::faults::{Ambush, inject};
 use super::history::{
-    Fault, History, LockSpec, OpId, Resource, Trouble, WorkerId, Write, nanos, now,
+    Fault, Final, History, LockSpec, OpId, Resource, Trouble, WorkerId, Write, nanos, now,
 };
+use super::ledger::{self, Entry, Ledger};
 use super::reach::Reach;
 use super::report::Report;
 use super::resource::Cell;
@@ -44,6 +45,8 @@ pub(super) struct Parent {
     /// What is started as a worker.
     program: PathBuf,
     locks: Vec<LockSpec>,
+    /// What this run's fenced resource is called in the store, if it is there.
+    ledger: Option<String>,
     state: Mutex<State>,
     /// A worker has ended.
     ended: Notify,
@@ -223,6 +226,7 @@ impl Parent {
             store,
             locks: self.locks.clone(),
             lease_ms: u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX),
+            ledger: self.ledger.clone(),
             seed,
         };
         state.send(id, &ToWorker::Setup(setup));
@@ -313,8 +317,12 @@ fn locks(run: u64, kinds: &[Kind]) -> Vec<LockSpec> {
     kinds.iter().flat_map(|kind| (1..=LOCKS).map(move |n| (kind, n))).map(spec).collect()
 }
 
+fn run_name(run: u64) -> String {
+    format!("{run:016x}")
+}
+
 fn prefix(run: u64) -> String {
-    format!("leasehold-torture-{run:016x}/")
+    format!("leasehold-torture-{}/", run_name(run))
 }
 
 /// A dead holder's lock is free after this.
@@ -357,6 +365,7 @@ fn terms(promises: &Guarantees, faults: &[Fault], lease: Duration) -> Terms {
 pub(super) async fn run(plan: Plan) -> leasehold::Result<Report> {
     // Refused before anything is made.
     plan.faults()?;
+    plan.fence()?;
     let store = Leasehold::connect(&plan.store).await?;
     run_on(store, plan).await
 }
@@ -371,6 +380,12 @@ pub(super) async fn run_on(store: Leasehold, plan: Plan) -> leasehold::Result<Re
     let run = Rng::new().u64(..);
     let reach = Reach::new(&store, &plan.store)?;
     let locks = locks(run, &kinds);
+    let ledger = match plan.fence_in_store {
+        true => {
+            Some((ledger::open(&plan.store, &run_name(run), locks.len()).await?, run_name(run)))
+        }
+        false => None,
+    };
     let cells = locks.iter().map(|_| (Cell::plain(), Cell::fenced())).collect();
     let state = State {
         history: History { locks: locks.clone(), ..History::default() },
@@ -388,6 +403,7 @@ pub(super) async fn run_on(store: Leasehold, plan: Plan) -> leasehold::Result<Re
         reach,
         program: plan.program.clone(),
         locks,
+        ledger: ledger.as_ref().map(|(_, run)| run.clone()),
         state: Mutex::new(state),
         ended: Notify::new(),
     });
@@ -397,14 +413,39 @@ pub(super) async fn run_on(store: Leasehold, plan: Plan) -> leasehold::Result<Re
     parent.end_workers(recovery + plan.lease * 4 + Duration::from_secs(10)).await;
     stalls.abort();
     let residue = residue(&store, &prefix(run), recovery).await?;
+    let stored = match &ledger {
+        Some((ledger, _)) => Some(stored(ledger.as_ref(), parent.locks.len()).await?),
+        None => None,
+    };
     let mut state = parent.state();
     let mut history = std::mem::take(&mut state.history);
     history.ended = now();
     history.residue = residue;
     history.finals = state.cells.iter().map(|(p, f)| (p.end(), f.end())).collect();
+    for (end, (fenced, writes)) in history.finals.iter_mut().zip(stored.into_iter().flatten()) {
+        end.1 = fenced;
+        history.writes.extend(writes);
+    }
     let terms = terms(&promises, &faults, plan.lease);
     let findings = checker::check(&history, &terms);
     Ok(Report::new(&plan, store.url(), &promises, &terms, &state.injected, &history, findings))
+}
+
+/// What each fenced resource in the store has come to, and what it took. Removes them.
+async fn stored(ledger: &dyn Ledger, locks: usize) -> leasehold::Result<Vec<(Final, Vec<Write>)>> {
+    let mut all = Vec::new();
+    for lock in 0..locks {
+        let entries = ledger.entries(lock).await?;
+        let write = |(_, entry): &(usize, Entry)| Write {
+            lock,
+            resource: Resource::Fenced,
+            op: entry.op,
+            token: entry.token,
+        };
+        all.push((ledger::replay(&entries)?.end(), entries.iter().map(write).collect()));
+    }
+    ledger.remove(locks).await?;
+    Ok(all)
 }
 
 /// Starts the workers, and injects faults until the time is over.

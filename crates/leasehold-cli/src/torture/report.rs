@@ -63,6 +63,8 @@ pub(super) struct Report {
     clients: u32,
     lease_ms: u128,
     seed: u64,
+    /// Where the fenced resource was.
+    fence: &'static str,
     leases: bool,
     operations: usize,
     grants: usize,
@@ -143,6 +145,7 @@ impl Report {
             clients: plan.clients,
             lease_ms: plan.lease.as_millis(),
             seed: plan.seed,
+            fence: if plan.fence_in_store { "store" } else { "process" },
             leases: promises.has_leases(),
             operations: findings.operations,
             grants: findings.grants,
@@ -233,8 +236,8 @@ impl fmt::Display for Report {
         writeln!(f, "faults: {faults}; {} holds lost", self.lost_holds)?;
         writeln!(
             f,
-            "fenced: {} updates kept, {} late writes refused",
-            self.fenced_updates_kept, self.fenced_writes_refused
+            "fenced in the {}: {} updates kept, {} late writes refused",
+            self.fence, self.fenced_updates_kept, self.fenced_writes_refused
         )?;
         let NegativeControl { required, acknowledged_updates_lost, late_writes_taken } =
             &self.negative_control;

@@ -17,7 +17,7 @@ use super::history::{Final, OpId};
 /// What a read tells, for the write that builds on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Read {
-    version: usize,
+    pub(super) version: usize,
     /// What the register said.
     pub(super) value: u64,
 }

@@ -16,6 +16,8 @@ pub(super) struct Setup {
     pub(super) store: Where,
     pub(super) locks: Vec<LockSpec>,
     pub(super) lease_ms: u64,
+    /// The run whose fenced resource is in the store itself, if it is.
+    pub(super) ledger: Option<String>,
     pub(super) seed: u64,
 }
 

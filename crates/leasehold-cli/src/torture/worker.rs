@@ -22,6 +22,7 @@ use leasehold::{ErrorKind, Guard, Kind, Leasehold, LostReason, Mutex, RwLock, Se
 use tokio::sync::{oneshot, watch};
 
 use super::history::{Ask, Event, LockSpec, OpId, Time, What, nanos, now};
+use super::ledger::{self, Entry, Ledger, Proof};
 use super::resource::Read;
 use super::served::Served;
 use super::wire::{FromWorker, Setup, ToWorker, Where, line};
@@ -110,6 +111,8 @@ struct Worker {
     lease: Duration,
     next: Cell<u32>,
     stopping: watch::Sender<bool>,
+    /// The fenced resource, if it is in the store itself and not with the parent.
+    ledger: Option<Box<dyn Ledger>>,
     /// What waits for the resources' answers.
     answers: RefCell<HashMap<OpId, oneshot::Sender<ToWorker>>>,
 }
@@ -142,6 +145,13 @@ impl Worker {
                 Leasehold::builder().store(Arc::new(Served::new(socket.clone(), setup.worker)))
             }
         };
+        let ledger = match (&setup.store, &setup.ledger) {
+            (Where::Url(url), Some(run)) => {
+                let opened = patiently(|| ledger::open(url, run, 0)).await;
+                Some(opened.map_err(|e| e.to_string())?)
+            }
+            _ => None,
+        };
         let worker = Rc::new(Self {
             id: setup.worker,
             locks: locks.map_err(|e| e.to_string())?,
@@ -149,6 +159,7 @@ impl Worker {
             lease: Duration::from_millis(setup.lease_ms),
             next: Cell::new(0),
             stopping: watch::Sender::default(),
+            ledger,
             answers: RefCell::default(),
         });
         let hears = worker.clone();
@@ -314,6 +325,7 @@ impl Worker {
             return;
         }
         let token = guard.token().get();
+        let stored = self.read_stored(lock, guard).await;
         let read = self.ask(op, FromWorker::Read { op, lock, token }).await;
         let Some(ToWorker::Read { plain, fenced, .. }) = read else { return };
         self.stay(guard, think).await;
@@ -321,8 +333,42 @@ impl Worker {
         if careful && !self.is_held(op, guard) {
             return;
         }
-        self.write(op, lock, token, plain, fenced).await;
+        let write = FromWorker::Write { op, lock, token, plain, fenced };
+        let wrote = self.ask(op, write).await;
+        let stored = self.write_stored(op, lock, token, stored).await;
+        if let Some(ToWorker::Wrote { plain, fenced, .. }) = wrote {
+            let fenced = if self.ledger.is_some() { stored } else { Some(fenced) };
+            self.event(op, now(), What::Wrote { plain, fenced });
+        }
         self.is_held(op, guard);
+    }
+
+    /// What the resource in the store holds, and what to show it with the write. `None`: there is no
+    /// such resource, it refused us, or it did not answer.
+    async fn read_stored(&self, lock: usize, guard: &Guard) -> Option<(Read, Proof)> {
+        let ledger = self.ledger.as_ref()?;
+        let proof = ledger.prove(guard).ok()?;
+        let read = self.soon(ledger.read(lock, &proof)).await?;
+        Some((read?, proof))
+    }
+
+    /// Whether the resource in the store took the write. `None`: nobody knows.
+    async fn write_stored(
+        &self,
+        op: OpId,
+        lock: usize,
+        token: u64,
+        stored: Option<(Read, Proof)>,
+    ) -> Option<bool> {
+        let (read, proof) = stored?;
+        let ledger = self.ledger.as_ref()?;
+        self.soon(ledger.write(lock, &proof, Entry::new(read, token, op))).await
+    }
+
+    /// An answer, if it comes: the way to the store may be cut.
+    async fn soon<T>(&self, answer: impl Future<Output = leasehold::Result<T>>) -> Option<T> {
+        let patience = (self.lease * 2).max(Duration::from_secs(1));
+        tokio::time::timeout(patience, answer).await.ok()?.ok()
     }
 
     /// Holds for a while, or until the lock is lost or the run is over.
@@ -332,13 +378,6 @@ impl Worker {
             _ = stopping.wait_for(|stop| *stop) => {}
             () = tokio::time::sleep(think) => {}
             _ = guard.lost() => {}
-        }
-    }
-
-    async fn write(&self, op: OpId, lock: usize, token: u64, plain: Read, fenced: Option<Read>) {
-        let write = FromWorker::Write { op, lock, token, plain, fenced };
-        if let Some(ToWorker::Wrote { plain, fenced, .. }) = self.ask(op, write).await {
-            self.event(op, now(), What::Wrote { plain, fenced });
         }
     }
 

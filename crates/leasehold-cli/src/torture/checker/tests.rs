@@ -157,7 +157,7 @@ impl Generator {
         } else if exclusive && !wrote {
             let base = self.history.finals[lock].0.clone();
             let fenced = self.write(lock, op, token, base);
-            self.tell(op, What::Wrote { plain: true, fenced });
+            self.tell(op, What::Wrote { plain: true, fenced: Some(fenced) });
             self.workers[w].2 = Doing::Op { lock, op, wrote: true, held };
         } else if self.rng.u32(..3) == 0 {
             self.check(op);
@@ -220,7 +220,7 @@ impl Generator {
         let to = self.tick();
         self.history.troubles.push(Trouble { worker: Some(op.worker), from, to });
         let fenced = self.write(lock, op, token, base);
-        self.tell(op, What::Wrote { plain: true, fenced });
+        self.tell(op, What::Wrote { plain: true, fenced: Some(fenced) });
         self.tell(op, What::Lost { expired: true, reason: "its lease ran out".into() });
         self.tell(op, What::Releasing);
     }
@@ -307,7 +307,7 @@ fn any_acked(history: &History, rng: &mut Rng) -> Option<OpId> {
     let acked: Vec<OpId> = history
         .events
         .iter()
-        .filter(|e| matches!(e.what, What::Wrote { fenced: true, .. }))
+        .filter(|e| matches!(e.what, What::Wrote { fenced: Some(true), .. }))
         .map(|e| e.op)
         .collect();
     rng.choice(acked)
