@@ -120,3 +120,10 @@ pub(crate) fn sequences_run_out(lock: &str, last: i64) {
          delete it when it has no children"
     );
 }
+
+/// Those who wait for a lock are told to join anew, and will hear why.
+#[cfg(feature = "zookeeper")]
+pub(crate) fn places_given_up(lock: &str, waiters: usize, error: &Error) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(lock = %lock.escape_debug(), waiters, %error, "places in the queue given up");
+}

@@ -76,7 +76,7 @@ use zookeeper_client::{
 
 use self::claims::{Claims, Known, Stage, Standing};
 use self::fault::{ends_session, explain};
-use self::node::{Children, LAST_SEQUENCE, LATE_SEQUENCE, Naming, Node, Stand};
+use self::node::{Children, LAST_SEQUENCE, LATE_SEQUENCE, Naming, Node, Places, Stand};
 use self::session::{Session, shut_down};
 use self::url::{Access, ZooKeeperUrl};
 use super::guarantees::ALL_KINDS;
@@ -599,7 +599,7 @@ impl Shared {
             Ok(None) => return Ok(None),
             Err(fault) => return Err(explain(fault, &path)),
         };
-        let sequence = Node::parse(self.naming(), name.clone()).map_or(-1, |n| n.sequence());
+        let sequence = Node::parse(self.naming(), name.clone()).map_or(-1, |node| node.sequence());
         let Some(token) = token_of(&stat) else { return Ok(None) };
         let (lock, session) = (lock.to_owned(), stat.ephemeral_owner);
         let standing = Standing { session, lock, node: name, token, sequence };
@@ -664,18 +664,10 @@ impl Shared {
         let mut waiting: BTreeMap<String, Vec<(usize, Standing)>> = BTreeMap::new();
         for (i, standing) in open {
             let Renew { claim, lease } = &renewals[i];
-            match self.claims.known(claim.id) {
-                Some((_, Known::Holding(token)))
-                    if self.claims.holds(claim.id, self.clock.now().plus(*lease)) =>
-                {
-                    let remaining = Some(self.remaining(session, *lease, started));
-                    answers[i] = Renewal::Holding { token, remaining };
-                }
-                Some((_, Known::Waiting(_))) => {
-                    waiting.entry(standing.lock.clone()).or_default().push((i, standing));
-                }
-                // Given up meanwhile.
-                Some((_, Known::Holding(_))) | None => {}
+            if let Some(holding) = self.renew_holder(session, claim.id, *lease, started) {
+                answers[i] = holding;
+            } else if let Some((_, Known::Waiting(_))) = self.claims.known(claim.id) {
+                waiting.entry(standing.lock.clone()).or_default().push((i, standing));
             }
         }
         if waiting.is_empty() {
@@ -686,30 +678,100 @@ impl Shared {
             Ok(all_of(waiting.keys().map(|lock| c.list_children(lock)).collect()).await)
         });
         let listed = listed.await.map_err(|fault| explain(fault, self.url.root()))?;
-        for (waiters, names) in waiting.into_values().zip(listed) {
+        for ((lock, waiters), names) in waiting.into_iter().zip(listed) {
+            let children = match names {
+                // Its node is gone, and so are all who waited.
+                Err(Fault::NoNode) => continue,
+                Err(fault) => Err(explain(fault, &lock)),
+                Ok(names) => self.order(&lock, names),
+            };
+            let children = match children {
+                Ok(children) => children,
+                Err(error) if error.kind() == ErrorKind::Unreachable => return Err(error),
+                Err(error) => {
+                    crate::telemetry::places_given_up(&lock, waiters.len(), &error);
+                    for (i, _) in waiters {
+                        answers[i] = self.refuse(session, &renewals[i], started);
+                    }
+                    continue;
+                }
+            };
+            // Ordered once, however many wait here.
+            let places = children.places();
             for (i, standing) in waiters {
-                let Renew { claim, lease } = &renewals[i];
-                let joined = match self.looked(&standing, names.clone())? {
-                    Looked::Gone => continue,
-                    Looked::Stands(stand) if stand.blockers.is_empty() => {
-                        let claim = Claim { lease: *lease, ..claim.clone() };
-                        self.hold(session, &claim, started, standing.token)?
+                let renew = &renewals[i];
+                let renewed = self.renew_waiter(session, renew, started, &standing, &places).await;
+                answers[i] = match renewed {
+                    Err(error) if error.kind() != ErrorKind::Unreachable => {
+                        crate::telemetry::places_given_up(&lock, 1, &error);
+                        self.refuse(session, renew, started)
                     }
-                    Looked::Stands(stand) if self.claims.is_listening(claim.id) => {
-                        self.claims.waits(claim, stand.ahead, started);
-                        let token = Some(standing.token);
-                        Joined::Waiting(Place { ahead: stand.ahead, head_remaining: None, token })
-                    }
-                    Looked::Stands(stand) => self.wait(session, claim, started, stand).await?,
-                };
-                answers[i] = match joined {
-                    Joined::Holding { token, remaining } => Renewal::Holding { token, remaining },
-                    Joined::Waiting(place) => Renewal::Waiting(place),
-                    Joined::Busy { .. } => Renewal::Lost,
+                    renewed => renewed?,
                 };
             }
         }
         Ok(answers)
+    }
+
+    /// What those hear who wait for a lock that is no good any more: they are lost, and told why when
+    /// they join anew. Who holds or waits elsewhere hears nothing of it.
+    fn refuse(
+        self: &Arc<Self>,
+        session: &Session,
+        Renew { claim, lease }: &Renew,
+        started: Moment,
+    ) -> Renewal {
+        if self.claims.refuse(claim.id) {
+            self.runtime.spawn(self.clone().give_up(claim.id));
+            return Renewal::Lost;
+        }
+        // It was granted in between, and holds what it has.
+        self.renew_holder(session, claim.id, *lease, started).unwrap_or(Renewal::Lost)
+    }
+
+    /// The answer about a claim whose child exists, if it holds.
+    fn renew_holder(
+        &self,
+        session: &Session,
+        id: ClaimId,
+        lease: Duration,
+        started: Moment,
+    ) -> Option<Renewal> {
+        let Some((_, Known::Holding(token))) = self.claims.known(id) else { return None };
+        let holds = self.claims.holds(id, self.clock.now().plus(lease));
+        let remaining = Some(self.remaining(session, lease, started));
+        holds.then_some(Renewal::Holding { token, remaining })
+    }
+
+    async fn renew_waiter(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        Renew { claim, lease }: &Renew,
+        started: Moment,
+        standing: &Standing,
+        places: &Places<'_>,
+    ) -> Result<Renewal> {
+        let joined = match places.of(&standing.node) {
+            None => return Ok(Renewal::Lost),
+            Some((_, true)) => {
+                let claim = Claim { lease: *lease, ..claim.clone() };
+                self.hold(session, &claim, started, standing.token)?
+            }
+            Some((ahead, false)) if self.claims.is_listening(claim.id) => {
+                self.claims.waits(claim, ahead, started);
+                let token = Some(standing.token);
+                Joined::Waiting(Place { ahead, head_remaining: None, token })
+            }
+            Some(_) => match places.stand(&standing.node) {
+                Some(stand) => self.wait(session, claim, started, stand).await?,
+                None => return Ok(Renewal::Lost),
+            },
+        };
+        Ok(match joined {
+            Joined::Holding { token, remaining } => Renewal::Holding { token, remaining },
+            Joined::Waiting(place) => Renewal::Waiting(place),
+            Joined::Busy { .. } => Renewal::Lost,
+        })
     }
 
     /// Those of `open` whose children exist, by a majority's word.
@@ -1106,14 +1168,14 @@ fn foreign_child(naming: Naming, lock: &str, child: String) -> Error {
     let (lock, shown) = (lock.escape_debug(), child.escape_debug().to_string());
     let shown: String = shown.chars().take(80).collect();
     let what = match Node::parse(other, child) {
-        Some(_) => {
+        Ok(_) => {
             let other = if other == Naming::Kazoo { "kazoo" } else { "curator" };
             format!(
                 "the node {lock} is in use by locks of the other naming ({shown}), and the two ignore \
                  each other: write naming={other} into the URL, or use another path"
             )
         }
-        None => format!(
+        Err(_) => format!(
             "the node {lock} has the child {shown}, which is no claim of this lock: use another name \
              or path (Curator's semaphores and ours are not the same), or delete that child"
         ),
