@@ -12,6 +12,7 @@ use leasehold::store::zookeeper::ZooKeeperStore;
 use leasehold::store::{Joined, Mode, Renew, Renewal, Signal, Store};
 use leasehold::{Claim, ErrorKind, Kind, Name};
 use testbed::{Proxy, ZooKeeper, ZooKeeperSetup, zookeeper};
+use zookeeper_client::{Acl, Acls, AuthId, CreateMode, Permission};
 use zookeeper_common::*;
 
 fn claim(name: &str) -> Claim {
@@ -171,5 +172,52 @@ fn s73_a_lock_without_numbers_spoils_no_other() {
         // It left its place, though nobody can order the queue.
         until("nothing of ours", async || children(&raw, "/spent").await.len() == 2).await;
         release(good).await;
+    });
+}
+
+/// Who may create but not list had a child all the same, which stood in everybody's way.
+#[test]
+fn a_refused_claim_leaves_no_child() {
+    run(async {
+        let server = zookeeper();
+        let raw = raw(server.port()).await;
+        make(&raw, "/unlisted/x").await;
+        let some = [Acl::new(Permission::CREATE | Permission::DELETE, AuthId::anyone())];
+        raw.set_acl("/unlisted/x", &some, None).await.unwrap();
+        let locks = connect(&format!("{}/unlisted", server.url())).await;
+        for error in [
+            locks.mutex("x").lock().await.unwrap_err(),
+            locks.mutex("x").try_lock().await.unwrap_err(),
+        ] {
+            assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+            assert!(error.to_string().contains("/unlisted/x"), "{error}");
+        }
+        // At once, and not when the session is over. (Nobody needs a permission to count them.)
+        let stat = raw.check_stat("/unlisted/x").await.unwrap().unwrap();
+        assert_eq!(stat.num_children, 0);
+    });
+}
+
+/// A child of another client's that we may not read is waited for like any other.
+#[test]
+fn a_child_that_is_closed_to_us_holds() {
+    run(async {
+        let server = zookeeper();
+        let url = format!("{}/closed?create=yes", server.url());
+        let (locks, other) = (connect(&url).await, connect(&url).await);
+        release(locks.mutex("x").lock().await.unwrap()).await;
+        let theirs = raw(server.port()).await;
+        theirs.auth("digest", b"they:secret").await.unwrap();
+        let options = CreateMode::EphemeralSequential.with_acls(Acls::creator_all());
+        let path = "/closed/x/_c_01234567-89ab-cdef-0123-456789abcdef-lock-";
+        let (_, number) = theirs.create(path, b"secret", &options).await.unwrap();
+        let error = locks.mutex("x").try_lock().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
+        assert_eq!(error.holders().len(), 1, "{error}");
+        let lock = other.mutex("x");
+        let waiting = tokio::spawn(async move { lock.lock_timeout(PATIENCE).await });
+        until_waiting(&locks, "x", 1).await;
+        theirs.delete(&format!("{path}{number}"), None).await.unwrap();
+        release(waiting.await.unwrap().unwrap()).await;
     });
 }

@@ -364,8 +364,20 @@ impl Shared {
                         self.delete(session, &standing).await?;
                         return Err(explain(Fault::Timeout, &lock));
                     }
-                    let names = listed.map_err(|fault| explain(fault, &lock))?;
-                    return self.decide(session, &claim, mode, started, standing, names).await;
+                    let node = standing.clone();
+                    let decided = match listed {
+                        Ok(names) => {
+                            self.decide(session, &claim, mode, started, standing, names).await
+                        }
+                        Err(fault) => Err(explain(fault, &lock)),
+                    };
+                    return match decided {
+                        // Refused, it is not asked for again, and nobody would leave for it.
+                        Err(error) if error.kind() != ErrorKind::Unreachable => {
+                            Err(self.undone(session, &claim, &node, error).await)
+                        }
+                        decided => decided,
+                    };
                 }
                 Err(Fault::NoNode) if tries < MAKE_TRIES => {
                     tries += 1;
@@ -396,13 +408,9 @@ impl Shared {
         standing: Standing,
         names: Vec<String>,
     ) -> Result<Joined> {
-        let children = match self.order(&standing.lock, names) {
-            Ok(children) => children,
-            Err(error) => return Err(self.undone(session, claim, &standing, error).await),
-        };
+        let children = self.order(&standing.lock, names)?;
         if let Some((kind, capacity)) = children.mismatch(claim, &standing.node) {
-            let error = mismatch(claim, kind, capacity);
-            return Err(self.undone(session, claim, &standing, error).await);
+            return Err(mismatch(claim, kind, capacity));
         }
         let Some(stand) = children.stand(&standing.node) else {
             self.claims.remove(claim.id);
@@ -515,19 +523,31 @@ impl Shared {
             let all = [&own].into_iter().chain(&paths).map(|path| c.get_and_watch_data(path));
             Ok(all_of(all.collect()).await)
         });
-        let mut answers = asked.await.map_err(|fault| explain(fault, &own))?.into_iter();
-        let mut watch = || match answers.next() {
-            Some(Ok((_, _, watcher))) => Ok(Some(watcher)),
-            Some(Err(Fault::NoNode)) | None => Ok(None),
-            Some(Err(fault)) => Err(explain(fault, &own)),
-        };
-        let Some(mine) = watch()? else { return Ok(None) };
-        let mut others = Vec::with_capacity(blockers.len());
-        for blocker in blockers {
-            let Some(watcher) = watch()? else { return Ok(None) };
-            others.push((blocker.weight, watcher));
+        let answers = asked.await.map_err(|fault| explain(fault, &own))?;
+        let mut watchers = Vec::with_capacity(answers.len());
+        for (answer, path) in answers.into_iter().zip([&own].into_iter().chain(&paths)) {
+            watchers.push(match answer {
+                Ok((_, _, watcher)) => watcher,
+                Err(Fault::NoNode) => return Ok(None),
+                Err(Fault::NoAuth) => match self.watch_closed(session, path).await? {
+                    Some(watcher) => watcher,
+                    None => return Ok(None),
+                },
+                Err(fault) => return Err(explain(fault, path)),
+            });
         }
+        let mut watchers = watchers.into_iter();
+        let Some(mine) = watchers.next() else { return Ok(None) };
+        let others = blockers.iter().map(|blocker| blocker.weight).zip(watchers).collect();
         Ok(Some(Watches::new(mine, others, excess)))
+    }
+
+    /// Watches a child of another client's that is closed to us. Anybody may ask whether a node is
+    /// there; but of one that is not, that leaves a watch behind.
+    async fn watch_closed(&self, session: &Session, path: &str) -> Result<Option<OneshotWatcher>> {
+        let asked = session.read(|c| c.check_and_watch_stat(path)).await;
+        let (stat, watcher) = asked.map_err(|fault| explain(fault, path))?;
+        Ok(stat.map(|_| watcher))
     }
 
     /// Where a claim stands by now.
@@ -898,6 +918,12 @@ impl Shared {
                 seen.push(match answer {
                     Ok(seen) => Some(seen),
                     Err(Fault::NoNode) => None,
+                    // Another client's, and closed to us: it is there all the same, whoever it is.
+                    Err(Fault::NoAuth) => {
+                        let stat = session.read(|c| c.check_stat(path)).await;
+                        let stat = stat.map_err(|fault| explain(fault, path))?;
+                        stat.map(|stat| (Vec::new(), stat))
+                    }
                     Err(fault) => return Err(explain(fault, path)),
                 });
             }
