@@ -204,7 +204,7 @@ pub(super) fn beaten(names: &[&Name], value: Value) -> Result<Vec<Renewal>> {
                 remaining: Some(duration(parts.get(2))?),
             }),
             1 => Ok(Renewal::Waiting(place(&parts)?)),
-            4 => Err(foreign(name)),
+            4 => Ok(Renewal::unknown(&foreign(name))),
             5 => Ok(Renewal::Lost),
             _ => Err(out_of_step()),
         }

@@ -141,6 +141,14 @@ fn promised(url: &RedisUrl, synced: bool, evicts: Option<&str>, unknown: bool) -
                 .into(),
         );
     }
+    if matches!(url.deployment, Deployment::Cluster(_)) {
+        notes.push(
+            "A slot that moves costs no lease of a mutex. Read-write locks and semaphores in it cannot \
+             be renewed until it has moved: when that takes longer than a lease they are lost, and \
+             their guards say so."
+                .into(),
+        );
+    }
     if let Some(replicas) = url.replicas {
         let then = match replicas.short {
             Shortfall::Refuse => "else it is given back",
