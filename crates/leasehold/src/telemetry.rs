@@ -121,9 +121,9 @@ pub(crate) fn sequences_run_out(lock: &str, last: i64) {
     );
 }
 
-/// Those who wait for a lock are told to join anew, and will hear why.
+/// Who waits for a lock is told to join anew, and will hear why.
 #[cfg(feature = "zookeeper")]
-pub(crate) fn places_given_up(lock: &str, waiters: usize, error: &Error) {
+pub(crate) fn place_given_up(claim: &Claim, error: &Error) {
     #[cfg(feature = "tracing")]
-    tracing::warn!(lock = %lock.escape_debug(), waiters, %error, "places in the queue given up");
+    tracing::warn!(name = %claim.name, %error, "the place in the queue is given up");
 }

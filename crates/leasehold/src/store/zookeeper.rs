@@ -709,11 +709,9 @@ impl Shared {
             };
             let children = match children {
                 Ok(children) => children,
-                Err(error) if error.kind() == ErrorKind::Unreachable => return Err(error),
                 Err(error) => {
-                    crate::telemetry::places_given_up(&lock, waiters.len(), &error);
                     for (i, _) in waiters {
-                        answers[i] = self.refuse(session, &renewals[i], started);
+                        answers[i] = self.refuse(session, &renewals[i], started, &error);
                     }
                     continue;
                 }
@@ -723,27 +721,28 @@ impl Shared {
             for (i, standing) in waiters {
                 let renew = &renewals[i];
                 let renewed = self.renew_waiter(session, renew, started, &standing, &places).await;
-                answers[i] = match renewed {
-                    Err(error) if error.kind() != ErrorKind::Unreachable => {
-                        crate::telemetry::places_given_up(&lock, 1, &error);
-                        self.refuse(session, renew, started)
-                    }
-                    renewed => renewed?,
-                };
+                answers[i] =
+                    renewed.unwrap_or_else(|error| self.refuse(session, renew, started, &error));
             }
         }
         Ok(answers)
     }
 
     /// What those hear who wait for a lock that is no good any more: they are lost, and told why when
-    /// they join anew. Who holds or waits elsewhere hears nothing of it.
+    /// they join anew. What was not answered is asked again. Who holds or waits elsewhere hears nothing
+    /// of it.
     fn refuse(
         self: &Arc<Self>,
         session: &Session,
         Renew { claim, lease }: &Renew,
         started: Moment,
+        error: &Error,
     ) -> Renewal {
+        if error.kind() == ErrorKind::Unreachable {
+            return Renewal::unknown(error);
+        }
         if self.claims.refuse(claim.id) {
+            crate::telemetry::place_given_up(claim, error);
             self.runtime.spawn(self.clone().give_up(claim.id));
             return Renewal::Lost;
         }
