@@ -1306,6 +1306,10 @@ fn guarantees(url: &ZooKeeperUrl, session: &Session) -> Guarantees {
              the leader is found out up to a session later.",
         ),
         Cow::Borrowed(
+            "A leader that stood still for nearly a session and goes on can end a session that it has \
+             just served: then only checked tokens are safe.",
+        ),
+        Cow::Borrowed(
             "All members must have the same session limits: the shortest that any of them enforces \
              is what holds after a change of member.",
         ),
