@@ -135,7 +135,7 @@ fn feature_of(scheme: &str) -> Option<&'static str> {
         "mysql" | "mariadb" => "mysql",
         _ if matches!(server, "redis" | "rediss" | "valkey" | "valkeys") => "redis",
         "redlock" | "redlocks" => "redlock",
-        "zookeeper" => "zookeeper",
+        "zookeeper" | "zookeepers" => "zookeeper",
         "etcd" | "etcds" => "etcd",
         _ => return None,
     })

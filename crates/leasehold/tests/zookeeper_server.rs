@@ -507,3 +507,46 @@ fn a_name_under_an_ephemeral_node_is_refused() {
         is_one_line(&error, ErrorKind::Mismatch, &["/eph/x"]);
     });
 }
+
+#[test]
+fn tls_is_verified() {
+    run(async {
+        let server = ZooKeeper::with(&ZooKeeperSetup::new().tls());
+        let (port, certificates) = (server.tls_port(), server.certificates());
+        let ca = certificates.authority().display();
+        let url = format!("zookeepers://127.0.0.1:{port}/tls?create=yes");
+        let locks = connect(&format!("{url}&ca={ca}")).await;
+        let plain = connect(&format!("{}/tls", server.url())).await;
+        // One queue, whichever way one comes.
+        let guard = locks.mutex("x").lock().await.unwrap();
+        let error = plain.mutex("x").try_lock().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
+        let lock = plain.mutex("x");
+        let waiting = tokio::spawn(async move { lock.lock_timeout(PATIENCE).await });
+        until_waiting(&locks, "x", 1).await;
+        release(guard).await;
+        release(waiting.await.unwrap().unwrap()).await;
+
+        let directory = tempfile::tempdir().unwrap();
+        let other = testbed::Certificates::make(directory.path());
+        let refused = [
+            (url.clone(), "certificate"),
+            (format!("{url}&ca={}", other.authority().display()), "certificate"),
+            // To the port that speaks plainly, and plainly to the one that does not.
+            (format!("zookeepers://localhost:{}/tls?ca={ca}", server.port()), "localhost"),
+            (format!("zookeeper://127.0.0.1:{port}"), "majority"),
+        ];
+        // Each gives up only after a while.
+        let mut trying = tokio::task::JoinSet::new();
+        for (url, says) in refused {
+            trying.spawn(async move { (Leasehold::connect(&url).await.unwrap_err(), says) });
+        }
+        for (error, says) in trying.join_all().await {
+            is_one_line(&error, ErrorKind::Unreachable, &[says]);
+        }
+        for bad in ["/no/such/file", "/etc/hostname"] {
+            let error = Leasehold::connect(format!("{url}&ca={bad}")).await.unwrap_err();
+            is_one_line(&error, ErrorKind::Config, &["ca=", bad]);
+        }
+    });
+}

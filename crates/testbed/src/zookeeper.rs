@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use crate::cert::Certificates;
 use crate::daemon::{Daemon, Launch, program, start_somewhere};
 use crate::{Proxy, port, reaper};
 
@@ -16,6 +17,7 @@ pub struct ZooKeeperSetup {
     max_session: Duration,
     sequences_at: Vec<(String, i32)>,
     links: bool,
+    tls: bool,
 }
 
 impl Default for ZooKeeperSetup {
@@ -26,6 +28,7 @@ impl Default for ZooKeeperSetup {
             max_session: Duration::from_secs(60),
             sequences_at: Vec::new(),
             links: false,
+            tls: false,
         }
     }
 }
@@ -55,6 +58,12 @@ impl ZooKeeperSetup {
         self
     }
 
+    /// Speaks TLS on a [port of its own](ZooKeeper::tls_port), and plainly on the other. (One server.)
+    pub fn tls(mut self) -> Self {
+        self.tls = true;
+        self
+    }
+
     /// Lets the members of an ensemble talk through proxies, so that one can be
     /// [cut off](ZooKeepers::cut_off) from the others.
     pub fn links(mut self) -> Self {
@@ -69,6 +78,7 @@ impl ZooKeeperSetup {
 pub struct ZooKeeper {
     daemon: Daemon,
     port: u16,
+    tls: Option<(u16, Certificates)>,
 }
 
 impl ZooKeeper {
@@ -85,9 +95,13 @@ impl ZooKeeper {
             if !setup.sequences_at.is_empty() {
                 write_snapshot(&directory, &setup.sequences_at);
             }
+            let tls = setup.tls.then(|| (port::free(), Certificates::make(&directory)));
+            if let Some((port, certificates)) = &tls {
+                add_tls(&directory, *port, certificates);
+            }
             let launch = launch(&directory);
             let daemon = Daemon::start("zookeeper", directory, launch, None, &|| is_ready(port))?;
-            Ok(Self { daemon, port })
+            Ok(Self { daemon, port, tls })
         })
     }
 
@@ -99,6 +113,16 @@ impl ZooKeeper {
     /// `zookeeper://127.0.0.1:PORT`.
     pub fn url(&self) -> String {
         format!("zookeeper://127.0.0.1:{}", self.port)
+    }
+
+    /// Where clients connect that speak TLS, with [`ZooKeeperSetup::tls`].
+    pub fn tls_port(&self) -> u16 {
+        self.tls.as_ref().expect("ask for ZooKeeperSetup::tls first").0
+    }
+
+    /// Its certificates, with [`ZooKeeperSetup::tls`].
+    pub fn certificates(&self) -> &Certificates {
+        &self.tls.as_ref().expect("ask for ZooKeeperSetup::tls first").1
     }
 
     /// Its one process.
@@ -196,7 +220,7 @@ impl ZooKeepers {
                 let launch = launch(&directory);
                 // None of them serves before there are two.
                 let daemon = Daemon::start("zookeeper", directory, launch, None, &|| true)?;
-                members.push(ZooKeeper { daemon, port: ports[0] });
+                members.push(ZooKeeper { daemon, port: ports[0], tls: None });
             }
             let all = Self { members, links };
             let end = Instant::now() + PATIENCE;
@@ -287,7 +311,10 @@ fn launch(directory: &Path) -> Launch {
     // Containers, and reaped soon.
     args.push("-Dzookeeper.extendedTypesEnabled=true".into());
     args.push("-Dznode.container.checkIntervalMs=1000".into());
-    args.extend(["-cp".into(), jar.display().to_string()]);
+    // What TLS needs of Netty, and the package's own list lacks.
+    let class_path = ["zookeeper", "netty-codec", "netty-resolver"];
+    let class_path = class_path.map(|jar| format!("/usr/share/java/{jar}.jar"));
+    args.extend(["-cp".into(), class_path.join(":")]);
     args.push("org.apache.zookeeper.server.quorum.QuorumPeerMain".into());
     args.push(directory.join("zoo.cfg").display().to_string());
     Launch { program: program("java", &[], "default-jre-headless"), args, user: None }
@@ -309,6 +336,25 @@ fn write_config(directory: &Path, setup: &ZooKeeperSetup, port: u16, ensemble: &
         config.push_str(&format!("server.{}=127.0.0.1:{peers}:{election}\n", i + 1));
     }
     std::fs::write(directory.join("zoo.cfg"), config).expect("a file in our directory");
+}
+
+/// A second port, with the certificate and its key in one file, as the server wants them.
+fn add_tls(directory: &Path, port: u16, certificates: &Certificates) {
+    let read = |path: &Path| std::fs::read_to_string(path).expect("a file that we made");
+    let own = directory.join("own.pem");
+    std::fs::write(&own, read(&certificates.key) + &read(&certificates.certificate))
+        .expect("a file in our directory");
+    let config = directory.join("zoo.cfg");
+    let text = format!(
+        "{}secureClientPort={port}\nsecureClientPortAddress=127.0.0.1\n\
+         serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory\n\
+         ssl.keyStore.location={own}\nssl.keyStore.type=PEM\n\
+         ssl.trustStore.location={authority}\nssl.trustStore.type=PEM\nssl.clientAuth=want\n",
+        read(&config),
+        own = own.display(),
+        authority = certificates.authority().display(),
+    );
+    std::fs::write(config, text).expect("a file in our directory");
 }
 
 fn four_letters(port: u16, word: &str) -> Option<String> {

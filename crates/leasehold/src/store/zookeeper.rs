@@ -55,6 +55,7 @@ mod node;
 mod ownership;
 mod path;
 mod session;
+mod tunnel;
 mod url;
 
 use std::borrow::Cow;

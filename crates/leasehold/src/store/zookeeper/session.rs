@@ -40,6 +40,7 @@ use tokio::task::AbortHandle;
 use zookeeper_client::{Client, Error as Fault};
 
 use super::fault::{ends_session, explain};
+use super::tunnel::Tunnel;
 use super::url::ZooKeeperUrl;
 use crate::clock::{Clock, Moment};
 use crate::error::{Error, ErrorKind, Result};
@@ -53,6 +54,8 @@ pub(super) type Answer<T> = std::result::Result<T, Fault>;
 #[derive(Debug)]
 pub(super) struct Session {
     client: Client,
+    /// What the client's connections go through, with TLS.
+    _tunnel: Option<Tunnel>,
     /// As the servers gave it.
     timeout: Duration,
     heard: Mutex<Heard>,
@@ -114,14 +117,20 @@ impl Session {
         if let Some(credentials) = &url.credentials {
             connector = connector.with_auth("digest", credentials.as_bytes());
         }
-        let hosts = url.hosts.clone();
+        // A member that says nothing is left in time to keep a waiter's place through another.
+        connector = connector.with_connection_timeout(url.session / 5);
+        let tunnel = match &url.tls {
+            Some(tls) => Some(Tunnel::open(&url.hosts, tls, runtime).await?),
+            None => None,
+        };
+        let hosts = tunnel.as_ref().map_or(&url.hosts, |tunnel| &tunnel.hosts).clone();
         // The driver spawns its task where it is called.
         let connecting = runtime
             .spawn(async move { tokio::time::timeout(CONNECT, connector.connect(&hosts)).await });
         let client = match connecting.await {
             Ok(Ok(Ok(client))) => client,
-            Ok(Ok(Err(fault))) => return Err(refused(Some(fault))),
-            Ok(Err(_)) => return Err(refused(None)),
+            Ok(Ok(Err(fault))) => return Err(refused(Some(fault), tunnel.as_ref())),
+            Ok(Err(_)) => return Err(refused(None, tunnel.as_ref())),
             Err(_) => return Err(shut_down()),
         };
         let timeout = client.session_timeout();
@@ -142,6 +151,7 @@ impl Session {
             });
             Self {
                 client,
+                _tunnel: tunnel,
                 timeout,
                 heard: Mutex::new(Heard::new(margin, opened)),
                 clock,
@@ -216,16 +226,18 @@ impl Drop for Session {
     }
 }
 
-fn refused(fault: Option<Fault>) -> Error {
+fn refused(fault: Option<Fault>, tunnel: Option<&Tunnel>) -> Error {
     match fault {
         Some(fault @ (Fault::AuthFailed | Fault::Unimplemented)) => explain(fault, "/"),
         fault => {
             let what = "no server serves: check the hosts and ports, and that a majority of the \
                         ensemble runs";
             let error = Error::new(ErrorKind::Unreachable, what);
-            match fault {
-                Some(fault) => error.because(fault),
-                None => error,
+            // Behind TLS, the driver sees no more than that its connection ended.
+            match (tunnel.and_then(Tunnel::fault), fault) {
+                (Some(why), _) => error.because(why),
+                (None, Some(fault)) => error.because(fault),
+                (None, None) => error,
             }
         }
     }

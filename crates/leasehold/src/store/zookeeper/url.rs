@@ -1,4 +1,4 @@
-//! The store's URL: `zookeeper://[user:password@]host[:port],…[/chroot][?…]`.
+//! The store's URL: `zookeeper://[user:password@]host[:port],…[/chroot][?…]`, or `zookeepers:` with TLS.
 
 use std::time::Duration;
 
@@ -29,6 +29,18 @@ pub(super) struct ZooKeeperUrl {
     pub(super) session: Duration,
     /// Whether a missing chroot is made.
     pub(super) create: bool,
+    /// `Some` for `zookeepers:`.
+    pub(super) tls: Option<Tls>,
+}
+
+/// Files in PEM.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Tls {
+    /// The only authority to trust; else those that the machine trusts.
+    pub(super) ca: Option<String>,
+    /// The certificate that we show, and its key.
+    pub(super) cert: Option<String>,
+    pub(super) key: Option<String>,
 }
 
 impl std::fmt::Debug for ZooKeeperUrl {
@@ -38,17 +50,21 @@ impl std::fmt::Debug for ZooKeeperUrl {
 }
 
 const DEFAULT_PORT: &str = "2181";
+/// Where servers listen for TLS, by their documentation.
+const DEFAULT_TLS_PORT: &str = "2281";
 /// Where locks are if the URL does not say: made if it is missing.
 const DEFAULT_CHROOT: &str = "/leasehold";
 
-const PARAMETERS: &str = "naming=curator|kazoo, session=15s, create=yes|no, acl=open|creator";
+const PARAMETERS: &str = "naming=curator|kazoo, session=15s, create=yes|no, acl=open|creator, and for zookeepers: \
+                          ca, cert and key";
 
 impl ZooKeeperUrl {
     pub(super) fn parse(url: &str) -> Result<Self> {
         let refused = |what: String| Err(Error::new(ErrorKind::Config, what));
-        let Some(rest) = url.strip_prefix("zookeeper://") else {
+        let Some((scheme @ ("zookeeper" | "zookeepers"), rest)) = url.split_once("://") else {
             return refused("write it as zookeeper://host:2181,host:2181/path".into());
         };
+        let tls = (scheme == "zookeepers").then(Tls::default);
         let (base, query) = crate::url::split_query(rest)?;
         // As for the other stores: the last @ ends the credentials.
         let (credentials, place) = match base.rsplit_once('@') {
@@ -73,13 +89,14 @@ impl ZooKeeperUrl {
             None => (place, ""),
         };
         let mut parsed = Self {
-            hosts: servers(hosts)?,
+            hosts: servers(hosts, if tls.is_some() { DEFAULT_TLS_PORT } else { DEFAULT_PORT })?,
             chroot: chroot(path)?,
             access: if credentials.is_some() { Access::Creator } else { Access::Open },
             credentials,
             naming: Naming::Curator,
             session: crate::options::DEFAULT_LEASE,
             create: path.is_empty(),
+            tls,
         };
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -96,6 +113,17 @@ impl ZooKeeperUrl {
                     return refused("acl=creator needs user:password@ before the hosts".into());
                 }
                 ("session", value) => parsed.session = session(value)?,
+                ("ca" | "cert" | "key", value) => {
+                    let Some(tls) = &mut parsed.tls else {
+                        return refused(format!("{key} is for TLS: write zookeepers:// for that"));
+                    };
+                    let value = Some(unescape(value)?);
+                    match key {
+                        "ca" => tls.ca = value,
+                        "cert" => tls.cert = value,
+                        _ => tls.key = value,
+                    }
+                }
                 _ => {
                     // What is there is not shown: it may be a secret at the wrong place.
                     let what = format!(
@@ -106,12 +134,16 @@ impl ZooKeeperUrl {
                 }
             }
         }
+        if parsed.tls.as_ref().is_some_and(|t| t.cert.is_some() != t.key.is_some()) {
+            return refused("cert and key go together: give both or neither".into());
+        }
         Ok(parsed)
     }
 
     /// The URL without credentials.
     pub(super) fn shown(&self) -> String {
-        format!("zookeeper://{}{}", self.hosts, self.chroot)
+        let scheme = if self.tls.is_some() { "zookeepers" } else { "zookeeper" };
+        format!("{scheme}://{}{}", self.hosts, self.chroot)
     }
 
     /// The whole path of the node of this name under the chroot.
@@ -125,7 +157,7 @@ impl ZooKeeperUrl {
     }
 }
 
-fn servers(hosts: &str) -> Result<String> {
+fn servers(hosts: &str, default_port: &str) -> Result<String> {
     let refused = |what: String| Err(Error::new(ErrorKind::Config, what));
     let mut all = Vec::new();
     for host in hosts.split(',') {
@@ -143,7 +175,7 @@ fn servers(hosts: &str) -> Result<String> {
             Some(end) => (&host[..=end], host[end + 1..].strip_prefix(':')),
             None => host.split_once(':').map_or((host, None), |(name, port)| (name, Some(port))),
         };
-        let port = port.unwrap_or(DEFAULT_PORT);
+        let port = port.unwrap_or(default_port);
         if name.is_empty() || port.parse::<u16>().ok().is_none_or(|port| port == 0) {
             return refused(
                 "a port is a number from 1 to 65535: write host:port, and user:password@ before the \
@@ -231,6 +263,14 @@ mod tests {
         let url = ZooKeeperUrl::parse("zookeeper://h").unwrap();
         assert_eq!((url.chroot.as_str(), url.create), ("/leasehold", true));
         assert_eq!(ZooKeeperUrl::parse("zookeeper://h/").unwrap().chroot, "");
+        assert_eq!(url.tls, None);
+        let url = "zookeepers://h,i:7/x?ca=/a%20b.pem&cert=/c.pem&key=/k.pem";
+        let url = ZooKeeperUrl::parse(url).unwrap();
+        assert_eq!(
+            (url.hosts.as_str(), url.shown().as_str()),
+            ("h:2281,i:7", "zookeepers://h:2281,i:7/x")
+        );
+        assert_eq!(url.tls.unwrap().ca.as_deref(), Some("/a b.pem"));
     }
 
     #[test]
@@ -249,6 +289,8 @@ mod tests {
             "zookeeper://a,u:secret,b",
             "zookeeper://u:se cret",
             "zookeeper://u:s?secret@h",
+            "zookeeper://h?ca=/secret",
+            "zookeepers://h?cert=/secret",
             "zookeeper://u:s?session=secret@h/x",
             "zookeeper://u:/secret//x",
             "zookeeper://h/a//b",
