@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use etcd_common::*;
 use leasehold::store::{Evict, Joined, Mode, Renew, Renewal, Signal, Standing, Store};
-use leasehold::{Claim, ErrorKind, Kind, Leasehold, LostReason, Name};
-use testbed::{Etcd, Setup};
+use leasehold::{Claim, ErrorKind, Kind, Leasehold, LostReason, Name, State};
+use testbed::{Etcd, Proxy, Setup};
 
 /// The lease that the only key with this prefix hangs on, as etcdctl writes it.
 fn lease_of(server: &Etcd, prefix: &str) -> String {
@@ -109,6 +109,36 @@ fn s82_silence_is_lost_by_our_own_clock() {
 }
 
 #[test]
+fn s82_one_way_silence_is_lost_by_our_own_clock() {
+    run(async {
+        let server = Etcd::start();
+        let other = connect(&server.url()).await;
+        let ways: [(&str, fn(&Proxy)); 2] =
+            [("requests", Proxy::hold_requests), ("replies", Proxy::hold_replies)];
+        for (name, silence) in ways {
+            let proxy = Proxy::before(server.port(0));
+            let locks = connect(&format!("etcd://127.0.0.1:{}", proxy.port())).await;
+            let lease = Duration::from_secs(2);
+            let guard = locks.mutex(name).lease(lease).lock().await.unwrap();
+            let (late, lock) = (guard.watch(), other.mutex(name));
+            let waiting = tokio::spawn(async move {
+                let next = lock.lock_timeout(PATIENCE).await.unwrap();
+                (next, late.state())
+            });
+            until_queued(&other, name, 2).await;
+            silence(&proxy);
+            let reason = tokio::time::timeout(PATIENCE, guard.lost()).await.unwrap();
+            assert_eq!(reason, LostReason::Expired, "{name}");
+            let (next, state) = waiting.await.unwrap();
+            assert_eq!(state, State::Lost(LostReason::Expired), "{name}: two holders");
+            proxy.thaw();
+            release(next).await;
+            release(locks.mutex(name).lock_timeout(PATIENCE).await.unwrap()).await;
+        }
+    });
+}
+
+#[test]
 fn s83_what_is_granted_counts_and_never_more_than_was_asked_for() {
     run(async {
         // Grants no less than 5 s.
@@ -130,24 +160,35 @@ fn s83_what_is_granted_counts_and_never_more_than_was_asked_for() {
     });
 }
 
+/// While a waiter hears nothing, the lock is released, and what it would have heard is compacted away.
 #[test]
 fn s84_compaction_takes_nothing_from_who_waits() {
     run(async {
-        let server = testbed::etcd();
-        let (locks, other) = (connect(&server.url()).await, connect(&server.url()).await);
+        let server = Etcd::start();
+        let proxy = Proxy::before(server.port(0));
+        let locks = connect(&server.url()).await;
+        let (_client, store) = with_store(&format!("etcd://127.0.0.1:{}", proxy.port())).await;
         let guard = locks.mutex("s84").lock().await.unwrap();
-        let lock = other.mutex("s84");
-        let waiting = tokio::spawn(async move { lock.lock_timeout(PATIENCE).await });
-        until_queued(&locks, "s84", 2).await;
-        for n in 0..5 {
-            server.etcdctl(&["put", "s84-noise", &n.to_string()]);
-        }
+        let mut waits = claim("s84");
+        // No heartbeat asks: what it is told, its watch tells.
+        (waits.lease, waits.waiter_lease) = (Duration::from_secs(55), Duration::from_secs(50));
+        let joined = store.join(&waits, Mode::Wait).await.unwrap();
+        assert!(matches!(joined, Joined::Waiting(_)), "{joined:?}");
+        until("watching", async || {
+            server.metric(0, "etcd_debugging_mvcc_watcher_total").is_some_and(|n| n >= 1.0)
+        })
+        .await;
+        proxy.freeze();
+        release(guard).await;
+        server.etcdctl(&["put", "s84-noise", "x"]);
         let json = server.etcdctl(&["get", "s84-noise", "-w", "json"]);
         let json: serde_json::Value = serde_json::from_str(&json).unwrap();
         let revision = json["header"]["revision"].as_i64().unwrap();
         server.etcdctl(&["compact", &revision.to_string()]);
-        release(guard).await;
-        release(waiting.await.unwrap().unwrap()).await;
+        proxy.cut();
+        proxy.thaw();
+        assert!(matches!(granted(&*store, &waits).await, Signal::Granted(_)));
+        assert!(store.leave(&waits, None).await.unwrap());
     });
 }
 

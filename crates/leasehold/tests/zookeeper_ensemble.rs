@@ -6,10 +6,10 @@ mod zookeeper_common;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold::{ErrorKind, Leasehold, LostReason, State};
-use testbed::{ZooKeeper, ZooKeeperSetup, ZooKeepers};
+use testbed::{Proxy, ZooKeeper, ZooKeeperSetup, ZooKeepers};
 use zookeeper_common::*;
 
 /// A client that knows one member only.
@@ -54,6 +54,59 @@ fn s72_a_follower_that_is_stopped_or_cut_off_keeps_nobody_believing() {
         let held = connect_to(followers[1], "?session=2s").await;
         lost_before_the_next_holds(&held, &other, "cut-off", || all.cut_off(followers[1])).await;
         all.mend(followers[1]);
+    });
+}
+
+#[test]
+fn s72_one_way_silence_is_lost_before_another_holds() {
+    run(async {
+        let server = ZooKeeper::start();
+        let other = connect_to(&server, "?session=30s").await;
+        let ways: [(&str, fn(&Proxy)); 2] =
+            [("requests", Proxy::hold_requests), ("replies", Proxy::hold_replies)];
+        for (name, silence) in ways {
+            let proxy = Proxy::before(server.port());
+            let url = format!("zookeeper://127.0.0.1:{}?session=2s", proxy.port());
+            let held = connect(&url).await;
+            lost_before_the_next_holds(&held, &other, name, || silence(&proxy)).await;
+            proxy.thaw();
+            release(held.mutex(name).lock_timeout(PATIENCE).await.unwrap()).await;
+        }
+    });
+}
+
+/// Whichever member says nothing any more, the clients that know the others go to them in time.
+#[test]
+fn paused_members_cost_no_lease() {
+    run(async {
+        let all = ZooKeepers::start();
+        // The leader last: after it there is another one.
+        let leader = all.leader();
+        for (round, member) in all.followers().into_iter().chain([leader]).enumerate() {
+            let mut clients = Vec::new();
+            for _ in 0..6 {
+                clients.push(connect(&all.url()).await);
+            }
+            let (mut held, mut waiting) = (Vec::new(), Vec::new());
+            for (n, locks) in clients.iter().enumerate() {
+                let name = format!("paused-{round}-{n}");
+                held.push(locks.mutex(&name).lock().await.unwrap());
+                let lock = clients[(n + 1) % clients.len()].mutex(&name);
+                waiting.push(tokio::spawn(async move { lock.lock_timeout(PATIENCE).await }));
+                until_waiting(locks, &name, 1).await;
+            }
+            member.stop();
+            // Longer than a lease lasts unrenewed.
+            tokio::time::sleep(Duration::from_secs(16)).await;
+            assert!(held.iter().all(leasehold::Guard::is_held), "{held:?}");
+            for guard in held {
+                release(guard).await;
+            }
+            for task in waiting {
+                release(task.await.unwrap().unwrap()).await;
+            }
+            member.cont();
+        }
     });
 }
 
@@ -117,21 +170,28 @@ fn exact_while_members_are_killed_one_after_another() {
         let all = Arc::new(ZooKeepers::start());
         let url = format!("{}?session=6s", all.url());
         let over = Arc::new(AtomicBool::new(false));
+        let counted = Arc::new(AtomicU64::new(0));
         let breaking = tokio::task::spawn_blocking({
-            let (all, over) = (all.clone(), over.clone());
+            let (all, over, counted) = (all.clone(), over.clone(), counted.clone());
             move || {
+                let mut grew = 0;
                 for member in all.members() {
                     member.kill();
                     std::thread::sleep(Duration::from_millis(500));
                     member.restart();
-                    std::thread::sleep(Duration::from_millis(500));
+                    // Whatever the last kill has broken, they count on after it.
+                    let (before, end) = (counted.load(Ordering::SeqCst), Instant::now() + PATIENCE);
+                    while counted.load(Ordering::SeqCst) <= before + 3 && Instant::now() < end {
+                        std::thread::sleep(Duration::from_millis(20));
+                    }
+                    grew += usize::from(counted.load(Ordering::SeqCst) > before + 3);
                 }
                 over.store(true, Ordering::SeqCst);
+                grew
             }
         });
         // Fenced, as a resource does it: an increment under an older token is refused.
         let counter = Arc::new(Mutex::new((0_u64, 0_u64)));
-        let counted = Arc::new(AtomicU64::new(0));
         let mut tasks = Vec::new();
         for _ in 0..3 {
             let locks = connect(&url).await;
@@ -161,7 +221,7 @@ fn exact_while_members_are_killed_one_after_another() {
         for task in tasks {
             task.await.unwrap();
         }
-        breaking.await.unwrap();
+        assert_eq!(breaking.await.unwrap(), 3, "nobody counted after a restart");
         let counted = counted.load(Ordering::SeqCst);
         assert_eq!(counter.lock().unwrap().0, counted, "updates were lost");
         assert!(counted > 10, "only {counted} turns");

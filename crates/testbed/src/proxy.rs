@@ -21,6 +21,7 @@ enum Direction {
 struct State {
     frozen: bool,
     replies_held: bool,
+    requests_held: bool,
     /// How many more replies pass before the others are dropped.
     replies_left: Option<usize>,
     refusing: bool,
@@ -99,11 +100,12 @@ impl Proxy {
         self.shared.change(|state| state.admitted = Some(state.came));
     }
 
-    /// Ends [`freeze`](Self::freeze), [`freeze_new`](Self::freeze_new) and
-    /// [`hold_replies`](Self::hold_replies).
+    /// Ends [`freeze`](Self::freeze), [`freeze_new`](Self::freeze_new),
+    /// [`hold_replies`](Self::hold_replies) and [`hold_requests`](Self::hold_requests).
     pub fn thaw(&self) {
         self.shared.change(|state| {
-            (state.frozen, state.replies_held, state.admitted) = (false, false, None);
+            (state.replies_held, state.requests_held) = (false, false);
+            (state.frozen, state.admitted) = (false, None);
         });
     }
 
@@ -116,6 +118,11 @@ impl Proxy {
     /// Requests arrive, their replies wait.
     pub fn hold_replies(&self) {
         self.shared.change(|state| state.replies_held = true);
+    }
+
+    /// Requests wait; what the server sends passes.
+    pub fn hold_requests(&self) {
+        self.shared.change(|state| state.requests_held = true);
     }
 
     /// So many more replies pass; after them requests arrive, and their replies never do. For the
@@ -254,7 +261,10 @@ fn forward(
             let waits = state.frozen
                 || number < state.silent
                 || state.admitted.is_some_and(|admitted| number >= admitted)
-                || direction == Direction::Replies && state.replies_held;
+                || match direction {
+                    Direction::Requests => state.requests_held,
+                    Direction::Replies => state.replies_held,
+                };
             !state.ended && waits
         };
         let mut state = shared
