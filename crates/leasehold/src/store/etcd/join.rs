@@ -23,7 +23,7 @@ use super::proto::{
     Done, KeyValue, Op, RangeRequest, RequestOp, ResponseOp, TxnRequest, TxnResponse,
 };
 use super::queue::{Queue, agree, end_of, value};
-use crate::claim::{Claim, Token};
+use crate::claim::{Claim, Kind, Token};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::store::{Joined, Mode, Place, mismatch};
@@ -266,7 +266,9 @@ impl Shared {
             // A place that it had before, and that was taken away, says nothing of this one.
             (known.holds, known.behind, known.ahead) = (None, None, at);
         });
-        self.watch_for(claim, token);
+        let before = at.checked_sub(1).filter(|_| claim.kind == Kind::Mutex);
+        let before = before.and_then(|at| queue.entries.get(at)).map(|entry| entry.key.clone());
+        self.watch_for(claim, token, before);
         Ok(Joined::Waiting(Place { ahead: at, head_remaining: None, token: Some(token) }))
     }
 

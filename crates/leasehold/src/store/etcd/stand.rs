@@ -22,7 +22,7 @@ use std::time::Duration;
 use super::Shared;
 use super::ask::{Found, OPERATIONS, get, op, range, still, touch, youngest};
 use super::fault::Failure;
-use super::proto::{Op, RangeRequest, TxnRequest};
+use super::proto::{KeyValue, Op, RangeRequest, TxnRequest};
 use super::queue::{Queue, end_of, is_place};
 use super::waiters::Waiter;
 use super::watch::Watched;
@@ -50,17 +50,28 @@ enum Turn {
 }
 
 impl Shared {
-    /// Has a task watch for a claim that waits, unless one does.
-    pub(super) fn watch_for(self: &Arc<Self>, claim: &Claim, token: Token) {
+    /// Has a task watch for a claim that waits, unless one does. In a mutex, the joining transaction may
+    /// have shown who is before it: then the first look is one that is made already.
+    pub(super) fn watch_for(
+        self: &Arc<Self>,
+        claim: &Claim,
+        token: Token,
+        before: Option<Vec<u8>>,
+    ) {
         let Some(waiter) = self.waiters.enlist(claim.id, token) else { return };
-        let standing = self.clone().stand(claim.clone(), waiter.clone());
+        let standing = self.clone().stand(claim.clone(), waiter.clone(), before);
         waiter.watched_by(self.client.runtime().spawn(standing).abort_handle());
     }
 
-    async fn stand(self: Arc<Self>, claim: Claim, waiter: Arc<Waiter>) {
+    async fn stand(
+        self: Arc<Self>,
+        claim: Claim,
+        waiter: Arc<Waiter>,
+        mut before: Option<Vec<u8>>,
+    ) {
         let mut pause = PAUSES[0];
         loop {
-            match self.wait(&claim, &waiter).await {
+            match self.wait(&claim, &waiter, before.take()).await {
                 Ok(Turn::Granted) => {
                     let token = waiter.token;
                     self.claims.note(claim.id, |known| known.holds = Some(token));
@@ -83,8 +94,16 @@ impl Shared {
     }
 
     /// Waits until it is our turn, or until watching fails.
-    async fn wait(&self, claim: &Claim, waiter: &Waiter) -> Result<Turn, Failure> {
-        let mut sight = self.look(claim, waiter.token, None).await?;
+    async fn wait(
+        &self,
+        claim: &Claim,
+        waiter: &Waiter,
+        before: Option<Vec<u8>>,
+    ) -> Result<Turn, Failure> {
+        let mut sight = match before {
+            Some(before) => self.behind(claim, before),
+            None => self.look(claim, waiter.token, None).await?,
+        };
         let mut told = false;
         loop {
             let blocked = match sight {
@@ -164,8 +183,9 @@ impl Shared {
         if let (Kind::Mutex, [Watched::Deletion(before)]) = (claim.kind, &blocked[..]) {
             let only = |key: &[u8]| RangeRequest { keys_only: true, ..get(key.to_vec()) };
             let two = self.client.ranges(vec![only(&self.key(claim)), only(before)]).await?;
-            let still = |found: &Found| !found.kvs.is_empty();
-            if two.iter().all(still) {
+            let is_own = |kv: &KeyValue| u64::try_from(kv.create_revision) == Ok(token.get());
+            let ours = two.first().and_then(|found| found.kvs.first()).is_some_and(is_own);
+            if ours && two.iter().all(|found| !found.kvs.is_empty()) {
                 return Ok(Sight::Blocked(blocked));
             }
         }
@@ -184,9 +204,13 @@ impl Shared {
             return Sight::Gone;
         }
         let Some(before) = found.kvs.get(1) else { return Sight::Granted(None) };
-        let key = before.key.clone();
-        self.claims.note(claim.id, |known| known.behind = Some((key.clone(), known.ahead)));
-        Sight::Blocked(vec![Watched::Deletion(key)])
+        self.behind(claim, before.key.clone())
+    }
+
+    /// In a mutex: who is before us is in the way, and nobody else.
+    fn behind(&self, claim: &Claim, before: Vec<u8>) -> Sight {
+        self.claims.note(claim.id, |known| known.behind = Some((before.clone(), known.ahead)));
+        Sight::Blocked(vec![Watched::Deletion(before)])
     }
 
     /// A reading that has in it what was seen.
