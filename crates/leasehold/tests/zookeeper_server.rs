@@ -74,6 +74,37 @@ fn a_free_lock_is_one_round_trip_to_take_and_one_to_release() {
     });
 }
 
+/// The first shows that the lock's node is not there; nothing else has to be heard before the child is
+/// there.
+#[test]
+fn a_reaped_lock_is_two_round_trips() {
+    run(async {
+        let proxy = Proxy::before(zookeeper().port());
+        let locks = connect(&through(&proxy, "?session=60s")).await;
+        let raw = raw(zookeeper().port()).await;
+        let mut made = false;
+        // A pulse's answer may be one of those that pass, but not each time.
+        for round in 0..5 {
+            let name = format!("reaped-{round}");
+            proxy.drop_replies_after(2);
+            let lock = locks.mutex(&name);
+            let taking = tokio::spawn(async move { lock.lock_timeout(PATIENCE).await });
+            let end = Instant::now() + Duration::from_secs(2);
+            while !made && Instant::now() < end {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                made = children(&raw, &format!("/leasehold/{name}")).await.len() == 1;
+            }
+            proxy.pass_replies();
+            proxy.cut();
+            release(taking.await.unwrap().unwrap()).await;
+            if made {
+                return;
+            }
+        }
+        panic!("the child is made only after its lock's node was answered");
+    });
+}
+
 #[test]
 fn s70_a_creation_whose_reply_is_lost_is_found_again() {
     run(async {

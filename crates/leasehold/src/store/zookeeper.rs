@@ -250,18 +250,20 @@ impl Shared {
         Ok(())
     }
 
-    /// Makes a lock's node. kazoo makes its own once and then counts on it; Curator makes it again.
-    async fn make_lock(&self, session: &Session, lock: &str) -> Result<()> {
-        let mode = match self.naming() {
+    /// What a lock's node is. kazoo makes its own once and then counts on it; Curator makes it again.
+    fn lock_mode(&self) -> CreateMode {
+        match self.naming() {
             Naming::Curator => CreateMode::Container,
             Naming::Kazoo => CreateMode::Persistent,
-        };
-        let options = mode.with_acls(self.acls());
-        match session.write(|c| c.create(lock, &[], &options)).await {
-            Ok(_) | Err(Fault::NodeExists) => Ok(()),
-            Err(Fault::NoNode) if self.url.create => self.make_chroot(session).await,
-            Err(Fault::NoNode) => Err(explain(Fault::NoNode, self.url.root())),
-            Err(fault) => Err(explain(fault, lock)),
+        }
+    }
+
+    /// Makes what a lock's node lacked when it was to be made, or tells why it cannot be.
+    async fn make_above(&self, session: &Session, fault: Fault, lock: &str) -> Result<()> {
+        match fault {
+            Fault::NoNode if self.url.create => self.make_chroot(session).await,
+            Fault::NoNode => Err(explain(Fault::NoNode, self.url.root())),
+            fault => Err(explain(fault, lock)),
         }
     }
 
@@ -337,14 +339,31 @@ impl Shared {
         let prefix = format!("{lock}/{}", node::prefix(self.naming(), &claim));
         let data = serde_json::to_vec(&*claim.holder).unwrap_or_default();
         let options = CreateMode::EphemeralSequential.with_acls(self.acls());
+        let container = self.lock_mode().with_acls(self.acls());
         let mut tries = 0;
         loop {
             self.claims.asked(&claim, mode, &lock, self.clock.now());
             let sent = session.write(|c| async {
+                // Requests go out in the order of these lines. Where the lock's node was not there, it
+                // is made in the same breath.
+                let make = (tries > 0).then(|| c.create(&lock, &[], &container));
                 let create = c.create(&prefix, &data, &options);
                 let list = c.list_children(&lock);
-                let (created, listed) = tokio::join!(create, list);
-                created.map(|created| (created, listed))
+                let make = async {
+                    match make {
+                        Some(make) => make.await.map(drop),
+                        None => Ok(()),
+                    }
+                };
+                let (made, created, listed) = tokio::join!(make, create, list);
+                match created {
+                    Ok(created) => Ok((created, listed)),
+                    // Why the lock's node cannot be made, rather than that it is not there.
+                    Err(Fault::NoNode) => {
+                        Err((Fault::NoNode, made.err().filter(|fault| *fault != Fault::NodeExists)))
+                    }
+                    Err(fault) => Err((fault, None)),
+                }
             });
             match sent.await {
                 Ok(((stat, sequence), listed)) => {
@@ -380,14 +399,16 @@ impl Shared {
                         decided => decided,
                     };
                 }
-                Err(Fault::NoNode) if tries < MAKE_TRIES => {
+                Err((Fault::NoNode, refused)) if tries < MAKE_TRIES => {
                     tries += 1;
-                    if let Err(error) = self.make_lock(session, &lock).await {
+                    if let Some(fault) = refused
+                        && let Err(error) = self.make_above(session, fault, &lock).await
+                    {
                         self.claims.remove(claim.id);
                         return Err(error);
                     }
                 }
-                Err(fault) => {
+                Err((fault, _)) => {
                     let error = explain(fault, &lock);
                     // Refused, there is nothing of it; else it is looked for when asked again.
                     if error.kind() != ErrorKind::Unreachable {

@@ -117,8 +117,9 @@ impl Session {
         if let Some(credentials) = &url.credentials {
             connector = connector.with_auth("digest", credentials.as_bytes());
         }
-        // A member that says nothing is left in time to keep a waiter's place through another.
-        connector = connector.with_connection_timeout(url.session / 5);
+        // A member that says nothing is left before a waiter's place is over, and the driver's pings,
+        // which come with 3/8 of this, stay behind our pulse.
+        connector = connector.with_connection_timeout(url.session * 3 / 10);
         let tunnel = match &url.tls {
             Some(tls) => Some(Tunnel::open(&url.hosts, tls, runtime).await?),
             None => None,
