@@ -31,6 +31,28 @@ fn s42_behind_a_pooler_in_transaction_mode() {
 
 #[test]
 fn s42_a_pooler_that_nobody_told_us_of() {
+#[test]
+fn s42_round_trips_behind_a_pooler() {
+    run(async {
+        let server = testbed::postgres();
+        let pooler = PgBouncer::before(server);
+        let url = pooler.in_front_of(server, &server.database());
+        let port = url.rsplit_once('/').and_then(|(base, _)| base.rsplit_once(':')).unwrap().1;
+        let proxy = Proxy::before(port.parse().unwrap());
+        let url = proxy.in_front_of(port.parse().unwrap(), &url) + "?pooler=transaction&pool=1";
+        let locks = connect(&url).await;
+        for n in 0..10 {
+            let mutex = locks.mutex(format!("{}", n % 3));
+            let before = proxy.round_trips();
+            let guard = mutex.try_lock().await.unwrap();
+            let taken = proxy.round_trips();
+            guard.release().await.unwrap();
+            // BEGIN and its limits, the statement prepared, run, and COMMIT.
+            assert_eq!((taken - before, proxy.round_trips() - taken), (4, 4));
+        }
+    });
+}
+
     run(async {
         let server = testbed::postgres();
         let database = server.database();

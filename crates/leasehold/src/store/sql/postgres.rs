@@ -61,7 +61,7 @@ impl Pooled {
     async fn begin(&mut self) -> sqlx::Result<()> {
         match self.begun {
             true => Ok(()),
-            false => self.connection.raw("BEGIN ISOLATION LEVEL READ COMMITTED").await,
+            false => self.connection.raw(BEGIN_POOLED).await,
         }
     }
 }
@@ -97,6 +97,11 @@ const LIMITS: [(&str, &str); 2] =
     [("idle_in_transaction_session_timeout", "1000"), (LIMIT_SHOWN.0, "5000")];
 /// One of them, as the server shows it where it has arrived.
 pub(super) const LIMIT_SHOWN: (&str, &str) = ("lock_timeout", "5s");
+
+/// The same for each transaction behind a pooler, where the session is not ours: sent with the BEGIN,
+/// so that it costs no round trip.
+pub(super) const BEGIN_POOLED: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; \
+     SET LOCAL idle_in_transaction_session_timeout = 1000; SET LOCAL lock_timeout = 5000";
 
 #[derive(Debug)]
 pub(super) struct Postgres {

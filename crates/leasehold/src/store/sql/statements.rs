@@ -173,10 +173,7 @@ fn begin(url: &SqlUrl) -> &'static str {
         Dialect::Postgres if !url.pooler => "BEGIN ISOLATION LEVEL READ COMMITTED",
         // The limits that a session of ours has from its start; behind a pooler it is not ours.
         #[cfg(feature = "postgres")]
-        Dialect::Postgres => {
-            "BEGIN ISOLATION LEVEL READ COMMITTED; \
-             SET LOCAL idle_in_transaction_session_timeout = 1000; SET LOCAL lock_timeout = 5000"
-        }
+        Dialect::Postgres => super::postgres::BEGIN_POOLED,
         #[cfg(feature = "mysql")]
         Dialect::MySql => "START TRANSACTION",
     }
