@@ -40,13 +40,10 @@ impl Shared {
 
     #[cfg(feature = "postgres")]
     async fn look_at_postgres(&self, url: &SqlUrl) -> Result<Vec<Finding>, Failure> {
-        let (mut one, mut other) = (self.pool.take().await?, self.pool.take().await?);
+        // Of two pools: one may have room for one connection only.
+        let (mut one, mut other) = (self.pool.take().await?, self.beats.take().await?);
         let mut found = Vec::new();
-        // A session of its own has a process of its own at the server. Two of ours that are served
-        // by the same one, turn by turn, are behind a pooler that lends it for a transaction.
-        let pid = "SELECT pg_backend_pid()::text, ''";
-        let ours = [pairs(&mut *one.wire, pid).await?, pairs(&mut *other.wire, pid).await?];
-        let lent = ours[0] == ours[1];
+        let lent = are_lent(&mut *one.wire, &mut *other.wire).await?;
         found.extend(pooler(url.pooler, lent));
         let settings = pairs(
             &mut *one.wire,
@@ -61,7 +58,7 @@ impl Shared {
         let now = "SELECT (extract(epoch from clock_timestamp()) * 1000000)::bigint::text, ''";
         found.extend(clocks(&mut *one.wire, now).await?);
         self.pool.put(one);
-        self.pool.put(other);
+        self.beats.put(other);
         Ok(found)
     }
 
@@ -103,6 +100,28 @@ async fn pairs(wire: &mut dyn Wire, sql: &str) -> Result<Settings, Failure> {
     }
     Ok(pairs)
 }
+/// Whether a pooler lends these two the server's sessions for a transaction each. A session of its
+/// own has a process of its own at the server; theirs is the same for both, or another from one turn
+/// to the next. Others who are busy may hide that for a turn, so there are some; and while one is in
+/// a transaction, the other cannot have its session.
+#[cfg(feature = "postgres")]
+async fn are_lent(one: &mut dyn Wire, other: &mut dyn Wire) -> Result<bool, Failure> {
+    let pid = "SELECT pg_backend_pid()::text, ''";
+    let (mut ones, mut others) = (Settings::new(), Settings::new());
+    for _ in 0..5 {
+        ones.extend(pairs(one, pid).await?);
+        others.extend(pairs(other, pid).await?);
+        other.raw("BEGIN").await?;
+        ones.extend(pairs(one, pid).await?);
+        other.raw("COMMIT").await?;
+        let both = ones.keys().any(|pid| others.contains_key(pid));
+        if both || ones.len() > 1 || others.len() > 1 {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 async fn clocks(wire: &mut dyn Wire, sql: &str) -> Result<Vec<Finding>, Failure> {
