@@ -160,7 +160,6 @@ async fn a_mariadb_that_is_set_up_well_is_found_well() {
     for (plant, back, expected) in [
         ("innodb_flush_log_at_trx_commit = 2", "1", ("innodb_flush_log_at_trx_commit", Broken)),
         ("innodb_flush_log_at_trx_commit = 0", "1", ("innodb_flush_log_at_trx_commit", Broken)),
-        ("read_only = 1", "0", ("read_only", Broken)),
         ("wait_timeout = 20", "28800", ("wait_timeout", Weak)),
     ] {
         server.admin(&format!("SET GLOBAL {plant}"));
@@ -169,6 +168,13 @@ async fn a_mariadb_that_is_set_up_well_is_found_well() {
         server.admin(&format!("SET GLOBAL {setting} = {back}"));
     }
     assert_eq!(troubles(&url).await, []);
+    // Who connects to a replica is told so at once; a server can become one later.
+    let locks = Leasehold::connect(&url).await.unwrap();
+    server.admin("SET GLOBAL read_only = 1");
+    assert_eq!(locks.diagnose().await.unwrap().first().map(|f| f.id), Some("read_only"));
+    let error = Leasehold::connect(&url).await.unwrap_err();
+    assert!(error.to_string().contains("connect to the primary"), "{error}");
+    server.admin("SET GLOBAL read_only = 0");
     server.admin("SET GLOBAL max_connections = 20");
     assert_eq!(troubles(&format!("{url}?pool=30")).await, [("connections", Weak)]);
     let name = url.rsplit('/').next().unwrap();

@@ -10,7 +10,7 @@ use leasehold::store::sql::SqlStore;
 use leasehold::store::{Joined, Mode, Signal, Store};
 use leasehold::{Claim, ErrorKind, Kind, Name};
 use sql_common::*;
-use testbed::{PgBouncer, Proxy};
+use testbed::{PgBouncer, Postgres, Proxy, Setup};
 
 #[test]
 fn s42_behind_a_pooler_in_transaction_mode() {
@@ -31,8 +31,6 @@ fn s42_behind_a_pooler_in_transaction_mode() {
     });
 }
 
-#[test]
-fn s42_a_pooler_that_nobody_told_us_of() {
 #[test]
 fn s42_round_trips_behind_a_pooler() {
     run(async {
@@ -55,6 +53,8 @@ fn s42_round_trips_behind_a_pooler() {
     });
 }
 
+#[test]
+fn s42_a_pooler_that_nobody_told_us_of() {
     run(async {
         let server = testbed::postgres();
         let database = server.database();
