@@ -672,3 +672,59 @@ fn r35_the_printed_schema_is_what_install_runs() {
     }
     assert_eq!(sql.contains("InnoDB"), dialect == Dialect::Mysql);
 }
+
+/// The statements that are printed for other languages, with their parameters filled in, by hands
+/// that know no more than what is printed.
+#[tokio::test]
+async fn r35_the_printed_sql_does_what_it_says() {
+    use sqlx::{Connection as _, Executor as _};
+    let bed = bed().await;
+    let text = leasehold::fence::sql::text(<Db as leasehold::database::Database>::DIALECT);
+    let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with("--")).collect();
+    let statements = lines.join("\n");
+    let mut statements = statements.split(';').map(str::trim).filter(|sql| !sql.is_empty());
+    let mut next = || {
+        let sql = statements.next().expect("one more statement").to_owned();
+        let sql = sql.replace("your_table", "t").replace("your_column", "n");
+        move |resource: &str, token: u64, value: i64| {
+            let quoted = format!("'{resource}'");
+            let sql = sql.replace(":resource", &quoted).replace(":token", &token.to_string());
+            sqlx::AssertSqlSafe(sql.replace(":value", &value.to_string()).replace(":id", "1"))
+        }
+    };
+    let (raise, look, write) = (next(), next(), next());
+    let read_back = statements.next().map(|sql| sql.replace("your_table", "t").replace(":id", "1"));
+    assert!(statements.next().is_none(), "{text}");
+    let mut c = bed.pool.acquire().await.unwrap();
+    // What the transaction of this token is told: go on, or roll back.
+    for (resource, token, seen) in
+        [("r", 5, 5), ("r", 5, 5), ("r", 9, 9), ("r", 7, 9), ("other", 1, 1)]
+    {
+        let mut tx = c.begin().await.unwrap();
+        (&mut *tx).execute(sqlx::raw_sql(raise(resource, token, 0))).await.unwrap();
+        let told: i64 = sqlx::query_scalar(look(resource, token, 0)).fetch_one(&mut *tx).await.unwrap();
+        assert_eq!(told, seen, "{resource} {token}");
+        match told > token as i64 {
+            true => tx.rollback().await.unwrap(),
+            false => tx.commit().await.unwrap(),
+        }
+    }
+    // Ours and theirs are one fence.
+    let mut tx = bed.pool.begin().await.unwrap();
+    assert_eq!(check(&mut tx, "r", token(8)).await.unwrap_err().kind(), ErrorKind::StaleToken);
+    tx.rollback().await.unwrap();
+    for (token, value, left, is_written) in
+        [(5, 50, 50, true), (5, 50, 50, true), (9, 90, 90, true), (7, 70, 90, false)]
+    {
+        let done = (&mut *c).execute(sqlx::raw_sql(write("", token, value))).await.unwrap();
+        // sqlx asks MySQL for the rows that matched.
+        assert_eq!(done.rows_affected(), u64::from(is_written), "{token}");
+        if let Some(sql) = &read_back {
+            let sql = sqlx::AssertSqlSafe(sql.clone());
+            let seen: i64 = sqlx::query_scalar(sql).fetch_one(&mut *c).await.unwrap();
+            assert_eq!(seen > token as i64, !is_written, "{token}");
+        }
+        let n: i64 = sqlx::query_scalar("SELECT n FROM t WHERE id = 1").fetch_one(&mut *c).await.unwrap();
+        assert_eq!(n, left);
+    }
+}
