@@ -460,7 +460,8 @@ async fn r26_a_crashed_attempt_is_taken_over_and_a_failed_one_at_once() {
 #[tokio::test]
 async fn r26_an_attempt_outlives_its_lease_by_renewal_and_a_late_one_stores_nothing() {
     let bed = bed().await;
-    let lease = Duration::from_millis(150);
+    // Long enough for a renewal on a machine that does much else.
+    let lease = Duration::from_secs(1);
     let pool = &bed.pool;
     // Renewed for three leases.
     let slow = once("slow").lease(lease).run(pool, |_| async {
@@ -510,6 +511,59 @@ async fn r26_old_keys_are_cleaned_up_and_young_ones_stay() {
     assert_eq!(young.await.unwrap(), Ran::Duplicate("young".into()));
     let old = once("old").run(&bed.pool, |_| async { Ok::<_, Error>("new".into()) });
     assert_eq!(old.await.unwrap(), Ran::First("new".into()));
+}
+
+#[tokio::test]
+async fn r26_keys_of_attempts_that_never_finished_are_cleaned_up() {
+    let bed = bed().await;
+    for key in ["failed", "failed lately", "retried"] {
+        let failed = once(key).run(&bed.pool, |_| async {
+            Err::<String, Error>(Error::new(ErrorKind::Full, "no paper"))
+        });
+        assert_eq!(failed.await.unwrap_err().kind(), ErrorKind::Full);
+    }
+    // Crashes once it has begun: its future is dropped.
+    for key in ["crashed", "at it"] {
+        let begun = std::sync::atomic::AtomicBool::new(false);
+        let attempt = once(key).lease(Duration::from_secs(3600)).run(&bed.pool, |_| async {
+            begun.store(true, Ordering::SeqCst);
+            std::future::pending::<Result<String, Error>>().await
+        });
+        tokio::select! {
+            _ = attempt => unreachable!("it never ends"),
+            () = async {
+                while !begun.load(Ordering::SeqCst) {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            } => {}
+        }
+    }
+    assert_eq!(clean_up(&bed.pool, Duration::from_secs(1800)).await.unwrap(), 0, "all are young");
+    let mut tx = bed.pool.begin().await.unwrap();
+    let hours = "UPDATE leasehold_once SET lease_end = lease_end - 10800000000 \
+                 WHERE attempt_id <> '' AND attempt = 1";
+    run(&mut tx, hours).await;
+    tx.commit().await.unwrap();
+    // Taken over since, or their lease is not over: these stay.
+    let retried = once("retried").run(&bed.pool, |_| async { Ok::<_, Error>("done".into()) });
+    assert_eq!(retried.await.unwrap(), Ran::First("done".into()));
+    for (key, attempt) in [("failed lately", 2), ("at it", 2)] {
+        let again = once(key).lease(Duration::from_secs(3600)).run(&bed.pool, |a| async move {
+            assert_eq!(a.number(), attempt);
+            Err::<String, Error>(Error::new(ErrorKind::Full, "no paper"))
+        });
+        assert_eq!(again.await.unwrap_err().kind(), ErrorKind::Full);
+    }
+    assert_eq!(clean_up(&bed.pool, Duration::from_secs(1800)).await.unwrap(), 2);
+    for (key, attempt) in [("failed", 1), ("crashed", 1), ("failed lately", 3), ("at it", 3)] {
+        let again = once(key).run(&bed.pool, |a| async move {
+            assert_eq!(a.number(), attempt, "{key}");
+            Ok::<_, Error>("done".into())
+        });
+        assert!(again.await.unwrap().is_first());
+    }
+    let done = once("retried").run(&bed.pool, |_| async { Ok::<_, Error>("no".into()) });
+    assert_eq!(done.await.unwrap(), Ran::Duplicate("done".into()));
 }
 
 #[tokio::test]
