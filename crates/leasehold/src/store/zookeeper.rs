@@ -578,10 +578,12 @@ impl Shared {
     ) -> Result<Joined> {
         let lease = claim.lease;
         let renewed = self.renew_on(session, &[Renew { claim, lease }], started).await?;
-        Ok(match renewed.into_iter().next() {
+        Ok(match renewed.into_iter().next().map(Renewal::known).transpose()? {
             Some(Renewal::Holding { token, remaining }) => Joined::Holding { token, remaining },
             Some(Renewal::Waiting(place)) => Joined::Waiting(place),
-            Some(Renewal::Lost) | None => Joined::Busy { holders: Vec::new() },
+            Some(Renewal::Lost | Renewal::Unknown { .. }) | None => {
+                Joined::Busy { holders: Vec::new() }
+            }
         })
     }
 
