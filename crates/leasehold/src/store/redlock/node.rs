@@ -134,6 +134,12 @@ impl Trouble {
     }
 }
 
+/// How long a server has been up at the least whose `uptime_in_seconds` is this: the difference of two
+/// times, each cut to whole seconds.
+const fn up_for(uptime_in_seconds: u64) -> Duration {
+    Duration::from_secs(uptime_in_seconds.saturating_sub(1))
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // No code that can panic runs between two consistent states.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -262,7 +268,7 @@ impl Node {
             // It has restarted while we knew it: however old its own clock, which can be set, says
             // that it is.
             Some(_) => delayed,
-            None => delayed.minus(Duration::from_secs(up)),
+            None => delayed.minus(up_for(up)),
         };
         let take = scripts::take(id);
         let mut check = take.call(1);
@@ -326,5 +332,22 @@ impl Node {
             _ => Known::Forgot(token),
         };
         Ok((known, clock))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn s33_uptime_is_truncated_twice() {
+        // In milliseconds. Started late in a second and asked early in one, it says a second more.
+        for start in [0, 1, 500, 999] {
+            for up in [0, 1, 999, 1_000, 1_001, 30_000, 30_999] {
+                let says = (start + up) / 1_000 - start / 1_000;
+                assert!(up_for(says) <= Duration::from_millis(up), "{up} ms from {start}");
+                assert!(up_for(says) + Duration::from_secs(2) > Duration::from_millis(up));
+            }
+        }
     }
 }
