@@ -26,6 +26,12 @@ use crate::store::redis::url::Address;
 /// The key of a node's memory.
 pub(super) const MEMORY_KEY: &str = "leasehold:redlock";
 
+/// What a user of these servers needs, in the words of `ACL SETUSER`.
+const RIGHTS: &str = "~lock-names* ~leasehold:* &leasehold:* +evalsha +eval +get +set +del +pttl \
+                      +pexpire +pexpireat +time +publish +subscribe +zadd +zrem +zrange +zrank \
+                      +zscore +zrangebyscore +hget +hset +hmget +hdel +scan +info (see \
+                      docs/stores/redlock.md)";
+
 /// One server of the majority.
 #[derive(Debug)]
 pub(super) struct Node {
@@ -121,6 +127,10 @@ impl Trouble {
                     "{node} is a replica: a redlock: store needs servers that know nothing of each other"
                 ),
             ),
+            Self::Failed(error) if fault::refusal(error) == Some(Refusal::NoPermission) => {
+                let what = format!("{node}: this Redis user lacks a right; it needs: {RIGHTS}");
+                Error::new(ErrorKind::Denied, what).because(fault::shown(error))
+            }
             Self::Failed(error) => {
                 let explained = fault::explain(error);
                 Error::new(explained.kind(), format!("{node}: {explained}"))
