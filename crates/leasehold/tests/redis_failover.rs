@@ -277,6 +277,39 @@ fn exact_while_slots_move_to_and_fro() {
 }
 
 #[test]
+fn a_cluster_that_is_down_is_told_of() {
+    run(async {
+        let cluster = Cluster::start();
+        let locks = connect(&cluster.url()).await;
+        release(locks.mutex("b").lock().await.unwrap()).await;
+        for node in cluster.nodes() {
+            node.command(&["CLUSTER", "DELSLOTSRANGE", "0", "5460"]);
+        }
+        let told = |error: &leasehold::Error| {
+            assert_told(error, ErrorKind::Unreachable, "secret");
+            let text = error.to_string();
+            assert!(text.contains("CLUSTER INFO") && text.contains("CLUSTERDOWN"), "{text}");
+        };
+        let mutex = locks.mutex("b").lease(LEASE);
+        told(&mutex.try_lock().await.unwrap_err());
+        // One who comes only now finds no node for the slot on the map.
+        let late = Leasehold::connect(&cluster.url()).await.unwrap();
+        told(&late.mutex("b").lease(LEASE).try_lock().await.unwrap_err());
+        // And a cluster of which nobody has made one yet.
+        let setup = Setup::new().fast().arg("--cluster-enabled").arg("yes");
+        let bare = Redis::with(setup.arg("--cluster-port").arg(unused_port().to_string()));
+        let url = format!("redis+cluster://127.0.0.1:{}/", bare.port());
+        told(&Leasehold::connect(&url).await.unwrap_err());
+    });
+}
+
+/// A port where nobody listens.
+fn unused_port() -> u16 {
+    let taken = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    taken.local_addr().unwrap().port()
+}
+
+#[test]
 fn a_cluster_fails_over_from_a_killed_master() {
     run(async {
         let cluster = Arc::new(Cluster::with(3, 1, Setup::new().fast()));

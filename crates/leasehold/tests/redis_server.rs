@@ -129,6 +129,48 @@ fn s20_a_full_server_keeps_what_is_held() {
 }
 
 #[test]
+fn a_server_that_is_loading_is_told_of() {
+    run(async {
+        let slow =
+            ["--key-load-delay", "100000", "--loading-process-events-interval-bytes", "1024"];
+        let setup = slow.iter().fold(Setup::new().fast(), |setup, arg| setup.arg(*arg));
+        let server = Arc::new(Redis::with(setup));
+        for n in 0..80 {
+            // Of digits that do not repeat, or the file is too short to be read in pieces.
+            let value: String = (0..300_u64).map(|i| (i * i * 7_919 + n).to_string()).collect();
+            server.command(&["SET", &format!("key {n}"), &value]);
+        }
+        server.command(&["SAVE"]);
+        server.kill();
+        let up = tokio::task::spawn_blocking({
+            let server = server.clone();
+            move || server.restart()
+        });
+        // Whoever comes may be told at connecting or by the first lock.
+        let refused = loop {
+            let error = match Leasehold::connect(&server.url()).await {
+                Err(error) => error,
+                Ok(locks) => match locks.mutex("early").lease(LEASE).try_lock().await {
+                    Err(error) => error,
+                    Ok(_) => panic!("it had loaded before anybody asked"),
+                },
+            };
+            // It may not listen yet.
+            if error.to_string().contains("LOADING") {
+                break error;
+            }
+            assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+        };
+        assert_told(&refused, ErrorKind::Unreachable, "secret");
+        assert!(refused.to_string().contains("still loading"), "{refused}");
+        // Who waits is patient with it.
+        let locks = connect(&server.url()).await;
+        release(locks.mutex("patient").lock().await.unwrap()).await;
+        up.await.unwrap();
+    });
+}
+
+#[test]
 fn s21_the_server_clock_steps() {
     run(async {
         const YEAR: i64 = 365 * 86_400;
@@ -486,7 +528,13 @@ fn memory_does_not_grow_with_the_names_ever_used() {
                     let once = claim(&format!("once {task} {n}"), Duration::from_millis(200));
                     let joined = store.join(&once, Mode::Try).await.unwrap();
                     assert!(matches!(joined, Joined::Holding { .. }), "{joined:?}");
-                    // Half of them are released, the others left to expire; some had waiters.
+                    // Half of them are released, the others left to expire; some of those that are
+                    // released to a waiter, who is dead.
+                    if n % 10 == 0 {
+                        let dead = claim(once.name.as_str(), Duration::from_millis(200));
+                        let joined = store.join(&dead, Mode::Wait).await.unwrap();
+                        assert!(matches!(joined, Joined::Waiting(_)), "{joined:?}");
+                    }
                     if n % 2 == 0 {
                         store.leave(&once, None).await.unwrap();
                     }

@@ -46,7 +46,7 @@ mod cluster;
 pub(crate) mod connection;
 mod doctor;
 pub(crate) mod fault;
-mod keys;
+pub(crate) mod keys;
 mod probe;
 mod replicas;
 mod sentinel;
