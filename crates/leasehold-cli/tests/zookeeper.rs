@@ -1,4 +1,4 @@
-//! `leasehold run` and `leasehold torture` on ZooKeeper ensembles whose members are killed.
+//! `leasehold run` on ZooKeeper ensembles whose members are killed.
 
 #![cfg(feature = "zookeeper")]
 

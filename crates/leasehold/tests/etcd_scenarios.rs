@@ -500,7 +500,8 @@ fn s94_users_passwords_and_rights() {
             ("lh:wr0ng@", "", "refuses the user or the password"),
             ("nobody:lh@", "", "refuses the user or the password"),
             ("lh:lh@", "/secret", "secret/"),
-            ("lh:lh@", "", "may not read and write"),
+            ("lh:lh@", "", "readwrite \"elsewhere/\" --prefix"),
+            ("lh:wr0ng@", "/secret", "refuses the user or the password"),
         ] {
             let error = refusal(&at(user, path), "elsewhere").await;
             assert_eq!(error.kind(), ErrorKind::Denied, "{error}");

@@ -66,7 +66,7 @@ use tokio::task::AbortHandle;
 pub use self::compare::EtcdCompare;
 
 use self::client::Client;
-use self::fault::Failure;
+use self::fault::{Failure, closed};
 use self::keepalive::KeepAlives;
 use self::leases::Leases;
 use self::proto::{
@@ -82,7 +82,7 @@ use super::{
 };
 use crate::claim::Claim;
 use crate::doctor::Finding;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{ErrorKind, Result};
 use crate::name::Name;
 
 /// Queues in etcd. See the module's documentation.
@@ -191,7 +191,7 @@ async fn probe(client: &Client, url: &EtcdUrl) -> Result<Found> {
             if error.kind() == ErrorKind::Denied
                 && url.namespace.is_empty()
                 && error.to_string().contains("permission denied") => {}
-        Err(failure) => return Err(denied(failure, &url.namespace).into()),
+        Err(failure) => return Err(closed(failure, &url.namespace).into()),
     }
     let path = "/etcdserverpb.Cluster/MemberList";
     let listed = client.call::<_, MemberListResponse>(path, MemberListRequest {}).await;
@@ -221,17 +221,6 @@ fn ignores_old_leaders(version: &str) -> bool {
     }
 }
 
-/// Names the keys that we are not let at.
-fn denied(failure: Failure, namespace: &str) -> Failure {
-    match failure {
-        Failure::Final(error) if error.kind() == ErrorKind::Denied && !namespace.is_empty() => {
-            let what = format!("keys that begin with {namespace:?} are closed to us");
-            Failure::Final(Error::new(ErrorKind::Denied, what).because(error.to_string()))
-        }
-        other => other,
-    }
-}
-
 #[async_trait]
 impl Store for EtcdStore {
     fn guarantees(&self) -> &Guarantees {
@@ -251,7 +240,7 @@ impl Store for EtcdStore {
     }
 
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
-        self.told(self.shared.join(claim, mode).await)
+        self.told_of(&claim.name, self.shared.join(claim, mode).await)
     }
 
     async fn renew(&self, renewals: &[Renew]) -> Result<Vec<Renewal>> {
@@ -259,7 +248,7 @@ impl Store for EtcdStore {
     }
 
     async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
-        self.told(self.shared.leave(claim, keep).await)
+        self.told_of(&claim.name, self.shared.leave(claim, keep).await)
     }
 
     async fn changed(&self, claim: &Claim) -> Result<Signal> {
@@ -267,7 +256,7 @@ impl Store for EtcdStore {
     }
 
     async fn read(&self, name: &Name) -> Result<Option<LockInfo>> {
-        self.told(self.shared.show(name).await)
+        self.told_of(name, self.shared.show(name).await)
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
@@ -275,7 +264,7 @@ impl Store for EtcdStore {
     }
 
     async fn evict(&self, name: &Name, which: Evict) -> Result<usize> {
-        self.told(self.shared.evict(name, which).await)
+        self.told_of(name, self.shared.evict(name, which).await)
     }
 
     fn place_key(&self, claim: &Claim) -> Option<Vec<u8>> {
@@ -285,7 +274,13 @@ impl Store for EtcdStore {
 
 impl EtcdStore {
     fn told<T>(&self, done: Result<T, Failure>) -> Result<T> {
-        done.map_err(|failure| denied(failure, &self.shared.namespace).into())
+        done.map_err(|failure| closed(failure, &self.shared.namespace).into())
+    }
+
+    /// The same of a call about one lock.
+    fn told_of<T>(&self, name: &Name, done: Result<T, Failure>) -> Result<T> {
+        let prefix = self.shared.prefix(name);
+        done.map_err(|failure| closed(failure, &String::from_utf8_lossy(&prefix)).into())
     }
 }
 

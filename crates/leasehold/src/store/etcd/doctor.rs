@@ -4,7 +4,7 @@ use super::client::Client;
 use super::fault::Failure;
 use super::proto::{
     AlarmRequest, AlarmResponse, LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest,
-    LeaseRevokeResponse,
+    LeaseRevokeResponse, StatusRequest, StatusResponse,
 };
 use crate::doctor::Finding;
 use crate::error::ErrorKind;
@@ -15,6 +15,7 @@ const NO_SPACE: i32 = 1;
 /// Asks the cluster. `members`: how many it has.
 pub(super) async fn diagnose(client: &Client, members: usize) -> Result<Vec<Finding>, Failure> {
     let mut found: Vec<Finding> = number(members).into_iter().collect();
+    found.extend(version(members, &version_of(client).await));
     match alarms(client).await {
         Ok(alarms) => found.extend(alarms),
         // Who may not ask learns of it when a lock cannot be written.
@@ -25,6 +26,28 @@ pub(super) async fn diagnose(client: &Client, members: usize) -> Result<Vec<Find
         found.extend(shortest(shortest_lease(client).await?));
     }
     Ok(found)
+}
+
+/// What the member that we talk to runs; nothing if it does not tell us.
+async fn version_of(client: &Client) -> String {
+    let path = "/etcdserverpb.Maintenance/Status";
+    let status = client.call::<_, StatusResponse>(path, StatusRequest {}).await;
+    status.map(|status| status.answer.version).unwrap_or_default()
+}
+
+fn version(members: usize, version: &str) -> Option<Finding> {
+    // With one member there is no other leader.
+    let is_old = members > 1 && !version.is_empty() && !super::ignores_old_leaders(version);
+    is_old.then(|| {
+        let shown: String = version.chars().filter(|c| !c.is_control()).take(40).collect();
+        Finding::weak(
+            "version",
+            format!("the cluster runs etcd {shown}"),
+            "a leader that was stopped and goes on can end leases that its successor renewed, so two \
+             may hold for a while: only checked tokens or etcd_compare are safe",
+            "run 3.4.31, 3.5.13, 3.6 or later",
+        )
+    })
 }
 
 /// Asks for a lease of a second, to see what it becomes.
@@ -91,6 +114,14 @@ fn shortest(granted: i64) -> Option<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn old_versions_are_told_where_there_are_other_leaders() {
+        let told = version(3, "3.5.12").unwrap();
+        assert!(told.id == "version" && told.what.contains("3.5.12"));
+        assert!(version(1, "3.5.12").is_none());
+        assert!(version(3, "3.5.13").is_none() && version(3, "").is_none());
+    }
 
     #[test]
     fn what_a_cluster_makes_of_a_second_is_told() {

@@ -4,6 +4,28 @@ use tonic::{Code, Status};
 
 use crate::error::{Error, ErrorKind};
 
+/// What is told of keys that our user has no right to, before it is known which.
+const CLOSED: &str = "this user of etcd's may not read and write here";
+
+/// Names the keys that we are not let at: those that begin with this.
+pub(super) fn closed(failure: Failure, prefix: &str) -> Failure {
+    match failure {
+        Failure::Final(error) if error.to_string().contains(CLOSED) => {
+            let prefix: String = prefix.chars().take(80).collect();
+            let what = format!(
+                "{CLOSED}: let its role have the keys that begin with {prefix:?} (etcdctl role \
+                 grant-permission ROLE readwrite {prefix:?} --prefix)"
+            );
+            let told = Error::new(ErrorKind::Denied, what);
+            Failure::Final(match std::error::Error::source(&error) {
+                Some(why) => told.because(why.to_string()),
+                None => told,
+            })
+        }
+        other => other,
+    }
+}
+
 /// A request that failed.
 #[derive(Debug)]
 pub(super) enum Failure {
@@ -56,11 +78,7 @@ impl From<Status> for Failure {
                 ErrorKind::Denied,
                 "this etcd has users: put one into the URL, etcd://user:password@host",
             ),
-            Code::PermissionDenied => last(
-                ErrorKind::Denied,
-                "this user of etcd's may not read and write here: grant its role readwrite on the \
-                 prefix (etcdctl role grant-permission ROLE readwrite PREFIX --prefix)",
-            ),
+            Code::PermissionDenied => last(ErrorKind::Denied, CLOSED),
             Code::ResourceExhausted if text.contains("space exceeded") => last(
                 ErrorKind::Full,
                 "etcd's database is full: compact and defragment it, then disarm the alarm",

@@ -28,7 +28,8 @@ pub(super) async fn diagnose(session: &Session, url: &ZooKeeperUrl) -> Result<Ve
     }
     found.push(Finding::note(
         "force-sync",
-        "whether the servers wait for their disks cannot be seen from outside",
+        "whether the servers wait for their disks is not asked: only their AdminServer tells, which \
+         clients seldom reach",
         "with zookeeper.forceSync=no on a majority, a power cut forgets grants and tokens: leave it at \
          yes",
     ));
