@@ -10,7 +10,7 @@
 //!
 //! The expression makes one client; it is evaluated for each client that a case wants, and all of
 //! them must see the same locks. Every case becomes a `#[test]` named after the promise (P1–P9) or
-//! the scenario (s01–s19, s90) that it checks. What a store's
+//! the scenario (s01–s19, s90) or the row (R1–R52) that it checks. What a store's
 //! [`Guarantees`] do not claim is not asked, and the case says so.
 //!
 //! Cases never assert that something was *fast*: only that it did not happen too early, or that it
@@ -203,7 +203,8 @@ list_cases![
     s92_many_held_locks_are_renewed_in_batches,
     at_least_keeps_the_lock_taken,
     max_hold_ends_a_hold,
-    min_validity_is_met,
+    r41_a_late_release_frees_nothing_of_the_next,
+    r48_min_validity_is_met,
     no_renewal_lets_the_lease_end,
     people_see_and_evict,
     permits_wake_everybody_who_fits,

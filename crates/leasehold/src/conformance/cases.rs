@@ -349,6 +349,28 @@ pub async fn p7_only_the_owner_releases_or_renews(subject: &Subject) {
     assert_eq!(kind_of("try", other.mutex(name.as_str()).try_lock().await), ErrorKind::Contended);
 }
 
+pub async fn r41_a_late_release_frees_nothing_of_the_next(subject: &Subject) {
+    if !subject.claims_leases() {
+        return;
+    }
+    let name = named(subject, "r41");
+    let (locks, other) = (subject.client().await, subject.client().await);
+    let (late, joined) = ghost(&locks, &name, LEASE, Mode::Try).await;
+    assert!(matches!(joined, Joined::Holding { .. }), "{joined:?}");
+    // Its lease ends, the next holds, and then it lets go, twice, and tries to renew.
+    let next = taken(&other, name.as_str()).await;
+    for _ in 0..2 {
+        must("leave", locks.store().leave(&late, None).await);
+        let renew = Renew { claim: late.clone(), lease: LEASE };
+        let renewed = must("renew", locks.store().renew(&[renew]).await);
+        assert!(matches!(renewed[..], [Renewal::Lost]), "{renewed:?}");
+    }
+    let third = locks.mutex(name.as_str()).try_lock().await;
+    assert_eq!(kind_of("a third beside the second", third), ErrorKind::Contended);
+    must("check", locks.check(&next.sequencer()).await);
+    must("release", next.release().await);
+}
+
 pub async fn p8_one_claim_one_grant(subject: &Subject) {
     let name = named(subject, "p8");
     let locks = subject.client().await;
@@ -1122,7 +1144,7 @@ pub async fn max_hold_ends_a_hold(subject: &Subject) {
     assert!(next.is_held());
 }
 
-pub async fn min_validity_is_met(subject: &Subject) {
+pub async fn r48_min_validity_is_met(subject: &Subject) {
     if !subject.claims_leases() {
         return;
     }
