@@ -165,6 +165,31 @@ fn between(page: &str, first: &str, last: &str, made: &str) -> String {
     format!("{head}{first}, kept up to date by a test -->\n{made}{last}{tail}")
 }
 
+/// The README has a row for every store, with its feature, and names all other features.
+#[test]
+fn the_readme_names_every_store_and_every_feature() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    let readme = std::fs::read_to_string(format!("{root}/README.md")).unwrap();
+    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+    let manifest = std::fs::read_to_string(manifest).unwrap();
+    let (_, features) = manifest.split_once("[features]").unwrap();
+    let (features, _) = features.split_once("\n[").unwrap();
+    let features = features.lines().filter_map(|line| line.split_once(" = [")).map(|line| line.0);
+    // What the stores share is no choice of anybody's.
+    let features: Vec<_> = features.filter(|f| !["default", "sql"].contains(f)).collect();
+    for &scheme in BUILT_IN {
+        let start = format!("| `{scheme}:");
+        let row = readme.lines().find(|line| line.starts_with(&start));
+        let row = row.unwrap_or_else(|| panic!("README.md has no row for {scheme}:"));
+        let feature = if scheme == "memory" { "none".to_owned() } else { format!("`{scheme}`") };
+        assert!(row.contains(&format!("| {feature} |")), "the feature of {scheme}: in {row}");
+    }
+    for feature in &features {
+        assert!(readme.contains(&format!("`{feature}`")), "README.md: the feature {feature}");
+    }
+    assert!(features.len() > BUILT_IN.len(), "read too few: {features:?}");
+}
+
 /// The design's table of rows: every row is there, and every test that it names is.
 #[test]
 fn every_row_is_shown_by_tests_that_exist() {
