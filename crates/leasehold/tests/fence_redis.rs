@@ -115,8 +115,7 @@ fn r35_the_scripts_are_for_every_language() {
 
     let body = "return redis.call('RPUSH', KEYS[1], ARGV[1])";
     let (guarded, mark) = (fenced::guarded_script(body), fenced::mark_of("lang:l"));
-    let push =
-        |token: &str| refused(server, &["EVAL", &guarded, "2", &mark, "lang:l", token, "x"]);
+    let push = |token: &str| refused(server, &["EVAL", &guarded, "2", &mark, "lang:l", token, "x"]);
     assert_eq!(push("12"), None);
     assert_eq!(push("11").unwrap(), "STALETOKEN 12 11");
     assert_eq!(server.command(&["LLEN", "lang:l"]), "1");
