@@ -7,8 +7,9 @@
 //!
 //! A renewal that fails is tried again until the lease's own deadline, each batch on its own, so
 //! that an answer which hangs delays nobody else, and one that no repetition can help is split, so
-//! that one damaged lock fails alone. An error means *unknown* and moves no deadline;
-//! only the clock and the store's own word end a hold.
+//! that one damaged lock fails alone. A store that could ask for some claims of a batch only says so
+//! for each ([`Renewal::Unknown`]). An error means *unknown* and moves no deadline; only the clock and
+//! the store's own word end a hold.
 //!
 //! Taking or releasing a lock wakes this task only if something is due earlier than it would have
 //! looked anyway, so the uncontended path pays for a map entry and no thread switch.
@@ -127,6 +128,8 @@ impl Waiting {
                 state.outcome = Some(Outcome::Holding { token, granted });
             }
             Renewal::Lost => state.outcome = Some(Outcome::Gone),
+            // It moves nothing; whoever asks takes it for the error that it is.
+            Renewal::Unknown { .. } => {}
         }
         drop(state);
         self.news.notify_one();
@@ -422,12 +425,7 @@ impl Keeper {
         let renewals: Vec<Renew> = batch.iter().map(renewal).collect();
         let limit = batch.iter().map(Kept::period).min().unwrap_or_default() / 3;
         match self.renew(&renewals, limit).await {
-            Ok(answers) => {
-                telemetry::renewed(batch.len());
-                for (kept, renewal) in batch.into_iter().zip(answers) {
-                    self.answered(kept, sent, renewal);
-                }
-            }
+            Ok(answers) => self.all_answered(batch, sent, answers),
             // One lock that cannot be renewed must not take the others with it: the halves are
             // sent apart, until it is alone.
             Err(error) if batch.len() > 1 && !is_passing(&error) => {
@@ -458,6 +456,28 @@ impl Keeper {
         }
     }
 
+    /// Takes in the answers to one batch, of which some may be unknown.
+    fn all_answered(&self, batch: Vec<Kept>, sent: Moment, answers: Vec<Renewal>) {
+        let (mut known, mut unknown, mut first) = (0, 0, None);
+        for (kept, renewal) in batch.into_iter().zip(answers) {
+            match renewal.known() {
+                Ok(renewal) => {
+                    known += 1;
+                    self.answered(kept, sent, renewal);
+                }
+                Err(error) => {
+                    unknown += 1;
+                    self.failed(kept, &error);
+                    first.get_or_insert(error);
+                }
+            }
+        }
+        telemetry::renewed(known);
+        if let Some(error) = first {
+            telemetry::renewal_failed(unknown, &error);
+        }
+    }
+
     fn answered(&self, kept: Kept, sent: Moment, renewal: Renewal) {
         match kept {
             Kept::Lease(lease) => match renewal {
@@ -474,6 +494,8 @@ impl Keeper {
                     lease.lose(LostReason::Gone);
                     self.drop_kept(&Kept::Lease(lease));
                 }
+                // It was taken out before, and moves nothing.
+                Renewal::Unknown { .. } => {}
             },
             Kept::Waiting(waiting) => {
                 waiting.answered(sent, renewal);
@@ -493,7 +515,10 @@ impl Keeper {
             let silent = now.since(waiting.last_answer());
             if silent > patience(&waiting.claim) || !is_passing(error) {
                 self.drop_kept(&kept);
-                let what = format!("waited {silent:?} for an answer of the store");
+                let what = match is_passing(error) {
+                    true => format!("waited {silent:?} for an answer of the store"),
+                    false => "the store refused it while it waited".into(),
+                };
                 waiting.fail(Error::new(error.kind(), what).because(error.to_string()));
                 return;
             }
@@ -576,9 +601,8 @@ pub(crate) async fn renew_one(
 ) -> Result<Renewal> {
     let answers = store.renew(&[Renew { claim: claim.clone(), lease }]).await?;
     let mut answers = answers.into_iter();
-    answers
-        .next()
-        .ok_or_else(|| Error::new(ErrorKind::Corrupt, "the store gave no answer for a renewal"))
+    let none = || Error::new(ErrorKind::Corrupt, "the store gave no answer for a renewal");
+    answers.next().ok_or_else(none)?.known()
 }
 
 #[cfg(test)]

@@ -269,7 +269,8 @@ impl Queue {
         match self.beat(i, claim.lease, claim.waiter_lease, now) {
             Renewal::Holding { token, remaining } => Joined::Holding { token, remaining },
             Renewal::Waiting(place) => Joined::Waiting(place),
-            Renewal::Lost => Joined::Busy { holders: self.holders(now) },
+            // A queue knows of all its claims.
+            Renewal::Lost | Renewal::Unknown { .. } => Joined::Busy { holders: self.holders(now) },
         }
     }
 

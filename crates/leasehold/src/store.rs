@@ -13,7 +13,7 @@ use async_trait::async_trait;
 
 use crate::claim::{Claim, Holder, Kind, Token};
 use crate::doctor::Finding;
-use crate::error::{Error, HolderInfo, Result};
+use crate::error::{Error, ErrorKind, HolderInfo, Result};
 use crate::name::Name;
 
 #[cfg(feature = "etcd")]
@@ -110,6 +110,32 @@ pub enum Renewal {
     Waiting(Place),
     /// The store does not know it (any more).
     Lost,
+    /// As after an error, for this claim alone: others of the same call were answered, and must not
+    /// pay for it.
+    Unknown {
+        /// The error's kind.
+        kind: ErrorKind,
+        /// The error in one line.
+        why: String,
+    },
+}
+
+impl Renewal {
+    /// What is answered for a claim about which nothing was learnt.
+    pub fn unknown(error: &Error) -> Self {
+        Self::Unknown { kind: error.kind(), why: error.to_string() }
+    }
+
+    /// The answer, or the error that stands in its place.
+    ///
+    /// # Errors
+    /// What [`Renewal::Unknown`] tells.
+    pub fn known(self) -> Result<Self> {
+        match self {
+            Self::Unknown { kind, why } => Err(Error::new(kind, why)),
+            known => Ok(known),
+        }
+    }
 }
 
 /// The answer to [`Store::changed`].
@@ -249,7 +275,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined>;
 
     /// Renews holders and keeps waiters' places, many at once; one answer for each, in order.
-    /// Never joins: what is not there is [`Renewal::Lost`].
+    /// Never joins: what is not there is [`Renewal::Lost`]. What could not be asked is
+    /// [`Renewal::Unknown`], if anything was answered.
     async fn renew(&self, renewals: &[Renew]) -> Result<Vec<Renewal>>;
 
     /// Takes the claim out of the queue and hands over to the next that fits, in the same step.
@@ -341,7 +368,7 @@ pub(crate) fn mismatch(claim: &Claim, kind: Kind, capacity: u32) -> Error {
         other => other.to_string(),
     };
     Error::new(
-        crate::ErrorKind::Mismatch,
+        ErrorKind::Mismatch,
         format!(
             "asked for a {}, but the name is in use as a {}: use another name, or the same kind \
              and capacity everywhere",

@@ -60,7 +60,28 @@ pub(crate) fn redacted(url: &str) -> String {
     // The last @ of the authority: a password may hold an @ or a / that nobody encoded.
     let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
     let hidden = if host.len() < rest.len() { "***@" } else { "" };
-    cut(format!("{scheme}://{hidden}{host}{query}"))
+    // Without an @, what stands where a port would be may be the password before a forgotten host.
+    let (authority, path) = host.split_at(host.find('/').unwrap_or(host.len()));
+    let is_port = |at: &str| match at.rsplit_once(':') {
+        Some((before, port)) => before.ends_with(']') || port.chars().all(|c| c.is_ascii_digit()),
+        None => true,
+    };
+    let authority = if authority.split(',').all(is_port) { authority } else { "***" };
+    cut(format!("{scheme}://{hidden}{authority}{path}{query}"))
+}
+
+/// Parts what follows `://` at the `?` that begins the parameters. A password may have one that nobody
+/// encoded, and what follows it would be taken for parameters, and shown: so where that may be, it is
+/// refused. An `@` in a parameter is refused with it, since nothing tells the two apart.
+#[cfg(any(feature = "redis", feature = "zookeeper", feature = "etcd"))]
+pub(crate) fn split_query(rest: &str) -> Result<(&str, &str)> {
+    let Some((base, query)) = rest.split_once('?') else { return Ok((rest, "")) };
+    if query.contains('@') && !base.contains('@') {
+        let what = "there is an @ after the first ?: percent-encode the ? in the password as %3F, \
+                    or the @ in a parameter as %40";
+        return Err(Error::new(ErrorKind::Config, what));
+    }
+    Ok((base, query))
 }
 
 /// Opens the store that `url` names.
@@ -178,10 +199,25 @@ mod tests {
             ("zookeeper://u:p?ss@h", "zookeeper://***@h"),
             ("redis://u:p@h?x=1&se@cret", "redis://***@h?x=…"),
             ("file:/tmp/a?b=c", "file:/tmp/a?b=c"),
+            ("redis://u:secret", "redis://***"),
+            ("redis://u:secret/0?a=b", "redis://***/0?a=…"),
+            ("redis://[::1]:7,h:8/0", "redis://[::1]:7,h:8/0"),
         ] {
             assert_eq!(redacted(url), shown);
         }
         let long = "secret".repeat(50);
         assert_eq!(redacted(&format!("postgres://u:{long}@h/d")), "postgres://***@h/d");
+    }
+
+    #[cfg(feature = "redis")]
+    #[test]
+    fn s94_a_question_mark_in_a_password_begins_no_parameters() {
+        assert_eq!(split_query("u:p@h/0?a=b&c").unwrap(), ("u:p@h/0", "a=b&c"));
+        assert_eq!(split_query("u:p@h/0?a=b@c?").unwrap(), ("u:p@h/0", "a=b@c?"));
+        assert_eq!(split_query("h").unwrap(), ("h", ""));
+        let error = split_query("u:secret?secret@h/").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config);
+        let text = error.to_string();
+        assert!(text.contains("%3F") && !text.contains("secret"), "{text}");
     }
 }

@@ -130,20 +130,37 @@ fn up_to_date(name: &str, wanted: &str) {
     );
 }
 
-/// The page has the fence's SQL for each database between two marks.
+/// The page has the fence's SQL for each database between two marks, and its scripts for Redis.
 #[test]
 fn r35_the_fence_for_other_languages_is_up_to_date() {
-    let written = std::fs::read_to_string(format!("{DOCS}/fencing.md")).unwrap();
-    let (head, rest) = written.split_once("<!-- fence::sql").unwrap();
-    let (_, tail) = rest.split_once("<!-- end -->").unwrap();
-    let mut made = format!("{head}<!-- fence::sql::text, kept up to date by a test -->\n");
+    let mut sql = String::new();
     for (name, dialect) in [
         ("PostgreSQL", Dialect::Postgres),
         ("SQLite", Dialect::Sqlite),
         ("MySQL and MariaDB", Dialect::Mysql),
     ] {
-        let sql = leasehold::fence::sql::text(dialect);
-        let _ = write!(made, "### {name}\n\n```sql\n{sql}```\n\n");
+        let text = leasehold::fence::sql::text(dialect);
+        let _ = write!(sql, "### {name}\n\n```sql\n{text}```\n\n");
     }
-    up_to_date("fencing.md", &format!("{made}<!-- end -->{tail}"));
+    use leasehold::fence::redis::{guarded_script, hash_script, set_script};
+    let scripts = [
+        ("A string", set_script()),
+        ("Fields of a hash", hash_script()),
+        ("Any script of yours", guarded_script("  -- BODY")),
+    ];
+    let mut lua = String::new();
+    for (name, text) in scripts {
+        let _ = write!(lua, "### {name}\n\n```lua\n{text}```\n\n");
+    }
+    let written = std::fs::read_to_string(format!("{DOCS}/fencing.md")).unwrap();
+    let page = between(&written, "<!-- fence::sql::text", "<!-- end -->", &sql);
+    let page = between(&page, "<!-- fence::redis", "<!-- end of the scripts -->", &lua);
+    up_to_date("fencing.md", &page);
+}
+
+/// The page with this between the two marks.
+fn between(page: &str, first: &str, last: &str, made: &str) -> String {
+    let (head, rest) = page.split_once(first).unwrap();
+    let (_, tail) = rest.split_once(last).unwrap();
+    format!("{head}{first}, kept up to date by a test -->\n{made}{last}{tail}")
 }

@@ -103,6 +103,95 @@ fn r35_the_scripts_are_for_every_language() {
     let said = String::from_utf8_lossy(&said.stdout).into_owned();
     assert!(said.contains("STALETOKEN 12 11"), "{said}");
     assert!(server.command(&["GET", "lang"]).contains("twelve"));
+
+    let hash = |token: &str, value: &str| {
+        let script = fenced::hash_script();
+        refused(&server, &["EVAL", &script, "1", "lang:h", token, "a", value, "b", value])
+    };
+    assert_eq!(hash("12", "twelve"), None);
+    assert_eq!(hash("9", "nine").unwrap(), "STALETOKEN 12 9");
+    assert_eq!(server.command(&["HGET", "lang:h", "b"]), "twelve");
+    assert_eq!(server.command(&["HGET", "lang:h", "fencing_token"]), "12");
+
+    let body = "return redis.call('RPUSH', KEYS[1], ARGV[1])";
+    let (guarded, mark) = (fenced::guarded_script(body), fenced::mark_of("lang:l"));
+    let push =
+        |token: &str| refused(&server, &["EVAL", &guarded, "2", &mark, "lang:l", token, "x"]);
+    assert_eq!(push("12"), None);
+    assert_eq!(push("11").unwrap(), "STALETOKEN 12 11");
+    assert_eq!(server.command(&["LLEN", "lang:l"]), "1");
+}
+
+/// What a server refuses an EVAL with.
+fn refused(server: &testbed::Redis, eval: &[&str]) -> Option<String> {
+    let mut cli = Command::new("redis-cli");
+    cli.args(["-e", "-u", &server.url()]).args(eval);
+    let said = cli.output().unwrap();
+    let text = [said.stdout, said.stderr].concat();
+    let text = String::from_utf8_lossy(&text).trim().to_owned();
+    (!said.status.success()).then_some(text)
+}
+
+/// Believed, any of these would close the resource for good: no holder's token is later.
+#[test]
+fn r35_what_is_no_token_is_refused_and_closes_nothing() {
+    let server = testbed::redis();
+    let mark = fenced::mark_of("bad");
+    let guarded = fenced::guarded_script("return 1");
+    for bad in [
+        "0000000000000000000009",
+        "1.7e15",
+        "",
+        "0",
+        "-1",
+        "9x",
+        " 9",
+        "1e9",
+        "9999999999999999999",
+        "9223372036854775808",
+        "10000000000000000000",
+    ] {
+        for eval in [
+            ["EVAL", &fenced::set_script(), "2", "bad", &mark, bad, "x"].as_slice(),
+            &["EVAL", &fenced::hash_script(), "1", "bad:h", bad, "a", "x"],
+            &["EVAL", &guarded, "1", &mark, bad],
+        ] {
+            let refused = refused(&server, eval).unwrap_or_else(|| panic!("{bad:?} got in"));
+            assert!(refused.starts_with("BADTOKEN"), "{bad:?}: {refused}");
+        }
+    }
+    assert_eq!(server.command(&["EXISTS", "bad", &mark, "bad:h"]), "0");
+    let greatest = Token::MAX.to_string();
+    let set = ["EVAL", &fenced::set_script(), "2", "bad", &mark, &greatest, "x"];
+    assert_eq!(refused(&server, &set), None);
+}
+
+/// A mark that somebody else wrote to is told of, and not believed.
+#[tokio::test]
+async fn r35_a_mark_that_is_no_token_is_told_of() {
+    let mut c = connection().await;
+    c.set::<_, _, ()>(fenced::mark_of("r35:odd"), "1.7e15").await.unwrap();
+    let error = fenced::set(&mut c, "r35:odd", token(5), "five").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+    assert!(error.to_string().contains("remove it"), "{error}");
+}
+
+/// Key and mark are in one slot, or the server refuses the script.
+#[tokio::test]
+async fn s26_the_fence_works_in_a_cluster() {
+    let cluster = testbed::cluster();
+    for key in ["a", "a{b}c", "a{b", "{", "user:{7}:name"] {
+        let mut told = Vec::new();
+        for node in cluster.nodes() {
+            let client = redis::Client::open(node.url()).unwrap();
+            let mut c = client.get_multiplexed_async_connection().await.unwrap();
+            told.push(fenced::set(&mut c, key, token(7), "seven").await);
+        }
+        // One node serves the slot; none finds the keys in two.
+        assert_eq!(told.iter().filter(|told| told.is_ok()).count(), 1, "{key}: {told:?}");
+        let crossed = |e: &leasehold::Error| e.to_string().contains("CROSSSLOT");
+        assert!(!told.iter().filter_map(|t| t.as_ref().err()).any(crossed), "{key}: {told:?}");
+    }
 }
 
 const LEASE: Duration = Duration::from_millis(600);

@@ -360,6 +360,7 @@ impl Model {
                 }
                 Renewal::Waiting(place) => Some(waiting(sent, place)),
                 Renewal::Lost => Some(What::Lost),
+                Renewal::Unknown { .. } => unreachable!("a queue knows of all its claims"),
             },
             What::Leave => {
                 s.queue.leave(claim.id, None, s.now);

@@ -493,6 +493,7 @@ fn heard_renewal(renewal: Renewal) -> Answer {
         Renewal::Holding { token, remaining } => Answer::Holding(token.get(), remaining),
         Renewal::Waiting(place) => Answer::Waiting(place),
         Renewal::Lost => Answer::Lost,
+        Renewal::Unknown { .. } => unreachable!("a queue knows of all its claims"),
     }
 }
 

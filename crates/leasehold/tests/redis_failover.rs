@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use leasehold::store::Guarantee;
-use leasehold::{Builder, ErrorKind, Leasehold, LostReason};
+use leasehold::{Builder, ErrorKind, Leasehold, LostReason, State};
 use testbed::{Cluster, Redis, Sentinel, Setup};
 
 const LEASE: Duration = Duration::from_millis(1_500);
@@ -207,6 +207,49 @@ fn s26_a_slot_that_moves_costs_no_lease() {
     });
 }
 
+/// One batch renews them all, and the semaphore of a slot that is half moved cannot be asked about.
+#[test]
+fn s26_a_semaphore_in_a_moving_slot_costs_no_mutex_its_lease() {
+    run(async {
+        let cluster = Cluster::start();
+        let locks = connect(&cluster.url()).await;
+        let slot_of = |name: &str| -> u16 {
+            cluster.nodes()[0].command(&["CLUSTER", "KEYSLOT", name]).parse().unwrap()
+        };
+        let moving = slot_of("permits");
+        let node = usize::from(moving) * 3 / 16_384;
+        let beside = |name: &String| {
+            let slot = slot_of(name);
+            slot != moving && usize::from(slot) * 3 / 16_384 == node
+        };
+        let names: Vec<String> = (0..).map(|n| format!("m{n}")).filter(beside).take(10).collect();
+        // The connections are there: then all are taken, and due, at once.
+        release(locks.mutex(&names[0]).lock().await.unwrap()).await;
+        let mut taking = tokio::task::JoinSet::new();
+        for name in &names {
+            let mutex = locks.mutex(name).lease(LEASE);
+            taking.spawn(async move { mutex.lock().await });
+        }
+        let permit = locks.semaphore("permits", 3).lease(LEASE).acquire().await.unwrap();
+        let held: Vec<_> = taking.join_all().await.into_iter().map(Result::unwrap).collect();
+        cluster.begin_move(moving, node, (node + 1) % 3);
+        tokio::time::sleep(LEASE * 3).await;
+        for guard in &held {
+            assert!(guard.is_held(), "{} was lost with its neighbour", guard.name());
+        }
+        // Its own keys are several: it is lost, and says so.
+        assert_eq!(permit.state(), State::Lost(LostReason::Expired));
+        for end in [node, (node + 1) % 3] {
+            let slot = moving.to_string();
+            cluster.nodes()[end].command(&["CLUSTER", "SETSLOT", &slot, "STABLE"]);
+        }
+        release(locks.semaphore("permits", 3).acquire().await.unwrap()).await;
+        for guard in held {
+            release(guard).await;
+        }
+    });
+}
+
 #[test]
 fn exact_while_slots_move_to_and_fro() {
     run(async {
@@ -231,6 +274,39 @@ fn exact_while_slots_move_to_and_fro() {
         }
         breaking.await.unwrap();
     });
+}
+
+#[test]
+fn a_cluster_that_is_down_is_told_of() {
+    run(async {
+        let cluster = Cluster::start();
+        let locks = connect(&cluster.url()).await;
+        release(locks.mutex("b").lock().await.unwrap()).await;
+        for node in cluster.nodes() {
+            node.command(&["CLUSTER", "DELSLOTSRANGE", "0", "5460"]);
+        }
+        let told = |error: &leasehold::Error| {
+            assert_told(error, ErrorKind::Unreachable, "secret");
+            let text = error.to_string();
+            assert!(text.contains("CLUSTER INFO") && text.contains("CLUSTERDOWN"), "{text}");
+        };
+        let mutex = locks.mutex("b").lease(LEASE);
+        told(&mutex.try_lock().await.unwrap_err());
+        // One who comes only now finds no node for the slot on the map.
+        let late = Leasehold::connect(&cluster.url()).await.unwrap();
+        told(&late.mutex("b").lease(LEASE).try_lock().await.unwrap_err());
+        // And a cluster of which nobody has made one yet.
+        let setup = Setup::new().fast().arg("--cluster-enabled").arg("yes");
+        let bare = Redis::with(setup.arg("--cluster-port").arg(unused_port().to_string()));
+        let url = format!("redis+cluster://127.0.0.1:{}/", bare.port());
+        told(&Leasehold::connect(&url).await.unwrap_err());
+    });
+}
+
+/// A port where nobody listens.
+fn unused_port() -> u16 {
+    let taken = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    taken.local_addr().unwrap().port()
 }
 
 #[test]

@@ -134,6 +134,11 @@ fn servers_that_cannot_be_used() {
         let set = testbed::sentinel();
         let sentinel = format!("redis://127.0.0.1:{}/", set.sentinel_ports()[0]);
         told(&refusal(&sentinel).await, ErrorKind::Config, "redis+sentinel://");
+        let no_info = with_user(&RIGHTS.replace("+info", ""));
+        no_info.command(&["REPLICAOF", "127.0.0.1", &port.to_string()]);
+        // A replica that does not tell this user so at once: by the first lock.
+        let hides = format!("redis://lh:s3cret@127.0.0.1:{}/", no_info.port());
+        told(&refusal(&hides).await, ErrorKind::Denied, "replica");
         let other = set.url().replace("mymaster", "another");
         told(&refusal(&other).await, ErrorKind::Config, "no master of this name");
         let nobody = format!("redis://127.0.0.1:{}/", unused_port());

@@ -246,6 +246,7 @@ impl Told {
             Renewal::Holding { token, remaining } => Self::Holds(token.get(), remaining.unwrap()),
             Renewal::Waiting(place) => Self::waits(place),
             Renewal::Lost => Self::Lost,
+            Renewal::Unknown { why, .. } => panic!("{why}"),
         }
     }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::*;
-use leasehold::store::{Evict, Guarantee, Joined, Mode, Signal};
+use leasehold::store::{Evict, Guarantee, Joined, Mode, Signal, Standing};
 use leasehold::{Claim, ErrorKind, Kind, Leasehold, LostReason, Name, State};
 use testbed::{Proxy, Redis, Setup};
 
@@ -71,6 +71,102 @@ fn s20_an_evicting_server_is_told_of_and_a_full_one_grants_nothing() {
         tokio::time::sleep(Duration::from_millis(100)).await;
         full.command(&["CONFIG", "SET", "maxmemory", "0"]);
         release(waiter.await.unwrap().unwrap()).await;
+    });
+}
+
+#[test]
+fn s20_a_full_server_keeps_what_is_held() {
+    run(async {
+        let server = fast();
+        let locks = connect(&server.url()).await;
+        let guard = locks.mutex("kept").lease(LEASE).lock().await.unwrap();
+        let permit = locks.semaphore("permits", 2).lease(LEASE).acquire().await.unwrap();
+        let reader = locks.rwlock("read").lease(LEASE).read().await.unwrap();
+        let waiter = tokio::spawn({
+            let mutex = locks.mutex("kept").lease(LEASE);
+            async move { mutex.lock().await }
+        });
+        let writer = tokio::spawn({
+            let rwlock = locks.rwlock("read").lease(LEASE);
+            async move { rwlock.write().await }
+        });
+        until_waiting(&locks, "kept", 1).await;
+        until_waiting(&locks, "read", 1).await;
+        let place = server.command(&["ZRANGE", "leasehold:w:kept", "0", "0", "WITHSCORES"]);
+        server.command(&["CONFIG", "SET", "maxmemory", "1"]);
+        let full = locks.semaphore("permits", 2).try_acquire().await.unwrap_err();
+        assert_eq!(full.kind(), ErrorKind::Full, "nobody new is let in: {full}");
+        tokio::time::sleep(LEASE * 3).await;
+        for guard in [&guard, &permit, &reader] {
+            assert!(guard.is_held(), "{} was lost", guard.name());
+        }
+        let after = server.command(&["ZRANGE", "leasehold:w:kept", "0", "0", "WITHSCORES"]);
+        assert_eq!(after, place, "the waiter lost its place");
+        // Giving back and handing over need no room either.
+        let token = guard.token();
+        release(guard).await;
+        let next = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap().unwrap();
+        assert!(next.token() > token);
+        release(reader).await;
+        let written = tokio::time::timeout(PATIENCE, writer).await.unwrap().unwrap().unwrap();
+        for guard in [next, written, permit] {
+            guard.release().await.unwrap();
+        }
+        // A place that is kept closed takes the holder's room.
+        server.command(&["CONFIG", "SET", "maxmemory", "0"]);
+        let mutex = locks.mutex("closed").at_least(Duration::from_secs(60)).lock().await.unwrap();
+        let permits = locks.semaphore("closed too", 1).at_least(Duration::from_secs(60));
+        let permit = permits.acquire().await.unwrap();
+        server.command(&["CONFIG", "SET", "maxmemory", "1"]);
+        for guard in [mutex, permit] {
+            guard.release().await.unwrap();
+        }
+        for name in ["closed", "closed too"] {
+            let info = locks.read(name).await.unwrap().expect("closed");
+            assert_eq!(info.claims[0].standing, Standing::Departed, "{name}");
+        }
+    });
+}
+
+#[test]
+fn a_server_that_is_loading_is_told_of() {
+    run(async {
+        let slow =
+            ["--key-load-delay", "100000", "--loading-process-events-interval-bytes", "1024"];
+        let setup = slow.iter().fold(Setup::new().fast(), |setup, arg| setup.arg(*arg));
+        let server = Arc::new(Redis::with(setup));
+        for n in 0..80 {
+            // Of digits that do not repeat, or the file is too short to be read in pieces.
+            let value: String = (0..300_u64).map(|i| (i * i * 7_919 + n).to_string()).collect();
+            server.command(&["SET", &format!("key {n}"), &value]);
+        }
+        server.command(&["SAVE"]);
+        server.kill();
+        let up = tokio::task::spawn_blocking({
+            let server = server.clone();
+            move || server.restart()
+        });
+        // Whoever comes may be told at connecting or by the first lock.
+        let refused = loop {
+            let error = match Leasehold::connect(&server.url()).await {
+                Err(error) => error,
+                Ok(locks) => match locks.mutex("early").lease(LEASE).try_lock().await {
+                    Err(error) => error,
+                    Ok(_) => panic!("it had loaded before anybody asked"),
+                },
+            };
+            // It may not listen yet.
+            if error.to_string().contains("LOADING") {
+                break error;
+            }
+            assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+        };
+        assert_told(&refused, ErrorKind::Unreachable, "secret");
+        assert!(refused.to_string().contains("still loading"), "{refused}");
+        // Who waits is patient with it.
+        let locks = connect(&server.url()).await;
+        release(locks.mutex("patient").lock().await.unwrap()).await;
+        up.await.unwrap();
     });
 }
 
@@ -432,7 +528,13 @@ fn memory_does_not_grow_with_the_names_ever_used() {
                     let once = claim(&format!("once {task} {n}"), Duration::from_millis(200));
                     let joined = store.join(&once, Mode::Try).await.unwrap();
                     assert!(matches!(joined, Joined::Holding { .. }), "{joined:?}");
-                    // Half of them are released, the others left to expire; some had waiters.
+                    // Half of them are released, the others left to expire; some of those that are
+                    // released to a waiter, who is dead.
+                    if n % 10 == 0 {
+                        let dead = claim(once.name.as_str(), Duration::from_millis(200));
+                        let joined = store.join(&dead, Mode::Wait).await.unwrap();
+                        assert!(matches!(joined, Joined::Waiting(_)), "{joined:?}");
+                    }
                     if n % 2 == 0 {
                         store.leave(&once, None).await.unwrap();
                     }

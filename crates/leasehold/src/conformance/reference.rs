@@ -141,5 +141,6 @@ fn renewed(renewal: &Renewal) -> Seen {
         Renewal::Holding { .. } => Seen::Holding,
         Renewal::Waiting(place) => Seen::Waiting { ahead: place.ahead },
         Renewal::Lost => Seen::Lost,
+        Renewal::Unknown { why, .. } => panic!("{why}"),
     }
 }

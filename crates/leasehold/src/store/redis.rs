@@ -46,7 +46,7 @@ mod cluster;
 pub(crate) mod connection;
 mod doctor;
 pub(crate) mod fault;
-mod keys;
+pub(crate) mod keys;
 mod probe;
 mod replicas;
 mod sentinel;
@@ -73,6 +73,7 @@ use super::{Evict, Guarantees, Joined, LockInfo, Mode, Renew, Renewal, Signal, S
 use crate::claim::{Claim, ClaimId, Kind, Token};
 use crate::doctor::Finding;
 use crate::error::{Error, Result};
+use crate::keeper::is_passing;
 use crate::name::Name;
 
 /// How many keys one step of a listing looks at.
@@ -202,6 +203,13 @@ impl RedisStore {
         answer::joined(claim, self.send(&request).await?)
     }
 
+    /// What nobody could be asked about. A refusal that no other try can mend may be about one of them
+    /// only: then nothing is said of any, and the keeper asks in smaller batches.
+    fn unknown(&self, error: &RedisError, some: usize) -> Result<Renewal> {
+        let error = self.fault(error);
+        if some > 1 && !is_passing(&error) { Err(error) } else { Ok(Renewal::unknown(&error)) }
+    }
+
     /// Renews holders of mutexes by their main keys alone, one script for each slot.
     async fn renew_holders(
         &self,
@@ -216,7 +224,7 @@ impl RedisStore {
         }
         let slots: Vec<_> = slots.into_values().collect();
         let together = slots.iter().map(|some| self.renewal(renewals, some)).collect::<Vec<_>>();
-        let (mut apart, mut failed) = (Vec::new(), None);
+        let mut apart = Vec::new();
         let told = self.servers.send_all(&together).await;
         for (value, some) in told.into_iter().zip(slots) {
             match value {
@@ -225,17 +233,23 @@ impl RedisStore {
                 Err(error) if some.len() > 1 && is_half_moved(&error) => {
                     apart.extend(some.into_iter().map(|one| vec![one]));
                 }
-                Err(error) => failed = Some(error),
+                Err(error) => {
+                    let unknown = self.unknown(&error, some.len())?;
+                    some.iter().for_each(|(i, _)| answers[*i] = unknown.clone());
+                }
             }
         }
         let alone = apart.iter().map(|one| self.renewal(renewals, one)).collect::<Vec<_>>();
         for (value, one) in self.servers.send_all(&alone).await.into_iter().zip(&apart) {
             match value {
                 Ok(value) => renewed(value, one, answers)?,
-                Err(error) => failed = Some(error),
+                Err(error) => {
+                    let unknown = self.unknown(&error, one.len())?;
+                    one.iter().for_each(|(i, _)| answers[*i] = unknown.clone());
+                }
             }
         }
-        failed.map_or(Ok(()), |error| Err(self.fault(&error)))
+        Ok(())
     }
 
     /// One script for some holders of mutexes in one slot.
@@ -287,12 +301,16 @@ impl RedisStore {
                 }
             }
             let script = self.scripts.beat.clone();
-            requests.push(Request { slot, script, call, divisible: false });
+            // Others must not wait for a slot that is half moved: the keeper asks again.
+            requests.push(Request { slot, script, call, divisible: renewals.len() > 1 });
             indices.push(order);
         }
         for (value, indices) in self.servers.send_all(&requests).await.into_iter().zip(indices) {
             let names: Vec<&Name> = indices.iter().map(|i| &renewals[*i].claim.name).collect();
-            let beaten = answer::beaten(&names, value.map_err(|e| self.fault(&e))?)?;
+            let beaten = match value {
+                Ok(value) => answer::beaten(&names, value)?,
+                Err(error) => vec![self.unknown(&error, names.len())?; names.len()],
+            };
             for (i, renewal) in indices.into_iter().zip(beaten) {
                 answers[i] = renewal;
             }
@@ -329,11 +347,11 @@ impl RedisStore {
             }
         }
         for (renewal, answer) in renewals.iter().zip(&answers) {
-            if !matches!(answer, Renewal::Waiting(_)) {
+            if matches!(answer, Renewal::Holding { .. } | Renewal::Lost) {
                 self.waiters.dismiss(renewal.claim.id);
             }
         }
-        Ok(answers)
+        all_unknown(&answers).map_or(Ok(answers), Err)
     }
 
     /// Returns when enough replicas have the grant; gives it back if they do not.
@@ -451,6 +469,14 @@ fn renewed(value: Value, some: &[(usize, Keys)], answers: &mut [Renewal]) -> Res
     Ok(())
 }
 
+/// The error of a call that answered nothing.
+fn all_unknown(answers: &[Renewal]) -> Option<Error> {
+    let all = answers.iter().map(|answer| answer.clone().known().err());
+    let errors = all.collect::<Option<Vec<Error>>>()?;
+    let (passing, lasting): (Vec<_>, Vec<_>) = errors.into_iter().partition(is_passing);
+    lasting.into_iter().chain(passing).next()
+}
+
 fn is_half_moved(error: &RedisError) -> bool {
     fault::refusal(error) == Some(fault::Refusal::TryAgain)
 }
@@ -497,7 +523,7 @@ impl Store for RedisStore {
         match joined {
             Ok(Joined::Waiting(_)) => {}
             // What is not known may be a place in the queue.
-            Err(ref error) if crate::keeper::is_passing(error) => {}
+            Err(ref error) if is_passing(error) => {}
             _ => self.waiters.dismiss(claim.id),
         }
         joined.map_err(|error| error.on(&claim.name))

@@ -102,8 +102,8 @@ fn out_of_step() -> Error {
 
 fn foreign(name: &Name) -> Error {
     let what = "the key of this lock was set by a client of another library and never expires, so \
-                waiting could last for ever: have that client set an expiry, or remove the key \
-                (leasehold evict)";
+                waiting could last for ever: have that client set an expiry, or remove the key with \
+                `leasehold release NAME --force`";
     Error::new(ErrorKind::Corrupt, what).on(name)
 }
 
@@ -204,7 +204,7 @@ pub(super) fn beaten(names: &[&Name], value: Value) -> Result<Vec<Renewal>> {
                 remaining: Some(duration(parts.get(2))?),
             }),
             1 => Ok(Renewal::Waiting(place(&parts)?)),
-            4 => Err(foreign(name)),
+            4 => Ok(Renewal::unknown(&foreign(name))),
             5 => Ok(Renewal::Lost),
             _ => Err(out_of_step()),
         }

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use redis::{Cmd, Pipeline, RedisError, RedisResult, Value};
+use redis::{Cmd, Pipeline, RedisError, RedisResult, ServerErrorKind, Value};
 use tokio::runtime::Handle;
 
 use super::connection::{Hears, Node, Script};
@@ -104,7 +104,7 @@ impl Cluster {
         }
         let seen = self.map().reads;
         self.read_map(seen).await?;
-        self.known(slot).ok_or_else(|| given_up(None))
+        self.known(slot).ok_or_else(|| unserved("no node says that it serves this slot"))
     }
 
     /// All nodes that have slots.
@@ -116,6 +116,9 @@ impl Cluster {
             if !masters.iter().any(|known| Arc::ptr_eq(known, node)) {
                 masters.push(node.clone());
             }
+        }
+        if masters.is_empty() {
+            return Err(unserved("no node says that it serves any slot"));
         }
         Ok(masters)
     }
@@ -276,6 +279,11 @@ impl Cluster {
         }
         slots
     }
+}
+
+/// As a node would say it.
+fn unserved(what: &'static str) -> RedisError {
+    RedisError::from((ServerErrorKind::ClusterDown.into(), "CLUSTERDOWN", what.to_owned()))
 }
 
 /// A node that does not know its own host is where whoever named it is.

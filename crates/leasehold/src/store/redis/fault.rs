@@ -179,7 +179,8 @@ fn told(refusal: Refusal) -> (ErrorKind, &'static str) {
             "this Redis user lacks a right; it needs: ~lock-names* ~leasehold:* &leasehold:* +eval \
              +evalsha +get +set +getset +del +exists +pexpire +pttl +getrange +time +publish \
              +subscribe +zadd +zrem +zcard +zrange +zrevrange +zrank +zscore +zpopmin \
-             +zrangebyscore +hget +hset +hdel +hincrby +scan (see docs/stores/redis.md)",
+             +zrangebyscore +hget +hset +hdel +hincrby +scan; with sentinels +role, in a cluster \
+             +cluster|slots +asking, for replicas +wait (see docs/stores/redis.md)",
         ),
         Refusal::WrongType => (
             Corrupt,

@@ -119,7 +119,7 @@ fn escaped(text: &str) -> String {
 }
 
 /// The slot of a key, as Redis Cluster computes it.
-pub(super) fn slot(key: &[u8]) -> u16 {
+pub(crate) fn slot(key: &[u8]) -> u16 {
     let hashed = match key.iter().position(|b| *b == b'{') {
         None => key,
         Some(open) => {

@@ -46,10 +46,11 @@ async fn ask(servers: &Servers, url: &RedisUrl) -> Result<Guarantees> {
             Err(error) => return Err(explain(error)),
         }
     }
+    let hidden = masters.len() > facts.len();
     for info in &facts {
         info.check(url)?;
     }
-    let mut synced = !facts.is_empty();
+    let mut synced = !hidden;
     for (node, info) in masters.iter().zip(&facts) {
         synced &= info.figure("aof_enabled") == Some("1") && {
             let mut get = redis::cmd("CONFIG");
@@ -61,7 +62,7 @@ async fn ask(servers: &Servers, url: &RedisUrl) -> Result<Guarantees> {
     if let Some(policy) = &evicts {
         telemetry::evicting(policy);
     }
-    Ok(promised(url, synced, evicts.as_deref(), facts.is_empty()))
+    Ok(promised(url, synced, evicts.as_deref(), hidden))
 }
 
 /// The answer to INFO.
@@ -138,6 +139,14 @@ fn promised(url: &RedisUrl, synced: bool, evicts: Option<&str>, unknown: bool) -
         notes.push(
             "Replication is asynchronous: a fail-over may lose the latest grants, so two may hold \
              until the first one's lease ends; a resource that checks tokens is safe."
+                .into(),
+        );
+    }
+    if matches!(url.deployment, Deployment::Cluster(_)) {
+        notes.push(
+            "A slot that moves costs no lease of a mutex. Read-write locks and semaphores in it cannot \
+             be renewed until it has moved: when that takes longer than a lease they are lost, and \
+             their guards say so."
                 .into(),
         );
     }

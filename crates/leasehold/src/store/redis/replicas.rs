@@ -171,6 +171,13 @@ impl Group {
                 Some(Value::Int(n)) => u32::try_from(n).unwrap_or(0),
                 _ => 0,
             };
+            // Without a write of its own, it has waited for an earlier one.
+            if let Some(Err(error)) = answers.next_back().map(Value::extract_error) {
+                for grant in grants {
+                    let _ = grant.told.send(Err(fault::explain(&error)));
+                }
+                continue;
+            }
             for grant in grants {
                 let there = match answers.next() {
                     Some(Value::BulkString(found)) => found.starts_with(grant.ours.as_bytes()),

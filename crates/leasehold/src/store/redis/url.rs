@@ -125,7 +125,7 @@ impl Parts {
         let Some((_, rest)) = url.split_once("://") else {
             return refused("write it as redis://host:port/");
         };
-        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (rest, query) = crate::url::split_query(rest)?;
         // The last @: a password may hold one that nobody encoded.
         let (credentials, rest) = match rest.rsplit_once('@') {
             Some((credentials, rest)) => (Some(credentials), rest),
@@ -287,7 +287,10 @@ impl RedisUrl {
     fn finish(deployment: Deployment, mut parts: Parts, sentinel_login: Login) -> Result<Self> {
         let prefix = parts.prefix()?;
         let replicas = replicas(&mut parts)?;
-        parts.done("prefix, tls_ca, replicas, replicas_ms and replicas_short")?;
+        parts.done(
+            "prefix, tls_ca, replicas, replicas_ms, replicas_short, for sentinels sentinel_user and \
+             sentinel_password, for redis+unix: db, user and password",
+        )?;
         Ok(Self { deployment, login: parts.login, sentinel_login, prefix, replicas })
     }
 }
@@ -318,9 +321,15 @@ pub(crate) fn database(text: &str) -> Result<i64> {
     }
 }
 
-/// `host`, `host:port`, `[v6]` or `[v6]:port`.
+/// `host`, `host:port`, `[v6]` or `[v6]:port`. What is none of these is not told: where the host was
+/// forgotten, it is a user and a password.
 pub(crate) fn address(text: &str, default_port: u16) -> Result<Address> {
-    let bad = || refused(format!("{:?} is no host and port", shown(text)));
+    let bad = || {
+        refused(
+            "a host is to be written as host, host:port or [address]:port, and \
+             user:password@ stands before the first",
+        )
+    };
     let (host, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((host, "")) => (host, None),
         Some((host, rest)) => match rest.strip_prefix(':') {
@@ -394,6 +403,12 @@ mod tests {
         assert_eq!((single.login.db, single.prefix.as_str()), (3, "app:"));
         let within = Duration::from_millis(50);
         assert_eq!(single.replicas, Some(Replicas { count: 2, within, short: Shortfall::Refuse }));
+        assert_eq!(parse("valkey://h:7").deployment, Deployment::Single(tcp("h", 7)));
+        assert!(parse("valkeys://h").login.tls.is_some());
+        assert_eq!(
+            parse("valkey+cluster://a").deployment,
+            Deployment::Cluster(vec![tcp("a", PORT)])
+        );
         assert_eq!(parse("redis://").deployment, Deployment::Single(tcp("127.0.0.1", PORT)));
         assert_eq!(parse("redis://[::1]:9/").deployment, Deployment::Single(tcp("::1", 9)));
         assert!(parse("rediss://h").login.tls.is_some());
@@ -425,6 +440,13 @@ mod tests {
             "redis://h/x",
             "redis://u:secret@h/?nonsense=secret",
             "redis://u:secret%zz@h/",
+            "redis://u:s?secret@h/",
+            "redis+sentinel://u:s?secret@a,b/mymaster",
+            "redis://u:secret",
+            "redis://:secret",
+            "redis://[u:secret",
+            "redis://u:secret/0?prefix=x",
+            "redis+cluster://a,u:secret,b",
             "redis://h/?prefix=leasehold:x",
             "redis://h/?prefix=a%0ab",
             "redis://h/?replicas=-1",

@@ -86,6 +86,8 @@ mod tests {
         for url in [
             "redlock:a,b,c",
             "redlock://:secret@a,b",
+            "redlock://u:s?secret@a,b,c",
+            "redlock://a,u:secret,c",
             "redlock://a,b,c,d,e,f,g,h,i,j",
             "redlock://a,b,a",
             "redlock://a,b,a:6379",

@@ -197,7 +197,7 @@ impl Loaded {
                 Some(Renewal::Holding { token, remaining })
             }
             Renewal::Waiting(place) => Some(Renewal::Waiting(place)),
-            Renewal::Lost => None,
+            Renewal::Lost | Renewal::Unknown { .. } => None,
         }
     }
 

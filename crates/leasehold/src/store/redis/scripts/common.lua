@@ -18,6 +18,16 @@ local function text(n)
   return string.format('%.0f', n)
 end
 
+-- A server whose memory is full refuses the first write of a script if it may need memory, and none
+-- after one that cannot. Whoever is here already is kept and moved on, so that comes first; whoever
+-- is new is refused by what is drawn for it.
+local touched = false
+local function touch()
+  if touched then return end
+  touched = true
+  redis.call('ZREM', X, '')
+end
+
 -- The slot's hybrid clock: above the server's clock, what was drawn before and what was seen.
 local function draw(seen)
   local token = math.min(math.max(now, seen + 1), MOST)
@@ -135,7 +145,10 @@ local function beat(h, id, member, lease, waiter_lease)
   if not token then return nil end
   local ends = now + waiter_lease
   local before = tonumber(redis.call('ZSCORE', X, member) or 0)
-  if ends > before then redis.call('ZADD', X, text(ends), member) end
+  if ends > before then
+    touch()
+    redis.call('ZADD', X, text(ends), member)
+  end
   local rank = redis.call('ZRANK', W, member)
   local head = -1
   if rank == 0 and h then head = head_remaining(h) end
@@ -196,6 +209,7 @@ local function grant_all(asking)
     if not e or sum + e.weight > capacity then return end
     sum = sum + e.weight
     e.state, e.since = 'h', now
+    touch()
     put(id, e)
     redis.call('ZREM', W, id)
     redis.call('ZADD', H, head[2], id)
@@ -216,6 +230,7 @@ local function settle_all(asking)
       redis.call('ZREM', X, id)
     elseif e.state == 'h' and e.delay > 0 and ends + e.delay * 1000 > now then
       e.state, e.since = 'd', ends
+      touch()
       put(id, e)
       redis.call('ZADD', X, text(ends + e.delay * 1000), id)
     else
@@ -245,6 +260,7 @@ local function beat_all(id, lease, waiter_lease)
   local ends = now + waiter_lease
   if e.state == 'h' then ends = now + lease * 1000 end
   ends = math.max(ends, score(X, id))
+  touch()
   redis.call('ZADD', X, text(ends), id)
   if e.state == 'h' then return {0, score(H, id), ends - now} end
   local head = -1

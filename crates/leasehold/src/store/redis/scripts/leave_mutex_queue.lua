@@ -5,6 +5,7 @@ local id, keep, member = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local function finish(h)
   if h.gone then return 1 end
   if keep > 0 then
+    touch()
     redis.call('SET', main, id .. '!' .. text(h.token) .. ' ' .. text(now) .. ' 0 ' .. h.who, 'PX', keep)
   elseif not hand_over('') then
     redis.call('DEL', main)

@@ -7,6 +7,7 @@ if not e then return 0 end
 if e.state == 'd' then return 1 end
 if keep > 0 and e.state == 'h' then
   e.state, e.since = 'd', now
+  touch()
   put(id, e)
   redis.call('ZADD', X, text(now + keep * 1000), id)
 else
