@@ -113,9 +113,8 @@ fn s82_one_way_silence_is_lost_by_our_own_clock() {
     run(async {
         let server = Etcd::start();
         let other = connect(&server.url()).await;
-        let ways: [(&str, fn(&Proxy)); 2] =
-            [("requests", Proxy::hold_requests), ("replies", Proxy::hold_replies)];
-        for (name, silence) in ways {
+        let ways: [fn(&Proxy); 2] = [Proxy::hold_requests, Proxy::hold_replies];
+        for (name, silence) in ["requests", "replies"].into_iter().zip(ways) {
             let proxy = Proxy::before(server.port(0));
             let locks = connect(&format!("etcd://127.0.0.1:{}", proxy.port())).await;
             let lease = Duration::from_secs(2);

@@ -62,9 +62,8 @@ fn s72_one_way_silence_is_lost_before_another_holds() {
     run(async {
         let server = ZooKeeper::start();
         let other = connect_to(&server, "?session=30s").await;
-        let ways: [(&str, fn(&Proxy)); 2] =
-            [("requests", Proxy::hold_requests), ("replies", Proxy::hold_replies)];
-        for (name, silence) in ways {
+        let ways: [fn(&Proxy); 2] = [Proxy::hold_requests, Proxy::hold_replies];
+        for (name, silence) in ["requests", "replies"].into_iter().zip(ways) {
             let proxy = Proxy::before(server.port());
             let url = format!("zookeeper://127.0.0.1:{}?session=2s", proxy.port());
             let held = connect(&url).await;
