@@ -340,6 +340,36 @@ fn exact_while_slots_move_to_and_fro() {
 }
 
 #[test]
+fn a_cluster_renews_by_one_command_a_slot() {
+    const SLOTS: usize = 100;
+    run(async {
+        let cluster = Cluster::start();
+        let locks = connect(&cluster.url()).await;
+        let mut held = Vec::new();
+        for slot in 0..SLOTS {
+            for n in 0..30 {
+                held.push(locks.mutex(format!("{{{slot}}} {n}")).lock().await.unwrap());
+            }
+        }
+        // Once round, so that they are in their common batches.
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        for node in cluster.nodes() {
+            node.command(&["CONFIG", "RESETSTAT"]);
+        }
+        let begun = Instant::now();
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        let calls: Vec<_> = cluster.nodes().iter().flat_map(Redis::calls).collect();
+        let sent: u64 = calls.iter().filter(|(name, _)| name == "evalsha").map(|(_, n)| n).sum();
+        // Locks of one slot that were taken on both sides of a grid line are renewed by two.
+        let periods = begun.elapsed().as_secs_f64() / 5.0;
+        let most = periods.ceil() as u64 * SLOTS as u64 * 2;
+        assert!((1..=most).contains(&sent), "{sent} commands in {periods:.1} periods");
+        assert!(held.iter().all(|guard| guard.state() == State::Held));
+        locks.close().await.unwrap();
+    });
+}
+
+#[test]
 fn a_cluster_that_is_down_is_told_of() {
     run(async {
         let cluster = Cluster::start();
