@@ -106,7 +106,7 @@ fn r35_the_scripts_are_for_every_language() {
 
     let hash = |token: &str, value: &str| {
         let script = fenced::hash_script();
-        refused(&server, &["EVAL", &script, "1", "lang:h", token, "a", value, "b", value])
+        refused(server, &["EVAL", &script, "1", "lang:h", token, "a", value, "b", value])
     };
     assert_eq!(hash("12", "twelve"), None);
     assert_eq!(hash("9", "nine").unwrap(), "STALETOKEN 12 9");
@@ -115,8 +115,7 @@ fn r35_the_scripts_are_for_every_language() {
 
     let body = "return redis.call('RPUSH', KEYS[1], ARGV[1])";
     let (guarded, mark) = (fenced::guarded_script(body), fenced::mark_of("lang:l"));
-    let push =
-        |token: &str| refused(&server, &["EVAL", &guarded, "2", &mark, "lang:l", token, "x"]);
+    let push = |token: &str| refused(server, &["EVAL", &guarded, "2", &mark, "lang:l", token, "x"]);
     assert_eq!(push("12"), None);
     assert_eq!(push("11").unwrap(), "STALETOKEN 12 11");
     assert_eq!(server.command(&["LLEN", "lang:l"]), "1");
@@ -156,14 +155,14 @@ fn r35_what_is_no_token_is_refused_and_closes_nothing() {
             &["EVAL", &fenced::hash_script(), "1", "bad:h", bad, "a", "x"],
             &["EVAL", &guarded, "1", &mark, bad],
         ] {
-            let refused = refused(&server, eval).unwrap_or_else(|| panic!("{bad:?} got in"));
+            let refused = refused(server, eval).unwrap_or_else(|| panic!("{bad:?} got in"));
             assert!(refused.starts_with("BADTOKEN"), "{bad:?}: {refused}");
         }
     }
     assert_eq!(server.command(&["EXISTS", "bad", &mark, "bad:h"]), "0");
     let greatest = Token::MAX.to_string();
     let set = ["EVAL", &fenced::set_script(), "2", "bad", &mark, &greatest, "x"];
-    assert_eq!(refused(&server, &set), None);
+    assert_eq!(refused(server, &set), None);
 }
 
 /// A mark that somebody else wrote to is told of, and not believed.
