@@ -1,24 +1,10 @@
 //! `leasehold torture` as a user runs it.
 
-use std::process::{Command, Output};
+mod torture_common;
 
-fn torture(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_leasehold"))
-        .arg("torture")
-        .args(arguments)
-        .env_remove("LEASEHOLD_STORE")
-        .output()
-        .unwrap()
-}
+use std::process::Command;
 
-/// The report, of a run that kept every promise.
-fn fine(arguments: &[&str]) -> serde_json::Value {
-    let out = torture(&[arguments, &["--json"]].concat());
-    let (stdout, stderr) =
-        (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
-    assert_eq!(out.status.code(), Some(0), "{arguments:?}\n{stdout}\n{stderr}");
-    serde_json::from_str(&stdout).unwrap()
-}
+use torture_common::*;
 
 #[test]
 fn memory_keeps_its_promises_under_pauses_kills_and_cuts() {
@@ -51,17 +37,6 @@ fn files_keep_their_promises_under_pauses_and_kills() {
     assert_eq!(report["negative_control"]["acknowledged_updates_lost"], 0);
 }
 
-#[cfg(feature = "etcd")]
-#[test]
-fn etcd_keeps_its_promises_under_pauses_and_kills() {
-    let store = testbed::etcd().url();
-    let report = fine(&["--store", &store, "--seconds", "12", "--fault", "pause,kill"]);
-    for fault in ["pause", "kill"] {
-        assert!(report["faults"][fault].as_u64() >= Some(1), "{report}");
-    }
-    assert!(claimed(&report, "unfenced") || report["negative_control"]["required"] == true);
-}
-
 #[test]
 fn s64_files_hand_over_at_once_after_a_kill() {
     let directory = tempfile::tempdir().unwrap();
@@ -71,11 +46,6 @@ fn s64_files_hand_over_at_once_after_a_kill() {
     let report = fine(&arguments);
     assert!(report["recoveries"].as_u64() >= Some(1), "{report}");
     assert!(report["allowed_recovery_ms"].as_u64() < Some(5_000), "{report}");
-}
-
-fn claimed(report: &serde_json::Value, property: &str) -> bool {
-    let lines = report["properties"].as_array().unwrap();
-    lines.iter().any(|l| l["property"] == property && l["claimed"] == true)
 }
 
 #[test]
@@ -110,16 +80,4 @@ fn a_worker_without_a_parent_ends() {
         .output()
         .unwrap();
     assert!(!out.status.success());
-}
-
-#[cfg(feature = "redlock")]
-#[test]
-fn redlock_keeps_its_promises_under_pauses_kills_and_cuts() {
-    let servers = testbed::Redlock::with(5, testbed::Setup::new().fast());
-    let store = servers.url() + "?restart_delay_ms=0&node_timeout_ms=500";
-    let report = fine(&["--store", &store, "--seconds", "10", "--fault", "pause,kill,cut"]);
-    for fault in ["pause", "kill", "cut"] {
-        assert!(report["faults"][fault].as_u64() >= Some(1), "{report}");
-    }
-    assert!(report["grants_by_kind"]["mutex"].as_u64() >= Some(10), "{report}");
 }

@@ -49,10 +49,19 @@ pub fn schema(dialect: Dialect) -> String {
         }
     };
     let name = if bytes > 0 { format!("{name}({bytes})") } else { name.to_owned() };
-    // clean_up finds old keys by it, and so locks no others.
+    // clean_up finds old keys by these, and so locks no others.
     let (inner, outer) = match dialect {
-        Dialect::Mysql => (",\n  INDEX leasehold_once_done (done_at)", ""),
-        _ => ("", "CREATE INDEX IF NOT EXISTS leasehold_once_done ON leasehold_once (done_at);\n"),
+        Dialect::Mysql => (
+            ",\n  INDEX leasehold_once_done (done_at),\n  \
+             INDEX leasehold_once_started (state, lease_end)",
+            "",
+        ),
+        _ => (
+            "",
+            "CREATE INDEX IF NOT EXISTS leasehold_once_done ON leasehold_once (done_at);\n\
+             CREATE INDEX IF NOT EXISTS leasehold_once_started ON leasehold_once \
+             (state, lease_end);\n",
+        ),
     };
     format!(
         "-- leasehold: lock_in. One row a lock name; `taken` counts the committed holds.\n\

@@ -69,16 +69,24 @@ impl Fence for Watch {
     }
 }
 
+/// Refuses holds beside which there are others.
+pub(crate) fn exclusive(lease: &Lease) -> Result<()> {
+    match lease.side() {
+        Side::Mutex | Side::Write => Ok(()),
+        Side::Read | Side::Semaphore => {
+            let what = "a fence is for exclusive holds; permits and readers hold side by side";
+            Err(Error::new(ErrorKind::Unsupported, what))
+        }
+    }
+}
+
 /// The token of a hold that may be shown.
 fn shown(lease: &Lease) -> Result<Token> {
-    let error = match (lease.side(), lease.state()) {
-        (Side::Read | Side::Semaphore, _) => {
-            let what = "a fence is for exclusive holds; permits and readers hold side by side";
-            Error::new(ErrorKind::Unsupported, what)
-        }
+    let error = match (exclusive(lease), lease.state()) {
+        (Err(error), _) => error,
         (_, State::Lost(reason)) => Error::lost(reason),
         (_, State::Released) => Error::new(ErrorKind::Closed, "the lock was released"),
-        (Side::Mutex | Side::Write, State::Held | State::AtRisk(_)) => return Ok(lease.token),
+        (Ok(()), State::Held | State::AtRisk(_)) => return Ok(lease.token),
     };
     Err(error.during("fence").on(&lease.claim.name))
 }

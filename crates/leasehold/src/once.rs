@@ -270,7 +270,9 @@ impl Once {
 }
 
 /// Forgets keys that were done longer than `retention` ago, and so may be done again: choose it
-/// longer than any caller retries. Gives their number. Keys of attempts that never finished stay.
+/// longer than any caller retries. Gives their number. Keys of attempts that crashed or failed and
+/// that nobody took over are forgotten as long after their lease has ended; the next attempt is then
+/// the first again.
 ///
 /// # Errors
 /// What the database answers.
@@ -282,8 +284,13 @@ pub async fn clean_up<DB: Database>(pool: &Pool<DB>, retention: Duration) -> Res
         let now = DB::row(&mut c, &format!("SELECT {}", DB::NOW), vec![], &[Column::Int]).await?;
         let now = now.map_or(0, |row| row.first().map_or(0, Value::int));
         let before = Value::Int(now.saturating_sub(micros(retention)));
-        let sql = "DELETE FROM leasehold_once WHERE done_at < ?";
-        Ok(DB::execute(&mut c, sql, vec![before]).await?)
+        let done = "DELETE FROM leasehold_once WHERE done_at < ?";
+        let given_up = "DELETE FROM leasehold_once WHERE state = 'started' AND lease_end < ?";
+        let mut forgotten = 0;
+        for sql in [done, given_up] {
+            forgotten += DB::execute(&mut c, sql, vec![before.clone()]).await?;
+        }
+        Ok(forgotten)
     };
     clean.await.map_err(|e: Error| e.during("clean_up"))
 }
@@ -480,9 +487,9 @@ impl<DB: Database> Row<'_, DB> {
         Ok(DB::row(&mut c, sql, with, &[Column::Int]).await?.is_some())
     }
 
-    /// Lets the next attempt in at once.
+    /// Lets the next attempt in at once. Now, not 0: retention counts from here.
     async fn give_up(&self) -> Result<bool> {
-        self.set("UPDATE leasehold_once SET lease_end = 0", vec![]).await
+        self.set(&format!("UPDATE leasehold_once SET lease_end = {}", DB::NOW), vec![]).await
     }
 }
 

@@ -120,3 +120,10 @@ pub(crate) fn sequences_run_out(lock: &str, last: i64) {
          delete it when it has no children"
     );
 }
+
+/// Who waits for a lock is told to join anew, and will hear why.
+#[cfg(feature = "zookeeper")]
+pub(crate) fn place_given_up(claim: &Claim, error: &Error) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(name = %claim.name, %error, "the place in the queue is given up");
+}

@@ -74,7 +74,6 @@ pub(crate) fn redacted(url: &str) -> String {
 /// encoded, and what follows it would be taken for parameters, and shown: so where that may be, it is
 /// refused. An `@` in a parameter is refused with it, since nothing tells the two apart.
 #[cfg(any(feature = "redis", feature = "zookeeper", feature = "etcd"))]
-#[cfg_attr(not(feature = "redis"), allow(dead_code))]
 pub(crate) fn split_query(rest: &str) -> Result<(&str, &str)> {
     let Some((base, query)) = rest.split_once('?') else { return Ok((rest, "")) };
     if query.contains('@') && !base.contains('@') {

@@ -4,7 +4,6 @@
 
 mod etcd_common;
 
-use std::io::Write;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -314,39 +313,6 @@ fn s90_a_lock_and_those_below_its_name_are_apart() {
         release(below).await;
         interrupt(&foreign);
         foreign.wait().unwrap();
-    });
-}
-
-#[test]
-fn ownership_is_a_condition_of_a_transaction_of_the_callers() {
-    run(async {
-        let server = testbed::etcd();
-        let locks = connect(&server.url()).await;
-        let put_if = |compare: &str, value: &str| {
-            let mut child = server.etcdctl_command();
-            child.arg("txn").stdin(Stdio::piped()).stdout(Stdio::piped());
-            let mut child = child.spawn().unwrap();
-            let script = format!("{compare}\n\nput guarded {value}\n\n\n\n");
-            child.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
-            let out = child.wait_with_output().unwrap();
-            let text = String::from_utf8_lossy(&out.stdout).into_owned();
-            assert!(out.status.success(), "{text}");
-            text.starts_with("SUCCESS")
-        };
-        let guard = locks.mutex("cond \"é\" \\ a/b").lock().await.unwrap();
-        let compare = guard.etcd_compare().unwrap();
-        assert_eq!(compare.create_revision, i64::try_from(guard.token().get()).unwrap());
-        assert!(!compare.to_protobuf().is_empty());
-        assert!(put_if(&compare.to_string(), "mine"), "held");
-        release(guard).await;
-        let next = locks.mutex("cond \"é\" \\ a/b").lock().await.unwrap();
-        assert!(!put_if(&compare.to_string(), "late"), "not held any more");
-        assert!(put_if(&next.etcd_compare().unwrap().to_string(), "next"));
-        assert_eq!(server.etcdctl(&["get", "guarded", "--print-value-only"]), "next");
-        release(next).await;
-        let memory = connect("memory:").await;
-        let guard = memory.mutex("x").lock().await.unwrap();
-        assert_eq!(guard.etcd_compare().unwrap_err().kind(), ErrorKind::Unsupported);
     });
 }
 

@@ -42,3 +42,19 @@ fn r35_a_late_holders_transaction_changes_nothing() {
         assert_eq!(guard.zookeeper_node().unwrap_err().kind(), ErrorKind::Unsupported);
     });
 }
+
+#[test]
+fn r35_permits_and_readers_are_no_fences() {
+    run(async {
+        let locks = connect(&zookeeper().url()).await;
+        let permit = locks.semaphore("no-fence-s", 2).acquire().await.unwrap();
+        let reader = locks.rwlock("no-fence-r").read().await.unwrap();
+        for shared in [&permit, &reader] {
+            let error = shared.zookeeper_node().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+            assert!(error.to_string().contains("exclusive"), "{error}");
+        }
+        let writer = locks.rwlock("no-fence-w").write().await.unwrap();
+        writer.zookeeper_node().unwrap();
+    });
+}

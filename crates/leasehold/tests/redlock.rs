@@ -122,17 +122,68 @@ async fn s31_an_extension_without_a_majority_takes_nothing_away() {
     })
     .await;
 
-    // Two nodes have lost the key: they get it again.
+    // Two nodes have lost the key: they get it again, at the latest by a renewal that finds them
+    // quick enough to answer.
     nodes[..2].iter().for_each(|n| drop(n.command(&["DEL", "extended"])));
-    let renewed = store.renew(&renew).await.unwrap();
-    assert!(matches!(renewed[..], [Renewal::Holding { .. }]), "{renewed:?}");
-    eventually("healed", async || nodes.iter().all(|n| has_key(n, "extended"))).await;
+    eventually("healed", async || {
+        match store.renew(&renew).await {
+            Ok(renewed) => assert!(matches!(renewed[..], [Renewal::Holding { .. }]), "{renewed:?}"),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}"),
+        }
+        nodes.iter().all(|n| has_key(n, "extended"))
+    })
+    .await;
 
     // Three have: it is lost, and not taken anew.
-    nodes[..3].iter().for_each(|n| drop(n.command(&["DEL", "extended"])));
-    let renewed = store.renew(&renew).await.unwrap();
-    assert!(matches!(renewed[..], [Renewal::Lost]), "{renewed:?}");
+    eventually("lost", async || {
+        // Again, if what heals was still under way.
+        nodes[..3].iter().for_each(|n| drop(n.command(&["DEL", "extended"])));
+        match store.renew(&renew).await {
+            Ok(renewed) => matches!(renewed[..], [Renewal::Lost]),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+                false
+            }
+        }
+    })
+    .await;
     eventually("given back", async || nodes.iter().all(|n| !has_key(n, "extended"))).await;
+}
+
+/// The two that answer first are a majority each time: the third is not to be left out for that.
+#[tokio::test]
+async fn s31_a_node_that_always_answers_last_gets_its_key_again() {
+    let servers = Redlock::with(3, Setup::new().fast());
+    let (proxies, url) = proxied(&servers);
+    let locks = connect(&(url + "?restart_delay_ms=0&node_timeout_ms=20000")).await;
+    let claim = claim("slow", Duration::from_secs(30));
+    holding(&locks.store().join(&claim, Mode::Try).await.unwrap());
+    let nodes = servers.nodes();
+    eventually("on all nodes", async || nodes.iter().all(|n| has_key(n, "slow"))).await;
+
+    nodes[2].command(&["DEL", "slow"]);
+    proxies[2].hold_replies();
+    let renew = [Renew { claim: claim.clone(), lease: claim.lease }];
+    let renewed = locks.store().renew(&renew).await.unwrap();
+    assert!(matches!(renewed[..], [Renewal::Holding { .. }]), "{renewed:?}");
+    assert!(!has_key(&nodes[2], "slow"), "healed by an answer that was held back");
+    proxies[2].thaw();
+    eventually("healed", async || has_key(&nodes[2], "slow")).await;
+
+    // What is released is not set again by an answer that comes later still.
+    nodes[2].command(&["DEL", "slow"]);
+    proxies[2].hold_replies();
+    locks.store().renew(&renew).await.unwrap();
+    locks.store().leave(&claim, None).await.unwrap();
+    let before = proxies[2].round_trips();
+    proxies[2].thaw();
+    eventually("answered", async || {
+        // The next question is answered after those that were held back.
+        drop(locks.read("slow").await);
+        proxies[2].round_trips() > before
+    })
+    .await;
+    eventually("released", async || nodes.iter().all(|n| !has_key(n, "slow"))).await;
 }
 
 #[tokio::test]
@@ -440,5 +491,187 @@ async fn what_is_kept_for_a_name_goes_away() {
         let keys = node.command(&["KEYS", "*"]);
         let forever = keys.lines().filter(|key| node.command(&["TTL", key]) == "-1");
         assert_eq!(forever.collect::<Vec<_>>(), ["leasehold:redlock"]);
+    }
+}
+
+/// One script at each node to take and one to release, in one round trip each (R13, R31).
+#[tokio::test]
+async fn r31_taking_and_releasing_cost_one_request_to_each_node() {
+    let servers = five();
+    let (proxies, url) = proxied(&servers);
+    let url = url + "?restart_delay_ms=0&node_timeout_ms=20000&max_lease_ms=600000";
+    let locks = connect(&url).await;
+    let lock = locks.mutex("counted").lease(Duration::from_secs(600));
+    let scripts = |node: &Redis| {
+        let calls = node.calls();
+        let of = |what: &str| calls.iter().find(|(name, _)| name == what).map_or(0, |c| c.1);
+        assert_eq!(of("eval"), 0, "a script that the server does not know: {calls:?}");
+        of("evalsha")
+    };
+    // The scripts are known to the servers after this, and all of it has been answered.
+    lock.try_lock().await.unwrap().release().await.unwrap();
+    eventually("known", async || servers.nodes().iter().all(|node| !has_key(node, "counted")))
+        .await;
+    let requests = || proxies.iter().map(Proxy::requests).sum::<usize>();
+    let mut before = requests();
+    eventually("quiet", async || {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        std::mem::replace(&mut before, requests()) == requests()
+    })
+    .await;
+    for node in servers.nodes() {
+        node.command(&["CONFIG", "RESETSTAT"]);
+    }
+    for pairs in 1..=3 {
+        let guard = lock.try_lock().await.unwrap();
+        eventually("asked", async || servers.nodes().iter().all(|n| scripts(n) >= 2 * pairs - 1))
+            .await;
+        guard.release().await.unwrap();
+        eventually("asked", async || servers.nodes().iter().all(|n| scripts(n) >= 2 * pairs)).await;
+    }
+    // Nothing else comes later.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    for node in servers.nodes() {
+        assert_eq!(scripts(node), 6, "{:?}", node.calls());
+    }
+    assert_eq!(requests() - before, 6 * servers.nodes().len());
+}
+
+/// The message that a node is free reaches who waits long before it would ask by itself.
+#[tokio::test]
+async fn r31_a_release_wakes_who_waits_early() {
+    let servers = Redlock::with(3, Setup::new().fast());
+    let locks = connect(&(servers.url() + SOON)).await;
+    let other = connect(&(servers.url() + SOON)).await;
+    let store = locks.store();
+    let guard = other.mutex("news").lock().await.unwrap();
+    // So many came before it that it would ask again after 10 seconds at the least.
+    let crowd: Vec<String> = (0..4_000).flat_map(|i| ["1".into(), format!("{i}")]).collect();
+    let crowd: Vec<&str> = crowd.iter().map(String::as_str).collect();
+    let queue = "leasehold:redlock:waiting:news";
+    for node in servers.nodes() {
+        node.command(&[&["ZADD", queue], &crowd[..]].concat());
+    }
+    let mut waiting = claim("news", Duration::from_secs(20));
+    waiting.waiter_lease = Duration::from_secs(60);
+    let joined = store.join(&waiting, Mode::Wait).await.unwrap();
+    assert!(matches!(&joined, Joined::Waiting(place) if place.ahead > 4_000), "{joined:?}");
+    for node in servers.nodes() {
+        node.command(&["ZREMRANGEBYSCORE", queue, "1", "1"]);
+    }
+    let mut changed = std::pin::pin!(store.changed(&waiting));
+    tokio::select! {
+        early = &mut changed => panic!("woken by nobody: {early:?}"),
+        () = tokio::time::sleep(Duration::from_millis(300)) => {}
+    }
+    guard.release().await.unwrap();
+    let woken = tokio::time::timeout(Duration::from_secs(6), changed).await;
+    woken.expect("it was not woken, and would have asked by itself later").unwrap();
+    holding(&store.join(&waiting, Mode::Wait).await.unwrap());
+}
+
+/// A node that hangs, and that a majority needs, costs its time once and no more.
+#[tokio::test]
+async fn s32_a_node_that_hangs_and_is_needed_costs_one_timeout() {
+    let servers = Redlock::with(3, Setup::new().fast());
+    let nodes = servers.nodes();
+    let url = servers.url() + "?restart_delay_ms=0&node_timeout_ms=1000";
+    let locks = connect(&url).await;
+    let held = claim("held", Duration::from_secs(30));
+    let store = locks.store();
+    holding(&store.join(&held, Mode::Try).await.unwrap());
+    nodes[0].kill();
+    nodes[1].stop();
+    // Far below one lease, and below the fifteen seconds that who waits is patient for.
+    let (least, most) = (Duration::from_millis(990), Duration::from_secs(10));
+    let start = Instant::now();
+    let new = claim("new", Duration::from_secs(30));
+    let error = store.join(&new, Mode::Try).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+    assert!(format!("{error}").contains("did not answer within 1s"), "{error}");
+    let took = start.elapsed();
+    assert!(took >= least && took < most, "{took:?}");
+
+    let start = Instant::now();
+    let renew = [Renew { claim: held.clone(), lease: held.lease }];
+    assert_eq!(store.renew(&renew).await.unwrap_err().kind(), ErrorKind::Unreachable);
+    assert_eq!(store.leave(&held, None).await.unwrap_err().kind(), ErrorKind::Unreachable);
+    let took = start.elapsed();
+    assert!(took >= least * 2 && took < most * 2, "{took:?}");
+    nodes[1].cont();
+    // What was owed to it is paid.
+    eventually("released", async || nodes[1..].iter().all(|node| !has_key(node, "held"))).await;
+}
+
+/// The rights that the documentation names are enough for everything, and none is too many.
+#[tokio::test]
+async fn r31_the_documented_rights_are_enough_and_none_is_too_many() {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/stores/redlock.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let (_, rule) = page.split_once("```\nACL SETUSER ").unwrap();
+    let (rule, _) = rule.split_once("```").unwrap();
+    let words: Vec<&str> = rule.split_whitespace().collect();
+    let servers = Redlock::with(3, Setup::new().fast());
+    for node in servers.nodes() {
+        node.command(&[&["ACL", "SETUSER"], &words[..]].concat());
+        node.command(&["CONFIG", "RESETSTAT"]);
+    }
+    let url = servers.url().replace("redlock://", "redlock://app:secret@") + "/1" + SOON;
+    let locks = connect(&url).await;
+    let second = connect(&url).await;
+    let name = "app:rights";
+    let guard = locks.mutex(name).lock().await.unwrap();
+    let waiter = {
+        let lock = second.mutex(name);
+        tokio::spawn(async move { lock.lock_timeout(PATIENCE).await })
+    };
+    eventually("waiting", async || {
+        locks.read(name).await.unwrap().is_some_and(|info| info.waiters().count() == 1)
+    })
+    .await;
+    assert_eq!(locks.list("app:").await.unwrap().len(), 1);
+    guard.release().await.unwrap();
+    waiter.await.unwrap().unwrap().release().await.unwrap();
+    let mut used = std::collections::BTreeSet::new();
+    for node in servers.nodes() {
+        used.extend(node.calls().into_iter().map(|(name, _)| name));
+    }
+    // A second round trip for the token, an extension, keys that are set again.
+    let mut far = claim(name, Duration::from_secs(20));
+    far.seen = 1 << 52;
+    holding(&locks.store().join(&far, Mode::Try).await.unwrap());
+    assert!(second.mutex(name).try_lock().await.is_err());
+    servers.nodes()[0].command(&[
+        "EVAL",
+        "redis.call('SELECT', 1) redis.call('DEL', KEYS[1])",
+        "1",
+        name,
+    ]);
+    let renew = [Renew { claim: far.clone(), lease: far.lease }];
+    locks.store().renew(&renew).await.unwrap();
+    assert_eq!(locks.evict(name, Evict::Holders).await.unwrap(), 1);
+    locks.mutex(name).lock_timeout(PATIENCE).await.unwrap().release().await.unwrap();
+    let found = locks.diagnose().await.unwrap();
+    assert!(found.iter().all(|f| f.id != "node"), "{found:?}");
+
+    let unused = |right: &&&str| {
+        right
+            .strip_prefix('+')
+            .is_some_and(|command| !used.iter().any(|call| call.split('|').next() == Some(command)))
+    };
+    let unused: Vec<_> = words.iter().filter(unused).collect();
+    assert!(unused.is_empty(), "nobody needs {unused:?}: {used:?}");
+
+    // One that is missing is named, with those that there are.
+    for node in servers.nodes() {
+        node.command(&["ACL", "SETUSER", "app", "-hmget"]);
+    }
+    let error = locks.mutex(name).try_lock().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+    assert_eq!(error.to_string().lines().count(), 1, "{error}");
+    let rights = words.iter().filter(|word| word.starts_with('+'));
+    let connecting = ["+hello", "+select"];
+    for right in rights.filter(|right| !connecting.contains(right)) {
+        assert!(error.to_string().contains(right), "{right} is not in: {error}");
     }
 }

@@ -6,9 +6,11 @@ mod sql_common;
 
 use std::time::Duration;
 
-use leasehold::ErrorKind;
+use leasehold::store::sql::SqlStore;
+use leasehold::store::{Joined, Mode, Signal, Store};
+use leasehold::{Claim, ErrorKind, Kind, Name};
 use sql_common::*;
-use testbed::{PgBouncer, Proxy};
+use testbed::{PgBouncer, Postgres, Proxy, Setup};
 
 #[test]
 fn s42_behind_a_pooler_in_transaction_mode() {
@@ -26,6 +28,28 @@ fn s42_behind_a_pooler_in_transaction_mode() {
         let error = clients[1].mutex("kept").try_lock().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
         release(guard).await;
+    });
+}
+
+#[test]
+fn s42_round_trips_behind_a_pooler() {
+    run(async {
+        let server = testbed::postgres();
+        let pooler = PgBouncer::before(server);
+        let url = pooler.in_front_of(server, &server.database());
+        let port = url.rsplit_once('/').and_then(|(base, _)| base.rsplit_once(':')).unwrap().1;
+        let proxy = Proxy::before(port.parse().unwrap());
+        let url = proxy.in_front_of(port.parse().unwrap(), &url) + "?pooler=transaction&pool=1";
+        let locks = connect(&url).await;
+        for n in 0..10 {
+            let mutex = locks.mutex(format!("{}", n % 3));
+            let before = proxy.round_trips();
+            let guard = mutex.try_lock().await.unwrap();
+            let taken = proxy.round_trips();
+            guard.release().await.unwrap();
+            // BEGIN and its limits, the statement prepared, run, and COMMIT.
+            assert_eq!((taken - before, proxy.round_trips() - taken), (4, 4));
+        }
     });
 }
 
@@ -70,6 +94,70 @@ fn s24_notifications_that_nobody_hears() {
             let guard = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap().unwrap();
             release(guard).await;
         }
+    });
+}
+
+const LISTENERS: &str = "SELECT count(*) FROM pg_stat_activity \
+     WHERE datname = current_database() AND usename = 'lh' AND query LIKE 'LISTEN%'";
+
+/// A firewall that forgets a connection tells nobody: the listener would listen for ever.
+#[test]
+fn s24_a_listener_that_fell_silent_is_replaced() {
+    run(async {
+        let server = testbed::postgres();
+        let url = server.database();
+        let proxy = Proxy::before(server.port());
+        let here = tokio::runtime::Handle::current();
+        let open = async |url: &str| SqlStore::open(url, &here).await.unwrap();
+        let waiting = open(&proxy.in_front_of(server.port(), &url)).await;
+        let holder = open(&url).await;
+        // Heartbeats are the caller's: nobody here learns of a grant but by being told.
+        let claim = |lease| {
+            let mut claim = Claim::new(Name::new("deaf").unwrap(), Kind::Mutex, 1, 1).unwrap();
+            (claim.lease, claim.waiter_lease) = (lease, lease);
+            claim
+        };
+        let lease = Duration::from_secs(600);
+        for silent in [false, true] {
+            let (held, waits) = (claim(lease), claim(lease));
+            let what = if silent { "after it fell silent" } else { "the first time" };
+            assert!(matches!(holder.join(&held, Mode::Try).await, Ok(Joined::Holding { .. })));
+            assert!(matches!(waiting.join(&waits, Mode::Wait).await, Ok(Joined::Waiting(_))));
+            if silent {
+                proxy.silence();
+            }
+            // It listens; or listens anew, beside what the server knows of the silent one.
+            let end = std::time::Instant::now() + PATIENCE;
+            while Server::admin(server, &url, LISTENERS) != (1 + u8::from(silent)).to_string() {
+                assert!(std::time::Instant::now() < end, "nobody listens {what}");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            assert!(holder.leave(&held, None).await.unwrap());
+            let granted = async {
+                while !matches!(waiting.changed(&waits).await.unwrap(), Signal::Granted(_)) {}
+            };
+            tokio::time::timeout(PATIENCE, granted).await.expect(what);
+            // The connection for calls may be as silent; what is left then ends with the test.
+            assert!(silent || waiting.leave(&waits, None).await.unwrap());
+        }
+    });
+}
+
+#[test]
+fn read_only_standby() {
+    run(async {
+        let server = Postgres::with(Setup::new().fast());
+        let url = server.database();
+        let before = connect(&url).await;
+        release(before.mutex("first").lock().await.unwrap()).await;
+        server.become_standby();
+        let error = leasehold::Leasehold::connect(&url).await.expect_err("it cannot be written to");
+        assert_told(&error, ErrorKind::Denied, "lh:lh");
+        assert!(error.to_string().contains("connect to the primary"), "{error}");
+        // Who was connected before learns it by the next lock.
+        let error = before.mutex("next").try_lock().await.unwrap_err();
+        assert_told(&error, ErrorKind::Denied, "lh:lh");
+        assert!(error.to_string().contains("read-only"), "{error}");
     });
 }
 

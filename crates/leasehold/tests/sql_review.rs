@@ -49,6 +49,7 @@ on_servers![
     s46_a_statement_that_the_server_cuts_short_is_tried_again,
     no_room_for_a_connection_is_passing,
     s21_a_clock_set_back_promises_no_more_than_the_lease,
+    s45_order_of_tokens_is_order_of_commits,
 ];
 
 type Two = [Arc<SqlStore>; 2];
@@ -412,6 +413,42 @@ async fn s21_a_clock_set_back_promises_no_more_than_the_lease<S: Server>() {
     }
 }
 
+/// Many joins wait for the lock's row at once. Each tells how many had committed before it: whoever
+/// drew a greater token came after them all.
+async fn s45_order_of_tokens_is_order_of_commits<S: Server>() {
+    const JOINS: usize = 8;
+    let server = S::with(Setup::new().fast());
+    let url = server.database();
+    let stores = [two(&url).await, two(&url).await].concat();
+    let first = claim("blocked", LONG, LONG);
+    holding(&stores[0].join(&first, Mode::Try).await.unwrap());
+    assert!(stores[0].leave(&first, None).await.unwrap());
+    let sql = "SELECT name FROM leasehold_locks WHERE name = 'blocked' FOR UPDATE";
+    let blocker = server.hold(&url, sql).await;
+    let mut joining = tokio::task::JoinSet::new();
+    for n in 0..JOINS {
+        let (store, claim) = (stores[n % stores.len()].clone(), claim("blocked", LONG, LONG));
+        joining.spawn(async move {
+            match store.join(&claim, Mode::Wait).await.unwrap() {
+                Joined::Holding { token, .. } => (token, 0),
+                Joined::Waiting(place) => (place.token.unwrap(), place.ahead),
+                busy => panic!("it waits: {busy:?}"),
+            }
+        });
+    }
+    until("all wait for the row", async || server.blocked() >= JOINS).await;
+    drop(blocker);
+    let mut places = joining.join_all().await;
+    places.sort_unstable();
+    let ahead: Vec<usize> = places.iter().map(|(_, ahead)| *ahead).collect();
+    assert_eq!(ahead, (0..JOINS).collect::<Vec<_>>(), "{places:?}");
+    let queue = standings(stores[0].read(&Name::new("blocked").unwrap()).await.unwrap());
+    let holds = queue.iter().filter(|(standing, _)| *standing == Standing::Holding).count();
+    assert_eq!((queue.len(), holds), (JOINS, 1), "{queue:?}");
+    let tokens: Vec<_> = queue.iter().map(|(_, token)| token.unwrap()).collect();
+    assert_eq!(tokens, places.iter().map(|(token, _)| *token).collect::<Vec<_>>());
+}
+
 /// Fails the first insert of a claim as another transaction in the way would.
 const FAIL_ONCE: &str = "CREATE SEQUENCE inserts; GRANT USAGE ON inserts TO lh; \
      CREATE FUNCTION fail_once() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
@@ -446,7 +483,13 @@ fn s42_s46_after_a_conflict_behind_a_pooler_all_is_still_in_transactions() {
         for line in log.lines() {
             let (session, what) = line.split_once(' ').unwrap_or_default();
             match what.split_once("LOG:  ").map(|(_, what)| what) {
-                Some(what) if what.starts_with("statement: BEGIN") => drop(open.insert(session)),
+                Some(what) if what.starts_with("statement: BEGIN") => {
+                    // A client that is stopped here keeps a lock's row for so long.
+                    for limit in ["idle_in_transaction_session_timeout", "lock_timeout"] {
+                        assert!(what.contains(&format!("SET LOCAL {limit}")), "no limit: {what}");
+                    }
+                    open.insert(session);
+                }
                 Some("statement: COMMIT" | "statement: ROLLBACK") => drop(open.remove(session)),
                 Some(what) if what.starts_with("execute") => {
                     executed += 1;

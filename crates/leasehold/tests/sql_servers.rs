@@ -50,6 +50,11 @@ on_both![
     s21_the_server_clock_steps,
     s44_s54_a_lease_begins_after_the_row_lock,
     s45a_who_comes_late_does_not_barge,
+    s45_nobody_takes_what_is_being_handed_over,
+    prefix_and_schema_are_stores_of_their_own,
+    tables_of_another_version,
+    tables_that_an_administrator_made,
+    names_that_do_not_fit,
     s46_serializable_by_default,
     s46_a_deadlock_is_retried,
     s46_what_was_undone_is_retried_with_the_same_claim,
@@ -412,12 +417,12 @@ async fn uncontended_round_trips<S: Server>() {
     let url = format!("{}?pool=1", proxy.in_front_of(server.port(), &url));
     let locks = connect(&url).await;
     let mutex = locks.mutex("counted").lease(Duration::from_secs(600));
-    // Never waiting: the first of a new name goes the long way, where one who would wait makes the
-    // poller look once.
     for _ in 0..3 {
         mutex.try_lock().await.unwrap().release().await.unwrap();
     }
-    for pair in 0..20 {
+    let fresh: Vec<_> = (0..20).map(|n| locks.mutex(format!("fresh {n}"))).collect();
+    let again = std::iter::repeat_n(mutex, 20);
+    for (pair, mutex) in again.chain(fresh).enumerate() {
         let before = proxy.round_trips();
         let guard = mutex.try_lock().await.unwrap();
         let taken = proxy.round_trips();
@@ -511,6 +516,107 @@ async fn foreign_tables<S: Server>() {
     }
 }
 
+async fn prefix_and_schema_are_stores_of_their_own<S: Server>() {
+    let server = S::shared();
+    let url = server.database();
+    let mut stores = vec![url.clone(), format!("{url}?prefix=a_"), format!("{url}?prefix=b_")];
+    if std::any::type_name::<S>().contains("Postgres") {
+        let nowhere = refusal(&format!("{url}?schema=nosuch")).await;
+        assert_told(&nowhere, ErrorKind::Config, "lh:lh");
+        assert!(nowhere.to_string().contains("schema"), "{nowhere}");
+        server.admin(&url, "CREATE SCHEMA apart AUTHORIZATION lh");
+        stores.extend([format!("{url}?schema=apart"), format!("{url}?schema=apart&prefix=a_")]);
+    }
+    let (mut held, mut others) = (Vec::new(), Vec::new());
+    for store in &stores {
+        let guard = connect(store).await.mutex("same").try_lock().await;
+        held.push(guard.unwrap_or_else(|error| panic!("{store}: {error}")));
+    }
+    for store in &stores {
+        let other = connect(store).await;
+        let error = other.mutex("same").try_lock().await.expect_err("it is held");
+        assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
+        let mutex = other.mutex("same");
+        others.push(tokio::spawn(async move { mutex.lock().await }));
+    }
+    // All ways of the store go to its own tables: waiting, handing over, renewing.
+    for (guard, other) in held.into_iter().zip(others) {
+        let token = guard.token();
+        guard.release().await.unwrap();
+        let guard = tokio::time::timeout(PATIENCE, other).await.unwrap().unwrap().unwrap();
+        assert!(guard.token() > token);
+        guard.release().await.unwrap();
+    }
+}
+
+#[cfg(feature = "mysql")]
+#[test]
+fn wrong_server_version_is_refused_by_connecting() {
+    run(async {
+        for (version, least) in [("5.7.44-log", "MySQL 8.0"), ("10.3.39-MariaDB", "MariaDB 10.6")] {
+            let argument = format!("--version={version}");
+            let server = testbed::MariaDb::with(Setup::new().fast().arg(argument));
+            let error = refusal(&server.database()).await;
+            assert_told(&error, ErrorKind::Config, "lh:lh");
+            let told = format!("needs {least} or later, this is {version}: upgrade");
+            assert!(error.to_string().contains(&told), "{error}");
+        }
+    });
+}
+
+async fn tables_of_another_version<S: Server>() {
+    let server = S::shared();
+    let url = server.database();
+    release(connect(&url).await.mutex("first").lock().await.unwrap()).await;
+    server.admin(&url, "UPDATE leasehold_schema SET version = 2");
+    let error = refusal(&url).await;
+    assert_told(&error, ErrorKind::Config, "lh:lh");
+    assert!(error.to_string().contains("version 2"), "{error}");
+    // Beside them is room for our own.
+    release(connect(&format!("{url}?prefix=ours_")).await.mutex("x").lock().await.unwrap()).await;
+}
+
+/// What `leasehold schema` prints is all that a user needs who may make no tables.
+async fn tables_that_an_administrator_made<S: Server>() {
+    let server = S::shared();
+    let url = server.database();
+    server.user(&url, "nobody", "SELECT");
+    let nobody = url.replace("lh:lh@", "nobody:nobody@");
+    let error = refusal(&nobody).await;
+    assert_told(&error, ErrorKind::Denied, "nobody:nobody");
+    assert!(error.to_string().contains("leasehold schema"), "{error}");
+    let printed = leasehold::store::sql::schema(&url).unwrap();
+    // A migration may be run again.
+    for _ in 0..2 {
+        server.script(&url, &printed).await;
+    }
+    server.user(&url, "byhand", "SELECT, INSERT, UPDATE, DELETE");
+    let by_hand = url.replace("lh:lh@", "byhand:byhand@");
+    let clients = [connect(&by_hand).await, connect(&by_hand).await];
+    hammer(&clients, "made by hand", 3, 3).await;
+}
+
+/// Somebody made the name's column too short: a name that was cut would be another name's lock.
+async fn names_that_do_not_fit<S: Server>() {
+    let server = S::shared();
+    let url = server.database();
+    let locks = connect(&url).await;
+    let short = match std::any::type_name::<S>().contains("Postgres") {
+        true => "ALTER TABLE leasehold_locks ALTER COLUMN name TYPE varchar(8)",
+        false => "ALTER TABLE leasehold_locks MODIFY name VARBINARY(8) NOT NULL",
+    };
+    server.admin(&url, short);
+    // Both ways of making a row: a permit that cannot be had at once goes the long one.
+    for error in [
+        locks.mutex("much too long").try_lock().await.unwrap_err(),
+        locks.rwlock("much too long").try_write().await.unwrap_err(),
+    ] {
+        assert_told(&error, ErrorKind::Corrupt, "lh:lh");
+    }
+    assert_eq!(server.admin(&url, "SELECT count(*) FROM leasehold_locks"), "0");
+    release(locks.mutex("short").lock().await.unwrap()).await;
+}
+
 async fn nobody_listens<S: Server>() {
     let server = S::shared();
     let url = server.database();
@@ -592,7 +698,37 @@ async fn s44_s54_a_lease_begins_after_the_row_lock<S: Server>() {
     release(guard).await;
 }
 
+/// A waiter is there, and has just been granted what the row's holder gave back.
+const HANDED_OVER: &str = "INSERT INTO leasehold_claims (name, token, claim, weight, standing, since, \
+     expires, lock_delay, host, pid, label, session) SELECT name, last_token + 1, \
+     '00000000000000000000000000000001', 1, 1, 1, 4000000000000000, 0, 'h', 1, '', '' \
+     FROM leasehold_locks WHERE name = 'blocked'; \
+     UPDATE leasehold_locks SET claim = '', claims = 1, last_token = last_token + 1 \
+     WHERE name = 'blocked'";
+
+/// The late one has begun its statement, and waits for the row, while the waiter is granted the lock:
+/// what it had seen of the claims before it waited is not true any more.
 async fn s45a_who_comes_late_does_not_barge<S: Server>() {
+    let server = S::with(Setup::new().fast());
+    let url = server.database();
+    let (first, late) = (connect(&url).await, connect(&url).await);
+    release(first.mutex("blocked").lock().await.unwrap()).await;
+    let (begun, is_begun) = tokio::sync::oneshot::channel();
+    let (go_on, told) = tokio::sync::oneshot::channel();
+    let theirs = tokio::spawn(server.in_two_steps(&url, [BLOCK, HANDED_OVER], begun, told));
+    is_begun.await.unwrap();
+    let mutex = late.mutex("blocked");
+    let trying = tokio::spawn(async move { mutex.try_lock().await });
+    until("it waits for the row", || server.blocked() >= 1).await;
+    go_on.send(()).unwrap();
+    theirs.await.unwrap().unwrap();
+    let error = trying.await.unwrap().expect_err("it barged past a waiter");
+    assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
+    let info = first.read("blocked").await.unwrap().expect("it is held");
+    assert_eq!(info.claims.len(), 1, "{info:?}");
+}
+
+async fn s45_nobody_takes_what_is_being_handed_over<S: Server>() {
     let server = S::shared();
     let url = server.database();
     let clients = [connect(&url).await, connect(&url).await, connect(&url).await];

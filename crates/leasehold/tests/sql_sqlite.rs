@@ -41,10 +41,12 @@ fn s60_other_writers_are_waited_for() {
             async move {
                 let mut theirs = sqlx::SqliteConnection::connect(&path).await.unwrap();
                 sqlx::raw_sql("CREATE TABLE theirs (n INT)").execute(&mut theirs).await.unwrap();
-                for _ in 0..5 {
+                // The last for longer than what is tried again could take, and for less than
+                // SQLite waits.
+                for millis in [200, 200, 200, 3_000] {
                     let sql = "BEGIN IMMEDIATE; INSERT INTO theirs VALUES (1)";
                     sqlx::raw_sql(sql).execute(&mut theirs).await.unwrap();
-                    tokio::time::sleep(Duration::from_millis(200)).await;
+                    tokio::time::sleep(Duration::from_millis(millis)).await;
                     sqlx::raw_sql("COMMIT").execute(&mut theirs).await.unwrap();
                 }
             }

@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use leasehold::store::zookeeper::ZooKeeperStore;
 use leasehold::store::{Joined, Mode, Renew, Renewal, Signal, Store};
-use leasehold::{Claim, Kind, Name};
-use testbed::{Proxy, zookeeper};
+use leasehold::{Claim, ErrorKind, Kind, Name};
+use testbed::{Proxy, ZooKeeper, ZooKeeperSetup, zookeeper};
+use zookeeper_client::{Acl, Acls, AuthId, CreateMode, Permission};
 use zookeeper_common::*;
 
 fn claim(name: &str) -> Claim {
@@ -101,5 +102,122 @@ fn p1_p6_what_waiters_are_told_agrees_with_the_queue() {
         while let Some(done) = running.join_next().await {
             done.unwrap();
         }
+    });
+}
+
+/// Each of the waiters copied, read and sorted the listing of all of them at every heartbeat, and the
+/// renewals of what the same client held came too late. (As many as a debug build and a small server
+/// can take in: to join, each lists who is there.)
+#[test]
+fn s92_thousands_of_waiters_cost_no_renewal() {
+    const MANY: i32 = 3_000;
+    run(async {
+        let server = ZooKeeper::start();
+        let locks = connect(&format!("{}?session=60s", server.url())).await;
+        let crowd = locks.mutex("crowded").lock().await.unwrap();
+        let raw = raw(server.port()).await;
+        let standing =
+            async || raw.check_stat("/leasehold/crowded").await.unwrap().unwrap().num_children - 1;
+        let mut waiting = tokio::task::JoinSet::new();
+        for n in 1..=MANY {
+            let lock = locks.mutex("crowded");
+            waiting.spawn(async move { lock.lock().await.map(drop) });
+            if n % 100 == 0 {
+                until("all to wait", async || standing().await == n).await;
+            }
+        }
+        let beside = locks.mutex("beside").lease(Duration::from_secs(6)).lock().await.unwrap();
+        // Some heartbeats of all of them.
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        assert!(beside.is_held() && crowd.is_held(), "{beside:?} {crowd:?}");
+        assert_eq!(standing().await, MANY, "places were lost");
+        assert!(waiting.try_join_next().is_none());
+        waiting.shutdown().await;
+        release(beside).await;
+        release(crowd).await;
+    });
+}
+
+/// A lock whose numbers have run out took the renewals of all other locks of the same client along.
+#[test]
+fn s73_a_lock_without_numbers_spoils_no_other() {
+    run(async {
+        // The next two get the last numbers that are good.
+        let last = i32::MAX - 1_000_000;
+        let server = ZooKeeper::with(&ZooKeeperSetup::new().sequences_at("/spent", last - 2));
+        let url = server.url();
+        let (locks, other) = (connect(&format!("{url}/")).await, connect(&format!("{url}/")).await);
+        let lease = Duration::from_secs(4);
+        let held = other.mutex("spent").lock().await.unwrap();
+        let good = locks.mutex("good").lease(lease).lock().await.unwrap();
+        let free = other.mutex("waited").lock().await.unwrap();
+        let spawn = |name: &str| {
+            let lock = locks.mutex(name);
+            tokio::spawn(async move { lock.lock_timeout(PATIENCE).await })
+        };
+        let (spent, waits) = (spawn("spent"), spawn("waited"));
+        until_waiting(&other, "spent", 1).await;
+        until_waiting(&other, "waited", 1).await;
+        let raw = raw(server.port()).await;
+        let places = children(&raw, "/waited").await;
+        assert_eq!(places.len(), 2);
+        make_child(&raw, "/spent/_c_01234567-89ab-cdef-0123-456789abcdef-lock-").await;
+        let error = spent.await.unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Full, "{error}");
+        tokio::time::sleep(lease + Duration::from_secs(1)).await;
+        assert!(good.is_held() && held.is_held(), "{good:?} {held:?}");
+        assert_eq!(children(&raw, "/waited").await, places, "its place was lost");
+        release(free).await;
+        release(waits.await.unwrap().unwrap()).await;
+        // It left its place, though nobody can order the queue.
+        until("nothing of ours", async || children(&raw, "/spent").await.len() == 2).await;
+        release(good).await;
+    });
+}
+
+/// Who may create but not list had a child all the same, which stood in everybody's way.
+#[test]
+fn a_refused_claim_leaves_no_child() {
+    run(async {
+        let server = zookeeper();
+        let raw = raw(server.port()).await;
+        make(&raw, "/unlisted/x").await;
+        let some = [Acl::new(Permission::CREATE | Permission::DELETE, AuthId::anyone())];
+        raw.set_acl("/unlisted/x", &some, None).await.unwrap();
+        let locks = connect(&format!("{}/unlisted", server.url())).await;
+        for error in [
+            locks.mutex("x").lock().await.unwrap_err(),
+            locks.mutex("x").try_lock().await.unwrap_err(),
+        ] {
+            assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+            assert!(error.to_string().contains("/unlisted/x"), "{error}");
+        }
+        // At once, and not when the session is over. (Nobody needs a permission to count them.)
+        let stat = raw.check_stat("/unlisted/x").await.unwrap().unwrap();
+        assert_eq!(stat.num_children, 0);
+    });
+}
+
+/// A child of another client's that we may not read is waited for like any other.
+#[test]
+fn a_child_that_is_closed_to_us_holds() {
+    run(async {
+        let server = zookeeper();
+        let url = format!("{}/closed?create=yes", server.url());
+        let (locks, other) = (connect(&url).await, connect(&url).await);
+        release(locks.mutex("x").lock().await.unwrap()).await;
+        let theirs = raw(server.port()).await;
+        theirs.auth("digest", b"they:secret").await.unwrap();
+        let options = CreateMode::EphemeralSequential.with_acls(Acls::creator_all());
+        let path = "/closed/x/_c_01234567-89ab-cdef-0123-456789abcdef-lock-";
+        let (_, number) = theirs.create(path, b"secret", &options).await.unwrap();
+        let error = locks.mutex("x").try_lock().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
+        assert_eq!(error.holders().len(), 1, "{error}");
+        let lock = other.mutex("x");
+        let waiting = tokio::spawn(async move { lock.lock_timeout(PATIENCE).await });
+        until_waiting(&locks, "x", 1).await;
+        theirs.delete(&format!("{path}{number}"), None).await.unwrap();
+        release(waiting.await.unwrap().unwrap()).await;
     });
 }

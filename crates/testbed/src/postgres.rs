@@ -18,6 +18,7 @@ const USER: &str = "postgres";
 #[derive(Debug)]
 pub struct Postgres {
     daemon: Daemon,
+    directory: PathBuf,
     programs: PathBuf,
     port: u16,
     certificates: Option<Certificates>,
@@ -68,8 +69,9 @@ impl Postgres {
         args.extend(setup.args.iter().cloned());
         let launch = Launch { program: programs.join("postgres"), args, user: Some(USER) };
         let ready = || is_ready(&programs, port);
-        let daemon = Daemon::start("postgres", directory, launch, clock, &ready)?;
-        let server = Self { daemon, programs, port, certificates, databases: AtomicU32::new(0) };
+        let daemon = Daemon::start("postgres", directory.clone(), launch, clock, &ready)?;
+        let server =
+            Self { daemon, directory, programs, port, certificates, databases: AtomicU32::new(0) };
         server.admin("postgres", "CREATE ROLE lh LOGIN PASSWORD 'lh'");
         Ok(server)
     }
@@ -134,6 +136,16 @@ impl Postgres {
     /// Up again on the same port with the same data; killed before if it runs.
     pub fn restart(&self) {
         self.daemon.restart(&|| is_ready(&self.programs, self.port));
+    }
+
+    /// Killed, and up again as a hot standby whose primary is gone: it answers, and cannot be written
+    /// to.
+    pub fn become_standby(&self) {
+        self.kill();
+        let signal = self.directory.join("data").join("standby.signal");
+        std::fs::write(&signal, "").expect("a file in our directory");
+        give_to(USER, &self.directory);
+        self.restart();
     }
 
     /// From now on its wall clock shows the true time plus this ([`Setup::movable_clock`]).

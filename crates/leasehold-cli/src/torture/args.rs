@@ -1,5 +1,6 @@
 //! What the user asks for.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -26,7 +27,8 @@ use crate::duration::duration;
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     leasehold torture --store memory: --seconds 30\n  \
-    leasehold torture --store file:/var/tmp/locks --clients 12 --fault pause,kill --json")]
+    leasehold torture --store file:/var/tmp/locks --clients 12 --fault pause,kill --json\n  \
+    leasehold torture --store redis+sentinel://a,b,c/main --seconds 60 --fence process -- ./fail-over")]
 pub(crate) struct Args {
     /// The store.
     #[arg(
@@ -64,6 +66,11 @@ pub(crate) struct Args {
     /// The report as JSON.
     #[arg(long)]
     pub(super) json: bool,
+    /// A program that does something to the store's servers and ends when they serve again: kills and
+    /// restarts one, makes another the master, stops one for a while. It is run again and again, and
+    /// what the store promises for a crash and a fail-over is what is checked.
+    #[arg(last = true, value_name = "CMD")]
+    command: Vec<OsString>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -109,6 +116,8 @@ pub(super) struct Plan {
     pub(super) program: PathBuf,
     /// Whether the fenced resource is in the store itself.
     pub(super) fence_in_store: bool,
+    /// What is done to the servers.
+    pub(super) command: Vec<OsString>,
     kinds: Vec<Kind>,
     faults: Vec<Fault>,
     any_kind: bool,
@@ -143,6 +152,7 @@ impl Plan {
             seed: args.seed.unwrap_or_else(|| fastrand::u64(..)),
             program,
             // A store that lives in this process has its resources here already.
+            command: args.command.clone(),
             fence_in_store: args.fence == FenceArg::Store && !is_served(&args.store),
             kinds: all.into_iter().filter(wanted).collect(),
             faults,

@@ -1,14 +1,18 @@
-//! What is done to the workers: stopped, killed, cut off.
+//! What is done to the workers: stopped, killed, cut off; and to the servers, by a program of the
+//! user's.
 //!
 //! Some pauses and kills come at any time; most wait for a worker to read a
 //! resource under its lock, and hit it before it learns the answer: between its check and its
 //! write. Several loops inject at once, each one fault at a time and never two into one worker.
 
+use std::ffi::OsString;
+use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
 use fastrand::Rng;
 use rustix::process::Signal;
+use tokio::process::Command;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
@@ -62,7 +66,7 @@ pub(super) async fn inject(parent: Arc<Parent>, faults: Vec<Fault>, end: Instant
             Some(Fault::Pause) => pause(&parent, end, &mut rng).await,
             Some(Fault::Kill) => kill(&parent, end, &mut rng).await,
             Some(Fault::Cut) => cut(&parent, end, &mut rng).await,
-            None => return,
+            Some(Fault::Servers) | None => return,
         }
         rest(pace(&parent).mul_f64(0.1 + 0.6 * rng.f64()), end).await;
     }
@@ -112,8 +116,8 @@ async fn pause(parent: &Parent, end: Instant, rng: &mut Rng) {
     let long = match parent.leases {
         // In its critical section it is stopped for longer than its lease, and somebody else
         // enters.
-        true if !random => parent.lease.mul_f64(1.3 + 1.2 * rng.f64()),
-        true => some_leases(parent.lease, rng),
+        true if !random => parent.runs_out.mul_f64(1.3 + 1.2 * rng.f64()),
+        true => some_leases(parent.runs_out, rng),
         // Nothing runs out, everybody just waits: then rather more often than longer.
         false => some_leases(pace(parent) / 6, rng),
     };
@@ -144,9 +148,43 @@ async fn cut(parent: &Parent, end: Instant, rng: &mut Rng) {
     let line = rng.choice([Line::Closed, Line::Frozen, Line::Deaf]).unwrap_or(Line::Closed);
     let from = now();
     lines.set(worker, line);
-    rest(some_leases(parent.lease, rng), end).await;
+    rest(some_leases(parent.runs_out, rng), end).await;
     lines.set(worker, Line::Up);
     parent.state().over(Fault::Cut, trouble(parent, worker, from));
+}
+
+/// Runs the user's program again and again, until `end`. While it runs, and for as long as the store
+/// may take to recover, everybody is in trouble.
+///
+/// # Errors
+/// Why the program failed: then nobody knows what was done.
+pub(super) async fn disturb(
+    parent: Arc<Parent>,
+    command: Vec<OsString>,
+    recovery: Duration,
+    end: Instant,
+) -> Result<(), String> {
+    let Some((program, arguments)) = command.split_first() else { return Ok(()) };
+    let shown = program.display();
+    rest(recovery, end).await;
+    while Instant::now() < end {
+        let from = now();
+        let run = Command::new(program)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .kill_on_drop(true)
+            .status();
+        let status = run.await.map_err(|e| format!("{shown}: {e}"))?;
+        if !status.success() {
+            return Err(format!("{shown}: {status}"));
+        }
+        let trouble = Trouble { worker: None, from, to: now() + nanos(recovery) };
+        parent.state().over(Fault::Servers, trouble);
+        // As long again without a fault of this kind: what is promised then must be seen to be kept.
+        rest(recovery * 2, end).await;
+    }
+    Ok(())
 }
 
 /// What a trouble has kept waiting takes a moment to be made up for: calls whose answers were lost

@@ -97,20 +97,8 @@ pub(super) struct Event {
     pub(super) what: What,
 }
 
-/// What can be done to a worker.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Serialize,
-    Deserialize,
-    clap::ValueEnum,
-)]
+/// What can be done to a worker, or to the servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Fault {
     /// Stopped (SIGSTOP) and continued.
@@ -119,6 +107,8 @@ pub(super) enum Fault {
     Kill,
     /// Its connection to the store closed, or frozen with what is on the way.
     Cut,
+    /// What the user's own command does to the servers.
+    Servers,
 }
 
 impl fmt::Display for Fault {
@@ -127,6 +117,7 @@ impl fmt::Display for Fault {
             Self::Pause => "pause",
             Self::Kill => "kill",
             Self::Cut => "cut",
+            Self::Servers => "servers",
         })
     }
 }

@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::args::Plan;
 use super::checker::{self, Property, Terms};
-use super::faults::{Ambush, inject};
+use super::faults::{Ambush, disturb, inject};
 use super::history::{
     Fault, Final, History, LockSpec, OpId, Resource, Trouble, WorkerId, Write, nanos, now,
 };
@@ -40,6 +40,9 @@ pub(super) struct Parent {
     pub(super) lease: Duration,
     /// Whether holds run out.
     pub(super) leases: bool,
+    /// After which a holder that is stopped has certainly lost: its lease, or the session that its
+    /// lease lives in.
+    pub(super) runs_out: Duration,
     /// How the workers reach the store.
     pub(super) reach: Reach,
     /// What is started as a worker.
@@ -330,6 +333,24 @@ fn recovery(promises: &Guarantees, lease: Duration) -> Duration {
     promises.recovery + lease * promises.recovery_leases + SLACK
 }
 
+/// After which a hold that nobody renews is over at the store.
+fn runs_out(store: &Leasehold, lease: Duration) -> Duration {
+    match store.guarantees().recovery_leases {
+        // A session's: what may be asked for is three quarters of it or more.
+        0 => store.store().longest_lease().saturating_mul(4) / 3,
+        _ => lease,
+    }
+}
+
+/// The worse of two outcomes.
+fn worse(one: Survival, other: Survival) -> Survival {
+    match (one, other) {
+        (Survival::Unsafe, _) | (_, Survival::Unsafe) => Survival::Unsafe,
+        (Survival::Fenced, _) | (_, Survival::Fenced) => Survival::Fenced,
+        _ => Survival::Exclusive,
+    }
+}
+
 /// What the store promises under these faults.
 fn terms(promises: &Guarantees, faults: &[Fault], lease: Duration) -> Terms {
     let survives = |fault: &Fault| match fault {
@@ -337,6 +358,7 @@ fn terms(promises: &Guarantees, faults: &[Fault], lease: Duration) -> Terms {
         Fault::Cut => promises.on_partition,
         // Nothing that is promised depends on how a client ends.
         Fault::Kill => Survival::Exclusive,
+        Fault::Servers => worse(promises.on_store_crash, promises.on_failover),
     };
     let mut claimed: std::collections::BTreeSet<_> = Property::ALL.into_iter().collect();
     if !promises.fifo {
@@ -346,6 +368,11 @@ fn terms(promises: &Guarantees, faults: &[Fault], lease: Duration) -> Terms {
         |f: &Fault| matches!(survives(f), Survival::Exclusive | Survival::NotApplicable);
     if promises.has_leases() || !faults.iter().all(exclusive) {
         claimed.remove(&Property::Unfenced);
+    }
+    // A server that forgot a grant tells nobody, unlike a pause or a cut, which the holder's own clock
+    // finds out.
+    if faults.contains(&Fault::Servers) && survives(&Fault::Servers) == Survival::Fenced {
+        claimed.remove(&Property::Exclusion);
     }
     if faults.iter().any(|f| survives(f) == Survival::Unsafe) {
         use Property::{Effect, Exclusion, TokenOrder, TokenUnique, Updates};
@@ -374,7 +401,10 @@ pub(super) async fn run(plan: Plan) -> leasehold::Result<Report> {
 pub(super) async fn run_on(store: Leasehold, plan: Plan) -> leasehold::Result<Report> {
     let promises = store.guarantees().clone();
     let kinds = plan.kinds(&promises)?;
-    let faults = plan.faults()?;
+    let mut faults = plan.faults()?;
+    if !plan.command.is_empty() {
+        faults.push(Fault::Servers);
+    }
     let mut rng = Rng::with_seed(plan.seed);
     // Not from the seed: a second run of one seed must not meet what the first left behind.
     let run = Rng::new().u64(..);
@@ -400,6 +430,7 @@ pub(super) async fn run_on(store: Leasehold, plan: Plan) -> leasehold::Result<Re
     let parent = Arc::new(Parent {
         lease: plan.lease,
         leases: promises.has_leases(),
+        runs_out: runs_out(&store, plan.lease),
         reach,
         program: plan.program.clone(),
         locks,
@@ -408,8 +439,8 @@ pub(super) async fn run_on(store: Leasehold, plan: Plan) -> leasehold::Result<Re
         ended: Notify::new(),
     });
     let stalls = tokio::spawn(parent.clone().note_stalls());
-    torture(&parent, &plan, &faults, &mut rng).await?;
     let recovery = recovery(&promises, plan.lease);
+    torture(&parent, &plan, &faults, recovery, &mut rng).await?;
     parent.end_workers(recovery + plan.lease * 4 + Duration::from_secs(10)).await;
     stalls.abort();
     let residue = residue(&store, &prefix(run), recovery).await?;
@@ -453,6 +484,7 @@ async fn torture(
     parent: &Arc<Parent>,
     plan: &Plan,
     faults: &[Fault],
+    recovery: Duration,
     rng: &mut Rng,
 ) -> leasehold::Result<()> {
     let failed = |why: String| {
@@ -465,11 +497,22 @@ async fn torture(
     let end = Instant::now() + plan.time;
     // At most half of the workers are in trouble at a time.
     let loops = if faults.is_empty() { 0 } else { (plan.clients / 2).min(16) };
-    let injectors: Vec<_> = (0..loops)
-        .map(|_| tokio::spawn(inject(parent.clone(), faults.to_vec(), end, rng.fork())))
+    let of_workers: Vec<Fault> = faults.iter().copied().filter(|f| *f != Fault::Servers).collect();
+    let injectors: Vec<_> = (0..if of_workers.is_empty() { 0 } else { loops })
+        .map(|_| tokio::spawn(inject(parent.clone(), of_workers.clone(), end, rng.fork())))
         .collect();
+    let disturbs = disturb(parent.clone(), plan.command.clone(), recovery, end);
+    let mut disturbs = std::pin::pin!(disturbs);
+    let mut disturbed = None;
     while Instant::now() < end {
-        sleep(Duration::from_millis(50).min(end.duration_since(Instant::now()))).await;
+        let tick = sleep(Duration::from_millis(50).min(end.duration_since(Instant::now())));
+        tokio::select! {
+            () = tick => {}
+            done = &mut disturbs, if disturbed.is_none() => disturbed = Some(done),
+        }
+        if let Some(Err(why)) = &disturbed {
+            return Err(leasehold::Error::new(ErrorKind::Config, format!("CMD failed: {why}")));
+        }
         if let Some(why) = parent.state().unable.take() {
             return Err(failed(why));
         }
@@ -477,7 +520,13 @@ async fn torture(
     for injector in injectors {
         let _ = injector.await;
     }
-    Ok(())
+    // The servers are left as the program leaves them.
+    match disturbed {
+        Some(_) => Ok(()),
+        None => disturbs
+            .await
+            .map_err(|why| leasehold::Error::new(ErrorKind::Config, format!("CMD failed: {why}"))),
+    }
 }
 
 /// What stands in the store after the promised time.

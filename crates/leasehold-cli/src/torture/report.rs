@@ -198,8 +198,8 @@ impl Report {
             (true, false) => (
                 Verdict::Void,
                 format!(
-                    "VOID: nothing was broken, and nothing was shown ({}); run longer or with \
-                     more clients",
+                    "VOID: nothing was broken, and nothing was shown ({}); run longer, with \
+                     more clients or with a longer lease",
                     self.void.join("; ")
                 ),
             ),

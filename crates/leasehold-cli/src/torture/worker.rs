@@ -333,6 +333,7 @@ impl Worker {
         if careful && !self.is_held(op, guard) {
             return;
         }
+        let fenced = fenced.filter(|_| self.ledger.is_none());
         let write = FromWorker::Write { op, lock, token, plain, fenced };
         let wrote = self.ask(op, write).await;
         let stored = self.write_stored(op, lock, token, stored).await;

@@ -96,6 +96,19 @@ fn statements(dialect: Dialect) -> [&'static str; 2] {
 /// and `:token`.
 pub fn text(dialect: Dialect) -> String {
     let [raise, look] = statements(dialect);
+    // MySQL's protocol counts what has changed, unless a client asks for what has matched.
+    let none = match dialect {
+        Dialect::Mysql => {
+            "-- No row MATCHED: the token is stale (or there is no such row). Many clients count the rows\n\
+             -- that CHANGED: there a write that changes nothing looks like a stale one. Connect with\n\
+             -- CLIENT_FOUND_ROWS, or read the token back:\n\
+             SELECT token FROM your_table WHERE id = :id FOR UPDATE;\n\
+             -- A number greater than :token: it is stale.\n"
+        }
+        Dialect::Sqlite | Dialect::Postgres => {
+            "-- No row changed: the token is stale (or there is no such row).\n"
+        }
+    };
     format!(
         "-- In the transaction that writes, before it reads or writes anything else:\n\
          {};\n\
@@ -105,7 +118,7 @@ pub fn text(dialect: Dialect) -> String {
          -- Or, with a token column on your own table, in one statement:\n\
          UPDATE your_table SET your_column = :value, token = :token\n\
          \x20WHERE id = :id AND (token IS NULL OR token <= :token);\n\
-         -- No row changed: the token is stale (or there is no such row).\n",
+         {none}",
         fill(raise),
         fill(look),
     )

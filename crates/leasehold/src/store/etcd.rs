@@ -16,8 +16,9 @@
 //!
 //! # Leases
 //! Each claim has one of its own (two claims on one lease would be one claim, scenario 81), for as long
-//! as its lease and its lock-delay together, in whole seconds; etcd may grant more, and has a minimum
-//! of 1 to 2 s by its election time-out. What counts is the least of what was asked for and what was
+//! as its lease, in whole seconds; etcd may grant more, and has a minimum of 1 to 2 s by its election
+//! time-out. Nothing is left of it when it ends, so there is no lock-delay: a longer lease would look
+//! like one, but whoever held could still end it, and a check would call it held. What counts is the least of what was asked for and what was
 //! granted, from before the request was sent. Leases are used again for other claims (`etcd/leases.rs`),
 //! so that granting one costs no round trip when a lock is taken.
 //!
@@ -301,7 +302,7 @@ fn guarantees(&Found { members, ignores_old_leaders, .. }: &Found) -> Guarantees
         wakeup: Wakeup::Push,
         liveness: Liveness::Lease,
         clock: ClockModel::Monotonic,
-        lock_delay: true,
+        lock_delay: false,
         at_least: true,
         grant: durability,
         token: durability,
@@ -320,8 +321,7 @@ fn guarantees(&Found { members, ignores_old_leaders, .. }: &Found) -> Guarantees
                  election time-out: a dead holder's lock is taken for at least that long.",
             ),
             Cow::Borrowed(
-                "A dead waiter keeps its place for its whole lease (with its lock-delay), not for a \
-                 shorter waiter's lease.",
+                "A dead waiter keeps its place for its whole lease, not for a shorter waiter's lease.",
             ),
             Cow::Borrowed(
                 "Each change of leader begins all leases anew: the locks of those who died just \

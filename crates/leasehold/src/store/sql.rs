@@ -83,6 +83,7 @@ mod schema;
 mod section;
 mod statements;
 mod url;
+mod version;
 mod wire;
 
 #[cfg(feature = "mysql")]

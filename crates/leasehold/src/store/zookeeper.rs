@@ -76,7 +76,7 @@ use zookeeper_client::{
 
 use self::claims::{Claims, Known, Stage, Standing};
 use self::fault::{ends_session, explain};
-use self::node::{Children, LAST_SEQUENCE, LATE_SEQUENCE, Naming, Node, Stand};
+use self::node::{Children, LAST_SEQUENCE, LATE_SEQUENCE, Naming, Node, Places, Stand};
 use self::session::{Session, shut_down};
 use self::url::{Access, ZooKeeperUrl};
 use super::guarantees::ALL_KINDS;
@@ -364,8 +364,20 @@ impl Shared {
                         self.delete(session, &standing).await?;
                         return Err(explain(Fault::Timeout, &lock));
                     }
-                    let names = listed.map_err(|fault| explain(fault, &lock))?;
-                    return self.decide(session, &claim, mode, started, standing, names).await;
+                    let node = standing.clone();
+                    let decided = match listed {
+                        Ok(names) => {
+                            self.decide(session, &claim, mode, started, standing, names).await
+                        }
+                        Err(fault) => Err(explain(fault, &lock)),
+                    };
+                    return match decided {
+                        // Refused, it is not asked for again, and nobody would leave for it.
+                        Err(error) if error.kind() != ErrorKind::Unreachable => {
+                            Err(self.undone(session, &claim, &node, error).await)
+                        }
+                        decided => decided,
+                    };
                 }
                 Err(Fault::NoNode) if tries < MAKE_TRIES => {
                     tries += 1;
@@ -396,13 +408,9 @@ impl Shared {
         standing: Standing,
         names: Vec<String>,
     ) -> Result<Joined> {
-        let children = match self.order(&standing.lock, names) {
-            Ok(children) => children,
-            Err(error) => return Err(self.undone(session, claim, &standing, error).await),
-        };
+        let children = self.order(&standing.lock, names)?;
         if let Some((kind, capacity)) = children.mismatch(claim, &standing.node) {
-            let error = mismatch(claim, kind, capacity);
-            return Err(self.undone(session, claim, &standing, error).await);
+            return Err(mismatch(claim, kind, capacity));
         }
         let Some(stand) = children.stand(&standing.node) else {
             self.claims.remove(claim.id);
@@ -515,19 +523,31 @@ impl Shared {
             let all = [&own].into_iter().chain(&paths).map(|path| c.get_and_watch_data(path));
             Ok(all_of(all.collect()).await)
         });
-        let mut answers = asked.await.map_err(|fault| explain(fault, &own))?.into_iter();
-        let mut watch = || match answers.next() {
-            Some(Ok((_, _, watcher))) => Ok(Some(watcher)),
-            Some(Err(Fault::NoNode)) | None => Ok(None),
-            Some(Err(fault)) => Err(explain(fault, &own)),
-        };
-        let Some(mine) = watch()? else { return Ok(None) };
-        let mut others = Vec::with_capacity(blockers.len());
-        for blocker in blockers {
-            let Some(watcher) = watch()? else { return Ok(None) };
-            others.push((blocker.weight, watcher));
+        let answers = asked.await.map_err(|fault| explain(fault, &own))?;
+        let mut watchers = Vec::with_capacity(answers.len());
+        for (answer, path) in answers.into_iter().zip([&own].into_iter().chain(&paths)) {
+            watchers.push(match answer {
+                Ok((_, _, watcher)) => watcher,
+                Err(Fault::NoNode) => return Ok(None),
+                Err(Fault::NoAuth) => match self.watch_closed(session, path).await? {
+                    Some(watcher) => watcher,
+                    None => return Ok(None),
+                },
+                Err(fault) => return Err(explain(fault, path)),
+            });
         }
+        let mut watchers = watchers.into_iter();
+        let Some(mine) = watchers.next() else { return Ok(None) };
+        let others = blockers.iter().map(|blocker| blocker.weight).zip(watchers).collect();
         Ok(Some(Watches::new(mine, others, excess)))
+    }
+
+    /// Watches a child of another client's that is closed to us. Anybody may ask whether a node is
+    /// there; but of one that is not, that leaves a watch behind.
+    async fn watch_closed(&self, session: &Session, path: &str) -> Result<Option<OneshotWatcher>> {
+        let asked = session.read(|c| c.check_and_watch_stat(path)).await;
+        let (stat, watcher) = asked.map_err(|fault| explain(fault, path))?;
+        Ok(stat.map(|_| watcher))
     }
 
     /// Where a claim stands by now.
@@ -601,7 +621,7 @@ impl Shared {
             Ok(None) => return Ok(None),
             Err(fault) => return Err(explain(fault, &path)),
         };
-        let sequence = Node::parse(self.naming(), name.clone()).map_or(-1, |n| n.sequence());
+        let sequence = Node::parse(self.naming(), name.clone()).map_or(-1, |node| node.sequence());
         let Some(token) = token_of(&stat) else { return Ok(None) };
         let (lock, session) = (lock.to_owned(), stat.ephemeral_owner);
         let standing = Standing { session, lock, node: name, token, sequence };
@@ -666,18 +686,10 @@ impl Shared {
         let mut waiting: BTreeMap<String, Vec<(usize, Standing)>> = BTreeMap::new();
         for (i, standing) in open {
             let Renew { claim, lease } = &renewals[i];
-            match self.claims.known(claim.id) {
-                Some((_, Known::Holding(token)))
-                    if self.claims.holds(claim.id, self.clock.now().plus(*lease)) =>
-                {
-                    let remaining = Some(self.remaining(session, *lease, started));
-                    answers[i] = Renewal::Holding { token, remaining };
-                }
-                Some((_, Known::Waiting(_))) => {
-                    waiting.entry(standing.lock.clone()).or_default().push((i, standing));
-                }
-                // Given up meanwhile.
-                Some((_, Known::Holding(_))) | None => {}
+            if let Some(holding) = self.renew_holder(session, claim.id, *lease, started) {
+                answers[i] = holding;
+            } else if let Some((_, Known::Waiting(_))) = self.claims.known(claim.id) {
+                waiting.entry(standing.lock.clone()).or_default().push((i, standing));
             }
         }
         if waiting.is_empty() {
@@ -688,30 +700,99 @@ impl Shared {
             Ok(all_of(waiting.keys().map(|lock| c.list_children(lock)).collect()).await)
         });
         let listed = listed.await.map_err(|fault| explain(fault, self.url.root()))?;
-        for (waiters, names) in waiting.into_values().zip(listed) {
+        for ((lock, waiters), names) in waiting.into_iter().zip(listed) {
+            let children = match names {
+                // Its node is gone, and so are all who waited.
+                Err(Fault::NoNode) => continue,
+                Err(fault) => Err(explain(fault, &lock)),
+                Ok(names) => self.order(&lock, names),
+            };
+            let children = match children {
+                Ok(children) => children,
+                Err(error) => {
+                    for (i, _) in waiters {
+                        answers[i] = self.refuse(session, &renewals[i], started, &error);
+                    }
+                    continue;
+                }
+            };
+            // Ordered once, however many wait here.
+            let places = children.places();
             for (i, standing) in waiters {
-                let Renew { claim, lease } = &renewals[i];
-                let joined = match self.looked(&standing, names.clone())? {
-                    Looked::Gone => continue,
-                    Looked::Stands(stand) if stand.blockers.is_empty() => {
-                        let claim = Claim { lease: *lease, ..claim.clone() };
-                        self.hold(session, &claim, started, standing.token)?
-                    }
-                    Looked::Stands(stand) if self.claims.is_listening(claim.id) => {
-                        self.claims.waits(claim, stand.ahead, started);
-                        let token = Some(standing.token);
-                        Joined::Waiting(Place { ahead: stand.ahead, head_remaining: None, token })
-                    }
-                    Looked::Stands(stand) => self.wait(session, claim, started, stand).await?,
-                };
-                answers[i] = match joined {
-                    Joined::Holding { token, remaining } => Renewal::Holding { token, remaining },
-                    Joined::Waiting(place) => Renewal::Waiting(place),
-                    Joined::Busy { .. } => Renewal::Lost,
-                };
+                let renew = &renewals[i];
+                let renewed = self.renew_waiter(session, renew, started, &standing, &places).await;
+                answers[i] =
+                    renewed.unwrap_or_else(|error| self.refuse(session, renew, started, &error));
             }
         }
         Ok(answers)
+    }
+
+    /// What those hear who wait for a lock that is no good any more: they are lost, and told why when
+    /// they join anew. What was not answered is asked again. Who holds or waits elsewhere hears nothing
+    /// of it.
+    fn refuse(
+        self: &Arc<Self>,
+        session: &Session,
+        Renew { claim, lease }: &Renew,
+        started: Moment,
+        error: &Error,
+    ) -> Renewal {
+        if error.kind() == ErrorKind::Unreachable {
+            return Renewal::unknown(error);
+        }
+        if self.claims.refuse(claim.id) {
+            crate::telemetry::place_given_up(claim, error);
+            self.runtime.spawn(self.clone().give_up(claim.id));
+            return Renewal::Lost;
+        }
+        // It was granted in between, and holds what it has.
+        self.renew_holder(session, claim.id, *lease, started).unwrap_or(Renewal::Lost)
+    }
+
+    /// The answer about a claim whose child exists, if it holds.
+    fn renew_holder(
+        &self,
+        session: &Session,
+        id: ClaimId,
+        lease: Duration,
+        started: Moment,
+    ) -> Option<Renewal> {
+        let Some((_, Known::Holding(token))) = self.claims.known(id) else { return None };
+        let holds = self.claims.holds(id, self.clock.now().plus(lease));
+        let remaining = Some(self.remaining(session, lease, started));
+        holds.then_some(Renewal::Holding { token, remaining })
+    }
+
+    async fn renew_waiter(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        Renew { claim, lease }: &Renew,
+        started: Moment,
+        standing: &Standing,
+        places: &Places<'_>,
+    ) -> Result<Renewal> {
+        let joined = match places.of(&standing.node) {
+            None => return Ok(Renewal::Lost),
+            Some((_, true)) => {
+                let claim = Claim { lease: *lease, ..claim.clone() };
+                self.hold(session, &claim, started, standing.token)?
+            }
+            Some((ahead, false)) if self.claims.is_listening(claim.id) => {
+                self.claims.waits(claim, ahead, started);
+                let token = Some(standing.token);
+                Joined::Waiting(Place { ahead, head_remaining: None, token })
+            }
+            Some(_) => match places.stand(&standing.node) {
+                Some(stand) => self.wait(session, claim, started, stand).await?,
+                None => return Ok(Renewal::Lost),
+            },
+        };
+        Ok(match joined {
+            Joined::Holding { token, remaining } => Renewal::Holding { token, remaining },
+            Joined::Waiting(place) => Renewal::Waiting(place),
+            Joined::Busy { .. } => Renewal::Lost,
+        })
     }
 
     /// Those of `open` whose children exist, by a majority's word.
@@ -838,6 +919,12 @@ impl Shared {
                 seen.push(match answer {
                     Ok(seen) => Some(seen),
                     Err(Fault::NoNode) => None,
+                    // Another client's, and closed to us: it is there all the same, whoever it is.
+                    Err(Fault::NoAuth) => {
+                        let stat = session.read(|c| c.check_stat(path)).await;
+                        let stat = stat.map_err(|fault| explain(fault, path))?;
+                        stat.map(|stat| (Vec::new(), stat))
+                    }
                     Err(fault) => return Err(explain(fault, path)),
                 });
             }
@@ -1108,14 +1195,14 @@ fn foreign_child(naming: Naming, lock: &str, child: String) -> Error {
     let (lock, shown) = (lock.escape_debug(), child.escape_debug().to_string());
     let shown: String = shown.chars().take(80).collect();
     let what = match Node::parse(other, child) {
-        Some(_) => {
+        Ok(_) => {
             let other = if other == Naming::Kazoo { "kazoo" } else { "curator" };
             format!(
                 "the node {lock} is in use by locks of the other naming ({shown}), and the two ignore \
                  each other: write naming={other} into the URL, or use another path"
             )
         }
-        None => format!(
+        Err(_) => format!(
             "the node {lock} has the child {shown}, which is no claim of this lock: use another name \
              or path (Curator's semaphores and ours are not the same), or delete that child"
         ),
@@ -1217,6 +1304,10 @@ fn guarantees(url: &ZooKeeperUrl, session: &Session) -> Guarantees {
         Cow::Borrowed(
             "A new leader counts every session from its own beginning, so a holder that dies with \
              the leader is found out up to a session later.",
+        ),
+        Cow::Borrowed(
+            "A leader that stood still for nearly a session and goes on can end a session that it has \
+             just served: then only checked tokens are safe.",
         ),
         Cow::Borrowed(
             "All members must have the same session limits: the shortest that any of them enforces \

@@ -3,6 +3,8 @@
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::future::Future;
+use std::io::Write;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -41,6 +43,19 @@ pub(crate) async fn until(what: &str, mut so: impl AsyncFnMut() -> bool) {
         assert!(Instant::now() < end, "never came: {what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+}
+
+/// Puts a value under a condition, as a caller of `etcdctl txn`; tells whether it was met.
+pub(crate) fn put_if(mut etcdctl: Command, compare: &str, key: &str, value: &str) -> bool {
+    etcdctl.arg("txn").stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = etcdctl.spawn().unwrap();
+    let script = format!("{compare}\n\nput {key} {value}\n\n\n\n");
+    child.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
+    let out = child.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    assert!(out.status.success(), "{text}");
+    assert!(text.starts_with("SUCCESS") || text.starts_with("FAILURE"), "{text}");
+    text.starts_with("SUCCESS")
 }
 
 /// Waits until so many stand in the queue, holders included.

@@ -134,28 +134,14 @@ macro_rules! ledger {
                 let sql = format!("DROP TABLE leasehold_torture_{}", self.run);
                 sqlx::query(AssertSqlSafe(sql)).execute(&self.pool).await?;
                 for lock in 0..locks {
-                    let name = self.resource(lock).into_bytes();
-                    let sql = format!("DELETE FROM leasehold_fence WHERE name = {}", marker::$name());
-                    sqlx::query(AssertSqlSafe(sql)).bind(name).execute(&self.pool).await?;
+                    let name = self.resource(lock);
+                    let sql = format!("DELETE FROM leasehold_fence WHERE name = '{name}'");
+                    sqlx::query(AssertSqlSafe(sql)).execute(&self.pool).await?;
                 }
                 Ok(())
             }
         }
     };
-}
-
-/// Where a statement takes its first parameter.
-#[allow(non_snake_case, dead_code, reason = "one for each database above, by its name")]
-mod marker {
-    pub(super) const fn Sqlite() -> &'static str {
-        "?"
-    }
-    pub(super) const fn MySql() -> &'static str {
-        "?"
-    }
-    pub(super) const fn Postgres() -> &'static str {
-        "$1"
-    }
 }
 
 ledger!("sqlite", Sqlite);

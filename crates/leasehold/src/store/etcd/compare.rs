@@ -74,17 +74,19 @@ impl Guard {
     /// is true, etcd decides when it does the transaction.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] if the lock is kept in another store than etcd.
+    /// [`ErrorKind::Unsupported`] if the lock is kept in another store than etcd, or held with others
+    /// (permits, readers).
     pub fn etcd_compare(&self) -> Result<EtcdCompare> {
         let hold = self.hold();
-        match hold.store().place_key(&hold.lease().claim) {
-            Some(key) => Ok(EtcdCompare::new(key, self.token())),
-            None => {
-                let what = "this lock is not kept in etcd: connect to an etcd: store";
-                let error = Error::new(ErrorKind::Unsupported, what).during("etcd_compare");
-                Err(error.on(self.name()).at(hold.store().url()))
-            }
-        }
+        let key = hold.store().place_key(&hold.lease().claim).ok_or_else(|| {
+            let what = "this lock is not kept in etcd: connect to an etcd: store";
+            Error::new(ErrorKind::Unsupported, what)
+        });
+        let compare = key.and_then(|key| {
+            crate::fence::exclusive(self.lease())?;
+            Ok(EtcdCompare::new(key, self.token()))
+        });
+        compare.map_err(|e| e.during("etcd_compare").on(self.name()).at(hold.store().url()))
     }
 }
 

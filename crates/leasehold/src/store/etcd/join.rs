@@ -107,6 +107,11 @@ impl Shared {
         claim: &Claim,
         mode: Mode,
     ) -> Result<Joined, Failure> {
+        if !claim.lock_delay.is_zero() {
+            let what = "etcd keeps nothing of an unclean end, so there is no lock-delay: leave \
+                        lock_delay out, or use another store";
+            return Err(Failure::Final(Error::new(ErrorKind::Unsupported, what).on(&claim.name)));
+        }
         let mut tries = 0;
         loop {
             tries += 1;
@@ -210,8 +215,7 @@ impl Shared {
         if let Some(known) = self.claims.get(claim.id) {
             return Ok(known.lease);
         }
-        let asked = seconds(claim.lease.saturating_add(claim.lock_delay));
-        let lease = self.leases.get(asked).await?;
+        let lease = self.leases.get(seconds(claim.lease)).await?;
         let its = self.claims.enter(claim.id, lease, self.leases.now());
         if its.id != lease.id {
             // A duplicate of this call was faster.

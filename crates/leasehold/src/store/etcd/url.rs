@@ -41,7 +41,7 @@ impl EtcdUrl {
         let Some((scheme @ ("etcd" | "etcds"), rest)) = url.split_once("://") else {
             return refused(format!("an etcd store needs its members: {form}"));
         };
-        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (rest, query) = crate::url::split_query(rest)?;
         // A password may hold an @ that nobody encoded.
         let (user, rest) = match rest.rsplit_once('@') {
             Some((user, rest)) => (Some(user), rest),
@@ -59,10 +59,8 @@ impl EtcdUrl {
                 ("ca" | "cert" | "key", None) => {
                     return refused(format!("{key} is for TLS: write etcds:// for that"));
                 }
-                _ => {
-                    let key: String = key.chars().take(40).collect();
-                    return refused(format!("etcd: has no parameter {key:?}: ca, cert and key"));
-                }
+                // What is there is not shown: it may be a secret at the wrong place.
+                _ => return refused("etcd: has no parameters but ca, cert and key".into()),
             }
         }
         if tls.as_ref().is_some_and(|t| t.cert.is_some() != t.key.is_some()) {
@@ -72,8 +70,10 @@ impl EtcdUrl {
         for host in hosts.split(',') {
             let endpoint = endpoint(host, tls.is_some());
             let Some(endpoint) = endpoint else {
-                let host: String = host.chars().take(60).collect();
-                return refused(format!("{host:?} is no host, nor host:port: {form}"));
+                // It is not shown: where the host was forgotten, it is user and password.
+                return refused(format!(
+                    "a member is host or host:port, and user:password@ stands before the first: {form}"
+                ));
             };
             if endpoints.contains(&endpoint) {
                 return refused(format!("{host:?} is there twice: name each member once"));
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_work_is_refused() {
+    fn s94_what_cannot_work_is_refused_in_one_line_without_the_password() {
         for bad in [
             "etcd:",
             "etcd:h",
@@ -187,10 +187,19 @@ mod tests {
             "etcd://h?x=1",
             "etcd://h?ca=/x",
             "etcds://h?cert=/x",
+            "etcd://u:secret",
+            "etcd://u:secret/x",
+            "etcd://a,u:secret,b",
+            "etcd://u:s?secret@h",
+            "etcds://u:s?ca=secret@h/x",
+            "etcd://h?secret",
+            "etcd://u:secret@h/x%",
         ] {
             let Err(error) = EtcdUrl::parse(bad) else { panic!("{bad} was taken") };
             assert_eq!(error.kind(), ErrorKind::Config, "{bad}");
-            assert!(!error.to_string().contains(":p@"), "{error}");
+            let shown = error.to_string();
+            assert!(!shown.contains(":p@") && !shown.contains("secret"), "{shown}");
+            assert_eq!(shown.lines().count(), 1, "{shown}");
         }
     }
 }

@@ -4,7 +4,9 @@
 //!   the nodes that extended stay extended, the old validity stands, and it is asked again
 //!   (scenario 31). If so many have lost the key that no majority can have it, the lock is lost.
 //! - *Nodes that have lost the key* (they restarted, or were out of reach when it was taken) get it
-//!   again once a majority was extended, so that the next failure finds all of them.
+//!   again once a majority was extended, so that the next failure finds all of them. Who renewed does
+//!   not wait for them, and they are listened to all the same: a node that is always the last to
+//!   answer would never get it otherwise.
 //! - *A release* goes to all nodes, always, also where the vote seemed to fail, and is repeated for
 //!   each that does not answer, until the lease is over there by itself.
 
@@ -14,7 +16,7 @@ use std::time::Duration;
 use redis::{Cmd, Value};
 
 use super::Inner;
-use super::attempt::{LATE, millis, waiter};
+use super::attempt::{Answers, LATE, millis, waiter};
 use super::claims::{Entry, Held};
 use super::node::Trouble;
 use super::round::{Tally, majority};
@@ -39,6 +41,27 @@ enum Key {
     Ours,
     Free,
     Others,
+}
+
+/// What was heard of one hold.
+#[derive(Clone, Debug)]
+struct Count {
+    tally: Tally,
+    /// The nodes that have lost its key.
+    free: Vec<usize>,
+}
+
+impl Count {
+    fn new(nodes: usize) -> Self {
+        Self { tally: Tally::new(nodes), free: Vec::new() }
+    }
+
+    fn hear(&mut self, node: usize, key: Option<Key>) {
+        self.tally.count(key.map(|key| key == Key::Ours));
+        if key == Some(Key::Free) {
+            self.free.push(node);
+        }
+    }
 }
 
 /// How much longer than one call a node may take for each that comes with it.
@@ -76,8 +99,7 @@ impl Inner {
                 Ok::<_, Trouble>(keys.collect::<Vec<_>>())
             }
         });
-        let mut tallies = vec![Tally::new(self.nodes.len()); holds.len()];
-        let mut free: Vec<Vec<usize>> = vec![Vec::new(); holds.len()];
+        let mut counts = vec![Count::new(self.nodes.len()); holds.len()];
         let mut troubles = Vec::new();
         while let Some((i, answer)) = answers.recv().await {
             let keys = match answer {
@@ -87,17 +109,12 @@ impl Inner {
                     vec![None; holds.len()]
                 }
             };
-            for ((tally, free), key) in tallies.iter_mut().zip(&mut free).zip(keys) {
-                tally.count(key.map(|key| key == Key::Ours));
-                if key == Some(Key::Free) {
-                    free.push(i);
-                }
-            }
-            if tallies.iter().all(|tally| tally.passed() || tally.denied()) {
+            counts.iter_mut().zip(keys).for_each(|(count, key)| count.hear(i, key));
+            if counts.iter().all(|count| count.tally.passed() || count.tally.denied()) {
                 break;
             }
         }
-        if !tallies.iter().any(|tally| tally.passed() || tally.denied()) {
+        if !counts.iter().any(|count| count.tally.passed() || count.tally.denied()) {
             let what = format!(
                 "fewer than {} of {} nodes extended the lease: what was granted before still stands",
                 majority(self.nodes.len()),
@@ -110,31 +127,45 @@ impl Inner {
                 error.because(troubles.join("; "))
             });
         }
-        let mut renewals = Vec::with_capacity(holds.len());
-        for ((hold, tally), free) in holds.iter().zip(tallies).zip(free) {
-            renewals.push(self.extended(hold, tally, &free, sent));
-        }
+        let extended = |(hold, count)| self.extended(hold, count, sent);
+        let renewals = holds.iter().zip(&counts).map(extended).collect();
+        self.heal_the_last(holds, counts, answers);
         Ok(renewals)
     }
 
-    fn extended(
+    /// Heals the nodes that answer after all was decided.
+    fn heal_the_last(
         self: &Arc<Self>,
-        hold: &Hold,
-        tally: Tally,
-        free: &[usize],
-        sent: Moment,
-    ) -> Renewal {
+        holds: Vec<Hold>,
+        counts: Vec<Count>,
+        mut answers: Answers<Vec<Option<Key>>>,
+    ) {
+        let inner = self.clone();
+        self.runtime.spawn(async move {
+            while let Some((i, answer)) = answers.recv().await {
+                for ((hold, count), key) in
+                    holds.iter().zip(&counts).zip(answer.unwrap_or_default())
+                {
+                    if count.tally.passed() && key == Some(Key::Free) {
+                        inner.heal(hold, i);
+                    }
+                }
+            }
+        });
+    }
+
+    fn extended(self: &Arc<Self>, hold: &Hold, count: &Count, sent: Moment) -> Renewal {
         let token = hold.held.token;
-        if tally.denied() {
+        if count.tally.denied() {
             hold.entry.hold(None);
             self.claims.leave(hold.claim.id);
             self.release_some(&hold.claim, u64::MAX, |_| true);
             return Renewal::Lost;
         }
-        let remaining = match tally.passed() {
+        let remaining = match count.tally.passed() {
             true => {
                 hold.entry.extended(sent.plus(hold.lease));
-                self.heal(hold, free);
+                count.free.iter().for_each(|i| self.heal(hold, *i));
                 hold.lease
             }
             false => hold.held.until.since(sent),
@@ -142,25 +173,26 @@ impl Inner {
         Renewal::Holding { token, remaining: Some(remaining) }
     }
 
-    /// Sets the key again where it is missing. Nobody waits for it.
-    fn heal(self: &Arc<Self>, hold: &Hold, free: &[usize]) {
-        for &i in free {
-            let keys = self.keys(&hold.claim.name);
-            let mut call = self.scripts.heal.call(2);
-            let holder = serde_json::to_string(&*hold.claim.holder).unwrap_or_default();
-            call.arg(&keys[..2]).arg(&hold.held.value).arg(millis(hold.lease));
-            call.arg(hold.held.token.get()).arg(holder);
-            let (inner, entry) = (self.clone(), hold.entry.clone());
-            let (claim, limit) = (hold.claim.clone(), self.node_timeout);
-            self.runtime.spawn(async move {
-                let asked = inner.nodes[i].ask(&inner.scripts.heal, &call);
-                let _ = tokio::time::timeout(limit, asked).await;
-                // It was released meanwhile: then this key too.
-                if entry.has_left() {
-                    inner.release_some(&claim, u64::MAX, |node| node == i);
-                }
-            });
+    /// Sets the key again where it is missing, if it is held still. Nobody waits for it.
+    fn heal(self: &Arc<Self>, hold: &Hold, node: usize) {
+        let now = self.claims.now();
+        if hold.entry.held().is_none_or(|held| held.until <= now) || hold.entry.has_left() {
+            return;
         }
+        let keys = self.keys(&hold.claim.name);
+        let mut call = self.scripts.heal.call(2);
+        let holder = serde_json::to_string(&*hold.claim.holder).unwrap_or_default();
+        call.arg(&keys[..2]).arg(&hold.held.value).arg(millis(hold.lease));
+        call.arg(hold.held.token.get()).arg(holder);
+        let (inner, entry, claim) = (self.clone(), hold.entry.clone(), hold.claim.clone());
+        self.runtime.spawn(async move {
+            let asked = inner.nodes[node].ask(&inner.scripts.heal, &call);
+            let _ = tokio::time::timeout(LATE, asked).await;
+            // It was released meanwhile: then this key too.
+            if entry.has_left() {
+                inner.release_some(&claim, u64::MAX, |i| i == node);
+            }
+        });
     }
 
     /// Releases everything of the claim on all nodes; tells whether it was held or waited.

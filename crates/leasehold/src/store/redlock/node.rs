@@ -26,6 +26,12 @@ use crate::store::redis::url::Address;
 /// The key of a node's memory.
 pub(super) const MEMORY_KEY: &str = "leasehold:redlock";
 
+/// What a user of these servers needs, in the words of `ACL SETUSER`.
+const RIGHTS: &str = "~lock-names* ~leasehold:* &leasehold:* +evalsha +eval +get +set +del +pttl \
+                      +pexpire +pexpireat +time +publish +subscribe +zadd +zrem +zrange +zrank \
+                      +zscore +zrangebyscore +hget +hset +hmget +hdel +scan +info (see \
+                      docs/stores/redlock.md)";
+
 /// One server of the majority.
 #[derive(Debug)]
 pub(super) struct Node {
@@ -121,6 +127,10 @@ impl Trouble {
                     "{node} is a replica: a redlock: store needs servers that know nothing of each other"
                 ),
             ),
+            Self::Failed(error) if fault::refusal(error) == Some(Refusal::NoPermission) => {
+                let what = format!("{node}: this Redis user lacks a right; it needs: {RIGHTS}");
+                Error::new(ErrorKind::Denied, what).because(fault::shown(error))
+            }
             Self::Failed(error) => {
                 let explained = fault::explain(error);
                 Error::new(explained.kind(), format!("{node}: {explained}"))
@@ -132,6 +142,12 @@ impl Trouble {
             Self::Slow(limit) => unreachable(format!("{node} did not answer within {limit:?}")),
         }
     }
+}
+
+/// How long a server has been up at the least whose `uptime_in_seconds` is this: the difference of two
+/// times, each cut to whole seconds.
+const fn up_for(uptime_in_seconds: u64) -> Duration {
+    Duration::from_secs(uptime_in_seconds.saturating_sub(1))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -262,7 +278,7 @@ impl Node {
             // It has restarted while we knew it: however old its own clock, which can be set, says
             // that it is.
             Some(_) => delayed,
-            None => delayed.minus(Duration::from_secs(up)),
+            None => delayed.minus(up_for(up)),
         };
         let take = scripts::take(id);
         let mut check = take.call(1);
@@ -326,5 +342,22 @@ impl Node {
             _ => Known::Forgot(token),
         };
         Ok((known, clock))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn s33_uptime_is_truncated_twice() {
+        // In milliseconds. Started late in a second and asked early in one, it says a second more.
+        for start in [0, 1, 500, 999] {
+            for up in [0, 1, 999, 1_000, 1_001, 30_000, 30_999] {
+                let says = (start + up) / 1_000 - start / 1_000;
+                assert!(up_for(says) <= Duration::from_millis(up), "{up} ms from {start}");
+                assert!(up_for(says) + Duration::from_secs(2) > Duration::from_millis(up));
+            }
+        }
     }
 }

@@ -40,20 +40,16 @@ impl Shared {
 
     #[cfg(feature = "postgres")]
     async fn look_at_postgres(&self, url: &SqlUrl) -> Result<Vec<Finding>, Failure> {
-        let (mut one, mut other) = (self.pool.take().await?, self.pool.take().await?);
+        // Of two pools: one may have room for one connection only.
+        let (mut one, mut other) = (self.pool.take().await?, self.beats.take().await?);
         let mut found = Vec::new();
-        // A session of its own has a process of its own at the server. Two of ours that are served
-        // by the same one, turn by turn, are behind a pooler that lends it for a transaction.
-        let pid = "SELECT pg_backend_pid()::text, ''";
-        let ours = [pairs(&mut *one.wire, pid).await?, pairs(&mut *other.wire, pid).await?];
-        let lent = ours[0] == ours[1];
+        let lent = are_lent(&mut *one.wire, &mut *other.wire).await?;
         found.extend(pooler(url.pooler, lent));
         let settings = pairs(
             &mut *one.wire,
             "SELECT name, setting FROM pg_settings WHERE name IN ('fsync', 'full_page_writes', \
              'synchronous_commit', 'default_transaction_isolation', 'idle_session_timeout', \
-             'server_version_num', 'max_connections', \
-             'synchronous_standby_names') UNION ALL \
+             'max_connections', 'synchronous_standby_names') UNION ALL \
              SELECT 'connections', count(*)::text FROM pg_stat_activity UNION ALL \
              SELECT 'replicas', count(*)::text FROM pg_stat_replication",
         );
@@ -61,7 +57,7 @@ impl Shared {
         let now = "SELECT (extract(epoch from clock_timestamp()) * 1000000)::bigint::text, ''";
         found.extend(clocks(&mut *one.wire, now).await?);
         self.pool.put(one);
-        self.pool.put(other);
+        self.beats.put(other);
         Ok(found)
     }
 
@@ -102,6 +98,28 @@ async fn pairs(wire: &mut dyn Wire, sql: &str) -> Result<Settings, Failure> {
         pairs.insert(cells.text()?, cells.text()?);
     }
     Ok(pairs)
+}
+
+/// Whether a pooler lends these two the server's sessions for a transaction each. A session of its
+/// own has a process of its own at the server; theirs is the same for both, or another from one turn
+/// to the next. Others who are busy may hide that for a turn, so there are some; and while one is in
+/// a transaction, the other cannot have its session.
+#[cfg(feature = "postgres")]
+async fn are_lent(one: &mut dyn Wire, other: &mut dyn Wire) -> Result<bool, Failure> {
+    let pid = "SELECT pg_backend_pid()::text, ''";
+    let (mut ones, mut others) = (Settings::new(), Settings::new());
+    for _ in 0..5 {
+        ones.extend(pairs(one, pid).await?);
+        others.extend(pairs(other, pid).await?);
+        other.raw("BEGIN").await?;
+        ones.extend(pairs(one, pid).await?);
+        other.raw("COMMIT").await?;
+        let both = ones.keys().any(|pid| others.contains_key(pid));
+        if both || ones.len() > 1 || others.len() > 1 {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 #[cfg(any(feature = "postgres", feature = "mysql"))]
@@ -207,21 +225,8 @@ fn judge_postgres(settings: &Settings, pool: usize) -> Vec<Finding> {
             "set idle_session_timeout = 0 for the user that locks",
         ));
     }
-    if number(settings, "server_version_num").is_some_and(|version| version < 120_000) {
-        found.push(too_old("PostgreSQL 12"));
-    }
     found.extend(connections(settings, "connections", pool));
     found
-}
-
-#[cfg(any(feature = "postgres", feature = "mysql"))]
-fn too_old(least: &str) -> Finding {
-    Finding::weak(
-        "version",
-        format!("the server is older than {least}"),
-        "nobody has tested leasehold with it",
-        "upgrade the server",
-    )
 }
 
 #[cfg(feature = "mysql")]
@@ -286,8 +291,6 @@ fn judge_mysql(settings: &Settings, pool: usize) -> Vec<Finding> {
             "set wait_timeout to 60 or more",
         ));
     }
-    let version = value("version");
-    let is_maria = version.to_ascii_lowercase().contains("mariadb");
     if settings.contains_key("version") && !settings.contains_key("idle_transaction_timeout") {
         found.push(Finding::weak(
             "stopped-client",
@@ -296,12 +299,6 @@ fn judge_mysql(settings: &Settings, pool: usize) -> Vec<Finding> {
              and nobody gets in or out meanwhile",
             "MariaDB can (idle_transaction_timeout); with MySQL, keep clients from being stopped",
         ));
-    }
-    let mut numbers = version.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
-    let version = (numbers.next().unwrap_or(u32::MAX), numbers.next().unwrap_or(0));
-    let (least, named) = if is_maria { ((10, 6), "MariaDB 10.6") } else { ((8, 0), "MySQL 8.0") };
-    if version < least {
-        found.push(too_old(named));
     }
     let isolation = [value("transaction_isolation"), value("tx_isolation")].concat();
     if isolation.contains("REPEATABLE-READ") {
@@ -383,15 +380,13 @@ mod tests {
             ("transaction_isolation", "READ-COMMITTED"),
         ];
         assert_eq!(ids(&judge_mysql(&settings(&mysql), 4)), ["stopped-client"]);
-        let old = [("innodb_flush_log_at_trx_commit", "1"), ("version", "5.7.44-log")];
-        assert_eq!(ids(&judge_mysql(&settings(&old), 4)), ["stopped-client", "version"]);
         let replica = [
             ("innodb_flush_log_at_trx_commit", "3"),
             ("version", "10.3.39-MariaDB"),
             ("idle_transaction_timeout", "0"),
             ("super_read_only", "1"),
         ];
-        assert_eq!(ids(&judge_mysql(&settings(&replica), 4)), ["read_only", "version"]);
+        assert_eq!(ids(&judge_mysql(&settings(&replica), 4)), ["read_only"]);
     }
 
     #[cfg(feature = "postgres")]
@@ -402,7 +397,5 @@ mod tests {
         assert_eq!(ids(&judge_postgres(&settings(&lagging), 4)), ["asynchronous-replica"]);
         let waited = [("replicas", "2"), ("synchronous_standby_names", "*"), read_committed];
         assert!(judge_postgres(&settings(&waited), 4).is_empty());
-        let old = [("server_version_num", "110022"), read_committed];
-        assert_eq!(ids(&judge_postgres(&settings(&old), 4)), ["version"]);
     }
 }

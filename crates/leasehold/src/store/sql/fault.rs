@@ -79,6 +79,12 @@ fn code_of(error: &sqlx::Error) -> Option<String> {
     database.code().map(Cow::into_owned)
 }
 
+/// Whether the row is there already.
+#[cfg(feature = "mysql")]
+pub(super) fn is_duplicate(error: &sqlx::Error) -> bool {
+    code_of(error).is_some_and(|code| code == "m1062")
+}
+
 /// Undone by the database, because of others: serialization, deadlock, lock wait, busy; and what
 /// two that create the tables at once do to each other.
 fn is_conflict(code: &str) -> bool {
@@ -90,6 +96,7 @@ fn is_conflict(code: &str) -> bool {
             | "55P03"
             | "23505"
             | "42P07"
+            | "42710"
             | "57014"
             | "m1213"
             | "m1205"
@@ -172,7 +179,7 @@ fn explain(error: sqlx::Error) -> Error {
         "53100" | "m1114" | "m1021" | "s13" => {
             (ErrorKind::Full, "the database's disk is full: make room")
         }
-        "42P01" | "42703" | "m1146" | "m1054" | "s1" | "42804" => (
+        "42P01" | "42703" | "m1146" | "m1054" | "s1" | "42804" | "22001" | "m1406" => (
             ErrorKind::Corrupt,
             "the tables are not the ones that this version of leasehold makes: compare them with \
              what `leasehold schema` prints, or choose another prefix",

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Shared;
 use super::call::Answer;
-use super::fault::Failure;
+use super::fault::{self, Failure};
 use super::loaded::Reach;
 use super::rows::{Cells, int, kind_number, micros, plain};
 use super::url::Dialect;
@@ -75,7 +75,25 @@ impl Shared {
                 args.push(delay());
                 args.push(name());
                 let done = wire.run(&self.sql.take, args).await?;
-                Ok(if done.affected == 1 { Token::new(done.last_id) } else { None })
+                if done.affected == 1 {
+                    return Ok(Token::new(done.last_id));
+                }
+                // Who waits has seen the row.
+                if self.waiters.has(claim.id) {
+                    return Ok(None);
+                }
+                let mut args = vec![name()];
+                args.extend(what());
+                args.push(floor());
+                args.extend(who());
+                args.push(lease());
+                args.push(delay());
+                args.extend(people());
+                match wire.run(&self.sql.take_new, args).await {
+                    Ok(done) => Ok(Token::new(done.last_id)),
+                    Err(error) if fault::is_duplicate(&error) => Ok(None),
+                    Err(error) => Err(error.into()),
+                }
             }
             _ => {
                 args.push(name());
@@ -110,5 +128,83 @@ impl Shared {
             loaded.queue.leave(claim.id, keep, loaded.now)
         });
         Ok(left.await?.unwrap_or(false))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use async_trait::async_trait;
+
+    use super::super::SqlStore;
+    use super::super::wire::{Done, Row, Statement};
+    use super::*;
+    use crate::claim::Kind;
+    use crate::name::Name;
+
+    /// Counts what is sent.
+    struct Counted<'a> {
+        wire: &'a mut dyn Wire,
+        sent: usize,
+    }
+
+    #[async_trait]
+    impl Wire for Counted<'_> {
+        async fn rows(&mut self, statement: &Statement, args: Vec<Arg>) -> sqlx::Result<Vec<Row>> {
+            self.sent += 1;
+            self.wire.rows(statement, args).await
+        }
+
+        async fn run(&mut self, statement: &Statement, args: Vec<Arg>) -> sqlx::Result<Done> {
+            self.sent += 1;
+            self.wire.run(statement, args).await
+        }
+
+        async fn raw(&mut self, sql: &str) -> sqlx::Result<()> {
+            self.sent += 1;
+            self.wire.raw(sql).await
+        }
+    }
+
+    /// How many statements a name costs that was never used (`first`), and one that was.
+    async fn takes_and_releases_by(url: &str, first: usize) {
+        let store = SqlStore::open(url, &tokio::runtime::Handle::current()).await.unwrap();
+        let mut pooled = store.shared.pool.take().await.unwrap();
+        let mut wire = Counted { wire: &mut *pooled.wire, sent: 0 };
+        for name in ["one", "two", "one", "one", "two"] {
+            let is_new = store.shared.snapshot(&mut *wire.wire, &Name::new(name).unwrap()).await;
+            let most = if is_new.unwrap().is_none() { first } else { 1 };
+            let claim = Claim::new(Name::new(name).unwrap(), Kind::Mutex, 1, 1).unwrap();
+            for keep in [None, Some(Duration::ZERO)] {
+                let expected = if keep.is_none() { most } else { 1 };
+                let joined = store.shared.join(&mut wire, &claim, Mode::Try).await.unwrap();
+                let held = matches!(joined, Answer::Joined(Joined::Holding { .. }));
+                assert!(held, "{name}: {joined:?}");
+                assert_eq!(std::mem::take(&mut wire.sent), expected, "to take {name}");
+                assert!(store.shared.leave(&mut wire, &claim, keep, false).await.unwrap());
+                assert_eq!(std::mem::take(&mut wire.sent), 1, "to release {name}");
+            }
+        }
+    }
+
+    #[cfg(feature = "sqlite")]
+    #[tokio::test]
+    async fn sqlite_takes_and_releases_by_one_statement_each() {
+        let directory = tempfile::tempdir().unwrap();
+        let url = format!("sqlite:{}", directory.path().join("locks.db").display());
+        takes_and_releases_by(&url, 1).await;
+    }
+
+    #[cfg(feature = "postgres")]
+    #[tokio::test]
+    async fn postgres_takes_and_releases_by_one_statement_each() {
+        takes_and_releases_by(&testbed::postgres().database(), 1).await;
+    }
+
+    #[cfg(feature = "mysql")]
+    #[tokio::test]
+    async fn mariadb_takes_by_two_statements_at_most() {
+        takes_and_releases_by(&testbed::mariadb().database(), 2).await;
     }
 }

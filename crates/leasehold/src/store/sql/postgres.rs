@@ -61,7 +61,7 @@ impl Pooled {
     async fn begin(&mut self) -> sqlx::Result<()> {
         match self.begun {
             true => Ok(()),
-            false => self.connection.raw("BEGIN ISOLATION LEVEL READ COMMITTED").await,
+            false => self.connection.raw(BEGIN_POOLED).await,
         }
     }
 }
@@ -97,6 +97,11 @@ const LIMITS: [(&str, &str); 2] =
     [("idle_in_transaction_session_timeout", "1000"), (LIMIT_SHOWN.0, "5000")];
 /// One of them, as the server shows it where it has arrived.
 pub(super) const LIMIT_SHOWN: (&str, &str) = ("lock_timeout", "5s");
+
+/// The same for each transaction behind a pooler, where the session is not ours: sent with the BEGIN,
+/// so that it costs no round trip.
+pub(super) const BEGIN_POOLED: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; \
+     SET LOCAL idle_in_transaction_session_timeout = 1000; SET LOCAL lock_timeout = 5000";
 
 #[derive(Debug)]
 pub(super) struct Postgres {
@@ -139,6 +144,11 @@ impl Connect for Postgres {
 
 /// How long after a failure listening begins anew.
 const LISTEN_AGAIN: Duration = Duration::from_millis(200);
+/// How long nothing may be heard before it is asked whether the server is still there. A connection
+/// that somebody on the way has forgotten ends for neither side, and nothing is heard on it for ever.
+const SILENCE: Duration = Duration::from_secs(15);
+/// How long the answer to that may take.
+const ANSWER: Duration = Duration::from_secs(5);
 
 /// Listens for what other clients grant to ours, on one connection of its own. Never ends by
 /// itself. What was sent while nobody listened is made good by asking.
@@ -166,12 +176,31 @@ async fn listen_once(
     let mut listener = PgListener::connect_with(&pool).await?;
     listener.listen(channel).await?;
     waiters.ask_all();
-    while let Some(message) = listener.try_recv().await? {
-        if let Some((id, signal)) = read(message.payload()) {
-            waiters.tell(id, signal);
+    loop {
+        tokio::select! {
+            message = listener.try_recv() => {
+                let Some(message) = message? else { return Ok(()) };
+                if let Some((id, signal)) = read(message.payload()) {
+                    waiters.tell(id, signal);
+                }
+            }
+            () = silence(waiters) => still_there(&mut listener).await?,
         }
     }
-    Ok(())
+}
+
+/// Resolves when nothing was heard for a while, and somebody waits to hear something.
+async fn silence(waiters: &Waiters) {
+    tokio::time::sleep(SILENCE).await;
+    while waiters.count() == 0 {
+        waiters.more().await;
+    }
+}
+
+/// Fails if the server does not answer on the connection that listens.
+async fn still_there(listener: &mut PgListener) -> sqlx::Result<()> {
+    let asked = tokio::time::timeout(ANSWER, sqlx::raw_sql("SELECT 1").execute(listener)).await;
+    asked.map_err(|_| sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()))?.map(drop)
 }
 
 /// What is sent to the client of a claim that was granted.

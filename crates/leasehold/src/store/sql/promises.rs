@@ -8,11 +8,17 @@ use super::fault::{self, Failure};
 use super::postgres;
 use super::rows::Cells;
 use super::url::{Dialect, SqlUrl, Synchronous};
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+use super::version;
 use super::wire::{Statement, Wire};
 use super::{Shared, TRIES, call, is_file, schema};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::guarantees::ALL_KINDS;
 use crate::store::{ClockModel, Durability, Guarantees, Liveness, Survival, Wakeup};
+
+/// What who connects to a replica is told.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+const READ_ONLY: &str = "this server is read-only (a replica): connect to the primary";
 
 impl Shared {
     /// Finds the tables, or makes them, and what the database promises.
@@ -91,18 +97,22 @@ impl Shared {
                 let asked = format!(
                     "SELECT pg_is_in_recovery()::text, current_setting('fsync'), \
                      current_setting('synchronous_commit'), current_setting('server_encoding'), \
-                     current_setting('{limit}')"
+                     current_setting('{limit}'), current_setting('server_version_num'), \
+                     current_setting('server_version')"
                 );
-                let found = ask(&asked, "ttttt").await?;
-                let [recovery, fsync, commit, encoding, found_limit] = &found[..] else {
+                let found = ask(&asked, "ttttttt").await?;
+                let [recovery, fsync, commit, encoding, found_limit, number, version] = &found[..]
+                else {
                     return Err(Error::new(ErrorKind::Corrupt, "no settings").into());
                 };
+                if let Some(least) = version::postgres_too_old(number) {
+                    return Err(version::refused(least, version).into());
+                }
                 if !url.pooler && found_limit != set {
                     return Err(fault::undeclared_pooler().into());
                 }
                 if recovery == "true" {
-                    let what = "this server is a read-only standby: connect to the primary";
-                    return Err(Error::new(ErrorKind::Denied, what).into());
+                    return Err(Error::new(ErrorKind::Denied, READ_ONLY).into());
                 }
                 if encoding != "UTF8" {
                     let what = format!(
@@ -121,11 +131,22 @@ impl Shared {
             #[cfg(feature = "mysql")]
             Dialect::MySql => {
                 let asked = "SELECT CAST(@@innodb_flush_log_at_trx_commit AS CHAR), \
-                             CAST(@@global.read_only AS CHAR)";
-                let found = ask(asked, "tt").await?;
-                match found.first().map(String::as_str) {
-                    Some("1") => Durability::Disk,
-                    Some("2") => Durability::Machine,
+                             CAST(@@global.read_only AS CHAR), VERSION()";
+                let found = ask(asked, "ttt").await?;
+                let [flush, read_only, version] = &found[..] else {
+                    return Err(Error::new(ErrorKind::Corrupt, "no settings").into());
+                };
+                if let Some(least) = version::mysql_too_old(version) {
+                    return Err(version::refused(least, version).into());
+                }
+                // Also for those who may write nevertheless: the primary does not hear of it.
+                if !matches!(&*read_only.to_ascii_uppercase(), "0" | "OFF") {
+                    return Err(Error::new(ErrorKind::Denied, READ_ONLY).into());
+                }
+                match flush.as_str() {
+                    // 3 is MariaDB's way to write 1.
+                    "1" | "3" => Durability::Disk,
+                    "2" => Durability::Machine,
                     _ => Durability::Process,
                 }
             }

@@ -49,3 +49,42 @@ impl Connect for Sqlite {
         Ok(Box::new(self.0.connect().await?))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::SqlStore;
+    use super::super::rows::Cells;
+    use super::super::wire::{Pooled, Statement};
+    use super::*;
+
+    async fn setting(pooled: &mut Pooled, sql: &str, shape: &'static str) -> String {
+        let statement = Statement { sql: sql.into(), shape };
+        let rows = pooled.wire.rows(&statement, Vec::new()).await.unwrap();
+        let mut cells = Cells::new(rows.into_iter().next().unwrap());
+        match shape {
+            "i" => cells.count::<i64>().unwrap().to_string(),
+            _ => cells.text().unwrap(),
+        }
+    }
+
+    #[tokio::test]
+    async fn s61_connections_sync_as_the_url_says() {
+        let directory = tempfile::tempdir().unwrap();
+        let url = format!("sqlite:{}", directory.path().join("locks.db").display());
+        for (wish, expected) in [
+            ("", "2"),
+            ("?synchronous=full", "2"),
+            ("?synchronous=normal", "1"),
+            ("?synchronous=off", "0"),
+        ] {
+            let here = tokio::runtime::Handle::current();
+            let store = SqlStore::open(&format!("{url}{wish}"), &here).await.unwrap();
+            for pool in [&store.shared.pool, &store.shared.beats] {
+                let mut pooled = pool.take().await.unwrap();
+                let synchronous = setting(&mut pooled, "PRAGMA synchronous", "i").await;
+                assert_eq!(synchronous, expected, "{wish}");
+                assert_eq!(setting(&mut pooled, "PRAGMA journal_mode", "t").await, "wal");
+            }
+        }
+    }
+}

@@ -13,6 +13,8 @@ pub(super) struct Statements {
     pub(super) joins_writes: bool,
     /// Takes a free lock. On SQLite and PostgreSQL also one that never was; they answer the token.
     pub(super) take: Statement,
+    /// Takes a lock that never was, where `take` cannot (MySQL); fails if it is there.
+    pub(super) take_new: Statement,
     /// Releases a lock that nobody waits for.
     pub(super) release: Statement,
     /// Makes a lock's row.
@@ -72,6 +74,7 @@ impl Statements {
             begin: begin(url),
             joins_writes: joins_writes(d),
             take: say("i", take(d)),
+            take_new: say("", take_new(d)),
             release: say(
                 "",
                 "UPDATE {locks} SET claim = '' WHERE name = ? AND claim = ? AND claims = 0 \
@@ -171,12 +174,8 @@ fn begin(url: &SqlUrl) -> &'static str {
         // Each statement must see what was committed before it.
         #[cfg(feature = "postgres")]
         Dialect::Postgres if !url.pooler => "BEGIN ISOLATION LEVEL READ COMMITTED",
-        // The limits that a session of ours has from its start; behind a pooler it is not ours.
         #[cfg(feature = "postgres")]
-        Dialect::Postgres => {
-            "BEGIN ISOLATION LEVEL READ COMMITTED; \
-             SET LOCAL idle_in_transaction_session_timeout = 1000; SET LOCAL lock_timeout = 5000"
-        }
+        Dialect::Postgres => super::postgres::BEGIN_POOLED,
         #[cfg(feature = "mysql")]
         Dialect::MySql => "START TRANSACTION",
     }
@@ -360,11 +359,28 @@ fn take(dialect: Dialect) -> &'static str {
     }
 }
 
-fn create(dialect: Dialect) -> &'static str {
+/// Arguments: name, kind, capacity, floor of the token, claim, weight, lease, lock_delay, host, pid,
+/// label. MySQL alone needs it; there a value may name the columns that stand before it.
+fn take_new(dialect: Dialect) -> &'static str {
     match dialect {
         #[cfg(feature = "mysql")]
         Dialect::MySql => {
-            "INSERT IGNORE INTO {locks} (name, kind, capacity, last_token, claims, claim, token, \
+            "INSERT INTO {locks} (name, kind, capacity, last_token, claims, claim, token, weight, \
+             standing, since, expires, lock_delay, host, pid, label) VALUES \
+             (?, ?, ?, LAST_INSERT_ID(GREATEST({now}, ?)), 0, ?, last_token, ?, 1, {now}, \
+             since + ?, ?, ?, ?, ?)"
+        }
+        _ => "",
+    }
+}
+
+fn create(dialect: Dialect) -> &'static str {
+    match dialect {
+        // Not IGNORE, which would cut a name to the length of a column that somebody made too short.
+        // That the row is there by now is a conflict: the section begins again.
+        #[cfg(feature = "mysql")]
+        Dialect::MySql => {
+            "INSERT INTO {locks} (name, kind, capacity, last_token, claims, claim, token, \
              weight, standing, since, expires, lock_delay, host, pid, label) \
              VALUES (?, ?, ?, 0, 0, '', 0, 0, 0, 0, 0, 0, '', 0, '')"
         }

@@ -54,7 +54,16 @@ impl SqlUrl {
             "postgres" | "postgresql" => Dialect::Postgres,
             #[cfg(feature = "mysql")]
             "mysql" | "mariadb" => Dialect::MySql,
-            _ => return refused("no such SQL store in this build".into()),
+            _ => {
+                let known: Vec<String> = crate::BUILT_IN
+                    .iter()
+                    .filter(|scheme| matches!(**scheme, "sqlite" | "postgres" | "mysql"))
+                    .map(|scheme| format!("{scheme}:"))
+                    .collect();
+                let what =
+                    format!("{scheme}: has no tables; this build has {}", known.join(" and "));
+                return refused(what);
+            }
         };
         let is_file = scheme == "sqlite";
         if !is_file && !rest.starts_with("//") {

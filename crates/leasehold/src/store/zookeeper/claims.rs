@@ -88,6 +88,18 @@ impl Default for Kept {
     }
 }
 
+impl Kept {
+    fn give_up(&mut self) {
+        self.expires = Moment::NEVER;
+        self.given_up = true;
+        if let Some(listening) = self.listening.take() {
+            listening.abort();
+        }
+        self.told = Some(Signal::Ask);
+        self.wake.notify_one();
+    }
+}
+
 impl Drop for Kept {
     fn drop(&mut self) {
         if let Some(listening) = &self.listening {
@@ -335,17 +347,23 @@ impl Claims {
                 next = next.min(kept.expires);
                 continue;
             }
-            kept.expires = Moment::NEVER;
-            kept.given_up = true;
-            if let Some(listening) = kept.listening.take() {
-                listening.abort();
-            }
-            kept.told = Some(Signal::Ask);
-            kept.wake.notify_one();
+            kept.give_up();
             expired.push(*id);
         }
         ledger.planned = next;
         expired
+    }
+
+    /// Gives up a claim that waits; `false` for any other.
+    pub(super) fn refuse(&self, id: ClaimId) -> bool {
+        self.alive(id, |kept| {
+            let waits = !kept.holding;
+            if waits {
+                kept.give_up();
+            }
+            waits
+        })
+        .unwrap_or(false)
     }
 
     /// Whether it was given up and its node may still be there.

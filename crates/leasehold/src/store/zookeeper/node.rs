@@ -19,6 +19,8 @@
 //! there on those clients let every newcomer in first, so no order of ours could keep them apart.
 //! [`LAST_SEQUENCE`] is therefore refused, long after [`LATE_SEQUENCE`] was warned of.
 
+use std::collections::HashMap;
+
 use crate::claim::{Claim, ClaimId, Kind, MAX_READERS};
 use crate::queue::granted;
 
@@ -90,8 +92,16 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// `None` for a name that neither we nor a client of the same naming has given.
-    pub(super) fn parse(naming: Naming, name: String) -> Option<Self> {
+    /// Fails with a name that neither we nor a client of the same naming has given.
+    pub(super) fn parse(naming: Naming, name: String) -> Result<Self, String> {
+        match Self::parts(naming, &name) {
+            Some((digits, shape)) => Ok(Self { name, shape, digits }),
+            None => Err(name),
+        }
+    }
+
+    /// Where the number begins, and what is said before it.
+    fn parts(naming: Naming, name: &str) -> Option<(usize, Shape)> {
         let positive = name.trim_end_matches(|c: char| c.is_ascii_digit()).len();
         let negative = name[..positive].strip_suffix('-').map(str::len);
         let number_at = |digits: usize| {
@@ -99,8 +109,7 @@ impl Node {
             let shape = (name.len() - digits >= 10).then(|| shape(naming, &name[..digits]))??;
             Some((digits, shape))
         };
-        let (digits, shape) = number_at(positive).or_else(|| number_at(negative?))?;
-        Some(Self { name, shape, digits })
+        number_at(positive).or_else(|| number_at(negative?))
     }
 
     fn digits(&self) -> &str {
@@ -223,11 +232,9 @@ pub(super) struct Blocker {
 impl Children {
     /// Puts a listing in order; fails with the name of a child that is none of this naming's.
     pub(super) fn order(naming: Naming, names: Vec<String>) -> Result<Self, String> {
-        let mut nodes = Vec::with_capacity(names.len());
-        for name in names {
-            let foreign = name.clone();
-            nodes.push(Node::parse(naming, name).ok_or(foreign)?);
-        }
+        let nodes: Result<Vec<Node>, String> =
+            names.into_iter().map(|name| Node::parse(naming, name)).collect();
+        let mut nodes = nodes?;
         nodes.sort_unstable_by(|a, b| a.digits().cmp(b.digits()));
         let lock = nodes.iter().find_map(|n| n.shape.lock());
         // Nobody says: kazoo's locks only, for all that can be seen mutexes.
@@ -295,10 +302,14 @@ impl Children {
     /// departure wakes those behind that now fit and few others; of a reader's, one writer.
     pub(super) fn stand(&self, own: &str) -> Option<Stand> {
         let mine = self.nodes.iter().position(|n| n.name == own)?;
+        let ahead = self.nodes[..mine].iter().map(|n| u64::from(self.weight(n))).sum();
+        Some(self.stand_at(mine, ahead))
+    }
+
+    /// How the child at this place stands, with so much weight before it.
+    fn stand_at(&self, mine: usize, weight_ahead: u64) -> Stand {
         let before = &self.nodes[..mine];
-        let capacity = u64::from(self.capacity());
-        let room = capacity.saturating_sub(u64::from(self.weight(&self.nodes[mine])));
-        let weight_ahead: u64 = before.iter().map(|n| u64::from(self.weight(n))).sum();
+        let room = self.room(mine);
         let mut blockers = Vec::new();
         if weight_ahead > room {
             let mut sum = 0;
@@ -319,7 +330,47 @@ impl Children {
                 needed
             });
         }
-        Some(Stand { ahead: mine, excess: weight_ahead.saturating_sub(room), blockers })
+        Stand { ahead: mine, excess: weight_ahead.saturating_sub(room), blockers }
+    }
+
+    /// How much may be before the child at this place when it holds.
+    fn room(&self, place: usize) -> u64 {
+        let weight = self.nodes.get(place).map_or(0, |node| self.weight(node));
+        u64::from(self.capacity()).saturating_sub(u64::from(weight))
+    }
+
+    /// The same children for many questions.
+    pub(super) fn places(&self) -> Places<'_> {
+        let at = self.nodes.iter().enumerate().map(|(i, n)| (n.name.as_str(), i)).collect();
+        let sum = |sum: &mut u64, node| {
+            let before = *sum;
+            *sum += u64::from(self.weight(node));
+            Some(before)
+        };
+        Places { children: self, at, ahead: self.nodes.iter().scan(0, sum).collect() }
+    }
+}
+
+/// Where everybody in a queue is: one pass over the queue, however many ask.
+#[derive(Debug)]
+pub(super) struct Places<'a> {
+    children: &'a Children,
+    at: HashMap<&'a str, usize>,
+    /// How much weighs what is before each.
+    ahead: Vec<u64>,
+}
+
+impl Places<'_> {
+    /// How many are before the child of this name, and whether it holds; `None` if it is not there.
+    pub(super) fn of(&self, own: &str) -> Option<(usize, bool)> {
+        let place = *self.at.get(own)?;
+        Some((place, self.ahead[place] <= self.children.room(place)))
+    }
+
+    /// As [`Children::stand`].
+    pub(super) fn stand(&self, own: &str) -> Option<Stand> {
+        let place = *self.at.get(own)?;
+        Some(self.children.stand_at(place, self.ahead[place]))
     }
 }
 
@@ -380,10 +431,10 @@ mod tests {
     fn s76_foreign_names_are_told_from_ours() {
         let kazoo = "0123456789abcdef0123456789abcdef__lock__0000000004".to_owned();
         assert_eq!(Node::parse(Naming::Kazoo, kazoo.clone()).unwrap().shape, Shape::Exclusive);
-        assert_eq!(Node::parse(Naming::Curator, kazoo), None);
+        assert_eq!(Node::parse(Naming::Curator, kazoo.clone()), Err(kazoo));
         for foreign in ["leases", "locks", "lock-", "lock-123", "a", "0000000001", "x-0000000001"] {
             for naming in BOTH {
-                assert_eq!(Node::parse(naming, foreign.into()), None, "{foreign}");
+                assert_eq!(Node::parse(naming, foreign.into()), Err(foreign.into()));
             }
         }
         // Without protection Curator's children have no GUID.
@@ -454,6 +505,9 @@ mod tests {
             for i in 0..claims.len() {
                 let all = blockers(&children, i);
                 prop_assert_eq!(all.is_empty(), i < holding);
+                let (places, own) = (children.places(), &children.nodes()[i].name);
+                prop_assert_eq!(places.of(own), Some((i, i < holding)));
+                prop_assert_eq!(places.stand(own), children.stand(own));
                 let weight = |indices: &[usize]| {
                     indices.iter().map(|&j| weights[j]).sum::<u32>() + weights[i]
                 };

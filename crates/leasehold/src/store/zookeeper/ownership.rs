@@ -16,18 +16,15 @@ impl Guard {
     /// Whoever may delete nodes there can release the lock by it: its name holds the claim's secret.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] if the lock is kept in another store than ZooKeeper,
-    /// [`ErrorKind::Lost`] if its node is known to be gone.
+    /// [`ErrorKind::Unsupported`] if the lock is kept in another store than ZooKeeper, or held with
+    /// others (permits, readers); [`ErrorKind::Lost`] if its node is known to be gone.
     pub fn zookeeper_node(&self) -> Result<String> {
         let hold = self.hold();
-        let error = match hold.store().place_path(&hold.lease().claim) {
-            Some(Ok(path)) => return Ok(path),
-            Some(Err(error)) => error,
-            None => {
-                let what = "this lock is not kept in ZooKeeper: connect to a zookeeper: store";
-                Error::new(ErrorKind::Unsupported, what)
-            }
-        };
-        Err(error.during("zookeeper_node").on(self.name()).at(hold.store().url()))
+        let path = hold.store().place_path(&hold.lease().claim).unwrap_or_else(|| {
+            let what = "this lock is not kept in ZooKeeper: connect to a zookeeper: store";
+            Err(Error::new(ErrorKind::Unsupported, what))
+        });
+        let node = path.and_then(|path| crate::fence::exclusive(self.lease()).map(|()| path));
+        node.map_err(|e| e.during("zookeeper_node").on(self.name()).at(hold.store().url()))
     }
 }

@@ -19,6 +19,15 @@
 //! have been such a request: a *pulse*, one cheap read for each margin, also keeps the session
 //! alive, instead of the driver's own pings.
 //!
+//! *One thing is taken for granted*: a member tells the leader whom it has heard only when the leader
+//! pings it, which the leader does every half tick. A leader that stood still for longer than the margin
+//! (a long garbage collection, a suspended machine), or whose pings alone were held up, may answer a
+//! write just before it asks again; then the leader heard of us last when it stood still, and ends the
+//! session earlier than is reckoned here, by as long as it stood still at most. It must then hear nothing
+//! of us before that, though it asks within half a tick: so it takes a leader that stands still for
+//! nearly the whole session and no answer of the member's in the moment after. No client can see that;
+//! a checked token or `zookeeper_node` keeps such a holder from harm.
+//!
 //! Creating the session counts from before it was asked for. Being moved to another member goes
 //! through the leader, and is later than anything that was answered before it.
 

@@ -1,0 +1,226 @@
+//! `leasehold torture` on servers: the workers are stopped, killed and cut off, the servers killed,
+//! stopped and failed over, and the resource that refuses late tokens is in the store itself.
+#![cfg(all(
+    feature = "sqlite",
+    feature = "postgres",
+    feature = "mysql",
+    feature = "redis",
+    feature = "redlock",
+    feature = "zookeeper",
+    feature = "etcd"
+))]
+
+mod torture_common;
+
+use std::time::Duration;
+
+use testbed::{Setup, ZooKeepers};
+use torture_common::*;
+
+/// A run with the fence in the store, in which every worker's fault comes, the unfenced resource is
+/// spoilt and the fenced one is not.
+fn fenced(store: &str, seconds: &str, faults: &str) {
+    let words = ["--store", store, "--seconds", seconds, "--fence", "store", "--fault", faults];
+    let report = fine(&words);
+    assert_eq!(report["fence"], "store");
+    for fault in faults.split(',') {
+        assert!(report["faults"][fault].as_u64() >= Some(1), "{report}");
+    }
+    assert!(report["fenced_updates_kept"].as_u64() >= Some(10), "{report}");
+    assert_eq!(report["negative_control"]["required"], true, "{report}");
+}
+
+#[test]
+fn r35_sqlite_and_its_fence_under_pauses_and_kills() {
+    let directory = tempfile::tempdir().unwrap();
+    fenced(&format!("sqlite:{}", directory.path().join("db").display()), "10", "pause,kill");
+}
+
+#[test]
+fn r35_postgres_and_its_fence_under_pauses_kills_and_cuts() {
+    fenced(&testbed::postgres().database(), "12", "pause,kill,cut");
+}
+
+#[test]
+fn r35_mariadb_and_its_fence_under_pauses_kills_and_cuts() {
+    fenced(&testbed::mariadb().database(), "12", "pause,kill,cut");
+}
+
+#[test]
+fn r35_redis_and_its_fence_under_pauses_kills_and_cuts() {
+    fenced(&testbed::redis().url(), "10", "pause,kill,cut");
+}
+
+#[test]
+fn r35_etcd_and_its_ownership_under_pauses_kills_and_cuts() {
+    fenced(&testbed::etcd().url(), "15", "pause,kill,cut");
+}
+
+#[test]
+fn r35_zookeeper_and_its_ownership_under_pauses_kills_and_cuts() {
+    // A holder must be stopped for longer than its session, or it loses nothing.
+    fenced(&format!("{}?session=1s", testbed::zookeeper().url()), "20", "pause,kill,cut");
+}
+
+#[test]
+fn redlock_keeps_its_promises_under_pauses_kills_and_cuts() {
+    let servers = testbed::Redlock::with(5, Setup::new().fast());
+    let store = servers.url() + "?restart_delay_ms=0&node_timeout_ms=500";
+    let report = fine(&["--store", &store, "--seconds", "10", "--fault", "pause,kill,cut"]);
+    for fault in ["pause", "kill", "cut"] {
+        assert!(report["faults"][fault].as_u64() >= Some(1), "{report}");
+    }
+    assert!(report["grants_by_kind"]["mutex"].as_u64() >= Some(10), "{report}");
+}
+
+/// A run during which `disturb` is done to the servers, whenever torture's own command asks.
+fn disturbed(arguments: &str, faults: &str, mut disturb: impl FnMut(usize)) -> serde_json::Value {
+    let directory = tempfile::tempdir().unwrap();
+    let asked = directory.path().join("asked");
+    let script = ": >\"$0\" && while [ -e \"$0\" ]; do sleep 0.02; done";
+    let mut words: Vec<&str> = arguments.split(' ').collect();
+    words.extend(["--fault", faults, "--", "sh", "-c", script, asked.to_str().unwrap()]);
+    let report = std::thread::scope(|scope| {
+        let run = scope.spawn(|| fine(&words));
+        let mut n = 0;
+        while !run.is_finished() {
+            if asked.exists() {
+                disturb(n);
+                n += 1;
+                std::fs::remove_file(&asked).unwrap();
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        run.join().unwrap()
+    });
+    assert!(report["faults"]["servers"].as_u64() >= Some(2), "{report}");
+    report
+}
+
+/// Stops a server for a while.
+fn pause(stop: impl Fn(), cont: impl Fn()) {
+    stop();
+    std::thread::sleep(Duration::from_secs(1));
+    cont();
+}
+
+#[test]
+fn r42_redis_is_killed_and_stopped() {
+    let server = testbed::Redis::start();
+    let report = disturbed(&format!("--store {} --seconds 20", server.url()), "pause,kill", |n| {
+        match n % 2 {
+            0 => {
+                server.kill();
+                server.restart();
+            }
+            _ => pause(|| server.stop(), || server.cont()),
+        }
+    });
+    assert!(claimed(&report, "exclusion"), "its log is synced at once: {report}");
+}
+
+#[test]
+fn r42_sentinels_fail_over() {
+    let servers = testbed::Sentinel::start();
+    let report =
+        disturbed(&format!("--store {} --seconds 50", servers.url()), "pause,kill", |_| {
+            let master = servers.master();
+            let old = master.port();
+            master.kill();
+            servers.wait_for_failover(old);
+            master.restart();
+            servers.master().wait_for_replicas(1);
+        });
+    // A replica that had not heard of a grant knows nothing of it; tokens and the fence do.
+    assert!(!claimed(&report, "exclusion"), "{report}");
+    assert!(claimed(&report, "token-order") && claimed(&report, "effect"), "{report}");
+}
+
+#[test]
+fn r42_nodes_of_a_cluster_are_killed_and_stopped() {
+    let cluster = testbed::Cluster::start();
+    disturbed(&format!("--store {} --seconds 40", cluster.url()), "pause,kill", |n| {
+        let node = &cluster.nodes()[n % cluster.masters()];
+        match n % 2 {
+            0 => {
+                node.kill();
+                node.restart();
+            }
+            _ => pause(|| node.stop(), || node.cont()),
+        }
+    });
+}
+
+#[test]
+fn r31_two_of_five_nodes_of_redlock_are_killed_and_stopped() {
+    let servers = testbed::Redlock::with(5, Setup::new());
+    let store = servers.url() + "?restart_delay_ms=0&node_timeout_ms=500";
+    disturbed(&format!("--store {store} --seconds 20"), "pause,kill", |n| {
+        let nodes = servers.nodes();
+        let (one, two) = (&nodes[n % 5], &nodes[(n + 1) % 5]);
+        one.kill();
+        pause(|| two.stop(), || two.cont());
+        one.restart();
+    });
+}
+
+#[test]
+fn s44_postgres_is_killed() {
+    let server = testbed::Postgres::start();
+    // No pauses, which last long where a row is locked as they begin.
+    let arguments = format!("--store {} --seconds 20", server.database());
+    let report = disturbed(&arguments, "kill", |_| {
+        server.kill();
+        server.restart();
+    });
+    assert!(claimed(&report, "token-order") && claimed(&report, "effect"), "{report}");
+}
+
+#[test]
+fn s44_mariadb_is_killed() {
+    let server = testbed::MariaDb::start();
+    // No pauses, which last long where a row is locked as they begin.
+    let arguments = format!("--store {} --seconds 20", server.database());
+    let report = disturbed(&arguments, "kill", |_| {
+        server.kill();
+        server.restart();
+    });
+    assert!(claimed(&report, "token-order") && claimed(&report, "effect"), "{report}");
+}
+
+#[test]
+fn s80_members_of_etcd_are_killed_and_stopped() {
+    let etcd = testbed::Etcd::cluster();
+    let report =
+        disturbed(&format!("--store {} --seconds 40 --lease 2s", etcd.url()), "pause,kill", |n| {
+            let member = n % etcd.len();
+            match n % 2 {
+                0 => {
+                    etcd.kill(member);
+                    etcd.restart(member);
+                }
+                _ => pause(|| etcd.stop(member), || etcd.cont(member)),
+            }
+        });
+    assert!(claimed(&report, "token-order"), "{report}");
+}
+
+#[test]
+fn s71_members_of_zookeeper_are_killed_and_stopped() {
+    let keepers = ZooKeepers::start();
+    let report = disturbed(
+        &format!("--store {}?session=2s --seconds 40", keepers.url()),
+        "pause,kill",
+        |n| {
+            let member = &keepers.members()[n % keepers.members().len()];
+            match n % 2 {
+                0 => {
+                    member.kill();
+                    member.restart();
+                }
+                _ => pause(|| member.stop(), || member.cont()),
+            }
+        },
+    );
+    assert!(claimed(&report, "exclusion") && claimed(&report, "token-order"), "{report}");
+}
