@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use common::{LEASEHOLD, Place, eventually};
 use leasehold::database::{self, Dialect};
-use leasehold::{Error, ErrorKind, Token};
+use leasehold::{Error, ErrorKind, Leasehold, Token};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -43,6 +43,7 @@ fn main() {
     match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["write", url, dir] => std::process::exit(write(url, Path::new(dir))),
         ["write-late", url, dir] => std::process::exit(write_late(url, Path::new(dir))),
+        ["write-when-told", url, dir] => std::process::exit(write_when_told(url, Path::new(dir))),
         _ => {}
     }
     // As the usual harness: words are parts of the names of those that are wanted.
@@ -50,6 +51,9 @@ fn main() {
     let cases: &[(&str, fn())] = &[
         ("r35_fenced_writes_while_postgres_is_killed", postgres_case),
         ("r35_fenced_writes_while_mariadb_is_killed", mariadb_case),
+        ("r35_a_stopped_writer_is_refused_by_sqlite", sqlite_stopped),
+        ("r35_a_stopped_writer_is_refused_by_postgres", postgres_stopped),
+        ("r35_a_stopped_writer_is_refused_by_mariadb", mariadb_stopped),
     ];
     if words.iter().any(|word| word == "--list") {
         return cases.iter().for_each(|(name, _)| println!("{name}: test"));
@@ -125,11 +129,13 @@ macro_rules! database {
 }
 database!(postgres, sqlx::PgConnection);
 database!(mariadb, sqlx::MySqlConnection);
+database!(sqlite, sqlx::SqliteConnection);
 
 async fn add(url: &str, token: Token) -> Result<(), Error> {
     match url.split(':').next() {
         Some("postgres") => postgres::add(url, token).await,
         Some("mysql") => mariadb::add(url, token).await,
+        Some("sqlite") => sqlite::add(url, token).await,
         _ => panic!("no such database"),
     }
 }
@@ -138,6 +144,7 @@ async fn greatest(url: &str) -> Result<i64, Error> {
     match url.split(':').next() {
         Some("postgres") => postgres::greatest(url).await,
         Some("mysql") => mariadb::greatest(url).await,
+        Some("sqlite") => sqlite::greatest(url).await,
         _ => panic!("no such database"),
     }
 }
@@ -195,7 +202,77 @@ fn write_late(url: &str, dir: &Path) -> i32 {
     0
 }
 
+/// Holds the lock, and writes when it is told to, sure of its hold: so does who was stopped after it
+/// had last looked. Not renewed, so that it is never stopped in the middle of a write to SQLite.
+fn write_when_told(url: &str, dir: &Path) -> i32 {
+    runtime().block_on(async {
+        let locks = Leasehold::connect(url).await.unwrap();
+        let mutex = locks.mutex("counter").lease(Duration::from_secs(1)).no_renewal();
+        let guard = mutex.lock().await.unwrap();
+        note(dir, "held", guard.token());
+        while !dir.join("go").exists() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        match add(url, guard.token()).await {
+            Ok(()) => note(dir, "late-and-applied", guard.token()),
+            Err(error) => {
+                note(dir, "late-and-refused", format!("{} {:?}", guard.token(), error.kind()))
+            }
+        }
+    });
+    0
+}
+
 // ---- the test
+
+fn postgres_stopped() {
+    let url = testbed::postgres().database();
+    runtime().block_on(postgres::prepare(&url, Dialect::Postgres));
+    stopped_case(&url);
+}
+
+fn mariadb_stopped() {
+    let url = testbed::mariadb().database();
+    runtime().block_on(mariadb::prepare(&url, Dialect::Mysql));
+    stopped_case(&url);
+}
+
+fn sqlite_stopped() {
+    let place = Place::new();
+    let file = place.path("data.db");
+    let url = format!("sqlite:{}", file.display());
+    std::fs::write(&file, "").unwrap();
+    runtime().block_on(sqlite::prepare(&url, Dialect::Sqlite));
+    stopped_case(&url);
+}
+
+/// One process holds the lock and is stopped; when its lease is over another one holds and writes;
+/// then the first goes on, and writes.
+fn stopped_case(url: &str) {
+    let place = Place::new();
+    let mut writer = Command::new(std::env::current_exe().unwrap());
+    writer.args(["write-when-told", url]).arg(place.path("")).stdin(Stdio::null());
+    let mut writer = writer.spawn().unwrap();
+    eventually("it holds", || place.read("held").ends_with('\n'));
+    let late = place.read("held").trim().parse::<Token>().unwrap();
+    let pid = Pid::from_raw(i32::try_from(writer.id()).unwrap());
+    kill(pid, Signal::SIGSTOP).unwrap();
+    runtime().block_on(async {
+        let locks = Leasehold::connect(url).await.unwrap();
+        let guard = locks.mutex("counter").lock_timeout(PATIENCE).await.unwrap();
+        assert!(guard.token() > late);
+        add(url, guard.token()).await.unwrap();
+        assert_eq!(greatest(url).await.unwrap(), guard.token().get().cast_signed());
+        // The new holder is still at it.
+        std::fs::write(place.path("go"), "").unwrap();
+        kill(pid, Signal::SIGCONT).unwrap();
+        assert!(writer.wait().unwrap().success());
+        assert_eq!(greatest(url).await.unwrap(), guard.token().get().cast_signed());
+        guard.release().await.unwrap();
+    });
+    assert_eq!(place.read("late-and-refused").trim(), format!("{late} StaleToken"));
+    assert_eq!(place.read("late-and-applied"), "");
+}
 
 fn postgres_case() {
     let server = testbed::Postgres::start();
@@ -322,11 +399,39 @@ fn stop_holders(url: &str, over: &AtomicBool) {
             Err(_) => continue,
         };
         let Some(pid) = shown["claims"][0]["pid"].as_i64() else { continue };
-        let pid = Pid::from_raw(i32::try_from(pid).unwrap());
-        // It may have ended meanwhile; only then is there nobody to stop.
-        if kill(pid, Signal::SIGSTOP).is_ok() {
+        // The holder is `leasehold run`; what it has started writes, and would go on alone.
+        let mut all = started_by(pid);
+        all.push(pid);
+        let signal = |which| {
+            // They may have ended meanwhile; only then is there nobody to stop.
+            all.iter().filter(|&&pid| kill(to_pid(pid), which).is_ok()).count()
+        };
+        if signal(Signal::SIGSTOP) > 0 {
             std::thread::sleep(LEASE + Duration::from_millis(500));
-            let _ = kill(pid, Signal::SIGCONT);
+            signal(Signal::SIGCONT);
         }
     }
+}
+
+fn to_pid(pid: i64) -> Pid {
+    Pid::from_raw(i32::try_from(pid).unwrap())
+}
+
+/// The processes that this one has started, and theirs.
+fn started_by(pid: i64) -> Vec<i64> {
+    let mut parents = Vec::new();
+    for process in std::fs::read_dir("/proc").unwrap().flatten() {
+        let Ok(id) = process.file_name().to_string_lossy().parse::<i64>() else { continue };
+        let stat = std::fs::read_to_string(process.path().join("stat")).unwrap_or_default();
+        // After the name, which may contain anything: state, parent.
+        let parent =
+            stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)?.parse().ok());
+        parents.extend(parent.map(|parent: i64| (id, parent)));
+    }
+    let (mut found, mut at) = (vec![pid], 0);
+    while let Some(&parent) = found.get(at) {
+        found.extend(parents.iter().filter(|(_, p)| *p == parent).map(|(id, _)| *id));
+        at += 1;
+    }
+    found.split_off(1)
 }

@@ -132,12 +132,39 @@ impl Guard {
     pub fn lost(&self) -> LostReason {
         pollster::block_on(self.0.lost())
     }
+
+    /// See [`crate::Guard::watch`].
+    pub fn watch(&self) -> Watch {
+        Watch(self.0.watch())
+    }
 }
 
 impl Deref for Guard {
     type Target = crate::Guard;
 
     fn deref(&self) -> &crate::Guard {
+        &self.0
+    }
+}
+
+/// How a hold stands: all of [`crate::Watch`], with a [`steady`](Self::steady) that blocks.
+#[derive(Clone, Debug)]
+pub struct Watch(crate::Watch);
+
+impl Watch {
+    /// Blocks while the hold is at risk; see [`crate::Watch::steady`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn steady(&mut self) -> Result<()> {
+        pollster::block_on(self.0.steady())
+    }
+}
+
+impl Deref for Watch {
+    type Target = crate::Watch;
+
+    fn deref(&self) -> &crate::Watch {
         &self.0
     }
 }

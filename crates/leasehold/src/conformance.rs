@@ -10,7 +10,7 @@
 //!
 //! The expression makes one client; it is evaluated for each client that a case wants, and all of
 //! them must see the same locks. Every case becomes a `#[test]` named after the promise (P1–P9) or
-//! the scenario (s01–s19, s90) that it checks. What a store's
+//! the scenario (s01–s19, s90) or the row (R1–R52) that it checks. What a store's
 //! [`Guarantees`] do not claim is not asked, and the case says so.
 //!
 //! Cases never assert that something was *fast*: only that it did not happen too early, or that it
@@ -191,7 +191,9 @@ list_cases![
     s14_failed_renewals_are_tried_again,
     s14_a_long_outage_loses_and_the_next_lock_works,
     s15_lock_delay_after_an_unclean_end_only,
+    s15_a_late_leave_does_not_shorten_the_delay,
     r34_a_sequencer_is_good_for_as_long_as_the_hold,
+    r34_a_sequencer_is_lost_with_its_lease,
     r34_jeopardy_is_seen_before_the_loss,
     s16_two_kinds_of_one_name_are_a_mismatch,
     s17_a_writer_is_not_starved,
@@ -201,7 +203,8 @@ list_cases![
     s92_many_held_locks_are_renewed_in_batches,
     at_least_keeps_the_lock_taken,
     max_hold_ends_a_hold,
-    min_validity_is_met,
+    r41_a_late_release_frees_nothing_of_the_next,
+    r48_min_validity_is_met,
     no_renewal_lets_the_lease_end,
     people_see_and_evict,
     permits_wake_everybody_who_fits,

@@ -16,10 +16,13 @@ use std::fmt;
 pub enum Severity {
     /// Good to know.
     Note,
-    /// The promises are kept, but something is slower, tighter or closer to the edge than it need be.
+    /// Locks work, though not as well as they could: something is slower or closer to the edge than
+    /// it need be, or something worse than a crash (a fail-over, a power cut, somebody's hand) can
+    /// let two hold for as long as a lease. Their tokens still tell them apart.
     Weak,
-    /// A promise that this kind of store keeps when it is set up well is broken: two may hold at
-    /// once, tokens may fall, or waiters may sleep on, after nothing worse than a crash.
+    /// Locks do not work, or a promise that this kind of store keeps when it is set up well does not
+    /// outlast ordinary use and crashes: two may hold at once, tokens may fall, or waiters may sleep
+    /// on.
     Broken,
 }
 

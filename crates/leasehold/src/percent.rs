@@ -20,6 +20,11 @@ impl fmt::Display for Escaped<'_> {
 
 /// Reads what [`Escaped`] wrote (and more: escapes that were not needed, or in lower case).
 pub(crate) fn unescape(text: &str) -> Option<String> {
+    decoded(text, is_plain)
+}
+
+/// The text with each escape replaced by its byte, if only what is `plain` stands for itself.
+pub(crate) fn decoded(text: &str, plain: impl Fn(u8) -> bool) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let [first, others @ ..] = rest {
@@ -29,8 +34,8 @@ pub(crate) fn unescape(text: &str) -> Option<String> {
                 bytes.push(u8::try_from(digit(*high)? * 16 + digit(*low)?).ok()?);
                 others
             }
-            (plain, others) if is_plain(*plain) => {
-                bytes.push(*plain);
+            (byte, others) if plain(*byte) => {
+                bytes.push(*byte);
                 others
             }
             _ => return None,

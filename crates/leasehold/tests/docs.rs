@@ -173,3 +173,65 @@ fn between(page: &str, first: &str, last: &str, made: &str) -> String {
     let (_, tail) = rest.split_once(last).unwrap();
     format!("{head}{first}, kept up to date by a test -->\n{made}{last}{tail}")
 }
+
+/// The README has a row for every store, with its feature, and names all other features.
+#[test]
+fn the_readme_names_every_store_and_every_feature() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    let readme = std::fs::read_to_string(format!("{root}/README.md")).unwrap();
+    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+    let manifest = std::fs::read_to_string(manifest).unwrap();
+    let (_, features) = manifest.split_once("[features]").unwrap();
+    let (features, _) = features.split_once("\n[").unwrap();
+    let features = features.lines().filter_map(|line| line.split_once(" = [")).map(|line| line.0);
+    // What the stores share is no choice of anybody's.
+    let features: Vec<_> = features.filter(|f| !["default", "sql"].contains(f)).collect();
+    for &scheme in BUILT_IN {
+        let start = format!("| `{scheme}:");
+        let row = readme.lines().find(|line| line.starts_with(&start));
+        let row = row.unwrap_or_else(|| panic!("README.md has no row for {scheme}:"));
+        let feature = if scheme == "memory" { "none".to_owned() } else { format!("`{scheme}`") };
+        assert!(row.contains(&format!("| {feature} |")), "the feature of {scheme}: in {row}");
+    }
+    for feature in &features {
+        assert!(readme.contains(&format!("`{feature}`")), "README.md: the feature {feature}");
+    }
+    assert!(features.len() > BUILT_IN.len(), "read too few: {features:?}");
+}
+
+/// The design's table of rows: every row is there, and every test that it names is.
+#[test]
+fn every_row_is_shown_by_tests_that_exist() {
+    let mut sources = String::new();
+    let crates = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    for one in std::fs::read_dir(crates).unwrap() {
+        for part in ["src", "tests"] {
+            read_sources(&one.as_ref().unwrap().path().join(part), &mut sources);
+        }
+    }
+    let page = std::fs::read_to_string(format!("{DOCS}/design.md")).unwrap();
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| R")?.split_once(" |"));
+    let mut numbers = Vec::new();
+    for (row, rest) in rows {
+        let Ok(number) = row.parse::<u32>() else { continue };
+        numbers.push(number);
+        let (_, tests) = rest.trim_end_matches(" |").rsplit_once('|').unwrap();
+        for test in tests.split('`').skip(1).step_by(2) {
+            let defined = ["(", "<"].iter().any(|end| sources.contains(&format!("fn {test}{end}")));
+            assert!(defined, "docs/design.md: R{row} names {test}, which is no test");
+        }
+    }
+    let all = (1..=14).chain(20..=35).chain(40..=52);
+    assert_eq!(numbers, all.collect::<Vec<u32>>());
+}
+
+fn read_sources(directory: &std::path::Path, all: &mut String) {
+    let Ok(entries) = std::fs::read_dir(directory) else { return };
+    for path in entries.map(|entry| entry.unwrap().path()) {
+        if path.is_dir() {
+            read_sources(&path, all);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            *all += &std::fs::read_to_string(&path).unwrap();
+        }
+    }
+}

@@ -1,5 +1,11 @@
 //! Each example runs to its end; what it shows, it asserts itself.
-#![cfg(all(feature = "file", feature = "sqlite", feature = "postgres", feature = "http"))]
+#![cfg(all(
+    feature = "file",
+    feature = "sqlite",
+    feature = "postgres",
+    feature = "mysql",
+    feature = "http"
+))]
 
 use std::process::Command;
 use std::sync::OnceLock;
@@ -54,4 +60,9 @@ fn leaders_follow_one_another() {
 #[test]
 fn permits_are_never_exceeded() {
     runs("permits", "of 3 in use");
+}
+
+#[test]
+fn r26_the_four_statements_and_once() {
+    runs("four_statements", "and takes no unique index of the caller's.");
 }

@@ -76,6 +76,31 @@ fn works_without_a_runtime() {
     assert!(waiter.join().unwrap() > first);
 }
 
+/// Work without a runtime stops at the pause button, too.
+#[test]
+fn r06_work_that_blocks_waits_while_its_lock_is_at_risk() {
+    let locks: leasehold::blocking::Leasehold = locks().into();
+    let lease = Duration::from_millis(600);
+    let guard = locks.mutex("steady").with(|m| m.lease(lease).no_renewal()).lock().unwrap();
+    let mut work = guard.watch();
+    let taken = std::time::Instant::now();
+    // Held, at risk from two thirds on, and then lost, since nobody renews it.
+    let error = loop {
+        match work.steady() {
+            Ok(()) => std::thread::sleep(Duration::from_millis(5)),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
+    assert!(taken.elapsed() >= lease / 2, "told {:?} after it was taken", taken.elapsed());
+    assert!(matches!(work.state(), State::Lost(_)));
+    let guard_of_another = locks.mutex("released").lock().unwrap();
+    let mut work = guard_of_another.watch();
+    work.steady().unwrap();
+    guard_of_another.release().unwrap();
+    assert_eq!(work.steady().unwrap_err().kind(), ErrorKind::Closed);
+}
+
 #[tokio::test]
 async fn r03_an_owner_reenters_without_the_store() {
     let locks = locks();

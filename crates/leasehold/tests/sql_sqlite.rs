@@ -115,6 +115,88 @@ fn s61_what_survives_a_power_cut_is_told() {
     });
 }
 
+/// By connecting, or at the latest by its first lock, and in one line.
+async fn refused(file: &Path, kind: ErrorKind) -> String {
+    let error = match Leasehold::connect(url(file)).await {
+        Err(error) => error,
+        Ok(locks) => match locks.mutex("x").try_lock().await {
+            Err(error) => error,
+            Ok(_) => panic!("the lock was given on {}", file.display()),
+        },
+    };
+    assert_eq!(error.kind(), kind, "{error}");
+    assert_eq!(error.to_string().lines().count(), 1, "{error}");
+    error.to_string()
+}
+
+#[test]
+fn foreign_tables() {
+    run(async {
+        for table in ["leasehold_locks", "leasehold_claims", "leasehold_schema"] {
+            let directory = tempfile::tempdir().unwrap();
+            let file = directory.path().join("theirs.db");
+            let open = format!("sqlite:{}?mode=rwc", file.display());
+            let mut theirs = sqlx::SqliteConnection::connect(&open).await.unwrap();
+            let create =
+                format!("CREATE TABLE {table} (theirs INT); INSERT INTO {table} VALUES (7)");
+            sqlx::raw_sql(sqlx::AssertSqlSafe(create)).execute(&mut theirs).await.unwrap();
+            let told = refused(&file, ErrorKind::Corrupt).await;
+            assert!(told.contains("prefix"), "{told}");
+            let sql = sqlx::AssertSqlSafe(format!("SELECT sum(theirs) FROM {table}"));
+            let left: i64 = sqlx::query_scalar(sql).fetch_one(&mut theirs).await.unwrap();
+            assert_eq!(left, 7, "left as it was");
+            // Beside them is room for our own.
+            let locks = Leasehold::connect(format!("{}?prefix=ours_", url(&file))).await.unwrap();
+            locks.mutex("x").lock().await.unwrap().release().await.unwrap();
+        }
+    });
+}
+
+/// As a user who may not write there: root, as whom tests may run, may write everywhere, so this
+/// thread, and those that it starts, reach for files as somebody else.
+#[test]
+fn files_that_we_may_only_read() {
+    use std::os::unix::fs::PermissionsExt;
+    let mode = |path: &Path, mode| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("locks.db");
+    run(async {
+        let locks = connect(&file).await;
+        locks.mutex("x").lock().await.unwrap().release().await.unwrap();
+        locks.close().await.unwrap();
+    });
+    let reader = || {
+        if nix::unistd::geteuid().is_root() {
+            nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65_534));
+        }
+        assert!(std::fs::OpenOptions::new().append(true).open(&file).is_err(), "it may write");
+    };
+    let told = |kind| {
+        std::thread::scope(|scope| {
+            let refused = || {
+                reader();
+                let mut told = String::new();
+                run(async { told = refused(&file, kind).await });
+                told
+            };
+            scope.spawn(refused).join().unwrap()
+        })
+    };
+    // Beside it we may make files, or not even that; and what may not even be read.
+    mode(&file, 0o444);
+    for directory_mode in [0o777, 0o555] {
+        mode(directory.path(), directory_mode);
+        let told = told(ErrorKind::Denied);
+        assert!(told.contains("read-only"), "{told}");
+    }
+    mode(&file, 0o000);
+    let closed = told(ErrorKind::Config);
+    assert!(closed.contains("ours to write"), "{closed}");
+    mode(directory.path(), 0o700);
+}
+
 #[test]
 fn files_that_are_not_ours() {
     run(async {
@@ -123,14 +205,8 @@ fn files_that_are_not_ours() {
         let words = "This is no database, and long enough to be seen as such. ".repeat(20);
         std::fs::write(&text, &words).unwrap();
         let nowhere = directory.path().join("no/such/directory/locks.db");
-        for (file, kind) in [(&text, ErrorKind::Corrupt), (&nowhere, ErrorKind::Config)] {
-            let error = match Leasehold::connect(url(file)).await {
-                Err(error) => error,
-                Ok(locks) => locks.mutex("x").try_lock().await.map(drop).unwrap_err(),
-            };
-            assert_eq!(error.kind(), kind, "{error}");
-            assert_eq!(error.to_string().lines().count(), 1);
-        }
+        refused(&text, ErrorKind::Corrupt).await;
+        refused(&nowhere, ErrorKind::Config).await;
         assert_eq!(std::fs::read_to_string(&text).unwrap(), words, "left as it was");
     });
 }

@@ -181,7 +181,8 @@ async fn renewals_grow_with_batches_and_not_with_locks<S: Counts>() {
     tokio::time::sleep(lease + Duration::from_secs(2)).await;
     let sent = server.counted_with_renewals(&url);
     assert!(guards.iter().all(|guard| guard.is_held()), "some were lost");
-    // Each was renewed three times, in batches of those that were taken within a second.
-    assert!(sent >= 3.0, "counted nothing");
+    // Each was renewed, or it were lost: three times, or two on a busy machine, in batches of those
+    // that were taken within a second.
+    assert!(sent >= 2.0, "counted {sent} statements");
     assert!(sent <= LOCKS as f64 / 2.0, "{sent} statements to renew {LOCKS} locks");
 }

@@ -7,8 +7,9 @@
 //!
 //! *Contention*: the contenders are spread over eight clients, each with connections and a thread
 //! of its own, as on eight machines; a hand-over between two clients needs a notification or a poll.
-//! All stand in the queue before the first hand-over is measured. The session lock beside it has a
-//! connection for each contender, so that a thousand are too many for it.
+//! All stand in the queue before the first hand-over is measured. The session lock beside it, and the
+//! row by hand, have a connection for each contender, so that a thousand are too many for them. Who
+//! finds the row by hand taken asks again after 10 ms, as people do.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,7 +17,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use leasehold::Leasehold;
-use sqlx::{Connection, MySqlConnection, PgConnection, SqliteConnection};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
+use sqlx::{ConnectOptions, Connection, MySqlConnection, PgConnection, SqliteConnection};
 use testbed::{MariaDb, Postgres, Setup};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
@@ -70,8 +72,28 @@ pub(crate) fn sqlite(effort: Effort) -> Result<()> {
         let scratch = Scratch::new()?;
         let url = format!("sqlite:{}", scratch.path().join("locks.db").display());
         let bed = Bed::new(&url, n, || None)?;
-        let ours = vec![Subject::new("leasehold", || bed.contend(n, effort))];
-        contention::show(&format!("sqlite:, {n} contenders"), &alternate(effort, ours)?, 0);
+        let runtime = &bed.runtime;
+        let options = SqliteConnectOptions::new()
+            .filename(scratch.path().join("byhand.db"))
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal)
+            .synchronous(SqliteSynchronous::Full)
+            .busy_timeout(Duration::from_secs(60));
+        let mut first = runtime.block_on(options.connect())?;
+        runtime.block_on(sqlx::raw_sql(TABLE).execute(&mut first))?;
+        let connect = || async { Ok(options.connect().await?) };
+        let sessions = runtime.block_on(sessions(n, connect))?;
+        let mut subjects = Vec::new();
+        if !sessions.is_empty() {
+            let row = || {
+                let turns = sessions.iter().map(|c| turn_of(c.clone(), sqlite_row));
+                runtime.block_on(contend(effort, turns.collect()))
+            };
+            subjects.push(Subject::new("a row, asked every 10 ms", row));
+        }
+        let raws = subjects.len();
+        subjects.push(Subject::new("leasehold", || bed.contend(n, effort)));
+        contention::show(&format!("sqlite:, {n} contenders"), &alternate(effort, subjects)?, raws);
     }
     Ok(())
 }
@@ -124,14 +146,19 @@ pub(crate) fn postgres(effort: Effort) -> Result<()> {
             let bed = Bed::new(&url, n, || Some(Counter::Postgres(admin.clone())))?;
             let runtime = &bed.runtime;
             let connect = || async { Ok(PgConnection::connect(&url).await?) };
-            let mut sessions = runtime.block_on(sessions(n, connect))?;
+            let sessions = runtime.block_on(sessions(n, connect))?;
             let mut subjects = Vec::new();
             if !sessions.is_empty() {
                 let bare = || {
-                    let turns = sessions.iter_mut().map(|c| turn_of(c.clone(), pg_turn));
+                    let turns = sessions.iter().map(|c| turn_of(c.clone(), pg_turn));
                     runtime.block_on(contend(effort, turns.collect()))
                 };
                 subjects.push(Subject::new("pg_advisory_lock", bare));
+                let row = || {
+                    let turns = sessions.iter().map(|c| turn_of(c.clone(), pg_row));
+                    runtime.block_on(contend(effort, turns.collect()))
+                };
+                subjects.push(Subject::new("a row, asked every 10 ms", row));
             }
             let raws = subjects.len();
             subjects.push(Subject::new("leasehold", || bed.contend(n, effort)));
@@ -182,14 +209,19 @@ pub(crate) fn mariadb(effort: Effort) -> Result<()> {
             let bed = Bed::new(&url, n, || Some(Counter::MariaDb(admin.clone())))?;
             let runtime = &bed.runtime;
             let connect = || async { Ok(MySqlConnection::connect(&url).await?) };
-            let mut sessions = runtime.block_on(sessions(n, connect))?;
+            let sessions = runtime.block_on(sessions(n, connect))?;
             let mut subjects = Vec::new();
             if !sessions.is_empty() {
                 let bare = || {
-                    let turns = sessions.iter_mut().map(|c| turn_of(c.clone(), mysql_turn));
+                    let turns = sessions.iter().map(|c| turn_of(c.clone(), mysql_turn));
                     runtime.block_on(contend(effort, turns.collect()))
                 };
                 subjects.push(Subject::new("GET_LOCK", bare));
+                let row = || {
+                    let turns = sessions.iter().map(|c| turn_of(c.clone(), mysql_row));
+                    runtime.block_on(contend(effort, turns.collect()))
+                };
+                subjects.push(Subject::new("a row, asked every 10 ms", row));
             }
             let raws = subjects.len();
             subjects.push(Subject::new("leasehold", || bed.contend(n, effort)));
@@ -238,6 +270,62 @@ async fn mysql_turn(c: Shared<MySqlConnection>) -> Result<u64> {
     let note = now();
     sqlx::query("SELECT RELEASE_LOCK(?)").bind("contention").execute(&mut *c).await?;
     Ok(note)
+}
+
+/// How often people look who have a row and nobody to tell them.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// Inserts a row, when it is not there, and deletes it again.
+macro_rules! row_turn {
+    ($turn:ident, $connection:ty, $insert:literal, $delete:literal) => {
+        async fn $turn(c: Shared<$connection>) -> Result<u64> {
+            let mut c = c.lock().await;
+            loop {
+                let insert = sqlx::query($insert).bind("contention").bind("me").bind(1_i64);
+                match insert.execute(&mut *c).await {
+                    Ok(_) => break,
+                    Err(error) if is_taken(&error) => tokio::time::sleep(LOOK).await,
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            let note = now();
+            // A deadlock with somebody who inserts; the row is ours, and stays until it is deleted.
+            loop {
+                let delete = sqlx::query($delete).bind("contention").bind("me");
+                match delete.execute(&mut *c).await {
+                    Ok(_) => return Ok(note),
+                    Err(error) if is_taken(&error) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        }
+    };
+}
+row_turn!(
+    sqlite_row,
+    SqliteConnection,
+    "INSERT INTO byhand VALUES (?, ?, ?)",
+    "DELETE FROM byhand WHERE name = ? AND owner = ?"
+);
+row_turn!(
+    pg_row,
+    PgConnection,
+    "INSERT INTO byhand VALUES ($1, $2, $3)",
+    "DELETE FROM byhand WHERE name = $1 AND owner = $2"
+);
+row_turn!(
+    mysql_row,
+    MySqlConnection,
+    "INSERT INTO byhand VALUES (?, ?, ?)",
+    "DELETE FROM byhand WHERE name = ? AND owner = ?"
+);
+
+/// The row is there, or others were in the way (a deadlock, SQLite's busy).
+fn is_taken(error: &sqlx::Error) -> bool {
+    let others = ["40001", "40P01", "5", "261", "517"];
+    error.as_database_error().is_some_and(|error| {
+        error.is_unique_violation() || error.code().is_some_and(|code| others.contains(&&*code))
+    })
 }
 
 /// Everybody takes turns while the window is open.

@@ -349,6 +349,28 @@ pub async fn p7_only_the_owner_releases_or_renews(subject: &Subject) {
     assert_eq!(kind_of("try", other.mutex(name.as_str()).try_lock().await), ErrorKind::Contended);
 }
 
+pub async fn r41_a_late_release_frees_nothing_of_the_next(subject: &Subject) {
+    if !subject.claims_leases() {
+        return;
+    }
+    let name = named(subject, "r41");
+    let (locks, other) = (subject.client().await, subject.client().await);
+    let (late, joined) = ghost(&locks, &name, LEASE, Mode::Try).await;
+    assert!(matches!(joined, Joined::Holding { .. }), "{joined:?}");
+    // Its lease ends, the next holds, and then it lets go, twice, and tries to renew.
+    let next = taken(&other, name.as_str()).await;
+    for _ in 0..2 {
+        must("leave", locks.store().leave(&late, None).await);
+        let renew = Renew { claim: late.clone(), lease: LEASE };
+        let renewed = must("renew", locks.store().renew(&[renew]).await);
+        assert!(matches!(renewed[..], [Renewal::Lost]), "{renewed:?}");
+    }
+    let third = locks.mutex(name.as_str()).try_lock().await;
+    assert_eq!(kind_of("a third beside the second", third), ErrorKind::Contended);
+    must("check", locks.check(&next.sequencer()).await);
+    must("release", next.release().await);
+}
+
 pub async fn p8_one_claim_one_grant(subject: &Subject) {
     let name = named(subject, "p8");
     let locks = subject.client().await;
@@ -724,6 +746,27 @@ pub async fn s15_lock_delay_after_an_unclean_end_only(subject: &Subject) {
     drop(next);
 }
 
+pub async fn s15_a_late_leave_does_not_shorten_the_delay(subject: &Subject) {
+    if !subject.claims("a lock-delay", subject.guarantees().lock_delay) {
+        return;
+    }
+    let name = named(subject, "s15-late");
+    let (locks, other) = (subject.client().await, subject.client().await);
+    let delay = LEASE * 3;
+    let claim = must("claim", Claim::new(name.clone(), Kind::Mutex, 1, 1));
+    let claim = Claim { lease: LEASE, lock_delay: delay, ..claim };
+    let start = Instant::now();
+    let joined = must("join", locks.store().join(&claim, Mode::Try).await);
+    assert!(matches!(joined, Joined::Holding { .. }), "{joined:?}");
+    // Its holder slept through the end of its lease, and now lets go of what is not its own any more.
+    tokio::time::sleep(LEASE * 3 / 2).await;
+    must("leave", locks.store().leave(&claim, None).await);
+    must("leave again", locks.store().leave(&claim, Some(LEASE / 10)).await);
+    let next = taken(&other, name.as_str()).await;
+    assert!(start.elapsed() >= LEASE + delay, "open after {:?}", start.elapsed());
+    drop(next);
+}
+
 pub async fn r34_a_sequencer_is_good_for_as_long_as_the_hold(subject: &Subject) {
     let name = subject.name("r34 %:\"'é");
     let (locks, other) = (subject.client().await, subject.client().await);
@@ -783,6 +826,41 @@ pub async fn r34_a_sequencer_is_good_for_as_long_as_the_hold(subject: &Subject) 
         must("the other reader", other.check(&b.sequencer()).await);
         must("release", b.release().await);
         is_free_soon_as(&locks, &name).await;
+    }
+}
+
+pub async fn r34_a_sequencer_is_lost_with_its_lease(subject: &Subject) {
+    if !subject.claims_leases() {
+        return;
+    }
+    let (locks, other) = (subject.client().await, subject.client().await);
+    let run_out = async |name: &str, delay: Option<Duration>| {
+        let lock = locks.mutex(name).lease(LEASE).no_renewal();
+        let lock = delay.into_iter().fold(lock, |lock, delay| lock.lock_delay(delay));
+        let guard = must("lock", lock.try_lock().await);
+        let sequencer = guard.sequencer();
+        eventually("lost at the store", async || match other.check(&sequencer).await {
+            Ok(_) => false,
+            Err(error) => error.kind() == ErrorKind::Lost,
+        })
+        .await;
+        assert!(!guard.is_held(), "the store has ended what its holder believes in");
+        guard
+    };
+    // Nobody has come since, so nothing but the lease can have ended it.
+    let name = subject.name("r34-lease");
+    let guard = run_out(&name, None).await;
+    let next = taken(&other, &name).await;
+    assert_eq!(kind_of("the old hold", other.check(&guard.sequencer()).await), ErrorKind::Lost);
+    must("the next hold", locks.check(&next.sequencer()).await);
+
+    // A place that is kept for the lock-delay is nobody's hold. It is kept for longer than this waits.
+    if subject.claims("a lock-delay", subject.guarantees().lock_delay) {
+        let name = subject.name("r34-delay");
+        let guard = run_out(&name, Some(PATIENCE * 2)).await;
+        let early = other.mutex(&name).try_lock().await;
+        assert_eq!(kind_of("within the lock-delay", early), ErrorKind::Contended);
+        assert_eq!(kind_of("the old hold", other.check(&guard.sequencer()).await), ErrorKind::Lost);
     }
 }
 
@@ -1066,7 +1144,7 @@ pub async fn max_hold_ends_a_hold(subject: &Subject) {
     assert!(next.is_held());
 }
 
-pub async fn min_validity_is_met(subject: &Subject) {
+pub async fn r48_min_validity_is_met(subject: &Subject) {
     if !subject.claims_leases() {
         return;
     }

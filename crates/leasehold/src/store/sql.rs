@@ -12,7 +12,9 @@
 //! - *The fast path*: a free lock is taken by one statement that looks at, and changes, the lock's
 //!   row only; a head that nobody waits behind is released by another. "Free" is: no claims, and no
 //!   head whose time (with its lock-delay) is not over; "nobody waits" is: no claims. A statement
-//!   that had to wait for the row judges the row as it then is, by the clock as it then is. It must
+//!   that had to wait for the row judges the row as it then is, by the clock as it then is. (MySQL has
+//!   no such statement for a name that has no row: there a second one inserts the row as already
+//!   taken, or fails because it is there.) It must
 //!   not look at `claims` instead of the count of them: that would be read as of the time before it
 //!   waited (scenario 45a).
 //! - *The slow path*, for all else: a short transaction locks the lock's row, and only then reads
@@ -40,7 +42,8 @@
 //! # Who wakes whom
 //! PostgreSQL: who grants sends a NOTIFY to the client of each claim that was granted, in the same
 //! transaction, and to nobody when nobody waited (NOTIFY makes commits wait for each other). One
-//! connection of each client listens, from the first time that it waits. SQLite, MySQL, and
+//! connection of each client listens, from the first time that it waits; if nothing is heard on it for
+//! a while, it is asked whether it still leads anywhere. SQLite, MySQL, and
 //! PostgreSQL behind a pooler: one task of each client asks, for all its waiters in one statement.
 //! The heartbeat is the fallback of both. Nobody who waits has a connection, or a transaction open.
 //!

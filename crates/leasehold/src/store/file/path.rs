@@ -11,6 +11,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 use crate::name::Name;
+use crate::percent::decoded;
 
 /// The most bytes of one component before its suffix: with `.lock`, a temporary's random part and
 /// `~` it stays below the 255 that file systems allow.
@@ -51,22 +52,7 @@ pub(super) fn decode(path: &Path) -> Option<Name> {
         let suffix = if parts.peek().is_some() { DIRECTORY } else { LEAF };
         text.push_str(part?.strip_suffix(suffix)?);
     }
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, others @ ..] = rest {
-        (bytes, rest) = match (first, others) {
-            (b'%', [high, low, others @ ..]) => {
-                let digit = |b: u8| char::from(b).to_digit(16);
-                bytes.push(u8::try_from(digit(*high)? * 16 + digit(*low)?).ok()?);
-                (bytes, others)
-            }
-            _ => {
-                bytes.push(*first);
-                (bytes, others)
-            }
-        };
-    }
-    let name = Name::new(String::from_utf8(bytes).ok()?).ok()?;
+    let name = Name::new(decoded(&text, |_| true)?).ok()?;
     // Only what we would have written ourselves: `%61.lock` is not the file of `a`.
     (encode(&name) == path).then_some(name)
 }

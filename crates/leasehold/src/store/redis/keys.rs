@@ -107,7 +107,7 @@ impl Keyspace {
 }
 
 /// What would be a pattern, taken for what it is.
-fn escaped(text: &str) -> String {
+pub(crate) fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         if matches!(c, '*' | '?' | '[' | ']' | '\\' | '^' | '-') {

@@ -13,6 +13,7 @@ use super::round::majority;
 use crate::claim::{Holder, Kind, Token};
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
+use crate::store::redis::keys::escaped;
 use crate::store::{ClaimInfo, Evict, LockInfo, Standing};
 
 /// One node's view of a lock.
@@ -137,7 +138,7 @@ impl Inner {
 
     pub(super) async fn list(self: &Arc<Self>, prefix: &str) -> Result<Vec<LockInfo>> {
         let records = self.record_key(prefix);
-        let pattern = format!("{}*", glob_escaped(&records));
+        let pattern = format!("{}*", escaped(&records));
         let mut answers = self.ask_each(Duration::from_secs(5), LATE, |i| {
             let (inner, pattern) = (self.clone(), pattern.clone());
             async move {
@@ -205,16 +206,4 @@ impl Inner {
         let removed: u64 = self.majority_of(&mut answers).await?.into_iter().sum();
         Ok(usize::from(removed > 0))
     }
-}
-
-/// The text with everything that a pattern of Redis's gives a meaning to taken literally.
-fn glob_escaped(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        if matches!(c, '*' | '?' | '[' | ']' | '\\' | '^' | '-') {
-            out.push('\\');
-        }
-        out.push(c);
-    }
-    out
 }

@@ -55,7 +55,6 @@ mod tests {
     use super::super::SqlStore;
     use super::super::rows::Cells;
     use super::super::wire::{Pooled, Statement};
-    use super::*;
 
     async fn setting(pooled: &mut Pooled, sql: &str, shape: &'static str) -> String {
         let statement = Statement { sql: sql.into(), shape };

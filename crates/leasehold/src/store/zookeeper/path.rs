@@ -7,6 +7,7 @@
 //! byte.
 
 use crate::name::Name;
+use crate::percent::decoded;
 
 /// The name of the node that this lock's claims are children of.
 pub(super) fn encode(name: &Name) -> String {
@@ -30,22 +31,7 @@ fn escape(node: &mut String, byte: u8) {
 
 /// The name of which this is the node; `None` for a node that no lock of ours has.
 pub(super) fn decode(node: &str) -> Option<Name> {
-    let mut bytes = Vec::with_capacity(node.len());
-    let mut rest = node.as_bytes();
-    while let [first, others @ ..] = rest {
-        (bytes, rest) = match (first, others) {
-            (b'%', [high, low, others @ ..]) => {
-                let digit = |b: u8| char::from(b).to_digit(16);
-                bytes.push(u8::try_from(digit(*high)? * 16 + digit(*low)?).ok()?);
-                (bytes, others)
-            }
-            _ => {
-                bytes.push(*first);
-                (bytes, others)
-            }
-        };
-    }
-    let name = Name::new(String::from_utf8(bytes).ok()?).ok()?;
+    let name = Name::new(decoded(node, |_| true)?).ok()?;
     // Only what we would have written ourselves: `%61` is not the node of `a`.
     (encode(&name) == node).then_some(name)
 }
