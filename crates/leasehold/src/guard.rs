@@ -87,6 +87,12 @@ impl Guard {
         self.lease().claim.weight
     }
 
+    /// How many replicas of the store had this grant as it was made, where the store waits for
+    /// them (`redis:` with `replicas=N`); else, and after the release, `None`. No I/O.
+    pub fn replicas(&self) -> Option<u32> {
+        self.hold.core.store.confirmed(&self.lease().claim)
+    }
+
     /// Whether the lock is certainly held now. No I/O.
     pub fn is_held(&self) -> bool {
         self.lease().is_held()

@@ -275,8 +275,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined>;
 
     /// Renews holders and keeps waiters' places, many at once; one answer for each, in order.
-    /// Never joins: what is not there is [`Renewal::Lost`]. What could not be asked is
-    /// [`Renewal::Unknown`], if anything was answered.
+    /// Never joins: what is not there is [`Renewal::Lost`]. What could not be asked, or was refused,
+    /// is [`Renewal::Unknown`]; where nothing was learnt of any, the call may be an error instead.
     async fn renew(&self, renewals: &[Renew]) -> Result<Vec<Renewal>>;
 
     /// Takes the claim out of the queue and hands over to the next that fits, in the same step.
@@ -331,6 +331,11 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// on the spot, and not by the background thread.
     fn is_local(&self) -> bool {
         false
+    }
+
+    /// How many of the store's replicas had this claim's grant when it was made, where they are asked.
+    fn confirmed(&self, _claim: &Claim) -> Option<u32> {
+        None
     }
 
     /// The key under which the store keeps this claim's place, where that is one key that a caller's

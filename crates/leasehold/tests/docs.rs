@@ -35,7 +35,7 @@ const BELOW: &str = "
 | answer | what it means | what to do |
 |---|---|---|
 | one holder | mutual exclusion holds through this | nothing |
-| tokens needed | two may believe for a while that they hold; later holders have greater tokens | let the resource refuse smaller tokens than it has seen, in the same step as the write (`fence::sql`, `fence::http`, or your own); before a step that cannot be undone, `guard.ensure(min)` |
+| tokens needed | two may believe for a while that they hold; later holders have greater tokens | let the resource refuse smaller tokens than it has seen, in the same step as the write (`fence::sql`, `fence::redis`, `fence::http`, or your own; with etcd `guard.etcd_compare()`, with ZooKeeper `guard.zookeeper_node()`); before a step that cannot be undone, `guard.ensure(min)` |
 | UNSAFE | two may hold, and tokens may fall | do not use this store where this can happen; `require` its absence |
 | cannot happen | the store has no such fault | nothing |
 
@@ -58,6 +58,8 @@ async fn columns() -> Vec<(&'static str, Guarantees)> {
     let file = format!("file:{}", directory.path().join("locks").display());
     let (postgres, mysql) = (testbed::Postgres::start(), testbed::MariaDb::start());
     let redis = testbed::Redis::start();
+    let sentinel = testbed::Sentinel::with(1, testbed::Setup::new());
+    let cluster = testbed::Cluster::with(3, 1, testbed::Setup::new());
     let redlock = testbed::Redlock::with(5, testbed::Setup::new());
     let (etcd, zookeeper) = (testbed::Etcd::cluster(), testbed::ZooKeepers::start());
     let mut columns = Vec::new();
@@ -76,8 +78,15 @@ async fn columns() -> Vec<(&'static str, Guarantees)> {
                 panic!("the store {other}: has no column in docs/guarantees.md: add its URL here")
             }
         };
-        let locks = Leasehold::connect(&url).await.unwrap();
-        columns.push((scheme, locks.guarantees().clone()));
+        let mut deployments = vec![(scheme, url)];
+        if scheme == "redis" {
+            deployments.push(("redis+sentinel", sentinel.url()));
+            deployments.push(("redis+cluster", cluster.url()));
+        }
+        for (scheme, url) in deployments {
+            let locks = Leasehold::connect(&url).await.unwrap();
+            columns.push((scheme, locks.guarantees().clone()));
+        }
     }
     columns
 }

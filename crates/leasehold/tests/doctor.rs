@@ -225,7 +225,7 @@ async fn s20_a_redis_that_throws_keys_away_or_forgets() {
     set("appendfsync", "everysec");
     assert_eq!(troubles(&server.url()).await, [("appendfsync", Weak)]);
     set("appendonly", "no");
-    assert_eq!(troubles(&server.url()).await, [("persistence", Weak)]);
+    assert_eq!(troubles(&server.url()).await, [("persistence", Broken)]);
     set("appendonly", "yes");
     set("appendfsync", "always");
     let replica = Redis::replica_of(server.port(), Setup::new());
@@ -244,19 +244,21 @@ async fn a_redis_whose_clock_is_off() {
 
 #[tokio::test]
 async fn sentinels_that_cannot_agree() {
-    let sentinels = Sentinel::start();
+    let sentinels = Sentinel::with(1, Setup::new());
     let found = troubles(&sentinels.url()).await;
     assert!(found.iter().all(|(_, severity)| *severity == Weak), "{found:?}");
     assert!(found.contains(&("asynchronous-replica", Weak)), "{found:?}");
     let url = sentinels.url();
     let name = url.rsplit('/').next().unwrap();
-    for port in sentinels.sentinel_ports() {
-        let mut set = std::process::Command::new("redis-cli");
-        set.args(["-p", &port.to_string(), "SENTINEL", "SET", name, "quorum", "7"]);
-        assert!(set.output().unwrap().status.success());
+    for (quorum, severity) in [("1", Weak), ("7", Broken)] {
+        for port in sentinels.sentinel_ports() {
+            let mut set = std::process::Command::new("redis-cli");
+            set.args(["-p", &port.to_string(), "SENTINEL", "SET", name, "quorum", quorum]);
+            assert!(set.output().unwrap().status.success());
+        }
+        let found = troubles(&sentinels.url()).await;
+        assert!(found.contains(&("quorum", severity)), "{quorum}: {found:?}");
     }
-    let found = troubles(&sentinels.url()).await;
-    assert!(found.contains(&("quorum", Broken)), "{found:?}");
     sentinels.kill_sentinel(0);
     let found = troubles(&sentinels.url()).await;
     assert!(found.contains(&("sentinel-down", Weak)), "{found:?}");

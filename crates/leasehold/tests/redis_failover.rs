@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::*;
-use leasehold::store::Guarantee;
-use leasehold::{Builder, ErrorKind, Leasehold, LostReason, State};
+use leasehold::store::{Guarantee, Joined, Mode, Renew, Renewal};
+use leasehold::{Builder, Claim, ErrorKind, Kind, Leasehold, LostReason, Name, State};
 use testbed::{Cluster, Redis, Sentinel, Setup};
 
 const LEASE: Duration = Duration::from_millis(1_500);
@@ -52,7 +52,7 @@ async fn tokens_rise_while(
 }
 
 #[test]
-fn s25_sentinels_fail_over_from_a_killed_master() {
+fn r42_s25_sentinels_fail_over_from_a_killed_master() {
     run(async {
         let set = Arc::new(Sentinel::start());
         let clients = [connect(&set.url()).await, connect(&set.url()).await];
@@ -111,7 +111,7 @@ fn s25_sentinels_fail_over_from_a_stopped_master_in_mid_wait() {
 }
 
 #[test]
-fn s23_wait_was_satisfied_and_another_replica_is_promoted() {
+fn r30_s23_wait_was_satisfied_and_another_replica_is_promoted() {
     run(async {
         let master = Redis::with(Setup::new().fast());
         let _fresh = Redis::replica_of(master.port(), Setup::new().fast());
@@ -133,7 +133,7 @@ fn s23_wait_was_satisfied_and_another_replica_is_promoted() {
 }
 
 #[test]
-fn too_few_replicas_give_the_lock_back_or_are_accepted() {
+fn r30_too_few_replicas_give_the_lock_back_or_are_accepted() {
     run(async {
         let master = Redis::with(Setup::new().fast());
         let replica = Redis::replica_of(master.port(), Setup::new().fast());
@@ -143,7 +143,13 @@ fn too_few_replicas_give_the_lock_back_or_are_accepted() {
         assert_told(&error, ErrorKind::Unconfirmed, "secret");
         assert_eq!(master.command(&["EXISTS", "short"]), "0", "it was not given back");
         let accepting = connect(&format!("{two}&replicas_short=accept")).await;
-        release(accepting.mutex("short").try_lock().await.unwrap()).await;
+        let guard = accepting.mutex("short").try_lock().await.unwrap();
+        assert_eq!(guard.replicas(), Some(1), "of the two that were wished for");
+        release(guard).await;
+        let unasked = connect(&master.url()).await;
+        let guard = unasked.mutex("short").try_lock().await.unwrap();
+        assert_eq!(guard.replicas(), None);
+        release(guard).await;
         // A pushed grant counts only once it is confirmed, too.
         let one = connect(&format!("{}?replicas=1&replicas_ms=2000", master.url())).await;
         let guard = one.mutex("pushed").lock().await.unwrap();
@@ -160,6 +166,63 @@ fn too_few_replicas_give_the_lock_back_or_are_accepted() {
         assert_eq!(refused.unwrap_err().kind(), ErrorKind::Unconfirmed);
         replica.cont();
         hammer(&[one], "confirmed", 8, 10).await;
+    });
+}
+
+/// One heartbeat asks for all of them: each is told for itself, and all within one wait.
+#[test]
+fn r30_too_few_replicas_are_told_to_each_of_many_waiters() {
+    const MANY: usize = 50;
+    run(async {
+        let master = Redis::with(Setup::new().fast());
+        let replica = Redis::replica_of(master.port(), Setup::new().fast());
+        master.wait_for_replicas(1);
+        let locks = connect(&format!("{}?replicas=1&replicas_ms=1000", master.url())).await;
+        let store = locks.store();
+        let claim = |name: String| Claim::new(Name::new(name).unwrap(), Kind::Mutex, 1, 1).unwrap();
+        let held: Vec<Claim> = (0..MANY).map(|n| claim(format!("many {n}"))).collect();
+        let waiting: Vec<Claim> = held.iter().map(|c| claim(c.name.as_str().to_owned())).collect();
+        let steady = claim("steady".into());
+        for claim in held.iter().chain([&steady]) {
+            let joined = store.join(claim, Mode::Wait).await.unwrap();
+            assert!(matches!(joined, Joined::Holding { .. }), "{joined:?}");
+        }
+        for claim in &waiting {
+            let joined = store.join(claim, Mode::Wait).await.unwrap();
+            assert!(matches!(joined, Joined::Waiting(_)), "{joined:?}");
+        }
+        replica.stop();
+        for claim in &held {
+            assert!(store.leave(claim, None).await.unwrap());
+        }
+        let all = waiting.iter().chain([&steady]);
+        let all: Vec<Renew> = all.map(|c| Renew { claim: c.clone(), lease: c.lease }).collect();
+        let begun = Instant::now();
+        // Those that have not been answered within a heartbeat's time are asked about again.
+        let is_open = |renewal: &Renewal| {
+            matches!(renewal, Renewal::Unknown { kind: ErrorKind::Unreachable, .. })
+        };
+        let mut told = store.renew(&all).await.unwrap();
+        while told.iter().any(is_open) {
+            let open = all.iter().zip(&told).filter(|(_, told)| is_open(told));
+            let open: Vec<Renew> = open.map(|(renew, _)| renew.clone()).collect();
+            let again = store.renew(&open).await;
+            // Of one alone it is an error.
+            let mut again = again.unwrap_or_else(|e| vec![Renewal::unknown(&e)]).into_iter();
+            for told in told.iter_mut().filter(|told| is_open(told)) {
+                *told = again.next().unwrap();
+            }
+        }
+        // One by one, it would be fifty seconds.
+        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+        // What was confirmed before is renewed all the same.
+        assert!(matches!(told.pop(), Some(Renewal::Holding { .. })));
+        for (renewal, claim) in told.into_iter().zip(&waiting) {
+            let error = renewal.known().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unconfirmed, "{error}");
+            assert_eq!(master.command(&["EXISTS", claim.name.as_str()]), "0", "not given back");
+        }
+        replica.cont();
     });
 }
 
@@ -273,6 +336,36 @@ fn exact_while_slots_move_to_and_fro() {
             }
         }
         breaking.await.unwrap();
+    });
+}
+
+#[test]
+fn a_cluster_renews_by_one_command_a_slot() {
+    const SLOTS: usize = 100;
+    run(async {
+        let cluster = Cluster::start();
+        let locks = connect(&cluster.url()).await;
+        let mut held = Vec::new();
+        for slot in 0..SLOTS {
+            for n in 0..30 {
+                held.push(locks.mutex(format!("{{{slot}}} {n}")).lock().await.unwrap());
+            }
+        }
+        // Once round, so that they are in their common batches.
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        for node in cluster.nodes() {
+            node.command(&["CONFIG", "RESETSTAT"]);
+        }
+        let begun = Instant::now();
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        let calls: Vec<_> = cluster.nodes().iter().flat_map(Redis::calls).collect();
+        let sent: u64 = calls.iter().filter(|(name, _)| name == "evalsha").map(|(_, n)| n).sum();
+        // Locks of one slot that were taken on both sides of a grid line are renewed by two.
+        let periods = begun.elapsed().as_secs_f64() / 5.0;
+        let most = periods.ceil() as u64 * SLOTS as u64 * 2;
+        assert!((1..=most).contains(&sent), "{sent} commands in {periods:.1} periods");
+        assert!(held.iter().all(|guard| guard.state() == State::Held));
+        locks.close().await.unwrap();
     });
 }
 

@@ -9,11 +9,20 @@ use common::*;
 use leasehold::{Error, ErrorKind, Leasehold};
 use testbed::{Redis, Setup};
 
-/// The rights that docs/stores/redis.md lists.
-const RIGHTS: &str = "~* &leasehold:* +eval +evalsha +get +set +getset +del +exists +pexpire +pttl \
-                      +getrange +time +publish +subscribe +zadd +zrem +zcard +zrange +zrevrange \
-                      +zrank +zscore +zpopmin +zrangebyscore +hget +hset +hdel +hincrby +scan +info \
-                      +ping +hello +auth +select";
+const PAGE: &str = include_str!("../../../docs/stores/redis.md");
+
+/// The rights of the user that docs/stores/redis.md makes, whose locks begin with `app:`.
+fn rights() -> String {
+    let (_, line) = PAGE.split_once("ACL SETUSER app on >secret ").expect("the line in the docs");
+    let (line, _) = line.split_once("```").expect("its end");
+    line.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// What the page says beside that line, where it does.
+fn and(more: &str) -> String {
+    assert!(PAGE.contains(&format!("`{more}`")), "{more} is not in the docs");
+    format!("{} {more}", rights())
+}
 
 /// What a client is told that is not let in: by connecting, or at the latest by its first lock.
 async fn refusal(url: &str) -> Error {
@@ -50,19 +59,52 @@ async fn works(url: &str) {
 
 fn with_user(rights: &str) -> Redis {
     let server = Redis::with(Setup::new().fast());
+    add_user(&server, rights);
+    server
+}
+
+fn add_user(server: &Redis, rights: &str) {
     let rule = format!("ACL SETUSER lh reset on >s3cret {rights}");
     server.command(&rule.split(' ').filter(|word| !word.is_empty()).collect::<Vec<_>>());
-    server
+}
+
+/// Every deployment, with no right that the page does not list.
+#[test]
+fn the_rights_in_the_documentation_are_enough() {
+    run(async {
+        let cluster = testbed::cluster();
+        for node in cluster.nodes() {
+            add_user(node, &and("+cluster|slots +asking"));
+        }
+        let user = |url: String| url.replacen("://", "://lh:s3cret@", 1);
+        works(&format!("{}?prefix=app:", user(cluster.url()))).await;
+
+        let set = testbed::sentinel();
+        for server in set.servers() {
+            add_user(server, &and("+role"));
+        }
+        works(&format!("{}?prefix=app:", user(set.url()))).await;
+
+        let master = with_user(&and("+wait"));
+        let _replica = Redis::replica_of(master.port(), Setup::new().fast());
+        master.wait_for_replicas(1);
+        let url = user(format!("redis://127.0.0.1:{}/", master.port()));
+        works(&format!("{url}?prefix=app:&replicas=1&replicas_ms=3000")).await;
+        // And the right that only this needs is told of.
+        let master = with_user(&rights());
+        let url = user(format!("redis://127.0.0.1:{}/?prefix=app:&replicas=1", master.port()));
+        told(&refusal(&url).await, ErrorKind::Denied, "+wait");
+    });
 }
 
 #[test]
 fn s94_a_wrong_password() {
     run(async {
-        let server = with_user(RIGHTS);
+        let server = with_user(&rights());
         let port = server.port();
         let url = format!("redis://lh:wrongs3cret@127.0.0.1:{port}/");
         told(&refusal(&url).await, ErrorKind::Denied, "check the URL");
-        works(&format!("redis://lh:s3cret@127.0.0.1:{port}/1")).await;
+        works(&format!("redis://lh:s3cret@127.0.0.1:{port}/1?prefix=app:")).await;
         let asks = Redis::with(Setup::new().fast().arg("--requirepass").arg("s3cret"));
         let url = format!("redis://127.0.0.1:{}/", asks.port());
         told(&refusal(&url).await, ErrorKind::Denied, "password");
@@ -74,20 +116,20 @@ fn s94_a_wrong_password() {
 fn rights_that_are_missing_are_named() {
     run(async {
         for (rights, what) in [
-            (RIGHTS.replace("+getset", ""), "getset"),
-            (RIGHTS.replace("+evalsha", ""), "evalsha"),
-            (RIGHTS.replace("~*", "~else:*"), "~lock-names*"),
-            (RIGHTS.replace("&leasehold:*", ""), "&leasehold:*"),
+            (rights().replace("+getset", ""), "getset"),
+            (rights().replace("+evalsha", ""), "evalsha"),
+            (rights().replace("~app:*", "~else:*"), "~lock-names*"),
+            (rights().replace("&leasehold:*", ""), "&leasehold:*"),
         ] {
             let server = with_user(&rights);
-            let url = format!("redis://lh:s3cret@127.0.0.1:{}/", server.port());
+            let url = format!("redis://lh:s3cret@127.0.0.1:{}/?prefix=app:", server.port());
             let error = refusal(&url).await;
             told(&error, ErrorKind::Denied, "docs/stores/redis.md");
             assert!(error.to_string().contains(what), "{what} is not in: {error}");
         }
         // Only what is nice to know; locks work without it.
-        let server = with_user(&RIGHTS.replace("+info", ""));
-        works(&format!("redis://lh:s3cret@127.0.0.1:{}/", server.port())).await;
+        let server = with_user(&rights().replace("+info", ""));
+        works(&format!("redis://lh:s3cret@127.0.0.1:{}/?prefix=app:", server.port())).await;
     });
 }
 
@@ -134,10 +176,10 @@ fn servers_that_cannot_be_used() {
         let set = testbed::sentinel();
         let sentinel = format!("redis://127.0.0.1:{}/", set.sentinel_ports()[0]);
         told(&refusal(&sentinel).await, ErrorKind::Config, "redis+sentinel://");
-        let no_info = with_user(&RIGHTS.replace("+info", ""));
+        let no_info = with_user(&rights().replace("+info", ""));
         no_info.command(&["REPLICAOF", "127.0.0.1", &port.to_string()]);
         // A replica that does not tell this user so at once: by the first lock.
-        let hides = format!("redis://lh:s3cret@127.0.0.1:{}/", no_info.port());
+        let hides = format!("redis://lh:s3cret@127.0.0.1:{}/?prefix=app:", no_info.port());
         told(&refusal(&hides).await, ErrorKind::Denied, "replica");
         let other = set.url().replace("mymaster", "another");
         told(&refusal(&other).await, ErrorKind::Config, "no master of this name");

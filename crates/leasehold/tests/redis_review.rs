@@ -67,7 +67,7 @@ fn s15_a_long_lock_delay_of_a_semaphore_outlives_its_dead_holder() {
 
 /// A fail-over between grant and confirmation: the master that confirms has somebody else's hold.
 #[test]
-fn s23_the_hold_of_somebody_else_confirms_nothing() {
+fn r30_s23_the_hold_of_somebody_else_confirms_nothing() {
     run(async {
         let master = Redis::with(Setup::new().fast());
         let _replica = Redis::replica_of(master.port(), Setup::new().fast());

@@ -251,6 +251,33 @@ fn s22_tokens_rise_over_kill_9_and_lost_writes() {
 }
 
 #[test]
+fn s22_lost_state_and_a_clock_that_is_behind() {
+    run(async {
+        let server = Redis::with(Setup::new().fast().movable_clock());
+        let locks = connect(&server.url()).await;
+        let guard = locks.mutex("forgotten").no_renewal().lock().await.unwrap();
+        let last = guard.token();
+        server.shift_clock(-3_600);
+        server.restart_empty();
+        // The documented bound: tokens rise for whoever has seen the last, and for nobody else. Before
+        // them, whoever has seen nothing.
+        let fresh = connect(&server.url()).await;
+        let behind = fresh.mutex("forgotten").try_lock().await.unwrap();
+        assert!(behind.token() < last, "{} is no hour behind {last}", behind.token());
+        release(behind).await;
+        let next = locks.mutex("forgotten").lock().await.unwrap();
+        assert!(next.token() > last, "{} after {last}", next.token());
+        let last = next.token();
+        release(next).await;
+        // From there on they rise for all: the server has it again.
+        let next = fresh.mutex("forgotten").lock().await.unwrap();
+        assert!(next.token() > last, "{} after {last}", next.token());
+        release(next).await;
+        drop(guard);
+    });
+}
+
+#[test]
 fn what_is_on_disk_outlives_kill_9() {
     run(async {
         let server = Redis::start();
@@ -318,7 +345,100 @@ fn a_stopped_server_loses_the_lock_by_the_deadline() {
 }
 
 #[test]
+fn r13_one_round_trip_to_take_and_one_to_release() {
+    run(async {
+        let server = fast();
+        let proxy = Proxy::before(server.port());
+        let locks = connect(&proxy.in_front_of(server.port(), &server.url())).await;
+        // So long that nothing is renewed meanwhile.
+        let mutex = locks.mutex("counted").lease(Duration::from_secs(600));
+        let permits = locks.semaphore("counted too", 2).lease(Duration::from_secs(600));
+        // The connections are made and the scripts known.
+        release(mutex.lock().await.unwrap()).await;
+        release(permits.acquire().await.unwrap()).await;
+        for n in 1..=20 {
+            let before = proxy.round_trips();
+            let guard = match n % 2 {
+                0 => mutex.lock().await.unwrap(),
+                _ => permits.acquire().await.unwrap(),
+            };
+            assert_eq!(proxy.round_trips() - before, 1, "to take");
+            guard.release().await.unwrap();
+            assert_eq!(proxy.round_trips() - before, 2, "to release");
+        }
+    });
+}
+
+#[test]
+fn r10_one_command_and_one_message_a_hand_over() {
+    run(async {
+        let server = fast();
+        let holder = connect(&server.url()).await;
+        let clients = [connect(&server.url()).await, connect(&server.url()).await];
+        for waiters in [2, 200] {
+            let name = format!("handed {waiters}");
+            let guard = holder.mutex(&name).lease(Duration::from_secs(600)).lock().await.unwrap();
+            let mut waiting = tokio::task::JoinSet::new();
+            for n in 0..waiters {
+                let mutex = clients[n % 2].mutex(&name);
+                waiting.spawn(async move { release(mutex.lock().await.unwrap()).await });
+            }
+            until_waiting(&holder, &name, waiters).await;
+            server.command(&["CONFIG", "RESETSTAT"]);
+            let begun = Instant::now();
+            release(guard).await;
+            while let Some(done) = waiting.join_next().await {
+                done.expect("no task panics");
+            }
+            let calls: std::collections::HashMap<_, _> = server.calls().into_iter().collect();
+            let count = |name| calls.get(name).copied().unwrap_or(0);
+            // The last release hands over to nobody.
+            let turns = waiters as u64 + 1;
+            assert_eq!(count("publish"), turns - 1, "messages of {waiters} waiters");
+            // Two clients beat for those who still wait, every two seconds, and renew what is held
+            // for long: nothing of that grows with the hand-overs.
+            let beats = 4 * (begun.elapsed().as_secs() + 1);
+            let sent = count("evalsha");
+            assert!((turns..=turns + beats).contains(&sent), "{sent} commands for {turns} turns");
+        }
+    });
+}
+
+/// What a hand-over costs whose message is lost: a heartbeat.
+const HEARTBEAT: Duration = Duration::from_secs(2 + 2);
+
+#[test]
 fn s24_a_lost_message_costs_one_heartbeat() {
+    run(async {
+        let server = fast();
+        let proxy = Proxy::before(server.port());
+        let waiting = connect(&proxy.in_front_of(server.port(), &server.url())).await;
+        let holder = connect(&server.url()).await;
+        for round in 0..3 {
+            let guard = holder.mutex("deaf").lock().await.unwrap();
+            let waiter = tokio::spawn({
+                let waiting = waiting.clone();
+                async move { waiting.mutex("deaf").lock().await }
+            });
+            until_waiting(&holder, "deaf", 1).await;
+            // The connection stays up, and the message alone is lost.
+            let connections = proxy.connections();
+            proxy.drop_messages(true);
+            let begun = Instant::now();
+            release(guard).await;
+            let guard = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap().unwrap();
+            assert!(begun.elapsed() < HEARTBEAT, "round {round}: {:?}", begun.elapsed());
+            assert!(proxy.has_dropped(), "no message was lost");
+            // (The first heartbeat of all makes its own.)
+            assert!(round == 0 || proxy.connections() == connections, "it was cut");
+            proxy.drop_messages(false);
+            release(guard).await;
+        }
+    });
+}
+
+#[test]
+fn s24_a_connection_that_is_cut_costs_no_turn() {
     run(async {
         let server = fast();
         let proxy = Proxy::before(server.port());
@@ -376,8 +496,10 @@ fn s28_a_main_key_that_goes_is_noticed_within_a_heartbeat() {
         let guard = holder.mutex("deleted").lock().await.unwrap();
         let waiter = tokio::spawn(async move { waiting.mutex("deleted").lock().await });
         until_waiting(&holder, "deleted", 1).await;
+        let begun = Instant::now();
         server.command(&["DEL", "deleted"]);
         let next = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap().unwrap();
+        assert!(begun.elapsed() < HEARTBEAT, "{:?}", begun.elapsed());
         assert!(next.token() > guard.token());
         // Its holder finds out at its next renewal.
         assert_eq!(guard.lost().await, LostReason::Gone);

@@ -11,6 +11,9 @@ use std::time::Duration;
 
 use rustix::net::sockopt::set_socket_linger;
 
+/// What a piece begins with that is a message of Redis's.
+const MESSAGE: &[u8] = b">3\r\n$7\r\nmessage\r\n";
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
     Requests,
@@ -24,6 +27,8 @@ struct State {
     requests_held: bool,
     /// How many more replies pass before the others are dropped.
     replies_left: Option<usize>,
+    /// What Redis publishes is dropped.
+    messages_dropped: bool,
     refusing: bool,
     ended: bool,
     delay: Duration,
@@ -134,6 +139,12 @@ impl Proxy {
     /// Ends [`drop_replies_after`](Self::drop_replies_after).
     pub fn pass_replies(&self) {
         self.shared.change(|state| state.replies_left = None);
+    }
+
+    /// What a Redis server publishes (over RESP3) is dropped, and all else passes: a message is lost
+    /// on a connection that stays up.
+    pub fn drop_messages(&self, on: bool) {
+        self.shared.change(|state| state.messages_dropped = on);
     }
 
     /// Whether a reply was dropped since it was last asked for.
@@ -273,15 +284,15 @@ fn forward(
             .unwrap_or_else(PoisonError::into_inner);
         let passes = match (direction, &mut state.replies_left) {
             (Direction::Requests, _) | (Direction::Replies, None) => true,
-            (Direction::Replies, Some(0)) => {
-                state.dropped = true;
-                false
-            }
+            (Direction::Replies, Some(0)) => false,
             (Direction::Replies, Some(left)) => {
                 *left -= 1;
                 true
             }
         };
+        let pushed = direction == Direction::Replies && buffer[..n].starts_with(MESSAGE);
+        let passes = passes && !(pushed && state.messages_dropped);
+        state.dropped |= !passes;
         drop(state);
         if passes {
             to.write_all(&buffer[..n])?;

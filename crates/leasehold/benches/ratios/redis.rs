@@ -3,6 +3,8 @@
 //! *Pair*: `SET key value NX PX` and the script that compares and deletes, the recipe of most lock
 //! libraries; it has neither queue nor token. Two PINGs are what two round trips cost alone.
 //!
+//! Beside them, what others offer: rslock in this process, redis-py's `Lock` in its own.
+//!
 //! *Contention*: the ring is the fastest way there is to hand a token round on Redis: each contender
 //! waits with BLPOP on a connection of its own, and passes the token on with RPUSH. Our contenders
 //! are spread over eight clients, each with connections and a thread of its own; all of them
@@ -12,7 +14,9 @@
 //! For figures that do not depend on where the kernel puts two processes, run it with
 //! `taskset -c 0`: the server is started by it, and so shares the processor.
 
+use std::io::{BufRead, BufReader, Write};
 use std::pin::Pin;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -20,7 +24,7 @@ use std::time::Duration;
 use leasehold::Leasehold;
 use redis::aio::MultiplexedConnection;
 use testbed::{Redis, Setup};
-use tokio::runtime::Builder;
+use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 
 use crate::contention::{self, Outcome, Window};
@@ -50,13 +54,89 @@ pub(crate) fn pair(effort: Effort) -> Result<()> {
         }
         Ok(())
     });
+    let rslock = rslock::LockManager::from_clients(vec![client(&server)?]);
+    let theirs = time_pairs(&runtime, effort, async || {
+        let lock = rslock.lock("rslock", Duration::from_secs(15)).await?;
+        rslock.unlock(&lock).await;
+        Ok(())
+    });
+    let mut python = Python::start(&server)?;
     let mut subjects = vec![
         Subject::new("SET NX PX + compare-and-delete", recipe),
         Subject::new("two PINGs", pings),
+        Subject::new("rslock", theirs),
+        Subject::new("redis-py, Lock", move || python.pairs(effort.time)),
     ];
     subjects.extend(pair::ours(&runtime, effort, &locks));
     pair::show("redis:, uncontended pair", &alternate(effort, subjects)?, 2);
+    hop(effort, &runtime, &server)?;
     many(effort, &server)
+}
+
+/// What a waiter must wait for at least: a message on its way through the server.
+fn hop(effort: Effort, runtime: &Runtime, server: &Redis) -> Result<()> {
+    let (heard, mut hears) = tokio::sync::mpsc::unbounded_channel();
+    let config = redis::AsyncConnectionConfig::new().set_response_timeout(None);
+    let config = config.set_push_sender(heard);
+    let listens = client_of(server, redis::ProtocolVersion::RESP3)?;
+    let mut listener =
+        runtime.block_on(listens.get_multiplexed_async_connection_with_config(&config))?;
+    runtime.block_on(listener.subscribe("hop"))?;
+    let speaker = runtime.block_on(connect(server))?;
+    let hears = tokio::sync::Mutex::new({
+        // What confirms the subscription.
+        runtime.block_on(hears.recv()).ok_or("nothing was heard")?;
+        hears
+    });
+    let published = time_pairs(runtime, effort, async || {
+        let mut speaker = speaker.clone();
+        redis::cmd("PUBLISH").arg("hop").arg("x").query_async::<()>(&mut speaker).await?;
+        hears.lock().await.recv().await.ok_or("nothing was heard")?;
+        Ok(())
+    });
+    let ping = time_pairs(runtime, effort, async || {
+        Ok(redis::cmd("PING").query_async::<()>(&mut speaker.clone()).await?)
+    });
+    let subjects =
+        vec![Subject::new("PING", ping), Subject::new("PUBLISH until it is heard", published)];
+    pair::show("redis:, a message from one client to another", &alternate(effort, subjects)?, 1);
+    drop(listener);
+    Ok(())
+}
+
+/// redis-py in a process of its own, which takes its own time.
+struct Python {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Python {
+    fn start(server: &Redis) -> Result<Self> {
+        let mut command = Command::new(testbed::python());
+        command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/benches/ratios/redis_lock.py"));
+        command.arg(server.port().to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn()?;
+        let input = child.stdin.take().ok_or("no input")?;
+        let output = BufReader::new(child.stdout.take().ok_or("no output")?);
+        Ok(Self { child, input, output })
+    }
+
+    /// Nanoseconds a pair.
+    fn pairs(&mut self, time: Duration) -> Result<f64> {
+        writeln!(self.input, "{}", time.as_secs_f64())?;
+        let mut line = String::new();
+        self.output.read_line(&mut line)?;
+        Ok(line.trim().parse()?)
+    }
+}
+
+impl Drop for Python {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }
 
 /// Tasks with a name each, on two threads.
@@ -92,11 +172,21 @@ fn many(effort: Effort, server: &Redis) -> Result<()> {
     Ok(())
 }
 
-async fn connect(server: &Redis) -> Result<MultiplexedConnection> {
-    // As ours is: no delay for small packets, no timer for each answer.
+/// As ours is: no delay for small packets.
+fn client_of(server: &Redis, protocol: redis::ProtocolVersion) -> Result<redis::Client> {
     let info: redis::ConnectionInfo = server.url().parse()?;
+    let settings = info.redis_settings().clone().set_protocol(protocol);
     let tcp = redis::io::tcp::TcpSettings::default().set_nodelay(true);
-    let client = redis::Client::open(info.set_tcp_settings(tcp))?;
+    Ok(redis::Client::open(info.set_redis_settings(settings).set_tcp_settings(tcp))?)
+}
+
+fn client(server: &Redis) -> Result<redis::Client> {
+    client_of(server, redis::ProtocolVersion::RESP2)
+}
+
+async fn connect(server: &Redis) -> Result<MultiplexedConnection> {
+    // And no timer for each answer.
+    let client = client(server)?;
     let config = redis::AsyncConnectionConfig::new().set_response_timeout(None);
     Ok(client.get_multiplexed_async_connection_with_config(&config).await?)
 }

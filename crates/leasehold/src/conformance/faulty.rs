@@ -276,6 +276,10 @@ impl Store for Faulty {
         self.inner.store().identity()
     }
 
+    fn confirmed(&self, claim: &Claim) -> Option<u32> {
+        self.inner.store().confirmed(claim)
+    }
+
     fn place_key(&self, claim: &Claim) -> Option<Vec<u8>> {
         self.inner.store().place_key(claim)
     }

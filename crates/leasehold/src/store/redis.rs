@@ -339,23 +339,55 @@ impl RedisStore {
             self.beat(renewals, &others, &mut answers).await?;
         }
         if let Some(confirm) = &self.confirm {
-            for i in unconfirmed {
-                if matches!(answers[i], Renewal::Holding { .. }) {
-                    let claim = &renewals[i].claim;
-                    self.confirmed(confirm, claim).await?;
-                }
-            }
+            self.confirm_all(confirm, renewals, &unconfirmed, &mut answers).await;
         }
         for (renewal, answer) in renewals.iter().zip(&answers) {
             if matches!(answer, Renewal::Holding { .. } | Renewal::Lost) {
                 self.waiters.dismiss(renewal.claim.id);
             }
+            if matches!(answer, Renewal::Lost)
+                && let Some(confirm) = &self.confirm
+            {
+                confirm.forget(renewal.claim.id);
+            }
         }
-        all_unknown(&answers).map_or(Ok(answers), Err)
+        match answers.as_slice() {
+            [alone] => alone.clone().known().map(|known| vec![known]),
+            _ => Ok(answers),
+        }
+    }
+
+    /// Has all these claims confirmed at once, those of them that hold; each is told for itself.
+    async fn confirm_all(
+        &self,
+        confirm: &Confirm,
+        renewals: &[Renew],
+        unconfirmed: &[usize],
+        answers: &mut [Renewal],
+    ) {
+        let (mut indices, mut grants) = (Vec::new(), Vec::new());
+        for &i in unconfirmed {
+            let claim = &renewals[i].claim;
+            if let (Renewal::Holding { .. }, Ok(keys)) =
+                (&answers[i], self.keyspace.keys(&claim.name))
+            {
+                indices.push(i);
+                grants.push((claim, keys));
+            }
+        }
+        let told = confirm.all(&grants).await;
+        for ((i, (claim, _)), told) in indices.into_iter().zip(grants).zip(told) {
+            let Err(error) = told else { continue };
+            if !is_passing(&error) {
+                // What is not given back now ends with its lease.
+                let _ = self.leave(claim, None).await;
+            }
+            answers[i] = Renewal::unknown(&error.on(&claim.name));
+        }
     }
 
     /// Returns when enough replicas have the grant; gives it back if they do not.
-    async fn confirmed(&self, confirm: &Confirm, claim: &Claim) -> Result<()> {
+    async fn have_confirmed(&self, confirm: &Confirm, claim: &Claim) -> Result<()> {
         let keys = self.keyspace.keys(&claim.name)?;
         let Err(error) = confirm.grant(claim, &keys).await else { return Ok(()) };
         // What is not given back now ends with its lease.
@@ -379,6 +411,9 @@ impl RedisStore {
         let left = self.servers.send_noting(&request, &mut repeated).await;
         let left = answer::number(&left.map_err(|error| self.fault(&error))?)? > 0;
         self.waiters.dismiss(claim.id);
+        if let Some(confirm) = &self.confirm {
+            confirm.forget(claim.id);
+        }
         // Sent again over a new connection, it may find gone what it removed the first time.
         Ok(left || repeated)
     }
@@ -469,14 +504,6 @@ fn renewed(value: Value, some: &[(usize, Keys)], answers: &mut [Renewal]) -> Res
     Ok(())
 }
 
-/// The error of a call that answered nothing.
-fn all_unknown(answers: &[Renewal]) -> Option<Error> {
-    let all = answers.iter().map(|answer| answer.clone().known().err());
-    let errors = all.collect::<Option<Vec<Error>>>()?;
-    let (passing, lasting): (Vec<_>, Vec<_>) = errors.into_iter().partition(is_passing);
-    lasting.into_iter().chain(passing).next()
-}
-
 fn is_half_moved(error: &RedisError) -> bool {
     fault::refusal(error) == Some(fault::Refusal::TryAgain)
 }
@@ -507,6 +534,10 @@ impl Store for RedisStore {
         self.identity.clone()
     }
 
+    fn confirmed(&self, claim: &Claim) -> Option<u32> {
+        self.confirm.as_ref()?.reached(claim.id)
+    }
+
     async fn diagnose(&self) -> Result<Vec<Finding>> {
         doctor::diagnose(&self.servers, self.confirm.is_some()).await
     }
@@ -518,7 +549,7 @@ impl Store for RedisStore {
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
         let joined = self.try_join(claim, mode).await;
         if let (Some(confirm), Ok(Joined::Holding { .. })) = (&self.confirm, &joined) {
-            self.confirmed(confirm, claim).await?;
+            self.have_confirmed(confirm, claim).await?;
         }
         match joined {
             Ok(Joined::Waiting(_)) => {}

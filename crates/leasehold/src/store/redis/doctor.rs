@@ -65,7 +65,7 @@ fn judge(at: &str, info: &Info, confirms: bool) -> Vec<Finding> {
         ));
     }
     if info.figure("aof_enabled") != Some("1") {
-        found.push(Finding::weak(
+        found.push(Finding::broken(
             "persistence",
             format!("{at} writes no append-only file"),
             "a restart forgets locks that are held, so two may hold until a lease is over; tokens go \

@@ -10,7 +10,8 @@
 //! grant is an invitation only; whoever it is for asks, and that is confirmed before the answer.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use redis::{Pipeline, RedisResult, Value};
@@ -20,11 +21,14 @@ use tokio::sync::oneshot;
 use super::connection::Node;
 use super::fault;
 use super::keys::Keys;
-use super::servers::Servers;
+use super::servers::{Servers, sleep};
 use super::url::{Address, Login, Replicas, Shortfall};
-use crate::claim::{Claim, Kind};
+use crate::claim::{Claim, ClaimId, Kind};
 use crate::error::{Error, ErrorKind, Result};
 
+/// Which part of a waiter's lease one heartbeat may wait for replicas, for whom others wait in turn; the
+/// next one asks again.
+const PART: u32 = 8;
 /// How much longer an answer may take than the replicas.
 const CONNECTING: Duration = Duration::from_secs(1);
 
@@ -36,6 +40,17 @@ pub(super) struct Confirm {
     login: Login,
     runtime: Handle,
     groups: Mutex<HashMap<Address, Arc<Group>>>,
+    /// How many replicas have which grant.
+    reached: Mutex<HashMap<ClaimId, u32>>,
+    /// What took longer than a heartbeat may.
+    under_way: Mutex<HashMap<ClaimId, Asked>>,
+}
+
+/// One grant that is being confirmed.
+#[derive(Debug)]
+struct Asked {
+    id: ClaimId,
+    reached: oneshot::Receiver<Result<Option<u32>>>,
 }
 
 /// Those who wait for one server's replicas.
@@ -60,7 +75,13 @@ struct Grant {
     ours: String,
     /// What to write in the same slot.
     mark: String,
-    told: oneshot::Sender<Result<u32>>,
+    /// How many replicas have it; `None` if the server has not.
+    told: oneshot::Sender<Result<Option<u32>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // No code that can panic runs between two consistent states.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Confirm {
@@ -76,18 +97,62 @@ impl Confirm {
             login: login.clone(),
             runtime: runtime.clone(),
             groups: Mutex::default(),
+            reached: Mutex::default(),
+            under_way: Mutex::default(),
         }
     }
 
     /// Returns when enough replicas know of this claim's grant.
     pub(super) async fn grant(&self, claim: &Claim, keys: &Keys) -> Result<()> {
+        self.told(&mut self.ask(claim, keys).await?).await
+    }
+
+    /// The same for many, each for itself, at once. Those that take longer than others can be kept
+    /// waiting for are unknown, until they are asked about again.
+    pub(super) async fn all(&self, grants: &[(&Claim, Keys)]) -> Vec<Result<()>> {
+        let mut asked = Vec::with_capacity(grants.len());
+        for (claim, keys) in grants {
+            asked.push(self.ask(claim, keys).await);
+        }
+        let shortest = grants.iter().map(|(claim, _)| claim.waiter_lease).min();
+        let mut limit = pin!(sleep(&self.runtime, shortest.unwrap_or_default() / PART));
+        let (mut late, mut all) = (false, Vec::with_capacity(asked.len()));
+        for asked in asked {
+            let mut asked = match asked {
+                Ok(asked) => asked,
+                Err(error) => {
+                    all.push(Err(error));
+                    continue;
+                }
+            };
+            let told = tokio::select! {
+                biased;
+                told = self.told(&mut asked) => Some(told),
+                () = std::future::ready(()), if late => None,
+                () = &mut limit, if !late => None,
+            };
+            all.push(told.unwrap_or_else(|| {
+                late = true;
+                lock(&self.under_way).insert(asked.id, asked);
+                let what = "granted, and the replicas that are to confirm it have not answered yet";
+                Err(Error::new(ErrorKind::Unreachable, what))
+            }));
+        }
+        all
+    }
+
+    /// Begins to confirm a grant, beside others.
+    async fn ask(&self, claim: &Claim, keys: &Keys) -> Result<Asked> {
+        if let Some(asked) = lock(&self.under_way).remove(&claim.id) {
+            return Ok(asked);
+        }
         let node = self.servers.node(keys.slot).await.map_err(|e| fault::explain(&e))?;
         let group = self.group(node.address())?;
         let (told, reached) = oneshot::channel();
         let (look, ours) = look(claim, keys);
         let grant = Grant { look, ours, mark: keys.mark(), told };
         let start = {
-            let mut pending = group.pending.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut pending = lock(&group.pending);
             pending.grants.push(grant);
             !std::mem::replace(&mut pending.running, true)
         };
@@ -95,7 +160,12 @@ impl Confirm {
             let wanted = self.wanted;
             drop(self.runtime.spawn(async move { group.work(wanted).await }));
         }
-        let reached = match reached.await {
+        Ok(Asked { id: claim.id, reached })
+    }
+
+    /// Returns when enough replicas know of it.
+    async fn told(&self, asked: &mut Asked) -> Result<()> {
+        let reached = match (&mut asked.reached).await {
             Ok(reached) => reached?,
             Err(_) => {
                 let what = "the client's runtime was shut down: connect again";
@@ -103,18 +173,35 @@ impl Confirm {
             }
         };
         let Replicas { count, within, short } = self.wanted;
-        if reached >= count || short == Shortfall::Accept {
-            return Ok(());
+        let Some(reached) = reached else {
+            let what = "granted, but the server that was to confirm it has it no more: it failed \
+                        over meanwhile, or somebody took it away; try again";
+            return Err(Error::new(ErrorKind::Unconfirmed, what));
+        };
+        if reached < count && short == Shortfall::Refuse {
+            let what = format!(
+                "granted, but only {reached} of {count} replicas had it within {within:?}: given \
+                 back; check the replicas, or ask for fewer"
+            );
+            return Err(Error::new(ErrorKind::Unconfirmed, what));
         }
-        let what = format!(
-            "granted, but only {reached} of {count} replicas had it within {within:?}: given back; \
-             check the replicas, or ask for fewer"
-        );
-        Err(Error::new(ErrorKind::Unconfirmed, what))
+        lock(&self.reached).insert(asked.id, reached);
+        Ok(())
+    }
+
+    /// How many replicas had this claim's grant as it was confirmed.
+    pub(super) fn reached(&self, id: ClaimId) -> Option<u32> {
+        lock(&self.reached).get(&id).copied()
+    }
+
+    /// This claim is no more.
+    pub(super) fn forget(&self, id: ClaimId) {
+        lock(&self.reached).remove(&id);
+        lock(&self.under_way).remove(&id);
     }
 
     fn group(&self, at: &Address) -> Result<Arc<Group>> {
-        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut groups = lock(&self.groups);
         if let Some(group) = groups.get(at) {
             return Ok(group.clone());
         }
@@ -146,7 +233,7 @@ impl Group {
     async fn work(&self, wanted: Replicas) {
         loop {
             let grants = {
-                let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut pending = lock(&self.pending);
                 if pending.grants.is_empty() {
                     pending.running = false;
                     return;
@@ -155,35 +242,22 @@ impl Group {
             };
             // Connecting, the first time, is not the replicas' fault.
             let limit = wanted.within + CONNECTING;
-            let answer = tokio::time::timeout(limit, self.confirm(&grants, wanted)).await;
-            let mut answers = match answer {
-                Ok(Ok(answers)) => answers.into_iter(),
-                Ok(Err(error)) => {
-                    for grant in grants {
-                        // Nobody may be listening any more.
-                        let _ = grant.told.send(Err(fault::explain(&error)));
-                    }
+            let confirmed = tokio::time::timeout(limit, self.confirm(&grants, wanted)).await;
+            let answers = match confirmed {
+                Ok(answers) => answers.map_err(|error| fault::explain(&error)),
+                Err(_) => {
+                    // It may have it, and no replica is known to.
+                    grants.into_iter().for_each(|grant| grant.tell(Ok(Some(0))));
                     continue;
                 }
-                Err(_) => vec![Value::Int(0)].into_iter(),
             };
-            let reached = match answers.next_back() {
-                Some(Value::Int(n)) => u32::try_from(n).unwrap_or(0),
-                _ => 0,
-            };
-            // Without a write of its own, it has waited for an earlier one.
-            if let Some(Err(error)) = answers.next_back().map(Value::extract_error) {
-                for grant in grants {
-                    let _ = grant.told.send(Err(fault::explain(&error)));
+            match answers.and_then(|answers| reached(&answers, &grants)) {
+                Ok(reached) => grants.into_iter().zip(reached).for_each(|(g, r)| g.tell(Ok(r))),
+                Err(error) => {
+                    for grant in grants {
+                        grant.tell(Err(Error::new(error.kind(), error.to_string())));
+                    }
                 }
-                continue;
-            }
-            for grant in grants {
-                let there = match answers.next() {
-                    Some(Value::BulkString(found)) => found.starts_with(grant.ours.as_bytes()),
-                    _ => false,
-                };
-                let _ = grant.told.send(Ok(if there { reached } else { 0 }));
             }
         }
     }
@@ -200,4 +274,28 @@ impl Group {
         pipeline.arg(u64::try_from(wanted.within.as_millis()).unwrap_or(1_000));
         self.node.pipeline(&pipeline).await
     }
+}
+
+impl Grant {
+    fn tell(self, reached: Result<Option<u32>>) {
+        // Nobody may be listening any more.
+        let _ = self.told.send(reached);
+    }
+}
+
+/// How many replicas have which grant, by the answers to what was sent together.
+fn reached(answers: &[Value], grants: &[Grant]) -> Result<Vec<Option<u32>>> {
+    let [looks @ .., wrote, waited] = answers else { return Ok(vec![None; grants.len()]) };
+    // Without a write of its own it has waited for an earlier one.
+    wrote.clone().extract_error().map_err(|error| fault::explain(&error))?;
+    let reached = match waited.clone().extract_error() {
+        Ok(Value::Int(n)) => u32::try_from(n).unwrap_or(0),
+        Ok(_) => 0,
+        Err(error) => return Err(fault::explain(&error)),
+    };
+    let there = |(look, grant): (&Value, &Grant)| match look {
+        Value::BulkString(found) => found.starts_with(grant.ours.as_bytes()),
+        _ => false,
+    };
+    Ok(looks.iter().zip(grants).map(there).map(|there| there.then_some(reached)).collect())
 }
