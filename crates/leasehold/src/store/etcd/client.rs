@@ -9,6 +9,10 @@
 //! connection, and so does one that its caller gave up after [`SUSPECT`] where there is another
 //! member to go to. The streams of a condemned connection end with it.
 //!
+//! Not the crate `etcd-client`: it builds its messages with `protoc`, which would have to be installed
+//! wherever leasehold is built; it says nothing of a member that is silent; and its keep-alive is to be
+//! watched from outside. The few messages that we send are written down in [`proto`](super::proto).
+//!
 //! Requests are polled by the caller; timers and connections live on the client's own runtime.
 
 use std::fmt;
