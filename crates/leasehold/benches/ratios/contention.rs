@@ -232,9 +232,6 @@ pub(crate) fn child(subject: &str, me: &str, of: &str, dir: &Path) -> Result<()>
 
 /// What one window showed.
 pub(crate) struct Outcome {
-    /// All of them, and those who came in the end.
-    #[cfg_attr(not(feature = "etcd"), allow(dead_code))]
-    pub(crate) turns: f64,
     pub(crate) turns_per_second: f64,
     pub(crate) handover_p50: f64,
     pub(crate) handover_p99: f64,
@@ -255,7 +252,6 @@ impl Outcome {
         let changed = all.windows(2).filter(|pair| pair[0].1 != pair[1].1);
         let handovers: Vec<f64> = changed.map(|pair| (pair[1].0 - pair[0].0) as f64).collect();
         Self {
-            turns: all.len() as f64 + notes.len() as f64,
             turns_per_second: all.len() as f64 / time.as_secs_f64(),
             changed_hands: handovers.len() as f64 / all.len().saturating_sub(1) as f64,
             jain: jain(&shares),

@@ -22,10 +22,10 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Streaming};
 use tonic_prost::ProstCodec;
 
-use crate::contention::{self, Outcome, Window};
 use crate::measure::{
     Effort, Measured, Result, Subject, alternate, digits, duration, percentile, rate, table,
 };
+use crate::queued;
 
 const CONTENDERS: [usize; 2] = [8, 32];
 /// Told last and alone, since it takes long.
@@ -168,7 +168,8 @@ fn hand_over(effort: Effort, server: &Etcd, raw: &Raw) -> Result<()> {
         String::new(),
     ]];
     let mut clients = Vec::new();
-    for _ in 0..CLIENTS {
+    // One more, which holds until all stand in the queue.
+    for _ in 0..=CLIENTS {
         let store = Arc::new(runtime.block_on(EtcdStore::open(&server.url(), runtime.handle()))?);
         clients.push((Builder::default().store(store.clone())?, store));
     }
@@ -202,14 +203,9 @@ fn contended(
     clients: &[(Leasehold, Arc<EtcdStore>)],
     hop: f64,
 ) -> Result<Vec<String>> {
-    let sent = || clients.iter().map(|(_, store)| store.requests()).sum::<u64>();
-    let mut requests = Vec::new();
-    let ours = || {
-        let before = sent();
-        let outcome = runtime.block_on(contend(n, effort, clients))?;
-        requests.push((sent() - before) as f64 / outcome.turns);
-        Ok(outcome)
-    };
+    let (locks, stores): (Vec<_>, Vec<_>) = clients.iter().cloned().unzip();
+    let sent = async || Ok(stores.iter().map(|store| store.requests()).sum::<u64>() as f64);
+    let ours = || runtime.block_on(queued::contend(&locks, n, effort, Duration::ZERO, sent));
     let measured = alternate(effort, vec![Subject::new("leasehold", ours)])?;
     let m = &measured[0];
     let row = vec![
@@ -219,24 +215,9 @@ fn contended(
         digits(m.median(|o| o.handover_p50) / hop),
         duration(m.median(|o| o.handover_p99)),
         format!("{:.3}", m.median(|o| o.jain)),
-        digits(percentile(requests, 0.5)),
+        digits(m.median(|o| o.statements_per_turn)),
     ];
     Ok(row)
-}
-
-async fn contend(
-    n: usize,
-    effort: Effort,
-    clients: &[(Leasehold, Arc<EtcdStore>)],
-) -> Result<Outcome> {
-    let window = Window::next(effort);
-    let mut running = JoinSet::new();
-    for at in 0..n {
-        let lock = Arc::new(clients[at % clients.len()].0.mutex("contention"));
-        running.spawn(contention::contend(window, lock, contention::one_turn));
-    }
-    let notes: Result<Vec<_>> = running.join_all().await.into_iter().collect();
-    Ok(Outcome::of(&notes?, effort.time))
 }
 
 /// The times between turns of `etcdctl lock`, in nanoseconds.

@@ -17,6 +17,12 @@ mod etcd;
 mod kill;
 mod measure;
 mod pair;
+#[cfg(any(
+    feature = "redis",
+    feature = "etcd",
+    all(feature = "sqlite", feature = "postgres", feature = "mysql")
+))]
+mod queued;
 mod raw;
 #[cfg(feature = "redis")]
 mod redis;

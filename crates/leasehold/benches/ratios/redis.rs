@@ -18,7 +18,6 @@ use std::io::{BufRead, BufReader, Write};
 use std::pin::Pin;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use leasehold::Leasehold;
@@ -30,6 +29,7 @@ use tokio::task::JoinSet;
 use crate::contention::{self, Outcome, Window};
 use crate::measure::{Effort, Result, Subject, alternate, now};
 use crate::pair::{self, time_pairs};
+use crate::queued;
 
 const CONTENDERS: [usize; 3] = [8, 32, 1_000];
 /// With more contenders than this the ring would be a test of connections.
@@ -250,7 +250,10 @@ pub(crate) fn contention(effort: Effort) -> Result<()> {
                 subjects.push(Subject::new("polling", poll));
             }
             let raws = subjects.len().min(1);
-            let ours = || runtime.block_on(contend(&clients, n, effort, hold, &server));
+            let ours = || {
+                let count = async || Ok(sent(&server));
+                runtime.block_on(queued::contend(&clients, n, effort, hold, count))
+            };
             subjects.push(Subject::new("leasehold", ours));
             let held = if hold.is_zero() { String::new() } else { format!(", held for {hold:?}") };
             let title = format!("redis:, {n} contenders{held}");
@@ -336,58 +339,6 @@ async fn poll(
     }
     let notes: Result<Vec<_>> = running.join_all().await.into_iter().collect();
     Ok(Outcome::of(&notes?, effort.time))
-}
-
-async fn contend(
-    clients: &[Leasehold],
-    n: usize,
-    effort: Effort,
-    hold: Duration,
-    server: &Redis,
-) -> Result<Outcome> {
-    let [first, others @ ..] = clients else { return Err("no clients".into()) };
-    let held = first.mutex("contention").lock().await?;
-    let queued = Arc::new(AtomicUsize::new(0));
-    let (open, window) = tokio::sync::watch::channel(None::<Window>);
-    let mut running = JoinSet::new();
-    for i in 0..n {
-        let (queued, once) = (queued.clone(), std::sync::Once::new());
-        let lock = others[i % others.len()].mutex("contention").on_waiting(move |_| {
-            once.call_once(|| {
-                queued.fetch_add(1, Ordering::SeqCst);
-            });
-        });
-        let window = window.clone();
-        running.spawn(async move {
-            let mut notes = Vec::new();
-            loop {
-                let guard = lock.lock().await?;
-                let note = now();
-                work(hold).await;
-                guard.release().await?;
-                match *window.borrow() {
-                    Some(window) if note >= window.until => return Result::Ok(notes),
-                    _ => notes.push(note),
-                }
-            }
-        });
-    }
-    while queued.load(Ordering::SeqCst) < n {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    let before = sent(server);
-    let window = Window::next(effort);
-    tokio::time::sleep(window.opens_in()).await;
-    open.send_replace(Some(window));
-    held.release().await?;
-    tokio::time::sleep(Duration::from_nanos(window.until.saturating_sub(now()))).await;
-    let after = sent(server);
-    // The others have their turn, so that nothing of this round is left in the next.
-    let notes: Result<Vec<_>> = running.join_all().await.into_iter().collect();
-    let mut outcome = Outcome::of(&notes?, effort.time);
-    outcome.statements_per_turn =
-        (after - before) / (outcome.turns_per_second * effort.time.as_secs_f64());
-    Ok(outcome)
 }
 
 /// How many scripts clients have sent.

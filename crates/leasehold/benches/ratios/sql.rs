@@ -13,7 +13,6 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use leasehold::Leasehold;
@@ -26,14 +25,13 @@ use tokio::task::JoinSet;
 use crate::contention::{self, Outcome, Window};
 use crate::measure::{Effort, Result, Subject, alternate, now};
 use crate::pair::{self, time_pairs};
+use crate::queued;
 use crate::scratch::Scratch;
 
 const CONTENDERS: [usize; 3] = [2, 32, 1_000];
 /// With more contenders than this the session lock would run out of connections.
 const CONNECTIONS: usize = 100;
 const CLIENTS: usize = 8;
-/// So long that nobody gives up on a machine that does much else.
-const LEASE: Duration = Duration::from_secs(120);
 
 /// Getting so many into the queue, and out of it again, takes far longer than the window.
 fn effort_of(n: usize, effort: Effort) -> Effort {
@@ -407,61 +405,14 @@ impl Bed {
     }
 
     async fn contend_here(&self, n: usize, effort: Effort) -> Result<Outcome> {
-        let [first, others @ ..] = &self.clients[..] else { return Err("no clients".into()) };
         let mut counting = match &self.counter {
             Some(counter) => Some(counter.connect().await?),
             None => None,
         };
-        let held = first.mutex("contention").lease(LEASE).lock().await?;
-        let queued = Arc::new(AtomicUsize::new(0));
-        let (open, window) = tokio::sync::watch::channel(None::<Window>);
-        let mut running = JoinSet::new();
-        for i in 0..n {
-            let (queued, first) = (queued.clone(), std::sync::Once::new());
-            let lock = others[i % others.len()].mutex("contention").lease(LEASE);
-            let lock = lock.on_waiting(move |_| {
-                first.call_once(|| {
-                    queued.fetch_add(1, Ordering::SeqCst);
-                });
-            });
-            let window = window.clone();
-            running.spawn(async move {
-                let mut notes = Vec::new();
-                loop {
-                    let guard = lock.lock().await?;
-                    let note = now();
-                    guard.release().await?;
-                    match *window.borrow() {
-                        Some(window) if note >= window.until => return Result::Ok(notes),
-                        _ => notes.push(note),
-                    }
-                }
-            });
-        }
-        while queued.load(Ordering::SeqCst) < n {
-            if let Some(ended) = running.try_join_next() {
-                return Err(format!("a contender gave up: {:?}", ended?.err()).into());
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        let before = match &mut counting {
-            Some(counting) => counting.count().await?,
-            None => 0.0,
+        let count = async || match &mut counting {
+            Some(counting) => counting.count().await,
+            None => Ok(0.0),
         };
-        let window = Window::next(effort);
-        tokio::time::sleep(window.opens_in()).await;
-        open.send_replace(Some(window));
-        held.release().await?;
-        tokio::time::sleep(Duration::from_nanos(window.until.saturating_sub(now()))).await;
-        let after = match &mut counting {
-            Some(counting) => counting.count().await?,
-            None => 0.0,
-        };
-        // The others have their turn, so that nothing of this round is left in the next.
-        let notes: Result<Vec<_>> = running.join_all().await.into_iter().collect();
-        let mut outcome = Outcome::of(&notes?, effort.time);
-        let turns = outcome.turns_per_second * effort.time.as_secs_f64();
-        outcome.statements_per_turn = (after - before) / turns;
-        Ok(outcome)
+        queued::contend(&self.clients, n, effort, Duration::ZERO, count).await
     }
 }

@@ -1,0 +1,82 @@
+//! Many stand in the queue of a server's lock, and then it goes round.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Once};
+use std::time::Duration;
+
+use leasehold::{Leasehold, Mutex};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::contention::{Outcome, Window};
+use crate::measure::{Effort, Result, now};
+
+/// For as long as a crowd may take to stand in the queue: nothing of it is to be renewed in the window.
+const LEASE: Duration = Duration::from_secs(120);
+
+/// So many tasks on all clients but the first, which holds the lock until all of them stand in the
+/// queue: so the window shows turns, and not how a crowd arrives. Each holds for `hold`; `count` asks
+/// a server how much it was asked.
+pub(crate) async fn contend(
+    clients: &[Leasehold],
+    n: usize,
+    effort: Effort,
+    hold: Duration,
+    mut count: impl AsyncFnMut() -> Result<f64>,
+) -> Result<Outcome> {
+    let [first, others @ ..] = clients else { return Err("no clients".into()) };
+    let held = first.mutex("contention").lease(LEASE).lock().await?;
+    let standing = Arc::new(AtomicUsize::new(0));
+    let (open, window) = watch::channel(None::<Window>);
+    let mut running = JoinSet::new();
+    for i in 0..n {
+        let (standing, once) = (standing.clone(), Once::new());
+        let lock = others[i % others.len()].mutex("contention").lease(LEASE);
+        let lock = lock.on_waiting(move |_| {
+            once.call_once(|| {
+                standing.fetch_add(1, Ordering::SeqCst);
+            });
+        });
+        running.spawn(turns_while(window.clone(), lock, hold));
+    }
+    while standing.load(Ordering::SeqCst) < n {
+        if let Some(ended) = running.try_join_next() {
+            return Err(format!("a contender gave up: {:?}", ended?.err()).into());
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let before = count().await?;
+    let window = Window::next(effort);
+    tokio::time::sleep(window.opens_in()).await;
+    open.send_replace(Some(window));
+    held.release().await?;
+    tokio::time::sleep(Duration::from_nanos(window.until.saturating_sub(now()))).await;
+    let after = count().await?;
+    // The others have their turn, so that nothing of this round is left in the next.
+    let notes: Result<Vec<_>> = running.join_all().await.into_iter().collect();
+    let mut outcome = Outcome::of(&notes?, effort.time);
+    let turns = outcome.turns_per_second * effort.time.as_secs_f64();
+    outcome.statements_per_turn = (after - before) / turns;
+    Ok(outcome)
+}
+
+/// Takes turns until the window is closed.
+async fn turns_while(
+    window: watch::Receiver<Option<Window>>,
+    lock: Mutex,
+    hold: Duration,
+) -> Result<Vec<u64>> {
+    let mut notes = Vec::new();
+    loop {
+        let guard = lock.lock().await?;
+        let note = now();
+        if !hold.is_zero() {
+            tokio::time::sleep(hold).await;
+        }
+        guard.release().await?;
+        match *window.borrow() {
+            Some(window) if note >= window.until => return Ok(notes),
+            _ => notes.push(note),
+        }
+    }
+}
