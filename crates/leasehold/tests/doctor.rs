@@ -293,6 +293,8 @@ async fn an_etcd_of_one_member_or_without_room() {
     let old = locks.guarantees().on_failover == Survival::Fenced;
     let version = [("version", Weak)];
     assert_eq!(troubles(&cluster.url()).await, version[..usize::from(old)]);
+    cluster.kill(0);
+    assert!(troubles(&cluster.url()).await.contains(&("member-down", Weak)));
     let server = Etcd::with(Setup::new().arg("--quota-backend-bytes=200000"), 1);
     assert_eq!(troubles(&server.url()).await, [("one-member", Weak)]);
     let locks = Leasehold::connect(server.url()).await.unwrap();

@@ -260,10 +260,39 @@ fn contention(runtime: &Runtime, server: &ZooKeeper, effort: Effort, n: usize) -
         })
     };
     let ours = || contend(runtime, server, n, effort.time, one_of_ours(&locks));
-    let subjects =
-        vec![Subject::new("the driver's lock recipe", recipe), Subject::new("leasehold", ours)];
+    let subjects = vec![
+        Subject::new("change + watch event, bare", || hops(runtime, server, effort.time, &raws)),
+        Subject::new("the driver's lock recipe", recipe),
+        Subject::new("leasehold", ours),
+    ];
     show_rounds(&format!("zookeeper:, {n} contenders"), &alternate(effort, subjects)?);
     Ok(())
+}
+
+/// The least that it takes to wake somebody: from before a node is written to when another client's
+/// watch has told of it. Its turns are those hops, one after the other, each with a new watch.
+fn hops(
+    runtime: &Runtime,
+    server: &ZooKeeper,
+    time: Duration,
+    raws: &[Arc<Client>],
+) -> Result<Round> {
+    let [writes, watches, ..] = raws else { return Err("two clients are needed".into()) };
+    let received = server.metric("zk_packets_received");
+    let (started, mut handovers) = (Instant::now(), Vec::new());
+    runtime.block_on(async {
+        while started.elapsed() < time {
+            let (_, _, watcher) = watches.get_and_watch_data(PARENT).await?;
+            let before = now();
+            writes.set_data(PARENT, b"", None).await?;
+            watcher.changed().await;
+            handovers.push((now() - before) as f64);
+        }
+        Ok::<_, zookeeper_client::Error>(())
+    })?;
+    let (hops, span) = (handovers.len() as f64, started.elapsed().as_secs_f64());
+    let requests = (server.metric("zk_packets_received") - received) as f64 / hops;
+    Ok(Round { turns: hops / span, handovers, shares: vec![1.0], requests })
 }
 
 /// A thousand wait. (The driver's recipe is left out: its clean-up of a thousand takes longer than

@@ -33,7 +33,7 @@ use tonic::{Request, Streaming};
 use tonic_prost::ProstCodec;
 
 use super::fault::{Failure, unreachable};
-use super::proto::{AuthenticateRequest, AuthenticateResponse};
+use super::proto::{AuthenticateRequest, AuthenticateResponse, StatusRequest, StatusResponse};
 use super::url::{Credentials, EtcdUrl, Tls};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -245,6 +245,37 @@ impl Client {
                 Err(failure) => return Err(failure),
             }
         }
+    }
+
+    /// The members of the URL that do not answer, or say that they have no leader: each is asked for
+    /// itself, all at once, on a connection of its own.
+    pub(super) async fn silent(&self) -> Vec<String> {
+        let token = self.connection().await.ok().and_then(|connection| connection.token);
+        let ask = |endpoint: &Endpoint| {
+            let channel = connect(endpoint, &self.runtime);
+            let connection = Connection { generation: 0, channel, token: token.clone() };
+            let asked = async move {
+                let mut grpc = Grpc::new(connection.channel.clone());
+                grpc.ready().await.map_err(|e| Failure::Passing(unreachable(cause(&e))))?;
+                let request = connection.with_metadata(StatusRequest {});
+                let path = PathAndQuery::from_static("/etcdserverpb.Maintenance/Status");
+                let codec = ProstCodec::<StatusRequest, StatusResponse>::default();
+                grpc.unary(request, path, codec).await.map_err(Failure::from).map(drop)
+            };
+            let answered = self.runtime.spawn(async move {
+                let answer = tokio::time::timeout(ANSWER, asked).await;
+                !matches!(answer, Err(_) | Ok(Err(Failure::Passing(_))))
+            });
+            (endpoint.uri().authority().map(ToString::to_string).unwrap_or_default(), answered)
+        };
+        let asked: Vec<_> = self.endpoints.iter().map(ask).collect();
+        let mut silent = Vec::new();
+        for (member, answered) in asked {
+            if !answered.await.unwrap_or(false) {
+                silent.push(member);
+            }
+        }
+        silent
     }
 
     /// One request on one connection.

@@ -16,6 +16,14 @@ const NO_SPACE: i32 = 1;
 pub(super) async fn diagnose(client: &Client, members: usize) -> Result<Vec<Finding>, Failure> {
     let mut found: Vec<Finding> = number(members).into_iter().collect();
     found.extend(version(members, &version_of(client).await));
+    found.extend(client.silent().await.into_iter().map(|member| {
+        Finding::weak(
+            "member-down",
+            format!("the member {member} does not answer, or has no leader"),
+            "the next one that fails may leave no majority, and then nothing can be locked",
+            "start it or mend its network; replace it in the cluster and in the URL if it is gone",
+        )
+    }));
     match alarms(client).await {
         Ok(alarms) => found.extend(alarms),
         // Who may not ask learns of it when a lock cannot be written.
