@@ -4,12 +4,13 @@
 pub(crate) mod count;
 
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{SigHandler, Signal, kill, signal};
 use nix::unistd::Pid;
 
 pub(crate) const LEASEHOLD: &str = env!("CARGO_BIN_EXE_leasehold");
@@ -41,6 +42,14 @@ impl Place {
     ) -> Command {
         let mut command = Command::new(LEASEHOLD);
         command.args(words).env("LEASEHOLD_STORE", self.store()).stdin(Stdio::null());
+        let hang_up_ends = || {
+            // SAFETY: a number is told to the kernel; nothing of ours is called by a signal.
+            unsafe { signal(Signal::SIGHUP, SigHandler::SigDfl) }?;
+            Ok(())
+        };
+        // The tests may themselves run under nohup, and what is ignored is inherited.
+        // SAFETY: between fork and exec it does only that, which is allowed there.
+        unsafe { command.pre_exec(hang_up_ends) };
         command
     }
 
