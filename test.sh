@@ -12,7 +12,7 @@ cd "$(dirname "$0")"
 # tests write scripts for, a terminal for those that need one, and the servers of the stores, which
 # tests start privately (crates/testbed).
 tools='cc:gcc cc:libc6-dev bash:bash dash:dash flock:util-linux setsid:util-linux script:bsdutils
-    setpriv:util-linux openssl:openssl initdb:postgresql psql:postgresql-client
+    setpriv:util-linux unshare:util-linux ip:iproute2 nft:nftables openssl:openssl initdb:postgresql psql:postgresql-client
     mariadbd:mariadb-server mariadb:mariadb-client pgbouncer:pgbouncer
     redis-server:redis-server python3:python3 python3:python3-venv
     etcd:etcd-server etcdctl:etcd-client java:default-jre-headless javac:default-jdk-headless'

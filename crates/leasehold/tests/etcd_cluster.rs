@@ -10,7 +10,7 @@ use std::time::Duration;
 use etcd_common::*;
 use leasehold::store::{Guarantee, Survival};
 use leasehold::{Builder, ErrorKind, Leasehold, LostReason, State};
-use testbed::{Etcd, Proxy};
+use testbed::{Cut, Etcd, Proxy, in_own_network};
 
 /// Everything that breaks a cluster is done to one, in turn: starting three members is dear.
 #[test]
@@ -140,6 +140,45 @@ fn who_is_cut_off_has_lost_before_another_holds() {
         release(next).await;
         release(cut_off.mutex("cut").lock().await.unwrap()).await;
     });
+}
+
+/// The member goes on answering its clients as well as it can, and no connection ends.
+#[test]
+fn s82_a_member_without_the_others_keeps_nobody_believing() {
+    in_own_network("s82_a_member_without_the_others_keeps_nobody_believing", || {
+        run(async {
+            let cluster = Etcd::separable();
+            for cut in [Cut::Off, Cut::Mute, Cut::Deaf] {
+                for leads in [true, false] {
+                    let leader = cluster.leader();
+                    let member = if leads { leader } else { (leader + 1) % 3 };
+                    lost_before_the_next_holds(&cluster, member, cut).await;
+                }
+            }
+        });
+    });
+}
+
+async fn lost_before_the_next_holds(cluster: &Etcd, member: usize, cut: Cut) {
+    let of = |n: usize| format!("etcd://127.0.0.1:{}", cluster.port(n));
+    let (held, other) = (connect(&of(member)).await, connect(&of((member + 1) % 3)).await);
+    let lease = Duration::from_secs(3);
+    let guard = held.mutex("parted").lease(lease).lock_timeout(PATIENCE).await.unwrap();
+    let (watch, lock) = (guard.watch(), other.mutex("parted").lease(lease));
+    let waiting = tokio::spawn(async move {
+        let next = lock.lock_timeout(PATIENCE).await.unwrap();
+        (next, watch.state())
+    });
+    until_queued(&other, "parted", 2).await;
+    cluster.cut(member, cut);
+    let (next, state) = waiting.await.unwrap();
+    assert_eq!(state, State::Lost(LostReason::Expired), "two holders: {cut:?}");
+    assert!(next.token() > guard.token());
+    release(next).await;
+    // The member comes back with a later term, so there is one more election. After that, the client
+    // is as good as new.
+    cluster.mend();
+    release(held.mutex("parted").lock_timeout(PATIENCE).await.unwrap()).await;
 }
 
 #[test]

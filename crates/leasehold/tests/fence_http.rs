@@ -95,8 +95,8 @@ async fn memory_lock(name: &str) -> (Leasehold, Guard) {
 
 #[tokio::test]
 async fn r35_a_stale_request_is_refused_with_both_tokens() {
-    let (url, written) = service(FenceLayer::new(InMemory::new(), protected)).await;
-    let url = format!("{url}/orders/42");
+    let (service, written) = service(FenceLayer::new(InMemory::new(), protected)).await;
+    let url = format!("{service}/orders/42");
     let (locks, old) = memory_lock("http stale").await;
     let mut first = TokenLayer::new(&old).unwrap().layer(client());
     let (status, _) = answer(first.call(request(&url, "old")).await.unwrap()).await;
@@ -119,7 +119,7 @@ async fn r35_a_stale_request_is_refused_with_both_tokens() {
     // Equal tokens pass as often as they come, and another resource is another mark.
     let (status, _) = answer(second.call(request(&url, "again")).await.unwrap()).await;
     assert_eq!(status, StatusCode::OK);
-    let other = with_token(&url.replace("42", "43"), "43", &old.token().to_string());
+    let other = with_token(&format!("{service}/orders/43"), "43", &old.token().to_string());
     assert_eq!(client().request(other).await.unwrap().status(), StatusCode::OK);
     assert_eq!(*written.lock().await, ["old", "new", "again", "43"]);
 }

@@ -218,7 +218,7 @@ pub(crate) fn as_user(user: Option<&str>, program: &Path) -> Command {
 /// Gives a file or directory to `user` if we are root.
 pub(crate) fn give_to(user: &str, path: &Path) {
     if we_are_root() {
-        run(Command::new("chown").arg("-R").arg(format!("{user}:")).arg("--").arg(path));
+        run(Command::new("chown").arg("-R").arg(format!("{user}:{user}")).arg("--").arg(path));
     }
 }
 

@@ -7,7 +7,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::cert::Certificates;
-use crate::daemon::{Daemon, Launch, Setup, program, run};
+use crate::daemon::{Daemon, Launch, Setup, give_to, program, run};
+use crate::network::{Cut, Network, USERS};
 use crate::{port, reaper};
 
 /// How long a cluster may take to be whole.
@@ -18,6 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub struct Etcd {
     members: Vec<Member>,
     certificates: Option<Certificates>,
+    network: Option<Network>,
 }
 
 #[derive(Debug)]
@@ -45,11 +47,17 @@ impl Etcd {
         Self::with(Setup::new(), 3)
     }
 
+    /// Three members that can be [cut](Self::cut) from each other. Within
+    /// [`in_own_network`](crate::in_own_network) only, and once there.
+    pub fn separable() -> Self {
+        Self::start_on(&Setup::new(), 3, Some(Network::new())).unwrap_or_else(|why| panic!("{why}"))
+    }
+
     /// As many members as you like.
     pub fn with(setup: Setup, members: usize) -> Self {
         let mut last = String::new();
         for _ in 0..5 {
-            match Self::start_on(&setup, members) {
+            match Self::start_on(&setup, members, None) {
                 Ok(cluster) => return cluster,
                 Err(why) if why.to_lowercase().contains("address already in use") => last = why,
                 Err(why) => panic!("{why}"),
@@ -58,7 +66,7 @@ impl Etcd {
         panic!("five times a port was taken: {last}");
     }
 
-    fn start_on(setup: &Setup, members: usize) -> Result<Self, String> {
+    fn start_on(setup: &Setup, members: usize, network: Option<Network>) -> Result<Self, String> {
         let etcd = program("etcd", &[], "etcd-server");
         let certificates = setup.tls.then(|| Certificates::make(&reaper::directory("etcd-tls")));
         let new_ports =
@@ -70,7 +78,7 @@ impl Etcd {
         // Short where nobody can be slow to vote; else as etcd has it, so that a busy machine
         // does not change leaders all the time.
         let (beat, election) = if members == 1 { (50, 500) } else { (100, 1_000) };
-        let mut cluster = Self { members: Vec::new(), certificates };
+        let mut cluster = Self { members: Vec::new(), certificates, network };
         for (n, &ports) in ports.iter().enumerate() {
             let directory = reaper::directory("etcd");
             let scheme = if setup.tls { "https" } else { "http" };
@@ -96,7 +104,11 @@ impl Etcd {
                 args.push(format!("--key-file={}", certificates.key.display()));
             }
             args.extend(setup.args.iter().cloned());
-            let launch = Launch { program: etcd.clone(), args, user: None };
+            let user = cluster.network.as_ref().map(|_| USERS[n]);
+            if let Some(user) = user {
+                give_to(user, &directory);
+            }
+            let launch = Launch { program: etcd.clone(), args, user };
             // It is ready when the others are there as well.
             let daemon = Daemon::start("etcd", directory, launch, None, &|| true)?;
             cluster.members.push(Member { daemon, ports });
@@ -225,6 +237,22 @@ impl Etcd {
     pub fn restart(&self, member: usize) {
         let member = &self.members[member];
         member.daemon.restart(&|| member.is_healthy());
+    }
+
+    /// Cuts a member from the others, but not from its clients. For [`separable`](Self::separable).
+    pub fn cut(&self, member: usize, cut: Cut) {
+        let ports = self.members[member].ports;
+        self.network().cut(member, cut, &[ports.client, ports.metrics]);
+    }
+
+    /// Ends all cuts; returns when every member is well again.
+    pub fn mend(&self) {
+        self.network().mend();
+        self.until_whole().unwrap_or_else(|why| panic!("{why}"));
+    }
+
+    fn network(&self) -> &Network {
+        self.network.as_ref().expect("ask for Etcd::separable first")
     }
 
     /// All members killed, and then all up again.
