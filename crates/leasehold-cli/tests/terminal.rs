@@ -45,6 +45,7 @@ impl Session {
             .stdout(copy(&pty.slave))
             .stderr(pty.slave);
         let lead = || {
+            common::signals_end()?;
             setsid()?;
             // SAFETY: makes the terminal on stdin this new session's; touches no memory.
             match unsafe { libc::ioctl(0, libc::TIOCSCTTY, 0) } {
@@ -52,7 +53,7 @@ impl Session {
                 _ => Err(std::io::Error::last_os_error()),
             }
         };
-        // SAFETY: `lead` makes two system calls.
+        // SAFETY: `lead` makes a few system calls and nothing else.
         unsafe { command.pre_exec(lead) };
         let shell = command.spawn().unwrap();
         drop(command);

@@ -13,6 +13,16 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{SigHandler, Signal, kill, signal};
 use nix::unistd::Pid;
 
+/// Lets the usual signals end this process, as they do unless somebody has them ignored: the tests may
+/// run under nohup, or behind a script's `&`, and what is ignored is inherited.
+pub(crate) fn signals_end() -> std::io::Result<()> {
+    for which in [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM] {
+        // SAFETY: a number is told to the kernel; nothing of ours is called by a signal.
+        unsafe { signal(which, SigHandler::SigDfl) }?;
+    }
+    Ok(())
+}
+
 pub(crate) const LEASEHOLD: &str = env!("CARGO_BIN_EXE_leasehold");
 /// Far more than anything here takes; only a failing test waits for it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
@@ -42,14 +52,8 @@ impl Place {
     ) -> Command {
         let mut command = Command::new(LEASEHOLD);
         command.args(words).env("LEASEHOLD_STORE", self.store()).stdin(Stdio::null());
-        let hang_up_ends = || {
-            // SAFETY: a number is told to the kernel; nothing of ours is called by a signal.
-            unsafe { signal(Signal::SIGHUP, SigHandler::SigDfl) }?;
-            Ok(())
-        };
-        // The tests may themselves run under nohup, and what is ignored is inherited.
-        // SAFETY: between fork and exec it does only that, which is allowed there.
-        unsafe { command.pre_exec(hang_up_ends) };
+        // SAFETY: between fork and exec it only tells the kernel some numbers, which is allowed there.
+        unsafe { command.pre_exec(signals_end) };
         command
     }
 
