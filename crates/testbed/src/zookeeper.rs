@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::cert::Certificates;
-use crate::daemon::{Daemon, Launch, program, start_somewhere};
+use crate::daemon::{Daemon, Launch, give_to, program, start_somewhere};
+use crate::network::{Cut, Network, USERS};
 use crate::{Proxy, port, reaper};
 
 /// How a server or an ensemble is set up.
@@ -190,6 +191,7 @@ pub struct ZooKeepers {
     members: Vec<ZooKeeper>,
     /// Between two of them, by their numbers: from, to.
     links: Vec<(usize, usize, Proxy)>,
+    network: Option<Network>,
 }
 
 impl ZooKeepers {
@@ -200,41 +202,51 @@ impl ZooKeepers {
 
     /// The same, with more wishes. (Not `sequences_at`.)
     pub fn with(setup: &ZooKeeperSetup) -> Self {
-        start_somewhere(|_| {
-            let all: Vec<[u16; 3]> =
-                (0..3).map(|_| [port::free(), port::free(), port::free()]).collect();
-            let (mut members, mut links) = (Vec::new(), Vec::new());
-            for (i, ports) in all.iter().enumerate() {
-                let directory = reaper::directory("zookeeper");
-                let mut seen = all.clone();
-                for (j, other) in
-                    seen.iter_mut().enumerate().filter(|(j, _)| setup.links && *j != i)
-                {
-                    let link = Proxy::before(other[1]);
-                    other[1] = link.port();
-                    links.push((i, j, link));
-                }
-                write_config(&directory, setup, ports[0], &seen);
-                let id = (i + 1).to_string();
-                std::fs::write(directory.join("data/myid"), id).expect("our own directory");
-                let launch = launch(&directory);
-                // None of them serves before there are two.
-                let daemon = Daemon::start("zookeeper", directory, launch, None, &|| true)?;
-                members.push(ZooKeeper { daemon, port: ports[0], tls: None });
+        start_somewhere(|_| Self::start_on(setup, None))
+    }
+
+    /// Three members that can be [cut](Self::cut) from each other in one way only. Within
+    /// [`in_own_network`](crate::in_own_network) only, and once there.
+    pub fn separable() -> Self {
+        let all = Self::start_on(&ZooKeeperSetup::new(), Some(Network::new()));
+        all.unwrap_or_else(|why| panic!("{why}"))
+    }
+
+    fn start_on(setup: &ZooKeeperSetup, network: Option<Network>) -> Result<Self, String> {
+        let all: Vec<[u16; 3]> =
+            (0..3).map(|_| [port::free(), port::free(), port::free()]).collect();
+        let (mut members, mut links) = (Vec::new(), Vec::new());
+        for (i, ports) in all.iter().enumerate() {
+            let directory = reaper::directory("zookeeper");
+            let mut seen = all.clone();
+            for (j, other) in seen.iter_mut().enumerate().filter(|(j, _)| setup.links && *j != i) {
+                let link = Proxy::before(other[1]);
+                other[1] = link.port();
+                links.push((i, j, link));
             }
-            let all = Self { members, links };
-            let end = Instant::now() + PATIENCE;
-            while !all.members.iter().all(|m| is_ready(m.port)) {
-                // Another may have taken one of the ports meanwhile.
-                if let Some(taken) = all.members.iter().find(|m| m.log().contains("BindException"))
-                {
-                    return Err(format!("Address already in use: {}", taken.log()));
-                }
-                assert!(Instant::now() < end, "no quorum: {}", all.members[0].log());
-                std::thread::sleep(Duration::from_millis(20));
+            write_config(&directory, setup, ports[0], &seen);
+            let id = (i + 1).to_string();
+            std::fs::write(directory.join("data/myid"), id).expect("our own directory");
+            let mut launch = launch(&directory);
+            if network.is_some() {
+                launch.user = Some(USERS[i]);
+                give_to(USERS[i], &directory);
             }
-            Ok(all)
-        })
+            // None of them serves before there are two.
+            let daemon = Daemon::start("zookeeper", directory, launch, None, &|| true)?;
+            members.push(ZooKeeper { daemon, port: ports[0], tls: None });
+        }
+        let all = Self { members, links, network };
+        let end = Instant::now() + PATIENCE;
+        while !all.members.iter().all(|m| is_ready(m.port)) {
+            // Another may have taken one of the ports meanwhile.
+            if let Some(taken) = all.members.iter().find(|m| m.log().contains("BindException")) {
+                return Err(format!("Address already in use: {}", taken.log()));
+            }
+            assert!(Instant::now() < end, "no quorum: {}", all.members[0].log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(all)
     }
 
     /// All of them.
@@ -262,6 +274,22 @@ impl ZooKeepers {
         for link in self.links_of(member) {
             link.thaw();
         }
+    }
+
+    /// Cuts a member from the others, but not from its clients. For [`separable`](Self::separable).
+    pub fn cut(&self, member: &ZooKeeper, cut: Cut) {
+        let number = self.members.iter().position(|m| m.port == member.port);
+        self.network().cut(number.expect("one of ours"), cut, &[member.port]);
+    }
+
+    /// Ends all [cuts](Self::cut); returns when every member serves.
+    pub fn uncut(&self) {
+        self.network().mend();
+        self.members.iter().for_each(ZooKeeper::until_ready);
+    }
+
+    fn network(&self) -> &Network {
+        self.network.as_ref().expect("ask for ZooKeepers::separable first")
     }
 
     fn links_of(&self, member: &ZooKeeper) -> impl Iterator<Item = &Proxy> {

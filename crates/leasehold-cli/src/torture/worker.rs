@@ -29,9 +29,10 @@ use super::wire::{FromWorker, Setup, ToWorker, Where, line};
 
 /// How many operations one worker has under way.
 const LANES: u64 = 4;
-/// For how long a store that is away is tried as a worker begins, and as it ends. Less than the
-/// parent waits for its workers' end.
-const PATIENCE: Duration = Duration::from_secs(8);
+/// For how long a store that is away is tried as a worker begins: the servers may just be failing over.
+const AWAY_AT_FIRST: Duration = Duration::from_secs(60);
+/// And as it ends. Less than the parent waits for its workers' end.
+const AWAY_AT_LAST: Duration = Duration::from_secs(8);
 
 /// The whole life of a worker process.
 pub(super) fn main() -> ExitCode {
@@ -68,7 +69,7 @@ async fn work() -> Result<(), String> {
         lane.await.map_err(|e| e.to_string())?;
     }
     // What is owed to a slow or cut-off store is waited for: it is no fault of the worker's.
-    let closed = patiently(|| worker.locks.clone().close());
+    let closed = patiently(AWAY_AT_LAST, || worker.locks.clone().close());
     closed.await.map_err(|e| e.to_string())?;
     ticker.abort();
     tell(&FromWorker::Bye);
@@ -78,9 +79,10 @@ async fn work() -> Result<(), String> {
 /// Does it again while the store cannot be reached: faults come at any time, also when a worker
 /// begins or ends, and the machine may be busy.
 async fn patiently<T, F: Future<Output = leasehold::Result<T>>>(
+    patience: Duration,
     work: impl Fn() -> F,
 ) -> leasehold::Result<T> {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + patience;
     loop {
         match work().await {
             Err(e) if e.kind() == ErrorKind::Unreachable && Instant::now() < end => {
@@ -140,14 +142,14 @@ impl Worker {
             return Err("a torture worker is started by leasehold torture only".into());
         };
         let locks = match &setup.store {
-            Where::Url(url) => patiently(|| Leasehold::connect(url)).await,
+            Where::Url(url) => patiently(AWAY_AT_FIRST, || Leasehold::connect(url)).await,
             Where::Served(socket) => {
                 Leasehold::builder().store(Arc::new(Served::new(socket.clone(), setup.worker)))
             }
         };
         let ledger = match (&setup.store, &setup.ledger) {
             (Where::Url(url), Some(run)) => {
-                let opened = patiently(|| ledger::open(url, run, 0)).await;
+                let opened = patiently(AWAY_AT_FIRST, || ledger::open(url, run, 0)).await;
                 Some(opened.map_err(|e| e.to_string())?)
             }
             _ => None,
