@@ -36,7 +36,9 @@ pub mod zookeeper;
 pub use memory::MemoryStore;
 
 mod guarantees;
-pub use guarantees::{ClockModel, Durability, Guarantee, Guarantees, Liveness, Survival, Wakeup};
+pub use guarantees::{
+    ClockModel, Durability, Guarantee, Guarantees, Liveness, Stall, Survival, Wakeup,
+};
 
 /// Whether a claim that does not fit at once stands in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

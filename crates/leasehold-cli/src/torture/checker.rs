@@ -95,7 +95,7 @@ pub(super) struct Terms {
     pub(super) claimed: BTreeSet<Property>,
     /// A dead holder's lock is free after this.
     pub(super) recovery: Duration,
-    /// Whoever is stopped may stop everybody, and so cost them their places.
+    /// Whoever is stopped may stop others for so long that it costs them their places.
     pub(super) shared_stalls: bool,
 }
 
@@ -636,7 +636,7 @@ impl Check<'_> {
         match kind {
             "Contended" => op.ask == Ask::Try,
             "Timeout" => op.ask == Ask::Timeout,
-            "Lost" => self.troubles.hit(op.id.worker, op.invoked, at),
+            "Lost" => self.is_hit(op.id.worker, op.invoked, at),
             "AtRisk" | "Unreachable" => {
                 // Somebody else's trouble is a cause as well: who is stopped inside a store of
                 // files bars the others.

@@ -381,7 +381,7 @@ fn terms(promises: &Guarantees, faults: &[Fault], lease: Duration) -> Terms {
         }
     }
     // Without leases nobody's place runs out, whatever stands still.
-    let shared_stalls = promises.stalls && promises.has_leases();
+    let shared_stalls = promises.has_leases() && promises.stall.longest() > lease / 3;
     Terms { claimed, recovery: recovery(promises, lease), shared_stalls }
 }
 

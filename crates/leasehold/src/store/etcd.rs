@@ -78,7 +78,7 @@ use self::watch::Watches;
 use super::guarantees::ALL_KINDS;
 use super::{
     ClockModel, Durability, Evict, Guarantees, Joined, Liveness, LockInfo, Mode, Renew, Renewal,
-    Signal, Store, Survival, Wakeup,
+    Signal, Stall, Store, Survival, Wakeup,
 };
 use crate::claim::Claim;
 use crate::doctor::Finding;
@@ -306,7 +306,7 @@ fn guarantees(&Found { members, ignores_old_leaders, .. }: &Found) -> Guarantees
         on_store_crash: Survival::Exclusive,
         on_failover: failover,
         on_partition: Survival::Exclusive,
-        stalls: false,
+        stall: Stall::Nobody,
         // Whole seconds, the least that etcd grants, half a second until it looks, and an election.
         recovery: Duration::from_secs(6),
         recovery_leases: 1,

@@ -78,7 +78,7 @@ use super::guarantees::ALL_KINDS;
 use super::machine::{boot_id, identity_of};
 use super::{
     ClockModel, Durability, Evict, Guarantees, Joined, Liveness, LockInfo, Mode, Renew, Renewal,
-    Signal, Standing, Store, Survival, Wakeup, mismatch,
+    Signal, Stall, Standing, Store, Survival, Wakeup, mismatch,
 };
 use crate::claim::{Claim, ClaimId};
 use crate::clock::wall_micros;
@@ -622,7 +622,7 @@ fn guarantees() -> Guarantees {
         on_store_crash: Survival::Exclusive,
         on_failover: Survival::NotApplicable,
         on_partition: Survival::NotApplicable,
-        stalls: true,
+        stall: Stall::Everybody,
         recovery: Duration::from_millis(10),
         recovery_leases: 0,
         notes: Cow::Borrowed(&[

@@ -76,6 +76,33 @@ pub enum Survival {
     NotApplicable,
 }
 
+/// Whom a client keeps waiting that is stopped in the middle of a call. Those who wait or hold may lose
+/// their places by it, where places run out in less time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub enum Stall {
+    /// Nobody.
+    Nobody,
+    /// Those of the same lock, until the store ends the call after this time.
+    SameLock(Duration),
+    /// Those of the same lock, until the client goes on.
+    SameLockForLong,
+    /// Everybody, until the client goes on.
+    Everybody,
+}
+
+impl Stall {
+    /// How long somebody else may be kept waiting, at most.
+    pub fn longest(self) -> Duration {
+        match self {
+            Self::Nobody => Duration::ZERO,
+            Self::SameLock(limit) => limit,
+            Self::SameLockForLong | Self::Everybody => Duration::MAX,
+        }
+    }
+}
+
 /// Everything a store states about itself.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
@@ -109,9 +136,8 @@ pub struct Guarantees {
     pub on_failover: Survival,
     /// Client and store cut off from each other.
     pub on_partition: Survival,
-    /// Whether a client that is stopped in the middle of a call can stop all others until it goes
-    /// on. Those who wait may lose their places by that, where places run out.
-    pub stalls: bool,
+    /// Whom a client keeps waiting that is stopped in the middle of a call.
+    pub stall: Stall,
     /// The longest that a dead holder's lock stays taken when the lease is `lease`: this, plus as
     /// many leases as [`recovery_leases`](Self::recovery_leases).
     pub recovery: Duration,
@@ -143,7 +169,7 @@ impl Guarantees {
             on_store_crash: Survival::Unsafe,
             on_failover: Survival::Unsafe,
             on_partition: Survival::Fenced,
-            stalls: false,
+            stall: Stall::Nobody,
             recovery: Duration::from_secs(2),
             recovery_leases: 1,
             notes: Cow::Borrowed(&[]),
@@ -176,7 +202,7 @@ impl Guarantees {
             ("the store is killed and started again", self.on_store_crash.to_string()),
             ("fail-over to another member", self.on_failover.to_string()),
             ("client and store are cut off from each other", self.on_partition.to_string()),
-            ("a client stopped in a call stops the others", yes(self.stalls)),
+            ("a client stopped in a call keeps waiting", self.stall.to_string()),
         ]
     }
 
@@ -231,6 +257,17 @@ impl fmt::Display for Wakeup {
             Self::Push => "it is told",
             Self::Poll => "it asks",
         })
+    }
+}
+
+impl fmt::Display for Stall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nobody => f.write_str("nobody"),
+            Self::SameLock(limit) => write!(f, "who wants the same lock, for {}", short(*limit)),
+            Self::SameLockForLong => f.write_str("who wants the same lock, until it goes on"),
+            Self::Everybody => f.write_str("everybody, until it goes on"),
+        }
     }
 }
 

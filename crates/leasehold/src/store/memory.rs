@@ -22,7 +22,7 @@ use tokio::sync::Notify;
 use super::guarantees::ALL_KINDS;
 use super::{
     ClockModel, Durability, Evict, Guarantees, Joined, Liveness, LockInfo, Mode, Renew, Renewal,
-    Signal, Store, Survival, Wakeup, mismatch,
+    Signal, Stall, Store, Survival, Wakeup, mismatch,
 };
 use crate::claim::{Claim, ClaimId, Token};
 use crate::clock::{Clock, wall_micros};
@@ -285,7 +285,7 @@ fn guarantees() -> Guarantees {
         on_store_crash: Survival::NotApplicable,
         on_failover: Survival::NotApplicable,
         on_partition: Survival::NotApplicable,
-        stalls: false,
+        stall: Stall::Nobody,
         recovery: Duration::from_secs(2),
         recovery_leases: 1,
         notes: Cow::Borrowed(&[

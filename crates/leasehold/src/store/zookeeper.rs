@@ -87,7 +87,7 @@ use self::url::{Access, ZooKeeperUrl};
 use super::guarantees::ALL_KINDS;
 use super::{
     ClockModel, Durability, Evict, Guarantees, Joined, Liveness, LockInfo, Mode, Renew, Renewal,
-    Signal, Store, Survival, Wakeup,
+    Signal, Stall, Store, Survival, Wakeup,
 };
 use crate::claim::Claim;
 use crate::clock::Clock;
@@ -394,7 +394,7 @@ fn guarantees(url: &ZooKeeperUrl, session: &Session) -> Guarantees {
         on_store_crash: Survival::Exclusive,
         on_failover: Survival::Exclusive,
         on_partition: Survival::Exclusive,
-        stalls: false,
+        stall: Stall::Nobody,
         // The leader looks once a tick.
         recovery: given + Duration::from_secs(3),
         recovery_leases: 0,

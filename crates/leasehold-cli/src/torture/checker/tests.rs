@@ -668,6 +668,41 @@ fn a_paused_or_killed_waiter_has_no_claim_to_its_turn() {
 }
 
 #[test]
+fn anothers_stall_is_a_cause_where_the_store_says_so() {
+    let breaks: [(Mutation, Property); 3] = [
+        (overtake, Property::Fifo),
+        (lose_hold, Property::Renewal),
+        (fail_as_lost, Property::Outcome),
+    ];
+    for (n, (mutation, property)) in breaks.into_iter().enumerate() {
+        let mut history = Generator::new(n as u64).run(1_500, false, false);
+        assert_eq!(mutation(&mut history, &mut Rng::with_seed(4)), Some(property));
+        // No stall is a cause for what the store had promised until later.
+        for event in &mut history.events {
+            if let What::Lost { expired, .. } = &mut event.what {
+                *expired = true;
+            }
+        }
+        // Somebody was stopped all the time, but none of those.
+        history.troubles.push(Trouble { worker: Some(8_888), from: 0, to: history.ended });
+        let mut terms = terms(false);
+        let violated = |terms: &Terms| !check(&history, terms).violations.is_empty();
+        assert!(violated(&terms), "{property}");
+        terms.shared_stalls = true;
+        assert!(!violated(&terms), "{property}");
+    }
+}
+
+fn fail_as_lost(history: &mut History, _: &mut Rng) -> Option<Property> {
+    let op = OpId { worker: 9_999, n: 0 };
+    let what = What::Invoked { lock: 0, weight: 1, ask: Ask::Lock };
+    history.events.push(Event { op, at: history.ended - 1, what });
+    let what = What::Failed { kind: "Lost".into(), error: "gone".into() };
+    history.events.push(Event { op, at: history.ended - 1, what });
+    Some(Property::Outcome)
+}
+
+#[test]
 fn what_is_not_claimed_is_not_judged() {
     let mut history = Generator::new(4).run(1_500, false, false);
     overtake(&mut history, &mut Rng::with_seed(4)).unwrap();

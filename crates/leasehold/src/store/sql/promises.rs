@@ -14,11 +14,15 @@ use super::wire::{Statement, Wire};
 use super::{Shared, TRIES, call, is_file, schema};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::guarantees::ALL_KINDS;
-use crate::store::{ClockModel, Durability, Guarantees, Liveness, Survival, Wakeup};
+use crate::store::{ClockModel, Durability, Guarantees, Liveness, Stall, Survival, Wakeup};
 
 /// What who connects to a replica is told.
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 const READ_ONLY: &str = "this server is read-only (a replica): connect to the primary";
+
+/// After so long the server ends a transaction whose client does nothing (`postgres.rs`, `mysql.rs`).
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+const IDLE_IN_TRANSACTION: Duration = Duration::from_secs(1);
 
 impl Shared {
     /// Finds the tables, or makes them, and what the database promises.
@@ -68,6 +72,17 @@ impl Shared {
 
     /// What the database, as it is set up, promises.
     async fn promises(&self, wire: &mut dyn Wire, url: &SqlUrl) -> Result<Guarantees, Failure> {
+        let (durability, stall) = match url.dialect {
+            #[cfg(feature = "sqlite")]
+            Dialect::Sqlite => match url.synchronous {
+                Synchronous::Full => (Durability::Disk, Stall::Everybody),
+                Synchronous::Normal | Synchronous::Off => (Durability::Machine, Stall::Everybody),
+            },
+            #[cfg(feature = "postgres")]
+            Dialect::Postgres => of_postgres(wire, url.pooler).await?,
+            #[cfg(feature = "mysql")]
+            Dialect::MySql => of_mysql(wire).await?,
+        };
         let mut notes = vec![
             Cow::Borrowed(
                 "Leases are judged by the database's wall clock: set forward, it ends them early; \
@@ -78,79 +93,6 @@ impl Shared {
                  number of claims in it; taking and releasing read no more than its front.",
             ),
         ];
-        #[cfg(any(feature = "postgres", feature = "mysql"))]
-        let mut ask = async |sql: &str, shape| -> Result<Vec<String>, Failure> {
-            let statement = Statement { sql: sql.into(), shape };
-            let rows = wire.rows(&statement, Vec::new()).await?;
-            let mut cells = Cells::new(rows.into_iter().next().unwrap_or_default());
-            shape.bytes().map(|_| cells.text()).collect()
-        };
-        let durability = match url.dialect {
-            #[cfg(feature = "sqlite")]
-            Dialect::Sqlite => match url.synchronous {
-                Synchronous::Full => Durability::Disk,
-                Synchronous::Normal | Synchronous::Off => Durability::Machine,
-            },
-            #[cfg(feature = "postgres")]
-            Dialect::Postgres => {
-                let (limit, set) = postgres::LIMIT_SHOWN;
-                let asked = format!(
-                    "SELECT pg_is_in_recovery()::text, current_setting('fsync'), \
-                     current_setting('synchronous_commit'), current_setting('server_encoding'), \
-                     current_setting('{limit}'), current_setting('server_version_num'), \
-                     current_setting('server_version')"
-                );
-                let found = ask(&asked, "ttttttt").await?;
-                let [recovery, fsync, commit, encoding, found_limit, number, version] = &found[..]
-                else {
-                    return Err(Error::new(ErrorKind::Corrupt, "no settings").into());
-                };
-                if let Some(least) = version::postgres_too_old(number) {
-                    return Err(version::refused(least, version).into());
-                }
-                if !url.pooler && found_limit != set {
-                    return Err(fault::undeclared_pooler().into());
-                }
-                if recovery == "true" {
-                    return Err(Error::new(ErrorKind::Denied, READ_ONLY).into());
-                }
-                if encoding != "UTF8" {
-                    let what = format!(
-                        "the database's encoding is {encoding}, in which not every lock name can \
-                         be written: use one with UTF8"
-                    );
-                    return Err(Error::new(ErrorKind::Config, what).into());
-                }
-                match (fsync.as_str(), commit.as_str()) {
-                    ("on", "off") => Durability::Process,
-                    ("on", _) => Durability::Disk,
-                    (_, "off") => Durability::Process,
-                    _ => Durability::Machine,
-                }
-            }
-            #[cfg(feature = "mysql")]
-            Dialect::MySql => {
-                let asked = "SELECT CAST(@@innodb_flush_log_at_trx_commit AS CHAR), \
-                             CAST(@@global.read_only AS CHAR), VERSION()";
-                let found = ask(asked, "ttt").await?;
-                let [flush, read_only, version] = &found[..] else {
-                    return Err(Error::new(ErrorKind::Corrupt, "no settings").into());
-                };
-                if let Some(least) = version::mysql_too_old(version) {
-                    return Err(version::refused(least, version).into());
-                }
-                // Also for those who may write nevertheless: the primary does not hear of it.
-                if !matches!(&*read_only.to_ascii_uppercase(), "0" | "OFF") {
-                    return Err(Error::new(ErrorKind::Denied, READ_ONLY).into());
-                }
-                match flush.as_str() {
-                    // 3 is MariaDB's way to write 1.
-                    "1" | "3" => Durability::Disk,
-                    "2" => Durability::Machine,
-                    _ => Durability::Process,
-                }
-            }
-        };
         if durability < Durability::Disk {
             notes.push(Cow::Borrowed(
                 "Commits are not on disk when they are answered: a crash may free what was held.",
@@ -186,10 +128,86 @@ impl Shared {
             },
             on_failover: if is_file { Survival::NotApplicable } else { Survival::Fenced },
             on_partition: if is_file { Survival::NotApplicable } else { Survival::Fenced },
-            stalls: is_file,
+            stall,
             recovery: Duration::from_secs(2),
             recovery_leases: 1,
             notes: Cow::Owned(notes),
         })
     }
+}
+
+/// One row of settings, as text.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+async fn ask<const N: usize>(
+    wire: &mut dyn Wire,
+    sql: &str,
+    shape: &'static str,
+) -> Result<[String; N], Failure> {
+    let statement = Statement { sql: sql.to_owned().into(), shape };
+    let rows = wire.rows(&statement, Vec::new()).await?;
+    let mut cells = Cells::new(rows.into_iter().next().unwrap_or_default());
+    let told = shape.bytes().map(|_| cells.text()).collect::<Result<Vec<_>, _>>()?;
+    told.try_into().map_err(|_| Error::new(ErrorKind::Corrupt, "no settings").into())
+}
+
+#[cfg(feature = "postgres")]
+async fn of_postgres(wire: &mut dyn Wire, pooler: bool) -> Result<(Durability, Stall), Failure> {
+    let (limit, set) = postgres::LIMIT_SHOWN;
+    let asked = format!(
+        "SELECT pg_is_in_recovery()::text, current_setting('fsync'), \
+         current_setting('synchronous_commit'), current_setting('server_encoding'), \
+         current_setting('{limit}'), current_setting('server_version_num'), \
+         current_setting('server_version')"
+    );
+    let [recovery, fsync, commit, encoding, found_limit, number, version] =
+        ask(wire, &asked, "ttttttt").await?;
+    if let Some(least) = version::postgres_too_old(&number) {
+        return Err(version::refused(least, &version).into());
+    }
+    if !pooler && found_limit != set {
+        return Err(fault::undeclared_pooler().into());
+    }
+    if recovery == "true" {
+        return Err(Error::new(ErrorKind::Denied, READ_ONLY).into());
+    }
+    if encoding != "UTF8" {
+        let what = format!(
+            "the database's encoding is {encoding}, in which not every lock name can be written: \
+             use one with UTF8"
+        );
+        return Err(Error::new(ErrorKind::Config, what).into());
+    }
+    let durability = match (fsync.as_str(), commit.as_str()) {
+        ("on", "off") => Durability::Process,
+        ("on", _) => Durability::Disk,
+        (_, "off") => Durability::Process,
+        _ => Durability::Machine,
+    };
+    Ok((durability, Stall::SameLock(IDLE_IN_TRANSACTION)))
+}
+
+#[cfg(feature = "mysql")]
+async fn of_mysql(wire: &mut dyn Wire) -> Result<(Durability, Stall), Failure> {
+    let asked = "SELECT CAST(@@innodb_flush_log_at_trx_commit AS CHAR), \
+                 CAST(@@global.read_only AS CHAR), VERSION()";
+    let [flush, read_only, version] = ask(wire, asked, "ttt").await?;
+    if let Some(least) = version::mysql_too_old(&version) {
+        return Err(version::refused(least, &version).into());
+    }
+    // Also for those who may write nevertheless: the primary does not hear of it.
+    if !matches!(&*read_only.to_ascii_uppercase(), "0" | "OFF") {
+        return Err(Error::new(ErrorKind::Denied, READ_ONLY).into());
+    }
+    let durability = match flush.as_str() {
+        // 3 is MariaDB's way to write 1.
+        "1" | "3" => Durability::Disk,
+        "2" => Durability::Machine,
+        _ => Durability::Process,
+    };
+    // MySQL has no limit for a transaction that does nothing.
+    let stall = match version::is_mariadb(&version) {
+        true => Stall::SameLock(IDLE_IN_TRANSACTION),
+        false => Stall::SameLockForLong,
+    };
+    Ok((durability, stall))
 }

@@ -14,11 +14,17 @@ pub(super) fn postgres_too_old(number: &str) -> Option<&'static str> {
 /// The oldest MySQL or MariaDB, if `VERSION()` tells of an older one.
 #[cfg(feature = "mysql")]
 pub(super) fn mysql_too_old(version: &str) -> Option<&'static str> {
-    let is_maria = version.to_ascii_lowercase().contains("mariadb");
+    let is_maria = is_mariadb(version);
     let mut numbers = version.split(['.', '-']).map_while(|part| part.parse::<u32>().ok());
     let version = (numbers.next().unwrap_or(u32::MAX), numbers.next().unwrap_or(0));
     let (least, named) = if is_maria { ((10, 6), "MariaDB 10.6") } else { ((8, 0), "MySQL 8.0") };
     (version < least).then_some(named)
+}
+
+/// Whether it is MariaDB that tells this `VERSION()`.
+#[cfg(feature = "mysql")]
+pub(super) fn is_mariadb(version: &str) -> bool {
+    version.to_ascii_lowercase().contains("mariadb")
 }
 
 /// What who connects to such a server is told.
