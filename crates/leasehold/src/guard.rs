@@ -299,8 +299,13 @@ impl Hold {
                     if let State::Lost(reason) = self.lease.state() {
                         return Err(Error::lost(reason));
                     }
-                    telemetry::lost(claim, self.lease.token, LostReason::Gone);
-                    return Err(Error::lost(LostReason::Gone));
+                    // The lease may have run out while this was on its way.
+                    let reason = match self.lease.has_ended(core.clock.now()) {
+                        true => LostReason::Expired,
+                        false => LostReason::Gone,
+                    };
+                    telemetry::lost(claim, self.lease.token, reason);
+                    return Err(Error::lost(reason));
                 }
                 Some(Ok(_)) => break,
                 Some(Err(error)) => error,

@@ -20,7 +20,9 @@ struct Odd {
     /// Renewals wait here before they reach the store.
     before_renew: Semaphore,
     renewals_sent: AtomicUsize,
-    /// Leaves wait here after they reached the store.
+    /// Leaves wait here before they reach the store.
+    before_leave: Semaphore,
+    /// And here after.
     after_leave: Semaphore,
     leaves_done: AtomicUsize,
     changed_fails: AtomicBool,
@@ -42,6 +44,7 @@ impl Odd {
             inner: inner.clone(),
             before_renew: Semaphore::new(OPEN),
             renewals_sent: AtomicUsize::new(0),
+            before_leave: Semaphore::new(OPEN),
             after_leave: Semaphore::new(OPEN),
             leaves_done: AtomicUsize::new(0),
             changed_fails: AtomicBool::new(false),
@@ -105,6 +108,7 @@ impl Store for Odd {
         if self.leaves_fail.load(Ordering::SeqCst) {
             return Err(gone());
         }
+        self.before_leave.acquire().await.unwrap().forget();
         let was_there = self.inner.leave(claim, keep).await?;
         self.leaves_done.fetch_add(1, Ordering::SeqCst);
         self.after_leave.acquire().await.unwrap().forget();
@@ -197,6 +201,23 @@ async fn s07_a_renewal_that_comes_after_the_release_makes_it_no_loss() {
     release.await.unwrap().unwrap();
     assert_eq!(watch.changed().await, State::Released);
     assert_eq!(watch.state(), State::Released);
+}
+
+/// A lease that runs out while its release is on its way has run out: nobody took it away.
+#[tokio::test]
+async fn a_release_that_comes_too_late_says_why() {
+    let odd = Arc::new(Odd::new(&Arc::new(MemoryStore::new())));
+    let lock = client(odd.clone()).mutex("a").lease(Duration::from_secs(3)).no_renewal();
+    let guard = lock.lock().await.unwrap();
+    // A release asks again after a third of the lease.
+    tokio::time::sleep(guard.remaining() - Duration::from_millis(400)).await;
+    odd.before_leave.forget_permits(OPEN);
+    let left = guard.remaining();
+    let release = tokio::spawn(guard.release());
+    tokio::time::sleep(left + Duration::from_millis(100)).await;
+    odd.before_leave.add_permits(OPEN);
+    let error = release.await.unwrap().unwrap_err();
+    assert_eq!(error.lost_reason(), Some(LostReason::Expired), "{error}");
 }
 
 /// Listening that failed once begins anew, so the next hand-over is pushed again.
