@@ -55,12 +55,20 @@ async fn r14_metrics_and_events_tell_the_life_of_a_lock() {
     locks.evict(guard.name().as_str(), Evict::Holders).await.unwrap();
     tokio::time::timeout(Duration::from_secs(30), guard.lost()).await.unwrap();
 
-    let seen: BTreeSet<String> = metrics
-        .snapshot()
-        .into_vec()
-        .into_iter()
-        .map(|(key, ..)| key.key().name().to_owned())
-        .collect();
+    let names = || -> BTreeSet<String> {
+        let all = metrics.snapshot().into_vec().into_iter();
+        all.map(|(key, ..)| key.key().name().to_owned()).collect()
+    };
+    // It is counted and logged once the guard has been told, by another thread.
+    let mut seen = names();
+    let told = || String::from_utf8_lossy(&log.0.lock().unwrap()).contains("lock lost");
+    for _ in 0..3_000 {
+        if seen.contains("leasehold_lost_total") && told() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        seen.append(&mut names());
+    }
     for name in [
         "leasehold_acquired_total",
         "leasehold_acquire_seconds",
