@@ -12,26 +12,22 @@
 
 mod torture_common;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use testbed::{Setup, ZooKeepers};
 use torture_common::*;
 
-/// Two runs at a time: with more, their many processes are in each other's way, and the machine keeps
+/// One run at a time: with more, their many processes are in each other's way, and the machine keeps
 /// holders waiting for longer than their leases last.
 fn turn() -> MutexGuard<'static, ()> {
-    static TURNS: [Mutex<()>; 2] = [const { Mutex::new(()) }; 2];
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    let turn = &TURNS[NEXT.fetch_add(1, Ordering::Relaxed) % TURNS.len()];
-    turn.lock().unwrap_or_else(PoisonError::into_inner)
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A run with the fence in the store, in which every worker's fault comes, the unfenced resource is
 /// spoilt and the fenced one is not.
 fn fenced(store: &str, seconds: u32, faults: &str) {
-    let _turn = turn();
     // Whether somebody else writes while a holder is stopped is chance. A run that says that it was too
     // short to show anything is followed by a longer one; one that broke a promise is not.
     let report = [1, 2, 4].into_iter().find_map(|longer| {
@@ -51,32 +47,38 @@ fn fenced(store: &str, seconds: u32, faults: &str) {
 
 #[test]
 fn r35_sqlite_and_its_fence_under_pauses_and_kills() {
+    let _turn = turn();
     let directory = tempfile::tempdir().unwrap();
     fenced(&format!("sqlite:{}", directory.path().join("db").display()), 10, "pause,kill");
 }
 
 #[test]
 fn r35_postgres_and_its_fence_under_pauses_kills_and_cuts() {
+    let _turn = turn();
     fenced(&testbed::postgres().database(), 12, "pause,kill,cut");
 }
 
 #[test]
 fn r35_mariadb_and_its_fence_under_pauses_kills_and_cuts() {
+    let _turn = turn();
     fenced(&testbed::mariadb().database(), 12, "pause,kill,cut");
 }
 
 #[test]
 fn r35_redis_and_its_fence_under_pauses_kills_and_cuts() {
+    let _turn = turn();
     fenced(&testbed::redis().url(), 10, "pause,kill,cut");
 }
 
 #[test]
 fn r35_etcd_and_its_ownership_under_pauses_kills_and_cuts() {
+    let _turn = turn();
     fenced(&testbed::etcd().url(), 15, "pause,kill,cut");
 }
 
 #[test]
 fn r35_zookeeper_and_its_ownership_under_pauses_kills_and_cuts() {
+    let _turn = turn();
     // A holder must be stopped for longer than its session, or it loses nothing.
     fenced(&format!("{}?session=1s", testbed::zookeeper().url()), 20, "pause,kill,cut");
 }
@@ -95,7 +97,6 @@ fn redlock_keeps_its_promises_under_pauses_kills_and_cuts() {
 
 /// A run during which `disturb` is done to the servers, whenever torture's own command asks.
 fn disturbed(arguments: &str, faults: &str, mut disturb: impl FnMut(usize)) -> serde_json::Value {
-    let _turn = turn();
     let directory = tempfile::tempdir().unwrap();
     let asked = directory.path().join("asked");
     let script = ": >\"$0\" && while [ -e \"$0\" ]; do sleep 0.02; done";
@@ -127,6 +128,7 @@ fn pause(stop: impl Fn(), cont: impl Fn()) {
 
 #[test]
 fn r42_redis_is_killed_and_stopped() {
+    let _turn = turn();
     let server = testbed::Redis::start();
     let report = disturbed(&format!("--store {} --seconds 20", server.url()), "pause,kill", |n| {
         match n % 2 {
@@ -142,6 +144,7 @@ fn r42_redis_is_killed_and_stopped() {
 
 #[test]
 fn r42_sentinels_fail_over() {
+    let _turn = turn();
     let servers = testbed::Sentinel::start();
     let report =
         disturbed(&format!("--store {} --seconds 50", servers.url()), "pause,kill", |_| {
@@ -159,6 +162,7 @@ fn r42_sentinels_fail_over() {
 
 #[test]
 fn r42_nodes_of_a_cluster_are_killed_and_stopped() {
+    let _turn = turn();
     let cluster = testbed::Cluster::start();
     disturbed(&format!("--store {} --seconds 40", cluster.url()), "pause,kill", |n| {
         let node = &cluster.nodes()[n % cluster.masters()];
@@ -174,6 +178,7 @@ fn r42_nodes_of_a_cluster_are_killed_and_stopped() {
 
 #[test]
 fn r31_two_of_five_nodes_of_redlock_are_killed_and_stopped() {
+    let _turn = turn();
     let servers = testbed::Redlock::with(5, Setup::new());
     let store = servers.url() + "?restart_delay_ms=0&node_timeout_ms=500";
     disturbed(&format!("--store {store} --seconds 20"), "pause,kill", |n| {
@@ -187,6 +192,7 @@ fn r31_two_of_five_nodes_of_redlock_are_killed_and_stopped() {
 
 #[test]
 fn s44_postgres_is_killed() {
+    let _turn = turn();
     let server = testbed::Postgres::start();
     // No pauses, which last long where a row is locked as they begin.
     let arguments = format!("--store {} --seconds 20", server.database());
@@ -199,6 +205,7 @@ fn s44_postgres_is_killed() {
 
 #[test]
 fn s44_mariadb_is_killed() {
+    let _turn = turn();
     let server = testbed::MariaDb::start();
     // No pauses, which last long where a row is locked as they begin.
     let arguments = format!("--store {} --seconds 20", server.database());
@@ -211,6 +218,7 @@ fn s44_mariadb_is_killed() {
 
 #[test]
 fn s80_members_of_etcd_are_killed_and_stopped() {
+    let _turn = turn();
     let etcd = testbed::Etcd::cluster();
     let report =
         disturbed(&format!("--store {} --seconds 40 --lease 2s", etcd.url()), "pause,kill", |n| {
@@ -228,6 +236,7 @@ fn s80_members_of_etcd_are_killed_and_stopped() {
 
 #[test]
 fn s71_members_of_zookeeper_are_killed_and_stopped() {
+    let _turn = turn();
     let keepers = ZooKeepers::start();
     let report = disturbed(
         &format!("--store {}?session=2s --seconds 40", keepers.url()),
