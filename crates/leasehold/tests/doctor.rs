@@ -14,8 +14,8 @@ use leasehold::Leasehold;
 use leasehold::doctor::{Finding, Severity};
 use leasehold::store::Survival;
 use testbed::{
-    Etcd, MariaDb, PgBouncer, Postgres, Redis, Redlock, Sentinel, Setup, ZooKeeper, ZooKeeperSetup,
-    ZooKeepers,
+    Cluster, Etcd, MariaDb, PgBouncer, Postgres, Redis, Redlock, Sentinel, Setup, ZooKeeper,
+    ZooKeeperSetup, ZooKeepers,
 };
 
 /// What is found that is worse than a note.
@@ -283,6 +283,16 @@ async fn s33_redlock_servers_that_vote_too_early_or_not_at_all() {
     assert!(troubles(&servers.url()).await.contains(&("eviction", Broken)));
     node.kill();
     assert!(troubles(&servers.url()).await.contains(&("node", Weak)));
+}
+
+#[tokio::test]
+async fn a_cluster_of_few_masters_or_that_refuses_all_for_one() {
+    let durable = || Setup::new().arg("--appendonly").arg("yes").arg("--appendfsync").arg("always");
+    let covered = Cluster::with(3, 0, durable());
+    assert_eq!(troubles(&covered.url()).await, [("full-coverage", Weak); 3]);
+    let setup = durable().arg("--cluster-require-full-coverage").arg("no");
+    assert_eq!(troubles(&Cluster::with(3, 0, setup.clone()).url()).await, []);
+    assert_eq!(troubles(&Cluster::with(2, 0, setup).url()).await, [("few-masters", Weak)]);
 }
 
 #[tokio::test]

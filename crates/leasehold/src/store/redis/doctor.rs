@@ -2,6 +2,7 @@
 
 use redis::{RedisError, Value};
 
+use super::connection::Node;
 use super::fault::{self, Refusal};
 use super::probe::Info;
 use super::servers::Servers;
@@ -28,12 +29,20 @@ pub(super) async fn diagnose(servers: &Servers, confirms: bool) -> Result<Vec<Fi
             }
             Err(error) => return Err(explain(error)),
         }
-        let mut get = redis::cmd("CONFIG");
-        get.arg("GET").arg("appendfsync");
         // Not permitted: INFO has said whether there is such a log at all.
-        let synced = node.call(&get).await.ok().map(|value| format!("{value:?}"));
+        let synced = setting(node, "appendfsync").await;
         if synced.is_some_and(|text| !text.contains("always")) {
             found.extend(not_at_once(&at, &found));
+        }
+        let covered = setting(node, "cluster-require-full-coverage").await;
+        if matches!(servers, Servers::Cluster(_)) && covered.is_some_and(|t| t.contains("yes")) {
+            found.push(Finding::weak(
+                "full-coverage",
+                format!("{at} serves nobody while any slot of the cluster has no master"),
+                "while one node fails over, no lock of any node is renewed: leases shorter than a \
+                 fail-over are lost on all of them",
+                "set cluster-require-full-coverage no, or lease for longer than a fail-over takes",
+            ));
         }
         let before = wall_micros();
         let time = node.call(&redis::cmd("TIME")).await.map_err(explain)?;
@@ -51,6 +60,13 @@ pub(super) async fn diagnose(servers: &Servers, confirms: bool) -> Result<Vec<Fi
         Servers::Cluster(_) => {}
     }
     Ok(found)
+}
+
+/// A setting as the server shows it, if it may be seen.
+async fn setting(node: &Node, name: &str) -> Option<String> {
+    let mut get = redis::cmd("CONFIG");
+    get.arg("GET").arg(name);
+    node.call(&get).await.ok().map(|value| format!("{value:?}"))
 }
 
 fn judge(at: &str, info: &Info, confirms: bool) -> Vec<Finding> {
