@@ -14,23 +14,20 @@ pub(crate) fn torture(arguments: &[&str]) -> Output {
 
 /// The report, of a run that kept every promise.
 pub(crate) fn fine(arguments: &[&str]) -> serde_json::Value {
-    fine_or_void(arguments).unwrap_or_else(|| panic!("{arguments:?} showed nothing"))
+    let report = unbroken(arguments);
+    assert_eq!(report["verdict"], "fine", "{arguments:?}\n{report}");
+    report
 }
 
-/// The same, or `None` of a run that broke nothing and was too short to show anything.
-pub(crate) fn fine_or_void(arguments: &[&str]) -> Option<serde_json::Value> {
-    const VOID: i32 = 3;
+/// The report, of a run that broke no promise; it may be void, which is to say that it was too short to
+/// show all that it is to show.
+pub(crate) fn unbroken(arguments: &[&str]) -> serde_json::Value {
     let out = torture(&[&["--json"], arguments].concat());
     let (stdout, stderr) =
         (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
-    match out.status.code() {
-        Some(0) => serde_json::from_str(&stdout).ok(),
-        Some(VOID) => {
-            eprintln!("{arguments:?}\n{stdout}");
-            None
-        }
-        code => panic!("{arguments:?}: {code:?}\n{stdout}\n{stderr}"),
-    }
+    let code = out.status.code();
+    assert!(matches!(code, Some(0 | 3)), "{arguments:?}: {code:?}\n{stdout}\n{stderr}");
+    serde_json::from_str(&stdout).unwrap()
 }
 
 pub(crate) fn claimed(report: &serde_json::Value, property: &str) -> bool {
