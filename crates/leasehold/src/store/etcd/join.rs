@@ -1,7 +1,7 @@
 //! Joining: one transaction.
 //!
-//! One who tries makes its key if nobody is there. One who waits makes its key if all that are there
-//! are claims for the same kind of lock, and sees in the same transaction whether it is alone. Order
+//! One who tries makes its key if nobody is there. One who waits makes it also if all that are there
+//! are claims for the same kind of lock, and sees in the same transaction who they are. Order
 //! in the queue is the order of create revisions, which is etcd's own order of transactions; the
 //! revision is the token.
 //!
@@ -62,17 +62,29 @@ struct Going<'a> {
 impl Going<'_> {
     /// Makes the claim's key if nobody is there; else shows its own key and the oldest.
     fn if_free(&self) -> TxnRequest {
-        let own = op(Op::Range(get(self.key.clone())));
-        let front = op(Op::Range(oldest(self.prefix.clone(), self.end(), FRONT)));
         TxnRequest {
             compare: vec![absent(self.prefix.clone(), self.end())],
             success: vec![self.put()],
-            failure: vec![own, front],
+            failure: self.own_and_front(),
         }
     }
 
-    /// Makes the claim's key if others are there and all agree what the lock is; else as
-    /// [`if_free`](Self::if_free). (Where nobody is, etcd takes no value for agreeing.) To find the
+    fn own_and_front(&self) -> Vec<RequestOp> {
+        let own = op(Op::Range(get(self.key.clone())));
+        let front = op(Op::Range(oldest(self.prefix.clone(), self.end(), FRONT)));
+        vec![own, front]
+    }
+
+    /// Makes the claim's key if nobody is there, else as [`behind_others`](Self::behind_others). In this
+    /// order a free lock costs etcd one look at the lock's keys: among them are those that were deleted
+    /// since it last compacted.
+    fn if_free_or_behind_others(&self) -> TxnRequest {
+        let failure = vec![op(Op::Txn(self.behind_others()))];
+        TxnRequest { failure, ..self.if_free() }
+    }
+
+    /// Makes the claim's key if others are there and all agree what the lock is; else shows its own key
+    /// and the oldest. (Where nobody is, etcd takes no value for agreeing.) To find the
     /// oldest, etcd looks at all: one who has made its key sees some of the queue, which is all of it
     /// where few are.
     fn behind_others(&self) -> TxnRequest {
@@ -82,8 +94,7 @@ impl Going<'_> {
         let keys_only = self.claim.capacity == 1;
         let some = range(self.prefix.clone(), self.end());
         let some = op(Op::Range(RangeRequest { limit: FRONT, keys_only, ..some }));
-        let failure = vec![op(Op::Txn(self.if_free()))];
-        TxnRequest { compare, success: vec![self.put(), some], failure }
+        TxnRequest { compare, success: vec![self.put(), some], failure: self.own_and_front() }
     }
 
     fn put(&self) -> RequestOp {
@@ -169,14 +180,14 @@ impl Shared {
                 (false, answer.responses, free)
             }
             Mode::Wait => {
-                let answer = self.send_place(claim, going.behind_others()).await?;
+                let answer = self.send_place(claim, going.if_free_or_behind_others()).await?;
                 let revision = revision_of(&answer);
                 if answer.succeeded {
-                    (true, answer.responses, Some(revision))
+                    (false, answer.responses, Some(revision))
                 } else {
                     let nested = nested(answer)?;
-                    let free = nested.succeeded.then_some(revision);
-                    (false, nested.responses, free)
+                    let made = nested.succeeded;
+                    (made, nested.responses, made.then_some(revision))
                 }
             }
         };
