@@ -77,6 +77,24 @@ fn r42_s25_sentinels_fail_over_from_a_killed_master() {
 }
 
 #[test]
+fn s25_who_connects_in_mid_failover_waits_for_it() {
+    run(async {
+        let set = Sentinel::start();
+        set.servers()[0].kill();
+        // Named still, and gone.
+        release(connect(&set.url()).await.mutex("early").lock().await.unwrap()).await;
+        let cluster = Cluster::with(3, 1, Setup::new().fast());
+        cluster.nodes()[0].kill();
+        release(connect(&cluster.url()).await.mutex("b").lock().await.unwrap()).await;
+        // But whom nobody answers is told so at once.
+        let url = format!("redis+sentinel://127.0.0.1:{}/mymaster", unused_port());
+        let begun = Instant::now();
+        assert_told(&Leasehold::connect(&url).await.unwrap_err(), ErrorKind::Unreachable, "secret");
+        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    });
+}
+
+#[test]
 fn s25_sentinels_fail_over_from_a_stopped_master_in_mid_wait() {
     run(async {
         let set = Sentinel::start();

@@ -1,11 +1,13 @@
 //! What the servers say of themselves, and what follows for the store's guarantees.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{RedisError, Value};
+use redis::{RedisError, RedisResult, Value};
 use tokio::runtime::Handle;
 
+use super::connection::Node;
 use super::fault::{self, Refusal};
 use super::servers::{Servers, sleep};
 use super::url::{Deployment, RedisUrl, Shortfall};
@@ -19,46 +21,82 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// The first major version that speaks the protocol we need.
 const LEAST_VERSION: u32 = 6;
 
+/// Between two looks at servers of which one is gone.
+const PAUSE: Duration = Duration::from_millis(100);
+
 /// Connects, and tells what the store promises as it was found.
 pub(super) async fn found(
     servers: &Servers,
     url: &RedisUrl,
     runtime: &Handle,
 ) -> Result<Guarantees> {
+    let mut gone = None;
+    let found = async {
+        let masters = settled(servers, runtime, &mut gone).await;
+        judged(&masters.map_err(|e| fault::explain(&e))?, url).await
+    };
     tokio::select! {
-        found = ask(servers, url) => found,
-        () = sleep(runtime, LIMIT) => {
-            let what = format!("no Redis server answered within {LIMIT:?}: check that it runs");
-            Err(Error::new(ErrorKind::Unreachable, what))
+        found = found => found,
+        () = sleep(runtime, LIMIT) => Err(gone.map_or_else(
+            || {
+                let what = format!("no Redis server answered within {LIMIT:?}: check that it runs");
+                Error::new(ErrorKind::Unreachable, what)
+            },
+            |error| fault::explain(&error),
+        )),
+    }
+}
+
+/// A server that keeps locks, and what it says of itself if we may ask.
+type Found = (Arc<Node>, Option<Info>);
+
+/// Every server that keeps locks. In the middle of a fail-over one is named that is gone: then it is
+/// asked again, until another one is named in its place.
+async fn settled(
+    servers: &Servers,
+    runtime: &Handle,
+    gone: &mut Option<RedisError>,
+) -> RedisResult<Vec<Found>> {
+    loop {
+        match ask(servers).await {
+            Err(error) if fault::is_gone(&error) && servers.can_fail_over().await => {
+                *gone = Some(error);
+                sleep(runtime, PAUSE).await;
+            }
+            found => return found,
         }
     }
 }
 
-async fn ask(servers: &Servers, url: &RedisUrl) -> Result<Guarantees> {
-    let explain = |e: RedisError| fault::explain(&e);
-    let masters = servers.masters().await.map_err(explain)?;
-    let mut facts = Vec::new();
-    for node in &masters {
-        match node.call(&redis::cmd("INFO")).await {
-            Ok(value) => facts.push(Info::of(value)),
+async fn ask(servers: &Servers) -> RedisResult<Vec<Found>> {
+    let mut found = Vec::new();
+    for node in servers.masters().await? {
+        let info = match node.call(&redis::cmd("INFO")).await {
+            Ok(value) => Some(Info::of(value)),
             // A user without that right: then nothing is promised that INFO would have shown.
-            Err(error) if fault::refusal(&error) == Some(Refusal::NoPermission) => {}
-            Err(error) => return Err(explain(error)),
-        }
+            Err(error) if fault::refusal(&error) == Some(Refusal::NoPermission) => None,
+            Err(error) => return Err(error),
+        };
+        found.push((node, info));
     }
+    Ok(found)
+}
+
+async fn judged(masters: &[Found], url: &RedisUrl) -> Result<Guarantees> {
+    let facts: Vec<&Info> = masters.iter().filter_map(|(_, info)| info.as_ref()).collect();
     let hidden = masters.len() > facts.len();
     for info in &facts {
         info.check(url)?;
     }
     let mut synced = !hidden;
-    for (node, info) in masters.iter().zip(&facts) {
-        synced &= info.figure("aof_enabled") == Some("1") && {
+    for (node, info) in masters {
+        synced &= info.as_ref().and_then(|info| info.figure("aof_enabled")) == Some("1") && {
             let mut get = redis::cmd("CONFIG");
             get.arg("GET").arg("appendfsync");
             node.call(&get).await.is_ok_and(|value| format!("{value:?}").contains("always"))
         };
     }
-    let evicts = facts.iter().find_map(Info::evicts);
+    let evicts = facts.iter().find_map(|info| info.evicts());
     if let Some(policy) = &evicts {
         telemetry::evicting(policy);
     }

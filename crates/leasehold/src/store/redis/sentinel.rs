@@ -200,7 +200,7 @@ impl Sentinel {
     }
 
     /// Asks all sentinels; the first good answer counts.
-    async fn ask(&self) -> RedisResult<Address> {
+    pub(super) async fn ask(&self) -> RedisResult<Address> {
         let mut asked = JoinSet::new();
         for node in &self.sentinels {
             let node = node.clone();

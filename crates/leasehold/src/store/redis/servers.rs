@@ -86,6 +86,15 @@ impl Servers {
         }
     }
 
+    /// Whether there is somebody who says who keeps the locks, and may say another one soon.
+    pub(super) async fn can_fail_over(&self) -> bool {
+        match self {
+            Self::Single(_) => false,
+            Self::Sentinel(sentinel) => sentinel.ask().await.is_ok(),
+            Self::Cluster(cluster) => cluster.masters().await.is_ok(),
+        }
+    }
+
     /// Which member of the store serves this slot, as a number.
     pub(super) fn member(&self, slot: u16) -> u64 {
         match self {
