@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use etcd_common::*;
 use leasehold::store::{Guarantee, Survival};
-use leasehold::{Builder, ErrorKind, Leasehold, LostReason, State};
+use leasehold::{Builder, ErrorKind, Leasehold, LostReason};
 use testbed::{Cut, Etcd, Proxy, in_own_network};
 
 /// Everything that breaks a cluster is done to one, in turn: starting three members is dear.
@@ -118,22 +118,9 @@ fn who_is_cut_off_has_lost_before_another_holds() {
             proxies.iter().map(|p| format!("127.0.0.1:{}", p.port())).collect();
         let cut_off = connect(&format!("etcd://{}", hosts.join(","))).await;
         let other = connect(&cluster.url()).await;
+        let freeze = || proxies.iter().for_each(Proxy::freeze);
         let lease = Duration::from_secs(3);
-        let guard = cut_off.mutex("cut").lease(lease).lock().await.unwrap();
-        let lock = other.mutex("cut").lease(lease);
-        let late = guard.watch();
-        let waiting = tokio::spawn(async move {
-            let next = lock.lock_timeout(PATIENCE).await.unwrap();
-            // By its own clock, whether or not anybody has been woken.
-            (next, late.state())
-        });
-        until_queued(&other, "cut", 2).await;
-        for proxy in &proxies {
-            proxy.freeze();
-        }
-        let (next, state) = waiting.await.unwrap();
-        assert_eq!(state, State::Lost(LostReason::Expired), "two holders");
-        assert!(next.token() > guard.token());
+        let next = lost_before_the_next_holds((&cut_off, lease), &other, "cut", freeze).await;
         for proxy in &proxies {
             proxy.thaw();
         }
@@ -147,38 +134,25 @@ fn who_is_cut_off_has_lost_before_another_holds() {
 fn s82_a_member_without_the_others_keeps_nobody_believing() {
     in_own_network("s82_a_member_without_the_others_keeps_nobody_believing", || {
         run(async {
-            let cluster = Etcd::separable();
+            let (cluster, lease) = (Etcd::separable(), Duration::from_secs(3));
             for cut in [Cut::Off, Cut::Mute, Cut::Deaf] {
                 for leads in [true, false] {
                     let leader = cluster.leader();
                     let member = if leads { leader } else { (leader + 1) % 3 };
-                    lost_before_the_next_holds(&cluster, member, cut).await;
+                    let of = |n: usize| format!("etcd://127.0.0.1:{}", cluster.port(n));
+                    let held = connect(&of(member)).await;
+                    let other = connect(&of((member + 1) % 3)).await;
+                    let name = format!("{cut:?}-{leads}");
+                    let (held, breaking) = ((&held, lease), || cluster.cut(member, cut));
+                    release(lost_before_the_next_holds(held, &other, &name, breaking).await).await;
+                    // The member comes back with a later term, so there is one more election. After
+                    // that, the client is as good as new.
+                    cluster.mend();
+                    release(held.0.mutex(name).lock_timeout(PATIENCE).await.unwrap()).await;
                 }
             }
         });
     });
-}
-
-async fn lost_before_the_next_holds(cluster: &Etcd, member: usize, cut: Cut) {
-    let of = |n: usize| format!("etcd://127.0.0.1:{}", cluster.port(n));
-    let (held, other) = (connect(&of(member)).await, connect(&of((member + 1) % 3)).await);
-    let lease = Duration::from_secs(3);
-    let guard = held.mutex("parted").lease(lease).lock_timeout(PATIENCE).await.unwrap();
-    let (watch, lock) = (guard.watch(), other.mutex("parted").lease(lease));
-    let waiting = tokio::spawn(async move {
-        let next = lock.lock_timeout(PATIENCE).await.unwrap();
-        (next, watch.state())
-    });
-    until_queued(&other, "parted", 2).await;
-    cluster.cut(member, cut);
-    let (next, state) = waiting.await.unwrap();
-    assert_eq!(state, State::Lost(LostReason::Expired), "two holders: {cut:?}");
-    assert!(next.token() > guard.token());
-    release(next).await;
-    // The member comes back with a later term, so there is one more election. After that, the client
-    // is as good as new.
-    cluster.mend();
-    release(held.mutex("parted").lock_timeout(PATIENCE).await.unwrap()).await;
 }
 
 #[test]

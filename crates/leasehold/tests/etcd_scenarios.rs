@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use etcd_common::*;
 use leasehold::store::{Evict, Joined, Mode, Renew, Renewal, Signal, Standing, Store};
-use leasehold::{Claim, ErrorKind, Kind, Leasehold, LostReason, Name, State};
+use leasehold::{Claim, ErrorKind, Kind, Leasehold, LostReason, Name};
 use testbed::{Etcd, Proxy, Setup};
 
 /// The lease that the only key with this prefix hangs on, as etcdctl writes it.
@@ -117,19 +117,8 @@ fn s82_one_way_silence_is_lost_by_our_own_clock() {
         for (name, silence) in ["requests", "replies"].into_iter().zip(ways) {
             let proxy = Proxy::before(server.port(0));
             let locks = connect(&format!("etcd://127.0.0.1:{}", proxy.port())).await;
-            let lease = Duration::from_secs(2);
-            let guard = locks.mutex(name).lease(lease).lock().await.unwrap();
-            let (late, lock) = (guard.watch(), other.mutex(name));
-            let waiting = tokio::spawn(async move {
-                let next = lock.lock_timeout(PATIENCE).await.unwrap();
-                (next, late.state())
-            });
-            until_queued(&other, name, 2).await;
-            silence(&proxy);
-            let reason = tokio::time::timeout(PATIENCE, guard.lost()).await.unwrap();
-            assert_eq!(reason, LostReason::Expired, "{name}");
-            let (next, state) = waiting.await.unwrap();
-            assert_eq!(state, State::Lost(LostReason::Expired), "{name}: two holders");
+            let held = (&locks, Duration::from_secs(2));
+            let next = lost_before_the_next_holds(held, &other, name, || silence(&proxy)).await;
             proxy.thaw();
             release(next).await;
             release(locks.mutex(name).lock_timeout(PATIENCE).await.unwrap()).await;

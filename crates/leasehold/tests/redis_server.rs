@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use leasehold::store::{Evict, Guarantee, Joined, Mode, Signal, Standing};
-use leasehold::{Claim, ErrorKind, Kind, Leasehold, LostReason, Name, State};
+use leasehold::{Claim, ErrorKind, Guard, Kind, Leasehold, LostReason, Name, State};
 use testbed::{Proxy, Redis, Setup};
+use tokio::task::JoinHandle;
 
 const LEASE: Duration = Duration::from_millis(1_500);
 
@@ -404,6 +405,18 @@ fn r10_one_command_and_one_message_a_hand_over() {
     });
 }
 
+/// One client holds, and a task of another one's waits.
+async fn one_behind_another(
+    holder: &Leasehold,
+    waiting: &Leasehold,
+) -> (Guard, JoinHandle<leasehold::Result<Guard>>) {
+    let guard = holder.mutex("deaf").lock().await.unwrap();
+    let mutex = waiting.mutex("deaf");
+    let waiter = tokio::spawn(async move { mutex.lock().await });
+    until_waiting(holder, "deaf", 1).await;
+    (guard, waiter)
+}
+
 /// What a hand-over costs whose message is lost: a heartbeat.
 const HEARTBEAT: Duration = Duration::from_secs(2 + 2);
 
@@ -415,12 +428,7 @@ fn s24_a_lost_message_costs_one_heartbeat() {
         let waiting = connect(&proxy.in_front_of(server.port(), &server.url())).await;
         let holder = connect(&server.url()).await;
         for round in 0..3 {
-            let guard = holder.mutex("deaf").lock().await.unwrap();
-            let waiter = tokio::spawn({
-                let waiting = waiting.clone();
-                async move { waiting.mutex("deaf").lock().await }
-            });
-            until_waiting(&holder, "deaf", 1).await;
+            let (guard, waiter) = one_behind_another(&holder, &waiting).await;
             // The connection stays up, and the message alone is lost.
             let connections = proxy.connections();
             proxy.drop_messages(true);
@@ -445,12 +453,7 @@ fn s24_a_connection_that_is_cut_costs_no_turn() {
         let waiting = connect(&proxy.in_front_of(server.port(), &server.url())).await;
         let holder = connect(&server.url()).await;
         for _ in 0..3 {
-            let guard = holder.mutex("deaf").lock().await.unwrap();
-            let waiter = tokio::spawn({
-                let waiting = waiting.clone();
-                async move { waiting.mutex("deaf").lock().await }
-            });
-            until_waiting(&holder, "deaf", 1).await;
+            let (guard, waiter) = one_behind_another(&holder, &waiting).await;
             // The connections go, with whatever is sent meanwhile.
             proxy.refuse(true);
             release(guard).await;

@@ -7,8 +7,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::cert::Certificates;
-use crate::daemon::{Daemon, Launch, Setup, give_to, program, run};
-use crate::network::{Cut, Network, USERS};
+use crate::daemon::{Daemon, Launch, Setup, program, run};
+use crate::network::{Cut, Network};
 use crate::{port, reaper};
 
 /// How long a cluster may take to be whole.
@@ -104,11 +104,10 @@ impl Etcd {
                 args.push(format!("--key-file={}", certificates.key.display()));
             }
             args.extend(setup.args.iter().cloned());
-            let user = cluster.network.as_ref().map(|_| USERS[n]);
-            if let Some(user) = user {
-                give_to(user, &directory);
+            let mut launch = Launch { program: etcd.clone(), args, user: None };
+            if let Some(network) = &cluster.network {
+                network.admit(n, &mut launch, &directory);
             }
-            let launch = Launch { program: etcd.clone(), args, user };
             // It is ready when the others are there as well.
             let daemon = Daemon::start("etcd", directory, launch, None, &|| true)?;
             cluster.members.push(Member { daemon, ports });

@@ -6,16 +6,17 @@
 //! dropped by these marks. The rules are in a network namespace of the test's own, which ends with it,
 //! in whatever way.
 
+use std::path::Path;
 use std::process::Command;
 
-use crate::daemon::{run, succeeds};
+use crate::daemon::{Launch, give_to, run, succeeds};
 
 /// Set in the process that runs inside the namespace.
 const INSIDE: &str = "TESTBED_OWN_NETWORK";
 const TABLE: &str = "inet testbed";
 
 /// The users as whom members run, by their numbers: the rules tell members apart by them.
-pub(crate) const USERS: [&str; 3] = ["61001", "61002", "61003"];
+const USERS: [&str; 3] = ["61001", "61002", "61003"];
 
 /// Runs the body of the test of this name, as the test harness knows it, in a network of its own: in
 /// another process of the same test binary, whose failure is ours. Where the machine allows no
@@ -69,6 +70,12 @@ impl Network {
             nft(&format!("add rule {TABLE} marks meta skuid {user} ct mark set ct mark or {bit}"));
         }
         Self
+    }
+
+    /// Has a member, which works in this directory, run as its own user.
+    pub(crate) fn admit(&self, member: usize, launch: &mut Launch, directory: &Path) {
+        launch.user = Some(USERS[member]);
+        give_to(USERS[member], directory);
     }
 
     /// Cuts a member from the others, but not from who calls one of the `open` ports.

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::cert::Certificates;
-use crate::daemon::{Daemon, Launch, give_to, program, start_somewhere};
-use crate::network::{Cut, Network, USERS};
+use crate::daemon::{Daemon, Launch, program, start_somewhere};
+use crate::network::{Cut, Network};
 use crate::{Proxy, port, reaper};
 
 /// How a server or an ensemble is set up.
@@ -228,9 +228,8 @@ impl ZooKeepers {
             let id = (i + 1).to_string();
             std::fs::write(directory.join("data/myid"), id).expect("our own directory");
             let mut launch = launch(&directory);
-            if network.is_some() {
-                launch.user = Some(USERS[i]);
-                give_to(USERS[i], &directory);
+            if let Some(network) = &network {
+                network.admit(i, &mut launch, &directory);
             }
             // None of them serves before there are two.
             let daemon = Daemon::start("zookeeper", directory, launch, None, &|| true)?;
@@ -278,8 +277,7 @@ impl ZooKeepers {
 
     /// Cuts a member from the others, but not from its clients. For [`separable`](Self::separable).
     pub fn cut(&self, member: &ZooKeeper, cut: Cut) {
-        let number = self.members.iter().position(|m| m.port == member.port);
-        self.network().cut(number.expect("one of ours"), cut, &[member.port]);
+        self.network().cut(self.number(member), cut, &[member.port]);
     }
 
     /// Ends all [cuts](Self::cut); returns when every member serves.
@@ -288,14 +286,18 @@ impl ZooKeepers {
         self.members.iter().for_each(ZooKeeper::until_ready);
     }
 
+    fn number(&self, member: &ZooKeeper) -> usize {
+        self.members.iter().position(|m| m.port == member.port).expect("one of ours")
+    }
+
     fn network(&self) -> &Network {
         self.network.as_ref().expect("ask for ZooKeepers::separable first")
     }
 
     fn links_of(&self, member: &ZooKeeper) -> impl Iterator<Item = &Proxy> {
         assert!(!self.links.is_empty(), "ask for ZooKeeperSetup::links first");
-        let number = self.members.iter().position(|m| m.port == member.port);
-        let touches = move |from, to| Some(from) == number || Some(to) == number;
+        let number = self.number(member);
+        let touches = move |from, to| from == number || to == number;
         self.links.iter().filter(move |(from, to, _)| touches(*from, *to)).map(|(_, _, link)| link)
     }
 

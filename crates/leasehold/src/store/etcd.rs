@@ -69,9 +69,7 @@ use self::client::Client;
 use self::fault::{Failure, closed};
 use self::keepalive::KeepAlives;
 use self::leases::Leases;
-use self::proto::{
-    MemberListRequest, MemberListResponse, RangeRequest, StatusRequest, StatusResponse,
-};
+use self::proto::{MemberListRequest, MemberListResponse, RangeRequest};
 use self::url::EtcdUrl;
 use self::waiters::Waiters;
 use self::watch::Watches;
@@ -202,10 +200,7 @@ async fn probe(client: &Client, url: &EtcdUrl) -> Result<Found> {
         }
         Err(_) => (url.endpoints.len(), None),
     };
-    let path = "/etcdserverpb.Maintenance/Status";
-    let status = client.call::<_, StatusResponse>(path, StatusRequest {}).await;
-    let ignores_old_leaders =
-        status.is_ok_and(|status| ignores_old_leaders(&status.answer.version));
+    let ignores_old_leaders = client.version().await.is_some_and(|v| ignores_old_leaders(&v));
     Ok(Found { members, cluster, ignores_old_leaders })
 }
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use leasehold::store::etcd::EtcdStore;
-use leasehold::{Builder, ErrorKind, Guard, Leasehold};
+use leasehold::{Builder, ErrorKind, Guard, Leasehold, LostReason, State};
 
 /// How long what must happen is waited for.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -56,6 +56,31 @@ pub(crate) fn put_if(mut etcdctl: Command, compare: &str, key: &str, value: &str
     assert!(out.status.success(), "{text}");
     assert!(text.starts_with("SUCCESS") || text.starts_with("FAILURE"), "{text}");
     text.starts_with("SUCCESS")
+}
+
+/// Somebody waits elsewhere while the holder is cut off: the holder must know first. Gives what the
+/// other holds then.
+pub(crate) async fn lost_before_the_next_holds(
+    (held, lease): (&Leasehold, Duration),
+    other: &Leasehold,
+    name: &str,
+    breaking: impl FnOnce(),
+) -> Guard {
+    let guard = held.mutex(name).lease(lease).lock_timeout(PATIENCE).await.unwrap();
+    let (late, lock) = (guard.watch(), other.mutex(name).lease(lease));
+    let waiting = tokio::spawn(async move {
+        let next = lock.lock_timeout(PATIENCE).await.unwrap();
+        // By its own clock, whether or not anybody has been woken.
+        (next, late.state())
+    });
+    until_queued(other, name, 2).await;
+    breaking();
+    let reason = tokio::time::timeout(PATIENCE, guard.lost()).await.unwrap();
+    assert_eq!(reason, LostReason::Expired, "{name}");
+    let (next, state) = waiting.await.unwrap();
+    assert_eq!(state, State::Lost(LostReason::Expired), "{name}: two holders");
+    assert!(next.token() > guard.token());
+    next
 }
 
 /// Waits until so many stand in the queue, holders included.

@@ -548,16 +548,20 @@ fn break_promise(history: &mut History, rng: &mut Rng) -> Option<Property> {
 }
 
 fn fail_without_cause(history: &mut History, rng: &mut Rng) -> Option<Property> {
-    let op = OpId { worker: 9_999, n: 0 };
     let mut kinds = vec!["Contended", "Timeout", "Corrupt", "Mismatch"];
     if history.troubles.is_empty() {
         kinds.push("Lost");
     }
-    let kind = rng.choice(kinds)?;
+    fail(history, rng.choice(kinds)?, history.ended)
+}
+
+/// One more operation, which fails at once.
+fn fail(history: &mut History, kind: &str, at: Time) -> Option<Property> {
+    let op = OpId { worker: 9_999, n: 0 };
     let what = What::Invoked { lock: 0, weight: 1, ask: Ask::Lock };
-    history.events.push(Event { op, at: history.ended, what });
+    history.events.push(Event { op, at, what });
     let what = What::Failed { kind: kind.into(), error: "why?".into() };
-    history.events.push(Event { op, at: history.ended, what });
+    history.events.push(Event { op, at, what });
     Some(Property::Outcome)
 }
 
@@ -694,12 +698,7 @@ fn anothers_stall_is_a_cause_where_the_store_says_so() {
 }
 
 fn fail_as_lost(history: &mut History, _: &mut Rng) -> Option<Property> {
-    let op = OpId { worker: 9_999, n: 0 };
-    let what = What::Invoked { lock: 0, weight: 1, ask: Ask::Lock };
-    history.events.push(Event { op, at: history.ended - 1, what });
-    let what = What::Failed { kind: "Lost".into(), error: "gone".into() };
-    history.events.push(Event { op, at: history.ended - 1, what });
-    Some(Property::Outcome)
+    fail(history, "Lost", history.ended - 1)
 }
 
 #[test]

@@ -44,6 +44,9 @@ const ANSWER_ALONE: Duration = Duration::from_secs(5);
 /// A request that was given up after less than this says nothing about the member.
 const SUSPECT: Duration = Duration::from_millis(100);
 
+/// What a member tells of itself.
+const STATUS: &str = "/etcdserverpb.Maintenance/Status";
+
 /// Requests to a cluster.
 pub(super) struct Client {
     endpoints: Vec<Endpoint>,
@@ -247,6 +250,12 @@ impl Client {
         }
     }
 
+    /// What the member that we talk to runs, if it tells us.
+    pub(super) async fn version(&self) -> Option<String> {
+        let status = self.call::<_, StatusResponse>(STATUS, StatusRequest {}).await.ok()?;
+        Some(status.answer.version)
+    }
+
     /// The members of the URL that do not answer, or say that they have no leader: each is asked for
     /// itself, all at once, on a connection of its own.
     pub(super) async fn silent(&self) -> Vec<String> {
@@ -258,7 +267,7 @@ impl Client {
                 let mut grpc = Grpc::new(connection.channel.clone());
                 grpc.ready().await.map_err(|e| Failure::Passing(unreachable(cause(&e))))?;
                 let request = connection.with_metadata(StatusRequest {});
-                let path = PathAndQuery::from_static("/etcdserverpb.Maintenance/Status");
+                let path = PathAndQuery::from_static(STATUS);
                 let codec = ProstCodec::<StatusRequest, StatusResponse>::default();
                 grpc.unary(request, path, codec).await.map_err(Failure::from).map(drop)
             };

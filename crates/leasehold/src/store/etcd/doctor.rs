@@ -4,7 +4,7 @@ use super::client::Client;
 use super::fault::Failure;
 use super::proto::{
     AlarmRequest, AlarmResponse, LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest,
-    LeaseRevokeResponse, StatusRequest, StatusResponse,
+    LeaseRevokeResponse,
 };
 use crate::doctor::Finding;
 use crate::error::ErrorKind;
@@ -15,7 +15,7 @@ const NO_SPACE: i32 = 1;
 /// Asks the cluster. `members`: how many it has.
 pub(super) async fn diagnose(client: &Client, members: usize) -> Result<Vec<Finding>, Failure> {
     let mut found: Vec<Finding> = number(members).into_iter().collect();
-    found.extend(version(members, &version_of(client).await));
+    found.extend(version(members, &client.version().await.unwrap_or_default()));
     found.extend(client.silent().await.into_iter().map(|member| {
         Finding::weak(
             "member-down",
@@ -34,13 +34,6 @@ pub(super) async fn diagnose(client: &Client, members: usize) -> Result<Vec<Find
         found.extend(shortest(shortest_lease(client).await?));
     }
     Ok(found)
-}
-
-/// What the member that we talk to runs; nothing if it does not tell us.
-async fn version_of(client: &Client) -> String {
-    let path = "/etcdserverpb.Maintenance/Status";
-    let status = client.call::<_, StatusResponse>(path, StatusRequest {}).await;
-    status.map(|status| status.answer.version).unwrap_or_default()
 }
 
 fn version(members: usize, version: &str) -> Option<Finding> {

@@ -34,8 +34,10 @@ pub(super) async fn diagnose(servers: &Servers, confirms: bool) -> Result<Vec<Fi
         if synced.is_some_and(|text| !text.contains("always")) {
             found.extend(not_at_once(&at, &found));
         }
-        let covered = setting(node, "cluster-require-full-coverage").await;
-        if matches!(servers, Servers::Cluster(_)) && covered.is_some_and(|t| t.contains("yes")) {
+        if matches!(servers, Servers::Cluster(_))
+            && let Some(covered) = setting(node, "cluster-require-full-coverage").await
+            && covered.contains("yes")
+        {
             found.push(Finding::weak(
                 "full-coverage",
                 format!("{at} serves nobody while any slot of the cluster has no master"),

@@ -74,10 +74,13 @@ impl Shared {
     async fn promises(&self, wire: &mut dyn Wire, url: &SqlUrl) -> Result<Guarantees, Failure> {
         let (durability, stall) = match url.dialect {
             #[cfg(feature = "sqlite")]
-            Dialect::Sqlite => match url.synchronous {
-                Synchronous::Full => (Durability::Disk, Stall::Everybody),
-                Synchronous::Normal | Synchronous::Off => (Durability::Machine, Stall::Everybody),
-            },
+            Dialect::Sqlite => {
+                let durability = match url.synchronous {
+                    Synchronous::Full => Durability::Disk,
+                    Synchronous::Normal | Synchronous::Off => Durability::Machine,
+                };
+                (durability, Stall::Everybody)
+            }
             #[cfg(feature = "postgres")]
             Dialect::Postgres => of_postgres(wire, url.pooler).await?,
             #[cfg(feature = "mysql")]
