@@ -44,7 +44,8 @@ fn s80_a_waiter_whose_lease_ended_is_not_told_that_it_holds() {
         assert!(matches!(joined, Joined::Waiting(p) if p.ahead == 1), "{joined:?}");
         let joined = store.join(&second, Mode::Wait).await.unwrap();
         assert!(matches!(joined, Joined::Waiting(p) if p.ahead == 2), "{joined:?}");
-        let lease = lease_of(server, &format!("s80/{}", first.id.to_hex()));
+        let lease =
+            lease_of(server, std::str::from_utf8(&store.place_key(&first).unwrap()).unwrap());
         server.etcdctl(&["lease", "revoke", &lease]);
         release(guard).await;
         assert_eq!(granted(&*store, &first).await, Signal::Ask);
@@ -445,8 +446,9 @@ fn at_least_outlives_a_doubled_release_and_another_client_may_leave() {
         assert!(store.leave(&kept, None).await.unwrap());
         let rival = claim("kept");
         assert!(matches!(other.join(&rival, Mode::Try).await.unwrap(), Joined::Busy { .. }));
+        // Who departed and comes again stands behind what it left.
         let again = other.join(&kept, Mode::Wait).await.unwrap();
-        assert!(matches!(again, Joined::Busy { .. }), "{again:?}");
+        assert!(matches!(again, Joined::Waiting(p) if p.ahead == 1), "{again:?}");
         let info = other.read(&kept.name).await.unwrap().unwrap();
         assert_eq!(info.claims[0].standing, Standing::Departed);
         assert_eq!(other.evict(&kept.name, Evict::Holders).await.unwrap(), 1);
@@ -458,6 +460,36 @@ fn at_least_outlives_a_doubled_release_and_another_client_may_leave() {
         assert!(matches!(told[..], [Renewal::Holding { .. }]), "{told:?}");
         assert!(other.leave(&shared, None).await.unwrap());
         assert!(!other.leave(&shared, None).await.unwrap());
+    });
+}
+
+/// Else etcd steps over as many keys as there ever were, whenever it looks at the lock's.
+#[test]
+fn a_lock_that_is_used_again_is_the_same_key_and_what_comes_late_harms_nobody() {
+    run(async {
+        let server = testbed::etcd();
+        let (_, store) = with_store(&server.url()).await;
+        let (first, second) = (claim("again"), claim("again"));
+        assert!(matches!(store.join(&first, Mode::Try).await.unwrap(), Joined::Holding { .. }));
+        let key = store.place_key(&first);
+        let both = tokio::join!(store.leave(&first, None), store.leave(&first, None));
+        assert!(both.0.unwrap() || both.1.unwrap());
+        assert!(matches!(store.join(&second, Mode::Try).await.unwrap(), Joined::Holding { .. }));
+        assert_eq!(store.place_key(&second), key);
+        assert_ne!(store.place_key(&first), key, "nobody compares with another's place");
+        // As after an answer that was lost.
+        assert!(!store.leave(&first, None).await.unwrap());
+        let renewals = [first, second.clone()].map(|claim| Renew { lease: claim.lease, claim });
+        let told = store.renew(&renewals).await.unwrap();
+        assert!(matches!(told[..], [Renewal::Lost, Renewal::Holding { .. }]), "{told:?}");
+        // A key that stays when its holder departs is nobody else's.
+        assert!(store.leave(&second, Some(Duration::from_secs(1))).await.unwrap());
+        let third = claim("again");
+        let joined = store.join(&third, Mode::Wait).await.unwrap();
+        assert!(matches!(joined, Joined::Waiting(p) if p.ahead == 1), "{joined:?}");
+        assert_ne!(store.place_key(&third), key);
+        assert!(matches!(granted(&*store, &third).await, Signal::Granted(_)));
+        assert!(store.leave(&third, None).await.unwrap());
     });
 }
 

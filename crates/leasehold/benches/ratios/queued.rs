@@ -12,7 +12,7 @@ use crate::contention::{Outcome, Window};
 use crate::measure::{Effort, Result, now};
 
 /// For as long as a crowd may take to stand in the queue: nothing of it is to be renewed in the window.
-const LEASE: Duration = Duration::from_secs(120);
+const LEASE: Duration = Duration::from_secs(60);
 
 /// So many tasks on all clients but the first, which holds the lock until all of them stand in the
 /// queue: so the window shows turns, and not how a crowd arrives. Each holds for `hold`; `count` asks

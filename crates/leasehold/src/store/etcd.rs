@@ -1,7 +1,7 @@
 //! The `etcd:` store: queues in the order of etcd's revisions.
 //!
 //! # The keys
-//! Each claim is one key, `NAME/ID`, that hangs on a lease. Claims stand in the order in which their
+//! Each claim is one key, `NAME/LEASE`, that hangs on that lease. Claims stand in the order in which their
 //! keys were created, which is etcd's order of transactions, kept by a majority of its members; the
 //! create revision is the fencing token. This is the queue of the official Go client's
 //! `concurrency.Mutex` and of `etcdctl lock`: they and our mutexes stand in one queue, each waiting
@@ -30,9 +30,11 @@
 //! one early.
 //!
 //! # If a reply is lost, if the future is dropped, if we die
-//! A claim is found again by its key. A lease that was sent in a request which was not answered is
+//! The client that joined finds its claim again by the key; another one, which may make it leave,
+//! finds it by its id in the value. A lease that was sent in a request which was not answered is
 //! not used again, and is revoked when the claim leaves, so that a `join` which the network held back
-//! comes to nothing. What nobody leaves ends with its lease. A member that does not answer is left for
+//! comes to nothing. A `leave` that it held back ends only the place that it was meant for, by its
+//! revision. What nobody leaves ends with its lease. A member that does not answer is left for
 //! the next one (`etcd/client.rs`).
 
 mod ask;
@@ -160,8 +162,14 @@ impl fmt::Debug for EtcdStore {
 }
 
 impl Shared {
+    /// The key of a claim's place; of a claim that this client does not know, a key that nobody has.
     fn key(&self, claim: &Claim) -> Vec<u8> {
-        queue::key(&self.namespace, claim)
+        let lease = self.claims.get(claim.id).map_or(0, |known| known.lease.id);
+        self.key_on(&claim.name, lease)
+    }
+
+    fn key_on(&self, name: &Name, lease: i64) -> Vec<u8> {
+        queue::key(&self.namespace, name.as_str(), lease)
     }
 
     fn prefix(&self, name: &Name) -> Vec<u8> {

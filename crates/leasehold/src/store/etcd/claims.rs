@@ -1,4 +1,4 @@
-//! What this client knows of its own claims: the lease of each, and whether it holds.
+//! What this client knows of its own claims: the lease of each, its place, and whether it holds.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -30,8 +30,10 @@ pub(super) struct Known {
     pub(super) lease: Lease,
     /// How many requests that would attach a key to the lease were sent and not answered.
     unanswered: u32,
-    /// Under which token it was told that it holds.
-    pub(super) holds: Option<Token>,
+    /// With which revision the place was created that it was told of.
+    pub(super) token: Option<Token>,
+    /// It was told that it holds.
+    pub(super) holds: bool,
     /// Far back in a long queue: who is just before it, and how many are before it altogether.
     pub(super) behind: Option<(Vec<u8>, usize)>,
     pub(super) ahead: usize,
@@ -69,7 +71,7 @@ impl Claims {
             all.known.retain(|_, known| known.lease.ends.plus(FORGET_AFTER) > now);
             all.sweep_at = all.known.len() * 2;
         }
-        let new = Known { lease, unanswered: 0, holds: None, behind: None, ahead: 0 };
+        let new = Known { lease, unanswered: 0, token: None, holds: false, behind: None, ahead: 0 };
         all.known.entry(id).or_insert(new).lease
     }
 
@@ -78,6 +80,11 @@ impl Claims {
         if let Some(known) = self.all().known.get_mut(&id) {
             change(known);
         }
+    }
+
+    /// A claim was told that it holds.
+    pub(super) fn holds(&self, id: ClaimId, token: Token) {
+        self.note(id, |known| (known.token, known.holds) = (Some(token), true));
     }
 
     /// A renewal of this lease was answered.

@@ -20,7 +20,7 @@ use crate::guard::Guard;
 /// [`Display`](fmt::Display) form, and for a client that is generated from etcd's own protocol files
 /// [`to_protobuf`](Self::to_protobuf) is the message `etcdserverpb.Compare`.
 ///
-/// Whoever has it could release the lock: the key's name holds the claim's secret.
+/// Whoever has it and may write to etcd could end the hold: it names the key that is the hold.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EtcdCompare {
@@ -60,7 +60,7 @@ impl fmt::Display for EtcdCompare {
     }
 }
 
-/// Without the key, which is a secret.
+/// Without the key, which nobody should need to see in a log.
 impl fmt::Debug for EtcdCompare {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("EtcdCompare")

@@ -171,7 +171,7 @@ impl Shared {
     async fn join_once(self: &Arc<Self>, claim: &Claim, mode: Mode) -> Result<Joined, Failure> {
         let lease = self.lease_of(claim).await?;
         let begun = self.leases.now();
-        let (key, prefix) = (self.key(claim), self.prefix(&claim.name));
+        let (key, prefix) = (self.key_on(&claim.name, lease.id), self.prefix(&claim.name));
         let mut going = Going { claim, mode, key, prefix, lease, begun };
         let (made, responses, revision) = match mode {
             Mode::Try => {
@@ -193,7 +193,7 @@ impl Shared {
         };
         if let (false, Some(revision)) = (made, revision) {
             let token = token_of(revision)?;
-            self.claims.note(claim.id, |known| known.holds = Some(token));
+            self.claims.holds(claim.id, token);
             return Ok(going.holding(token));
         }
         let shown = shown(&going, revision, responses)?;
@@ -263,10 +263,12 @@ impl Shared {
             }
         };
         if queue.entries.get(at).is_some_and(|e| e.departed) {
+            // Its key stays, so no other claim may have its lease.
+            self.abandon(claim);
             return Ok(Joined::Busy { holders: queue.holders() });
         }
         if at < queue.granted {
-            self.claims.note(claim.id, |known| known.holds = Some(token));
+            self.claims.holds(claim.id, token);
             return Ok(going.holding(token));
         }
         // Nobody may believe in a pushed grant for longer than the lease lasts.
@@ -275,7 +277,8 @@ impl Shared {
         }
         self.claims.note(claim.id, |known| {
             // A place that it had before, and that was taken away, says nothing of this one.
-            (known.holds, known.behind, known.ahead) = (None, None, at);
+            (known.token, known.holds) = (Some(token), false);
+            (known.behind, known.ahead) = (None, at);
         });
         let before = at.checked_sub(1).filter(|_| claim.kind == Kind::Mutex);
         let before = before.and_then(|at| queue.entries.get(at)).map(|entry| entry.key.clone());
@@ -328,7 +331,7 @@ impl Shared {
             let revision = revision_of(&answer);
             let token = token_of(revision)?;
             if fits {
-                self.claims.note(claim.id, |known| known.holds = Some(token));
+                self.claims.holds(claim.id, token);
                 return Ok(going.holding(token));
             }
             let own = KeyValue {

@@ -1,23 +1,24 @@
-//! Leaving: the claim's key is deleted if it still hangs on its own lease; one transaction. Whoever
-//! waits for it watches that key.
+//! Leaving: the claim's key is deleted if it is still the one that was made for it; one transaction.
+//! Whoever waits for it watches that key.
 //!
 //! A lock that stays taken after its release (`at_least`) is a key that was moved to a lease of its
 //! own, which nobody renews. It is the same key, so it keeps its place; its value says that its holder
 //! has departed.
 //!
-//! The lease goes back to those that lie idle, or, if anything sent with it may still be under way,
-//! is revoked before the answer: then nothing that comes late can make a place any more.
+//! The lease goes back to those that lie idle, and the next claim on it makes the same key again. If
+//! anything sent with it may still be under way, it is revoked before the answer: then nothing that comes
+//! late can make a place any more. A `leave` that comes late finds the revision changed.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Shared;
-use super::ask::{delete, get, hangs_on, op, put, range, ranged, still};
-use super::claims::Remains;
+use super::ask::{Found, delete, get, hangs_on, op, put, range, ranged, still};
+use super::claims::{Known, Remains};
 use super::fault::Failure;
 use super::leases::seconds;
 use super::proto::{Compare, Op, RequestOp, TxnRequest};
-use super::queue::{Queue, end_of, value};
+use super::queue::{Entry, Queue, end_of, value};
 use crate::claim::Claim;
 
 /// How often a key may change between a look at it and its deletion.
@@ -39,6 +40,14 @@ impl Ended {
     }
 }
 
+/// A place that is to end.
+struct Leaving<'a> {
+    claim: &'a Claim,
+    key: Vec<u8>,
+    /// What is true of it as long as it is as we know it.
+    known: Vec<Compare>,
+}
+
 impl Shared {
     /// [`Store::leave`](crate::store::Store::leave).
     pub(super) async fn leave(
@@ -48,35 +57,33 @@ impl Shared {
     ) -> Result<bool, Failure> {
         self.waiters.dismiss(claim.id);
         let keep = keep.filter(|keep| !keep.is_zero());
-        let known = self.claims.get(claim.id);
-        let keep = match (keep, &known) {
-            (Some(keep), Some(known)) if known.holds.is_some() => Some(keep),
-            // A waiter leaves nothing behind; of a claim that is not ours we must ask.
-            (Some(keep), _) if self.holds(claim).await? => Some(keep),
-            _ => None,
-        };
-        let known = known.map(|known| known.lease.id);
-        let there = match keep {
-            None => self.end(claim, known, &delete(self.key(claim))).await?.was_there(),
-            Some(keep) => {
-                let kept = self.leases.grant(seconds(keep)).await?;
-                let depart = put(self.key(claim), value(claim, true), kept.id);
-                let ended = self.end(claim, known, &depart).await?;
-                if ended != Ended::Now {
-                    self.leases.revoke_later(kept.id);
-                }
-                ended.was_there()
+        let (leaving, holds) = match self.claims.get(claim.id) {
+            Some(Known { lease, token, holds, .. }) => {
+                let key = self.key_on(&claim.name, lease.id);
+                let made = token.map(|token| still(key.clone(), token.get()));
+                let known = [hangs_on(key.clone(), lease.id)].into_iter().chain(made).collect();
+                (Leaving { claim, key, known }, holds)
             }
+            None => match self.place_of(claim).await? {
+                Some((key, holds)) => (Leaving { claim, key, known: Vec::new() }, holds),
+                None => return Ok(false),
+            },
         };
+        // A waiter leaves nothing behind.
+        let ended = match keep.filter(|_| holds) {
+            None => self.end(&leaving, &delete(leaving.key.clone())).await?,
+            Some(keep) => self.depart(&leaving, keep).await?,
+        };
+        let departs = keep.is_some() && holds;
         Ok(match self.claims.forget(claim.id) {
-            None => there,
+            None => ended.was_there(),
             Some(Remains { lease, clean: true }) => {
-                match there {
+                // A key that is not known to be away may not be made again.
+                match ended == Ended::Now && !departs {
                     true => self.leases.put_back(lease),
-                    // Ended with its lease, as likely as not.
                     false => self.leases.revoke_later(lease.id),
                 }
-                there
+                ended.was_there()
             }
             Some(Remains { lease, clean: false }) => {
                 self.leases.revoke(lease.id).await?;
@@ -86,29 +93,36 @@ impl Shared {
         })
     }
 
-    /// Ends a claim's place, which hangs on the lease `known` or on one that this client does not
-    /// know, unless its holder has departed already.
-    async fn end(
-        &self,
-        claim: &Claim,
-        known: Option<i64>,
-        end: &RequestOp,
+    /// Has the place stay for so long though its holder has departed.
+    async fn depart(
+        self: &Arc<Self>,
+        leaving: &Leaving<'_>,
+        keep: Duration,
     ) -> Result<Ended, Failure> {
-        if let Some(lease) = known
-            && let Some(ended) = self.end_if(claim, hangs_on(self.key(claim), lease), end).await?
+        let kept = self.leases.grant(seconds(keep)).await?;
+        let depart = put(leaving.key.clone(), value(leaving.claim, true), kept.id);
+        let ended = self.end(leaving, &depart).await?;
+        if ended != Ended::Now {
+            self.leases.revoke_later(kept.id);
+        }
+        Ok(ended)
+    }
+
+    /// Ends a claim's place, unless its holder has departed already.
+    async fn end(&self, leaving: &Leaving<'_>, end: &RequestOp) -> Result<Ended, Failure> {
+        if !leaving.known.is_empty()
+            && let Some(ended) = self.end_if(leaving, leaving.known.clone(), end).await?
         {
             return Ok(ended);
         }
-        let prefix = self.prefix(&claim.name);
         for _ in 0..TRIES {
-            let found = self.client.range(get(self.key(claim))).await?;
-            let queue = Queue::of(&prefix, &found.kvs);
-            let Some(entry) = queue.entries.first() else { return Ok(Ended::WasNotThere) };
+            let found = self.client.range(get(leaving.key.clone())).await?;
+            let Some(entry) = self.entry(leaving, &found) else { return Ok(Ended::WasNotThere) };
             if entry.departed {
                 return Ok(Ended::Before);
             }
-            let condition = still(self.key(claim), entry.token.get());
-            if let Some(ended) = self.end_if(claim, condition, end).await? {
+            let condition = still(entry.key, entry.token.get());
+            if let Some(ended) = self.end_if(leaving, vec![condition], end).await? {
                 return Ok(ended);
             }
         }
@@ -118,34 +132,41 @@ impl Shared {
     /// Ends a place under a condition; `None` if there is one and the condition is not met.
     async fn end_if(
         &self,
-        claim: &Claim,
-        condition: Compare,
+        leaving: &Leaving<'_>,
+        compare: Vec<Compare>,
         end: &RequestOp,
     ) -> Result<Option<Ended>, Failure> {
-        let txn = TxnRequest {
-            compare: vec![condition],
-            success: vec![end.clone()],
-            failure: vec![op(Op::Range(get(self.key(claim))))],
-        };
-        let answered = self.client.txn(txn).await?;
+        let success = vec![end.clone()];
+        let failure = vec![op(Op::Range(get(leaving.key.clone())))];
+        let answered = self.client.txn(TxnRequest { compare, success, failure }).await?;
         if answered.answer.succeeded {
             return Ok(Some(Ended::Now));
         }
         let found = ranged(answered.answer.responses.into_iter().next())?;
-        Ok(match (found.kvs.is_empty(), answered.repeated) {
-            (true, false) => Some(Ended::WasNotThere),
+        Ok(match (self.entry(leaving, &found), answered.repeated) {
+            (None, false) => Some(Ended::WasNotThere),
             // An earlier sending may have ended it.
-            (true, true) => Some(Ended::Before),
-            (false, _) => None,
+            (None, true) => Some(Ended::Before),
+            (Some(_), _) => None,
         })
     }
 
-    /// Whether a claim of which we know nothing holds.
-    async fn holds(&self, claim: &Claim) -> Result<bool, Failure> {
+    /// The claim's own place: another one of this client's may have the key by now.
+    fn entry(&self, leaving: &Leaving<'_>, found: &Found) -> Option<Entry> {
+        let queue = Queue::of(&self.prefix(&leaving.claim.name), &found.kvs);
+        let at = queue.find(leaving.claim.id)?;
+        queue.entries.into_iter().nth(at)
+    }
+
+    /// The key of a claim of which we know nothing, and whether it holds.
+    async fn place_of(&self, claim: &Claim) -> Result<Option<(Vec<u8>, bool)>, Failure> {
         let prefix = self.prefix(&claim.name);
         let end = end_of(&prefix);
         let found = self.client.range(range(prefix.clone(), end)).await?;
         let queue = Queue::of(&prefix, &found.kvs);
-        Ok(queue.position(&self.key(claim)).is_some_and(|at| at < queue.granted))
+        let at = queue.find(claim.id);
+        let place =
+            at.and_then(|at| Some((queue.entries.get(at)?.key.clone(), at < queue.granted)));
+        Ok(place)
     }
 }

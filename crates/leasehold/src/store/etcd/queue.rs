@@ -1,7 +1,12 @@
-//! A lock's queue as etcd keeps it: keys `NAME/ID`, in the order of their create revisions.
+//! A lock's queue as etcd keeps it: keys `NAME/LEASE`, in the order of their create revisions.
 //!
-//! `NAME` is the lock's name as it is, `ID` anything without a slash: ours is the claim's id, the
-//! official Go client's is its lease. What a key belongs to is what stands before its *last* slash,
+//! `NAME` is the lock's name as it is, and `LEASE` the lease that the key hangs on, in hexadecimal, as in the
+//! official Go client. A lease that goes from one claim to the next makes the same key again: etcd
+//! keeps what it ever heard of a key until it compacts, and steps over all of them when it looks at a
+//! lock's, so with a new key for each use locks would become slower and slower. So a claim is told by
+//! its id in the value, and a place by the revision that created it, never by the key alone.
+//!
+//! What a key belongs to is what stands before its *last* slash,
 //! so two names never share a key; but the range of the keys of `a` holds those of `a/b` as well, so
 //! whoever reads it must leave them out ([`is_place`]). The Go client does not: there a lock `a` waits
 //! for the holders of `a/b`.
@@ -31,6 +36,8 @@ pub(super) struct Entry {
     /// With which revision it was last written.
     pub(super) written: i64,
     pub(super) lease: i64,
+    /// `None`: another client's.
+    pub(super) claim: Option<ClaimId>,
     pub(super) kind: Kind,
     pub(super) capacity: u32,
     pub(super) weight: u32,
@@ -43,6 +50,7 @@ pub(super) struct Entry {
 /// What our values say after the kind.
 #[derive(Debug, Serialize, Deserialize)]
 struct Value {
+    claim: String,
     weight: u32,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     departed: bool,
@@ -63,11 +71,9 @@ pub(super) fn prefix(namespace: &str, name: &str) -> Vec<u8> {
     format!("{namespace}{name}/").into_bytes()
 }
 
-/// The key of a claim.
-pub(super) fn key(namespace: &str, claim: &Claim) -> Vec<u8> {
-    let mut key = prefix(namespace, claim.name.as_str());
-    key.extend_from_slice(claim.id.to_hex().as_bytes());
-    key
+/// The key of a claim for this lock on this lease.
+pub(super) fn key(namespace: &str, name: &str, lease: i64) -> Vec<u8> {
+    format!("{namespace}{name}/{lease:x}").into_bytes()
 }
 
 /// Where the keys that begin so end.
@@ -94,9 +100,9 @@ pub(super) fn is_place(prefix: &[u8], kv: &KeyValue) -> bool {
 pub(super) fn name_of<'a>(namespace: &str, kv: &'a KeyValue) -> Option<&'a str> {
     let text = std::str::from_utf8(&kv.key).ok()?.strip_prefix(namespace)?;
     let (name, id) = text.rsplit_once('/')?;
-    let ours = ClaimId::from_hex(id).is_some();
-    let theirs = kv.lease != 0 && id == format!("{:x}", kv.lease);
-    (kv.lease != 0 && (ours || theirs)).then_some(name)
+    // A place whose holder has departed hangs on another lease.
+    let theirs = || id == format!("{:x}", kv.lease);
+    (kv.lease != 0 && (theirs() || Written::of(&kv.value).is_some())).then_some(name)
 }
 
 fn kind_text(kind: Kind, capacity: u32) -> String {
@@ -112,7 +118,7 @@ fn kind_text(kind: Kind, capacity: u32) -> String {
 pub(super) fn value(claim: &Claim, departed: bool) -> Vec<u8> {
     let since = wall_micros();
     let holder = Holder::clone(&claim.holder);
-    let value = Value { weight: claim.weight, departed, since, holder };
+    let value = Value { claim: claim.id.to_hex(), weight: claim.weight, departed, since, holder };
     let mut bytes = kind_text(claim.kind, claim.capacity).into_bytes();
     // Numbers and strings: nothing in it can fail.
     bytes.extend(serde_json::to_vec(&value).unwrap_or_default());
@@ -137,31 +143,71 @@ pub(super) fn agree(claim: &Claim, prefix: &[u8]) -> Vec<Compare> {
     }
 }
 
+/// What one of our values says.
+struct Written {
+    claim: ClaimId,
+    kind: Kind,
+    capacity: u32,
+    value: Value,
+}
+
+impl Written {
+    /// `None`: it is not one of ours.
+    fn of(value: &[u8]) -> Option<Self> {
+        let text = std::str::from_utf8(value).ok()?;
+        let (kind, rest) = text.split_once(' ')?;
+        let (kind, capacity) = kind.split_once(':')?;
+        let kind = match kind {
+            "mutex" => Kind::Mutex,
+            "rwlock" => Kind::RwLock,
+            "semaphore" => Kind::Semaphore,
+            _ => return None,
+        };
+        let capacity = capacity.parse::<u32>().ok().filter(|c| *c > 0)?;
+        let value: Value = serde_json::from_str(rest).ok()?;
+        let claim = ClaimId::from_hex(&value.claim)?;
+        Some(Self { claim, kind, capacity, value })
+    }
+}
+
 impl Entry {
     fn of(kv: &KeyValue) -> Option<Self> {
         let token = u64::try_from(kv.create_revision).ok().and_then(Token::new)?;
         let (key, written, lease) = (kv.key.clone(), kv.mod_revision, kv.lease);
-        let ours = || {
-            let text = std::str::from_utf8(&kv.value).ok()?;
-            let (kind, rest) = text.split_once(' ')?;
-            let (kind, capacity) = kind.split_once(':')?;
-            let kind = match kind {
-                "mutex" => Kind::Mutex,
-                "rwlock" => Kind::RwLock,
-                "semaphore" => Kind::Semaphore,
-                _ => return None,
-            };
-            let capacity = capacity.parse::<u32>().ok().filter(|c| *c > 0)?;
-            let Value { weight, departed, since, holder } = serde_json::from_str(rest).ok()?;
-            Some((kind, capacity, weight.clamp(1, capacity), departed, since, holder))
-        };
-        // Another client's: it knows one kind of lock only.
-        let (kind, capacity, weight, departed, since, holder) = ours().unwrap_or_else(|| {
+        let Some(ours) = Written::of(&kv.value) else {
+            // Another client's: it knows one kind of lock only.
             let label = format!("another client of etcd, lease {lease:x}");
-            (Kind::Mutex, 1, 1, false, 0, Holder { host: "?".into(), pid: 0, label })
-        });
-        let holder = Arc::new(holder);
-        Some(Self { key, token, written, lease, kind, capacity, weight, departed, holder, since })
+            let holder = Arc::new(Holder { host: "?".into(), pid: 0, label });
+            let (claim, kind, capacity, weight) = (None, Kind::Mutex, 1, 1);
+            let (departed, since) = (false, 0);
+            return Some(Self {
+                key,
+                token,
+                written,
+                lease,
+                claim,
+                kind,
+                capacity,
+                weight,
+                departed,
+                holder,
+                since,
+            });
+        };
+        let Written { claim, kind, capacity, value } = ours;
+        Some(Self {
+            key,
+            token,
+            written,
+            lease,
+            claim: Some(claim),
+            kind,
+            capacity,
+            weight: value.weight.clamp(1, capacity),
+            departed: value.departed,
+            holder: Arc::new(value.holder),
+            since: value.since,
+        })
     }
 
     fn since(&self) -> Duration {
@@ -197,6 +243,11 @@ impl Queue {
 
     pub(super) fn position(&self, key: &[u8]) -> Option<usize> {
         self.entries.iter().position(|e| e.key == key)
+    }
+
+    /// Where a claim stands, if the values were read.
+    pub(super) fn find(&self, id: ClaimId) -> Option<usize> {
+        self.entries.iter().position(|e| e.claim == Some(id))
     }
 
     /// Whether none behind this one was last written together with it.
@@ -254,8 +305,7 @@ mod tests {
     fn s90_no_two_names_share_a_key() {
         let names = ["a", "a/b", "a/b/", "a//b", "/a", "a/../b", "b", "ä", "a/", "/"];
         for name in names {
-            let claim = claim(name, Kind::Mutex, 1, 1);
-            let key = kv(&key("ns/", &claim), 1, Vec::new());
+            let key = kv(&key("ns/", name, 7), 1, Vec::new());
             assert_eq!(name_of("ns/", &key), Some(name));
             for other in names {
                 assert_eq!(is_place(&prefix("ns/", other), &key), name == other, "{name} {other}");
@@ -278,24 +328,26 @@ mod tests {
         );
         assert_eq!(name_of("", &foreign("jobs/694d81417acd4754", 1)), None);
         assert_eq!(name_of("", &foreign("config/a", 0)), None);
-        assert_eq!(name_of("", &foreign(&format!("a/{}", "0".repeat(32)), 0)), None);
+        assert_eq!(name_of("", &foreign(&format!("a/{}", "0".repeat(32)), 7)), None);
         assert_eq!(name_of("", &foreign("plain", 3)), None);
     }
 
     #[test]
     fn values_come_back_and_foreign_ones_are_a_mutex() {
         let claim = claim("s", Kind::Semaphore, 2, 5);
-        let (p, k) = (prefix("", "s"), key("", &claim));
+        let (p, k) = (prefix("", "s"), key("", "s", 7));
         let queue = Queue::of(&p, [&kv(&k, 9, value(&claim, false))]);
         let entry = &queue.entries[0];
         assert_eq!((entry.kind, entry.capacity, entry.weight), (Kind::Semaphore, 5, 2));
         assert_eq!((queue.granted, entry.token.get()), (1, 9));
+        assert_eq!((entry.claim, queue.find(claim.id)), (Some(claim.id), Some(0)));
         assert_eq!(*entry.holder, *claim.holder);
         for strange in
             [&b""[..], b"host7", b"\xff", b"semaphore:x {}", b"mutex:0 {}", b"rwlock:3 []"]
         {
             let queue = Queue::of(&p, [&kv(b"s/1f", 3, strange.to_vec())]);
             assert_eq!(queue.kind(), Some((Kind::Mutex, 1)), "{strange:?}");
+            assert_eq!(queue.entries[0].claim, None, "{strange:?}");
         }
     }
 

@@ -14,7 +14,7 @@ use super::Shared;
 use super::ask::{Found, get, range};
 use super::fault::Failure;
 use super::keepalive::Pending;
-use super::proto::{KeyValue, RangeRequest};
+use super::proto::RangeRequest;
 use super::queue::{Queue, end_of};
 use crate::claim::{Claim, Kind, Token};
 use crate::clock::Moment;
@@ -79,7 +79,7 @@ impl Shared {
         let look = |Renew { claim, .. }: &'_ Renew| -> Option<Look> {
             let known = self.claims.get(claim.id)?;
             let at = ranges.len();
-            if known.holds.is_some() {
+            if known.holds {
                 ranges.push(RangeRequest { keys_only: true, ..get(self.key(claim)) });
                 return Some(Look::Own(at));
             }
@@ -117,39 +117,46 @@ impl Shared {
         found: &[Found],
         queues: &mut HashMap<usize, Queue>,
     ) -> Stands {
-        let key = self.key(claim);
+        let known = self.claims.get(claim.id);
         let first = |at: usize| found.get(at).and_then(|f| f.kvs.first());
-        let its_token = |kv: &KeyValue| u64::try_from(kv.create_revision).ok().and_then(Token::new);
+        // Another revision: a late duplicate of the join has made another place, or another claim
+        // has the lease by now.
+        let is_its = |made: Token| {
+            known.as_ref().and_then(|known| known.token).is_none_or(|told| told == made)
+        };
+        let own = |at: usize| {
+            let kv = first(at)?;
+            let made = u64::try_from(kv.create_revision).ok().and_then(Token::new)?;
+            is_its(made).then_some((made, kv))
+        };
         match look {
-            Look::Own(at) => {
-                let known = self.claims.get(claim.id).and_then(|known| known.holds);
-                match (first(at), known) {
-                    // Another revision: a late duplicate of the join has made another place.
-                    (Some(kv), Some(token)) if its_token(kv) == Some(token) => {
-                        Stands::Holds { token, lease: kv.lease }
-                    }
-                    _ => Stands::Gone,
-                }
-            }
+            Look::Own(at) => match (own(at), &known) {
+                (Some((token, kv)), Some(_)) => Stands::Holds { token, lease: kv.lease },
+                _ => Stands::Gone,
+            },
             Look::Pair(at) => {
-                let Some(own) = first(at) else { return Stands::Gone };
-                let ahead = self.claims.get(claim.id).map_or(0, |known| known.ahead);
-                if first(at + 1).is_none() {
+                let Some((token, kv)) = own(at) else { return Stands::Gone };
+                let ahead = known.as_ref().map_or(0, |known| known.ahead);
+                // Left and made again, it is behind.
+                if first(at + 1).is_none_or(|before| before.create_revision > kv.create_revision) {
                     // It learns its true place next time.
                     self.claims.note(claim.id, |known| known.behind = None);
                 }
-                let place = Place { ahead, head_remaining: None, token: its_token(own) };
-                Stands::Waits { place, lease: own.lease, first: false }
+                let place = Place { ahead, head_remaining: None, token: Some(token) };
+                Stands::Waits { place, lease: kv.lease, first: false }
             }
             Look::Queue(at) => {
                 let queue = queues.entry(at).or_insert_with(|| {
                     let kvs = found.get(at).map(|f| f.kvs.as_slice()).unwrap_or_default();
                     Queue::of(&self.prefix(&claim.name), kvs)
                 });
-                let Some(place) = queue.position(&key) else { return Stands::Gone };
-                let Some(entry) = queue.entries.get(place).filter(|e| !e.departed) else {
-                    return Stands::Gone;
+                let place = match &known {
+                    Some(known) => queue.position(&self.key_on(&claim.name, known.lease.id)),
+                    None => queue.find(claim.id),
                 };
+                let Some(place) = place else { return Stands::Gone };
+                let entry = queue.entries.get(place).filter(|e| !e.departed && is_its(e.token));
+                let Some(entry) = entry else { return Stands::Gone };
                 let (token, lease) = (entry.token, entry.lease);
                 if place < queue.granted {
                     return Stands::Holds { token, lease };
@@ -189,7 +196,7 @@ impl Shared {
         self.claims.renewed(claim.id, its, sent.plus(granted));
         Ok(match stands {
             Stands::Holds { token, .. } => {
-                self.claims.note(claim.id, |known| known.holds = Some(token));
+                self.claims.holds(claim.id, token);
                 // The caller counts from before we sent the keep-alive.
                 Renewal::Holding { token, remaining: Some(granted.min(*asked)) }
             }

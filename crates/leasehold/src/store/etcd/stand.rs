@@ -74,7 +74,7 @@ impl Shared {
             match self.wait(&claim, &waiter, before.take()).await {
                 Ok(Turn::Granted) => {
                     let token = waiter.token;
-                    self.claims.note(claim.id, |known| known.holds = Some(token));
+                    self.claims.holds(claim.id, token);
                     let long = self.claims.get(claim.id);
                     // A pushed grant is believed for a waiter's lease: etcd must have granted that.
                     let enough = long.is_some_and(|k| k.lease.granted >= claim.waiter_lease);
@@ -184,8 +184,12 @@ impl Shared {
             let only = |key: &[u8]| RangeRequest { keys_only: true, ..get(key.to_vec()) };
             let two = self.client.ranges(vec![only(&self.key(claim)), only(before)]).await?;
             let is_own = |kv: &KeyValue| u64::try_from(kv.create_revision) == Ok(token.get());
-            let ours = two.first().and_then(|found| found.kvs.first()).is_some_and(is_own);
-            if ours && two.iter().all(|found| !found.kvs.is_empty()) {
+            let first = |at: usize| two.get(at).and_then(|found: &Found| found.kvs.first());
+            // A place that was left and made again is behind us.
+            let is_before = |kv: &KeyValue| {
+                u64::try_from(kv.create_revision).is_ok_and(|made| made < token.get())
+            };
+            if first(0).is_some_and(is_own) && first(1).is_some_and(is_before) {
                 return Ok(Sight::Blocked(blocked));
             }
         }
