@@ -102,7 +102,7 @@ pub(super) fn name_of<'a>(namespace: &str, kv: &'a KeyValue) -> Option<&'a str> 
     let (name, id) = text.rsplit_once('/')?;
     // A place whose holder has departed hangs on another lease.
     let theirs = || id == format!("{:x}", kv.lease);
-    (kv.lease != 0 && (theirs() || Written::of(&kv.value).is_some())).then_some(name)
+    (kv.lease != 0 && (theirs() || Written::by_us(&kv.value).is_some())).then_some(name)
 }
 
 fn kind_text(kind: Kind, capacity: u32) -> String {
@@ -143,9 +143,10 @@ pub(super) fn agree(claim: &Claim, prefix: &[u8]) -> Vec<Compare> {
     }
 }
 
-/// What one of our values says.
+/// What a value says.
 struct Written {
-    claim: ClaimId,
+    /// `None`: it is another client's.
+    claim: Option<ClaimId>,
     kind: Kind,
     capacity: u32,
     value: Value,
@@ -153,7 +154,7 @@ struct Written {
 
 impl Written {
     /// `None`: it is not one of ours.
-    fn of(value: &[u8]) -> Option<Self> {
+    fn by_us(value: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(value).ok()?;
         let (kind, rest) = text.split_once(' ')?;
         let (kind, capacity) = kind.split_once(':')?;
@@ -165,42 +166,30 @@ impl Written {
         };
         let capacity = capacity.parse::<u32>().ok().filter(|c| *c > 0)?;
         let value: Value = serde_json::from_str(rest).ok()?;
-        let claim = ClaimId::from_hex(&value.claim)?;
+        let claim = Some(ClaimId::from_hex(&value.claim)?);
         Some(Self { claim, kind, capacity, value })
+    }
+
+    /// Another client knows one kind of lock only.
+    fn by_others(lease: i64) -> Self {
+        let label = format!("another client of etcd, lease {lease:x}");
+        let holder = Holder { host: "?".into(), pid: 0, label };
+        let value = Value { claim: String::new(), weight: 1, departed: false, since: 0, holder };
+        Self { claim: None, kind: Kind::Mutex, capacity: 1, value }
     }
 }
 
 impl Entry {
     fn of(kv: &KeyValue) -> Option<Self> {
         let token = u64::try_from(kv.create_revision).ok().and_then(Token::new)?;
-        let (key, written, lease) = (kv.key.clone(), kv.mod_revision, kv.lease);
-        let Some(ours) = Written::of(&kv.value) else {
-            // Another client's: it knows one kind of lock only.
-            let label = format!("another client of etcd, lease {lease:x}");
-            let holder = Arc::new(Holder { host: "?".into(), pid: 0, label });
-            let (claim, kind, capacity, weight) = (None, Kind::Mutex, 1, 1);
-            let (departed, since) = (false, 0);
-            return Some(Self {
-                key,
-                token,
-                written,
-                lease,
-                claim,
-                kind,
-                capacity,
-                weight,
-                departed,
-                holder,
-                since,
-            });
-        };
-        let Written { claim, kind, capacity, value } = ours;
+        let written = Written::by_us(&kv.value).unwrap_or_else(|| Written::by_others(kv.lease));
+        let Written { claim, kind, capacity, value } = written;
         Some(Self {
-            key,
+            key: kv.key.clone(),
             token,
-            written,
-            lease,
-            claim: Some(claim),
+            written: kv.mod_revision,
+            lease: kv.lease,
+            claim,
             kind,
             capacity,
             weight: value.weight.clamp(1, capacity),

@@ -10,7 +10,8 @@
 //! just then, and so it tells others in turn. So a release wakes those who now fit and
 //! one more, however many wait.
 //!
-//! *Nothing is lost*: a watch begins at the present, and the queue is read after it was confirmed and
+//! *Nothing is lost*: a watch begins at the present, and the queue is read after it was confirmed (or it
+//! lay idle and began before our place was made: then it tells all that is to be known) and
 //! after each thing that it tells. The reading after an event is served by the member that told it,
 //! from its own memory, if that has the event in it; it shows the waiter's own key (scenario 80: a
 //! waiter whose lease ended in the queue is not told that it holds). If the task is cut off, or
@@ -117,9 +118,20 @@ impl Shared {
                 }
                 Sight::Blocked(blocked) => blocked,
             };
-            let watching = self.watches.watch(&blocked).await?;
-            watching.confirmed().await?;
-            sight = self.look_again(claim, waiter.token, blocked.clone()).await?;
+            // Who is before us was there when our place was made, or we had not seen them.
+            let made = i64::try_from(waiter.token.get()).unwrap_or(0);
+            let watching = match self.watches.idle_since(&blocked, made) {
+                Some(watching) => {
+                    sight = Sight::Blocked(blocked.clone());
+                    watching
+                }
+                None => {
+                    let watching = self.watches.watch(&blocked).await?;
+                    watching.confirmed().await?;
+                    sight = self.look_again(claim, waiter.token, blocked.clone()).await?;
+                    watching
+                }
+            };
             told = false;
             while matches!(&sight, Sight::Blocked(now) if *now == blocked) {
                 let seen = tokio::select! {
@@ -136,6 +148,7 @@ impl Shared {
                 };
                 sight = self.look(claim, waiter.token, seen).await?;
             }
+            self.watches.put_back(&blocked, watching);
         }
     }
 

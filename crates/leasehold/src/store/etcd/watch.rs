@@ -5,10 +5,17 @@
 //! whatever happens after that reading is told (scenario 84: there is nothing that a compaction
 //! could take from us). A watch that etcd cancels, or whose connection ends, is told as broken, and
 //! its owner begins anew.
+//!
+//! Where many want one lock by turns, each stands behind the same one again and again, whose key is
+//! the same again. So a watch on one key lies idle for a moment before it is cancelled. One that began
+//! before a place was made has seen all that happened since: its owner need not read, and etcd does not
+//! have to begin anything. (A watch that begins while etcd writes much may be served from that loop,
+//! too: its first news are up to 100 ms late.)
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, mpsc};
 
@@ -19,12 +26,27 @@ use super::proto::{
     WatchResponse,
 };
 
+/// How many watches lie idle at most: each costs etcd a message whenever its key is deleted.
+const MAX_IDLE: usize = 8;
+/// How long one lies idle.
+const IDLE_FOR: Duration = Duration::from_secs(1);
+
 /// The stream of the current connection, opened when it is first needed.
 #[derive(Debug)]
 pub(super) struct Watches {
     client: Arc<Client>,
     live: Mutex<Option<Arc<Stream>>>,
     last_id: AtomicI64,
+    /// The one that lies longest is the first.
+    idle: Arc<Mutex<Vec<Idle>>>,
+}
+
+/// A watch for the deletion of one key, which nobody owns.
+#[derive(Debug)]
+struct Idle {
+    key: Vec<u8>,
+    watching: Watching,
+    since: Instant,
 }
 
 #[derive(Debug)]
@@ -51,6 +73,8 @@ pub(super) enum Watched {
 pub(super) struct Happened {
     /// How many of the watches etcd has confirmed.
     confirmed: usize,
+    /// All that has happened since this revision is told, once they are confirmed.
+    began: i64,
     broken: bool,
     /// Something was written.
     pub(super) written: bool,
@@ -81,7 +105,31 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Watches {
     pub(super) fn new(client: Arc<Client>) -> Self {
-        Self { client, live: Mutex::new(None), last_id: AtomicI64::new(0) }
+        let (live, last_id, idle) = (Mutex::new(None), AtomicI64::new(0), Arc::default());
+        Self { client, live, last_id, idle }
+    }
+
+    /// An idle watch that tells, or will tell, all that has happened to this since that revision.
+    pub(super) fn idle_since(&self, all: &[Watched], revision: i64) -> Option<Watching> {
+        let [Watched::Deletion(key)] = all else { return None };
+        let mut idle = locked(&self.idle);
+        let at = idle.iter().position(|i| i.key == *key && i.watching.has_all_since(revision))?;
+        Some(idle.remove(at).watching)
+    }
+
+    /// Takes back a watch that nobody needs just now.
+    pub(super) fn put_back(&self, all: &[Watched], watching: Watching) {
+        let [Watched::Deletion(key)] = all else { return };
+        let mut idle = locked(&self.idle);
+        if idle.is_empty() {
+            self.client.runtime().spawn(tend(Arc::downgrade(&self.idle)));
+        }
+        // Nobody needs two.
+        idle.retain(|i| i.key != *key);
+        if idle.len() >= MAX_IDLE {
+            idle.remove(0);
+        }
+        idle.push(Idle { key: key.clone(), watching, since: Instant::now() });
     }
 
     /// Watches all of these from now on; what happened before etcd has
@@ -163,6 +211,16 @@ impl Watching {
         (happened.written, happened.deleted) = (false, false);
     }
 
+    /// Whether it tells all that has happened since this revision; forgets what it told of before.
+    fn has_all_since(&self, revision: i64) -> bool {
+        let mut happened = locked(&self.news.happened);
+        let whole = !happened.broken && happened.confirmed >= self.ids.len();
+        if happened.revision <= revision {
+            (happened.written, happened.deleted) = (false, false);
+        }
+        whole && happened.began <= revision
+    }
+
     async fn client_news(&self, enough: impl Fn(&Happened) -> bool) -> Result<Happened, Failure> {
         loop {
             {
@@ -195,6 +253,19 @@ impl News {
     fn tell(&self, change: impl FnOnce(&mut Happened)) {
         change(&mut locked(&self.happened));
         self.wake.notify_one();
+    }
+}
+
+/// Cancels what lay idle for long.
+async fn tend(idle: Weak<Mutex<Vec<Idle>>>) {
+    loop {
+        tokio::time::sleep(IDLE_FOR).await;
+        let Some(idle) = idle.upgrade() else { return };
+        let mut idle = locked(&idle);
+        idle.retain(|i| i.since.elapsed() < IDLE_FOR);
+        if idle.is_empty() {
+            return;
+        }
     }
 }
 
@@ -246,14 +317,17 @@ fn take_in(stream: &Stream, response: &WatchResponse) {
         return;
     }
     let Some(news) = all.get(&response.watch_id) else { return };
+    let revision = response.header.as_ref().map_or(i64::MAX, |header| header.revision);
     if response.created {
-        news.tell(|h| h.confirmed += 1);
+        news.tell(|h| {
+            h.confirmed += 1;
+            h.began = h.began.max(revision);
+        });
     }
     if response.events.is_empty() {
         return;
     }
     let is = |kind: EventKind| response.events.iter().any(|e| e.kind == i32::from(kind));
-    let revision = response.header.as_ref().map_or(0, |header| header.revision);
     news.tell(|h| {
         h.written |= is(EventKind::Put);
         h.deleted |= is(EventKind::Delete);
@@ -266,5 +340,47 @@ impl Drop for Watches {
         if let Some(stream) = locked(&self.live).take() {
             self.client.condemn(stream.generation);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::proto::{Event, Header};
+    use super::*;
+
+    /// One watch on a stream of which nothing is sent.
+    fn one() -> Watching {
+        let (orders, _) = mpsc::unbounded_channel();
+        let news = Arc::<News>::default();
+        let watching = Mutex::new(Some(HashMap::from([(1, news.clone())])));
+        let stream = Arc::new(Stream { generation: 0, orders, watching });
+        Watching { stream, ids: vec![1], news }
+    }
+
+    fn told(watching: &Watching, revision: i64, created: bool) {
+        let header = Some(Header { revision, ..Header::default() });
+        let deletion = Event { kind: EventKind::Delete.into(), ..Event::default() };
+        let events = if created { Vec::new() } else { vec![deletion] };
+        let watch_id = 1;
+        take_in(
+            &watching.stream,
+            &WatchResponse { header, watch_id, created, events, ..WatchResponse::default() },
+        );
+    }
+
+    #[test]
+    fn an_idle_watch_serves_only_whom_it_can_tell_everything() {
+        let watching = one();
+        assert!(!watching.has_all_since(20), "not confirmed");
+        told(&watching, 10, true);
+        assert!(!watching.has_all_since(9), "it began later");
+        assert!(watching.has_all_since(10));
+        told(&watching, 12, false);
+        let deleted = || locked(&watching.news.happened).deleted;
+        assert!(watching.has_all_since(11) && deleted(), "that one's news");
+        assert!(watching.has_all_since(12) && !deleted(), "an earlier one's");
+        told(&watching, 13, false);
+        locked(&watching.news.happened).broken = true;
+        assert!(!watching.has_all_since(12), "broken");
     }
 }
