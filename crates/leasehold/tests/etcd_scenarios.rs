@@ -4,6 +4,7 @@
 
 mod etcd_common;
 
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -599,6 +600,29 @@ fn tls_is_verified() {
         assert_eq!(error.kind(), ErrorKind::Config, "{error}");
         let error = refusal(&format!("{url}?ca=/etc/hostname"), "tls").await;
         assert_ne!(error.kind(), ErrorKind::Corrupt, "{error}");
+    });
+}
+
+#[test]
+fn a_server_that_wants_to_know_its_clients_is_shown_a_certificate() {
+    run(async {
+        let server = Etcd::with(Setup::new().client_certificates(), 1);
+        let (url, certificates) = (server.url(), server.certificates());
+        let url = format!("{url}?ca={}", certificates.authority().display());
+        let shows = |(cert, key): (&Path, &Path)| {
+            format!("{url}&cert={}&key={}", cert.display(), key.display())
+        };
+        let ours = certificates.client();
+        release(connect(&shows(ours)).await.mutex("tls").lock().await.unwrap()).await;
+        let directory = tempfile::tempdir().unwrap();
+        let other = testbed::Certificates::make(directory.path());
+        for bad in [url.clone(), shows(other.client())] {
+            let error = refusal(&bad, "tls").await;
+            assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+            assert!(error.to_string().contains("ertificate"), "{error}");
+        }
+        let error = refusal(&shows((ours.0, other.client().1)), "tls").await;
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
     });
 }
 

@@ -4,6 +4,7 @@
 
 mod zookeeper_common;
 
+use std::path::Path;
 use std::pin::pin;
 use std::time::{Duration, Instant};
 
@@ -579,5 +580,32 @@ fn tls_is_verified() {
             let error = Leasehold::connect(format!("{url}&ca={bad}")).await.unwrap_err();
             is_one_line(&error, ErrorKind::Config, &["ca=", bad]);
         }
+    });
+}
+
+#[test]
+fn a_server_that_wants_to_know_its_clients_is_shown_a_certificate() {
+    run(async {
+        let server = ZooKeeper::with(&ZooKeeperSetup::new().client_certificates());
+        let (port, certificates) = (server.tls_port(), server.certificates());
+        let ca = certificates.authority().display();
+        let url = format!("zookeepers://127.0.0.1:{port}/tls?create=yes&ca={ca}");
+        let (cert, key) = certificates.client();
+        let shows = |cert: &Path, key: &Path| {
+            format!("{url}&cert={}&key={}", cert.display(), key.display())
+        };
+        let locks = connect(&shows(cert, key)).await;
+        release(locks.mutex("x").lock().await.unwrap()).await;
+
+        let directory = tempfile::tempdir().unwrap();
+        let other = testbed::Certificates::make(directory.path());
+        let strange = shows(other.client().0, other.client().1);
+        // Each gives up only after a while.
+        let (none, strange) = tokio::join!(Leasehold::connect(&url), Leasehold::connect(&strange));
+        for error in [none.unwrap_err(), strange.unwrap_err()] {
+            is_one_line(&error, ErrorKind::Unreachable, &["ertificate"]);
+        }
+        let error = Leasehold::connect(shows(cert, other.client().1)).await.unwrap_err();
+        is_one_line(&error, ErrorKind::Config, &["does not belong to cert="]);
     });
 }

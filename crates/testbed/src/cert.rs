@@ -1,4 +1,4 @@
-//! A certificate for 127.0.0.1 and localhost, and the authority that signed it.
+//! A certificate for 127.0.0.1 and localhost, one for a client, and the authority that signed both.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,53 +12,77 @@ pub struct Certificates {
     authority: PathBuf,
     pub(crate) certificate: PathBuf,
     pub(crate) key: PathBuf,
+    client: (PathBuf, PathBuf),
 }
+
+const NEW_KEY: [&str; 5] = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"];
 
 impl Certificates {
     /// Made anew in the directory, good for two days.
     pub fn make(directory: &Path) -> Self {
         let file = |name: &str| directory.join(name);
         let (authority, authority_key) = (file("authority.pem"), file("authority.key"));
-        let (certificate, key, request) = (file("tls.pem"), file("tls.key"), file("tls.csr"));
-        let extensions = file("tls.ext");
-        std::fs::write(
-            &extensions,
-            "subjectAltName=IP:127.0.0.1,DNS:localhost\nbasicConstraints=critical,CA:FALSE\n\
-             extendedKeyUsage=serverAuth\n",
-        )
-        .expect("a file in our directory");
-        let openssl = program("openssl", &[], "openssl");
-        let new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"];
-        run(Command::new(&openssl)
+        run(Command::new(program("openssl", &[], "openssl"))
             .args(["req", "-x509", "-days", "2", "-subj", "/CN=testbed authority"])
-            .args(new_key)
+            .args(NEW_KEY)
             .arg("-keyout")
             .arg(&authority_key)
             .arg("-out")
             .arg(&authority));
-        run(Command::new(&openssl)
-            .args(["req", "-subj", "/CN=localhost"])
-            .args(new_key)
-            .arg("-keyout")
-            .arg(&key)
-            .arg("-out")
-            .arg(&request));
-        run(Command::new(&openssl)
-            .args(["x509", "-req", "-days", "2", "-set_serial", "2", "-in"])
-            .arg(&request)
-            .arg("-CA")
-            .arg(&authority)
-            .arg("-CAkey")
-            .arg(&authority_key)
-            .arg("-extfile")
-            .arg(&extensions)
-            .arg("-out")
-            .arg(&certificate));
-        Self { authority, certificate, key }
+        let signed = |stem: &str, subject: &str, extensions: &str| {
+            sign(directory, (&authority, &authority_key), stem, subject, extensions)
+        };
+        let (certificate, key) = signed(
+            "tls",
+            "/CN=localhost",
+            "subjectAltName=IP:127.0.0.1,DNS:localhost\nextendedKeyUsage=serverAuth\n",
+        );
+        let client = signed("client", "/CN=client", "extendedKeyUsage=clientAuth\n");
+        Self { authority, certificate, key, client }
     }
 
     /// What a client has to trust.
     pub fn authority(&self) -> &Path {
         &self.authority
     }
+
+    /// What a client can show: its certificate and the key.
+    pub fn client(&self) -> (&Path, &Path) {
+        (&self.client.0, &self.client.1)
+    }
+}
+
+/// A certificate of the authority's, and its key.
+fn sign(
+    directory: &Path,
+    (authority, authority_key): (&Path, &Path),
+    stem: &str,
+    subject: &str,
+    extensions: &str,
+) -> (PathBuf, PathBuf) {
+    let openssl = program("openssl", &[], "openssl");
+    let file = |ending: &str| directory.join(format!("{stem}.{ending}"));
+    let (certificate, key, request, extended) =
+        (file("pem"), file("key"), file("csr"), file("ext"));
+    std::fs::write(&extended, format!("basicConstraints=critical,CA:FALSE\n{extensions}"))
+        .expect("a file in our directory");
+    run(Command::new(&openssl)
+        .args(["req", "-subj", subject])
+        .args(NEW_KEY)
+        .arg("-keyout")
+        .arg(&key)
+        .arg("-out")
+        .arg(&request));
+    run(Command::new(&openssl)
+        .args(["x509", "-req", "-days", "2", "-CAcreateserial", "-in"])
+        .arg(&request)
+        .arg("-CA")
+        .arg(authority)
+        .arg("-CAkey")
+        .arg(authority_key)
+        .arg("-extfile")
+        .arg(&extended)
+        .arg("-out")
+        .arg(&certificate));
+    (certificate, key)
 }

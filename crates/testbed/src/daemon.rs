@@ -20,6 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub struct Setup {
     pub(crate) fast: bool,
     pub(crate) tls: bool,
+    pub(crate) client_certificates: bool,
     pub(crate) movable_clock: bool,
     pub(crate) args: Vec<String>,
 }
@@ -40,6 +41,13 @@ impl Setup {
     pub fn tls(mut self) -> Self {
         self.tls = true;
         self
+    }
+
+    /// Speaks TLS, and only with clients that show a [certificate](crate::Certificates::client) of the
+    /// same authority. (etcd.)
+    pub fn client_certificates(mut self) -> Self {
+        self.client_certificates = true;
+        self.tls()
     }
 
     /// Has a wall clock that the test can shift while the server runs.

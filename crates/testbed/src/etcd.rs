@@ -102,6 +102,10 @@ impl Etcd {
             if let Some(certificates) = &cluster.certificates {
                 args.push(format!("--cert-file={}", certificates.certificate.display()));
                 args.push(format!("--key-file={}", certificates.key.display()));
+                if setup.client_certificates {
+                    let authority = certificates.authority().display();
+                    args.push(format!("--trusted-ca-file={authority}"));
+                }
             }
             args.extend(setup.args.iter().cloned());
             let mut launch = Launch { program: etcd.clone(), args, user: None };

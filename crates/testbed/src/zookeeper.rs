@@ -19,6 +19,7 @@ pub struct ZooKeeperSetup {
     sequences_at: Vec<(String, i32)>,
     links: bool,
     tls: bool,
+    client_certificates: bool,
 }
 
 impl Default for ZooKeeperSetup {
@@ -30,6 +31,7 @@ impl Default for ZooKeeperSetup {
             sequences_at: Vec::new(),
             links: false,
             tls: false,
+            client_certificates: false,
         }
     }
 }
@@ -65,6 +67,13 @@ impl ZooKeeperSetup {
         self
     }
 
+    /// The same, and only with clients that show a [certificate](Certificates::client) of the same
+    /// authority.
+    pub fn client_certificates(mut self) -> Self {
+        self.client_certificates = true;
+        self.tls()
+    }
+
     /// Lets the members of an ensemble talk through proxies, so that one can be
     /// [cut off](ZooKeepers::cut_off) from the others.
     pub fn links(mut self) -> Self {
@@ -98,7 +107,8 @@ impl ZooKeeper {
             }
             let tls = setup.tls.then(|| (port::free(), Certificates::make(&directory)));
             if let Some((port, certificates)) = &tls {
-                add_tls(&directory, *port, certificates);
+                let shown = if setup.client_certificates { "need" } else { "want" };
+                add_tls(&directory, *port, certificates, shown);
             }
             let launch = launch(&directory);
             let daemon = Daemon::start("zookeeper", directory, launch, None, &|| is_ready(port))?;
@@ -369,7 +379,7 @@ fn write_config(directory: &Path, setup: &ZooKeeperSetup, port: u16, ensemble: &
 }
 
 /// A second port, with the certificate and its key in one file, as the server wants them.
-fn add_tls(directory: &Path, port: u16, certificates: &Certificates) {
+fn add_tls(directory: &Path, port: u16, certificates: &Certificates, client_auth: &str) {
     let read = |path: &Path| std::fs::read_to_string(path).expect("a file that we made");
     let own = directory.join("own.pem");
     std::fs::write(&own, read(&certificates.key) + &read(&certificates.certificate))
@@ -379,7 +389,7 @@ fn add_tls(directory: &Path, port: u16, certificates: &Certificates) {
         "{}secureClientPort={port}\nsecureClientPortAddress=127.0.0.1\n\
          serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory\n\
          ssl.keyStore.location={own}\nssl.keyStore.type=PEM\n\
-         ssl.trustStore.location={authority}\nssl.trustStore.type=PEM\nssl.clientAuth=want\n",
+         ssl.trustStore.location={authority}\nssl.trustStore.type=PEM\nssl.clientAuth={client_auth}\n",
         read(&config),
         own = own.display(),
         authority = certificates.authority().display(),

@@ -115,7 +115,8 @@ impl EtcdStore {
     pub async fn open(url: &str, runtime: &Handle) -> Result<Self> {
         let parsed = EtcdUrl::parse(url)?;
         let client = Arc::new(Client::new(&parsed, runtime)?);
-        let found = probe(&client, &parsed).await?;
+        let found = probe(&client, &parsed).await;
+        let found = if parsed.tls.is_some() { found.map_err(fault::over_tls)? } else { found? };
         let keep_alives = Arc::new(KeepAlives::new(client.clone()));
         let leases = Arc::new(Leases::new(client.clone(), keep_alives.clone()));
         let tending = runtime.spawn(leases.clone().tend()).abort_handle();

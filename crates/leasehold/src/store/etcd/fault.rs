@@ -111,6 +111,22 @@ pub(super) fn unreachable(why: String) -> Error {
     Error::new(ErrorKind::Unreachable, what).because(why)
 }
 
+/// Nobody answers over TLS. A member that misses a client's certificate, or does not accept it, only
+/// closes the connection as seen from here.
+pub(super) fn over_tls(error: Error) -> Error {
+    if error.kind() != ErrorKind::Unreachable {
+        return error;
+    }
+    let what = "no member of etcd answers over TLS: check that a majority runs, that hosts and ports are \
+                right, and whether etcd wants a certificate of its clients, from an authority that \
+                it trusts (cert= and key= in the URL)";
+    let told = Error::new(ErrorKind::Unreachable, what);
+    match std::error::Error::source(&error) {
+        Some(why) => told.because(why.to_string()),
+        None => told,
+    }
+}
+
 /// The deepest cause, on one line.
 fn shown(status: &Status) -> String {
     let mut text = status.message().to_owned();

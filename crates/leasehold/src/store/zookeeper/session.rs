@@ -231,8 +231,17 @@ fn refused(fault: Option<Fault>, tunnel: Option<&Tunnel>) -> Error {
     match fault {
         Some(fault @ (Fault::AuthFailed | Fault::Unimplemented)) => explain(fault, "/"),
         fault => {
-            let what = "no server serves: check the hosts and ports, and that a majority of the \
-                        ensemble runs";
+            let over_tls = match tunnel {
+                Some(_) => {
+                    ", and whether they want a certificate of their clients, from an authority that \
+                     they trust (cert= and key= in the URL)"
+                }
+                None => "",
+            };
+            let what = format!(
+                "no server serves: check the hosts and ports, that a majority of the ensemble \
+                 runs{over_tls}"
+            );
             let error = Error::new(ErrorKind::Unreachable, what);
             // Behind TLS, the driver sees no more than that its connection ended.
             match (tunnel.and_then(Tunnel::fault), fault) {
