@@ -148,6 +148,37 @@ async fn granted(store: &EtcdStore, claim: &Claim) {
     assert!(matches!(told, Signal::Granted(_)), "{told:?}");
 }
 
+/// Each of a crowd has a lease and a heartbeat of its own, all on one client with two holders.
+#[test]
+fn s92_thousands_of_waiters_cost_no_renewal() {
+    const MANY: usize = 3_000;
+    run(async {
+        let server = testbed::Etcd::start();
+        let locks = connect(&server.url()).await;
+        let crowd = locks.mutex("crowded").lock().await.unwrap();
+        let mut waiting = tokio::task::JoinSet::new();
+        for n in 1..=MANY {
+            let lock = locks.mutex("crowded");
+            waiting.spawn(async move { lock.lock().await.map(drop) });
+            if n % 100 == 0 {
+                let keys = async || server.etcdctl(&["get", "crowded/", "--prefix", "--keys-only"]);
+                until("all to wait", async || keys().await.split_whitespace().count() == n + 1)
+                    .await;
+            }
+        }
+        let beside = locks.mutex("beside").lease(Duration::from_secs(6)).lock().await.unwrap();
+        // Some heartbeats of all of them.
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        assert!(beside.is_held() && crowd.is_held(), "{beside:?} {crowd:?}");
+        let standing = server.etcdctl(&["get", "crowded/", "--prefix", "--keys-only"]);
+        assert_eq!(standing.split_whitespace().count(), MANY + 1, "places were lost");
+        assert!(waiting.try_join_next().is_none());
+        waiting.shutdown().await;
+        release(beside).await;
+        release(crowd).await;
+    });
+}
+
 /// A lease that was longer by the lock-delay stood in for one: a holder that had lost the lock still ended
 /// it with a late release, and a check called it held for the whole delay.
 #[test]

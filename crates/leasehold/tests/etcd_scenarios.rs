@@ -478,6 +478,10 @@ fn at_least_outlives_a_doubled_release_and_another_client_may_leave() {
         assert!(matches!(again, Joined::Waiting(p) if p.ahead == 1), "{again:?}");
         let info = other.read(&kept.name).await.unwrap().unwrap();
         assert_eq!(info.claims[0].standing, Standing::Departed);
+        assert!(other.leave(&kept, None).await.unwrap());
+        // Where nobody but the departed stands, it is a lock in use all the same.
+        let listed = other.list("kept").await.unwrap();
+        assert!(matches!(&listed[..], [one] if one.claims.len() == 1), "{listed:?}");
         assert_eq!(other.evict(&kept.name, Evict::Holders).await.unwrap(), 1);
         // What one client took, another that knows the claim may renew and give back.
         let shared = claim("shared");

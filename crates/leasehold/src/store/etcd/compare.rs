@@ -44,7 +44,7 @@ impl EtcdCompare {
     }
 }
 
-/// As `etcdctl txn` reads it: `create("name/id") = "42"`. What is not printable ASCII in the key is
+/// As `etcdctl txn` reads it: `create("name/lease") = "42"`. What is not printable ASCII in the key is
 /// written as Go writes it in a string.
 impl fmt::Display for EtcdCompare {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -22,7 +22,7 @@ use super::leases::{Lease, seconds};
 use super::proto::{
     Done, KeyValue, Op, RangeRequest, RequestOp, ResponseOp, TxnRequest, TxnResponse,
 };
-use super::queue::{Queue, agree, end_of, value};
+use super::queue::{Queue, agree, end_of, is_departed, value};
 use crate::claim::{Claim, Kind, Token};
 use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
@@ -244,6 +244,13 @@ impl Shared {
         let Some(own) = &shown.own else { return Err(out_of_step()) };
         let token = token_of(own.create_revision)?;
         let claim = going.claim;
+        if is_departed(own) {
+            // Its key stays, so no other claim may have its lease.
+            self.abandon(claim);
+            return Ok(Joined::Busy { holders: shown.front.holders() });
+        }
+        // At once: whoever leaves ends this place, and no later one on the same lease.
+        self.claims.note(claim.id, |known| known.token = Some(token));
         if !shown.made {
             self.beat(going, own.lease).await?;
         }
@@ -262,11 +269,6 @@ impl Shared {
                 }
             }
         };
-        if queue.entries.get(at).is_some_and(|e| e.departed) {
-            // Its key stays, so no other claim may have its lease.
-            self.abandon(claim);
-            return Ok(Joined::Busy { holders: queue.holders() });
-        }
         if at < queue.granted {
             self.claims.holds(claim.id, token);
             return Ok(going.holding(token));
@@ -277,8 +279,7 @@ impl Shared {
         }
         self.claims.note(claim.id, |known| {
             // A place that it had before, and that was taken away, says nothing of this one.
-            (known.token, known.holds) = (Some(token), false);
-            (known.behind, known.ahead) = (None, at);
+            (known.holds, known.behind, known.ahead) = (false, None, at);
         });
         let before = at.checked_sub(1).filter(|_| claim.kind == Kind::Mutex);
         let before = before.and_then(|at| queue.entries.get(at)).map(|entry| entry.key.clone());

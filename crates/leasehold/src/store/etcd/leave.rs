@@ -59,6 +59,10 @@ impl Shared {
         let keep = keep.filter(|keep| !keep.is_zero());
         let (leaving, holds) = match self.claims.get(claim.id) {
             Some(Known { lease, token, holds, .. }) => {
+                if token.is_none() {
+                    // What we send may come late and end whatever hangs on the lease by then.
+                    let _never_answered = self.claims.ask(claim.id);
+                }
                 let key = self.key_on(&claim.name, lease.id);
                 let made = token.map(|token| still(key.clone(), token.get()));
                 let known = [hangs_on(key.clone(), lease.id)].into_iter().chain(made).collect();
@@ -102,7 +106,8 @@ impl Shared {
         let kept = self.leases.grant(seconds(keep)).await?;
         let depart = put(leaving.key.clone(), value(leaving.claim, true), kept.id);
         let ended = self.end(leaving, &depart).await?;
-        if ended != Ended::Now {
+        // If it was done before, then perhaps by an earlier sending of this.
+        if ended == Ended::WasNotThere {
             self.leases.revoke_later(kept.id);
         }
         Ok(ended)

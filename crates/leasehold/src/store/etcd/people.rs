@@ -69,8 +69,8 @@ impl Shared {
         }
     }
 
-    /// [`Store::list`](crate::store::Store::list): a look at all keys that begin so, without their
-    /// values, and then at each queue that there is among them.
+    /// [`Store::list`](crate::store::Store::list): a look at all keys that begin so, and then at each
+    /// queue that there is among them.
     pub(super) async fn list(self: &Arc<Self>, beginning: &str) -> Result<Vec<LockInfo>, Failure> {
         let all = format!("{}{beginning}", self.namespace).into_bytes();
         let end = end_of(&all);
@@ -79,7 +79,7 @@ impl Shared {
         let mut names: Vec<Name> = Vec::new();
         loop {
             let keys = range(from.clone(), end.clone());
-            let page = RangeRequest { limit: PAGE, keys_only: true, ..keys };
+            let page = RangeRequest { limit: PAGE, ..keys };
             let found = self.client.range(page).await?;
             let names_here = found.kvs.iter().filter_map(|kv| name_of(&self.namespace, kv));
             // What no lock of ours can be called is another's business.

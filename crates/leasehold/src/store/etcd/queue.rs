@@ -96,6 +96,11 @@ pub(super) fn is_place(prefix: &[u8], kv: &KeyValue) -> bool {
     kv.lease != 0 && id.is_some_and(|id| !id.is_empty() && !id.contains(&b'/'))
 }
 
+/// Whether a place is one of ours whose holder has departed.
+pub(super) fn is_departed(kv: &KeyValue) -> bool {
+    Written::by_us(&kv.value).is_some_and(|written| written.value.departed)
+}
+
 /// The lock's name, if this may be the key of a place.
 pub(super) fn name_of<'a>(namespace: &str, kv: &'a KeyValue) -> Option<&'a str> {
     let text = std::str::from_utf8(&kv.key).ok()?.strip_prefix(namespace)?;

@@ -28,7 +28,7 @@ use super::proto::{
 
 /// How many watches lie idle at most: each costs etcd a message whenever its key is deleted.
 const MAX_IDLE: usize = 8;
-/// How long one lies idle.
+/// How long one lies idle at least, and at most twice as long.
 const IDLE_FOR: Duration = Duration::from_secs(1);
 
 /// The stream of the current connection, opened when it is first needed.
@@ -37,8 +37,15 @@ pub(super) struct Watches {
     client: Arc<Client>,
     live: Mutex<Option<Arc<Stream>>>,
     last_id: AtomicI64,
+    idle: Arc<Mutex<AllIdle>>,
+}
+
+#[derive(Debug, Default)]
+struct AllIdle {
     /// The one that lies longest is the first.
-    idle: Arc<Mutex<Vec<Idle>>>,
+    all: Vec<Idle>,
+    /// A task is there that cancels them in the end.
+    tended: bool,
 }
 
 /// A watch for the deletion of one key, which nobody owns.
@@ -113,23 +120,24 @@ impl Watches {
     pub(super) fn idle_since(&self, all: &[Watched], revision: i64) -> Option<Watching> {
         let [Watched::Deletion(key)] = all else { return None };
         let mut idle = locked(&self.idle);
-        let at = idle.iter().position(|i| i.key == *key && i.watching.has_all_since(revision))?;
-        Some(idle.remove(at).watching)
+        let has = |i: &Idle| i.key == *key && i.watching.has_all_since(revision);
+        let at = idle.all.iter().position(has)?;
+        Some(idle.all.remove(at).watching)
     }
 
     /// Takes back a watch that nobody needs just now.
     pub(super) fn put_back(&self, all: &[Watched], watching: Watching) {
         let [Watched::Deletion(key)] = all else { return };
         let mut idle = locked(&self.idle);
-        if idle.is_empty() {
+        // Nobody needs two.
+        idle.all.retain(|i| i.key != *key);
+        if idle.all.len() >= MAX_IDLE {
+            idle.all.remove(0);
+        }
+        idle.all.push(Idle { key: key.clone(), watching, since: Instant::now() });
+        if !std::mem::replace(&mut idle.tended, true) {
             self.client.runtime().spawn(tend(Arc::downgrade(&self.idle)));
         }
-        // Nobody needs two.
-        idle.retain(|i| i.key != *key);
-        if idle.len() >= MAX_IDLE {
-            idle.remove(0);
-        }
-        idle.push(Idle { key: key.clone(), watching, since: Instant::now() });
     }
 
     /// Watches all of these from now on; what happened before etcd has
@@ -211,13 +219,12 @@ impl Watching {
         (happened.written, happened.deleted) = (false, false);
     }
 
-    /// Whether it tells all that has happened since this revision; forgets what it told of before.
+    /// Whether it tells all that has happened since this revision. It tells anew what an owner before
+    /// may have heard already, and nothing that is older.
     fn has_all_since(&self, revision: i64) -> bool {
         let mut happened = locked(&self.news.happened);
         let whole = !happened.broken && happened.confirmed >= self.ids.len();
-        if happened.revision <= revision {
-            (happened.written, happened.deleted) = (false, false);
-        }
+        (happened.written, happened.deleted) = (false, happened.revision > revision);
         whole && happened.began <= revision
     }
 
@@ -257,13 +264,14 @@ impl News {
 }
 
 /// Cancels what lay idle for long.
-async fn tend(idle: Weak<Mutex<Vec<Idle>>>) {
+async fn tend(idle: Weak<Mutex<AllIdle>>) {
     loop {
         tokio::time::sleep(IDLE_FOR).await;
         let Some(idle) = idle.upgrade() else { return };
         let mut idle = locked(&idle);
-        idle.retain(|i| i.since.elapsed() < IDLE_FOR);
-        if idle.is_empty() {
+        idle.all.retain(|i| i.since.elapsed() < IDLE_FOR);
+        if idle.all.is_empty() {
+            idle.tended = false;
             return;
         }
     }
@@ -379,6 +387,7 @@ mod tests {
         let deleted = || locked(&watching.news.happened).deleted;
         assert!(watching.has_all_since(11) && deleted(), "that one's news");
         assert!(watching.has_all_since(12) && !deleted(), "an earlier one's");
+        assert!(watching.has_all_since(11) && deleted(), "that one's, though another has heard it");
         told(&watching, 13, false);
         locked(&watching.news.happened).broken = true;
         assert!(!watching.has_all_since(12), "broken");
