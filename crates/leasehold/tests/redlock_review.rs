@@ -4,7 +4,8 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::Leasehold;
+use leasehold::store::{Joined, Mode, Renew, Renewal};
+use leasehold::{Claim, ErrorKind, Kind, Leasehold, Name};
 use testbed::{Proxy, Redlock, Setup, redlock_url};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -32,4 +33,33 @@ async fn s07_a_release_whose_answers_are_lost_is_a_release() {
     proxies.iter().for_each(Proxy::cut);
     proxies.iter().for_each(Proxy::thaw);
     releasing.await.unwrap().expect("a release is told as a loss");
+}
+
+/// One waiter's trouble was told as an error of the whole call, that of holds which were extended too.
+#[tokio::test]
+async fn a_damaged_lock_costs_no_other_its_renewal() {
+    let servers = Redlock::with(3, Setup::new().fast());
+    let url =
+        format!("{}?restart_delay_ms=0", redlock_url(servers.nodes().iter().map(|n| n.port())));
+    let (locks, other) = (Leasehold::connect(&url).await.unwrap(), Leasehold::connect(&url).await);
+    let (store, other) = (locks.store(), other.unwrap());
+    let claim = |name: &str| Claim::new(Name::new(name).unwrap(), Kind::Mutex, 1, 1).unwrap();
+    let renew = |claim: &Claim| Renew { lease: claim.lease, claim: claim.clone() };
+    let (holds, waits) = (claim("good"), claim("odd"));
+    let guard = other.mutex("odd").try_lock().await.unwrap();
+    assert!(matches!(store.join(&holds, Mode::Try).await.unwrap(), Joined::Holding { .. }));
+    assert!(matches!(store.join(&waits, Mode::Wait).await.unwrap(), Joined::Waiting(_)));
+    for node in servers.nodes() {
+        node.command(&["DEL", "odd"]);
+        node.command(&["LPUSH", "odd", "x"]);
+    }
+    let told = store.renew(&[renew(&holds), renew(&waits)]).await.unwrap();
+    let [Renewal::Holding { .. }, Renewal::Unknown { kind, why }] = &told[..] else {
+        panic!("{told:?}");
+    };
+    assert_eq!(*kind, ErrorKind::Corrupt, "{why}");
+    // Where nothing was learnt of any, it is an error as ever.
+    let error = store.renew(&[renew(&waits)]).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+    drop(guard);
 }

@@ -285,20 +285,23 @@ impl Inner {
             let ids: Vec<ClaimId> = holds.iter().map(|hold| hold.claim.id).collect();
             match self.extend(holds).await {
                 Ok(extended) => answers.extend(ids.into_iter().zip(extended)),
-                Err(error) => failed = Some(error),
+                Err(error) => {
+                    answers.extend(ids.into_iter().map(|id| (id, Renewal::unknown(&error))));
+                    failed = Some(error);
+                }
             }
         }
         while let Some(asked) = asking.join_next().await {
             let (id, joined) = match asked {
                 Ok((id, Ok(joined))) => (id, joined),
-                Ok((_, Err(error))) => {
+                Ok((id, Err(error))) => {
+                    answers.insert(id, Renewal::unknown(&error));
                     failed = Some(error);
                     continue;
                 }
                 Err(_) => {
                     let what = "the client's thread has ended";
-                    failed = Some(Error::new(ErrorKind::Closed, what));
-                    continue;
+                    return Err(Error::new(ErrorKind::Closed, what));
                 }
             };
             let renewal = match joined {
@@ -308,14 +311,13 @@ impl Inner {
             };
             answers.insert(id, renewal);
         }
+        let answer = |r: &Renew| answers.remove(&r.claim.id).unwrap_or(Renewal::Lost);
+        let answers: Vec<Renewal> = renewals.iter().map(answer).collect();
         match failed {
-            // What is known of the others is found out again: all that they were asked can be
-            // repeated.
-            Some(error) => Err(error),
-            None => {
-                let answer = |r: &Renew| answers.remove(&r.claim.id).unwrap_or(Renewal::Lost);
-                Ok(renewals.iter().map(answer).collect())
+            Some(error) if answers.iter().all(|a| matches!(a, Renewal::Unknown { .. })) => {
+                Err(error)
             }
+            _ => Ok(answers),
         }
     }
 }
