@@ -117,13 +117,32 @@ fn pairs(runtime: &Runtime, server: &ZooKeeper, effort: Effort) -> Result<()> {
     Ok(())
 }
 
-/// kazoo's own pairs, in a process of its own that tells the nanoseconds for one.
-fn kazoo_pairs(server: &ZooKeeper, effort: Effort) -> Result<f64> {
+/// What kazoo tells of its work, in a process of its own.
+fn kazoo(server: &ZooKeeper, work: &[&str]) -> Result<String> {
     let mut python = Command::new(testbed::python());
     python.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/interop/kazoo_peer.py"));
-    python.args([&hosts(server), "/bench/kazoo", "pairs", &effort.time.as_secs_f64().to_string()]);
+    python.args([&hosts(server), "/bench/kazoo"]).args(work);
     let output = python.stdin(Stdio::null()).output()?;
-    Ok(String::from_utf8_lossy(&output.stdout).trim().parse()?)
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+/// The nanoseconds for one of its pairs.
+fn kazoo_pairs(server: &ZooKeeper, effort: Effort) -> Result<f64> {
+    Ok(kazoo(server, &["pairs", &effort.time.as_secs_f64().to_string()])?.trim().parse()?)
+}
+
+/// Its threads, on as many clients as the others have. The requests are those of its beginning and end
+/// as well.
+fn kazoo_contends(server: &ZooKeeper, time: Duration, n: usize) -> Result<Round> {
+    let received = server.metric("zk_packets_received");
+    let (seconds, n_text) = (time.as_secs_f64().to_string(), n.to_string());
+    let told = kazoo(server, &["contend", &seconds, &n_text, &CLIENTS.to_string()])?;
+    let note = |line: &str| -> Result<(u64, usize)> {
+        let (who, at) = line.split_once(' ').ok_or("kazoo tells no turn")?;
+        Ok((at.parse()?, who.parse()?))
+    };
+    let notes: Result<Vec<_>> = told.lines().map(note).collect();
+    Ok(Round::of(notes?, n, server.metric("zk_packets_received") - received))
 }
 
 /// 64 tasks, each on a name of its own.
@@ -200,6 +219,23 @@ struct Round {
     requests: f64,
 }
 
+impl Round {
+    /// Of the notes when which of so many had the lock, and what the server received meanwhile.
+    fn of(mut notes: Vec<(u64, usize)>, n: usize, received: i64) -> Self {
+        notes.sort_unstable();
+        let mut shares = vec![0.0; n];
+        notes.iter().for_each(|(_, i)| shares[*i] += 1.0);
+        let changed = notes.windows(2).filter(|two| two[0].1 != two[1].1);
+        let span = notes.last().map_or(0, |l| l.0) - notes.first().map_or(0, |f| f.0);
+        Self {
+            turns: notes.len() as f64 * 1e9 / span.max(1) as f64,
+            handovers: changed.map(|two| (two[1].0 - two[0].0) as f64).collect(),
+            shares,
+            requests: received as f64 / notes.len().max(1) as f64,
+        }
+    }
+}
+
 /// So many tasks want one lock; each notes when it had it.
 fn contend<F>(
     runtime: &Runtime,
@@ -231,18 +267,7 @@ where
         }
         Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
     })?;
-    let received = server.metric("zk_packets_received") - received;
-    notes.sort_unstable();
-    let mut shares = vec![0.0; n];
-    notes.iter().for_each(|(_, i)| shares[*i] += 1.0);
-    let changed = notes.windows(2).filter(|two| two[0].1 != two[1].1);
-    let span = notes.last().map_or(0, |l| l.0) - notes.first().map_or(0, |f| f.0);
-    Ok(Round {
-        turns: notes.len() as f64 * 1e9 / span.max(1) as f64,
-        handovers: changed.map(|two| (two[1].0 - two[0].0) as f64).collect(),
-        shares,
-        requests: received as f64 / notes.len().max(1) as f64,
-    })
+    Ok(Round::of(notes, n, server.metric("zk_packets_received") - received))
 }
 
 fn contention(runtime: &Runtime, server: &ZooKeeper, effort: Effort, n: usize) -> Result<()> {
@@ -263,6 +288,7 @@ fn contention(runtime: &Runtime, server: &ZooKeeper, effort: Effort, n: usize) -
     let subjects = vec![
         Subject::new("change + watch event, bare", || hops(runtime, server, effort.time, &raws)),
         Subject::new("the driver's lock recipe", recipe),
+        Subject::new("kazoo", || kazoo_contends(server, effort.time, n)),
         Subject::new("leasehold", ours),
     ];
     show_rounds(&format!("zookeeper:, {n} contenders"), &alternate(effort, subjects)?);

@@ -1,6 +1,8 @@
-"""kazoo as a contender: count FILE ROUNDS | hold KIND | try KIND | pairs SECONDS, on HOSTS PATH."""
+"""kazoo as a contender: count FILE ROUNDS | hold KIND | try KIND | pairs SECONDS |
+contend SECONDS CONTENDERS CLIENTS, on HOSTS PATH."""
 
 import sys
+import threading
 import time
 
 from kazoo.client import KazooClient
@@ -37,6 +39,29 @@ elif work == "pairs":
         lock.release()
         pairs += 1
     print((time.perf_counter() - started) * 1e9 / pairs, flush=True)
+elif work == "contend":
+    # Each line tells who had it, and when.
+    seconds, contenders, clients = float(rest[0]), int(rest[1]), int(rest[2])
+    shared = [KazooClient(hosts=hosts, timeout=60) for _ in range(clients)]
+    for each in shared:
+        each.start()
+    notes = []
+    until = time.monotonic() + seconds
+
+    def turns(who):
+        lock = shared[who % clients].Lock(path, "kazoo")
+        while time.monotonic() < until:
+            with lock:
+                notes.append((who, time.monotonic_ns()))
+
+    running = [threading.Thread(target=turns, args=(who,)) for who in range(contenders)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    for each in shared:
+        each.stop()
+    print("\n".join(f"{who} {at}" for who, at in notes), flush=True)
 else:
     sys.exit("no such work")
 client.stop()
