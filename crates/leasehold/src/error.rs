@@ -319,6 +319,21 @@ impl Error {
     }
 }
 
+impl Error {
+    /// Message and cause without the kind, for an error of which this is a part.
+    #[cfg(feature = "redlock")]
+    pub(crate) fn reason(&self) -> String {
+        match &self.0.source {
+            Some(source) => format!("{}: {}", self.0.message, first_line(&**source)),
+            None => self.0.message.clone(),
+        }
+    }
+}
+
+fn first_line(source: &(dyn StdError + Send + Sync + 'static)) -> String {
+    source.to_string().lines().next().unwrap_or_default().to_owned()
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Inner { kind, message, operation, name, store, holders, source, .. } = &*self.0;
@@ -343,8 +358,7 @@ impl fmt::Display for Error {
             }
         }
         if let Some(source) = source {
-            let source = source.to_string();
-            write!(f, ": {}", source.lines().next().unwrap_or_default())?;
+            write!(f, ": {}", first_line(&**source))?;
         }
         Ok(())
     }

@@ -280,7 +280,7 @@ impl Inner {
             majority(self.nodes.len()),
         );
         let error = Error::new(kind, what);
-        let reasons: Vec<String> = all.iter().map(ToString::to_string).collect();
+        let reasons: Vec<String> = all.iter().map(Error::reason).collect();
         if reasons.is_empty() { error } else { error.because(reasons.join("; ")) }
     }
 

@@ -51,7 +51,7 @@ impl Inner {
             let (run, before, theirs, after) = match answer {
                 Ok(answer) => answer,
                 Err(trouble) => {
-                    found.push(no_vote(&trouble.explain(node).to_string(), &trouble));
+                    found.push(no_vote(&trouble.explain(node).reason(), &trouble));
                     continue;
                 }
             };

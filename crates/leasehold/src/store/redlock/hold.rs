@@ -105,7 +105,7 @@ impl Inner {
             let keys = match answer {
                 Ok(keys) => keys,
                 Err(trouble) => {
-                    troubles.push(trouble.explain(self.nodes[i].address()).to_string());
+                    troubles.push(trouble.explain(self.nodes[i].address()).reason());
                     vec![None; holds.len()]
                 }
             };
@@ -209,7 +209,7 @@ impl Inner {
         let mut troubles = Vec::new();
         while let Some((i, answer)) = answers.recv().await {
             if let Err(trouble) = &answer {
-                troubles.push(trouble.explain(self.nodes[i].address()).to_string());
+                troubles.push(trouble.explain(self.nodes[i].address()).reason());
             }
             tally.count(answer.ok());
             if tally.passed() {

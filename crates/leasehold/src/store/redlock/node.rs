@@ -133,7 +133,7 @@ impl Trouble {
             }
             Self::Failed(error) => {
                 let explained = fault::explain(error);
-                Error::new(explained.kind(), format!("{node}: {explained}"))
+                Error::new(explained.kind(), format!("{node}: {}", explained.reason()))
             }
             Self::Strange => Error::new(
                 ErrorKind::Corrupt,

@@ -77,7 +77,7 @@ impl Inner {
         }
         let kind = troubles.first().map_or(ErrorKind::Unreachable, Error::kind);
         let what = format!("only {} of {} nodes answered", heard.len(), self.nodes.len());
-        let reasons: Vec<String> = troubles.iter().map(ToString::to_string).collect();
+        let reasons: Vec<String> = troubles.iter().map(Error::reason).collect();
         Err(Error::new(kind, what).because(reasons.join("; ")))
     }
 
