@@ -168,7 +168,7 @@ impl Inner {
         }
         if met < majority(self.nodes.len()) {
             let what = format!("{met} of {} nodes answer: a majority is needed", self.nodes.len());
-            let reasons: Vec<String> = away.iter().map(ToString::to_string).collect();
+            let reasons: Vec<String> = away.iter().map(Error::reason).collect();
             return Err(Error::new(ErrorKind::Unreachable, what).because(reasons.join("; ")));
         }
         self.tell_all(CONNECT).await;
