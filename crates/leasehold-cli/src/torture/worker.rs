@@ -61,6 +61,7 @@ fn tell(message: &FromWorker) {
 
 async fn work() -> Result<(), String> {
     let (setup, worker) = Worker::start().await?;
+    worker.connect_lanes().await;
     let mut rng = Rng::with_seed(setup.seed);
     let lanes: Vec<_> =
         (0..LANES).map(|_| tokio::task::spawn_local(worker.clone().lane(rng.fork()))).collect();
@@ -171,6 +172,24 @@ impl Worker {
             }
         });
         Ok((setup, worker))
+    }
+
+    /// Has connections for all lanes before anything has to be in time: six workers that begin at once
+    /// can keep a database busy for longer than the leases that they fight for last.
+    async fn connect_lanes(self: &Rc<Self>) {
+        let connect = |n: u64| {
+            let worker = self.clone();
+            tokio::task::spawn_local(async move {
+                let run = worker.specs.first().and_then(|spec| spec.name.split_once('/'));
+                let name = format!("{}/begin-{}-{n}", run.map_or("", |(run, _)| run), worker.id);
+                let lock = worker.locks.mutex(name).lease(worker.lease);
+                // What is wrong with the store, the lanes will tell.
+                let _ = patiently(AWAY_AT_FIRST, async || lock.lock().await?.release().await).await;
+            })
+        };
+        for lane in (0..LANES).map(connect).collect::<Vec<_>>() {
+            let _ = lane.await;
+        }
     }
 
     fn hear(&self, message: ToWorker) {
