@@ -317,9 +317,7 @@ impl Error {
     pub fn lost_reason(&self) -> Option<LostReason> {
         self.0.lost
     }
-}
 
-impl Error {
     /// Message and cause without the kind, for an error of which this is a part.
     #[cfg(feature = "redlock")]
     pub(crate) fn reason(&self) -> String {

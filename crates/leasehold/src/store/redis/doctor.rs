@@ -65,7 +65,7 @@ pub(super) async fn diagnose(servers: &Servers, confirms: bool) -> Result<Vec<Fi
 }
 
 /// A setting as the server shows it, if it may be seen.
-async fn setting(node: &Node, name: &str) -> Option<String> {
+pub(super) async fn setting(node: &Node, name: &str) -> Option<String> {
     let mut get = redis::cmd("CONFIG");
     get.arg("GET").arg(name);
     node.call(&get).await.ok().map(|value| format!("{value:?}"))

@@ -8,6 +8,7 @@ use redis::{RedisError, RedisResult, Value};
 use tokio::runtime::Handle;
 
 use super::connection::Node;
+use super::doctor::setting;
 use super::fault::{self, Refusal};
 use super::servers::{Servers, sleep};
 use super::url::{Deployment, RedisUrl, Shortfall};
@@ -90,11 +91,8 @@ async fn judged(masters: &[Found], url: &RedisUrl) -> Result<Guarantees> {
     }
     let mut synced = !hidden;
     for (node, info) in masters {
-        synced &= info.as_ref().and_then(|info| info.figure("aof_enabled")) == Some("1") && {
-            let mut get = redis::cmd("CONFIG");
-            get.arg("GET").arg("appendfsync");
-            node.call(&get).await.is_ok_and(|value| format!("{value:?}").contains("always"))
-        };
+        synced &= info.as_ref().and_then(|info| info.figure("aof_enabled")) == Some("1")
+            && setting(node, "appendfsync").await.is_some_and(|text| text.contains("always"));
     }
     let evicts = facts.iter().find_map(|info| info.evicts());
     if let Some(policy) = &evicts {
