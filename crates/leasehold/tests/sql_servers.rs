@@ -398,7 +398,7 @@ async fn waiters_hold_no_connection_and_no_transaction<S: Server>() {
         // One more is the listener's, and two are for heartbeats.
         assert!(sessions <= POOL + 3, "{sessions} sessions for a pool of {POOL}");
         always_open &= open > 0;
-        tokio::time::sleep(Duration::from_millis(30)).await;
+        tokio::time::sleep(Duration::from_millis(150)).await;
     }
     assert!(!always_open, "a transaction stays open while waiters wait");
     release(guard).await;
@@ -798,6 +798,7 @@ async fn s46_a_deadlock_is_retried<S: Server>() {
     let theirs = tokio::spawn(server.in_two_steps(&url, [first, BLOCK], begun, told));
     is_begun.await.unwrap();
     let mutex = waiter.mutex("blocked").lease(lease);
+    assert_eq!(server.blocked(), 0);
     let joining = tokio::spawn(async move { mutex.lock().await });
     until("it waits for the row", || server.blocked() >= 1).await;
     go_on.send(()).unwrap();
