@@ -21,16 +21,19 @@ fn child_that_is_stopped() {
     }
     let locks: leasehold::blocking::Leasehold = locks().into();
     let guard = locks.mutex("paused").with(|m| m.lease(LEASE)).lock().unwrap();
-    println!("held {}", guard.is_held());
+    // A stop shows as a gap between two looks at the clock, wherever it comes: so the first one is
+    // before the parent is told, and each ends one gap and begins the next.
     let mut before = Instant::now();
+    println!("held {}", guard.is_held());
     loop {
+        let now = Instant::now();
+        // The first look at the guard after a gap.
         let held = guard.is_held();
-        // A stop shows as a gap in the clock between two looks; this is the first look after it.
-        if before.elapsed() > LEASE * 2 {
+        if now - before > LEASE * 2 {
             println!("first sight {held} {:?}", guard.state());
             return;
         }
-        before = Instant::now();
+        before = now;
         std::thread::sleep(Duration::from_millis(1));
     }
 }
