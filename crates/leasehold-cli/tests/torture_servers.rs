@@ -97,8 +97,9 @@ fn redlock_keeps_its_promises_under_pauses_kills_and_cuts() {
     assert!(report["grants_by_kind"]["mutex"].as_u64() >= Some(10), "{report}");
 }
 
-/// A run during which `disturb` is done to the servers, whenever torture's own command asks.
-fn disturbed(arguments: &str, faults: &str, mut disturb: impl FnMut(usize)) -> Value {
+/// A run during which `disturb` is done to the servers, whenever torture's own command asks: as often
+/// as there are `kinds` of it, at least.
+fn disturbed(arguments: &str, faults: &str, kinds: u64, mut disturb: impl FnMut(usize)) -> Value {
     let directory = tempfile::tempdir().unwrap();
     let asked = directory.path().join("asked");
     let script = ": >\"$0\" && while [ -e \"$0\" ]; do sleep 0.02; done";
@@ -117,7 +118,7 @@ fn disturbed(arguments: &str, faults: &str, mut disturb: impl FnMut(usize)) -> V
         }
         run.join().unwrap()
     });
-    assert!(report["faults"]["servers"].as_u64() >= Some(2), "{report}");
+    assert!(report["faults"]["servers"].as_u64() >= Some(kinds), "{report}");
     // That unfenced resources are spoilt, which is chance, is shown by the runs above.
     let voids = report["void"].as_array().unwrap();
     let spoils_nothing =
@@ -137,15 +138,16 @@ fn pause(stop: impl Fn(), cont: impl Fn()) {
 fn r42_redis_is_killed_and_stopped() {
     let _turn = turn();
     let server = testbed::Redis::start();
-    let report = disturbed(&format!("--store {} --seconds 20", server.url()), "pause,kill", |n| {
-        match n % 2 {
-            0 => {
-                server.kill();
-                server.restart();
+    let report =
+        disturbed(&format!("--store {} --seconds 20", server.url()), "pause,kill", 2, |n| {
+            match n % 2 {
+                0 => {
+                    server.kill();
+                    server.restart();
+                }
+                _ => pause(|| server.stop(), || server.cont()),
             }
-            _ => pause(|| server.stop(), || server.cont()),
-        }
-    });
+        });
     assert!(claimed(&report, "exclusion"), "its log is synced at once: {report}");
 }
 
@@ -154,7 +156,7 @@ fn r42_sentinels_fail_over() {
     let _turn = turn();
     let servers = testbed::Sentinel::start();
     let report =
-        disturbed(&format!("--store {} --seconds 50", servers.url()), "pause,kill", |_| {
+        disturbed(&format!("--store {} --seconds 50", servers.url()), "pause,kill", 1, |_| {
             let master = servers.master();
             let old = master.port();
             master.kill();
@@ -171,7 +173,7 @@ fn r42_sentinels_fail_over() {
 fn r42_nodes_of_a_cluster_are_killed_and_stopped() {
     let _turn = turn();
     let cluster = testbed::Cluster::start();
-    disturbed(&format!("--store {} --seconds 40", cluster.url()), "pause,kill", |n| {
+    disturbed(&format!("--store {} --seconds 40", cluster.url()), "pause,kill", 2, |n| {
         let node = &cluster.nodes()[n % cluster.masters()];
         match n % 2 {
             0 => {
@@ -188,7 +190,7 @@ fn r31_two_of_five_nodes_of_redlock_are_killed_and_stopped() {
     let _turn = turn();
     let servers = testbed::Redlock::with(5, Setup::new());
     let store = servers.url() + "?restart_delay_ms=0&node_timeout_ms=500";
-    disturbed(&format!("--store {store} --seconds 20"), "pause,kill", |n| {
+    disturbed(&format!("--store {store} --seconds 20"), "pause,kill", 1, |n| {
         let nodes = servers.nodes();
         let (one, two) = (&nodes[n % 5], &nodes[(n + 1) % 5]);
         one.kill();
@@ -203,7 +205,7 @@ fn s44_postgres_is_killed() {
     let server = testbed::Postgres::start();
     // No pauses, which last long where a row is locked as they begin.
     let arguments = format!("--store {} --seconds 20", server.database());
-    let report = disturbed(&arguments, "kill", |_| {
+    let report = disturbed(&arguments, "kill", 1, |_| {
         server.kill();
         server.restart();
     });
@@ -216,7 +218,7 @@ fn s44_mariadb_is_killed() {
     let server = testbed::MariaDb::start();
     // No pauses, which last long where a row is locked as they begin.
     let arguments = format!("--store {} --seconds 20", server.database());
-    let report = disturbed(&arguments, "kill", |_| {
+    let report = disturbed(&arguments, "kill", 1, |_| {
         server.kill();
         server.restart();
     });
@@ -227,8 +229,11 @@ fn s44_mariadb_is_killed() {
 fn s80_members_of_etcd_are_killed_and_stopped() {
     let _turn = turn();
     let etcd = testbed::Etcd::cluster();
-    let report =
-        disturbed(&format!("--store {} --seconds 40 --lease 2s", etcd.url()), "pause,kill", |n| {
+    let report = disturbed(
+        &format!("--store {} --seconds 40 --lease 2s", etcd.url()),
+        "pause,kill",
+        2,
+        |n| {
             let member = n % etcd.len();
             match n % 2 {
                 0 => {
@@ -237,7 +242,8 @@ fn s80_members_of_etcd_are_killed_and_stopped() {
                 }
                 _ => pause(|| etcd.stop(member), || etcd.cont(member)),
             }
-        });
+        },
+    );
     assert!(claimed(&report, "token-order"), "{report}");
 }
 
@@ -248,6 +254,7 @@ fn s71_members_of_zookeeper_are_killed_and_stopped() {
     let report = disturbed(
         &format!("--store {}?session=2s --seconds 40", keepers.url()),
         "pause,kill",
+        2,
         |n| {
             let member = &keepers.members()[n % keepers.members().len()];
             match n % 2 {
