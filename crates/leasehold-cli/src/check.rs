@@ -9,7 +9,7 @@ use leasehold::{ErrorKind, Sequencer};
 use crate::args::CheckArgs;
 use crate::drive;
 use crate::exit::{self, Failure};
-use crate::take::connect;
+use crate::take::with_store;
 
 pub(crate) fn main(args: &CheckArgs) -> ExitCode {
     match drive(check(args)) {
@@ -21,8 +21,7 @@ pub(crate) fn main(args: &CheckArgs) -> ExitCode {
 async fn check(args: &CheckArgs) -> Result<(), Failure> {
     // Before anything is connected to.
     let sequencer: Sequencer = args.sequencer.parse()?;
-    let locks = connect(&args.store).await?;
-    match locks.check(&sequencer).await {
+    with_store(&args.store, async |locks| match locks.check(&sequencer).await {
         Ok(_) => Ok(()),
         Err(error) if error.kind() == ErrorKind::Lost => {
             let what = format!(
@@ -33,5 +32,6 @@ async fn check(args: &CheckArgs) -> Result<(), Failure> {
             Err(Failure::new(exit::NOT_HELD, what))
         }
         Err(error) => Err(error.into()),
-    }
+    })
+    .await
 }

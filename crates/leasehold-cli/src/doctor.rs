@@ -53,7 +53,10 @@ async fn examine(args: &DoctorArgs) -> Result<Seen, Failure> {
         Err(error) => return Err(error.into()),
     };
     let guarantees = Some(locks.guarantees().clone());
-    Ok(Seen { store: Some(locks.url().to_owned()), guarantees, findings })
+    let store = Some(locks.url().to_owned());
+    // Nothing is held; there is only the goodbye that can fail.
+    let _ = locks.close().await;
+    Ok(Seen { store, guarantees, findings })
 }
 
 fn is_known(scheme: &str) -> bool {

@@ -14,11 +14,10 @@ use crate::args::{LsArgs, ShowArgs};
 use crate::drive;
 use crate::exit::Failure;
 use crate::table::{aligned, clean, short};
-use crate::take::connect;
+use crate::take::with_store;
 
 pub(crate) fn ls(args: LsArgs) -> ExitCode {
-    finish(drive(async {
-        let locks = connect(&args.store).await?;
+    finish(drive(with_store(&args.store, async |locks| {
         let found = locks.list(&args.prefix).await?;
         Ok(if args.json {
             json(&found.iter().map(|info| Lock::of(info, None)).collect::<Vec<_>>())
@@ -27,12 +26,11 @@ pub(crate) fn ls(args: LsArgs) -> ExitCode {
         } else {
             lines(&found)
         })
-    }))
+    })))
 }
 
 pub(crate) fn show(args: ShowArgs) -> ExitCode {
-    finish(drive(async {
-        let locks = connect(&args.store).await?;
+    finish(drive(with_store(&args.store, async |locks| {
         let found = locks.read(&args.name).await?;
         let store = Some(locks.url());
         Ok(match (&found, args.json) {
@@ -44,7 +42,7 @@ pub(crate) fn show(args: ShowArgs) -> ExitCode {
                 format!("lock   {name} (free)\nstore  {}\n", clean(locks.url()))
             }
         })
-    }))
+    })))
 }
 
 /// Prints the text; a reader that has seen enough is no failure.

@@ -7,24 +7,24 @@
 
 use std::process::ExitCode;
 
+use leasehold::Leasehold;
 use leasehold::store::Evict;
 
 use crate::args::ReleaseArgs;
 use crate::drive;
 use crate::exit::{self, Failure};
 use crate::keeper::Door;
-use crate::take::connect;
+use crate::take::with_store;
 
 pub(crate) fn main(args: ReleaseArgs) -> ExitCode {
-    match drive(release(&args)) {
+    match drive(with_store(&args.store, async |locks| release(locks, &args).await)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }
 }
 
-async fn release(args: &ReleaseArgs) -> Result<(), Failure> {
+async fn release(locks: &Leasehold, args: &ReleaseArgs) -> Result<(), Failure> {
     let ReleaseArgs { name, token, .. } = args;
-    let locks = connect(&args.store).await?;
     let Some(token) = *token else {
         return match locks.evict(name, Evict::Holders).await? {
             0 => Err(Failure::new(exit::NOT_HELD, format!("nobody holds {name:?}"))),

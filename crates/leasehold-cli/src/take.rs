@@ -8,9 +8,16 @@ use crate::args::{StoreArgs, TakeArgs};
 use crate::exit::{Failure, NOT_ACQUIRED, UNAVAILABLE};
 use crate::table::short;
 
-/// Connects to the store.
-pub(crate) async fn connect(store: &StoreArgs) -> Result<Leasehold, Failure> {
-    Ok(Leasehold::connect(store.url()).await?)
+/// Connects to the store for one thing, and says goodbye to it.
+pub(crate) async fn with_store<T>(
+    store: &StoreArgs,
+    work: impl AsyncFnOnce(&Leasehold) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let locks = Leasehold::connect(store.url()).await?;
+    let done = work(&locks).await;
+    // Nothing is held; there is only the goodbye that can fail.
+    let _ = locks.close().await;
+    done
 }
 
 /// For how long a store that is away is asked again, whatever the lease: the library's patience

@@ -132,6 +132,31 @@ fn a_server_that_is_away_at_the_start_is_waited_for() {
     assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"ran\n"[..]), "{output:?}");
 }
 
+/// MariaDB warns in its log of each client that only breaks its connection off.
+#[cfg(feature = "mysql")]
+#[test]
+fn mariadb_has_nothing_to_warn_of_when_a_command_has_ended() {
+    let place = Place::new();
+    let server = testbed::MariaDb::with(testbed::Setup::new().fast());
+    let url = server.database();
+    for words in [
+        &["run", "--store", &url, "x", "--", "true"][..],
+        &["run", "--try", "--store", &url, "x", "--", "false"],
+        &["ls", "--store", &url],
+        &["show", "--store", &url, "x"],
+        &["release", "--store", &url, "--force", "x"],
+        &["doctor", "--store", &url],
+    ] {
+        let output = place.output(words);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.is_empty() || said.contains("nobody holds"), "{words:?}: {said}");
+    }
+    let sessions = "SELECT count(*) FROM information_schema.processlist WHERE user = 'lh'";
+    common::eventually("the sessions end", || server.admin(sessions) == "0");
+    let aborted = server.admin("SHOW GLOBAL STATUS LIKE 'Aborted_clients'");
+    assert_eq!(aborted, "Aborted_clients\t0", "{}", server.log());
+}
+
 /// Nothing is connected to.
 #[cfg(all(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 #[test]

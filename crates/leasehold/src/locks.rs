@@ -19,6 +19,9 @@ use crate::sequencer::{MAX_IDENTITY_BYTES, Sequencer, Side};
 use crate::store::{ClaimInfo, Evict, Guarantee, Guarantees, LockInfo, Standing, Store};
 use crate::telemetry;
 
+/// How long [`Leasehold::close`] waits for goodbyes.
+const FAREWELL: Duration = Duration::from_secs(1);
+
 /// A client of one store. Clones are the same client.
 ///
 /// It has a thread of its own for renewals, which ends when the client and all its guards are
@@ -290,7 +293,9 @@ impl Leasehold {
 
     /// Releases everything held through this client and its clones, fails what still waits with
     /// [`ErrorKind::Closed`], and returns when the store knows (or a lease has passed). Its guards
-    /// are `Lost(Closed)`.
+    /// are `Lost(Closed)`. Then it says goodbye to the servers ([`Store::disconnect`], a second at
+    /// most): a client that is only dropped breaks its connections off, and MariaDB's log warns of
+    /// each.
     ///
     /// # Errors
     /// [`ErrorKind::Unreachable`] if something may still be held at the store, which then ends
@@ -311,10 +316,13 @@ impl Leasehold {
                 core.owe_leave(lease.claim.clone(), lease.keep_until);
             }
         }
-        match core.background.within(longest, core.background.all_paid()).await {
-            Some(()) => Ok(()),
-            None => Err(crate::acquire::no_answer(longest).during("close").at(self.url())),
+        let paid = core.background.within(longest, core.background.all_paid()).await;
+        if paid.is_none() {
+            return Err(crate::acquire::no_answer(longest).during("close").at(self.url()));
         }
+        let goodbye = core.background.in_context(core.store.disconnect());
+        let _ = core.background.within(FAREWELL, goodbye).await;
+        Ok(())
     }
 }
 

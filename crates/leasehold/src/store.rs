@@ -315,6 +315,12 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         Ok(Vec::new())
     }
 
+    /// Says goodbye to the servers, where their protocol has a word for it, and gives back what was
+    /// kept there for the next claim: what a client does last. A courtesy that may fail: without it
+    /// connections just break off, of which some servers' logs warn. Others may use the store too, so
+    /// whatever is asked later connects again.
+    async fn disconnect(&self) {}
+
     /// The longest lease that this store can vouch for now. A claim that asks for more gets this: where
     /// the claims live in a session of the client, none can be certain for longer than the session.
     fn longest_lease(&self) -> Duration {

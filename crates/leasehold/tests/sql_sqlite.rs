@@ -83,19 +83,47 @@ fn s61_tokens_rise_after_an_old_copy_is_restored() {
         locks.close().await.unwrap();
         std::fs::copy(&file, &copy).unwrap();
         let locks = connect(&file).await;
-        let lost = locks.mutex("backed up").lock().await.unwrap().token();
-        let lost = lost.max(locks.mutex("new").lock().await.unwrap().token());
+        let guards = [locks.mutex("backed up"), locks.mutex("new")].map(|m| async move {
+            let guard = m.lock().await.unwrap();
+            let token = guard.token();
+            guard.release().await.unwrap();
+            token
+        });
+        let [first, second] = guards;
+        let lost = first.await.max(second.await);
         locks.close().await.unwrap();
-        for leftover in std::fs::read_dir(directory.path()).unwrap() {
-            let path = leftover.unwrap().path();
-            if path != copy {
-                std::fs::remove_file(path).unwrap();
-            }
-        }
         std::fs::rename(&copy, &file).unwrap();
         let locks = connect(&file).await;
         assert!(locks.mutex("backed up").lock().await.unwrap().token() > lost);
         assert!(locks.mutex("new").lock().await.unwrap().token() > lost);
+    });
+}
+
+/// Whoever copies or moves the file after that has all of it, and nobody is still at it.
+#[test]
+fn a_client_that_is_closed_has_left_the_file() {
+    run(async {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("locks.db");
+        let there = || {
+            let files = std::fs::read_dir(directory.path()).unwrap();
+            files.map(|entry| entry.unwrap().path()).collect::<Vec<_>>()
+        };
+        let locks = connect(&file).await;
+        let again = locks.clone();
+        let mut running = tokio::task::JoinSet::new();
+        for n in 0..20 {
+            let mutex = locks.mutex(format!("{}", n % 3)).lease(leasehold::MIN_LEASE);
+            running.spawn(async move { mutex.lock().await.map(drop) });
+        }
+        while let Some(done) = running.join_next().await {
+            done.unwrap().unwrap();
+        }
+        assert!(there().len() > 1, "a log beside it: {:?}", there());
+        locks.close().await.unwrap();
+        assert_eq!(there(), [file]);
+        // People can still look.
+        assert!(again.read("1").await.unwrap().is_none());
     });
 }
 

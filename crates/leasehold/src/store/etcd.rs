@@ -243,6 +243,10 @@ impl Store for EtcdStore {
         self.told(doctor::diagnose(&self.shared.client, self.members).await)
     }
 
+    async fn disconnect(&self) {
+        self.shared.leases.disconnect().await;
+    }
+
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
         self.told_of(&claim.name, self.shared.join(claim, mode).await)
     }

@@ -348,6 +348,12 @@ impl Store for SqlStore {
         looked.await.unwrap_or_else(|_| Err(closed()))
     }
 
+    async fn disconnect(&self) {
+        let shared = self.shared.clone();
+        let gone = async move { tokio::join!(shared.pool.disconnect(), shared.beats.disconnect()) };
+        let _ = self.runtime.spawn(gone).await;
+    }
+
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
         let (caller, answer) = oneshot::channel();
         let (shared, mine) = (self.shared.clone(), claim.clone());

@@ -184,6 +184,15 @@ impl Leases {
         self.client.runtime().spawn(async move { leases.revoke(id).await.is_ok() });
     }
 
+    /// Gives back what lies idle.
+    pub(super) async fn disconnect(&self) {
+        let idle = std::mem::take(&mut *self.idle());
+        for idle in idle.into_values().flatten() {
+            // One that is left lapses.
+            let _ = self.revoke(idle.lease.id).await;
+        }
+    }
+
     /// The task that renews what lies idle, and gives back what nobody wanted for long.
     pub(super) async fn tend(self: Arc<Self>) {
         loop {

@@ -60,9 +60,12 @@ impl Shared {
     async fn ask_who(&self, question: &str) -> Result<[String; 2], Failure> {
         let mut pooled = self.pool.take().await?;
         let statement = Statement { sql: question.into(), shape: "tt" };
-        let rows = pooled.wire.rows(&statement, Vec::new()).await?;
-        self.pool.put(pooled);
-        let mut cells = Cells::new(rows.into_iter().next().unwrap_or_default());
+        let rows = pooled.wire.rows(&statement, Vec::new()).await.map_err(Failure::from);
+        // A question that was not understood was answered.
+        if matches!(rows, Ok(_) | Err(Failure::Final(_))) {
+            self.pool.put(pooled);
+        }
+        let mut cells = Cells::new(rows?.into_iter().next().unwrap_or_default());
         Ok([cells.text()?, cells.text()?])
     }
 }

@@ -165,6 +165,10 @@ mod tests {
             self.sent += 1;
             self.wire.raw(sql).await
         }
+
+        async fn close(self: Box<Self>) -> sqlx::Result<()> {
+            Ok(())
+        }
     }
 
     /// How many statements a name costs that was never used (`first`), and one that was.

@@ -34,7 +34,11 @@ fn inner(connection: &mut Unprepared) -> &mut PgConnection {
     &mut connection.0
 }
 
-wire!(Unprepared, std::convert::identity, text, no_id, inner, false);
+fn whole(connection: Unprepared) -> PgConnection {
+    connection.0
+}
+
+wire!(Unprepared, std::convert::identity, text, no_id, inner, whole, false);
 
 /// A connection to a pooler that gives each transaction any of its own connections to the server.
 ///
@@ -87,6 +91,10 @@ impl Wire for Pooled {
             _ => self.begun || sql.starts_with("BEGIN"),
         };
         Ok(())
+    }
+
+    async fn close(self: Box<Self>) -> sqlx::Result<()> {
+        Box::new(self.connection).close().await
     }
 }
 

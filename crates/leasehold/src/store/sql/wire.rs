@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -72,6 +73,8 @@ pub(super) trait Wire: Send {
     async fn run(&mut self, statement: &Statement, args: Vec<Arg>) -> sqlx::Result<Done>;
     /// Runs several statements without arguments in one round trip.
     async fn raw(&mut self, sql: &str) -> sqlx::Result<()>;
+    /// Says goodbye, as the server's protocol wants it.
+    async fn close(self: Box<Self>) -> sqlx::Result<()>;
 }
 
 /// [`Wire`] for one of sqlx's connections. `$name` binds a lock's name, `$text` reads text,
@@ -84,11 +87,13 @@ macro_rules! wire {
             $text,
             $last_id,
             std::convert::identity,
+            std::convert::identity,
             true
         );
     };
-    // `$inner` finds sqlx's connection in ours; `$kept` is whether it keeps prepared statements.
-    ($connection:ty, $name:expr, $text:expr, $last_id:expr, $inner:expr, $kept:expr) => {
+    // `$inner` finds sqlx's connection in ours, and `$whole` takes it out; `$kept` is whether it keeps
+    // prepared statements.
+    ($connection:ty, $name:expr, $text:expr, $last_id:expr, $inner:expr, $whole:expr, $kept:expr) => {
         #[async_trait::async_trait]
         impl crate::store::sql::wire::Wire for $connection {
             async fn rows(
@@ -142,6 +147,10 @@ macro_rules! wire {
                 let sql = sqlx::raw_sql(sqlx::AssertSqlSafe(sql.to_owned()));
                 $inner(&mut *self).execute(sql).await.map(|_| ())
             }
+
+            async fn close(self: Box<Self>) -> sqlx::Result<()> {
+                sqlx::Connection::close($whole(*self)).await
+            }
         }
     };
 }
@@ -153,6 +162,9 @@ pub(super) trait Connect: fmt::Debug + Send + Sync {
     async fn connect(&self) -> sqlx::Result<Box<dyn Wire>>;
 }
 
+/// How long a goodbye may take.
+const FAREWELL: Duration = Duration::from_millis(500);
+
 /// Connections on which nothing is under way.
 type Idle = Mutex<Vec<Box<dyn Wire>>>;
 
@@ -160,6 +172,7 @@ type Idle = Mutex<Vec<Box<dyn Wire>>>;
 pub(super) struct Pool {
     connect: Arc<dyn Connect>,
     idle: Arc<Idle>,
+    size: usize,
     room: Arc<Semaphore>,
     /// Held while connecting: one at a time. When a server comes back, all its clients want their
     /// connections at once, and making one costs both sides some milliseconds of hashing the
@@ -205,7 +218,7 @@ fn forget(idle: &Idle) {
 impl Pool {
     pub(super) fn new(connect: Arc<dyn Connect>, size: usize) -> Self {
         let (idle, room) = (Arc::default(), Arc::new(Semaphore::new(size)));
-        Self { connect, idle, room, connecting: tokio::sync::Mutex::default(), lender: None }
+        Self { connect, idle, size, room, connecting: tokio::sync::Mutex::default(), lender: None }
     }
 
     /// Another pool of such connections, which takes an idle one of ours before it makes one.
@@ -252,5 +265,19 @@ impl Pool {
     /// Closes what lies idle: one of them does not answer.
     pub(super) fn forget_idle(&self) {
         forget(&self.idle);
+    }
+
+    /// Says goodbye on every connection. Those that are just in use are waited for, not for long;
+    /// who comes meanwhile or later is served as before.
+    pub(super) async fn disconnect(&self) {
+        let used = Instant::now() + FAREWELL;
+        while self.room.available_permits() < self.size && Instant::now() < used {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        let idle = std::mem::take(&mut *lock(&self.idle));
+        for wire in idle {
+            // Who does not answer is gone all the same.
+            let _ = tokio::time::timeout(FAREWELL, wire.close()).await;
+        }
     }
 }
