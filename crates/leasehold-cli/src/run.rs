@@ -127,15 +127,18 @@ async fn wait(
     });
     let mut taking = pin!(taking);
     let mut showing = pin!(progress::show(locks, name, &ahead, |line| events.progress(line)));
+    let tell_waiting = |ahead| events.tell(&Event::Waiting { name: name.clone(), ahead });
     let guard = loop {
         tokio::select! {
             guard = &mut taking => break guard,
-            Some(ahead) = waiting.recv() => {
-                events.tell(&Event::Waiting { name: name.clone(), ahead });
-            }
+            Some(ahead) = waiting.recv() => tell_waiting(ahead),
             never = &mut showing, if events.shows_progress() => match never {},
         }
     };
+    // Both may have come at once.
+    while let Ok(ahead) = waiting.try_recv() {
+        tell_waiting(ahead);
+    }
     events.progress(String::new());
     let guard = guard?;
     events.tell(&Event::Acquired {

@@ -301,14 +301,14 @@ fn no_descriptor_of_ours_but_the_lifeline_is_inherited() {
 #[test]
 fn max_hold_ends_the_command_with_74() {
     let place = Place::new();
-    let output = place.output(&["run", "--max-hold", "600ms", "x", "--", "sleep", "1000"]);
+    let output = place.output(&["run", "--max-hold", "3s", "x", "--", "sleep", "1000"]);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(74), "{said}");
     assert!(said.contains("max-hold") && said.lines().count() == 1, "{said}");
     // One that ignores TERM is killed, and so is what it started.
     let script =
         "trap '' TERM; (while :; do sleep 0.02; done) & echo $!; while :; do sleep 0.02; done";
-    let output = place.output(&["run", "--max-hold", "600ms", "x", "--", "sh", "-c", script]);
+    let output = place.output(&["run", "--max-hold", "3s", "x", "--", "sh", "-c", script]);
     assert_eq!(output.status.code(), Some(74));
     let below: i32 = String::from_utf8(output.stdout).unwrap().trim().parse().unwrap();
     eventually("the grandchild is gone", || !runs(below));

@@ -29,21 +29,15 @@ fn turn() -> MutexGuard<'static, ()> {
 /// A run with the fence in the store, in which every worker's fault comes, the unfenced resource is
 /// spoilt and the fenced one is not.
 fn fenced(store: &str, seconds: u32, faults: &str) {
-    // Whether somebody else writes while a holder is stopped is chance. A run that says that it was too
-    // short to show anything is followed by a longer one; one that broke a promise is not.
-    let mut reports = [1, 2, 4].into_iter().map(|longer| {
-        let seconds = (seconds * longer).to_string();
-        let words =
-            ["--store", store, "--seconds", &seconds, "--fence", "store", "--fault", faults];
-        unbroken(&words)
-    });
-    let report = reports.find(|report| report["verdict"] == "fine");
-    let report = report.expect("a run that shows something");
+    let seconds = seconds.to_string();
+    let words = ["--store", store, "--seconds", &seconds, "--fence", "store", "--fault", faults];
+    let shows = |report: &Value| {
+        report["verdict"] == "fine"
+            && faults.split(',').all(|fault| report["faults"][fault].as_u64() >= Some(1))
+            && report["fenced_updates_kept"].as_u64() >= Some(10)
+    };
+    let report = enough(&words, shows, unbroken);
     assert_eq!(report["fence"], "store");
-    for fault in faults.split(',') {
-        assert!(report["faults"][fault].as_u64() >= Some(1), "{report}");
-    }
-    assert!(report["fenced_updates_kept"].as_u64() >= Some(10), "{report}");
     assert_eq!(report["negative_control"]["required"], true, "{report}");
 }
 
@@ -105,26 +99,29 @@ fn disturbed(arguments: &str, faults: &str, kinds: u64, mut disturb: impl FnMut(
     let script = ": >\"$0\" && while [ -e \"$0\" ]; do sleep 0.02; done";
     let mut words: Vec<&str> = arguments.split(' ').collect();
     words.extend(["--fault", faults, "--", "sh", "-c", script, asked.to_str().unwrap()]);
-    let report = std::thread::scope(|scope| {
-        let run = scope.spawn(|| unbroken(&words));
-        let mut n = 0;
-        while !run.is_finished() {
-            if asked.exists() {
-                disturb(n);
-                n += 1;
-                std::fs::remove_file(&asked).unwrap();
+    let run = |words: &[&str]| {
+        std::thread::scope(|scope| {
+            let run = scope.spawn(|| unbroken(words));
+            let mut n = 0;
+            while !run.is_finished() {
+                if asked.exists() {
+                    disturb(n);
+                    n += 1;
+                    std::fs::remove_file(&asked).unwrap();
+                }
+                std::thread::sleep(Duration::from_millis(20));
             }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        run.join().unwrap()
-    });
-    assert!(report["faults"]["servers"].as_u64() >= Some(kinds), "{report}");
+            run.join().unwrap()
+        })
+    };
     // That unfenced resources are spoilt, which is chance, is shown by the runs above.
-    let voids = report["void"].as_array().unwrap();
     let spoils_nothing =
         |void: &Value| void.as_str().is_some_and(|v| v.starts_with("the unfenced"));
-    assert!(voids.iter().all(spoils_nothing), "{report}");
-    report
+    let shows = |report: &Value| {
+        report["faults"]["servers"].as_u64() >= Some(kinds)
+            && report["void"].as_array().unwrap().iter().all(spoils_nothing)
+    };
+    enough(&words, shows, run)
 }
 
 /// Stops a server for a while.

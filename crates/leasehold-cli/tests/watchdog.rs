@@ -246,8 +246,8 @@ fn leased(lease: &str, script: &str) -> (common::Running, i32) {
 
 #[test]
 fn s9_a_stopped_leasehold_loses_its_command_before_its_lease() {
-    let lease = Duration::from_secs(4);
-    let (mut running, pid) = leased("4s", "trap '' TERM; while :; do sleep 0.02; done");
+    let lease = Duration::from_secs(8);
+    let (mut running, pid) = leased("8s", "trap '' TERM; while :; do sleep 0.02; done");
     // While it is renewed, nothing happens for longer than a lease.
     std::thread::sleep(lease + lease / 8);
     assert!(runs(pid));

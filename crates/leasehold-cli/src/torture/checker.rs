@@ -12,7 +12,8 @@
 //! which its guard last promised to hold; and only if the guard said "held" at least once. Order
 //! is claimed only between grants that could not have been held together, or where one call had
 //! returned before the other was made. A waiter that was paused, killed or cut off, or whose
-//! process did not get to run, has no claim to its turn.
+//! process did not get to run, has no claim to its turn; nor has anybody while the store took its time
+//! over a lock of the parent's own that nobody else wants.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;

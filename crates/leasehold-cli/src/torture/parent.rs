@@ -14,6 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::{Notify, mpsc};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use super::args::Plan;
@@ -278,6 +279,23 @@ impl Parent {
         }
     }
 
+    /// Notes when the store took its time over a lock that nobody else wants: it stood still, or what it
+    /// stands on did, and then nobody got answers in time.
+    async fn note_slow_store(self: Arc<Self>, probe: leasehold::Mutex) {
+        let (tick, late) = (self.lease / 20, self.lease / 10);
+        loop {
+            sleep(tick).await;
+            let from = now();
+            if let Ok(guard) = probe.try_lock().await {
+                let _ = guard.release().await;
+            }
+            let to = now();
+            if to - from > nanos(late) {
+                self.state().history.troubles.push(Trouble { worker: None, from, to });
+            }
+        }
+    }
+
     /// Asks everybody to end, and kills who does not.
     async fn end_workers(&self, patience: Duration) {
         self.state().ask_to_end();
@@ -438,11 +456,14 @@ pub(super) async fn run_on(store: Leasehold, plan: Plan) -> leasehold::Result<Re
         state: Mutex::new(state),
         ended: Notify::new(),
     });
-    let stalls = tokio::spawn(parent.clone().note_stalls());
+    let probe = store.mutex(format!("leasehold-torture-probe/{}", run_name(run)));
+    let mut notes = JoinSet::new();
+    notes.spawn(parent.clone().note_stalls());
+    notes.spawn(parent.clone().note_slow_store(probe));
     let recovery = recovery(&promises, plan.lease);
     torture(&parent, &plan, &faults, recovery, &mut rng).await?;
     parent.end_workers(recovery + plan.lease * 4 + Duration::from_secs(10)).await;
-    stalls.abort();
+    notes.shutdown().await;
     let residue = residue(&store, &prefix(run), recovery).await?;
     let stored = match &ledger {
         Some((ledger, _)) => Some(stored(ledger.as_ref(), parent.locks.len()).await?),

@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(a.read_u8().await.unwrap(), 4, "nothing is lost");
 
         relays.lines.set(1, Line::Deaf);
-        let waiting = tokio::time::timeout(Duration::from_millis(50), ask(&mut a, 5)).await;
+        let waiting = tokio::time::timeout(Duration::from_millis(500), ask(&mut a, 5)).await;
         assert!(waiting.is_err(), "no answer");
         relays.lines.set(1, Line::Up);
         assert!(a.read_u8().await.is_err(), "and nothing more on a connection that lost one");

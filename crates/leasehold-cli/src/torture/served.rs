@@ -522,11 +522,12 @@ mod tests {
     async fn leases_are_kept_over_a_short_cut_and_end_in_a_long_one() {
         let server = start();
         let (a, b) = (client(&server, 1), client(&server, 2));
-        let held = a.mutex("m").lease(LEASE).lock().await.unwrap();
+        let lease = LEASE * 3;
+        let held = a.mutex("m").lease(lease).lock().await.unwrap();
         server.lines.set(1, Line::Closed);
         assert_eq!(a.list("").await.unwrap_err().kind(), ErrorKind::Unreachable);
         server.lines.set(1, Line::Up);
-        let lost = tokio::time::timeout(LEASE * 2, held.lost()).await;
+        let lost = tokio::time::timeout(lease * 3 / 2, held.lost()).await;
         assert!(lost.is_err(), "renewed over a new connection");
         server.lines.set(1, Line::Closed);
         let next = b.mutex("m").lease(LEASE).lock().await.unwrap();

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::{LEASEHOLD, Place, eventually};
 
@@ -18,11 +19,15 @@ n=$(cat "$1"); sleep 0.01; echo $((n + 1)) > "$1"; echo "$LEASEHOLD_TOKEN" >> "$
 pub(crate) struct Counting {
     place: Place,
     running: Vec<Child>,
+    _turn: MutexGuard<'static, ()>,
 }
 
 impl Counting {
     /// Starts them.
     pub(crate) fn start(store: &str) -> Self {
+        // One such crowd at a time.
+        static TURN: Mutex<()> = Mutex::new(());
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let place = Place::new();
         let counter = place.path("counter");
         std::fs::write(&counter, "0\n").unwrap();
@@ -40,7 +45,7 @@ impl Counting {
             command.spawn().unwrap()
         };
         let running = (0..PROCESSES).map(start).collect();
-        Self { place, running }
+        Self { place, running, _turn: turn }
     }
 
     /// The file that holds the number: others may count in it too, under the same lock.

@@ -25,7 +25,7 @@ pub(crate) fn signals_end() -> std::io::Result<()> {
 
 pub(crate) const LEASEHOLD: &str = env!("CARGO_BIN_EXE_leasehold");
 /// Far more than anything here takes; only a failing test waits for it.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
 
 /// A directory that is gone after the test.
 pub(crate) struct Place {
@@ -173,10 +173,15 @@ pub(crate) fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     }
 }
 
-/// Whether the process runs: there, and no zombie that nobody has reaped.
+/// Whether the process runs: there, and neither a zombie that nobody has reaped nor about to be one
+/// (its files are closed a moment earlier).
 pub(crate) fn runs(pid: i32) -> bool {
+    const EXITING: u32 = 4;
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| {
+        let flags = rest.split(' ').nth(6).and_then(|flags| flags.parse::<u32>().ok());
+        !rest.starts_with(['Z', 'X']) && flags.is_some_and(|flags| flags & EXITING == 0)
+    })
 }
 
 pub(crate) fn exists(path: &Path) -> bool {

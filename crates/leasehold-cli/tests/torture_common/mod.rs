@@ -12,11 +12,35 @@ pub(crate) fn torture(arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-/// The report, of a run that kept every promise.
+/// The report, of a run that kept every promise and showed it.
 pub(crate) fn fine(arguments: &[&str]) -> serde_json::Value {
-    let report = unbroken(arguments);
-    assert_eq!(report["verdict"], "fine", "{arguments:?}\n{report}");
-    report
+    enough(arguments, |report| report["verdict"] == "fine", unbroken)
+}
+
+/// How much longer than asked for a run is, when the one before was too short.
+const LONGER: [u64; 3] = [1, 2, 4];
+
+/// What a run comes to, which must be `enough`. Whether somebody else writes while a holder is stopped
+/// is chance, and on a busy machine so is how much is done in the seconds given: a run that was too short
+/// to show what it is to show is followed by a longer one; one that broke a promise is not.
+pub(crate) fn enough(
+    arguments: &[&str],
+    enough: impl Fn(&serde_json::Value) -> bool,
+    mut run: impl FnMut(&[&str]) -> serde_json::Value,
+) -> serde_json::Value {
+    let at = arguments.iter().position(|word| *word == "--seconds").unwrap() + 1;
+    let seconds: u64 = arguments[at].parse().unwrap();
+    let mut last = serde_json::Value::Null;
+    for longer in LONGER {
+        let seconds = (seconds * longer).to_string();
+        let mut words = arguments.to_vec();
+        words[at] = &seconds;
+        last = run(&words);
+        if enough(&last) {
+            return last;
+        }
+    }
+    panic!("{arguments:?} showed too little\n{last:#}");
 }
 
 /// The report, of a run that broke no promise; it may be void, which is to say that it was too short to

@@ -120,14 +120,16 @@ async fn left_at_the_store(locks: &Leasehold, guard: &Guard) -> Option<Option<Du
 
 /// While a guard believes, the store must hold for at least as long.
 async fn believes_no_more_than_the_store(locks: &Leasehold, guard: &Guard) {
+    let asked = Instant::now();
     let ours = guard.remaining();
     let store = left_at_the_store(locks, guard).await;
+    // Ours was read first, so that it is the greater for the time in between.
+    let ours = ours.saturating_sub(asked.elapsed());
     if !ours.is_zero() {
         let Some(store) = store else { panic!("{ours:?} left here, not held at the store") };
         let session = locks.guarantees().liveness == Liveness::Session;
         let store = store.or_else(|| session.then_some(ours));
         let Some(store) = store else { panic!("{ours:?} left here, no lease at the store") };
-        // Ours was read first, so that it is the greater for the time in between.
         assert!(store + Duration::from_millis(50) >= ours, "ours {ours:?}, the store's {store:?}");
     }
 }
@@ -476,7 +478,7 @@ pub async fn s02_a_late_renewal_revives_nothing(subject: &Subject) {
 pub async fn s03_a_vanished_record_is_lost_not_retaken(subject: &Subject) {
     let name = subject.name("s03");
     let locks = subject.client().await;
-    let guard = must("lock", locks.mutex(&name).lease(LEASE).lock().await);
+    let guard = must("lock", locks.mutex(&name).lease(LEASE * 4).lock().await);
     assert_eq!(must("evict", locks.evict(&name, Evict::Holders).await), 1);
     let reason = tokio::time::timeout(PATIENCE, guard.lost()).await;
     assert_eq!(reason.ok(), Some(LostReason::Gone));
@@ -559,8 +561,8 @@ pub async fn s05_a_delayed_join_is_gone_within_a_lease(subject: &Subject) {
     let name = subject.name("s05");
     let other = subject.client().await;
     let (locks, faults) = subject.faulty().await;
-    faults.next(Op::Join, 1, Fault::DelayRequest(LEASE / 4));
-    let lock = locks.mutex(&name).lease(LEASE);
+    faults.next(Op::Join, 1, Fault::DelayRequest(LEASE / 2));
+    let lock = locks.mutex(&name).lease(LEASE * 3);
     {
         let mut taking = pin!(lock.lock());
         assert!(poll_once(&mut taking).await.is_pending());
@@ -577,7 +579,7 @@ pub async fn s06_a_lost_reply_is_recognised(subject: &Subject) {
     for fault in [Fault::LoseReply, Fault::ErrorAfter, Fault::LoseRequest, Fault::ErrorBefore] {
         let (locks, faults) = subject.faulty().await;
         faults.next(Op::Join, 1, fault);
-        let lock = locks.mutex(&name).lease(LEASE);
+        let lock = locks.mutex(&name).lease(LEASE * 3);
         let guard = must("lock", lock.lock_timeout(PATIENCE).await);
         assert!(faults.count(Op::Join) >= 2, "{fault:?}");
         let info = must("read", other.read(&name).await);
@@ -595,7 +597,7 @@ pub async fn s07_a_lost_release_reply_is_a_release(subject: &Subject) {
     let other = subject.client().await;
     for fault in [Fault::LoseReply, Fault::ErrorAfter, Fault::Double] {
         let (locks, faults) = subject.faulty().await;
-        let guard = must("lock", locks.mutex(&name).lease(LEASE).lock().await);
+        let guard = must("lock", locks.mutex(&name).lease(LEASE * 3).lock().await);
         let successor = {
             let lock = other.mutex(&name);
             tokio::spawn(async move { lock.lock_timeout(PATIENCE).await })
@@ -615,13 +617,14 @@ pub async fn s07_a_lost_release_reply_is_a_release(subject: &Subject) {
 pub async fn s08_a_blocked_executor_keeps_its_locks(subject: &Subject) {
     let name = subject.name("s08");
     let (locks, other) = (subject.client().await, subject.client().await);
-    let lock = locks.mutex(&name).lease(LEASE);
+    let lease = LEASE * 3;
+    let lock = locks.mutex(&name).lease(lease);
     let worker = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let Ok(runtime) = runtime else { panic!("no runtime") };
         runtime.block_on(async {
             let guard = must("lock", lock.lock().await);
-            std::thread::sleep(LEASE * 3);
+            std::thread::sleep(lease * 3 / 2);
             let (held, awake) = (guard.is_held(), Instant::now());
             (held, awake, guard.release().await.is_ok())
         })
@@ -693,11 +696,11 @@ pub async fn s12_a_panic_releases(subject: &Subject) {
 pub async fn s14_failed_renewals_are_tried_again(subject: &Subject) {
     let name = subject.name("s14");
     let (locks, faults) = subject.faulty().await;
-    let guard = must("lock", locks.mutex(&name).lease(LEASE).lock().await);
+    let guard = must("lock", locks.mutex(&name).lease(LEASE * 3).lock().await);
     for fault in [Fault::ErrorBefore, Fault::ErrorAfter, Fault::LoseReply] {
         let before = faults.count(Op::Renew);
         faults.next(Op::Renew, 1, fault);
-        eventually("three more renewals", async || faults.count(Op::Renew) >= before + 3).await;
+        eventually("two more renewals", async || faults.count(Op::Renew) >= before + 2).await;
         assert!(guard.is_held(), "{fault:?}");
     }
     must("release", guard.release().await);
@@ -709,7 +712,8 @@ pub async fn s14_a_long_outage_loses_and_the_next_lock_works(subject: &Subject) 
     }
     let name = subject.name("s14b");
     let (locks, faults) = subject.faulty().await;
-    let guard = must("lock", locks.mutex(&name).lease(LEASE).lock().await);
+    let lock = locks.mutex(&name).lease(LEASE * 3);
+    let guard = must("lock", lock.lock().await);
     let mut watch = guard.watch();
     assert_eq!(watch.state(), State::Held);
     faults.always(Op::Renew, Fault::ErrorBefore);
@@ -719,8 +723,8 @@ pub async fn s14_a_long_outage_loses_and_the_next_lock_works(subject: &Subject) 
     assert!(matches!(then, Ok(State::Lost(LostReason::Expired))), "{then:?}");
     faults.heal();
     drop(guard);
-    let guard = must("lock", locks.mutex(&name).lease(LEASE).lock_timeout(PATIENCE).await);
-    tokio::time::sleep(LEASE * 2).await;
+    let guard = must("lock", lock.lock_timeout(PATIENCE).await);
+    tokio::time::sleep(LEASE * 9 / 2).await;
     assert!(guard.is_held(), "the next lock is not renewed");
 }
 
@@ -881,7 +885,7 @@ pub async fn r34_jeopardy_is_seen_before_the_loss(subject: &Subject) {
     let name = subject.name("r34j");
     let (locks, faults) = subject.faulty().await;
     // Longer than elsewhere, so that there is time to heal in between.
-    let guard = must("lock", locks.mutex(&name).lease(LEASE * 3).lock().await);
+    let guard = must("lock", locks.mutex(&name).lease(LEASE * 4).lock().await);
     must("ensure", guard.ensure(LEASE / 10));
     if !subject.claims_leases() {
         // Nothing runs out, so nothing is ever at risk, however long the store is silent.
@@ -983,16 +987,17 @@ pub async fn s18_five_dead_waiters_cost_one_bound(subject: &Subject) {
     let locks = subject.client().await;
     let guard = taken(&locks, name.as_str()).await;
     let lease = LEASE * 2;
-    for _ in 0..5 {
+    // And five more, so that one bound is told from all of them on a slow machine too.
+    for _ in 0..10 {
         let (_, joined) = ghost(&locks, &name, lease, Mode::Wait).await;
         assert!(matches!(joined, Joined::Waiting(_)), "{joined:?}");
     }
     let start = Instant::now();
     must("release", guard.release().await);
     let live = taken(&locks, name.as_str()).await;
-    // One bound and the heartbeat after it, not five; with room for a slow machine.
+    // One bound and the heartbeat after it.
     let took = start.elapsed();
-    assert!(took < lease * 4, "{took:?} for five dead waiters of {lease:?}");
+    assert!(took < lease * 8, "{took:?} for ten dead waiters of {lease:?}");
     drop(live);
 }
 
@@ -1000,13 +1005,14 @@ pub async fn s19_a_late_push_counts_from_the_last_heartbeat(subject: &Subject) {
     if !subject.claims_leases() {
         return;
     }
-    for held_back in [LEASE * 9 / 10, LEASE * 2] {
+    let lease = LEASE * 2;
+    for held_back in [lease * 9 / 10, lease * 2] {
         let name = subject.name(&format!("s19-{}", held_back.as_millis()));
         let other = subject.client().await;
         let (locks, faults) = subject.faulty().await;
         let guard = taken(&other, &name).await;
         let waiting = {
-            let lock = locks.mutex(&name).lease(LEASE);
+            let lock = locks.mutex(&name).lease(lease);
             tokio::spawn(async move { lock.lock_timeout(PATIENCE).await })
         };
         until_waiting(&other, &name, 1).await;
@@ -1087,15 +1093,18 @@ pub async fn s92_many_held_locks_are_renewed_in_batches(subject: &Subject) {
     const HELD: usize = 1_000;
     let (locks, faults) = subject.faulty().await;
     let lease = PATIENCE / 3;
-    let mut held = Vec::new();
+    let (mut held, mut members) = (Vec::new(), BTreeSet::new());
     for i in 0..HELD {
         let lock = locks.mutex(subject.name(&format!("s92-{i}"))).lease(lease);
-        held.push(must("lock", lock.try_lock().await));
+        let guard = must("lock", lock.try_lock().await);
+        members.insert(locks.store().member(guard.name()));
+        held.push(guard);
     }
     let before = faults.count(Op::Renew);
     tokio::time::sleep(lease / 3 + lease / 20).await;
-    let sent = faults.count(Op::Renew) - before;
-    assert!((1..=20).contains(&sent), "{sent} requests to renew {HELD} locks once");
+    eventually("renewed", async || faults.count(Op::Renew) > before).await;
+    let (sent, most) = (faults.count(Op::Renew) - before, 20 * members.len());
+    assert!(sent <= most, "{sent} requests, not {most}, to renew {HELD} locks once");
     assert!(held.iter().all(Guard::is_held));
     for guard in held {
         must("release", guard.release().await);
@@ -1107,14 +1116,15 @@ pub async fn s92_many_held_locks_are_renewed_in_batches(subject: &Subject) {
 pub async fn at_least_keeps_the_lock_taken(subject: &Subject) {
     let name = subject.name("at-least");
     let (locks, other) = (subject.client().await, subject.client().await);
-    let lock = locks.mutex(&name).at_least(LEASE);
+    let least = LEASE * 2;
+    let lock = locks.mutex(&name).at_least(least);
     if !subject.guarantees().at_least {
         assert_eq!(kind_of("at_least", lock.try_lock().await), ErrorKind::Unsupported);
         return;
     }
     for by_drop in [false, true] {
-        let guard = must("lock", lock.lock_timeout(PATIENCE).await);
         let start = Instant::now();
+        let guard = must("lock", lock.lock_timeout(PATIENCE).await);
         let token = guard.token();
         match by_drop {
             true => drop(guard),
@@ -1123,8 +1133,8 @@ pub async fn at_least_keeps_the_lock_taken(subject: &Subject) {
         let contended = kind_of("try", other.mutex(&name).try_lock().await);
         assert_eq!(contended, ErrorKind::Contended);
         let next = taken(&other, &name).await;
-        // The period began when we were granted, a moment before `start`.
-        assert!(start.elapsed() + Duration::from_millis(200) >= LEASE, "{:?}", start.elapsed());
+        // The period began when we were granted, after `start`; stores round.
+        assert!(start.elapsed() + Duration::from_millis(20) >= least, "{:?}", start.elapsed());
         assert!(next.token() > token);
         drop(next);
     }
@@ -1133,11 +1143,12 @@ pub async fn at_least_keeps_the_lock_taken(subject: &Subject) {
 pub async fn max_hold_ends_a_hold(subject: &Subject) {
     let name = subject.name("max-hold");
     let (locks, other) = (subject.client().await, subject.client().await);
-    let lock = locks.mutex(&name).lease(LEASE).max_hold(LEASE * 2);
+    let lease = LEASE * 3;
+    let lock = locks.mutex(&name).lease(lease).max_hold(LEASE * 4);
     let start = Instant::now();
     let guard = must("lock", lock.lock().await);
     let next = taken(&other, &name).await;
-    assert!(start.elapsed() >= LEASE, "taken away early");
+    assert!(start.elapsed() >= lease, "taken away early");
     assert_eq!(guard.state(), State::Lost(LostReason::MaxHold));
     let again = kind_of("release", guard.release().await);
     assert_eq!(again, ErrorKind::Lost);
@@ -1257,7 +1268,7 @@ pub async fn replies_delayed_and_doubled_change_nothing(subject: &Subject) {
                 Fault::ErrorBefore,
             ][dice.below(5)];
             faults.next(op, 1, fault);
-            let lock = locks.mutex(&name).lease(LEASE * 3);
+            let lock = locks.mutex(&name).lease(PATIENCE);
             let guard = must("lock", lock.lock_timeout(PATIENCE * 3).await);
             assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two holders");
             let token = guard.token().get();
@@ -1275,15 +1286,19 @@ pub async fn waiting_ends_when_told(subject: &Subject) {
     let name = subject.name("timeout");
     let (locks, other) = (subject.client().await, subject.client().await);
     let guard = taken(&locks, &name).await;
-    let limit = Duration::from_millis(120);
-    let start = Instant::now();
-    let error = match other.mutex(&name).lock_timeout(limit).await {
-        Err(error) => error,
-        Ok(guard) => panic!("{guard:?} beside a holder"),
-    };
-    assert_eq!(error.kind(), ErrorKind::Timeout);
-    assert!(start.elapsed() >= limit);
-    assert!(error.holders().iter().any(|h| h.token == guard.token()), "{error}");
+    // Who holds is told if the store says so in time.
+    eventually("told who holds", async || {
+        let limit = Duration::from_millis(120);
+        let start = Instant::now();
+        let error = match other.mutex(&name).lock_timeout(limit).await {
+            Err(error) => error,
+            Ok(guard) => panic!("{guard:?} beside a holder"),
+        };
+        assert_eq!(error.kind(), ErrorKind::Timeout);
+        assert!(start.elapsed() >= limit);
+        error.holders().iter().any(|h| h.token == guard.token())
+    })
+    .await;
     eventually("the place is given up", async || waiters(&locks, &name).await == 0).await;
     // A store that does not answer at all is told from one that is held.
     let (deaf, faults) = subject.faulty().await;
