@@ -70,7 +70,7 @@ async fn main() -> Result<(), Failure> {
         request.body(Body::from(text))
     };
 
-    let short = Duration::from_secs(2);
+    let short = Duration::from_secs(5);
     let held_up = locks.mutex("document:plan").lease(short).no_renewal().lock().await?;
     let mut client = TokenLayer::new(&held_up)?.layer(http.clone());
     let answer = client.call(put("draft", None)?).await?;

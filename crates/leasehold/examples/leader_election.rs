@@ -28,7 +28,7 @@ async fn lead(name: &'static str, guard: &Guard, orders: &mpsc::UnboundedSender<
                 println!("{name} leads no more: {reason}");
                 return;
             }
-            () = tokio::time::sleep(Duration::from_millis(50)) => {
+            () = tokio::time::sleep(Duration::from_millis(100)) => {
                 if orders.send((name, term)).is_err() {
                     return;
                 }
@@ -42,8 +42,12 @@ async fn candidate(
     name: &'static str,
     orders: mpsc::UnboundedSender<Order>,
 ) -> Result<(), Error> {
-    let leadership = locks.mutex("example:leader").lease(Duration::from_secs(2)).label(name);
-    let leadership = if name == "bob" { leadership.no_renewal() } else { leadership };
+    let leadership = locks.mutex("example:leader").label(name);
+    let leadership = match name {
+        "bob" => leadership.lease(Duration::from_secs(2)).no_renewal(),
+        // Who is deposed hears of it at the next renewal, after a third of this.
+        _ => leadership.lease(Duration::from_secs(4)),
+    };
     while !orders.is_closed() {
         let guard = leadership.lock().await?;
         println!("{name} leads, term {}", guard.token());
@@ -57,10 +61,12 @@ async fn candidate(
 async fn main() -> Result<(), Error> {
     let locks = Leasehold::connect("memory:leader-election").await?;
     let (orders, mut heard) = mpsc::unbounded_channel();
-    for name in ["alice", "bob", "carol"] {
+    for (before, name) in ["alice", "bob", "carol"].into_iter().enumerate() {
         tokio::spawn(candidate(locks.clone(), name, orders.clone()));
         // In this order in the queue.
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        while locks.read("example:leader").await?.map_or(0, |lock| lock.claims.len()) <= before {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
     let (mut term, mut led) = (0, Vec::new());
     while let Some((name, of)) = heard.recv().await {

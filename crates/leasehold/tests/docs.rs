@@ -84,11 +84,24 @@ async fn columns() -> Vec<(&'static str, Guarantees)> {
             deployments.push(("redis+cluster", cluster.url()));
         }
         for (scheme, url) in deployments {
-            let locks = Leasehold::connect(&url).await.unwrap();
+            let locks = connect(&url).await;
             columns.push((scheme, locks.guarantees().clone()));
         }
     }
     columns
+}
+
+/// A client of servers that may be electing a leader.
+async fn connect(url: &str) -> Leasehold {
+    let start = std::time::Instant::now();
+    loop {
+        match Leasehold::connect(url).await {
+            Ok(locks) => return locks,
+            Err(e) if e.is_retryable() && start.elapsed().as_secs() < 60 => {}
+            Err(e) => panic!("{e}"),
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
 }
 
 fn page(columns: &[(&str, Guarantees)]) -> String {

@@ -5,12 +5,25 @@
 mod etcd_common;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use etcd_common::*;
 use leasehold::store::{Guarantee, Survival};
 use leasehold::{Builder, ErrorKind, Leasehold, LostReason};
 use testbed::{Cut, Etcd, Proxy, in_own_network};
+
+/// A client of members that may be electing a leader.
+async fn connect(url: &str) -> Leasehold {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match Leasehold::connect(url).await {
+            Ok(locks) => return locks,
+            Err(e) if e.kind() == ErrorKind::Unreachable && Instant::now() < end => {}
+            Err(e) => panic!("{e}"),
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
 
 /// Everything that breaks a cluster is done to one, in turn: starting three members is dear.
 #[test]
@@ -119,7 +132,7 @@ fn who_is_cut_off_has_lost_before_another_holds() {
         let cut_off = connect(&format!("etcd://{}", hosts.join(","))).await;
         let other = connect(&cluster.url()).await;
         let freeze = || proxies.iter().for_each(Proxy::freeze);
-        let lease = Duration::from_secs(3);
+        let lease = Duration::from_secs(4);
         let next = lost_before_the_next_holds((&cut_off, lease), &other, "cut", freeze).await;
         for proxy in &proxies {
             proxy.thaw();
@@ -134,7 +147,7 @@ fn who_is_cut_off_has_lost_before_another_holds() {
 fn s82_a_member_without_the_others_keeps_nobody_believing() {
     in_own_network("s82_a_member_without_the_others_keeps_nobody_believing", || {
         run(async {
-            let (cluster, lease) = (Etcd::separable(), Duration::from_secs(3));
+            let (cluster, lease) = (Etcd::separable(), Duration::from_secs(4));
             for cut in [Cut::Off, Cut::Mute, Cut::Deaf] {
                 for leads in [true, false] {
                     let leader = cluster.leader();

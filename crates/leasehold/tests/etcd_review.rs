@@ -166,9 +166,9 @@ fn s92_thousands_of_waiters_cost_no_renewal() {
                     .await;
             }
         }
-        let beside = locks.mutex("beside").lease(Duration::from_secs(6)).lock().await.unwrap();
+        let beside = locks.mutex("beside").lease(Duration::from_secs(12)).lock().await.unwrap();
         // Some heartbeats of all of them.
-        tokio::time::sleep(Duration::from_secs(10)).await;
+        tokio::time::sleep(Duration::from_secs(16)).await;
         assert!(beside.is_held() && crowd.is_held(), "{beside:?} {crowd:?}");
         let standing = server.etcdctl(&["get", "crowded/", "--prefix", "--keys-only"]);
         assert_eq!(standing.split_whitespace().count(), MANY + 1, "places were lost");

@@ -30,6 +30,13 @@ fn claim(name: &str) -> Claim {
     Claim::new(Name::new(name).unwrap(), Kind::Mutex, 1, 1).unwrap()
 }
 
+/// A claim that needs no heartbeat in a test's time.
+fn patient(name: &str) -> Claim {
+    let mut claim = claim(name);
+    (claim.lease, claim.waiter_lease) = (Duration::from_secs(55), Duration::from_secs(50));
+    claim
+}
+
 async fn granted(store: &dyn Store, claim: &Claim) -> Signal {
     tokio::time::timeout(PATIENCE, store.changed(claim)).await.unwrap().unwrap()
 }
@@ -71,7 +78,7 @@ fn s82_a_lease_that_etcd_ended_is_lost() {
     run(async {
         let server = testbed::etcd();
         let locks = connect(&server.url()).await;
-        let guard = locks.mutex("s82").lease(Duration::from_secs(3)).lock().await.unwrap();
+        let guard = locks.mutex("s82").lock().await.unwrap();
         server.etcdctl(&["lease", "revoke", &lease_of(server, "s82/")]);
         let reason = tokio::time::timeout(PATIENCE, guard.lost()).await.unwrap();
         assert_eq!(reason, LostReason::Gone);
@@ -87,7 +94,7 @@ fn s82_a_key_that_a_person_deleted_is_lost() {
     run(async {
         let server = testbed::etcd();
         let locks = connect(&server.url()).await;
-        let guard = locks.mutex("s82-del").lease(Duration::from_secs(3)).lock().await.unwrap();
+        let guard = locks.mutex("s82-del").lock().await.unwrap();
         server.etcdctl(&["del", "--prefix", "s82-del/"]);
         let reason = tokio::time::timeout(PATIENCE, guard.lost()).await.unwrap();
         assert_eq!(reason, LostReason::Gone);
@@ -119,7 +126,7 @@ fn s82_one_way_silence_is_lost_by_our_own_clock() {
         for (name, silence) in ["requests", "replies"].into_iter().zip(ways) {
             let proxy = Proxy::before(server.port(0));
             let locks = connect(&format!("etcd://127.0.0.1:{}", proxy.port())).await;
-            let held = (&locks, Duration::from_secs(2));
+            let held = (&locks, Duration::from_secs(4));
             let next = lost_before_the_next_holds(held, &other, name, || silence(&proxy)).await;
             proxy.thaw();
             release(next).await;
@@ -131,8 +138,8 @@ fn s82_one_way_silence_is_lost_by_our_own_clock() {
 #[test]
 fn s83_what_is_granted_counts_and_never_more_than_was_asked_for() {
     run(async {
-        // Grants no less than 5 s.
-        let setup = Setup::new().arg("--election-timeout=3000").arg("--heartbeat-interval=300");
+        // Grants no less than 9 s.
+        let setup = Setup::new().arg("--election-timeout=6000").arg("--heartbeat-interval=600");
         let server = Etcd::with(setup, 1);
         let locks = connect(&server.url()).await;
         let lease = Duration::from_secs(1);
@@ -159,9 +166,8 @@ fn s84_compaction_takes_nothing_from_who_waits() {
         let locks = connect(&server.url()).await;
         let (_client, store) = with_store(&format!("etcd://127.0.0.1:{}", proxy.port())).await;
         let guard = locks.mutex("s84").lock().await.unwrap();
-        let mut waits = claim("s84");
         // No heartbeat asks: what it is told, its watch tells.
-        (waits.lease, waits.waiter_lease) = (Duration::from_secs(55), Duration::from_secs(50));
+        let waits = patient("s84");
         let joined = store.join(&waits, Mode::Wait).await.unwrap();
         assert!(matches!(joined, Joined::Waiting(_)), "{joined:?}");
         until("watching", async || {
@@ -379,7 +385,8 @@ fn r13_a_pair_is_two_requests_and_a_failed_try_leaves_nothing() {
 fn r10_a_release_wakes_one_of_many() {
     const WAITERS: u64 = 200;
     run(async {
-        let (locks, store) = with_store(&testbed::etcd().url()).await;
+        let server = Etcd::start();
+        let (locks, store) = with_store(&server.url()).await;
         let guard = locks.mutex("herd").lock().await.unwrap();
         let mut waiting = tokio::task::JoinSet::new();
         for _ in 0..WAITERS {
@@ -387,14 +394,13 @@ fn r10_a_release_wakes_one_of_many() {
             waiting.spawn(async move { release(lock.lock_timeout(PATIENCE).await.unwrap()).await });
         }
         until_queued(&locks, "herd", WAITERS as usize + 1).await;
-        // Each has begun to watch when it has sent its watch and two looks.
-        let mut sent = 0;
-        until("quiet", async || {
-            let before = std::mem::replace(&mut sent, store.requests());
-            tokio::time::sleep(Duration::from_millis(300)).await;
-            before == sent && store.requests() == sent
+        until("watching", async || {
+            let watches = server.metric(0, "etcd_debugging_mvcc_watcher_total");
+            watches.is_some_and(|n| n >= WAITERS as f64)
         })
         .await;
+        // Each looks once more when its watch has begun.
+        tokio::time::sleep(Duration::from_secs(1)).await;
         let (before, started) = (store.requests(), std::time::Instant::now());
         release(guard).await;
         waiting.join_all().await;
@@ -467,7 +473,7 @@ fn at_least_outlives_a_doubled_release_and_another_client_may_leave() {
         let (_, other) = with_store(&url).await;
         let kept = claim("kept");
         assert!(matches!(store.join(&kept, Mode::Try).await.unwrap(), Joined::Holding { .. }));
-        let keep = Some(Duration::from_secs(2));
+        let keep = Some(Duration::from_secs(30));
         assert!(store.leave(&kept, keep).await.unwrap());
         assert!(store.leave(&kept, keep).await.unwrap(), "its place is still there");
         assert!(store.leave(&kept, None).await.unwrap());
@@ -502,14 +508,14 @@ fn a_lock_that_is_used_again_is_the_same_key_and_what_comes_late_harms_nobody() 
         let (_, store) = with_store(&server.url()).await;
         let mut keys = std::collections::BTreeSet::new();
         for _ in 0..20 {
-            let one = claim("again");
+            let one = patient("again");
             assert!(matches!(store.join(&one, Mode::Try).await.unwrap(), Joined::Holding { .. }));
             keys.insert(store.place_key(&one));
             assert!(store.leave(&one, None).await.unwrap());
         }
         // One lease is got ahead, for whoever comes beside the first.
         assert!(keys.len() <= 2, "{} keys for 20 uses", keys.len());
-        let (first, second) = (claim("again"), claim("again"));
+        let (first, second) = (patient("again"), patient("again"));
         assert!(matches!(store.join(&first, Mode::Try).await.unwrap(), Joined::Holding { .. }));
         let key = store.place_key(&first);
         assert!(store.leave(&first, None).await.unwrap());
@@ -522,8 +528,8 @@ fn a_lock_that_is_used_again_is_the_same_key_and_what_comes_late_harms_nobody() 
         let told = store.renew(&renewals).await.unwrap();
         assert!(matches!(told[..], [Renewal::Lost, Renewal::Holding { .. }]), "{told:?}");
         // A key that stays when its holder departs is nobody else's.
-        assert!(store.leave(&second, Some(Duration::from_secs(1))).await.unwrap());
-        let third = claim("again");
+        assert!(store.leave(&second, Some(Duration::from_secs(3))).await.unwrap());
+        let third = patient("again");
         let joined = store.join(&third, Mode::Wait).await.unwrap();
         assert!(matches!(joined, Joined::Waiting(p) if p.ahead == 1), "{joined:?}");
         assert_ne!(store.place_key(&third), key);

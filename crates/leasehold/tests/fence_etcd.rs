@@ -91,7 +91,7 @@ fn r35_an_evicted_holder_writes_nothing_over_its_successors() {
     });
 }
 
-const LEASE: Duration = Duration::from_secs(2);
+const LEASE: Duration = Duration::from_secs(5);
 
 /// The child of the test below: holds, is stopped, and then writes as if nothing had happened.
 #[test]

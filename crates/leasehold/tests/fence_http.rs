@@ -129,7 +129,7 @@ async fn r35_nothing_is_sent_once_the_guard_is_lost() {
     let (url, written) = service(FenceLayer::new(InMemory::new(), protected)).await;
     let url = format!("{url}/orders/1");
     let locks = Leasehold::connect("memory:").await.unwrap();
-    let lease = Duration::from_millis(300);
+    let lease = Duration::from_secs(2);
     let guard = locks.mutex("http lost").lease(lease).no_renewal().lock().await.unwrap();
     let mut short = TokenLayer::new(&guard).unwrap().min_validity(lease * 2).layer(client());
     let kind = |error: Box<dyn std::error::Error + Send + Sync>| {
@@ -332,7 +332,7 @@ async fn r50_behind_the_door_only_the_transaction_is_a_fence() {
     }
 }
 
-const LEASE: Duration = Duration::from_millis(600);
+const LEASE: Duration = Duration::from_secs(3);
 
 /// The child of the test below: holds, is stopped, and then goes on as if nothing had happened.
 #[test]

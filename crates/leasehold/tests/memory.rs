@@ -81,9 +81,9 @@ fn works_without_a_runtime() {
 fn r06_work_that_blocks_waits_while_its_lock_is_at_risk() {
     let locks: leasehold::blocking::Leasehold = locks().into();
     let lease = Duration::from_millis(600);
+    let taken = std::time::Instant::now();
     let guard = locks.mutex("steady").with(|m| m.lease(lease).no_renewal()).lock().unwrap();
     let mut work = guard.watch();
-    let taken = std::time::Instant::now();
     // Held, at risk from two thirds on, and then lost, since nobody renews it.
     let error = loop {
         match work.steady() {

@@ -45,30 +45,30 @@ async fn r14_metrics_and_events_tell_the_life_of_a_lock() {
         .init();
 
     let locks = Builder::default().store(Arc::new(MemoryStore::new())).unwrap();
-    let lock = locks.mutex("line\u{2028}break").lease(Duration::from_millis(300));
+    let lock = locks.mutex("line\u{2028}break").lease(Duration::from_millis(1_500));
     let guard = lock.lock().await.unwrap();
     assert_eq!(lock.try_lock().await.unwrap_err().kind(), ErrorKind::Contended);
     let token = guard.token();
-    tokio::time::sleep(Duration::from_millis(250)).await;
+    let mut seen = BTreeSet::<String>::new();
+    // It is counted, then logged, by another thread, and after the guard has been told.
+    let mut until = async |name: &str, told: &str| {
+        for _ in 0..3_000 {
+            let all = metrics.snapshot().into_vec().into_iter();
+            seen.extend(all.map(|(key, ..)| key.key().name().to_owned()));
+            let logged = String::from_utf8_lossy(&log.0.lock().unwrap()).contains(told);
+            if logged && seen.contains(name) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    until("leasehold_renewals_total", "renewed").await;
     guard.release().await.unwrap();
     let guard = lock.lock().await.unwrap();
     locks.evict(guard.name().as_str(), Evict::Holders).await.unwrap();
     tokio::time::timeout(Duration::from_secs(30), guard.lost()).await.unwrap();
+    until("leasehold_lost_total", "lock lost").await;
 
-    let names = || -> BTreeSet<String> {
-        let all = metrics.snapshot().into_vec().into_iter();
-        all.map(|(key, ..)| key.key().name().to_owned()).collect()
-    };
-    // It is counted and logged once the guard has been told, by another thread.
-    let mut seen = names();
-    let told = || String::from_utf8_lossy(&log.0.lock().unwrap()).contains("lock lost");
-    for _ in 0..3_000 {
-        if seen.contains("leasehold_lost_total") && told() {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-        seen.append(&mut names());
-    }
     for name in [
         "leasehold_acquired_total",
         "leasehold_acquire_seconds",

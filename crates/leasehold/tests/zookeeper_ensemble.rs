@@ -24,15 +24,25 @@ async fn lost_before_the_next_holds(
     name: &str,
     breaking: impl FnOnce(),
 ) {
-    let guard = held.mutex(name).lock_timeout(PATIENCE).await.unwrap();
-    let next = tokio::spawn({
-        let lock = other.mutex(name);
-        async move { lock.lock_timeout(PATIENCE).await }
-    });
-    until_waiting(other, name, 1).await;
-    // So that what the leader knows is as old as it usually is.
-    tokio::time::sleep(Duration::from_millis(700)).await;
-    assert!(guard.is_held());
+    let (guard, next) = loop {
+        let guard = held.mutex(name).lock_timeout(PATIENCE).await.unwrap();
+        let next = tokio::spawn({
+            let lock = other.mutex(name);
+            async move { lock.lock_timeout(PATIENCE).await }
+        });
+        until("the other to wait", async || {
+            let info = other.read(name).await.unwrap();
+            next.is_finished() || info.is_some_and(|info| info.waiters().count() == 1)
+        })
+        .await;
+        // So that what the leader knows is as old as it usually is.
+        tokio::time::sleep(Duration::from_millis(700)).await;
+        if guard.is_held() {
+            break (guard, next);
+        }
+        // On a machine that stood still, the lease is over before anything is broken.
+        release(next.await.unwrap().unwrap()).await;
+    };
     breaking();
     let next = next.await.unwrap().unwrap();
     assert!(!guard.is_held(), "two holders: {guard:?} and {next:?}");
@@ -47,11 +57,11 @@ fn s72_a_follower_that_is_stopped_or_cut_off_keeps_nobody_believing() {
         let all = ZooKeepers::with(&ZooKeeperSetup::new().links());
         let (leader, followers) = (all.leader(), all.followers());
         let other = connect_to(leader, "?session=30s").await;
-        let held = connect_to(followers[0], "?session=2s").await;
+        let held = connect_to(followers[0], "?session=4s").await;
         lost_before_the_next_holds(&held, &other, "stopped", || followers[0].stop()).await;
         followers[0].cont();
         // This one goes on answering its clients, for five seconds (syncLimit).
-        let held = connect_to(followers[1], "?session=2s").await;
+        let held = connect_to(followers[1], "?session=4s").await;
         lost_before_the_next_holds(&held, &other, "cut-off", || all.cut_off(followers[1])).await;
         all.mend(followers[1]);
     });
@@ -65,7 +75,7 @@ fn s72_one_way_silence_is_lost_before_another_holds() {
         let ways: [fn(&Proxy); 2] = [Proxy::hold_requests, Proxy::hold_replies];
         for (name, silence) in ["requests", "replies"].into_iter().zip(ways) {
             let proxy = Proxy::before(server.port());
-            let url = format!("zookeeper://127.0.0.1:{}?session=2s", proxy.port());
+            let url = format!("zookeeper://127.0.0.1:{}?session=4s", proxy.port());
             let held = connect(&url).await;
             lost_before_the_next_holds(&held, &other, name, || silence(&proxy)).await;
             proxy.thaw();
@@ -86,7 +96,7 @@ fn s72_a_member_that_is_mute_or_deaf_keeps_nobody_believing() {
                     let (member, rest) =
                         if leads { (leader, follower) } else { (follower, leader) };
                     let other = connect_to(rest, "?session=30s").await;
-                    let held = connect_to(member, "?session=2s").await;
+                    let held = connect_to(member, "?session=4s").await;
                     let name = format!("{cut:?}-{leads}");
                     lost_before_the_next_holds(&held, &other, &name, || all.cut(member, cut)).await;
                     all.uncut();
@@ -102,12 +112,14 @@ fn s72_a_member_that_is_mute_or_deaf_keeps_nobody_believing() {
 fn paused_members_cost_no_lease() {
     run(async {
         let all = ZooKeepers::start();
-        // The leader last: after it there is another one.
+        // The leader last: after it there is another one, but the election takes its time.
         let leader = all.leader();
-        for (round, member) in all.followers().into_iter().chain([leader]).enumerate() {
+        let followers = all.followers().into_iter().map(|member| (member, ""));
+        let members = followers.chain([(leader, "?session=20s")]);
+        for (round, (member, rest)) in members.enumerate() {
             let mut clients = Vec::new();
             for _ in 0..6 {
-                clients.push(connect(&all.url()).await);
+                clients.push(connect(&format!("{}{rest}", all.url())).await);
             }
             let (mut held, mut waiting) = (Vec::new(), Vec::new());
             for (n, locks) in clients.iter().enumerate() {
@@ -136,8 +148,9 @@ fn paused_members_cost_no_lease() {
 fn a_hold_outlives_its_leader_and_all_members() {
     run(async {
         let all = ZooKeepers::start();
-        let locks = connect(&format!("{}?session=20s", all.url())).await;
-        let guard = locks.mutex("kept").lock().await.unwrap();
+        let locks = connect(&format!("{}?session=60s", all.url())).await;
+        let lock = locks.mutex("kept").lease(Duration::from_secs(40));
+        let guard = lock.lock().await.unwrap();
         let killed = all.leader();
         killed.kill();
         let other = connect(&all.url()).await;
@@ -158,7 +171,7 @@ fn a_hold_outlives_its_leader_and_all_members() {
         }
         let again = locks.mutex("again").lock_timeout(PATIENCE).await.unwrap();
         assert!(again.token() > free.token());
-        assert!(guard.is_held(), "the session was 20 s");
+        assert!(guard.is_held(), "the session was 60 s");
         let contended = other.mutex("kept").try_lock().await.unwrap_err();
         assert_eq!(contended.kind(), ErrorKind::Contended, "{contended}");
         release(guard).await;

@@ -110,7 +110,9 @@ fn a_reaped_lock_is_two_round_trips() {
 fn s70_a_creation_whose_reply_is_lost_is_found_again() {
     run(async {
         let proxy = Proxy::before(zookeeper().port());
-        let (locks, raw) = (connect(&through(&proxy, "")).await, raw(zookeeper().port()).await);
+        // A node of kazoo's naming is not reaped.
+        let locks = connect(&through(&proxy, "?naming=kazoo")).await;
+        let raw = raw(zookeeper().port()).await;
         release(locks.mutex("s70").lock().await.unwrap()).await;
         let made = raw.check_stat("/leasehold/s70").await.unwrap().unwrap().cversion;
         proxy.hold_replies();
@@ -168,7 +170,7 @@ fn s72_who_is_cut_off_has_lost_before_anybody_else_holds() {
     run(async {
         let server = ZooKeeper::start();
         let proxy = Proxy::before(server.port());
-        for session in ["1s", "2500ms"] {
+        for session in ["4s", "8s"] {
             let cut = connect(&through(&proxy, &format!("?session={session}"))).await;
             let other = connect(&server.url()).await;
             let guard = cut.mutex("s72").lock().await.unwrap();
@@ -179,7 +181,13 @@ fn s72_who_is_cut_off_has_lost_before_anybody_else_holds() {
             });
             until_waiting(&other, "s72", 1).await;
             proxy.freeze();
-            assert!(matches!(watch.changed().await, State::AtRisk(_)));
+            loop {
+                match watch.changed().await {
+                    State::Held => {}
+                    State::AtRisk(_) => break,
+                    state => panic!("{state:?} before it was at risk"),
+                }
+            }
             let next = next.await.unwrap().unwrap();
             assert!(!guard.is_held(), "two holders");
             assert_eq!(guard.state(), State::Lost(LostReason::Expired));
@@ -251,13 +259,13 @@ fn s75_who_gives_up_while_cut_off_leaves_nothing_behind() {
         let guard = locks.mutex("s75").lock().await.unwrap();
         let waiting = tokio::spawn({
             let lock = cut.mutex("s75");
-            async move { lock.lock_timeout(Duration::from_millis(700)).await }
+            async move { lock.lock_timeout(Duration::from_secs(3)).await }
         });
         until_waiting(&locks, "s75", 1).await;
+        let start = Instant::now();
         proxy.refuse(true);
         assert_eq!(waiting.await.unwrap().unwrap_err().kind(), ErrorKind::Timeout);
         assert_eq!(children(&raw, "/leasehold/s75").await.len(), 2, "it could not be told");
-        let start = Instant::now();
         proxy.refuse(false);
         until("deleted", async || children(&raw, "/leasehold/s75").await.len() == 1).await;
         assert!(start.elapsed() < Duration::from_secs(13), "that was the session's end");
@@ -483,9 +491,9 @@ fn s94_credentials_guard_the_nodes_and_are_never_shown() {
 #[test]
 fn the_session_is_what_the_server_allows_and_is_told() {
     run(async {
-        let setup = ZooKeeperSetup::new().sessions(Duration::from_secs(2), Duration::from_secs(20));
+        let setup = ZooKeeperSetup::new().sessions(Duration::from_secs(8), Duration::from_secs(20));
         let server = ZooKeeper::with(&setup);
-        for (asked, given) in [("400ms", 2), ("60s", 20), ("15s", 15)] {
+        for (asked, given) in [("2s", 8), ("60s", 20), ("15s", 15)] {
             let locks = connect(&format!("{}?session={asked}", server.url())).await;
             let given = Duration::from_secs(given);
             let promises = locks.guarantees();

@@ -153,7 +153,13 @@ impl ZooKeeper {
 
     /// One of the numbers of `mntr`, such as `zk_watch_count`.
     pub fn metric(&self, name: &str) -> i64 {
-        let told = self.ask("mntr");
+        let end = Instant::now() + PATIENCE;
+        let mut told = self.ask("mntr");
+        // A busy server may not answer in time.
+        while told.is_empty() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(20));
+            told = self.ask("mntr");
+        }
         let value = told.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
         value.unwrap_or_else(|| panic!("no {name} in {told}"))
     }

@@ -211,10 +211,14 @@ fn the_proxy_holds_delays_and_drops() {
     assert_eq!(receive(&client).expect("an echo"), 3);
     assert!(!proxy.has_dropped());
     send(&client, 3);
+    let end = Instant::now() + LONG;
+    while !proxy.has_dropped() {
+        assert!(Instant::now() < end, "not dropped");
+        std::thread::sleep(Duration::from_millis(1));
+    }
     client.set_read_timeout(short).expect("longer than zero");
     assert!(receive(&client).is_err(), "dropped");
     client.set_read_timeout(Some(LONG)).expect("longer than zero");
-    assert!(proxy.has_dropped());
     proxy.pass_replies();
     send(&client, 4);
     assert_eq!(receive(&client).expect("an echo"), 4);

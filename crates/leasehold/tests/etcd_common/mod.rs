@@ -66,14 +66,22 @@ pub(crate) async fn lost_before_the_next_holds(
     name: &str,
     breaking: impl FnOnce(),
 ) -> Guard {
-    let guard = held.mutex(name).lease(lease).lock_timeout(PATIENCE).await.unwrap();
-    let (late, lock) = (guard.watch(), other.mutex(name).lease(lease));
-    let waiting = tokio::spawn(async move {
-        let next = lock.lock_timeout(PATIENCE).await.unwrap();
-        // By its own clock, whether or not anybody has been woken.
-        (next, late.state())
-    });
-    until_queued(other, name, 2).await;
+    let (guard, waiting) = loop {
+        let guard = held.mutex(name).lease(lease).lock_timeout(PATIENCE).await.unwrap();
+        let (late, lock) = (guard.watch(), other.mutex(name).lease(lease));
+        let waiting = tokio::spawn(async move {
+            let next = lock.lock_timeout(PATIENCE).await.unwrap();
+            // By its own clock, whether or not anybody has been woken.
+            (next, late.state())
+        });
+        until("the queue", async || waiting.is_finished() || queued(other, name).await == Some(2))
+            .await;
+        if guard.is_held() {
+            break (guard, waiting);
+        }
+        // On a machine that stood still, the lease is over before anything is broken.
+        release(waiting.await.unwrap().0).await;
+    };
     breaking();
     let reason = tokio::time::timeout(PATIENCE, guard.lost()).await.unwrap();
     assert_eq!(reason, LostReason::Expired, "{name}");
@@ -83,12 +91,18 @@ pub(crate) async fn lost_before_the_next_holds(
     next
 }
 
+/// How many stand in the queue, holders included; `None` while a leader is elected.
+async fn queued(locks: &Leasehold, name: &str) -> Option<usize> {
+    match locks.read(name).await {
+        Ok(info) => Some(info.map_or(0, |info| info.claims.len())),
+        Err(e) if e.kind() == ErrorKind::Unreachable => None,
+        Err(e) => panic!("{e}"),
+    }
+}
+
 /// Waits until so many stand in the queue, holders included.
 pub(crate) async fn until_queued(locks: &Leasehold, name: &str, count: usize) {
-    until("the queue", async || {
-        locks.read(name).await.unwrap().map_or(0, |info| info.claims.len()) == count
-    })
-    .await;
+    until("the queue", async || queued(locks, name).await == Some(count)).await;
 }
 
 /// Many tasks count under one lock without any other care, and check the tokens.
