@@ -9,5 +9,5 @@ leasehold::conformance_suite!(redis_cluster, async {
 });
 
 leasehold::conformance_suite!(redis_sentinel_confirmed, async {
-    Leasehold::connect(testbed::sentinel().url() + "?replicas=1").await.unwrap()
+    Leasehold::connect(testbed::sentinel().url() + "?replicas=1&replicas_ms=4000").await.unwrap()
 });

@@ -89,7 +89,7 @@ fn the_rights_in_the_documentation_are_enough() {
         let _replica = Redis::replica_of(master.port(), Setup::new().fast());
         master.wait_for_replicas(1);
         let url = user(format!("redis://127.0.0.1:{}/", master.port()));
-        works(&format!("{url}?prefix=app:&replicas=1&replicas_ms=3000")).await;
+        works(&format!("{url}?prefix=app:&replicas=1&replicas_ms=20000")).await;
         // And the right that only this needs is told of.
         let master = with_user(&rights());
         let url = user(format!("redis://127.0.0.1:{}/?prefix=app:&replicas=1", master.port()));

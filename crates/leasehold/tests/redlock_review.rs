@@ -39,8 +39,7 @@ async fn s07_a_release_whose_answers_are_lost_is_a_release() {
 #[tokio::test]
 async fn a_damaged_lock_costs_no_other_its_renewal() {
     let servers = Redlock::with(3, Setup::new().fast());
-    let url =
-        format!("{}?restart_delay_ms=0", redlock_url(servers.nodes().iter().map(|n| n.port())));
+    let url = servers.url() + "?restart_delay_ms=0&node_timeout_ms=20000";
     let (locks, other) = (Leasehold::connect(&url).await.unwrap(), Leasehold::connect(&url).await);
     let (store, other) = (locks.store(), other.unwrap());
     let claim = |name: &str| Claim::new(Name::new(name).unwrap(), Kind::Mutex, 1, 1).unwrap();

@@ -22,8 +22,8 @@ fn s42_behind_a_pooler_in_transaction_mode() {
         let clients = [connect(&url).await, connect(&url).await, connect(&direct).await];
         hammer(&clients, "pooled", 6, 10).await;
         // Each transaction may be on another of the pooler's connections: leases do not mind.
-        let guard = clients[0].mutex("kept").lease(Duration::from_secs(1)).lock().await.unwrap();
-        tokio::time::sleep(Duration::from_secs(3)).await;
+        let guard = clients[0].mutex("kept").lease(Duration::from_secs(6)).lock().await.unwrap();
+        tokio::time::sleep(Duration::from_secs(9)).await;
         assert!(guard.is_held());
         let error = clients[1].mutex("kept").try_lock().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Contended, "{error}");

@@ -109,11 +109,19 @@ fn standings(info: Option<LockInfo>) -> Vec<(Standing, Option<Token>)> {
 /// Then a duplicate of h's join arrives: a new place, behind w. (It was written back as the first in the
 /// queue, since the lock's row once held a claim of that id: then both held.)
 async fn p1_a_head_that_joins_again_after_its_end_goes_to_the_back([store, other]: Two) {
-    let h = claim("again", SHORT, LONG);
-    let w = claim("again", LONG, LONG);
-    let first = holding(&store.join(&h, Mode::Wait).await.unwrap());
-    let second = waiting(&other.join(&w, Mode::Wait).await.unwrap());
-    tokio::time::sleep(SHORT).await;
+    let mut short = SHORT;
+    let (h, w, first, second) = loop {
+        let name = format!("again {short:?}");
+        let (h, w) = (claim(&name, short, LONG), claim(&name, LONG, LONG));
+        let first = holding(&store.join(&h, Mode::Wait).await.unwrap());
+        let second = other.join(&w, Mode::Wait).await.unwrap();
+        if matches!(second, Joined::Waiting(_)) {
+            break (h, w, first, waiting(&second));
+        }
+        // On a machine that does much else it may come after the end.
+        short *= 2;
+    };
+    tokio::time::sleep(short).await;
     let third = waiting(&store.join(&h, Mode::Wait).await.unwrap());
     assert!(first < second && second < third);
     let queue = [(Standing::Holding, Some(second)), (Standing::Waiting, Some(third))];
@@ -128,12 +136,14 @@ async fn p1_a_head_that_joins_again_after_its_end_goes_to_the_back([store, other
 
 /// The same in the middle of the queue: the old place is gone, the new one is at the end.
 async fn p8_a_waiter_that_joins_again_after_its_end_has_one_place([store, other]: Two) {
-    let (a, b, c) =
+    let (a, mut b, c) =
         (claim("again", LONG, LONG), claim("again", LONG, SHORT), claim("again", LONG, LONG));
     let first = holding(&store.join(&a, Mode::Wait).await.unwrap());
     let gone = waiting(&store.join(&b, Mode::Wait).await.unwrap());
     let second = waiting(&other.join(&c, Mode::Wait).await.unwrap());
     tokio::time::sleep(SHORT).await;
+    // This place lasts until we have looked.
+    b.waiter_lease = LONG;
     let third = waiting(&store.join(&b, Mode::Wait).await.unwrap());
     assert!(gone < second && second < third);
     let queue = [
@@ -180,7 +190,7 @@ async fn s92_a_row_that_is_locked_holds_up_no_other_lock<S: Server>() {
     let server = S::shared();
     let url = server.database();
     let locks = connect(&url).await;
-    let lease = Duration::from_secs(3);
+    let lease = Duration::from_secs(9);
     let mut held = Vec::new();
     for name in ["a", "blocked", "z"] {
         held.push(locks.mutex(name).lease(lease).lock().await.unwrap());
@@ -190,18 +200,22 @@ async fn s92_a_row_that_is_locked_holds_up_no_other_lock<S: Server>() {
     held.push(semaphore.acquire().await.unwrap());
     held.push(semaphore.acquire().await.unwrap());
     let blocker = server.hold(&url, BLOCK).await;
-    let end = Instant::now() + lease * 3;
-    let mut slowest = Duration::ZERO;
+    let end = Instant::now() + lease * 2;
+    let mut slow = Vec::new();
     while Instant::now() < end {
         let began = Instant::now();
         release(locks.mutex("elsewhere").lock().await.unwrap()).await;
-        slowest = slowest.max(began.elapsed());
+        let took = began.elapsed();
+        if took >= Duration::from_secs(2) {
+            slow.push(took);
+        }
         for guard in held.iter().filter(|guard| guard.name().as_str() != "blocked") {
             assert!(guard.is_held(), "{} was lost: {:?}", guard.name(), guard.state());
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    assert!(slowest < Duration::from_secs(2), "another lock was held up for {slowest:?}");
+    // Once may be the machine; if the row is waited for, it is at every renewal.
+    assert!(slow.len() <= 1, "another lock was held up: {slow:?}");
     drop(blocker);
 }
 
@@ -214,17 +228,18 @@ async fn s14_connections_that_fell_silent_cost_no_lease<S: Server>() {
     let mut held = Vec::new();
     // Leases of different lengths are renewed apart, so that all connections are in use.
     for n in 0..6 {
-        let lease = Duration::from_millis(6_000 + n * 20);
+        let lease = Duration::from_millis(12_000 + n * 20);
         held.push(locks.mutex(format!("held {n}")).lease(lease).lock().await.unwrap());
     }
     proxy.delay(Duration::from_millis(10));
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    // Until all were renewed once.
+    tokio::time::sleep(Duration::from_secs(6)).await;
     proxy.delay(Duration::ZERO);
     proxy.silence();
     let began = Instant::now();
-    let fresh = locks.mutex("fresh").lease(Duration::from_secs(3)).lock().await.unwrap();
-    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
-    while began.elapsed() < Duration::from_secs(12) {
+    let fresh = locks.mutex("fresh").lease(Duration::from_secs(12)).lock().await.unwrap();
+    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
+    while began.elapsed() < Duration::from_secs(24) {
         for guard in &held {
             assert!(guard.is_held(), "{} was lost: {:?}", guard.name(), guard.state());
         }
@@ -325,10 +340,17 @@ async fn nobody_asks_for_waiters_that_are_gone<S: Server>() {
     proxy.refuse(false);
     // Whatever was under way is over.
     tokio::time::sleep(Duration::from_secs(2)).await;
-    let before = proxy.requests();
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    let asked = proxy.requests() - before;
-    assert!(asked <= 4, "{asked} requests for nobody");
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let before = proxy.requests();
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let asked = proxy.requests() - before;
+        if asked <= 4 {
+            break;
+        }
+        // It may have been a connection that is made again.
+        assert!(Instant::now() < end, "{asked} requests for nobody");
+    }
     release(guard).await;
 }
 

@@ -8,7 +8,8 @@ mod sql_common;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use leasehold::{Builder, ErrorKind, Leasehold, LostReason, State};
+use leasehold::store::{Joined, Mode};
+use leasehold::{Builder, Claim, ErrorKind, Kind, Leasehold, LostReason, Name, State};
 use sql_common::*;
 use testbed::{Proxy, Setup};
 
@@ -69,6 +70,20 @@ async fn until(what: &str, mut so: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !so() {
         assert!(Instant::now() < end, "never came: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Waits until so many hold or wait: a join that nobody waits for any more may come late, and is taken
+/// back.
+async fn until_claims(locks: &Leasehold, name: &str, count: usize) {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let claims = locks.read(name).await.unwrap().map_or(0, |info| info.claims.len());
+        if claims == count {
+            return;
+        }
+        assert!(Instant::now() < end, "{claims} claims, and not {count}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
@@ -166,11 +181,11 @@ async fn s52_a_stopped_server_loses_the_lock_by_the_deadline<S: Server>() {
     let lease = Duration::from_secs(2);
     let guard = locks.mutex("frozen").lease(lease).lock().await.unwrap();
     let token = guard.token();
-    let before = Instant::now();
     server.stop();
+    tokio::time::sleep(lease).await;
+    assert!(!guard.is_held(), "nobody has renewed it");
     let reason = tokio::time::timeout(PATIENCE, guard.lost()).await.unwrap();
     assert_eq!(reason, LostReason::Expired);
-    assert!(before.elapsed() <= lease + Duration::from_secs(1), "{:?}", before.elapsed());
     server.cont();
     let next = connect(&url).await.mutex("frozen").lock().await.unwrap();
     assert!(next.token() > token);
@@ -392,14 +407,16 @@ async fn waiters_hold_no_connection_and_no_transaction<S: Server>() {
     until("all wait", || waiting.load(std::sync::atomic::Ordering::SeqCst) == WAITERS).await;
     // Statements run all the time (heartbeats); a transaction that stays open would be in the way
     // each time we look.
-    let mut always_open = true;
+    let (mut always_open, mut fewest) = (true, usize::MAX);
     for _ in 0..10 {
         let (sessions, open) = server.sessions(&url);
-        // One more is the listener's, and two are for heartbeats.
-        assert!(sessions <= POOL + 3, "{sessions} sessions for a pool of {POOL}");
+        // The server may know for a while of some that were closed.
+        fewest = fewest.min(sessions);
         always_open &= open > 0;
         tokio::time::sleep(Duration::from_millis(150)).await;
     }
+    // One more is the listener's, and two are for heartbeats.
+    assert!(fewest <= POOL + 3, "{fewest} sessions for a pool of {POOL}");
     assert!(!always_open, "a transaction stays open while waiters wait");
     release(guard).await;
     while let Some(done) = waiters.join_next().await {
@@ -690,11 +707,13 @@ async fn s44_s54_a_lease_begins_after_the_row_lock<S: Server>() {
     // than the client waits for an answer.
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert!(!taking.is_finished(), "the row is locked");
+    let before = Instant::now();
     drop(blocker);
     let guard = tokio::time::timeout(PATIENCE, taking).await.unwrap().unwrap().unwrap();
     let info = locks.read("blocked").await.unwrap().expect("it is held");
     let left = info.claims[0].remaining.expect("a lease");
-    assert!(left > Duration::from_millis(28_500), "{left:?} of 30 s are left");
+    let whole = left + before.elapsed();
+    assert!(whole > Duration::from_millis(29_900), "{whole:?} of 30 s");
     release(guard).await;
 }
 
@@ -717,13 +736,15 @@ async fn s45a_who_comes_late_does_not_barge<S: Server>() {
     let (go_on, told) = tokio::sync::oneshot::channel();
     let theirs = tokio::spawn(server.in_two_steps(&url, [BLOCK, HANDED_OVER], begun, told));
     is_begun.await.unwrap();
-    let mutex = late.mutex("blocked");
-    let trying = tokio::spawn(async move { mutex.try_lock().await });
+    // The store itself: a caller would ask again after five seconds.
+    let claim = Claim::new(Name::new("blocked").unwrap(), Kind::Mutex, 1, 1).unwrap();
+    let store = late.store().clone();
+    let trying = tokio::spawn(async move { store.join(&claim, Mode::Try).await });
     until("it waits for the row", || server.blocked() >= 1).await;
     go_on.send(()).unwrap();
     theirs.await.unwrap().unwrap();
-    let error = trying.await.unwrap().expect_err("it barged past a waiter");
-    assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
+    let joined = trying.await.unwrap().unwrap();
+    assert!(matches!(joined, Joined::Busy { .. }), "it barged past a waiter: {joined:?}");
     let info = first.read("blocked").await.unwrap().expect("it is held");
     assert_eq!(info.claims.len(), 1, "{info:?}");
 }
@@ -771,6 +792,14 @@ const DEAD_WAITER: &str = "INSERT INTO leasehold_claims (name, token, claim, wei
      WHERE name = 'blocked'; UPDATE leasehold_locks SET claims = 1, last_token = last_token + 1 \
      WHERE name = 'blocked'; CREATE TABLE heavy (n BIGINT)";
 
+/// PostgreSQL and MariaDB: returns when somebody waits for a row.
+const WAITED_FOR: [&str; 2] = [
+    "DO $$ BEGIN WHILE NOT EXISTS (SELECT FROM pg_locks WHERE NOT granted) LOOP \
+     PERFORM pg_sleep(0.01); END LOOP; END $$",
+    "BEGIN NOT ATOMIC WHILE (SELECT variable_value FROM information_schema.global_status \
+     WHERE variable_name = 'INNODB_ROW_LOCK_CURRENT_WAITS') = 0 DO DO SLEEP(0.01); END WHILE; END",
+];
+
 async fn s46_a_deadlock_is_retried<S: Server>() {
     let is_postgres = std::any::type_name::<S>().contains("Postgres");
     // Who began to wait first is ended; the other must have begun before that.
@@ -793,15 +822,19 @@ async fn s46_a_deadlock_is_retried<S: Server>() {
     let first = "INSERT INTO heavy VALUES (1), (2), (3), (4), (5), (6), (7), (8), (9), (10), (11), \
                  (12), (13), (14), (15), (16), (17), (18), (19), (20); \
                  SELECT name FROM leasehold_claims WHERE name = 'blocked' FOR UPDATE";
+    // The server itself looks who waits: nobody waits long for a row, and looking from here may take
+    // longer.
+    let [postgres, mariadb] = WAITED_FOR;
+    let wait = if is_postgres { postgres } else { mariadb };
+    let then: &'static str = format!("{wait}; {BLOCK}").leak();
     let (begun, is_begun) = tokio::sync::oneshot::channel();
     let (go_on, told) = tokio::sync::oneshot::channel();
-    let theirs = tokio::spawn(server.in_two_steps(&url, [first, BLOCK], begun, told));
+    let theirs = tokio::spawn(server.in_two_steps(&url, [first, then], begun, told));
     is_begun.await.unwrap();
     let mutex = waiter.mutex("blocked").lease(lease);
     assert_eq!(server.blocked(), 0);
-    let joining = tokio::spawn(async move { mutex.lock().await });
-    until("it waits for the row", || server.blocked() >= 1).await;
     go_on.send(()).unwrap();
+    let joining = tokio::spawn(async move { mutex.lock().await });
     theirs.await.unwrap().expect("it was ours that was ended");
     assert_eq!(server.deadlocks(), 1);
     held.release().await.unwrap();
@@ -883,7 +916,7 @@ async fn s46_a_row_that_is_locked_for_longer_than_the_server_waits<S: Server>() 
     assert!(!taking.is_finished(), "the row is locked");
     drop(blocker);
     let guard = tokio::time::timeout(PATIENCE, taking).await.unwrap().unwrap().unwrap();
-    assert_eq!(locks.read("blocked").await.unwrap().expect("it is held").claims.len(), 1);
+    until_claims(&locks, "blocked", 1).await;
     guard.release().await.unwrap();
-    assert!(locks.read("blocked").await.unwrap().is_none());
+    until_claims(&locks, "blocked", 0).await;
 }

@@ -40,7 +40,8 @@ fn s60_other_writers_are_waited_for() {
             let path = file.display().to_string();
             async move {
                 let mut theirs = sqlx::SqliteConnection::connect(&path).await.unwrap();
-                sqlx::raw_sql("CREATE TABLE theirs (n INT)").execute(&mut theirs).await.unwrap();
+                let sql = "PRAGMA busy_timeout = 60000; CREATE TABLE theirs (n INT)";
+                sqlx::raw_sql(sql).execute(&mut theirs).await.unwrap();
                 // The last for longer than what is tried again could take, and for less than
                 // SQLite waits.
                 for millis in [200, 200, 200, 3_000] {

@@ -79,13 +79,13 @@ pub fn redis() -> &'static Redis {
 /// This test binary's sentinels with a master and a replica: not to be stopped or killed.
 pub fn sentinel() -> &'static Sentinel {
     static SHARED: OnceLock<Sentinel> = OnceLock::new();
-    SHARED.get_or_init(Sentinel::start)
+    SHARED.get_or_init(Sentinel::unbroken)
 }
 
 /// This test binary's Redis Cluster: not to be stopped or killed.
 pub fn cluster() -> &'static Cluster {
     static SHARED: OnceLock<Cluster> = OnceLock::new();
-    SHARED.get_or_init(Cluster::start)
+    SHARED.get_or_init(Cluster::unbroken)
 }
 
 /// This test binary's etcd, of one member: not to be stopped or killed.

@@ -25,12 +25,24 @@ impl Sentinel {
 
     /// One master and so many replicas. The sentinels take a server for dead after half a second.
     pub fn with(replicas: usize, setup: Setup) -> Self {
+        Self::judging(replicas, setup, Duration::from_millis(500))
+    }
+
+    /// One master and one replica, which nobody breaks: a machine that does much else is no reason for
+    /// a fail-over.
+    pub(crate) fn unbroken() -> Self {
+        Self::judging(1, Setup::new().fast(), Duration::from_secs(60))
+    }
+
+    /// The sentinels take a server for dead when it has not answered for so long.
+    fn judging(replicas: usize, setup: Setup, down_after: Duration) -> Self {
         let master = Redis::with(setup.clone());
         let port = master.port();
         let mut servers = vec![master];
         servers.extend((0..replicas).map(|_| Redis::replica_of(port, setup.clone())));
         servers[0].wait_for_replicas(replicas);
-        let sentinels: Vec<_> = (0..3).map(|_| start_somewhere(|at| sentinel(at, port))).collect();
+        let start = |at| sentinel(at, port, down_after);
+        let sentinels: Vec<_> = (0..3).map(|_| start_somewhere(start)).collect();
         let set = Self { servers, sentinels };
         wait("the sentinels to know each other and the replicas", &|| set.is_settled(replicas));
         set
@@ -95,15 +107,16 @@ fn told(sentinel: u16) -> Option<u16> {
     address.lines().nth(1)?.parse().ok()
 }
 
-fn sentinel(port: u16, master: u16) -> Result<(Daemon, u16), String> {
+fn sentinel(port: u16, master: u16, down_after: Duration) -> Result<(Daemon, u16), String> {
     let directory = reaper::directory("sentinel");
     let file = directory.join("sentinel.conf");
     let text = format!(
         "port {port}\nbind 127.0.0.1\ndir {}\nprotected-mode no\n\
          sentinel monitor {MASTER} 127.0.0.1 {master} 2\n\
-         sentinel down-after-milliseconds {MASTER} 500\n\
+         sentinel down-after-milliseconds {MASTER} {}\n\
          sentinel failover-timeout {MASTER} 2000\n",
         directory.display(),
+        down_after.as_millis(),
     );
     std::fs::write(&file, text).expect("a file in our directory");
     let launch = Launch {
@@ -112,10 +125,11 @@ fn sentinel(port: u16, master: u16) -> Result<(Daemon, u16), String> {
         user: None,
     };
     let daemon = Daemon::start("sentinel", directory, launch, None, &|| is_ready(port))?;
-    // They meet, look and vote ten times as often as by default.
+    // They meet, look and vote ten times as often as by default. And one that had no turn for two
+    // seconds goes on: by default it would do nothing for thirty more.
     let periods = ["publish-period", "100", "info-period", "200", "ping-period", "100"];
-    let args: Vec<&str> =
-        ["SENTINEL", "DEBUG"].into_iter().chain(periods).chain(["ask-period", "100"]).collect();
+    let others = ["ask-period", "100", "tilt-trigger", "60000"];
+    let args: Vec<&str> = ["SENTINEL", "DEBUG"].into_iter().chain(periods).chain(others).collect();
     ask(port, &args)?;
     Ok((daemon, port))
 }

@@ -11,12 +11,12 @@ use leasehold::{Error, ErrorKind, Guard, Leasehold};
 /// How long what must happen is waited for.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Runs a case; a hanging one fails.
+/// Runs a case; a hanging one fails. (Starting its servers is a part of it.)
 pub(crate) fn run(case: impl Future<Output = ()>) {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     let runtime = builder.worker_threads(3).enable_all().build().expect("a runtime");
     runtime.block_on(async {
-        tokio::time::timeout(PATIENCE * 2, case).await.expect("the case hangs");
+        tokio::time::timeout(PATIENCE * 5, case).await.expect("the case hangs");
     });
 }
 
@@ -71,7 +71,9 @@ pub(crate) async fn hammer(
     let mut running = tokio::task::JoinSet::new();
     for client in clients {
         for _ in 0..tasks {
-            let (mutex, witness) = (client.mutex(name), witness.clone());
+            // A store that is away for less than a lease is waited for.
+            let mutex = client.mutex(name).lease(Duration::from_secs(60));
+            let witness = witness.clone();
             running.spawn(async move {
                 for _ in 0..rounds {
                     let guard = mutex.lock().await.unwrap_or_else(|error| panic!("{error}"));

@@ -419,7 +419,7 @@ async fn r26_of_racing_attempts_exactly_one_is_first() {
 #[tokio::test]
 async fn r26_a_crashed_attempt_is_taken_over_and_a_failed_one_at_once() {
     let bed = bed().await;
-    let lease = Duration::from_millis(300);
+    let lease = Duration::from_secs(3600);
     // Crashes once it has begun: its future is dropped.
     let (began, begun) = tokio::sync::oneshot::channel();
     let crashing = once("k").lease(lease).run(&bed.pool, |_| async {
@@ -436,12 +436,11 @@ async fn r26_a_crashed_attempt_is_taken_over_and_a_failed_one_at_once() {
     assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
     let mut tx = bed.pool.begin().await.unwrap();
     let ran = once("k").run_in(&mut tx, async |_| Ok::<_, Error>("no".into())).await;
-    match ran {
-        Err(e) => assert_eq!(e.kind(), ErrorKind::Contended),
-        Ok(ran) => assert!(ran.is_first(), "the lease may be over on a slow machine"),
-    }
+    assert_eq!(ran.unwrap_err().kind(), ErrorKind::Contended);
     tx.rollback().await.unwrap();
     // … and after it the next attempt knows that it is not the first.
+    let over = "UPDATE leasehold_once SET lease_end = 0 WHERE state = 'started'";
+    sqlx::query(over).execute(&bed.pool).await.unwrap();
     let failed = once("k").run(&bed.pool, |attempt| async move {
         assert_eq!(attempt.number(), 2);
         Err::<String, Error>(Error::new(ErrorKind::Full, "no paper"))
@@ -461,11 +460,10 @@ async fn r26_a_crashed_attempt_is_taken_over_and_a_failed_one_at_once() {
 async fn r26_an_attempt_outlives_its_lease_by_renewal_and_a_late_one_stores_nothing() {
     let bed = bed().await;
     // Long enough for a renewal on a machine that does much else.
-    let lease = Duration::from_secs(1);
+    let lease = Duration::from_secs(6);
     let pool = &bed.pool;
-    // Renewed for three leases.
     let slow = once("slow").lease(lease).run(pool, |_| async {
-        tokio::time::sleep(lease * 3).await;
+        tokio::time::sleep(lease * 3 / 2).await;
         Ok::<_, Error>("slow".into())
     });
     assert_eq!(slow.await.unwrap(), Ran::First("slow".into()));
@@ -478,8 +476,9 @@ async fn r26_an_attempt_outlives_its_lease_by_renewal_and_a_late_one_stores_noth
         assert_eq!(error.kind(), kind, "{error}");
         one_line(&error);
     }
-    // Taken over in the middle: the late one is stopped, or at the latest cannot store.
-    let late = once("late").lease(Duration::from_secs(5)).run(pool, |_| async {
+    // Taken over in the middle: the late one is stopped, or at the latest cannot store. (It is not
+    // renewed before that, which would undo it.)
+    let late = once("late").lease(Duration::from_secs(60)).run(pool, |_| async {
         let sql = "UPDATE leasehold_once SET lease_end = 0 WHERE state = 'started'";
         sqlx::query(sql).execute(pool).await?;
         let next = once("late").run(pool, |a| async move {
