@@ -203,7 +203,8 @@ impl Etcd {
 
     /// Runs `etcdctl` to its end and returns what it printed.
     pub fn etcdctl(&self, args: &[&str]) -> String {
-        run(self.etcdctl_command().args(args)).trim_end().to_owned()
+        // On a busy machine an answer may take longer than etcdctl's five seconds.
+        run(self.etcdctl_command().arg("--command-timeout=60s").args(args)).trim_end().to_owned()
     }
 
     /// Has users from now on: `root` (password `root`) may do everything; `lh` (password `lh`) may
