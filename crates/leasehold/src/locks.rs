@@ -20,7 +20,7 @@ use crate::store::{ClaimInfo, Evict, Guarantee, Guarantees, LockInfo, Standing, 
 use crate::telemetry;
 
 /// How long [`Leasehold::close`] waits for goodbyes.
-const FAREWELL: Duration = Duration::from_secs(1);
+const FAREWELL: Duration = Duration::from_secs(5);
 
 /// A client of one store. Clones are the same client.
 ///
@@ -293,8 +293,8 @@ impl Leasehold {
 
     /// Releases everything held through this client and its clones, fails what still waits with
     /// [`ErrorKind::Closed`], and returns when the store knows (or a lease has passed). Its guards
-    /// are `Lost(Closed)`. Then it says goodbye to the servers ([`Store::disconnect`], a second at
-    /// most): a client that is only dropped breaks its connections off, and MariaDB's log warns of
+    /// are `Lost(Closed)`. Then it says goodbye to the servers ([`Store::disconnect`], five seconds
+    /// at most): a client that is only dropped breaks its connections off, and MariaDB's log warns of
     /// each.
     ///
     /// # Errors

@@ -114,8 +114,8 @@ fn a_client_that_is_closed_has_left_the_file() {
         let again = locks.clone();
         let mut running = tokio::task::JoinSet::new();
         for n in 0..20 {
-            let mutex = locks.mutex(format!("{}", n % 3)).lease(leasehold::MIN_LEASE);
-            running.spawn(async move { mutex.lock().await.map(drop) });
+            let mutex = locks.mutex(format!("{}", n % 3));
+            running.spawn(async move { mutex.lock().await?.release().await });
         }
         while let Some(done) = running.join_next().await {
             done.unwrap().unwrap();

@@ -162,8 +162,8 @@ pub(super) trait Connect: fmt::Debug + Send + Sync {
     async fn connect(&self) -> sqlx::Result<Box<dyn Wire>>;
 }
 
-/// How long a goodbye may take.
-const FAREWELL: Duration = Duration::from_millis(500);
+/// How long a goodbye may take: SQLite writes its log back to the file.
+const FAREWELL: Duration = Duration::from_secs(4);
 
 /// Connections on which nothing is under way.
 type Idle = Mutex<Vec<Box<dyn Wire>>>;
