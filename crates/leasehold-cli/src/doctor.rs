@@ -47,15 +47,16 @@ async fn examine(args: &DoctorArgs) -> Result<Seen, Failure> {
         }
         Err(error) => return Err(error.into()),
     };
-    let findings = match locks.diagnose().await {
+    let guarantees = Some(locks.guarantees().clone());
+    let store = Some(locks.url().to_owned());
+    let diagnosed = locks.diagnose().await;
+    // Nothing is held; there is only the goodbye that can fail.
+    let _ = locks.close().await;
+    let findings = match diagnosed {
         Ok(findings) => findings,
         Err(error) if is_refusal(&error) => vec![refused(&error)],
         Err(error) => return Err(error.into()),
     };
-    let guarantees = Some(locks.guarantees().clone());
-    let store = Some(locks.url().to_owned());
-    // Nothing is held; there is only the goodbye that can fail.
-    let _ = locks.close().await;
     Ok(Seen { store, guarantees, findings })
 }
 

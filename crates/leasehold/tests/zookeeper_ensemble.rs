@@ -171,7 +171,7 @@ fn a_hold_outlives_its_leader_and_all_members() {
         }
         let again = locks.mutex("again").lock_timeout(PATIENCE).await.unwrap();
         assert!(again.token() > free.token());
-        assert!(guard.is_held(), "the session was 60 s");
+        assert!(guard.is_held(), "the lease was 40 s");
         let contended = other.mutex("kept").try_lock().await.unwrap_err();
         assert_eq!(contended.kind(), ErrorKind::Contended, "{contended}");
         release(guard).await;

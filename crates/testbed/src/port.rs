@@ -1,6 +1,6 @@
 //! Free loopback ports.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::net::TcpListener;
 use std::sync::{Mutex, PoisonError};
 
@@ -18,9 +18,8 @@ pub(crate) fn free() -> u16 {
         .and_then(|text| text.split_whitespace().next()?.parse::<u16>().ok())
         .filter(|low| *low > 12_000)
         .unwrap_or(32_768);
-    static GIVEN: Mutex<Option<HashSet<u16>>> = Mutex::new(None);
+    static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
     let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
-    let given = given.get_or_insert_default();
     (0..1_000)
         .map(|_| fastrand::u16(10_240..lowest_outgoing))
         .find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok() && given.insert(*port))

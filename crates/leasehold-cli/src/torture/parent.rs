@@ -21,7 +21,7 @@ use super::args::Plan;
 use super::checker::{self, Property, Terms};
 use super::faults::{Ambush, disturb, inject};
 use super::history::{
-    Fault, Final, History, LockSpec, OpId, Resource, Trouble, WorkerId, Write, nanos, now,
+    Fault, Final, History, LockSpec, OpId, Resource, Time, Trouble, WorkerId, Write, nanos, now,
 };
 use super::ledger::{self, Entry, Ledger};
 use super::reach::Reach;
@@ -268,31 +268,32 @@ impl Parent {
 
     /// Notes when this process did not get to run: then nobody got answers in time.
     async fn note_stalls(self: Arc<Self>) {
-        let (tick, late) = (self.lease / 20, self.lease / 10);
+        let tick = self.lease / 20;
         loop {
             let from = now();
             sleep(tick).await;
-            let to = now();
-            if to - from > nanos(tick + late) {
-                self.state().history.troubles.push(Trouble { worker: None, from, to });
-            }
+            self.note_if_late(from, tick);
         }
     }
 
     /// Notes when the store took its time over a lock that nobody else wants: it stood still, or what it
     /// stands on did, and then nobody got answers in time.
     async fn note_slow_store(self: Arc<Self>, probe: leasehold::Mutex) {
-        let (tick, late) = (self.lease / 20, self.lease / 10);
         loop {
-            sleep(tick).await;
+            sleep(self.lease / 20).await;
             let from = now();
             if let Ok(guard) = probe.try_lock().await {
                 let _ = guard.release().await;
             }
-            let to = now();
-            if to - from > nanos(late) {
-                self.state().history.troubles.push(Trouble { worker: None, from, to });
-            }
+            self.note_if_late(from, Duration::ZERO);
+        }
+    }
+
+    /// Notes everybody's trouble since `from`, if that is much longer ago than it should be.
+    fn note_if_late(&self, from: Time, usual: Duration) {
+        let to = now();
+        if to - from > nanos(usual + self.lease / 10) {
+            self.state().history.troubles.push(Trouble { worker: None, from, to });
         }
     }
 
