@@ -269,7 +269,7 @@ impl Attempt<'_> {
         let mut only = true;
         loop {
             let sent = self.now();
-            let limit = self.core().answer_limit(&self.claim).min(self.give_up.since(sent));
+            let limit = self.join_limit().min(self.give_up.since(sent));
             let join = self.core().store.join(&self.claim, mode);
             let error = match self.core().background.within(limit, join).await {
                 Some(Ok(joined)) => {
@@ -288,8 +288,8 @@ impl Attempt<'_> {
                 return Err(self.out_of_time().await.because(error.to_string()));
             }
             let patient = match self.wait {
-                Wait::Try => self.core().answer_limit(&self.claim),
-                Wait::For(_) | Wait::Forever => patience(&self.claim),
+                Wait::Try => self.join_limit(),
+                Wait::For(_) | Wait::Forever => patience(&*self.core().store, &self.claim),
             };
             if now.since(*self.heard) >= patient {
                 return Err(error);
@@ -304,6 +304,11 @@ impl Attempt<'_> {
             self.core().check_open()?;
             pause = (pause * 2).min(Duration::from_millis(500));
         }
+    }
+
+    /// How long one answer to a join is waited for.
+    fn join_limit(&self) -> Duration {
+        self.core().answer_limit(&self.claim).saturating_add(self.core().store.confirms_within())
     }
 
     fn joined(&mut self, sent: Moment, joined: Joined, only: bool) -> Result<Step> {
@@ -391,14 +396,18 @@ impl Attempt<'_> {
         Granted { sent: last_answer, remaining: leased.then_some(self.claim.waiter_lease) }
     }
 
-    /// Asks out of turn; tells whether the store answered.
+    /// Asks out of turn; tells whether the store answered. A refusal is an answer: what it refused it
+    /// has taken back, and the heartbeat would not hear of it any more.
     async fn ask(&self, waiting: &Waiting) -> bool {
         let core = self.core();
         let sent = self.now();
         let limit = core.answer_limit(&self.claim).min(self.give_up.since(sent));
         let asked = renew_one(&*core.store, &self.claim, self.claim.lease);
-        let Some(Ok(renewal)) = core.background.within(limit, asked).await else { return false };
-        waiting.answered(sent, renewal);
+        match core.background.within(limit, asked).await {
+            Some(Ok(renewal)) => waiting.answered(sent, renewal),
+            Some(Err(error)) if !is_passing(&error) => waiting.refused(&error),
+            Some(Err(_)) | None => return false,
+        }
         true
     }
 

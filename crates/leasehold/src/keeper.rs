@@ -140,6 +140,12 @@ impl Waiting {
         self.news.notify_one();
     }
 
+    /// Takes in an error after which asking again would not help.
+    pub(crate) fn refused(&self, error: &Error) {
+        let what = "the store refused it while it waited";
+        self.fail(Error::new(error.kind(), what).because(error.to_string()));
+    }
+
     fn is_decided(&self) -> bool {
         self.lock().outcome.is_some()
     }
@@ -513,14 +519,14 @@ impl Keeper {
         let now = self.clock.now();
         if let Kept::Waiting(waiting) = &kept {
             let silent = now.since(waiting.last_answer());
-            if silent > patience(&waiting.claim) || !is_passing(error) {
+            if !is_passing(error) {
                 self.drop_kept(&kept);
-                let what = match is_passing(error) {
-                    true => format!("waited {silent:?} for an answer of the store"),
-                    false => "the store refused it while it waited".into(),
-                };
-                waiting.fail(Error::new(error.kind(), what).because(error.to_string()));
-                return;
+                return waiting.refused(error);
+            }
+            if silent > patience(&*self.store, &waiting.claim) {
+                self.drop_kept(&kept);
+                let what = format!("waited {silent:?} for an answer of the store");
+                return waiting.fail(Error::new(error.kind(), what).because(error.to_string()));
             }
         }
         let pause =
@@ -580,8 +586,8 @@ async fn caught<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
 
 /// For how long a store that does not answer is asked again by who wants to wait: a fail-over must
 /// fit in it, however short the lease.
-pub(crate) fn patience(claim: &Claim) -> Duration {
-    claim.lease.max(DEFAULT_LEASE)
+pub(crate) fn patience(store: &dyn Store, claim: &Claim) -> Duration {
+    claim.lease.max(DEFAULT_LEASE).saturating_add(store.confirms_within())
 }
 
 /// Whether asking again may help while we wait.

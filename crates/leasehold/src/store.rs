@@ -346,6 +346,12 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         None
     }
 
+    /// How much longer than a server's answer a grant may take in [`Store::join`] by what the store was
+    /// told to wait for, such as replicas. To be asked again meanwhile helps nobody.
+    fn confirms_within(&self) -> Duration {
+        Duration::ZERO
+    }
+
     /// The key under which the store keeps this claim's place, where that is one key that a caller's
     /// own transaction in the same store can compare. It may hold the claim's secret.
     fn place_key(&self, _claim: &Claim) -> Option<Vec<u8>> {

@@ -186,6 +186,10 @@ fn r30_too_few_replicas_give_the_lock_back_or_are_accepted() {
         release(guard).await;
         let refused = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap();
         assert_eq!(refused.unwrap_err().kind(), ErrorKind::Unconfirmed);
+        // It may take longer than any server's answer.
+        let slow = connect(&format!("{}?replicas=1&replicas_ms=8000", master.url())).await;
+        let error = slow.mutex("joined").try_lock().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unconfirmed, "{error}");
         replica.cont();
         hammer(&[one], "confirmed", 8, 10).await;
     });

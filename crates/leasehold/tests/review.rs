@@ -32,6 +32,8 @@ struct Odd {
     remaining: std::sync::Mutex<Option<Duration>>,
     /// Renewing this name fails for good, and so does the batch that it is in.
     poisoned: Option<&'static str>,
+    /// Waiters are called to ask, and whatever they are granted is taken back and refused, once.
+    unconfirmed: AtomicBool,
     /// Every join sleeps on whatever timer the caller has.
     joins_sleep: bool,
     local: bool,
@@ -54,6 +56,7 @@ impl Odd {
             leaves_fail: AtomicBool::new(false),
             remaining: std::sync::Mutex::default(),
             poisoned: None,
+            unconfirmed: AtomicBool::new(false),
             joins_sleep: false,
             local: true,
         }
@@ -104,7 +107,14 @@ impl Store for Odd {
         if renewals.iter().any(|r| Some(r.claim.name.as_str()) == self.poisoned) {
             return Err(Error::new(ErrorKind::Corrupt, "that lock is damaged"));
         }
-        self.inner.renew(renewals).await
+        let renewed = self.inner.renew(renewals).await?;
+        if let ([asked], [Renewal::Holding { .. }]) = (renewals, renewed.as_slice())
+            && self.unconfirmed.swap(false, Ordering::SeqCst)
+        {
+            self.inner.leave(&asked.claim, None).await?;
+            return Err(Error::new(ErrorKind::Unconfirmed, "no replica has it: given back"));
+        }
+        Ok(renewed)
     }
 
     async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
@@ -122,7 +132,8 @@ impl Store for Odd {
         if self.changed_fails.swap(false, Ordering::SeqCst) {
             return Err(gone());
         }
-        self.inner.changed(claim).await
+        let signal = self.inner.changed(claim).await?;
+        Ok(if self.unconfirmed.load(Ordering::SeqCst) { Signal::Ask } else { signal })
     }
 
     async fn read(&self, name: &Name) -> Result<Option<LockInfo>> {
@@ -534,4 +545,20 @@ async fn a_task_that_locks_in_a_loop_lets_others_have_their_turn() {
         assert!(turns < 100_000, "the other task has never run");
     }
     other.await.unwrap();
+}
+
+/// Nobody would hear of it again: the store has given the grant back, and knows the claim no more.
+#[tokio::test]
+async fn what_the_store_refuses_to_one_who_asks_is_told() {
+    let memory = Arc::new(MemoryStore::new());
+    let odd = Arc::new(Odd::new(&memory));
+    odd.unconfirmed.store(true, Ordering::SeqCst);
+    let (holding, waiting) = (client(memory), client(odd));
+    let guard = holding.mutex("m").lock().await.unwrap();
+    let waiter = tokio::spawn(async move { waiting.mutex("m").lock().await });
+    while holding.read("m").await.unwrap().is_none_or(|info| info.waiters().count() == 0) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    guard.release().await.unwrap();
+    assert_eq!(waiter.await.unwrap().unwrap_err().kind(), ErrorKind::Unconfirmed);
 }

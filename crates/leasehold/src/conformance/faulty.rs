@@ -280,6 +280,10 @@ impl Store for Faulty {
         self.inner.store().confirmed(claim)
     }
 
+    fn confirms_within(&self) -> Duration {
+        self.inner.store().confirms_within()
+    }
+
     fn place_key(&self, claim: &Claim) -> Option<Vec<u8>> {
         self.inner.store().place_key(claim)
     }

@@ -538,6 +538,10 @@ impl Store for RedisStore {
         self.confirm.as_ref()?.reached(claim.id)
     }
 
+    fn confirms_within(&self) -> Duration {
+        self.confirm.as_ref().map_or(Duration::ZERO, Confirm::within)
+    }
+
     async fn diagnose(&self) -> Result<Vec<Finding>> {
         doctor::diagnose(&self.servers, self.confirm.is_some()).await
     }

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use redis::{Pipeline, RedisResult, Value};
 use tokio::runtime::Handle;
-use tokio::sync::oneshot;
+use tokio::sync::watch;
 
 use super::connection::Node;
 use super::fault;
@@ -42,15 +42,20 @@ pub(super) struct Confirm {
     groups: Mutex<HashMap<Address, Arc<Group>>>,
     /// How many replicas have which grant.
     reached: Mutex<HashMap<ClaimId, u32>>,
-    /// What took longer than a heartbeat may.
+    /// What is being confirmed. A heartbeat waits for a part of it only, and the next one goes on.
     under_way: Mutex<HashMap<ClaimId, Asked>>,
 }
 
-/// One grant that is being confirmed.
-#[derive(Debug)]
+/// How many replicas have a grant; `None` if the server has not.
+type Reached = Result<Option<u32>, (ErrorKind, String)>;
+
+/// One grant that is being confirmed, for as many as wait for it.
+#[derive(Clone, Debug)]
 struct Asked {
     id: ClaimId,
-    reached: oneshot::Receiver<Result<Option<u32>>>,
+    /// Which server was asked: what one has told says nothing of another.
+    at: Address,
+    reached: watch::Receiver<Option<Reached>>,
 }
 
 /// Those who wait for one server's replicas.
@@ -75,8 +80,7 @@ struct Grant {
     ours: String,
     /// What to write in the same slot.
     mark: String,
-    /// How many replicas have it; `None` if the server has not.
-    told: oneshot::Sender<Result<Option<u32>>>,
+    told: watch::Sender<Option<Reached>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -102,9 +106,14 @@ impl Confirm {
         }
     }
 
+    /// How much longer an answer takes that waits for the replicas, at most.
+    pub(super) fn within(&self) -> Duration {
+        self.wanted.within + CONNECTING
+    }
+
     /// Returns when enough replicas know of this claim's grant.
     pub(super) async fn grant(&self, claim: &Claim, keys: &Keys) -> Result<()> {
-        self.told(&mut self.ask(claim, keys).await?).await
+        self.told(self.ask(claim, keys).await?).await
     }
 
     /// The same for many, each for itself, at once. Those that take longer than others can be kept
@@ -118,7 +127,7 @@ impl Confirm {
         let mut limit = pin!(sleep(&self.runtime, shortest.unwrap_or_default() / PART));
         let (mut late, mut all) = (false, Vec::with_capacity(asked.len()));
         for asked in asked {
-            let mut asked = match asked {
+            let asked = match asked {
                 Ok(asked) => asked,
                 Err(error) => {
                     all.push(Err(error));
@@ -127,13 +136,12 @@ impl Confirm {
             };
             let told = tokio::select! {
                 biased;
-                told = self.told(&mut asked) => Some(told),
+                told = self.told(asked) => Some(told),
                 () = std::future::ready(()), if late => None,
                 () = &mut limit, if !late => None,
             };
             all.push(told.unwrap_or_else(|| {
                 late = true;
-                lock(&self.under_way).insert(asked.id, asked);
                 let what = "granted, and the replicas that are to confirm it have not answered yet";
                 Err(Error::new(ErrorKind::Unreachable, what))
             }));
@@ -141,14 +149,19 @@ impl Confirm {
         all
     }
 
-    /// Begins to confirm a grant, beside others.
+    /// Begins to confirm a grant, beside others, unless that is under way.
     async fn ask(&self, claim: &Claim, keys: &Keys) -> Result<Asked> {
-        if let Some(asked) = lock(&self.under_way).remove(&claim.id) {
-            return Ok(asked);
-        }
         let node = self.servers.node(keys.slot).await.map_err(|e| fault::explain(&e))?;
         let group = self.group(node.address())?;
-        let (told, reached) = oneshot::channel();
+        let (told, reached) = watch::channel(None);
+        let asked = Asked { id: claim.id, at: node.address().clone(), reached };
+        {
+            let mut under_way = lock(&self.under_way);
+            match under_way.get(&claim.id) {
+                Some(before) if before.at == asked.at => return Ok(before.clone()),
+                _ => drop(under_way.insert(claim.id, asked.clone())),
+            }
+        }
         let (look, ours) = look(claim, keys);
         let grant = Grant { look, ours, mark: keys.mark(), told };
         let start = {
@@ -160,18 +173,24 @@ impl Confirm {
             let wanted = self.wanted;
             drop(self.runtime.spawn(async move { group.work(wanted).await }));
         }
-        Ok(Asked { id: claim.id, reached })
+        Ok(asked)
     }
 
     /// Returns when enough replicas know of it.
-    async fn told(&self, asked: &mut Asked) -> Result<()> {
-        let reached = match (&mut asked.reached).await {
-            Ok(reached) => reached?,
-            Err(_) => {
-                let what = "the client's runtime was shut down: connect again";
-                return Err(Error::new(ErrorKind::Closed, what));
+    async fn told(&self, mut asked: Asked) -> Result<()> {
+        let told = asked.reached.wait_for(Option::is_some).await.map(|told| told.clone());
+        {
+            let mut under_way = lock(&self.under_way);
+            let is_this = |other: &Asked| other.reached.same_channel(&asked.reached);
+            if under_way.get(&asked.id).is_some_and(is_this) {
+                under_way.remove(&asked.id);
             }
+        }
+        let Ok(Some(reached)) = told else {
+            let what = "the client's runtime was shut down: connect again";
+            return Err(Error::new(ErrorKind::Closed, what));
         };
+        let reached = reached.map_err(|(kind, what)| Error::new(kind, what))?;
         let Replicas { count, within, short } = self.wanted;
         let Some(reached) = reached else {
             let what = "granted, but the server that was to confirm it has it no more: it failed \
@@ -255,7 +274,7 @@ impl Group {
                 Ok(reached) => grants.into_iter().zip(reached).for_each(|(g, r)| g.tell(Ok(r))),
                 Err(error) => {
                     for grant in grants {
-                        grant.tell(Err(Error::new(error.kind(), error.to_string())));
+                        grant.tell(Err((error.kind(), error.to_string())));
                     }
                 }
             }
@@ -277,9 +296,9 @@ impl Group {
 }
 
 impl Grant {
-    fn tell(self, reached: Result<Option<u32>>) {
+    fn tell(self, reached: Reached) {
         // Nobody may be listening any more.
-        let _ = self.told.send(reached);
+        let _ = self.told.send(Some(reached));
     }
 }
 
