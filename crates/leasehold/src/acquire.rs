@@ -27,7 +27,7 @@ use crate::keeper::{News, Outcome, Waiting, is_passing, patience, renew_one};
 use crate::lease::{Granted, Lease, NewLease};
 use crate::locks::Core;
 use crate::name::Name;
-use crate::options::{Options, drift, waiter_lease};
+use crate::options::{Options, answer_limit, drift, waiter_lease};
 use crate::owner::Owner;
 use crate::store::{Joined, Mode, Place, Renewal, Signal, holders_of};
 use crate::telemetry;
@@ -264,12 +264,14 @@ impl Attempt<'_> {
         let mode = if self.wait == Wait::Try { Mode::Try } else { Mode::Wait };
         let first_sent = self.now();
         let certain = self.claim.waiter_lease.saturating_sub(drift(self.claim.waiter_lease));
+        let confirms = self.core().store.confirms_within();
         let mut pause = Duration::from_millis(10);
         self.armed = true;
         let mut only = true;
         loop {
             let sent = self.now();
-            let limit = self.join_limit().min(self.give_up.since(sent));
+            let limit = answer_limit(self.claim.lease).saturating_add(confirms);
+            let limit = limit.min(self.give_up.since(sent));
             let join = self.core().store.join(&self.claim, mode);
             let error = match self.core().background.within(limit, join).await {
                 Some(Ok(joined)) => {
@@ -288,7 +290,7 @@ impl Attempt<'_> {
                 return Err(self.out_of_time().await.because(error.to_string()));
             }
             let patient = match self.wait {
-                Wait::Try => self.join_limit(),
+                Wait::Try => answer_limit(self.claim.lease),
                 Wait::For(_) | Wait::Forever => patience(&*self.core().store, &self.claim),
             };
             if now.since(*self.heard) >= patient {
@@ -304,11 +306,6 @@ impl Attempt<'_> {
             self.core().check_open()?;
             pause = (pause * 2).min(Duration::from_millis(500));
         }
-    }
-
-    /// How long one answer to a join is waited for.
-    fn join_limit(&self) -> Duration {
-        self.core().answer_limit(&self.claim).saturating_add(self.core().store.confirms_within())
     }
 
     fn joined(&mut self, sent: Moment, joined: Joined, only: bool) -> Result<Step> {
@@ -396,12 +393,11 @@ impl Attempt<'_> {
         Granted { sent: last_answer, remaining: leased.then_some(self.claim.waiter_lease) }
     }
 
-    /// Asks out of turn; tells whether the store answered. A refusal is an answer: what it refused it
-    /// has taken back, and the heartbeat would not hear of it any more.
+    /// Asks out of turn; tells whether the store answered. A refusal is an answer.
     async fn ask(&self, waiting: &Waiting) -> bool {
         let core = self.core();
         let sent = self.now();
-        let limit = core.answer_limit(&self.claim).min(self.give_up.since(sent));
+        let limit = answer_limit(self.claim.lease).min(self.give_up.since(sent));
         let asked = renew_one(&*core.store, &self.claim, self.claim.lease);
         match core.background.within(limit, asked).await {
             Some(Ok(renewal)) => waiting.answered(sent, renewal),
@@ -443,7 +439,7 @@ impl Attempt<'_> {
                 return Err(Error::new(ErrorKind::AtRisk, what));
             }
             tries += 1;
-            let limit = core.answer_limit(&self.claim).min(self.give_up.since(sent));
+            let limit = answer_limit(self.claim.lease).min(self.give_up.since(sent));
             let renewal = renew_one(&*core.store, &self.claim, self.claim.lease);
             match core.background.within(limit, renewal).await {
                 Some(Ok(Renewal::Holding { token: told, remaining })) if told == token => {

@@ -11,6 +11,7 @@ use crate::error::{Error, ErrorKind, LostReason, Result};
 use crate::lease::{Lease, State};
 use crate::locks::Core;
 use crate::name::Name;
+use crate::options::answer_limit;
 use crate::sequencer::Sequencer;
 use crate::telemetry;
 
@@ -290,7 +291,7 @@ impl Hold {
         let mut pause = Duration::from_millis(10);
         let mut first = true;
         loop {
-            let limit = core.answer_limit(claim);
+            let limit = answer_limit(claim.lease);
             let leave = core.store.leave(claim, core.keep(self.lease.keep_until));
             let error = match core.background.within(limit, leave).await {
                 // An attempt before this one may have taken it out; the first finds the truth.

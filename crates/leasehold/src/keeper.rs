@@ -24,11 +24,12 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
+use crate::acquire::no_answer;
 use crate::claim::{Claim, ClaimId, Token};
 use crate::clock::{Clock, Moment};
 use crate::error::{Error, ErrorKind, LostReason, Result};
 use crate::lease::{Granted, Lease};
-use crate::options::DEFAULT_LEASE;
+use crate::options::{DEFAULT_LEASE, answer_limit};
 use crate::store::{Place, Renew, Renewal, Store};
 use crate::telemetry;
 
@@ -109,6 +110,10 @@ impl Waiting {
     /// Takes in what the store answered to a request sent at `sent`.
     pub(crate) fn answered(&self, sent: Moment, renewal: Renewal) {
         let mut state = self.lock();
+        if matches!(state.outcome, Some(Outcome::Failed(_))) {
+            // Somebody asked meanwhile, and there was more to say.
+            return;
+        }
         match renewal {
             // The place that was ours is gone: a late duplicate of the join has made another, of
             // which we know neither since when it stands nor what was pushed to it.
@@ -398,19 +403,12 @@ impl Keeper {
         if lease.state() != crate::lease::State::Lost(LostReason::MaxHold) {
             return;
         }
-        let (store, lease) = (self.store.clone(), lease.clone());
-        let can_keep = store.guarantees().at_least;
-        let keep = lease.keep_until.since(self.clock.now()).max(lease.claim.lock_delay);
-        let tries = async move {
-            // Once is enough: the store's own lease ends about now, and where there is none
-            // the store is on this machine.
-            if let Err(error) =
-                store.leave(&lease.claim, (can_keep && !keep.is_zero()).then_some(keep)).await
-            {
-                telemetry::leave_failed(&lease.claim, &error);
-            }
+        let (store, claim) = (self.store.clone(), lease.claim.clone());
+        let keep_until = match store.guarantees().at_least {
+            true => lease.keep_until.max(self.clock.now().plus(claim.lock_delay)),
+            false => Moment::from_nanos(0),
         };
-        tokio::spawn(tries);
+        tokio::spawn(leave_for_sure(store, self.clock.clone(), claim, keep_until));
     }
 
     /// Sends on a task of its own, so that an answer which hangs delays nobody else.
@@ -582,6 +580,47 @@ async fn caught<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
         catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(cx))).unwrap_or_else(panicked)
     };
     poll_fn(poll).await
+}
+
+/// Gives a claim back, again and again until the store answers or the claim can no longer live there.
+/// Where claims have no lease, that is when this client ends: there nothing else would ever end it.
+pub(crate) async fn leave_for_sure(
+    store: Arc<dyn Store>,
+    clock: Clock,
+    claim: Claim,
+    keep_until: Moment,
+) {
+    let limit = answer_limit(claim.lease);
+    let give_up = clock.now().plus(claim.lease * 2);
+    let mut pause = Duration::from_millis(20);
+    let mut store = store;
+    loop {
+        let left = keep_until.since(clock.now());
+        let leave = store.leave(&claim, (!left.is_zero()).then_some(left));
+        let error = match store.is_local() {
+            true => leave.await.err(),
+            false => match tokio::time::timeout(limit, leave).await {
+                Ok(answer) => answer.err(),
+                Err(_) => Some(no_answer(limit)),
+            },
+        };
+        let Some(error) = error else { return };
+        telemetry::leave_failed(&claim, &error);
+        let ends_by_itself = store.guarantees().has_leases();
+        if ends_by_itself && (!is_passing(&error) || clock.now() > give_up) {
+            return;
+        }
+        let client = Arc::downgrade(&store);
+        if !ends_by_itself {
+            drop(store);
+            tokio::time::sleep(pause).await;
+            let Some(still_there) = client.upgrade() else { return };
+            store = still_there;
+        } else {
+            tokio::time::sleep(pause).await;
+        }
+        pause = (pause * 2).min(Duration::from_secs(1));
+    }
 }
 
 /// For how long a store that does not answer is asked again by who wants to wait: a fail-over must

@@ -10,14 +10,13 @@ use crate::claim::{Claim, Holder, Kind, MAX_READERS, Token};
 use crate::clock::{Clock, Moment};
 use crate::doctor::Finding;
 use crate::error::{Error, ErrorKind, LostReason, Result};
-use crate::keeper::{Keeper, closed, is_passing};
+use crate::keeper::{Keeper, closed, leave_for_sure};
 use crate::mutex::Mutex;
 use crate::name::Name;
 use crate::rwlock::RwLock;
 use crate::semaphore::Semaphore;
 use crate::sequencer::{MAX_IDENTITY_BYTES, Sequencer, Side};
 use crate::store::{ClaimInfo, Evict, Guarantee, Guarantees, LockInfo, Standing, Store};
-use crate::telemetry;
 
 /// How long [`Leasehold::close`] waits for goodbyes.
 const FAREWELL: Duration = Duration::from_secs(5);
@@ -79,11 +78,6 @@ impl Core {
         self.seen.fetch_max(token.get(), Ordering::SeqCst);
     }
 
-    /// How long one answer of the store is waited for before the request is repeated.
-    pub(crate) fn answer_limit(&self, claim: &Claim) -> Duration {
-        (claim.lease / 3).clamp(Duration::from_millis(20), Duration::from_secs(5))
-    }
-
     /// What is left of `at_least`.
     pub(crate) fn keep(&self, until: Moment) -> Option<Duration> {
         if until == Moment::from_nanos(0) {
@@ -100,31 +94,8 @@ impl Core {
             return;
         }
         let (store, clock) = (self.store.clone(), self.clock.clone());
-        let limit = self.answer_limit(&claim);
         let local = store.is_local();
-        let work = async move {
-            let give_up = clock.now().plus(claim.lease * 2);
-            let mut pause = Duration::from_millis(20);
-            loop {
-                let left = keep_until.since(clock.now());
-                let leave = store.leave(&claim, (!left.is_zero()).then_some(left));
-                let error = match local {
-                    true => leave.await.err(),
-                    false => match tokio::time::timeout(limit, leave).await {
-                        Ok(answer) => answer.err(),
-                        Err(_) => Some(crate::acquire::no_answer(limit)),
-                    },
-                };
-                let Some(error) = error else { return };
-                telemetry::leave_failed(&claim, &error);
-                if !is_passing(&error) || clock.now() > give_up {
-                    return;
-                }
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(Duration::from_secs(1));
-            }
-        };
-        self.background.owe(work, local);
+        self.background.owe(leave_for_sure(store, clock, claim, keep_until), local);
     }
 
     pub(crate) fn holder_is_us(&self) -> bool {

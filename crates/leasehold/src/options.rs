@@ -45,6 +45,11 @@ pub(crate) fn drift(lease: Duration) -> Duration {
     lease / 100 + Duration::from_millis(2)
 }
 
+/// How long one answer of a store is waited for before the request is repeated.
+pub(crate) fn answer_limit(lease: Duration) -> Duration {
+    (lease / 3).clamp(Duration::from_millis(20), Duration::from_secs(5))
+}
+
 /// How long a waiter's place lasts: never longer than the lease that it waits for.
 pub(crate) fn waiter_lease(lease: Duration) -> Duration {
     DEFAULT_WAITER_LEASE.min(lease)

@@ -347,7 +347,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     }
 
     /// How much longer than a server's answer a grant may take in [`Store::join`] by what the store was
-    /// told to wait for, such as replicas. To be asked again meanwhile helps nobody.
+    /// told to wait for, such as replicas. Asking again meanwhile would help nobody.
     fn confirms_within(&self) -> Duration {
         Duration::ZERO
     }

@@ -75,10 +75,10 @@ fn r30_s23_the_hold_of_somebody_else_confirms_nothing() {
         let proxy = Proxy::before(master.port());
         let url = proxy.in_front_of(master.port(), &master.url());
         let locks = connect(&format!("{url}?replicas=1&replicas_ms=20000")).await;
-        release(locks.mutex("warm").lock().await.unwrap()).await;
+        release(locks.mutex("warm").lease(PATIENCE).lock().await.unwrap()).await;
         proxy.hold_replies();
         let taking = tokio::spawn({
-            let mutex = locks.mutex("taken");
+            let mutex = locks.mutex("taken").lease(PATIENCE);
             async move { mutex.try_lock().await }
         });
         until("the grant", || master.command(&["EXISTS", "taken"]) == "1").await;

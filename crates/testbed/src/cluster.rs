@@ -19,20 +19,30 @@ impl Cluster {
         Self::with(3, 0, Setup::new().fast())
     }
 
-    /// The same, which nobody breaks: a machine that does much else is no reason to take a node for
-    /// dead.
-    pub(crate) fn unbroken() -> Self {
-        let cluster = Self::start();
+    /// The same, which nobody breaks.
+    pub fn unbroken() -> Self {
+        Self::unbroken_with(3, 0, Setup::new().fast())
+    }
+
+    /// So many masters, each with so many replicas, which nobody breaks: a machine that does much
+    /// else is no reason to take a node for dead.
+    pub fn unbroken_with(masters: usize, replicas: usize, setup: Setup) -> Self {
+        let cluster = Self::acquainted(masters, replicas, setup);
         // Only now: while they meet, it is also how long it takes to try again.
         for node in &cluster.nodes {
             node.command(&["CONFIG", "SET", "cluster-node-timeout", "60000"]);
         }
-        cluster
+        cluster.settled(replicas)
     }
 
     /// So many masters, each with so many replicas. A node that does not answer for two seconds is
     /// taken for dead.
     pub fn with(masters: usize, replicas: usize, setup: Setup) -> Self {
+        Self::acquainted(masters, replicas, setup).settled(replicas)
+    }
+
+    /// Nodes that have met and have their slots or masters.
+    fn acquainted(masters: usize, replicas: usize, setup: Setup) -> Self {
         let count = masters * (1 + replicas);
         let nodes: Vec<Redis> = (0..count).map(|_| start_somewhere(|p| node(&setup, p))).collect();
         let buses: Vec<String> = nodes.iter().map(bus).collect();
@@ -54,8 +64,9 @@ impl Cluster {
         let cluster = Self { nodes, masters };
         wait("the nodes to know each other", &|| {
             cluster.nodes.iter().all(|n| {
-                let known = n.command(&["CLUSTER", "INFO"]);
-                known.contains(&format!("cluster_known_nodes:{count}\r"))
+                // Those that are only being met are listed as well.
+                let nodes = n.command(&["CLUSTER", "NODES"]);
+                nodes.lines().count() == count && !nodes.contains("handshake")
             })
         });
         for (i, node) in cluster.nodes.iter().enumerate().skip(masters) {
@@ -68,11 +79,16 @@ impl Cluster {
             });
             node.command(&["CLUSTER", "REPLICATE", &of]);
         }
-        wait("the cluster to be ok", &|| cluster.is_ok());
-        for master in cluster.nodes.iter().take(masters) {
+        cluster
+    }
+
+    /// The same once all slots are served, and every master has so many replicas.
+    fn settled(self, replicas: usize) -> Self {
+        wait("the cluster to be ok", &|| self.is_ok());
+        for master in self.nodes.iter().take(self.masters) {
             master.wait_for_replicas(replicas);
         }
-        cluster
+        self
     }
 
     /// Whether all nodes that run say that all slots are served.

@@ -23,15 +23,20 @@ impl Sentinel {
         Self::with(1, Setup::new().fast())
     }
 
-    /// One master and so many replicas. The sentinels take a server for dead after half a second.
+    /// One master and so many replicas. The sentinels take a server for dead after two seconds.
     pub fn with(replicas: usize, setup: Setup) -> Self {
-        Self::judging(replicas, setup, Duration::from_millis(500))
+        Self::judging(replicas, setup, Duration::from_secs(2))
     }
 
-    /// One master and one replica, which nobody breaks: a machine that does much else is no reason for
-    /// a fail-over.
-    pub(crate) fn unbroken() -> Self {
-        Self::judging(1, Setup::new().fast(), Duration::from_secs(60))
+    /// One master and one replica, which nobody breaks.
+    pub fn unbroken() -> Self {
+        Self::unbroken_with(1, Setup::new().fast())
+    }
+
+    /// One master and so many replicas, which nobody breaks: a machine that does much else is no
+    /// reason for a fail-over.
+    pub fn unbroken_with(replicas: usize, setup: Setup) -> Self {
+        Self::judging(replicas, setup, Duration::from_secs(60))
     }
 
     /// The sentinels take a server for dead when it has not answered for so long.

@@ -75,6 +75,7 @@ use crate::doctor::Finding;
 use crate::error::{Error, Result};
 use crate::keeper::is_passing;
 use crate::name::Name;
+use crate::options::answer_limit;
 
 /// How many keys one step of a listing looks at.
 const SCANNED: usize = 1_000;
@@ -127,6 +128,21 @@ fn identity(url: &RedisUrl) -> String {
             format!("redis+sentinel:{}/{master}/{db}#{prefix}", hosts(sentinels))
         }
         Deployment::Cluster(seeds) => format!("redis+cluster:{}#{prefix}", hosts(seeds)),
+    }
+}
+
+/// A claim that is left: dropped, nothing is kept for it any more.
+struct Forgotten<'a> {
+    store: &'a RedisStore,
+    id: ClaimId,
+}
+
+impl Drop for Forgotten<'_> {
+    fn drop(&mut self) {
+        self.store.waiters.dismiss(self.id);
+        if let Some(confirm) = &self.store.confirm {
+            confirm.forget(self.id);
+        }
     }
 }
 
@@ -377,25 +393,34 @@ impl RedisStore {
         }
         let told = confirm.all(&grants).await;
         for ((i, (claim, _)), told) in indices.into_iter().zip(grants).zip(told) {
-            let Err(error) = told else { continue };
-            if !is_passing(&error) {
-                // What is not given back now ends with its lease.
-                let _ = self.leave(claim, None).await;
+            // Whoever is refused gives it back: there may be others who ask for the same claim.
+            if let Err(error) = told {
+                answers[i] = Renewal::unknown(&error.on(&claim.name));
             }
-            answers[i] = Renewal::unknown(&error.on(&claim.name));
         }
     }
 
-    /// Returns when enough replicas have the grant; gives it back if they do not.
-    async fn have_confirmed(&self, confirm: &Confirm, claim: &Claim) -> Result<()> {
-        let keys = self.keyspace.keys(&claim.name)?;
-        let Err(error) = confirm.grant(claim, &keys).await else { return Ok(()) };
-        // What is not given back now ends with its lease.
-        let _ = self.leave(claim, None).await;
-        Err(error)
+    /// Joins; and returns when enough replicas have the grant, or gives it back if they do not.
+    async fn join_confirmed(&self, confirm: &Confirm, claim: &Claim, mode: Mode) -> Result<Joined> {
+        confirm.check(claim)?;
+        // What waits longer than any join is the confirming.
+        let joined = confirm.limited(answer_limit(claim.lease), self.try_join(claim, mode)).await?;
+        if !matches!(joined, Joined::Holding { .. }) {
+            return Ok(joined);
+        }
+        let confirmed = confirm.grant(claim, &self.keyspace.keys(&claim.name)?).await;
+        if let Err(error) = &confirmed
+            && !is_passing(error)
+        {
+            // What is not given back now is left by the caller, or ends with its lease.
+            let _ = self.try_leave(claim, None).await;
+        }
+        confirmed.map(|()| joined)
     }
 
     async fn try_leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
+        // Whatever comes of it, also if it is dropped: nobody asks for this claim any more.
+        let _forgotten = Forgotten { store: self, id: claim.id };
         let keys = self.keyspace.keys(&claim.name)?;
         let member = self.waiters.kept(claim.id);
         let script = match is_mutex(claim) {
@@ -410,10 +435,6 @@ impl RedisStore {
         let mut repeated = false;
         let left = self.servers.send_noting(&request, &mut repeated).await;
         let left = answer::number(&left.map_err(|error| self.fault(&error))?)? > 0;
-        self.waiters.dismiss(claim.id);
-        if let Some(confirm) = &self.confirm {
-            confirm.forget(claim.id);
-        }
         // Sent again over a new connection, it may find gone what it removed the first time.
         Ok(left || repeated)
     }
@@ -551,10 +572,10 @@ impl Store for RedisStore {
     }
 
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
-        let joined = self.try_join(claim, mode).await;
-        if let (Some(confirm), Ok(Joined::Holding { .. })) = (&self.confirm, &joined) {
-            self.have_confirmed(confirm, claim).await?;
-        }
+        let joined = match &self.confirm {
+            Some(confirm) => self.join_confirmed(confirm, claim, mode).await,
+            None => self.try_join(claim, mode).await,
+        };
         match joined {
             Ok(Joined::Waiting(_)) => {}
             // What is not known may be a place in the queue.

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold::{Error, ErrorKind, Guard, Leasehold};
 
@@ -23,6 +23,19 @@ pub(crate) fn run(case: impl Future<Output = ()>) {
 /// A client of this store.
 pub(crate) async fn connect(url: &str) -> Leasehold {
     Leasehold::connect(url).await.unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The same where sentinels or nodes must answer soon: on a busy machine they are asked again.
+pub(crate) async fn connect_patiently(url: &str) -> Leasehold {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match Leasehold::connect(url).await {
+            Ok(locks) => return locks,
+            Err(e) if e.kind() == ErrorKind::Unreachable && Instant::now() < end => {}
+            Err(e) => panic!("{e}"),
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }
 
 /// Sees that holders follow one another, with rising tokens.

@@ -193,7 +193,10 @@ impl Cluster {
             last = Some(error);
         }
         match last {
-            Some(error) if refusal(&error) == Some(Refusal::Moved) => Err(given_up(None)),
+            // Sent to and fro until we gave up: a matter of time, not of what was written.
+            Some(error) if matches!(refusal(&error), Some(Refusal::Moved | Refusal::Ask)) => {
+                Err(given_up(None))
+            }
             last => Err(given_up(last)),
         }
     }

@@ -309,8 +309,10 @@ impl Link {
 }
 
 impl Connected {
+    /// A server that takes no writes any more was a master once: whoever has its name or address next
+    /// may be another, which only a new connection finds.
     fn note(&self, error: &RedisError) {
-        if fault::is_gone(error) {
+        if fault::is_gone(error) || fault::refusal(error) == Some(Refusal::ReadOnly) {
             self.broken.store(true, Ordering::Relaxed);
         }
     }

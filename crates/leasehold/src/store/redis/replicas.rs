@@ -6,6 +6,10 @@
 //! once: it looks whether the server (still) has them, writes something itself, and waits until
 //! that is known by enough replicas; what was written before is known by them too.
 //!
+//! What was found for a claim stands until the claim leaves: its heartbeat and whoever asks out of turn
+//! are told the same, and neither can be refused what the other was granted. A server that fails over
+//! or stands still meanwhile has found nothing, and is asked again.
+//!
 //! This narrows the gap, and does not close it: the replica that is promoted may be another. A pushed
 //! grant is an invitation only; whoever it is for asks, and that is confirmed before the answer.
 
@@ -14,15 +18,16 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use redis::{Pipeline, RedisResult, Value};
+use redis::{Pipeline, RedisError, RedisResult, Value};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use super::connection::Node;
-use super::fault;
+use super::fault::{self, Refusal};
 use super::keys::Keys;
 use super::servers::{Servers, sleep};
 use super::url::{Address, Login, Replicas, Shortfall};
+use crate::acquire::no_answer;
 use crate::claim::{Claim, ClaimId, Kind};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -40,10 +45,9 @@ pub(super) struct Confirm {
     login: Login,
     runtime: Handle,
     groups: Mutex<HashMap<Address, Arc<Group>>>,
-    /// How many replicas have which grant.
-    reached: Mutex<HashMap<ClaimId, u32>>,
-    /// What is being confirmed. A heartbeat waits for a part of it only, and the next one goes on.
-    under_way: Mutex<HashMap<ClaimId, Asked>>,
+    /// What was asked, and found or not yet: a heartbeat waits for a part of the time only, and the next
+    /// one goes on.
+    asked: Mutex<HashMap<ClaimId, Asked>>,
 }
 
 /// How many replicas have a grant; `None` if the server has not.
@@ -52,7 +56,6 @@ type Reached = Result<Option<u32>, (ErrorKind, String)>;
 /// One grant that is being confirmed, for as many as wait for it.
 #[derive(Clone, Debug)]
 struct Asked {
-    id: ClaimId,
     /// Which server was asked: what one has told says nothing of another.
     at: Address,
     reached: watch::Receiver<Option<Reached>>,
@@ -101,14 +104,40 @@ impl Confirm {
             login: login.clone(),
             runtime: runtime.clone(),
             groups: Mutex::default(),
-            reached: Mutex::default(),
-            under_way: Mutex::default(),
+            asked: Mutex::default(),
         }
     }
 
-    /// How much longer an answer takes that waits for the replicas, at most.
+    /// How long a grant may wait for the replicas: for those of an earlier one, and its own.
     pub(super) fn within(&self) -> Duration {
-        self.wanted.within + CONNECTING
+        (self.wanted.within + CONNECTING) * 2
+    }
+
+    /// Refuses a lease that may be over before the replicas have answered.
+    pub(super) fn check(&self, claim: &Claim) -> Result<()> {
+        let within = self.wanted.within;
+        if claim.lease >= within * 3 {
+            return Ok(());
+        }
+        let what = format!(
+            "a lease of {:?} may end while replicas are waited for: lease for three times their \
+             {within:?} (replicas_ms) or more, or wait for less",
+            claim.lease
+        );
+        Err(Error::new(ErrorKind::Config, what))
+    }
+
+    /// What the server itself answers, which has no longer than without replicas.
+    pub(super) async fn limited<T>(
+        &self,
+        limit: Duration,
+        answer: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        tokio::select! {
+            biased;
+            answer = answer => answer,
+            () = sleep(&self.runtime, limit) => Err(no_answer(limit)),
+        }
     }
 
     /// Returns when enough replicas know of this claim's grant.
@@ -149,17 +178,19 @@ impl Confirm {
         all
     }
 
-    /// Begins to confirm a grant, beside others, unless that is under way.
+    /// Begins to confirm a grant, beside others, unless that was begun before.
     async fn ask(&self, claim: &Claim, keys: &Keys) -> Result<Asked> {
         let node = self.servers.node(keys.slot).await.map_err(|e| fault::explain(&e))?;
         let group = self.group(node.address())?;
         let (told, reached) = watch::channel(None);
-        let asked = Asked { id: claim.id, at: node.address().clone(), reached };
+        let asked = Asked { at: node.address().clone(), reached };
         {
-            let mut under_way = lock(&self.under_way);
-            match under_way.get(&claim.id) {
-                Some(before) if before.at == asked.at => return Ok(before.clone()),
-                _ => drop(under_way.insert(claim.id, asked.clone())),
+            let mut all = lock(&self.asked);
+            match all.get(&claim.id) {
+                Some(before) if before.at == asked.at && before.is_of_use() => {
+                    return Ok(before.clone());
+                }
+                _ => drop(all.insert(claim.id, asked.clone())),
             }
         }
         let (look, ours) = look(claim, keys);
@@ -179,13 +210,6 @@ impl Confirm {
     /// Returns when enough replicas know of it.
     async fn told(&self, mut asked: Asked) -> Result<()> {
         let told = asked.reached.wait_for(Option::is_some).await.map(|told| told.clone());
-        {
-            let mut under_way = lock(&self.under_way);
-            let is_this = |other: &Asked| other.reached.same_channel(&asked.reached);
-            if under_way.get(&asked.id).is_some_and(is_this) {
-                under_way.remove(&asked.id);
-            }
-        }
         let Ok(Some(reached)) = told else {
             let what = "the client's runtime was shut down: connect again";
             return Err(Error::new(ErrorKind::Closed, what));
@@ -204,19 +228,20 @@ impl Confirm {
             );
             return Err(Error::new(ErrorKind::Unconfirmed, what));
         }
-        lock(&self.reached).insert(asked.id, reached);
         Ok(())
     }
 
     /// How many replicas had this claim's grant as it was confirmed.
     pub(super) fn reached(&self, id: ClaimId) -> Option<u32> {
-        lock(&self.reached).get(&id).copied()
+        match &*lock(&self.asked).get(&id)?.reached.borrow() {
+            Some(Ok(reached)) => *reached,
+            _ => None,
+        }
     }
 
     /// This claim is no more.
     pub(super) fn forget(&self, id: ClaimId) {
-        lock(&self.reached).remove(&id);
-        lock(&self.under_way).remove(&id);
+        lock(&self.asked).remove(&id);
     }
 
     fn group(&self, at: &Address) -> Result<Arc<Group>> {
@@ -228,6 +253,16 @@ impl Confirm {
         let group = Arc::new(Group { node, pending: Mutex::default() });
         groups.insert(at.clone(), group.clone());
         Ok(group)
+    }
+}
+
+impl Asked {
+    /// Whether it is not known yet, or for good: what could not be asked is asked again.
+    fn is_of_use(&self) -> bool {
+        match &*self.reached.borrow() {
+            Some(found) => found.is_ok(),
+            None => self.reached.has_changed().is_ok(),
+        }
     }
 }
 
@@ -262,22 +297,17 @@ impl Group {
             // Connecting, the first time, is not the replicas' fault.
             let limit = wanted.within + CONNECTING;
             let confirmed = tokio::time::timeout(limit, self.confirm(&grants, wanted)).await;
-            let answers = match confirmed {
-                Ok(answers) => answers.map_err(|error| fault::explain(&error)),
+            let reached = match confirmed {
+                Ok(Ok(answers)) => reached(&answers, &grants),
+                Ok(Err(error)) => vec![Err(unknown(&error)); grants.len()],
+                // It may have it, and no replica is known to.
+                Err(_) if wanted.short == Shortfall::Accept => vec![Ok(Some(0)); grants.len()],
                 Err(_) => {
-                    // It may have it, and no replica is known to.
-                    grants.into_iter().for_each(|grant| grant.tell(Ok(Some(0))));
-                    continue;
+                    let what = "the server that was to wait for its replicas does not answer";
+                    vec![Err((ErrorKind::Unreachable, what.to_owned())); grants.len()]
                 }
             };
-            match answers.and_then(|answers| reached(&answers, &grants)) {
-                Ok(reached) => grants.into_iter().zip(reached).for_each(|(g, r)| g.tell(Ok(r))),
-                Err(error) => {
-                    for grant in grants {
-                        grant.tell(Err((error.kind(), error.to_string())));
-                    }
-                }
-            }
+            grants.into_iter().zip(reached).for_each(|(grant, reached)| grant.tell(reached));
         }
     }
 
@@ -302,19 +332,37 @@ impl Grant {
     }
 }
 
+/// What an error says of a grant. Whoever is not the master of its slot any more can say nothing, and the
+/// next one is asked.
+fn unknown(error: &RedisError) -> (ErrorKind, String) {
+    let moved = matches!(
+        fault::refusal(error),
+        Some(Refusal::Moved | Refusal::Ask | Refusal::TryAgain | Refusal::ReadOnly)
+    );
+    if moved {
+        let what = "granted, and the server that was to confirm it is its master no more";
+        return (ErrorKind::Unreachable, what.into());
+    }
+    let error = fault::explain(error);
+    (error.kind(), error.to_string())
+}
+
 /// How many replicas have which grant, by the answers to what was sent together.
-fn reached(answers: &[Value], grants: &[Grant]) -> Result<Vec<Option<u32>>> {
-    let [looks @ .., wrote, waited] = answers else { return Ok(vec![None; grants.len()]) };
+fn reached(answers: &[Value], grants: &[Grant]) -> Vec<Reached> {
+    let [looks @ .., wrote, waited] = answers else { return vec![Ok(None); grants.len()] };
     // Without a write of its own it has waited for an earlier one.
-    wrote.clone().extract_error().map_err(|error| fault::explain(&error))?;
-    let reached = match waited.clone().extract_error() {
-        Ok(Value::Int(n)) => u32::try_from(n).unwrap_or(0),
-        Ok(_) => 0,
-        Err(error) => return Err(fault::explain(&error)),
+    let waited = wrote.clone().extract_error().and_then(|_| waited.clone().extract_error());
+    let waited = match waited {
+        Ok(Value::Int(n)) => Ok(u32::try_from(n).unwrap_or(0)),
+        Ok(_) => Ok(0),
+        Err(error) => Err(unknown(&error)),
     };
-    let there = |(look, grant): (&Value, &Grant)| match look {
-        Value::BulkString(found) => found.starts_with(grant.ours.as_bytes()),
-        _ => false,
+    let reached = |(look, grant): (&Value, &Grant)| match look.clone().extract_error() {
+        Ok(Value::BulkString(found)) if found.starts_with(grant.ours.as_bytes()) => {
+            waited.clone().map(Some)
+        }
+        Ok(_) => Ok(None),
+        Err(error) => Err(unknown(&error)),
     };
-    Ok(looks.iter().zip(grants).map(there).map(|there| there.then_some(reached)).collect())
+    looks.iter().zip(grants).map(reached).collect()
 }
