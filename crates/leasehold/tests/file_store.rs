@@ -15,11 +15,11 @@ use std::time::{Duration, Instant};
 
 use leasehold::store::file::FileStore;
 use leasehold::store::{Evict, Joined, Mode, Renew, Renewal, Signal, Standing, Store};
-use leasehold::{Claim, ErrorKind, Kind, MAX_READERS, Name, Token};
+use leasehold::{Claim, ErrorKind, Kind, Leasehold, MAX_READERS, Name, Token};
 use tokio::runtime::{Handle, Runtime};
 
 /// Long enough for a loaded machine, short enough that a lost wake-up is seen.
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(60);
 
 fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
@@ -778,4 +778,55 @@ fn distinct_names_are_distinct_locks_on_disk() {
         assert_eq!(listed, all);
     });
     assert_eq!(fs::read_dir(tmp.path()).unwrap().count(), 4, "something left the directory");
+}
+
+/// Somebody's `flock` on the file of one lock, in which nothing can be read or written meanwhile.
+fn keep_locked(directory: &Path, name: &str) -> std::fs::File {
+    let file = std::fs::File::open(directory.join(format!("locks/{name}.lock"))).unwrap();
+    file.lock().unwrap();
+    file
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_that_is_kept_locked_costs_no_other_wait() {
+    let tmp = tempfile::tempdir().unwrap();
+    let url = format!("file:{}", tmp.path().display());
+    let (holder, waiting) =
+        (Leasehold::connect(&url).await.unwrap(), Leasehold::connect(&url).await.unwrap());
+    let mut held = Vec::new();
+    let mut waits = Vec::new();
+    for name in ["stuck", "healthy"] {
+        held.push(holder.mutex(name).lock().await.unwrap());
+        let mutex = waiting.mutex(name);
+        waits.push(tokio::spawn(async move { mutex.lock().await }));
+        while holder.read(name).await.unwrap().unwrap().waiters().count() == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+    let [stuck, healthy]: [_; 2] = waits.try_into().ok().unwrap();
+    let file = keep_locked(tmp.path(), "stuck");
+    // For longer than one waits for a store that says nothing.
+    let told = tokio::time::timeout(SOON, stuck).await.unwrap().unwrap().unwrap_err();
+    assert_eq!(told.kind(), ErrorKind::Unreachable, "{told}");
+    assert!(!healthy.is_finished(), "{:?}", healthy.await);
+    held.pop().unwrap().release().await.unwrap();
+    let next = tokio::time::timeout(SOON, healthy).await.unwrap().unwrap().unwrap();
+    next.release().await.unwrap();
+    drop(file);
+}
+
+/// Nothing else ever ends a claim of a process that lives.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_that_cannot_be_written_is_not_forgotten() {
+    let tmp = tempfile::tempdir().unwrap();
+    let url = format!("file:{}", tmp.path().display());
+    let locks = Leasehold::connect(&url).await.unwrap();
+    let lease = Duration::from_millis(500);
+    let guard = locks.mutex("kept").lease(lease).lock().await.unwrap();
+    let file = keep_locked(tmp.path(), "kept");
+    drop(guard);
+    tokio::time::sleep(lease * 12).await;
+    drop(file);
+    let next = locks.mutex("kept").lock_timeout(SOON).await;
+    next.unwrap().release().await.unwrap();
 }

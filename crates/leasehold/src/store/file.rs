@@ -60,6 +60,7 @@ use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::fs::File;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -89,6 +90,8 @@ use crate::queue::{At, Entry, Mismatch, Queue};
 
 /// For how long a control file that somebody else has locked is tried again.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How often it was tried by then, at least: a tenth of what fits in.
+const ENOUGH_PAUSES: u32 = 200;
 /// How often it is tried in a row before sleeping: sections are short, and somebody who enters one
 /// after the other leaves gaps that a single try hardly ever meets.
 const EAGER_TRIES: u32 = 24;
@@ -159,7 +162,7 @@ impl FileStore {
         mut attempt: impl FnMut(&Controls) -> Result<Turn<T>>,
     ) -> Result<Option<T>> {
         let started = Instant::now();
-        let mut tries = 0_u32;
+        let (mut tries, mut pauses) = (0_u32, 0_u32);
         loop {
             match attempt(&self.controls)? {
                 Turn::Done(done) => return Ok(Some(done)),
@@ -170,12 +173,14 @@ impl FileStore {
                 std::thread::yield_now();
                 continue;
             }
-            if started.elapsed() > PATIENCE {
+            // Who stood still himself has not tried for all that time.
+            if started.elapsed() > PATIENCE && pauses >= ENOUGH_PAUSES {
                 return Err(tokens::stuck(&self.controls.path(name)));
             }
             // Spread, so that those who met once do not meet for ever.
             let spread = u64::from(started.elapsed().subsec_nanos() / 64 % 1_000);
             self.pause(Duration::from_micros(500 + spread)).await;
+            pauses += 1;
         }
     }
 
@@ -511,6 +516,13 @@ impl Store for FileStore {
 
     fn is_local(&self) -> bool {
         true
+    }
+
+    /// Each lock has a file of its own, which somebody may keep locked without an end.
+    fn member(&self, name: &Name) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        name.as_str().hash(&mut hasher);
+        hasher.finish()
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {
