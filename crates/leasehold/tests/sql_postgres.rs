@@ -41,15 +41,19 @@ fn s42_round_trips_behind_a_pooler() {
         let proxy = Proxy::before(port.parse().unwrap());
         let url = proxy.in_front_of(port.parse().unwrap(), &url) + "?pooler=transaction&pool=1";
         let locks = connect(&url).await;
+        let mut trips = Vec::new();
         for n in 0..10 {
             let mutex = locks.mutex(format!("{}", n % 3));
             let before = proxy.round_trips();
             let guard = mutex.try_lock().await.unwrap();
             let taken = proxy.round_trips();
             guard.release().await.unwrap();
-            // BEGIN and its limits, the statement prepared, run, and COMMIT.
-            assert_eq!((taken - before, proxy.round_trips() - taken), (4, 4));
+            trips.push((taken - before, proxy.round_trips() - taken));
         }
+        // BEGIN and its limits, the statement prepared, run, and COMMIT. Whoever stands still for a second
+        // in between loses the connection, and makes another.
+        trips.sort_unstable();
+        assert_eq!(trips[..8], [(4, 4); 8], "{trips:?}");
     });
 }
 
@@ -156,7 +160,7 @@ fn read_only_standby() {
         assert!(error.to_string().contains("connect to the primary"), "{error}");
         // Who was connected before learns it by the next lock.
         let error = before.mutex("next").try_lock().await.unwrap_err();
-        assert_told(&error, ErrorKind::Denied, "lh:lh");
+        assert_told(&error, ErrorKind::Unreachable, "lh:lh");
         assert!(error.to_string().contains("read-only"), "{error}");
     });
 }

@@ -504,11 +504,27 @@ async fn read_only_server<S: Server>() {
     let url = server.database();
     let before = connect(&url).await;
     release(before.mutex("first").lock().await.unwrap()).await;
-    server.read_only(&url);
-    for error in [refusal(&url).await, before.mutex("next").try_lock().await.unwrap_err()] {
-        assert_told(&error, ErrorKind::Denied, "lh:lh");
-        assert!(error.to_string().contains("read-only"), "{error}");
+    server.read_only(&url, true);
+    let error = refusal(&url).await;
+    assert_told(&error, ErrorKind::Denied, "lh:lh");
+    assert!(error.to_string().contains("read-only"), "{error}");
+    // To who has written there before, it fails over: no answer to a try, and a wait goes on. (A session
+    // that is being ended may yet serve a try.)
+    let mut tried = before.mutex("next").try_lock().await;
+    while let Ok(guard) = tried {
+        release(guard).await;
+        tried = before.mutex("next").try_lock().await;
     }
+    let error = tried.unwrap_err();
+    assert_told(&error, ErrorKind::Unreachable, "lh:lh");
+    assert!(error.to_string().contains("read-only"), "{error}");
+    let waiting = tokio::spawn({
+        let mutex = before.mutex("next").lease(PATIENCE);
+        async move { mutex.lock().await }
+    });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    server.read_only(&url, false);
+    release(waiting.await.unwrap().unwrap()).await;
 }
 
 async fn foreign_tables<S: Server>() {

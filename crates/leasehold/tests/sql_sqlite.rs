@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold::store::Durability;
 use leasehold::{ErrorKind, Leasehold};
@@ -121,7 +121,13 @@ fn a_client_that_is_closed_has_left_the_file() {
             done.unwrap().unwrap();
         }
         assert!(there().len() > 1, "a log beside it: {:?}", there());
+        let begun = Instant::now();
         locks.close().await.unwrap();
+        // So long a goodbye is waited for, and no longer.
+        while begun.elapsed() >= Duration::from_secs(5) && there().len() > 1 {
+            assert!(begun.elapsed() < PATIENCE, "it is still there: {:?}", there());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
         assert_eq!(there(), [file]);
         // People can still look.
         assert!(again.read("1").await.unwrap().is_none());

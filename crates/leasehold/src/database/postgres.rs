@@ -108,7 +108,7 @@ pub(super) fn known(code: &str) -> Known {
         "42501" | "28000" | "28P01" => said::DENIED,
         "25006" => said::READ_ONLY,
         "53100" => said::FULL,
-        "57P01" | "57P02" | "57P03" | "53300" => said::GONE,
+        "57P01" | "57P02" | "57P03" | "57P05" | "25P03" | "25P04" | "53300" => said::GONE,
         c if c.starts_with("08") => said::GONE,
         _ => None,
     }

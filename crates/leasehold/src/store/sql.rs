@@ -414,6 +414,8 @@ impl Store for SqlStore {
     }
 
     async fn evict(&self, name: &Name, which: Evict) -> Result<usize> {
+        // It is sent once: what was closed while it lay idle is found out by a question.
+        self.read(name).await?;
         match self.call(Call::Evict(name.clone(), which)).await {
             Ok(Answer::Evicted(evicted)) => Ok(evicted),
             Ok(_) => Self::out_of_step(),

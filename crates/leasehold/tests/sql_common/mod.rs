@@ -45,7 +45,7 @@ pub(crate) trait Server: Send + Sync + Sized + 'static {
     /// Transactions that say nothing else are serializable.
     fn serializable(&self, url: &str);
     /// Makes the server refuse to write.
-    fn read_only(&self, url: &str);
+    fn read_only(&self, url: &str, on: bool);
     /// Runs SQL as the administrator, in one piece.
     fn script(&self, url: &str, sql: &str) -> impl Future<Output = ()> + Send;
     /// In one transaction, `first` and, when told to go on, `then`.
@@ -188,13 +188,15 @@ impl Server for Postgres {
         Server::admin(self, url, &format!("ALTER DATABASE {database} SET {setting}"));
     }
 
-    fn read_only(&self, url: &str) {
+    fn read_only(&self, url: &str, on: bool) {
         let database = database_of(url);
-        self.admin(
-            url,
-            &format!("ALTER DATABASE {database} SET default_transaction_read_only = on"),
-        );
-        self.end_sessions();
+        // From a database in which one may write.
+        let beside = url.replace(&format!("/{database}"), "/postgres");
+        let set = format!("ALTER DATABASE {database} SET default_transaction_read_only = {on}");
+        self.admin(&beside, &set);
+        if on {
+            self.end_sessions();
+        }
     }
 
     async fn script(&self, url: &str, sql: &str) {
@@ -312,8 +314,8 @@ impl Server for MariaDb {
         MariaDb::admin(self, "SET GLOBAL tx_isolation = 'SERIALIZABLE'");
     }
 
-    fn read_only(&self, _url: &str) {
-        MariaDb::admin(self, "SET GLOBAL read_only = 1");
+    fn read_only(&self, _url: &str, on: bool) {
+        MariaDb::admin(self, &format!("SET GLOBAL read_only = {on}"));
     }
 
     async fn script(&self, url: &str, sql: &str) {

@@ -3,9 +3,11 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use super::call::Call;
 use super::rows::Cells;
 use super::{LIMIT, POLL, SWEEP, Shared};
 use crate::claim::{ClaimId, Token};
+use crate::name::Name;
 use crate::store::Signal;
 
 impl Shared {
@@ -55,12 +57,26 @@ impl Shared {
     }
 
     async fn sweep_once(&self) {
+        // Where all have died, waiters too, nobody comes who would remove them.
+        for name in self.abandoned().await {
+            let _ = self.call(Call::Settle(name), &|| false).await;
+        }
         let Ok(mut pooled) = self.pool.take().await else { return };
         // Who may not delete leaves the rows: they do no harm.
         let swept = pooled.wire.run(&self.sql.sweep, Vec::new());
         if let Ok(Ok(_)) = tokio::time::timeout(LIMIT, swept).await {
             self.pool.put(pooled);
         }
+    }
+
+    /// Some of the locks in which a claim has been over for a day.
+    async fn abandoned(&self) -> Vec<Name> {
+        let Ok(mut pooled) = self.pool.take().await else { return Vec::new() };
+        let asked = pooled.wire.rows(&self.sql.abandoned, Vec::new());
+        let Ok(Ok(rows)) = tokio::time::timeout(LIMIT, asked).await else { return Vec::new() };
+        self.pool.put(pooled);
+        let name = |row| Cells::new(row).text().ok().and_then(|name| Name::new(name).ok());
+        rows.into_iter().filter_map(name).collect()
     }
 }
 
@@ -70,7 +86,6 @@ mod tests {
 
     use super::*;
     use crate::claim::{Claim, Kind};
-    use crate::name::Name;
     use crate::store::sql::SqlStore;
     use crate::store::sql::wire::Statement;
     use crate::store::{Joined, Mode, Store};
@@ -99,9 +114,11 @@ mod tests {
         let _held = taken("held", Duration::ZERO).await;
         let _dead = taken("dead", Duration::ZERO).await;
         let _delayed = taken("kept closed", two_days).await;
-        let _queued = taken("queued", Duration::ZERO).await;
-        let waiter = claim("queued", Duration::ZERO);
-        assert!(matches!(store.join(&waiter, Mode::Wait).await.unwrap(), Joined::Waiting(_)));
+        for name in ["queued", "abandoned"] {
+            let _holds = taken(name, Duration::ZERO).await;
+            let waiter = claim(name, Duration::ZERO);
+            assert!(matches!(store.join(&waiter, Mode::Wait).await.unwrap(), Joined::Waiting(_)));
+        }
         // As if all this had been more than a day ago, but what is held was renewed.
         let shared = &store.shared;
         let mut pooled = shared.pool.take().await.unwrap();
@@ -110,6 +127,8 @@ mod tests {
             let set = format!("SET {column} = {column} - {ago} WHERE name <> '{but}'");
             pooled.wire.raw(&format!("UPDATE leasehold_locks {set}")).await.unwrap();
         }
+        let died = format!("SET expires = expires - {ago} WHERE name = 'abandoned'");
+        pooled.wire.raw(&format!("UPDATE leasehold_claims {died}")).await.unwrap();
         shared.pool.put(pooled);
         shared.sweep_once().await;
         let mut pooled = shared.pool.take().await.unwrap();

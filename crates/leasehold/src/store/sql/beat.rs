@@ -4,7 +4,8 @@
 //! locked just now is left out (SQLite has one lock for all). Then one snapshot of each lock tells
 //! how those stand that wait or were left out. What is committed is true, so it can be answered: a
 //! holder that could not be renewed has what its row says, and is renewed next time; what is not
-//! there is lost.
+//! there is lost. That a waiter's row is there does not make its place last longer: one that was left
+//! out, and that no section has lengthened since, is told that nothing is known.
 //!
 //! A lock where something has expired or become free, or somebody was left out, is settled by a
 //! section besides, one at a time for each lock. If that takes long (the row is in the hands of a
@@ -26,7 +27,7 @@ use super::url::Dialect;
 use super::wire::{Row, Wire};
 use super::{SETTLED_IN, Shared, SqlStore, lock};
 use crate::claim::{ClaimId, Token};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
 use crate::store::{Place, Renew, Renewal};
 
@@ -36,6 +37,8 @@ pub(super) struct Beaten {
     renewal: Renewal,
     /// Whether a section is to settle its lock.
     unsettled: bool,
+    /// Whether its row was locked by somebody, and was not lengthened.
+    left_out: bool,
 }
 
 /// A claim whose row was lengthened.
@@ -69,7 +72,7 @@ impl Shared {
             if let Some(Lengthened { token, holds: true }) = done {
                 // As for the fast path: no longer than the row says.
                 let renewal = Renewal::Holding { token: *token, remaining: Some(renew.lease) };
-                answers.push(Beaten { renewal, unsettled: false });
+                answers.push(Beaten { renewal, unsettled: false, left_out: false });
                 continue;
             }
             let name = &renew.claim.name;
@@ -79,7 +82,7 @@ impl Shared {
             }
             answers.push(match seen.get_mut(name) {
                 Some(Some(seen)) => seen.look(renew, done.is_some()),
-                _ => Beaten { renewal: Renewal::Lost, unsettled: false },
+                _ => Beaten { renewal: Renewal::Lost, unsettled: false, left_out: false },
             });
         }
         Ok(answers)
@@ -93,6 +96,7 @@ impl Shared {
         for (i, _) in beaten.iter().enumerate().filter(|(_, beaten)| beaten.unsettled) {
             unsettled.entry(&renewals[i].claim.name).or_default().push(i);
         }
+        let left_out: Vec<bool> = beaten.iter().map(|b| b.left_out).collect();
         let mut answers: Vec<Renewal> = beaten.into_iter().map(|b| b.renewal).collect();
         let until = Instant::now() + SETTLED_IN;
         let mut settling = Vec::new();
@@ -111,7 +115,7 @@ impl Shared {
                         answers[i] = renewal;
                     }
                 }
-                _ => indices.into_iter().for_each(|i| in_a_moment(&mut answers[i])),
+                _ => indices.into_iter().for_each(|i| in_a_moment(&mut answers[i], left_out[i])),
             }
         }
         Ok(answers)
@@ -185,7 +189,7 @@ impl Seen {
         let now = self.loaded.now;
         let renewal = self.loaded.standing_of(claim, *lease, now).unwrap_or(Renewal::Lost);
         let left_out = !done && !matches!(renewal, Renewal::Lost);
-        Beaten { unsettled: left_out || !self.settled, renewal }
+        Beaten { unsettled: left_out || !self.settled, left_out, renewal }
     }
 }
 
@@ -200,9 +204,17 @@ fn note(row: Row, done: &mut AllLengthened) -> Result<(), Failure> {
 }
 
 /// For one whose lock is being settled: it asks again soon, but not at once.
-fn in_a_moment(renewal: &mut Renewal) {
-    if let Renewal::Waiting(Place { head_remaining: Some(left), .. }) = renewal {
-        *left = (*left).max(SETTLED_IN / 3);
+fn in_a_moment(renewal: &mut Renewal, left_out: bool) {
+    match renewal {
+        // A grant that is pushed now would be believed to last from here.
+        Renewal::Waiting(_) if left_out => {
+            let what = "the claim's row is locked by another transaction";
+            *renewal = Renewal::unknown(&Error::new(ErrorKind::Unreachable, what));
+        }
+        Renewal::Waiting(Place { head_remaining: Some(left), .. }) => {
+            *left = (*left).max(SETTLED_IN / 3);
+        }
+        _ => {}
     }
 }
 

@@ -8,7 +8,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use super::beat::Beaten;
-use super::fault::Failure;
+use super::fault::{self, Failure};
 use super::loaded::{self, Loaded, Reach};
 use super::wire::{Arg, Pool, Pooled, Wire};
 use super::{LIMIT, SLOW, Shared, TRIES, given_up, is_file, no_answer};
@@ -33,6 +33,8 @@ pub(super) enum Call {
     Read(Name),
     List(String),
     Evict(Name, Evict),
+    /// Removes what is over.
+    Settle(Name),
 }
 
 /// Its answer.
@@ -47,6 +49,7 @@ pub(super) enum Answer {
     Read(Option<LockInfo>),
     Listed(Vec<LockInfo>),
     Evicted(usize),
+    Settled,
 }
 
 impl Shared {
@@ -72,9 +75,16 @@ impl Shared {
                 }
                 None => return Err(no_answer()),
                 // Closed by the server while it lay idle, as likely as not.
-                Some(Err(Failure::Broken(_))) if pooled.used && replaced < 2 => {
+                // Whom a repeated eviction would meet is somebody else.
+                Some(Err(Failure::Broken(_)))
+                    if pooled.used && replaced < 2 && !matches!(call, Call::Evict(..)) =>
+                {
                     in_doubt = true;
                     replaced += 1;
+                }
+                Some(Err(Failure::ReadOnly(error))) => {
+                    pool.forget_idle();
+                    return Err(fault::replaced(&error));
                 }
                 Some(Err(Failure::Conflict(error))) => {
                     self.undo(pool, pooled).await;
@@ -137,6 +147,14 @@ impl Shared {
                     loaded.queue.evict(*which, loaded.now)
                 });
                 Answer::Evicted(evicted.await?.unwrap_or(0))
+            }
+            Call::Settle(name) => {
+                let settled = self.section(wire, name, Reach::All, None, |loaded| {
+                    let now = loaded.now;
+                    loaded.queue.settle(now);
+                });
+                settled.await?;
+                Answer::Settled
             }
         })
     }

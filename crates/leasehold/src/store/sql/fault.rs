@@ -11,6 +11,9 @@ pub(super) enum Failure {
     Conflict(sqlx::Error),
     /// The connection is no good any more; what was sent may have been done.
     Broken(sqlx::Error),
+    /// The server takes no writes. One that was refused for it when we connected stays so; one that we
+    /// have written to is being replaced, and whoever has its name next may be asked.
+    ReadOnly(sqlx::Error),
     /// Trying again does not help.
     Final(Error),
 }
@@ -30,6 +33,7 @@ impl From<sqlx::Error> for Failure {
                 Self::Final(undeclared_pooler().because(shown(&error)))
             }
             (sqlx::Error::Database(_), Some(code)) if is_ending(code) => Self::Broken(error),
+            (sqlx::Error::Database(_), Some("25006" | "m1290" | "m1836")) => Self::ReadOnly(error),
             (sqlx::Error::Database(_), _) | (sqlx::Error::Configuration(_), _) => {
                 Self::Final(explain(error))
             }
@@ -46,6 +50,7 @@ impl Failure {
     pub(super) fn into_error(self) -> Error {
         match self {
             Self::Final(error) => error,
+            Self::ReadOnly(error) => explain(error),
             Self::Conflict(error) => {
                 let what = "others are in the way in the database again and again: try again later";
                 Error::new(ErrorKind::Unreachable, what).because(shown(&error))
@@ -62,6 +67,13 @@ impl Failure {
             }
         }
     }
+}
+
+/// What a caller is told while the server that takes no writes any more is being replaced.
+pub(super) fn replaced(error: &sqlx::Error) -> Error {
+    let what = "the database has become read-only: it is failing over, or the URL leads to a replica \
+                by now";
+    Error::new(ErrorKind::Unreachable, what).because(shown(error))
 }
 
 /// PostgreSQL's SQLSTATE, MySQL's number, SQLite's extended code: they do not overlap in length.
@@ -131,7 +143,9 @@ fn is_ending(code: &str) -> bool {
             "57P01"
                 | "57P02"
                 | "57P03"
+                | "57P05"
                 | "25P03"
+                | "25P04"
                 | "0A000"
                 | "m1053"
                 | "m1317"

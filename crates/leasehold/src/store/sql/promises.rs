@@ -157,12 +157,12 @@ async fn ask<const N: usize>(
 async fn of_postgres(wire: &mut dyn Wire, pooler: bool) -> Result<(Durability, Stall), Failure> {
     let (limit, set) = postgres::LIMIT_SHOWN;
     let asked = format!(
-        "SELECT pg_is_in_recovery()::text, current_setting('fsync'), \
+        "SELECT current_setting('transaction_read_only'), current_setting('fsync'), \
          current_setting('synchronous_commit'), current_setting('server_encoding'), \
          current_setting('{limit}'), current_setting('server_version_num'), \
          current_setting('server_version')"
     );
-    let [recovery, fsync, commit, encoding, found_limit, number, version] =
+    let [read_only, fsync, commit, encoding, found_limit, number, version] =
         ask(wire, &asked, "ttttttt").await?;
     if let Some(least) = version::postgres_too_old(&number) {
         return Err(version::refused(least, &version).into());
@@ -170,7 +170,8 @@ async fn of_postgres(wire: &mut dyn Wire, pooler: bool) -> Result<(Durability, S
     if !pooler && found_limit != set {
         return Err(fault::undeclared_pooler().into());
     }
-    if recovery == "true" {
+    // A standby, or a database or a user whose transactions write nothing.
+    if read_only == "on" {
         return Err(Error::new(ErrorKind::Denied, READ_ONLY).into());
     }
     if encoding != "UTF8" {

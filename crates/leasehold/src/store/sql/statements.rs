@@ -46,6 +46,8 @@ pub(super) struct Statements {
     pub(super) version: Statement,
     /// Fails if a table lacks a column.
     pub(super) probe: Statement,
+    /// Some locks in which somebody has been dead for a day.
+    pub(super) abandoned: Statement,
     /// Forgets locks that nobody used for a day.
     pub(super) sweep: Statement,
 }
@@ -146,7 +148,8 @@ impl Statements {
             renew_claims: many(url, renew_claims(d)),
             granted: say(
                 "ti",
-                "SELECT claim, token FROM {claims} WHERE session = ? AND standing = 1",
+                "SELECT claim, token FROM {claims} \
+                 WHERE session = ? AND standing = 1 AND expires > {now}",
             ),
             notify: say("t", "SELECT pg_notify(?, ?)::text"),
             version: say("i", "SELECT version FROM {schema}"),
@@ -156,6 +159,12 @@ impl Statements {
                     "SELECT {LOCK}, l.name, {CLAIM} FROM {{locks}} l \
                      LEFT JOIN {{claims}} c ON c.name = l.name WHERE 1 = 0"
                 ),
+            ),
+            abandoned: say(
+                "t",
+                "SELECT l.name FROM {locks} l WHERE l.claims > 0 \
+                 AND l.last_token < {now} - 86400000000 AND EXISTS (SELECT 1 FROM {claims} c \
+                 WHERE c.name = l.name AND c.expires < {now} - 86400000000) LIMIT 100",
             ),
             sweep: say(
                 "",
