@@ -401,16 +401,20 @@ impl<DB: Database> Row<'_, DB> {
         let how = As::Started { id: self.id.clone(), lease: self.lease };
         let mut pause = Duration::from_millis(5);
         loop {
-            let mut c = self.pool.acquire().await?;
-            let sent = Self::now();
-            let begun = begin::<DB>(&mut c, self.key, &how).await;
-            drop(c);
+            let begin = async {
+                let mut c = self.pool.acquire().await?;
+                let sent = Self::now();
+                Ok((begin::<DB>(&mut c, self.key, &how).await?, sent))
+            };
+            // A transaction of somebody else's, with the key in it, may go on for ever.
+            let limit = until.since(Self::now()).max(self.patience());
+            let begun = Self::in_time(limit, begin).await;
             let left = until.since(Self::now());
             match begun {
-                Ok(Begun::Busy) if !left.is_zero() => {}
+                Ok((Begun::Busy, _)) if !left.is_zero() => {}
                 // Undone for others' sake; there is no transaction of the caller's to be told.
                 Err(e) if e.kind() == ErrorKind::Conflict && !left.is_zero() => {}
-                begun => return Ok((begun?, sent)),
+                begun => return begun,
             }
             tokio::time::sleep(jittered(pause).max(Duration::from_millis(1)).min(left)).await;
             pause = (pause * 2).min(Duration::from_millis(250));
@@ -425,12 +429,21 @@ impl<DB: Database> Row<'_, DB> {
         Ok(DB::execute(&mut c, &sql, with).await? == 1)
     }
 
-    /// As `set`, but never longer than until `deadline`.
-    async fn set_before(&self, deadline: Moment, sql: &str, with: Vec<Value>) -> Result<bool> {
-        match tokio::time::timeout(deadline.since(Self::now()), self.set(sql, with)).await {
-            Ok(done) => done,
-            Err(_) => Err(Error::new(ErrorKind::Unreachable, "no answer before the lease's end")),
-        }
+    /// How long one statement may take before another connection is tried: the network may have lost
+    /// this one without a word.
+    fn patience(&self) -> Duration {
+        (self.lease / 3).max(Duration::from_secs(1))
+    }
+
+    /// What is answered within `limit`.
+    async fn in_time<T>(limit: Duration, work: impl Future<Output = Result<T>>) -> Result<T> {
+        tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
+            let what = format!(
+                "no answer within {limit:?}: the database, or somebody's transaction with this key in \
+                 it, stands still"
+            );
+            Err(Error::new(ErrorKind::Unreachable, what))
+        })
     }
 
     /// Renews until the row is not ours any more. An error is no answer: the deadline decides.
@@ -444,7 +457,9 @@ impl<DB: Database> Row<'_, DB> {
             if sent >= ends {
                 return LostReason::Expired;
             }
-            match self.set_before(ends, &sql, vec![Value::Int(micros(self.lease))]).await {
+            let limit = ends.since(sent).min(self.patience());
+            let renewed = self.set(&sql, vec![Value::Int(micros(self.lease))]);
+            match Self::in_time(limit, renewed).await {
                 Ok(true) => {
                     deadline.store(self.deadline(sent).as_nanos(), Ordering::SeqCst);
                     pause = self.lease / 3;
@@ -461,7 +476,7 @@ impl<DB: Database> Row<'_, DB> {
             format!("UPDATE leasehold_once SET state = 'done', done_at = {}, outcome = ?", DB::NOW);
         loop {
             let with = vec![Value::Text(outcome.to_owned())];
-            let error = match self.store(&sql, with).await {
+            let error = match Self::in_time(self.patience(), self.store(&sql, with)).await {
                 Ok(true) => return Ok(()),
                 Ok(false) => return Err(Error::lost(LostReason::Gone)),
                 Err(error) => error,
@@ -489,7 +504,8 @@ impl<DB: Database> Row<'_, DB> {
 
     /// Lets the next attempt in at once. Now, not 0: retention counts from here.
     async fn give_up(&self) -> Result<bool> {
-        self.set(&format!("UPDATE leasehold_once SET lease_end = {}", DB::NOW), vec![]).await
+        let sql = format!("UPDATE leasehold_once SET lease_end = {}", DB::NOW);
+        Self::in_time(self.patience(), self.set(&sql, vec![])).await
     }
 }
 
