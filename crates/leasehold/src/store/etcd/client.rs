@@ -6,8 +6,9 @@
 //!
 //! A member that has lost its leader says so at once, since every request demands a leader. A member
 //! that was stopped says nothing: a request that is not answered within [`ANSWER`] condemns the
-//! connection, and so does one that its caller gave up after [`SUSPECT`] where there is another
-//! member to go to. The streams of a condemned connection end with it.
+//! connection, and so does one that its caller gave up after [`SUSPECT`], or after [`SUSPECT_ALONE`]
+//! where there is no other member to go to: the network may have lost the connection without a word.
+//! The streams of a condemned connection end with it.
 //!
 //! Not the crate `etcd-client`: it builds its messages with `protoc`, which would have to be installed
 //! wherever leasehold is built; it says nothing of a member that is silent; and its keep-alive is to be
@@ -43,6 +44,8 @@ const ANSWER: Duration = Duration::from_millis(1_500);
 const ANSWER_ALONE: Duration = Duration::from_secs(5);
 /// A request that was given up after less than this says nothing about the member.
 const SUSPECT: Duration = Duration::from_millis(100);
+/// The same of the only member, to which there is nothing better than a new connection.
+const SUSPECT_ALONE: Duration = Duration::from_secs(1);
 
 /// What a member tells of itself.
 const STATUS: &str = "/etcdserverpb.Maintenance/Status";
@@ -316,10 +319,12 @@ impl Client {
         generation: u64,
         work: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Failure> {
-        let alone = self.endpoints.len() == 1;
-        let limit = if alone { ANSWER_ALONE } else { ANSWER };
+        let (limit, suspect) = match self.endpoints.len() {
+            1 => (ANSWER_ALONE, SUSPECT_ALONE),
+            _ => (ANSWER, SUSPECT),
+        };
         let since = Instant::now();
-        let mut asked = Asked { client: self, generation, since, given_up: !alone };
+        let mut asked = Asked { client: self, generation, since, suspect, given_up: true };
         let sleep = {
             let _context = self.runtime.enter();
             tokio::time::sleep(limit)
@@ -375,12 +380,13 @@ struct Asked<'a> {
     client: &'a Client,
     generation: u64,
     since: Instant,
+    suspect: Duration,
     given_up: bool,
 }
 
 impl Drop for Asked<'_> {
     fn drop(&mut self) {
-        if self.given_up && self.since.elapsed() > SUSPECT {
+        if self.given_up && self.since.elapsed() > self.suspect {
             self.client.condemn(self.generation);
         }
     }

@@ -118,8 +118,13 @@ impl Shared {
                     success: some.iter().map(|e| delete(e.key.clone())).collect(),
                     failure: Vec::new(),
                 };
-                if self.client.txn(txn).await?.answer.succeeded {
+                let done = self.client.txn(txn).await?;
+                if done.answer.succeeded {
                     removed += some.len();
+                } else if done.repeated {
+                    let what =
+                        "the answer was lost, and whom it evicted: look before you try again";
+                    return Err(Failure::Passing(Error::new(ErrorKind::Unreachable, what)));
                 }
             }
             // Somebody left meanwhile: who holds now is another question.

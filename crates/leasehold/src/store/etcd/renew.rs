@@ -63,7 +63,11 @@ impl Shared {
         let mut answers = Vec::with_capacity(renewals.len());
         for ((renew, beat), look) in renewals.iter().zip(beats).zip(looks) {
             let stands = self.stands(&renew.claim, look, &found, &mut queues);
-            answers.push(self.answer(renew, beat, stands).await?);
+            // What was answered of some is not lost with the others.
+            answers.push(match self.answer(renew, beat, stands).await {
+                Err(Failure::Passing(error)) if renewals.len() > 1 => Renewal::unknown(&error),
+                answer => answer?,
+            });
         }
         Ok(answers)
     }
