@@ -29,14 +29,23 @@ pub(super) async fn reap(shared: Weak<Shared>) {
 impl Shared {
     pub(super) async fn leave(self: Arc<Self>, claim: Claim) -> Result<bool> {
         let _turn = self.claims.enter(claim.id).await;
+        let stage = self.claims.stage(claim.id);
+        let unknown = matches!(stage, Stage::New);
+        let left = self.leave_from(stage, &claim).await;
+        // Of one that nothing is known of, nothing is kept for the next try.
+        if left.is_ok() || unknown {
+            self.claims.remove(claim.id);
+        }
+        left
+    }
+
+    async fn leave_from(&self, stage: Stage, claim: &Claim) -> Result<bool> {
         let session = self.session().await?;
-        let left = match self.claims.stage(claim.id) {
-            Stage::Standing(standing) => self.delete(&session, &standing).await?,
-            Stage::Asked { lock } => self.delete_of(&session, claim.id, &lock).await?,
-            Stage::New => self.delete_of(&session, claim.id, &self.lock_path(&claim.name)).await?,
-        };
-        self.claims.remove(claim.id);
-        Ok(left)
+        match stage {
+            Stage::Standing(standing) => self.delete(&session, &standing).await,
+            Stage::Asked { lock } => self.delete_of(&session, claim.id, &lock).await,
+            Stage::New => self.delete_of(&session, claim.id, &self.lock_path(&claim.name)).await,
+        }
     }
 
     pub(super) async fn delete_of(

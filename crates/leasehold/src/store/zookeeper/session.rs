@@ -45,7 +45,7 @@ use super::url::ZooKeeperUrl;
 use crate::clock::{Clock, Moment};
 use crate::error::{Error, ErrorKind, Result};
 
-/// How long connecting may take before we give up.
+/// How long connecting may take before we give up, apart from members that are silent.
 const CONNECT: Duration = Duration::from_secs(10);
 
 /// Answers of ZooKeeper's.
@@ -119,15 +119,18 @@ impl Session {
         }
         // A member that says nothing is left before a waiter's place is over, and the driver's pings,
         // which come with 3/8 of this, stay behind our pulse.
-        connector = connector.with_connection_timeout(url.session * 3 / 10);
+        let for_each_member = url.session * 3 / 10;
+        connector = connector.with_connection_timeout(for_each_member);
         let tunnel = match &url.tls {
             Some(tls) => Some(Tunnel::open(&url.hosts, tls, runtime).await?),
             None => None,
         };
         let hosts = tunnel.as_ref().map_or(&url.hosts, |tunnel| &tunnel.hosts).clone();
         // The driver spawns its task where it is called.
+        let silent = u32::try_from(url.hosts.split(',').count().saturating_sub(1) / 2).unwrap_or(0);
+        let limit = CONNECT + for_each_member * silent;
         let connecting = runtime
-            .spawn(async move { tokio::time::timeout(CONNECT, connector.connect(&hosts)).await });
+            .spawn(async move { tokio::time::timeout(limit, connector.connect(&hosts)).await });
         let client = match connecting.await {
             Ok(Ok(Ok(client))) => client,
             Ok(Ok(Err(fault))) => return Err(refused(Some(fault), tunnel.as_ref())),
