@@ -89,7 +89,7 @@ fn r29_forty_processes_count_exactly_while_sentinels_fail_over() {
 #[cfg(feature = "redis")]
 #[test]
 fn r29_forty_processes_count_exactly_on_a_cluster_whose_slots_move() {
-    let cluster = testbed::Cluster::start();
+    let cluster = testbed::Cluster::unbroken();
     let slot = cluster.nodes()[0].command(&["CLUSTER", "KEYSLOT", "counter"]);
     let slot: u16 = slot.parse().unwrap();
     let home = usize::from(slot) * 3 / 16_384;

@@ -43,8 +43,11 @@ fn s64_files_hand_over_at_once_after_a_kill() {
     let store = format!("file:{}", directory.path().display());
     // Were there a lease to sit out, it would be longer than what is allowed.
     let arguments = ["--store", &store, "--seconds", "6", "--fault", "kill", "--lease", "5s"];
-    let report = fine(&arguments);
-    assert!(report["recoveries"].as_u64() >= Some(1), "{report}");
+    // Whether a holder is killed while another waits is chance.
+    let recovers = |report: &serde_json::Value| {
+        report["verdict"] == "fine" && report["recoveries"].as_u64() >= Some(1)
+    };
+    let report = enough(&arguments, recovers, unbroken);
     assert!(report["allowed_recovery_ms"].as_u64() < Some(5_000), "{report}");
 }
 

@@ -30,6 +30,16 @@ impl Watchdog {
         writeln!(self.pipe, "{line}").unwrap();
     }
 
+    /// Waits until it is at work: it has blocked all the signals that it can.
+    fn wait_until_up(&self) {
+        let pid = self.process.id();
+        eventually("it blocks all it can", || {
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+            let mask = status.lines().find_map(|l| l.strip_prefix("SigBlk:")).unwrap();
+            u64::from_str_radix(mask.trim(), 16).unwrap() & (1 << 14) != 0
+        });
+    }
+
     /// Says that leasehold died, and tells what CMD died of.
     fn hang_up(self, child: Child) -> Option<i32> {
         let Self { mut process, pipe } = self;
@@ -155,7 +165,9 @@ fn news_move_the_deadline_out() {
     let mut child = victim("sleep 1000");
     let mut dog = Watchdog::start("60000");
     dog.tell(&group(&child));
-    let soon = moment(Duration::from_secs(2));
+    // Starting may take long.
+    dog.wait_until_up();
+    let soon = moment(Duration::from_secs(6));
     dog.tell(&format!("deadline - {soon}"));
     dog.tell(&format!("deadline - {}", moment(Duration::from_secs(3600))));
     // Past the first deadline by the clock that counts.
@@ -205,12 +217,8 @@ fn it_is_deaf_itself_and_of_another_session() {
     let child = victim("sleep 1000");
     let mut dog = Watchdog::start("60000");
     dog.tell(&group(&child));
+    dog.wait_until_up();
     let pid = dog.process.id();
-    eventually("it blocks all it can", || {
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-        let mask = status.lines().find_map(|l| l.strip_prefix("SigBlk:")).unwrap();
-        u64::from_str_radix(mask.trim(), 16).unwrap() & (1 << 14) != 0
-    });
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGTSTP] {
         kill(Pid::from_raw(pid as i32), signal).unwrap();
     }
@@ -246,8 +254,9 @@ fn leased(lease: &str, script: &str) -> (common::Running, i32) {
 
 #[test]
 fn s9_a_stopped_leasehold_loses_its_command_before_its_lease() {
-    let lease = Duration::from_secs(8);
-    let (mut running, pid) = leased("8s", "trap '' TERM; while :; do sleep 0.02; done");
+    // So long that two seconds of it are left when the command is killed.
+    let lease = Duration::from_secs(20);
+    let (mut running, pid) = leased("20s", "trap '' TERM; while :; do sleep 0.02; done");
     // While it is renewed, nothing happens for longer than a lease.
     std::thread::sleep(lease + lease / 8);
     assert!(runs(pid));

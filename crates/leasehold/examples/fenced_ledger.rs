@@ -24,7 +24,7 @@ use sqlx::PgPool;
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-const LEASE: Duration = Duration::from_secs(1);
+const LEASE: Duration = Duration::from_secs(3);
 
 /// Books `amount`; stops between reading and writing until a line comes on stdin.
 async fn teller(url: &str, amount: i64, fenced: bool) -> Result<(), Failure> {

@@ -58,8 +58,8 @@ async fn columns() -> Vec<(&'static str, Guarantees)> {
     let file = format!("file:{}", directory.path().join("locks").display());
     let (postgres, mysql) = (testbed::Postgres::start(), testbed::MariaDb::start());
     let redis = testbed::Redis::start();
-    let sentinel = testbed::Sentinel::with(1, testbed::Setup::new());
-    let cluster = testbed::Cluster::with(3, 1, testbed::Setup::new());
+    let sentinel = testbed::Sentinel::unbroken_with(1, testbed::Setup::new());
+    let cluster = testbed::Cluster::unbroken_with(3, 1, testbed::Setup::new());
     let redlock = testbed::Redlock::with(5, testbed::Setup::new());
     let (etcd, zookeeper) = (testbed::Etcd::cluster(), testbed::ZooKeepers::start());
     let mut columns = Vec::new();

@@ -57,7 +57,9 @@ fn exact_while_members_are_killed_and_restarted_one_after_another() {
 
         // The leader goes while one waits; the holder keeps what it has, the waiter gets it.
         let leader = cluster.leader();
-        let lock = clients[2].mutex("kept");
+        // Elections may take longer than a lease of the usual length.
+        let lease = Duration::from_secs(60);
+        let lock = clients[2].mutex("kept").lease(lease);
         let waiting = tokio::spawn(async move { lock.lock_timeout(PATIENCE).await });
         until_queued(&clients[1], "kept", 2).await;
         cluster.kill(leader);
@@ -69,13 +71,18 @@ fn exact_while_members_are_killed_and_restarted_one_after_another() {
 
         // All members at once: leases, places and tokens are still there.
         let holder = next.token();
-        let lock = clients[0].mutex("kept");
+        let lock = clients[0].mutex("kept").lease(lease);
         let waiting = tokio::spawn(async move { lock.lock_timeout(PATIENCE).await });
         until_queued(&clients[1], "kept", 2).await;
         let down = cluster.clone();
         tokio::task::spawn_blocking(move || down.restart_all()).await.unwrap();
-        until("an answer", async || clients[1].read("kept").await.is_ok()).await;
-        let info = clients[1].read("kept").await.unwrap().unwrap();
+        let mut told = None;
+        until("an answer", async || {
+            told = clients[1].read("kept").await.ok();
+            told.is_some()
+        })
+        .await;
+        let info = told.unwrap().unwrap();
         assert_eq!(info.holders().next().unwrap().token, Some(holder));
         assert!(!waiting.is_finished());
         release(next).await;
@@ -96,7 +103,7 @@ fn stopped_members_cost_no_lease_and_no_turn() {
             for _ in 0..6 {
                 clients.push(connect(&url).await);
             }
-            let lease = Duration::from_secs(6);
+            let lease = Duration::from_secs(12);
             let mut held = Vec::new();
             let mut waiting = Vec::new();
             for (n, locks) in clients.iter().enumerate() {

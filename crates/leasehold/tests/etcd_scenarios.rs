@@ -47,7 +47,7 @@ fn s80_a_waiter_whose_lease_ended_is_not_told_that_it_holds() {
         let server = testbed::etcd();
         let (locks, store) = with_store(&server.url()).await;
         let guard = locks.mutex("s80").lock().await.unwrap();
-        let (first, second) = (claim("s80"), claim("s80"));
+        let (first, second) = (patient("s80"), patient("s80"));
         let joined = store.join(&first, Mode::Wait).await.unwrap();
         assert!(matches!(joined, Joined::Waiting(p) if p.ahead == 1), "{joined:?}");
         let joined = store.join(&second, Mode::Wait).await.unwrap();
@@ -471,7 +471,7 @@ fn at_least_outlives_a_doubled_release_and_another_client_may_leave() {
         let url = testbed::etcd().url();
         let (_, store) = with_store(&url).await;
         let (_, other) = with_store(&url).await;
-        let kept = claim("kept");
+        let kept = patient("kept");
         assert!(matches!(store.join(&kept, Mode::Try).await.unwrap(), Joined::Holding { .. }));
         let keep = Some(Duration::from_secs(30));
         assert!(store.leave(&kept, keep).await.unwrap());
@@ -490,7 +490,7 @@ fn at_least_outlives_a_doubled_release_and_another_client_may_leave() {
         assert!(matches!(&listed[..], [one] if one.claims.len() == 1), "{listed:?}");
         assert_eq!(other.evict(&kept.name, Evict::Holders).await.unwrap(), 1);
         // What one client took, another that knows the claim may renew and give back.
-        let shared = claim("shared");
+        let shared = patient("shared");
         assert!(matches!(store.join(&shared, Mode::Try).await.unwrap(), Joined::Holding { .. }));
         let renew = Renew { lease: shared.lease, claim: shared.clone() };
         let told = other.renew(&[renew]).await.unwrap();
@@ -528,7 +528,7 @@ fn a_lock_that_is_used_again_is_the_same_key_and_what_comes_late_harms_nobody() 
         let told = store.renew(&renewals).await.unwrap();
         assert!(matches!(told[..], [Renewal::Lost, Renewal::Holding { .. }]), "{told:?}");
         // A key that stays when its holder departs is nobody else's.
-        assert!(store.leave(&second, Some(Duration::from_secs(3))).await.unwrap());
+        assert!(store.leave(&second, Some(Duration::from_secs(10))).await.unwrap());
         let third = patient("again");
         let joined = store.join(&third, Mode::Wait).await.unwrap();
         assert!(matches!(joined, Joined::Waiting(p) if p.ahead == 1), "{joined:?}");

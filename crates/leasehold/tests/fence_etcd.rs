@@ -105,6 +105,8 @@ fn child_that_is_stopped() {
             let mut command = Command::new("etcdctl");
             command.env("ETCDCTL_API", "3");
             command.arg(format!("--endpoints={}", url.strip_prefix("etcd://").unwrap()));
+            // On a busy machine an answer may take longer than etcdctl's five seconds.
+            command.arg("--command-timeout=60s");
             command
         };
         assert!(etcd_common::put_if(etcdctl(), &compare, "r40-data", "child"));

@@ -129,7 +129,7 @@ async fn r35_nothing_is_sent_once_the_guard_is_lost() {
     let (url, written) = service(FenceLayer::new(InMemory::new(), protected)).await;
     let url = format!("{url}/orders/1");
     let locks = Leasehold::connect("memory:").await.unwrap();
-    let lease = Duration::from_secs(2);
+    let lease = Duration::from_secs(5);
     let guard = locks.mutex("http lost").lease(lease).no_renewal().lock().await.unwrap();
     let mut short = TokenLayer::new(&guard).unwrap().min_validity(lease * 2).layer(client());
     let kind = |error: Box<dyn std::error::Error + Send + Sync>| {
@@ -332,7 +332,7 @@ async fn r50_behind_the_door_only_the_transaction_is_a_fence() {
     }
 }
 
-const LEASE: Duration = Duration::from_secs(3);
+const LEASE: Duration = Duration::from_secs(10);
 
 /// The child of the test below: holds, is stopped, and then goes on as if nothing had happened.
 #[test]
@@ -342,7 +342,9 @@ fn child_that_is_stopped() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
         let locks = Leasehold::connect(store).await.unwrap();
-        let guard = locks.mutex("orders/42").lease(LEASE).lock().await.unwrap();
+        // Stopped in the middle of a renewal, it would keep SQLite's write lock.
+        let lock = locks.mutex("orders/42").lease(LEASE).no_renewal();
+        let guard = lock.lock().await.unwrap();
         let token = guard.token();
         let mut tokened = TokenLayer::new(&guard).unwrap().layer(client());
         let (status, _) = answer(tokened.call(request(url, "child")).await.unwrap()).await;

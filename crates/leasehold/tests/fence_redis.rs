@@ -193,7 +193,7 @@ async fn s26_the_fence_works_in_a_cluster() {
     }
 }
 
-const LEASE: Duration = Duration::from_secs(3);
+const LEASE: Duration = Duration::from_secs(10);
 
 /// The child of the test below: holds, is stopped, and then writes as if nothing had happened.
 #[test]

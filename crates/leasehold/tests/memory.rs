@@ -186,7 +186,7 @@ async fn s92_ten_thousand_waiters_do_not_starve_the_holder() {
     let connect = || Builder::default().store(store.clone()).unwrap();
     // Holder and waiters share one client: one thread renews for all of them.
     let (locks, other) = (connect(), connect());
-    let lease = Duration::from_secs(3);
+    let lease = Duration::from_secs(6);
     let guard = locks.mutex("crowd").lease(lease).lock().await.unwrap();
     let waiting: Vec<_> = (0..WAITERS)
         .map(|_| {

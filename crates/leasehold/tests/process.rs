@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use leasehold::store::MemoryStore;
 use leasehold::{Builder, Error, ErrorKind, Leasehold, LostReason, State};
 
-const LEASE: Duration = Duration::from_secs(1);
+const LEASE: Duration = Duration::from_secs(3);
 
 fn locks() -> Leasehold {
     Builder::default().store(std::sync::Arc::new(MemoryStore::new())).unwrap()

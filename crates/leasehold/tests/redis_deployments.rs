@@ -2,12 +2,14 @@
 
 #![cfg(all(feature = "redis", feature = "conformance"))]
 
-use leasehold::Leasehold;
+mod common;
+
+use common::connect_patiently;
 
 leasehold::conformance_suite!(redis_cluster, async {
-    Leasehold::connect(testbed::cluster().url()).await.unwrap()
+    connect_patiently(&testbed::cluster().url()).await
 });
 
 leasehold::conformance_suite!(redis_sentinel_confirmed, async {
-    Leasehold::connect(testbed::sentinel().url() + "?replicas=1&replicas_ms=4000").await.unwrap()
+    connect_patiently(&(testbed::sentinel().url() + "?replicas=1&replicas_ms=4000")).await
 });

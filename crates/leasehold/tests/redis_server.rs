@@ -398,9 +398,10 @@ fn r10_one_command_and_one_message_a_hand_over() {
             // The last release hands over to nobody.
             let turns = waiters as u64 + 1;
             assert_eq!(count("publish"), turns - 1, "messages of {waiters} waiters");
-            // Two clients beat for those who still wait, every two seconds, and renew what is held
-            // for long: nothing of that grows with the hand-overs.
-            let beats = 4 * (begun.elapsed().as_secs() + 1);
+            // Two clients beat for those who still wait, every two seconds (in several commands, if
+            // these came slowly), and renew what is held for long: nothing of that grows with the
+            // hand-overs. One command more for each of them would be two hundred.
+            let beats = 20 * (begun.elapsed().as_secs() + 1);
             let sent = count("evalsha");
             assert!((turns..=turns + beats).contains(&sent), "{sent} commands for {turns} turns");
         }
@@ -439,7 +440,7 @@ fn s24_a_lost_message_costs_one_heartbeat() {
             release(guard).await;
             let guard = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap().unwrap();
             fastest = fastest.min(begun.elapsed());
-            assert!(proxy.has_dropped(), "no message was lost");
+            until("the message to be dropped", || proxy.has_dropped()).await;
             // (The first heartbeat of all makes its own.)
             assert!(round == 0 || proxy.connections() == connections, "it was cut");
             proxy.drop_messages(false);

@@ -90,6 +90,9 @@ async fn s30_a_majority_that_comes_too_late_is_given_back_everywhere() {
     let claim = claim("late", lease);
     let store = locks.store().clone();
     let joining = tokio::spawn(async move { store.join(&claim, Mode::Try).await });
+    // The lease counts from before that. (The name's record outlives the lock.)
+    let record = "leasehold:redlock:lock:late";
+    eventually("asked", async || servers.nodes().iter().any(|n| has_key(n, record))).await;
     tokio::time::sleep(lease * 3 / 2).await;
     proxies.iter().for_each(Proxy::thaw);
     let error = joining.await.unwrap().unwrap_err();
@@ -239,8 +242,8 @@ async fn connect_later(servers: &Redlock) -> Leasehold {
 async fn s33_a_node_that_lost_its_data_does_not_vote_until_the_longest_lease_is_over() {
     let servers = five();
     let nodes = servers.nodes();
-    let url = servers.url() + "?max_lease_ms=3000&node_timeout_ms=1000";
-    let lease = Duration::from_millis(2_900);
+    let url = servers.url() + "?max_lease_ms=10000&node_timeout_ms=1000";
+    let lease = Duration::from_millis(9_900);
     let (first, second) = (connect(&url).await, connect(&url).await);
     // The servers have just been started themselves.
     let lock = first.mutex("restart").lease(lease);
@@ -249,11 +252,11 @@ async fn s33_a_node_that_lost_its_data_does_not_vote_until_the_longest_lease_is_
     nodes[3].kill();
     nodes[4].kill();
     let guard = lock.lock_timeout(PATIENCE).await.unwrap();
+    let start = Instant::now();
     nodes[2].restart_empty();
     nodes[3].restart_empty();
     nodes[4].restart_empty();
     // Three nodes of five know of nobody.
-    let start = Instant::now();
     let contender = second.mutex("restart").lease(lease);
     // Contended, if the two that know of the holder answer first: then the others are not waited for.
     // Nor is it told, if they do not answer in time.
@@ -267,7 +270,7 @@ async fn s33_a_node_that_lost_its_data_does_not_vote_until_the_longest_lease_is_
     // Two of five are not enough to extend, so the hold ends by itself, before anybody else's begins.
     let next = contender.lock_timeout(PATIENCE).await.unwrap();
     assert!(!guard.is_held(), "two holders");
-    assert!(start.elapsed() >= Duration::from_secs(2), "voted after {:?}", start.elapsed());
+    assert!(start.elapsed() >= Duration::from_secs(9), "voted after {:?}", start.elapsed());
     assert!(next.token() > guard.token());
 }
 
@@ -303,9 +306,9 @@ async fn s33_tokens_rise_over_nodes_that_forget_one_after_the_other() {
     // A token from a clock that is a year ahead.
     let now = locks.mutex("now").try_lock().await.unwrap().token().get();
     far.seen = now + 31_536_000_000_000;
-    let mut highest = holding(&locks.store().join(&far, Mode::Try).await.unwrap());
+    let mut highest = holding(&patiently(async || locks.store().join(&far, Mode::Try).await).await);
     assert!(highest.get() > far.seen);
-    locks.store().leave(&far, None).await.unwrap();
+    patiently(async || locks.store().leave(&far, None).await).await;
     for node in nodes.iter().chain(nodes) {
         node.restart_empty();
         // A client that has seen nothing.
@@ -335,7 +338,10 @@ async fn s34_one_server_has_one_vote_under_whatever_name() {
     locks.mutex("twin").try_lock().await.unwrap().release().await.unwrap();
     proxy.refuse(false);
     eventually("the third name is known", async || {
-        drop(locks.mutex("twin").try_lock().await);
+        // Given back before the next try, as far as the nodes answer.
+        if let Ok(guard) = locks.mutex("twin").try_lock().await {
+            let _ = guard.release().await;
+        }
         proxy.requests() > 0
     })
     .await;
@@ -582,7 +588,7 @@ async fn r31_a_release_wakes_who_waits_early() {
     }
     let mut waiting = claim("news", Duration::from_secs(20));
     waiting.waiter_lease = Duration::from_secs(60);
-    let joined = store.join(&waiting, Mode::Wait).await.unwrap();
+    let joined = patiently(async || store.join(&waiting, Mode::Wait).await).await;
     assert!(matches!(&joined, Joined::Waiting(place) if place.ahead > 4_000), "{joined:?}");
     for node in servers.nodes() {
         node.command(&["ZREMRANGEBYSCORE", queue, "1", "1"]);
@@ -595,7 +601,7 @@ async fn r31_a_release_wakes_who_waits_early() {
     guard.release().await.unwrap();
     let woken = tokio::time::timeout(Duration::from_secs(6), changed).await;
     woken.expect("it was not woken, and would have asked by itself later").unwrap();
-    holding(&store.join(&waiting, Mode::Wait).await.unwrap());
+    holding(&patiently(async || store.join(&waiting, Mode::Wait).await).await);
 }
 
 /// A node that hangs, and that a majority needs, costs its time once and no more.
@@ -607,7 +613,7 @@ async fn s32_a_node_that_hangs_and_is_needed_costs_one_timeout() {
     let locks = connect(&url).await;
     let held = claim("held", Duration::from_secs(30));
     let store = locks.store();
-    holding(&store.join(&held, Mode::Try).await.unwrap());
+    holding(&patiently(async || store.join(&held, Mode::Try).await).await);
     nodes[0].kill();
     nodes[1].stop();
     // Far below one lease, and below the fifteen seconds that who waits is patient for.
@@ -667,7 +673,7 @@ async fn r31_the_documented_rights_are_enough_and_none_is_too_many() {
     // A second round trip for the token, an extension, keys that are set again.
     let mut far = claim(name, Duration::from_secs(20));
     far.seen = 1 << 52;
-    holding(&locks.store().join(&far, Mode::Try).await.unwrap());
+    holding(&patiently(async || locks.store().join(&far, Mode::Try).await).await);
     assert!(second.mutex(name).try_lock().await.is_err());
     servers.nodes()[0].command(&[
         "EVAL",
@@ -676,7 +682,7 @@ async fn r31_the_documented_rights_are_enough_and_none_is_too_many() {
         name,
     ]);
     let renew = [Renew { claim: far.clone(), lease: far.lease }];
-    locks.store().renew(&renew).await.unwrap();
+    patiently(async || locks.store().renew(&renew).await).await;
     assert_eq!(locks.evict(name, Evict::Holders).await.unwrap(), 1);
     locks.mutex(name).lock_timeout(PATIENCE).await.unwrap().release().await.unwrap();
     let found = locks.diagnose().await.unwrap();

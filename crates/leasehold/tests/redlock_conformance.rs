@@ -1,6 +1,6 @@
 //! The suite on five independent Redis servers.
 //!
-//! They have just been started, so the delay after a restart is off; and they have a second to
+//! They have just been started, so the delay after a restart is off; and they have long to
 //! answer, since the cases are about what is answered, on however slow a machine.
 
 #![cfg(feature = "redlock")]
@@ -8,6 +8,6 @@
 use leasehold::Leasehold;
 
 leasehold::conformance_suite!(redlock, async {
-    let url = testbed::redlock().url() + "?restart_delay_ms=0&node_timeout_ms=1000";
+    let url = testbed::redlock().url() + "?restart_delay_ms=0&node_timeout_ms=20000";
     Leasehold::connect(url).await.unwrap()
 });

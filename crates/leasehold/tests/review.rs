@@ -183,7 +183,7 @@ async fn s14_an_answer_to_a_waiters_heartbeat_does_not_stop_the_holders_renewals
     let odd = Arc::new(Odd::new(&memory));
     let (first, second) = (client(memory), client(odd.clone()));
     let blocker = first.mutex("a").lock().await.unwrap();
-    let waiting = waiting_lock(&second, "a", 3_000);
+    let waiting = waiting_lock(&second, "a", 6_000);
     while waiters(&first, "a").await == 0 {
         tokio::task::yield_now().await;
     }
@@ -193,7 +193,7 @@ async fn s14_an_answer_to_a_waiters_heartbeat_does_not_stop_the_holders_renewals
     blocker.release().await.unwrap();
     let guard = waiting.await.unwrap().unwrap();
     odd.before_renew.add_permits(OPEN);
-    tokio::time::sleep(Duration::from_millis(4_500)).await;
+    tokio::time::sleep(Duration::from_millis(9_000)).await;
     assert!(guard.is_held(), "{guard:?}");
 }
 
@@ -243,7 +243,7 @@ async fn p06_listening_begins_anew_after_it_failed() {
     odd.changed_fails.store(true, Ordering::SeqCst);
     let (first, second) = (client(memory), client(odd.clone()));
     let blocker = first.mutex("a").lock().await.unwrap();
-    let waiting = waiting_lock(&second, "a", 6_000);
+    let waiting = waiting_lock(&second, "a", 12_000);
     until(|| odd.renewals_sent.load(Ordering::SeqCst) > 1).await;
     assert!(!odd.changed_fails.load(Ordering::SeqCst));
     // From here on no heartbeat is answered: only a push can bring the grant, until the lease is over.
@@ -271,7 +271,7 @@ async fn one_lock_that_cannot_be_renewed_does_not_lose_the_others() {
     let memory = Arc::new(MemoryStore::new());
     let odd = Arc::new(Odd { poisoned: Some("bad"), ..Odd::new(&memory) });
     let locks = client(odd);
-    let lease = Duration::from_secs(3);
+    let lease = Duration::from_secs(6);
     let bad = locks.mutex("bad").lease(lease).lock().await.unwrap();
     let mut good = Vec::new();
     for i in 0..20 {
@@ -433,7 +433,7 @@ async fn a_place_is_told_once_and_again_only_when_it_changes() {
     let blocker = first.mutex("a").lock().await.unwrap();
     let told = Arc::new(std::sync::Mutex::new(Vec::<Place>::new()));
     let tell = told.clone();
-    let lock = second.mutex("a").lease(Duration::from_secs(3));
+    let lock = second.mutex("a").lease(Duration::from_secs(6));
     let lock = lock.on_waiting(move |place| tell.lock().unwrap().push(place));
     let waiting = tokio::spawn(async move { lock.lock().await });
     until(|| odd.renewals_sent.load(Ordering::SeqCst) > 2).await;

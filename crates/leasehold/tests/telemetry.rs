@@ -45,7 +45,7 @@ async fn r14_metrics_and_events_tell_the_life_of_a_lock() {
         .init();
 
     let locks = Builder::default().store(Arc::new(MemoryStore::new())).unwrap();
-    let lock = locks.mutex("line\u{2028}break").lease(Duration::from_millis(1_500));
+    let lock = locks.mutex("line\u{2028}break").lease(Duration::from_secs(9));
     let guard = lock.lock().await.unwrap();
     assert_eq!(lock.try_lock().await.unwrap_err().kind(), ErrorKind::Contended);
     let token = guard.token();

@@ -55,7 +55,7 @@ fn s72_the_drivers_word_that_a_session_expired_comes_too_late() {
     run(async {
         let server = ZooKeeper::start();
         let proxy = Proxy::before(server.port());
-        let session = Duration::from_secs(6);
+        let session = Duration::from_secs(12);
         let (client, raw) = (through(&proxy, session).await, raw(server.port()).await);
         let options = CreateMode::Ephemeral.with_acls(Acls::anyone_all());
         client.create("/mine", b"", &options).await.unwrap();

@@ -137,10 +137,16 @@ fn s71_a_new_session_inherits_nothing() {
     run(async {
         let server = ZooKeeper::start();
         let proxy = Proxy::before(server.port());
-        let locks = connect(&through(&proxy, "?session=1s")).await;
+        let locks = connect(&through(&proxy, "?session=4s")).await;
         let raw = raw(server.port()).await;
-        let guard = locks.mutex("s71").lock().await.unwrap();
-        let lost = claim("s71b");
+        let guard = loop {
+            match locks.mutex("s71").lock().await {
+                Ok(guard) => break guard,
+                // A grant that came too late is said to have been lost.
+                Err(e) => assert!(e.is_retryable(), "{e}"),
+            }
+        };
+        let lost = patient(claim("s71b"));
         proxy.refuse(true);
         // Sent into a session that will not come back: it may or may not be there.
         let store = locks.store().clone();
@@ -179,12 +185,20 @@ fn s72_who_is_cut_off_has_lost_before_anybody_else_holds() {
                 let lock = other.mutex("s72");
                 async move { lock.lock_timeout(PATIENCE).await }
             });
-            until_waiting(&other, "s72", 1).await;
+            // On a machine that stood still, the other holds by now.
+            until("the other to wait", async || {
+                let info = other.read("s72").await.unwrap();
+                next.is_finished() || info.is_some_and(|info| info.waiters().count() == 1)
+            })
+            .await;
             proxy.freeze();
             loop {
-                match watch.changed().await {
-                    State::Held => {}
-                    State::AtRisk(_) => break,
+                match guard.state() {
+                    State::Held => {
+                        watch.changed().await;
+                    }
+                    // Or over already, on such a machine.
+                    State::AtRisk(_) | State::Lost(LostReason::Expired) => break,
                     state => panic!("{state:?} before it was at risk"),
                 }
             }
@@ -207,7 +221,7 @@ fn s73_numbers_that_run_out_are_told_and_begin_anew_when_the_lock_is_free() {
             .sequences_at("/last", i32::MAX - 500_000)
             .sequences_at("/over", i32::MIN + 7);
         let server = ZooKeeper::with(&setup);
-        let locks = connect(&format!("{}/", server.url())).await;
+        let locks = connect(&format!("{}/?session=60s", server.url())).await;
         let raw = raw(server.port()).await;
         let guard = locks.mutex("late").lock().await.unwrap();
         assert!(children(&raw, "/late").await[0].ends_with("-lock-1073741824"));
@@ -220,10 +234,11 @@ fn s73_numbers_that_run_out_are_told_and_begin_anew_when_the_lock_is_free() {
         for name in ["last", "over"] {
             // As long as somebody stands there, nobody joins.
             let foreign = make_child(&raw, &format!("/{name}/_c_x-lock-")).await;
-            let refused = locks.mutex(name).lease(Duration::from_secs(1)).try_lock().await;
+            let refused = locks.store().join(&patient(claim(name)), Mode::Try).await;
             let refused = refused.unwrap_err();
             assert_eq!(refused.kind(), ErrorKind::Full, "{refused}");
-            assert_eq!(children(&raw, &format!("/{name}")).await.len(), 1, "ours stayed");
+            let alone = async || children(&raw, &format!("/{name}")).await.len() == 1;
+            until("nothing of ours", alone).await;
             raw.delete(&foreign, None).await.unwrap();
             let guard = locks.mutex(name).lock_timeout(PATIENCE).await.unwrap();
             assert!(children(&raw, &format!("/{name}")).await[0].ends_with("-lock-0000000000"));
@@ -254,12 +269,13 @@ fn s74_a_reaped_container_costs_no_order() {
 fn s75_who_gives_up_while_cut_off_leaves_nothing_behind() {
     run(async {
         let proxy = Proxy::before(zookeeper().port());
-        let (locks, cut) = (connect(&url("")).await, connect(&through(&proxy, "")).await);
+        let locks = connect(&url("")).await;
+        let cut = connect(&through(&proxy, "?session=60s")).await;
         let raw = raw(zookeeper().port()).await;
         let guard = locks.mutex("s75").lock().await.unwrap();
         let waiting = tokio::spawn({
             let lock = cut.mutex("s75");
-            async move { lock.lock_timeout(Duration::from_secs(3)).await }
+            async move { lock.lock_timeout(Duration::from_secs(8)).await }
         });
         until_waiting(&locks, "s75", 1).await;
         let start = Instant::now();
@@ -268,7 +284,7 @@ fn s75_who_gives_up_while_cut_off_leaves_nothing_behind() {
         assert_eq!(children(&raw, "/leasehold/s75").await.len(), 2, "it could not be told");
         proxy.refuse(false);
         until("deleted", async || children(&raw, "/leasehold/s75").await.len() == 1).await;
-        assert!(start.elapsed() < Duration::from_secs(13), "that was the session's end");
+        assert!(start.elapsed() < Duration::from_secs(50), "that was the session's end");
         assert!(guard.is_held());
     });
 }

@@ -198,13 +198,14 @@ impl Etcd {
         if let Some(certificates) = &self.certificates {
             command.arg(format!("--cacert={}", certificates.authority().display()));
         }
+        // On a busy machine an answer may take longer than etcdctl's five seconds.
+        command.arg("--command-timeout=60s");
         command
     }
 
     /// Runs `etcdctl` to its end and returns what it printed.
     pub fn etcdctl(&self, args: &[&str]) -> String {
-        // On a busy machine an answer may take longer than etcdctl's five seconds.
-        run(self.etcdctl_command().arg("--command-timeout=60s").args(args)).trim_end().to_owned()
+        run(self.etcdctl_command().args(args)).trim_end().to_owned()
     }
 
     /// Has users from now on: `root` (password `root`) may do everything; `lh` (password `lh`) may

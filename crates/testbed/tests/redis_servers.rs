@@ -33,11 +33,11 @@ fn a_redis_with_a_password_a_certificate_and_a_clock() {
 #[test]
 fn sentinels_fail_over() {
     let set = Sentinel::start();
+    // Not the first one any more, on a machine that stood still.
     let old = set.master().port();
-    assert_eq!(old, set.servers()[0].port());
-    set.servers()[0].kill();
+    set.master().kill();
     set.wait_for_failover(old);
-    assert_eq!(set.master().port(), set.servers()[1].port());
+    assert_ne!(set.master().port(), old);
 }
 
 #[test]

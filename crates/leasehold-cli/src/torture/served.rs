@@ -522,7 +522,7 @@ mod tests {
     async fn leases_are_kept_over_a_short_cut_and_end_in_a_long_one() {
         let server = start();
         let (a, b) = (client(&server, 1), client(&server, 2));
-        let lease = LEASE * 3;
+        let lease = LEASE * 6;
         let held = a.mutex("m").lease(lease).lock().await.unwrap();
         server.lines.set(1, Line::Closed);
         assert_eq!(a.list("").await.unwrap_err().kind(), ErrorKind::Unreachable);
@@ -530,7 +530,7 @@ mod tests {
         let lost = tokio::time::timeout(lease * 3 / 2, held.lost()).await;
         assert!(lost.is_err(), "renewed over a new connection");
         server.lines.set(1, Line::Closed);
-        let next = b.mutex("m").lease(LEASE).lock().await.unwrap();
+        let next = b.mutex("m").lease(lease).lock().await.unwrap();
         assert!(!held.is_held());
         assert!(next.token() > held.token());
         assert_eq!(held.lost().await, leasehold::LostReason::Expired);

@@ -18,12 +18,17 @@ pub(crate) struct Effort {
     pub(crate) time: Duration,
     /// How many holders are killed in a round.
     pub(crate) kills: usize,
+    /// How many contenders are many.
+    #[allow(dead_code, reason = "only servers are crowded, and each is a feature")]
+    pub(crate) crowd: usize,
 }
 
 impl Effort {
-    pub(crate) const FULL: Self = Self { rounds: 9, time: Duration::from_millis(500), kills: 20 };
+    pub(crate) const FULL: Self =
+        Self { rounds: 9, time: Duration::from_millis(500), kills: 20, crowd: 1_000 };
     /// Only shows that everything runs.
-    pub(crate) const QUICK: Self = Self { rounds: 1, time: Duration::from_millis(50), kills: 2 };
+    pub(crate) const QUICK: Self =
+        Self { rounds: 1, time: Duration::from_millis(50), kills: 2, crowd: 40 };
 }
 
 /// What is measured: its name and one measurement of it.

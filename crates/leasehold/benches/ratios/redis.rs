@@ -31,7 +31,6 @@ use crate::measure::{Effort, Result, Subject, alternate, now};
 use crate::pair::{self, time_pairs};
 use crate::queued;
 
-const CONTENDERS: [usize; 3] = [8, 32, 1_000];
 /// With more contenders than this the ring would be a test of connections.
 const CONNECTIONS: usize = 100;
 const CLIENTS: usize = 8;
@@ -236,7 +235,7 @@ pub(crate) fn contention(effort: Effort) -> Result<()> {
     // One more, that holds until all wait.
     let clients: std::result::Result<Vec<_>, _> = (0..=CLIENTS).map(|_| connect_ours()).collect();
     let clients = clients?;
-    for n in CONTENDERS {
+    for n in [8, 32, effort.crowd] {
         for hold in [Duration::ZERO, Duration::from_millis(1)] {
             let mut connections = Vec::new();
             for _ in (0..n).filter(|_| n <= CONNECTIONS) {

@@ -28,10 +28,13 @@ use crate::pair::{self, time_pairs};
 use crate::queued;
 use crate::scratch::Scratch;
 
-const CONTENDERS: [usize; 3] = [2, 32, 1_000];
 /// With more contenders than this the session lock would run out of connections.
 const CONNECTIONS: usize = 100;
 const CLIENTS: usize = 8;
+
+fn contenders(effort: Effort) -> [usize; 3] {
+    [2, 32, effort.crowd]
+}
 
 /// Getting so many into the queue, and out of it again, takes far longer than the window.
 fn effort_of(n: usize, effort: Effort) -> Effort {
@@ -65,7 +68,7 @@ pub(crate) fn sqlite(effort: Effort) -> Result<()> {
         let title = format!("sqlite:, synchronous={synchronous}, uncontended pair");
         pair::show(&title, &alternate(effort, subjects)?, 1);
     }
-    for n in CONTENDERS {
+    for n in contenders(effort) {
         let effort = effort_of(n, effort);
         let scratch = Scratch::new()?;
         let url = format!("sqlite:{}", scratch.path().join("locks.db").display());
@@ -139,7 +142,7 @@ pub(crate) fn postgres(effort: Effort) -> Result<()> {
             url.rsplit('/').next().unwrap_or_default(),
             "CREATE EXTENSION pg_stat_statements",
         );
-        for n in CONTENDERS {
+        for n in contenders(effort) {
             let effort = effort_of(n, effort);
             let bed = Bed::new(&url, n, || Some(Counter::Postgres(admin.clone())))?;
             let runtime = &bed.runtime;
@@ -202,7 +205,7 @@ pub(crate) fn mariadb(effort: Effort) -> Result<()> {
             continue;
         }
         let admin = server.url("admin", "admin", "mysql");
-        for n in CONTENDERS {
+        for n in contenders(effort) {
             let effort = effort_of(n, effort);
             let bed = Bed::new(&url, n, || Some(Counter::MariaDb(admin.clone())))?;
             let runtime = &bed.runtime;

@@ -22,7 +22,6 @@ use crate::measure::{
 use crate::pair::show;
 
 const CONTENDERS: [usize; 2] = [8, 32];
-const CROWD: usize = 1_000;
 /// Clients that the contenders share.
 const CLIENTS: usize = 4;
 const PARENT: &str = "/bench/lock";
@@ -321,13 +320,13 @@ fn hops(
     Ok(Round { turns: hops / span, handovers, shares: vec![1.0], requests })
 }
 
-/// A thousand wait. (The driver's recipe is left out: its clean-up of a thousand takes longer than
+/// A crowd waits. (The driver's recipe is left out: its clean-up of a thousand takes longer than
 /// what is measured.)
 fn crowd(runtime: &Runtime, server: &ZooKeeper, effort: Effort) -> Result<()> {
     let (_, locks) = clients(runtime, server)?;
-    let ours = || contend(runtime, server, CROWD, effort.time * 4, one_of_ours(&locks));
+    let ours = || contend(runtime, server, effort.crowd, effort.time * 4, one_of_ours(&locks));
     let measured = alternate(effort, vec![Subject::new("leasehold", ours)])?;
-    show_rounds(&format!("zookeeper:, {CROWD} contenders"), &measured);
+    show_rounds(&format!("zookeeper:, {} contenders", effort.crowd), &measured);
     Ok(())
 }
 

@@ -22,9 +22,11 @@ pub(crate) async fn connect(url: &str) -> Leasehold {
     Leasehold::connect(url).await.unwrap()
 }
 
-/// A client of the driver's, on the top of the tree.
+/// A client of the driver's, on the top of the tree. Its session is long: the driver asks for the
+/// shortest, which a machine that stands still for a moment outlasts.
 pub(crate) async fn raw(port: u16) -> Client {
-    Client::connect(&format!("127.0.0.1:{port}")).await.unwrap()
+    let connector = Client::connector().with_session_timeout(Duration::from_secs(60));
+    connector.connect(&format!("127.0.0.1:{port}")).await.unwrap()
 }
 
 pub(crate) async fn children(client: &Client, lock: &str) -> Vec<String> {
