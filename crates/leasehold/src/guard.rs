@@ -146,7 +146,8 @@ impl Guard {
     /// # Errors
     /// [`ErrorKind::Lost`] if the lock was lost before, so that what was done under it may have
     /// been done by somebody else as well; [`ErrorKind::Unreachable`] if the store did not answer
-    /// (the background thread goes on trying, and the lease ends the hold in any case).
+    /// (the background thread goes on trying; the lease ends the hold in any case, where there are
+    /// leases).
     pub async fn release(self) -> Result<()> {
         match Arc::into_inner(self.hold) {
             Some(hold) => hold.release().await,

@@ -198,3 +198,32 @@ fn s15_what_etcd_cannot_keep_closed_is_refused() {
         assert!(locks.read("s15").await.unwrap().is_none(), "nothing is left of what was refused");
     });
 }
+
+/// The network has forgotten the only connection to the only member, and says nothing of it.
+#[test]
+fn s14_the_only_connection_that_fell_silent_is_replaced() {
+    run(async {
+        let server = testbed::etcd();
+        let proxy = Proxy::before(server.port(0));
+        let locks = connect(&format!("etcd://127.0.0.1:{}", proxy.port())).await;
+        // Its renewals are given up before a member that may be slow would be.
+        let lease = Duration::from_secs(12);
+        let guard = locks.mutex("silent: held").lease(lease).lock().await.unwrap();
+        let blocker = connect(&server.url()).await;
+        let blocker = blocker.mutex("silent: wanted").lease(PATIENCE).lock().await.unwrap();
+        let waiting = tokio::spawn({
+            let mutex = locks.mutex("silent: wanted").lease(lease);
+            async move { mutex.lock().await }
+        });
+        while locks.read("silent: wanted").await.unwrap().unwrap().waiters().count() == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        proxy.silence();
+        tokio::time::sleep(lease * 3 / 2).await;
+        assert!(guard.is_held(), "{guard:?}");
+        assert!(!waiting.is_finished(), "{:?}", waiting.await);
+        release(blocker).await;
+        release(waiting.await.unwrap().unwrap()).await;
+        release(guard).await;
+    });
+}

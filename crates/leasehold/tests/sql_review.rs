@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leasehold::store::sql::SqlStore;
-use leasehold::store::{Joined, LockInfo, Mode, Renew, Renewal, Standing, Store};
-use leasehold::{Claim, Kind, Name, Token};
+use leasehold::store::{Evict, Joined, LockInfo, Mode, Renew, Renewal, Standing, Store};
+use leasehold::{Claim, ErrorKind, Kind, Name, Token};
 use sql_common::*;
 use testbed::{MariaDb, PgBouncer, Postgres, Proxy, Setup};
 use tokio::runtime::Handle;
@@ -50,6 +50,8 @@ on_servers![
     no_room_for_a_connection_is_passing,
     s21_a_clock_set_back_promises_no_more_than_the_lease,
     s45_order_of_tokens_is_order_of_commits,
+    p6_a_heartbeat_that_lengthened_nothing_says_so,
+    an_eviction_is_never_done_twice,
 ];
 
 type Two = [Arc<SqlStore>; 2];
@@ -575,3 +577,64 @@ transactions!(
     testbed::mariadb().database(),
     "SET SESSION TRANSACTION ISOLATION LEVEL"
 );
+
+/// A transaction that grants it, say, has locked a waiter's row. Told that it waits, it would believe of a
+/// grant that is pushed later that it lasts from now, and not from the last heartbeat that counted.
+async fn p6_a_heartbeat_that_lengthened_nothing_says_so<S: Server>() {
+    let server = S::shared();
+    let url = server.database();
+    let [store, _] = two(&url).await;
+    let (held, waits) = (claim("row", LONG, LONG), claim("row", LONG, LONG));
+    holding(&store.join(&held, Mode::Wait).await.unwrap());
+    waiting(&store.join(&waits, Mode::Wait).await.unwrap());
+    let row = "SELECT * FROM leasehold_claims WHERE name = 'row' FOR UPDATE";
+    let blocker = server.hold(&url, row).await;
+    let blind = renewed(&store, &waits).await;
+    assert_eq!(blind.known().unwrap_err().kind(), ErrorKind::Unreachable);
+    drop(blocker);
+    until("it is lengthened", async || {
+        matches!(renewed(&store, &waits).await, Renewal::Waiting(_))
+    })
+    .await;
+}
+
+/// The answer is lost after each number of replies in turn. Whoever was granted the lock by the eviction
+/// has done nothing to be evicted for.
+async fn an_eviction_is_never_done_twice<S: Server>() {
+    let server = S::shared();
+    let url = server.database();
+    let direct = connect(&url).await;
+    let proxy = Proxy::before(server.port());
+    let person = connect(&proxy.in_front_of(server.port(), &url)).await;
+    let mut lost = 0;
+    for kept in 0..12 {
+        let name = format!("evicted {kept}");
+        for joins in [claim(&name, LONG, LONG), claim(&name, LONG, LONG)] {
+            direct.store().join(&joins, Mode::Wait).await.unwrap();
+        }
+        // Its connection has served before, and may be taken for one that was closed meanwhile.
+        person.read(&name).await.unwrap();
+        proxy.drop_replies_after(kept);
+        let mut evicting = tokio::spawn({
+            let (person, name) = (person.clone(), name.clone());
+            async move { person.evict(&name, Evict::Holders).await }
+        });
+        let evicted = tokio::select! {
+            evicted = &mut evicting => Some(evicted),
+            () = until("a dropped reply", async || proxy.has_dropped()) => None,
+        };
+        lost += usize::from(evicted.is_none());
+        proxy.cut();
+        proxy.pass_replies();
+        let evicted = match evicted {
+            Some(evicted) => evicted.unwrap(),
+            None => tokio::time::timeout(LONG, evicting).await.unwrap().unwrap(),
+        };
+        let left = standings(direct.read(&name).await.unwrap());
+        assert!(!left.is_empty(), "both are gone after {kept} replies, and told was {evicted:?}");
+        if let Ok(count) = evicted {
+            assert_eq!((count, left.len()), (1, 1), "after {kept} replies");
+        }
+    }
+    assert!(lost > 2, "only {lost} answers were lost");
+}

@@ -56,6 +56,8 @@ impl Postgres {
         set("unix_socket_directories=".into());
         set("max_connections=300".into());
         set("shared_buffers=32MB".into());
+        // In our directory, since it is killed without having cleaned up.
+        set("dynamic_shared_memory_type=mmap".into());
         if setup.fast {
             set("fsync=off".into());
             set("synchronous_commit=off".into());

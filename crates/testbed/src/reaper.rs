@@ -27,6 +27,10 @@ while [ "$round" -lt 100 ]; do
     round=$((round + 1))
     sleep 0.05
 done
+# What PostgreSQL would remove itself, had it the time: there are few of these on a machine.
+for server in "$1"/*/data/postmaster.pid; do
+    [ -r "$server" ] && ipcrm -m "$(sed -n '7s/.* //p' "$server")" 2>/dev/null
+done
 rm -rf -- "$1"
 "#;
 

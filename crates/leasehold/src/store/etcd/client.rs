@@ -6,9 +6,10 @@
 //!
 //! A member that has lost its leader says so at once, since every request demands a leader. A member
 //! that was stopped says nothing: a request that is not answered within [`ANSWER`] condemns the
-//! connection, and so does one that its caller gave up after [`SUSPECT`], or after [`SUSPECT_ALONE`]
-//! where there is no other member to go to: the network may have lost the connection without a word.
-//! The streams of a condemned connection end with it.
+//! connection, and so does one that its caller gave up after [`SUSPECT`] where there is another member
+//! to go to. The only member is left for a new connection to it, if it has answered nothing at all for
+//! [`SUSPECT_ALONE`]: the network may have lost the old one without a word, and a member that is merely
+//! slow must not be made slower. The streams of a condemned connection end with it.
 //!
 //! Not the crate `etcd-client`: it builds its messages with `protoc`, which would have to be installed
 //! wherever leasehold is built; it says nothing of a member that is silent; and its keep-alive is to be
@@ -44,7 +45,7 @@ const ANSWER: Duration = Duration::from_millis(1_500);
 const ANSWER_ALONE: Duration = Duration::from_secs(5);
 /// A request that was given up after less than this says nothing about the member.
 const SUSPECT: Duration = Duration::from_millis(100);
-/// The same of the only member, to which there is nothing better than a new connection.
+/// For how long the only member answers nothing before a request that was given up says something.
 const SUSPECT_ALONE: Duration = Duration::from_secs(1);
 
 /// What a member tells of itself.
@@ -61,6 +62,8 @@ pub(super) struct Client {
     /// One authenticates for all: it costs etcd a tenth of a second.
     authenticating: tokio::sync::Mutex<()>,
     sent: AtomicU64,
+    /// When a member last answered anything.
+    heard: Mutex<Instant>,
 }
 
 struct Current {
@@ -115,6 +118,7 @@ impl Client {
             moved: watch::Sender::new(0),
             authenticating: tokio::sync::Mutex::new(()),
             sent: AtomicU64::new(0),
+            heard: Mutex::new(Instant::now()),
         })
     }
 
@@ -319,27 +323,59 @@ impl Client {
         generation: u64,
         work: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Failure> {
+        let since = Instant::now();
+        self.while_heard(generation, &|| since, work).await
+    }
+
+    /// The same for one of many that are answered one after the other: silence counts from when any
+    /// of them was `heard`.
+    pub(super) async fn while_heard<T>(
+        &self,
+        generation: u64,
+        heard: &(dyn Fn() -> Instant + Sync),
+        work: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
         let (limit, suspect) = match self.endpoints.len() {
             1 => (ANSWER_ALONE, SUSPECT_ALONE),
             _ => (ANSWER, SUSPECT),
         };
-        let since = Instant::now();
-        let mut asked = Asked { client: self, generation, since, suspect, given_up: true };
-        let sleep = {
-            let _context = self.runtime.enter();
-            tokio::time::sleep(limit)
-        };
+        let mut since = Instant::now();
+        let mut asked = Asked { client: self, generation, since, heard, suspect, given_up: true };
         let mut work = pin!(work);
-        let answer = tokio::select! {
-            biased;
-            answer = &mut work => answer,
-            () = sleep => {
-                self.condemn(generation);
-                Err(Failure::Passing(unreachable(format!("no answer within {limit:?}"))))
+        let answer = loop {
+            let sleep = {
+                let _context = self.runtime.enter();
+                tokio::time::sleep(limit.saturating_sub(since.elapsed()))
+            };
+            tokio::select! {
+                biased;
+                answer = &mut work => {
+                    if !matches!(answer, Err(Failure::Passing(_))) {
+                        self.has_answered();
+                    }
+                    break answer;
+                }
+                () = sleep => {}
             }
+            if heard() <= since {
+                self.condemn(generation);
+                let what = format!("no answer within {limit:?}");
+                break Err(Failure::Passing(unreachable(what)));
+            }
+            since = heard();
         };
         asked.given_up = false;
         answer
+    }
+
+    /// The current member has answered something.
+    pub(super) fn has_answered(&self) {
+        *self.heard() = Instant::now();
+    }
+
+    fn heard(&self) -> MutexGuard<'_, Instant> {
+        // No code that can panic runs between two consistent states.
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Opens a stream of requests and answers. It is open once something was answered.
@@ -380,13 +416,18 @@ struct Asked<'a> {
     client: &'a Client,
     generation: u64,
     since: Instant,
+    heard: &'a (dyn Fn() -> Instant + Sync),
     suspect: Duration,
     given_up: bool,
 }
 
 impl Drop for Asked<'_> {
     fn drop(&mut self) {
-        if self.given_up && self.since.elapsed() > self.suspect {
+        let mut silent_since = (self.heard)().max(self.since);
+        if self.client.endpoints.len() == 1 {
+            silent_since = silent_since.max(*self.client.heard());
+        }
+        if self.given_up && silent_since.elapsed() > self.suspect {
             self.client.condemn(self.generation);
         }
     }

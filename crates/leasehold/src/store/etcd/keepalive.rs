@@ -1,12 +1,12 @@
 //! Keep-alives: one stream for all leases of a client.
 //!
 //! etcd answers them in the order in which they came, each with what the lease was granted for, or
-//! with 0 if it is over. Silence is no answer: each request has its time, after which the connection
-//! is condemned and with it the stream (scenario 82).
+//! with 0 if it is over. Silence is no answer: when nothing was heard for some time, the connection is
+//! condemned and with it the stream (scenario 82). One of thousands waits for those before it.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot};
 
@@ -27,6 +27,8 @@ struct Stream {
     requests: mpsc::UnboundedSender<LeaseKeepAliveRequest>,
     /// `None`: the stream has ended.
     asked: Mutex<Option<Asked>>,
+    /// When the last answer came.
+    heard: Mutex<Instant>,
 }
 
 /// Who waits for the next answers about each lease.
@@ -35,7 +37,7 @@ type Asked = HashMap<i64, VecDeque<oneshot::Sender<i64>>>;
 /// A keep-alive under way.
 #[derive(Debug)]
 pub(super) struct Pending {
-    generation: u64,
+    stream: Arc<Stream>,
     answer: oneshot::Receiver<i64>,
 }
 
@@ -63,13 +65,15 @@ impl KeepAlives {
             asked.entry(lease).or_default().push_back(answered);
         }
         self.client.count_sent();
-        Ok(Pending { generation: stream.generation, answer })
+        Ok(Pending { stream, answer })
     }
 
     /// For how long the lease is good from when this was sent; `None` if it is over.
     pub(super) async fn answer(&self, pending: Pending) -> Result<Option<Duration>, Failure> {
-        let answer = async { pending.answer.await.map_err(|_| ended()) };
-        let ttl = self.client.in_time(pending.generation, answer).await?;
+        let Pending { stream, answer } = pending;
+        let answer = async { answer.await.map_err(|_| ended()) };
+        let heard = || *locked(&stream.heard);
+        let ttl = self.client.while_heard(stream.generation, &heard, answer).await?;
         Ok(u64::try_from(ttl).ok().filter(|ttl| *ttl > 0).map(Duration::from_secs))
     }
 
@@ -89,7 +93,8 @@ impl KeepAlives {
         }
         let (requests, orders) = mpsc::unbounded_channel();
         let asked = Mutex::new(Some(Asked::new()));
-        let stream = Arc::new(Stream { generation: connection.generation, requests, asked });
+        let heard = Mutex::new(Instant::now());
+        let stream = Arc::new(Stream { generation: connection.generation, requests, asked, heard });
         let serving = serve(self.client.clone(), connection.clone(), stream.clone(), orders);
         self.client.runtime().spawn(serving);
         *live = Some(stream.clone());
@@ -119,6 +124,8 @@ async fn serve(
         let path = "/etcdserverpb.Lease/LeaseKeepAlive";
         let mut answers = client.stream(&connection, path, orders).await?;
         while let Some(LeaseKeepAliveResponse { id, ttl }) = answers.message().await? {
+            *locked(&stream.heard) = Instant::now();
+            client.has_answered();
             let mut asked = locked(&stream.asked);
             let Some(all) = asked.as_mut() else { break };
             let Some(first) = all.get_mut(&id) else { continue };

@@ -113,10 +113,11 @@ impl Confirm {
         (self.wanted.within + CONNECTING) * 2
     }
 
-    /// Refuses a lease that may be over before the replicas have answered.
+    /// Refuses a lease that would be over each time before it is clear that too few replicas answer, so
+    /// that nobody could ever hold without them.
     pub(super) fn check(&self, claim: &Claim) -> Result<()> {
-        let within = self.wanted.within;
-        if claim.lease >= within * 3 {
+        let Replicas { within, short, .. } = self.wanted;
+        if short == Shortfall::Refuse || claim.lease >= within * 3 {
             return Ok(());
         }
         let what = format!(
