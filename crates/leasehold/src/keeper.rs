@@ -35,6 +35,8 @@ use crate::telemetry;
 
 /// The most claims that one request renews.
 const BATCH: usize = 1_000;
+/// The longest pause between two tries to give a claim back.
+const LEAVE_AGAIN: Duration = Duration::from_secs(1);
 /// How often the keeper looks at its clock while it keeps anything: after a suspend the timers
 /// are late, the clock is not.
 const GLANCE: Duration = Duration::from_secs(1);
@@ -145,8 +147,11 @@ impl Waiting {
         self.news.notify_one();
     }
 
-    /// Takes in an error after which asking again would not help.
+    /// Takes in an error after which asking again would not help. A grant that came meanwhile stands.
     pub(crate) fn refused(&self, error: &Error) {
+        if matches!(self.lock().outcome, Some(Outcome::Holding { .. })) {
+            return;
+        }
         let what = "the store refused it while it waited";
         self.fail(Error::new(error.kind(), what).because(error.to_string()));
     }
@@ -583,20 +588,39 @@ async fn caught<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
 }
 
 /// Gives a claim back, again and again until the store answers or the claim can no longer live there.
-/// Where claims have no lease, that is when this client ends: there nothing else would ever end it.
+/// Claims without leases live as long as their client: then this goes on in a task that is owed to nobody,
+/// and ends with the client as they do.
 pub(crate) async fn leave_for_sure(
     store: Arc<dyn Store>,
     clock: Clock,
     claim: Claim,
     keep_until: Moment,
 ) {
-    let limit = answer_limit(claim.lease);
     let give_up = clock.now().plus(claim.lease * 2);
+    let left = leave_until(give_up, &*store, &clock, &claim, keep_until).await;
+    if left || store.guarantees().has_leases() {
+        return;
+    }
+    drop(tokio::spawn(async move {
+        while !leave_until(Moment::NEVER, &*store, &clock, &claim, keep_until).await {
+            tokio::time::sleep(LEAVE_AGAIN).await;
+        }
+    }));
+}
+
+/// Tells whether the store has answered before it was given up.
+async fn leave_until(
+    give_up: Moment,
+    store: &dyn Store,
+    clock: &Clock,
+    claim: &Claim,
+    keep_until: Moment,
+) -> bool {
+    let limit = answer_limit(claim.lease);
     let mut pause = Duration::from_millis(20);
-    let mut store = store;
     loop {
         let left = keep_until.since(clock.now());
-        let leave = store.leave(&claim, (!left.is_zero()).then_some(left));
+        let leave = store.leave(claim, (!left.is_zero()).then_some(left));
         let error = match store.is_local() {
             true => leave.await.err(),
             false => match tokio::time::timeout(limit, leave).await {
@@ -604,22 +628,13 @@ pub(crate) async fn leave_for_sure(
                 Err(_) => Some(no_answer(limit)),
             },
         };
-        let Some(error) = error else { return };
-        telemetry::leave_failed(&claim, &error);
-        let ends_by_itself = store.guarantees().has_leases();
-        if ends_by_itself && (!is_passing(&error) || clock.now() > give_up) {
-            return;
+        let Some(error) = error else { return true };
+        telemetry::leave_failed(claim, &error);
+        if !is_passing(&error) || clock.now() > give_up {
+            return false;
         }
-        let client = Arc::downgrade(&store);
-        if !ends_by_itself {
-            drop(store);
-            tokio::time::sleep(pause).await;
-            let Some(still_there) = client.upgrade() else { return };
-            store = still_there;
-        } else {
-            tokio::time::sleep(pause).await;
-        }
-        pause = (pause * 2).min(Duration::from_secs(1));
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LEAVE_AGAIN);
     }
 }
 

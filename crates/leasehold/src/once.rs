@@ -222,7 +222,7 @@ impl Once {
     ///
     /// # Errors
     /// Those of `work`, as they are; [`ErrorKind::Timeout`] if somebody else was at it for all of
-    /// the [wait](Self::wait); [`ErrorKind::Lost`] if the lease was lost before the outcome was
+    /// the [wait](Self::wait), in a transaction or out of one; [`ErrorKind::Lost`] if the lease was lost before the outcome was
     /// stored (the work may be done, and may be done again); what the database answers.
     pub async fn run<DB, E, F>(
         self,
@@ -408,7 +408,11 @@ impl<DB: Database> Row<'_, DB> {
             };
             // A transaction of somebody else's, with the key in it, may go on for ever.
             let limit = until.since(Self::now()).max(self.patience());
-            let begun = Self::in_time(limit, begin).await;
+            let begun = tokio::time::timeout(limit, begin).await.unwrap_or_else(|_| {
+                let what =
+                    "the database, or somebody's transaction with this key in it, stands still";
+                Err(Error::new(ErrorKind::Timeout, what))
+            });
             let left = until.since(Self::now());
             match begun {
                 Ok((Begun::Busy, _)) if !left.is_zero() => {}
@@ -438,10 +442,7 @@ impl<DB: Database> Row<'_, DB> {
     /// What is answered within `limit`.
     async fn in_time<T>(limit: Duration, work: impl Future<Output = Result<T>>) -> Result<T> {
         tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
-            let what = format!(
-                "no answer within {limit:?}: the database, or somebody's transaction with this key in \
-                 it, stands still"
-            );
+            let what = format!("no answer within {limit:?}: check that the database runs");
             Err(Error::new(ErrorKind::Unreachable, what))
         })
     }

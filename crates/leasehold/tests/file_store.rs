@@ -827,6 +827,20 @@ async fn a_release_that_cannot_be_written_is_not_forgotten() {
     drop(guard);
     tokio::time::sleep(lease * 12).await;
     drop(file);
-    let next = locks.mutex("kept").lock_timeout(SOON).await;
-    next.unwrap().release().await.unwrap();
+    let guard = locks.mutex("kept").lease(lease).lock_timeout(SOON).await.unwrap();
+
+    // It goes on no longer than the client does, whose end ends the claim as well.
+    let file = keep_locked(tmp.path(), "kept");
+    drop(guard);
+    tokio::time::sleep(lease * 4).await;
+    drop(locks);
+    let session_ends = async {
+        while fs::read_dir(tmp.path().join("clients")).unwrap().count() > 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(SOON, session_ends).await.expect("the client goes on for ever");
+    drop(file);
+    let locks = Leasehold::connect(&url).await.unwrap();
+    locks.mutex("kept").lock_timeout(SOON).await.unwrap().release().await.unwrap();
 }

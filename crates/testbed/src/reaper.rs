@@ -58,7 +58,11 @@ fn in_memory() -> Option<PathBuf> {
     // Libraries that servers are to load are compiled there.
     let usable = options.split(',').all(|option| option != "noexec" && option != "ro");
     let room = rustix::fs::statvfs("/dev/shm").ok()?;
-    (usable && room.f_bavail * room.f_frsize >= ROOM).then(|| PathBuf::from("/dev/shm"))
+    let memory = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let available = memory.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let available: u64 = available.trim().trim_end_matches(" kB").parse().ok()?;
+    let has_room = room.f_bavail * room.f_frsize >= ROOM && available << 10 >= ROOM;
+    (usable && has_room).then(|| PathBuf::from("/dev/shm"))
 }
 
 fn place() -> &'static Place {

@@ -62,8 +62,15 @@ pub(super) struct Client {
     /// One authenticates for all: it costs etcd a tenth of a second.
     authenticating: tokio::sync::Mutex<()>,
     sent: AtomicU64,
-    /// When a member last answered anything.
-    heard: Mutex<Instant>,
+    quiet: Mutex<Quiet>,
+}
+
+/// Since when the current member says nothing.
+struct Quiet {
+    /// It last answered something.
+    heard: Instant,
+    /// Since then, it was first asked something.
+    asked: Option<Instant>,
 }
 
 struct Current {
@@ -118,7 +125,7 @@ impl Client {
             moved: watch::Sender::new(0),
             authenticating: tokio::sync::Mutex::new(()),
             sent: AtomicU64::new(0),
-            heard: Mutex::new(Instant::now()),
+            quiet: Mutex::new(Quiet { heard: Instant::now(), asked: None }),
         })
     }
 
@@ -212,6 +219,7 @@ impl Client {
         }
         let now = current.generation;
         drop(current);
+        self.has_answered();
         self.moved.send_replace(now);
     }
 
@@ -340,6 +348,7 @@ impl Client {
             _ => (ANSWER, SUSPECT),
         };
         let mut since = Instant::now();
+        self.quiet().asked.get_or_insert(since);
         let mut asked = Asked { client: self, generation, since, heard, suspect, given_up: true };
         let mut work = pin!(work);
         let answer = loop {
@@ -370,12 +379,12 @@ impl Client {
 
     /// The current member has answered something.
     pub(super) fn has_answered(&self) {
-        *self.heard() = Instant::now();
+        *self.quiet() = Quiet { heard: Instant::now(), asked: None };
     }
 
-    fn heard(&self) -> MutexGuard<'_, Instant> {
+    fn quiet(&self) -> MutexGuard<'_, Quiet> {
         // No code that can panic runs between two consistent states.
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+        self.quiet.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Opens a stream of requests and answers. It is open once something was answered.
@@ -425,7 +434,8 @@ impl Drop for Asked<'_> {
     fn drop(&mut self) {
         let mut silent_since = (self.heard)().max(self.since);
         if self.client.endpoints.len() == 1 {
-            silent_since = silent_since.max(*self.client.heard());
+            let quiet = self.client.quiet();
+            silent_since = quiet.asked.unwrap_or(silent_since.max(quiet.heard));
         }
         if self.given_up && silent_since.elapsed() > self.suspect {
             self.client.condemn(self.generation);

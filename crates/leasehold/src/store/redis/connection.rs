@@ -204,7 +204,11 @@ impl Node {
         let sent = connected.connection.send_packed_commands(pipeline, 0, pipeline.len());
         let answers = sent.await;
         watched.answered();
-        answers.inspect_err(|error| connected.note(error))
+        let answers = answers.inspect_err(|error| connected.note(error))?;
+        for refused in answers.iter().filter(|answer| matches!(answer, Value::ServerError(_))) {
+            let _ = refused.clone().extract_error().inspect_err(|error| connected.note(error));
+        }
+        Ok(answers)
     }
 
     /// The link of the runtime that polls us.

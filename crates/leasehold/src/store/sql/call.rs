@@ -83,7 +83,8 @@ impl Shared {
                     replaced += 1;
                 }
                 Some(Err(Failure::ReadOnly(error))) => {
-                    pool.forget_idle();
+                    self.pool.forget_idle();
+                    self.beats.forget_idle();
                     return Err(fault::replaced(&error));
                 }
                 Some(Err(Failure::Conflict(error))) => {
