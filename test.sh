@@ -5,6 +5,9 @@
 #   ./test.sh                   everything
 #   ./test.sh --no-run          only installs and builds
 #   ./test.sh -p leasehold      any arguments of `cargo test`
+#
+# The servers are the newest that are tested; those of this machine with
+#   LEASEHOLD_SERVERS=oldest ./test.sh
 set -eu
 cd "$(dirname "$0")"
 
@@ -15,7 +18,8 @@ tools='cc:gcc cc:libc6-dev bash:bash dash:dash flock:util-linux setsid:util-linu
     setpriv:util-linux unshare:util-linux ip:iproute2 nft:nftables openssl:openssl initdb:postgresql psql:postgresql-client
     mariadbd:mariadb-server mariadb:mariadb-client pgbouncer:pgbouncer
     redis-server:redis-server python3:python3 python3:python3-venv
-    etcd:etcd-server etcdctl:etcd-client java:default-jre-headless javac:default-jdk-headless'
+    etcd:etcd-server etcdctl:etcd-client java:default-jre-headless javac:default-jdk-headless
+    mmdebstrap:mmdebstrap patchelf:patchelf'
 
 if ! command -v cargo >/dev/null; then
     echo 'test.sh: no cargo: install Rust 1.95 or later first (rustup.rs)' >&2
@@ -79,5 +83,8 @@ if ! cmp -s "$wanted" "$environment/installed"; then
     "$environment/bin/pip" install --quiet --disable-pip-version-check -r "$wanted"
     cp "$wanted" "$environment/installed"
 fi
+
+# The newest versions of the servers, beside the ones that are installed.
+crates/testbed/newer-servers.sh >/dev/null
 
 exec cargo test --workspace --all-features "$@"

@@ -19,6 +19,7 @@ use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use crate::args::{AcquireArgs, TakeArgs};
 use crate::events::{Event, Events, Style};
 use crate::exit::{Failure, SYSTEM};
+use crate::inherited;
 use crate::keeper::DELIVERED;
 use crate::shell::Process;
 
@@ -34,6 +35,9 @@ fn acquire(args: &AcquireArgs) -> Result<(), Failure> {
         Some(pid) => Process::with_pid(pid)?,
         None => Process::calling_shell()?,
     };
+    if inherited::stdout_closed() {
+        return Err(Failure::system("the token cannot be printed", "stdout is closed"));
+    }
     let refused = |e: std::io::Error| Failure::system("cannot start the keeper of the lock", e);
     let mut events = Events::new(Style::Quiet);
     keep_descriptors_to_ourselves();
@@ -71,7 +75,9 @@ fn outcome(report: impl BufRead, events: &Events) -> Result<u64, Failure> {
         match serde_json::from_str(&line) {
             Ok(Event::Progress { line }) => events.progress(line),
             Ok(Event::Acquired { token, .. }) => return Ok(token),
-            Ok(Event::Failed { code, message }) => return Err(Failure { code, message }),
+            Ok(Event::Failed { code, message, silent }) => {
+                return Err(Failure { code, message, silent });
+            }
             _ => {}
         }
     }
@@ -86,6 +92,7 @@ fn words(take: &TakeArgs) -> Vec<OsString> {
     flag(take.try_only, "--try");
     flag(take.shared, "--shared");
     flag(take.exclusive, "--exclusive");
+    flag(take.quiet, "--quiet");
     let mut value = |name: &str, value: Option<String>| {
         words.extend(value.map(|v| format!("--{name}={v}").into()));
     };
@@ -98,7 +105,7 @@ fn words(take: &TakeArgs) -> Vec<OsString> {
     value("at-least", take.at_least.map(exact));
     value("lock-delay", take.lock_delay.map(exact));
     value("label", take.label.clone());
-    value("conflict-exit-code", Some(take.conflict_exit_code.to_string()));
+    value("conflict-exit-code", take.conflict_exit_code.map(|code| code.to_string()));
     words.extend(["--".into(), take.name.clone().into()]);
     words
 }
@@ -126,7 +133,7 @@ mod tests {
     #[test]
     fn the_keeper_is_told_what_we_were_told() {
         let said = "leasehold acquire --wait 1500ms --of 3 --permits 2 --lease 7s --max-hold 1m \
-                    --at-least 3s --lock-delay 4s --label=--x -E 9 -- -name";
+                    --at-least 3s --lock-delay 4s --label=--x -q -E 9 -- -name";
         let Command::Acquire(said) = Args::parse_from(said.split_whitespace()).command else {
             panic!("not acquire");
         };

@@ -7,7 +7,8 @@
 //! semaphore. Plain is not silently "the exclusive side": a mutex is what every store keeps and
 //! what other programs' locks of that name are, so two kinds that meet in one name are told so.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
@@ -95,16 +96,18 @@ pub(crate) struct StoreArgs {
     /// redlock://host,host,host,
     /// zookeeper://host,host/path, etcd://host,host,host, …
     ///
-    /// The default, file:, is a directory of yours on this machine, the same for your shell and
-    /// for cron. `leasehold show NAME` and -v say which.
-    #[arg(
-        long,
-        value_name = "URL",
-        env = "LEASEHOLD_STORE",
-        hide_env_values = true,
-        default_value = "file:"
-    )]
+    /// The default is what LEASEHOLD_STORE says, or else file:, a directory of yours on this
+    /// machine, the same for your shell and for cron. `leasehold show NAME` and -v say which.
+    #[arg(long, value_name = "URL", default_value = default_store(), hide_default_value = true)]
     store: String,
+}
+
+/// Not by clap, which would take the variable for something said on the command line, and show it
+/// in usage lines as if it had to be there.
+fn default_store() -> &'static OsStr {
+    static STORE: LazyLock<OsString> =
+        LazyLock::new(|| std::env::var_os("LEASEHOLD_STORE").unwrap_or_default());
+    &STORE
 }
 
 impl StoreArgs {
@@ -140,10 +143,10 @@ pub(crate) struct TakeArgs {
     /// How long a crashed holder's lock stays taken, where the store works with leases (not file:)
     #[arg(long, value_name = "DUR", value_parser = duration, default_value = "15s")]
     pub(crate) lease: Duration,
-    /// Hold no longer than this: the command is ended in time
+    /// Hold no longer than this (`run` ends its command in time, `acquire` just releases)
     #[arg(long, value_name = "DUR", value_parser = duration)]
     pub(crate) max_hold: Option<Duration>,
-    /// Keep the lock taken this long even if the command is done earlier: once per period
+    /// Keep the lock taken this long from when it was taken, even if it is released earlier
     #[arg(long, value_name = "DUR", value_parser = duration)]
     pub(crate) at_least: Option<Duration>,
     /// Keep the lock closed this long after a crash, where the store can
@@ -152,9 +155,12 @@ pub(crate) struct TakeArgs {
     /// What `show` and those who wait read about this holder
     #[arg(long, value_name = "TEXT")]
     pub(crate) label: Option<String>,
-    /// Exit with this code instead of 75 when the lock was not acquired
-    #[arg(short = 'E', long, value_name = "CODE", default_value_t = crate::exit::NOT_ACQUIRED)]
-    pub(crate) conflict_exit_code: u8,
+    /// Exit with this code when the lock was not acquired [default: 75]
+    #[arg(short = 'E', long, value_name = "CODE")]
+    pub(crate) conflict_exit_code: Option<u8>,
+    /// Say nothing when the lock was not acquired
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
     /// Name of the lock: 1 to 512 bytes of UTF-8 without control characters
     pub(crate) name: String,
 }
@@ -164,6 +170,11 @@ impl TakeArgs {
     pub(crate) fn tries_only(&self) -> bool {
         self.try_only || self.wait == Some(Duration::ZERO)
     }
+
+    /// What to exit with when the lock was not acquired.
+    pub(crate) fn conflict_code(&self) -> u8 {
+        self.conflict_exit_code.unwrap_or(crate::exit::NOT_ACQUIRED)
+    }
 }
 
 #[derive(Debug, clap::Args)]
@@ -171,14 +182,24 @@ impl TakeArgs {
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) take: TakeArgs,
+    /// Run at most once in this time, on however many machines: who comes second exits with 0
+    /// and says nothing (-E changes the code, -v tells). For cron; give a little less than
+    /// the period
+    #[arg(
+        long,
+        value_name = "DUR",
+        value_parser = duration,
+        conflicts_with_all = ["try_only", "wait", "at_least"],
+    )]
+    pub(crate) once_per: Option<Duration>,
     /// Do not let the command inherit the lock: it is free the moment leasehold dies (file:)
     #[arg(long)]
     pub(crate) close: bool,
     /// Say on stderr what happens
-    #[arg(short, long)]
+    #[arg(short, long, conflicts_with = "quiet")]
     pub(crate) verbose: bool,
     /// Say on stderr what happens, as one JSON object per line
-    #[arg(long)]
+    #[arg(long, conflicts_with = "quiet")]
     pub(crate) json: bool,
     /// The command and its arguments: executed directly, never through a shell
     #[arg(last = true, required = true, value_name = "CMD")]
@@ -188,22 +209,30 @@ pub(crate) struct RunArgs {
 const RUN_HELP: &str = "\
 Examples:
   leasehold run nightly-report -- ./report.sh
-  leasehold run --wait 30s -E 0 sync -- rsync -a src/ dst/  # gives up quietly after 30 s
+  leasehold run --wait 30s -q -E 0 sync -- rsync -a src/ d/ # gives up quietly after 30 s
   leasehold run --of 4 --permits 2 gpu -- ./train           # two of four permits
   leasehold run --shared db -- ./read.sh                    # together with other --shared …
   leasehold run --exclusive db -- ./migrate.sh              # … but never with this one
-  leasehold run --at-least 50m hourly -- ./hourly.sh        # from cron on many machines: once
+  leasehold run --once-per 50m hourly -- ./hourly.sh        # from cron on many machines: once
   leasehold run stock -- sh -c 'update \"$LEASEHOLD_TOKEN\"'  # the shell is yours to ask for
 
-The command finds LEASEHOLD_NAME, LEASEHOLD_TOKEN (the fencing token) and LEASEHOLD_SEQUENCER (for
-`leasehold check`) in its environment. It runs in a process group of its own; signals are passed on to that group, and on a terminal it is
-the foreground job: Ctrl-C and Ctrl-Z work as ever.
+--once-per counts from when the lock was taken, whatever becomes of the command: one that fails is
+not run again before the next period, one whose machine dies is (its lease runs out).
+
+The command finds LEASEHOLD_NAME, LEASEHOLD_TOKEN (the fencing token), LEASEHOLD_SEQUENCER (for
+`leasehold check`) and LEASEHOLD_STORE (as it was given) in its environment. It runs in a process
+group of its own; signals are passed on to that group, and on a terminal it is the foreground job:
+Ctrl-C and Ctrl-Z work as ever.
+
+To hold two locks, run one under the other, in the same order everywhere; the same lock twice is
+refused (2).
 
 Exit codes: the command's own, 128+n if it died of signal n; or
     2  usage, an invalid name or option, or a name in use as another kind of lock
    69  the store cannot be reached (for 15 s, --lease or --wait; with --try: at once) or used
    71  the system refused (no more processes, no more files)
-   74  the lock was lost, or about to be, while the command ran: it was ended
+   74  the lock was lost, or about to be, while the command ran: it was ended; or before it could
+       be started: it was not run
    75  the lock was not acquired (-E changes this)
   126  the command cannot be executed
   127  the command was not found
@@ -215,17 +244,21 @@ If leasehold itself is killed, or stopped for too long, a watchdog does the same
 store nothing runs out, and the command inherits the lock as with flock (--close prevents it).
 
 Not covered: descendants that leave the command's process group (daemons, setsid), or that run on
-in it after the command itself has ended; a machine that is suspended or frozen as a whole until
-the lease is over (the command is ended as soon as it wakes); and whatever the command set off on
-other machines. Where that matters, let the resource check the token. A job that was stopped with
-Ctrl-Z stops renewing too: on a store with leases it is ended before its lease is over.";
+in it after the command itself has ended; a command that becomes another user (sudo, setuid
+programs), which leasehold may not signal: it says so, renews for as long as the command lives, and
+exits with 74; a machine that is suspended or frozen as a whole until the lease is over (the command
+is ended as soon as it wakes); whatever the command set off on other machines; and a store that fails
+over to a member that had not heard of the hold (a replica of Redis or of a database): the old member
+may go on renewing it until it is demoted. Where that matters, let the resource check the token. A
+job that was stopped with Ctrl-Z stops renewing too: on a store with leases it is ended before its
+lease is over.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = ACQUIRE_HELP, after_help = "More, with examples: leasehold acquire --help")]
 pub(crate) struct AcquireArgs {
     #[command(flatten)]
     pub(crate) take: TakeArgs,
-    /// The process whose end releases the lock [default: the calling shell]
+    /// The process whose end releases the lock [default: the shell that reads the token]
     #[arg(long, value_parser = clap::value_parser!(i32).range(1..))]
     pub(crate) pid: Option<i32>,
 }
@@ -237,8 +270,9 @@ Example:
   leasehold release deploy --token \"$T\"
 
 A keeper in the background holds and renews the lock until it is released or the calling shell is
-gone, however it ended. `release` exits with 74 if the lock was lost meanwhile. The calling shell
-is found even from inside $(…); --pid $$ names it outright. Exit codes as in `leasehold run`.
+gone, however it ended. `release` exits with 74 if the lock was lost meanwhile. That shell is the
+one that reads the token, as in $(…), whatever runs in between; in a pipeline there is none, and
+without --pid $$ nothing is taken (2). Exit codes as in `leasehold run`.
 
 Nothing stops the script when the lock is lost (where the store works with leases): a script that
 must be stopped is better run by `leasehold run`.";
@@ -263,7 +297,8 @@ Exit codes: 0 it was held until now; 74 the hold with this token had ended befor
 released); 1 with --force, nobody held it; 2 and 69 as in `leasehold run`.
 
 --force hands the lock to the next in the queue while its holder may still be at work: only a
-resource that checks tokens is safe from that.";
+resource that checks tokens is safe from that. On Redis it refuses what is not certainly a lock, and
+a lock of Redisson's (69).";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = CHECK_HELP)]
@@ -300,6 +335,10 @@ Exit codes: 0 the store keeps what its kind can promise; 1 something breaks a pr
 refuses to be used so; 2 bad usage; 69 it cannot be reached, and nothing is known.";
 
 #[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Exit codes: 0, whether or not there are any; 2 bad usage; 69 the store cannot be \
+                  reached, or there is none."
+)]
 pub(crate) struct LsArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
@@ -312,6 +351,7 @@ pub(crate) struct LsArgs {
 }
 
 #[derive(Debug, clap::Args)]
+#[command(after_help = SHOW_HELP)]
 pub(crate) struct ShowArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
@@ -321,6 +361,13 @@ pub(crate) struct ShowArgs {
     /// Name of the lock
     pub(crate) name: String,
 }
+
+const SHOW_HELP: &str = "\
+Who holds, who waits, and who has departed: its holder is gone, and the lock is kept closed in its
+place (--at-least, --once-per, --lock-delay).
+
+Exit codes: 0 somebody holds the lock, waits for it or has departed; 1 it is free; 2 bad usage; 69
+the store cannot be reached, or there is none.";
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct KeepArgs {
@@ -369,6 +416,10 @@ mod tests {
             &["--shared", "--exclusive"],
             &["--shared", "--of", "2"],
             &["--try", "--wait", "1s"],
+            &["--once-per", "1h", "--try"],
+            &["--once-per", "1h", "--wait", "1s"],
+            &["--once-per", "1h", "--at-least", "1m"],
+            &["-q", "-v"],
         ] {
             assert!(parse(bad).is_err(), "{bad:?}");
         }

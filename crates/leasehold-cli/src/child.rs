@@ -1,10 +1,15 @@
 //! CMD: started directly, in a process group of its own, and watched for how it stops and ends.
 //!
 //! Between fork and exec the child itself does what must be true before CMD's first instruction:
+//! - it looks at the clock: whoever was stopped between the grant and here, for longer than the
+//!   lease, must not start CMD beside the next holder. It looks last of all, after it has told the
+//!   watchdog its group; what is stopped after that look is killed by the watchdog at the deadline;
 //! - it tells the [watchdog](crate::watchdog) its group, through the pipe: there is no moment at
 //!   which CMD runs unwatched, even if leasehold is killed right after the fork;
 //! - it makes itself the terminal's foreground group ([`crate::terminal`]);
-//! - it keeps the store's lifeline open over exec, if CMD is to keep the lock alive.
+//! - it keeps the store's lifeline open over exec, if CMD is to keep the lock alive;
+//! - it puts SIGPIPE back to what [we were given](crate::inherited). (Until then it is ignored: a
+//!   watchdog that was killed is an error to be told, and no death.)
 //!
 //! CMD is found as a shell finds it, on PATH; its arguments are handed on one by one. stdin, stdout
 //! and stderr are not touched.
@@ -19,12 +24,14 @@ use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitStatus};
 
+use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use nix::sys::signal::{SigHandler, Signal};
 use nix::unistd::{Pid, getpid};
 use rustix::process::{WaitId, WaitIdOptions, waitid};
 
-use crate::exit::{Failure, NOT_EXECUTABLE, NOT_FOUND};
-use crate::{signals, terminal};
+use crate::exit::{self, Failure, NOT_EXECUTABLE, NOT_FOUND};
+use crate::{boottime, inherited, signals, terminal};
 
 /// CMD, running.
 #[derive(Debug)]
@@ -44,29 +51,39 @@ pub(crate) enum Change {
 
 /// What CMD is started with besides its arguments.
 #[derive(Debug)]
-pub(crate) struct Surroundings<'a> {
-    pub(crate) name: &'a str,
-    pub(crate) token: u64,
-    pub(crate) sequencer: String,
+pub(crate) struct Surroundings {
+    /// What it finds in its environment besides what we found in ours.
+    pub(crate) environment: Vec<(&'static str, String)>,
     pub(crate) watchdog: PipeWriter,
     pub(crate) tty: Option<File>,
     pub(crate) lifeline: Option<OwnedFd>,
+    /// Until when it may be started, by the [boot clock](boottime).
+    pub(crate) deadline: Option<u64>,
+}
+
+/// Why CMD was not started.
+#[derive(Debug)]
+pub(crate) enum NotStarted {
+    /// The watchdog is not there to be told of it.
+    Unwatched,
+    /// It would have begun after its deadline.
+    TooLate,
+    Failed(Failure),
 }
 
 impl Child {
     /// Starts CMD.
-    pub(crate) fn start(command: &[OsString], around: Surroundings<'_>) -> Result<Self, Failure> {
+    pub(crate) fn start(command: &[OsString], around: Surroundings) -> Result<Self, NotStarted> {
         let Some((program, arguments)) = command.split_first() else {
-            return Err(Failure::new(crate::exit::USAGE, "no command given"));
+            let failure = Failure::new(exit::USAGE, "no command given");
+            return Err(NotStarted::Failed(failure));
         };
+        let Surroundings { environment, mut watchdog, tty, lifeline, deadline } = around;
         let mut cmd = Command::new(program);
-        cmd.args(arguments)
-            .env("LEASEHOLD_NAME", around.name)
-            .env("LEASEHOLD_TOKEN", around.token.to_string())
-            .env("LEASEHOLD_SEQUENCER", around.sequencer)
-            .process_group(0);
-        let Surroundings { mut watchdog, tty, lifeline, .. } = around;
+        cmd.args(arguments).envs(environment).process_group(0);
         let prepare = move || {
+            let before = signals::set(Signal::SIGPIPE, SigHandler::SigIgn)?;
+            check_in_time(deadline)?;
             let group = getpid();
             tell_group(&mut watchdog, group)?;
             if let Some(tty) = &tty {
@@ -75,12 +92,15 @@ impl Child {
             if let Some(lifeline) = &lifeline {
                 fcntl(lifeline, FcntlArg::F_SETFD(FdFlag::empty()))?;
             }
-            Ok(())
+            if !inherited::sigpipe_ignored() {
+                signals::restore(Signal::SIGPIPE, &before);
+            }
+            check_in_time(deadline)
         };
         // SAFETY: runs in the forked child before exec, where only async-signal-safe calls are
-        // allowed: `prepare` makes system calls (getpid, write, sigprocmask, tcsetpgrp, fcntl) on
-        // descriptors that it owns and formats a number into a buffer on its stack; it takes no
-        // lock and allocates nothing.
+        // allowed: `prepare` makes system calls (getpid, write, sigaction, sigprocmask, tcsetpgrp,
+        // fcntl, clock_gettime) on descriptors that it owns and formats a number into a buffer on
+        // its stack; it takes no lock and allocates nothing.
         unsafe { cmd.pre_exec(prepare) };
         let process = cmd.spawn().map_err(|e| not_started(program, &e))?;
         let group = Pid::from_raw(i32::try_from(process.id()).unwrap_or(i32::MAX));
@@ -105,12 +125,23 @@ impl Child {
 
     /// Passes a signal on to CMD's whole group.
     pub(crate) fn send(&self, signal: i32) {
-        signals::send(self.group, signal);
+        // What became another user's gets no signals of ours.
+        let _ = signals::send(self.group, signal);
     }
 
     /// How it ended. From here on the group must not be signalled any more.
     pub(crate) fn reap(mut self) -> io::Result<ExitStatus> {
         self.process.wait()
+    }
+}
+
+/// What tells our own refusal from those of the system; no exec fails so.
+const TOO_LATE: Errno = Errno::ETIME;
+
+fn check_in_time(deadline: Option<u64>) -> io::Result<()> {
+    match deadline {
+        Some(deadline) if boottime::now() >= deadline => Err(TOO_LATE.into()),
+        _ => Ok(()),
     }
 }
 
@@ -132,15 +163,55 @@ pub(crate) fn own_lifeline(lifeline: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-fn not_started(program: &std::ffi::OsStr, error: &io::Error) -> Failure {
-    match error.kind() {
+fn not_started(program: &std::ffi::OsStr, error: &io::Error) -> NotStarted {
+    NotStarted::Failed(match error.kind() {
+        _ if error.raw_os_error() == Some(TOO_LATE as i32) => return NotStarted::TooLate,
+        ErrorKind::BrokenPipe => return NotStarted::Unwatched,
         ErrorKind::NotFound => Failure::new(NOT_FOUND, format!("{program:?}: command not found")),
-        ErrorKind::WouldBlock | ErrorKind::OutOfMemory => {
-            Failure::system("cannot start the command", error)
-        }
+        _ if exit::is_shortage(error) => Failure::system("cannot start the command", error),
         ErrorKind::InvalidInput => {
-            Failure::new(crate::exit::USAGE, format!("{program:?} cannot be a command: {error}"))
+            Failure::new(exit::USAGE, format!("{program:?} cannot be a command: {error}"))
         }
         _ => Failure::new(NOT_EXECUTABLE, format!("{program:?} cannot be executed: {error}")),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn surroundings(deadline: Option<u64>) -> (io::PipeReader, Surroundings) {
+        let (reader, watchdog) = io::pipe().unwrap();
+        let environment = Vec::new();
+        (reader, Surroundings { environment, watchdog, tty: None, lifeline: None, deadline })
+    }
+
+    fn touch(path: &std::path::Path) -> [OsString; 2] {
+        ["touch".into(), path.into()]
+    }
+
+    #[test]
+    fn f28_nothing_is_run_after_its_deadline() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ran");
+        let (_watchdog, around) = surroundings(Some(boottime::now()));
+        let late = Child::start(&touch(&path), around);
+        assert!(matches!(late, Err(NotStarted::TooLate)), "{late:?}");
+        assert!(!path.exists());
+        let (_watchdog, around) =
+            surroundings(boottime::after(std::time::Duration::from_secs(900)));
+        Child::start(&touch(&path), around).unwrap().reap().unwrap();
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn f29_nothing_is_run_without_its_watchdog() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ran");
+        let (watchdog, around) = surroundings(None);
+        drop(watchdog);
+        let unwatched = Child::start(&touch(&path), around);
+        assert!(matches!(unwatched, Err(NotStarted::Unwatched)), "{unwatched:?}");
+        assert!(!path.exists());
     }
 }

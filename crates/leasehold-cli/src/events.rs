@@ -29,13 +29,14 @@ pub(crate) enum Event {
     Forwarded { signal: i32 },
     /// CMD was stopped, and us with it; and both run again.
     Stopped { signal: i32 },
-    /// The lease was not renewed in time, or max-hold is nearly over: CMD was sent SIGTERM.
-    AtRisk { name: String, remaining_seconds: f64 },
+    /// The lease was not renewed in time, or max-hold is nearly over: CMD was sent SIGTERM, unless
+    /// it runs as another user.
+    AtRisk { name: String, remaining_seconds: f64, sent: bool },
     /// A renewal came in time after all.
     Recovered { name: String },
-    /// The end of the lease was too near, or the lock is lost: CMD was sent SIGKILL.
-    Killed { name: String },
-    /// The lock is not held any more.
+    /// The end of the lease was too near: CMD was sent SIGKILL, unless it runs as another user.
+    Killed { name: String, sent: bool },
+    /// The lock is not held any more, and CMD is killed.
     Lost { name: String, reason: String },
     /// CMD ended: with a code, or by a signal.
     Exited { code: Option<i32>, signal: Option<i32> },
@@ -43,14 +44,23 @@ pub(crate) enum Event {
     Released { name: String, token: u64 },
     /// Something that people should know, though it changes no exit code.
     Warning { message: String },
-    /// leasehold itself ends with this code.
-    Failed { code: u8, message: String },
+    /// leasehold itself ends with this code. A silent one is no news to people.
+    Failed {
+        code: u8,
+        message: String,
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        silent: bool,
+    },
 }
 
 impl Event {
     /// For people; in one line whatever the names hold.
     fn line(&self) -> String {
         let plain = |name: &str| name.to_owned();
+        let sent = |signal, sent| match sent {
+            true => format!("sent {signal}"),
+            false => format!("{signal} was refused, since the command runs as another user"),
+        };
         match self {
             Self::Store { store } => format!("store {}", store.escape_debug()),
             Self::Waiting { name, ahead } => format!("waiting for {name:?}, {ahead} before us"),
@@ -61,11 +71,14 @@ impl Event {
             Self::Started { pid } => format!("the command runs as process group {pid}"),
             Self::Forwarded { signal } => format!("passed on signal {signal}"),
             Self::Stopped { signal } => format!("the command was stopped by signal {signal}"),
-            Self::AtRisk { name, remaining_seconds } => {
-                format!("{name:?} is certain for only {remaining_seconds:.3} s more: sent SIGTERM")
+            Self::AtRisk { name, remaining_seconds, sent: was_sent } => {
+                let sent = sent("SIGTERM", *was_sent);
+                format!("{name:?} is certain for only {remaining_seconds:.3} s more: {sent}")
             }
             Self::Recovered { name } => format!("{name:?} was renewed after all"),
-            Self::Killed { name } => format!("{name:?} is as good as lost: sent SIGKILL"),
+            Self::Killed { name, sent: was_sent } => {
+                format!("{name:?} is as good as lost: {}", sent("SIGKILL", *was_sent))
+            }
             Self::Lost { name, reason } => format!("lost {name:?}: {reason}"),
             Self::Exited { code: Some(code), .. } => format!("the command exited with {code}"),
             Self::Exited { signal, .. } => {
@@ -125,6 +138,7 @@ impl Events {
     /// Tells what happened, to those who asked.
     pub(crate) fn tell(&self, event: &Event) {
         match (self.style, event) {
+            (Style::Quiet, Event::Failed { silent: true, .. }) => {}
             // The bare truth about a failure is told in any case.
             (Style::Quiet, Event::Warning { .. } | Event::Failed { .. }) | (Style::Plain, _) => {
                 self.say(Said::Line(format!("leasehold: {}", event.line())));

@@ -3,13 +3,16 @@
 //! CMD's own code passes through untouched, so ours keep to the numbers of sysexits.h, where a
 //! program rarely has its own, and to the shells' 126, 127 and 128+n.
 
+use std::io;
+use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitCode, ExitStatus};
 
-use std::os::unix::process::ExitStatusExt;
-
 use leasehold::{Error, ErrorKind};
+use nix::errno::Errno;
 
-/// Nothing was held, so nothing was released.
+use crate::events::Event;
+
+/// Nothing was held, so nothing was released; or there is nothing to show.
 pub(crate) const NOT_HELD: u8 = 1;
 /// The doctor found a promise broken.
 pub(crate) const BROKEN: u8 = 1;
@@ -33,11 +36,13 @@ pub(crate) const NOT_FOUND: u8 = 127;
 pub(crate) struct Failure {
     pub(crate) code: u8,
     pub(crate) message: String,
+    /// Told only to those who want to hear of everything.
+    pub(crate) silent: bool,
 }
 
 impl Failure {
     pub(crate) fn new(code: u8, message: impl Into<String>) -> Self {
-        Self { code, message: message.into() }
+        Self { code, message: message.into(), silent: false }
     }
 
     /// The system refused something that this process needs.
@@ -49,15 +54,44 @@ impl Failure {
     pub(crate) fn report(&self) -> ExitCode {
         // Not eprintln!, which panics when stderr is gone.
         use std::io::Write;
-        let _ = writeln!(std::io::stderr(), "leasehold: {}", self.message);
+        if !self.silent {
+            let _ = writeln!(std::io::stderr(), "leasehold: {}", self.message);
+        }
         ExitCode::from(self.code)
     }
+
+    /// The same as an event.
+    pub(crate) fn event(&self) -> Event {
+        let Self { code, silent, ref message } = *self;
+        Event::Failed { code, message: message.clone(), silent }
+    }
+}
+
+/// Whether the system has no more of something: descriptors, processes, memory.
+pub(crate) fn is_shortage(error: &io::Error) -> bool {
+    let number = error.raw_os_error().map(Errno::from_raw);
+    matches!(number, Some(Errno::EMFILE | Errno::ENFILE | Errno::EAGAIN | Errno::ENOMEM))
+}
+
+/// The same of what lies under an error of the library's, perhaps only in the words of a driver's.
+fn comes_of_shortage(error: &Error) -> bool {
+    let mut under = std::error::Error::source(error);
+    while let Some(source) = under {
+        let told = source.downcast_ref::<io::Error>().is_some_and(is_shortage);
+        let numbers = [Errno::EMFILE, Errno::ENFILE].map(|n| format!("(os error {})", n as i32));
+        if told || numbers.iter().any(|number| source.to_string().contains(number)) {
+            return true;
+        }
+        under = source.source();
+    }
+    false
 }
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         use ErrorKind::{Config, Contended, InvalidName, Lost, Mismatch, Timeout, Unsupported};
         let code = match error.kind() {
+            _ if comes_of_shortage(&error) => SYSTEM,
             Contended | Timeout | Lost => NOT_ACQUIRED,
             InvalidName | Config | Unsupported | Mismatch => USAGE,
             _ => UNAVAILABLE,
@@ -99,6 +133,13 @@ mod tests {
         assert_eq!(code(ErrorKind::Denied), 69);
         assert_eq!(code(ErrorKind::InvalidName), 2);
         assert_eq!(code(ErrorKind::Mismatch), 2);
+        // Whatever was being done when there were no more files.
+        for kind in [ErrorKind::Config, ErrorKind::Unreachable] {
+            let number = io::Error::from_raw_os_error(Errno::EMFILE as i32);
+            let drivers = format!("cannot connect: {number}");
+            assert_eq!(Failure::from(Error::new(kind, "x").because(number)).code, 71);
+            assert_eq!(Failure::from(Error::new(kind, "x").because(drivers)).code, 71);
+        }
     }
 
     #[test]

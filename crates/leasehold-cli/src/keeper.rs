@@ -46,9 +46,9 @@ pub(crate) fn main(args: KeepArgs) -> ExitCode {
     let _ = nix::sys::prctl::set_name(c"leasehold");
     match drive(keep(&args)) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(Failure { code, message }) => {
-            report(&Event::Failed { code, message });
-            ExitCode::from(code)
+        Err(failure) => {
+            report(&failure.event());
+            ExitCode::from(failure.code)
         }
     }
 }
@@ -218,6 +218,6 @@ impl Door {
         // A keeper that died meanwhile holds nothing; one that hangs is passed by.
         timeout(PATIENCE, talk).await.ok()?.ok()?;
         let answer: Answer = serde_json::from_slice(&answer).ok()?;
-        Some(answer.failure.map_or(Ok(()), |(code, message)| Err(Failure { code, message })))
+        Some(answer.failure.map_or(Ok(()), |(code, message)| Err(Failure::new(code, message))))
     }
 }

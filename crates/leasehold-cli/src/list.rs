@@ -12,20 +12,21 @@ use serde::Serialize;
 
 use crate::args::{LsArgs, ShowArgs};
 use crate::drive;
-use crate::exit::Failure;
+use crate::exit::{self, Failure};
 use crate::table::{aligned, clean, short};
 use crate::take::with_store;
 
 pub(crate) fn ls(args: LsArgs) -> ExitCode {
     finish(drive(with_store(&args.store, async |locks| {
         let found = locks.list(&args.prefix).await?;
-        Ok(if args.json {
+        let text = if args.json {
             json(&found.iter().map(|info| Lock::of(info, None)).collect::<Vec<_>>())
         } else if found.is_empty() {
             String::new()
         } else {
             lines(&found)
-        })
+        };
+        Ok((text, ExitCode::SUCCESS))
     })))
 }
 
@@ -33,7 +34,7 @@ pub(crate) fn show(args: ShowArgs) -> ExitCode {
     finish(drive(with_store(&args.store, async |locks| {
         let found = locks.read(&args.name).await?;
         let store = Some(locks.url());
-        Ok(match (&found, args.json) {
+        let text = match (&found, args.json) {
             (Some(info), true) => json(&Lock::of(info, store)),
             (None, true) => json(&Lock::free(&args.name, store)),
             (Some(info), false) => details(info, locks.url()),
@@ -41,16 +42,18 @@ pub(crate) fn show(args: ShowArgs) -> ExitCode {
                 let name = clean(&args.name);
                 format!("lock   {name} (free)\nstore  {}\n", clean(locks.url()))
             }
-        })
+        };
+        let code = if found.is_some() { 0 } else { exit::NOT_HELD };
+        Ok((text, ExitCode::from(code)))
     })))
 }
 
 /// Prints the text; a reader that has seen enough is no failure.
-fn finish(text: Result<String, Failure>) -> ExitCode {
-    match text {
-        Ok(text) => {
+fn finish(seen: Result<(String, ExitCode), Failure>) -> ExitCode {
+    match seen {
+        Ok((text, code)) => {
             let _ = stdout().write_all(text.as_bytes()).and_then(|()| stdout().flush());
-            ExitCode::SUCCESS
+            code
         }
         Err(failure) => failure.report(),
     }
@@ -65,6 +68,9 @@ struct Lock<'a> {
     kind: Option<Kind>,
     capacity: Option<u32>,
     claims: Vec<Claim<'a>>,
+    /// Why nothing more is known of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unreadable: Option<&'a str>,
 }
 
 /// A place in its queue as programs see it.
@@ -95,14 +101,15 @@ impl<'a> Lock<'a> {
         Self {
             name: info.name.as_str(),
             store,
-            kind: Some(info.kind),
-            capacity: Some(info.capacity),
+            kind: info.unreadable.is_none().then_some(info.kind),
+            capacity: info.unreadable.is_none().then_some(info.capacity),
             claims: claims.collect(),
+            unreadable: info.unreadable.as_deref(),
         }
     }
 
     fn free(name: &'a str, store: Option<&'a str>) -> Self {
-        Self { name, store, kind: None, capacity: None, claims: Vec::new() }
+        Self { name, store, kind: None, capacity: None, claims: Vec::new(), unreadable: None }
     }
 }
 
@@ -122,6 +129,11 @@ fn lines(locks: &[LockInfo]) -> String {
     let mut rows =
         vec![["NAME", "KIND", "WAITING", "SINCE", "HELD BY"].map(str::to_owned).to_vec()];
     rows.extend(locks.iter().map(|info| {
+        if let Some(why) = &info.unreadable {
+            let unknown = || "-".to_owned();
+            let name = clean(info.name.as_str());
+            return vec![name, "UNREADABLE".to_owned(), unknown(), unknown(), clean(why)];
+        }
         let (first, more) = (info.holders().next(), info.holders().count().saturating_sub(1));
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
         vec![
@@ -151,7 +163,7 @@ fn row(kind: Kind, c: &ClaimInfo) -> Vec<String> {
     let state = match c.standing {
         Standing::Holding => "holds",
         Standing::Waiting => "waits",
-        Standing::Departed => "closed",
+        Standing::Departed => "departed",
     };
     let side = match kind {
         Kind::Mutex => String::new(),
@@ -202,6 +214,18 @@ mod tests {
         for text in [details(&lock("a\x1b]0;x\x07"), "file:"), lines(&[lock("a\x1b]0;x\x07")])] {
             assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "{text}");
         }
+    }
+
+    #[test]
+    fn f06_a_lock_that_cannot_be_read_is_told_beside_the_others() {
+        let damaged = LockInfo::unreadable(Name::new("torn").unwrap(), "written by halves");
+        let text = lines(&[damaged.clone(), lock("")]);
+        assert!(text.contains("torn  UNREADABLE  -        -       written by halves\n"), "{text}");
+        assert!(text.contains("x y   mutex"), "{text}");
+        let value: serde_json::Value =
+            serde_json::from_str(&json(&Lock::of(&damaged, None))).unwrap();
+        assert_eq!(value["unreadable"], "written by halves");
+        assert!(value["kind"].is_null() && value["claims"].as_array().unwrap().is_empty());
     }
 
     #[test]

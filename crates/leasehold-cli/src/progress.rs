@@ -4,9 +4,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use leasehold::Leasehold;
-use leasehold::store::LockInfo;
+use leasehold::store::{ClaimInfo, LockInfo, Standing};
 
-use crate::table::short;
+use crate::take::held_by;
 
 /// Before the first line: most locks are had sooner, and flicker tells nobody anything.
 const FIRST: Duration = Duration::from_millis(300);
@@ -48,23 +48,19 @@ pub(crate) async fn show(
 
 fn describe(name: &str, info: Option<&LockInfo>, ahead: usize) -> String {
     let mut text = format!("waiting for {name:?}");
-    let holders: Vec<_> = info.into_iter().flat_map(LockInfo::holders).collect();
-    if let Some(first) = holders.first() {
-        text.push_str(&format!(": held by {} for {}", first.holder, short(first.since)));
-        if holders.len() > 1 {
-            text.push_str(&format!(" and {} more", holders.len() - 1));
-        }
-    } else if info.is_some_and(|i| !i.claims.is_empty()) {
-        text.push_str(": kept closed for a while");
+    if let Some(by) = info.and_then(held_by) {
+        text.push_str(&format!(": {by}"));
     }
-    let place = ahead.saturating_sub(holders.len()) + 1;
+    // Those before us who do not wait: holders, and whoever left the lock closed.
+    let waits = |c: &&ClaimInfo| c.standing == Standing::Waiting;
+    let others = info.map_or(0, |i| i.claims.iter().filter(|c| !waits(c)).count());
+    let place = ahead.saturating_sub(others) + 1;
     text.push_str(&format!("; place {place} of the queue"));
     text
 }
 
 #[cfg(test)]
 mod tests {
-    use leasehold::store::{ClaimInfo, Standing};
     use leasehold::{Holder, Kind, Name, Token};
 
     use super::*;
@@ -83,5 +79,19 @@ mod tests {
             "waiting for \"x\": held by web-1 pid 7 (nightly) for 12s; place 2 of the queue"
         );
         assert_eq!(describe("x", None, 0), "waiting for \"x\"; place 1 of the queue");
+    }
+
+    /// The holder is gone, and the lock is kept closed after it; the next is first in the queue.
+    #[test]
+    fn f72_who_departed_is_not_said_to_hold_nor_counted_as_waiting() {
+        let holder = Holder { host: "web-1".into(), pid: 7, label: "nightly".into() };
+        let (since, left) = (Duration::from_secs(9), Some(Duration::from_secs(60)));
+        let claim = ClaimInfo::new(Standing::Departed, holder, Token::new(1), 1, since, left);
+        let info = LockInfo::new(Name::new("x").unwrap(), Kind::Mutex, 1, vec![claim]);
+        assert_eq!(
+            describe("x", Some(&info), 1),
+            "waiting for \"x\": kept closed for 1m 0s more after web-1 pid 7 (nightly) had it; place \
+             1 of the queue"
+        );
     }
 }

@@ -8,7 +8,9 @@
 //!
 //! # The lock is never given away under a running CMD
 //! A guard knows until when it is certain ([`Guard::remaining`]), by a clock and a margin that no
-//! store can undercut. With L the lease (or max-hold, where that is shorter):
+//! store can undercut. With L the lease that is held: the one asked for, or max-hold where that is
+//! shorter, or what the store granted of it (a session's end may come before, and whoever waited
+//! first gets a waiter's lease, which is renewed to a whole one before CMD starts):
 //!
 //! | left | what happens |
 //! |---|---|
@@ -23,17 +25,21 @@
 //! lost without warning: SIGKILL at once, and only tokens help against what happened before it.
 //! Where the store has no leases and there is no max-hold, `remaining` is for ever and none of this
 //! applies.
+//!
+//! max-hold is kept here and not by the guard, whose lock would be another's at its end whatever
+//! CMD does: a CMD that became another user (sudo) cannot be ended by us. That is said at once,
+//! renewals go on for as long as it lives, and we exit with 74 and the reason.
 
 use std::pin::pin;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use leasehold::{ErrorKind, Guard, Leasehold, State, Watch};
+use leasehold::{ErrorKind, Guard, Leasehold, MIN_LEASE, Released, State, Watch};
 use nix::sys::signal::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::RunArgs;
-use crate::child::{Change, Child, Surroundings, own_lifeline};
+use crate::child::{Change, Child, NotStarted, Surroundings, own_lifeline};
 use crate::events::{Event, Events, Style};
 use crate::exit::{self, Failure};
 use crate::progress::{self, Ahead};
@@ -41,7 +47,7 @@ use crate::signals::{self, Signals};
 use crate::take::{self, take};
 use crate::terminal::{self, Terminal};
 use crate::watchdog::{Deadlines, Watchdog, terminate};
-use crate::{boottime, drive};
+use crate::{boottime, drive, nested};
 
 /// How long CMD has to end by itself after we were killed, while it keeps the lock alive itself.
 const GRACE: Duration = Duration::from_secs(2);
@@ -50,17 +56,17 @@ const FAREWELL: Duration = Duration::from_secs(5);
 /// The same when the lease is as good as over.
 const SHORT_FAREWELL: Duration = Duration::from_secs(1);
 
-pub(crate) fn main(args: RunArgs) -> ExitCode {
+pub(crate) fn main(mut args: RunArgs) -> ExitCode {
+    let max_hold = settle(&mut args);
     let style = match (args.json, args.verbose) {
         (true, _) => Style::Json,
         (false, true) => Style::Plain,
         (false, false) => Style::Quiet,
     };
     let mut events = Events::new(style);
-    let code = drive(run(&args, &events)).unwrap_or_else(|failure| {
-        let Failure { code, message } = failure;
-        events.tell(&Event::Failed { code, message });
-        End::Code(code)
+    let code = drive(run(&args, max_hold, &events)).unwrap_or_else(|failure| {
+        events.tell(&failure.event());
+        End::Code(failure.code)
     });
     events.finish();
     match code {
@@ -73,6 +79,22 @@ pub(crate) fn main(args: RunArgs) -> ExitCode {
     }
 }
 
+/// Says the same in fewer words: once per period is a lock that is kept and only tried for, and
+/// max-hold, which is given back, is ours to keep.
+fn settle(args: &mut RunArgs) -> Option<Duration> {
+    let take = &mut args.take;
+    if let Some(period) = args.once_per {
+        (take.try_only, take.quiet, take.at_least) = (true, true, Some(period));
+        take.conflict_exit_code.get_or_insert(0);
+    }
+    // The library refuses one of nothing, and says why.
+    let max_hold = take.max_hold.take_if(|longest| !longest.is_zero());
+    if let Some(longest) = max_hold {
+        take.lease = take.lease.min(longest.max(MIN_LEASE));
+    }
+    max_hold
+}
+
 /// How leasehold is to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
@@ -83,7 +105,7 @@ enum End {
     Interrupted,
 }
 
-async fn run(args: &RunArgs, events: &Events) -> Result<End, Failure> {
+async fn run(args: &RunArgs, max_hold: Option<Duration>, events: &Events) -> Result<End, Failure> {
     let refused = |e| Failure::system("cannot catch signals", e);
     let mut signals = Signals::while_waiting().map_err(refused)?;
     let started = Instant::now();
@@ -99,8 +121,10 @@ async fn run(args: &RunArgs, events: &Events) -> Result<End, Failure> {
             return Ok(End::Signal(number));
         }
     };
+    let ends = max_hold.and_then(boottime::after);
     signals.all().map_err(refused)?;
-    let ended = supervise(args, &locks, guard, signals, events).await;
+    let job = Job { args, locks: &locks, events, ends };
+    let ended = supervise(&job, guard, signals).await;
     // Whatever is still owed to the store; a release that was answered left nothing.
     let _ = tokio::time::timeout(SHORT_FAREWELL, locks.close()).await;
     ended
@@ -163,12 +187,20 @@ fn kill_margin(lease: Duration) -> Duration {
     lease / 8
 }
 
-/// The table above, for a guard in this state with this much left of a lease (or max-hold).
-fn danger(state: State, left: Duration, lease: Duration) -> Danger {
+/// How much is left of a lease at the latest when CMD is killed: this long the lock is still held
+/// then, for what CMD itself has set off under [another lock](nested).
+fn after_kill(lease: Duration) -> Duration {
+    lease / 10
+}
+
+/// The table above, for a guard in this state with this much left of a lease of that length, and of
+/// max-hold.
+fn danger(state: State, left: Duration, of_hold: Duration, lease: Duration) -> Danger {
     match state {
         State::Lost(_) => Danger::Kill,
-        _ if left <= kill_margin(lease) => Danger::Kill,
+        _ if left.min(of_hold) <= kill_margin(lease) => Danger::Kill,
         State::AtRisk(_) => Danger::Terminate,
+        _ if of_hold <= lease / 3 => Danger::Terminate,
         _ => Danger::None,
     }
 }
@@ -180,15 +212,42 @@ fn deadlines(left: Duration, lease: Duration, terminated: bool) -> Deadlines {
         None => Deadlines::default(),
         Some(_) => Deadlines {
             term: before_end((lease / 4).min(left / 2)).filter(|_| !terminated),
-            kill: before_end(lease / 10),
+            kill: before_end(after_kill(lease)),
         },
+    }
+}
+
+/// What is to be done.
+#[derive(Clone, Copy)]
+struct Job<'a> {
+    args: &'a RunArgs,
+    locks: &'a Leasehold,
+    events: &'a Events,
+    /// When max-hold is over, by the [boot clock](boottime).
+    ends: Option<u64>,
+}
+
+impl Job<'_> {
+    fn name(&self) -> String {
+        self.args.take.name.clone()
+    }
+
+    /// What is left of max-hold.
+    fn of_hold(&self) -> Duration {
+        self.ends.map_or(Duration::MAX, boottime::until)
+    }
+
+    /// What is left of lock and max-hold.
+    fn left(&self, watch: &Watch) -> Duration {
+        watch.remaining().min(self.of_hold())
     }
 }
 
 /// CMD and all that looks after it.
 struct Supervisor<'a> {
-    events: &'a Events,
-    name: &'a str,
+    job: Job<'a>,
+    /// The longest lease that there may be, and the longest that there was: L.
+    asked: Duration,
     lease: Duration,
     watch: Watch,
     watchdog: Watchdog,
@@ -196,30 +255,25 @@ struct Supervisor<'a> {
     terminal: Option<Terminal>,
     done: Danger,
     at_risk: bool,
-    /// When CMD was started, and for how long it may run.
-    started: Instant,
-    max_hold: Option<Duration>,
+    /// CMD became another user's, and a signal of ours was refused, or would be.
+    is_anothers: bool,
+    /// What was done was done because max-hold is over.
+    is_over: bool,
 }
 
-async fn supervise(
-    args: &RunArgs,
-    locks: &Leasehold,
-    guard: Guard,
-    mut signals: Signals,
-    events: &Events,
-) -> Result<End, Failure> {
+async fn supervise(job: &Job<'_>, guard: Guard, mut signals: Signals) -> Result<End, Failure> {
     // Before CMD is started, so that none of its SIGCHLD is missed; and whoever started us with
     // SIGCHLD ignored would leave us no status to reap.
     let mut sigchld =
         signal(SignalKind::child()).map_err(|e| Failure::system("cannot catch signals", e))?;
-    let mut supervisor = match start(args, locks, &guard, events) {
+    let mut supervisor = match start(job, &guard) {
         Ok(supervisor) => supervisor,
         Err(failure) => {
-            give_back(guard, events, FAREWELL).await.ok();
+            give_back(guard, job.events, FAREWELL).await.ok();
             return Err(failure);
         }
     };
-    let timed = supervisor.watch.remaining() < Duration::MAX;
+    let timed = job.left(&supervisor.watch) < Duration::MAX;
     let mut changes = supervisor.watch.clone();
     supervisor.look();
     loop {
@@ -237,34 +291,27 @@ async fn supervise(
 }
 
 /// Starts the watchdog, then CMD.
-fn start<'a>(
-    args: &'a RunArgs,
-    locks: &Leasehold,
-    guard: &Guard,
-    events: &'a Events,
-) -> Result<Supervisor<'a>, Failure> {
-    let lease = take::lease(&args.take);
+fn start<'a>(job: &Job<'a>, guard: &Guard) -> Result<Supervisor<'a>, Failure> {
+    let Job { args, locks, events, .. } = *job;
     let watch = guard.watch();
-    let lifeline = match locks.store().lifeline().filter(|_| !args.close) {
-        Some(lifeline) => Some(
-            own_lifeline(lifeline).map_err(|e| Failure::system("cannot copy the lifeline", e))?,
-        ),
-        None => None,
-    };
+    let asked = take::lease(locks, &args.take);
+    let lease = asked.min(watch.remaining());
     // Without leases and lifeline, the lock dies with us.
-    let outlives_us = lifeline.is_some() || locks.guarantees().has_leases();
-    let grace = if outlives_us { GRACE } else { Duration::ZERO };
-    let mut watchdog = Watchdog::start(grace, deadlines(watch.remaining(), lease, false))?;
-    let terminal = Terminal::open();
-    let around = Surroundings {
-        name: &args.take.name,
-        token: guard.token().get(),
-        sequencer: guard.sequencer().to_string(),
-        watchdog: watchdog.pipe()?,
-        tty: terminal.as_ref().and_then(Terminal::for_child),
-        lifeline,
+    let inherits = locks.store().lifeline().is_some() && !args.close;
+    let outlives_us = inherits || locks.guarantees().has_leases();
+    let grace = nested::grace(if outlives_us { GRACE } else { Duration::ZERO });
+    let mut watchdog = Watchdog::start(grace, deadlines(job.left(&watch), lease, false))?;
+    let timed = job.left(&watch) < Duration::MAX;
+    let after_kill = match outlives_us {
+        true => timed.then(|| after_kill(lease)),
+        false => Some(Duration::ZERO),
     };
-    let child = match Child::start(&args.command, around) {
+    let terminal = Terminal::open();
+    let started = start_child(job, guard, &mut watchdog, terminal.as_ref(), |left| {
+        let deadline = deadlines(left, lease, false).kill;
+        (deadline, nested::handed_down(&guard.sequencer(), after_kill))
+    });
+    let child = match started {
         Ok(child) => child,
         Err(failure) => {
             if let Some(terminal) = &terminal {
@@ -276,10 +323,9 @@ fn start<'a>(
     };
     watchdog.watches(child.group());
     events.tell(&Event::Started { pid: child.group().as_raw() });
-    let name = &args.take.name;
     Ok(Supervisor {
-        events,
-        name,
+        job: *job,
+        asked,
         lease,
         watch,
         watchdog,
@@ -287,46 +333,111 @@ fn start<'a>(
         terminal,
         done: Danger::None,
         at_risk: false,
-        started: Instant::now(),
-        max_hold: args.take.max_hold,
+        is_anothers: false,
+        is_over: false,
     })
+}
+
+/// Starts CMD under a watchdog that is there, in the time that is left.
+fn start_child(
+    job: &Job<'_>,
+    guard: &Guard,
+    watchdog: &mut Watchdog,
+    terminal: Option<&Terminal>,
+    terms: impl Fn(Duration) -> (Option<u64>, Vec<(&'static str, String)>),
+) -> Result<Child, Failure> {
+    let Job { args, locks, .. } = *job;
+    let take = &args.take;
+    loop {
+        let lifeline = locks.store().lifeline().filter(|_| !args.close).map(own_lifeline);
+        let lifeline = lifeline.transpose();
+        let lifeline = lifeline.map_err(|e| Failure::system("cannot copy the lifeline", e))?;
+        let (deadline, mut environment) = terms(job.left(&guard.watch()));
+        environment.extend([
+            ("LEASEHOLD_NAME", take.name.clone()),
+            ("LEASEHOLD_TOKEN", guard.token().to_string()),
+            ("LEASEHOLD_SEQUENCER", guard.sequencer().to_string()),
+            // As we were told it: what runs under the lock means the same store.
+            ("LEASEHOLD_STORE", take.store.url().to_owned()),
+        ]);
+        let tty = terminal.and_then(Terminal::for_child);
+        let around =
+            Surroundings { environment, watchdog: watchdog.pipe()?, tty, lifeline, deadline };
+        match Child::start(&args.command, around) {
+            Ok(child) => return Ok(child),
+            Err(NotStarted::Failed(failure)) => return Err(failure),
+            Err(NotStarted::Unwatched) => watchdog.replace_broken()?,
+            Err(NotStarted::TooLate) => {
+                let what = format!(
+                    "the lock {:?} was lost before the command could be started: it was not run",
+                    take.name
+                );
+                return Err(Failure::new(exit::LOST, what));
+            }
+        }
+    }
 }
 
 impl Supervisor<'_> {
     /// Looks at what is left of the lock, does what must be done, and tells the watchdog.
     fn look(&mut self) {
-        let (state, left) = (self.watch.state(), self.watch.remaining());
-        let danger = danger(state, left, self.lease);
-        let name = || self.name.to_owned();
+        let (state, left, of_hold) =
+            (self.watch.state(), self.watch.remaining(), self.job.of_hold());
+        self.lease = self.lease.max(left.min(self.asked));
+        let danger = danger(state, left, of_hold, self.lease);
+        let (events, group) = (self.job.events, self.child.group());
+        let timed = left.min(of_hold) < Duration::MAX;
+        if timed && signals::is_anothers(group) {
+            self.say_that_it_is_anothers();
+        }
         if danger >= Danger::Terminate && self.done < Danger::Terminate {
-            terminate(self.child.group());
+            let sent = terminate(group).is_ok();
             self.done = Danger::Terminate;
             self.at_risk = true;
-            let remaining_seconds = left.as_secs_f64();
-            self.events.tell(&Event::AtRisk { name: name(), remaining_seconds });
+            self.is_over = of_hold <= left;
+            let remaining_seconds = left.min(of_hold).as_secs_f64();
+            events.tell(&Event::AtRisk { name: self.job.name(), remaining_seconds, sent });
         }
         if danger == Danger::Kill && self.done < Danger::Kill {
-            signals::send(self.child.group(), Signal::SIGKILL as i32);
+            let sent = signals::send(group, Signal::SIGKILL as i32).is_ok();
             self.done = Danger::Kill;
-            self.events.tell(&match state {
-                State::Lost(reason) => Event::Lost { name: name(), reason: reason.to_string() },
-                _ => Event::Killed { name: name() },
+            let name = self.job.name();
+            events.tell(&match state {
+                State::Lost(reason) => Event::Lost { name, reason: reason.to_string() },
+                _ => Event::Killed { name, sent },
             });
+            if !sent {
+                self.say_that_it_is_anothers();
+            }
+            // There is nothing left for it to do unless we die.
+            self.watchdog.tell(Deadlines::default());
         }
         if danger == Danger::None && self.done == Danger::Terminate && self.at_risk {
             self.at_risk = false;
-            self.events.tell(&Event::Recovered { name: name() });
+            events.tell(&Event::Recovered { name: self.job.name() });
         }
-        if left < Duration::MAX {
+        if timed && self.done < Danger::Kill {
             let terminated = self.done >= Danger::Terminate;
-            self.watchdog.tell(deadlines(left, self.lease, terminated));
+            self.watchdog.tell(deadlines(left.min(of_hold), self.lease, terminated));
+        }
+    }
+
+    /// Once, as soon as it is seen.
+    fn say_that_it_is_anothers(&mut self) {
+        if !std::mem::replace(&mut self.is_anothers, true) {
+            let message = format!(
+                "the command runs as another user, whom leasehold may not signal: it cannot be \
+                 ended when its lock {:?} is lost",
+                self.job.args.take.name
+            );
+            self.job.events.tell(&Event::Warning { message });
         }
     }
 
     /// A fraction of the lease, so that the watchdog's news are fresh; less if it is time to kill
     /// before.
     fn until_next_look(&self) -> Duration {
-        let left = self.watch.remaining().saturating_sub(kill_margin(self.lease));
+        let left = self.job.left(&self.watch).saturating_sub(kill_margin(self.lease));
         let killed = self.done == Danger::Kill;
         let soonest = Duration::from_millis(2);
         if killed { self.lease / 20 } else { left.min(self.lease / 20) }.max(soonest)
@@ -334,7 +445,7 @@ impl Supervisor<'_> {
 
     fn forward(&self, number: i32) {
         self.child.send(number);
-        self.events.tell(&Event::Forwarded { signal: number });
+        self.job.events.tell(&Event::Forwarded { signal: number });
     }
 
     /// After SIGCHLD. Tells whether CMD has ended.
@@ -343,7 +454,7 @@ impl Supervisor<'_> {
             match change {
                 Change::Ended => return true,
                 Change::Stopped(signal) => {
-                    self.events.tell(&Event::Stopped { signal });
+                    self.job.events.tell(&Event::Stopped { signal });
                     if let Some(terminal) = &mut self.terminal {
                         terminal.relay_stop(self.child.group(), signal);
                     }
@@ -352,7 +463,7 @@ impl Supervisor<'_> {
         }
         if let Err(failure) = self.watchdog.check() {
             // Better unwatched than not at all supervised; the next SIGCHLD tries again.
-            self.events.tell(&Event::Warning { message: failure.message });
+            self.job.events.tell(&Event::Warning { message: failure.message });
         }
         false
     }
@@ -362,10 +473,11 @@ impl Supervisor<'_> {
         let group = self.child.group();
         if self.done > Danger::None {
             // What it started must not run on either.
-            signals::send(group, Signal::SIGKILL as i32);
+            self.is_anothers |= signals::send(group, Signal::SIGKILL as i32).is_err();
         }
         if self.watchdog.done() {
             // We were stopped meanwhile, and are back before we had our own look.
+            self.is_over |= self.job.of_hold() <= self.lease / 3;
             self.done = Danger::Kill;
         }
         let had_terminal = self.terminal.as_ref().is_some_and(|t| t.take_back(group));
@@ -374,23 +486,27 @@ impl Supervisor<'_> {
             reaped.map_err(|e| Failure::system("cannot learn how the command ended", e))?;
         let (code, number) =
             (status.code(), std::os::unix::process::ExitStatusExt::signal(&status));
-        self.events.tell(&Event::Exited { code, signal: number });
+        let events = self.job.events;
+        events.tell(&Event::Exited { code, signal: number });
         let state = self.watch.state();
+        if self.done > Danger::None {
+            // A leasehold that was killed with CMD ends its own command in this time.
+            tokio::time::sleep(after_kill(self.lease).min(self.job.left(&self.watch))).await;
+        }
         let limit = if self.done > Danger::None { SHORT_FAREWELL } else { FAREWELL };
-        let released = give_back(guard, self.events, limit).await;
+        let released = give_back(guard, events, limit).await;
         if self.done > Danger::None {
             let why = match state {
                 State::Lost(reason) => reason.to_string(),
-                // Two thirds of the (shortened) lease are over before anything is done.
-                _ if self
-                    .max_hold
-                    .is_some_and(|m| self.started.elapsed() + self.lease / 2 >= m) =>
-                {
-                    "its --max-hold is over".to_owned()
-                }
+                _ if self.is_over => "its --max-hold is over".to_owned(),
                 _ => "its lease could not be renewed in time".to_owned(),
             };
-            let what = format!("the command was ended because of its lock {:?}: {why}", self.name);
+            let what = match self.is_anothers {
+                true => "should have been ended, but runs as another user,",
+                false => "was ended",
+            };
+            let what =
+                format!("the command {what} because of its lock {:?}: {why}", self.job.name());
             return Err(Failure::new(exit::LOST, what));
         }
         released?;
@@ -404,12 +520,14 @@ impl Supervisor<'_> {
 async fn give_back(guard: Guard, events: &Events, limit: Duration) -> Result<(), Failure> {
     let (name, token) = (guard.name().as_str().to_owned(), guard.token().get());
     let error = match tokio::time::timeout(limit, guard.release()).await {
-        Ok(Ok(())) => {
+        Ok(Ok(Released::Now | Released::Shared)) => {
             events.tell(&Event::Released { name, token });
             return Ok(());
         }
         Ok(Err(error)) => error,
-        Err(_) => leasehold::Error::new(ErrorKind::Unreachable, "no answer to the release"),
+        Ok(Ok(_)) | Err(_) => {
+            leasehold::Error::new(ErrorKind::Unreachable, "no answer to the release")
+        }
     };
     let lost = error.kind() == ErrorKind::Lost;
     let message = match lost {
@@ -433,12 +551,18 @@ mod tests {
 
     #[test]
     fn a_command_is_killed_in_time_before_the_end() {
-        let danger = |left| danger(State::Held, Duration::from_millis(left), LEASE);
+        let never = Duration::MAX;
+        let danger = |left| danger(State::Held, Duration::from_millis(left), never, LEASE);
         assert_eq!(danger(10_000), Danger::None);
         assert_eq!(danger(1251), Danger::None);
         assert_eq!(danger(1250), Danger::Kill);
         let lost = State::Lost(LostReason::Gone);
-        assert_eq!(super::danger(lost, Duration::ZERO, LEASE), Danger::Kill);
+        assert_eq!(super::danger(lost, Duration::ZERO, never, LEASE), Danger::Kill);
+        // And by max-hold on a store without leases.
+        let of_hold = |left| super::danger(State::Held, never, left, LEASE);
+        assert_eq!(of_hold(LEASE), Danger::None);
+        assert_eq!(of_hold(LEASE / 3), Danger::Terminate);
+        assert_eq!(of_hold(LEASE / 8), Danger::Kill);
     }
 
     #[test]

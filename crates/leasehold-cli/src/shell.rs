@@ -1,19 +1,23 @@
-//! Whose life a lock of `leasehold acquire` is tied to: the calling shell.
+//! Whose life a lock of `leasehold acquire` is tied to: the shell that gets the token.
 //!
-//! That is our parent, mostly. In `T=$(leasehold acquire x)` both bash and dash turn the subshell of
-//! the `$(…)` into us, so our parent is the script. But in `T=$(set -e; leasehold acquire x)` it is
-//! that subshell, which is gone as soon as we are, and the lock with it. Such a parent gives itself
-//! away: it writes to the very pipe that we write to, its own parent does not, and it is a fork of
-//! its parent without an exec in between (their memory is laid out alike, which address-space
-//! randomisation makes certain). Then its parent is meant. An explicit `( … )` subshell
-//! has its own stdout in common with its parent, and is taken for what it is: the caller.
+//! In `T=$(leasehold acquire x)` that is the shell which made the `$(…)`: the one that has the
+//! other end of our stdout. What runs in between may be gone as soon as we are: a subshell,
+//! `timeout`, `strace`, `sudo`, `bash -c`. So where our stdout is a pipe, the caller is the nearest
+//! process above us that reads it. If nobody above us does (a pipeline: `leasehold acquire x | tail
+//! -1`), or if it is no shell (sshd, make), nobody is known who would hold the lock for as long as
+//! it is worked under, and it is refused: better no lock than one that is gone before the section
+//! begins.
+//!
+//! Where our stdout is no pipe (a file, a terminal), our parent is the caller, if it is a shell.
 //!
 //! A process is its pid *and* its start time: a number may be given to somebody else.
 
+use std::fs::{read_dir, read_link, read_to_string};
 use std::io;
 use std::os::unix::process::parent_id;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use nix::libc;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -40,19 +44,31 @@ impl Process {
     /// The shell that called us.
     pub(crate) fn calling_shell() -> Result<Self, Failure> {
         let parent = i32::try_from(parent_id()).unwrap_or_default();
-        let ours = stdout_of("self").filter(|out| out.to_string_lossy().starts_with("pipe:"));
-        let above = ours.and_then(|ours| substituted_by(parent, &ours));
-        let caller = Self::with_pid(above.unwrap_or(parent))?;
+        let ours = read_link("/proc/self/fd/1").ok();
+        let pipe = ours.filter(|out| out.to_string_lossy().starts_with("pipe:"));
+        let caller = match &pipe {
+            Some(pipe) => above(parent).find(|&pid| reads(pid, pipe)),
+            None => Some(parent),
+        };
+        let shell = caller.filter(|&pid| is_shell(pid)).ok_or_else(|| {
+            let what = match (&pipe, caller) {
+                (Some(_), Some(pid)) => format!("the token goes to {}, no shell", program(pid)),
+                (Some(_), None) => "the token goes to no shell above this command".to_owned(),
+                (None, _) => format!("this was called by {}, no shell", program(parent)),
+            };
+            let fix = "say by --pid whose end releases the lock (in a script: --pid $$)";
+            Failure::new(USAGE, format!("nothing was taken: {what}; {fix}"))
+        })?;
+        let shell = Self::with_pid(shell)?;
         if i32::try_from(parent_id()).ok() != Some(parent) {
             return Err(Failure::new(USAGE, "the calling shell is gone; name a process by --pid"));
         }
-        Ok(caller)
+        Ok(shell)
     }
 
     /// What the kernel calls its program.
     pub(crate) fn program(self) -> String {
-        let comm = std::fs::read_to_string(format!("/proc/{}/comm", self.pid));
-        comm.unwrap_or_default().trim_end().to_owned()
+        program(self.pid)
     }
 
     /// Resolves when the process ends. An error if it has ended already.
@@ -78,23 +94,43 @@ impl Process {
     }
 }
 
-/// If `pid` is the subshell of a `$(…)` that ends in our pipe, or one inside it: the shell that made
-/// it.
-fn substituted_by(pid: i32, ours: &PathBuf) -> Option<i32> {
-    let image = Stat::of(pid)?.image()?;
-    let mut inside = pid;
-    loop {
-        if stdout_of(&inside.to_string())? != *ours {
-            // Never at first: then somebody between us and the pipe's reader is the caller.
-            return (inside != pid).then_some(inside);
-        }
-        inside = Stat::of(inside)?.parent();
-        if Stat::of(inside)?.image()? != image {
-            return None;
-        }
-    }
+/// What the kernel calls the program of this process.
+fn program(pid: i32) -> String {
+    let comm = read_to_string(format!("/proc/{pid}/comm"));
+    comm.unwrap_or_default().trim_end().to_owned()
 }
 
-fn stdout_of(process: &str) -> Option<PathBuf> {
-    std::fs::read_link(format!("/proc/{process}/fd/1")).ok()
+/// This process, its parent, and so on.
+fn above(pid: i32) -> impl Iterator<Item = i32> {
+    let parent = |pid: &i32| Stat::of(*pid).map(|stat| stat.parent()).filter(|&pid| pid > 0);
+    std::iter::successors(Some(pid), parent)
+}
+
+/// Whether the process has this pipe open to read from it.
+fn reads(pid: i32, pipe: &Path) -> bool {
+    let open = read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    open.filter(|fd| read_link(fd.path()).is_ok_and(|to| to == pipe)).any(|fd| {
+        let about = PathBuf::from(format!("/proc/{pid}/fdinfo")).join(fd.file_name());
+        let about = read_to_string(about).unwrap_or_default();
+        let flags = about.lines().find_map(|line| line.strip_prefix("flags:"));
+        let flags = flags.and_then(|octal| i32::from_str_radix(octal.trim(), 8).ok());
+        flags.is_some_and(|flags| flags & libc::O_ACCMODE == libc::O_RDONLY)
+    })
+}
+
+/// The shells of this world that run scripts and wait for what they call.
+const SHELLS: [&str; 16] = [
+    "ash", "bash", "busybox", "dash", "elvish", "fish", "ksh", "ksh93", "lksh", "mksh", "oksh",
+    "posh", "sh", "tcsh", "yash", "zsh",
+];
+
+/// Whether the process is a shell, by its executable (its name is a script's, often).
+fn is_shell(pid: i32) -> bool {
+    let Ok(path) = read_link(format!("/proc/{pid}/exe")) else { return false };
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    // One that was replaced by an upgrade while it runs.
+    let name = name.strip_suffix(" (deleted)").unwrap_or(&name);
+    // Of the package, too: dash.real, bash-static, zsh5, ksh93.
+    let name = name.split(['-', '.']).next().unwrap_or_default();
+    SHELLS.contains(&name) || SHELLS.contains(&name.trim_end_matches(|c: char| c.is_ascii_digit()))
 }

@@ -11,6 +11,7 @@
 //! Before CMD runs, the signals that end a program end our waiting: the place in the queue is given
 //! up first, and then we die of that very signal, so that the caller sees what happened.
 
+use nix::errno::Errno;
 use nix::libc;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, raise, sigaction};
 use nix::unistd::Pid;
@@ -81,16 +82,25 @@ fn ignored_from_the_start() -> u64 {
     mask.and_then(|m| u64::from_str_radix(m.trim(), 16).ok()).unwrap_or(0)
 }
 
-/// Sends `number` to every process of the group. One that is empty already is no error.
-pub(crate) fn send(group: Pid, number: i32) {
+/// Sends `number` to every process of the group that we may signal. One that is empty already is no
+/// error; one of which every process is another user's is (EPERM).
+pub(crate) fn send(group: Pid, number: i32) -> nix::Result<()> {
     // SAFETY: killpg takes two numbers and touches no memory of ours. (nix's own has no name for
     // the real-time signals.)
-    unsafe { libc::killpg(group.as_raw(), number) };
+    match Errno::result(unsafe { libc::killpg(group.as_raw(), number) }) {
+        Ok(_) | Err(Errno::ESRCH) => Ok(()),
+        Err(refused) => Err(refused),
+    }
 }
 
-/// Whether any process of the group is left.
+/// Whether any process of the group is left, be it another user's.
 pub(crate) fn is_alive(group: Pid) -> bool {
-    nix::sys::signal::killpg(group, None).is_ok()
+    !matches!(nix::sys::signal::killpg(group, None), Err(Errno::ESRCH))
+}
+
+/// Whether the group has become another user's: we may signal none of it.
+pub(crate) fn is_anothers(group: Pid) -> bool {
+    nix::sys::signal::killpg(group, None) == Err(Errno::EPERM)
 }
 
 /// Does with `signal` what the system does by default, or ignores it. Gives what was set before.

@@ -1,18 +1,66 @@
 //! Taking a lock as the command line says.
 
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use leasehold::{Error, ErrorKind, Guard, Leasehold, MIN_LEASE};
+use leasehold::store::{LockInfo, Standing};
+use leasehold::{Error, ErrorKind, Guard, Holder, Leasehold, MIN_LEASE};
 
 use crate::args::{StoreArgs, TakeArgs};
-use crate::exit::{Failure, NOT_ACQUIRED, UNAVAILABLE};
+use crate::exit::{Failure, NOT_ACQUIRED, UNAVAILABLE, USAGE};
+use crate::nested;
 use crate::table::short;
+
+/// Refuses a store that no other process sees.
+fn check_shared(url: &str) -> Result<(), Failure> {
+    if url.split(':').next() != Some("memory") {
+        return Ok(());
+    }
+    let what = "memory: is seen by one process alone, which is over with this command, so that \
+                nobody is excluded: use file: (this machine) or a server's store";
+    Err(Failure::new(USAGE, what))
+}
+
+/// Refuses to make a store by looking into it: the file or directory that the URL names must be
+/// there. (The user's own, `file:`, may be made.)
+fn check_there(url: &str) -> Result<(), Failure> {
+    let Some((scheme @ ("file" | "sqlite"), rest)) = url.split_once(':') else { return Ok(()) };
+    let path = rest.strip_prefix("//").unwrap_or(rest);
+    let path = path.strip_prefix("localhost").unwrap_or(path);
+    let path = path.split(['?', '#']).next().unwrap_or_default();
+    let path = unescaped(path);
+    // What is no path that could be there is for the store to refuse.
+    if !path.is_absolute() || !matches!(path.try_exists(), Ok(false)) {
+        return Ok(());
+    }
+    let what =
+        format!("there is no store at {scheme}:{}: nothing was ever locked there", path.display());
+    Err(Failure::new(UNAVAILABLE, what))
+}
+
+/// A path as a URL holds it: `%` and two digits are a byte.
+fn unescaped(text: &str) -> PathBuf {
+    let mut bytes = Vec::new();
+    let mut rest = text.as_bytes();
+    while let [first, after @ ..] = rest {
+        let digits = after.get(..2).filter(|_| *first == b'%');
+        let digits = digits.and_then(|digits| std::str::from_utf8(digits).ok());
+        let escaped = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        bytes.push(escaped.unwrap_or(*first));
+        rest = if escaped.is_some() { &after[2..] } else { after };
+    }
+    PathBuf::from(OsString::from_vec(bytes))
+}
 
 /// Connects to the store for one thing, and says goodbye to it.
 pub(crate) async fn with_store<T>(
     store: &StoreArgs,
     work: impl AsyncFnOnce(&Leasehold) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
+    check_shared(store.url())?;
+    check_there(store.url())?;
     let locks = Leasehold::connect(store.url()).await?;
     let done = work(&locks).await;
     // Nothing is held; there is only the goodbye that can fail.
@@ -33,6 +81,7 @@ pub(crate) async fn connect_to_take(
     args: &TakeArgs,
     started: Instant,
 ) -> Result<Leasehold, Failure> {
+    check_shared(args.store.url())?;
     let patience = match args.wait {
         _ if args.tries_only() => Duration::ZERO,
         Some(wait) => wait.min(PATIENCE.max(args.lease)),
@@ -47,12 +96,11 @@ pub(crate) async fn connect_to_take(
         let left = patience.saturating_sub(started.elapsed());
         if error.kind() != ErrorKind::Unreachable || left.is_zero() {
             let tried = short(started.elapsed());
-            let Failure { code, message } = Failure::from(error);
-            let message = match code {
-                UNAVAILABLE if !patience.is_zero() => format!("{message} (tried for {tried})"),
-                _ => message,
-            };
-            return Err(Failure { code, message });
+            let mut failure = Failure::from(error);
+            if failure.code == UNAVAILABLE && !patience.is_zero() {
+                failure.message.push_str(&format!(" (tried for {tried})"));
+            }
+            return Err(failure);
         }
         tokio::time::sleep(pause.min(left)).await;
         pause = (pause * 2).min(longest);
@@ -61,8 +109,19 @@ pub(crate) async fn connect_to_take(
 
 /// The lease to ask for: no longer than the lock is to be held, so that the fractions of it at
 /// which a command is ended are fractions of that.
-pub(crate) fn lease(args: &TakeArgs) -> Duration {
+fn wanted(args: &TakeArgs) -> Duration {
     args.max_hold.map_or(args.lease, |longest| args.lease.min(longest.max(MIN_LEASE)))
+}
+
+/// What the store can make of it at most.
+pub(crate) fn lease(locks: &Leasehold, args: &TakeArgs) -> Duration {
+    wanted(args).min(locks.store().longest_lease())
+}
+
+/// What must be left of this lease when the lock is ours: more than a grant that was pushed to a
+/// waiter is worth where the lease is long, so that such a one is renewed first.
+fn least(lease: Duration, args: &TakeArgs) -> Duration {
+    args.max_hold.unwrap_or(lease).min(lease / 2)
 }
 
 /// Takes the lock. What `--wait` allows counts from `started`. `label` is what it says of itself
@@ -79,7 +138,8 @@ pub(crate) async fn take(
     macro_rules! with_options {
         ($lock:expr) => {{
             let mut lock = $lock
-                .lease(lease(args))
+                .lease(wanted(args))
+                .min_validity(least(lease(locks, args), args))
                 .label(args.label.clone().unwrap_or(label))
                 .on_waiting(move |place| on_waiting(place.ahead));
             if let Some(longest) = args.max_hold {
@@ -95,6 +155,7 @@ pub(crate) async fn take(
         }};
     }
 
+    nested::refuse_what_is_held_above(locks, args).await?;
     let try_only = args.tries_only();
     let wait = args.wait.map(|wait| wait.saturating_sub(started.elapsed()));
     let taken = if let Some(capacity) = args.of {
@@ -127,33 +188,63 @@ pub(crate) async fn take(
             None => lock.lock().await,
         }
     };
-    taken.map_err(|error| match not_acquired(args, &error) {
-        Some(message) => Failure::new(args.conflict_exit_code, message),
-        None => {
-            let failure = Failure::from(error);
-            let code =
-                if failure.code == NOT_ACQUIRED { args.conflict_exit_code } else { failure.code };
-            Failure { code, ..failure }
-        }
-    })
+    match taken {
+        Ok(guard) => Ok(guard),
+        Err(error) => Err(not_taken(locks, args, error).await),
+    }
 }
 
 /// What the library says to programmers, in the words of the command line.
-fn not_acquired(args: &TakeArgs, error: &Error) -> Option<String> {
+async fn not_taken(locks: &Leasehold, args: &TakeArgs, error: Error) -> Failure {
     let what = match error.kind() {
+        ErrorKind::Contended if args.quiet => "is not free".to_owned(),
         ErrorKind::Contended => "is not free (wait with --wait)".to_owned(),
         ErrorKind::Timeout => {
             format!("did not become free within {}", short(args.wait.unwrap_or_default()))
         }
-        _ => return None,
-    };
-    let mut text = format!("{:?} {what}", args.name);
-    if let [first, others @ ..] = error.holders() {
-        let held = format!(": held by {} for {}", first.holder, short(first.since));
-        text.push_str(&held);
-        if !others.is_empty() {
-            text.push_str(&format!(", and by {} more", others.len()));
+        _ => {
+            let failure = Failure::from(error);
+            let busy = failure.code == NOT_ACQUIRED;
+            let code = if busy { args.conflict_code() } else { failure.code };
+            return Failure { code, silent: busy && args.quiet, ..failure };
         }
+    };
+    let reading = tokio::time::timeout(ASK, locks.read(&args.name)).await;
+    let info = reading.ok().and_then(Result::ok).flatten();
+    let by = info.as_ref().and_then(held_by).or_else(|| {
+        let [first, others @ ..] = error.holders() else { return None };
+        Some(held_by_these(&first.holder, first.since, others.len()))
+    });
+    let message = match by {
+        Some(by) => format!("{:?} {what}: {by}", args.name),
+        None => format!("{:?} {what}", args.name),
+    };
+    Failure { silent: args.quiet, ..Failure::new(args.conflict_code(), message) }
+}
+
+/// How long we ask who it was that we did not get the lock for.
+const ASK: Duration = Duration::from_secs(1);
+
+/// Who holds the lock, or is gone and keeps it closed.
+pub(crate) fn held_by(info: &LockInfo) -> Option<String> {
+    if let Some(first) = info.holders().next() {
+        let others = info.holders().count() - 1;
+        return Some(held_by_these(&first.holder, first.since, others));
     }
-    Some(text)
+    let departed = info.claims.iter().find(|c| c.standing == Standing::Departed)?;
+    let left =
+        departed.remaining.map_or(String::new(), |left| format!(" for {} more", short(left)));
+    Some(format!("kept closed{left} after {} had it", departed.holder))
+}
+
+fn held_by_these(first: &Holder, since: Duration, others: usize) -> String {
+    let mut text = match first.pid {
+        // Of other programs' clients nothing more is known than that.
+        0 => format!("held by {}", first.host.escape_debug()),
+        _ => format!("held by {first} for {}", short(since)),
+    };
+    if others > 0 {
+        text.push_str(&format!(", and by {others} more"));
+    }
+    text
 }

@@ -84,7 +84,7 @@ impl Terminal {
         match signal {
             // Somebody stopped CMD alone, on purpose, and will continue it.
             Signal::SIGSTOP if orphaned || !in_front => return,
-            _ if orphaned && asks => signals::send(group, Signal::SIGHUP as i32),
+            _ if orphaned && asks => signal_ours(group, Signal::SIGHUP),
             _ if orphaned => {}
             _ => {
                 self.take_back(group);
@@ -99,8 +99,13 @@ impl Terminal {
         if self.wanted && self.is_foreground(getpgrp()) {
             hand_over(&self.tty, group);
         }
-        signals::send(group, Signal::SIGCONT as i32);
+        signal_ours(group, Signal::SIGCONT);
     }
+}
+
+/// What became another user's is that user's to stop and to continue.
+fn signal_ours(group: Pid, signal: Signal) {
+    let _ = signals::send(group, signal as i32);
 }
 
 /// Makes `group` the terminal's foreground group. Only system calls: also called between fork and

@@ -21,18 +21,22 @@
 //! - *Never the wrong group.* leasehold says `done` and waits for our end before it reaps CMD, so
 //!   while we live under it the group's number cannot be anybody else's. After its death we signal
 //!   at once, and stop as soon as the group is seen empty.
+//! - *Nobody stops it.* It signals first and speaks afterwards, on a thread of its own: a stderr
+//!   that nobody reads costs the words and not the signal.
 //! - *Not in the way.* It is in a session of its own (no signal of the terminal or of a job reaches
 //!   it), blocks all signals, holds neither the lock's lifeline nor stdout, and ends with
 //!   leasehold. It is killed only by KILL; leasehold then starts another.
 //!
-//! Not covered: what leaves the group; and leasehold and watchdog killed at the same moment (with
-//! the file store CMD's inherited lifeline keeps the lock even then).
+//! Not covered: what leaves the group; what became another user, whom we may not signal (it is
+//! said); and leasehold and watchdog killed at the same moment (with the file store CMD's inherited
+//! lifeline keeps the lock even then).
 
 use std::io::{self, PipeWriter, Write, stdin};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitCode, Stdio};
-use std::time::Duration;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -66,6 +70,9 @@ pub(crate) struct Watchdog {
     spare: u8,
 }
 
+/// How long one that was sent away has to go; one that is stopped would never.
+const TO_GO: Duration = Duration::from_secs(1);
+
 /// One that is killed by a person is replaced; what kills it again and again is no person.
 const SPARE: u8 = 20;
 
@@ -93,34 +100,72 @@ impl Watchdog {
         let _ = self.pipe.write_all(deadlines.line().as_bytes());
     }
 
-    /// Starts another if this one was killed.
-    pub(crate) fn check(&mut self) -> Result<(), Failure> {
+    /// Starts another if this one was killed; tells whether it did.
+    pub(crate) fn check(&mut self) -> Result<bool, Failure> {
         let ended = self.process.try_wait().ok().flatten();
         let killed = ended.is_some_and(|status| status.code() != Some(ACTED.into()));
-        if !killed || self.spare == 0 {
-            return Ok(());
+        if killed && self.spare > 0 { self.replace() } else { Ok(false) }
+    }
+
+    /// The pipe broke before CMD began: starts another if that is because this one was killed.
+    pub(crate) fn replace_broken(&mut self) -> Result<(), Failure> {
+        // Its end of the pipe is closed a moment before it can be waited for.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        let again = "it is killed each time that it is started";
+        match self.spare {
+            0 => Err(Failure::system("the command was not run without its watchdog", again)),
+            _ => self.replace().map(drop),
         }
+    }
+
+    fn replace(&mut self) -> Result<bool, Failure> {
         self.spare -= 1;
-        if self.spare == 0 {
+        if self.spare == 0 && self.group.is_some() {
             let again = "it was killed again and again; the command runs on without it";
             return Err(Failure::system("no watchdog any more", again));
         }
         (self.process, self.pipe) =
             launch(self.grace, self.told, self.group).map_err(not_started)?;
-        Ok(())
+        Ok(true)
     }
 
     /// CMD has ended: sends the watchdog away and waits until it is gone. Tells whether it was the
-    /// watchdog that ended CMD.
+    /// watchdog that ended CMD. One that is stopped is killed: it has done nothing, and must not
+    /// keep the lock from the next.
     pub(crate) fn done(mut self) -> bool {
         let _ = self.pipe.write_all(b"done\n");
         drop(self.pipe);
+        if !ends_within(&self.process, TO_GO) {
+            let _ = self.process.kill();
+        }
         self.process.wait().is_ok_and(|status| status.code() == Some(ACTED.into()))
     }
 }
 
 /// The exit code of a watchdog that signalled CMD.
 const ACTED: u8 = 10;
+
+/// Whether the process has ended, now or within this time.
+fn ends_within(process: &Child, limit: Duration) -> bool {
+    let id = i32::try_from(process.id()).ok().and_then(rustix::process::Pid::from_raw);
+    let handle = id
+        .and_then(|id| rustix::process::pidfd_open(id, rustix::process::PidfdFlags::empty()).ok());
+    // Without the means to wait for so long, it is not waited for.
+    let Some(handle) = handle else { return false };
+    let end = Instant::now() + limit;
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        let left = PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO);
+        let mut ended = [PollFd::new(handle.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut ended, left) {
+            Ok(0) => return false,
+            Ok(_) => return true,
+            Err(Errno::EINTR) => {}
+            Err(_) => return false,
+        }
+    }
+}
 
 fn not_started(error: io::Error) -> Failure {
     Failure::system("cannot start the watchdog", error)
@@ -158,8 +203,11 @@ fn launch(grace: Duration, told: Deadlines, group: Option<Pid>) -> io::Result<(C
 /// The watchdog's own main.
 pub(crate) fn main(args: &WatchdogArgs) -> ExitCode {
     match watch(Duration::from_millis(args.grace)) {
-        Ok(false) => ExitCode::SUCCESS,
-        Ok(true) => ExitCode::from(ACTED),
+        Ok(None) => ExitCode::SUCCESS,
+        Ok(Some(acted)) => {
+            say(acted);
+            ExitCode::from(ACTED)
+        }
         Err(error) => Failure::system("the watchdog failed", error).report(),
     }
 }
@@ -191,26 +239,38 @@ impl Knowledge {
     }
 }
 
+/// What it has done to CMD.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Acted {
+    /// Nobody had to know: leasehold says what became of CMD.
+    Terminated,
+    /// Killed at its deadline.
+    Killed,
+    /// Ended after leasehold's death.
+    Orphaned,
+    /// Not ended: it became another user's.
+    Refused,
+}
+
 /// Tells whether it signalled CMD.
-fn watch(grace: Duration) -> io::Result<bool> {
+fn watch(grace: Duration) -> io::Result<Option<Acted>> {
     SigSet::all().thread_block()?;
     // `killall leasehold` means leasehold, and not who stands by for just that.
     nix::sys::prctl::set_name(c"lh-watchdog")?;
     let alarm = TimerFd::new(ClockId::CLOCK_BOOTTIME, TimerFlags::TFD_CLOEXEC)?;
     let input = stdin();
-    let (mut known, mut text, mut acted) = (Knowledge::default(), Vec::new(), false);
+    let (mut known, mut text, mut acted) = (Knowledge::default(), Vec::new(), None);
     loop {
         let Deadlines { term, kill } = known.deadlines;
         let now = boottime::now();
         if let Some(group) = known.group.map(Pid::from_raw) {
             if kill.is_some_and(|k| k <= now) {
-                say("leasehold is stopped and its lock runs out: the command was killed");
-                signals::send(group, Signal::SIGKILL as i32);
-                return Ok(true);
+                let sent = signals::send(group, Signal::SIGKILL as i32);
+                return Ok(Some(if sent.is_ok() { Acted::Killed } else { Acted::Refused }));
             }
             if term.is_some_and(|t| t <= now) {
-                terminate(group);
-                acted = true;
+                let _ = terminate(group);
+                acted = Some(Acted::Terminated);
                 known.deadlines.term = None;
             }
         }
@@ -238,8 +298,7 @@ fn watch(grace: Duration) -> io::Result<bool> {
             return Ok(acted);
         }
     }
-    orphaned(&known, grace);
-    Ok(true)
+    Ok(orphaned(&known, grace).or(acted))
 }
 
 /// Wakes us at the next moment of those that are told; at none if there are none.
@@ -256,34 +315,56 @@ fn set_alarm(alarm: &TimerFd, deadlines: Deadlines, now: u64) -> io::Result<()> 
 }
 
 /// leasehold is dead: so is CMD, in time.
-fn orphaned(known: &Knowledge, grace: Duration) {
-    let Some(group) = known.group.map(Pid::from_raw) else { return };
+fn orphaned(known: &Knowledge, grace: Duration) -> Option<Acted> {
+    let group = known.group.map(Pid::from_raw)?;
     if !signals::is_alive(group) {
-        return;
+        return None;
     }
-    say("leasehold was killed: ending the command that it ran under a lock");
     let grace = known.deadlines.kill.map_or(grace, |k| grace.min(boottime::until(k)));
     let end = boottime::after(grace).unwrap_or(0);
     if !grace.is_zero() {
-        terminate(group);
+        let _ = terminate(group);
     }
     while boottime::now() < end {
         std::thread::sleep(Duration::from_millis(5).min(boottime::until(end)));
         if !signals::is_alive(group) {
-            return;
+            return Some(Acted::Orphaned);
         }
     }
-    signals::send(group, Signal::SIGKILL as i32);
+    let sent = signals::send(group, Signal::SIGKILL as i32);
+    Some(if sent.is_ok() { Acted::Orphaned } else { Acted::Refused })
 }
 
-/// TERM, and CONT so that a stopped group gets to it.
-pub(crate) fn terminate(group: Pid) {
-    signals::send(group, Signal::SIGTERM as i32);
-    signals::send(group, Signal::SIGCONT as i32);
+/// TERM, and CONT so that a stopped group gets to it. An error if it is another user's.
+pub(crate) fn terminate(group: Pid) -> nix::Result<()> {
+    signals::send(group, Signal::SIGTERM as i32)?;
+    signals::send(group, Signal::SIGCONT as i32)
 }
 
-fn say(what: &str) {
-    let _ = writeln!(io::stderr(), "leasehold: {what}");
+/// How long a stderr that nobody reads has to take one line.
+const TO_SPEAK: Duration = Duration::from_millis(500);
+
+/// Says what was done, once it is done. The write may block for ever (the descriptor is shared with
+/// others, and must not be made non-blocking for them): then the process ends without it.
+fn say(acted: Acted) {
+    let what = match acted {
+        Acted::Terminated => return,
+        Acted::Killed => {
+            "leasehold was stopped or too slow, and its lock runs out: the command was killed"
+        }
+        Acted::Orphaned => "leasehold was killed: the command that it ran under a lock was ended",
+        Acted::Refused => {
+            "the command runs as another user and could not be ended: it may run on without its lock"
+        }
+    };
+    let (tell, said) = mpsc::channel();
+    let write = move || {
+        let _ = io::stderr().write_all(format!("leasehold: {what}\n").as_bytes());
+        let _ = tell.send(());
+    };
+    if std::thread::Builder::new().spawn(write).is_ok() {
+        let _ = said.recv_timeout(TO_SPEAK);
+    }
 }
 
 #[cfg(test)]

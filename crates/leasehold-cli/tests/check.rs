@@ -30,6 +30,7 @@ fn r34_a_sequencer_is_checked_from_a_shell() {
 #[test]
 fn r34_what_is_no_sequencer_of_this_store_is_usage() {
     let place = Place::new();
+    assert_eq!(place.code(&["run", "x", "--", "true"]), 0, "a store to ask");
     let other = format!("file:{}", place.path("other").display());
     let script = "echo \"$LEASEHOLD_SEQUENCER\"";
     let output = place.output(&["run", "--store", &other, "x", "--", "sh", "-c", script]);

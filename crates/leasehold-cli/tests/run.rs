@@ -406,7 +406,10 @@ fn show_and_ls_tell_who_holds_and_who_waits() {
         serde_json::from_slice(&place.output(&["ls", "--json", "o"]).stdout).unwrap();
     assert_eq!(listed.as_array().unwrap().len(), 1);
     assert_eq!(listed[0]["name"], "other");
-    assert_eq!(place.code(&["show", "free"]), 0);
+    // Free: it says so, and to scripts as well.
+    let free = place.output(&["show", "free"]);
+    assert_eq!(free.status.code(), Some(1), "{free:?}");
+    assert!(String::from_utf8_lossy(&free.stdout).contains("(free)"), "{free:?}");
 }
 
 #[test]

@@ -68,6 +68,10 @@ fn the_caller_is_found_from_inside_a_substitution() {
         "T=`if true; then leasehold acquire x; fi; true`",
         "take() { leasehold acquire x; return; }; T=$(take; :)",
         "T=$(leasehold acquire x --pid $$; true)",
+        // F18: another program in between.
+        "T=$(timeout 60 leasehold acquire x)",
+        "T=$(bash -c 'leasehold acquire x; true')",
+        "T=$(nice sh -c '(timeout 60 leasehold acquire x); true')",
     ];
     for sh in SHELLS {
         for way in ways {
@@ -136,19 +140,20 @@ fn another_token_of_the_same_name_is_untouched() {
 fn acquire_fails_as_run_does_and_leaves_nothing() {
     let place = Place::new();
     let _holder = place.hold("x", "echo ready; sleep 1000");
-    let output = place.output(&["acquire", "--try", "x"]);
+    let us = std::process::id().to_string();
+    let output = place.output(&["acquire", "--pid", &us, "--try", "x"]);
     assert_eq!(output.status.code(), Some(75));
     assert!(output.stdout.is_empty());
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(said.starts_with("leasehold: ") && said.lines().count() == 1, "{said}");
-    assert_eq!(place.code(&["acquire", "--wait", "50ms", "-E", "9", "x"]), 9);
-    assert_eq!(place.code(&["acquire", "a\nb"]), 2);
+    assert_eq!(place.code(&["acquire", "--pid", &us, "--wait", "50ms", "-E", "9", "x"]), 9);
+    assert_eq!(place.code(&["acquire", "--pid", &us, "a\nb"]), 2);
     assert_eq!(place.code(&["acquire", "--pid", "999999999", "y"]), 2);
     assert_eq!(place.claims("x"), 1);
     assert_eq!(place.claims("y"), 0);
 
     // Killed while it waits: its keeper leaves the queue.
-    let mut waiter = Running::start(place.leasehold(["acquire", "x"]));
+    let mut waiter = Running::start(place.leasehold(["acquire", "--pid", &us, "x"]));
     eventually("it waits", || place.claims("x") == 2);
     waiter.signal(Signal::SIGKILL);
     waiter.child.wait().unwrap();
@@ -158,7 +163,8 @@ fn acquire_fails_as_run_does_and_leaves_nothing() {
 #[test]
 fn a_token_that_nobody_got_is_no_lock() {
     let place = Place::new();
-    let mut command = place.leasehold(["acquire", "x"]);
+    let us = std::process::id().to_string();
+    let mut command = place.leasehold(["acquire", "--pid", &us, "x"]);
     let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
     let status = command.stdout(full).stderr(Stdio::null()).status().unwrap();
     assert_eq!(status.code(), Some(71));
@@ -187,4 +193,49 @@ fn at_least_outlives_the_release() {
     let script = "T=$(leasehold acquire --at-least 1h x) && leasehold release x --token $T";
     assert!(shell("dash", &place, script).status().unwrap().success());
     assert_eq!(place.code(&["run", "--try", "x", "--", "true"]), 75);
+}
+
+/// Nobody who stays gets the token, so nobody would hold the lock.
+#[test]
+fn f18_without_a_shell_that_gets_the_token_nothing_is_taken() {
+    let ways = [
+        "T=$(leasehold acquire x | tail -n 1)",
+        "leasehold acquire x | cat",
+        "timeout 60 leasehold acquire x > token",
+        "leasehold acquire x | { read T; sleep 1; }",
+    ];
+    for sh in SHELLS {
+        for way in ways {
+            let place = Place::new();
+            assert_eq!(place.code(&["run", "x", "--", "true"]), 0);
+            let output = shell(sh, &place, way).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(said.contains("--pid") && said.lines().count() == 1, "{sh}: {way}: {said}");
+            assert!(output.stdout.is_empty() && place.read("token").is_empty(), "{sh}: {way}");
+            assert_eq!(place.claims("x"), 0, "{sh}: {way}");
+        }
+        // Named, it is held, whatever the shape.
+        let place = Place::new();
+        let script = "T=$(leasehold acquire x --pid $$ | tail -n 1)
+                      leasehold run --try x -- true; echo $?; leasehold release x --token $T; echo $?";
+        let output = shell(sh, &place, script).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "75\n0\n", "{sh}: {output:?}");
+    }
+    // What runs this is no shell, and reads the token.
+    let place = Place::new();
+    assert_eq!(place.code(&["run", "x", "--", "true"]), 0);
+    assert_eq!(place.code(&["acquire", "x"]), 2);
+    assert_eq!(place.claims("x"), 0);
+}
+
+#[test]
+fn f62_a_token_that_cannot_be_printed_is_no_lock() {
+    for sh in SHELLS {
+        let place = Place::new();
+        assert_eq!(place.code(&["run", "x", "--", "true"]), 0);
+        let output =
+            shell(sh, &place, "leasehold acquire x --pid $$ >&-; echo $?").output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "71\n", "{sh}: {output:?}");
+        assert_eq!(place.claims("x"), 0);
+    }
 }

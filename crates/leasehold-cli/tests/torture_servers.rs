@@ -263,5 +263,6 @@ fn s71_members_of_zookeeper_are_killed_and_stopped() {
             }
         },
     );
-    assert!(claimed(&report, "exclusion") && claimed(&report, "token-order"), "{report}");
+    // A leader that stood still until it was nearly time for another may let a second one in.
+    assert!(!claimed(&report, "exclusion") && claimed(&report, "token-order"), "{report}");
 }

@@ -8,6 +8,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{LEASEHOLD, eventually, runs};
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
@@ -241,11 +242,11 @@ fn it_is_deaf_itself_and_of_another_session() {
     assert!(!said.contains(&*place.path("").to_string_lossy()), "no lifeline: {said}");
 }
 
-/// `leasehold run` on a store with leases: the memory store is this one process's, but a lease is a
-/// lease.
-fn leased(lease: &str, script: &str) -> (common::Running, i32) {
+/// `leasehold run` on a store with leases.
+fn leased(place: &common::Place, lease: &str, script: &str) -> (common::Running, i32) {
+    let store = format!("sqlite:{}", place.path("locks.db").display());
     let mut command = Command::new(LEASEHOLD);
-    command.args(["run", "--store", "memory:", "--lease", lease, "x", "--", "sh", "-c"]);
+    command.args(["run", "--store", &store, "--lease", lease, "x", "--", "sh", "-c"]);
     command.arg(format!("echo $$; {script}")).stdin(Stdio::null());
     let mut running = common::Running::start(command);
     let pid = running.line().parse().unwrap();
@@ -256,7 +257,8 @@ fn leased(lease: &str, script: &str) -> (common::Running, i32) {
 fn s9_a_stopped_leasehold_loses_its_command_before_its_lease() {
     // So long that two seconds of it are left when the command is killed.
     let lease = Duration::from_secs(20);
-    let (mut running, pid) = leased("20s", "trap '' TERM; while :; do sleep 0.02; done");
+    let place = common::Place::new();
+    let (mut running, pid) = leased(&place, "20s", "trap '' TERM; while :; do sleep 0.02; done");
     // While it is renewed, nothing happens for longer than a lease.
     std::thread::sleep(lease + lease / 8);
     assert!(runs(pid));
@@ -271,7 +273,8 @@ fn s9_a_stopped_leasehold_loses_its_command_before_its_lease() {
 
 #[test]
 fn with_leases_too_the_command_dies_with_leasehold() {
-    let (mut running, pid) = leased("1h", "exec sleep 1000");
+    let place = common::Place::new();
+    let (mut running, pid) = leased(&place, "1h", "exec sleep 1000");
     running.signal(Signal::SIGKILL);
     running.child.wait().unwrap();
     eventually("it is ended", || !runs(pid));
@@ -283,19 +286,7 @@ fn a_watchdog_that_was_killed_is_replaced() {
     let mut holder =
         place.hold("x", "trap 'echo usr1' USR1; echo ready; while :; do sleep 0.02; done");
     let dogs = || -> Vec<i32> {
-        let all = std::fs::read_dir("/proc").unwrap().flatten();
-        let pids = all.filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok());
-        let ours = holder.child.id().to_string();
-        pids.filter(|pid| {
-            let read =
-                |what| std::fs::read_to_string(format!("/proc/{pid}/{what}")).unwrap_or_default();
-            read("cmdline").starts_with("leasehold\0watchdog")
-                && read("stat")
-                    .rsplit_once(") ")
-                    .is_some_and(|(_, s)| s.split(' ').nth(1) == Some(&*ours))
-        })
-        .filter(|&pid| runs(pid))
-        .collect()
+        common::watchdogs_of(holder.pid().as_raw()).into_iter().map(|(pid, _)| pid).collect()
     };
     let first = dogs();
     assert_eq!(first.len(), 1);
@@ -306,4 +297,53 @@ fn a_watchdog_that_was_killed_is_replaced() {
     holder.child.wait().unwrap();
     eventually("the lock is free", || place.code(&["run", "--try", "x", "--", "true"]) == 0);
     assert!(holder.line().is_empty(), "nobody writes any more");
+}
+
+/// A pipe that nobody reads and that is full.
+fn full_pipe() -> (std::io::PipeReader, std::io::PipeWriter) {
+    let (reader, writer) = std::io::pipe().unwrap();
+    let set = |flags| fcntl(&writer, FcntlArg::F_SETFL(flags)).map(drop).unwrap();
+    set(OFlag::O_NONBLOCK);
+    while (&writer).write(&[0; 4096]).is_ok_and(|n| n > 0) {}
+    while (&writer).write(&[0]).is_ok_and(|n| n > 0) {}
+    set(OFlag::empty());
+    (reader, writer)
+}
+
+#[test]
+fn f27_a_stderr_that_nobody_reads_stops_no_watchdog() {
+    for killed in [true, false] {
+        let child = deaf();
+        let pid = child.id() as i32;
+        let (_unread, stderr) = full_pipe();
+        let mut command = Command::new(LEASEHOLD);
+        command.args(["watchdog", "--grace", "50"]).stdin(Stdio::piped()).stderr(stderr);
+        let mut process = command.spawn().unwrap();
+        let pipe = process.stdin.take().unwrap();
+        let mut dog = Watchdog { process, pipe };
+        dog.tell(&group(&child));
+        // Killed, leasehold hangs up; stopped, it lets the deadline come.
+        if killed {
+            assert_eq!(dog.hang_up(child), KILL);
+        } else {
+            dog.tell(&format!("deadline - {}", moment(Duration::ZERO)));
+            assert_eq!(signal_of(child), KILL);
+            assert_eq!(dog.process.wait().unwrap().code(), ACTED);
+        }
+        assert!(!runs(pid));
+    }
+}
+
+#[test]
+fn f31_a_stopped_watchdog_does_not_keep_the_lock() {
+    let place = common::Place::new();
+    let mut holder =
+        place.hold("x", "trap 'exit 7' USR1; echo ready; while :; do sleep 0.02; done");
+    let dogs = common::watchdogs_of(holder.pid().as_raw());
+    let [(dog, _)] = &dogs[..] else { panic!("{dogs:?}") };
+    kill(Pid::from_raw(*dog), Signal::SIGSTOP).unwrap();
+    holder.signal(Signal::SIGUSR1);
+    assert_eq!(holder.code(), 7);
+    assert!(!runs(*dog));
+    assert_eq!(place.code(&["run", "--try", "x", "--", "true"]), 0);
 }

@@ -2,13 +2,20 @@
 //!
 //! ```sh
 //! cargo run -p leasehold --example leader_election
+//! cargo run -p leasehold --features redis --example leader_election -- redis://host
 //! ```
 //!
 //! Whoever holds the mutex leads. Each candidate waits for it in the queue, leads until it is done or
 //! until it *loses* the lock, and stands again. What the leader does to others goes out with its
 //! token (its "term"), so that who gets orders from two leaders obeys the later one.
 //!
-//! Here three candidates share a store in this process. The first leader is deposed by a person; the
+//! **Outages.** A store that is away deposes the leader when its lease is over, and after a while
+//! ends the candidates' `lock()` with an error. That is no reason to stand no more: what [may work
+//! later](Error::is_retryable) is tried again, with growing pauses, for as long as it takes.
+//!
+//! With a store's URL there is one candidate, which stands until it is killed. Start it on several
+//! machines, and stop the store for a minute. Without, three candidates
+//! share a store in this process. The first leader is deposed by a person; the
 //! second one cannot renew its lease (it asked for none) and finds out by itself.
 
 use std::time::Duration;
@@ -37,6 +44,24 @@ async fn lead(name: &'static str, guard: &Guard, orders: &mpsc::UnboundedSender<
     }
 }
 
+/// Does it until it works or can never work: an outage ends no candidate.
+async fn patiently<T, F>(mut what: impl FnMut() -> F) -> Result<T, Error>
+where
+    F: Future<Output = Result<T, Error>>,
+{
+    let mut pause = Duration::from_millis(100);
+    loop {
+        match what().await {
+            Err(error) if error.is_retryable() => {
+                println!("again in {pause:?}: {error}");
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(Duration::from_secs(10));
+            }
+            done => return done,
+        }
+    }
+}
+
 async fn candidate(
     locks: Leasehold,
     name: &'static str,
@@ -49,7 +74,7 @@ async fn candidate(
         _ => leadership.lease(Duration::from_secs(4)),
     };
     while !orders.is_closed() {
-        let guard = leadership.lock().await?;
+        let guard = patiently(|| leadership.lock()).await?;
         println!("{name} leads, term {}", guard.token());
         lead(name, &guard, &orders).await;
         // A lost lock is nobody's to release; dropping the guard is all there is to do.
@@ -57,8 +82,21 @@ async fn candidate(
     Ok(())
 }
 
+/// One candidate, for ever, and a follower beside it.
+async fn stand(url: &str) -> Result<(), Error> {
+    let locks = patiently(|| Leasehold::connect(url)).await?;
+    let (orders, mut heard) = mpsc::unbounded_channel();
+    let follower = tokio::spawn(async move { while heard.recv().await.is_some() {} });
+    candidate(locks, "this one", orders).await?;
+    follower.await.expect("no panic");
+    Ok(())
+}
+
 #[tokio::main]
 async fn main() -> Result<(), Error> {
+    if let Some(url) = std::env::args().nth(1) {
+        return stand(&url).await;
+    }
     let locks = Leasehold::connect("memory:leader-election").await?;
     let (orders, mut heard) = mpsc::unbounded_channel();
     for (before, name) in ["alice", "bob", "carol"].into_iter().enumerate() {

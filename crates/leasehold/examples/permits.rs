@@ -34,7 +34,7 @@ async fn main() -> Result<(), Error> {
             println!("job {job:2} runs with {weight} of {PERMITS}; {now} in use");
             tokio::time::sleep(Duration::from_millis(50)).await;
             in_use.fetch_sub(weight, Ordering::SeqCst);
-            guard.release().await
+            guard.release().await.map(drop)
         })
     };
     for job in (0..12).map(work).collect::<Vec<_>>() {

@@ -14,14 +14,16 @@
 //! - *We die*: our place ends with the waiter's lease, our grant with the lease.
 //! - *A wake-up is lost*: the keeper's heartbeat asks every third of the waiter's lease (P6).
 //! - *A grant comes late*: its deadline counts from the last request sent before it could have
-//!   been made. A grant that is already at risk is renewed before anybody gets to see it.
+//!   been made. A grant that is already at risk is renewed before anybody gets to see it. While the
+//!   store is silent or too slow for that, who waits goes on waiting: for as long as for any other
+//!   answer. A renewal never joins, so the store's own word ends it: still ours, or a new claim.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::claim::{Claim, ClaimId, Holder, Kind, Token};
 use crate::clock::Moment;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, short};
 use crate::guard::{Guard, Hold};
 use crate::keeper::{News, Outcome, Waiting, is_passing, patience, renew_one};
 use crate::lease::{Granted, Lease, NewLease};
@@ -29,7 +31,7 @@ use crate::locks::Core;
 use crate::name::Name;
 use crate::options::{Options, answer_limit, drift, waiter_lease};
 use crate::owner::Owner;
-use crate::store::{Joined, Mode, Place, Renewal, Signal, holders_of};
+use crate::store::{Joined, Mode, Place, Renewal, Signal, foreigner_of, holders_of};
 use crate::telemetry;
 
 /// How long the caller is willing to wait.
@@ -96,8 +98,12 @@ impl Want {
             taken.map_err(|e| e.on(&name))
         });
         taken.await.map_err(|e| {
-            let error = e.during(operation).at(core.store.url());
-            telemetry::not_acquired(&error);
+            let mut error = e.during(operation).at(core.store.url());
+            let busy = matches!(error.kind(), ErrorKind::Contended | ErrorKind::Timeout);
+            if busy && error.name().is_some_and(|name| core.keeper.holds(name)) {
+                error = error.by_this_client();
+            }
+            telemetry::not_acquired(self.kind, &error);
             error
         })
     }
@@ -168,7 +174,7 @@ impl Want {
     }
 }
 
-/// How often a grant that came late is renewed before it is given up.
+/// How often a grant that came late is renewed by one who would not wait, before it is given up.
 const RENEWALS_BEFORE_HOLDING: u32 = 3;
 
 /// The most permits that a semaphore has.
@@ -282,19 +288,32 @@ impl Attempt<'_> {
                     self.armed = !(only && was_refused(&error));
                     return Err(error);
                 }
-                Some(Err(error)) => error,
-                None => no_answer(limit),
+                Some(Err(error)) => Some(error),
+                None => None,
             };
             let now = self.now();
-            if now >= self.give_up {
-                return Err(self.out_of_time().await.because(error.to_string()));
+            let says_when = error.as_ref().and_then(Error::succeeds_not_before);
+            if says_when.is_some() {
+                // Who says when is not silent.
+                *self.heard = now;
             }
-            let patient = match self.wait {
-                Wait::Try => answer_limit(self.claim.lease),
-                Wait::For(_) | Wait::Forever => patience(&*self.core().store, &self.claim),
+            if now >= self.give_up {
+                let late = self.out_of_time(*self.heard).await;
+                return Err(match error {
+                    Some(error) => late.because(error.to_string()),
+                    None => late,
+                });
+            }
+            let silent = now.since(*self.heard);
+            let (patient, in_vain) = match self.wait {
+                // Waiting for what it says would be waiting for the lock.
+                Wait::Try => {
+                    (answer_limit(self.claim.lease), says_when.is_some_and(|time| time >= pause))
+                }
+                Wait::For(_) | Wait::Forever => (patience(&*self.core().store, &self.claim), false),
             };
-            if now.since(*self.heard) >= patient {
-                return Err(error);
+            if in_vain || silent >= patient {
+                return Err(error.unwrap_or_else(|| no_answer(silent)));
             }
             if now.since(first_sent) >= certain {
                 return Ok(Step::Stale);
@@ -381,7 +400,7 @@ impl Attempt<'_> {
                     }
                 },
                 () = sleep_until(&core, self.give_up) => {
-                    return Err(self.out_of_time().await);
+                    return Err(self.out_of_time(waiting.last_answer()).await);
                 }
             }
         }
@@ -425,28 +444,36 @@ impl Attempt<'_> {
         core.keeper.forget(self.claim.id);
         let mut enough = enough.max(self.want.options.min_validity);
         let mut tries = 0;
+        let began = self.now();
+        *self.heard = began;
         while granted.deadline().since(self.now()) < enough {
             let sent = self.now();
             if sent >= self.give_up {
-                return Err(self.out_of_time().await);
+                return Err(self.out_of_time(*self.heard).await);
             }
-            if tries == RENEWALS_BEFORE_HOLDING {
-                let what = format!(
-                    "granted, but the store answers too slowly to leave {enough:?} of a lease of \
-                     {:?}: released again; lease for longer or ask for less",
-                    self.claim.lease
-                );
-                return Err(Error::new(ErrorKind::AtRisk, what));
+            core.check_open()?;
+            let spent = match self.wait {
+                Wait::Try => tries == RENEWALS_BEFORE_HOLDING,
+                Wait::For(_) | Wait::Forever => {
+                    sent.since(began) >= patience(&*core.store, &self.claim)
+                }
+            };
+            if spent {
+                return Err(self.too_slow(began, enough));
             }
             tries += 1;
             let limit = answer_limit(self.claim.lease).min(self.give_up.since(sent));
             let renewal = renew_one(&*core.store, &self.claim, self.claim.lease);
             match core.background.within(limit, renewal).await {
                 Some(Ok(Renewal::Holding { token: told, remaining })) if told == token => {
+                    *self.heard = self.now();
                     (granted, full) = (Granted { sent, remaining }, true);
                     enough = (self.claim.lease / 3).max(self.want.options.min_validity);
                 }
-                Some(Ok(_)) => return Ok(None),
+                Some(Ok(_)) => {
+                    *self.heard = self.now();
+                    return Ok(None);
+                }
                 Some(Err(error)) if !is_passing(&error) => return Err(error),
                 // Refused at once: the store may be back in a moment.
                 Some(Err(_)) => core.background.sleep(limit / 4).await,
@@ -454,6 +481,26 @@ impl Attempt<'_> {
             }
         }
         Ok(Some(self.hold(token, granted, full)?))
+    }
+
+    /// A grant of which not enough was left, however often it was renewed. Our drop gives it back.
+    fn too_slow(&self, began: Moment, enough: Duration) -> Error {
+        let (lease, silent) = (self.claim.lease, self.now().since(*self.heard));
+        if *self.heard == began || silent >= answer_limit(lease) {
+            let what = format!(
+                "the store granted it and has not answered for {} since; what it granted is given \
+                 back when it does, or ends with its lease: check that the store can be reached",
+                short(silent)
+            );
+            return Error::new(ErrorKind::Unreachable, what);
+        }
+        let what = format!(
+            "granted, but the store answers too slowly to leave {} of a lease of {}, and it was given \
+             back: lease for longer or ask for less",
+            short(enough),
+            short(lease)
+        );
+        Error::new(ErrorKind::AtRisk, what)
     }
 
     fn hold(&mut self, token: Token, granted: Granted, full: bool) -> Result<Guard> {
@@ -486,16 +533,40 @@ impl Attempt<'_> {
         Ok(guard)
     }
 
-    /// The caller's time is over; says who holds the lock if the store tells quickly.
-    async fn out_of_time(&self) -> Error {
-        let Wait::For(limit) = self.wait else { return no_answer(Duration::ZERO) };
+    /// The caller's time is over; says who holds the lock if the store tells quickly, or that the
+    /// store is silent. `last`: when it answered last, or the beginning.
+    async fn out_of_time(&self, last: Moment) -> Error {
         let core = self.core();
-        let read = core.store.read(&self.claim.name);
-        let holders = match core.background.within(Duration::from_millis(100), read).await {
-            Some(Ok(Some(info))) => holders_of(&info),
-            _ => Vec::new(),
+        let silent = self.now().since(last);
+        let Wait::For(limit) = self.wait else { return no_answer(silent) };
+        let read = core.store.holders(&self.claim.name, None);
+        let read = core.background.within(Duration::from_millis(100), read).await;
+        let answered = match &read {
+            Some(Ok(_)) => true,
+            Some(Err(error)) => !is_passing(error),
+            // Slow to tell is not silent.
+            None => last > self.started && silent < self.claim.waiter_lease / 2,
         };
-        let what = format!("did not get it within {limit:?}; the place in the queue was given up");
+        let limit = short(limit);
+        if !answered {
+            let what = format!(
+                "did not get it within {limit}, for the last {} of which the store has not \
+                 answered: check that it runs and can be reached, then try again",
+                short(silent)
+            );
+            return Error::new(ErrorKind::Timeout, what).in_silence();
+        }
+        let info = match read {
+            Some(Ok(info)) => info,
+            _ => None,
+        };
+        let held_by = match info.as_ref().and_then(foreigner_of) {
+            Some(foreigner) => format!(", held by {}", foreigner.escape_debug()),
+            None => String::new(),
+        };
+        let what =
+            format!("did not get it within {limit}{held_by}; the place in the queue was given up");
+        let holders = info.as_ref().map(holders_of).unwrap_or_default();
         Error::new(ErrorKind::Timeout, what).held_by(holders)
     }
 }
@@ -509,13 +580,18 @@ async fn sleep_until(core: &Core, moment: Moment) {
 
 /// Errors after which the store certainly keeps nothing of the claim.
 fn was_refused(error: &Error) -> bool {
-    use ErrorKind::{Closed, Config, Denied, InvalidName, Mismatch, Unsupported};
-    matches!(error.kind(), Mismatch | InvalidName | Unsupported | Config | Denied | Closed)
+    use ErrorKind::{Closed, Config, Contended, Denied, InvalidName, Mismatch, Unsupported};
+    matches!(
+        error.kind(),
+        Mismatch | InvalidName | Unsupported | Config | Denied | Closed | Contended
+    )
 }
 
-pub(crate) fn no_answer(limit: Duration) -> Error {
+/// The store has been silent for this long.
+pub(crate) fn no_answer(silent: Duration) -> Error {
     let what = format!(
-        "no answer within {limit:?}: check that the store runs and can be reached, then try again"
+        "no answer within {}: check that the store runs and can be reached, then try again",
+        short(silent)
     );
     Error::new(ErrorKind::Unreachable, what)
 }

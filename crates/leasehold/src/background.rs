@@ -3,12 +3,17 @@
 //! It runs a small tokio runtime that shares nothing with the caller's, so a caller that blocks
 //! its executor for minutes, or has none, still keeps its locks. It ends when the client and all
 //! its guards are gone *and* what they owed to the store is paid (or can no longer matter).
+//!
+//! A process that ends takes this thread along, with whatever is still owed. So whoever drops the
+//! last of a client waits for that, for [`AT_THE_END`] at most, and a guard dropped just before
+//! `main` returns is released. In a forked child there is nothing to wait for.
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
+use std::thread::ThreadId;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -16,10 +21,15 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::error::{Error, ErrorKind, Result};
 
+/// How long the last of a client to be dropped waits for what is owed.
+const AT_THE_END: Duration = Duration::from_secs(1);
+
 #[derive(Debug)]
 pub(crate) struct Background {
     handle: Handle,
     debts: Arc<Debts>,
+    thread: ThreadId,
+    process: u32,
     _ends_when_dropped: oneshot::Sender<()>,
 }
 
@@ -28,6 +38,8 @@ pub(crate) struct Background {
 struct Debts {
     count: AtomicUsize,
     paid: Notify,
+    /// The same news for a thread that blocks.
+    blocked: (Mutex<()>, Condvar),
 }
 
 impl Debts {
@@ -39,6 +51,14 @@ impl Debts {
             }
             paid.await;
         }
+    }
+
+    /// Blocks until all is paid, or for `limit`.
+    fn wait_blocking(&self, limit: Duration) {
+        let owes = |(): &mut ()| self.count.load(Ordering::SeqCst) > 0;
+        let (lock, paid) = &self.blocked;
+        let held = lock.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(paid.wait_timeout_while(held, limit, owes));
     }
 }
 
@@ -55,6 +75,10 @@ impl Drop for Debt {
     fn drop(&mut self) {
         if self.0.count.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.0.paid.notify_waiters();
+            // Under the lock, or the news could fall between another's look and its sleep.
+            let (lock, paid) = &self.0.blocked;
+            let _held = lock.lock().unwrap_or_else(PoisonError::into_inner);
+            paid.notify_all();
         }
     }
 }
@@ -77,8 +101,10 @@ impl Background {
             });
             runtime.shutdown_background();
         };
-        std::thread::Builder::new().name("leasehold".into()).spawn(work).map_err(failed)?;
-        Ok(Self { handle, debts, _ends_when_dropped: sender })
+        let thread = std::thread::Builder::new().name("leasehold".into());
+        let thread = thread.spawn(work).map_err(failed)?.thread().id();
+        let process = std::process::id();
+        Ok(Self { handle, debts, thread, process, _ends_when_dropped: sender })
     }
 
     pub(crate) fn handle(&self) -> &Handle {
@@ -141,6 +167,16 @@ impl Background {
             biased;
             done = work => Some(done),
             () = self.sleep(limit) => None,
+        }
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        let ours = self.process == std::process::id();
+        // Its own thread would wait for itself.
+        if ours && std::thread::current().id() != self.thread {
+            self.debts.wait_blocking(AT_THE_END);
         }
     }
 }

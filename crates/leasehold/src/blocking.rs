@@ -17,6 +17,7 @@ use std::time::Duration;
 use crate::background::Background;
 use crate::doctor::Finding;
 use crate::error::{LostReason, Result};
+use crate::guard::Released;
 use crate::sequencer::Sequencer;
 use crate::store::{ClaimInfo, Evict, LockInfo};
 
@@ -105,6 +106,15 @@ impl Leasehold {
         let locks = self.0.clone();
         block_on(locks.background(), self.0.close())
     }
+
+    /// See [`crate::Leasehold::close_timeout`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn close_timeout(self, limit: Duration) -> Result<()> {
+        let locks = self.0.clone();
+        block_on(locks.background(), self.0.close_timeout(limit))
+    }
 }
 
 impl From<crate::Leasehold> for Leasehold {
@@ -123,7 +133,7 @@ impl Guard {
     ///
     /// # Errors
     /// As there.
-    pub fn release(self) -> Result<()> {
+    pub fn release(self) -> Result<Released> {
         let core = self.0.core();
         block_on(&core.background, self.0.release())
     }

@@ -10,6 +10,7 @@
 //! Rows in these tables are named by binary names (`Job`, `job` and `job ` are three), unique by
 //! the table's primary key.
 
+use std::borrow::Cow;
 use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
@@ -93,7 +94,13 @@ pub fn schema(dialect: Dialect) -> String {
 /// # Errors
 /// [`ErrorKind::Denied`] without the right to create tables, [`ErrorKind::Unreachable`].
 pub async fn install<DB: Database>(pool: &Pool<DB>) -> Result<()> {
-    let sql = schema(DB::DIALECT);
+    let sql = match DB::DIALECT {
+        // For this transaction: it would tell of each table that it is there already.
+        Dialect::Postgres => {
+            format!("SET LOCAL client_min_messages = warning;\n{}", schema(DB::DIALECT))
+        }
+        _ => schema(DB::DIALECT),
+    };
     let mut left = 5;
     loop {
         let mut connection = pool.acquire().await?;
@@ -121,12 +128,41 @@ pub enum Value {
     Null,
     /// A whole number.
     Int(i64),
+    /// True or false: `BOOLEAN` on PostgreSQL, 1 or 0 elsewhere.
+    Bool(bool),
     /// A floating-point number.
     Float(f64),
     /// Text.
     Text(String),
     /// Bytes.
     Bytes(Vec<u8>),
+    /// Text that stands for a value of another type of the database's; made by [`Value::typed`].
+    Typed(Typed),
+}
+
+/// See [`Value::typed`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Typed {
+    of: String,
+    text: String,
+}
+
+impl Value {
+    /// A value of a type that Rust's own numbers and texts are not, as text: PostgreSQL takes no
+    /// text for a `uuid`, a `timestamptz`, a `jsonb` or a `numeric` column unless it is told. There
+    /// it is `CAST('…' AS type_name)`; SQLite and MySQL take the text as it is, and convert it to
+    /// what the column is. `type_name` is letters, digits and `_`
+    /// (`schema.type` for a type of your own), and is refused by the first use if it is not.
+    ///
+    /// ```
+    /// use leasehold::database::Value;
+    /// let key = Value::typed("uuid", "7f1c7a3e-7ac5-4d44-93a8-2f6c5c3f1b11");
+    /// let price = Value::typed("numeric", "12.50");
+    /// # let _ = (key, price);
+    /// ```
+    pub fn typed(type_name: impl Into<String>, text: impl Into<String>) -> Self {
+        Self::Typed(Typed { of: type_name.into(), text: text.into() })
+    }
 }
 
 macro_rules! value_from {
@@ -140,6 +176,7 @@ macro_rules! value_from {
     )+};
 }
 value_from! {
+    bool => Value::Bool,
     i64 => Value::Int,
     i32 => |v: i32| Value::Int(v.into()),
     u32 => |v: u32| Value::Int(v.into()),
@@ -278,10 +315,12 @@ macro_rules! bind {
             let query = sqlx::query(sqlx::AssertSqlSafe(sql));
             with.into_iter().fold(query, |query, value| match value {
                 Value::Null => query.bind(None::<String>),
+                Value::Bool(v) => query.bind(v),
                 Value::Int(v) => query.bind(v),
                 Value::Float(v) => query.bind(v),
                 Value::Text(v) => query.bind(v),
                 Value::Bytes(v) => query.bind(v),
+                Value::Typed(v) => query.bind(v.text()),
             })
         }
     };
@@ -304,21 +343,46 @@ impl Value {
 /// An identifier of the caller's own schema, quoted. Only letters, digits and `_`, so that it is
 /// an identifier and nothing else; `schema.table` where a table is meant.
 pub(crate) fn identifier<DB: Database>(text: &str) -> Result<String> {
+    if !is_identifier(text) {
+        let shown: String = text.chars().take(40).collect();
+        let what = format!("{shown:?} is no table or column name: use letters, digits and _");
+        return Err(Error::new(ErrorKind::Config, what));
+    }
+    let quote = DB::QUOTE;
+    let quoted: Vec<String> = text.split('.').map(|p| format!("{quote}{p}{quote}")).collect();
+    Ok(quoted.join("."))
+}
+
+/// Whether it is `name` or `schema.name`, and needs no quoting.
+fn is_identifier(text: &str) -> bool {
     let plain = |part: &str| {
         !part.is_empty()
             && part.len() <= 63
             && !part.starts_with(|c: char| c.is_ascii_digit())
             && part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
     };
-    let parts: Vec<&str> = text.split('.').collect();
-    if parts.len() > 2 || !parts.iter().all(|p| plain(p)) {
-        let shown: String = text.chars().take(40).collect();
-        let what = format!("{shown:?} is no table or column name: use letters, digits and _");
+    text.split('.').count() <= 2 && text.split('.').all(plain)
+}
+
+impl Typed {
+    /// What is bound.
+    pub(crate) fn text(self) -> String {
+        self.text
+    }
+}
+
+/// Where a value of the caller's is bound: `?`, or a cast of it.
+pub(crate) fn place<DB: Database>(value: &Value) -> Result<Cow<'static, str>> {
+    let Value::Typed(typed) = value else { return Ok("?".into()) };
+    if !is_identifier(&typed.of) {
+        let shown: String = typed.of.chars().take(40).collect();
+        let what = format!("{shown:?} is no type's name: use letters, digits and _");
         return Err(Error::new(ErrorKind::Config, what));
     }
-    let quote = DB::QUOTE;
-    let quoted: Vec<String> = parts.iter().map(|p| format!("{quote}{p}{quote}")).collect();
-    Ok(quoted.join("."))
+    Ok(match DB::DIALECT {
+        Dialect::Postgres => format!("CAST(? AS {})", typed.of).into(),
+        Dialect::Sqlite | Dialect::Mysql => "?".into(),
+    })
 }
 
 /// `, column = ?` for each column, and the values for it.
@@ -333,7 +397,7 @@ pub(crate) fn assignments<DB: Database>(
         if *value == Value::Null {
             sql.push_str(&format!(", {column} = NULL"));
         } else {
-            sql.push_str(&format!(", {column} = ?"));
+            sql.push_str(&format!(", {column} = {}", place::<DB>(value)?));
             with.push(value.clone());
         }
     }

@@ -17,7 +17,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum ErrorKind {
     /// Somebody else holds the lock, and the caller did not want to wait.
     Contended,
-    /// The caller's waiting time is over. The place in the queue was given up.
+    /// The caller's waiting time is over. The place in the queue was given up. Whether somebody
+    /// else had the lock or the store was away: [`Error::store_answered`].
     Timeout,
     /// The lock was held and is not any more; see [`Error::lost_reason`].
     Lost,
@@ -51,6 +52,31 @@ pub enum ErrorKind {
     StaleVersion,
     /// The resource has seen a greater fencing token; see [`Error::stale_token`].
     StaleToken,
+}
+
+impl ErrorKind {
+    /// The kind as one word, for metrics' labels: `contended`, `at_risk`, …
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Contended => "contended",
+            Self::Timeout => "timeout",
+            Self::Lost => "lost",
+            Self::AtRisk => "at_risk",
+            Self::Unreachable => "unreachable",
+            Self::Unconfirmed => "unconfirmed",
+            Self::Unsupported => "unsupported",
+            Self::Mismatch => "mismatch",
+            Self::InvalidName => "invalid_name",
+            Self::Config => "config",
+            Self::Denied => "denied",
+            Self::Full => "full",
+            Self::Corrupt => "corrupt",
+            Self::Closed => "closed",
+            Self::Conflict => "conflict",
+            Self::StaleVersion => "stale_version",
+            Self::StaleToken => "stale_token",
+        }
+    }
 }
 
 impl fmt::Display for ErrorKind {
@@ -114,6 +140,19 @@ pub enum LostReason {
     Closed,
 }
 
+impl LostReason {
+    /// The reason as one word, for metrics' labels: `expired`, `max_hold`, …
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Expired => "expired",
+            Self::Gone => "gone",
+            Self::MaxHold => "max_hold",
+            Self::Forked => "forked",
+            Self::Closed => "closed",
+        }
+    }
+}
+
 impl fmt::Display for LostReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -153,10 +192,11 @@ impl fmt::Display for HolderInfo {
 }
 
 /// A duration as people write it, to two significant units.
-fn short(d: Duration) -> String {
+pub(crate) fn short(d: Duration) -> String {
     let s = d.as_secs();
     match s {
         0 => format!("{} ms", d.as_millis()),
+        1..10 if d.subsec_millis() >= 100 => format!("{:.1} s", d.as_secs_f64()),
         1..60 => format!("{s} s"),
         60..3600 => format!("{} min {} s", s / 60, s % 60),
         3600..86_400 => format!("{} h {} min", s / 3600, s % 3600 / 60),
@@ -164,7 +204,22 @@ fn short(d: Duration) -> String {
     }
 }
 
-/// The one error type. `Display` is one line.
+/// The one error type. `Display` is one line: what happened, to which lock, on which store, who
+/// holds it, and what to do.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # let locks = leasehold::Leasehold::connect("memory:").await?;
+/// use leasehold::ErrorKind;
+/// let _held = locks.mutex("order:42").label("the nightly job").lock().await?;
+/// let error = locks.mutex("order:42").try_lock().await.unwrap_err();
+/// match error.kind() {
+///     ErrorKind::Contended => println!("{} has it", error.holders()[0].holder),
+///     _ if error.is_retryable() => println!("later, perhaps: {error}"),
+///     _ => println!("never, until somebody mends it: {error}"),
+/// }
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
 pub struct Error(Box<Inner>);
 
 struct Inner {
@@ -176,6 +231,11 @@ struct Inner {
     holders: Vec<HolderInfo>,
     lost: Option<LostReason>,
     stale: Option<Stale>,
+    /// That the store was silent, where the kind does not say it.
+    silent: bool,
+    /// That the client that asked has it.
+    own: bool,
+    not_before: Option<Duration>,
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
@@ -199,6 +259,9 @@ impl Error {
             holders: Vec::new(),
             lost: None,
             stale: None,
+            silent: false,
+            own: false,
+            not_before: None,
             source: None,
         }))
     }
@@ -238,6 +301,31 @@ impl Error {
         self
     }
 
+    /// Says that the store was silent.
+    pub(crate) fn in_silence(mut self) -> Self {
+        self.0.silent = true;
+        self
+    }
+
+    /// The store has answered, and knows that the same call cannot succeed before that time is over.
+    #[cfg(feature = "redlock")]
+    pub(crate) fn not_before(mut self, time: Duration) -> Self {
+        self.0.not_before = Some(time);
+        self
+    }
+
+    /// See [`not_before`](Self::not_before).
+    pub(crate) fn succeeds_not_before(&self) -> Option<Duration> {
+        self.0.not_before
+    }
+
+    /// The same, but of that kind.
+    #[cfg(feature = "redlock")]
+    pub(crate) fn but(mut self, kind: ErrorKind) -> Self {
+        self.0.kind = kind;
+        self
+    }
+
     pub(crate) fn lost(reason: LostReason) -> Self {
         let mut error = Self::new(ErrorKind::Lost, reason.to_string());
         error.0.lost = Some(reason);
@@ -271,10 +359,64 @@ impl Error {
         self.0.kind
     }
 
-    /// Whether the same call may succeed later without anybody changing anything.
+    /// Whether the same call may succeed later without anybody changing anything: what a loop that
+    /// is to outlive outages goes on for, with growing pauses.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # use std::time::Duration;
+    /// # let locks = leasehold::Leasehold::connect("memory:").await?;
+    /// let mut pause = Duration::from_millis(100);
+    /// let guard = loop {
+    ///     match locks.mutex("leader").lock().await {
+    ///         Ok(guard) => break guard,
+    ///         Err(error) if error.is_retryable() => {
+    ///             eprintln!("{error}; again in {pause:?}");
+    ///             tokio::time::sleep(pause).await;
+    ///             pause = (pause * 2).min(Duration::from_secs(10));
+    ///         }
+    ///         Err(error) => return Err(error),
+    ///     }
+    /// };
+    /// # drop(guard); Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     pub fn is_retryable(&self) -> bool {
         use ErrorKind::{AtRisk, Conflict, Contended, Full, Lost, Timeout, Unreachable};
         matches!(self.0.kind, Contended | Timeout | Lost | AtRisk | Unreachable | Full | Conflict)
+    }
+
+    /// Whether the store answered. `false` is an outage: always of
+    /// [`Unreachable`](ErrorKind::Unreachable); and of a [`Timeout`](ErrorKind::Timeout) when the
+    /// store had been silent for all of the wait or for longer than a heartbeat at its end, so that
+    /// nothing is known of who holds the lock. What is found out without asking the store, such as
+    /// a bad name, says `true`.
+    ///
+    /// ```
+    /// use leasehold::{Error, ErrorKind};
+    /// fn advice(error: &Error) -> &'static str {
+    ///     match error.kind() {
+    ///         ErrorKind::Timeout if error.store_answered() => "somebody else is at it: come back later",
+    ///         _ if !error.store_answered() => "the store is away: call the operator",
+    ///         _ => "see the error",
+    ///     }
+    /// }
+    /// # assert!(advice(&Error::new(ErrorKind::Unreachable, "")).contains("away"));
+    /// ```
+    pub fn store_answered(&self) -> bool {
+        self.0.kind != ErrorKind::Unreachable && !self.0.silent
+    }
+
+    /// Whether the client that asked holds the lock itself, by another guard: another of its tasks
+    /// does, or the same one, which would have waited for itself.
+    /// (An [`Owner`](crate::Owner) may re-enter.) For [`Contended`](ErrorKind::Contended) and
+    /// [`Timeout`](ErrorKind::Timeout).
+    pub fn held_by_this_client(&self) -> bool {
+        self.0.own
+    }
+
+    pub(crate) fn by_this_client(mut self) -> Self {
+        self.0.own = true;
+        self
     }
 
     /// The operation that failed (`"lock"`, `"release"`, …), where there was one.
@@ -334,7 +476,7 @@ fn first_line(source: &(dyn StdError + Send + Sync + 'static)) -> String {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inner { kind, message, operation, name, store, holders, source, .. } = &*self.0;
+        let Inner { kind, message, operation, name, store, holders, own, source, .. } = &*self.0;
         if let Some(operation) = operation {
             write!(f, "{operation} ")?;
         }
@@ -354,6 +496,11 @@ impl fmt::Display for Error {
                 0 => f.write_str(")")?,
                 n => write!(f, ", and {n} more)")?,
             }
+        }
+        if *own {
+            f.write_str(
+                "; this client holds it itself, and a task that does waits for itself: see Owner",
+            )?;
         }
         if let Some(source) = source {
             write!(f, ": {}", first_line(&**source))?;

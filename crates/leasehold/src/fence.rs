@@ -12,8 +12,12 @@
 //!   holder's first step is accepted, in token order. If the new holder had read before that
 //!   without showing its token, its write then overwrites the late one unseen. A read that
 //!   raises the mark closes the door behind it. So: first thing, check.
-//! - **One place keeps the mark.** A resource of many nodes keeps it where its writes are ordered,
-//!   beside the data; a mark on another node than the data is not atomic with it.
+//! - **The mark is where the data is.** A mark on another node than the data is not atomic with it.
+//!   A resource of several nodes keeps one on each, and a holder shows its token to all of them
+//!   before it reads or writes any; replicas of one node have one, where their writes are put in
+//!   order.
+//! - **Tokens are of one store.** When a lock moves to a store whose tokens are smaller (etcd,
+//!   ZooKeeper), every fence is closed: [`Builder::token_offset`](crate::Builder::token_offset).
 //! - **The hold is exclusive.** Permits of a semaphore and readers hold side by side: the greatest
 //!   token among them is no reason to refuse the others.
 //!

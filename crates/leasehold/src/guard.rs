@@ -11,9 +11,23 @@ use crate::error::{Error, ErrorKind, LostReason, Result};
 use crate::lease::{Lease, State};
 use crate::locks::Core;
 use crate::name::Name;
-use crate::options::answer_limit;
+use crate::options::{DEFAULT_LEASE, answer_limit};
 use crate::sequencer::Sequencer;
 use crate::telemetry;
+
+/// What became of a [release](Guard::release). Whichever it is, this client holds the lock no more
+/// and the caller has nothing left to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Released {
+    /// The store knows: the next in the queue may hold already.
+    Now,
+    /// The store did not answer. The client goes on telling it in the background, and where there
+    /// are leases this one ends the hold in any case: until then the next one waits.
+    Owed,
+    /// Another guard of the same [`Owner`](crate::Owner) holds on; the last of them releases.
+    Shared,
+}
 
 /// A held lock. Dropping it releases the lock in the background; [`release`](Self::release) also
 /// tells whether that worked.
@@ -24,6 +38,19 @@ use crate::telemetry;
 /// resource, or work inside [`run`](crate::Mutex::run), which cancels when the lock is lost.
 ///
 /// A guard of a fork's parent is inert in the child: not held, and its drop releases nothing.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # use std::time::Duration;
+/// # let locks = leasehold::Leasehold::connect("memory:").await?;
+/// let guard = locks.mutex("order:42").lock().await?;
+/// // Each write says under which hold it is made; the resource refuses what is late.
+/// println!("write, token {}", guard.token());
+/// // Before a step that cannot be undone: is enough left for it?
+/// guard.ensure(Duration::from_secs(2))?;
+/// guard.release().await?;
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct Guard {
     hold: Arc<Hold>,
@@ -140,23 +167,50 @@ impl Guard {
 
     /// Releases the lock and hands it to the next in the queue: one round trip.
     ///
+    /// A store that does not answer is no error: the work was done under the lock, and the release
+    /// is [`Owed`](Released::Owed) after a lease (15 s at most), while the background thread goes
+    /// on. So `guard.release().await?` in a loop ends it for a lost lock only.
+    ///
     /// With an [`Owner`](crate::Owner), the lock is released with the outermost guard; the others
     /// return at once. Cancel safe: if this future is dropped, the background thread goes on.
     ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::Leasehold::connect("memory:").await?;
+    /// use leasehold::Released;
+    /// let guard = locks.mutex("order:42").lock().await?;
+    /// if guard.release().await? == Released::Owed {
+    ///     eprintln!("the store is away: the next one waits until it is back, or for the lease");
+    /// }
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::Lost`] if the lock was lost before, so that what was done under it may have
-    /// been done by somebody else as well; [`ErrorKind::Unreachable`] if the store did not answer
-    /// (the background thread goes on trying; the lease ends the hold in any case, where there are
-    /// leases).
-    pub async fn release(self) -> Result<()> {
+    /// been done by somebody else as well; what else the store answers, such as
+    /// [`ErrorKind::Denied`].
+    pub async fn release(self) -> Result<Released> {
         match Arc::into_inner(self.hold) {
             Some(hold) => hold.release().await,
-            None => Ok(()),
+            None => Ok(Released::Shared),
         }
     }
 }
 
 /// Follows the state of one hold. Cheap to clone.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # let locks = leasehold::Leasehold::connect("memory:").await?;
+/// use leasehold::State;
+/// let guard = locks.mutex("order:42").lock().await?;
+/// let mut watch = guard.watch();
+/// watch.steady().await?; // goes on while held, waits while at risk, fails when lost
+/// let told = tokio::spawn(async move { watch.changed().await });
+/// guard.release().await?;
+/// assert_eq!(told.await.unwrap(), State::Released);
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
 #[derive(Clone, Debug)]
 pub struct Watch {
     lease: Arc<Lease>,
@@ -271,7 +325,7 @@ impl Hold {
         &*self.core.store
     }
 
-    async fn release(mut self) -> Result<()> {
+    async fn release(mut self) -> Result<Released> {
         let core = self.core.clone();
         let released = core.background.in_context(self.leave()).await;
         let told = |e: Error| e.during("release").on(&self.lease.claim.name).at(core.store.url());
@@ -279,7 +333,7 @@ impl Hold {
     }
 
     /// Gives the claim back; until it is answered, dropping us goes on with it.
-    async fn leave(&mut self) -> Result<()> {
+    async fn leave(&mut self) -> Result<Released> {
         // Looked at before it is marked: a passed deadline is found and told.
         let before = self.lease.state();
         if before == State::Lost(LostReason::Forked) {
@@ -291,6 +345,7 @@ impl Hold {
         let started = core.clock.now();
         let mut pause = Duration::from_millis(10);
         let mut first = true;
+        let patient = claim.lease.min(DEFAULT_LEASE);
         loop {
             let limit = answer_limit(claim.lease);
             let leave = core.store.leave(claim, core.keep(self.lease.keep_until));
@@ -313,9 +368,17 @@ impl Hold {
                 Some(Err(error)) => error,
                 None => crate::acquire::no_answer(limit),
             };
-            let spent = core.clock.now().since(started);
-            if !crate::keeper::is_passing(&error) || spent > claim.lease {
+            if !crate::keeper::is_passing(&error) {
                 return Err(error);
+            }
+            let spent = core.clock.now().since(started);
+            if spent > patient {
+                telemetry::release_owed(claim, self.lease.token, &error);
+                // What was lost before is told all the same.
+                return match before {
+                    State::Lost(reason) => Err(Error::lost(reason)),
+                    _ => Ok(Released::Owed),
+                };
             }
             first = false;
             core.background.sleep(pause).await;
@@ -325,7 +388,7 @@ impl Hold {
         telemetry::released(claim, self.lease.token);
         match (before, self.lease.lost_reason()) {
             (State::Lost(reason), _) | (_, Some(reason)) => Err(Error::lost(reason)),
-            _ => Ok(()),
+            _ => Ok(Released::Now),
         }
     }
 }

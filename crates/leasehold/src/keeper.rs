@@ -27,8 +27,9 @@ use tokio::sync::Notify;
 use crate::acquire::no_answer;
 use crate::claim::{Claim, ClaimId, Token};
 use crate::clock::{Clock, Moment};
-use crate::error::{Error, ErrorKind, LostReason, Result};
+use crate::error::{Error, ErrorKind, LostReason, Result, short};
 use crate::lease::{Granted, Lease};
+use crate::name::Name;
 use crate::options::{DEFAULT_LEASE, answer_limit};
 use crate::store::{Place, Renew, Renewal, Store};
 use crate::telemetry;
@@ -56,6 +57,8 @@ struct WaitingState {
     place: Place,
     outcome: Option<Outcome>,
     place_is_news: bool,
+    /// Since when, until it was looked at who holds the lock.
+    unquestioned: Option<Moment>,
 }
 
 /// What a heartbeat found out.
@@ -75,7 +78,13 @@ pub(crate) enum News {
 
 impl Waiting {
     pub(crate) fn new(claim: Claim, sent: Moment, place: Place) -> Arc<Self> {
-        let state = WaitingState { last_answer: sent, place, outcome: None, place_is_news: false };
+        let state = WaitingState {
+            last_answer: sent,
+            place,
+            outcome: None,
+            place_is_news: false,
+            unquestioned: Some(sent),
+        };
         Arc::new(Self { claim, state: Mutex::new(state), news: Notify::new() })
     }
 
@@ -154,6 +163,12 @@ impl Waiting {
         }
         let what = "the store refused it while it waited";
         self.fail(Error::new(error.kind(), what).because(error.to_string()));
+    }
+
+    /// Whether it has waited so long that one should look who holds the lock; once.
+    fn is_long(&self, now: Moment) -> bool {
+        let long = self.claim.waiter_lease;
+        self.lock().unquestioned.take_if(|since| now.since(*since) >= long).is_some()
     }
 
     fn is_decided(&self) -> bool {
@@ -300,6 +315,15 @@ impl Keeper {
     pub(crate) fn wait(&self, waiting: Arc<Waiting>) {
         let due = waiting.next_beat(self.clock.now());
         self.put(Entry { kept: Kept::Waiting(waiting), due, send: due });
+    }
+
+    /// Whether this client holds a lock of this name.
+    pub(crate) fn holds(&self, name: &Name) -> bool {
+        let held = |entry: &Entry| match &entry.kept {
+            Kept::Lease(lease) => lease.claim.name == *name,
+            Kept::Waiting(_) => false,
+        };
+        self.lock().entries.values().any(held)
     }
 
     /// Keeps this claim no longer.
@@ -459,7 +483,7 @@ impl Keeper {
             Ok(Ok(_)) => Err(Error::new(ErrorKind::Corrupt, "the store answered out of step")),
             Ok(Err(error)) => Err(error),
             Err(_) => {
-                let what = format!("no answer to a renewal within {limit:?}");
+                let what = format!("no answer to a renewal within {}", short(limit));
                 Err(Error::new(ErrorKind::Unreachable, what))
             }
         }
@@ -511,7 +535,11 @@ impl Keeper {
                 if waiting.is_decided() {
                     self.drop_kept(&Kept::Waiting(waiting));
                 } else {
-                    let next = waiting.next_beat(self.clock.now());
+                    let now = self.clock.now();
+                    if waiting.is_long(now) && self.holds(&waiting.claim.name) {
+                        telemetry::waits_behind_itself(&waiting.claim);
+                    }
+                    let next = waiting.next_beat(now);
                     self.schedule(Kept::Waiting(waiting), next);
                 }
             }
@@ -528,7 +556,7 @@ impl Keeper {
             }
             if silent > patience(&*self.store, &waiting.claim) {
                 self.drop_kept(&kept);
-                let what = format!("waited {silent:?} for an answer of the store");
+                let what = format!("waited {} for an answer of the store", short(silent));
                 return waiting.fail(Error::new(error.kind(), what).because(error.to_string()));
             }
         }
@@ -638,8 +666,8 @@ async fn leave_until(
     }
 }
 
-/// For how long a store that does not answer is asked again by who wants to wait: a fail-over must
-/// fit in it, however short the lease.
+/// For how long a store that does not answer is asked again by who wants to wait: a lease, and no
+/// less than the default one. A fail-over must fit in it, however short the lease.
 pub(crate) fn patience(store: &dyn Store, claim: &Claim) -> Duration {
     claim.lease.max(DEFAULT_LEASE).saturating_add(store.confirms_within())
 }
@@ -669,7 +697,6 @@ pub(crate) async fn renew_one(
 mod tests {
     use super::*;
     use crate::claim::Kind;
-    use crate::name::Name;
 
     /// A late duplicate of the join made a second place after the first had expired.
     #[test]

@@ -23,14 +23,39 @@
 //! - [`Guard`] means "held", and never claims more than it knows: `Held`, `AtRisk`, `Lost`
 //!   ([`State`]).
 //! - [`Owner`] may re-enter; [`blocking`] is the same without a runtime.
+//! - [`Error`] is one line and a [kind](ErrorKind); [`is_retryable`](Error::is_retryable) is what a
+//!   loop goes on for.
 //! - [`store`] is what keeps the queue. [`Guarantees`](store::Guarantees) says what a store promises;
-//!   what it cannot do is [`Unsupported`](ErrorKind::Unsupported), never emulated.
-//! - `conformance` (a feature) is the suite that every store passes, for your own store too.
+//!   what it cannot do is [`Unsupported`](ErrorKind::Unsupported), never emulated. [`doctor`] says
+//!   what is wrong with a store as it is set up ([`Leasehold::diagnose`]).
+//! - [`telemetry`] lists metrics and events.
 //!
-//! Works in any async executor, and with none: renewals run on a thread of the client's own. Features:
-//! `file` (default), `sqlite`, `postgres`, `mysql`, `redis`, `redlock`, `zookeeper`, `etcd`, `http`, `serde`,
-//! `conformance`, `metrics`, `tracing`.
+//! # Beside the lock
+//! | for | is | feature |
+//! |---|---|---|
+//! | a resource that refuses late writers | [`fence`]: `fence::sql`, `fence::redis`, `fence::http` | of the database; `http` |
+//! | a lock that a transaction of yours holds until it ends | `lock_in`, `try_lock_in`, `lock_in_timeout` | `sqlite`, `postgres`, `mysql` |
+//! | noticing that somebody else wrote meanwhile | `versioned` | likewise |
+//! | something that happens once, however often it is asked for | `once` | likewise |
+//! | their tables | `database` | likewise |
+//! | a hold as a string that others check | [`sequencer`] | |
+//! | a store of your own | [`store::Store`], and the suite `conformance` | `conformance` |
+//!
+//! # Stores
+//! A URL names one: see [`Leasehold::connect`]. What stands behind its `?` differs: `pool`,
+//! `prefix` and `schema` of the SQL stores, `prefix`, `replicas`, `replicas_ms` and
+//! `replicas_short` of `redis:`, `create` and `naming` of `zookeeper:`, `ca` where there is TLS,
+//! `token_offset` of all. The repository's `docs/stores` has all of them, and what each store
+//! needs.
+//!
+//! # Features
+//! `file` (default), `sqlite`, `postgres`, `mysql`, `redis`, `redlock`, `zookeeper`, `etcd`: the
+//! stores. `http`: `fence::http`. `serde`: what crosses a store's wire. `metrics`, `tracing`: see
+//! [`telemetry`]. `conformance`: the suite that every store passes, for your own store too.
+//!
+//! Works in any async executor, and with none: renewals run on a thread of the client's own.
 #![forbid(unsafe_code)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod acquire;
 mod background;
@@ -63,7 +88,7 @@ mod rwlock;
 mod semaphore;
 pub mod sequencer;
 pub mod store;
-mod telemetry;
+pub mod telemetry;
 mod url;
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 pub mod versioned;
@@ -71,7 +96,7 @@ pub mod versioned;
 pub use claim::{Claim, ClaimId, Holder, Kind, MAX_READERS, Token};
 pub use clock::{Clock, Moment};
 pub use error::{Error, ErrorKind, HolderInfo, LostReason, Result, StaleToken, StaleVersion};
-pub use guard::{Guard, Watch};
+pub use guard::{Guard, Released, Watch};
 pub use lease::{Deadline, State};
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 pub use lock_in::{lock_in, lock_in_timeout, try_lock_in};

@@ -16,15 +16,25 @@ use crate::name::Name;
 use crate::rwlock::RwLock;
 use crate::semaphore::Semaphore;
 use crate::sequencer::{MAX_IDENTITY_BYTES, Sequencer, Side};
+use crate::store::above::above;
 use crate::store::{ClaimInfo, Evict, Guarantee, Guarantees, LockInfo, Standing, Store};
+use crate::telemetry;
 
-/// How long [`Leasehold::close`] waits for goodbyes.
-const FAREWELL: Duration = Duration::from_secs(5);
+/// How long [`Leasehold::close`] waits for goodbyes: far less than for answers that matter, since
+/// one silent connection costs all of it.
+const FAREWELL: Duration = Duration::from_secs(2);
 
 /// A client of one store. Clones are the same client.
 ///
 /// It has a thread of its own for renewals, which ends when the client and all its guards are
 /// gone and what they owed to the store is done.
+///
+/// **At the end of the program**: a guard that is dropped is released in the background, and a
+/// process that ends takes its threads along. So the last of a client to be dropped
+/// (the client itself, a lock or a guard of it) waits for what is owed, for up to a second. To be
+/// told whether that was enough, to wait for longer, or where the client is never dropped
+/// (a `static`, `process::exit`), call [`close`](Self::close) or
+/// [`close_timeout`](Self::close_timeout). What the store never hears of ends with its lease.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -62,6 +72,13 @@ impl Core {
             return Err(Error::new(ErrorKind::Closed, what));
         }
         Ok(())
+    }
+
+    /// The store, in the process that connected: in a forked child its connections are the
+    /// parent's.
+    fn ours(&self) -> Result<&dyn Store> {
+        self.check_ours()?;
+        Ok(&*self.store)
     }
 
     pub(crate) fn check_open(&self) -> Result<()> {
@@ -118,6 +135,8 @@ impl Leasehold {
     /// | `zookeeper://host,host,host/path` | many machines (feature `zookeeper`) |
     /// | `etcd://host1,host2,host3` | many machines (feature `etcd`) |
     ///
+    /// Cancel safe.
+    ///
     /// # Errors
     /// [`ErrorKind::Config`] for a URL that cannot work, [`ErrorKind::Unsupported`] for a store
     /// that this build leaves out; otherwise as the store fails.
@@ -146,34 +165,50 @@ impl Leasehold {
     }
 
     /// Who holds and who waits for one lock; `None` if nobody does. For people: it is old news
-    /// when it arrives.
+    /// when it arrives. Cancel safe.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::Leasehold::connect("memory:").await?;
+    /// let _guard = locks.mutex("order:42").label("the nightly job").lock().await?;
+    /// if let Some(lock) = locks.read("order:42").await? {
+    ///     for claim in lock.holders() {
+    ///         println!("{} holds it for {:?}", claim.holder, claim.since);
+    ///     }
+    /// }
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::InvalidName`], or as the store fails.
     pub async fn read(&self, name: impl AsRef<str>) -> Result<Option<LockInfo>> {
         let name = Name::new(name)?;
-        let read = self.core.background.in_context(self.core.store.read(&name)).await;
+        let read = async { self.core.ours()?.read(&name).await };
+        let read = self.core.background.in_context(read).await;
         read.map_err(|e| e.during("show").on(&name).at(self.url()))
     }
 
-    /// All locks in use whose name starts with `prefix`, by name.
+    /// All locks in use whose name starts with `prefix`, by name. Cancel safe.
     ///
     /// # Errors
     /// As the store fails.
     pub async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
-        let listed = self.core.background.in_context(self.core.store.list(prefix)).await;
+        let listed = async { self.core.ours()?.list(prefix).await };
+        let listed = self.core.background.in_context(listed).await;
         listed.map_err(|e| e.during("list").at(self.url()))
     }
 
     /// Takes a lock away by a person's order, and tells how many holds ended. Their guards turn
     /// `Lost` at their next renewal, *after* the next holder may have begun: only resources that
-    /// check tokens are safe from that.
+    /// check tokens are safe from that. A future that is dropped may have done it or not; doing it
+    /// again is safe with [`Evict::Token`].
     ///
     /// # Errors
     /// [`ErrorKind::InvalidName`], or as the store fails.
     pub async fn evict(&self, name: impl AsRef<str>, which: Evict) -> Result<usize> {
         let name = Name::new(name)?;
-        let evicted = self.core.background.in_context(self.core.store.evict(&name, which)).await;
+        let evicted = async { self.core.ours()?.evict(&name, which).await };
+        let evicted = self.core.background.in_context(evicted).await;
         evicted.map_err(|e| e.during("evict").on(&name).at(self.url()))
     }
 
@@ -203,7 +238,10 @@ impl Leasehold {
             );
             return Err(Error::new(ErrorKind::Mismatch, what));
         }
-        let read = core.background.in_context(core.store.read(sequencer.name())).await?;
+        let store = core.ours()?;
+        let token = Some(sequencer.token());
+        let read = store.holders(sequencer.name(), token);
+        let read = core.background.in_context(read).await?;
         let Some(info) = read else { return Err(Error::lost(LostReason::Gone)) };
         let same = |c: &&ClaimInfo| {
             c.token == Some(sequencer.token())
@@ -226,11 +264,13 @@ impl Leasehold {
 
     /// Asks the store what is wrong with its set-up, worst first: settings that break or weaken what
     /// this kind of store can promise. What it promises as it is, is [`guarantees`](Self::guarantees).
+    /// Cancel safe.
     ///
     /// # Errors
     /// As the store fails; then nothing is known.
     pub async fn diagnose(&self) -> Result<Vec<Finding>> {
-        let asked = self.core.background.in_context(self.core.store.diagnose()).await;
+        let asked = async { self.core.ours()?.diagnose().await };
+        let asked = self.core.background.in_context(asked).await;
         let mut findings = asked.map_err(|e| e.during("diagnose").at(self.url()))?;
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
         Ok(findings)
@@ -263,16 +303,43 @@ impl Leasehold {
     }
 
     /// Releases everything held through this client and its clones, fails what still waits with
-    /// [`ErrorKind::Closed`], and returns when the store knows (or a lease has passed). Its guards
-    /// are `Lost(Closed)`. Then it says goodbye to the servers ([`Store::disconnect`], five seconds
+    /// [`ErrorKind::Closed`], and returns when the store knows, or when the longest lease of what
+    /// was held has passed ([`close_timeout`](Self::close_timeout) sets another limit). Its guards
+    /// are `Lost(Closed)`. Then it says goodbye to the servers ([`Store::disconnect`], two seconds
     /// at most): a client that is only dropped breaks its connections off, and MariaDB's log warns of
-    /// each.
+    /// each. Dropped meanwhile, it goes on in the background.
     ///
     /// # Errors
     /// [`ErrorKind::Unreachable`] if something may still be held at the store, which then ends
-    /// with its lease.
+    /// with its lease. [`ErrorKind::Closed`] in a forked child, which holds nothing.
     pub async fn close(self) -> Result<()> {
+        self.end(None).await
+    }
+
+    /// As [`close`](Self::close), and returns after `limit` at the latest: for a shutdown that has
+    /// only so much time. What is not told by then goes on in the background for as long as the
+    /// process lives, and the lease ends the rest.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # use std::time::Duration;
+    /// # let locks = leasehold::Leasehold::connect("memory:").await?;
+    /// if let Err(error) = locks.close_timeout(Duration::from_secs(3)).await {
+    ///     eprintln!("{error}"); // something is held until its lease is over
+    /// }
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// As [`close`](Self::close).
+    pub async fn close_timeout(self, limit: Duration) -> Result<()> {
+        self.end(Some(limit)).await
+    }
+
+    async fn end(self, limit: Option<Duration>) -> Result<()> {
         let core = &self.core;
+        core.check_ours().map_err(|e| e.during("close").at(self.url()))?;
+        let until = limit.map_or(Moment::NEVER, |limit| core.clock.now().plus(limit));
         core.closed.store(true, Ordering::SeqCst);
         let mut longest = Duration::from_secs(1);
         let (held, waited) = core.keeper.close();
@@ -287,23 +354,38 @@ impl Leasehold {
                 core.owe_leave(lease.claim.clone(), lease.keep_until);
             }
         }
+        let longest = longest.min(until.since(core.clock.now()));
         let paid = core.background.within(longest, core.background.all_paid()).await;
         if paid.is_none() {
             return Err(crate::acquire::no_answer(longest).during("close").at(self.url()));
         }
+        let farewell = FAREWELL.min(until.since(core.clock.now()));
         let goodbye = core.background.in_context(core.store.disconnect());
-        let _ = core.background.within(FAREWELL, goodbye).await;
+        let _ = core.background.within(farewell, goodbye).await;
         Ok(())
     }
 }
 
 /// Connects with options: see [`Leasehold::builder`].
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use leasehold::Leasehold;
+/// use leasehold::store::Guarantee;
+/// let locks = Leasehold::builder()
+///     .label("billing") // what people see who look at a lock
+///     .require(Guarantee::Fifo)
+///     .connect("memory:")
+///     .await?;
+/// # drop(locks); Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct Builder {
     label: String,
     clock: Clock,
     required: Vec<Guarantee>,
     identity: Option<String>,
+    token_offset: u64,
 }
 
 impl Builder {
@@ -330,6 +412,17 @@ impl Builder {
         self
     }
 
+    /// Raises all of the store's tokens by this number: for a resource whose lock moves here from a
+    /// store with greater tokens, which its fence has seen and would refuse everybody for. Choose
+    /// it no smaller than the greatest of them, and give it to all clients, for ever. In a URL it
+    /// is the parameter `token_offset` (not of `file:` and `memory:`). docs/fencing.md has the
+    /// steps.
+    #[must_use]
+    pub fn token_offset(mut self, offset: u64) -> Self {
+        self.token_offset = offset;
+        self
+    }
+
     /// Judges leases by this clock; for tests.
     #[must_use]
     pub fn clock(mut self, clock: Clock) -> Self {
@@ -337,7 +430,7 @@ impl Builder {
         self
     }
 
-    /// As [`Leasehold::connect`].
+    /// As [`Leasehold::connect`]; cancel safe.
     ///
     /// # Errors
     /// As [`Leasehold::connect`], and [`ErrorKind::Unsupported`] for a guarantee that was
@@ -357,6 +450,9 @@ impl Builder {
     }
 
     pub(crate) fn start(self, store: Arc<dyn Store>, background: Background) -> Result<Leasehold> {
+        telemetry::describe();
+        let url = store.url().to_owned();
+        let store = above(store, self.token_offset).map_err(|e| e.during("connect").at(&url))?;
         for wanted in self.required {
             if !store.guarantees().meets(wanted) {
                 let what = format!("this store does not promise {wanted}: choose another");

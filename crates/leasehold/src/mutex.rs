@@ -33,14 +33,45 @@ impl Mutex {
 
     /// Waits its turn and takes the lock. One round trip when free.
     ///
+    /// **A task that holds it already waits for itself, for ever**, unless both locks have the same
+    /// [`owner`](Self::owner). After 6 s behind a hold of its own client, a wait is told of by an
+    /// event (feature `tracing`); see also
+    /// [`held_by_this_client`](crate::Error::held_by_this_client).
+    ///
+    /// Cancel safe: a future that is dropped gives its place back.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::Leasehold::connect("memory:").await?;
+    /// let guard = locks.mutex("order:42").lock().await?;
+    /// println!("held, token {}", guard.token());
+    /// guard.release().await?;
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Errors
     /// [`Unreachable`](crate::ErrorKind::Unreachable) when the store has not answered for a lease,
-    /// and whatever cannot be mended by waiting.
+    /// or for 15 s where the lease is shorter (a fail-over must fit in it); and whatever cannot be
+    /// mended by waiting. An outage that is longer than that ends this call, not the need for the
+    /// lock: a loop that is to outlive it goes on while
+    /// [`is_retryable`](crate::Error::is_retryable), with growing pauses.
     pub async fn lock(&self) -> Result<Guard> {
         self.want.acquire("lock", 1, Wait::Forever).await
     }
 
-    /// Takes the lock now or not at all. One round trip.
+    /// Takes the lock now or not at all. One round trip. Cancel safe.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::Leasehold::connect("memory:").await?;
+    /// use leasehold::ErrorKind;
+    /// match locks.mutex("nightly").try_lock().await {
+    ///     Ok(guard) => println!("ours, token {}", guard.token()),
+    ///     Err(error) if error.kind() == ErrorKind::Contended => println!("not now: {error}"),
+    ///     Err(error) => return Err(error),
+    /// }
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Errors
     /// [`Contended`](crate::ErrorKind::Contended), with who holds it; and as [`lock`](Self::lock).
@@ -48,10 +79,22 @@ impl Mutex {
         self.want.acquire("try_lock", 1, Wait::Try).await
     }
 
-    /// Waits its turn for at most this long.
+    /// Waits its turn for at most this long. Cancel safe.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # use std::time::Duration;
+    /// # let locks = leasehold::Leasehold::connect("memory:").await?;
+    /// # let _held = locks.mutex("order:42").lock().await?;
+    /// let error = locks.mutex("order:42").lock_timeout(Duration::from_millis(10)).await.unwrap_err();
+    /// assert!(error.store_answered()); // busy, and not away
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Errors
-    /// [`Timeout`](crate::ErrorKind::Timeout), with who holds it; and as [`lock`](Self::lock).
+    /// [`Timeout`](crate::ErrorKind::Timeout), with who holds it, or with
+    /// [`store_answered`](crate::Error::store_answered) `false` if the store was away; and as
+    /// [`lock`](Self::lock).
     pub async fn lock_timeout(&self, limit: Duration) -> Result<Guard> {
         self.want.acquire("lock", 1, Wait::For(limit)).await
     }

@@ -6,6 +6,7 @@
 //! look-alike Unicode is not folded.
 
 use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -15,7 +16,17 @@ pub const MAX_NAME_BYTES: usize = 512;
 
 /// The name of a lock, already checked. Cheap to clone.
 ///
-/// Its `Display` form is quoted and escaped, so that a name can never forge a line in a log.
+/// Its `Display` form is quoted and escaped, so that a name can never forge a line in a log. It is
+/// for people: `name.to_string()` is another name than `name`. What takes a name takes a `&Name` as
+/// it is.
+///
+/// ```
+/// use leasehold::Name;
+/// let name: Name = "order:42".parse()?;
+/// assert_eq!(name.as_str(), "order:42");
+/// assert_eq!(name.to_string(), "\"order:42\""); // for people
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(try_from = "String", into = "String"))]
@@ -61,6 +72,20 @@ impl fmt::Display for Name {
 impl fmt::Debug for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", self.0)
+    }
+}
+
+impl AsRef<str> for Name {
+    fn as_ref(&self) -> &str {
+        self.as_str()
+    }
+}
+
+impl FromStr for Name {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Self::new(name)
     }
 }
 

@@ -21,10 +21,19 @@
 //! judged by the database's wall clock: one that is set forward ends it early, and the attempt is
 //! told at its next renewal.)
 //!
+//! **What was done is never done again for want of a place for its outcome.** Text that a database
+//! cannot hold (PostgreSQL has no NUL) is stored escaped. An outcome that the database refuses all
+//! the same (too long, another character set, a trigger) is left out, and the key is done without
+//! it: the first caller gets it, those who come later are told that it is gone.
+//!
+//! **A pool that the work itself uses up starves no renewals**: what the pool does not give soon is
+//! done on a connection beside it.
+//!
 //! **Only the key's own row makes a duplicate.** `INSERT IGNORE` turns every error of the write into
 //! a warning, and a unique index of the caller's own table may be hit for reasons that are no
 //! duplicate request. Here the insert of the key stands alone; an error of the work is the work's.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -32,14 +41,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
-use sqlx::{Connection as _, Pool, Transaction};
+use sqlx::pool::PoolConnection;
+use sqlx::{ConnectOptions as _, Connection as _, Pool, Transaction};
 
 use crate::claim::ClaimId;
 use crate::clock::{Clock, Moment};
-use crate::database::{Column, Database, Value, micros};
+use crate::database::{Column, Database, Dialect, Value, micros};
 use crate::error::{Error, ErrorKind, LostReason, Result};
 use crate::name::Name;
 use crate::options::{DEFAULT_LEASE, MAX_LEASE, MIN_LEASE, drift};
+use crate::telemetry;
 use crate::versioned::jittered;
 
 /// How long [`Once::run`] waits for an attempt of somebody else, unless told otherwise.
@@ -188,7 +199,9 @@ impl Once {
         let failed = |e: Error| e.during("once").on(&key);
         let mut savepoint = tx.begin().await.map_err(|e| failed(e.into()))?;
         let done = match begin::<DB>(&mut savepoint, &key, &As::Done).await {
-            Ok(Begun::Before(outcome)) => Ok(Ran::Duplicate(outcome)),
+            Ok(Begun::Before(outcome)) => {
+                outcome.map(Ran::Duplicate).ok_or_else(|| failed(outcome_gone()).into())
+            }
             Ok(Begun::Busy) => {
                 let what = "an attempt outside a transaction has this key: retry later";
                 Err(failed(Error::new(ErrorKind::Contended, what)).into())
@@ -216,14 +229,36 @@ impl Once {
     }
 
     /// Does `work`, outside of any transaction, if nobody has done it under this key; waits while
-    /// somebody is at it, and takes over when that attempt's lease ends. No connection is held
-    /// while `work` runs. `work` is dropped at its next `.await` if the lease is lost. If `work`
+    /// somebody is at it, and takes over when that attempt's lease ends. No connection of the pool
+    /// is held while `work` runs; where the pool gives none for a renewal, one is opened beside it.
+    /// `work` is dropped at its next `.await` if the lease is lost. If `work`
     /// fails, the key is free for the next attempt at once.
+    ///
+    /// Cancel safe in that a dropped future stops `work` and leaves the key to the next attempt,
+    /// when the lease is over.
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use leasehold::{database, once, once::Ran};
+    /// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+    /// # let pool = options.connect("sqlite::memory:").await?;
+    /// database::install(&pool).await?;
+    /// for time in 1..=2 {
+    ///     // Give the other side the key as well, where it takes one.
+    ///     let work = |attempt| async move { Ok::<_, leasehold::Error>(format!("receipt, {attempt}")) };
+    ///     let ran = once("payment:8a1f").run(&pool, work).await?;
+    ///     assert_eq!(ran.is_first(), time == 1);
+    ///     assert_eq!(ran.into_outcome(), "receipt, attempt 1");
+    /// }
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Errors
     /// Those of `work`, as they are; [`ErrorKind::Timeout`] if somebody else was at it for all of
     /// the [wait](Self::wait), in a transaction or out of one; [`ErrorKind::Lost`] if the lease was lost before the outcome was
-    /// stored (the work may be done, and may be done again); what the database answers.
+    /// stored (the work may be done, and may be done again); [`ErrorKind::Corrupt`] if it was done
+    /// before and its outcome could not be stored then; what the database answers.
     pub async fn run<DB, E, F>(
         self,
         pool: &Pool<DB>,
@@ -242,9 +277,13 @@ impl Once {
             return Err(failed(Error::new(ErrorKind::Config, what)).into());
         }
         let id = ClaimId::random().map_err(failed)?;
-        let row = Row { pool, key: &key, id: Value::Text(id.to_hex()), lease };
+        let (id, beside) = (Value::Text(id.to_hex()), tokio::sync::Mutex::new(None));
+        let row = Row { pool, key: &key, id, lease, beside };
         let (attempt, sent) = match row.begin(wait).await.map_err(failed)? {
-            (Begun::Before(outcome), _) => return Ok(Ran::Duplicate(outcome)),
+            (Begun::Before(outcome), _) => {
+                let outcome = outcome.ok_or_else(|| failed(outcome_gone()))?;
+                return Ok(Ran::Duplicate(outcome));
+            }
             (Begun::Ours(number), sent) => {
                 (Attempt { number, key: key.clone(), id: row.id.clone() }, sent)
             }
@@ -284,15 +323,44 @@ pub async fn clean_up<DB: Database>(pool: &Pool<DB>, retention: Duration) -> Res
         let now = DB::row(&mut c, &format!("SELECT {}", DB::NOW), vec![], &[Column::Int]).await?;
         let now = now.map_or(0, |row| row.first().map_or(0, Value::int));
         let before = Value::Int(now.saturating_sub(micros(retention)));
-        let done = "DELETE FROM leasehold_once WHERE done_at < ?";
-        let given_up = "DELETE FROM leasehold_once WHERE state = 'started' AND lease_end < ?";
         let mut forgotten = 0;
-        for sql in [done, given_up] {
-            forgotten += DB::execute(&mut c, sql, vec![before.clone()]).await?;
+        for old in ["done_at < ?", "state = 'started' AND lease_end < ?"] {
+            let sql = forgetting(DB::DIALECT, old);
+            loop {
+                if DB::DIALECT == Dialect::Mysql {
+                    // For the next statement: else it would lock the gap before the first row that it
+                    // keeps, which is where whoever begins inserts.
+                    let sql = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED".to_owned();
+                    DB::script(&mut c, sql).await?;
+                }
+                let with = vec![before.clone(); sql.matches('?').count()];
+                let some = DB::execute(&mut c, &sql, with).await?;
+                forgotten += some;
+                if some < FORGOTTEN_AT_ONCE {
+                    break;
+                }
+            }
         }
         Ok(forgotten)
     };
     clean.await.map_err(|e: Error| e.during("clean_up"))
+}
+
+/// So few that nobody waits long for them.
+const FORGOTTEN_AT_ONCE: u64 = 1_000;
+
+/// Deletes some of the keys of which this is true.
+fn forgetting(dialect: Dialect, old: &str) -> String {
+    match dialect {
+        Dialect::Mysql => {
+            format!("DELETE FROM leasehold_once WHERE {old} LIMIT {FORGOTTEN_AT_ONCE}")
+        }
+        // The condition again: a row may have been begun anew meanwhile.
+        _ => format!(
+            "DELETE FROM leasehold_once WHERE name IN (SELECT name FROM leasehold_once \
+             WHERE {old} LIMIT {FORGOTTEN_AT_ONCE}) AND {old}"
+        ),
+    }
 }
 
 /// How a key is begun.
@@ -306,8 +374,8 @@ enum As {
 enum Begun {
     /// By us: attempt number so and so.
     Ours(u64),
-    /// Done before, with this outcome.
-    Before(String),
+    /// Done before, with this outcome, if it could be stored.
+    Before(Option<String>),
     /// By an attempt within its lease.
     Busy,
 }
@@ -347,7 +415,8 @@ async fn begin<DB: Database>(c: &mut DB::Connection, key: &Name, how: &As) -> Re
             continue;
         };
         if state_there.text() == "done" {
-            return Ok(Begun::Before(outcome.text()));
+            let kept = !matches!(outcome, Value::Null);
+            return Ok(Begun::Before(kept.then(|| read_back(outcome.text()))));
         }
         if left.int() > 0 {
             return Ok(Begun::Busy);
@@ -366,12 +435,39 @@ async fn begin<DB: Database>(c: &mut DB::Connection, key: &Name, how: &As) -> Re
     Err(Error::new(ErrorKind::Contended, "the key comes and goes: retry later"))
 }
 
+/// What begins an outcome that is stored escaped.
+const ESCAPED: &str = "\u{1b}leasehold:";
+
+/// An outcome as it is stored: itself, or escaped if it has a NUL, which PostgreSQL cannot hold.
+fn stored(outcome: &str) -> Cow<'_, str> {
+    if !outcome.contains('\0') && !outcome.starts_with(ESCAPED) {
+        return outcome.into();
+    }
+    let plain = outcome.replace('\u{1b}', "\u{1b}1").replace('\0', "\u{1b}0");
+    format!("{ESCAPED}{plain}").into()
+}
+
+/// What [`stored`] was given.
+fn read_back(text: String) -> String {
+    match text.strip_prefix(ESCAPED) {
+        Some(escaped) => escaped.replace("\u{1b}0", "\0").replace("\u{1b}1", "\u{1b}"),
+        None => text,
+    }
+}
+
+fn outcome_gone() -> Error {
+    let what = "it was done before, and the database could not store its outcome then: ask whoever \
+                did it; it is not done again";
+    Error::new(ErrorKind::Corrupt, what)
+}
+
 /// Stores a transaction's outcome.
 async fn keep<DB: Database>(c: &mut DB::Connection, key: &Name, outcome: String) -> Result<String> {
     // Done now, not when the work began: retention counts from here.
     let sql =
         format!("UPDATE leasehold_once SET outcome = ?, done_at = {} WHERE name = ?", DB::NOW);
-    match DB::execute(c, &sql, vec![Value::Text(outcome.clone()), DB::name(key)]).await? {
+    let text = Value::Text(stored(&outcome).into_owned());
+    match DB::execute(c, &sql, vec![text, DB::name(key)]).await? {
         1 => Ok(outcome),
         _ => Err(Error::new(ErrorKind::Corrupt, "the work deleted its own idempotency key")),
     }
@@ -383,6 +479,14 @@ struct Row<'a, DB: Database> {
     key: &'a Name,
     id: Value,
     lease: Duration,
+    /// A connection of our own, once the pool had none for us.
+    beside: tokio::sync::Mutex<Option<DB::Connection>>,
+}
+
+/// A connection of the pool, or one beside it.
+enum Line<DB: Database> {
+    Pooled(PoolConnection<DB>),
+    Beside(DB::Connection),
 }
 
 impl<DB: Database> Row<'_, DB> {
@@ -429,8 +533,30 @@ impl<DB: Database> Row<'_, DB> {
     async fn set(&self, sql: &str, mut with: Vec<Value>) -> Result<bool> {
         let sql = format!("{sql} WHERE name = ? AND attempt_id = ? AND state = 'started'");
         with.extend([DB::name(self.key), self.id.clone()]);
-        let mut c = self.pool.acquire().await?;
-        Ok(DB::execute(&mut c, &sql, with).await? == 1)
+        let mut line = self.line().await?;
+        let rows = DB::execute(line.connection(), &sql, with).await;
+        self.put_back(line, rows.is_ok()).await;
+        Ok(rows? == 1)
+    }
+
+    /// A connection to speak on. The work may have all of the pool's, for longer than our lease:
+    /// what the pool does not give soon is opened beside it.
+    async fn line(&self) -> Result<Line<DB>> {
+        if let Some(ours) = self.beside.lock().await.take() {
+            return Ok(Line::Beside(ours));
+        }
+        let soon = (self.lease / 20).clamp(Duration::from_millis(10), Duration::from_millis(500));
+        match tokio::time::timeout(soon, self.pool.acquire()).await {
+            Ok(pooled) => Ok(Line::Pooled(pooled?)),
+            Err(_) => Ok(Line::Beside(self.pool.connect_options().connect().await?)),
+        }
+    }
+
+    /// Keeps our own connection for the next time, unless it may be broken.
+    async fn put_back(&self, line: Line<DB>, well: bool) {
+        if let (Line::Beside(ours), true) = (line, well) {
+            *self.beside.lock().await = Some(ours);
+        }
     }
 
     /// How long one statement may take before another connection is tried: the network may have lost
@@ -471,18 +597,37 @@ impl<DB: Database> Row<'_, DB> {
         }
     }
 
-    /// Stores the outcome: only the current attempt can, so trying is never wrong.
+    /// Stores the outcome: only the current attempt can, so trying is never wrong. The work is
+    /// done: an outcome that the database refuses, or cannot take in half of the time that is left,
+    /// is left out.
     async fn done(&self, outcome: &str, deadline: &AtomicU64) -> Result<()> {
-        let sql =
-            format!("UPDATE leasehold_once SET state = 'done', done_at = {}, outcome = ?", DB::NOW);
+        let begun = Self::now();
+        let ends = Moment::from_nanos(deadline.load(Ordering::SeqCst));
+        let half = begun.plus(ends.since(begun) / 2);
+        let done = |outcome: &str| {
+            let now = DB::NOW;
+            format!(
+                "UPDATE leasehold_once SET state = 'done', done_at = {now}, outcome = {outcome}"
+            )
+        };
+        let (with_it, without) = (done("?"), done("NULL"));
+        let text = Value::Text(stored(outcome).into_owned());
         loop {
-            let with = vec![Value::Text(outcome.to_owned())];
-            let error = match Self::in_time(self.patience(), self.store(&sql, with)).await {
+            let storing = self.store(&with_it, vec![text.clone()]);
+            let error = match Self::in_time(self.patience(), storing).await {
                 Ok(true) => return Ok(()),
                 Ok(false) => return Err(Error::lost(LostReason::Gone)),
                 Err(error) => error,
             };
-            if Self::now().as_nanos() >= deadline.load(Ordering::SeqCst) || !error.is_retryable() {
+            let final_word = !error.is_retryable();
+            if final_word || Self::now() >= half {
+                let storing = self.store(&without, vec![]);
+                if let Ok(true) = Self::in_time(self.patience(), storing).await {
+                    telemetry::outcome_lost(self.key, &error);
+                    return Ok(());
+                }
+            }
+            if final_word || Self::now() >= ends {
                 return Err(error);
             }
             tokio::time::sleep(self.lease / 20).await;
@@ -498,15 +643,26 @@ impl<DB: Database> Row<'_, DB> {
     async fn is_done(&self) -> Result<bool> {
         let sql = "SELECT attempt FROM leasehold_once \
                    WHERE name = ? AND attempt_id = ? AND state = 'done'";
-        let mut c = self.pool.acquire().await?;
+        let mut line = self.line().await?;
         let with = vec![DB::name(self.key), self.id.clone()];
-        Ok(DB::row(&mut c, sql, with, &[Column::Int]).await?.is_some())
+        let row = DB::row(line.connection(), sql, with, &[Column::Int]).await;
+        self.put_back(line, row.is_ok()).await;
+        Ok(row?.is_some())
     }
 
     /// Lets the next attempt in at once. Now, not 0: retention counts from here.
     async fn give_up(&self) -> Result<bool> {
         let sql = format!("UPDATE leasehold_once SET lease_end = {}", DB::NOW);
         Self::in_time(self.patience(), self.set(&sql, vec![])).await
+    }
+}
+
+impl<DB: Database> Line<DB> {
+    fn connection(&mut self) -> &mut DB::Connection {
+        match self {
+            Self::Pooled(pooled) => pooled,
+            Self::Beside(ours) => ours,
+        }
     }
 }
 
@@ -528,4 +684,21 @@ async fn within<T>(
         work.as_mut().poll(cx).map(Ok)
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn f35_every_outcome_comes_back_and_none_has_a_nul() {
+        for outcome in ["", "paid", "a\0b", "\0", "\u{1b}0\0\u{1b}1", ESCAPED, "\u{1b}[1mbold"] {
+            let text = stored(outcome);
+            assert!(!text.contains('\0'));
+            assert_eq!(read_back(text.into_owned()), outcome);
+        }
+        // What earlier versions stored reads as it is.
+        assert_eq!(read_back("\u{1b}0".into()), "\u{1b}0");
+        assert_eq!(stored("\u{1b}0"), "\u{1b}0");
+    }
 }

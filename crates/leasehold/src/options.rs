@@ -94,6 +94,9 @@ macro_rules! option_methods {
     () => {
         /// How long a grant lasts unrenewed (default 15 s, at least 50 ms). A crashed holder's
         /// lock is free after this; a store without leases (`file:`) takes it for information.
+        ///
+        /// What is handed over to a waiter lasts six seconds at first, if that is less, and is renewed
+        /// to a whole lease within moments; [`min_validity`](Self::min_validity) waits for that.
         pub fn lease(mut self, lease: std::time::Duration) -> Self {
             self.want.options.lease = lease;
             self

@@ -69,9 +69,11 @@ pub struct Mismatch {
     pub capacity: u32,
 }
 
-/// One place in the queue.
+/// One place in the queue. What is read from a text has these fields and no others: who writes it
+/// back would lose the others.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
 pub struct Entry {
     /// The claim.
     pub id: ClaimId,
@@ -105,6 +107,7 @@ fn is_zero(n: &u64) -> bool {
 /// One lock's queue.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
 pub struct Queue {
     kind: Kind,
     capacity: u32,

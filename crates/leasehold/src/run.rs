@@ -37,7 +37,7 @@ pub(crate) async fn run<T, F: Future<Output = T>>(
             match guard.release().await {
                 Err(error) if error.lost_reason().is_some() => Err(error),
                 // An unheard release undoes nothing: the background thread goes on with it.
-                Ok(()) | Err(_) => Ok(done),
+                Ok(_) | Err(_) => Ok(done),
             }
         }
         Err(reason) => Err(Error::lost(reason).during("run").on(guard.name())),

@@ -15,6 +15,17 @@ use crate::run::run;
 ///
 /// Every call that takes it is cancel safe and fails as [`Mutex::lock`](crate::Mutex::lock) and its
 /// companions do.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # let locks = leasehold::Leasehold::connect("memory:").await?;
+/// let config = locks.rwlock("config");
+/// let (one, other) = (config.read().await?, config.read().await?); // together
+/// assert!(config.try_write().await.is_err());
+/// drop((one, other));
+/// config.run_write(|guard| async move { println!("alone, token {}", guard.token()) }).await?;
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
 #[derive(Clone, Debug)]
 #[must_use = "a lock does nothing until it is taken"]
 pub struct RwLock {

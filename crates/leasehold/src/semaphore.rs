@@ -15,6 +15,18 @@ use crate::run::run;
 /// Tokens of permits are names, not fences: several are valid at once. Every call that takes
 /// permits is cancel safe and fails as [`Mutex::lock`](crate::Mutex::lock) and its companions do;
 /// zero permits, or more than there are, is [`Config`](crate::ErrorKind::Config).
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # let locks = leasehold::Leasehold::connect("memory:").await?;
+/// let conversions = locks.semaphore("convert", 3); // of 3, everywhere
+/// let small = conversions.acquire().await?;
+/// let big = conversions.acquire_many(2).await?;
+/// assert!(conversions.try_acquire().await.is_err());
+/// small.release().await?;
+/// assert_eq!(big.permits(), 2);
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
 #[derive(Clone, Debug)]
 #[must_use = "a lock does nothing until it is taken"]
 pub struct Semaphore {

@@ -16,6 +16,7 @@ use crate::doctor::Finding;
 use crate::error::{Error, ErrorKind, HolderInfo, Result};
 use crate::name::Name;
 
+pub(crate) mod above;
 #[cfg(feature = "etcd")]
 pub mod etcd;
 #[cfg(feature = "file")]
@@ -175,12 +176,22 @@ pub struct LockInfo {
     pub capacity: u32,
     /// Everybody in the queue, in order.
     pub claims: Vec<ClaimInfo>,
+    /// Why the queue could not be read, in a list of many ([`Store::list`]): then nothing is known
+    /// of this lock but its name.
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
+    pub unreadable: Option<String>,
 }
 
 impl LockInfo {
     /// What a store tells of a lock.
     pub fn new(name: Name, kind: Kind, capacity: u32, claims: Vec<ClaimInfo>) -> Self {
-        Self { name, kind, capacity, claims }
+        Self { name, kind, capacity, claims, unreadable: None }
+    }
+
+    /// A lock of which only that it is there can be told.
+    pub fn unreadable(name: Name, why: impl Into<String>) -> Self {
+        let unreadable = Some(why.into());
+        Self { unreadable, ..Self::new(name, Kind::Mutex, 1, Vec::new()) }
     }
 
     /// Those that hold it.
@@ -299,7 +310,16 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// The queue of one lock; `None` if nothing stands in it.
     async fn read(&self, name: &Name) -> Result<Option<LockInfo>>;
 
-    /// All queues in use whose name starts with `prefix`, by name.
+    /// Those that hold a lock, for an error or a check: the one with this token, or those that come
+    /// first, as many as people read. Waiters may be left out. What many ask at once who wait in vain,
+    /// so a store whose queues are long answers it without reading them.
+    async fn holders(&self, name: &Name, token: Option<Token>) -> Result<Option<LockInfo>> {
+        let _ = token;
+        self.read(name).await
+    }
+
+    /// All queues in use whose name starts with `prefix`, by name. One that cannot be read is told
+    /// as [`LockInfo::unreadable`], where the others can be.
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>>;
 
     /// Removes claims by a person's order, and hands over. Tells how many were removed. Their
@@ -378,6 +398,12 @@ pub(crate) fn holders_of(info: &LockInfo) -> Vec<HolderInfo> {
         Some(HolderInfo::new(c.holder.clone(), token, c.since))
     });
     shown.collect()
+}
+
+/// Who holds the lock that has no place in the queue, because it is no client of ours.
+pub(crate) fn foreigner_of(info: &LockInfo) -> Option<&str> {
+    let foreign = info.holders().find(|c| c.token.is_none())?;
+    Some(&foreign.holder.host)
 }
 
 /// The error of a claim that asks for another kind of lock than the name has.

@@ -1,5 +1,6 @@
 //! Store URLs: which store a scheme names, and how a URL is shown without its credentials.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use crate::background::Background;
@@ -84,8 +85,42 @@ pub(crate) fn split_query(rest: &str) -> Result<(&str, &str)> {
     Ok((base, query))
 }
 
-/// Opens the store that `url` names.
+/// Opens the store that `url` names, with tokens raised by its `token_offset`, which every store
+/// has.
 pub(crate) async fn open(url: &str, background: &Background) -> Result<Arc<dyn Store>> {
+    let shown = redacted(url);
+    let told = |e: Error| e.during("connect").at(&shown);
+    let (url, offset) = token_offset(url).map_err(told)?;
+    let store = open_plain(&url, background).await?;
+    crate::store::above::above(store, offset).map_err(told)
+}
+
+/// Parts the parameter `token_offset` from the others. (A `file:` path may have a `?`, and
+/// `memory:` takes no parameters.)
+fn token_offset(url: &str) -> Result<(Cow<'_, str>, u64)> {
+    const KEY: &str = "token_offset=";
+    let refused = |what: &str| Err(Error::new(ErrorKind::Config, what));
+    let Some((base, query)) = url.rsplit_once('?') else { return Ok((url.into(), 0)) };
+    // An @ after the ?: a password that nobody encoded. The store has its say about that.
+    if url.starts_with("file:") || url.starts_with("memory:") || query.contains('@') {
+        return Ok((url.into(), 0));
+    }
+    let (ours, others): (Vec<&str>, Vec<&str>) =
+        query.split('&').partition(|pair| pair.starts_with(KEY));
+    let offset = match ours[..] {
+        [] => return Ok((url.into(), 0)),
+        [one] => one[KEY.len()..].parse(),
+        _ => return refused("token_offset is given more than once: give it once"),
+    };
+    let Ok(offset) = offset else { return refused("token_offset is no number: give digits only") };
+    let rest = match others[..] {
+        [] => base.to_owned(),
+        _ => format!("{base}?{}", others.join("&")),
+    };
+    Ok((rest.into(), offset))
+}
+
+async fn open_plain(url: &str, background: &Background) -> Result<Arc<dyn Store>> {
     let refused =
         |kind, what: String| Err(Error::new(kind, what).during("connect").at(&redacted(url)));
     let Some((scheme, _)) = url.split_once(':') else {
@@ -207,6 +242,27 @@ mod tests {
         }
         let long = "secret".repeat(50);
         assert_eq!(redacted(&format!("postgres://u:{long}@h/d")), "postgres://***@h/d");
+    }
+
+    #[test]
+    fn f24_the_token_offset_is_parted_from_what_the_store_reads() {
+        for (url, rest, offset) in [
+            ("etcd://a,b", "etcd://a,b", 0),
+            ("etcd://a,b?token_offset=7", "etcd://a,b", 7),
+            ("etcds://u:p@a/x?ca=/f&token_offset=7&y=1", "etcds://u:p@a/x?ca=/f&y=1", 7),
+            ("redis://u:p?q@h?token_offset=8", "redis://u:p?q@h", 8),
+            ("file:/a?token_offset=7", "file:/a?token_offset=7", 0),
+            ("redis://u:p?token_offset=7@h", "redis://u:p?token_offset=7@h", 0),
+        ] {
+            assert_eq!(token_offset(url).unwrap(), (rest.into(), offset), "{url}");
+        }
+        for bad in [
+            "etcd://a?token_offset=",
+            "etcd://a?token_offset=-1",
+            "etcd://a?token_offset=1&token_offset=2",
+        ] {
+            assert_eq!(token_offset(bad).unwrap_err().kind(), ErrorKind::Config, "{bad}");
+        }
     }
 
     #[cfg(feature = "redis")]

@@ -14,7 +14,7 @@
 use std::future::Future;
 use std::time::Duration;
 
-use crate::database::{Column, Database, Value, assignments, identifier};
+use crate::database::{Column, Database, Value, assignments, identifier, place};
 use crate::error::{Error, ErrorKind, Result};
 
 /// A table with a version column: which table, which key, which column.
@@ -30,6 +30,7 @@ use crate::error::{Error, ErrorKind, Result};
 ///         sqlx::query_as("SELECT left_over, version FROM stock WHERE id = 7")
 ///             .fetch_one(&mut *tx)
 ///             .await?;
+///     // For types that Rust has no word for, and keys of them: Value::typed("uuid", "7f1c…").
 ///     stock.update(&mut tx, 7, version, &[("left_over", (left - 1).into())]).await?;
 ///     tx.commit().await?;
 ///     Ok(())
@@ -99,7 +100,8 @@ impl Versioned {
         let mut sql = format!("UPDATE {} SET {version} = ?", identifier::<DB>(&self.table)?);
         let mut with = vec![Value::Int(next)];
         sql.push_str(&assignments::<DB>(columns, &mut with)?);
-        sql.push_str(&format!(" WHERE {} = ? AND {version} = ?", identifier::<DB>(&self.key)?));
+        let (id, key_here) = (identifier::<DB>(&self.key)?, place::<DB>(&key)?);
+        sql.push_str(&format!(" WHERE {id} = {key_here} AND {version} = ?"));
         with.extend([key.clone(), Value::Int(expected)]);
         match DB::execute(tx, &sql, with).await? {
             1 => Ok(next),
@@ -113,11 +115,12 @@ impl Versioned {
 
     async fn look<DB: Database>(&self, c: &mut DB::Connection, key: Value) -> Result<Option<i64>> {
         let sql = format!(
-            "SELECT CAST({} AS {}) FROM {} WHERE {} = ?{}",
+            "SELECT CAST({} AS {}) FROM {} WHERE {} = {}{}",
             identifier::<DB>(&self.version)?,
             DB::BIGINT,
             identifier::<DB>(&self.table)?,
             identifier::<DB>(&self.key)?,
+            place::<DB>(&key)?,
             DB::AS_IT_IS,
         );
         let row = DB::row(c, &sql, vec![key], &[Column::Int]).await?;

@@ -35,11 +35,32 @@ static MARIADB: std::sync::LazyLock<String> =
     std::sync::LazyLock::new(|| testbed::mariadb().database());
 
 #[cfg(feature = "mysql")]
-leasehold::conformance_suite!(mysql, async { Leasehold::connect(MARIADB.as_str()).await.unwrap() });
+leasehold::conformance_suite!(mariadb, async {
+    Leasehold::connect(MARIADB.as_str()).await.unwrap()
+});
+
+#[cfg(feature = "mysql")]
+static MYSQL: std::sync::LazyLock<String> =
+    std::sync::LazyLock::new(|| match testbed::Server::MySql.in_this_run() {
+        true => testbed::mysql().database(),
+        false => testbed::mariadb().database(),
+    });
+
+#[cfg(feature = "mysql")]
+leasehold::conformance_suite!(mysql, async { Leasehold::connect(MYSQL.as_str()).await.unwrap() });
 
 #[cfg(feature = "redis")]
 leasehold::conformance_suite!(redis, async {
     Leasehold::connect(testbed::redis().url()).await.unwrap()
+});
+
+#[cfg(feature = "redis")]
+leasehold::conformance_suite!(valkey, async {
+    let server = match testbed::Server::Valkey.in_this_run() {
+        true => testbed::valkey(),
+        false => testbed::redis(),
+    };
+    Leasehold::connect(server.url()).await.unwrap()
 });
 
 #[cfg(feature = "zookeeper")]
@@ -58,6 +79,12 @@ static ETCD: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| testbed::
 
 #[cfg(feature = "etcd")]
 leasehold::conformance_suite!(etcd, async { Leasehold::connect(ETCD.as_str()).await.unwrap() });
+
+// Every token is told greater than the store draws it.
+leasehold::conformance_suite!(token_offset, async {
+    static STORE: std::sync::LazyLock<Arc<MemoryStore>> = std::sync::LazyLock::new(Arc::default);
+    Builder::default().token_offset(1 << 60).store(STORE.clone()).unwrap()
+});
 
 // What a third party writes for a store of its own.
 leasehold::conformance_suite!(third_party, async {

@@ -83,6 +83,9 @@ async fn a_directory_on_a_disk_is_fine_and_others_are_not() {
     open(0o777).unwrap();
     assert_eq!(ours(&troubles(&url).await), [("rights", Weak)]);
     open(0o1777).unwrap();
+    assert_eq!(ours(&troubles(&url).await), [("rights", Weak)]);
+    // As it is advised.
+    open(0o2770).unwrap();
     assert_eq!(ours(&troubles(&url).await), []);
     // Every Linux has a tmpfs there.
     if let Ok(dir) = tempfile::tempdir_in("/dev/shm") {

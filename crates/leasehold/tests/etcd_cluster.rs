@@ -2,28 +2,18 @@
 
 #![cfg(feature = "etcd")]
 
+mod common;
 mod etcd_common;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+// Members may be electing a leader.
+use common::connect_patiently as connect;
 use etcd_common::*;
 use leasehold::store::{Guarantee, Survival};
 use leasehold::{Builder, ErrorKind, Leasehold, LostReason};
 use testbed::{Cut, Etcd, Proxy, in_own_network};
-
-/// A client of members that may be electing a leader.
-async fn connect(url: &str) -> Leasehold {
-    let end = Instant::now() + PATIENCE;
-    loop {
-        match Leasehold::connect(url).await {
-            Ok(locks) => return locks,
-            Err(e) if e.kind() == ErrorKind::Unreachable && Instant::now() < end => {}
-            Err(e) => panic!("{e}"),
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-}
 
 /// Everything that breaks a cluster is done to one, in turn: starting three members is dear.
 #[test]

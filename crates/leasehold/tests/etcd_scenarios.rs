@@ -5,7 +5,6 @@
 mod etcd_common;
 
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use etcd_common::*;
@@ -205,18 +204,6 @@ fn s84_broken_watches_begin_anew() {
             release(waiting.await.unwrap().unwrap()).await;
         }
     });
-}
-
-/// `etcdctl lock NAME`, which holds until it is interrupted; or with a command, until that ends.
-fn etcdctl_lock(server: &Etcd, name: &str, command: &[&str]) -> Child {
-    let mut lock = server.etcdctl_command();
-    lock.args(["lock", name, "--"]).args(command).stdin(Stdio::null()).stdout(Stdio::piped());
-    lock.spawn().unwrap()
-}
-
-fn interrupt(child: &Child) {
-    let status = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
-    assert!(status.success());
 }
 
 #[test]

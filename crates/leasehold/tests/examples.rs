@@ -66,3 +66,35 @@ fn permits_are_never_exceeded() {
 fn r26_the_four_statements_and_once() {
     runs("four_statements", "and takes no unique index of the caller's.");
 }
+
+/// A leader whose store is away for longer than `lock()` asks for leads again when it is back.
+#[test]
+fn f23_leadership_comes_back_after_a_long_outage() {
+    use std::io::{BufRead, BufReader};
+    use std::process::Stdio;
+
+    let redis = testbed::Redis::start();
+    let mut leader = Command::new(directory().join("leader_election"))
+        .arg(redis.url())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = Vec::new();
+    let mut lines = BufReader::new(leader.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let mut until = |what: &str| {
+        let line = lines.by_ref().find(|line| {
+            said.push(line.clone());
+            line.contains(what)
+        });
+        line.unwrap_or_else(|| panic!("it ended without {what:?}: {said:?}"))
+    };
+    until("leads, term");
+    redis.stop();
+    until("leads no more");
+    // The patience of `lock()` is over.
+    until("again in");
+    redis.cont();
+    until("leads, term");
+    leader.kill().unwrap();
+    leader.wait().unwrap();
+}

@@ -182,6 +182,17 @@ fn help(root: &Path) {
                 children.push(sleeper(&store, keep == "lifeline"));
                 format!("{}", children.last().unwrap().id())
             }
+            // From now on no file of this process grows beyond that.
+            ["limit", bytes] => {
+                use rustix::process::{Resource, Rlimit, setrlimit};
+                let limit = Rlimit { current: bytes.parse().ok(), maximum: None };
+                setrlimit(Resource::Fsize, limit).unwrap();
+                "limited".into()
+            }
+            ["join", name] => match runtime.block_on(store.join(&claim(name), Mode::Wait)) {
+                Ok(joined) => format!("{joined:?}"),
+                Err(e) => format!("{:?}: {e}", e.kind()),
+            },
             // Never answers: works until it is killed.
             ["churn", name] => loop {
                 let c = claim(name);
@@ -843,4 +854,151 @@ async fn a_release_that_cannot_be_written_is_not_forgotten() {
     drop(file);
     let locks = Leasehold::connect(&url).await.unwrap();
     locks.mutex("kept").lock_timeout(SOON).await.unwrap().release().await.unwrap();
+}
+
+/// Waits for what another process does, or a second to pass.
+fn eventually(what: &str, mut so: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !so() {
+        assert!(started.elapsed() < SOON, "never: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+async fn is_lost(store: &FileStore, claim: &Claim) -> bool {
+    let renew = [Renew { claim: claim.clone(), lease: claim.lease }];
+    matches!(store.renew(&renew).await.unwrap()[..], [Renewal::Lost])
+}
+
+/// The empty copy of a directory that `cp -a` makes of FIFOs, files and directories.
+fn copy(from: &Path, to: &Path) {
+    let copied = Command::new("cp").arg("-a").args([from, to]).status().unwrap();
+    assert!(copied.success());
+}
+
+#[test]
+fn f04_who_holds_in_a_directory_that_was_replaced_finds_out() {
+    let runtime = runtime();
+    let _context = runtime.enter();
+    type Replace = fn(&Path, &Path);
+    let ways: [(&str, Replace); 4] = [
+        ("another directory in its place", |root, old| {
+            fs::rename(root, old).unwrap();
+            fs::create_dir(root).unwrap();
+        }),
+        ("moved, and made anew by whoever comes", |root, old| fs::rename(root, old).unwrap()),
+        ("a copy in its place", |root, old| {
+            fs::rename(root, old).unwrap();
+            copy(old, root);
+        }),
+        ("only its queues", |root, old| fs::rename(root.join("locks"), old).unwrap()),
+    ];
+    for (what, replace) in ways {
+        let tmp = tempfile::tempdir().unwrap();
+        let (root, old) = (tmp.path().join("store"), tmp.path().join("old"));
+        let store = open(&root);
+        let (held, waits, idle) = (claim("x"), claim("x"), claim("y"));
+        runtime.block_on(async {
+            try_lock(&store, &held).await.unwrap();
+            joins_the_queue(&store, &waits, 1).await;
+            try_lock(&store, &idle).await.unwrap();
+            store.leave(&idle, None).await.unwrap();
+            replace(&root, &old);
+            // Who comes now cannot know of it.
+            let next = open(&root);
+            let theirs = claim("x");
+            try_lock(&next, &theirs).await.expect(what);
+            assert!(is_lost(&store, &held).await, "{what}: two holders");
+            assert!(is_lost(&store, &waits).await, "{what}: granted to two");
+            assert!(!is_lost(&next, &theirs).await, "{what}");
+            // Nothing is granted to who is in the old one, also of what he had open.
+            if what != "only its queues" {
+                let error = store.join(&claim("y"), Mode::Try).await.unwrap_err();
+                assert!(error.to_string().contains("connect again"), "{what}: {error}");
+            }
+            assert_eq!(try_lock(&open(&root), &claim("x")).await, None, "{what}");
+        });
+    }
+}
+
+#[test]
+fn f04_what_was_lost_in_a_moved_directory_is_free_when_it_is_moved_back() {
+    let tmp = tempfile::tempdir().unwrap();
+    let runtime = runtime();
+    let _context = runtime.enter();
+    let (root, away) = (tmp.path().join("store"), tmp.path().join("away"));
+    let store = open(&root);
+    let held = claim("x");
+    runtime.block_on(async {
+        try_lock(&store, &held).await.unwrap();
+        fs::rename(&root, &away).unwrap();
+        assert!(is_lost(&store, &held).await);
+        fs::rename(&away, &root).unwrap();
+        assert!(is_lost(&store, &held).await, "told that it is lost, and then that it is not");
+        try_lock(&open(&root), &claim("x")).await.expect("held by nobody");
+    });
+}
+
+#[test]
+fn f06_what_could_not_be_written_whole_is_not_written_at_all() {
+    let tmp = tempfile::tempdir().unwrap();
+    let runtime = runtime();
+    let _context = runtime.enter();
+    let store = open(tmp.path());
+    let held = claim("x");
+    let control = tmp.path().join("locks/x.lock");
+    let mut helper = Helper::start(tmp.path());
+    runtime.block_on(async {
+        try_lock(&store, &held).await.unwrap();
+        let before = fs::read(&control).unwrap();
+        // Enough for what is there, and not for another claim.
+        helper.ask(&format!("limit {}", before.len() + 100));
+        let told = helper.ask("join x");
+        assert!(told.starts_with("Full"), "{told}");
+        assert_eq!(fs::read(&control).unwrap(), before);
+        // A new file has nothing to go back to.
+        helper.ask("limit 100");
+        let told = helper.ask("join new");
+        assert!(told.starts_with("Full"), "{told}");
+        helper.ask("limit unlimited");
+        assert!(helper.ask("join x").starts_with("Waiting"));
+        assert_eq!(store.list("").await.unwrap().len(), 1);
+        store.leave(&held, None).await.unwrap();
+        try_lock(&store, &claim("new")).await.unwrap();
+    });
+}
+
+#[test]
+fn f42_whoever_opens_the_store_clears_up_after_the_killed() {
+    let tmp = tempfile::tempdir().unwrap();
+    let runtime = runtime();
+    let _context = runtime.enter();
+    let kept = open(tmp.path());
+    let held = claim("held");
+    runtime.block_on(try_lock(&kept, &held)).unwrap();
+    let mut helper = Helper::start(tmp.path());
+    let long = "long/".repeat(100);
+    for name in ["a", "b", "order:42", &long] {
+        assert!(helper.ask(&format!("try {name}")).starts_with("held "));
+    }
+    helper.kill();
+    let left = |dir: &str| fs::read_dir(tmp.path().join(dir)).unwrap().count();
+    assert_eq!(left("locks"), 5);
+    // Nobody lists, reads or takes those names.
+    eventually("the files of the killed are gone", || {
+        drop(open(tmp.path()));
+        (left("locks"), left("clients")) == (1, 1)
+    });
+    assert_eq!(runtime.block_on(try_lock(&open(tmp.path()), &claim("held"))), None);
+}
+
+#[test]
+fn f54_a_place_where_no_store_can_be_is_told_at_once() {
+    let runtime = runtime();
+    let _context = runtime.enter();
+    for url in ["file:///proc/nope", "file:///proc/self/fdinfo/nope"] {
+        let error = FileStore::open(url, &Handle::current()).unwrap_err();
+        assert!(!error.is_retryable(), "{error}");
+        assert!(error.to_string().contains(&url[7..]), "{error}");
+    }
 }

@@ -37,7 +37,7 @@ async fn tokens_rise_while(
             last = guard.token().get();
             rounds += 1;
             match guard.release().await {
-                Ok(()) => {}
+                Ok(_) => {}
                 // The grant was lost with the old master, and the release tells.
                 Err(error) if error.kind() == ErrorKind::Lost => {}
                 Err(error) => assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}"),

@@ -234,3 +234,36 @@ fn keys_that_are_no_locks() {
         assert!(locks.list("").await.unwrap().is_empty());
     });
 }
+
+/// Others' keys are no reason for an error that lists the rights that one has.
+#[test]
+fn f63_a_user_lists_its_own_locks_beside_those_of_others() {
+    run(async {
+        let server = with_user(&rights());
+        let all = connect(&server.url()).await;
+        let theirs = all.mutex("private").lock().await.unwrap();
+        let waiter = tokio::spawn({
+            let mutex = all.mutex("private");
+            async move { mutex.lock().await }
+        });
+        let permit = all.semaphore("private permits", 2).acquire().await.unwrap();
+        while all.read("private").await.unwrap().unwrap().waiters().count() == 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let ours = all.mutex("app:ours").lock().await.unwrap();
+        let user = connect(&format!("redis://lh:s3cret@127.0.0.1:{}/", server.port())).await;
+        let listed = user.list("").await.unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(listed.iter().map(|info| info.name.as_str()).collect::<Vec<_>>(), ["app:ours"]);
+        // Asked for by name, it is said which right is missing.
+        told(&user.read("private").await.unwrap_err(), ErrorKind::Denied, "~lock-names*");
+        // With a right too few the list is no list.
+        add_user(&server, &rights().replace("+zrevrange", "").replace("+zrange ", ""));
+        waiter.abort();
+        let reader = connect(&format!("redis://lh:s3cret@127.0.0.1:{}/", server.port())).await;
+        let permit_of_ours = all.semaphore("app:permits", 2).acquire().await.unwrap();
+        assert!(reader.list("").await.is_err());
+        for guard in [theirs, permit, ours, permit_of_ours] {
+            release(guard).await;
+        }
+    });
+}

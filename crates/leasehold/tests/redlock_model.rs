@@ -53,6 +53,9 @@ struct Rules {
     delay: bool,
     /// And then asks what it forgot.
     recollects: bool,
+    /// Where a name's record is gone, the highest token of all names counts for it; else what that
+    /// was some time before.
+    falls_back: bool,
 }
 
 impl Rules {
@@ -65,6 +68,7 @@ impl Rules {
         majority: true,
         delay: true,
         recollects: true,
+        falls_back: true,
     };
 }
 
@@ -77,6 +81,9 @@ struct Model {
     losses: u8,
     /// And how many do not.
     restarts: u8,
+    /// How often a node's clock jumps forward and back while nobody holds or asks: what goes away by
+    /// the clock is gone, and no time has passed.
+    jumps: u8,
     /// How often a holder extends its lease.
     extensions: u8,
     /// How far each client's clock is ahead.
@@ -151,6 +158,7 @@ struct State {
     clients: Vec<Client>,
     losses: u8,
     restarts: u8,
+    jumps: u8,
     /// The highest token under which anybody has held.
     highest: u64,
     inverted: bool,
@@ -170,6 +178,7 @@ enum Action {
     Lose(usize),
     /// It comes back with its key and its tokens, which nobody can know to be the last.
     Restart(usize),
+    Jump(usize),
     /// Somebody begins to find out what this node forgot,
     Recollect(usize),
     /// hears of another,
@@ -193,6 +202,7 @@ impl Model {
             ticks,
             losses: 0,
             restarts: 0,
+            jumps: 0,
             extensions: 0,
             ahead: [0; CLIENTS],
             starts: [0; CLIENTS],
@@ -305,13 +315,13 @@ impl Model {
         let who = Attempt { claim: m.client as u128, number: m.attempt };
         Some(match m.what {
             What::Take(proposal) => {
-                let before = node.last;
+                let before = *node;
                 if !self.rules.rising {
-                    node.last = 0;
+                    (node.last, node.highest) = (None, 0);
                 }
                 let answer = node.take(who, until, proposal);
                 if answer == Answer::Refused {
-                    node.last = before;
+                    *node = before;
                 }
                 What::Answered(answer)
             }
@@ -441,8 +451,8 @@ impl stateright::Model for Model {
         vec![State {
             now: 0,
             places: std::array::from_fn(|i| {
-                let last = if i + 1 == NODES { self.remembered } else { 0 };
-                Place { node: Node { last, ..place.node }, ..place.clone() }
+                let highest = if i + 1 == NODES { self.remembered } else { 0 };
+                Place { node: Node { highest, ..place.node }, ..place.clone() }
             }),
             clients: vec![
                 Client { attempt: 0, extended: 0, phase: Phase::Out };
@@ -450,6 +460,7 @@ impl stateright::Model for Model {
             ],
             losses: 0,
             restarts: 0,
+            jumps: 0,
             highest: 0,
             inverted: false,
         }]
@@ -487,13 +498,17 @@ impl stateright::Model for Model {
             }
         }
         let telling = s.places.iter().any(|p| p.is_told);
+        let idle = s.clients.iter().all(|c| matches!(c.phase, Phase::Out | Phase::Over));
         for (i, place) in s.places.iter().enumerate() {
             actions.extend(place.messages.iter().map(|m| Action::Arrive(i, *m)));
-            if s.losses < self.losses && place.node.last > 0 {
+            if s.losses < self.losses && place.node.highest > 0 {
                 actions.push(Action::Lose(i));
             }
-            if s.restarts < self.restarts && place.node.last > 0 {
+            if s.restarts < self.restarts && place.node.highest > 0 {
                 actions.push(Action::Restart(i));
+            }
+            if s.jumps < self.jumps && idle && place.node.last.is_some() {
+                actions.push(Action::Jump(i));
             }
             if telling && place.known.is_none() {
                 actions.push(Action::Hear(i));
@@ -544,6 +559,12 @@ impl stateright::Model for Model {
                 s.restarts += 1;
                 self.restart(s, i);
             }
+            Action::Jump(i) => {
+                s.jumps += 1;
+                let node = &mut s.places[i].node;
+                node.key = None;
+                node.last = (!self.rules.falls_back).then_some(0);
+            }
             Action::Recollect(i) => {
                 s.places.iter_mut().for_each(|p| p.known = None);
                 s.places[i].is_told = true;
@@ -551,8 +572,8 @@ impl stateright::Model for Model {
             Action::Hear(i) => {
                 let node = s.places[i].node;
                 s.places[i].known = Some(match node.remembers {
-                    true => Known::Remembers(node.last),
-                    false => Known::Forgot(node.last),
+                    true => Known::Remembers(node.highest),
+                    false => Known::Forgot(node.highest),
                 });
             }
             Action::Tell => {
@@ -693,6 +714,19 @@ fn s33_a_node_that_kept_its_data_changes_nothing() {
         holds("a restart and a loss", Model { starts: [0, 2, 0], losses: 1, ..restart.clone() });
         holds("one restart, at any time", Model { ticks: 3, ..restart });
     }
+}
+
+#[test]
+fn f16_a_clock_that_jumps_while_nobody_holds_lets_no_token_fall() {
+    let jumps = |attempts, jumps| Model { jumps, starts: [0, 1, 0], ..two(attempts, 1) };
+    holds("one jump", jumps([1, 1], 1));
+    holds("two jumps", jumps([1, 1], 2));
+    if LONG {
+        holds("three jumps and another attempt", jumps([1, 2], 3));
+    }
+    let mut before = jumps([1, 1], 1);
+    before.rules.falls_back = false;
+    breaks(ORDER, before);
 }
 
 /// Each rule is needed: without it there is a history that breaks the promise.

@@ -90,6 +90,95 @@ mod postgres {
         assert_eq!(number(&mut tx, "SELECT n FROM t").await, 0);
     }
 
+    /// Neither a yes nor a stale token: a transaction that is to be run again.
+    #[tokio::test]
+    async fn f67_a_fence_that_cannot_be_serialized_is_a_conflict() {
+        let bed = bed().await;
+        for (n, level) in [(10, "REPEATABLE READ"), (20, "SERIALIZABLE")] {
+            let begin = async || {
+                let mut tx = bed.pool.begin().await.unwrap();
+                let set = format!("SET TRANSACTION ISOLATION LEVEL {level}");
+                sqlx::query(sqlx::AssertSqlSafe(set)).execute(&mut *tx).await.unwrap();
+                tx
+            };
+            let mut ours = begin().await;
+            sqlx::query("SELECT n FROM t").execute(&mut *ours).await.unwrap();
+            let mut theirs = begin().await;
+            check(&mut theirs, "r", token(n)).await.unwrap();
+            theirs.commit().await.unwrap();
+            let error = check(&mut ours, "r", token(n + 1)).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Conflict, "{error}");
+            drop(ours);
+            let mut again = begin().await;
+            check(&mut again, "r", token(n + 1)).await.unwrap();
+            again.commit().await.unwrap();
+            let mut late = begin().await;
+            let error = check(&mut late, "r", token(n)).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::StaleToken, "{error}");
+        }
+    }
+
+    /// What the database refuses to store is left out, and the work is not done again.
+    #[tokio::test]
+    async fn f35_an_outcome_that_is_refused_is_left_out() {
+        let bed = bed().await;
+        let refuse = "ALTER TABLE leasehold_once ADD CHECK (outcome <> 'refused')";
+        sqlx::query(refuse).execute(&bed.pool).await.unwrap();
+        let paid = AtomicU32::new(0);
+        let pay = async || {
+            let work = |_| async {
+                paid.fetch_add(1, Ordering::SeqCst);
+                Ok::<_, Error>("refused".to_owned())
+            };
+            once("k").run(&bed.pool, work).await
+        };
+        assert_eq!(pay().await.unwrap(), Ran::First("refused".into()));
+        for _ in 0..2 {
+            let error = pay().await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+            one_line(&error);
+        }
+        assert_eq!(paid.load(Ordering::SeqCst), 1);
+    }
+
+    /// Types that PostgreSQL takes no bound text for.
+    #[tokio::test]
+    async fn f39_keys_and_columns_of_postgresqls_own_types() {
+        use leasehold::database::Value;
+        let bed = bed().await;
+        let table = "CREATE TABLE u (id uuid PRIMARY KEY, at timestamptz, ok bool, doc jsonb, \
+                     price numeric(10, 2), version bigint NOT NULL, token bigint)";
+        sqlx::query(table).execute(&bed.pool).await.unwrap();
+        let id = "7f1c7a3e-7ac5-4d44-93a8-2f6c5c3f1b11";
+        let insert = format!("INSERT INTO u (id, version) VALUES ('{id}', 1)");
+        sqlx::query(sqlx::AssertSqlSafe(insert)).execute(&bed.pool).await.unwrap();
+        let key = || Value::typed("uuid", id);
+        let columns = [
+            ("at", Value::typed("timestamptz", "2026-01-02 03:04:05+00")),
+            ("ok", true.into()),
+            ("doc", Value::typed("jsonb", r#"{"a": [1, 2]}"#)),
+            ("price", Value::typed("numeric", "12.50")),
+        ];
+        let versioned = Versioned::new("u", "id", "version");
+        let mut tx = bed.pool.begin().await.unwrap();
+        assert_eq!(versioned.update(&mut tx, key(), 1, &columns).await.unwrap(), 2);
+        let error = versioned.update(&mut tx, key(), 1, &columns).await.unwrap_err();
+        assert_eq!(error.stale_version().unwrap().found, Some(2), "{error}");
+        assert_eq!(versioned.version(&mut *tx, key()).await.unwrap(), Some(2));
+        let fence = TokenColumn::new("u", "id", "token");
+        assert!(fence.write(&mut *tx, key(), token(5), &columns).await.unwrap());
+        let error = fence.write(&mut *tx, key(), token(4), &columns).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::StaleToken, "{error}");
+        let all = "SELECT at = '2026-01-02 03:04:05+00' AND ok AND doc->'a'->>1 = '2' \
+                   AND price = 12.50 FROM u";
+        let right: bool = sqlx::query_scalar(all).fetch_one(&mut *tx).await.unwrap();
+        assert!(right);
+        // A type's name is a name and nothing else.
+        let bad = Value::typed("uuid) OR (1=1", id);
+        let error = versioned.update(&mut tx, bad, 2, &[]).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    }
+
     /// The trap of a lock that is only read: the lock is granted, the view is stale.
     #[tokio::test]
     async fn r23_a_stale_snapshot_never_gets_the_lock() {

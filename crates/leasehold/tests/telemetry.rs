@@ -49,12 +49,20 @@ async fn r14_metrics_and_events_tell_the_life_of_a_lock() {
     let guard = lock.lock().await.unwrap();
     assert_eq!(lock.try_lock().await.unwrap_err().kind(), ErrorKind::Contended);
     let token = guard.token();
-    let mut seen = BTreeSet::<String>::new();
+    let (mut seen, mut labels) = (BTreeSet::<String>::new(), BTreeSet::<String>::new());
+    let mut undescribed = BTreeSet::<String>::new();
     // It is counted, then logged, by another thread, and after the guard has been told.
     let mut until = async |name: &str, told: &str| {
         for _ in 0..3_000 {
-            let all = metrics.snapshot().into_vec().into_iter();
-            seen.extend(all.map(|(key, ..)| key.key().name().to_owned()));
+            for (key, _, description, _) in metrics.snapshot().into_vec() {
+                let name = key.key().name().to_owned();
+                if description.is_none() {
+                    undescribed.insert(name.clone());
+                }
+                let told = key.key().labels();
+                labels.extend(told.map(|l| format!("{name} {}={}", l.key(), l.value())));
+                seen.insert(name);
+            }
             let logged = String::from_utf8_lossy(&log.0.lock().unwrap()).contains(told);
             if logged && seen.contains(name) {
                 return;
@@ -63,6 +71,12 @@ async fn r14_metrics_and_events_tell_the_life_of_a_lock() {
         }
     };
     until("leasehold_renewals_total", "renewed").await;
+    // f80: who waits behind its own client is told of after a while.
+    let again = lock.clone();
+    let waiting = tokio::spawn(async move { again.lock().await });
+    until("leasehold_renewals_total", "waits for a lock that this client holds itself").await;
+    waiting.abort();
+    assert!(waiting.await.unwrap_err().is_cancelled());
     guard.release().await.unwrap();
     let guard = lock.lock().await.unwrap();
     locks.evict(guard.name().as_str(), Evict::Holders).await.unwrap();
@@ -79,6 +93,18 @@ async fn r14_metrics_and_events_tell_the_life_of_a_lock() {
     ] {
         assert!(seen.contains(name), "{name} is not in {seen:?}");
     }
+    // f71: one word each, of one kind of words, and all are described.
+    assert_eq!(undescribed, BTreeSet::new());
+    let expected = [
+        "leasehold_acquire_seconds kind=mutex",
+        "leasehold_acquired_total kind=mutex",
+        "leasehold_lost_total kind=mutex",
+        "leasehold_lost_total reason=gone",
+        "leasehold_not_acquired_total kind=mutex",
+        "leasehold_not_acquired_total reason=contended",
+        "leasehold_released_total kind=mutex",
+    ];
+    assert_eq!(labels.iter().map(String::as_str).collect::<Vec<_>>(), expected);
     let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
     for told in ["acquired", "not acquired", "released", "renewed", "lock lost"] {
         assert!(log.contains(told), "{told:?} is not in the log: {log}");

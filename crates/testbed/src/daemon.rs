@@ -11,6 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::clock::MovableClock;
 use crate::reaper;
+use crate::version::Version;
 
 /// How long a server may take to start or to end. Only ever reached when something is wrong.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -23,12 +24,34 @@ pub struct Setup {
     pub(crate) client_certificates: bool,
     pub(crate) movable_clock: bool,
     pub(crate) args: Vec<String>,
+    pub(crate) valkey: bool,
+    version: Option<Version>,
 }
 
 impl Setup {
     /// A server that keeps what it acknowledged when it is killed.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// The oldest version that is tested.
+    pub fn oldest() -> Self {
+        Self { version: Some(Version::Oldest), ..Self::default() }
+    }
+
+    /// The newest version that is tested.
+    pub fn newest() -> Self {
+        Self { version: Some(Version::Newest), ..Self::default() }
+    }
+
+    /// The version that was asked for, or that of this run.
+    pub(crate) fn version(&self) -> Version {
+        self.version.unwrap_or_else(Version::of_this_run)
+    }
+
+    /// Valkey, and not Redis. Only the newest of it is there.
+    pub fn valkey() -> Self {
+        Self { valkey: true, ..Self::newest() }
     }
 
     /// Does not wait for its disk. Not for tests that kill the server.

@@ -7,8 +7,10 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::cert::Certificates;
-use crate::daemon::{Daemon, Launch, Setup, program, run};
+use crate::daemon::{Daemon, Launch, Setup, run};
 use crate::network::{Cut, Network};
+use crate::proxy::Proxy;
+use crate::version::{Server, Version};
 use crate::{port, reaper};
 
 /// How long a cluster may take to be whole.
@@ -17,9 +19,26 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// An etcd cluster of one or more members, numbered from 0.
 #[derive(Debug)]
 pub struct Etcd {
+    version: Version,
     members: Vec<Member>,
     certificates: Option<Certificates>,
     network: Option<Network>,
+    /// What stands between the members, for [`Etcd::apart`].
+    _between: Vec<Proxy>,
+}
+
+/// An `etcd grpc-proxy` before a cluster.
+#[derive(Debug)]
+pub struct GrpcProxy {
+    port: u16,
+    _daemon: Daemon,
+}
+
+impl GrpcProxy {
+    /// Where it listens for clients.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
 }
 
 #[derive(Debug)]
@@ -50,14 +69,20 @@ impl Etcd {
     /// Three members that can be [cut](Self::cut) from each other. Within
     /// [`in_own_network`](crate::in_own_network) only, and once there.
     pub fn separable() -> Self {
-        Self::start_on(&Setup::new(), 3, Some(Network::new())).unwrap_or_else(|why| panic!("{why}"))
+        Self::start_on(&Setup::new(), 3, Some(Network::new()), None)
+            .unwrap_or_else(|why| panic!("{why}"))
+    }
+
+    /// Three members that are so far from each other, one way; their clients are near.
+    pub fn apart(by: Duration) -> Self {
+        Self::start_on(&Setup::new(), 3, None, Some(by)).unwrap_or_else(|why| panic!("{why}"))
     }
 
     /// As many members as you like.
     pub fn with(setup: Setup, members: usize) -> Self {
         let mut last = String::new();
         for _ in 0..5 {
-            match Self::start_on(&setup, members, None) {
+            match Self::start_on(&setup, members, None, None) {
                 Ok(cluster) => return cluster,
                 Err(why) if why.to_lowercase().contains("address already in use") => last = why,
                 Err(why) => panic!("{why}"),
@@ -66,19 +91,36 @@ impl Etcd {
         panic!("five times a port was taken: {last}");
     }
 
-    fn start_on(setup: &Setup, members: usize, network: Option<Network>) -> Result<Self, String> {
-        let etcd = program("etcd", &[], "etcd-server");
+    fn start_on(
+        setup: &Setup,
+        members: usize,
+        network: Option<Network>,
+        apart: Option<Duration>,
+    ) -> Result<Self, String> {
+        let version = setup.version();
+        let etcd = Server::Etcd.program(version, "etcd");
         let certificates = setup.tls.then(|| Certificates::make(&reaper::directory("etcd-tls")));
         let new_ports =
             || Ports { client: port::free(), peer: port::free(), metrics: port::free() };
         let ports: Vec<Ports> = (0..members).map(|_| new_ports()).collect();
+        let between: Vec<Proxy> = match apart {
+            None => Vec::new(),
+            Some(_) => ports.iter().map(|ports| Proxy::before(ports.peer)).collect(),
+        };
+        between.iter().for_each(|proxy| proxy.delay(apart.unwrap_or_default()));
         let peer = |p: &Ports| format!("http://127.0.0.1:{}", p.peer);
+        // Where the others find a member.
+        let found = |n: usize, p: &Ports| match between.get(n) {
+            Some(proxy) => format!("http://127.0.0.1:{}", proxy.port()),
+            None => peer(p),
+        };
         let all: Vec<String> =
-            ports.iter().enumerate().map(|(n, p)| format!("n{n}={}", peer(p))).collect();
+            ports.iter().enumerate().map(|(n, p)| format!("n{n}={}", found(n, p))).collect();
         // Short where nobody can be slow to vote; else as etcd has it, so that a busy machine
         // does not change leaders all the time.
         let (beat, election) = if members == 1 { (50, 500) } else { (100, 1_000) };
-        let mut cluster = Self { members: Vec::new(), certificates, network };
+        let mut cluster =
+            Self { version, members: Vec::new(), certificates, network, _between: Vec::new() };
         for (n, &ports) in ports.iter().enumerate() {
             let directory = reaper::directory("etcd");
             let scheme = if setup.tls { "https" } else { "http" };
@@ -88,7 +130,7 @@ impl Etcd {
             args.push(format!("--listen-client-urls={client}"));
             args.push(format!("--advertise-client-urls={client}"));
             args.push(format!("--listen-peer-urls={}", peer(&ports)));
-            args.push(format!("--initial-advertise-peer-urls={}", peer(&ports)));
+            args.push(format!("--initial-advertise-peer-urls={}", found(n, &ports)));
             args.push(format!("--listen-metrics-urls=http://127.0.0.1:{}", ports.metrics));
             args.push(format!("--initial-cluster={}", all.join(",")));
             // One for the whole cluster.
@@ -116,6 +158,7 @@ impl Etcd {
             let daemon = Daemon::start("etcd", directory, launch, None, &|| true)?;
             cluster.members.push(Member { daemon, ports });
         }
+        cluster._between = between;
         cluster.until_whole()?;
         Ok(cluster)
     }
@@ -192,7 +235,7 @@ impl Etcd {
     pub fn etcdctl_command(&self) -> Command {
         let hosts: Vec<String> =
             self.members.iter().map(|m| format!("127.0.0.1:{}", m.ports.client)).collect();
-        let mut command = Command::new(program("etcdctl", &[], "etcd-client"));
+        let mut command = Command::new(Server::Etcd.program(self.version, "etcdctl"));
         command.env("ETCDCTL_API", "3").current_dir(Path::new("/"));
         command.arg(format!("--endpoints={}", hosts.join(",")));
         if let Some(certificates) = &self.certificates {
@@ -220,6 +263,23 @@ impl Etcd {
         self.etcdctl(&["user", "add", "lh:lh"]);
         self.etcdctl(&["user", "grant-role", "lh", "locks"]);
         self.etcdctl(&["auth", "enable"]);
+    }
+
+    /// An `etcd grpc-proxy` before all members, with more arguments.
+    pub fn grpc_proxy(&self, more: &[&str]) -> GrpcProxy {
+        let port = port::free();
+        let hosts: Vec<String> =
+            self.members.iter().map(|m| format!("127.0.0.1:{}", m.ports.client)).collect();
+        let mut args: Vec<String> = vec!["grpc-proxy".into(), "start".into()];
+        args.push(format!("--endpoints={}", hosts.join(",")));
+        args.push(format!("--listen-addr=127.0.0.1:{port}"));
+        args.extend(more.iter().map(ToString::to_string));
+        let launch =
+            Launch { program: Server::Etcd.program(self.version, "etcd"), args, user: None };
+        let ready = || TcpStream::connect(("127.0.0.1", port)).is_ok();
+        let directory = reaper::directory("etcd-proxy");
+        let daemon = Daemon::start("etcd-proxy", directory, launch, None, &ready);
+        GrpcProxy { port, _daemon: daemon.unwrap_or_else(|why| panic!("{why}")) }
     }
 
     /// SIGSTOP to a member.

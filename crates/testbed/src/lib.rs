@@ -39,6 +39,7 @@ mod reaper;
 mod redis;
 mod redlock;
 mod sentinel;
+mod version;
 mod zookeeper;
 
 use std::sync::OnceLock;
@@ -47,7 +48,7 @@ pub use cert::Certificates;
 pub use cluster::Cluster;
 pub use daemon::Setup;
 pub use etcd::Etcd;
-pub use mariadb::MariaDb;
+pub use mariadb::{MariaDb, MySql};
 pub use network::{Cut, in_own_network};
 pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;
@@ -56,6 +57,7 @@ pub use python::python;
 pub use redis::Redis;
 pub use redlock::{Redlock, url_of as redlock_url};
 pub use sentinel::Sentinel;
+pub use version::{Server, Version};
 pub use zookeeper::{ZooKeeper, ZooKeeperSetup, ZooKeepers};
 
 /// This test binary's PostgreSQL: not to be stopped or killed.
@@ -70,10 +72,22 @@ pub fn mariadb() -> &'static MariaDb {
     SHARED.get_or_init(|| MariaDb::with(Setup::new().fast()))
 }
 
+/// This test binary's MySQL: not to be stopped or killed.
+pub fn mysql() -> &'static MySql {
+    static SHARED: OnceLock<MySql> = OnceLock::new();
+    SHARED.get_or_init(|| MySql::with(Setup::new().fast()))
+}
+
 /// This test binary's Redis: not to be stopped or killed, or emptied.
 pub fn redis() -> &'static Redis {
     static SHARED: OnceLock<Redis> = OnceLock::new();
     SHARED.get_or_init(|| Redis::with(Setup::new().fast()))
+}
+
+/// This test binary's Valkey: not to be stopped or killed.
+pub fn valkey() -> &'static Redis {
+    static SHARED: OnceLock<Redis> = OnceLock::new();
+    SHARED.get_or_init(|| Redis::with(Setup::valkey().fast()))
 }
 
 /// This test binary's sentinels with a master and a replica: not to be stopped or killed.

@@ -1,6 +1,6 @@
-//! MariaDB.
+//! MariaDB and MySQL.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -9,6 +9,7 @@ use crate::clock::MovableClock;
 use crate::daemon::{Daemon, Launch, Setup};
 use crate::daemon::{program, run, start_somewhere, succeeds, we_are_root};
 use crate::reaper;
+use crate::version::{Server, Version};
 
 /// A MariaDB server. The user `admin` may do everything; `lh` (password `lh`) may use the
 /// databases that tests get, and nothing else.
@@ -18,6 +19,30 @@ pub struct MariaDb {
     port: u16,
     certificates: Option<Certificates>,
     databases: AtomicU32,
+}
+
+/// MySQL itself, which is everything that [`MariaDb`] is here. There is only a newest.
+#[derive(Debug)]
+pub struct MySql(MariaDb);
+
+impl MySql {
+    /// A server of the test's own.
+    pub fn start() -> Self {
+        Self::with(Setup::new())
+    }
+
+    /// The same, with more wishes.
+    pub fn with(setup: Setup) -> Self {
+        Self(start_somewhere(|port| MariaDb::try_start(Server::MySql, &setup, port)))
+    }
+}
+
+impl std::ops::Deref for MySql {
+    type Target = MariaDb;
+
+    fn deref(&self) -> &MariaDb {
+        &self.0
+    }
 }
 
 /// Read at each start, one statement a line.
@@ -36,41 +61,44 @@ impl MariaDb {
 
     /// The same, with more wishes.
     pub fn with(setup: Setup) -> Self {
-        start_somewhere(|port| Self::try_start(&setup, port))
+        start_somewhere(|port| Self::try_start(Server::MariaDb, &setup, port))
     }
 
-    fn try_start(setup: &Setup, port: u16) -> Result<Self, String> {
-        let server_program = program("mariadbd", &[], "mariadb-server");
+    fn try_start(server: Server, setup: &Setup, port: u16) -> Result<Self, String> {
+        let version = match server {
+            Server::MySql => Version::Newest,
+            _ => setup.version(),
+        };
         let directory = reaper::directory("mariadb");
         let certificates = setup.tls.then(|| Certificates::make(&directory));
         let clock = setup.movable_clock.then(|| MovableClock::new(&directory));
-        let path = |name: &str| directory.join(name).display().to_string();
-        let mut install = Command::new(program("mariadb-install-db", &[], "mariadb-server"));
-        install.args(["--no-defaults", "--auth-root-authentication-method=normal"]);
-        install.args(["--skip-test-db", "--skip-name-resolve", "--innodb-log-file-size=8M"]);
-        install.arg(format!("--datadir={}", path("data")));
         // Each its own: a server that starts deletes the temporary tables that it finds.
-        let temporary = directory.join("tmp");
-        std::fs::create_dir(&temporary).expect("a directory in our directory");
-        install.env("TMPDIR", &temporary);
-        // Unasked, it refuses to serve as root.
-        install.args(we_are_root().then_some("--user=root"));
-        run(&mut install);
+        std::fs::create_dir(directory.join("tmp")).expect("a directory in our directory");
         std::fs::write(directory.join("init.sql"), INIT).expect("a file in our directory");
-
-        let mut args: Vec<String> =
-            ["--no-defaults", "--bind-address=127.0.0.1"].map(Into::into).into();
+        let program = match server {
+            Server::MySql => make_mysql_data(version, &directory),
+            _ => make_mariadb_data(version, &directory),
+        };
+        let path = |name: &str| directory.join(name).display().to_string();
+        let mut args = places(server, version);
+        // Unasked, it refuses to serve as root.
         args.extend(we_are_root().then(|| "--user=root".into()));
         args.extend(
-            ["--skip-name-resolve", "--skip-log-bin", "--max-connections=300"].map(Into::into),
+            ["--bind-address=127.0.0.1", "--skip-name-resolve", "--skip-log-bin"].map(Into::into),
         );
-        args.extend(["--innodb-buffer-pool-size=32M", "--innodb-log-file-size=8M"].map(Into::into));
+        args.extend(["--max-connections=300", "--innodb-buffer-pool-size=32M"].map(Into::into));
         args.push(format!("--port={port}"));
         args.push(format!("--datadir={}", path("data")));
         args.push(format!("--tmpdir={}", path("tmp")));
         args.push(format!("--socket={}", path("s")));
         args.push(format!("--pid-file={}", path("pid")));
         args.push(format!("--init-file={}", path("init.sql")));
+        match server {
+            Server::MySql => {
+                args.extend(["--mysqlx=OFF", "--secure-file-priv=NULL"].map(Into::into))
+            }
+            _ => args.push("--innodb-log-file-size=8M".into()),
+        }
         if setup.fast {
             args.push("--innodb-flush-log-at-trx-commit=0".into());
         }
@@ -79,7 +107,7 @@ impl MariaDb {
             args.push(format!("--ssl-key={}", certificates.key.display()));
         }
         args.extend(setup.args.iter().cloned());
-        let launch = Launch { program: server_program, args, user: None };
+        let launch = Launch { program, args, user: None };
         let daemon = Daemon::start("mariadb", directory, launch, clock, &|| is_ready(port))?;
         Ok(Self { daemon, port, certificates, databases: AtomicU32::new(0) })
     }
@@ -100,6 +128,11 @@ impl MariaDb {
     /// Runs SQL as the administrator; one line for each row, columns separated by tabs.
     pub fn admin(&self, sql: &str) -> String {
         run(client(self.port, "admin").args(["-N", "-B", "-e", sql])).trim_end().to_owned()
+    }
+
+    /// The same, where the server may refuse.
+    pub fn admin_may_fail(&self, sql: &str) -> bool {
+        succeeds(client(self.port, "admin").args(["-e", sql]))
     }
 
     /// Where it listens.
@@ -146,6 +179,47 @@ impl MariaDb {
     pub fn shift_clock(&self, seconds: i64) {
         self.daemon.clock().shift(seconds * 1_000_000_000);
     }
+}
+
+/// The options that tell a server where its own files are.
+fn places(server: Server, version: Version) -> Vec<String> {
+    let mut options = vec!["--no-defaults".to_owned()];
+    if version == Version::Oldest {
+        return options;
+    }
+    let base = server.root(version).join("usr");
+    options.push(format!("--basedir={}", base.display()));
+    if server == Server::MySql {
+        let share = base.join("share/mysql");
+        options.push(format!("--lc-messages-dir={}", share.display()));
+        options.push(format!("--character-sets-dir={}", share.join("charsets").display()));
+    }
+    options
+}
+
+/// Makes the files of a new MariaDB; returns the server's program.
+fn make_mariadb_data(version: Version, directory: &Path) -> PathBuf {
+    let server = Server::MariaDb;
+    let mut install = Command::new(server.program(version, "mariadb-install-db"));
+    install.args(places(server, version)).arg("--auth-root-authentication-method=normal");
+    install.args(["--skip-test-db", "--skip-name-resolve", "--innodb-log-file-size=8M"]);
+    install.arg(format!("--datadir={}", directory.join("data").display()));
+    install.env("TMPDIR", directory.join("tmp"));
+    install.args(we_are_root().then_some("--user=root"));
+    run(&mut install);
+    server.program(version, "mariadbd")
+}
+
+/// The same of a new MySQL.
+fn make_mysql_data(version: Version, directory: &Path) -> PathBuf {
+    let program = Server::MySql.program(version, "mysqld");
+    let mut install = Command::new(&program);
+    install.args(places(Server::MySql, version)).arg("--initialize-insecure");
+    install.arg(format!("--datadir={}", directory.join("data").display()));
+    install.arg(format!("--tmpdir={}", directory.join("tmp").display()));
+    install.args(we_are_root().then_some("--user=root"));
+    run(&mut install);
+    program
 }
 
 fn client(port: u16, user: &str) -> Command {

@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::cert::Certificates;
 use crate::clock::MovableClock;
 use crate::daemon::{Daemon, Launch, Setup};
-use crate::daemon::{as_user, give_to, program, run, start_somewhere, succeeds};
+use crate::daemon::{as_user, give_to, run, start_somewhere, succeeds};
 use crate::reaper;
+use crate::version::{Server, Version};
 
 /// It refuses to run as root.
 const USER: &str = "postgres";
@@ -37,7 +38,7 @@ impl Postgres {
     }
 
     fn try_start(setup: &Setup, port: u16) -> Result<Self, String> {
-        let programs = programs();
+        let programs = programs(setup.version());
         let directory = reaper::directory("postgres");
         let certificates = setup.tls.then(|| Certificates::make(&directory));
         let clock = setup.movable_clock.then(|| MovableClock::new(&directory));
@@ -156,13 +157,8 @@ impl Postgres {
     }
 }
 
-/// Debian keeps the programs of each version in a folder of their own, off the PATH.
-fn programs() -> PathBuf {
-    let installed = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten();
-    let versions = installed.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    let newest = versions.max().map(|version: u32| format!("/usr/lib/postgresql/{version}/bin"));
-    let folders: Vec<PathBuf> = newest.map(PathBuf::from).into_iter().collect();
-    let initdb = program("initdb", &folders, "postgresql");
+fn programs(version: Version) -> PathBuf {
+    let initdb = Server::Postgres.program(version, "initdb");
     initdb.parent().map(Path::to_path_buf).expect("found in a folder")
 }
 

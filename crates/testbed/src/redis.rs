@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use crate::cert::Certificates;
 use crate::clock::MovableClock;
-use crate::daemon::{Daemon, Launch, Setup, program, start_somewhere};
+use crate::daemon::{Daemon, Launch, Setup, start_somewhere};
 use crate::reaper;
+use crate::version::Server;
 
 /// A Redis server. Without [`Setup::fast`] it writes every command to its disk before it answers.
 /// A password is asked for with `Setup::arg("--requirepass")` and the next argument, users with
@@ -70,8 +71,7 @@ impl Redis {
         });
         args.extend(setup.args.iter().cloned());
         let password = setup.args.iter().skip_while(|arg| *arg != "--requirepass").nth(1).cloned();
-        let launch =
-            Launch { program: program("redis-server", &[], "redis-server"), args, user: None };
+        let launch = Launch { program: server_program(setup), args, user: None };
         let ready = || is_ready(port);
         let daemon = Daemon::start("redis", directory.clone(), launch, clock, &ready)?;
         Ok(Self { daemon, directory, port, tls_port, password, certificates })
@@ -191,6 +191,14 @@ impl Redis {
     /// From now on its wall clock shows the true time plus this ([`Setup::movable_clock`]).
     pub fn shift_clock(&self, seconds: i64) {
         self.daemon.clock().shift(seconds * 1_000_000_000);
+    }
+}
+
+/// Redis, or Valkey if that is what was asked for.
+pub(crate) fn server_program(setup: &Setup) -> PathBuf {
+    match setup.valkey {
+        true => Server::Valkey.program(setup.version(), "valkey-server"),
+        false => Server::Redis.program(setup.version(), "redis-server"),
     }
 }
 

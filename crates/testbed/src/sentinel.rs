@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::daemon::{Daemon, Launch, Setup, program, start_somewhere};
+use crate::daemon::{Daemon, Launch, Setup, start_somewhere};
 use crate::reaper;
-use crate::redis::{Redis, ask, is_ready};
+use crate::redis::{Redis, ask, is_ready, server_program};
 
 /// What the sentinels call the master.
 const MASTER: &str = "mymaster";
@@ -46,7 +46,7 @@ impl Sentinel {
         let mut servers = vec![master];
         servers.extend((0..replicas).map(|_| Redis::replica_of(port, setup.clone())));
         servers[0].wait_for_replicas(replicas);
-        let start = |at| sentinel(at, port, down_after);
+        let start = |at| sentinel(&setup, at, port, down_after);
         let sentinels: Vec<_> = (0..3).map(|_| start_somewhere(start)).collect();
         let set = Self { servers, sentinels };
         wait("the sentinels to know each other and the replicas", &|| set.is_settled(replicas));
@@ -112,7 +112,12 @@ fn told(sentinel: u16) -> Option<u16> {
     address.lines().nth(1)?.parse().ok()
 }
 
-fn sentinel(port: u16, master: u16, down_after: Duration) -> Result<(Daemon, u16), String> {
+fn sentinel(
+    setup: &Setup,
+    port: u16,
+    master: u16,
+    down_after: Duration,
+) -> Result<(Daemon, u16), String> {
     let directory = reaper::directory("sentinel");
     let file = directory.join("sentinel.conf");
     let text = format!(
@@ -125,7 +130,7 @@ fn sentinel(port: u16, master: u16, down_after: Duration) -> Result<(Daemon, u16
     );
     std::fs::write(&file, text).expect("a file in our directory");
     let launch = Launch {
-        program: program("redis-server", &[], "redis-server"),
+        program: server_program(setup),
         args: vec![file.display().to_string(), "--sentinel".into()],
         user: None,
     };

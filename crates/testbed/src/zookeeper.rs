@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use crate::cert::Certificates;
 use crate::daemon::{Daemon, Launch, program, start_somewhere};
 use crate::network::{Cut, Network};
+use crate::version::{Server, Version};
 use crate::{Proxy, port, reaper};
 
 /// How a server or an ensemble is set up.
@@ -20,6 +21,7 @@ pub struct ZooKeeperSetup {
     links: bool,
     tls: bool,
     client_certificates: bool,
+    version: Version,
 }
 
 impl Default for ZooKeeperSetup {
@@ -32,6 +34,7 @@ impl Default for ZooKeeperSetup {
             links: false,
             tls: false,
             client_certificates: false,
+            version: Version::of_this_run(),
         }
     }
 }
@@ -40,6 +43,12 @@ impl ZooKeeperSetup {
     /// Ticks of 200 ms, sessions of 0.4 to 60 s.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// One end of the range of versions that is tested, and not what this run uses.
+    pub fn version(mut self, version: Version) -> Self {
+        self.version = version;
+        self
     }
 
     /// The unit of all the servers' times.
@@ -110,7 +119,7 @@ impl ZooKeeper {
                 let shown = if setup.client_certificates { "need" } else { "want" };
                 add_tls(&directory, *port, certificates, shown);
             }
-            let launch = launch(&directory);
+            let launch = launch(&directory, setup.version);
             let daemon = Daemon::start("zookeeper", directory, launch, None, &|| is_ready(port))?;
             Ok(Self { daemon, port, tls })
         })
@@ -243,7 +252,7 @@ impl ZooKeepers {
             write_config(&directory, setup, ports[0], &seen);
             let id = (i + 1).to_string();
             std::fs::write(directory.join("data/myid"), id).expect("our own directory");
-            let mut launch = launch(&directory);
+            let mut launch = launch(&directory, setup.version);
             if let Some(network) = &network {
                 network.admit(i, &mut launch, &directory);
             }
@@ -346,9 +355,7 @@ fn wait_for(what: &str, mut check: impl FnMut() -> bool) {
     }
 }
 
-fn launch(directory: &Path) -> Launch {
-    let jar = Path::new("/usr/share/java/zookeeper.jar");
-    assert!(jar.exists(), "no {}: run ./test.sh, or install zookeeper", jar.display());
+fn launch(directory: &Path, version: Version) -> Launch {
     let mut args: Vec<String> =
         ["-Xms64m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]
             .map(Into::into)
@@ -357,9 +364,11 @@ fn launch(directory: &Path) -> Launch {
     // Containers, and reaped soon.
     args.push("-Dzookeeper.extendedTypesEnabled=true".into());
     args.push("-Dznode.container.checkIntervalMs=1000".into());
-    // What TLS needs of Netty, and the package's own list lacks.
-    let class_path = ["zookeeper", "netty-codec", "netty-resolver"];
-    let class_path = class_path.map(|jar| format!("/usr/share/java/{jar}.jar"));
+    // What TLS needs of Netty, and the package's own list lacks. That list has absolute paths: what
+    // must be of the server's own version comes before it.
+    let class_path = ["zookeeper-jute", "zookeeper", "netty-codec", "netty-resolver"];
+    let class_path =
+        class_path.map(|jar| Server::ZooKeeper.jar(version, jar).display().to_string());
     args.extend(["-cp".into(), class_path.join(":")]);
     args.push("org.apache.zookeeper.server.quorum.QuorumPeerMain".into());
     args.push(directory.join("zoo.cfg").display().to_string());

@@ -12,6 +12,7 @@ use leasehold::{Error, ErrorKind, Kind, Result};
 use super::faults::applicable;
 use super::history::Fault;
 use super::ledger;
+use super::relay::shortest_lease;
 use super::served::is_served;
 use crate::duration::duration;
 
@@ -39,9 +40,10 @@ pub(crate) struct Args {
         default_value = "file:"
     )]
     store: String,
-    /// For how long.
-    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=86_400))]
-    seconds: u32,
+    /// For how long. [default: 10, or longer where the store takes longer to see that a client is
+    /// gone]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    seconds: Option<u32>,
     /// How many processes; each has four operations under way.
     #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u32).range(2..=500))]
     clients: u32,
@@ -57,9 +59,10 @@ pub(crate) struct Args {
     /// nodes named leasehold-torture, and removes them).
     #[arg(long, value_name = "WHERE", value_enum, default_value = "process")]
     fence: FenceArg,
-    /// How long a grant lasts unrenewed: short, so that many run out.
-    #[arg(long, value_name = "DUR", default_value = "500ms", value_parser = lease)]
-    lease: Duration,
+    /// How long a grant lasts unrenewed: short, so that many run out. [default: 500ms, or the
+    /// shortest that the store can keep]
+    #[arg(long, value_name = "DUR", value_parser = lease)]
+    lease: Option<Duration>,
     /// Repeats the choices of an earlier run (not its timing).
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
@@ -108,7 +111,8 @@ fn lease(text: &str) -> std::result::Result<Duration, String> {
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) store: String,
-    pub(super) time: Duration,
+    /// As it was asked for; see [`Plan::time`].
+    seconds: Option<u32>,
     pub(super) clients: u32,
     pub(super) lease: Duration,
     pub(super) seed: u64,
@@ -146,9 +150,9 @@ impl Plan {
         faults.dedup();
         Self {
             store: args.store.clone(),
-            time: Duration::from_secs(args.seconds.into()),
+            seconds: args.seconds,
             clients: args.clients,
-            lease: args.lease,
+            lease: args.lease.unwrap_or_else(|| shortest_lease(&args.store)),
             seed: args.seed.unwrap_or_else(|| fastrand::u64(..)),
             program,
             // A store that lives in this process has its resources here already.
@@ -165,8 +169,8 @@ impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let faults: Vec<String> = self.faults.iter().map(Fault::to_string).collect();
         let faults = if faults.is_empty() { "no faults".into() } else { faults.join(", ") };
-        let (clients, time) = (self.clients, self.time.as_secs());
-        write!(f, "torturing the store with {clients} processes for {time} s ({faults})")
+        let time = self.seconds.map_or(String::new(), |seconds| format!(" for {seconds} s"));
+        write!(f, "torturing the store with {} processes{time} ({faults})", self.clients)
     }
 }
 
@@ -182,6 +186,15 @@ impl FaultArg {
 }
 
 impl Plan {
+    /// For how long: so that what a pause does, and what makes up for it, comes a few times. The
+    /// store has done with a client that is stopped or dead after `recovery` at the latest.
+    pub(super) fn time(&self, recovery: Duration) -> Duration {
+        match self.seconds {
+            Some(seconds) => Duration::from_secs(seconds.into()),
+            None => (recovery * 4).clamp(Duration::from_secs(10), Duration::from_secs(120)),
+        }
+    }
+
     /// The kinds of lock to use.
     ///
     /// # Errors
@@ -263,5 +276,18 @@ mod tests {
             assert!(plan(&format!("--store memory: {bad}")).is_err(), "{bad}");
         }
         assert_eq!(plan("--store memory: --lease 2s").unwrap().lease, Duration::from_secs(2));
+    }
+
+    #[test]
+    fn f52_the_defaults_leave_a_slow_store_its_time() {
+        let seconds = Duration::from_secs;
+        let memory = plan("--store memory:").unwrap();
+        assert_eq!(memory.lease, Duration::from_millis(500));
+        assert_eq!(memory.time(Duration::from_millis(2500)), seconds(10));
+        assert_eq!(memory.time(seconds(18)), seconds(72));
+        assert_eq!(memory.time(seconds(600)), seconds(120));
+        assert_eq!(plan("--store etcd://a").unwrap().lease, seconds(2));
+        let said = plan("--store etcd://a --seconds 5 --lease 1s").unwrap();
+        assert_eq!((said.time(seconds(18)), said.lease), (seconds(5), seconds(1)));
     }
 }

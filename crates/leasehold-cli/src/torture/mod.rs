@@ -66,7 +66,12 @@ pub(crate) fn main(args: &Args) -> ExitCode {
 
 /// `None`: interrupted. Then the runtime's end kills the workers, stopped ones as well.
 fn torture(args: &Args) -> leasehold::Result<Option<report::Report>> {
-    let failed = |e| leasehold::Error::new(ErrorKind::Config, "cannot start").because(e);
+    let failed =
+        |e: std::io::Error| leasehold::Error::new(ErrorKind::Config, "cannot start").because(e);
+    // The runtime panics where it cannot have its own descriptors.
+    let spare = || std::fs::File::open("/dev/null");
+    let spares: Result<Vec<_>, _> = std::iter::repeat_with(spare).take(8).collect();
+    drop(spares.map_err(failed)?);
     // One thread: so check and write at a resource are one step, and the workers' parent, whose
     // end they watch for, is the thread that stays.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

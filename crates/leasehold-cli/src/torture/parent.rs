@@ -462,7 +462,8 @@ pub(super) async fn run_on(store: Leasehold, plan: Plan) -> leasehold::Result<Re
     notes.spawn(parent.clone().note_stalls());
     notes.spawn(parent.clone().note_slow_store(probe));
     let recovery = recovery(&promises, plan.lease);
-    torture(&parent, &plan, &faults, recovery, &mut rng).await?;
+    let time = plan.time(recovery.saturating_sub(SLACK));
+    torture(&parent, &plan, time, &faults, recovery, &mut rng).await?;
     parent.end_workers(recovery + plan.lease * 4 + Duration::from_secs(10)).await;
     notes.shutdown().await;
     let residue = residue(&store, &prefix(run), recovery).await?;
@@ -481,7 +482,8 @@ pub(super) async fn run_on(store: Leasehold, plan: Plan) -> leasehold::Result<Re
     }
     let terms = terms(&promises, &faults, plan.lease);
     let findings = checker::check(&history, &terms);
-    Ok(Report::new(&plan, store.url(), &promises, &terms, &state.injected, &history, findings))
+    let tried = (&plan, time);
+    Ok(Report::new(tried, store.url(), &promises, &terms, &state.injected, &history, findings))
 }
 
 /// What each fenced resource in the store has come to, and what it took. Removes them.
@@ -505,6 +507,7 @@ async fn stored(ledger: &dyn Ledger, locks: usize) -> leasehold::Result<Vec<(Fin
 async fn torture(
     parent: &Arc<Parent>,
     plan: &Plan,
+    time: Duration,
     faults: &[Fault],
     recovery: Duration,
     rng: &mut Rng,
@@ -516,7 +519,7 @@ async fn torture(
     for _ in 0..plan.clients {
         parent.spawn().map_err(|e| failed(e.to_string()))?;
     }
-    let end = Instant::now() + plan.time;
+    let end = Instant::now() + time;
     // At most half of the workers are in trouble at a time.
     let loops = if faults.is_empty() { 0 } else { (plan.clients / 2).min(16) };
     let of_workers: Vec<Fault> = faults.iter().copied().filter(|f| *f != Fault::Servers).collect();

@@ -9,6 +9,7 @@
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -29,6 +30,15 @@ const PORTS: [(&str, u16); 8] = [
     ("zookeeper", 2181),
     ("etcd", 2379),
 ];
+
+/// A lease that the store of this URL keeps as it is, and no longer: etcd keeps none shorter than
+/// two seconds, and a pause that is made to outlast a shorter one would not.
+pub(super) fn shortest_lease(url: &str) -> Duration {
+    match url.split(':').next() {
+        Some("etcd" | "etcds") => Duration::from_secs(2),
+        _ => Duration::from_millis(500),
+    }
+}
 
 /// A store's URL whose servers can be put behind relays.
 #[derive(Debug)]

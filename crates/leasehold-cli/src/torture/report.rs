@@ -87,7 +87,7 @@ pub(super) struct Report {
 
 impl Report {
     pub(super) fn new(
-        plan: &Plan,
+        (plan, time): (&Plan, Duration),
         store: &str,
         promises: &Guarantees,
         terms: &Terms,
@@ -141,7 +141,7 @@ impl Report {
             summary: String::new(),
             void: Vec::new(),
             store: store.to_owned(),
-            seconds: plan.time.as_secs(),
+            seconds: time.as_secs(),
             clients: plan.clients,
             lease_ms: plan.lease.as_millis(),
             seed: plan.seed,

@@ -18,7 +18,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
-use leasehold::{ErrorKind, Guard, Kind, Leasehold, LostReason, Mutex, RwLock, Semaphore, State};
+use leasehold::{
+    Error, ErrorKind, Guard, Kind, Leasehold, LostReason, Mutex, Released, RwLock, Semaphore, State,
+};
 use tokio::sync::{oneshot, watch};
 
 use super::history::{Ask, Event, LockSpec, OpId, Time, What, nanos, now};
@@ -410,7 +412,11 @@ impl Worker {
             return drop(guard);
         }
         match guard.release().await {
-            Ok(()) => self.event(op, now(), What::Released),
+            Ok(Released::Owed) => {
+                let error = Error::new(ErrorKind::Unreachable, "the release is owed");
+                self.failed(op, &error);
+            }
+            Ok(_) => self.event(op, now(), What::Released),
             // It was told as lost, or is told as such by this very error.
             Err(error) if lost => drop(error),
             Err(error) => self.failed(op, &error),

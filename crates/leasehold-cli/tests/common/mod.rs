@@ -83,7 +83,12 @@ impl Place {
     /// What `show --json` says.
     pub(crate) fn show(&self, name: &str) -> serde_json::Value {
         let output = self.output(&["show", "--json", name]);
-        assert!(output.status.success(), "{output:?}");
+        if String::from_utf8_lossy(&output.stderr).contains("there is no store") {
+            // Not yet: whoever takes a lock first makes it.
+            return serde_json::json!({ "claims": [] });
+        }
+        // 1: it is free.
+        assert!(matches!(output.status.code(), Some(0 | 1)), "{output:?}");
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
@@ -171,6 +176,22 @@ pub(crate) fn eventually(what: &str, mut so: impl FnMut() -> bool) {
         assert!(Instant::now() < end, "never: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// The watchdogs of this `leasehold run`: how they were started, by pid.
+pub(crate) fn watchdogs_of(leasehold: i32) -> Vec<(i32, Vec<String>)> {
+    let all = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = all.filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok());
+    let watchdog = |pid: i32| {
+        let read =
+            |what| std::fs::read_to_string(format!("/proc/{pid}/{what}")).unwrap_or_default();
+        let words: Vec<String> = read("cmdline").split('\0').map(str::to_owned).collect();
+        let stat = read("stat");
+        let parent = stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse::<i32>().ok()?;
+        let ours = words.first()? == "leasehold" && words.get(1)? == "watchdog";
+        (ours && parent == leasehold && runs(pid)).then_some((pid, words))
+    };
+    pids.filter_map(watchdog).collect()
 }
 
 /// Whether the process runs: there, and neither a zombie that nobody has reaped nor about to be one

@@ -63,7 +63,8 @@ fn pair(effort: Effort, server: &Etcd, raw: &Raw) -> Result<()> {
         Ok(started.elapsed().as_nanos() as f64 / f64::from(pairs))
     };
     let bare = || each(&|| runtime.block_on(raw.pair(b"raw/pair", lease)));
-    let ours = || each(&|| runtime.block_on(async { Ok(lock.lock().await?.release().await?) }));
+    let ours =
+        || each(&|| runtime.block_on(async { Ok(lock.lock().await?.release().await.map(drop)?) }));
     let theirs = || {
         each(&|| {
             let mut command = server.etcdctl_command();
@@ -141,7 +142,7 @@ impl Job {
         while Instant::now() < until {
             match &self {
                 Self::Raw(raw, key, lease) => raw.pair(key, *lease).await?,
-                Self::Ours(lock) => lock.lock().await?.release().await?,
+                Self::Ours(lock) => lock.lock().await?.release().await.map(drop)?,
             }
             pairs += 1;
         }

@@ -89,7 +89,7 @@ pub(crate) fn child(subject: &str, dir: &Path) -> Result<()> {
     }
     let guard = Leasehold::connect(Scratch::url_in(dir))?.mutex("kill").lock()?;
     until_killed()?;
-    Ok(guard.release()?)
+    Ok(guard.release().map(drop)?)
 }
 
 fn show(measured: &[Measured<'_, Vec<f64>>]) {

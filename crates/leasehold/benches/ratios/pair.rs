@@ -50,8 +50,9 @@ pub(crate) fn ours<'a>(
 ) -> [Subject<'a, f64>; 2] {
     let released = locks.mutex("pair");
     let dropped = locks.mutex("pair");
-    let release =
-        time_pairs(runtime, effort, async move || Ok(released.lock().await?.release().await?));
+    let release = time_pairs(runtime, effort, async move || {
+        Ok(released.lock().await?.release().await.map(drop)?)
+    });
     let drop = time_pairs(runtime, effort, async move || {
         drop(dropped.lock().await?);
         Ok(())

@@ -158,7 +158,7 @@ fn many(effort: Effort, server: &Redis) -> Result<()> {
             let mutex = locks.mutex(format!("ours {i}"));
             Box::new(move || {
                 let mutex = mutex.clone();
-                Box::pin(async move { Ok(mutex.lock().await?.release().await?) })
+                Box::pin(async move { Ok(mutex.lock().await?.release().await.map(drop)?) })
             })
         }))
     };

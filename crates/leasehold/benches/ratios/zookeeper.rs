@@ -101,8 +101,9 @@ fn pairs(runtime: &Runtime, server: &ZooKeeper, effort: Effort) -> Result<()> {
     });
     let kazoo = || kazoo_pairs(server, effort);
     let released = locks.mutex("pair");
-    let release =
-        time_pairs(runtime, effort, async move || Ok(released.lock().await?.release().await?));
+    let release = time_pairs(runtime, effort, async move || {
+        Ok(released.lock().await?.release().await.map(drop)?)
+    });
     let measured = alternate(
         effort,
         vec![
@@ -165,7 +166,7 @@ fn many_names(runtime: &Runtime, server: &ZooKeeper, effort: Effort) -> Result<(
         let locks = locks.clone();
         together(runtime, TASKS, effort, move |i| {
             let lock = locks.mutex(format!("name-{i}"));
-            async move { Ok(lock.lock().await?.release().await?) }
+            async move { Ok(lock.lock().await?.release().await.map(drop)?) }
         })
     };
     let subjects = vec![Subject::new("create + delete", bare), Subject::new("leasehold", ours)];

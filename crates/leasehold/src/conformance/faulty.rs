@@ -13,7 +13,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::sync::watch;
 
-use crate::claim::Claim;
+use crate::claim::{Claim, Token};
 use crate::error::{Error, ErrorKind, Result};
 use crate::locks::Leasehold;
 use crate::name::Name;
@@ -250,6 +250,10 @@ impl Store for Faulty {
 
     async fn read(&self, name: &Name) -> Result<Option<LockInfo>> {
         self.inner.store().read(name).await
+    }
+
+    async fn holders(&self, name: &Name, token: Option<Token>) -> Result<Option<LockInfo>> {
+        self.inner.store().holders(name, token).await
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {

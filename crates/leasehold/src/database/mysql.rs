@@ -12,8 +12,12 @@ impl Database for sqlx::MySql {
 
 #[allow(private_interfaces)]
 impl Speak for sqlx::MySql {
-    // NOW() is frozen at the statement's start, and a statement may wait.
-    const NOW: &'static str = "CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)";
+    // The caller's session has a time zone of its own, and a local time may be two moments (when
+    // summer ends). So: UTC as the statement began, and how long it has waited since, by the local
+    // time, of which whole half-hours are the zone's.
+    const NOW: &'static str = "CAST(TIMESTAMPDIFF(MICROSECOND, '1970-01-01', \
+                               UTC_TIMESTAMP(6)) + MOD(TIMESTAMPDIFF(MICROSECOND, NOW(6), \
+                               SYSDATE(6)) + 7200000000, 1800000000) AS SIGNED)";
     const BIGINT: &'static str = "SIGNED";
     const QUOTE: char = '`';
     // INSERT IGNORE would swallow real errors too; a plain INSERT fails with 1062 for a duplicate

@@ -16,14 +16,38 @@ use sqlx::Transaction;
 
 use super::Fence;
 use crate::claim::Token;
-use crate::database::{Column, Database, Dialect, Value, assignments, identifier, named};
+use crate::database::{Column, Database, Dialect, Value, assignments, identifier, named, place};
 use crate::error::{Error, ErrorKind, Result};
+use crate::guard::Guard;
 use crate::name::Name;
 
 /// Lets the transaction go on only if no greater token has been seen for `resource`, and keeps
 /// every other token out until it ends.
 ///
-/// Needs the table `leasehold_fence`: see [`database::install`](crate::database::install).
+/// Needs the table `leasehold_fence`: see [`database::install`](crate::database::install). Dropped
+/// meanwhile, it leaves the transaction as the driver leaves it: roll back.
+///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use leasehold::{database, fence, ErrorKind};
+/// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+/// # let pool = options.connect("sqlite::memory:").await?;
+/// # let locks = leasehold::Leasehold::connect("memory:").await?;
+/// database::install(&pool).await?;
+/// let late = locks.mutex("order:42").lock().await?.token(); // released at once
+/// let guard = locks.mutex("order:42").lock().await?;
+///
+/// let mut tx = pool.begin().await?;
+/// fence::sql::check(&mut tx, "order:42", &guard).await?; // before anything else in it
+/// // read, write
+/// tx.commit().await?;
+///
+/// let mut tx = pool.begin().await?;
+/// let refused = fence::sql::check(&mut tx, "order:42", late).await.unwrap_err();
+/// assert_eq!(refused.kind(), ErrorKind::StaleToken);
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
 ///
 /// # Errors
 /// [`ErrorKind::StaleToken`] (see [`Error::stale_token`]): roll back, the lock is somebody else's.
@@ -41,6 +65,26 @@ pub async fn check<DB: Database>(
         false => Err(Error::stale_fence(seen, offered)),
     });
     judged.map_err(|e| e.during("fence").on(&resource))
+}
+
+/// As [`check`], for the resource that is called as the guard's lock is: what they are both named
+/// cannot be mistyped. (Where a lock covers several resources, or they are named otherwise, it is
+/// [`check`] for each of them.)
+///
+/// ```no_run
+/// # #[cfg(feature = "postgres")]
+/// # async fn f(pool: sqlx::PgPool, guard: leasehold::Guard) -> leasehold::Result<()> {
+/// let mut tx = pool.begin().await?;
+/// leasehold::fence::sql::check_guard(&mut tx, &guard).await?; // before anything else in it
+/// // read, write
+/// tx.commit().await?;
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+/// As [`check`].
+pub async fn check_guard<DB: Database>(tx: &mut Transaction<'_, DB>, guard: &Guard) -> Result<()> {
+    check(tx, guard.name(), guard).await
 }
 
 /// Raises the mark, if it is lower, and tells the greatest token seen: ours, or somebody else's.
@@ -189,7 +233,8 @@ impl TokenColumn {
         let mut sql = format!("UPDATE {table} SET {token} = ?");
         let mut with = vec![number(offered)];
         sql.push_str(&assignments::<DB>(columns, &mut with)?);
-        sql.push_str(&format!(" WHERE {id} = ? AND ({token} IS NULL OR {token} <= ?)"));
+        let here = place::<DB>(&key)?;
+        sql.push_str(&format!(" WHERE {id} = {here} AND ({token} IS NULL OR {token} <= ?)"));
         with.extend([key.clone(), number(offered)]);
         match DB::execute(connection, &sql, with).await? {
             1 => return Ok(true),
@@ -200,7 +245,7 @@ impl TokenColumn {
             }
         }
         let (big, fresh) = (DB::BIGINT, DB::AS_IT_IS);
-        let sql = format!("SELECT CAST({token} AS {big}) FROM {table} WHERE {id} = ?{fresh}");
+        let sql = format!("SELECT CAST({token} AS {big}) FROM {table} WHERE {id} = {here}{fresh}");
         let Some(row) = DB::row(connection, &sql, vec![key], &[Column::Int]).await? else {
             return Ok(false);
         };

@@ -10,15 +10,16 @@
 //! # One call
 //! - *join* (`etcd/join.rs`): one transaction, whether it holds at once or stands in the queue.
 //! - *leave* (`etcd/leave.rs`): one transaction.
-//! - *renew* (`etcd/renew.rs`): keep-alives, all of a client's on one stream, and a look at the keys.
+//! - *renew* (`etcd/renew.rs`): keep-alives, all of a client's on a few streams, and a look at the keys.
 //! - *changed* (`etcd/stand.rs`): a watch from the present on what blocks the claim, and after each event a
 //!   look, which shows the waiter's own key as well.
 //!
 //! # Leases
 //! Each claim has one of its own (two claims on one lease would be one claim, scenario 81), for as long
 //! as its lease, in whole seconds; etcd may grant more, and has a minimum of 1 to 2 s by its election
-//! time-out. Nothing is left of it when it ends, so there is no lock-delay: a longer lease would look
-//! like one, but whoever held could still end it, and a check would call it held. What counts is the least of what was asked for and what was
+//! time-out. With a lock-delay it is longer by that: a holder believes in the first part only and neither
+//! renews nor leaves in the second, by its own clock (`etcd/leave.rs`); for others, what is left of the lease
+//! tells which part it is. What counts is the least of what was asked for and what was
 //! granted, from before the request was sent. Leases are used again for other claims (`etcd/leases.rs`),
 //! so that granting one costs no round trip when a lock is taken.
 //!
@@ -71,7 +72,7 @@ use self::client::Client;
 use self::fault::{Failure, closed};
 use self::keepalive::KeepAlives;
 use self::leases::Leases;
-use self::proto::{MemberListRequest, MemberListResponse, RangeRequest};
+use self::proto::{MemberListRequest, MemberListResponse, RangeRequest, StatusResponse};
 use self::url::EtcdUrl;
 use self::waiters::Waiters;
 use self::watch::Watches;
@@ -82,7 +83,7 @@ use super::{
 };
 use crate::claim::Claim;
 use crate::doctor::Finding;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
 
 /// Queues in etcd. See the module's documentation.
@@ -114,7 +115,7 @@ impl EtcdStore {
     /// One line that says what to do, if etcd cannot be used.
     pub async fn open(url: &str, runtime: &Handle) -> Result<Self> {
         let parsed = EtcdUrl::parse(url)?;
-        let client = Arc::new(Client::new(&parsed, runtime)?);
+        let client = Client::new(&parsed, runtime)?;
         let found = probe(&client, &parsed).await;
         let found = if parsed.tls.is_some() { found.map_err(fault::over_tls)? } else { found? };
         let keep_alives = Arc::new(KeepAlives::new(client.clone()));
@@ -180,10 +181,11 @@ impl Shared {
 
 /// What a cluster is found to be.
 struct Found {
+    /// Those that vote.
     members: usize,
     /// Its own name for itself, if it told us.
     cluster: Option<u64>,
-    /// No leader that was stopped ends what its successor renewed.
+    /// No leader that was stopped ends what its successor renewed, whichever member it is.
     ignores_old_leaders: bool,
 }
 
@@ -201,16 +203,62 @@ async fn probe(client: &Client, url: &EtcdUrl) -> Result<Found> {
         Err(failure) => return Err(closed(failure, &url.namespace).into()),
     }
     let path = "/etcdserverpb.Cluster/MemberList";
-    let listed = client.call::<_, MemberListResponse>(path, MemberListRequest {}).await;
+    let key = format!("{}leasehold", url.namespace).into_bytes();
+    let (listed, each, renumbers) = tokio::join!(
+        client.call::<_, MemberListResponse>(path, MemberListRequest {}),
+        client.each(VERSIONS),
+        watch::renumbers(client, key),
+    );
     // Not everybody may ask; then the URL names what there is.
-    let (members, cluster) = match listed {
-        Ok(listed) => {
-            (listed.answer.members.len(), listed.answer.header.map(|header| header.cluster_id))
-        }
-        Err(_) => (url.endpoints.len(), None),
-    };
-    let ignores_old_leaders = client.version().await.is_some_and(|v| ignores_old_leaders(&v));
+    let listed = listed.ok().map(|listed| listed.answer);
+    let is_proxy = renumbers.unwrap_or(false) || listed.as_ref().is_some_and(is_a_proxys);
+    if is_proxy {
+        return Err(through_a_proxy());
+    }
+    let voters: Option<Vec<u64>> = listed.as_ref().map(|listed| {
+        listed.members.iter().filter(|member| !member.is_learner).map(|m| m.id).collect()
+    });
+    let cluster = listed.and_then(|listed| listed.header).map(|header| header.cluster_id);
+    let ignores_old_leaders = all_ignore_old_leaders(voters.as_deref(), &each);
+    let members = voters.map_or(url.endpoints.len(), |voters| voters.len());
     Ok(Found { members, cluster, ignores_old_leaders })
+}
+
+/// How long a client that connects waits to hear from all members which etcd they run.
+const VERSIONS: Duration = Duration::from_millis(500);
+
+/// A list of members that no cluster has answered: each member of one has a number.
+fn is_a_proxys(listed: &MemberListResponse) -> bool {
+    listed.header.is_none() || listed.members.iter().any(|member| member.id == 0)
+}
+
+/// `etcd grpc-proxy` keeps leases alive in its own rhythm and answers us with what it was told in that: an
+/// answer to a request of ours may be older than the request. A lease counted from such an answer can
+/// be over while its holder believes in it.
+fn through_a_proxy() -> Error {
+    let what = "this is etcd's grpc-proxy, whose answers to keep-alives may be older than the \
+                question, so a lock could be lost and believed in: name the members of etcd \
+                themselves in the URL";
+    Error::new(ErrorKind::Unsupported, what)
+}
+
+/// Whether every voter was heard, and runs a version that no stopped leader can harm: whichever leads next
+/// may be the one.
+fn all_ignore_old_leaders(
+    voters: Option<&[u64]>,
+    each: &[(String, Option<StatusResponse>)],
+) -> bool {
+    let new: Vec<u64> = each
+        .iter()
+        .filter_map(|(_, status)| status.as_ref())
+        .filter(|status| ignores_old_leaders(&status.version))
+        .filter_map(|status| status.header.as_ref())
+        .map(|header| header.member_id)
+        .collect();
+    match voters {
+        Some(voters) => voters.iter().all(|voter| new.contains(voter)),
+        None => new.len() == each.len(),
+    }
 }
 
 /// Whether this version of etcd has <https://github.com/etcd-io/etcd/pull/17425>.
@@ -305,7 +353,7 @@ fn guarantees(&Found { members, ignores_old_leaders, .. }: &Found) -> Guarantees
         wakeup: Wakeup::Push,
         liveness: Liveness::Lease,
         clock: ClockModel::Monotonic,
-        lock_delay: false,
+        lock_delay: true,
         at_least: true,
         grant: durability,
         token: durability,
@@ -324,7 +372,8 @@ fn guarantees(&Found { members, ignores_old_leaders, .. }: &Found) -> Guarantees
                  election time-out: a dead holder's lock is taken for at least that long.",
             ),
             Cow::Borrowed(
-                "A dead waiter keeps its place for its whole lease, not for a shorter waiter's lease.",
+                "A dead waiter keeps its place for its whole lease and its lock-delay, not for a shorter \
+                 waiter's lease.",
             ),
             Cow::Borrowed(
                 "Each change of leader begins all leases anew: the locks of those who died just \
@@ -348,6 +397,34 @@ fn guarantees(&Found { members, ignores_old_leaders, .. }: &Found) -> Guarantees
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn f47_a_promise_of_all_members_is_asked_of_all() {
+        let runs = |member_id, version: &str| {
+            let header = Some(proto::Header { member_id, ..proto::Header::default() });
+            (String::new(), Some(StatusResponse { header, version: version.into() }))
+        };
+        let all = [runs(1, "3.5.30"), runs(2, "3.5.30"), runs(3, "3.6.1")];
+        assert!(all_ignore_old_leaders(Some(&[1, 2, 3]), &all));
+        assert!(all_ignore_old_leaders(None, &all));
+        let one_old = [runs(1, "3.5.30"), runs(2, "3.5.12"), runs(3, "3.6.1")];
+        assert!(!all_ignore_old_leaders(Some(&[1, 2, 3]), &one_old));
+        assert!(!all_ignore_old_leaders(None, &one_old));
+        let one_silent = [runs(1, "3.5.30"), runs(2, "3.5.30"), (String::new(), None)];
+        assert!(!all_ignore_old_leaders(Some(&[1, 2, 3]), &one_silent));
+        // A learner does not lead.
+        assert!(all_ignore_old_leaders(Some(&[1, 2]), &one_silent));
+        assert!(!all_ignore_old_leaders(Some(&[1, 2, 3]), &all[..2]), "the URL names two of three");
+    }
+
+    #[test]
+    fn f11_a_proxys_list_of_members_is_told_from_a_clusters() {
+        let header = Some(proto::Header { cluster_id: 9, ..proto::Header::default() });
+        let members = |id| vec![proto::Member { id, is_learner: false }];
+        assert!(is_a_proxys(&MemberListResponse { header: None, members: members(7) }));
+        assert!(is_a_proxys(&MemberListResponse { header: header.clone(), members: members(0) }));
+        assert!(!is_a_proxys(&MemberListResponse { header, members: members(7) }));
+    }
 
     #[test]
     fn versions_that_a_stopped_leader_cannot_harm() {

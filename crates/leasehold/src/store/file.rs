@@ -10,6 +10,8 @@
 //! ROOT/clients/ID        a session: sign of life and inbox       (session.rs)
 //! ROOT/tokens[.boot]     what makes tokens rise over restarts    (tokens.rs)
 //! ```
+//! To whom all that is open, the directory says (rights.rs); what the dead leave is cleared up a
+//! little at a time (sweep.rs).
 //!
 //! # One call
 //! Every call is one *section*: it takes the control file's flock, reads the queue, removes what is
@@ -38,6 +40,22 @@
 //! left is told as [`Place::head_remaining`](super::Place), and the heartbeat is the fallback for
 //! all of it (a granting client that is stopped between its section and its telling).
 //!
+//! # Which directory
+//! All meet by a path, and a path can lead elsewhere tomorrow: the directory is moved and another
+//! one made, something is mounted over it, a copy is put in its place. Each section therefore looks
+//! whether the control file that it has locked is the one that the path leads to, and each join and
+//! each renewal whether our own sign of life is where others look for it. If not, nothing is
+//! granted any more, and what we hold is lost: others cannot know of it. Who replaces a directory
+//! lets others in at once, and those who hold in the old one find out at their next renewal.
+//!
+//! # Upgrades
+//! Control files and `tokens` begin with the number of their format. A later version works with the
+//! formats before its own; an earlier one leaves what is later than itself as it is, says so, and
+//! never advises to delete it or to go elsewhere, since that would make two holders while programs
+//! are upgraded one after the other. What changes in a control file is a new format, be it only one
+//! field: who writes a queue back would drop what he does not know. In `tokens` and `tokens.boot`
+//! unknown fields are kept.
+//!
 //! # Whose clock
 //! No clock judges a hold. The wall clock stamps tokens, which rise even if it is set back (see
 //! `tokens.rs`), and ends what `at_least` keeps closed, which therefore survives a restart of the
@@ -49,7 +67,9 @@ mod fault;
 mod held;
 mod path;
 mod place;
+mod rights;
 mod session;
+mod sweep;
 mod tokens;
 mod waiters;
 
@@ -62,7 +82,7 @@ use std::fmt;
 use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::fd::BorrowedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -72,7 +92,7 @@ use tokio::task::AbortHandle;
 
 use self::control::{Controls, Turn};
 use self::place::Place as Directory;
-use self::session::{Life, Session};
+use self::session::{Clients, Life, Session};
 use self::tokens::Tokens;
 use self::waiters::Waiters;
 use super::guarantees::ALL_KINDS;
@@ -100,7 +120,7 @@ const EAGER_TRIES: u32 = 24;
 pub struct FileStore {
     url: String,
     guarantees: Guarantees,
-    clients: PathBuf,
+    clients: Clients,
     session: Session,
     inbox: AbortHandle,
     waiters: Arc<Waiters>,
@@ -123,12 +143,11 @@ impl FileStore {
 
     fn open_with(url: &str, runtime: &Handle, boot: String, wall: fn() -> u64) -> Result<Self> {
         let directory = Directory::find(url)?;
+        let _as_owner = directory.acting.now();
         let root = directory.root.clone();
-        let clients = root.join("clients");
-        let tokens = Tokens::open(&root, directory.mode, boot)?;
+        let clients = Clients::of(&directory);
+        let tokens = Tokens::open(&directory, boot)?;
         let session = Session::begin(&directory, &clients)?;
-        session::sweep(&clients);
-        session::sweep(&root);
         let controls = Arc::new(Controls::new(directory, tokens)?);
         let waiters = Waiters::new(clients.clone(), runtime.clone());
         let told = Arc::downgrade(&waiters);
@@ -137,7 +156,7 @@ impl FileStore {
                 waiters.tell(id, signal);
             }
         })?;
-        Ok(Self {
+        let store = Self {
             url: url_of(&root),
             guarantees: guarantees(),
             clients,
@@ -147,12 +166,61 @@ impl FileStore {
             controls,
             runtime: runtime.clone(),
             wall,
-        })
+        };
+        // Whatever fails is left to who comes later.
+        let _ = store.sweep();
+        Ok(store)
     }
 
     /// The store's directory.
     pub fn directory(&self) -> &Path {
-        self.clients.parent().unwrap_or(Path::new("/"))
+        self.clients.dir.parent().unwrap_or(Path::new("/"))
+    }
+
+    /// Clears up some of what the dead left, if it is our turn: see `sweep`.
+    fn sweep(&self) -> Result<()> {
+        let tokens = &self.controls.tokens;
+        let now = (self.wall)();
+        let Some(mut from) = tokens.begin_sweep(now)? else { return Ok(()) };
+        // With the dot, also where the root is a symbolic link.
+        if let Ok((names, reached)) = sweep::batch(&self.directory().join("."), from.root) {
+            let ours = |stem: &str| ["tokens", "tokens.boot", "locks", "clients"].contains(&stem);
+            let paths = names.iter().map(|name| self.directory().join(name));
+            paths.for_each(|path| sweep::remove_temporary(&path, now, ours));
+            from.root = reached;
+        }
+        if let Ok((names, reached)) = sweep::batch(&self.clients.dir, from.clients) {
+            for name in &names {
+                match name.to_str().filter(|name| sweep::is_random(name)) {
+                    Some(session) => drop(self.clients.probe(session)),
+                    None => {
+                        let path = self.clients.dir.join(name);
+                        sweep::remove_temporary(&path, now, str::is_empty);
+                    }
+                }
+            }
+            from.clients = reached;
+        }
+        let (names, reached) = self.controls.some_names(from.locks, now)?;
+        for name in &names {
+            // What somebody works on is in use; what cannot be read is `ls`'s to tell of.
+            if let Ok(Turn::Done(news)) = self.tidy(name) {
+                self.spread(news, ());
+            }
+        }
+        from.locks = reached;
+        tokens.end_sweep(from)
+    }
+
+    /// Removes the dead from one lock's queue, and its file if nobody is in it then.
+    fn tidy(&self, name: &Name) -> Result<Turn<News>> {
+        self.controls.visit(name, |queue| {
+            let ((), news) = self.changing(queue, None, |queue, now| {
+                queue.settle(now);
+                self.bury_all(queue, now);
+            });
+            news
+        })
     }
 
     /// Works on the queue of `name` in one section, trying until it is our turn.
@@ -228,7 +296,7 @@ impl FileStore {
             let mut someone_died = false;
             for e in queue.entries().filter(|e| fresh.contains(&e.id)) {
                 if !self.is_ours(e) && !lives.contains_key(&e.session) {
-                    let life = session::probe(&self.clients, &e.session);
+                    let life = self.clients.probe(&e.session);
                     someone_died |= matches!(life, Life::Dead);
                     lives.insert(e.session.clone(), life);
                 }
@@ -257,7 +325,7 @@ impl FileStore {
                 continue;
             }
             let inbox = inboxes.entry(session).or_insert_with_key(|session| {
-                inbox.or_else(|| match session::probe(&self.clients, session) {
+                inbox.or_else(|| match self.clients.probe(session) {
                     Life::Alive(fifo) => fifo,
                     Life::Dead => None,
                 })
@@ -281,7 +349,7 @@ impl FileStore {
                 sessions.insert(&e.session);
             }
         }
-        let is_dead = |s: &&str| matches!(session::probe(&self.clients, s), Life::Dead);
+        let is_dead = |s: &&str| matches!(self.clients.probe(s), Life::Dead);
         let dead: HashSet<String> =
             sessions.into_iter().filter(is_dead).map(ToOwned::to_owned).collect();
         if dead.is_empty() {
@@ -546,6 +614,10 @@ impl Store for FileStore {
             by_name.entry(&r.claim.name).or_default().push(i);
         }
         let mut answers = vec![Renewal::Lost; renewals.len()];
+        // Others take us for dead, or cannot see us: they let somebody else in.
+        if self.session.is_gone() {
+            return Ok(answers);
+        }
         for (name, indices) in by_name {
             let some: Vec<&Renew> = indices.iter().filter_map(|&i| renewals.get(i)).collect();
             let renewed = self.renew_on(name, &some).await;
@@ -578,7 +650,10 @@ impl Store for FileStore {
         let names = self.controls.names().map_err(|e| e.at(&self.url))?;
         let mut locks = Vec::new();
         for name in names.iter().filter(|n| n.as_str().starts_with(prefix)) {
-            locks.extend(self.look(name).await?);
+            // One that cannot be read hides no other.
+            let looked = self.look(name).await;
+            let told = |e: Error| Some(LockInfo::unreadable(name.clone(), e.to_string()));
+            locks.extend(looked.unwrap_or_else(told));
         }
         self.let_others_in().await;
         Ok(locks)
@@ -590,7 +665,15 @@ impl Store for FileStore {
             self.bury_all(queue, now);
             queue.evict(which, now)
         });
-        Ok(evicted.await.map_err(|e| e.on(name).at(&self.url))?.unwrap_or(0))
+        let evicted = match evicted.await {
+            Err(e) if e.kind() == ErrorKind::Corrupt && which == Evict::Holders => {
+                let mended = self.section(name, |controls| controls.mend(name)).await;
+                // Whoever was in it is out now: nobody can tell how many they were.
+                mended.map(|mended| mended.map(usize::from))
+            }
+            other => other,
+        };
+        Ok(evicted.map_err(|e| e.on(name).at(&self.url))?.unwrap_or(0))
     }
 }
 
@@ -650,8 +733,12 @@ fn guarantees() -> Guarantees {
                  until it ends as well; exec ends its share.",
             ),
             Cow::Borrowed(
-                "Deleting a control file evicts everybody in its queue, and deleting the directory \
-                 everybody: holders find out at their next renewal.",
+                "Deleting a control file evicts everybody in its queue; deleting, moving or \
+                 replacing the directory everybody: holders find out at their next renewal.",
+            ),
+            Cow::Borrowed(
+                "Who may lock may take any lock away: the directory's permissions say who that \
+                 is, and keep out everybody else.",
             ),
             Cow::Borrowed(
                 "What at_least keeps closed is judged by the wall clock; it survives a restart of \

@@ -29,7 +29,24 @@
 //! however many wait. Messages can be lost; the heartbeat finds the grant then. A foreign client that
 //! deletes its key tells us nothing: the head of the queue asks ten times a second behind one, and who
 //! comes from elsewhere meanwhile takes the key (while we hand over to each other, foreign clients
-//! get no turn).
+//! get no turn). In a cluster every node passes every message on, so when the node of that connection
+//! is gone, a connection to another listens to its channel.
+//!
+//! # Keys of others
+//! What is under a lock's name and none of ours is somebody else's hold: a string by the recipe, or a
+//! hash as Redisson's locks are. It is waited for while it expires, and an error where it never does or
+//! is something else. It is deleted only by a person's order, and then only if it certainly is a lock.
+//!
+//! # Long queues
+//! While a script runs, the server serves nobody else. So none reads a whole queue or removes all that
+//! died: people read in pages, and a call removes a thousand dead ones. What is free is then not granted
+//! past those that are left, who may live; whoever asked is told to ask again at once, and whoever
+//! releases goes on until somebody has it.
+//!
+//! # Versions
+//! Clients of all versions use the same keys at once, so what is in them stays as it is; what is new goes
+//! into the holder's JSON, which is handed on as it was found. A value that a version cannot read is
+//! to it the lock of another library.
 //!
 //! # Tokens
 //! `max(clock + 1, TIME in µs, seen + 1)`, drawn as a claim joins; the clock is written in the same
@@ -56,14 +73,16 @@ pub(crate) mod url;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use redis::{Cmd, RedisError, Value};
 use tokio::runtime::Handle;
 
-use self::answer::{Scripts, Whos, kind_word, micros, millis};
+use self::answer::{Page, Scripts, Whos, kind_word, micros, millis};
 use self::connection::{Hears, Script};
+use self::fault::Refusal;
 use self::keys::{Keys, Keyspace};
 use self::replicas::Confirm;
 use self::servers::{Request, Servers};
@@ -72,13 +91,18 @@ use super::waiters::Waiters;
 use super::{Evict, Guarantees, Joined, LockInfo, Mode, Renew, Renewal, Signal, Store};
 use crate::claim::{Claim, ClaimId, Kind, Token};
 use crate::doctor::Finding;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::keeper::is_passing;
 use crate::name::Name;
 use crate::options::answer_limit;
 
 /// How many keys one step of a listing looks at.
 const SCANNED: usize = 1_000;
+
+/// Which word of a member is the channel of whoever waits.
+const INBOX: usize = 2;
+/// How often a release is repeated that meets dead waiters, a thousand each time.
+const BURIALS: u32 = 1_000;
 
 /// Queues in Redis. See the module's documentation.
 pub struct RedisStore {
@@ -91,6 +115,9 @@ pub struct RedisStore {
     waiters: Arc<Inbox>,
     confirm: Option<Confirm>,
     guarantees: Guarantees,
+    restart_delay: Duration,
+    /// It has taken writes: if it does not any more, that will pass.
+    was_master: AtomicBool,
 }
 
 /// The waiters of this client, each with what its place in a mutex's queue is called.
@@ -110,6 +137,11 @@ impl Hears for Inbox {
 
     fn interrupted(&self) {
         self.ask_all();
+    }
+
+    fn expected(&self) -> Vec<String> {
+        let inbox = |member: Arc<str>| member.split(' ').nth(INBOX).map(str::to_owned);
+        self.all_kept().into_iter().filter_map(inbox).collect()
     }
 }
 
@@ -157,7 +189,8 @@ impl RedisStore {
         let waiters = Arc::<Inbox>::default();
         let hears: Arc<dyn Hears> = waiters.clone();
         let servers = Arc::new(Servers::new(&parsed, runtime, &channel, &hears)?);
-        let guarantees = probe::found(&servers, &parsed, runtime).await?;
+        let (guarantees, is_master) = probe::found(&servers, &parsed, runtime).await?;
+        servers.watch(runtime);
         let cluster = matches!(parsed.deployment, Deployment::Cluster(_));
         Ok(Arc::new(Self {
             url: crate::url::redacted(url),
@@ -167,15 +200,20 @@ impl RedisStore {
                 .map(|wanted| Confirm::new(wanted, &parsed.login, &servers, runtime)),
             servers,
             keyspace: Keyspace::new(&parsed.prefix, cluster),
-            scripts: Scripts::new(),
+            scripts: Scripts::new(parsed.restart_delay),
             whos: Whos::default(),
             waiters,
             guarantees,
+            restart_delay: parsed.restart_delay,
+            was_master: AtomicBool::new(is_master),
         }))
     }
 
     fn fault(&self, error: &RedisError) -> Error {
-        fault::explain(error).at(&self.url)
+        let demoted = fault::refusal(error) == Some(Refusal::ReadOnly)
+            && self.was_master.load(Ordering::Relaxed);
+        let told = if demoted { fault::demoted(error) } else { fault::explain(error) };
+        told.at(&self.url)
     }
 
     /// A request with the keys of one lock.
@@ -197,13 +235,14 @@ impl RedisStore {
     }
 
     async fn try_join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
+        self.check(claim)?;
         let keys = self.keyspace.keys(&claim.name)?;
         let node = self.servers.node(keys.slot).await.map_err(|e| self.fault(&e))?;
         let who = self.whos.text(&claim.holder);
         let channel = node.channel().unwrap_or_default();
         // Before the claim goes out: no grant shall find nobody.
         let member = self.waiters.enlist(claim.id, || Self::member(claim, &channel, &who));
-        let inbox = member.split(' ').nth(2).unwrap_or(&channel);
+        let inbox = member.split(' ').nth(INBOX).unwrap_or(&channel);
         let script = match is_mutex(claim) {
             true => &self.scripts.join_mutex,
             false => &self.scripts.join_shared,
@@ -216,7 +255,25 @@ impl RedisStore {
         if !is_mutex(claim) {
             call.arg(kind_word(claim.kind)).arg(claim.capacity).arg(claim.weight);
         }
-        answer::joined(claim, self.send(&request).await?)
+        let joined = answer::joined(claim, self.send(&request).await?)?;
+        if !matches!(joined, Joined::Busy { .. }) {
+            self.was_master.store(true, Ordering::Relaxed);
+        }
+        Ok(joined)
+    }
+
+    /// Refuses a lease of which a server that restarted may let in the next before it is over.
+    fn check(&self, claim: &Claim) -> Result<()> {
+        let delay = self.restart_delay;
+        if delay.is_zero() || claim.lease <= delay {
+            return Ok(());
+        }
+        let what = format!(
+            "a lease of {:?} may outlast a restart of the server, which lets others in after {delay:?}: \
+             ask for a shorter one, or set restart_delay_ms higher in the URL of every client",
+            claim.lease
+        );
+        Err(Error::new(ErrorKind::Config, what))
     }
 
     /// What nobody could be asked about. A refusal that no other try can mend may be about one of them
@@ -432,11 +489,50 @@ impl RedisStore {
         if is_mutex(claim) {
             request.call.arg(member.as_deref().unwrap_or_default());
         }
-        let mut repeated = false;
-        let left = self.servers.send_noting(&request, &mut repeated).await;
-        let left = answer::number(&left.map_err(|error| self.fault(&error))?)? > 0;
-        // Sent again over a new connection, it may find gone what it removed the first time.
-        Ok(left || repeated)
+        let mut doubt = false;
+        let left = self.servers.send_noting(&request, &mut doubt).await;
+        let (left, mut more) = answer::left(&left.map_err(|error| self.fault(&error))?)?;
+        for _ in 0..BURIALS {
+            if !more {
+                break;
+            }
+            // It is left, whatever comes of this; whoever waits goes on with it.
+            let Ok(again) = self.send(&request).await else { break };
+            (_, more) = answer::left(&again)?;
+        }
+        // Sent again because no answer came, it may find gone what it removed the first time.
+        Ok(left || doubt)
+    }
+
+    /// One part of a lock's queue.
+    fn part(&self, name: &Name, part: &str, after: u64) -> Result<Request> {
+        let mut request = Self::request(&self.scripts.read, &self.keyspace.keys(name)?);
+        request.call.arg(part).arg(after);
+        Ok(request)
+    }
+
+    async fn page(&self, name: &Name, part: &str, after: u64) -> Result<Page> {
+        let value = self.send(&self.part(name, part, after)?).await;
+        Page::of(name, value.map_err(|e| e.on(name))?)
+    }
+
+    /// A long queue, in pages: those that wait first, so that nobody is missed who is granted meanwhile.
+    async fn read_long(&self, name: &Name) -> Result<Option<LockInfo>> {
+        let mut waiters = self.pages(name, "w").await?;
+        let mut all = self.pages(name, "h").await?;
+        waiters.without(&all);
+        all.append(waiters);
+        Ok(all.shown())
+    }
+
+    async fn pages(&self, name: &Name, part: &str) -> Result<Page> {
+        let mut all = self.page(name, part, 0).await?;
+        while let Some(after) = all.more.take() {
+            let mut next = self.page(name, part, after).await?;
+            all.more = next.more.take();
+            all.append(next);
+        }
+        Ok(all)
     }
 
     async fn try_list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
@@ -460,15 +556,23 @@ impl RedisStore {
         }
         let mut requests = Vec::new();
         for name in &found {
-            requests.push(Self::request(&self.scripts.read, &self.keyspace.keys(name)?));
+            requests.push(self.part(name, "a", 0)?);
         }
         let mut listed = Vec::new();
         let answers = self.servers.send_all(&requests).await;
         for (name, value) in found.iter().zip(answers) {
             match value {
-                Ok(value) => listed.extend(answer::described(name, value)?),
-                // Something else took the key since.
-                Err(error) if fault::refusal(&error) == Some(fault::Refusal::WrongType) => {}
+                Ok(value) => {
+                    let page = Page::of(name, value)?;
+                    listed.extend(match page.more {
+                        None => page.shown(),
+                        Some(_) => self.read_long(name).await?,
+                    });
+                }
+                // Something else took the key since; or this user may not look at it.
+                Err(error)
+                    if fault::refusal(&error) == Some(Refusal::WrongType)
+                        || fault::is_about_keys(&error) => {}
                 Err(error) => return Err(self.fault(&error)),
             }
         }
@@ -526,7 +630,7 @@ fn renewed(value: Value, some: &[(usize, Keys)], answers: &mut [Renewal]) -> Res
 }
 
 fn is_half_moved(error: &RedisError) -> bool {
-    fault::refusal(error) == Some(fault::Refusal::TryAgain)
+    fault::refusal(error) == Some(Refusal::TryAgain)
 }
 
 fn range(key: &str) -> Cmd {
@@ -564,7 +668,7 @@ impl Store for RedisStore {
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {
-        doctor::diagnose(&self.servers, self.confirm.is_some()).await
+        doctor::diagnose(&self.servers, self.confirm.is_some(), self.restart_delay).await
     }
 
     fn member(&self, name: &Name) -> u64 {
@@ -602,8 +706,15 @@ impl Store for RedisStore {
     }
 
     async fn read(&self, name: &Name) -> Result<Option<LockInfo>> {
-        let request = Self::request(&self.scripts.read, &self.keyspace.keys(name)?);
-        answer::described(name, self.send(&request).await.map_err(|e| e.on(name))?)
+        let page = self.page(name, "a", 0).await?;
+        if page.more.is_some() {
+            return self.read_long(name).await;
+        }
+        Ok(page.shown())
+    }
+
+    async fn holders(&self, name: &Name, token: Option<Token>) -> Result<Option<LockInfo>> {
+        Ok(self.page(name, "1", token.map_or(0, Token::get)).await?.shown())
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
@@ -616,7 +727,6 @@ impl Store for RedisStore {
             Evict::Token(token) => token.get(),
             Evict::Holders => 0,
         });
-        let removed = answer::number(&self.send(&request).await.map_err(|e| e.on(name))?)?;
-        Ok(usize::try_from(removed).unwrap_or(usize::MAX))
+        answer::evicted(name, self.send(&request).await.map_err(|e| e.on(name))?)
     }
 }

@@ -26,7 +26,9 @@
 //!
 //! # Whose clock
 //! Each node's own for its key's expiry, and ours for the deadline. A node whose clock is stepped
-//! forward loses its vote early; as long as fewer than half do so within a lease, nothing happens.
+//! forward loses its vote early, and nobody can see that. What that does depends on how many nodes the
+//! holder has: with all of them, two of five may lose their keys; who got a bare majority, since the
+//! others were away, has another holder beside it once *one* of them has lost its key.
 //! Tokens do not depend on clocks while a majority remembers.
 //!
 //! # Dropped calls
@@ -40,6 +42,12 @@
 //! ours by what the server says of its age, and by its run id where it was known before. Other
 //! people's Redlock clients do not keep it, so with them it must be kept by whoever starts servers.
 //! A whole deployment that was just started therefore grants nothing for that long.
+//!
+//! A server that was emptied (FLUSHALL), and another one at a known address, a promoted replica or a
+//! restored copy, is treated like one that restarted when the first client found out: the server
+//! itself keeps when that was ([`scripts`](self)). Nobody can see two servers that serve under one
+//! name at the same time, some clients by one and some by the other; so a server that has a replica
+//! has no vote, for a fail-over does that.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -64,6 +72,8 @@ mod hold;
 mod memory;
 mod node;
 mod people;
+// For the model that checks it, and nobody else.
+#[doc(hidden)]
 pub mod round;
 mod scripts;
 #[cfg(test)]
@@ -101,17 +111,20 @@ struct Inner {
     prefix: String,
     node_timeout: Duration,
     max_lease: Duration,
+    /// How many releases are under way.
+    releases: tokio::sync::watch::Sender<usize>,
     /// Our thread's: it has timers and connections.
     runtime: Handle,
 }
 
 impl RedlockStore {
-    /// Connects to a majority of the servers at least.
+    /// Connects to a majority of the servers at least; the others are waited for a little, and met
+    /// meanwhile.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] for a URL that cannot work, also if two names lead to one server;
-    /// [`ErrorKind::Denied`] and the like if any server refuses us; [`ErrorKind::Unreachable`] if
-    /// fewer than a majority answer within two seconds.
+    /// [`ErrorKind::Denied`] and the like if any server that answers in time refuses us;
+    /// [`ErrorKind::Unreachable`] if fewer than a majority answer within two seconds.
     pub(crate) async fn open(url: &str, runtime: &Handle) -> Result<Arc<Self>> {
         let parsed = RedlockUrl::parse(url)?;
         let claims = Arc::new(Claims::new(parsed.nodes.len()));
@@ -124,6 +137,7 @@ impl RedlockStore {
             prefix: parsed.prefix.clone(),
             node_timeout: parsed.node_timeout,
             max_lease: parsed.max_lease,
+            releases: tokio::sync::watch::Sender::new(0),
             runtime: runtime.clone(),
         });
         let meeting = inner.clone();
@@ -152,13 +166,22 @@ impl Inner {
                 Ok::<_, Trouble>(())
             }
         });
-        let mut met = 0;
-        let mut away = Vec::new();
-        while let Some((i, answer)) = answers.recv().await {
-            match answer.map_err(|trouble| trouble.explain(self.nodes[i].address())) {
+        let needed = majority(self.nodes.len());
+        let (mut met, mut away) = (0, Vec::new());
+        let mut most = tokio::time::Instant::now() + CONNECT;
+        // What does not answer in time goes on by itself, and is met by the first vote at the latest.
+        while let Ok(Some((i, answer))) = tokio::time::timeout_at(most, answers.recv()).await {
+            match answer {
                 Ok(()) => met += 1,
-                Err(error) if error.kind() == ErrorKind::Unreachable => away.push(error),
-                Err(refused) => return Err(refused),
+                Err(trouble) => match trouble.told().0 {
+                    ErrorKind::Unreachable => away.push((i, trouble)),
+                    // The others may do without it.
+                    _ if matches!(trouble, Trouble::HasReplicas(_)) => away.push((i, trouble)),
+                    _ => return Err(trouble.explain(self.nodes[i].address())),
+                },
+            }
+            if met == needed {
+                most = most.min(tokio::time::Instant::now() + self.patient());
             }
         }
         for i in 0..self.nodes.len() {
@@ -166,12 +189,16 @@ impl Inner {
                 return Err(twin.explain(self.nodes[i].address()));
             }
         }
-        if met < majority(self.nodes.len()) {
-            let what = format!("{met} of {} nodes answer: a majority is needed", self.nodes.len());
-            let reasons: Vec<String> = away.iter().map(Error::reason).collect();
-            return Err(Error::new(ErrorKind::Unreachable, what).because(reasons.join("; ")));
+        if met < needed {
+            let what =
+                format!("{met} of {} servers answer: a majority is needed", self.nodes.len());
+            let refused = away.iter().filter(|(_, t)| matches!(t, Trouble::HasReplicas(_))).count();
+            let error = self.in_trouble(what, &away);
+            // Not a matter of time.
+            let hopeless = self.nodes.len() - refused < needed;
+            return Err(if hopeless { error.but(ErrorKind::Config) } else { error });
         }
-        self.tell_all(CONNECT).await;
+        self.tell_all().await;
         Ok(())
     }
 
@@ -389,6 +416,12 @@ impl Store for RedlockStore {
         self.inner.spawned(async move { inner.evict(&name, which).await }).await?
     }
 
+    /// A release that only a majority has answered is under way still.
+    async fn disconnect(&self) {
+        let inner = self.inner.clone();
+        let _ = self.inner.spawned(async move { inner.all_released().await }).await;
+    }
+
     async fn diagnose(&self) -> Result<Vec<Finding>> {
         let (inner, parsed) = (self.inner.clone(), self.parsed.clone());
         self.inner.spawned(async move { inner.diagnose(&parsed).await }).await
@@ -401,8 +434,12 @@ fn guarantees(url: &RedlockUrl) -> Guarantees {
         "There is no queue: who waits asks again at random times, woken early by a message, and \
          may be overtaken."
             .into(),
-        "One holder and rising tokens need clocks that run alike, and fewer than half of the nodes \
-         to lose their keys (a wall clock stepped forward, FLUSHALL) within one lease."
+        "One holder and rising tokens need clocks that run alike, and that no server loses a key \
+         unnoticed within a lease (its wall clock stepped forward, the key deleted): beside a holder \
+         that got a bare majority, since the other servers were away, one such server lets in another."
+            .into(),
+        "A server that has a replica has no vote: behind each name there must be one server, the same \
+         for all clients."
             .into(),
         "When more than half of the nodes have lost their data at the same time, tokens rise as \
          long as the clocks are not behind the last lost token."
@@ -410,8 +447,8 @@ fn guarantees(url: &RedlockUrl) -> Guarantees {
     ];
     notes.push(match delayed {
         true => format!(
-            "A server that restarted does not vote for {:?}; other people's Redlock clients do \
-             not keep to that.",
+            "A server that restarted, was emptied or is another one at a known address does not vote \
+             for {:?}; other people's Redlock clients do not keep to that.",
             url.restart_delay
         )
         .into(),

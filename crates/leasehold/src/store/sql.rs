@@ -36,16 +36,18 @@
 //! again. Waiters then learn their place from one snapshot; if that shows anything expired or free, the
 //! slow path settles it, while the heartbeat answers what it saw if that takes long. Renewals and
 //! heartbeats have connections of their own, so that a client which was stopped with a lock's row in
-//! its hands (the database ends its transaction after a second; SQLite and MySQL cannot) costs no
+//! its hands (the database ends its transaction after a second or two; SQLite cannot) costs no
 //! other lock its lease.
 //!
 //! # Who wakes whom
-//! PostgreSQL: who grants sends a NOTIFY to the client of each claim that was granted, in the same
-//! transaction, and to nobody when nobody waited (NOTIFY makes commits wait for each other). One
-//! connection of each client listens, from the first time that it waits; if nothing is heard on it for
-//! a while, it is asked whether it still leads anywhere. SQLite, MySQL, and
-//! PostgreSQL behind a pooler: one task of each client asks, for all its waiters in one statement.
-//! The heartbeat is the fallback of both. Nobody who waits has a connection, or a transaction open.
+//! PostgreSQL: who grants sends a NOTIFY to the client of each claim that was granted, right after the
+//! transaction, and to nobody when nobody waited (NOTIFY makes commits wait for each other, flush and
+//! all). One connection of each client listens, from the first time that it waits, and serves for
+//! calls too (`sql/ear.rs`); if nothing is heard on it for a while, it is asked whether it still leads
+//! anywhere. SQLite, MySQL, PostgreSQL behind a pooler, and whoever finds no room for a connection that
+//! listens: one task of each client asks, for all its waiters in one statement. The heartbeat is the
+//! fallback of both. Nobody who waits has a connection, or a transaction open; a client of which one
+//! waits gets on with one connection.
 //!
 //! # Dropped and repeated calls
 //! Each call runs in a task of the client's own thread, which its caller's drop does not stop (but a
@@ -75,6 +77,7 @@ mod background;
 mod beat;
 mod call;
 mod doctor;
+mod ear;
 mod fault;
 mod identity;
 mod join;
@@ -103,7 +106,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::runtime::Handle;
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::Instant;
 
@@ -134,7 +137,7 @@ const POLL: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(40)
 /// What the name of a client begins with that listens for notifications; also those tell it that
 /// cannot listen themselves.
 const LISTENS: &str = "leasehold_hears_";
-/// How often what nobody uses any more is looked for.
+/// How often it is looked whether it is time to look for what nobody uses any more.
 const SWEEP: Duration = Duration::from_secs(600);
 
 /// Prints the statements that make the tables of the store at `url`, for people whose migrations
@@ -171,6 +174,10 @@ struct Shared {
     settling: Mutex<HashSet<Name>>,
     waiters: Arc<Waiters>,
     joins: Joins,
+    /// Whose turn it is: all but one of the connections for calls are for joins, and all but one of
+    /// those for renewals for heartbeats of waiters.
+    joining: Semaphore,
+    waiting: Semaphore,
     /// This client, as its claims' rows name it; PostgreSQL's channel.
     session: String,
     pushes: bool,
@@ -210,9 +217,7 @@ impl SqlStore {
         #[cfg(not(feature = "postgres"))]
         let pushes = false;
         let id = ClaimId::random()?.to_hex();
-        let pool = Pool::new(connect, url.pool);
-        // The first renewal of a short lease must not have to wait for a connection.
-        let beats = pool.beside(BEATS);
+        let (pool, beats) = Pool::pair(connect, url.pool, BEATS);
         let shared = Arc::new(Shared {
             url: shown,
             dialect: url.dialect,
@@ -222,6 +227,8 @@ impl SqlStore {
             settling: Mutex::default(),
             waiters: Arc::default(),
             joins: Joins::default(),
+            joining: Semaphore::new(url.pool.saturating_sub(1).max(1)),
+            waiting: Semaphore::new(BEATS - 1),
             session: format!(
                 "{}{}",
                 if pushes { LISTENS } else { "leasehold_asks_" },
@@ -230,17 +237,19 @@ impl SqlStore {
             pushes,
         });
         let prepared = tokio::time::timeout(LIMIT, shared.prepare(&url)).await;
-        let guarantees = match prepared {
+        let (guarantees, sweep_is_due) = match prepared {
             Ok(prepared) => prepared?,
             Err(_) => return Err(no_answer()),
         };
         let identity = shared.identity(&url).await?;
-        let mut tasks = vec![runtime.spawn(shared.clone().sweep()).abort_handle()];
+        let mut tasks = vec![runtime.spawn(shared.clone().sweep(sweep_is_due)).abort_handle()];
         #[cfg(feature = "postgres")]
         if let Some(options) = listener {
-            let listening =
-                postgres::listen(options, shared.session.clone(), shared.waiters.clone());
+            let listening = postgres::listen(options, shared.clone());
             tasks.push(runtime.spawn(listening).abort_handle());
+        }
+        if !is_file(url.dialect) {
+            tasks.push(runtime.spawn(shared.clone().trim()).abort_handle());
         }
         if !pushes {
             tasks.push(runtime.spawn(shared.clone().poll()).abort_handle());
@@ -350,7 +359,10 @@ impl Store for SqlStore {
 
     async fn disconnect(&self) {
         let shared = self.shared.clone();
-        let gone = async move { tokio::join!(shared.pool.disconnect(), shared.beats.disconnect()) };
+        let gone = async move {
+            tokio::join!(shared.pool.disconnect(), shared.beats.disconnect());
+            shared.pool.ear().close().await;
+        };
         let _ = self.runtime.spawn(gone).await;
     }
 

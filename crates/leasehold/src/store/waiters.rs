@@ -76,6 +76,12 @@ impl<T: Clone> Waiters<T> {
         locked(&self.all).get(&id).map(|waiter| waiter.kept.clone())
     }
 
+    /// What is kept for each.
+    #[cfg(feature = "redis")]
+    pub(super) fn all_kept(&self) -> Vec<T> {
+        locked(&self.all).values().map(|waiter| waiter.kept.clone()).collect()
+    }
+
     pub(super) fn dismiss(&self, id: ClaimId) {
         locked(&self.all).remove(&id);
     }

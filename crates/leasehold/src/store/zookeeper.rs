@@ -24,7 +24,9 @@
 //! A waiter watches the nearest claims before it that together leave it no room, and no others: of
 //! a mutex its predecessor, of a reader the writer before it, of one of n permits the n before it.
 //! While they all stay it cannot hold; when the last that was in its way is deleted it holds, and
-//! knows it without asking. It watches its own child too: who is evicted while it waits hears of that
+//! knows it without asking. When another of them is deleted, it watches one more in its stead, and
+//! does not look at the queue. So of those who wait for n permits a release wakes at most n, for a
+//! request each, and of a mutex's one. It watches its own child too: who is evicted while it waits hears of that
 //! before it hears of anybody behind or before it, since the server tells in the order of its
 //! transactions.
 //!
@@ -40,7 +42,8 @@
 //!   for before another is made;
 //! - *the creation arrives after we have looked for it*: it cannot. A session is served in order; a
 //!   server drops a session's old connection when it comes back, and requests that another member
-//!   still forwards for it are refused (`SessionMoved`);
+//!   still forwards for it are refused (`SessionMoved`). Should an old request to move the session come
+//!   late in the same way, it is our own that are refused: then we connect anew, which moves it back;
 //! - *the caller's future is dropped*: each call is a task of the client's own and goes on; the
 //!   `leave` that follows waits for it. Nothing of the driver's that is not safe to drop is ever
 //!   dropped;
@@ -53,14 +56,17 @@ mod doctor;
 mod fault;
 mod join;
 mod leave;
+mod members;
 mod node;
 mod ownership;
 mod path;
 mod people;
 mod queue;
+mod relay;
 mod renew;
 mod session;
 mod stand;
+mod ticks;
 mod tunnel;
 mod url;
 mod watch;
@@ -130,7 +136,6 @@ impl ZooKeeperStore {
         let url = ZooKeeperUrl::parse(url)?;
         let shown = url.shown();
         let session = Session::open(&url, runtime).await?;
-        let guarantees = guarantees(&url, &session);
         let shared = Arc::new(Shared {
             url,
             runtime: runtime.clone(),
@@ -140,7 +145,13 @@ impl ZooKeeperStore {
             claims: Claims::default(),
             warned: Mutex::default(),
         });
-        shared.run(|shared| async move { shared.find_chroot(&session).await }).await?;
+        let looking = session.clone();
+        let looked = shared.run(|shared| async move {
+            let (found, members) =
+                tokio::join!(shared.find_chroot(&looking), doctor::members(&looking));
+            found.map(|()| members)
+        });
+        let guarantees = guarantees(&shared.url, &session, looked.await?);
         let reaper = runtime.spawn(reap(Arc::downgrade(&shared)));
         let reaper = reaper.abort_handle();
         Ok(Arc::new(Self { shared, guarantees, shown, reaper }))
@@ -349,7 +360,8 @@ impl Store for ZooKeeperStore {
     }
 }
 
-fn guarantees(url: &ZooKeeperUrl, session: &Session) -> Guarantees {
+/// `members`: how many have a vote, if that is told.
+fn guarantees(url: &ZooKeeperUrl, session: &Session, members: Option<usize>) -> Guarantees {
     let mut notes = vec![
         Cow::Borrowed(
             "While its client lives, a claim that is not renewed ends with its lease; when the client \
@@ -360,8 +372,8 @@ fn guarantees(url: &ZooKeeperUrl, session: &Session) -> Guarantees {
              the leader is found out up to a session later.",
         ),
         Cow::Borrowed(
-            "A leader that stood still for nearly a session and goes on can end a session that it has \
-             just served: then only checked tokens are safe.",
+            "A leader that stood still for nearly a session and goes on, before another was elected, can \
+             end a session that it has just served: then only checked tokens are safe.",
         ),
         Cow::Borrowed(
             "All members must have the same session limits: the shortest that any of them enforces \
@@ -373,6 +385,12 @@ fn guarantees(url: &ZooKeeperUrl, session: &Session) -> Guarantees {
         ),
         Cow::Borrowed("Whoever has the permission to delete nodes can take locks away."),
     ];
+    let alone = members.is_some_and(|members| members < 2);
+    if alone {
+        notes.push(Cow::Borrowed(
+            "There is one server: what its disk loses is lost, and while it is down nothing is granted.",
+        ));
+    }
     let (asked, given) = (url.session, session.timeout());
     if asked != given {
         notes.push(Cow::Owned(format!(
@@ -387,12 +405,13 @@ fn guarantees(url: &ZooKeeperUrl, session: &Session) -> Guarantees {
         clock: ClockModel::Monotonic,
         lock_delay: false,
         at_least: false,
-        grant: Durability::Majority,
-        token: Durability::Majority,
+        grant: if alone { Durability::Disk } else { Durability::Majority },
+        token: if alone { Durability::Disk } else { Durability::Majority },
         on_pause: Survival::Fenced,
         on_clock_step: Survival::Exclusive,
         on_store_crash: Survival::Exclusive,
-        on_failover: Survival::Exclusive,
+        // Not by the election itself: by a leader that stood still until it was nearly time for one.
+        on_failover: Survival::Fenced,
         on_partition: Survival::Exclusive,
         stall: Stall::Nobody,
         // The leader looks once a tick.

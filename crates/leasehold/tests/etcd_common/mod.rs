@@ -4,13 +4,14 @@
 
 use std::future::Future;
 use std::io::Write;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use leasehold::store::etcd::EtcdStore;
 use leasehold::{Builder, ErrorKind, Guard, Leasehold, LostReason, State};
+use testbed::Etcd;
 
 /// How long what must happen is waited for.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -133,7 +134,7 @@ pub(crate) async fn hammer(clients: &[Leasehold], name: &str, tasks: usize, roun
                 assert!(guard.is_held(), "lost while the cluster had a majority: {guard:?}");
                 inside.store(false, Ordering::SeqCst);
                 match guard.release().await {
-                    Ok(()) => {}
+                    Ok(_) => {}
                     // It is given back behind us.
                     Err(e) if e.kind() == ErrorKind::Unreachable => {}
                     Err(e) => panic!("{e}"),
@@ -143,4 +144,16 @@ pub(crate) async fn hammer(clients: &[Leasehold], name: &str, tasks: usize, roun
     }
     running.join_all().await;
     assert_eq!(counted.load(Ordering::SeqCst), (tasks * rounds) as u64);
+}
+
+/// `etcdctl lock NAME`, which holds until it is interrupted; or with a command, until that ends.
+pub(crate) fn etcdctl_lock(server: &Etcd, name: &str, command: &[&str]) -> Child {
+    let mut lock = server.etcdctl_command();
+    lock.args(["lock", name, "--"]).args(command).stdin(Stdio::null()).stdout(Stdio::piped());
+    lock.spawn().unwrap()
+}
+
+pub(crate) fn interrupt(child: &Child) {
+    let status = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(status.success());
 }

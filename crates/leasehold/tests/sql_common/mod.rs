@@ -1,4 +1,4 @@
-//! What the tests against SQL servers share: one face for PostgreSQL and MariaDB.
+//! What the tests against SQL servers share: one face for PostgreSQL, MariaDB and MySQL.
 
 #![allow(dead_code, reason = "each test binary uses what it needs")]
 
@@ -15,6 +15,8 @@ use testbed::Setup;
 
 /// A server with databases for tests.
 pub(crate) trait Server: Send + Sync + Sized + 'static {
+    /// Whether there is one of these in this run; where not, that is said.
+    fn is_here() -> bool;
     fn with(setup: Setup) -> Self;
     fn shared() -> &'static Self;
     /// A new database, for the user `lh`.
@@ -94,6 +96,10 @@ fn lines(text: &str) -> Vec<String> {
 
 #[cfg(feature = "postgres")]
 impl Server for Postgres {
+    fn is_here() -> bool {
+        testbed::Server::Postgres.in_this_run()
+    }
+
     fn with(setup: Setup) -> Self {
         Postgres::with(setup)
     }
@@ -227,14 +233,21 @@ impl Server for Postgres {
     }
 }
 
+/// MariaDB, and MySQL, which is the same in all that tests want of it.
 #[cfg(feature = "mysql")]
-impl Server for MariaDb {
+macro_rules! mysql_server {
+    ($server:ty, $which:expr, $shared:expr) => {
+impl Server for $server {
+    fn is_here() -> bool {
+        $which.in_this_run()
+    }
+
     fn with(setup: Setup) -> Self {
-        MariaDb::with(setup)
+        Self::with(setup)
     }
 
     fn shared() -> &'static Self {
-        testbed::mariadb()
+        $shared
     }
 
     fn database(&self) -> String {
@@ -270,7 +283,11 @@ impl Server for MariaDb {
     }
 
     fn end_sessions(&self) {
-        MariaDb::admin(self, "KILL CONNECTION USER 'lh'@'127.0.0.1'");
+        let all = "SELECT id FROM information_schema.processlist WHERE user = 'lh'";
+        for id in lines(&MariaDb::admin(self, all)) {
+            // It may be gone by itself.
+            MariaDb::admin_may_fail(self, &format!("KILL {id}"));
+        }
     }
 
     fn sessions(&self, url: &str) -> (usize, usize) {
@@ -290,8 +307,10 @@ impl Server for MariaDb {
     }
 
     fn user(&self, url: &str, user: &str, rights: &str) {
-        let user = format!("'{user}'@'127.0.0.1' IDENTIFIED BY '{user}'");
-        MariaDb::admin(self, &format!("GRANT {rights} ON {}.* TO {user}", database_of(url)));
+        let at = format!("'{user}'@'127.0.0.1'");
+        let create = format!("CREATE USER IF NOT EXISTS {at} IDENTIFIED BY '{user}'");
+        let grant = format!("GRANT {rights} ON {}.* TO {at}", database_of(url));
+        MariaDb::admin(self, &format!("{create}; {grant}"));
     }
 
     fn authority(&self) -> std::path::PathBuf {
@@ -311,7 +330,7 @@ impl Server for MariaDb {
     }
 
     fn serializable(&self, _url: &str) {
-        MariaDb::admin(self, "SET GLOBAL tx_isolation = 'SERIALIZABLE'");
+        MariaDb::admin(self, "SET GLOBAL TRANSACTION ISOLATION LEVEL SERIALIZABLE");
     }
 
     fn read_only(&self, _url: &str, on: bool) {
@@ -338,14 +357,12 @@ impl Server for MariaDb {
     fn blocked(&self) -> usize {
         // Not `innodb_trx`: InnoDB fills that anew only when nobody has read it for 100 ms, so who
         // asks again sooner than that sees the same for ever.
-        let sql = "SELECT variable_value FROM information_schema.global_status \
-                   WHERE variable_name = 'INNODB_ROW_LOCK_CURRENT_WAITS'";
-        MariaDb::admin(self, sql).parse().expect("a number")
+        let told = MariaDb::admin(self, "SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'");
+        told.rsplit('\t').next().and_then(|n| n.parse().ok()).expect("a number")
     }
 
     fn deadlocks(&self) -> usize {
-        let sql = "SELECT variable_value FROM information_schema.global_status \
-                   WHERE variable_name = 'INNODB_DEADLOCKS'";
+        let sql = "SELECT count FROM information_schema.innodb_metrics WHERE name = 'lock_deadlocks'";
         MariaDb::admin(self, sql).parse().expect("a number")
     }
 
@@ -353,3 +370,10 @@ impl Server for MariaDb {
         MariaDb::log(self)
     }
 }
+    };
+}
+
+#[cfg(feature = "mysql")]
+mysql_server!(MariaDb, testbed::Server::MariaDb, testbed::mariadb());
+#[cfg(feature = "mysql")]
+mysql_server!(testbed::MySql, testbed::Server::MySql, testbed::mysql());

@@ -781,3 +781,64 @@ async fn r35_the_printed_sql_does_what_it_says() {
         assert_eq!(n, left);
     }
 }
+
+/// PostgreSQL has no NUL in text. The work is done, and is not done again for want of a place.
+#[tokio::test]
+async fn f35_an_outcome_with_a_nul_is_stored() {
+    let bed = bed().await;
+    let paid = AtomicU32::new(0);
+    for time in 0..3 {
+        let work = |_| async {
+            paid.fetch_add(1, Ordering::SeqCst);
+            Ok::<_, Error>("a\0b".to_owned())
+        };
+        let ran = once("nul").run(&bed.pool, work).await.unwrap();
+        assert_eq!(ran.is_first(), time == 0);
+        assert_eq!(ran.into_outcome(), "a\0b");
+    }
+    assert_eq!(paid.load(Ordering::SeqCst), 1);
+    let mut tx = bed.pool.begin().await.unwrap();
+    let work = async |_: &mut Tx<'_>| Ok::<_, Error>("c\0d".to_owned());
+    let ran = once("nul in").run_in(&mut tx, work).await.unwrap();
+    assert_eq!(ran, Ran::First("c\0d".into()));
+    tx.commit().await.unwrap();
+}
+
+/// The works have all connections of the pool, for longer than their leases.
+#[tokio::test]
+async fn f35_a_small_pool_starves_no_renewals() {
+    let bed = bed().await;
+    let small = bed.pool.options().clone().max_connections(2);
+    let small = small.connect_with((*bed.pool.connect_options()).clone()).await.unwrap();
+    let one = |key: &'static str| {
+        let pool = small.clone();
+        let lease = Duration::from_secs(3);
+        async move {
+            let work = |_| async {
+                let _mine = pool.acquire().await?;
+                tokio::time::sleep(lease * 5 / 2).await;
+                Ok::<_, Error>("done".to_owned())
+            };
+            once(key).lease(lease).run(&pool, work).await
+        }
+    };
+    let (a, b) = tokio::join!(one("a"), one("b"));
+    assert_eq!((a.unwrap(), b.unwrap()), (Ran::First("done".into()), Ran::First("done".into())));
+}
+
+/// A name shown is not the name: what takes a name takes the guard's as it is.
+#[tokio::test]
+async fn f25_the_guards_own_resource_is_fenced() {
+    let bed = bed().await;
+    let locks = Leasehold::connect("memory:f25").await.unwrap();
+    let late = locks.mutex("order:42").lock().await.unwrap().token();
+    let guard = locks.mutex("order:42").lock().await.unwrap();
+    let mut tx = bed.pool.begin().await.unwrap();
+    leasehold::fence::sql::check_guard(&mut tx, &guard).await.unwrap();
+    check(&mut tx, guard.name(), &guard).await.unwrap();
+    tx.commit().await.unwrap();
+    let mut tx = bed.pool.begin().await.unwrap();
+    let error = check(&mut tx, "order:42", late).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::StaleToken, "{error}");
+    assert_eq!("order:42".parse::<leasehold::Name>().unwrap(), *guard.name());
+}

@@ -5,8 +5,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::leases::Lease;
-use crate::claim::{ClaimId, Token};
+use crate::claim::{Claim, ClaimId, Token};
 use crate::clock::Moment;
+use crate::options::drift;
 
 /// Claims that never left are looked for when there are so many.
 const SWEEP_FROM: usize = 1_024;
@@ -34,6 +35,8 @@ pub(super) struct Known {
     pub(super) token: Option<Token>,
     /// It was told that it holds.
     pub(super) holds: bool,
+    /// Until when it may believe that, where the lease goes on after it for a lock-delay.
+    pub(super) until: Option<Moment>,
     /// Far back in a long queue: who is just before it, and how many are before it altogether.
     pub(super) behind: Option<(Vec<u8>, usize)>,
     pub(super) ahead: usize,
@@ -71,7 +74,15 @@ impl Claims {
             all.known.retain(|_, known| known.lease.ends.plus(FORGET_AFTER) > now);
             all.sweep_at = all.known.len() * 2;
         }
-        let new = Known { lease, unanswered: 0, token: None, holds: false, behind: None, ahead: 0 };
+        let new = Known {
+            lease,
+            unanswered: 0,
+            token: None,
+            holds: false,
+            until: None,
+            behind: None,
+            ahead: 0,
+        };
         all.known.entry(id).or_insert(new).lease
     }
 
@@ -85,6 +96,33 @@ impl Claims {
     /// A claim was told that it holds.
     pub(super) fn holds(&self, id: ClaimId, token: Token) {
         self.note(id, |known| (known.token, known.holds) = (Some(token), true));
+    }
+
+    /// With a lock-delay: for how long it was told in a call that began then that it holds, or will hold if
+    /// it is pushed a grant. Its caller allows for drift, and may have begun a little earlier; a release in
+    /// the last moments is refused rather than one that comes too late is taken for a clean one.
+    pub(super) fn holds_for(&self, claim: &Claim, begun: Moment, left: Duration) {
+        if !claim.lock_delay.is_zero() {
+            let until = begun.plus(left.saturating_sub(drift(left) * 2));
+            self.note(claim.id, |known| known.until = Some(until));
+        }
+    }
+
+    /// A claim was granted that had its last heartbeat so long ago that nobody believes in the grant before
+    /// it is renewed: then it may be.
+    pub(super) fn pushed(&self, claim: &Claim, now: Moment) {
+        if self.is_in_delay(claim, now) {
+            self.note(claim.id, |known| known.until = None);
+        }
+    }
+
+    /// Whether the claim held and the lock-delay has begun, by this client's own clock. Then nobody may
+    /// renew or end its place any more: that goes with its lease.
+    pub(super) fn is_in_delay(&self, claim: &Claim, now: Moment) -> bool {
+        !claim.lock_delay.is_zero()
+            && self
+                .get(claim.id)
+                .is_some_and(|known| known.holds && known.until.is_some_and(|until| until <= now))
     }
 
     /// A renewal of this lease was answered.

@@ -6,10 +6,14 @@
 //!
 //! A member that has lost its leader says so at once, since every request demands a leader. A member
 //! that was stopped says nothing: a request that is not answered within [`ANSWER`] condemns the
-//! connection, and so does one that its caller gave up after [`SUSPECT`] where there is another member
-//! to go to. The only member is left for a new connection to it, if it has answered nothing at all for
-//! [`SUSPECT_ALONE`]: the network may have lost the old one without a word, and a member that is merely
-//! slow must not be made slower. The streams of a condemned connection end with it.
+//! connection, whose streams end with it, and the keep-alives that are under way on them.
+//!
+//! So what a caller gave up sooner proves nothing: it may have been impatient, and a cluster may be slow.
+//! But nothing may be left of a silent connection because everybody is impatient. Where nothing at all
+//! was answered for [`DOUBT`], the connection is *asked*, by one small reading that needs a majority and
+//! that nobody gives up: if neither that nor anything else is answered until the silence is [`SILENCE`]
+//! long, it is condemned. The only member is left for a new connection to it: the network may have lost
+//! the old one without a word.
 //!
 //! Not the crate `etcd-client`: it builds its messages with `protoc`, which would have to be installed
 //! wherever leasehold is built; it says nothing of a member that is silent; and its keep-alive is to be
@@ -20,7 +24,7 @@
 use std::fmt;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use prost::Message;
@@ -34,19 +38,25 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity
 use tonic::{Request, Streaming};
 use tonic_prost::ProstCodec;
 
+use super::ask;
 use super::fault::{Failure, unreachable};
-use super::proto::{AuthenticateRequest, AuthenticateResponse, StatusRequest, StatusResponse};
+use super::proto::{
+    AuthenticateRequest, AuthenticateResponse, RangeRequest, RangeResponse, StatusRequest,
+    StatusResponse,
+};
 use super::url::{Credentials, EtcdUrl, Tls};
 use crate::error::{Error, ErrorKind, Result};
 
 /// How long one member may take to answer where there is another.
-const ANSWER: Duration = Duration::from_millis(1_500);
+pub(super) const ANSWER: Duration = Duration::from_millis(1_500);
 /// How long the only member may.
 const ANSWER_ALONE: Duration = Duration::from_secs(5);
-/// A request that was given up after less than this says nothing about the member.
-const SUSPECT: Duration = Duration::from_millis(100);
-/// For how long the only member answers nothing before a request that was given up says something.
-const SUSPECT_ALONE: Duration = Duration::from_secs(1);
+/// For how long nothing was answered before the connection is asked whether it is still there.
+const DOUBT: Duration = Duration::from_millis(250);
+/// For how long nothing was answered when it is given up.
+const SILENCE: Duration = Duration::from_secs(1);
+/// How long it has at least to answer that it is there.
+const PROOF: Duration = Duration::from_millis(500);
 
 /// What a member tells of itself.
 const STATUS: &str = "/etcdserverpb.Maintenance/Status";
@@ -54,6 +64,8 @@ const STATUS: &str = "/etcdserverpb.Maintenance/Status";
 /// Requests to a cluster.
 pub(super) struct Client {
     endpoints: Vec<Endpoint>,
+    /// The key that is read to see whether somebody answers.
+    probed: Vec<u8>,
     credentials: Option<Credentials>,
     runtime: Handle,
     current: Mutex<Current>,
@@ -63,6 +75,8 @@ pub(super) struct Client {
     authenticating: tokio::sync::Mutex<()>,
     sent: AtomicU64,
     quiet: Mutex<Quiet>,
+    /// What the tasks have of us that ask a connection.
+    me: Weak<Self>,
 }
 
 /// Since when the current member says nothing.
@@ -71,6 +85,8 @@ struct Quiet {
     heard: Instant,
     /// Since then, it was first asked something.
     asked: Option<Instant>,
+    /// A task asks whether it is there.
+    doubted: bool,
 }
 
 struct Current {
@@ -106,7 +122,7 @@ impl fmt::Debug for Client {
 
 impl Client {
     /// Connects with the first request.
-    pub(super) fn new(url: &EtcdUrl, runtime: &Handle) -> Result<Self> {
+    pub(super) fn new(url: &EtcdUrl, runtime: &Handle) -> Result<Arc<Self>> {
         let endpoints = url.endpoints.iter().map(|e| endpoint(e, url.tls.as_ref()));
         let endpoints = endpoints.collect::<Result<Vec<_>>>()?;
         // Not all clients of one URL to the same member.
@@ -117,16 +133,19 @@ impl Client {
         };
         let channel = connect(first, runtime);
         let current = Current { generation: 0, at, channel, token: None, no_users: false };
-        Ok(Self {
+        let probed = format!("{}leasehold", url.namespace).into_bytes();
+        Ok(Arc::new_cyclic(|me| Self {
             endpoints,
+            probed,
             credentials: url.credentials.clone(),
             runtime: runtime.clone(),
             current: Mutex::new(current),
             moved: watch::Sender::new(0),
             authenticating: tokio::sync::Mutex::new(()),
             sent: AtomicU64::new(0),
-            quiet: Mutex::new(Quiet { heard: Instant::now(), asked: None }),
-        })
+            quiet: Mutex::new(Quiet { heard: Instant::now(), asked: None, doubted: false }),
+            me: me.clone(),
+        }))
     }
 
     pub(super) fn runtime(&self) -> &Handle {
@@ -199,6 +218,11 @@ impl Client {
         Ok(())
     }
 
+    /// Whether the cluster has users now, the next request finds out.
+    pub(super) fn forget_no_users(&self) {
+        self.current().no_users = false;
+    }
+
     /// Forgets our user's token, so that the next request gets a new one.
     pub(super) fn forget_token(&self) {
         let mut current = self.current();
@@ -259,47 +283,43 @@ impl Client {
             match tried {
                 Ok(answer) => return Ok(Answered { answer, repeated }),
                 Err(Failure::Passing(_)) if left > 0 => {}
-                Err(Failure::Token(_)) if left > 0 => self.forget_token(),
+                // Who has no user has no other token to come with.
+                Err(Failure::Token(_)) if left > 0 && self.credentials.is_some() => {
+                    self.forget_token();
+                }
                 Err(failure) => return Err(failure),
             }
         }
     }
 
-    /// What the member that we talk to runs, if it tells us.
-    pub(super) async fn version(&self) -> Option<String> {
-        let status = self.call::<_, StatusResponse>(STATUS, StatusRequest {}).await.ok()?;
-        Some(status.answer.version)
-    }
-
-    /// The members of the URL that do not answer, or say that they have no leader: each is asked for
-    /// itself, all at once, on a connection of its own.
-    pub(super) async fn silent(&self) -> Vec<String> {
+    /// What each member of the URL says of itself, asked all at once, each on its own connection;
+    /// `None` for one that says nothing in time, or that it has no leader.
+    pub(super) async fn each(&self, limit: Duration) -> Vec<(String, Option<StatusResponse>)> {
         let token = self.connection().await.ok().and_then(|connection| connection.token);
-        let ask = |endpoint: &Endpoint| {
-            let channel = connect(endpoint, &self.runtime);
+        let (at, ours) = {
+            let current = self.current();
+            (current.at, current.channel.clone())
+        };
+        let ask = |(n, endpoint): (usize, &Endpoint)| {
+            let channel = if n == at { ours.clone() } else { connect(endpoint, &self.runtime) };
             let connection = Connection { generation: 0, channel, token: token.clone() };
-            let asked = async move {
-                let mut grpc = Grpc::new(connection.channel.clone());
-                grpc.ready().await.map_err(|e| Failure::Passing(unreachable(cause(&e))))?;
-                let request = connection.with_metadata(StatusRequest {});
-                let path = PathAndQuery::from_static(STATUS);
-                let codec = ProstCodec::<StatusRequest, StatusResponse>::default();
-                grpc.unary(request, path, codec).await.map_err(Failure::from).map(drop)
-            };
             let answered = self.runtime.spawn(async move {
-                let answer = tokio::time::timeout(ANSWER, asked).await;
-                !matches!(answer, Err(_) | Ok(Err(Failure::Passing(_))))
+                let asked = connection.unary::<_, StatusResponse>(STATUS, StatusRequest {});
+                match tokio::time::timeout(limit, asked).await {
+                    Ok(Ok(status)) => Some(status),
+                    Err(_) | Ok(Err(Failure::Passing(_))) => None,
+                    // It is there, and does not tell everybody.
+                    Ok(Err(_)) => Some(StatusResponse::default()),
+                }
             });
             (endpoint.uri().authority().map(ToString::to_string).unwrap_or_default(), answered)
         };
-        let asked: Vec<_> = self.endpoints.iter().map(ask).collect();
-        let mut silent = Vec::new();
+        let asked: Vec<_> = self.endpoints.iter().enumerate().map(ask).collect();
+        let mut told = Vec::with_capacity(asked.len());
         for (member, answered) in asked {
-            if !answered.await.unwrap_or(false) {
-                silent.push(member);
-            }
+            told.push((member, answered.await.unwrap_or_default()));
         }
-        silent
+        told
     }
 
     /// One request on one connection.
@@ -314,15 +334,7 @@ impl Client {
         A: Message + Default + 'static,
     {
         self.count_sent();
-        let mut grpc = Grpc::new(connection.channel.clone()).max_decoding_message_size(usize::MAX);
-        let request = connection.with_metadata(request);
-        let answered = async {
-            grpc.ready().await.map_err(|e| Failure::Passing(unreachable(cause(&e))))?;
-            let path = PathAndQuery::from_static(path);
-            let answer = grpc.unary(request, path, ProstCodec::<Q, A>::default()).await;
-            Ok(answer?.into_inner())
-        };
-        self.in_time(connection.generation, answered).await
+        self.in_time(connection.generation, connection.unary(path, request)).await
     }
 
     /// What is not answered in time condemns its connection.
@@ -343,17 +355,18 @@ impl Client {
         heard: &(dyn Fn() -> Instant + Sync),
         work: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Failure> {
-        let (limit, suspect) = match self.endpoints.len() {
-            1 => (ANSWER_ALONE, SUSPECT_ALONE),
-            _ => (ANSWER, SUSPECT),
-        };
         let mut since = Instant::now();
         self.quiet().asked.get_or_insert(since);
-        let mut asked = Asked { client: self, generation, since, heard, suspect, given_up: true };
+        let mut asked = Asked { client: self, generation, given_up: true };
         let mut work = pin!(work);
+        // The only member may take its time as long as nobody gives up.
+        let alone = self.endpoints.len() == 1;
+        let limit = if alone { ANSWER_ALONE } else { ANSWER };
+        let mut doubted = alone;
         let answer = loop {
             let sleep = {
                 let _context = self.runtime.enter();
+                let limit = if doubted { limit } else { PROOF };
                 tokio::time::sleep(limit.saturating_sub(since.elapsed()))
             };
             tokio::select! {
@@ -366,12 +379,15 @@ impl Client {
                 }
                 () = sleep => {}
             }
-            if heard() <= since {
+            if heard() <= since && !std::mem::replace(&mut doubted, true) {
+                self.doubt(generation);
+            } else if heard() <= since {
                 self.condemn(generation);
                 let what = format!("no answer within {limit:?}");
                 break Err(Failure::Passing(unreachable(what)));
+            } else {
+                (since, doubted) = (heard(), alone);
             }
-            since = heard();
         };
         asked.given_up = false;
         answer
@@ -379,7 +395,50 @@ impl Client {
 
     /// The current member has answered something.
     pub(super) fn has_answered(&self) {
-        *self.quiet() = Quiet { heard: Instant::now(), asked: None };
+        let mut quiet = self.quiet();
+        (quiet.heard, quiet.asked) = (Instant::now(), None);
+    }
+
+    /// Somebody gave up waiting for this connection. If it has answered nothing for some time, it is
+    /// asked whether it is there, by one for all.
+    fn doubt(&self, generation: u64) {
+        let connection = {
+            let current = self.current();
+            if current.generation != generation {
+                return;
+            }
+            let (channel, token) = (current.channel.clone(), current.token.clone());
+            Connection { generation, channel, token }
+        };
+        let silent = {
+            let mut quiet = self.quiet();
+            let silent = quiet.asked.map_or(Duration::ZERO, |asked| asked.elapsed());
+            if silent < DOUBT || std::mem::replace(&mut quiet.doubted, true) {
+                return;
+            }
+            silent
+        };
+        let (me, limit) = (self.me.clone(), SILENCE.saturating_sub(silent).max(PROOF));
+        let read = RangeRequest { keys_only: true, ..ask::get(self.probed.clone()) };
+        self.count_sent();
+        self.runtime.spawn(async move {
+            let begun = Instant::now();
+            let proof = connection.unary::<_, RangeResponse>("/etcdserverpb.KV/Range", read);
+            let proof = tokio::time::timeout(limit, proof).await;
+            let Some(client) = me.upgrade() else { return };
+            let heard = {
+                let mut quiet = client.quiet();
+                quiet.doubted = false;
+                quiet.heard > begun
+            };
+            match proof {
+                Err(_) if heard => {}
+                Err(_) | Ok(Err(Failure::Passing(_))) => client.condemn(generation),
+                // Refused is answered, too.
+                Ok(_) if client.current().generation == generation => client.has_answered(),
+                Ok(_) => {}
+            }
+        });
     }
 
     fn quiet(&self) -> MutexGuard<'_, Quiet> {
@@ -408,6 +467,20 @@ impl Client {
 }
 
 impl Connection {
+    /// Sends a request, and gives its answer whenever it comes.
+    async fn unary<Q, A>(&self, path: &'static str, request: Q) -> Result<A, Failure>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
+        let mut grpc = Grpc::new(self.channel.clone()).max_decoding_message_size(usize::MAX);
+        let request = self.with_metadata(request);
+        grpc.ready().await.map_err(|e| Failure::Passing(unreachable(cause(&e))))?;
+        let path = PathAndQuery::from_static(path);
+        let answer = grpc.unary(request, path, ProstCodec::<Q, A>::default()).await;
+        Ok(answer?.into_inner())
+    }
+
     fn with_metadata<Q>(&self, request: Q) -> Request<Q> {
         let mut request = Request::new(request);
         let metadata = request.metadata_mut();
@@ -424,21 +497,13 @@ impl Connection {
 struct Asked<'a> {
     client: &'a Client,
     generation: u64,
-    since: Instant,
-    heard: &'a (dyn Fn() -> Instant + Sync),
-    suspect: Duration,
     given_up: bool,
 }
 
 impl Drop for Asked<'_> {
     fn drop(&mut self) {
-        let mut silent_since = (self.heard)().max(self.since);
-        if self.client.endpoints.len() == 1 {
-            let quiet = self.client.quiet();
-            silent_since = quiet.asked.unwrap_or(silent_since.max(quiet.heard));
-        }
-        if self.given_up && silent_since.elapsed() > self.suspect {
-            self.client.condemn(self.generation);
+        if self.given_up {
+            self.client.doubt(self.generation);
         }
     }
 }

@@ -15,6 +15,8 @@ use crate::guard::Guard;
 /// nothing is changed once the lock is lost, whatever the holder believes. That is the strongest
 /// fencing there is: no resource has to remember a token, and no check can come too late.
 ///
+/// With a lock-delay it is true until the delay is over: the key is there as long as nobody else can hold.
+///
 /// It is plain data for whatever client of etcd the caller has: with the official Go client
 /// `clientv3.Compare(clientv3.CreateRevision(key), "=", revision)`, with `etcdctl txn` its
 /// [`Display`](fmt::Display) form, and for a client that is generated from etcd's own protocol files

@@ -1,6 +1,6 @@
 //! What is wrong with an etcd cluster: see [`crate::doctor`].
 
-use super::client::Client;
+use super::client::{ANSWER, Client};
 use super::fault::Failure;
 use super::proto::{
     AlarmRequest, AlarmResponse, LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest,
@@ -12,11 +12,15 @@ use crate::error::ErrorKind;
 /// etcd's number for the alarm that its database is full.
 const NO_SPACE: i32 = 1;
 
-/// Asks the cluster. `members`: how many it has.
+/// Asks the cluster. `members`: how many it has that vote.
 pub(super) async fn diagnose(client: &Client, members: usize) -> Result<Vec<Finding>, Failure> {
     let mut found: Vec<Finding> = number(members).into_iter().collect();
-    found.extend(version(members, &client.version().await.unwrap_or_default()));
-    found.extend(client.silent().await.into_iter().map(|member| {
+    let each = client.each(ANSWER).await;
+    let told = each.iter().filter_map(|(_, status)| status.as_ref());
+    // One that is too old is enough, whichever it is.
+    found.extend(told.filter_map(|status| version(members, &status.version)).next());
+    let silent = each.into_iter().filter(|(_, status)| status.is_none());
+    found.extend(silent.map(|(member, _)| {
         Finding::weak(
             "member-down",
             format!("the member {member} does not answer, or has no leader"),
@@ -43,7 +47,7 @@ fn version(members: usize, version: &str) -> Option<Finding> {
         let shown: String = version.chars().filter(|c| !c.is_control()).take(40).collect();
         Finding::weak(
             "version",
-            format!("the cluster runs etcd {shown}"),
+            format!("a member runs etcd {shown}"),
             "a leader that was stopped and goes on can end leases that its successor renewed, so two \
              may hold for a while: only checked tokens or etcd_compare are safe",
             "run 3.4.31, 3.5.13, 3.6 or later",

@@ -74,10 +74,11 @@ impl From<Status> for Failure {
             Code::InvalidArgument if text.contains("authentication failed") => {
                 last(ErrorKind::Denied, "etcd refuses the user or the password: check the URL")
             }
-            Code::InvalidArgument if text.contains("user name is empty") => last(
-                ErrorKind::Denied,
-                "this etcd has users: put one into the URL, etcd://user:password@host",
-            ),
+            // Users were enabled after we had learnt that there are none, or we have none to tell.
+            Code::InvalidArgument if text.contains("user name is empty") => {
+                let what = "this etcd has users: put one into the URL, etcd://user:password@host";
+                Self::Token(Error::new(ErrorKind::Denied, what).because(shown(&status)))
+            }
             Code::PermissionDenied => last(ErrorKind::Denied, CLOSED),
             Code::ResourceExhausted if text.contains("space exceeded") => last(
                 ErrorKind::Full,
@@ -91,6 +92,10 @@ impl From<Status> for Failure {
                 "this server does not know etcd's v3 API: check the URL (etcd 3.4 or later)",
             ),
             Code::DataLoss => last(ErrorKind::Corrupt, "etcd reports that its data is damaged"),
+            // A learner's refusal (etcd 3.6), or one of a member that is just no leader any more.
+            Code::FailedPrecondition if text.contains("learner") || text.contains("leader") => {
+                Self::Passing(unreachable(shown(&status)))
+            }
             Code::Unavailable
             | Code::DeadlineExceeded
             | Code::Cancelled
@@ -136,4 +141,29 @@ fn shown(status: &Status) -> String {
         source = cause.source();
     }
     text.chars().filter(|c| !c.is_control()).take(200).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn f47_what_a_learner_refuses_another_member_may_do() {
+        for (code, text) in [
+            (Code::Unavailable, "etcdserver: rpc not supported for learner"),
+            (Code::FailedPrecondition, "etcdserver: rpc not supported for learner"),
+            (Code::FailedPrecondition, "etcdserver: not leader"),
+        ] {
+            let failure = Failure::from(Status::new(code, text));
+            assert!(matches!(failure, Failure::Passing(_)), "{text}: {failure:?}");
+        }
+    }
+
+    #[test]
+    fn f12_a_request_without_a_token_is_sent_again_with_one() {
+        let failure = Failure::from(Status::invalid_argument("etcdserver: user name is empty"));
+        let Failure::Token(error) = failure else { panic!("{failure:?}") };
+        assert_eq!(error.kind(), ErrorKind::Denied);
+        assert!(error.to_string().contains("put one into the URL"), "{error}");
+    }
 }

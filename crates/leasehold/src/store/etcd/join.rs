@@ -18,7 +18,7 @@ use super::ask::{
 };
 use super::claims::Remains;
 use super::fault::{Failure, unreachable};
-use super::leases::{Lease, seconds};
+use super::leases::{Lease, delay, seconds};
 use super::proto::{
     Done, KeyValue, Op, RangeRequest, RequestOp, ResponseOp, TxnRequest, TxnResponse,
 };
@@ -28,6 +28,7 @@ use crate::clock::Moment;
 use crate::error::{Error, ErrorKind};
 use crate::store::{Joined, Mode, Place, mismatch};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// How many of the front a joining transaction shows.
 const FRONT: i64 = 16;
@@ -55,7 +56,9 @@ struct Going<'a> {
     key: Vec<u8>,
     prefix: Vec<u8>,
     lease: Lease,
-    /// When we began.
+    /// When the call began.
+    called: Moment,
+    /// When we began that gave it its lease, or kept it.
     begun: Moment,
 }
 
@@ -105,9 +108,9 @@ impl Going<'_> {
         end_of(&self.prefix)
     }
 
-    fn holding(&self, token: Token) -> Joined {
-        let left = self.lease.ends.since(self.begun);
-        Joined::Holding { token, remaining: Some(left.min(self.claim.lease)) }
+    /// How long the lease lasts without the lock-delay.
+    fn left(&self) -> Duration {
+        self.lease.ends.minus(delay(self.claim)).since(self.begun).min(self.claim.lease)
     }
 }
 
@@ -118,15 +121,14 @@ impl Shared {
         claim: &Claim,
         mode: Mode,
     ) -> Result<Joined, Failure> {
-        if !claim.lock_delay.is_zero() {
-            let what = "etcd keeps nothing of an unclean end, so there is no lock-delay: leave \
-                        lock_delay out, or use another store";
-            return Err(Failure::Final(Error::new(ErrorKind::Unsupported, what).on(&claim.name)));
+        let called = self.leases.now();
+        if self.claims.is_in_delay(claim, called) {
+            return Ok(Joined::Busy { holders: Vec::new() });
         }
         let mut tries = 0;
         loop {
             tries += 1;
-            let joined = self.join_once(claim, mode).await;
+            let joined = self.join_once(claim, mode, called).await;
             match joined {
                 // Ended while it lay idle, or taken away by a person: nothing was done.
                 Err(Failure::NoLease) if tries < LEASES => {
@@ -150,6 +152,13 @@ impl Shared {
         }
     }
 
+    fn holding(&self, going: &Going<'_>, token: Token) -> Joined {
+        let left = going.left();
+        self.claims.holds(going.claim.id, token);
+        self.claims.holds_for(going.claim, going.called, left);
+        Joined::Holding { token, remaining: Some(left) }
+    }
+
     /// Forgets a claim that has no place.
     pub(super) fn clear(&self, claim: &Claim) {
         self.waiters.dismiss(claim.id);
@@ -168,11 +177,16 @@ impl Shared {
         }
     }
 
-    async fn join_once(self: &Arc<Self>, claim: &Claim, mode: Mode) -> Result<Joined, Failure> {
+    async fn join_once(
+        self: &Arc<Self>,
+        claim: &Claim,
+        mode: Mode,
+        called: Moment,
+    ) -> Result<Joined, Failure> {
         let lease = self.lease_of(claim).await?;
         let begun = self.leases.now();
         let (key, prefix) = (self.key_on(&claim.name, lease.id), self.prefix(&claim.name));
-        let mut going = Going { claim, mode, key, prefix, lease, begun };
+        let mut going = Going { claim, mode, key, prefix, lease, called, begun };
         let (made, responses, revision) = match mode {
             Mode::Try => {
                 let answer = self.send_place(claim, going.if_free()).await?;
@@ -193,8 +207,7 @@ impl Shared {
         };
         if let (false, Some(revision)) = (made, revision) {
             let token = token_of(revision)?;
-            self.claims.holds(claim.id, token);
-            return Ok(going.holding(token));
+            return Ok(self.holding(&going, token));
         }
         let shown = shown(&going, revision, responses)?;
         match shown.own {
@@ -226,7 +239,12 @@ impl Shared {
         if let Some(known) = self.claims.get(claim.id) {
             return Ok(known.lease);
         }
-        let lease = self.leases.get(seconds(claim.lease)).await?;
+        let asked = seconds(claim.lease.saturating_add(delay(claim)));
+        // Of one that has lain idle, the lock-delay may be all that is left.
+        let lease = match claim.lock_delay.is_zero() {
+            true => self.leases.get(asked).await?,
+            false => self.leases.grant(asked).await?,
+        };
         let its = self.claims.enter(claim.id, lease, self.leases.now());
         if its.id != lease.id {
             // A duplicate of this call was faster.
@@ -270,17 +288,17 @@ impl Shared {
             }
         };
         if at < queue.granted {
-            self.claims.holds(claim.id, token);
-            return Ok(going.holding(token));
+            return Ok(self.holding(going, token));
         }
         // Nobody may believe in a pushed grant for longer than the lease lasts.
-        if going.lease.ends.since(going.begun) < claim.waiter_lease {
+        if going.left() < claim.waiter_lease {
             self.beat(going, own.lease).await?;
         }
         self.claims.note(claim.id, |known| {
             // A place that it had before, and that was taken away, says nothing of this one.
             (known.holds, known.behind, known.ahead) = (false, None, at);
         });
+        self.claims.holds_for(claim, going.called, claim.waiter_lease);
         let before = at.checked_sub(1).filter(|_| claim.kind == Kind::Mutex);
         let before = before.and_then(|at| queue.entries.get(at)).map(|entry| entry.key.clone());
         self.watch_for(claim, token, before);
@@ -289,11 +307,10 @@ impl Shared {
 
     /// Keeps the lease alive that the claim's key hangs on.
     async fn beat(&self, going: &mut Going<'_>, lease: i64) -> Result<(), Failure> {
-        let sent = self.leases.now();
-        let Some(granted) = self.keep_alives.ask(lease).await? else { return Err(gone()) };
-        let ends = sent.plus(granted);
-        going.begun = sent;
-        going.lease = Lease { id: lease, granted, ends, ..going.lease };
+        let Some(alive) = self.keep_alives.ask(lease).await? else { return Err(gone()) };
+        going.begun = alive.from;
+        going.lease =
+            Lease { id: lease, granted: alive.granted, ends: alive.ends(), ..going.lease };
         let its = going.lease;
         self.claims.note(going.claim.id, |known| known.lease = its);
         Ok(())
@@ -310,9 +327,8 @@ impl Shared {
                 let shown = Shown { made: false, own: Some(own), front, count, complete: true };
                 return self.standing(&mut going, shown).await;
             }
-            if let Some((kind, capacity)) = front.kind()
-                && (kind, capacity) != (claim.kind, claim.capacity)
-            {
+            // Of all, not of the first alone: one who waits with another client comes next.
+            if let Some((kind, capacity)) = front.disagrees(claim) {
                 return Err(Failure::Final(mismatch(claim, kind, capacity)));
             }
             let fits = front.fits(claim);
@@ -332,8 +348,7 @@ impl Shared {
             let revision = revision_of(&answer);
             let token = token_of(revision)?;
             if fits {
-                self.claims.holds(claim.id, token);
-                return Ok(going.holding(token));
+                return Ok(self.holding(&going, token));
             }
             let own = KeyValue {
                 key: going.key.clone(),

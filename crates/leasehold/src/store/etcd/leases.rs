@@ -25,6 +25,7 @@ use super::keepalive::KeepAlives;
 use super::proto::{
     LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest, LeaseRevokeResponse,
 };
+use crate::claim::Claim;
 use crate::clock::{Clock, Moment};
 use crate::error::{Error, ErrorKind};
 
@@ -70,6 +71,15 @@ struct Idle {
 pub(super) fn seconds(lease: Duration) -> i64 {
     let whole = lease.as_secs().saturating_add(u64::from(lease.subsec_nanos() > 0));
     i64::try_from(whole.max(1)).unwrap_or(i64::MAX)
+}
+
+/// How much longer than a claim's own the lease is that its key hangs on: its lock-delay, in the seconds
+/// that etcd counts in.
+pub(super) fn delay(claim: &Claim) -> Duration {
+    if claim.lock_delay.is_zero() {
+        return Duration::ZERO;
+    }
+    Duration::from_secs(u64::try_from(seconds(claim.lock_delay)).unwrap_or(0))
 }
 
 impl Leases {
@@ -238,14 +248,13 @@ impl Leases {
     }
 
     async fn refresh(&self, lease: Lease) {
-        let sent = self.now();
         let answer = self.keep_alives.ask(lease.id).await;
         let mut idle = self.idle();
         let Some(all) = idle.get_mut(&lease.asked) else { return };
         let Some(at) = all.iter().position(|i| i.lease.id == lease.id) else { return };
         match answer {
-            Ok(Some(granted)) => {
-                all[at].lease.ends = all[at].lease.ends.max(sent.plus(granted));
+            Ok(Some(alive)) => {
+                all[at].lease.ends = all[at].lease.ends.max(alive.ends());
             }
             Ok(None) => {
                 all.swap_remove(at);

@@ -5,6 +5,12 @@
 //! own, which nobody renews. It is the same key, so it keeps its place; its value says that its holder
 //! has departed.
 //!
+//! *The lock-delay* of an unclean end is the last part of the lease, which is longer by as much. A holder
+//! whose own part is over by its own clock has lost the lock: it may neither renew nor leave any more, and
+//! its key goes with the lease ([`Claims::is_in_delay`](super::claims::Claims::is_in_delay)). A request that
+//! it sent before and that comes late makes the delay longer, or was the clean end of a holder that had
+//! stopped by then.
+//!
 //! The lease goes back to those that lie idle, and the next claim on it makes the same key again. If
 //! anything sent with it may still be under way, it is revoked before the answer: then nothing that comes
 //! late can make a place any more. A `leave` that comes late finds the revision changed.
@@ -56,6 +62,9 @@ impl Shared {
         keep: Option<Duration>,
     ) -> Result<bool, Failure> {
         self.waiters.dismiss(claim.id);
+        if self.claims.is_in_delay(claim, self.leases.now()) {
+            return Ok(false);
+        }
         let keep = keep.filter(|keep| !keep.is_zero());
         let (leaving, holds) = match self.claims.get(claim.id) {
             Some(Known { lease, token, holds, .. }) => {
@@ -163,15 +172,22 @@ impl Shared {
         queue.entries.into_iter().nth(at)
     }
 
-    /// The key of a claim of which we know nothing, and whether it holds.
+    /// The key of a claim of which we know nothing, and whether it holds. One whose lock-delay has begun is
+    /// nobody's any more.
     async fn place_of(&self, claim: &Claim) -> Result<Option<(Vec<u8>, bool)>, Failure> {
         let prefix = self.prefix(&claim.name);
         let end = end_of(&prefix);
         let found = self.client.range(range(prefix.clone(), end)).await?;
         let queue = Queue::of(&prefix, &found.kvs);
-        let at = queue.find(claim.id);
-        let place =
-            at.and_then(|at| Some((queue.entries.get(at)?.key.clone(), at < queue.granted)));
-        Ok(place)
+        let Some(at) = queue.find(claim.id) else { return Ok(None) };
+        let Some(entry) = queue.entries.get(at) else { return Ok(None) };
+        let holds = at < queue.granted;
+        if holds && !entry.delay.is_zero() && !entry.departed {
+            let left = self.client.left_of(entry.lease).await?;
+            if left.is_none_or(|left| left < entry.delay) {
+                return Ok(None);
+            }
+        }
+        Ok(Some((entry.key.clone(), holds)))
     }
 }

@@ -1,4 +1,7 @@
 //! For people: what stands in the queues, and taking a lock away.
+//!
+//! Only what is certainly a place in a lock's queue is ever deleted. What else lies there and is in the
+//! lock's way is another program's, and is named to whoever wanted it gone.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,15 +10,16 @@ use tokio::task::JoinSet;
 
 use super::Shared;
 use super::ask::{OPERATIONS, delete, range, still};
+use super::client::Client;
 use super::fault::Failure;
 use super::proto::{LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, RangeRequest, TxnRequest};
-use super::queue::{Queue, end_of, name_of};
+use super::queue::{Entry, Queue, end_of, name_of};
 use crate::error::{Error, ErrorKind};
 use crate::name::Name;
 use crate::store::{Evict, LockInfo, Standing};
 
 /// How many keys one reading shows.
-const PAGE: i64 = 1_000;
+const PAGE: i64 = 10_000;
 /// How many leases are asked about at once.
 const AT_ONCE: usize = 128;
 /// How often others may get in the way of an eviction.
@@ -24,9 +28,22 @@ const TRIES: u32 = 100;
 impl Shared {
     /// [`Store::read`](crate::store::Store::read).
     pub(super) async fn show(self: &Arc<Self>, name: &Name) -> Result<Option<LockInfo>, Failure> {
-        let queue = self.queue(name).await?;
-        let Some((kind, capacity)) = queue.kind() else { return Ok(None) };
-        let remaining = self.remaining(&queue).await?;
+        self.show_if(name, |_| true).await
+    }
+
+    async fn show_if(
+        self: &Arc<Self>,
+        name: &Name,
+        wanted: impl FnOnce(&Queue) -> bool,
+    ) -> Result<Option<LockInfo>, Failure> {
+        let mut queue = self.queue(name).await?;
+        let Some((kind, capacity)) = queue.kind().filter(|_| wanted(&queue)) else {
+            return Ok(None);
+        };
+        let mut remaining = self.remaining(&queue).await?;
+        for (at, left) in remaining.iter_mut().enumerate() {
+            queue.tell_delay(at, left);
+        }
         let claims = queue.claims(&remaining);
         Ok(Some(LockInfo::new(name.clone(), kind, capacity, claims)))
     }
@@ -37,7 +54,7 @@ impl Shared {
         Ok(Queue::of(&prefix, &found.kvs))
     }
 
-    /// What is left of each lease, rounded up to the second that etcd rounds down.
+    /// What is left of each lease, in whole seconds, rounded down.
     async fn remaining(self: &Arc<Self>, queue: &Queue) -> Result<Vec<Option<Duration>>, Failure> {
         let mut all = vec![None; queue.entries.len()];
         let mut asking = JoinSet::new();
@@ -47,30 +64,21 @@ impl Shared {
                 && let Some((at, id)) = entries.next()
             {
                 let client = self.client.clone();
-                let ask = async move {
-                    let path = "/etcdserverpb.Lease/LeaseTimeToLive";
-                    let request = LeaseTimeToLiveRequest { id };
-                    let answered = client.call::<_, LeaseTimeToLiveResponse>(path, request).await;
-                    (at, answered)
-                };
+                let ask = async move { (at, client.left_of(id).await) };
                 asking.spawn_on(ask, self.client.runtime());
             }
             let Some(asked) = asking.join_next().await else { return Ok(all) };
             let Ok((at, answered)) = asked else { continue };
-            let ttl = match answered {
-                Ok(answered) => answered.answer.ttl,
-                // Over just now.
-                Err(Failure::NoLease) => -1,
-                Err(failure) => return Err(failure),
-            };
+            let left = answered?;
             if let Some(slot) = all.get_mut(at) {
-                *slot = Some(Duration::from_secs(u64::try_from(ttl + 1).unwrap_or(0)));
+                *slot = left;
             }
         }
     }
 
-    /// [`Store::list`](crate::store::Store::list): a look at all keys that begin so, and then at each
-    /// queue that there is among them.
+    /// [`Store::list`](crate::store::Store::list): a look at all keys that begin so, in pages and without
+    /// their values (an etcd that is shared holds much else), and then at each queue that there may be
+    /// among them.
     pub(super) async fn list(self: &Arc<Self>, beginning: &str) -> Result<Vec<LockInfo>, Failure> {
         let all = format!("{}{beginning}", self.namespace).into_bytes();
         let end = end_of(&all);
@@ -79,7 +87,7 @@ impl Shared {
         let mut names: Vec<Name> = Vec::new();
         loop {
             let keys = range(from.clone(), end.clone());
-            let page = RangeRequest { limit: PAGE, ..keys };
+            let page = RangeRequest { limit: PAGE, keys_only: true, ..keys };
             let found = self.client.range(page).await?;
             let names_here = found.kvs.iter().filter_map(|kv| name_of(&self.namespace, kv));
             // What no lock of ours can be called is another's business.
@@ -97,7 +105,8 @@ impl Shared {
         let mut shown = Vec::with_capacity(names.len());
         // A key may begin with the prefix where its lock's name does not.
         for name in names.iter().filter(|name| name.as_str().starts_with(beginning)) {
-            shown.extend(self.show(name).await?);
+            shown
+                .extend(self.show_if(name, |queue| queue.entries.iter().any(|e| e.certain)).await?);
         }
         Ok(shown)
     }
@@ -110,7 +119,8 @@ impl Shared {
                 Evict::Token(token) => entry.token == token,
                 Evict::Holders => queue.standing(*at) != Standing::Waiting,
             });
-            let gone: Vec<_> = gone.map(|(_, entry)| entry).collect();
+            let (gone, left): (Vec<_>, Vec<_>) =
+                gone.map(|(_, entry)| entry).partition(|entry| entry.certain);
             let mut removed = 0;
             for some in gone.chunks(OPERATIONS) {
                 let txn = TxnRequest {
@@ -129,10 +139,39 @@ impl Shared {
             }
             // Somebody left meanwhile: who holds now is another question.
             if removed == gone.len() || removed > 0 {
-                return Ok(removed);
+                return match left.first() {
+                    Some(first) => Err(Failure::Final(left_alone(removed, first, left.len()))),
+                    None => Ok(removed),
+                };
             }
         }
         let what = "the queue changes all the time: try again";
         Err(Failure::Passing(Error::new(ErrorKind::Unreachable, what)))
     }
+}
+
+impl Client {
+    /// What is left of a lease, in whole seconds, rounded down; `None` if it is over.
+    pub(super) async fn left_of(&self, id: i64) -> Result<Option<Duration>, Failure> {
+        let path = "/etcdserverpb.Lease/LeaseTimeToLive";
+        let request = LeaseTimeToLiveRequest { id };
+        match self.call::<_, LeaseTimeToLiveResponse>(path, request).await {
+            Ok(answered) => Ok(u64::try_from(answered.answer.ttl).ok().map(Duration::from_secs)),
+            // Over just now.
+            Err(Failure::NoLease) => Ok(None),
+            Err(failure) => Err(failure),
+        }
+    }
+}
+
+/// Tells of keys that nobody but their owner may delete.
+fn left_alone(removed: usize, first: &Entry, count: usize) -> Error {
+    let key: String = String::from_utf8_lossy(&first.key).chars().take(120).collect();
+    let more = if count > 1 { format!(" and {} more", count - 1) } else { String::new() };
+    let what = format!(
+        "evicted {removed}, and left alone {key:?}{more}: it lies where the lock's places lie and is in \
+         its way, but no lock made it, so it may be another program's: move that program or the lock, or \
+         delete it yourself (etcdctl del)"
+    );
+    Error::new(ErrorKind::Unsupported, what)
 }

@@ -355,6 +355,9 @@ pub(super) struct MemberListResponse {
 pub(super) struct Member {
     #[prost(uint64, tag = "1")]
     pub(super) id: u64,
+    /// It has all data, and no vote.
+    #[prost(bool, tag = "5")]
+    pub(super) is_learner: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -362,6 +365,8 @@ pub(super) struct StatusRequest {}
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct StatusResponse {
+    #[prost(message, optional, tag = "1")]
+    pub(super) header: Option<Header>,
     #[prost(string, tag = "2")]
     pub(super) version: String,
 }

@@ -14,6 +14,7 @@ use super::Shared;
 use super::ask::{Found, get, range};
 use super::fault::Failure;
 use super::keepalive::Pending;
+use super::leases::delay;
 use super::proto::RangeRequest;
 use super::queue::{Queue, end_of};
 use crate::claim::{Claim, Kind, Token};
@@ -47,13 +48,13 @@ enum Stands {
 impl Shared {
     /// [`Store::renew`](crate::store::Store::renew).
     pub(super) async fn renew(&self, renewals: &[Renew]) -> Result<Vec<Renewal>, Failure> {
+        let begun = self.leases.now();
         let mut beats = Vec::with_capacity(renewals.len());
         for Renew { claim, .. } in renewals {
             beats.push(match self.claims.get(claim.id) {
-                Some(known) => {
-                    let sent = self.leases.now();
-                    Some((known.lease.id, sent, self.keep_alives.send(known.lease.id).await?))
-                }
+                // What is sent now would only make the lock-delay longer.
+                Some(_) if self.claims.is_in_delay(claim, begun) => None,
+                Some(known) => Some((known.lease.id, self.keep_alives.send(known.lease.id).await?)),
                 None => None,
             });
         }
@@ -64,7 +65,7 @@ impl Shared {
         for ((renew, beat), look) in renewals.iter().zip(beats).zip(looks) {
             let stands = self.stands(&renew.claim, look, &found, &mut queues);
             // What was answered of some is not lost with the others.
-            answers.push(match self.answer(renew, beat, stands).await {
+            answers.push(match self.answer(renew, begun, beat, stands).await {
                 Err(Failure::Passing(error)) if renewals.len() > 1 => Renewal::unknown(&error),
                 answer => answer?,
             });
@@ -181,30 +182,46 @@ impl Shared {
     async fn answer(
         &self,
         renew: &Renew,
-        beat: Option<(i64, Moment, Pending)>,
+        begun: Moment,
+        beat: Option<(i64, Pending)>,
         stands: Stands,
     ) -> Result<Renewal, Failure> {
         let Renew { claim, lease: asked } = renew;
+        if self.claims.is_in_delay(claim, begun) {
+            return Ok(Renewal::Lost);
+        }
         let its = match &stands {
             Stands::Gone => return Ok(self.lost(claim)),
             Stands::Holds { lease, .. } | Stands::Waits { lease, .. } => *lease,
         };
-        let (sent, granted) = match beat {
-            Some((lease, sent, pending)) if lease == its => {
-                (sent, self.keep_alives.answer(pending).await?)
-            }
+        let mut alive = match beat {
+            Some((lease, pending)) if lease == its => self.keep_alives.answer(pending).await?,
             // Its key hangs on a lease that another client of ours got for it.
-            _ => (self.leases.now(), self.keep_alives.ask(its).await?),
+            _ => self.keep_alives.ask(its).await?,
         };
-        let Some(granted) = granted else { return Ok(self.lost(claim)) };
-        self.claims.renewed(claim.id, its, sent.plus(granted));
+        // An answer that was on its way already may leave less than a place is believed to be good for.
+        let waits = matches!(stands, Stands::Waits { .. });
+        let delay = delay(claim);
+        let enough = begun.plus(claim.waiter_lease).plus(delay);
+        if waits && alive.is_some_and(|alive| alive.ends() < enough) {
+            alive = self.keep_alives.ask(its).await?;
+        }
+        let Some(alive) = alive else { return Ok(self.lost(claim)) };
+        // The answer came after its time was over: its holder has lost it, and must not have it again.
+        if self.claims.is_in_delay(claim, self.leases.now()) {
+            return Ok(Renewal::Lost);
+        }
+        self.claims.renewed(claim.id, its, alive.ends());
         Ok(match stands {
             Stands::Holds { token, .. } => {
                 self.claims.holds(claim.id, token);
-                // The caller counts from before we sent the keep-alive.
-                Renewal::Holding { token, remaining: Some(granted.min(*asked)) }
+                // The caller counts from before we began.
+                let left = alive.ends().minus(delay).since(begun).min(*asked);
+                self.claims.holds_for(claim, begun, left);
+                Renewal::Holding { token, remaining: Some(left) }
             }
             Stands::Waits { place, first, .. } => {
+                self.claims.holds_for(claim, begun, claim.waiter_lease);
                 if first {
                     // The first that does not fit watches those who hold; does it know?
                     self.waiters.look(claim.id);

@@ -23,6 +23,7 @@ use std::time::Duration;
 use super::Shared;
 use super::ask::{Found, OPERATIONS, get, op, range, still, touch, youngest};
 use super::fault::Failure;
+use super::leases::delay;
 use super::proto::{KeyValue, Op, RangeRequest, TxnRequest};
 use super::queue::{Queue, end_of, is_place};
 use super::waiters::Waiter;
@@ -78,7 +79,9 @@ impl Shared {
                     self.claims.holds(claim.id, token);
                     let long = self.claims.get(claim.id);
                     // A pushed grant is believed for a waiter's lease: etcd must have granted that.
-                    let enough = long.is_some_and(|k| k.lease.granted >= claim.waiter_lease);
+                    self.claims.pushed(&claim, self.leases.now());
+                    let lasts = claim.waiter_lease.saturating_add(delay(&claim));
+                    let enough = long.is_some_and(|k| k.lease.granted >= lasts);
                     waiter.tell(if enough { Signal::Granted(token) } else { Signal::Ask });
                     return;
                 }

@@ -26,6 +26,9 @@ use super::proto::{
     WatchResponse,
 };
 
+/// Our numbers begin here. etcd takes them as they are; a proxy that numbers watches itself begins at 0.
+const OURS: i64 = 1 << 32;
+
 /// How many watches lie idle at most: each costs etcd a message whenever its key is deleted.
 const MAX_IDLE: usize = 8;
 /// How long one lies idle at least, and at most twice as long.
@@ -112,7 +115,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Watches {
     pub(super) fn new(client: Arc<Client>) -> Self {
-        let (live, last_id, idle) = (Mutex::new(None), AtomicI64::new(0), Arc::default());
+        let (live, last_id, idle) = (Mutex::new(None), AtomicI64::new(OURS), Arc::default());
         Self { client, live, last_id, idle }
     }
 
@@ -291,10 +294,15 @@ async fn serve(
         let path = "/etcdserverpb.Watch/Watch";
         let mut events = client.stream(&connection, path, requests).await?;
         while let Some(response) = events.message().await? {
+            client.has_answered();
+            if is_renumbered(&response) {
+                return Err(Failure::Passing(unreachable("the member is a proxy".into())));
+            }
             take_in(&stream, &response);
             // Refused as it was to begin: the stream was opened with a token of our user that has
             // ended since. Requests have a new one by now, and only a new stream will have it too.
             if response.canceled && response.created {
+                client.forget_no_users();
                 break;
             }
         }
@@ -312,6 +320,35 @@ async fn serve(
         client.forget_token();
     }
     client.condemn(connection.generation);
+}
+
+/// Whether a watch was begun under a number that we did not choose.
+fn is_renumbered(response: &WatchResponse) -> bool {
+    response.created && !response.canceled && response.watch_id < OURS
+}
+
+/// Whether who answers here numbers watches itself: etcd's `grpc-proxy` does. A watch is begun on this key
+/// to see it, and ends with its stream.
+pub(super) async fn renumbers(client: &Client, key: Vec<u8>) -> Result<bool, Failure> {
+    let connection = client.connection().await?;
+    let (orders, requests) = mpsc::unbounded_channel();
+    let create = WatchOrder::Create(Watched::Deletion(key).request(OURS));
+    // Its other end is here.
+    let _ = orders.send(WatchRequest { order: Some(create) });
+    client.count_sent();
+    let told = async {
+        let path = "/etcdserverpb.Watch/Watch";
+        let mut events = client.stream::<_, WatchResponse>(&connection, path, requests).await?;
+        while let Some(response) = events.message().await? {
+            if response.created {
+                return Ok(is_renumbered(&response));
+            }
+        }
+        Err(ended())
+    };
+    let told = client.in_time(connection.generation, told).await;
+    drop(orders);
+    told
 }
 
 fn take_in(stream: &Stream, response: &WatchResponse) {

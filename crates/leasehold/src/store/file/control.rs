@@ -6,6 +6,9 @@
 //!
 //! # What if we die here
 //! - *Before the write*: the kernel drops the flock, nothing has changed.
+//! - *The write ends before all is written* (no room, a quota, a limit on the size of files): the
+//!   old text is put back, and the call fails. If even that fails, the file is damaged: nobody
+//!   guesses who was in it, and [`Controls::mend`] makes it new when a person says so.
 //! - *In the write*: a queue that fits a page (some sixteen claims) is written by one `pwrite`
 //!   that covers the old text (blank lines fill up what it is shorter), which is all or nothing
 //!   even to kill -9. A longer one is written behind the first page, where nothing is that the
@@ -32,13 +35,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::Stat;
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::fault::fault;
 use super::held::{self, Held, PAGE};
 use super::path;
 use super::place::Place;
-use super::tokens::Tokens;
+use super::sweep;
+use super::tokens::{self, Tokens};
 use crate::claim::{ClaimId, Kind};
 use crate::clock::Clock;
 use crate::error::{Error, ErrorKind, Result};
@@ -49,8 +54,11 @@ use crate::queue::Queue;
 const KEPT_OPEN: usize = 128;
 /// How often in a row a file may be replaced under us before we let others run.
 const REPLACED: usize = 64;
-/// The only format there is.
+/// The only format there is. Whatever changes what is in a control file, be it one field more,
+/// makes another one: who knows only the older would drop the field as it writes the queue back.
+/// Every format begins with [`BEGINNING`] and its number, so that it can be told.
 const FORMAT: u32 = 1;
+const BEGINNING: &[u8] = b"{\"leasehold\":";
 
 /// What became of one try to work on a queue.
 #[derive(Debug)]
@@ -84,6 +92,9 @@ struct Cache {
 #[derive(Debug)]
 struct Control {
     file: Arc<File>,
+    path: PathBuf,
+    /// Whether it is ours beyond doubt: we made it, or it said so.
+    ours: bool,
     /// The first page. It differs whenever anything differs.
     text: Vec<u8>,
     /// What the file says, parsed: good for as long as `text` is what it starts with.
@@ -101,6 +112,7 @@ struct Written<'a> {
 }
 
 #[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Found {
     leasehold: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -111,6 +123,7 @@ struct Found {
 
 /// What a first page says of a queue that is longer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Long {
     /// The byte of the file that it starts with.
     at: u64,
@@ -145,9 +158,12 @@ impl Controls {
         create: bool,
         work: impl FnOnce(&mut Queue) -> Option<T>,
     ) -> Result<Turn<Option<T>>> {
+        let _as_owner = self.place.acting.now();
         let slot = self.slot(name);
         let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
-        self.enter_slot(&mut slot, &|| self.path(name), create, work)
+        self.enter_slot(&mut slot, name, create, |control, stat| {
+            self.section(control, stat, create, work)
+        })
     }
 
     /// As [`enter`](Self::enter), for a look at a file that is not worth keeping open; what nobody
@@ -157,10 +173,12 @@ impl Controls {
         name: &Name,
         work: impl FnOnce(&mut Queue) -> T,
     ) -> Result<Turn<T>> {
+        let _as_owner = self.place.acting.now();
         let mut slot = None;
-        let path = || self.path(name);
-        let turn = self.enter_slot(&mut slot, &path, false, |queue| Some(work(queue)))?;
-        self.retire(&path(), slot);
+        let turn = self.enter_slot(&mut slot, name, false, |control, stat| {
+            self.section(control, stat, false, |queue| Some(work(queue)))
+        })?;
+        self.retire(slot);
         Ok(match turn {
             Turn::Done(Some(done)) => Turn::Done(done),
             Turn::Done(None) | Turn::Absent => Turn::Absent,
@@ -168,31 +186,52 @@ impl Controls {
         })
     }
 
+    /// Makes a damaged control file an empty queue, by a person's order; tells whether it was
+    /// damaged. What is not ours, or a later version's, stays and is an error.
+    pub(super) fn mend(&self, name: &Name) -> Result<Turn<bool>> {
+        let _as_owner = self.place.acting.now();
+        let mut slot = None;
+        self.enter_slot(&mut slot, name, false, |control, stat| {
+            let len = control.read(stat).map_err(|e| fault("read", &control.path, e))?;
+            match control.parse(stat) {
+                Ok(_) => return Ok(Turn::Done(false)),
+                Err(_) if control.is_damaged() => {}
+                Err(e) => return Err(e),
+            }
+            // Nobody knows which tokens were drawn in it.
+            let Some(highest) = self.tokens.highest()? else { return Ok(Turn::Locked) };
+            let mut queue = Queue::new(Kind::Mutex, 1, false);
+            queue.raise_last_token(highest);
+            self.write(control, &queue, len)?;
+            Ok(Turn::Done(true))
+        })
+    }
+
+    /// Does `work` while the control file is held, and is what everybody else finds there.
     fn enter_slot<T>(
         &self,
         slot: &mut Option<Control>,
-        path: &dyn Fn() -> PathBuf,
+        name: &Name,
         create: bool,
-        work: impl FnOnce(&mut Queue) -> Option<T>,
-    ) -> Result<Turn<Option<T>>> {
+        work: impl FnOnce(&mut Control, &Stat) -> Result<Turn<T>>,
+    ) -> Result<Turn<T>> {
         for _ in 0..REPLACED {
             let control = match slot {
                 Some(control) => control,
-                None => match self.open(&path(), create)? {
-                    Some(file) => slot.insert(Control::new(file)),
+                None => match self.open(self.path(name), create)? {
+                    Some(control) => slot.insert(control),
                     None => return Ok(Turn::Absent),
                 },
             };
-            let failed = |e| fault("lock", &path(), e);
+            let failed = |e| fault("lock", &self.path(name), e);
             let Some(held) = Held::try_take(&control.file).map_err(failed)? else {
                 return Ok(Turn::Locked);
             };
-            let stat = held.stat().map_err(failed)?;
-            if stat.st_nlink == 0 {
+            let Some(stat) = held.stat_at(&control.path).map_err(failed)? else {
                 *slot = None;
                 continue;
-            }
-            return self.section(control, &stat, path, work);
+            };
+            return work(control, &stat);
         }
         Ok(Turn::Locked)
     }
@@ -202,17 +241,17 @@ impl Controls {
         &self,
         control: &mut Control,
         stat: &Stat,
-        path: &dyn Fn() -> PathBuf,
+        create: bool,
         work: impl FnOnce(&mut Queue) -> Option<T>,
     ) -> Result<Turn<Option<T>>> {
-        let len = control.read(stat).map_err(|e| fault("read", &path(), e))?;
+        let len = control.read(stat).map_err(|e| fault("read", &control.path, e))?;
         // Taken out, so that work that fails or panics leaves no half-changed queue to be believed.
         let mut queue = match control.queue.take() {
             Some(queue) => queue,
-            None => match control.parse(stat, path)? {
+            None => match control.parse(stat)? {
                 Some(queue) => queue,
+                None if !create => return Ok(Turn::Absent),
                 None => {
-                    held::share(&control.file, self.place.mode);
                     let mut queue = Queue::new(Kind::Mutex, 1, false);
                     let Some(floor) = self.tokens.floor()? else { return Ok(Turn::Locked) };
                     queue.raise_last_token(floor);
@@ -224,20 +263,15 @@ impl Controls {
         let before = Mark::of(&queue);
         let Some(done) = work(&mut queue) else { return Ok(Turn::Done(None)) };
         if Mark::of(&queue) != before {
-            self.write(control, &queue, len, path)?;
+            self.write(control, &queue, len)?;
         }
         control.queue = Some(queue);
         Ok(Turn::Done(Some(done)))
     }
 
-    fn write(
-        &self,
-        control: &mut Control,
-        queue: &Queue,
-        len: usize,
-        path: &dyn Fn() -> PathBuf,
-    ) -> Result<()> {
-        let failed = |e| fault("write", &path(), e);
+    fn write(&self, control: &mut Control, queue: &Queue, len: usize) -> Result<()> {
+        let path = control.path.clone();
+        let failed = |e| fault("write", &path, e);
         let mut text = std::mem::take(&mut control.spare);
         text.clear();
         let written = serde_json::to_writer(&mut text, &Written { leasehold: FORMAT, queue });
@@ -254,25 +288,25 @@ impl Controls {
         }
         let covered = if long.is_some() { PAGE } else { len.min(PAGE) };
         text.resize(text.len().max(covered), b'\n');
-        held::write_page(&control.file, &text).map_err(failed)?;
-        control.long = long;
+        held::write_page(&control.file, &text, &control.text, len as u64).map_err(failed)?;
+        (control.long, control.ours) = (long, true);
         control.spare = std::mem::replace(&mut control.text, text);
         Ok(())
     }
 
-    fn open(&self, path: &Path, create: bool) -> Result<Option<File>> {
+    fn open(&self, path: PathBuf, create: bool) -> Result<Option<Control>> {
         for _ in 0..REPLACED {
-            match held::open(path, create, self.place.mode) {
-                Ok(file) => return Ok(Some(file)),
+            match held::open(&path, create, self.place.rights) {
+                Ok((file, created)) => return Ok(Some(Control::new(file, path, created))),
                 Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                    return Err(fault("open", path, e));
+                    return Err(fault("open", &path, e));
                 }
                 Err(_) if !create => return Ok(None),
                 // A directory of a long name, perhaps removed this moment by who used it last.
                 Err(_) => self.place.create_below(path.parent().unwrap_or(&self.locks))?,
             }
         }
-        Err(fault("create", path, io::ErrorKind::NotFound.into()))
+        Err(fault("create", &path, Errno::NOENT.into()))
     }
 
     fn slot(&self, name: &Name) -> Slot {
@@ -293,33 +327,37 @@ impl Controls {
         let slot = Slot::default();
         cache.slots.insert(name.clone(), (slot.clone(), now));
         drop(cache);
-        if let Some((name, (slot, _))) = gone {
-            self.retire_slot(&name, &slot);
+        if let Some((_, (slot, _))) = gone {
+            self.retire_slot(&slot);
         }
         slot
     }
 
-    fn retire_slot(&self, name: &Name, slot: &Slot) {
+    fn retire_slot(&self, slot: &Slot) {
         let control = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
-        self.retire(&self.path(name), control);
+        self.retire(control);
     }
 
     /// Closes a control file, and removes it if nobody is in its queue. Whatever fails only leaves
     /// a small file behind.
-    fn retire(&self, path: &Path, control: Option<Control>) {
+    fn retire(&self, control: Option<Control>) {
         let Some(mut control) = control else { return };
         let Ok(Some(held)) = Held::try_take(&control.file) else { return };
-        let Ok(stat) = held.stat() else { return };
-        if stat.st_nlink == 0 || control.read(&stat).is_err() {
+        let Ok(Some(stat)) = held.stat_at(&control.path) else { return };
+        if control.read(&stat).is_err() {
             return;
         }
         let queue = match control.queue.take() {
             Some(queue) => Some(queue),
-            None => match control.parse(&stat, &|| path.to_owned()) {
+            None => match control.parse(&stat) {
                 Ok(queue) => queue,
                 Err(_) => return,
             },
         };
+        if !control.ours {
+            return;
+        }
+        let path = control.path.as_path();
         if let Some(queue) = queue {
             let forgotten = queue.is_empty()
                 && self.tokens.remember(queue.last_token()).is_ok_and(|remembered| remembered);
@@ -340,8 +378,40 @@ impl Controls {
 
     /// All names that have a control file.
     pub(super) fn names(&self) -> Result<Vec<Name>> {
+        let _as_owner = self.place.acting.now();
         let mut names = Vec::new();
-        let mut dirs = vec![PathBuf::new()];
+        self.names_below(vec![PathBuf::new()], usize::MAX, &mut names)?;
+        names.sort();
+        Ok(names)
+    }
+
+    /// Some names, from where the last look ended, and where this one did (0: at the end). What
+    /// dead clients were just making is removed on the way.
+    pub(super) fn some_names(&self, from: u64, now: u64) -> Result<(Vec<Name>, u64)> {
+        let _as_owner = self.place.acting.now();
+        let failed = |e| fault("read the directory", &self.locks, e);
+        let (found, reached) = sweep::batch(&self.locks, from).map_err(failed)?;
+        let (mut names, mut dirs) = (Vec::new(), Vec::new());
+        for entry in found.into_iter().map(PathBuf::from) {
+            match entry.as_os_str().as_encoded_bytes().last() {
+                Some(b'+') => dirs.push(entry),
+                Some(b'~') => sweep::remove_temporary(&self.locks.join(entry), now, |stem| {
+                    stem.ends_with('+') || path::decode(Path::new(stem)).is_some()
+                }),
+                _ => names.extend(path::decode(&entry)),
+            }
+        }
+        self.names_below(dirs, sweep::BATCH, &mut names)?;
+        Ok((names, reached))
+    }
+
+    /// The names in these directories and those below them; of each only so many.
+    fn names_below(
+        &self,
+        mut dirs: Vec<PathBuf>,
+        most: usize,
+        names: &mut Vec<Name>,
+    ) -> Result<()> {
         while let Some(dir) = dirs.pop() {
             let whole = self.locks.join(&dir);
             let entries = match fs::read_dir(&whole) {
@@ -349,35 +419,38 @@ impl Controls {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
                 Err(e) => return Err(fault("read the directory", &whole, e)),
             };
-            for entry in entries {
+            for entry in entries.take(most) {
                 let entry = entry.map_err(|e| fault("read the directory", &whole, e))?;
                 let below = dir.join(entry.file_name());
                 let bytes = entry.file_name().into_encoded_bytes();
                 match bytes.last() {
-                    Some(b'+') => dirs.push(below),
+                    // Not through a symbolic link.
+                    Some(b'+') if entry.file_type().is_ok_and(|kind| kind.is_dir()) => {
+                        dirs.push(below);
+                    }
                     _ => names.extend(path::decode(&below)),
                 }
             }
         }
-        names.sort();
-        Ok(names)
+        Ok(())
     }
 }
 
 impl Drop for Controls {
     fn drop(&mut self) {
+        let _as_owner = self.place.acting.now();
         let cache = self.cache.get_mut().unwrap_or_else(PoisonError::into_inner);
         let slots = std::mem::take(&mut cache.slots);
-        for (name, (slot, _)) in slots {
-            self.retire_slot(&name, &slot);
+        for (slot, _) in slots.into_values() {
+            self.retire_slot(&slot);
         }
     }
 }
 
 impl Control {
-    fn new(file: File) -> Self {
+    fn new(file: File, path: PathBuf, ours: bool) -> Self {
         let (text, spare) = (Vec::new(), Vec::new());
-        Self { file: Arc::new(file), text, queue: None, long: None, spare }
+        Self { file: Arc::new(file), path, ours, text, queue: None, long: None, spare }
     }
 
     /// Reads the first page; what was parsed is forgotten if it changed. Tells the file's length.
@@ -403,29 +476,59 @@ impl Control {
     }
 
     /// What the file says; `None`: nothing.
-    fn parse(&mut self, stat: &Stat, path: &dyn Fn() -> PathBuf) -> Result<Option<Queue>> {
+    fn parse(&mut self, stat: &Stat) -> Result<Option<Queue>> {
         self.long = None;
         if self.said().is_empty() {
             return Ok(None);
         }
-        let why = match self.found(stat).map_err(|e| fault("read", &path(), e))? {
-            Ok(Found { leasehold: FORMAT, queue: Some(queue), .. }) => return Ok(Some(queue)),
-            Ok(found) if found.leasehold != FORMAT => {
-                format!("it has format {}, and this is {FORMAT}", found.leasehold)
+        let found = self.found(stat).map_err(|e| fault("read", &self.path, e))?;
+        let why = match found {
+            Ok(Found { leasehold: FORMAT, queue: Some(queue), .. }) => {
+                self.ours = true;
+                return Ok(Some(queue));
             }
-            _ if before_boot(stat) => return Ok(None),
-            Ok(_) => "it holds no queue".to_owned(),
-            Err(e) => e.to_string(),
+            found => found.err().map_or_else(|| "it holds no queue".to_owned(), |e| e.to_string()),
         };
-        Err(Error::new(
-            ErrorKind::Corrupt,
-            format!(
-                "{:?} is no control file of this version of leasehold ({}); if nothing holds this \
-                 lock, delete it",
-                path().to_string_lossy(),
-                why.lines().next().unwrap_or_default(),
-            ),
-        ))
+        if let Some(format) = self.newer(&why) {
+            return Err(tokens::newer(&self.path, format));
+        }
+        if self.is_damaged() && before_boot(stat) {
+            self.ours = true;
+            return Ok(None);
+        }
+        let fix = match self.is_damaged() {
+            true => {
+                "it was written by halves: whoever holds this lock works on; once nobody does, \
+                 `leasehold release NAME --force` (evict) makes it new"
+            }
+            false => "it is none of ours: move it away, or use another directory as the store",
+        };
+        let what = format!(
+            "{:?} is no control file ({}); {fix}",
+            self.path.to_string_lossy(),
+            why.lines().next().unwrap_or_default(),
+        );
+        Err(Error::new(ErrorKind::Corrupt, what))
+    }
+
+    /// The format that a later version wrote this in, if one did.
+    fn newer(&self, why: &str) -> Option<u64> {
+        let number = self.said().strip_prefix(BEGINNING)?;
+        let digits = number.iter().take_while(|b| b.is_ascii_digit()).count();
+        let format = str::from_utf8(&number[..digits]).ok()?.parse().ok()?;
+        // The rule is that another field is another number. Who broke it still loses no field.
+        let whole = || serde_json::from_slice::<serde::de::IgnoredAny>(self.said()).is_ok();
+        let is_newer = format != u64::from(FORMAT) || (why.starts_with("unknown ") && whole());
+        is_newer.then_some(format)
+    }
+
+    /// Whether what cannot be read here began as a control file of ours.
+    fn is_damaged(&self) -> bool {
+        let ours = [BEGINNING, FORMAT.to_string().as_bytes()].concat();
+        let said = self.said();
+        let (both, same) = (ours.len().min(said.len()), |n: usize| said[..n] == ours[..n]);
+        let ended = said.get(ours.len()).is_none_or(|b| !b.is_ascii_digit());
+        !said.is_empty() && same(both) && ended
     }
 
     /// The first page, without the zeros that whoever died between the two writes of a long queue

@@ -1,6 +1,6 @@
 //! What is wrong with where a file store is: see [`crate::doctor`].
 
-use std::fs;
+use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -11,20 +11,42 @@ use crate::store::machine::file_system;
 pub(super) fn diagnose(root: &Path, now: u64) -> Vec<Finding> {
     let mut found: Vec<Finding> = own_clock(now).into_iter().collect();
     found.extend(file_system(root, "the store's directory"));
-    found.extend(fs::metadata(root).ok().and_then(|seen| rights(seen.mode())));
+    if let Ok(seen) = fs::metadata(root) {
+        found.extend(sharing(&seen));
+        found.extend(owner(&seen));
+    }
     found
 }
 
-fn rights(mode: u32) -> Option<Finding> {
-    let all = mode & 0o002 != 0;
-    let sticky = mode & 0o1000 != 0;
-    match (all, sticky) {
-        (true, false) => Some(Finding::weak(
+/// Who may lock may write the queues: nothing that the file system knows protects those who share
+/// a store from each other.
+fn sharing(seen: &Metadata) -> Option<Finding> {
+    let (mode, group) = (seen.mode(), seen.gid());
+    if mode & 0o002 != 0 {
+        return Some(Finding::weak(
             "rights",
-            "everybody on this machine may delete the files of the store",
-            "who deletes a file takes that lock away from whoever holds it",
-            "chmod o-w the directory, or chmod +t it, so that each may delete only its own",
-        )),
-        _ => None,
+            "everybody on this machine may write to the store's directory",
+            "who may write there can take any lock away from whoever holds it (the sticky bit \
+             keeps others from deleting a file, not from writing into it)",
+            "give it to a group of those who share the locks: chgrp GROUP, then chmod 2770",
+        ));
     }
+    (mode & 0o020 != 0).then(|| {
+        Finding::note(
+            "group",
+            format!("the members of group {group} share the store"),
+            "each of them can take any lock in it away from whoever holds it; nobody else can",
+        )
+    })
+}
+
+fn owner(seen: &Metadata) -> Option<Finding> {
+    let (owner, me) = (seen.uid(), rustix::process::geteuid().as_raw());
+    (owner != me && owner != 0).then(|| {
+        Finding::note(
+            "owner",
+            format!("the store's directory belongs to user {owner}"),
+            "that user can take any lock in it away, and close the directory to everybody else",
+        )
+    })
 }

@@ -17,11 +17,30 @@ pub(super) fn fault(doing: &str, path: &Path, source: io::Error) -> Error {
         Some(Errno::ROFS) => {
             (ErrorKind::Denied, "the file system is read-only: name another directory")
         }
-        Some(Errno::NOSPC) => (ErrorKind::Full, "the disk is full: make room and try again"),
+        Some(Errno::NOSPC) => (
+            ErrorKind::Full,
+            "the disk is full, or a limit on the size of files is reached: make room, try again",
+        ),
         Some(Errno::DQUOT) => (ErrorKind::Full, "the disk quota is used up: make room, try again"),
+        Some(Errno::FBIG) => {
+            (ErrorKind::Full, "a limit on the size of files is reached: raise it (ulimit -f)")
+        }
         Some(Errno::NOTDIR | Errno::EXIST | Errno::ISDIR | Errno::LOOP) => (
             ErrorKind::Config,
             "the path must be a directory that leasehold has to itself: name another one",
+        ),
+        // None of these goes away by itself: who waited for them would wait in vain.
+        Some(
+            Errno::NOENT
+            | Errno::INVAL
+            | Errno::NAMETOOLONG
+            | Errno::NOSYS
+            | Errno::OPNOTSUPP
+            | Errno::NODEV
+            | Errno::NXIO,
+        ) => (
+            ErrorKind::Config,
+            "no store can be kept there, or it was deleted: name a directory on a local disk",
         ),
         Some(Errno::MFILE | Errno::NFILE) => (
             ErrorKind::Unreachable,
@@ -29,9 +48,23 @@ pub(super) fn fault(doing: &str, path: &Path, source: io::Error) -> Error {
         ),
         _ => (ErrorKind::Unreachable, "check the directory and its file system"),
     };
+    let whose = if kind == ErrorKind::Denied { whose(path) } else { String::new() };
     let path = path.to_string_lossy();
-    let what = format!("cannot {doing} {:?}; {fix}", path.as_ref());
+    let what = format!("cannot {doing} {:?}{whose}; {fix}", path.as_ref());
     Error::new(kind, what).because(source)
+}
+
+/// What is closed to us, and was made by somebody else, is his to open.
+fn whose(path: &Path) -> String {
+    use std::os::unix::fs::MetadataExt;
+    let me = rustix::process::geteuid().as_raw();
+    match std::fs::symlink_metadata(path) {
+        Ok(seen) if seen.uid() != me => {
+            let (owner, mode) = (seen.uid(), seen.mode() & 0o7777);
+            format!(", which belongs to user {owner} with mode {mode:o}")
+        }
+        _ => String::new(),
+    }
 }
 
 #[cfg(test)]
@@ -47,6 +80,8 @@ mod tests {
             (Errno::NOSPC, ErrorKind::Full),
             (Errno::DQUOT, ErrorKind::Full),
             (Errno::NOTDIR, ErrorKind::Config),
+            (Errno::FBIG, ErrorKind::Full),
+            (Errno::NOENT, ErrorKind::Config),
             (Errno::MFILE, ErrorKind::Unreachable),
             (Errno::IO, ErrorKind::Unreachable),
         ] {

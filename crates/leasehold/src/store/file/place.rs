@@ -7,16 +7,26 @@
 //!   refused: it would be another store in each working directory.
 //!
 //! A directory that we create is the user's alone (0700). One that is there keeps its mode, and the
-//! files in it are open to whom the directory is: an administrator who wants a store to be shared
-//! by a group creates the directory for that group.
+//! files in it are open to whom the directory is (see [`rights`](super::rights)): an administrator
+//! who wants a store to be shared by a group creates the directory for that group.
+//!
+//! # Whose it is
+//! Whoever owns the directory can take every lock in it away, so it must be ours or root's. Another
+//! user's is taken if it was shared with a group, and stands where nobody but that user and root
+//! could have put it: in `/tmp` anybody could have put a directory under the name that we are about
+//! to use.
 
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, DirBuilder, File, Metadata};
+use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, OFlags};
+use rustix::fs::{CWD, FlockOperation, OFlags, RenameFlags};
+use rustix::io::Errno;
 
 use super::fault::fault;
+use super::held;
+use super::rights::{Acting, Rights};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::machine::{magic, remote};
 
@@ -29,8 +39,8 @@ const OF_USER: &str = ".local/state/leasehold";
 #[derive(Debug)]
 pub(super) struct Place {
     pub(super) root: PathBuf,
-    /// The permissions of the files in it (directories: also executable where readable).
-    pub(super) mode: u32,
+    pub(super) rights: Rights,
+    pub(super) acting: Acting,
     /// Locked shared for as long as we live: tmpfiles.d's ageing leaves a locked directory alone,
     /// which would otherwise delete the files of a lock that is held for weeks.
     _not_aged: File,
@@ -41,46 +51,114 @@ impl Place {
     pub(super) fn find(url: &str) -> Result<Self> {
         let root = directory(url)?;
         create(&root)?;
-        let dir = fs::OpenOptions::new()
-            .read(true)
-            .custom_flags(OFlags::DIRECTORY.bits().cast_signed())
-            .open(&root)
+        let dir = open_directory(&root, OFlags::empty())
             .map_err(|e| fault("open the store's directory", &root, e))?;
         let seen = dir.metadata().map_err(|e| fault("inspect", &root, e))?;
         let magic = magic(&root).map_err(|e| fault("inspect", &root, e))?;
         if let Some(what) = remote(magic) {
             return Err(refused(&root, what));
         }
+        check_owner(&root, &seen)?;
+        let acting = Acting::in_store(&seen).ok_or_else(|| not_as_owner(&root, seen.uid()))?;
         // A failure only means that ageing is not held off.
         let _ = rustix::fs::flock(&dir, FlockOperation::NonBlockingLockShared);
-        Ok(Self { mode: file_mode(seen.mode()), root, _not_aged: dir })
+        Ok(Self { rights: Rights::of(&seen, acting), acting, root, _not_aged: dir })
     }
 
-    /// Creates a directory below the root, open to whom the root is.
+    /// Creates a directory below the root, open to whom the root is; the root itself is not made
+    /// again if it is gone.
     pub(super) fn create_below(&self, path: &Path) -> Result<()> {
-        let made = DirBuilder::new().recursive(true).mode(dir_mode(self.mode)).create(path);
-        made.map_err(|e| fault("create the directory", path, e))?;
-        // The umask must not close to a group what the administrator opened to it.
-        if self.mode != 0o600 {
-            let _ = fs::set_permissions(
-                path,
-                std::os::unix::fs::PermissionsExt::from_mode(dir_mode(self.mode)),
-            );
+        let failed = |e| fault("create the directory", path, e);
+        let missing: Vec<&Path> = path.ancestors().take_while(|dir| *dir != self.root).collect();
+        for dir in missing.into_iter().rev() {
+            self.create_one(dir).map_err(failed)?;
         }
         Ok(())
     }
+
+    fn create_one(&self, path: &Path) -> io::Result<()> {
+        match open_directory(path, OFlags::NOFOLLOW) {
+            Ok(dir) => {
+                self.rights.mend_directory(&dir, &dir.metadata()?);
+                return Ok(());
+            }
+            // There, and not ours to read.
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => return Ok(()),
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            Err(_) => {}
+        }
+        let mode = self.rights.directory_mode();
+        if !self.rights.is_shared() {
+            return made_by_any(DirBuilder::new().mode(mode).create(path));
+        }
+        // Nobody is to find it before it is open to him: see `held`.
+        let unborn = held::temporary(path)?;
+        DirBuilder::new().mode(mode & 0o777).create(&unborn)?;
+        self.rights.share(&open_directory(&unborn, OFlags::NOFOLLOW)?, mode);
+        let born = rustix::fs::renameat_with(CWD, &unborn, CWD, path, RenameFlags::NOREPLACE);
+        let made = match born {
+            Err(Errno::INVAL | Errno::NOSYS) => {
+                DirBuilder::new().mode(mode & 0o777).create(path).and_then(|()| {
+                    self.rights.share(&open_directory(path, OFlags::NOFOLLOW)?, mode);
+                    Ok(())
+                })
+            }
+            other => other.map_err(Into::into),
+        };
+        // Nothing is there any more if it was given its name.
+        let _ = fs::remove_dir(&unborn);
+        made_by_any(made)
+    }
 }
 
-/// Who may write to the directory may read and write the files, nobody else may do either: they
-/// hold claim ids, and whoever knows one may release.
-fn file_mode(dir: u32) -> u32 {
-    let group = if dir & 0o020 != 0 { 0o060 } else { 0 };
-    let others = if dir & 0o002 != 0 { 0o006 } else { 0 };
-    0o600 | group | others
+fn open_directory(path: &Path, flags: OFlags) -> io::Result<File> {
+    let flags = flags | OFlags::DIRECTORY;
+    fs::OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path)
 }
 
-fn dir_mode(files: u32) -> u32 {
-    files | (files & 0o444) >> 2
+/// It is the same who of many made it.
+fn made_by_any(made: io::Result<()>) -> io::Result<()> {
+    match made {
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        other => other,
+    }
+}
+
+/// Refuses a directory, or a symbolic link to it, of a user whom nobody meant.
+fn check_owner(root: &Path, seen: &Metadata) -> Result<()> {
+    let me = rustix::process::geteuid().as_raw();
+    let named = fs::symlink_metadata(root).map_err(|e| fault("inspect", root, e))?;
+    let whole = fs::canonicalize(root).map_err(|e| fault("inspect", root, e))?;
+    for (path, of) in [(root, &named), (whole.as_path(), seen)] {
+        if of.uid() == me || of.uid() == 0 {
+            continue;
+        }
+        let above = path.parent().and_then(|above| fs::metadata(above).ok());
+        let why = if above.is_some_and(|above| above.mode() & 0o002 != 0) {
+            "stands where anybody could have put it"
+        } else if of.is_dir() && of.mode() & 0o002 != 0 {
+            "is open to everybody"
+        } else {
+            continue;
+        };
+        let what = format!(
+            "{:?} belongs to user {}, who could take every lock in it away, and {why}: use a \
+             directory of your own or of root's, or one that is shared with a group (chmod 2770)",
+            path.to_string_lossy(),
+            of.uid()
+        );
+        return Err(Error::new(ErrorKind::Config, what));
+    }
+    Ok(())
+}
+
+fn not_as_owner(root: &Path, owner: u32) -> Error {
+    let what = format!(
+        "{:?} belongs to user {owner}, and this process of root's has no right to work as that \
+         user (CAP_SETUID), so what it made would be closed to the owner: run as user {owner}",
+        root.to_string_lossy()
+    );
+    Error::new(ErrorKind::Denied, what)
 }
 
 fn create(root: &Path) -> Result<()> {
@@ -223,19 +301,12 @@ mod tests {
     }
 
     #[test]
-    fn files_are_open_to_those_whom_the_directory_is_open_to() {
-        assert_eq!(file_mode(0o700), 0o600);
-        assert_eq!(file_mode(0o755), 0o600, "claim ids are secrets");
-        assert_eq!(file_mode(0o2775), 0o660);
-        assert_eq!(file_mode(0o1777), 0o666);
-        assert_eq!(dir_mode(0o600), 0o700);
-        assert_eq!(dir_mode(0o660), 0o770);
-
+    fn a_directory_that_we_make_is_ours_alone() {
         let tmp = tempfile::tempdir().unwrap();
         let root = tmp.path().join("new/store");
         let place = Place::find(&format!("file:{}", root.display())).unwrap();
         assert_eq!(fs::metadata(&root).unwrap().permissions().mode() & 0o777, 0o700);
-        assert_eq!(place.mode, 0o600);
+        assert!(!place.rights.is_shared());
     }
 
     #[test]
@@ -248,10 +319,15 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::Config, "{error}");
             assert!(error.to_string().contains(file.to_str().unwrap()), "{error}");
         }
-        let error = Place::find("file:/proc/leasehold").unwrap_err();
-        assert!(matches!(
-            error.kind(),
-            ErrorKind::Config | ErrorKind::Denied | ErrorKind::Unreachable
-        ));
+    }
+
+    #[test]
+    fn f54_what_cannot_heal_is_told_at_once() {
+        // Nobody can make a directory there.
+        for url in ["file:///proc/nope", "file:/proc/self/nope/below"] {
+            let error = Place::find(url).unwrap_err();
+            assert!(!error.is_retryable(), "{error}");
+            assert!(error.to_string().contains("nope"), "{error}");
+        }
     }
 }

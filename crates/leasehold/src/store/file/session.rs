@@ -7,6 +7,12 @@
 //! its name only after it was opened, so none is ever seen before its life began. Everything else,
 //! `EACCES` too, counts as alive: never take a lock away on a doubt.
 //!
+//! **Gone.** To everybody else we live only while our FIFO is where they look for it. If it is not
+//! (deleted, or a directory above it moved, replaced, or mounted over), others take us for dead, or
+//! are in another store. So every join and every renewal looks there first, and what is gone once
+//! is gone for good: the FIFO is unlinked wherever it is now, so that what we held is not found
+//! held by somebody alive when the directory is moved back.
+//!
 //! **Who is told.** A write end that is kept open gets `EPOLLERR` when the last read end closes:
 //! that is how a waiter learns of a death without asking. The descriptor is close-on-exec; a child
 //! that inherits it on purpose ([`Store::lifeline`](crate::store::Store::lifeline)) keeps the
@@ -19,25 +25,26 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
 
-use rustix::fs::{FileType, Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use tokio::io::Interest;
 use tokio::net::unix::pipe::{Receiver, Sender};
 
 use super::fault::fault;
+use super::held;
 use super::place::Place;
+use super::rights::Acting;
 use crate::claim::{ClaimId, Token};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::Signal;
 
 /// The longest line that is believed to be ours.
 const LONGEST_LINE: usize = 128;
-/// How many old sessions one client looks at as it starts.
-const SWEPT: usize = 256;
+/// What the name of a FIFO ends with until it is a session's.
+pub(super) const UNBORN: &str = ".new~";
 
 /// This client's session, until it is dropped.
 #[derive(Debug)]
@@ -45,17 +52,19 @@ pub(super) struct Session {
     id: String,
     path: PathBuf,
     fifo: File,
+    /// The directory that it was made in, wherever that is now.
+    clients: File,
 }
 
 impl Session {
     /// Begins a session in the directory of all of them.
-    pub(super) fn begin(place: &Place, clients: &Path) -> Result<Self> {
+    pub(super) fn begin(place: &Place, clients: &Clients) -> Result<Self> {
+        let clients = &clients.dir;
         place.create_below(clients)?;
         let id = ClaimId::random()?.to_hex();
         let path = clients.join(&id);
-        let unborn = clients.join(format!("{id}.new~"));
-        // Others may tell us something; nobody else may read, since reading is living.
-        let mode = 0o600 | (place.mode & 0o022);
+        let unborn = clients.join(format!("{id}{UNBORN}"));
+        let mode = place.rights.inbox_mode();
         let born = (|| {
             let bits = Mode::from_raw_mode(mode);
             rustix::fs::mknodat(rustix::fs::CWD, &unborn, FileType::Fifo, bits, 0)?;
@@ -64,34 +73,48 @@ impl Session {
                 .write(true)
                 .custom_flags((OFlags::NONBLOCK | OFlags::NOFOLLOW).bits().cast_signed())
                 .open(&unborn)?;
-            fifo.set_permissions(fs::Permissions::from_mode(mode))?;
+            place.rights.share(&fifo, mode);
             fs::rename(&unborn, &path)?;
-            Ok(fifo)
+            Ok((fifo, File::open(clients)?))
         })();
         if born.is_err() {
             let _ = fs::remove_file(&unborn);
         }
-        let fifo = born.map_err(|e| fault("create the FIFO", &path, e))?;
-        Ok(Self { id, path, fifo })
+        let (fifo, clients) = born.map_err(|e| fault("create the FIFO", &path, e))?;
+        Ok(Self { id, path, fifo, clients })
     }
 
     pub(super) fn id(&self) -> &str {
         &self.id
     }
 
-    /// Fails if somebody deleted our FIFO: to everybody else we are dead then, and whatever we
-    /// took would be taken again.
+    /// Whether others find us no more: whatever we have, or take, is taken by others too. On a
+    /// doubt they do.
+    pub(super) fn is_gone(&self) -> bool {
+        let gone = matches!(held::at_path(&self.fifo, &self.path), Ok(None));
+        if gone {
+            self.unlink();
+        }
+        gone
+    }
+
+    /// Fails if we are [gone](Self::is_gone).
     pub(super) fn check(&self) -> Result<()> {
-        match rustix::fs::fstat(&self.fifo) {
-            Ok(stat) if stat.st_nlink > 0 => Ok(()),
-            _ => Err(Error::new(
+        match self.is_gone() {
+            false => Ok(()),
+            true => Err(Error::new(
                 ErrorKind::Corrupt,
                 format!(
-                    "{:?}, the sign of life of this client, was deleted by somebody: connect again",
+                    "{:?}, the sign of life of this client, was deleted by somebody, or the \
+                     store's directory was moved or replaced: connect again",
                     self.path.to_string_lossy()
                 ),
             )),
         }
+    }
+
+    fn unlink(&self) {
+        let _ = rustix::fs::unlinkat(&self.clients, self.id.as_str(), AtFlags::empty());
     }
 
     pub(super) fn lifeline(&self) -> BorrowedFd<'_> {
@@ -127,7 +150,26 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
+        self.unlink();
+    }
+}
+
+/// The directory of all sessions.
+#[derive(Clone, Debug)]
+pub(super) struct Clients {
+    pub(super) dir: PathBuf,
+    acting: Acting,
+}
+
+impl Clients {
+    pub(super) fn of(place: &Place) -> Self {
+        Self { dir: place.root.join("clients"), acting: place.acting }
+    }
+
+    /// Looks whether this session lives. The dead are buried: their FIFO is unlinked.
+    pub(super) fn probe(&self, id: &str) -> Life {
+        let _as_owner = self.acting.now();
+        probe(&self.dir, id)
     }
 }
 
@@ -140,8 +182,7 @@ pub(super) enum Life {
     Dead,
 }
 
-/// Looks whether this session lives. The dead are buried: their FIFO is unlinked.
-pub(super) fn probe(clients: &Path, id: &str) -> Life {
+fn probe(clients: &Path, id: &str) -> Life {
     // Read from a file that others can write: a name of ours, or no session at all.
     if ClaimId::from_hex(id).is_none() {
         return Life::Dead;
@@ -155,7 +196,10 @@ pub(super) fn probe(clients: &Path, id: &str) -> Life {
         Ok(fifo) => Life::Alive(Some(fifo)),
         Err(e) => match Errno::from_io_error(&e) {
             Some(Errno::NXIO) => {
-                let _ = fs::remove_file(&path);
+                // A socket that nobody listens at is answered so too, and is none of ours.
+                if fs::symlink_metadata(&path).is_ok_and(|seen| seen.file_type().is_fifo()) {
+                    let _ = fs::remove_file(&path);
+                }
                 Life::Dead
             }
             Some(Errno::NOENT) => Life::Dead,
@@ -181,31 +225,6 @@ pub(super) fn tell(mut fifo: &File, id: ClaimId, signal: Signal) {
     };
     // SIGPIPE is ignored by Rust's runtime; a failure is a lost hint.
     let _ = fifo.write(line.as_bytes());
-}
-
-/// Removes what dead clients left in a directory, looking at a few hundred files at most.
-pub(super) fn sweep(dir: &Path) {
-    let Ok(all) = fs::read_dir(dir) else { return };
-    for entry in all.flatten().take(SWEPT) {
-        let name = entry.file_name();
-        let Some(name) = name.to_str() else { continue };
-        if name.ends_with('~') {
-            remove_if_old(&entry.path());
-        } else if ClaimId::from_hex(name).is_some() {
-            probe(dir, name);
-        }
-    }
-}
-
-/// Removes a temporary that nobody can still be working on.
-fn remove_if_old(path: &Path) {
-    let age = fs::symlink_metadata(path).ok().and_then(|m| {
-        let changed = SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(m.ctime()).ok()?);
-        SystemTime::now().duration_since(changed).ok()
-    });
-    if age.is_some_and(|age| age > Duration::from_secs(60)) {
-        let _ = fs::remove_file(path);
-    }
 }
 
 /// Cuts what arrives into lines, and keeps only what is one of ours.
@@ -250,15 +269,16 @@ fn parse(line: &str) -> Option<(ClaimId, Signal)> {
 mod tests {
     use super::*;
 
-    fn place(root: &Path) -> Place {
-        Place::find(&format!("file:{}", root.display())).unwrap()
+    fn begin(root: &Path) -> Session {
+        let place = Place::find(&format!("file:{}", root.display())).unwrap();
+        Session::begin(&place, &Clients::of(&place)).unwrap()
     }
 
     #[test]
     fn a_session_lives_as_long_as_its_read_end() {
         let tmp = tempfile::tempdir().unwrap();
         let clients = tmp.path().join("clients");
-        let session = Session::begin(&place(tmp.path()), &clients).unwrap();
+        let session = begin(tmp.path());
         let id = session.id().to_owned();
         assert!(matches!(probe(&clients, &id), Life::Alive(Some(_))));
         session.check().unwrap();
@@ -266,7 +286,7 @@ mod tests {
         assert!(matches!(probe(&clients, &id), Life::Dead), "unlinked is dead");
 
         // As kill -9 leaves it: closed, but not unlinked. Looking at it buries it.
-        let session = Session::begin(&place(tmp.path()), &clients).unwrap();
+        let session = begin(tmp.path());
         let (id, path, moved) = (session.id().to_owned(), session.path.clone(), clients.join("m"));
         fs::rename(&path, &moved).unwrap();
         drop(session);
@@ -279,7 +299,7 @@ mod tests {
     fn a_deleted_fifo_is_noticed_by_its_client() {
         let tmp = tempfile::tempdir().unwrap();
         let clients = tmp.path().join("clients");
-        let session = Session::begin(&place(tmp.path()), &clients).unwrap();
+        let session = begin(tmp.path());
         fs::remove_dir_all(&clients).unwrap();
         assert_eq!(session.check().unwrap_err().kind(), ErrorKind::Corrupt);
     }

@@ -328,7 +328,6 @@ fn a_damaged_control_file_is_told_unless_the_machine_went_down() {
         for damage in [
             "rubbish",
             "{\"leasehold\":1}",
-            "{\"leasehold\":2,\"queue\":null}",
             "{\"leasehold\":1,\"long\":{\"at\":18446744073709551615,\"len\":18446744073709551615,\
              \"change\":\"00000000000000000000000000000000\"}}",
         ] {
@@ -336,7 +335,8 @@ fn a_damaged_control_file_is_told_unless_the_machine_went_down() {
             let error = store.join(&claim("x"), Mode::Try).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Corrupt, "{damage}");
             let line = error.to_string();
-            assert!(line.contains("x.lock") && line.contains("delete it"), "{line}");
+            let fix = if damage == "rubbish" { "move it away" } else { "release NAME --force" };
+            assert!(line.contains("x.lock") && line.contains(fix), "{line}");
         }
         // Torn by a power cut: whoever was in it is dead.
         fs::write(&path, "{\"leasehold\":1,\"queue\":{\"ki").unwrap();
@@ -467,4 +467,189 @@ fn watched(queue: &Queue) -> HashMap<ClaimId, HashSet<String>> {
             (e.id, sessions(&entries[from..i]))
         })
         .collect()
+}
+
+/// A person may name any directory as a store, a project's say.
+#[test]
+fn f01_what_is_not_certainly_ours_is_never_touched() {
+    let tmp = tempfile::tempdir().unwrap();
+    let root = tmp.path();
+    let random = ClaimId::random().unwrap().to_hex();
+    let theirs = [
+        "notes.txt~".to_owned(),
+        "tokens~".to_owned(),
+        format!("report.{random}~"),
+        format!("clients/{random}~"),
+        // Empty, as who locks with flock(1) has them; one in somebody's own words.
+        "locks/backup.lock".to_owned(),
+        "locks/other.lock".to_owned(),
+        "locks/notes~".to_owned(),
+    ];
+    let socket = root.join("clients").join(ClaimId::random().unwrap().to_hex());
+    let ours = [
+        format!("tokens.{random}~"),
+        format!("clients/{random}.new~"),
+        format!("locks/x.lock.{random}~"),
+    ];
+    for dir in ["locks", "clients"] {
+        fs::create_dir(root.join(dir)).unwrap();
+    }
+    for path in theirs.iter().chain(&ours) {
+        fs::write(root.join(path), "").unwrap();
+    }
+    fs::write(root.join("locks/other.lock"), "somebody's").unwrap();
+    // What nobody listens at answers as a FIFO does that nobody reads.
+    drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+    let runtime = runtime();
+    let _context = runtime.enter();
+    // They are old by the clock of a client that comes later.
+    let store = open_in_boot(root, "one", || wall_micros() + 3_600_000_000);
+    runtime.block_on(async {
+        store.list("").await.unwrap();
+        let name = Name::new("backup").unwrap();
+        assert!(store.read(&name).await.unwrap().is_none());
+        let other = Name::new("other").unwrap();
+        assert!(store.evict(&other, Evict::Holders).await.is_err());
+        assert!(store.join(&claim("other"), Mode::Try).await.is_err());
+    });
+    drop(store);
+    for path in &ours {
+        assert!(!root.join(path).exists(), "{path} was left");
+    }
+    for path in &theirs {
+        assert!(root.join(path).exists(), "{path} was deleted");
+    }
+    assert_eq!(fs::read_to_string(root.join("locks/other.lock")).unwrap(), "somebody's");
+    assert!(fs::symlink_metadata(&socket).is_ok(), "a socket was deleted");
+}
+
+#[test]
+fn f06_a_damaged_file_costs_its_own_lock_only_and_a_person_can_mend_it() {
+    let tmp = tempfile::tempdir().unwrap();
+    let runtime = runtime();
+    let _context = runtime.enter();
+    let (store, other) = (open(tmp.path()), open(tmp.path()));
+    let path = tmp.path().join("locks/x.lock");
+    runtime.block_on(async {
+        let (held, fine) = (claim("x"), claim("y"));
+        let token = take(&store, &held).await;
+        take(&store, &fine).await;
+        // As a write leaves it that could be neither finished nor undone.
+        let mut text = fs::read(&path).unwrap();
+        let half = text.len() / 2;
+        text[half..].fill(b'\n');
+        fs::write(&path, &text).unwrap();
+
+        let listed = other.list("").await.unwrap();
+        let told: Vec<_> = listed.iter().map(|l| (l.name.as_str(), l.claims.len())).collect();
+        assert_eq!(told, [("x", 0), ("y", 1)]);
+        assert!(listed[0].unreadable.as_ref().unwrap().contains("x.lock"), "{listed:?}");
+        assert_eq!(listed[1].unreadable, None);
+        let error = other.join(&claim("x"), Mode::Try).await.unwrap_err();
+        assert!(error.to_string().contains("release NAME --force"), "{error}");
+        // One hold is not known in it.
+        let one = other.evict(&held.name, Evict::Token(token)).await.unwrap_err();
+        assert_eq!(one.kind(), ErrorKind::Corrupt, "{one}");
+
+        assert_eq!(other.evict(&held.name, Evict::Holders).await.unwrap(), 1);
+        let next = claim("x");
+        assert!(take(&other, &next).await > token, "tokens fell");
+        let renew = [Renew { claim: held.clone(), lease: held.lease }];
+        assert!(matches!(store.renew(&renew).await.unwrap()[..], [Renewal::Lost]));
+        assert_eq!(store.list("").await.unwrap().len(), 2);
+        assert_eq!(store.list("").await.unwrap()[0].unreadable, None);
+    });
+}
+
+/// A control file as version 0.1 writes it; every later version must read it.
+const FORMAT_1: &str = r#"{"leasehold":1,"queue":{"kind":"semaphore","capacity":2,"leases":false,"last":1800000000000003,"entries":[{"id":"00000000000000000000000000000001","token":1800000000000001,"weight":1,"standing":"holding","since":1800000000000001,"holder":{"host":"h","pid":7,"label":"nightly"},"session":"0123456789abcdef0123456789abcdef"},{"id":"00000000000000000000000000000002","token":1800000000000002,"weight":1,"standing":"departed","since":1800000000000001,"expires":99000000000000000,"holder":{"host":"h","pid":8},"session":"0123456789abcdef0123456789abcdef"},{"id":"00000000000000000000000000000003","token":1800000000000003,"weight":2,"standing":"waiting","since":1800000000000002,"lock_delay":5,"holder":{"host":"h","pid":9},"session":"0123456789abcdef0123456789abcdef"}]}}"#;
+
+#[test]
+fn f44_the_format_is_what_it_was() {
+    let tmp = tempfile::tempdir().unwrap();
+    let runtime = runtime();
+    let _context = runtime.enter();
+    let store = open(tmp.path());
+    let (name, path) = (Name::new("x").unwrap(), tmp.path().join("locks/x.lock"));
+    fs::write(&path, format!("{FORMAT_1}\n")).unwrap();
+    // Who waits in it is dead, and goes; so does who holds. What is kept closed stays.
+    let whole = store.controls.enter(&name, false, |queue| {
+        queue.raise_last_token(1_800_000_000_000_004);
+        Some(queue.entries().len())
+    });
+    assert!(matches!(whole, Ok(Turn::Done(Some(3)))), "{whole:?}");
+    let written = fs::read_to_string(&path).unwrap();
+    let expected = FORMAT_1.replace(r#""last":1800000000000003"#, r#""last":1800000000000004"#);
+    assert_eq!(written.trim_end(), expected);
+    let info = runtime.block_on(store.read(&name)).unwrap().unwrap();
+    assert_eq!((info.kind, info.capacity, info.claims.len()), (Kind::Semaphore, 2, 1));
+    // The other two files, and what a later version may add to them.
+    let root = tmp.path().join("old");
+    fs::create_dir(&root).unwrap();
+    let ceiling = wall_micros() + 86_400_000_000;
+    fs::write(root.join("tokens"), format!("{{\"ceiling\":{ceiling},\"new\":[1]}}\n")).unwrap();
+    let of_boot = r#"{"boot":"one","base":5,"high":6,"ceiling":7,"new":{"a":1}}"#;
+    fs::write(root.join("tokens.boot"), of_boot).unwrap();
+    let mut c = claim("x");
+    c.seen = ceiling + 86_400_000_000;
+    let old = open_in_boot(&root, "one", wall_micros);
+    assert!(runtime.block_on(take(&old, &c)).get() > c.seen);
+    let read = |file: &str| -> serde_json::Value {
+        serde_json::from_str(&fs::read_to_string(root.join(file)).unwrap()).unwrap()
+    };
+    assert_eq!(read("tokens")["new"][0], 1);
+    assert_eq!(
+        (read("tokens.boot")["base"].as_u64(), &read("tokens.boot")["new"]["a"]),
+        (Some(5), &serde_json::json!(1))
+    );
+}
+
+/// Programs are upgraded one after the other: the older ones must neither break what the newer
+/// have written nor be told to get out of their way.
+#[test]
+fn f44_what_a_later_version_wrote_is_left_alone_without_harmful_advice() {
+    let tmp = tempfile::tempdir().unwrap();
+    let runtime = runtime();
+    let _context = runtime.enter();
+    let store = open(tmp.path());
+    let (name, path) = (Name::new("x").unwrap(), tmp.path().join("locks/x.lock"));
+    let harmless = |error: &Error| {
+        let line = error.to_string();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{line}");
+        assert!(line.contains("upgrade this one"), "{line}");
+        for harm in ["delete", "remove", "another", "--force"] {
+            assert!(!line.contains(harm), "{line}");
+        }
+    };
+    let later = [
+        "{\"leasehold\":2,\"queue\":null}".to_owned(),
+        "{\"leasehold\":10,\"places\":[1,2]}".to_owned(),
+        FORMAT_1.replace("\"leases\":false", "\"leases\":false,\"paused\":true"),
+        FORMAT_1.replace("\"weight\":2", "\"weight\":2,\"rank\":9"),
+        FORMAT_1.replace("\"waiting\"", "\"resting\""),
+    ];
+    runtime.block_on(async {
+        for text in &later {
+            fs::write(&path, text).unwrap();
+            harmless(&store.join(&claim("x"), Mode::Try).await.unwrap_err());
+            harmless(&store.read(&name).await.unwrap_err());
+            harmless(&store.evict(&name, Evict::Holders).await.unwrap_err());
+            let listed = store.list("").await.unwrap();
+            assert!(listed[0].unreadable.as_ref().unwrap().contains("upgrade"), "{listed:?}");
+            assert_eq!(fs::read_to_string(&path).unwrap(), *text);
+            // Nor is it taken for what a power cut has torn.
+            let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+            file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1)).unwrap();
+            harmless(&store.join(&claim("x"), Mode::Try).await.unwrap_err());
+        }
+        // A later version of the whole store.
+        let root = tmp.path().join("later");
+        fs::create_dir(&root).unwrap();
+        let text = "{\"leasehold\":2,\"ceiling\":5}";
+        fs::write(root.join("tokens"), text).unwrap();
+        let url = format!("file:{}", root.display());
+        harmless(&FileStore::open(&url, &Handle::current()).unwrap_err());
+        assert_eq!(fs::read_to_string(root.join("tokens")).unwrap(), text);
+        assert_eq!(fs::read_dir(&root).unwrap().count(), 1);
+    });
 }

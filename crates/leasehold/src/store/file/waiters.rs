@@ -5,7 +5,6 @@
 //! "waiting" and the call of `changed`. One watch for each session is shared by all waiters here.
 
 use std::collections::{HashMap, HashSet};
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::net::unix::pipe::Sender;
@@ -13,13 +12,13 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
-use super::session::{self, Life};
+use super::session::{self, Clients, Life};
 use crate::claim::{ClaimId, Token};
 use crate::store::Signal;
 
 #[derive(Debug)]
 pub(super) struct Waiters {
-    clients: PathBuf,
+    clients: Clients,
     runtime: Handle,
     state: Mutex<State>,
 }
@@ -62,7 +61,7 @@ impl Drop for Watch {
 }
 
 impl Waiters {
-    pub(super) fn new(clients: PathBuf, runtime: Handle) -> Arc<Self> {
+    pub(super) fn new(clients: Clients, runtime: Handle) -> Arc<Self> {
         Arc::new(Self { clients, runtime, state: Mutex::default() })
     }
 
@@ -141,7 +140,7 @@ impl Waiters {
                 Some(watch) => {
                     watch.waiters.insert(id);
                 }
-                None => match session::probe(&self.clients, &session) {
+                None => match self.clients.probe(&session) {
                     Life::Dead => all_live = false,
                     // Not ours to open: the heartbeat looks again.
                     Life::Alive(None) => {}

@@ -1,5 +1,6 @@
 //! What the scripts are given, and what they answer.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -31,18 +32,27 @@ macro_rules! script {
 }
 
 impl Scripts {
-    pub(super) fn new() -> Self {
+    /// Scripts by which a server lets nobody in for so long after its start.
+    pub(super) fn new(restart_delay: Duration) -> Self {
+        let started = |script: Arc<Script>| match restart_delay {
+            Duration::ZERO => script,
+            delay => Arc::new(script.with("local RESTART = 0", &restart_line(delay))),
+        };
         Self {
-            join_mutex: script!("join_mutex", "common", "join_mutex_queue"),
-            join_shared: script!("common", "join_shared"),
+            join_mutex: started(script!("restart", "join_mutex", "common", "join_mutex_queue")),
+            join_shared: started(script!("restart", "common", "join_shared")),
             renew: script!("renew"),
-            beat: script!("common", "beat"),
-            leave_mutex: script!("leave_mutex", "common", "leave_mutex_queue"),
-            leave_shared: script!("common", "leave_shared"),
-            evict: script!("common", "evict"),
-            read: script!("common", "read"),
+            beat: started(script!("restart", "common", "beat")),
+            leave_mutex: started(script!("restart", "leave_mutex", "common", "leave_mutex_queue")),
+            leave_shared: started(script!("restart", "common", "leave_shared")),
+            evict: started(script!("restart", "common", "evict")),
+            read: started(script!("restart", "common", "read")),
         }
     }
+}
+
+fn restart_line(delay: Duration) -> String {
+    format!("local RESTART = {}", millis(delay))
 }
 
 /// Whole milliseconds, at most a year; what is shorter is not none.
@@ -89,7 +99,7 @@ impl Whos {
 
 fn who(text: &str) -> Holder {
     serde_json::from_str(text).unwrap_or_else(|_| Holder {
-        host: "a client of another library".into(),
+        host: foreigner(text).into(),
         pid: 0,
         label: String::new(),
     })
@@ -100,11 +110,73 @@ fn out_of_step() -> Error {
     Error::new(ErrorKind::Corrupt, what)
 }
 
-fn foreign(name: &Name) -> Error {
-    let what = "the key of this lock was set by a client of another library and never expires, so \
-                waiting could last for ever: have that client set an expiry, or remove the key with \
-                `leasehold release NAME --force`";
+/// Whose the key of a lock is that is not one of ours, by the word of the scripts.
+fn foreigner(word: &str) -> &'static str {
+    match word {
+        "redisson" => "a Redisson client",
+        _ => "a client of another library",
+    }
+}
+
+/// A key of somebody else's that nobody can wait for. It may be a lock that is held: nothing is
+/// advised that would break it.
+fn endless(name: &Name, word: &str) -> Error {
+    let what = match word {
+        "redisson" => {
+            "held by a Redisson client, in a key that never expires, so waiting could last for \
+             ever: release it there, or use another name"
+        }
+        "number" => {
+            "the key of this lock holds a number that never expires, as a counter or a semaphore of \
+             Redisson's does: use another name, or a prefix in the URL"
+        }
+        _ => {
+            "the key of this lock was set by a client of another library and never expires, so \
+             waiting could last for ever: have that client set an expiry, or use another name"
+        }
+    };
     Error::new(ErrorKind::Corrupt, what).on(name)
+}
+
+/// A key of somebody else's that is not taken away by force.
+fn kept(name: &Name, word: &str, left: i64) -> Error {
+    let what = match (word, left) {
+        ("redisson", _) => {
+            "held by a Redisson client, which does not stop when its lock is taken away: release it \
+             there (nothing was deleted)"
+        }
+        ("number", _) => {
+            "the key holds a number that never expires, as a counter or a semaphore of Redisson's \
+             does, and no lock of ours (nothing was deleted)"
+        }
+        (_, -1) => {
+            "the key was set by somebody else and never expires: whether it is a lock, and whether \
+             it is held, only they know (nothing was deleted)"
+        }
+        _ => {
+            "what the key holds is no lock of ours, nor the random word of a lock by SET NX PX: it \
+             may be anybody's data (nothing was deleted)"
+        }
+    };
+    Error::new(ErrorKind::Corrupt, what).on(name)
+}
+
+fn held_by_foreigner(name: &Name, word: &str, left: Duration) -> Error {
+    let what = format!(
+        "{}, by a key with {} s left: try again later, or wait for it with lock()",
+        foreigner(word),
+        left.as_secs() + 1
+    );
+    Error::new(ErrorKind::Contended, what).on(name)
+}
+
+fn just_started(name: &Name, left: Duration) -> Error {
+    let what = format!(
+        "the Redis server has just started and may have forgotten who holds: nobody is let in for \
+         another {} s (restart_delay_ms in the URL)",
+        left.as_secs() + 1
+    );
+    Error::new(ErrorKind::Unreachable, what).on(name)
 }
 
 fn parts(value: Value) -> Result<Vec<Value>> {
@@ -174,11 +246,29 @@ pub(super) fn joined(claim: &Claim, value: Value) -> Result<Joined> {
         3 => {
             let kind = kind_of(text(parts.get(1))?).ok_or_else(out_of_step)?;
             let capacity = u32::try_from(int(parts.get(2))?).unwrap_or(u32::MAX);
-            Err(mismatch(claim, kind, capacity))
+            match parts.get(3) {
+                None => Err(mismatch(claim, kind, capacity)),
+                word => Err(foreign_mismatch(claim, text(word)?)),
+            }
         }
-        4 => Err(foreign(&claim.name)),
+        4 => Err(endless(&claim.name, text(parts.get(1))?)),
+        6 => {
+            let left = duration(parts.get(2))?;
+            Err(held_by_foreigner(&claim.name, text(parts.get(1))?, left))
+        }
+        7 => Err(just_started(&claim.name, duration(parts.get(1))?)),
         _ => Err(out_of_step()),
     }
+}
+
+fn foreign_mismatch(claim: &Claim, word: &str) -> Error {
+    let what = format!(
+        "asked for a {}, but the key of this name is held by {}: use another name, or a prefix in \
+         the URL",
+        claim.kind,
+        foreigner(word)
+    );
+    Error::new(ErrorKind::Mismatch, what).on(&claim.name)
 }
 
 /// The answers of `renew.lua`: nothing for those that hold nothing there.
@@ -204,7 +294,7 @@ pub(super) fn beaten(names: &[&Name], value: Value) -> Result<Vec<Renewal>> {
                 remaining: Some(duration(parts.get(2))?),
             }),
             1 => Ok(Renewal::Waiting(place(&parts)?)),
-            4 => Ok(Renewal::unknown(&foreign(name))),
+            4 => Ok(Renewal::unknown(&endless(name, text(parts.get(1))?))),
             5 => Ok(Renewal::Lost),
             _ => Err(out_of_step()),
         }
@@ -220,9 +310,58 @@ pub(super) fn number(value: &Value) -> Result<u64> {
     Ok(u64::try_from(int(Some(value))?).unwrap_or(0))
 }
 
-/// The answer of `read.lua`.
-pub(super) fn described(name: &Name, value: Value) -> Result<Option<LockInfo>> {
-    let parts = parts(value)?;
+/// The answer of `leave_*.lua`: whether the claim was there, and whether there may be dead waiters
+/// before the next that lives, so that the call is to be made again.
+pub(super) fn left(value: &Value) -> Result<(bool, bool)> {
+    let n = number(value)?;
+    Ok((n & 1 > 0, n & 2 > 0))
+}
+
+/// The answer of `evict.lua`.
+pub(super) fn evicted(name: &Name, value: Value) -> Result<usize> {
+    if let Value::Array(parts) = &value {
+        return Err(kept(name, text(parts.first())?, int(parts.get(1))?));
+    }
+    Ok(usize::try_from(number(&value)?).unwrap_or(usize::MAX))
+}
+
+/// One answer of `read.lua`.
+pub(super) struct Page {
+    info: LockInfo,
+    /// The token after which there is more.
+    pub(super) more: Option<u64>,
+}
+
+impl Page {
+    pub(super) fn of(name: &Name, value: Value) -> Result<Self> {
+        let parts = parts(value)?;
+        let more = match text(parts.get(2))? {
+            "" => None,
+            after => Some(after.parse().map_err(|_| out_of_step())?),
+        };
+        Ok(Self { info: described(name, &parts)?, more })
+    }
+
+    /// The lock, if anybody is there.
+    pub(super) fn shown(self) -> Option<LockInfo> {
+        (!self.info.claims.is_empty()).then_some(self.info)
+    }
+
+    /// Adds a later page, or what was seen before this one of what is further behind.
+    pub(super) fn append(&mut self, later: Self) {
+        if self.info.kind == later.info.kind && self.info.capacity == later.info.capacity {
+            self.info.claims.extend(later.info.claims);
+        }
+    }
+
+    /// Takes out those that wait by these claims and hold by others: granted between two pages.
+    pub(super) fn without(&mut self, holders: &Self) {
+        let held: HashSet<_> = holders.info.claims.iter().filter_map(|c| c.token).collect();
+        self.info.claims.retain(|c| c.token.is_none_or(|token| !held.contains(&token)));
+    }
+}
+
+fn described(name: &Name, parts: &[Value]) -> Result<LockInfo> {
     let kind = kind_of(text(parts.first())?).ok_or_else(out_of_step)?;
     let capacity = u32::try_from(int(parts.get(1))?).unwrap_or(u32::MAX);
     let one = |cells: &[Value]| {
@@ -233,14 +372,13 @@ pub(super) fn described(name: &Name, value: Value) -> Result<Option<LockInfo>> {
         };
         let token = u64::try_from(int(cells.get(1))?).ok().and_then(Token::new);
         let weight = u32::try_from(int(cells.get(2))?).unwrap_or(u32::MAX);
-        let (since, left) = (duration(cells.get(3))?, duration(cells.get(4))?);
+        let since = duration(cells.get(3))?;
+        let left = u64::try_from(int(cells.get(4))?).ok().map(Duration::from_micros);
         let holder = who(text(cells.get(5))?);
-        Ok(ClaimInfo::new(standing, holder, token, weight, since, Some(left)))
+        Ok(ClaimInfo::new(standing, holder, token, weight, since, left))
     };
-    let claims = parts.get(2..).unwrap_or_default().chunks(6).map(one);
-    let claims = claims.collect::<Result<Vec<_>>>()?;
-    let info = LockInfo::new(name.clone(), kind, capacity, claims);
-    Ok((!info.claims.is_empty()).then_some(info))
+    let claims = parts.get(3..).unwrap_or_default().chunks(6).map(one);
+    Ok(LockInfo::new(name.clone(), kind, capacity, claims.collect::<Result<Vec<_>>>()?))
 }
 
 /// Whether what a main key begins with is one of ours: 32 hexadecimal digits and a blank or `!`.

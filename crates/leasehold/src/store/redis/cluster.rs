@@ -51,6 +51,19 @@ struct Map {
     reads: u64,
 }
 
+impl Map {
+    /// The nodes that have slots.
+    fn masters(&self) -> Vec<Arc<Node>> {
+        let mut masters: Vec<Arc<Node>> = Vec::new();
+        for node in self.slots.iter().flatten() {
+            if !masters.iter().any(|known| Arc::ptr_eq(known, node)) {
+                masters.push(node.clone());
+            }
+        }
+        masters
+    }
+}
+
 impl Cluster {
     pub(super) fn new(
         url: &RedisUrl,
@@ -111,12 +124,7 @@ impl Cluster {
     pub(super) async fn masters(&self) -> RedisResult<Vec<Arc<Node>>> {
         let seen = self.map().reads;
         self.read_map(seen).await?;
-        let mut masters: Vec<Arc<Node>> = Vec::new();
-        for node in self.map().slots.iter().flatten() {
-            if !masters.iter().any(|known| Arc::ptr_eq(known, node)) {
-                masters.push(node.clone());
-            }
-        }
+        let masters = self.map().masters();
         if masters.is_empty() {
             return Err(unserved("no node says that it serves any slot"));
         }
@@ -128,8 +136,8 @@ impl Cluster {
         self.known(slot).map_or(0, |node| Arc::as_ptr(&node) as usize as u64)
     }
 
-    /// Runs a script on the node of its slot.
-    pub(super) async fn run(&self, request: &Request, repeated: &mut bool) -> RedisResult<Value> {
+    /// Runs a script on the node of its slot; see [`Servers::send_noting`](super::servers::Servers).
+    pub(super) async fn run(&self, request: &Request, doubt: &mut bool) -> RedisResult<Value> {
         let Request { slot, script, call, divisible } = request;
         let slot = *slot;
         let (mut failed, mut moved, mut asking) = (0, 0, None);
@@ -151,9 +159,9 @@ impl Cluster {
                 },
             };
             let answer = match asked {
-                true => ask_there(&node, script, call).await,
+                true => ask_there(&node, script, call, doubt).await,
                 false => tokio::select! {
-                    answer = node.run(script, call) => answer,
+                    answer = node.run_noting(script, call, doubt) => answer,
                     () = self.replaced(slot, &node) => Err(given_up(None)),
                 },
             };
@@ -170,13 +178,14 @@ impl Cluster {
                         if let Some(of) = map.slots.get_mut(usize::from(slot)) {
                             *of = Some(to);
                         }
+                        drop(map);
+                        self.adopt_orphans();
                     }
                 }
                 Some(Refusal::Ask) => asking = self.redirected(&node, &error),
                 Some(Refusal::TryAgain) if *divisible => return Err(error),
                 Some(Refusal::TryAgain) => sleep(&self.runtime, PAUSE).await,
                 _ if is_elsewhere(&error) => {
-                    *repeated = true;
                     failed += 1;
                     if failed >= TRIES {
                         return Err(error);
@@ -244,6 +253,8 @@ impl Cluster {
                     let mut map = self.map();
                     map.slots = slots;
                     map.reads += 1;
+                    drop(map);
+                    self.adopt_orphans();
                     return Ok(());
                 }
                 Ok(_) => {}
@@ -251,6 +262,24 @@ impl Cluster {
             }
         }
         Err(given_up(last))
+    }
+
+    /// Who joined by a node that serves nothing any more is told on a channel to which only a connection
+    /// to that node listened. All nodes pass all messages on, so any other can listen in its place.
+    fn adopt_orphans(&self) {
+        let expected = self.hears.expected();
+        if expected.is_empty() {
+            return;
+        }
+        let masters = self.map().masters();
+        let mut orphans = expected;
+        orphans.retain(|channel| !masters.iter().any(|node| node.listens_to(channel)));
+        orphans.sort_unstable();
+        orphans.dedup();
+        let heir = masters.iter().find(|node| !node.is_doubtful()).or(masters.first());
+        if let Some(heir) = heir.filter(|_| !orphans.is_empty()) {
+            heir.adopt(orphans);
+        }
     }
 
     fn slots_of(&self, told_by: &Node, ranges: &[Value]) -> Vec<Option<Arc<Node>>> {
@@ -299,13 +328,20 @@ fn reachable(at: &str, told_by: &Address) -> Option<Address> {
 }
 
 /// One request to a node that is only about to get the slot.
-async fn ask_there(node: &Arc<Node>, script: &Script, call: &Cmd) -> RedisResult<Value> {
+async fn ask_there(
+    node: &Arc<Node>,
+    script: &Script,
+    call: &Cmd,
+    doubt: &mut bool,
+) -> RedisResult<Value> {
     let mut full = None;
+    let before = std::mem::replace(doubt, true);
     loop {
         let mut pipeline = Pipeline::new();
         pipeline.add_command(redis::cmd("ASKING"));
         pipeline.add_command(full.clone().unwrap_or_else(|| call.clone()));
         let last = node.pipeline(&pipeline).await?.pop();
+        *doubt = before;
         match last.unwrap_or(Value::Nil).extract_error() {
             Err(error) if full.is_none() && refusal(&error) == Some(Refusal::NoScript) => {
                 full = Some(script.in_full(call));

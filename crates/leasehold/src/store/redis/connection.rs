@@ -18,7 +18,7 @@
 //!
 //! No timer of a caller's runtime is used, which may have none: limits are above, or on ours.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,6 +26,7 @@ use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::TcpSettings;
+use redis::io::tcp::socket2::TcpKeepalive;
 use redis::{
     AsyncConnectionConfig, Client, Cmd, ConnectionAddr, IntoConnectionInfo, Pipeline,
     ProtocolVersion, PushInfo, PushKind, RedisConnectionInfo, RedisError, RedisResult,
@@ -41,6 +42,9 @@ use crate::error::{Error, ErrorKind, Result};
 const CONNECT: Duration = Duration::from_secs(5);
 /// How long the network may keep what we send unacknowledged before the connection is given up.
 const USER_TIMEOUT: Duration = Duration::from_secs(10);
+/// A connection that is idle, since it only listens, is asked so often whether it is still there: the
+/// network may have forgotten it without a word.
+const KEEP_ALIVE: Duration = Duration::from_secs(5);
 /// A connection on which somebody waited in vain for so long gets no new calls.
 const SUSPECT: Duration = Duration::from_secs(1);
 
@@ -50,6 +54,10 @@ pub(crate) trait Hears: fmt::Debug + Send + Sync + 'static {
     fn message(&self, text: &[u8]);
     /// Some messages may have gone unheard.
     fn interrupted(&self);
+    /// The channels on which messages are expected, of whichever connection they are.
+    fn expected(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// One server, as one client of ours reaches it.
@@ -59,6 +67,9 @@ pub(crate) struct Node {
     runtime: Handle,
     channel: Option<Channel>,
     links: Mutex<HashMap<Id, Arc<Link>>>,
+    /// Channels of connections to other servers that are gone; our own thread's connection to this one
+    /// listens to them as well.
+    adopted: Mutex<BTreeSet<String>>,
     /// It did not answer lately.
     doubtful: Arc<AtomicBool>,
 }
@@ -103,6 +114,11 @@ impl Script {
         let code = code.into();
         let hash = redis::Script::new(&code).get_hash().to_owned();
         Self { code, hash }
+    }
+
+    /// The same with one part of its text replaced.
+    pub(crate) fn with(&self, part: &str, by: &str) -> Self {
+        Self::new(self.code.replacen(part, by, 1))
     }
 
     /// The call of it by its hash, with so many keys; keys and arguments are to be appended.
@@ -154,6 +170,7 @@ impl Node {
             runtime: runtime.clone(),
             channel: channel.map(|(name, hears)| Channel { name, hears }),
             links: Mutex::default(),
+            adopted: Mutex::default(),
             doubtful: Arc::default(),
         }))
     }
@@ -178,20 +195,68 @@ impl Node {
         self.link().channel.clone()
     }
 
+    /// Whether a connection to this server listens to a channel, or did.
+    pub(crate) fn listens_to(&self, channel: &str) -> bool {
+        let ours = self.channel.as_ref().and_then(|c| channel.strip_prefix(&c.name));
+        ours.is_some_and(|rest| rest.starts_with(':')) || lock(&self.adopted).contains(channel)
+    }
+
+    /// Listens to channels of connections to other servers, which are gone. Whoever listens is told
+    /// that something may have gone unheard.
+    pub(crate) fn adopt(self: &Arc<Self>, channels: Vec<String>) {
+        lock(&self.adopted).extend(channels.iter().cloned());
+        let node = self.clone();
+        drop(self.runtime.spawn(async move {
+            // If there is no connection now, the next one listens to them from its beginning.
+            let Ok(mut connected) = node.connected().await else { return };
+            for channel in channels {
+                if let Err(error) = connected.connection.subscribe(channel).await {
+                    return connected.note(&error);
+                }
+            }
+            if let Some(channel) = &node.channel {
+                channel.hears.interrupted();
+            }
+        }));
+    }
+
     /// Runs one command. What is not known is whether a command that failed was done.
     pub(crate) async fn call(&self, cmd: &Cmd) -> RedisResult<Value> {
+        self.call_noting(cmd, &mut false).await
+    }
+
+    /// The same; `doubt` becomes true where it was sent and not answered, also when this is dropped: then
+    /// it may have been done.
+    async fn call_noting(&self, cmd: &Cmd, doubt: &mut bool) -> RedisResult<Value> {
         let mut connected = self.connected().await?;
         let watched = Call::on(self, &connected);
+        let before = std::mem::replace(doubt, true);
         let answer = connected.connection.send_packed_command(cmd).await;
         watched.answered();
-        answer.and_then(Value::extract_error).inspect_err(|error| connected.note(error))
+        let answer = answer.and_then(Value::extract_error);
+        if !answer.as_ref().is_err_and(fault::is_gone) {
+            *doubt = before;
+        }
+        answer.inspect_err(|error| connected.note(error))
     }
 
     /// Runs a script; sends it in full if the server does not know it.
+    #[cfg(feature = "redlock")]
     pub(crate) async fn run(&self, script: &Script, call: &Cmd) -> RedisResult<Value> {
-        match self.call(call).await {
+        self.run_noting(script, call, &mut false).await
+    }
+
+    /// The same. `doubt` becomes true where it may
+    /// have been done though it was not answered.
+    pub(crate) async fn run_noting(
+        &self,
+        script: &Script,
+        call: &Cmd,
+        doubt: &mut bool,
+    ) -> RedisResult<Value> {
+        match self.call_noting(call, doubt).await {
             Err(error) if fault::refusal(&error) == Some(Refusal::NoScript) => {
-                self.call(&script.in_full(call)).await
+                self.call_noting(&script.in_full(call), doubt).await
             }
             answer => answer,
         }
@@ -241,6 +306,15 @@ impl Node {
         link
     }
 
+    /// What the connection of a link listens to.
+    fn channels(&self, link: &Link) -> Vec<String> {
+        let mut channels: Vec<String> = link.channel.iter().cloned().collect();
+        if link.runtime.id() == self.runtime.id() {
+            channels.extend(lock(&self.adopted).iter().cloned());
+        }
+        channels
+    }
+
     async fn connected(&self) -> RedisResult<Connected> {
         let link = self.link();
         if let Some(connected) = link.up() {
@@ -256,8 +330,7 @@ impl Node {
         };
         // In a task of the runtime that is to drive the connection; a caller that is dropped leaves
         // it to end by itself.
-        let ear = self.channel.as_ref().map(|c| c.hears.clone());
-        let ear = link.channel.clone().zip(ear);
+        let ear = self.channel.as_ref().map(|c| (self.channels(&link), c.hears.clone()));
         let task = link.runtime.spawn(connect(self.client.clone(), ear));
         let limit = {
             let _context = self.runtime.enter();
@@ -371,12 +444,16 @@ impl Ear {
 }
 
 /// Connects, logs in and listens. Runs in the runtime that is to drive the connection.
-async fn connect(client: Client, ear: Option<(String, Arc<dyn Hears>)>) -> RedisResult<Connected> {
+async fn connect(
+    client: Client,
+    ear: Option<(Vec<String>, Arc<dyn Hears>)>,
+) -> RedisResult<Connected> {
     let broken = Arc::new(AtomicBool::new(false));
     let mut config =
         AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
-    let channel = ear.as_ref().map(|(channel, _)| channel.clone());
-    if let Some((_, hears)) = ear {
+    let mut channels = Vec::new();
+    if let Some((names, hears)) = ear {
+        channels = names;
         let ear = Ear { hears, broken: broken.clone() };
         config = config.set_push_sender(move |push: PushInfo| {
             ear.hear(&push);
@@ -384,7 +461,7 @@ async fn connect(client: Client, ear: Option<(String, Arc<dyn Hears>)>) -> Redis
         });
     }
     let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-    if let Some(channel) = channel {
+    for channel in channels {
         connection.subscribe(channel).await?;
     }
     Ok(Connected { connection, broken })
@@ -422,7 +499,10 @@ fn client(address: &Address, login: &Login) -> Result<Client> {
     if let Some(password) = &login.password {
         settings = settings.set_password(password);
     }
-    let tcp = TcpSettings::default().set_nodelay(true).set_user_timeout(USER_TIMEOUT);
+    let tcp = TcpSettings::default()
+        .set_nodelay(true)
+        .set_user_timeout(USER_TIMEOUT)
+        .set_keepalive(TcpKeepalive::new().with_time(KEEP_ALIVE).with_interval(KEEP_ALIVE));
     let info = at.into_connection_info().map_err(failed)?;
     let info = info.set_redis_settings(settings).set_tcp_settings(tcp);
     let Some(tls) = &login.tls else { return Client::open(info).map_err(failed) };

@@ -1,28 +1,36 @@
 //! What is wrong with a Redis set-up: see [`crate::doctor`].
 
+use std::time::Duration;
+
 use redis::{RedisError, Value};
 
 use super::connection::Node;
-use super::fault::{self, Refusal};
-use super::probe::Info;
+use super::fault;
+use super::probe::{Info, is_hidden};
 use super::servers::Servers;
 use crate::clock::wall_micros;
 use crate::doctor::{self, Finding};
 use crate::error::Result;
 
 /// Looks at every master, and at the sentinels.
-pub(super) async fn diagnose(servers: &Servers, confirms: bool) -> Result<Vec<Finding>> {
+pub(super) async fn diagnose(
+    servers: &Servers,
+    confirms: bool,
+    restart_delay: Duration,
+) -> Result<Vec<Finding>> {
     let explain = |e: RedisError| fault::explain(&e);
     let masters = servers.masters().await.map_err(explain)?;
     let mut found = Vec::new();
     for node in &masters {
         let at = node.address().to_string();
         match node.call(&redis::cmd("INFO")).await {
-            Ok(value) => found.extend(judge(&at, &Info::of(value), confirms)),
-            Err(error) if fault::refusal(&error) == Some(Refusal::NoPermission) => {
+            Ok(value) => {
+                found.extend(judge(&at, &Info::of(value), confirms, restart_delay));
+            }
+            Err(error) if is_hidden(&error) => {
                 found.push(Finding::weak(
                     "unknown",
-                    format!("{at} does not tell this user about itself (INFO)"),
+                    format!("{at} does not tell about itself (INFO)"),
                     "eviction, persistence and replication cannot be judged",
                     "permit INFO and CONFIG|GET to the user that locks, or run the doctor as another",
                 ));
@@ -33,6 +41,15 @@ pub(super) async fn diagnose(servers: &Servers, confirms: bool) -> Result<Vec<Fi
         let synced = setting(node, "appendfsync").await;
         if synced.is_some_and(|text| !text.contains("always")) {
             found.extend(not_at_once(&at, &found));
+        }
+        let rests = setting(node, "no-appendfsync-on-rewrite").await;
+        if rests.is_some_and(|text| text.contains("yes")) && writes_a_file(&at, &found) {
+            found.push(Finding::weak(
+                "no-appendfsync-on-rewrite",
+                format!("{at} does not sync its append-only file while it writes it anew"),
+                "a power cut meanwhile forgets grants that were answered, also with appendfsync always",
+                "set no-appendfsync-on-rewrite no, or let the resource check tokens",
+            ));
         }
         if matches!(servers, Servers::Cluster(_))
             && let Some(covered) = setting(node, "cluster-require-full-coverage").await
@@ -71,7 +88,7 @@ pub(super) async fn setting(node: &Node, name: &str) -> Option<String> {
     node.call(&get).await.ok().map(|value| format!("{value:?}"))
 }
 
-fn judge(at: &str, info: &Info, confirms: bool) -> Vec<Finding> {
+fn judge(at: &str, info: &Info, confirms: bool, restart_delay: Duration) -> Vec<Finding> {
     let mut found = Vec::new();
     if let Some(policy) = info.evicts() {
         found.push(Finding::broken(
@@ -83,13 +100,7 @@ fn judge(at: &str, info: &Info, confirms: bool) -> Vec<Finding> {
         ));
     }
     if info.figure("aof_enabled") != Some("1") {
-        found.push(Finding::broken(
-            "persistence",
-            format!("{at} writes no append-only file"),
-            "a restart forgets locks that are held, so two may hold until a lease is over; tokens go \
-             on rising by the clock",
-            "set appendonly yes and appendfsync always, or let the resource check tokens",
-        ));
+        found.push(forgets(at, restart_delay));
     }
     let replicas = info.figure("connected_slaves").and_then(|n| n.parse::<u32>().ok());
     if replicas.unwrap_or(0) > 0 && !confirms {
@@ -105,10 +116,37 @@ fn judge(at: &str, info: &Info, confirms: bool) -> Vec<Finding> {
     found
 }
 
+/// Without an append-only file.
+fn forgets(at: &str, restart_delay: Duration) -> Finding {
+    let what = format!("{at} writes no append-only file");
+    if restart_delay.is_zero() {
+        return Finding::broken(
+            "persistence",
+            what,
+            "a restart forgets locks that are held, so two may hold until a lease is over; tokens go \
+             on rising by the clock",
+            "set appendonly yes and appendfsync always; or write restart_delay_ms into the URL of every \
+             client, no less than the longest lease, so that nobody is let in before all leases are \
+             over; or let the resource check tokens",
+        );
+    }
+    Finding::weak(
+        "persistence",
+        what,
+        "a restart forgets locks that are held, and nobody is let in until their leases are over \
+         (restart_delay_ms), if all clients have that in their URLs; lock-delays are forgotten",
+        "set appendonly yes and appendfsync always, or see to it that all clients have the same URL",
+    )
+}
+
+fn writes_a_file(at: &str, found: &[Finding]) -> bool {
+    let no_file = |f: &Finding| f.id == "persistence" && f.what.starts_with(&format!("{at} "));
+    !found.iter().any(no_file)
+}
+
 /// With an append-only file that is not synced each time.
 fn not_at_once(at: &str, found: &[Finding]) -> Option<Finding> {
-    let no_file = |f: &Finding| f.id == "persistence" && f.what.starts_with(&format!("{at} "));
-    (!found.iter().any(no_file)).then(|| {
+    writes_a_file(at, found).then(|| {
         Finding::weak(
             "appendfsync",
             format!("{at} does not write to its disk before it answers (appendfsync)"),

@@ -36,8 +36,10 @@ pub(crate) enum Refusal {
     NoDatabase,
     /// It is no node of a cluster.
     NoCluster,
-    /// It lacks a command that Redis 6 has.
+    /// It does not speak the protocol that Redis 6 has.
     TooOld,
+    /// It has no command of this name: somebody disabled it.
+    NoCommand,
     Other,
 }
 
@@ -76,7 +78,10 @@ const PHRASES: &[(&str, Refusal)] = &[
     ("max number of clients", Refusal::TooManyClients),
     ("DB index is out of range", Refusal::NoDatabase),
     ("invalid DB index", Refusal::NoDatabase),
-    ("unknown command", Refusal::TooOld),
+    ("unknown command 'HELLO'", Refusal::TooOld),
+    ("unknown command `HELLO`", Refusal::TooOld),
+    ("nknown command", Refusal::NoCommand),
+    ("nknown Redis command", Refusal::NoCommand),
     ("HELLO", Refusal::TooOld),
     ("Authentication", Refusal::NoAuth),
 ];
@@ -121,9 +126,41 @@ pub(crate) fn explain(error: &RedisError) -> Error {
              are right",
         ),
         None => (ErrorKind::Corrupt, "the Redis server answered what leasehold does not know"),
+        Some(Refusal::NoCommand) => return disabled(error),
+        Some(_) if is_about_keys(error) => (
+            ErrorKind::Denied,
+            "this Redis user may not touch a key that this needs: it needs ~lock-names* (with the \
+             URL's prefix) and ~leasehold:* (see docs/stores/redis.md)",
+        ),
         Some(refusal) => told(refusal),
     };
     Error::new(kind, what).because(shown(error))
+}
+
+/// Whether it is a key that the user may not touch, and not a command.
+pub(crate) fn is_about_keys(error: &RedisError) -> bool {
+    let text = error.detail().unwrap_or_default();
+    refusal(error) == Some(Refusal::NoPermission)
+        && (text.contains("one of the keys") || text.contains("access a key"))
+}
+
+/// A server that took our writes before takes none now.
+pub(crate) fn demoted(error: &RedisError) -> Error {
+    let what = "this Redis server was a master and is a replica now, which takes no writes: the \
+                fail-over is waited for; if the URL leads to it for good, write redis+sentinel://…";
+    Error::new(ErrorKind::Unreachable, what).because(shown(error))
+}
+
+fn disabled(error: &RedisError) -> Error {
+    let text = error.detail().unwrap_or_default();
+    let named = text.split(['\'', '`']).nth(1).filter(|name| !name.is_empty());
+    let named = named.unwrap_or("that leasehold needs");
+    let named: String = named.chars().filter(|c| !c.is_control()).take(40).collect();
+    let what = format!(
+        "the Redis server has no command {named}: it was disabled there (rename-command), or this is \
+         another server than Redis 6 or later, or Valkey"
+    );
+    Error::new(ErrorKind::Unsupported, what).because(shown(error))
 }
 
 fn told(refusal: Refusal) -> (ErrorKind, &'static str) {
@@ -163,7 +200,7 @@ fn told(refusal: Refusal) -> (ErrorKind, &'static str) {
         ),
         Refusal::OutOfMemory => (
             Full,
-            "the Redis server is at its maxmemory: make room, or raise it (nothing was locked)",
+            "the Redis server is at its maxmemory and lets nobody new in: make room, or raise it",
         ),
         Refusal::Disk => {
             (Full, "the Redis server cannot save to its disk and refuses writes: make room there")
@@ -179,13 +216,13 @@ fn told(refusal: Refusal) -> (ErrorKind, &'static str) {
             "this Redis user lacks a right; it needs: ~lock-names* ~leasehold:* &leasehold:* +eval \
              +evalsha +get +set +getset +del +exists +pexpire +pttl +getrange +time +publish \
              +subscribe +zadd +zrem +zcard +zrange +zrevrange +zrank +zscore +zpopmin \
-             +zrangebyscore +hget +hset +hdel +hincrby +scan; with sentinels +role, in a cluster \
+             +zrangebyscore +hget +hset +hdel +hincrby +hscan +scan; with sentinels +role, in a cluster \
              +cluster|slots +asking, for replicas +wait (see docs/stores/redis.md)",
         ),
         Refusal::WrongType => (
             Corrupt,
-            "the key of this lock holds something else than a lock: use another name or prefix, \
-             or remove the key",
+            "the key of this lock holds something else than a lock, and was left as it is: use \
+             another name, or a prefix in the URL",
         ),
         Refusal::TooManyClients => {
             (Unreachable, "the Redis server has as many clients as its maxclients allows: raise it")
@@ -199,6 +236,7 @@ fn told(refusal: Refusal) -> (ErrorKind, &'static str) {
         Refusal::TooOld => {
             (Unsupported, "this is no Redis 6 or later, nor Valkey: upgrade the server")
         }
+        Refusal::NoCommand => (Unsupported, "the Redis server lacks a command"),
         Refusal::Other => (Corrupt, "the Redis server refused a command of leasehold's"),
     }
 }

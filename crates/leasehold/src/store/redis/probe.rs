@@ -25,16 +25,20 @@ const LEAST_VERSION: u32 = 6;
 /// Between two looks at servers of which one is gone.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Connects, and tells what the store promises as it was found.
+/// Connects, and tells what the store promises as it was found; and whether it is known to take writes.
 pub(super) async fn found(
     servers: &Servers,
     url: &RedisUrl,
     runtime: &Handle,
-) -> Result<Guarantees> {
+) -> Result<(Guarantees, bool)> {
     let mut gone = None;
     let found = async {
         let masters = settled(servers, runtime, &mut gone).await;
-        judged(&masters.map_err(|e| fault::explain(&e))?, url).await
+        let masters = masters.map_err(|e| fault::explain(&e))?;
+        // Sentinels and clusters name masters only; a replica there is one that was demoted.
+        let is_master = |(_, info): &Found| info.is_some();
+        let takes_writes = fails_over(url) || masters.iter().all(is_master);
+        Ok((judged(&masters, url).await?, takes_writes))
     };
     tokio::select! {
         found = found => found,
@@ -74,13 +78,22 @@ async fn ask(servers: &Servers) -> RedisResult<Vec<Found>> {
     for node in servers.masters().await? {
         let info = match node.call(&redis::cmd("INFO")).await {
             Ok(value) => Some(Info::of(value)),
-            // A user without that right: then nothing is promised that INFO would have shown.
-            Err(error) if fault::refusal(&error) == Some(Refusal::NoPermission) => None,
+            // Then nothing is promised that INFO would have shown.
+            Err(error) if is_hidden(&error) => None,
             Err(error) => return Err(error),
         };
         found.push((node, info));
     }
     Ok(found)
+}
+
+/// Whether the server keeps INFO to itself: from this user, or from everybody.
+pub(super) fn is_hidden(error: &RedisError) -> bool {
+    matches!(fault::refusal(error), Some(Refusal::NoPermission | Refusal::NoCommand))
+}
+
+fn fails_over(url: &RedisUrl) -> bool {
+    !matches!(url.deployment, Deployment::Single(_))
 }
 
 async fn judged(masters: &[Found], url: &RedisUrl) -> Result<Guarantees> {
@@ -89,16 +102,33 @@ async fn judged(masters: &[Found], url: &RedisUrl) -> Result<Guarantees> {
     for info in &facts {
         info.check(url)?;
     }
-    let mut synced = !hidden;
+    if hidden && !url.restart_delay.is_zero() {
+        let what = "restart_delay_ms needs INFO, by which the server tells how long it has been up, and \
+                    does not to this user: permit it (+info)";
+        return Err(Error::new(ErrorKind::Config, what));
+    }
+    let mut kept = Durability::Disk;
     for (node, info) in masters {
-        synced &= info.as_ref().and_then(|info| info.figure("aof_enabled")) == Some("1")
-            && setting(node, "appendfsync").await.is_some_and(|text| text.contains("always"));
+        kept = kept.min(keeps(node, info.as_ref()).await);
     }
     let evicts = facts.iter().find_map(|info| info.evicts());
     if let Some(policy) = &evicts {
         telemetry::evicting(policy);
     }
-    Ok(promised(url, synced, evicts.as_deref(), hidden))
+    Ok(promised(url, kept, evicts.as_deref(), hidden))
+}
+
+/// What the keys of a server outlive. An append-only file that is not synced each time has been written
+/// all the same before the answer goes out, so the end of the process alone loses nothing.
+async fn keeps(node: &Node, info: Option<&Info>) -> Durability {
+    if info.and_then(|info| info.figure("aof_enabled")) != Some("1") {
+        return Durability::Process;
+    }
+    let always = setting(node, "appendfsync").await.is_some_and(|text| text.contains("always"));
+    let rests = setting(node, "no-appendfsync-on-rewrite").await;
+    // Not told: then as Redis has it, who has said `always` before.
+    let rests = rests.is_some_and(|text| text.contains("yes"));
+    if always && !rests { Durability::Disk } else { Durability::Machine }
 }
 
 /// The answer to INFO.
@@ -157,8 +187,8 @@ impl Info {
     }
 }
 
-fn promised(url: &RedisUrl, synced: bool, evicts: Option<&str>, unknown: bool) -> Guarantees {
-    let fails_over = !matches!(url.deployment, Deployment::Single(_));
+fn promised(url: &RedisUrl, kept: Durability, evicts: Option<&str>, unknown: bool) -> Guarantees {
+    let fails_over = fails_over(url);
     let mut notes: Vec<Cow<'static, str>> = vec![
         "Leases end by the server's wall clock: a step ahead ends them early, and only the token \
          then tells two holders apart; a step back keeps a dead holder's lock for so much longer."
@@ -169,13 +199,43 @@ fn promised(url: &RedisUrl, synced: bool, evicts: Option<&str>, unknown: bool) -
         "Clients of the SET NX PX recipe on the same key are respected and respect us; they stand in \
          no queue, and get no turn while our own waiters hand over to each other."
             .into(),
-        "Listing goes through all keys of the database (SCAN).".into(),
+        "Listing goes through all keys of the database (SCAN), and lists no locks that only other \
+         libraries' clients hold."
+            .into(),
     ];
-    if fails_over {
-        notes.push(
-            "Replication is asynchronous: a fail-over may lose the latest grants, so two may hold \
-             until the first one's lease ends; a resource that checks tokens is safe."
+    match url.deployment {
+        Deployment::Single(_) => {}
+        Deployment::Sentinel { .. } => notes.push(
+            "Replication is asynchronous: a fail-over may lose the latest grants. An old master that \
+             goes on, cut off from the others, renews them until it is demoted, or until the client \
+             hears from a sentinel that there is another (it asks each second): two may hold for so \
+             long, and for longer than a lease; a resource that checks tokens is safe."
                 .into(),
+        ),
+        Deployment::Cluster(_) => notes.push(
+            "Replication is asynchronous: a fail-over may lose the latest grants. An old master that \
+             goes on, cut off from the others, renews them until it has noticed \
+             (cluster-node-timeout): two may hold for so long, and for longer than a lease; a \
+             resource that checks tokens is safe."
+                .into(),
+        ),
+    }
+    if kept == Durability::Process && !unknown {
+        notes.push(
+            "The server keeps nothing over a restart (no append-only file): who holds is forgotten, \
+             and tokens rise by its clock alone."
+                .into(),
+        );
+    }
+    if !url.restart_delay.is_zero() {
+        notes.push(
+            format!(
+                "A server that restarted lets nobody in for {:?}, by which time all leases that it may \
+                 have forgotten are over: as long as the URL of every client says so \
+                 (restart_delay_ms). Not after FLUSHALL, a fail-over, or clients of other libraries.",
+                url.restart_delay
+            )
+            .into(),
         );
     }
     if matches!(url.deployment, Deployment::Cluster(_)) {
@@ -211,7 +271,8 @@ fn promised(url: &RedisUrl, synced: bool, evicts: Option<&str>, unknown: bool) -
     }
     if unknown {
         notes.push(
-            "INFO is not permitted to this user: persistence and eviction are unknown.".into(),
+            "INFO is disabled or not permitted to this user: persistence and eviction are unknown."
+                .into(),
         );
     }
     Guarantees {
@@ -222,15 +283,20 @@ fn promised(url: &RedisUrl, synced: bool, evicts: Option<&str>, unknown: bool) -
         clock: ClockModel::Wall,
         lock_delay: true,
         at_least: true,
-        grant: if synced && !fails_over { Durability::Disk } else { Durability::Process },
-        token: Durability::Disk,
+        // Keys that are thrown away are gone without any crash at all.
+        grant: if fails_over || evicts.is_some() { Durability::Process } else { kept },
+        token: if evicts.is_some() { Durability::Process } else { kept },
         on_pause: Survival::Fenced,
         on_clock_step: Survival::Fenced,
-        on_store_crash: match (synced, evicts) {
-            (true, None) => Survival::Exclusive,
+        on_store_crash: match evicts {
+            None if kept == Durability::Disk || !url.restart_delay.is_zero() => Survival::Exclusive,
             _ => Survival::Fenced,
         },
-        on_failover: if fails_over { Survival::Fenced } else { Survival::NotApplicable },
+        // Nothing is exclusive where locks are thrown away: whoever demands that it be is refused.
+        on_failover: match fails_over || evicts.is_some() {
+            true => Survival::Fenced,
+            false => Survival::NotApplicable,
+        },
         on_partition: Survival::Fenced,
         recovery: Duration::from_secs(if fails_over { 10 } else { 2 }),
         notes: notes.into(),

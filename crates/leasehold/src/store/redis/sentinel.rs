@@ -3,10 +3,15 @@
 //! The driver does not follow fail-overs, so this does: the sentinels are asked, at once, whom they
 //! call the master; whoever is named must say of itself that it is one. That is asked when there is
 //! no connection yet, when one broke, when a server says that it takes no writes, and each second for
-//! which an answer does not come. A master that is cut off from its sentinels but not from us goes on as master until
-//! it is told: with asynchronous replication nothing here can prevent that, and the store's
-//! guarantees say so.
+//! which an answer does not come.
+//!
+//! A master that is cut off from its sentinels but not from us goes on as master until it is told, and
+//! acknowledges renewals that its successor knows nothing of. So one sentinel is asked each second
+//! whether there was a fail-over; who knows of a later one (by its number, the configuration epoch) is
+//! believed before those who know of an earlier one, and before the server's own word. Where the
+//! sentinels cannot be reached either, nothing here can tell, and the store's guarantees say so.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -37,6 +42,11 @@ pub(super) struct Sentinel {
     channel: String,
     hears: Arc<dyn Hears>,
     current: Mutex<Option<Arc<Node>>>,
+    /// The greatest number of a fail-over that a sentinel has told: who tells of an earlier one has not
+    /// heard of it yet.
+    epoch: AtomicU64,
+    /// That of the current master.
+    chosen: AtomicU64,
     /// Held by whoever looks for the master.
     looking: tokio::sync::Mutex<()>,
 }
@@ -59,6 +69,8 @@ impl Sentinel {
             channel: channel.to_owned(),
             hears: hears.clone(),
             current: Mutex::default(),
+            epoch: AtomicU64::new(0),
+            chosen: AtomicU64::new(0),
             looking: tokio::sync::Mutex::default(),
         })
     }
@@ -68,12 +80,13 @@ impl Sentinel {
         self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs a script on the master, whoever it is by now.
+    /// Runs a script on the master, whoever it is by now; see
+    /// [`Servers::send_noting`](super::servers::Servers).
     pub(super) async fn run(
         &self,
         script: &Script,
         call: &Cmd,
-        repeated: &mut bool,
+        doubt: &mut bool,
     ) -> RedisResult<Value> {
         let mut last = None;
         for tries in 0..TRIES {
@@ -88,12 +101,11 @@ impl Sentinel {
                 }
             };
             let answer = tokio::select! {
-                answer = node.run(script, call) => answer,
+                answer = node.run_noting(script, call, doubt) => answer,
                 () = self.replaced(&node) => Err(given_up(None)),
             };
             match answer {
                 Err(error) if is_elsewhere(&error) => {
-                    *repeated = true;
                     self.doubt(&node);
                     last = Some(error);
                 }
@@ -111,6 +123,24 @@ impl Sentinel {
             if self.ask().await.is_ok_and(|at| at != *node.address()) {
                 return;
             }
+        }
+    }
+
+    /// Asks one of the sentinels, in their turn. A master that they have replaced may go on, and answer
+    /// us, until somebody demotes it: its renewals are worth nothing.
+    pub(super) async fn watch(&self, turn: usize) {
+        let Some(known) = self.known() else { return };
+        let count = self.sentinels.len().max(1);
+        let Some(sentinel) = self.sentinels.get(turn % count) else { return };
+        let Ok(Ok(told)) = tokio::time::timeout(ASKED, told(sentinel, &self.name)).await else {
+            return;
+        };
+        self.epoch.fetch_max(told.epoch, Ordering::Relaxed);
+        let newer = told.epoch > self.chosen.load(Ordering::Relaxed);
+        if told.at.is_some_and(|at| newer && at != *known.address()) {
+            self.doubt(&known);
+            // Those who wait ask there; who holds does so at the next renewal.
+            let _ = self.master().await;
         }
     }
 
@@ -135,7 +165,7 @@ impl Sentinel {
         if let Some(node) = self.known() {
             return Ok(node);
         }
-        let at = self.ask().await?;
+        let (at, epoch) = self.asked().await?;
         let before = self.current().clone().filter(|node| *node.address() == at);
         let node = match before {
             Some(node) => node,
@@ -157,6 +187,7 @@ impl Sentinel {
             Err(error) if !is_elsewhere(&error) => {}
             Err(error) => return Err(error),
         }
+        self.chosen.store(epoch, Ordering::Relaxed);
         let changed = self.current().replace(node.clone()).is_some_and(|b| !Arc::ptr_eq(&b, &node));
         if changed {
             self.hears.interrupted();
@@ -171,18 +202,6 @@ impl Sentinel {
         let mut all = Vec::new();
         for node in &self.sentinels {
             let answer = self.in_time(node, &cmd).await;
-            let figure = |value: &Value, name: &str| match value {
-                Value::Map(pairs) => {
-                    let found = pairs.iter().find(|(key, _)| is_word(Some(key), name.as_bytes()));
-                    found.and_then(|(_, value)| number(value))
-                }
-                Value::Array(flat) => {
-                    let mut pairs = flat.chunks_exact(2);
-                    let found = pairs.find(|pair| is_word(pair.first(), name.as_bytes()));
-                    found.and_then(|pair| number(pair.get(1)?))
-                }
-                _ => None,
-            };
             all.push(answer.ok().and_then(|value| {
                 Some((figure(&value, "num-other-sentinels")?, figure(&value, "quorum")?))
             }));
@@ -199,29 +218,40 @@ impl Sentinel {
         }
     }
 
-    /// Asks all sentinels; the first good answer counts.
+    /// Asks all sentinels; the first good answer counts that tells of no earlier fail-over than we know
+    /// of. Where most answer and all are behind, they were set up anew.
     pub(super) async fn ask(&self) -> RedisResult<Address> {
+        self.asked().await.map(|(at, _)| at)
+    }
+
+    /// The same, and the number of the fail-over.
+    async fn asked(&self) -> RedisResult<(Address, u64)> {
         let mut asked = JoinSet::new();
         for node in &self.sentinels {
-            let node = node.clone();
-            let mut cmd = redis::cmd("SENTINEL");
-            cmd.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.name);
+            let (node, name) = (node.clone(), self.name.clone());
             // On our own thread, where there are timers.
-            let one = async move { tokio::time::timeout(ASKED, node.call(&cmd)).await };
+            let one = async move { tokio::time::timeout(ASKED, told(&node, &name)).await };
             asked.spawn_on(one, &self.runtime);
         }
-        let mut last = None;
-        let mut unknown = false;
+        let (mut last, mut unknown, mut behind) = (None, false, Vec::new());
         while let Some(answer) = asked.join_next().await {
             match answer {
-                Ok(Ok(Ok(Value::Array(parts)))) => {
-                    if let Some(at) = named(&parts) {
-                        return Ok(at);
+                Ok(Ok(Ok(Told { at: Some(at), epoch }))) => {
+                    if epoch >= self.epoch.fetch_max(epoch, Ordering::Relaxed) {
+                        return Ok((at, epoch));
                     }
+                    behind.push((epoch, at));
                 }
-                Ok(Ok(Ok(_))) => unknown = true,
+                Ok(Ok(Ok(Told { at: None, .. }))) => unknown = true,
                 Ok(Ok(Err(error))) => last = Some(error),
                 Ok(Err(_)) | Err(_) => {}
+            }
+        }
+        if behind.len() > self.sentinels.len() / 2 {
+            behind.sort_by_key(|(epoch, _)| *epoch);
+            if let Some((epoch, at)) = behind.pop() {
+                self.epoch.store(epoch, Ordering::Relaxed);
+                return Ok((at, epoch));
             }
         }
         if unknown {
@@ -229,9 +259,44 @@ impl Sentinel {
             return Err((redis::ErrorKind::MasterNameNotFoundBySentinel, what).into());
         }
         Err(last.unwrap_or_else(|| {
-            let what = "no sentinel answers";
+            let what = "no sentinel answers that knows of the last fail-over";
             std::io::Error::new(std::io::ErrorKind::TimedOut, what).into()
         }))
+    }
+}
+
+/// Whom a sentinel calls the master, and the number of the fail-over that made it so.
+struct Told {
+    at: Option<Address>,
+    epoch: u64,
+}
+
+async fn told(sentinel: &Node, name: &str) -> RedisResult<Told> {
+    let mut both = redis::Pipeline::new();
+    both.cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(name);
+    both.cmd("SENTINEL").arg("MASTER").arg(name);
+    let mut answers = sentinel.pipeline(&both).await?.into_iter();
+    let at = match answers.next().unwrap_or(Value::Nil).extract_error()? {
+        Value::Array(parts) => named(&parts),
+        _ => None,
+    };
+    let known = answers.next().unwrap_or(Value::Nil);
+    Ok(Told { at, epoch: figure(&known, "config-epoch").map_or(0, u64::from) })
+}
+
+/// One figure of what a sentinel says of a master.
+fn figure(value: &Value, name: &str) -> Option<u32> {
+    match value {
+        Value::Map(pairs) => {
+            let found = pairs.iter().find(|(key, _)| is_word(Some(key), name.as_bytes()));
+            found.and_then(|(_, value)| number(value))
+        }
+        Value::Array(flat) => {
+            let mut pairs = flat.chunks_exact(2);
+            let found = pairs.find(|pair| is_word(pair.first(), name.as_bytes()));
+            found.and_then(|pair| number(pair.get(1)?))
+        }
+        _ => None,
     }
 }
 

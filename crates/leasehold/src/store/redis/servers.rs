@@ -19,6 +19,8 @@ use super::sentinel::Sentinel;
 use super::url::{Deployment, RedisUrl};
 use crate::error::Result;
 
+/// How often a sentinel is asked whether there is another master, each in its turn.
+const WATCH: Duration = Duration::from_secs(1);
 /// How often a request is sent at most.
 pub(super) const TRIES: u32 = 4;
 
@@ -95,6 +97,24 @@ impl Servers {
         }
     }
 
+    /// Looks now and then whether the sentinels name another master by now, for as long as the store is
+    /// used.
+    pub(super) fn watch(self: &Arc<Self>, runtime: &Handle) {
+        let Self::Sentinel(_) = &**self else { return };
+        let watched = Arc::downgrade(self);
+        drop(runtime.spawn(async move {
+            let mut turn = 0;
+            loop {
+                tokio::time::sleep(WATCH).await;
+                let Some(servers) = watched.upgrade() else { return };
+                if let Self::Sentinel(sentinel) = &*servers {
+                    sentinel.watch(turn).await;
+                }
+                turn += 1;
+            }
+        }));
+    }
+
     /// Which member of the store serves this slot, as a number.
     pub(super) fn member(&self, slot: u16) -> u64 {
         match self {
@@ -108,24 +128,22 @@ impl Servers {
         self.send_noting(request, &mut false).await
     }
 
-    /// The same; notes whether it was sent again though it may have been done before.
+    /// The same; notes in `doubt` whether it was sent before without an answer, so that it may have been
+    /// done twice. A server that refuses it, or is not reached, has not done it.
     pub(super) async fn send_noting(
         &self,
         request: &Request,
-        repeated: &mut bool,
+        doubt: &mut bool,
     ) -> RedisResult<Value> {
         let Request { script, call, .. } = request;
         match self {
-            Self::Single(node) => match node.run(script, call).await {
+            Self::Single(node) => match node.run_noting(script, call, doubt).await {
                 // The server may have been restarted since the connection was last used.
-                Err(error) if fault::is_gone(&error) => {
-                    *repeated = true;
-                    node.run(script, call).await
-                }
+                Err(error) if fault::is_gone(&error) => node.run_noting(script, call, doubt).await,
                 answer => answer,
             },
-            Self::Sentinel(sentinel) => sentinel.run(script, call, repeated).await,
-            Self::Cluster(cluster) => cluster.run(request, repeated).await,
+            Self::Sentinel(sentinel) => sentinel.run(script, call, doubt).await,
+            Self::Cluster(cluster) => cluster.run(request, doubt).await,
         }
     }
 

@@ -102,6 +102,8 @@ pub(crate) struct RedisUrl {
     /// Main keys are this and the lock's name.
     pub(crate) prefix: String,
     pub(crate) replicas: Option<Replicas>,
+    /// For how long after its start a server lets nobody in.
+    pub(crate) restart_delay: Duration,
 }
 
 /// What all URLs with hosts have in common; also those of other stores on Redis servers.
@@ -287,11 +289,14 @@ impl RedisUrl {
     fn finish(deployment: Deployment, mut parts: Parts, sentinel_login: Login) -> Result<Self> {
         let prefix = parts.prefix()?;
         let replicas = replicas(&mut parts)?;
+        let restart_delay = parts.number("restart_delay_ms", 0, 86_400_000)?;
+        let restart_delay = Duration::from_millis(restart_delay.unwrap_or(0));
         parts.done(
-            "prefix, tls_ca, replicas, replicas_ms, replicas_short, for sentinels sentinel_user and \
+            "prefix, tls_ca, replicas, replicas_ms, replicas_short, restart_delay_ms, for sentinels sentinel_user and \
              sentinel_password, for redis+unix: db, user and password",
         )?;
-        Ok(Self { deployment, login: parts.login, sentinel_login, prefix, replicas })
+        let login = parts.login;
+        Ok(Self { deployment, login, sentinel_login, prefix, replicas, restart_delay })
     }
 }
 

@@ -2,7 +2,9 @@
 //!
 //! - *A node is slow*: after its time it counts as silent. What was sent to it goes on its way, and a
 //!   vote that it gives later is one more vote, or is released with the others: a release follows the
-//!   request on the same connection.
+//!   request on the same connection. What was *not* sent yet (the node was being met, or did not know
+//!   the script) when the attempt is over or the claim was given up is not sent any more: it would
+//!   come after the release.
 //! - *No majority*: what was got is released on every node that may have given it, at once, so that
 //!   those who were faster find a majority.
 //! - *Two meet* and each gets some nodes: both release. Who has waited longest, as the nodes tell
@@ -14,6 +16,7 @@
 use std::collections::HashMap;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::mpsc;
@@ -135,7 +138,7 @@ impl Inner {
     pub(super) async fn attempt(
         self: &Arc<Self>,
         claim: &Claim,
-        entry: &Entry,
+        entry: &Arc<Entry>,
         waits: bool,
     ) -> Outcome {
         let number = entry.next_attempt();
@@ -204,7 +207,10 @@ impl Inner {
             Some(token) if valid && !entry.has_left() => {
                 return Outcome::Held { token, value, start };
             }
-            _ => self.release_some(claim, number, |i| !refused[i]),
+            _ => {
+                ballot.over.store(true, Ordering::SeqCst);
+                self.release_some(claim, number, |i| !refused[i]);
+            }
         }
         if token.is_some() && !valid {
             return Outcome::Failed(Error::new(
@@ -216,7 +222,7 @@ impl Inner {
                 ),
             ));
         }
-        self.not_held(round, others, &troubles, elapsed)
+        self.not_held(round, others, troubles, elapsed)
     }
 
     /// What an attempt came to that is not held.
@@ -224,7 +230,7 @@ impl Inner {
         &self,
         round: Round,
         others: Vec<Option<Other>>,
-        troubles: &[(usize, Trouble)],
+        troubles: Vec<(usize, Trouble)>,
         took: Duration,
     ) -> Outcome {
         let needed = majority(self.nodes.len());
@@ -237,7 +243,7 @@ impl Inner {
         let mut busy: Vec<Other> = others.into_iter().flatten().collect();
         let unheard = self.nodes.len() - granted - busy.len() - troubles.len();
         if granted + busy.len() + unheard < needed || busy.is_empty() {
-            return Outcome::Failed(self.too_few(granted, troubles));
+            return Outcome::Failed(self.too_few(granted, busy.len(), troubles));
         }
         busy.sort_by_key(|other| other.left.unwrap_or(Duration::MAX));
         let lasting = busy.iter().filter(|other| other.left.is_none()).count();
@@ -265,23 +271,61 @@ impl Inner {
         Outcome::Busy(Busy { holders, decided, ahead, head_remaining, took })
     }
 
-    fn too_few(&self, granted: usize, troubles: &[(usize, Trouble)]) -> Error {
-        let explained = |(i, trouble): &(usize, Trouble)| trouble.explain(self.nodes[*i].address());
-        let all: Vec<Error> = troubles.iter().map(explained).collect();
-        let passing = all.iter().any(|e| e.kind() == ErrorKind::Unreachable) || all.is_empty();
-        let kind = match passing {
-            true => ErrorKind::Unreachable,
-            false => all.first().map_or(ErrorKind::Unreachable, Error::kind),
+    fn too_few(&self, granted: usize, busy: usize, mut troubles: Vec<(usize, Trouble)>) -> Error {
+        let needed = majority(self.nodes.len());
+        let heard = granted + busy;
+        // Those that were not waited for, but are known to have no vote yet.
+        let now = self.claims.now();
+        for (i, node) in self.nodes.iter().enumerate() {
+            let left = node.run().map(|run| run.votes_from().since(now)).unwrap_or_default();
+            if !left.is_zero() && troubles.iter().all(|(other, _)| *other != i) {
+                troubles.push((i, Trouble::Young(left)));
+            }
+        }
+        let mut young: Vec<Duration> = troubles.iter().filter_map(|(_, t)| t.votes_in()).collect();
+        young.sort_unstable();
+        // Without so many of them there is no majority, whoever else comes back.
+        let without = needed.saturating_sub(self.nodes.len() - young.len());
+        let again = match without.checked_sub(1) {
+            Some(last) => young.get(last).copied(),
+            // The others may come back before; if they do not, these will do.
+            None => (heard + young.len() >= needed).then_some(Duration::ZERO),
         };
-        let what = format!(
-            "{} of {} nodes voted and {} are needed",
-            granted,
-            self.nodes.len(),
-            majority(self.nodes.len()),
-        );
+        let what = format!("{granted} of {} servers voted, {needed} are needed", self.nodes.len());
+        let error = self.in_trouble(what, &troubles);
+        match again {
+            Some(again) => error.not_before(again),
+            None => error,
+        }
+    }
+
+    /// An error because of some nodes, each trouble told once.
+    pub(super) fn in_trouble(&self, what: String, troubles: &[(usize, Trouble)]) -> Error {
+        let mut told: Vec<(ErrorKind, String, Vec<String>)> = Vec::new();
+        // The longest time that any of them still has no vote is told of all.
+        let longest = troubles.iter().filter_map(|(_, trouble)| trouble.votes_in()).max();
+        for (i, trouble) in troubles {
+            let (kind, text) = match (trouble.votes_in(), longest) {
+                (Some(_), Some(longest)) => Trouble::Young(longest).told(),
+                _ => trouble.told(),
+            };
+            let node = self.nodes[*i].address().to_string();
+            match told.iter_mut().find(|(_, other, _)| *other == text) {
+                Some((_, _, nodes)) => nodes.push(node),
+                None => told.push((kind, text, vec![node])),
+            }
+        }
+        let passing = told.iter().any(|(kind, ..)| *kind == ErrorKind::Unreachable);
+        let kind = match told.first() {
+            Some((kind, ..)) if !passing => *kind,
+            _ => ErrorKind::Unreachable,
+        };
         let error = Error::new(kind, what);
-        let reasons: Vec<String> = all.iter().map(Error::reason).collect();
-        if reasons.is_empty() { error } else { error.because(reasons.join("; ")) }
+        let told: Vec<String> = told
+            .into_iter()
+            .map(|(_, text, nodes)| format!("{}: {text}", nodes.join(", ")))
+            .collect();
+        if told.is_empty() { error } else { error.because(told.join("; ")) }
     }
 
     async fn vote(&self, node: usize, ballot: &Ballot) -> Result<Vote, Trouble> {
@@ -290,14 +334,19 @@ impl Inner {
         if let Some(twin) = self.twin_of(node) {
             return Err(twin);
         }
-        let mut answer = at.take(|call| ballot.fill(call, &at.channel())).await?;
-        match answer.text().as_deref() {
+        let fill = |call| ballot.fill(call, &at.channel());
+        let mut answer = at.take(fill, || ballot.is_over()).await?;
+        let word = answer.text();
+        if word.as_deref() == Some("forgot") {
+            return Err(Trouble::Forgot);
+        }
+        at.has_voted();
+        match word.as_deref() {
             Some("granted") => match (answer.natural(), answer.natural()) {
                 (Some(stored), Some(last)) => Ok(Vote::Granted { stored: stored == 1, last }),
                 _ => Err(Trouble::Strange),
             },
             Some("busy") => Other::read(&mut answer).map(Vote::Busy).ok_or(Trouble::Strange),
-            Some("forgot") => Err(Trouble::Forgot),
             _ => Err(Trouble::Strange),
         }
     }
@@ -305,7 +354,7 @@ impl Inner {
     fn ballot(
         &self,
         claim: &Claim,
-        entry: &Entry,
+        entry: &Arc<Entry>,
         number: u64,
         proposal: u64,
         waits: bool,
@@ -317,7 +366,9 @@ impl Inner {
             lease: millis(claim.lease),
             proposal,
             holder: serde_json::to_string(&*claim.holder).unwrap_or_default(),
-            waits: waits.then(|| (entry.since(), millis(claim.waiter_lease))),
+            waits: waits.then(|| (entry.waited(), millis(claim.waiter_lease))),
+            entry: entry.clone(),
+            over: AtomicBool::new(false),
         }
     }
 
@@ -329,7 +380,7 @@ impl Inner {
         value: &str,
         mut token: u64,
     ) -> Option<u64> {
-        // A second time if a node remembers more than it told: its memory has had its turn between.
+        // A second time if a node remembers more than it told: it lost the name's record between.
         for _ in 0..2 {
             let mut answers = self.ask_each(self.node_timeout, LATE, |i| {
                 let (inner, keys) = (self.clone(), self.keys(&claim.name));
@@ -387,16 +438,23 @@ struct Ballot {
     lease: u64,
     proposal: u64,
     holder: String,
-    /// Since when it waits, and until how many milliseconds from now it counts as alive.
+    /// For how long it has waited, and for how much longer it counts as alive, in milliseconds.
     waits: Option<(u64, u64)>,
+    entry: Arc<Entry>,
+    over: AtomicBool,
 }
 
 impl Ballot {
+    /// What it gets now would not be released any more.
+    fn is_over(&self) -> bool {
+        self.over.load(Ordering::SeqCst) || self.entry.has_left()
+    }
+
     fn fill(&self, mut call: redis::Cmd, channel: &str) -> redis::Cmd {
         call.arg(&self.keys[..]).arg("take").arg(&self.claim).arg(self.number).arg(self.lease);
         call.arg(self.proposal).arg(&self.holder).arg("");
-        if let Some((since, alive)) = self.waits {
-            call.arg(waiter(&self.claim, channel, &self.holder)).arg(since).arg(alive);
+        if let Some((waited, alive)) = self.waits {
+            call.arg(waiter(&self.claim, channel, &self.holder)).arg(waited).arg(alive);
         }
         call
     }

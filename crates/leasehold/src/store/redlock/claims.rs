@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 
 use super::round::majority;
 use crate::claim::{Claim, ClaimId, Token};
-use crate::clock::{Clock, Moment, wall_micros};
+use crate::clock::{Clock, Moment};
 use crate::store::redis::connection::Hears;
 
 /// One claim of this client.
@@ -28,8 +28,9 @@ pub(super) struct Entry {
     woken: Notify,
     /// The highest token that nodes told of this name.
     seen: AtomicU64,
-    /// Since when it is here, in milliseconds of the wall clock: whom nodes wake first.
-    since: u64,
+    /// Since when it is here: nodes wake first who has waited longest. Each is told for how long, since
+    /// our wall clock is not theirs.
+    since: Moment,
     /// Whether it stands among those who wait.
     pub(super) waits: AtomicBool,
 }
@@ -59,7 +60,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Entry {
-    fn new(nodes: usize) -> Self {
+    fn new(nodes: usize, since: Moment) -> Self {
         let state = State { freed: vec![false; nodes], ..State::default() };
         Self {
             gate: tokio::sync::Mutex::default(),
@@ -68,7 +69,7 @@ impl Entry {
             state: Mutex::new(state),
             woken: Notify::new(),
             seen: AtomicU64::new(0),
-            since: wall_micros() / 1_000,
+            since,
             waits: AtomicBool::new(false),
         }
     }
@@ -79,8 +80,10 @@ impl Entry {
         self.attempts.fetch_add(1, Ordering::SeqCst) + 1
     }
 
-    pub(super) fn since(&self) -> u64 {
-        self.since
+    /// For how many milliseconds it has waited.
+    pub(super) fn waited(&self) -> u64 {
+        let waited = Clock::default().now().since(self.since);
+        u64::try_from(waited.as_millis()).unwrap_or(u64::MAX)
     }
 
     pub(super) fn saw(&self, token: u64) {
@@ -200,7 +203,10 @@ impl Claims {
             let now = self.now();
             entries.retain(|_, entry| entry.held().is_none_or(|held| held.until > now));
         }
-        entries.entry(claim.id).or_insert_with(|| Arc::new(Entry::new(self.nodes))).clone()
+        entries
+            .entry(claim.id)
+            .or_insert_with(|| Arc::new(Entry::new(self.nodes, self.now())))
+            .clone()
     }
 
     #[cfg(test)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::Inner;
 use super::attempt::LATE;
-use super::node::Trouble;
+use super::node::{Trouble, seconds};
 use super::url::RedlockUrl;
 use crate::clock::wall_micros;
 use crate::doctor::{Finding, clocks};
@@ -42,7 +42,7 @@ impl Inner {
                     return Err(twin);
                 }
                 let before = wall_micros();
-                let (_, theirs) = inner.nodes[i].known(&inner.scripts).await?;
+                let (_, theirs, _) = inner.nodes[i].known(&inner.scripts).await?;
                 Ok((run, before, theirs, wall_micros()))
             }
         });
@@ -55,14 +55,12 @@ impl Inner {
                     continue;
                 }
             };
-            let left = run.votes_from.since(self.claims.now());
+            let left = run.votes_from().since(self.claims.now());
             if !left.is_zero() {
-                found.push(
-                    no_vote("", &Trouble::Young(left)).about(&format!(
-                        "{node} has restarted and votes in {} s",
-                        left.as_secs() + 1
-                    )),
-                );
+                found.push(no_vote("", &Trouble::Young(left)).about(&format!(
+                    "{node} has restarted, or was emptied, and votes in {}",
+                    seconds(left)
+                )));
             }
             if let Some(policy) = &run.settings.evicts {
                 found.push(Finding::broken(
@@ -126,7 +124,7 @@ fn host(address: &str) -> String {
 /// A server that does not vote now.
 fn no_vote(what: &str, trouble: &Trouble) -> Finding {
     let why = "with two of five servers missing, the next one that fails stops everybody";
-    let broken = matches!(trouble, Trouble::Twin(_) | Trouble::Replica)
+    let broken = matches!(trouble, Trouble::Twin(_) | Trouble::Replica | Trouble::HasReplicas(_))
         || matches!(trouble, Trouble::Failed(e)
             if crate::store::redis::fault::explain(e).kind() != ErrorKind::Unreachable);
     let fix = match trouble {

@@ -8,7 +8,11 @@
 //!   not wait for them, and they are listened to all the same: a node that is always the last to
 //!   answer would never get it otherwise.
 //! - *A release* goes to all nodes, always, also where the vote seemed to fail, and is repeated for
-//!   each that does not answer, until the lease is over there by itself.
+//!   each that does not answer, until the lease is over there by itself. The first one to each server
+//!   carries its script, so that one message is all that it needs. Who releases goes on when a
+//!   majority has answered; a client that ends then ([`Store::disconnect`]) waits a little for the rest.
+//!
+//! [`Store::disconnect`]: crate::store::Store::disconnect
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +26,7 @@ use super::node::Trouble;
 use super::round::{Tally, majority};
 use crate::claim::{Claim, ClaimId};
 use crate::clock::Moment;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{ErrorKind, Result};
 use crate::options::drift;
 use crate::store::{Renew, Renewal};
 
@@ -105,7 +109,7 @@ impl Inner {
             let keys = match answer {
                 Ok(keys) => keys,
                 Err(trouble) => {
-                    troubles.push(trouble.explain(self.nodes[i].address()).reason());
+                    troubles.push((i, trouble));
                     vec![None; holds.len()]
                 }
             };
@@ -120,12 +124,7 @@ impl Inner {
                 majority(self.nodes.len()),
                 self.nodes.len()
             );
-            let error = Error::new(ErrorKind::Unreachable, what);
-            return Err(if troubles.is_empty() {
-                error
-            } else {
-                error.because(troubles.join("; "))
-            });
+            return Err(self.in_trouble(what, &troubles).but(ErrorKind::Unreachable));
         }
         let extended = |(hold, count)| self.extended(hold, count, sent);
         let renewals = holds.iter().zip(&counts).map(extended).collect();
@@ -208,10 +207,7 @@ impl Inner {
         let mut tally = Tally::new(self.nodes.len());
         let mut troubles = Vec::new();
         while let Some((i, answer)) = answers.recv().await {
-            if let Err(trouble) = &answer {
-                troubles.push(trouble.explain(self.nodes[i].address()).reason());
-            }
-            tally.count(answer.ok());
+            tally.count(answer.map_err(|trouble| troubles.push((i, trouble))).ok());
             if tally.passed() {
                 return Ok(true);
             }
@@ -221,7 +217,7 @@ impl Inner {
         }
         if tally.heard() < majority(self.nodes.len()) {
             let what = "fewer than half of the nodes answered: the lock ends with its lease there";
-            return Err(Error::new(ErrorKind::Unreachable, what).because(troubles.join("; ")));
+            return Err(self.in_trouble(what.into(), &troubles).but(ErrorKind::Unreachable));
         }
         // In doubt: the silent ones may have had it.
         Ok(true)
@@ -257,25 +253,38 @@ impl Inner {
     }
 
     /// Releases at one node; what is not answered is owed to it.
-    async fn release_at(
+    fn release_at(
         self: Arc<Self>,
         i: usize,
         call: Cmd,
         lease: Duration,
-    ) -> Result<bool, Trouble> {
+    ) -> impl Future<Output = Result<bool, Trouble>> + Send + 'static {
         let until = self.claims.now().plus(lease + drift(lease));
-        match self.release_once(i, &call).await {
-            Err(Trouble::Strange) => Err(Trouble::Strange),
-            Err(trouble) => {
-                self.owe(i, call, until);
-                Err(trouble)
+        // From now on, not from when this is polled first.
+        let under_way = UnderWay::begin(&self.releases);
+        async move {
+            let _under_way = under_way;
+            match self.release_once(i, &call).await {
+                Err(Trouble::Strange) => Err(Trouble::Strange),
+                Err(trouble) => {
+                    self.owe(i, call, until);
+                    Err(trouble)
+                }
+                released => released,
             }
-            released => released,
         }
     }
 
+    /// Returns when no release is under way any more that was not tried at least once; a server that
+    /// hangs is waited for as long as people wait for one.
+    pub(super) async fn all_released(&self) {
+        let mut releases = self.releases.subscribe();
+        let none = releases.wait_for(|count| *count == 0);
+        let _ = tokio::time::timeout(self.patient(), none).await;
+    }
+
     async fn release_once(&self, i: usize, call: &Cmd) -> Result<bool, Trouble> {
-        let released = self.nodes[i].ask(&self.scripts.release, call);
+        let released = self.nodes[i].release(&self.scripts.release, call);
         match tokio::time::timeout(LATE, released).await {
             Ok(answer) => answer?.natural().map(|n| n == 1).ok_or(Trouble::Strange),
             Err(_) => Err(Trouble::Slow(LATE)),
@@ -307,6 +316,22 @@ impl Inner {
                 }
             }
         });
+    }
+}
+
+/// Counts a release for as long as it is under way.
+struct UnderWay(tokio::sync::watch::Sender<usize>);
+
+impl UnderWay {
+    fn begin(count: &tokio::sync::watch::Sender<usize>) -> Self {
+        count.send_modify(|count| *count += 1);
+        Self(count.clone())
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.send_modify(|count| *count -= 1);
     }
 }
 

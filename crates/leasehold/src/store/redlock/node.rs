@@ -1,12 +1,17 @@
 //! One server: its connection, which run of it we talk to, and whether it votes.
 //!
 //! A node is *met* once for each run of the server: its run id and age are read, the voting script
-//! of that run is put there, and, if it has forgotten (it is new, or restarted), somebody tells it
-//! what the others know once it is old enough ([`round::recollect`]).
+//! of that run is put there, and, if it has forgotten (it is new, restarted, was emptied or is another
+//! server), somebody tells it what the others know once that is long enough ago
+//! ([`round::recollect`]).
+//!
+//! A server that has a replica is not met, and has no vote: who fails over to that replica, which
+//! lags behind, has two servers under one name, and one of them does not know who holds.
 //!
 //! [`round::recollect`]: super::round::recollect
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -37,7 +42,7 @@ const RIGHTS: &str = "~lock-names* ~leasehold:* &leasehold:* +evalsha +eval +get
 pub(super) struct Node {
     connection: Arc<Connection>,
     clock: Clock,
-    restart_delay: Duration,
+    pub(super) restart_delay: Duration,
     run: Mutex<Option<Arc<Run>>>,
     /// Held by whoever meets it.
     meeting: tokio::sync::Mutex<()>,
@@ -63,9 +68,43 @@ struct Debts {
 pub(super) struct Run {
     pub(super) id: String,
     take: Script,
-    /// It votes from here on.
-    pub(super) votes_from: Moment,
+    lived: Arc<Lived>,
     pub(super) settings: Settings,
+}
+
+/// What this client has lived through with one run of a server.
+#[derive(Debug)]
+struct Lived {
+    /// It votes from here on, in nanoseconds.
+    votes_from: AtomicU64,
+    /// It started then, at the latest.
+    started: Moment,
+    /// It was a replica before it was a master.
+    promoted: bool,
+    voted: AtomicBool,
+    /// It has run the script that releases.
+    knows_release: AtomicBool,
+}
+
+impl Run {
+    pub(super) fn votes_from(&self) -> Moment {
+        Moment::from_nanos(self.lived.votes_from.load(Ordering::SeqCst))
+    }
+
+    /// The node has said that it does not vote until then.
+    pub(super) fn votes_not_before(&self, from: Moment) {
+        self.lived.votes_from.fetch_max(from.as_nanos(), Ordering::SeqCst);
+    }
+
+    /// If it has forgotten now: for how long it has, if only its start can have done that. Who voted
+    /// and has forgotten was emptied since; who was promoted has the memory of another server.
+    pub(super) fn has_forgotten_for(&self, now: Moment) -> Duration {
+        let lived = &self.lived;
+        match lived.promoted || lived.voted.load(Ordering::SeqCst) {
+            true => Duration::ZERO,
+            false => now.since(lived.started),
+        }
+    }
 }
 
 /// What people should know of a server.
@@ -86,6 +125,10 @@ pub(super) enum Trouble {
     Twin(Address),
     /// It copies another server, and has no vote of its own.
     Replica,
+    /// So many servers copy it.
+    HasReplicas(usize),
+    /// The attempt was over before the node was asked.
+    Over,
     Failed(RedisError),
     Strange,
     Slow(Duration),
@@ -102,46 +145,87 @@ impl Trouble {
     pub(super) fn undone(&self) -> bool {
         match self {
             Self::Young(_) | Self::Forgot | Self::Twin(_) | Self::Replica => true,
+            Self::HasReplicas(_) | Self::Over => true,
             Self::Failed(error) => error.is_connection_refusal(),
             Self::Strange | Self::Slow(_) => false,
         }
     }
 
-    pub(super) fn explain(&self, node: &Address) -> Error {
-        let unreachable = |what: String| Error::new(ErrorKind::Unreachable, what);
+    /// When it votes again, where that is all its trouble.
+    pub(super) fn votes_in(&self) -> Option<Duration> {
         match self {
-            Self::Young(left) => unreachable(format!(
-                "{node} has restarted, and votes in {left:?} (restart_delay_ms): it may have lost \
-                 locks that are held"
-            )),
-            Self::Forgot => unreachable(format!(
-                "{node} has restarted, and too few of the others answer to tell it what it missed"
-            )),
-            Self::Twin(other) => Error::new(
-                ErrorKind::Config,
-                format!("{node} and {other} are the same server: name each server once"),
-            ),
-            Self::Replica => Error::new(
-                ErrorKind::Config,
-                format!(
-                    "{node} is a replica: a redlock: store needs servers that know nothing of each other"
-                ),
-            ),
-            Self::Failed(error) if fault::refusal(error) == Some(Refusal::NoPermission) => {
-                let what = format!("{node}: this Redis user lacks a right; it needs: {RIGHTS}");
-                Error::new(ErrorKind::Denied, what).because(fault::shown(error))
-            }
-            Self::Failed(error) => {
-                let explained = fault::explain(error);
-                Error::new(explained.kind(), format!("{node}: {}", explained.reason()))
-            }
-            Self::Strange => Error::new(
-                ErrorKind::Corrupt,
-                format!("{node} answered what leasehold does not know: is it a Redis server?"),
-            ),
-            Self::Slow(limit) => unreachable(format!("{node} did not answer within {limit:?}")),
+            Self::Young(left) => Some(*left),
+            _ => None,
         }
     }
+
+    /// One line about this node.
+    pub(super) fn explain(&self, node: &Address) -> Error {
+        let (kind, what) = self.told();
+        Error::new(kind, format!("{node}: {what}"))
+    }
+
+    /// What it is, without saying of which node.
+    pub(super) fn told(&self) -> (ErrorKind, String) {
+        use ErrorKind::{Config, Corrupt, Denied, Unreachable};
+        match self {
+            Self::Young(left) => (
+                Unreachable,
+                format!(
+                    "no vote for another {} (restart_delay_ms): it restarted, was emptied or is \
+                     new, and may have forgotten who holds",
+                    seconds(*left)
+                ),
+            ),
+            Self::Forgot => (
+                Unreachable,
+                "it restarted, was emptied or is new, and too few of the others answer to tell it \
+                 what it missed"
+                    .into(),
+            ),
+            Self::Twin(other) => {
+                (Config, format!("the same server as {other}: name each server once"))
+            }
+            Self::Replica => (
+                Config,
+                "it is a replica: a redlock: store needs servers that know nothing of each other"
+                    .into(),
+            ),
+            Self::HasReplicas(count) => (
+                Config,
+                format!(
+                    "no vote, since it has {count} replica(s), which would not know who holds if one \
+                     took its place: end the replication, or write redis+sentinel://…"
+                ),
+            ),
+            Self::Over => (Unreachable, "it was not asked in time".into()),
+            Self::Failed(error) => match fault::refusal(error) {
+                Some(Refusal::NoPermission) => {
+                    let shown = fault::shown(error);
+                    (Denied, format!("this Redis user lacks a right; it needs: {RIGHTS}: {shown}"))
+                }
+                Some(Refusal::WrongType) => (
+                    Corrupt,
+                    "the lock's name is in use there for something that is no Redlock: use another \
+                     name or prefix"
+                        .into(),
+                ),
+                _ => {
+                    let explained = fault::explain(error);
+                    (explained.kind(), explained.reason())
+                }
+            },
+            Self::Strange => {
+                (Corrupt, "it answered what leasehold does not know: is it a Redis server?".into())
+            }
+            Self::Slow(limit) => (Unreachable, format!("it did not answer within {limit:?}")),
+        }
+    }
+}
+
+/// Rounded up: nobody is told to come back too early.
+pub(super) fn seconds(time: Duration) -> String {
+    format!("{} s", time.as_millis().div_ceil(1_000))
 }
 
 /// How long a server has been up at the least whose `uptime_in_seconds` is this: the difference of two
@@ -228,14 +312,24 @@ impl Node {
         Ok(self.connection.call(cmd).await?)
     }
 
-    /// Asks for its vote: `call` adds keys and arguments to the call of the script.
-    pub(super) async fn take(&self, call: impl Fn(Cmd) -> Cmd) -> Result<Elements, Trouble> {
+    /// Asks for its vote, unless the attempt is over by then: `call` adds keys and arguments to the
+    /// call of the script.
+    pub(super) async fn take(
+        &self,
+        call: impl Fn(Cmd) -> Cmd,
+        over: impl Fn() -> bool,
+    ) -> Result<Elements, Trouble> {
         let mut again = false;
         loop {
             let run = self.met(again).await?;
-            let left = run.votes_from.since(self.clock.now());
+            let left = run.votes_from().since(self.clock.now());
             if !left.is_zero() {
                 return Err(Trouble::Young(left));
+            }
+            // Nothing is awaited from here until the call is in the connection's queue, so what is
+            // released after the attempt is over comes after this call.
+            if over() {
+                return Err(Trouble::Over);
             }
             match self.connection.call(&call(run.take.call(5))).await {
                 // Another run of the server, or somebody flushed its scripts.
@@ -261,24 +355,18 @@ impl Node {
             return Ok(run);
         }
         let info = self.connection.call(&redis::cmd("INFO")).await?;
-        let info = Elements::of(info).text().ok_or(Trouble::Strange)?;
-        let figure = |name: &str| {
-            info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
-        };
-        if figure("role").is_some_and(|role| role != "master") {
+        let info = Info(Elements::of(info).text().ok_or(Trouble::Strange)?);
+        if info.figure("role").is_some_and(|role| role != "master") {
             return Err(Trouble::Replica);
         }
+        if let replicas @ 1.. = info.replicas() {
+            return Err(Trouble::HasReplicas(replicas));
+        }
         let is_id = |id: &&str| id.len() == 40 && id.bytes().all(|b| b.is_ascii_hexdigit());
-        let id = figure("run_id").filter(is_id).ok_or(Trouble::Strange)?;
-        let up = figure("uptime_in_seconds").and_then(|up| up.parse().ok()).unwrap_or(0);
-        let now = self.clock.now();
-        let delayed = now.plus(self.restart_delay);
-        let votes_from = match known {
-            Some(run) if run.id == id => run.votes_from,
-            // It has restarted while we knew it: however old its own clock, which can be set, says
-            // that it is.
-            Some(_) => delayed,
-            None => delayed.minus(up_for(up)),
+        let id = info.figure("run_id").filter(is_id).ok_or(Trouble::Strange)?;
+        let lived = match known {
+            Some(run) if run.id == id => run.lived.clone(),
+            known => Arc::new(self.begin(&info, known.is_some())),
         };
         let take = scripts::take(id);
         let mut check = take.call(1);
@@ -288,14 +376,51 @@ impl Node {
             // It has restarted since.
             _ => return Err(Trouble::Forgot),
         }
-        let policy = figure("maxmemory_policy").filter(|policy| *policy != "noeviction");
-        let settings = Settings {
-            evicts: policy.filter(|_| figure("maxmemory") != Some("0")).map(str::to_owned),
-            durable: figure("aof_enabled") == Some("1"),
-        };
-        let run = Arc::new(Run { id: id.to_owned(), take, votes_from, settings });
+        let run = Arc::new(Run { id: id.to_owned(), take, lived, settings: info.settings() });
         *lock(&self.run) = Some(run.clone());
         Ok(run)
+    }
+
+    /// A run of the server that is new to us; another one was known before it or not.
+    fn begin(&self, info: &Info, knew_another: bool) -> Lived {
+        let now = self.clock.now();
+        let up = info.figure("uptime_in_seconds").and_then(|up| up.parse().ok()).unwrap_or(0);
+        let delayed = now.plus(self.restart_delay);
+        let votes_from = match knew_another {
+            // It has restarted while we knew it: however old its own clock, which can be set, says
+            // that it is.
+            true => delayed,
+            false => delayed.minus(up_for(up)),
+        };
+        Lived {
+            votes_from: AtomicU64::new(votes_from.as_nanos()),
+            started: now.minus(up_for(up)),
+            promoted: info.figure("second_repl_offset") != Some("-1"),
+            voted: AtomicBool::new(false),
+            knows_release: AtomicBool::new(false),
+        }
+    }
+
+    /// Notes that this run has voted: if it has forgotten later, it was emptied since.
+    pub(super) fn has_voted(&self) {
+        if let Some(run) = self.run() {
+            run.lived.voted.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// Runs the script that releases in one message, whether the server knows it or not: who sends it
+    /// may be gone before it hears that it must be sent again.
+    pub(super) async fn release(&self, script: &Script, call: &Cmd) -> Result<Elements, Trouble> {
+        let run = self.run();
+        let knows = |run: &Arc<Run>| run.lived.knows_release.load(Ordering::SeqCst);
+        if run.as_ref().is_some_and(knows) {
+            return self.ask(script, call).await;
+        }
+        let released = self.connection.call(&script.in_full(call)).await?;
+        if let Some(run) = run {
+            run.lived.knows_release.store(true, Ordering::SeqCst);
+        }
+        Ok(Elements::of(released))
     }
 
     /// Notes a release that is to be sent again; tells whether nobody does that yet.
@@ -326,14 +451,14 @@ impl Node {
         !debts.paying
     }
 
-    /// What it knows of tokens, and its clock.
-    pub(super) async fn known(&self, scripts: &Scripts) -> Result<(Known, u64), Trouble> {
+    /// What it knows of tokens, its clock, and whether it has voted since it was told that.
+    pub(super) async fn known(&self, scripts: &Scripts) -> Result<(Known, u64, bool), Trouble> {
         let mut call = scripts.known.call(1);
         call.arg(MEMORY_KEY);
         let mut answer = self.ask(&scripts.known, &call).await?;
         let remembers = answer.natural();
-        let (Some(remembers), Some(token), Some(clock)) =
-            (remembers, answer.natural(), answer.natural())
+        let (Some(remembers), Some(token), Some(clock), Some(in_use)) =
+            (remembers, answer.natural(), answer.natural(), answer.natural())
         else {
             return Err(Trouble::Strange);
         };
@@ -341,13 +466,55 @@ impl Node {
             1 => Known::Remembers(token),
             _ => Known::Forgot(token),
         };
-        Ok((known, clock))
+        Ok((known, clock, in_use == 1))
+    }
+}
+
+/// What a server says of itself.
+struct Info(String);
+
+impl Info {
+    fn figure(&self, name: &str) -> Option<&str> {
+        self.0.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+    }
+
+    /// How many servers copy it. Who only fetches a backup has no port.
+    fn replicas(&self) -> usize {
+        let is_one = |line: &&str| {
+            let rest = line.strip_prefix("slave").unwrap_or_default();
+            let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+            digits > 0 && rest.as_bytes().get(digits) == Some(&b':')
+        };
+        let listed: Vec<&str> = self.0.lines().filter(is_one).collect();
+        match listed.is_empty() {
+            true => self.figure("connected_slaves").and_then(|n| n.parse().ok()).unwrap_or(0),
+            false => listed.iter().filter(|line| !line.contains(",port=0,")).count(),
+        }
+    }
+
+    fn settings(&self) -> Settings {
+        let policy = self.figure("maxmemory_policy").filter(|policy| *policy != "noeviction");
+        Settings {
+            evicts: policy.filter(|_| self.figure("maxmemory") != Some("0")).map(str::to_owned),
+            durable: self.figure("aof_enabled") == Some("1"),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn f78_replicas_are_counted_and_backups_are_not() {
+        let replicas = |lines: &str| Info(lines.replace('|', "\r\n")).replicas();
+        assert_eq!(replicas("role:master|connected_slaves:0|slave_expires:1"), 0);
+        let one = "slave0:ip=10.0.0.7,port=6379,state=online,offset=14,lag=0";
+        let backup = "slave1:ip=10.0.0.8,port=0,state=online,offset=0,lag=3";
+        assert_eq!(replicas(&format!("connected_slaves:2|{one}|{backup}")), 1);
+        assert_eq!(replicas(&format!("connected_slaves:1|{backup}")), 0);
+        assert_eq!(replicas("connected_slaves:2"), 2);
+    }
 
     #[test]
     fn s33_uptime_is_truncated_twice() {

@@ -10,8 +10,9 @@ use super::Inner;
 use super::attempt::LATE;
 use super::node::Trouble;
 use super::round::majority;
+use super::scripts;
 use crate::claim::{Holder, Kind, Token};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::name::Name;
 use crate::store::redis::keys::escaped;
 use crate::store::{ClaimInfo, Evict, LockInfo, Standing};
@@ -69,20 +70,18 @@ impl Inner {
         while let Some((i, answer)) = answers.recv().await {
             match answer {
                 Ok(answer) => heard.push(answer),
-                Err(trouble) => troubles.push(trouble.explain(self.nodes[i].address())),
+                Err(trouble) => troubles.push((i, trouble)),
             }
         }
         if heard.len() >= majority(self.nodes.len()) {
             return Ok(heard);
         }
-        let kind = troubles.first().map_or(ErrorKind::Unreachable, Error::kind);
-        let what = format!("only {} of {} nodes answered", heard.len(), self.nodes.len());
-        let reasons: Vec<String> = troubles.iter().map(Error::reason).collect();
-        Err(Error::new(kind, what).because(reasons.join("; ")))
+        let what = format!("only {} of {} servers answered", heard.len(), self.nodes.len());
+        Err(self.in_trouble(what, &troubles))
     }
 
-    /// How long people wait for a slow node.
-    fn patient(&self) -> Duration {
+    /// How long a slow node is waited for where others have answered already.
+    pub(super) fn patient(&self) -> Duration {
         self.node_timeout.saturating_mul(4)
     }
 
@@ -92,14 +91,20 @@ impl Inner {
         Ok((!claims.is_empty()).then(|| LockInfo::new(name.clone(), Kind::Mutex, 1, claims)))
     }
 
-    /// The holder, if one has a majority, and everybody whom any node knows to wait.
+    /// The holder, if one has a majority, and everybody whom half of the nodes know to wait: a few may
+    /// remember one who has gone, or holds by now.
     fn claims_of(&self, views: &[View]) -> Vec<ClaimInfo> {
-        let holding = self.value_held(views).map(|value| {
+        let held = self.value_held(views);
+        let holding = held.map(|value| {
             let theirs = || views.iter().filter(|view| view.value == value);
             let best = theirs().max_by_key(|view| view.token);
             let holder = best.and_then(|view| view.holder.clone());
             // Another client of the recipe says nothing of itself.
-            let unknown = || Holder { host: "?".into(), pid: 0, label: "not of leasehold".into() };
+            let label = match value {
+                scripts::NO_LOCK => "no lock: a key of another type",
+                _ => "not of leasehold",
+            };
+            let unknown = || Holder { host: "?".into(), pid: 0, label: label.into() };
             let mut left: Vec<Duration> = theirs().filter_map(|view| view.left).collect();
             left.sort_unstable_by(|a, b| b.cmp(a));
             ClaimInfo::new(
@@ -111,11 +116,16 @@ impl Inner {
                 left.get(majority(self.nodes.len()) - 1).copied(),
             )
         });
-        let mut waiting: HashMap<&str, &Waiting> = HashMap::new();
+        let mut waiting: HashMap<&str, (usize, &Waiting)> = HashMap::new();
         for one in views.iter().flat_map(|view| &view.waiting) {
-            waiting.entry(&one.who).or_insert(one);
+            waiting.entry(&one.who).or_insert((0, one)).0 += 1;
         }
-        let mut waiting: Vec<&Waiting> = waiting.into_values().collect();
+        let holder = held.and_then(|value| value.split_once('.')).map(|(claim, _)| claim);
+        let mut waiting: Vec<&Waiting> = waiting
+            .into_values()
+            .filter(|(nodes, one)| nodes * 2 >= views.len() && one.who.split(' ').next() != holder)
+            .map(|(_, one)| one)
+            .collect();
         waiting.sort_by(|a, b| b.since.cmp(&a.since).then_with(|| a.who.cmp(&b.who)));
         let shown = waiting.into_iter().filter_map(|one| {
             let json = one.who.splitn(3, ' ').nth(2)?;

@@ -30,6 +30,10 @@
 //! B's lease there was over before B knew of its grant, B's deadline had passed, and there is no
 //! such grant. No clock is needed for this; clocks only make the proposal high enough at once.
 //!
+//! A node keeps a name's last token in a record that goes away by the node's clock, and clocks are
+//! stepped. So where the record is missing, it takes the highest token that it stored for *any* name
+//! for the name's last: that is never too low, whatever became of the record.
+//!
 //! Without the word "stored" it fails: the greatest of the answers plus one, as it is often
 //! proposed, is not known to the majority, and the next holder may be told less (the model finds
 //! it in seconds).
@@ -37,8 +41,10 @@
 //! # When a node forgets
 //! Both arguments need nodes that keep what they knew. One that restarted without its data, or with
 //! old data, has forgotten keys and tokens. What is done about it:
-//! - *Delayed restart*: it does not vote until it has been up for longer than the longest lease, so
-//!   that each grant that it has forgotten is over. Holders keep telling it of their keys meanwhile.
+//! - *Delayed restart*: it does not vote for longer than the longest lease, so that each grant that it
+//!   has forgotten is over: since it started, or, if it may have forgotten by something else (it was
+//!   emptied; another server has its address), since that was found out. Holders keep telling it of
+//!   their keys meanwhile.
 //! - *Recollection*: after that it still does not vote until a client has told it the highest token
 //!   that a majority of the *other* kind, nodes that remember, knows ([`recollect`]). Every token
 //!   that was ever complete is known to one of these: clocks are not needed here either.
@@ -261,8 +267,10 @@ pub struct Attempt {
 pub struct Node {
     /// Whose the key is, and until when.
     pub key: Option<(Attempt, u64)>,
-    /// The last token that it stored, or was told.
-    pub last: u64,
+    /// The last token of the name, as its record has it: gone when the record is.
+    pub last: Option<u64>,
+    /// The highest token that it stored for any name, or was told.
+    pub highest: u64,
     /// Whether it remembers, and so votes.
     pub remembers: bool,
 }
@@ -270,7 +278,7 @@ pub struct Node {
 impl Node {
     /// A node that knows of nobody, and remembers that.
     pub const fn new() -> Self {
-        Self { key: None, last: 0, remembers: true }
+        Self { key: None, last: None, highest: 0, remembers: true }
     }
 
     /// Lets the key expire.
@@ -278,9 +286,16 @@ impl Node {
         self.key = self.key.filter(|(_, until)| *until > now);
     }
 
+    /// What the next token must be above. Where the record is gone, whatever took it away, nothing
+    /// below the highest token of all names is certain to be new.
+    pub fn floor(&self) -> u64 {
+        self.last.unwrap_or(self.highest)
+    }
+
     /// Is told what it forgot, and votes again.
     pub fn recollect(&mut self, token: u64) {
-        self.last = self.last.max(token);
+        self.last = self.last.map(|last| last.max(token));
+        self.highest = self.highest.max(token);
         self.remembers = true;
     }
 
@@ -294,19 +309,20 @@ impl Node {
             return Answer::Refused;
         }
         self.key = Some((attempt, until));
-        let stored = proposal > self.last;
-        if stored {
-            self.last = proposal;
-        }
-        Answer::Granted { stored, last: self.last }
+        let floor = self.floor();
+        let last = floor.max(proposal);
+        self.last = Some(last);
+        self.highest = self.highest.max(last);
+        Answer::Granted { stored: proposal > floor, last }
     }
 
     /// Stores a token that is written back; tells whether it did.
     pub fn write_back(&mut self, attempt: Attempt, token: u64) -> bool {
         let ours = self.key.is_some_and(|(at, _)| at == attempt);
-        let stores = ours && token > self.last;
+        let stores = ours && token > self.floor();
         if stores {
-            self.last = token;
+            self.last = Some(token);
+            self.highest = self.highest.max(token);
         }
         stores
     }

@@ -6,13 +6,15 @@
 //!   It alone says whose the node's vote is. Ours is the claim's id, a point, and the number of the
 //!   attempt, so that a late release of an earlier attempt cannot touch a later one.
 //! - *the record*: the last token for the name, and who holds, for people. It counts as the holder's
-//!   only if its id is the main key's value. It outlives the lock by [`MEMORY`], and never expires
-//!   while its token matters: see the next.
-//! - *the memory*, one for the node: the highest token stored for any name (`cur`), the highest as of
-//!   the last turn (`prev`), when that was (`turned`), what it was told when it had forgotten
-//!   (`told`), and in which run of the server all this was so (`run`). A name without a record has a
-//!   token of at most `prev`: a record lives for two turns. So tokens rise over names that were not
-//!   used for years, though nothing is kept for each, however the server's clock is stepped.
+//!   only if its id is the main key's value. It outlives the lock by [`MEMORY`], so that a name that
+//!   is used again does not depend on others' tokens: see the next.
+//! - *the memory*, one for the node: the highest token stored for any name (`cur`), what it was told
+//!   when it had forgotten (`told`), and in which run of the server all this was so (`run`); also
+//!   since when another run is known to have forgotten (`since`, `lapsed`). A name
+//!   without a record has a token of at most `cur`. So tokens rise over names that were not used for
+//!   years, though nothing is kept for each, however the server's clock is stepped. The price is a
+//!   second round trip where a name has no record and another client, whose clock is ahead, has just
+//!   taken another name.
 //! - *who waits*, by since when, and until when each counts as alive.
 //!
 //! # The server's run
@@ -23,16 +25,23 @@
 //! `INFO` is asked all the same.) It is put into the server by a call that compares the id with `INFO`'s in the same
 //! atomic step, and makes the memory invalid if they differ.
 //!
+//! # How long a node that has forgotten does not vote
+//! Not only who restarted has forgotten: so has who was emptied, who was restored from a copy, or a
+//! replica that was promoted, and these have been up for long. So the first client that meets a run
+//! which does not remember writes down when that was, and the node is told what it missed (`TELL`)
+//! only when the delay has passed since then, whoever tells it. Its own age counts instead only where
+//! a client can be certain that nothing but its start took its memory (see [`super::memory`]).
+//!
 //! [`round::Node`]: super::round::Node
 
 use redis::Value;
 
 use crate::store::redis::connection::Script;
 
-/// How long a name's token is remembered by itself, in microseconds: two turns of the memory.
-const TURN: u64 = 60_000_000;
 /// For how many milliseconds the record outlives the lock.
-const MEMORY: u64 = 2 * TURN / 1_000;
+const MEMORY: u64 = 120_000;
+/// What is read where the key of a lock's name is something else.
+pub(super) const NO_LOCK: &str = "no lock";
 
 /// What several scripts begin with.
 const COMMON: &str = r"
@@ -47,17 +56,22 @@ end
 local function run()
   return string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
 end
--- What the node remembers of the name's tokens, after its turn if that is due.
-local function last(memory, record, at)
-  local m = redis.call('HMGET', memory, 'cur', 'prev', 'turned', 'told')
-  local cur, prev = tonumber(m[1] or 0), tonumber(m[2] or 0)
-  local turned, told = tonumber(m[3] or 0), tonumber(m[4] or 0)
-  if at < turned or at - turned > TURN then
-    prev = cur
-    redis.call('HSET', memory, 'prev', prev, 'turned', at)
-  end
+-- What the node remembers of the name's tokens, and of all names'.
+local function last(memory, record)
+  local m = redis.call('HMGET', memory, 'cur', 'told')
+  local cur, told = tonumber(m[1] or 0), tonumber(m[2] or 0)
   local own = redis.call('HGET', record, 'last')
-  return math.max(own and tonumber(own) or prev, told), cur
+  return math.max(own and tonumber(own) or cur, told), cur
+end
+-- Since when this run of the server is known to have forgotten, in µs; from now on if nobody knew.
+local function lapsed(memory, current, at)
+  local m = redis.call('HMGET', memory, 'lapsed', 'since')
+  local since = tonumber(m[2] or 0)
+  if m[1] ~= current or since > at then
+    since = at
+    redis.call('HSET', memory, 'lapsed', current, 'since', at)
+  end
+  return since
 end
 -- Tells the one who has waited longest, of those who seem to be alive, that the node is free.
 local function wake(waiting, alive, at)
@@ -76,13 +90,16 @@ end
 ";
 
 /// KEYS: main, record, memory, waiting, alive. ARGV: `check` and nothing else, or
-/// `take`, claim, attempt, lease ms, proposal, holder, nothing, then for who waits: entry, since ms,
-/// until how many ms from now it counts as alive.
+/// `take`, claim, attempt, lease ms, proposal, holder, nothing, then for who waits: entry, for how
+/// many ms it has waited, for how many ms from now it counts as alive.
 const TAKE: &str = r"
 if ARGV[1] == 'check' then
-  if run() == RUN then return 'OK' end
-  redis.call('HDEL', KEYS[1], 'run')
-  return 'CHANGED'
+  if run() ~= RUN then
+    redis.call('HDEL', KEYS[1], 'run')
+    return 'CHANGED'
+  end
+  if redis.call('HGET', KEYS[1], 'run') ~= RUN then lapsed(KEYS[1], RUN, now()) end
+  return 'OK'
 end
 if redis.call('HGET', KEYS[3], 'run') ~= RUN then return {'forgot'} end
 -- Redis before 7 keeps scripts in its snapshots if it ever had a replica.
@@ -95,7 +112,8 @@ if value then
     local ahead = 0
     if ARGV[8] then
       local ms = math.floor(at / 1000) + tonumber(ARGV[10])
-      redis.call('ZADD', KEYS[4], 'NX', ARGV[9], ARGV[8])
+      local since = math.floor(at / 1000) - tonumber(ARGV[9])
+      redis.call('ZADD', KEYS[4], 'NX', since, ARGV[8])
       redis.call('ZADD', KEYS[5], ms, ARGV[8])
       redis.call('PEXPIREAT', KEYS[4], ms)
       redis.call('PEXPIREAT', KEYS[5], ms)
@@ -115,7 +133,7 @@ if ARGV[8] then
   redis.call('ZREM', KEYS[4], ARGV[8])
   redis.call('ZREM', KEYS[5], ARGV[8])
 end
-local highest, cur = last(KEYS[3], KEYS[2], at)
+local highest, cur = last(KEYS[3], KEYS[2])
 local proposal = tonumber(ARGV[5])
 local stored = proposal > highest
 if stored then
@@ -132,7 +150,7 @@ return {'granted', stored and 1 or 0, highest}
 const WRITE_BACK: &str = r"
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return {0, 0} end
 local token = tonumber(ARGV[2])
-local highest, cur = last(KEYS[3], KEYS[2], now())
+local highest, cur = last(KEYS[3], KEYS[2])
 if token <= highest then return {0, highest} end
 redis.call('HSET', KEYS[2], 'last', token, 'token', token)
 if token > cur then redis.call('HSET', KEYS[3], 'cur', token) end
@@ -187,17 +205,25 @@ wake(KEYS[3], KEYS[4], now())
 return 1
 ";
 
-/// KEYS: main, record, waiting, alive. Who holds, then who waits: entry and for how many ms.
+/// KEYS: main, record, waiting, alive. Who holds, then who waits: entry and for how many ms. A key of
+/// another type is no error here: it must not hide the other locks from who lists them.
 const READ: &str = r"
+local function read(...)
+  local r = redis.pcall(...)
+  if type(r) ~= 'table' or not r.err then return r end
+  if string.find(r.err, 'WRONGTYPE', 1, true) then return nil, true end
+  return redis.call(...)
+end
 local at = math.floor(now() / 1000)
-local value = redis.call('GET', KEYS[1])
-local r = redis.call('HMGET', KEYS[2], 'id', 'token', 'holder', 'since')
+local value, odd = read('GET', KEYS[1])
+if odd then value = NO_LOCK end
+local r = read('HMGET', KEYS[2], 'id', 'token', 'holder', 'since') or {}
 local holder = value and r[1] == value
 local out = {value or '', value and redis.call('PTTL', KEYS[1]) or 0,
   holder and tonumber(r[2]) or 0, holder and r[3] or '',
   holder and math.max(0, at - tonumber(r[4])) or 0}
-for _, who in ipairs(redis.call('ZRANGE', KEYS[3], 0, 9999)) do
-  local alive, since = redis.call('ZSCORE', KEYS[4], who), redis.call('ZSCORE', KEYS[3], who)
+for _, who in ipairs(read('ZRANGE', KEYS[3], 0, 9999) or {}) do
+  local alive, since = read('ZSCORE', KEYS[4], who), redis.call('ZSCORE', KEYS[3], who)
   if alive and tonumber(alive) > at then
     out[#out + 1] = who
     out[#out + 1] = math.max(0, at - tonumber(since))
@@ -207,23 +233,32 @@ end
 return out
 ";
 
-/// KEYS: memory. Whether it remembers, the highest token that it knows, its clock.
+/// KEYS: memory. Whether it remembers, the highest token that it knows, its clock, whether it has
+/// voted since it was told what it knows.
 const KNOWN: &str = r"
 local m = redis.call('HMGET', KEYS[1], 'run', 'cur', 'told')
-local highest = math.max(tonumber(m[2] or 0), tonumber(m[3] or 0))
-return {m[1] == run() and 1 or 0, highest, now()}
+local cur, told = tonumber(m[2] or 0), tonumber(m[3] or 0)
+local remembers = m[1] == run()
+return {remembers and 1 or 0, math.max(cur, told), now(), remembers and cur > told and 1 or 0}
 ";
 
-/// KEYS: memory. ARGV: run, token. A node that has forgotten is told.
+/// KEYS: memory. ARGV: run, token, delay, then for how long the node has certainly forgotten by
+/// itself: where it has the memory of another run, and where it has none; all in µs. A node that has
+/// forgotten is told, if that is long enough ago. Whether it remembers now; if not, how much longer
+/// it does not vote.
 const TELL: &str = r"
 local current = run()
-if current ~= ARGV[1] then return 0 end
+if current ~= ARGV[1] then return {0, 0} end
 local m = redis.call('HMGET', KEYS[1], 'run', 'cur', 'told')
-if m[1] == current then return 1 end
+if m[1] == current then return {1, 0} end
+local at = now()
+local age = tonumber(m[2] and ARGV[4] or ARGV[5])
+local left = math.min(lapsed(KEYS[1], current, at), at - age) + tonumber(ARGV[3]) - at
+if left > 0 then return {0, left} end
 local token = math.max(tonumber(ARGV[2]), tonumber(m[2] or 0), tonumber(m[3] or 0))
-redis.call('HSET', KEYS[1], 'run', current, 'cur', token, 'prev', token, 'told', token,
-  'turned', now())
-return 1
+redis.call('HSET', KEYS[1], 'run', current, 'cur', token, 'told', token)
+redis.call('HDEL', KEYS[1], 'lapsed', 'since')
+return {1, 0}
 ";
 
 /// The scripts that do not vote.
@@ -240,7 +275,7 @@ pub(super) struct Scripts {
 }
 
 fn script(body: &str, run: &str) -> Script {
-    let head = format!("local RUN, TURN, MEMORY = '{run}', {TURN}, {MEMORY}\n");
+    let head = format!("local RUN, MEMORY, NO_LOCK = '{run}', {MEMORY}, '{NO_LOCK}'\n");
     Script::new(format!("{head}{COMMON}{body}"))
 }
 

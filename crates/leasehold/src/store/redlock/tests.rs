@@ -52,7 +52,7 @@ impl Bench {
     fn tell(&self, token: u64) {
         let run = self.runtime.block_on(self.node.met(true)).unwrap();
         let mut call = self.scripts.tell.call(1);
-        call.arg(MEMORY_KEY).arg(&run.id).arg(token);
+        call.arg(MEMORY_KEY).arg(&run.id).arg(token).arg(0).arg(0).arg(0);
         let told = self.runtime.block_on(self.node.ask(&self.scripts.tell, &call));
         assert_eq!(told.unwrap().natural(), Some(1));
     }
@@ -64,11 +64,12 @@ impl Bench {
     fn take(&self, name: &str, who: Attempt, proposal: u64) -> Result<Answer, Trouble> {
         let keys = Self::keys(name);
         let claim = ClaimId::from_u128(who.claim).to_hex();
-        let taken = self.runtime.block_on(self.node.take(|mut call| {
+        let fill = |mut call: redis::Cmd| {
             call.arg(&keys[..]).arg("take").arg(&claim).arg(who.number).arg(3_600_000);
             call.arg(proposal).arg("{}").arg("");
             call
-        }));
+        };
+        let taken = self.runtime.block_on(self.node.take(fill, || false));
         let mut answer = taken?;
         Ok(match answer.text().as_deref() {
             Some("granted") => Answer::Granted {
@@ -101,12 +102,13 @@ fn the_scripts_do_what_the_model_does() {
         let keys = Bench::keys(&name);
         let mut dice = Dice(seed * 7_919);
         // What other names have left in the node's memory is its beginning here.
-        let mut model = Model { last: 1_000, ..Model::new() };
+        let (Known::Remembers(highest) | Known::Forgot(highest)) = bench.known() else { panic!() };
+        let mut model = Model { highest, ..Model::new() };
         for step in 0..400 {
             let said = |what: &str| format!("seed {seed}, step {step}: {what}");
             let who = Attempt { claim: u128::from(dice.below(2)) + 1, number: dice.below(3) + 1 };
             let token = 990 + dice.below(60) + step / 4;
-            match dice.below(6) {
+            match dice.below(7) {
                 0 | 1 => {
                     let expected = model.take(who, u64::MAX, token);
                     let taken = bench.take(&name, who, token);
@@ -130,6 +132,14 @@ fn the_scripts_do_what_the_model_does() {
                     bench.first(&bench.scripts.heal, &call);
                     model.heal(who, u64::MAX);
                 }
+                // Its time is over, by whatever clock.
+                5 => {
+                    bench
+                        .runtime
+                        .block_on(bench.node.call(redis::cmd("DEL").arg(&keys[1])))
+                        .unwrap();
+                    model.last = None;
+                }
                 _ => {
                     let mut call = bench.scripts.release.call(4);
                     call.arg(&[&keys[0], &keys[1], &keys[3], &keys[4]]);
@@ -148,8 +158,7 @@ fn the_scripts_do_what_the_model_does() {
     }
 }
 
-/// A name's record is forgotten after two turns of the memory; its tokens must not be, however the
-/// server's clock is stepped meanwhile.
+/// A name's record goes away by the server's clock; its tokens must not, however that is stepped.
 #[test]
 fn tokens_rise_over_names_that_nobody_remembers_and_clocks_that_are_stepped() {
     let server = testbed::Redis::with(testbed::Setup::new().fast().movable_clock());
@@ -179,6 +188,25 @@ fn tokens_rise_over_names_that_nobody_remembers_and_clocks_that_are_stepped() {
         bench.first(&bench.scripts.release, &call);
     }
     assert_eq!(bench.known(), Known::Remembers(highest));
+}
+
+/// A record that was taken away by a step of the clock while nobody looked: what then counted was
+/// what the node had remembered a minute before, and the token fell by an hour.
+#[test]
+fn f16_a_record_that_a_stepped_clock_takes_away_lets_no_token_fall() {
+    let server = testbed::Redis::with(testbed::Setup::new().fast().movable_clock());
+    let bench = Bench::new(&server);
+    bench.tell(1_000);
+    let keys = Bench::keys("hour");
+    let early = Attempt { claim: 1, number: 1 };
+    let granted = bench.take("hour", early, 3_600_000_000).unwrap();
+    assert_eq!(granted, Answer::Granted { stored: true, last: 3_600_000_000 });
+    server.shift_clock(2 * 3_600);
+    assert_eq!(server.command(&["EXISTS", &keys[0], &keys[1]]), "0");
+    server.shift_clock(0);
+    let late = Attempt { claim: 2, number: 1 };
+    let refused = Answer::Granted { stored: false, last: 3_600_000_000 };
+    assert_eq!(bench.take("hour", late, 2_000).unwrap(), refused);
 }
 
 #[test]

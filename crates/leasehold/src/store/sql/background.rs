@@ -2,9 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::call::Call;
 use super::rows::Cells;
+use super::statements::PAGE;
+use super::wire::{Arg, Done, Row, Statement};
 use super::{LIMIT, POLL, SWEEP, Shared};
 use crate::claim::{ClaimId, Token};
 use crate::name::Name;
@@ -28,19 +31,7 @@ impl Shared {
                 continue;
             }
             pause = (pause * 3 / 2).min(longest);
-            let Ok(mut pooled) = self.pool.take().await else { continue };
-            let asked = pooled.wire.rows(&self.sql.granted, vec![self.session.clone().into()]);
-            let Ok(Ok(rows)) = tokio::time::timeout(LIMIT, asked).await else { continue };
-            self.pool.put(pooled);
-            let mut hold = BTreeSet::new();
-            for row in rows {
-                let mut cells = Cells::new(row);
-                let (Ok(id), Ok(token)) = (cells.text(), cells.count()) else { continue };
-                if let (Some(claim), Some(token)) = (ClaimId::from_hex(&id), Token::new(token)) {
-                    hold.insert(id);
-                    self.waiters.tell(claim, Signal::Granted(token));
-                }
-            }
+            let Some(hold) = self.ask_who_holds().await else { continue };
             if !hold.is_subset(&known) {
                 pause = shortest;
             }
@@ -48,46 +39,117 @@ impl Shared {
         }
     }
 
-    /// Forgets, now and then, what nobody used for a day. Never ends by itself.
-    pub(super) async fn sweep(self: Arc<Self>) {
+    /// Tells those of our waiters that hold by now, and who they are; `None` if it is not known.
+    pub(super) async fn ask_who_holds(&self) -> Option<BTreeSet<String>> {
+        let rows = self.ask(&self.sql.granted, vec![self.session.clone().into()]).await?;
+        let mut hold = BTreeSet::new();
+        for row in rows {
+            let mut cells = Cells::new(row);
+            let (Ok(id), Ok(token)) = (cells.text(), cells.count()) else { continue };
+            if let (Some(claim), Some(token)) = (ClaimId::from_hex(&id), Token::new(token)) {
+                hold.insert(id);
+                self.waiters.tell(claim, Signal::Granted(token));
+            }
+        }
+        Some(hold)
+    }
+
+    /// One statement for a task that can do without the answer.
+    async fn ask(&self, statement: &Statement, args: Vec<Arg>) -> Option<Vec<Row>> {
+        let mut pooled = self.pool.take().await.ok()?;
+        let asked = pooled.wire.rows(statement, args);
+        let rows = tokio::time::timeout(LIMIT, asked).await.ok()?.ok()?;
+        self.pool.put(pooled);
+        Some(rows)
+    }
+
+    /// Closes, now and then, connections that nobody uses: other clients may need the room. Never
+    /// ends by itself.
+    pub(super) async fn trim(self: Arc<Self>) {
         loop {
-            tokio::time::sleep(SWEEP).await;
-            self.sweep_once().await;
+            tokio::time::sleep(TRIM).await;
+            self.pool.trim().await;
         }
     }
 
-    async fn sweep_once(&self) {
-        // Where all have died, waiters too, nobody comes who would remove them.
-        for name in self.abandoned().await {
-            let _ = self.call(Call::Settle(name), &|| false).await;
+    /// Forgets, now and then, what nobody used for a day; at once, if nobody has done it for long.
+    /// Never ends by itself.
+    pub(super) async fn sweep(self: Arc<Self>, due: bool) {
+        let mut pause = if due { Duration::ZERO } else { SWEEP };
+        loop {
+            tokio::time::sleep(pause).await;
+            pause = SWEEP;
+            // One client does it for all.
+            if self.is_our_turn_to_sweep().await {
+                self.sweep_once().await;
+            }
         }
-        let Ok(mut pooled) = self.pool.take().await else { return };
-        // Who may not delete leaves the rows: they do no harm.
-        let swept = pooled.wire.run(&self.sql.sweep, Vec::new());
-        if let Ok(Ok(_)) = tokio::time::timeout(LIMIT, swept).await {
+    }
+
+    /// Whether nobody has swept for so long; then it counts as done by us.
+    async fn is_our_turn_to_sweep(&self) -> bool {
+        let done = self.run_apart(&self.sql.sweeper, vec![SWEPT.into()]).await;
+        match done {
+            Some(done) if done.affected == 0 => {}
+            done => return done.is_some(),
+        }
+        // Either somebody else has, or nobody ever did: then the row is made for the next time.
+        let nobody = vec![Arg::Name(String::new()), 0.into(), 1.into()];
+        self.run_apart(&self.sql.create, nobody).await;
+        let done = self.run_apart(&self.sql.sweeper, vec![SWEPT.into()]).await;
+        done.is_some_and(|done| done.affected == 1)
+    }
+
+    async fn run_apart(&self, statement: &Statement, args: Vec<Arg>) -> Option<Done> {
+        let mut pooled = self.pool.take().await.ok()?;
+        let done = tokio::time::timeout(LIMIT, pooled.wire.run(statement, args)).await.ok()?;
+        // What was refused was answered: somebody else has made the row.
+        let answered = matches!(&done, Ok(_) | Err(sqlx::Error::Database(_)));
+        if answered {
             self.pool.put(pooled);
         }
+        done.ok()
     }
 
-    /// Some of the locks in which a claim has been over for a day.
-    async fn abandoned(&self) -> Vec<Name> {
-        let Ok(mut pooled) = self.pool.take().await else { return Vec::new() };
-        let asked = pooled.wire.rows(&self.sql.abandoned, Vec::new());
-        let Ok(Ok(rows)) = tokio::time::timeout(LIMIT, asked).await else { return Vec::new() };
-        self.pool.put(pooled);
-        let name = |row| Cells::new(row).text().ok().and_then(|name| Name::new(name).ok());
-        rows.into_iter().filter_map(name).collect()
+    /// Page by page, so that no statement takes long, however many names there are.
+    async fn sweep_once(&self) {
+        let name = |row| Cells::new(row).text().ok();
+        let mut from = String::new();
+        loop {
+            let page = self.ask(&self.sql.page, vec![Arg::Name(from.clone())]).await;
+            let Some(page) = page else { return };
+            let is_last = page.len() < PAGE;
+            let Some(to) = page.into_iter().filter_map(name).next_back() else { return };
+            let range = || vec![Arg::Name(from.clone()), Arg::Name(to.clone())];
+            // Where all have died, waiters too, nobody comes who would remove them.
+            for row in self.ask(&self.sql.abandoned, range()).await.unwrap_or_default() {
+                if let Some(name) = name(row).and_then(|name| Name::new(name).ok()) {
+                    let _ = self.call(Call::Settle(name), &|| false).await;
+                }
+            }
+            // Who may not delete leaves the rows: they do no harm.
+            self.run_apart(&self.sql.sweep, range()).await;
+            if is_last {
+                return;
+            }
+            from = to;
+            tokio::time::sleep(BETWEEN_PAGES).await;
+        }
     }
 }
 
+/// How often connections are looked for that nobody uses.
+const TRIM: Duration = Duration::from_secs(1);
+/// How long after somebody has swept the next one does.
+pub(super) const SWEPT: i64 = 600_000_000;
+/// The pause after each page, so that sweeping is nobody's burden.
+const BETWEEN_PAGES: Duration = Duration::from_millis(50);
+
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::claim::{Claim, Kind};
     use crate::store::sql::SqlStore;
-    use crate::store::sql::wire::Statement;
     use crate::store::{Joined, Mode, Store};
 
     const DAY: i64 = 86_400_000_000;
@@ -134,13 +196,54 @@ mod tests {
         let mut pooled = shared.pool.take().await.unwrap();
         let statement = Statement {
             sql: "SELECT count(*) FROM leasehold_locks WHERE name IN ('young', 'held', 'kept closed', \
-                  'queued') UNION ALL SELECT count(*) FROM leasehold_locks"
+                  'queued') UNION ALL SELECT count(*) FROM leasehold_locks WHERE name <> ''"
                 .into(),
             shape: "i",
         };
         let rows = pooled.wire.rows(&statement, Vec::new()).await.unwrap();
         let counts = rows.into_iter().map(|row| Cells::new(row).count::<i64>().unwrap());
         assert_eq!(counts.collect::<Vec<_>>(), [4, 4], "those are left, and no others");
+    }
+
+    /// One client sweeps for all, and tables that were just made have nothing to sweep.
+    async fn is_swept_by_one(url: &str) {
+        let here = tokio::runtime::Handle::current();
+        let open = async || SqlStore::open(url, &here).await.unwrap();
+        let [one, other] = [open().await, open().await];
+        assert!(!one.shared.is_our_turn_to_sweep().await, "it was just made");
+        let mut pooled = one.shared.pool.take().await.unwrap();
+        let set = format!("SET last_token = last_token - {DAY} WHERE name = ''");
+        pooled.wire.raw(&format!("UPDATE leasehold_locks {set}")).await.unwrap();
+        one.shared.pool.put(pooled);
+        assert!(one.shared.is_our_turn_to_sweep().await);
+        assert!(!other.shared.is_our_turn_to_sweep().await, "it was just swept");
+        assert!(one.list("").await.unwrap().is_empty());
+        // Tables of an older leasehold: nobody has ever said that he sweeps.
+        let mut pooled = one.shared.pool.take().await.unwrap();
+        pooled.wire.raw("DELETE FROM leasehold_locks").await.unwrap();
+        one.shared.pool.put(pooled);
+        assert!(other.shared.is_our_turn_to_sweep().await);
+        assert!(!one.shared.is_our_turn_to_sweep().await);
+    }
+
+    #[cfg(feature = "sqlite")]
+    #[test]
+    fn f42_sqlite_is_swept_by_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let url = format!("sqlite:{}", directory.path().join("locks.db").display());
+        run(async { is_swept_by_one(&url).await });
+    }
+
+    #[cfg(feature = "postgres")]
+    #[test]
+    fn f42_postgres_is_swept_by_one() {
+        run(async { is_swept_by_one(&testbed::postgres().database()).await });
+    }
+
+    #[cfg(feature = "mysql")]
+    #[test]
+    fn f42_mariadb_is_swept_by_one() {
+        run(async { is_swept_by_one(&testbed::mariadb().database()).await });
     }
 
     fn run(case: impl Future<Output = ()>) {

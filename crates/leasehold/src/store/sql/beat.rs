@@ -1,8 +1,9 @@
 //! Renewals and heartbeats.
 //!
 //! Rows are lengthened, many by one statement, without waiting for any: a row that somebody has
-//! locked just now is left out (SQLite has one lock for all). Then one snapshot of each lock tells
-//! how those stand that wait or were left out. What is committed is true, so it can be answered: a
+//! locked just now is left out (SQLite has one lock for all). Then one snapshot of their locks, one
+//! statement however many, tells how those stand that wait or were left out. Batches in which
+//! everybody waits take turns, so that they leave a connection to those that hold. What is committed is true, so it can be answered: a
 //! holder that could not be renewed has what its row says, and is renewed next time; what is not
 //! there is lost. That a waiter's row is there does not make its place last longer: one that was left
 //! out, and that no section has lengthened since, is told that nothing is known.
@@ -11,7 +12,7 @@
 //! section besides, one at a time for each lock. If that takes long (the row is in the hands of a
 //! client that was stopped), the answers are what was seen: one lock never holds up the others.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,7 +21,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::call::{Answer, Call};
 use super::fault::Failure;
-use super::loaded::Loaded;
+use super::loaded::{self, Loaded};
 use super::rows::Cells;
 use super::statements::Many;
 use super::url::Dialect;
@@ -65,7 +66,9 @@ impl Shared {
             renewals.iter().filter(|r| !lengthened.contains_key(&r.claim.id)).collect();
         lengthened.extend(self.lengthen(wire, &self.sql.renew_claims, &others).await?);
 
-        let mut seen: BTreeMap<&Name, Option<Seen>> = BTreeMap::new();
+        let holds = |r: &Renew| lengthened.get(&r.claim.id).is_some_and(|l| l.holds);
+        let unclear = renewals.iter().filter(|r| !holds(r)).map(|r| &r.claim.name);
+        let mut seen = self.seen(wire, unclear.collect()).await?;
         let mut answers = Vec::with_capacity(renewals.len());
         for renew in renewals {
             let done = lengthened.get(&renew.claim.id);
@@ -75,17 +78,32 @@ impl Shared {
                 answers.push(Beaten { renewal, unsettled: false, left_out: false });
                 continue;
             }
-            let name = &renew.claim.name;
-            if !seen.contains_key(name) {
-                let loaded = self.snapshot(wire, name).await?;
-                seen.insert(name, loaded.map(|l| Seen { settled: l.is_settled(), loaded: l }));
-            }
-            answers.push(match seen.get_mut(name) {
-                Some(Some(seen)) => seen.look(renew, done.is_some()),
-                _ => Beaten { renewal: Renewal::Lost, unsettled: false, left_out: false },
+            answers.push(match seen.get_mut(&renew.claim.name) {
+                Some(seen) => seen.look(renew, done.is_some()),
+                None => Beaten { renewal: Renewal::Lost, unsettled: false, left_out: false },
             });
         }
         Ok(answers)
+    }
+
+    /// How these locks stand, by one statement however many they are.
+    async fn seen(
+        &self,
+        wire: &mut dyn Wire,
+        names: BTreeSet<&Name>,
+    ) -> Result<BTreeMap<Name, Seen>, Failure> {
+        let seen = |(name, l): (Name, Loaded)| (name, Seen { settled: l.is_settled(), loaded: l });
+        if let (Some(&name), 0..=1) = (names.first(), names.len()) {
+            let loaded = self.snapshot(wire, name).await?;
+            return Ok(loaded.map(|l| (name.clone(), l)).into_iter().map(seen).collect());
+        }
+        if names.is_empty() {
+            return Ok(BTreeMap::new());
+        }
+        let names = names.into_iter().map(|name| in_json(name, self.dialect).into());
+        let all = serde_json::Value::Array(names.collect()).to_string();
+        let rows = wire.rows(&self.sql.read_many, vec![all.into()]).await?;
+        Ok(loaded::snapshots(rows)?.into_iter().map(seen).collect())
     }
 
     /// Renews many: what needs a lock's row is settled apart, each lock for itself.
@@ -222,19 +240,23 @@ fn in_a_moment(renewal: &mut Renewal, left_out: bool) {
 fn json(renewals: &[&Renew], dialect: Dialect) -> String {
     let micros = |d: Duration| i64::try_from(d.as_micros()).unwrap_or(i64::MAX).min(i64::MAX / 4);
     let all = renewals.iter().map(|Renew { claim, lease }| {
-        let name = match dialect {
-            #[cfg(feature = "mysql")]
-            Dialect::MySql => hex(claim.name.as_str()),
-            _ => claim.name.as_str().to_owned(),
-        };
         serde_json::json!({
-            "name": name,
+            "name": in_json(&claim.name, dialect),
             "claim": claim.id.to_hex(),
             "lease": micros(*lease),
             "wait": micros(claim.waiter_lease),
         })
     });
     serde_json::Value::Array(all.collect()).to_string()
+}
+
+/// A name as the statements find it in JSON.
+fn in_json(name: &Name, dialect: Dialect) -> String {
+    match dialect {
+        #[cfg(feature = "mysql")]
+        Dialect::MySql => hex(name.as_str()),
+        _ => name.as_str().to_owned(),
+    }
 }
 
 #[cfg(feature = "mysql")]

@@ -7,6 +7,8 @@
 use std::pin::pin;
 use std::time::Duration;
 
+use tokio::sync::SemaphorePermit;
+
 use super::beat::Beaten;
 use super::fault::{self, Failure};
 use super::loaded::{self, Loaded, Reach};
@@ -57,6 +59,7 @@ impl Shared {
     /// answer asks again.
     pub(super) async fn call(&self, call: Call, gone: Gone<'_>) -> Result<Answer> {
         let pool = if matches!(call, Call::Beat(_)) { &self.beats } else { &self.pool };
+        let _turn = self.turn(&call).await;
         let (mut tries, mut replaced, mut in_doubt) = (0, 0, false);
         loop {
             let pooled = pool.take().await;
@@ -97,6 +100,17 @@ impl Shared {
                 Some(Err(failure)) => return Err(failure.into_error()),
             }
         }
+    }
+
+    /// What could fill a pool with calls of its kind takes turns, so that the others find room in it:
+    /// a release must not stand behind a thousand joins, nor a holder's renewal behind waiters'.
+    async fn turn(&self, call: &Call) -> Option<SemaphorePermit<'_>> {
+        let turns = match call {
+            Call::Join(..) => &self.joining,
+            Call::Beat(all) if all.iter().all(|r| self.waiters.has(r.claim.id)) => &self.waiting,
+            _ => return None,
+        };
+        turns.acquire().await.ok()
     }
 
     /// Ends the transaction; one that cannot be ended so ends with its connection.

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-#[cfg(any(feature = "postgres", feature = "mysql"))]
 use super::fault::Failure;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 use super::rows::Cells;
@@ -30,12 +29,31 @@ impl Shared {
     async fn look(&self, url: &SqlUrl) -> Result<Vec<Finding>> {
         match url.dialect {
             #[cfg(feature = "sqlite")]
-            Dialect::Sqlite => sqlite(url),
+            Dialect::Sqlite => self.look_at_sqlite(url).await.map_err(Failure::into_error),
             #[cfg(feature = "postgres")]
             Dialect::Postgres => self.look_at_postgres(url).await.map_err(Failure::into_error),
             #[cfg(feature = "mysql")]
             Dialect::MySql => self.look_at_mysql(url).await.map_err(Failure::into_error),
         }
+    }
+
+    #[cfg(feature = "sqlite")]
+    async fn look_at_sqlite(&self, url: &SqlUrl) -> Result<Vec<Finding>, Failure> {
+        let mut pooled = self.pool.take().await?;
+        let foreign = super::sqlite::foreign(url);
+        let table = super::sqlite::shared_with(&mut *pooled.wire, &foreign).await?;
+        self.pool.put(pooled);
+        let mut found = sqlite(url)?;
+        found.extend(table.map(|table| {
+            Finding::weak(
+                "shared-file",
+                format!("the database file has other tables in it, {table:?} among them"),
+                "a transaction that writes there for as long as a lease keeps that lease from being \
+                 renewed, and the lock is lost; its journal mode is left as it is",
+                "give leasehold a file of its own, such as sqlite:/var/lib/app/locks.db",
+            )
+        }));
+        Ok(found)
     }
 
     #[cfg(feature = "postgres")]
@@ -45,15 +63,20 @@ impl Shared {
         let mut found = Vec::new();
         let lent = are_lent(&mut *one.wire, &mut *other.wire).await?;
         found.extend(pooler(url.pooler, lent));
-        let settings = pairs(
-            &mut *one.wire,
+        let asked = format!(
             "SELECT name, setting FROM pg_settings WHERE name IN ('fsync', 'full_page_writes', \
              'synchronous_commit', 'default_transaction_isolation', 'idle_session_timeout', \
              'max_connections', 'synchronous_standby_names') UNION ALL \
              SELECT 'connections', count(*)::text FROM pg_stat_activity UNION ALL \
-             SELECT 'replicas', count(*)::text FROM pg_stat_replication",
+             SELECT 'replicas', count(*)::text FROM pg_stat_replication UNION ALL \
+             SELECT 'oldest_snapshot', coalesce(max(extract(epoch from clock_timestamp() - xact_start)), \
+             0)::bigint::text FROM pg_stat_activity WHERE backend_xmin IS NOT NULL \
+             AND datname = current_database() AND pid <> pg_backend_pid() UNION ALL \
+             SELECT 'dead_rows', coalesce(max(n_dead_tup), 0)::text FROM pg_stat_user_tables \
+             WHERE relid = to_regclass('{}')",
+            url.table("locks")
         );
-        found.extend(judge_postgres(&settings.await?, url.pool));
+        found.extend(judge_postgres(&pairs(&mut *one.wire, &asked).await?, url.pool));
         let now = "SELECT (extract(epoch from clock_timestamp()) * 1000000)::bigint::text, ''";
         found.extend(clocks(&mut *one.wire, now).await?);
         self.pool.put(one);
@@ -70,10 +93,20 @@ impl Shared {
             "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('innodb_flush_log_at_trx_commit', \
              'innodb_doublewrite', 'sync_binlog', 'log_bin', 'binlog_format', 'wait_timeout', \
              'read_only', 'super_read_only', 'idle_transaction_timeout', 'version', \
-             'max_connections', 'transaction_isolation', 'tx_isolation')",
+             'max_connections', 'transaction_isolation', 'tx_isolation', 'wsrep_on', \
+             'group_replication_group_name', 'group_replication_single_primary_mode', \
+             'rpl_semi_sync_master_enabled', 'rpl_semi_sync_source_enabled')",
         )
         .await?;
-        settings.extend(pairs(wire, "SHOW GLOBAL STATUS LIKE 'Threads_connected'").await?);
+        settings.extend(
+            pairs(
+                wire,
+                "SHOW GLOBAL STATUS WHERE Variable_name IN ('Threads_connected', 'Slave_running', \
+                 'Slaves_connected')",
+            )
+            .await?,
+        );
+        settings.extend(replication(wire).await?);
         let mut found = judge_mysql(&settings, url.pool);
         let tables = format!(
             "SELECT TABLE_NAME, ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = \
@@ -98,6 +131,32 @@ async fn pairs(wire: &mut dyn Wire, sql: &str) -> Result<Settings, Failure> {
         pairs.insert(cells.text()?, cells.text()?);
     }
     Ok(pairs)
+}
+
+/// Whom this server follows (`follows`), and how many follow it (`replicas`), as far as this user may
+/// know.
+#[cfg(feature = "mysql")]
+async fn replication(wire: &mut dyn Wire) -> Result<Settings, Failure> {
+    let mut found = Settings::new();
+    // What it is called now, and what it was called before.
+    for question in ["SHOW REPLICA STATUS", "SHOW SLAVE STATUS"] {
+        match pairs(wire, question).await {
+            Ok(told) => {
+                found.extend(told.into_values().map(|host| ("follows".to_owned(), host)));
+                break;
+            }
+            Err(Failure::Final(_)) => {}
+            Err(failure) => return Err(failure),
+        }
+    }
+    let dumps = "SELECT 'replicas', CAST(COUNT(*) AS CHAR) FROM information_schema.PROCESSLIST \
+                 WHERE COMMAND LIKE 'Binlog Dump%'";
+    match pairs(wire, dumps).await {
+        Ok(told) => found.extend(told),
+        Err(Failure::Final(_)) => {}
+        Err(failure) => return Err(failure),
+    }
+    Ok(found)
 }
 
 /// Whether a pooler lends these two the server's sessions for a transaction each. A session of its
@@ -225,9 +284,39 @@ fn judge_postgres(settings: &Settings, pool: usize) -> Vec<Finding> {
             "set idle_session_timeout = 0 for the user that locks",
         ));
     }
+    found.extend(old_snapshot(settings));
     found.extend(connections(settings, "connections", pool));
     found
 }
+
+/// A lock's row is written anew each time, and what was there before can only be cleared away when
+/// nobody can see it any more.
+#[cfg(feature = "postgres")]
+fn old_snapshot(settings: &Settings) -> Option<Finding> {
+    let seconds = number(settings, "oldest_snapshot").unwrap_or(0);
+    let dead = number(settings, "dead_rows").unwrap_or(0);
+    let seen = match (seconds, dead) {
+        (OLD.., _) => format!("a transaction has had its snapshot for {seconds} s"),
+        // Of other users' sessions not everybody may see how old their snapshots are.
+        (_, MANY..) => format!("{dead} versions of locks' rows that are dead wait to be cleared"),
+        _ => return None,
+    };
+    Some(Finding::weak(
+        "old-snapshot",
+        seen,
+        "while a transaction of this database keeps an old snapshot (REPEATABLE READ that does nothing, \
+         a long report, a dump), each hand-over reads through all versions of its lock's row since \
+         then: locks become dozens of times slower",
+        "keep the locks in a database of their own on this server, or end that transaction and set \
+         idle_in_transaction_session_timeout",
+    ))
+}
+
+/// How old a snapshot is that is told of, in seconds; and how many dead versions of rows.
+#[cfg(feature = "postgres")]
+const OLD: u64 = 30;
+#[cfg(feature = "postgres")]
+const MANY: u64 = 5_000;
 
 #[cfg(feature = "mysql")]
 fn judge_mysql(settings: &Settings, pool: usize) -> Vec<Finding> {
@@ -291,15 +380,7 @@ fn judge_mysql(settings: &Settings, pool: usize) -> Vec<Finding> {
             "set wait_timeout to 60 or more",
         ));
     }
-    if settings.contains_key("version") && !settings.contains_key("idle_transaction_timeout") {
-        found.push(Finding::weak(
-            "stopped-client",
-            "this server cannot end a transaction whose client was stopped",
-            "a client that is stopped in the middle of a call keeps that lock's row until it goes on, \
-             and nobody gets in or out meanwhile",
-            "MariaDB can (idle_transaction_timeout); with MySQL, keep clients from being stopped",
-        ));
-    }
+    found.extend(replicated(settings));
     let isolation = [value("transaction_isolation"), value("tx_isolation")].concat();
     if isolation.contains("REPEATABLE-READ") {
         found.push(Finding::note(
@@ -310,6 +391,51 @@ fn judge_mysql(settings: &Settings, pool: usize) -> Vec<Finding> {
         ));
     }
     found.extend(connections(settings, "Threads_connected", pool));
+    found
+}
+
+/// Who else writes, or has what was written.
+#[cfg(feature = "mysql")]
+fn replicated(settings: &Settings) -> Vec<Finding> {
+    let value = |name: &str| settings.get(name).map_or("", String::as_str);
+    let on = |name: &str| matches!(value(name).to_ascii_uppercase().as_str(), "ON" | "1");
+    let mut found = Vec::new();
+    let follows = settings.contains_key("follows") || on("Slave_running");
+    if follows && !on("read_only") && !on("super_read_only") {
+        found.push(Finding::broken(
+            "two-writers",
+            "this server takes writes, and follows another server besides",
+            "where the two replicate both ways, or clients lock on both, two hold at once and nobody \
+             is told",
+            "let all clients lock on one of the two, and set read_only on the other",
+        ));
+    }
+    let galera = on("wsrep_on");
+    let group = !value("group_replication_group_name").is_empty()
+        && value("group_replication_single_primary_mode").eq_ignore_ascii_case("off");
+    if galera || group {
+        found.push(Finding::weak(
+            "many-primaries",
+            match galera {
+                true => "this server is one of a Galera cluster, of which each takes writes",
+                false => "this server is one of a group in which each takes writes",
+            },
+            "row locks are not seen from one server to the other: who meets on a lock by two servers is \
+             undone as it commits, and reads may be old",
+            "let all clients lock on one of the servers",
+        ));
+    }
+    let replicas = number(settings, "replicas").or(number(settings, "Slaves_connected"));
+    let waited = on("rpl_semi_sync_master_enabled") || on("rpl_semi_sync_source_enabled");
+    if replicas.is_some_and(|n| n > 0) && !waited && !galera {
+        found.push(Finding::weak(
+            "asynchronous-replica",
+            format!("{} replicas follow, and none of them is waited for", replicas.unwrap_or(0)),
+            "a fail-over loses the grants that the replica had not got yet, and two hold at once; \
+             tokens still rise",
+            "switch semi-synchronous replication on, or let the resource check tokens",
+        ));
+    }
     found
 }
 
@@ -379,7 +505,7 @@ mod tests {
             ("wait_timeout", "28800"),
             ("transaction_isolation", "READ-COMMITTED"),
         ];
-        assert_eq!(ids(&judge_mysql(&settings(&mysql), 4)), ["stopped-client"]);
+        assert!(ids(&judge_mysql(&settings(&mysql), 4)).is_empty());
         let replica = [
             ("innodb_flush_log_at_trx_commit", "3"),
             ("version", "10.3.39-MariaDB"),
@@ -387,6 +513,33 @@ mod tests {
             ("super_read_only", "1"),
         ];
         assert_eq!(ids(&judge_mysql(&settings(&replica), 4)), ["read_only"]);
+    }
+
+    #[cfg(feature = "mysql")]
+    #[test]
+    fn f83_servers_that_replicate_are_judged() {
+        let judged = |pairs: &[(&str, &str)]| {
+            let mut all = settings(&[("innodb_flush_log_at_trx_commit", "1")]);
+            all.extend(settings(pairs));
+            let found = judge_mysql(&all, 4);
+            found.iter().map(|f| (f.id, f.severity)).collect::<Vec<_>>()
+        };
+        let two = [("two-writers", Severity::Broken)];
+        assert_eq!(judged(&[("follows", "10.0.0.2")]), two);
+        assert_eq!(judged(&[("Slave_running", "ON"), ("read_only", "OFF")]), two);
+        let replica = [("follows", "10.0.0.2"), ("read_only", "ON")];
+        assert_eq!(judged(&replica), [("read_only", Severity::Broken)]);
+        assert_eq!(judged(&[("wsrep_on", "ON")]), [("many-primaries", Severity::Weak)]);
+        let group = [
+            ("group_replication_group_name", "b2c1"),
+            ("group_replication_single_primary_mode", "OFF"),
+        ];
+        assert_eq!(judged(&group), [("many-primaries", Severity::Weak)]);
+        let lagging = [("replicas", "1"), ("rpl_semi_sync_source_enabled", "OFF")];
+        assert_eq!(judged(&lagging), [("asynchronous-replica", Severity::Weak)]);
+        let waited = [("replicas", "1"), ("rpl_semi_sync_master_enabled", "ON")];
+        assert!(judged(&waited).is_empty());
+        assert!(judged(&[("replicas", "0"), ("Slave_running", "OFF")]).is_empty());
     }
 
     #[cfg(feature = "postgres")]
@@ -397,5 +550,18 @@ mod tests {
         assert_eq!(ids(&judge_postgres(&settings(&lagging), 4)), ["asynchronous-replica"]);
         let waited = [("replicas", "2"), ("synchronous_standby_names", "*"), read_committed];
         assert!(judge_postgres(&settings(&waited), 4).is_empty());
+    }
+
+    #[cfg(feature = "postgres")]
+    #[test]
+    fn f36_a_snapshot_that_is_kept_for_long_is_told_of() {
+        let judged = |name, value| {
+            let all = [("default_transaction_isolation", "read committed"), (name, value)];
+            judge_postgres(&settings(&all), 4).iter().map(|f| f.id).collect::<Vec<_>>()
+        };
+        assert_eq!(judged("oldest_snapshot", "29"), Vec::<&str>::new());
+        assert_eq!(judged("oldest_snapshot", "35"), ["old-snapshot"]);
+        assert_eq!(judged("dead_rows", "100"), Vec::<&str>::new());
+        assert_eq!(judged("dead_rows", "90000"), ["old-snapshot"]);
     }
 }

@@ -160,6 +160,17 @@ fn is_full(code: &str) -> bool {
     matches!(code, "53300" | "m1040" | "m1203" | "m1226")
 }
 
+/// The server has no room for another connection.
+pub(super) fn has_no_room(error: &sqlx::Error) -> bool {
+    code_of(error).is_some_and(|code| is_full(&code))
+}
+
+/// Nobody has heard PostgreSQL's notifications for so long that there is no room for more.
+#[cfg(feature = "postgres")]
+pub(super) fn is_full_of_news(error: &sqlx::Error) -> bool {
+    code_of(error).is_some_and(|code| code == "54000")
+}
+
 /// One line for what no repetition can help.
 fn explain(error: sqlx::Error) -> Error {
     let code = code_of(&error).unwrap_or_default();
@@ -196,7 +207,7 @@ fn explain(error: sqlx::Error) -> Error {
         "42P01" | "42703" | "m1146" | "m1054" | "s1" | "42804" | "22001" | "m1406" => (
             ErrorKind::Corrupt,
             "the tables are not the ones that this version of leasehold makes: compare them with \
-             what `leasehold schema` prints, or choose another prefix",
+             what `leasehold schema` prints; clients whose tables differ exclude nobody",
         ),
         _ => match &error {
             sqlx::Error::Configuration(_) => {

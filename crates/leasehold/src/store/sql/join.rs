@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::Shared;
 use super::call::Answer;
 use super::fault::{self, Failure};
-use super::loaded::Reach;
+use super::loaded::{self, Reach};
 use super::rows::{Cells, int, kind_number, micros, plain};
 use super::url::Dialect;
 use super::wire::{Arg, Wire};
@@ -24,8 +24,13 @@ impl Shared {
             let remaining = Some(claim.lease);
             return Ok(Answer::Joined(Joined::Holding { token, remaining }));
         }
-        if mode == Mode::Wait {
-            self.waiters.enlist(claim.id, || ());
+        match mode {
+            Mode::Wait => self.waiters.enlist(claim.id, || ()),
+            Mode::Try => {
+                if let Some(answer) = self.glance(wire, claim).await? {
+                    return Ok(answer);
+                }
+            }
         }
         let reach = Reach::FrontAnd(claim.id);
         let joined = self.section(wire, &claim.name, reach, Some(claim), |loaded| {
@@ -42,6 +47,25 @@ impl Shared {
             }
             Ok(joined) => Answer::Joined(joined),
             Err(m) => Answer::Refused(mismatch(claim, m.kind, m.capacity)),
+        })
+    }
+
+    /// The answer to a claim that cannot be let in, found without locking or writing anything. It is
+    /// true as of the moment at which it was looked, as any answer is; whoever may be let in, or has a
+    /// place already, is not answered here.
+    async fn glance(&self, wire: &mut dyn Wire, claim: &Claim) -> Result<Option<Answer>, Failure> {
+        let seen = loaded::look(wire, &self.sql, &claim.name, claim.id).await?;
+        let Some(mut seen) = seen else { return Ok(None) };
+        if seen.queue.entries().any(|e| e.id == claim.id) {
+            return Ok(None);
+        }
+        let at = At { now: seen.now, stamp: seen.now };
+        let tried = seen.queue.join(claim, Mode::Try, at, &self.session);
+        Ok(match tried {
+            _ if !seen.is_enough() => None,
+            Ok(Joined::Busy { holders }) => Some(Answer::Joined(Joined::Busy { holders })),
+            Ok(_) => None,
+            Err(m) => Some(Answer::Refused(mismatch(claim, m.kind, m.capacity))),
         })
     }
 
@@ -142,6 +166,7 @@ mod tests {
     use super::*;
     use crate::claim::Kind;
     use crate::name::Name;
+    use crate::store::Store;
 
     /// Counts what is sent.
     struct Counted<'a> {
@@ -190,6 +215,106 @@ mod tests {
                 assert_eq!(std::mem::take(&mut wire.sent), 1, "to release {name}");
             }
         }
+    }
+
+    /// A try that fails costs few statements, and writes nothing.
+    async fn fails_without_writing(url: &str, most: usize) {
+        let store = SqlStore::open(url, &tokio::runtime::Handle::current()).await.unwrap();
+        let claim = || Claim::new(Name::new("held").unwrap(), Kind::Mutex, 1, 1).unwrap();
+        let mut pooled = store.shared.pool.take().await.unwrap();
+        let mut wire = Counted { wire: &mut *pooled.wire, sent: 0 };
+        let held = claim();
+        let joined = store.shared.join(&mut wire, &held, Mode::Try).await.unwrap();
+        assert!(matches!(joined, Answer::Joined(Joined::Holding { .. })), "{joined:?}");
+        for waits in [false, true] {
+            if waits {
+                let waiter = claim();
+                store.shared.join(&mut wire, &waiter, Mode::Wait).await.unwrap();
+            }
+            wire.sent = 0;
+            let tried = store.shared.join(&mut wire, &claim(), Mode::Try).await.unwrap();
+            let Answer::Joined(Joined::Busy { holders }) = tried else { panic!("{tried:?}") };
+            assert_eq!(holders.len(), 1);
+            assert!(wire.sent <= most, "{} statements", wire.sent);
+        }
+        // Asked again, who holds is told so.
+        let again = store.shared.join(&mut wire, &held, Mode::Try).await.unwrap();
+        assert!(matches!(again, Answer::Joined(Joined::Holding { .. })), "{again:?}");
+    }
+
+    #[cfg(feature = "sqlite")]
+    #[tokio::test]
+    async fn f41_sqlite_looks_before_it_draws() {
+        let directory = tempfile::tempdir().unwrap();
+        let url = format!("sqlite:{}", directory.path().join("locks.db").display());
+        fails_without_writing(&url, 2).await;
+    }
+
+    #[cfg(feature = "postgres")]
+    #[tokio::test]
+    async fn f41_postgres_looks_before_it_draws() {
+        let url = testbed::postgres().database();
+        fails_without_writing(&url, 2).await;
+        // A row that was locked, even in vain, says by whom.
+        let store = SqlStore::open(&url, &tokio::runtime::Handle::current()).await.unwrap();
+        let held = Claim::new(Name::new("once").unwrap(), Kind::Mutex, 1, 1).unwrap();
+        let other = Claim::new(Name::new("once").unwrap(), Kind::Mutex, 1, 1).unwrap();
+        store.join(&held, Mode::Try).await.unwrap();
+        store.join(&other, Mode::Try).await.unwrap();
+        let mut pooled = store.shared.pool.take().await.unwrap();
+        let sql = "SELECT xmax::text FROM leasehold_locks WHERE name = 'once'";
+        let statement = Statement { sql: sql.into(), shape: "t" };
+        let row = pooled.wire.rows(&statement, Vec::new()).await.unwrap().remove(0);
+        assert_eq!(Cells::new(row).text().unwrap(), "0", "somebody has locked the row");
+    }
+
+    #[cfg(feature = "mysql")]
+    #[tokio::test]
+    async fn f41_mariadb_looks_before_it_draws() {
+        fails_without_writing(&testbed::mariadb().database(), 3).await;
+    }
+
+    /// One client's waiters stand in many locks: a heartbeat of all of them is a few statements.
+    async fn tells_how_many_locks_stand_at_once(url: &str, most: usize) {
+        let store = SqlStore::open(url, &tokio::runtime::Handle::current()).await.unwrap();
+        let mut renewals = Vec::new();
+        for n in 0..40 {
+            let name = || Name::new(format!("lock {n}")).unwrap();
+            let held = Claim::new(name(), Kind::Mutex, 1, 1).unwrap();
+            store.join(&held, Mode::Try).await.unwrap();
+            let waits = Claim::new(name(), Kind::Mutex, 1, 1).unwrap();
+            assert!(matches!(store.join(&waits, Mode::Wait).await.unwrap(), Joined::Waiting(_)));
+            renewals.push(crate::store::Renew { lease: waits.lease, claim: waits });
+        }
+        let mut pooled = store.shared.beats.take().await.unwrap();
+        let mut wire = Counted { wire: &mut *pooled.wire, sent: 0 };
+        let beaten = store.shared.beat(&mut wire, &renewals).await.unwrap();
+        assert_eq!(beaten.len(), 40);
+        assert!(wire.sent <= most, "{} statements", wire.sent);
+        store.shared.beats.put(pooled);
+        for renewal in store.renew(&renewals).await.unwrap() {
+            assert!(matches!(renewal, crate::store::Renewal::Waiting(_)), "{renewal:?}");
+        }
+    }
+
+    #[cfg(feature = "sqlite")]
+    #[tokio::test]
+    async fn f40_sqlite_tells_how_many_locks_stand_at_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let url = format!("sqlite:{}", directory.path().join("locks.db").display());
+        tells_how_many_locks_stand_at_once(&url, 2).await;
+    }
+
+    #[cfg(feature = "postgres")]
+    #[tokio::test]
+    async fn f40_postgres_tells_how_many_locks_stand_at_once() {
+        tells_how_many_locks_stand_at_once(&testbed::postgres().database(), 2).await;
+    }
+
+    #[cfg(feature = "mysql")]
+    #[tokio::test]
+    async fn f40_mariadb_tells_how_many_locks_stand_at_once() {
+        tells_how_many_locks_stand_at_once(&testbed::mariadb().database(), 5).await;
     }
 
     #[cfg(feature = "sqlite")]

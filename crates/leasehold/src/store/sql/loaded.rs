@@ -79,15 +79,23 @@ pub(super) async fn load(
         now = now.max(cells.count()?);
         claims.extend(cells.claim()?);
     }
-    // Who stands in the front and was asked for as well was found twice.
-    claims.dedup_by_key(|e| e.token);
-    let (counted, read) = (lock.claims, claims.len());
-    let behind = claims.get(FRONT).map(|e| e.token);
-    let loaded = Loaded::of(lock, claims, now);
     Ok(Some(match reach {
-        Reach::All => loaded,
-        Reach::FrontAnd(_) => Loaded { hidden: counted.saturating_sub(read), behind, ..loaded },
+        Reach::All => Loaded::of(lock, claims, now),
+        Reach::FrontAnd(_) => Loaded::of_front(lock, claims, now),
     }))
+}
+
+/// Reads the front of the queue of `name`, and this claim, without locking anything.
+pub(super) async fn look(
+    wire: &mut dyn Wire,
+    sql: &Statements,
+    name: &Name,
+    claim: ClaimId,
+) -> Result<Option<Loaded>, Failure> {
+    let named = || Arg::Name(name.as_str().into());
+    let rows = wire.rows(&sql.look, vec![named(), named(), claim.to_hex().into(), named()]).await?;
+    let read = lock_and_claims(rows)?;
+    Ok(read.map(|(lock, claims, now)| Loaded::of_front(lock, claims, now)))
 }
 
 /// Makes the row of a lock that never was.
@@ -107,6 +115,10 @@ pub(super) async fn create(
 
 /// Reads rows that begin with the clock, a lock and a claim, all of one lock.
 pub(super) fn snapshot(rows: Vec<Row>) -> Result<Option<Loaded>, Failure> {
+    Ok(lock_and_claims(rows)?.map(|(lock, claims, now)| Loaded::of(lock, claims, now)))
+}
+
+fn lock_and_claims(rows: Vec<Row>) -> Result<Option<(LockRow, Vec<Entry>, u64)>, Failure> {
     let mut lock = None;
     let mut now = 0;
     let mut claims = Vec::new();
@@ -116,7 +128,7 @@ pub(super) fn snapshot(rows: Vec<Row>) -> Result<Option<Loaded>, Failure> {
         lock = Some(cells.lock()?);
         claims.extend(cells.claim()?);
     }
-    Ok(lock.map(|lock| Loaded::of(lock, claims, now)))
+    Ok(lock.map(|lock| (lock, claims, now)))
 }
 
 /// The same for rows of many locks that begin with the name.
@@ -148,6 +160,14 @@ impl Loaded {
         let queue = Queue::restored(lock.kind, lock.capacity, lock.last_token, before.clone());
         let last_before = lock.last_token;
         Self { queue, now, hidden: 0, behind: None, head, before, last_before }
+    }
+
+    /// Of the front of a queue, and of one claim that may stand in it as well: then it was read twice.
+    fn of_front(lock: LockRow, mut claims: Vec<Entry>, now: u64) -> Self {
+        claims.dedup_by_key(|e| e.token);
+        let hidden = lock.claims.saturating_sub(claims.len());
+        let behind = claims.get(FRONT).map(|e| e.token);
+        Self { hidden, behind, ..Self::of(lock, claims, now) }
     }
 
     /// Whether what was not read can make no difference to what was done to the queue: see above.
@@ -314,10 +334,7 @@ pub(super) async fn write(
         return Ok(());
     }
     for (statement, args) in writes {
-        one(match statement.shape {
-            "" => wire.run(statement, args).await?.affected,
-            _ => wire.rows(statement, args).await?.len() as u64,
-        })?;
+        one(wire.run(statement, args).await?.affected)?;
     }
     Ok(())
 }

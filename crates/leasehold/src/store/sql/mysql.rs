@@ -6,7 +6,7 @@ use sqlx::{ConnectOptions, Row};
 
 use super::fault::Failure;
 use super::url::SqlUrl;
-use super::wire::{Connect, Wire, wire};
+use super::wire::{Arg, Connect, Done, Row as Cells, Statement, Wire, wire};
 use crate::error::Result;
 
 fn text(row: &MySqlRow, i: usize) -> sqlx::Result<Option<String>> {
@@ -20,6 +20,41 @@ fn last_id(done: &MySqlQueryResult) -> u64 {
 }
 
 wire!(MySqlConnection, String::into_bytes, text, last_id);
+
+/// A connection to MySQL, which has no limit for a transaction that does nothing, as MariaDB and
+/// PostgreSQL have. But it has one for a session that does, and that can be set from one statement to
+/// the next: a client that is stopped, or whose machine dies, with a lock's row in its hands keeps it
+/// no longer than this. Nothing else changes, since both settings travel with the BEGIN and the end.
+struct Watched(MySqlConnection);
+
+const BEGIN: &str = "SET SESSION wait_timeout = 2; START TRANSACTION";
+const COMMIT: &str = "COMMIT; SET SESSION wait_timeout = DEFAULT";
+const ROLLBACK: &str = "ROLLBACK; SET SESSION wait_timeout = DEFAULT";
+
+#[async_trait]
+impl Wire for Watched {
+    async fn rows(&mut self, statement: &Statement, args: Vec<Arg>) -> sqlx::Result<Vec<Cells>> {
+        Wire::rows(&mut self.0, statement, args).await
+    }
+
+    async fn run(&mut self, statement: &Statement, args: Vec<Arg>) -> sqlx::Result<Done> {
+        Wire::run(&mut self.0, statement, args).await
+    }
+
+    async fn raw(&mut self, sql: &str) -> sqlx::Result<()> {
+        let sql = match sql {
+            "START TRANSACTION" => BEGIN,
+            "COMMIT" => COMMIT,
+            "ROLLBACK" => ROLLBACK,
+            other => other,
+        };
+        Wire::raw(&mut self.0, sql).await
+    }
+
+    async fn close(self: Box<Self>) -> sqlx::Result<()> {
+        Wire::close(Box::new(self.0)).await
+    }
+}
 
 #[derive(Debug)]
 pub(super) struct MySql(MySqlConnectOptions);
@@ -45,8 +80,61 @@ impl Connect for MySql {
         for statement in session.split("; ") {
             Wire::raw(&mut connection, statement).await?;
         }
-        // Ends a client that was stopped with a lock's row in its hands: MariaDB can, MySQL cannot.
-        let _ = Wire::raw(&mut connection, "SET SESSION idle_transaction_timeout = 1").await;
-        Ok(Box::new(connection))
+        // Ends a client that was stopped with a lock's row in its hands: MariaDB has a word for it.
+        let limited = Wire::raw(&mut connection, "SET SESSION idle_transaction_timeout = 1").await;
+        Ok(match limited {
+            Ok(()) => Box::new(connection),
+            Err(sqlx::Error::Database(_)) => Box::new(Watched(connection)),
+            Err(error) => return Err(error),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::SqlStore;
+    use crate::claim::{Claim, Kind};
+    use crate::name::Name;
+    use crate::store::{Joined, Mode, Stall, Store};
+
+    /// A client dies, or is stopped, with a lock's row in its hands: that ends, on MySQL as well.
+    #[tokio::test]
+    async fn f38_an_open_section_ends_with_its_client() {
+        let own = testbed::mariadb().database();
+        let mysql = testbed::Server::MySql.in_this_run().then(|| testbed::mysql().database());
+        for url in [Some(own), mysql].into_iter().flatten() {
+            let here = tokio::runtime::Handle::current();
+            let store = SqlStore::open(&url, &here).await.unwrap();
+            assert!(matches!(store.guarantees().stall, Stall::SameLock(_)));
+            let name = Name::new(format!("stopped {}", std::process::id())).unwrap();
+            let claim = Claim::new(name.clone(), Kind::Mutex, 1, 1).unwrap();
+            store.join(&claim, Mode::Try).await.unwrap();
+            let mut pooled = store.shared.pool.take().await.unwrap();
+            pooled.wire.raw(store.shared.sql.begin).await.unwrap();
+            let named = vec![super::Arg::Name(name.as_str().to_owned())];
+            pooled.wire.rows(&store.shared.sql.lock, named).await.unwrap();
+            // And no more is heard of that connection.
+            let waits = Claim::new(name, Kind::Mutex, 1, 1).unwrap();
+            let joined = tokio::time::timeout(Duration::from_secs(30), async {
+                loop {
+                    if let Ok(joined) = store.join(&waits, Mode::Wait).await {
+                        return joined;
+                    }
+                }
+            });
+            let joined = joined.await.expect("the row is free again");
+            assert!(matches!(joined, Joined::Waiting(_)), "{joined:?}");
+            store.leave(&waits, None).await.unwrap();
+            assert!(store.leave(&claim, None).await.unwrap());
+            // A connection that has been in a transaction may rest for longer than that.
+            let mut pooled = store.shared.pool.take().await.unwrap();
+            for sql in [store.shared.sql.begin, "COMMIT"] {
+                pooled.wire.raw(sql).await.unwrap();
+            }
+            tokio::time::sleep(Duration::from_secs(4)).await;
+            pooled.wire.raw("SELECT 1").await.unwrap();
+        }
     }
 }

@@ -5,11 +5,14 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use sqlx::postgres::{
-    PgConnectOptions, PgConnection, PgListener, PgPoolOptions, PgQueryResult, PgRow,
+    PgConnectOptions, PgConnection, PgListener, PgPool, PgPoolOptions, PgQueryResult, PgRow,
 };
-use sqlx::{ConnectOptions, Row};
+use sqlx::{Acquire, ConnectOptions, Row};
+use tokio::runtime::Handle;
 
 use super::super::waiters::Waiters;
+use super::Shared;
+use super::ear::Heard;
 use super::fault::Failure;
 use super::url::SqlUrl;
 use super::wire::{Arg, Connect, Done, Row as Cells, Statement, Wire, wire};
@@ -86,10 +89,9 @@ impl Wire for Pooled {
 
     async fn raw(&mut self, sql: &str) -> sqlx::Result<()> {
         self.connection.raw(sql).await?;
-        self.begun = match sql {
-            "COMMIT" | "ROLLBACK" => false,
-            _ => self.begun || sql.starts_with("BEGIN"),
-        };
+        // A COMMIT may have a notification behind it.
+        let ends = sql.starts_with("COMMIT") || sql == "ROLLBACK";
+        self.begun = !ends && (self.begun || sql.starts_with("BEGIN"));
         Ok(())
     }
 
@@ -155,45 +157,111 @@ const LISTEN_AGAIN: Duration = Duration::from_millis(200);
 /// How long nothing may be heard before it is asked whether the server is still there. A connection
 /// that somebody on the way has forgotten ends for neither side, and nothing is heard on it for ever.
 const SILENCE: Duration = Duration::from_secs(15);
-/// How long the answer to that may take.
+/// How long it may take to begin to listen.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// Listens for what other clients grant to ours, on one connection of its own. Never ends by
-/// itself. What was sent while nobody listened is made good by asking.
-pub(super) async fn listen(options: PgConnectOptions, channel: String, waiters: Arc<Waiters>) {
-    while waiters.count() == 0 {
-        waiters.more().await;
-    }
+/// Listens for what other clients grant to ours, on a connection that serves for calls as well. Never
+/// ends by itself. What was sent while nobody listened is made good by asking; while none can be had,
+/// it is asked all the time.
+pub(super) async fn listen(options: PgConnectOptions, shared: Arc<Shared>) {
     loop {
-        let _ = listen_once(options.clone(), &channel, &waiters).await;
-        waiters.ask_all();
+        while shared.waiters.count() == 0 {
+            shared.waiters.more().await;
+        }
+        let hearing = tokio::select! {
+            hearing = Hearing::begin(options.clone(), &shared.session) => hearing,
+            () = ask_meanwhile(&shared) => continue,
+        };
+        if let Ok(hearing) = hearing {
+            let ear = shared.pool.ear();
+            ear.is_now(Box::new(hearing)).await;
+            shared.waiters.ask_all();
+            loop {
+                match ear.hear(silence(&shared.waiters)).await {
+                    Heard::Message(message) => tell(&shared.waiters, &message),
+                    Heard::Nothing => {}
+                    Heard::Gone => break,
+                }
+            }
+        }
+        shared.waiters.ask_all();
         tokio::time::sleep(LISTEN_AGAIN).await;
     }
 }
 
-async fn listen_once(
-    options: PgConnectOptions,
-    channel: &str,
-    waiters: &Waiters,
-) -> sqlx::Result<()> {
-    // The listener wants a pool; this one is its only connection.
-    let pool = PgPoolOptions::new()
-        .max_connections(1)
-        .test_before_acquire(false)
-        .connect_lazy_with(options);
-    let mut listener = PgListener::connect_with(&pool).await?;
-    listener.listen(channel).await?;
-    waiters.ask_all();
+/// Stands in for what nobody hears. Never ends.
+async fn ask_meanwhile(shared: &Shared) {
     loop {
-        tokio::select! {
-            message = listener.try_recv() => {
-                let Some(message) = message? else { return Ok(()) };
-                if let Some((id, signal)) = read(message.payload()) {
-                    waiters.tell(id, signal);
-                }
-            }
-            () = silence(waiters) => still_there(&mut listener).await?,
+        tokio::time::sleep(LISTEN_AGAIN).await;
+        if shared.waiters.count() > 0 {
+            let _ = shared.ask_who_holds().await;
         }
+    }
+}
+
+/// A connection that listens.
+struct Hearing {
+    listener: Option<PgListener>,
+    pool: PgPool,
+    /// What the listener leaves behind as it is dropped is done there.
+    runtime: Handle,
+}
+
+impl Drop for Hearing {
+    fn drop(&mut self) {
+        let _here = self.runtime.enter();
+        drop(self.listener.take());
+    }
+}
+
+impl Hearing {
+    async fn begin(options: PgConnectOptions, channel: &str) -> sqlx::Result<Self> {
+        // The listener wants a pool; this one is its only connection.
+        let pool = PgPoolOptions::new()
+            .max_connections(1)
+            .max_lifetime(None)
+            .idle_timeout(None)
+            .acquire_timeout(ANSWER)
+            .test_before_acquire(false)
+            .connect_lazy_with(options);
+        let mut listener = PgListener::connect_with(&pool).await?;
+        // Another connection in the middle of a call would be outside of its transaction.
+        listener.eager_reconnect(false);
+        listener.listen(channel).await?;
+        Ok(Self { listener: Some(listener), pool, runtime: Handle::current() })
+    }
+
+    async fn connection(&mut self) -> sqlx::Result<&mut PgConnection> {
+        match &mut self.listener {
+            Some(listener) => listener.acquire().await,
+            None => Err(sqlx::Error::PoolClosed),
+        }
+    }
+}
+
+#[async_trait]
+impl Wire for Hearing {
+    async fn rows(&mut self, statement: &Statement, args: Vec<Arg>) -> sqlx::Result<Vec<Cells>> {
+        Wire::rows(self.connection().await?, statement, args).await
+    }
+
+    async fn run(&mut self, statement: &Statement, args: Vec<Arg>) -> sqlx::Result<Done> {
+        Wire::run(self.connection().await?, statement, args).await
+    }
+
+    async fn raw(&mut self, sql: &str) -> sqlx::Result<()> {
+        Wire::raw(self.connection().await?, sql).await
+    }
+
+    async fn close(mut self: Box<Self>) -> sqlx::Result<()> {
+        drop(self.listener.take());
+        self.pool.close().await;
+        Ok(())
+    }
+
+    async fn hear(&mut self) -> sqlx::Result<Option<String>> {
+        let Some(listener) = &mut self.listener else { return Ok(None) };
+        Ok(listener.try_recv().await?.map(|message| message.payload().to_owned()))
     }
 }
 
@@ -205,10 +273,10 @@ async fn silence(waiters: &Waiters) {
     }
 }
 
-/// Fails if the server does not answer on the connection that listens.
-async fn still_there(listener: &mut PgListener) -> sqlx::Result<()> {
-    let asked = tokio::time::timeout(ANSWER, sqlx::raw_sql("SELECT 1").execute(listener)).await;
-    asked.map_err(|_| sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()))?.map(drop)
+fn tell(waiters: &Waiters, message: &str) {
+    if let Some((id, signal)) = read(message) {
+        waiters.tell(id, signal);
+    }
 }
 
 /// What is sent to the client of a claim that was granted.
@@ -216,7 +284,44 @@ pub(super) fn message(id: ClaimId, token: crate::claim::Token) -> String {
     format!("{} {token}", id.to_hex())
 }
 
+/// A COMMIT with the notifications after it, in one round trip, each a transaction of its own: a
+/// NOTIFY makes a commit wait for every other in the server that has one, to the end of its flush. So
+/// what is durable is not in it, and what is in it need not be: it is not flushed. Channels that are
+/// not a client's name are left out, since this is written into SQL.
+pub(super) fn commit_and_tell(told: &[(&str, String)]) -> String {
+    let plain = |channel: &str| {
+        channel.len() < 64 && channel.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+    };
+    let mut sql = "COMMIT".to_owned();
+    for (channel, message) in told.iter().filter(|(channel, _)| plain(channel)) {
+        sql.push_str(match sql.as_str() {
+            "COMMIT" => "; SELECT set_config('synchronous_commit', 'off', true)",
+            _ => "",
+        });
+        sql.push_str(&format!(", pg_notify('{channel}', '{message}')"));
+    }
+    sql
+}
+
 fn read(message: &str) -> Option<(ClaimId, Signal)> {
     let (id, token) = message.split_once(' ')?;
     Some((ClaimId::from_hex(id)?, Signal::Granted(token.parse().ok()?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn f37_news_travels_behind_the_commit_and_is_never_sql() {
+        let told = |channel| commit_and_tell(&[(channel, "a 7".to_owned())]);
+        assert_eq!(
+            told("leasehold_hears_1f"),
+            "COMMIT; SELECT set_config('synchronous_commit', 'off', true), \
+             pg_notify('leasehold_hears_1f', 'a 7')"
+        );
+        assert_eq!(told("leasehold_hears_'); DROP TABLE x; --"), "COMMIT");
+        let two = [("a", "x".to_owned()), ("b", "y".to_owned())];
+        assert!(commit_and_tell(&two).ends_with(", pg_notify('a', 'x'), pg_notify('b', 'y')"));
+    }
 }

@@ -1,16 +1,19 @@
 //! What the database is found to promise, and the tables it is found to have.
 
 use std::borrow::Cow;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use super::background::SWEPT;
 use super::fault::{self, Failure};
 #[cfg(feature = "postgres")]
 use super::postgres;
 use super::rows::Cells;
+#[cfg(feature = "sqlite")]
+use super::sqlite;
 use super::url::{Dialect, SqlUrl, Synchronous};
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 use super::version;
-use super::wire::{Statement, Wire};
+use super::wire::{Arg, Row, Statement, Wire};
 use super::{Shared, TRIES, call, is_file, schema};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::guarantees::ALL_KINDS;
@@ -24,22 +27,33 @@ const READ_ONLY: &str = "this server is read-only (a replica): connect to the pr
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 const IDLE_IN_TRANSACTION: Duration = Duration::from_secs(1);
 
+/// For how long who connects waits for room at the server.
+const FOR_ROOM: Duration = Duration::from_secs(8);
+const ROOM_AGAIN: Duration = Duration::from_millis(200);
+
 impl Shared {
     /// Finds the tables, or makes them, and what the database promises.
-    pub(super) async fn prepare(&self, url: &SqlUrl) -> Result<Guarantees> {
-        let mut tries = 0;
+    /// Besides, whether nobody has swept for long.
+    pub(super) async fn prepare(&self, url: &SqlUrl) -> Result<(Guarantees, bool)> {
+        let (mut tries, began) = (0, Instant::now());
         loop {
             tries += 1;
             match self.prepare_once(url).await {
-                Ok(guarantees) => return Ok(guarantees),
+                Ok(prepared) => return Ok(prepared),
                 // Others make the tables at the same time.
                 Err(Failure::Conflict(_)) if tries < TRIES => call::pause(tries).await,
+                // Others close what they do not need any more.
+                Err(Failure::Broken(error))
+                    if fault::has_no_room(&error) && began.elapsed() < FOR_ROOM =>
+                {
+                    tokio::time::sleep(ROOM_AGAIN).await;
+                }
                 Err(failure) => return Err(failure.into_error()),
             }
         }
     }
 
-    async fn prepare_once(&self, url: &SqlUrl) -> Result<Guarantees, Failure> {
+    async fn prepare_once(&self, url: &SqlUrl) -> Result<(Guarantees, bool), Failure> {
         let mut pooled = self.pool.take().await?;
         let wire = &mut *pooled.wire;
         let guarantees = self.promises(wire, url).await?;
@@ -53,9 +67,9 @@ impl Shared {
             Some(schema::VERSION) => {}
             Some(other) => {
                 let what = format!(
-                    "the tables are of version {other}, this leasehold knows {}: use one version, \
-                     or another prefix",
-                    schema::VERSION
+                    "the tables are of version {other}, this leasehold knows {}: {}",
+                    schema::VERSION,
+                    schema::advice(other)
                 );
                 return Err(Error::new(ErrorKind::Config, what).into());
             }
@@ -63,11 +77,24 @@ impl Shared {
                 for statement in schema::statements(url) {
                     wire.raw(&statement).await?;
                 }
+                self.begin_to_sweep(wire).await?;
             }
         }
-        wire.rows(&self.sql.probe, Vec::new()).await?;
+        let swept = wire.rows(&self.sql.probe, Vec::new()).await?;
         self.pool.put(pooled);
-        Ok(guarantees)
+        Ok((guarantees, is_due(swept)?))
+    }
+
+    /// Nothing is old in tables that were just made.
+    async fn begin_to_sweep(&self, wire: &mut dyn Wire) -> Result<(), Failure> {
+        let nobody = vec![Arg::Name(String::new()), 0.into(), 1.into()];
+        match wire.run(&self.sql.create, nobody).await {
+            // Somebody else did.
+            Ok(_) | Err(sqlx::Error::Database(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+        wire.run(&self.sql.sweeper, vec![0.into()]).await?;
+        Ok(())
     }
 
     /// What the database, as it is set up, promises.
@@ -102,6 +129,15 @@ impl Shared {
             ));
         }
         let is_file = is_file(url.dialect);
+        #[cfg(feature = "sqlite")]
+        if is_file && let Some(table) = sqlite::shared_with(wire, &sqlite::foreign(url)).await? {
+            crate::telemetry::shared_file(&self.url, &table);
+            notes.push(Cow::Owned(format!(
+                "The database file has other tables in it ({table}): a transaction that writes there \
+                 for as long as a lease keeps that lease from being renewed. Give leasehold a file \
+                 of its own."
+            )));
+        }
         if is_file {
             notes.push(Cow::Borrowed(
                 "A process that is stopped in the middle of a write stops all others until it goes \
@@ -137,6 +173,14 @@ impl Shared {
             notes: Cow::Owned(notes),
         })
     }
+}
+
+/// Whether nobody has swept for long, told by the clock and the row that says when.
+fn is_due(row: Vec<Row>) -> Result<bool, Failure> {
+    let Some(row) = row.into_iter().next() else { return Ok(true) };
+    let mut cells = Cells::new(row);
+    let (now, swept) = (cells.count::<i64>()?, cells.lock()?.last_token);
+    Ok(i64::try_from(swept).unwrap_or(i64::MAX).saturating_add(SWEPT) < now)
 }
 
 /// One row of settings, as text.
@@ -208,10 +252,9 @@ async fn of_mysql(wire: &mut dyn Wire) -> Result<(Durability, Stall), Failure> {
         "2" => Durability::Machine,
         _ => Durability::Process,
     };
-    // MySQL has no limit for a transaction that does nothing.
-    let stall = match version::is_mariadb(&version) {
-        true => Stall::SameLock(IDLE_IN_TRANSACTION),
-        false => Stall::SameLockForLong,
+    let idle = match version::is_mariadb(&version) {
+        true => IDLE_IN_TRANSACTION,
+        false => 2 * IDLE_IN_TRANSACTION,
     };
-    Ok((durability, stall))
+    Ok((durability, Stall::SameLock(idle)))
 }

@@ -5,6 +5,18 @@ use super::url::{Dialect, SqlUrl};
 /// The version of the tables that this code reads and writes.
 pub(super) const VERSION: i64 = 1;
 
+/// What to do about tables of another version. Not to use others: who does excludes nobody who uses
+/// these.
+pub(super) fn advice(found: i64) -> &'static str {
+    match found > VERSION {
+        true => "upgrade this program; whoever uses other tables meanwhile is not excluded",
+        false => {
+            "end all clients of the older leasehold, then bring the tables up to date as its change \
+             log says; whoever uses other tables meanwhile is not excluded"
+        }
+    }
+}
+
 /// The statements that make the tables; each may be run again.
 pub(super) fn statements(url: &SqlUrl) -> Vec<String> {
     let types = Types::of(url.dialect);

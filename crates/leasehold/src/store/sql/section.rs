@@ -1,13 +1,16 @@
 //! The slow path: one lock's queue, worked on with its row locked.
 //!
 //! A **section** is a short transaction: it locks the lock's row, reads the clock and the claims into
-//! a [`Queue`](crate::queue::Queue), lets that decide, writes back what changed, and tells the clients of those that were
-//! granted. If we die in it, the database undoes it.
+//! a [`Queue`](crate::queue::Queue), lets that decide, and writes back what changed. If we die in it, the database
+//! undoes it. When it is committed, the clients of those that were granted are told: the server does
+//! both one after the other, as it reads them from one message, so that dying here loses no news but
+//! with the server. News that is lost all the same (the server died in between) is made good by the
+//! waiters' heartbeats.
 
 use std::collections::HashSet;
 
-use super::fault::Failure;
-use super::loaded::{self, Loaded, Reach, Write};
+use super::fault::{self, Failure};
+use super::loaded::{self, Loaded, Reach};
 use super::wire::Wire;
 use super::{LISTENS, Shared};
 use crate::claim::{Claim, ClaimId, Token};
@@ -45,14 +48,8 @@ impl Shared {
             done = work(&mut loaded);
         }
         let granted = self.granted(&mut loaded);
-        let mut writes = loaded.changes(&self.sql, name);
-        for (id, token, session) in &granted {
-            if *session != self.session && session.starts_with(LISTENS) {
-                writes.extend(self.notice(session, *id, *token));
-            }
-        }
-        loaded::write(wire, &self.sql, writes).await?;
-        wire.raw("COMMIT").await?;
+        loaded::write(wire, &self.sql, loaded.changes(&self.sql, name)).await?;
+        self.commit(wire, &granted).await?;
         for (id, token, _) in granted {
             self.waiters.tell(id, Signal::Granted(token));
         }
@@ -60,21 +57,36 @@ impl Shared {
     }
 
     /// Those that the section granted: claim, token, client.
-    fn granted(&self, loaded: &mut Loaded) -> Vec<(ClaimId, Token, String)> {
+    fn granted(&self, loaded: &mut Loaded) -> Vec<Granted> {
         let fresh: HashSet<ClaimId> = loaded.queue.take_fresh_grants().into_iter().collect();
         let new = loaded.queue.entries().filter(|e| fresh.contains(&e.id));
         new.map(|e| (e.id, e.token, e.session.clone())).collect()
     }
 
-    /// What tells another client of a grant, where that can be done.
-    #[cfg_attr(not(feature = "postgres"), allow(unused_variables))]
-    fn notice(&self, session: &str, id: ClaimId, token: Token) -> Option<Write<'_>> {
+    /// Commits, and tells other clients of their grants where they listen.
+    async fn commit(&self, wire: &mut dyn Wire, granted: &[Granted]) -> Result<(), Failure> {
         #[cfg(feature = "postgres")]
         {
-            let message = super::postgres::message(id, token);
-            Some((&self.sql.notify, vec![session.into(), message.into()]))
+            let elsewhere = |session: &str| session != self.session && session.starts_with(LISTENS);
+            let told: Vec<(&str, String)> = granted
+                .iter()
+                .filter(|(_, _, session)| elsewhere(session))
+                .map(|(id, token, session)| {
+                    (session.as_str(), super::postgres::message(*id, *token))
+                })
+                .collect();
+            if !told.is_empty() {
+                let sql = super::postgres::commit_and_tell(&told);
+                return match wire.raw(&sql).await {
+                    // Committed, and then there was no room for the news: heartbeats bring it.
+                    Err(error) if fault::is_full_of_news(&error) => Ok(()),
+                    done => Ok(done?),
+                };
+            }
         }
-        #[cfg(not(feature = "postgres"))]
-        None
+        Ok(wire.raw("COMMIT").await?)
     }
 }
+
+/// Claim, token, client.
+type Granted = (ClaimId, Token, String);

@@ -27,7 +27,11 @@ pub(super) struct Statements {
     pub(super) front: Statement,
     /// The clock, a lock's row and its claims as of one moment.
     pub(super) read: Statement,
-    /// The same for many locks.
+    /// The same of the front of the queue, and of one claim wherever it stands; rows may be twice.
+    pub(super) look: Statement,
+    /// The same as `read` for many locks, whose names are given as JSON.
+    pub(super) read_many: Statement,
+    /// The same for all locks in use whose names are not before one.
     pub(super) list: Statement,
     pub(super) write_lock: Statement,
     pub(super) insert_claim: Statement,
@@ -41,16 +45,22 @@ pub(super) struct Statements {
     pub(super) renew_claims: Many,
     /// Which of our waiters hold.
     pub(super) granted: Statement,
-    /// Tells another client (PostgreSQL).
-    pub(super) notify: Statement,
     pub(super) version: Statement,
-    /// Fails if a table lacks a column.
+    /// Fails if a table lacks a column; the clock, and the row that says when somebody swept last.
     pub(super) probe: Statement,
-    /// Some locks in which somebody has been dead for a day.
+    /// Says that it is swept now, unless it was less than so long ago. The row has no name: no lock
+    /// has that, and nobody sees it, since it is free.
+    pub(super) sweeper: Statement,
+    /// The next names after one.
+    pub(super) page: Statement,
+    /// The locks between two names in which somebody has been dead for a day.
     pub(super) abandoned: Statement,
-    /// Forgets locks that nobody used for a day.
+    /// Forgets the locks between two names that nobody used for a day.
     pub(super) sweep: Statement,
 }
+
+/// How many names are swept at once.
+pub(super) const PAGE: usize = 500;
 
 /// Renewals of many at once, given as JSON; they tell the claims that they renewed (and the tokens
 /// of those in locks' rows). What somebody has locked is left to the slow path where that can be
@@ -110,6 +120,23 @@ impl Statements {
                      LEFT JOIN {{claims}} c ON c.name = l.name WHERE l.name = ? ORDER BY c.token"
                 ),
             ),
+            look: say(
+                "iiiiitiiiiiitittiiiiiititt",
+                &format!(
+                    "SELECT {{now}}, {LOCK}, {CLAIM} FROM {{locks}} l LEFT JOIN \
+                     (SELECT f.* FROM (SELECT * FROM {{claims}} WHERE name = ? ORDER BY token \
+                     LIMIT {FRONT}) f UNION ALL SELECT * FROM {{claims}} WHERE name = ? AND claim = ?) c \
+                     ON c.name = l.name WHERE l.name = ? ORDER BY c.token"
+                ),
+            ),
+            read_many: say(
+                "tiiiiitiiiiiitittiiiiiititt",
+                &format!(
+                    "SELECT l.name, {{now}}, {LOCK}, {CLAIM} FROM {} \
+                     LEFT JOIN {{claims}} c ON c.name = l.name ORDER BY l.name, c.token",
+                    locks_named(d)
+                ),
+            ),
             list: say(
                 "tiiiiitiiiiiitittiiiiiititt",
                 &format!(
@@ -151,24 +178,34 @@ impl Statements {
                 "SELECT claim, token FROM {claims} \
                  WHERE session = ? AND standing = 1 AND expires > {now}",
             ),
-            notify: say("t", "SELECT pg_notify(?, ?)::text"),
             version: say("i", "SELECT version FROM {schema}"),
             probe: say(
-                "iiiitiiiiiititttiiiiiititt",
+                "iiiiitiiiiiititttiiiiiititt",
                 &format!(
-                    "SELECT {LOCK}, l.name, {CLAIM} FROM {{locks}} l \
-                     LEFT JOIN {{claims}} c ON c.name = l.name WHERE 1 = 0"
+                    "SELECT {{now}}, {LOCK}, l.name, {CLAIM} FROM {{locks}} l \
+                     LEFT JOIN {{claims}} c ON c.name = l.name WHERE l.name = ''"
+                ),
+            ),
+            sweeper: say(
+                "",
+                "UPDATE {locks} SET last_token = {now} WHERE name = '' AND last_token < {now} - {int}",
+            ),
+            page: say(
+                "t",
+                &format!(
+                    "SELECT l.name FROM {{locks}} l WHERE l.name > ? ORDER BY l.name LIMIT {PAGE}"
                 ),
             ),
             abandoned: say(
                 "t",
-                "SELECT l.name FROM {locks} l WHERE l.claims > 0 \
+                "SELECT l.name FROM {locks} l WHERE l.name > ? AND l.name <= ? AND l.claims > 0 \
                  AND l.last_token < {now} - 86400000000 AND EXISTS (SELECT 1 FROM {claims} c \
-                 WHERE c.name = l.name AND c.expires < {now} - 86400000000) LIMIT 100",
+                 WHERE c.name = l.name AND c.expires < {now} - 86400000000)",
             ),
             sweep: say(
                 "",
-                "DELETE FROM {locks} WHERE claims = 0 AND last_token < {now} - 86400000000 \
+                "DELETE FROM {locks} WHERE name > ? AND name <= ? AND claims = 0 \
+                 AND last_token < {now} - 86400000000 \
                  AND (claim = '' OR expires + lock_delay < {now} - 86400000000)",
             ),
         }
@@ -195,8 +232,7 @@ fn begin(url: &SqlUrl) -> &'static str {
 pub(super) fn joined(writes: Vec<Write<'_>>) -> (Statement, Vec<Arg>) {
     let (mut parts, mut counts, mut shape, mut all) = (vec![], vec![], "", vec![]);
     for (i, (statement, args)) in writes.into_iter().enumerate() {
-        let told = if statement.shape.is_empty() { " RETURNING 1" } else { "" };
-        parts.push(format!("w{i} AS ({}{told})", renumbered(&statement.sql, all.len())));
+        parts.push(format!("w{i} AS ({} RETURNING 1)", renumbered(&statement.sql, all.len())));
         counts.push(format!("(SELECT count(*) FROM w{i})"));
         shape = COUNTS.get(..=i).unwrap_or(COUNTS);
         all.extend(args);
@@ -238,13 +274,34 @@ fn many(url: &SqlUrl, [find, renew]: [&str; 2]) -> Many {
     }
 }
 
-/// The JSON as rows, in MySQL's words. The names are in hexadecimal: they are bytes there.
+/// The JSON as rows, in MySQL's words. The names are in hexadecimal: they are bytes there. It is a
+/// derived table, since MySQL (and not MariaDB) takes a JSON_TABLE that stands beside a table for one
+/// that `FOR UPDATE` is to lock too, and refuses that with error 3569.
 #[cfg(feature = "mysql")]
 macro_rules! json_table {
     () => {
-        "JSON_TABLE(?, '$[*]' COLUMNS (name VARCHAR(1024) PATH '$.name', \
-         claim VARCHAR(32) PATH '$.claim', lease BIGINT PATH '$.lease', wait BIGINT PATH '$.wait')) r"
+        "(SELECT * FROM JSON_TABLE(?, '$[*]' COLUMNS (name VARCHAR(1024) PATH '$.name', \
+         claim VARCHAR(32) PATH '$.claim', lease BIGINT PATH '$.lease', \
+         wait BIGINT PATH '$.wait')) j) r"
     };
+}
+
+/// The locks whose names are in a JSON array, found one by one.
+fn locks_named(dialect: Dialect) -> &'static str {
+    match dialect {
+        #[cfg(feature = "sqlite")]
+        Dialect::Sqlite => "json_each(?) n CROSS JOIN {locks} l ON l.name = n.value",
+        #[cfg(feature = "postgres")]
+        Dialect::Postgres => {
+            "json_array_elements_text(?::json) AS n(name) JOIN {locks} l ON l.name = n.name"
+        }
+        #[cfg(feature = "mysql")]
+        Dialect::MySql => {
+            "(SELECT UNHEX(j.name) AS name FROM JSON_TABLE(?, '$[*]' \
+             COLUMNS (name VARCHAR(1024) PATH '$')) j) n \
+             STRAIGHT_JOIN {locks} l FORCE INDEX (PRIMARY) ON l.name = n.name"
+        }
+    }
 }
 
 fn renew_locks(dialect: Dialect) -> [&'static str; 2] {
@@ -344,8 +401,10 @@ fn take(dialect: Dialect) -> &'static str {
              expires = since + ?, host = ?, pid = ?, label = ?, lock_delay = ? \
              WHERE name = ? AND claims = 0 AND (claim = '' OR expires + lock_delay <= {now})"
         }
-        // The inner SELECTs read the clock once for both columns. Nothing but the row itself is
-        // looked at, so that a statement that had to wait for it judges what it then finds.
+        // The inner SELECTs read the clock once for both columns. Nothing but the row itself lets a
+        // claim in, so that a statement that had to wait for it judges what it then finds. That a row
+        // is seen which is taken, perhaps by now no longer, only keeps it from trying: on PostgreSQL
+        // a try in vain would lock the row, and that is written and flushed.
         _ => {
             "INSERT INTO {locks} AS l (name, kind, capacity, last_token, claims, claim, token, \
              weight, standing, since, expires, lock_delay, host, pid, label) \
@@ -353,7 +412,9 @@ fn take(dialect: Dialect) -> &'static str {
              {greatest}(v.now, v.floor), v.weight, 1, v.now, v.now + v.lease, v.lock_delay, v.host, \
              v.pid, v.label FROM (SELECT {text} AS name, {int} AS kind, {int} AS capacity, \
              {text} AS claim, {int} AS weight, {int} AS lease, {int} AS lock_delay, {text} AS host, \
-             {int} AS pid, {text} AS label, {int} AS floor, {now} AS now) v WHERE true \
+             {int} AS pid, {text} AS label, {int} AS floor, {now} AS now) v \
+             WHERE NOT EXISTS (SELECT 1 FROM {locks} h WHERE h.name = v.name \
+             AND (h.claims > 0 OR (h.claim <> '' AND h.expires + h.lock_delay > v.now))) \
              ON CONFLICT (name) DO UPDATE SET kind = excluded.kind, capacity = excluded.capacity, \
              (last_token, token, since, expires) = (SELECT t.token, t.token, t.now, \
              t.now + excluded.expires - excluded.since FROM \
@@ -463,4 +524,27 @@ fn numbered(sql: &str) -> String {
         }
     }
     text
+}
+
+#[cfg(all(test, feature = "mysql"))]
+mod tests {
+    use super::*;
+
+    /// MySQL refuses a JSON_TABLE beside a table of which rows are locked; MariaDB does not.
+    #[test]
+    fn f02_each_json_table_is_a_derived_table() {
+        let sql = Statements::of(&SqlUrl::parse("mysql://h/d").unwrap());
+        let many = [&sql.renew_locks, &sql.renew_claims];
+        let mut all: Vec<&Statement> = many.iter().filter_map(|many| many.find.as_ref()).collect();
+        all.extend(many.iter().map(|many| &many.renew));
+        all.push(&sql.read_many);
+        assert_eq!(all.len(), 5);
+        for statement in all {
+            let (before, after) = statement.sql.split_once("JSON_TABLE(").expect("one");
+            let derived = ["(SELECT * FROM ", "(SELECT UNHEX(j.name) AS name FROM "]
+                .iter()
+                .any(|select| before.ends_with(select));
+            assert!(derived && after.contains(" j) "), "{}", statement.sql);
+        }
+    }
 }

@@ -102,14 +102,12 @@ impl SqlUrl {
                     "off" => parsed.synchronous = Synchronous::Off,
                     _ => return refused("synchronous is full, normal or off".into()),
                 },
-                _ if is_file => {
-                    let key: String = key.chars().take(40).collect();
-                    let what = format!(
-                        "sqlite: has no parameter {key:?}: prefix, pool and synchronous it has"
-                    );
-                    return refused(what);
+                _ if theirs_of(dialect).contains(&key) => theirs.push(pair),
+                // A part of PostgreSQL's `options`, with the setting's name in it.
+                _ if scheme.starts_with("postgres") && key.starts_with("options[") => {
+                    theirs.push(pair);
                 }
-                _ => theirs.push(pair),
+                _ => return refused(unknown(scheme, dialect, key)),
             }
         }
         let query = theirs.join("&");
@@ -138,6 +136,70 @@ impl SqlUrl {
     }
 }
 
+/// The parameters of which the driver knows something. It passes over all others with no more than a
+/// line in a log: a prefix or a TLS mode that is misspelt would be none.
+fn theirs_of(dialect: Dialect) -> &'static [&'static str] {
+    match dialect {
+        #[cfg(feature = "sqlite")]
+        Dialect::Sqlite => &[],
+        #[cfg(feature = "postgres")]
+        Dialect::Postgres => &[
+            "sslmode",
+            "ssl-mode",
+            "sslrootcert",
+            "ssl-root-cert",
+            "ssl-ca",
+            "sslcert",
+            "ssl-cert",
+            "sslkey",
+            "ssl-key",
+            "statement-cache-capacity",
+            "host",
+            "hostaddr",
+            "port",
+            "dbname",
+            "user",
+            "password",
+            "application_name",
+            "options",
+        ],
+        #[cfg(feature = "mysql")]
+        Dialect::MySql => &[
+            "sslmode",
+            "ssl-mode",
+            "sslca",
+            "ssl-ca",
+            "sslcert",
+            "ssl-cert",
+            "sslkey",
+            "ssl-key",
+            "charset",
+            "collation",
+            "statement-cache-capacity",
+            "socket",
+            "timezone",
+            "time-zone",
+        ],
+    }
+}
+
+/// What who misspells a parameter is told. A key that is no word may be a part of a password.
+fn unknown(scheme: &str, dialect: Dialect, key: &str) -> String {
+    let ours: &[&str] = match dialect {
+        #[cfg(feature = "sqlite")]
+        Dialect::Sqlite => &["prefix", "pool", "synchronous"],
+        #[cfg(feature = "postgres")]
+        Dialect::Postgres => &["prefix", "schema", "pool", "pooler"],
+        #[cfg(feature = "mysql")]
+        Dialect::MySql => &["prefix", "pool"],
+    };
+    let is_word =
+        key.len() <= 40 && key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
+    let named = if is_word { format!("{key:?}") } else { "of such a name".to_owned() };
+    let known: Vec<&str> = ours.iter().chain(theirs_of(dialect)).copied().collect();
+    format!("{scheme}: has no parameter {named}; it has {}", known.join(", "))
+}
+
 /// Lower-case letters, digits and `_` only: these are written into SQL as they are.
 fn identifier(what: &str, text: &str) -> Result<String> {
     let first = text.chars().next().is_some_and(|c| c.is_ascii_lowercase() || c == '_');
@@ -158,11 +220,37 @@ mod tests {
 
     #[test]
     fn our_parameters_are_taken_out_and_theirs_left() {
-        let url = "postgres://u:p@h/d?sslmode=require&prefix=a_&schema=locks&pool=7&x=y";
+        let url = "postgres://u:p@h/d?sslmode=require&prefix=a_&schema=locks&pool=7&options[a]=y";
         let parsed = SqlUrl::parse(url).unwrap();
-        assert_eq!(parsed.driver, "postgres://u:p@h/d?sslmode=require&x=y");
+        assert_eq!(parsed.driver, "postgres://u:p@h/d?sslmode=require&options[a]=y");
         assert_eq!(parsed.table("claims"), "locks.a_claims");
         assert_eq!(parsed.pool, 7);
+    }
+
+    #[test]
+    fn f34_a_parameter_that_is_misspelt_is_refused() {
+        let mut wrong = vec![
+            ("postgres://h/d?prefx=a_", "prefx"),
+            ("postgres://h/d?sslmod=verify-full", "sslmod"),
+            ("postgres://h/d?synchronous=full", "synchronous"),
+            ("sqlite:/a.db?prefx=a_", "prefx"),
+        ];
+        #[cfg(feature = "mysql")]
+        wrong.extend([
+            ("mysql://h/d?prefx=a_", "prefx"),
+            ("mysql://h/d?sslmod=VERIFY_CA", "sslmod"),
+            ("mysql://h/d?schema=x", "schema"),
+            ("mariadb://h/d?pooler=transaction", "pooler"),
+        ]);
+        for (url, key) in wrong {
+            let error = SqlUrl::parse(url).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config, "{url}");
+            let told = error.to_string();
+            assert!(told.contains(&format!("{key:?}")) && told.contains("prefix"), "{told}");
+        }
+        // What follows a ? that nobody encoded is a password.
+        let told = SqlUrl::parse("postgres://u:p?se%cret@h/d").unwrap_err().to_string();
+        assert!(!told.contains("cret"), "{told}");
     }
 
     #[test]

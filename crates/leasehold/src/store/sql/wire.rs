@@ -3,15 +3,28 @@
 //! Not sqlx's own pool: a `begin()` of it that is cancelled halfway can leave a transaction open on
 //! a connection that others then use. Here a connection goes back to the pool only after an
 //! operation has ended on it, and is closed otherwise; closing is what rolls back everywhere.
+//!
+//! # Two pools, and as few connections as will do
+//! Calls have one pool, renewals and heartbeats another, so that these never stand behind calls that
+//! wait for a lock's row. Each lends the other what lies idle, both ways, and both use the connection
+//! that listens while it has nothing to say ([`Ear`]), before they make a new one. Where the server
+//! has no room for a new one, who wants it waits for one of ours to come back: a client that has one
+//! connection gets on with that one, however full the server is. What lay idle for a while is closed,
+//! but for the last one: others may need the room.
+//!
+//! A call that is dropped while it waits here has taken nothing; one that is dropped with a connection
+//! in its hands closes it.
 
 use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-use super::{LIMIT, lock};
+use super::ear::{Ear, Lent};
+use super::{LIMIT, fault, lock};
 
 /// A value bound to a statement.
 #[derive(Clone, Debug)]
@@ -75,6 +88,11 @@ pub(super) trait Wire: Send {
     async fn raw(&mut self, sql: &str) -> sqlx::Result<()>;
     /// Says goodbye, as the server's protocol wants it.
     async fn close(self: Box<Self>) -> sqlx::Result<()>;
+    /// The next message that was sent to the channel it listens to; may be dropped at any time. `None`:
+    /// the connection is gone.
+    async fn hear(&mut self) -> sqlx::Result<Option<String>> {
+        std::future::pending().await
+    }
 }
 
 /// [`Wire`] for one of sqlx's connections. `$name` binds a lock's name, `$text` reads text,
@@ -165,21 +183,43 @@ pub(super) trait Connect: fmt::Debug + Send + Sync {
 /// How long a goodbye may take: SQLite writes its log back to the file.
 const FAREWELL: Duration = Duration::from_secs(4);
 
-/// Connections on which nothing is under way.
-type Idle = Mutex<Vec<Box<dyn Wire>>>;
+/// How long a connection lies idle before it is closed, if it is not the last.
+const REST: Duration = Duration::from_secs(3);
+/// How long who finds no room at the server waits for one of ours, before it asks for room again.
+const ROOM_AGAIN: Duration = Duration::from_millis(100);
+
+/// A connection on which nothing is under way.
+struct Resting {
+    wire: Box<dyn Wire>,
+    since: Instant,
+}
+
+type Idle = Mutex<Vec<Resting>>;
+
+/// What the pools of one client share.
+struct Common {
+    connect: Arc<dyn Connect>,
+    ear: Arc<Ear>,
+    /// How many connections are in somebody's hands.
+    lent: AtomicUsize,
+    /// One has come back.
+    returned: Notify,
+}
 
 /// At most so many connections.
 pub(super) struct Pool {
-    connect: Arc<dyn Connect>,
+    common: Arc<Common>,
     idle: Arc<Idle>,
+    /// What lies idle in the other pool is as good as a new one, and there already.
+    others: Arc<Idle>,
+    /// Whether the connection that listens is asked first, so that others may rest and be closed.
+    ear_first: bool,
     size: usize,
     room: Arc<Semaphore>,
     /// Held while connecting: one at a time. When a server comes back, all its clients want their
     /// connections at once, and making one costs both sides some milliseconds of hashing the
     /// password; meanwhile the first may have come free.
     connecting: tokio::sync::Mutex<()>,
-    /// Whose idle connection is as good as a new one, and there already.
-    lender: Option<Arc<Idle>>,
 }
 
 impl fmt::Debug for Pool {
@@ -193,19 +233,37 @@ pub(super) struct Pooled {
     pub(super) wire: Box<dyn Wire>,
     /// Whether it was used before, so that the server may have closed it meanwhile.
     pub(super) used: bool,
-    _room: OwnedSemaphorePermit,
+    /// If it is the one that listens.
+    ear: Option<Lent>,
+    out: Out,
     doubt: Doubt,
+    _room: OwnedSemaphorePermit,
+}
+
+/// Counts a connection in somebody's hands.
+struct Out(Arc<Common>);
+
+impl Out {
+    fn of(common: &Arc<Common>) -> Self {
+        common.lent.fetch_add(1, Ordering::SeqCst);
+        Self(common.clone())
+    }
+}
+
+impl Drop for Out {
+    fn drop(&mut self) {
+        self.0.lent.fetch_sub(1, Ordering::SeqCst);
+        self.0.returned.notify_one();
+    }
 }
 
 /// A connection that does not come back was found dead, or silent, or was given up for being so. Its
-/// like lie idle beside it: they go with it, so that nobody finds that out one by one.
-struct Doubt(Option<Arc<Idle>>);
+/// like lie idle in both pools: they go with it, so that nobody finds that out one by one.
+struct Doubt(Option<[Arc<Idle>; 2]>);
 
 impl Drop for Doubt {
     fn drop(&mut self) {
-        if let Some(idle) = &self.0 {
-            forget(idle);
-        }
+        self.0.iter().flatten().for_each(|idle| forget(idle));
     }
 }
 
@@ -216,55 +274,137 @@ fn forget(idle: &Idle) {
 }
 
 impl Pool {
-    pub(super) fn new(connect: Arc<dyn Connect>, size: usize) -> Self {
-        let (idle, room) = (Arc::default(), Arc::new(Semaphore::new(size)));
-        Self { connect, idle, size, room, connecting: tokio::sync::Mutex::default(), lender: None }
+    /// A pool for calls, and one for renewals.
+    pub(super) fn pair(connect: Arc<dyn Connect>, calls: usize, beats: usize) -> (Self, Self) {
+        let (ear, lent, returned) = (Arc::default(), AtomicUsize::new(0), Notify::new());
+        let common = Arc::new(Common { connect, ear, lent, returned });
+        let [of_calls, of_beats] = [Arc::<Idle>::default(), Arc::default()];
+        let pool = |idle: &Arc<Idle>, others: &Arc<Idle>, size, ear_first| Self {
+            common: common.clone(),
+            idle: idle.clone(),
+            others: others.clone(),
+            ear_first,
+            size,
+            room: Arc::new(Semaphore::new(size)),
+            connecting: tokio::sync::Mutex::default(),
+        };
+        (pool(&of_calls, &of_beats, calls, false), pool(&of_beats, &of_calls, beats, true))
     }
 
-    /// Another pool of such connections, which takes an idle one of ours before it makes one.
-    pub(super) fn beside(&self, size: usize) -> Self {
-        Self { lender: Some(self.idle.clone()), ..Self::new(self.connect.clone(), size) }
-    }
-
-    fn idle(&self) -> Option<Box<dyn Wire>> {
-        let own = lock(&self.idle).pop();
-        own.or_else(|| self.lender.as_ref().and_then(|lender| lock(lender).pop()))
+    /// The place of the connection that listens.
+    pub(super) fn ear(&self) -> &Arc<Ear> {
+        &self.common.ear
     }
 
     pub(super) async fn take(&self) -> sqlx::Result<Pooled> {
         let room = self.room.clone().acquire_owned().await;
         let room = room.map_err(|_| sqlx::Error::PoolClosed)?;
-        // The last one used is the likeliest to be alive.
-        if let Some(wire) = self.idle() {
-            return Ok(self.pooled(wire, true, room));
+        let (wire, ear, used, out) = self.find().await?;
+        let doubt = Doubt(Some([self.idle.clone(), self.others.clone()]));
+        Ok(Pooled { wire, used, ear, out, doubt, _room: room })
+    }
+
+    /// One that is there, or a new one, or one that comes back.
+    async fn find(&self) -> sqlx::Result<Found> {
+        let until = Instant::now() + LIMIT;
+        loop {
+            if let Some(found) = self.there().await {
+                return Ok(found);
+            }
+            let error = match self.make().await {
+                Err(error) if fault::has_no_room(&error) => error,
+                made => return made,
+            };
+            if self.common.lent.load(Ordering::SeqCst) == 0 && !self.is_any_there()
+                || Instant::now() >= until
+            {
+                return Err(error);
+            }
+            let _ = tokio::time::timeout(ROOM_AGAIN, self.common.returned.notified()).await;
         }
+    }
+
+    /// The last one used is the likeliest to be alive. All have the same favourites, so that the rest
+    /// can be closed.
+    fn rested(&self) -> Option<Found> {
+        let (first, then) = match self.ear_first {
+            true => (&self.others, &self.idle),
+            false => (&self.idle, &self.others),
+        };
+        let found = lock(first).pop();
+        let resting = found.or_else(|| lock(then).pop())?;
+        Some((resting.wire, None, true, Out::of(&self.common)))
+    }
+
+    async fn borrowed(&self) -> Option<Found> {
+        let (wire, lent) = self.common.ear.borrow().await?;
+        Some((wire, Some(lent), true, Out::of(&self.common)))
+    }
+
+    async fn there(&self) -> Option<Found> {
+        if self.ear_first
+            && let Some(found) = self.borrowed().await
+        {
+            return Some(found);
+        }
+        match self.rested() {
+            None if !self.ear_first => self.borrowed().await,
+            found => found,
+        }
+    }
+
+    fn is_any_there(&self) -> bool {
+        self.common.ear.is_there() || !lock(&self.idle).is_empty() || !lock(&self.others).is_empty()
+    }
+
+    async fn make(&self) -> sqlx::Result<Found> {
         let _alone = self.connecting.lock().await;
-        if let Some(wire) = self.idle() {
-            return Ok(self.pooled(wire, true, room));
+        if let Some(found) = self.rested() {
+            return Ok(found);
         }
         // Whoever accepts and then says nothing must not keep a place in the pool for ever.
-        let connected = tokio::time::timeout(LIMIT, self.connect.connect()).await;
+        let connected = tokio::time::timeout(LIMIT, self.common.connect.connect()).await;
         let wire = connected.unwrap_or_else(|_| {
             let what = format!("no connection within {LIMIT:?}");
             Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, what)))
         })?;
-        Ok(self.pooled(wire, false, room))
-    }
-
-    fn pooled(&self, wire: Box<dyn Wire>, used: bool, room: OwnedSemaphorePermit) -> Pooled {
-        Pooled { wire, used, _room: room, doubt: Doubt(Some(self.idle.clone())) }
+        Ok((wire, None, false, Out::of(&self.common)))
     }
 
     /// Takes back a connection on which nothing is under way.
     pub(super) fn put(&self, pooled: Pooled) {
-        let Pooled { wire, _room, mut doubt, .. } = pooled;
+        let Pooled { wire, ear, mut doubt, out, .. } = pooled;
         doubt.0 = None;
-        lock(&self.idle).push(wire);
+        match ear {
+            Some(ear) => ear.give_back(wire),
+            None => lock(&self.idle).push(Resting { wire, since: Instant::now() }),
+        }
+        // After it is there, since this wakes who waits for it.
+        drop(out);
     }
 
     /// Closes what lies idle: one of them does not answer.
     pub(super) fn forget_idle(&self) {
-        forget(&self.idle);
+        [&self.idle, &self.others].into_iter().for_each(|idle| forget(idle));
+    }
+
+    /// Says goodbye to what has lain idle for a while in either pool, but for the last connection.
+    pub(super) async fn trim(&self) {
+        for idle in [&self.others, &self.idle] {
+            while let Some(wire) = self.too_many(idle) {
+                let _ = tokio::time::timeout(FAREWELL, wire.close()).await;
+            }
+        }
+    }
+
+    fn too_many(&self, idle: &Idle) -> Option<Box<dyn Wire>> {
+        let there = usize::from(self.common.ear.is_there())
+            + self.common.lent.load(Ordering::SeqCst)
+            + lock(&self.idle).len()
+            + lock(&self.others).len();
+        let mut idle = lock(idle);
+        let oldest = idle.first()?;
+        (there > 1 && oldest.since.elapsed() >= REST).then(|| idle.remove(0).wire)
     }
 
     /// Says goodbye on every connection. Those that are just in use are waited for, not for long;
@@ -275,9 +415,13 @@ impl Pool {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
         let idle = std::mem::take(&mut *lock(&self.idle));
-        for wire in idle {
+        for resting in idle {
             // Who does not answer is gone all the same.
-            let _ = tokio::time::timeout(FAREWELL, wire.close()).await;
+            let _ = tokio::time::timeout(FAREWELL, resting.wire.close()).await;
         }
     }
 }
+
+/// A connection, the place that it goes back to if it is the one that listens, whether it was used
+/// before, and the count of it.
+type Found = (Box<dyn Wire>, Option<Lent>, bool, Out);

@@ -62,6 +62,9 @@ struct Kept {
     holding: bool,
     /// How many were before it when that was last looked at.
     ahead: usize,
+    /// What the lock's node was when a heartbeat listed its queue last: when it was made, and how
+    /// often its children had changed.
+    listed: Option<(i64, i32)>,
     /// When the last request was begun that was answered "waiting".
     beat: Moment,
     told: Option<Signal>,
@@ -80,6 +83,7 @@ impl Default for Kept {
             trying: false,
             holding: false,
             ahead: 0,
+            listed: None,
             beat: Moment::from_nanos(0),
             told: None,
             wake: Arc::default(),
@@ -227,9 +231,21 @@ impl Claims {
         true
     }
 
-    /// How many are before it has changed.
+    /// Its queue was listed at a heartbeat.
+    pub(super) fn listed(&self, id: ClaimId, version: (i64, i32)) {
+        self.with(id, |kept| kept.listed = Some(version));
+    }
+
+    /// Whether a heartbeat need not list its queue: it is watched who is in the way, and nobody has come
+    /// or gone.
+    pub(super) fn may_rest(&self, id: ClaimId, version: (i64, i32)) -> bool {
+        let is_open = |kept: &mut Kept| kept.listening.as_ref().is_some_and(|l| !l.is_finished());
+        self.with(id, |kept| is_open(kept) && kept.listed == Some(version)).unwrap_or(false)
+    }
+
+    /// How many are before it has changed. Never to more: then somebody has looked later.
     pub(super) fn stands_behind(&self, id: ClaimId, ahead: usize) {
-        self.with(id, |kept| kept.ahead = ahead);
+        self.with(id, |kept| kept.ahead = kept.ahead.min(ahead));
     }
 
     /// How it stands, if it has a node.

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
+use super::all_of;
 use super::node::{LAST_SEQUENCE, LATE_SEQUENCE};
+use super::people::READ_TOGETHER;
 use super::session::Session;
 use super::url::ZooKeeperUrl;
 use crate::doctor::Finding;
@@ -14,17 +16,20 @@ const LOOKED_AT: usize = 1_000;
 /// Asks the ensemble.
 pub(super) async fn diagnose(session: &Session, url: &ZooKeeperUrl) -> Result<Vec<Finding>> {
     let mut found: Vec<Finding> = limits(url.session, session.timeout()).into_iter().collect();
-    // Open to everybody; a server that was started without an ensemble has nothing in it.
-    let config = session.read(|c| c.get_data("/zookeeper/config")).await;
-    let members = config.map(|(data, _)| participants(&String::from_utf8_lossy(&data)));
-    found.extend(number(members.unwrap_or(0)));
+    found.extend(number(members(session).await.unwrap_or(0)));
     let root = url.root();
     let locks = session.read(|c| c.list_children(root)).await;
-    for lock in locks.unwrap_or_default().iter().take(LOOKED_AT) {
-        let path = url.path(lock);
-        // What went meanwhile, or is closed to us, is nobody's trouble here.
-        let Ok(Some(stat)) = session.read(|c| c.check_stat(&path)).await else { continue };
-        found.extend(sequence(lock, given_out(stat.cversion, stat.num_children)));
+    let locks: Vec<String> = locks.unwrap_or_default().into_iter().take(LOOKED_AT).collect();
+    for some in locks.chunks(READ_TOGETHER) {
+        let paths: Vec<String> = some.iter().map(|lock| url.path(lock)).collect();
+        let stats = session.read(|c| async {
+            Ok(all_of(paths.iter().map(|path| c.check_stat(path)).collect()).await)
+        });
+        for (lock, stat) in some.iter().zip(stats.await.unwrap_or_default()) {
+            // What went meanwhile, or is closed to us, is nobody's trouble here.
+            let Ok(Some(stat)) = stat else { continue };
+            found.extend(sequence(lock, given_out(stat.cversion, stat.num_children)));
+        }
     }
     found.push(Finding::note(
         "force-sync",
@@ -34,6 +39,13 @@ pub(super) async fn diagnose(session: &Session, url: &ZooKeeperUrl) -> Result<Ve
          yes",
     ));
     Ok(found)
+}
+
+/// How many members have a vote, if anybody may know. A server that was started without an ensemble has
+/// none in its list.
+pub(super) async fn members(session: &Session) -> Option<usize> {
+    let config = session.read(|c| c.get_data("/zookeeper/config")).await;
+    config.ok().map(|(data, _)| participants(&String::from_utf8_lossy(&data)))
 }
 
 fn limits(asked: Duration, given: Duration) -> Option<Finding> {

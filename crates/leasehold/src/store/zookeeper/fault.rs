@@ -4,12 +4,9 @@ use zookeeper_client::Error as Fault;
 
 use crate::error::{Error, ErrorKind};
 
-/// Whether the session is over: nothing sent on it will be done any more.
+/// Whether the session is over: nothing sent on it will be done any more. (One that has moved lives.)
 pub(super) fn ends_session(fault: &Fault) -> bool {
-    matches!(
-        fault,
-        Fault::SessionExpired | Fault::AuthFailed | Fault::ClientClosed | Fault::SessionMoved
-    )
+    matches!(fault, Fault::SessionExpired | Fault::AuthFailed | Fault::ClientClosed)
 }
 
 /// What the caller is told when an operation on the node at `path` failed.

@@ -11,9 +11,17 @@ use super::claims::{Stage, Standing};
 use super::fault::explain;
 use super::node::LATE_SEQUENCE;
 use super::node::Naming;
-use super::session::Session;
+use super::session::{Answer, Session};
 use crate::claim::{Claim, ClaimId};
 use crate::error::Result;
+
+/// The owner that the server names for a container.
+const CONTAINER: i64 = i64::MIN;
+
+/// Whether a node ends with a client's session: no container, and none that ends by the clock.
+pub(super) fn is_ephemeral(owner: i64) -> bool {
+    owner != 0 && owner != CONTAINER && owner >> 56 != -1
+}
 
 /// Deletes what of this client's was not renewed in time. Ends with the store.
 pub(super) async fn reap(shared: Weak<Shared>) {
@@ -65,10 +73,21 @@ impl Shared {
         let deleted = self.delete_path(session, &standing.path()).await?;
         let late = !(0..LATE_SEQUENCE).contains(&standing.sequence);
         if late && self.naming() == Naming::Curator {
-            // Where nobody else stands the numbers may begin anew; the server refuses otherwise.
-            let _ = session.write(|c| c.delete(&standing.lock, None)).await;
+            // It fails where somebody else stands; there the numbers go on.
+            let _ = self.begin_numbers_anew(session, &standing.lock).await;
         }
         Ok(deleted)
+    }
+
+    /// Deletes the lock's node, if nobody stands there and it is a lock's and nothing else: a container,
+    /// or as empty as it was made.
+    async fn begin_numbers_anew(&self, session: &Session, lock: &str) -> Answer<()> {
+        let Some(stat) = session.read(|c| c.check_stat(lock)).await? else { return Ok(()) };
+        let untouched = stat.data_length == 0 && stat.version == 0 && stat.aversion == 0;
+        if untouched && matches!(stat.ephemeral_owner, 0 | CONTAINER) {
+            session.write(|c| c.delete(lock, Some(stat.version))).await?;
+        }
+        Ok(())
     }
 
     pub(super) async fn delete_path(&self, session: &Session, path: &str) -> Result<bool> {

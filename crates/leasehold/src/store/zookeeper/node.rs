@@ -13,6 +13,12 @@
 //! `ReadLock` and `WriteLock` (which look only at what stands before the number, so that our
 //! letter is no hindrance; a kazoo client's own `__lock__` may be either). The last is ours alone.
 //!
+//! # Other versions
+//! These names are all that clients of different versions must agree on, so none of them ever changes its
+//! meaning. A version that needs another kind of claim gives it a name of a new form, which this one takes
+//! for a foreign child: it neither joins, nor lets anybody in, nor advises to delete what it does not know.
+//! What a child's data says is for people, and fields that are not known there are passed over.
+//!
 //! # Order
 //! Children stand in the order of their numbers *as text*, which is how Curator and kazoo order
 //! them. It is the order of creation until the number passes 2,147,483,647 and turns negative: from
@@ -121,6 +127,39 @@ impl Node {
         self.digits().parse().unwrap_or(i64::MAX)
     }
 
+    /// Whether only a client of this naming makes such a name. What merely ends like one
+    /// (`block-0000000001`) is respected as well, since it may be a lock of somebody's, but it is not ours
+    /// to delete.
+    pub(super) fn is_surely_a_claim(&self, naming: Naming) -> bool {
+        let head = &self.name[..self.digits];
+        let is_hex = |text: &str| text.bytes().all(|b| b.is_ascii_hexdigit());
+        let is_guid = |text: &str| {
+            let dashed = text.split('-').map(str::len).eq([8, 4, 4, 4, 12]);
+            (text.len() == 32 || dashed) && is_hex(&text.replace('-', ""))
+        };
+        let after = |length: usize, text: &str| {
+            let (guid, rest) = text.split_at_checked(length)?;
+            is_guid(guid).then(|| rest.to_owned())
+        };
+        match (naming, head.strip_prefix("_c_")) {
+            (Naming::Curator, None) => matches!(head, "lock-" | "__READ__" | "__WRIT__"),
+            (Naming::Curator, Some(guarded)) => {
+                // Curator's and ours; that of Go's client has no dashes.
+                let rest = after(36, guarded).or_else(|| after(32, guarded));
+                rest.is_some_and(|rest| {
+                    matches!(&*rest, "-lock-" | "-__READ__" | "-__WRIT__")
+                        || rest.starts_with("-claim-")
+                })
+            }
+            (Naming::Kazoo, _) => after(32, head).is_some_and(|rest| {
+                matches!(
+                    &*rest,
+                    "__lock__" | "__rlock__" | "-m__lock__" | "-w__lock__" | "-r__rlock__"
+                ) || rest.starts_with("-claim-")
+            }),
+        }
+    }
+
     /// The claim that it is, if its GUID is one.
     pub(super) fn id(&self, naming: Naming) -> Option<ClaimId> {
         let guid = match naming {
@@ -218,8 +257,12 @@ pub(super) struct Stand {
     pub(super) ahead: usize,
     /// By how much they weigh more than there is room for.
     pub(super) excess: u64,
+    /// How much may be before it when it holds.
+    pub(super) room: u64,
     /// Those of which one must leave before it can hold; empty if it holds.
     pub(super) blockers: Vec<Blocker>,
+    /// The nearest of the others before it, as many: each can take the place of a blocker that left.
+    pub(super) spare: Vec<Blocker>,
 }
 
 /// One that stands in the way.
@@ -330,7 +373,11 @@ impl Children {
                 needed
             });
         }
-        Stand { ahead: mine, excess: weight_ahead.saturating_sub(room), blockers }
+        let blocks = |node: &Node| blockers.iter().any(|b| b.name == node.name);
+        let spare = before.iter().rev().filter(|node| !blocks(node)).take(blockers.len());
+        let spare = spare.map(|n| Blocker { name: n.name.clone(), weight: self.weight(n) });
+        let (spare, excess) = (spare.collect(), weight_ahead.saturating_sub(room));
+        Stand { ahead: mine, excess, room, blockers, spare }
     }
 
     /// How much may be before the child at this place when it holds.
@@ -440,6 +487,41 @@ mod tests {
         // Without protection Curator's children have no GUID.
         let bare = Node::parse(Naming::Curator, "lock-0000000003".into()).unwrap();
         assert_eq!((bare.shape, bare.sequence()), (Shape::Mutex, 3));
+    }
+
+    #[test]
+    fn f01_what_only_looks_like_a_claim_is_not_ours_to_delete() {
+        let surely = |naming, name: &str| {
+            Node::parse(naming, name.into()).is_ok_and(|node| node.is_surely_a_claim(naming))
+        };
+        for naming in BOTH {
+            for (kind, weight, capacity) in [
+                (Kind::Mutex, 1, 1),
+                (Kind::RwLock, 1, MAX_READERS),
+                (Kind::RwLock, MAX_READERS, MAX_READERS),
+                (Kind::Semaphore, 2, 7),
+            ] {
+                let name = child(naming, &claim(kind, weight, capacity), 7);
+                assert!(surely(naming, &name), "{name}");
+            }
+        }
+        for name in [
+            "_c_01234567-89ab-cdef-0123-456789abcdef-lock-0000000001",
+            "_c_0123456789abcdef0123456789abcdef-lock-0000000001",
+            "_c_01234567-89ab-cdef-0123-456789abcdef-__WRIT__-000000001",
+            "lock-0000000001",
+        ] {
+            assert!(surely(Naming::Curator, name), "{name}");
+        }
+        let kazoo = "0123456789abcdef0123456789abcdef__rlock__0000000004";
+        assert!(surely(Naming::Kazoo, kazoo));
+        for name in ["block-0000000001", "_c_x-lock-0000000001", "my-lock-0000000001"] {
+            assert!(Node::parse(Naming::Curator, name.into()).is_ok(), "{name}");
+            assert!(!surely(Naming::Curator, name), "{name}");
+        }
+        let name = "sub/x__lock__0000000001";
+        assert!(Node::parse(Naming::Kazoo, name.into()).is_ok(), "{name}");
+        assert!(!surely(Naming::Kazoo, name), "{name}");
     }
 
     #[test]

@@ -7,18 +7,19 @@ use zookeeper_client::{Error as Fault, Stat};
 
 use super::fault::explain;
 use super::join::token_of;
+use super::leave::is_ephemeral;
 use super::node::{Children, Node};
 use super::queue::foreign_child;
 use super::session::Session;
 use super::{Shared, all_of, path};
 use crate::claim::{Holder, Kind};
 use crate::clock::wall_micros;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::name::Name;
 use crate::store::{ClaimInfo, Evict, LockInfo, Standing as Shown};
 
 /// How many requests about nodes are under way at once, for people.
-const READ_TOGETHER: usize = 256;
+pub(super) const READ_TOGETHER: usize = 256;
 
 /// Who made a child: as we write it, or whatever another client wrote.
 pub(super) fn holder(data: &[u8]) -> Holder {
@@ -29,6 +30,32 @@ pub(super) fn holder(data: &[u8]) -> Holder {
         Holder { host, pid: 0, label: "another client".into() }
     })
 }
+
+/// What stands in a queue, but may be anything.
+fn not_ours(lock: &str, child: &str) -> Error {
+    let shown: String = child.escape_debug().take(80).collect();
+    let what = format!(
+        "the child {shown} of {} ends like a lock's but may be something else (it has another name than \
+         lock clients give, or outlives its client), so it is not deleted: find out whose it is",
+        lock.escape_debug()
+    );
+    Error::new(ErrorKind::Mismatch, what)
+}
+
+/// What is known of a child that is closed to us, since ZooKeeper 3.9: that it is there.
+const CLOSED: Stat = Stat {
+    czxid: 0,
+    mzxid: 0,
+    pzxid: 0,
+    ctime: 0,
+    mtime: 0,
+    version: 0,
+    cversion: 0,
+    aversion: 0,
+    ephemeral_owner: 0,
+    data_length: 0,
+    num_children: 0,
+};
 
 impl Shared {
     /// What is in these children: `None` for one that is gone by now.
@@ -50,11 +77,11 @@ impl Shared {
                     Ok(seen) => Some(seen),
                     Err(Fault::NoNode) => None,
                     // Another client's, and closed to us: it is there all the same, whoever it is.
-                    Err(Fault::NoAuth) => {
-                        let stat = session.read(|c| c.check_stat(path)).await;
-                        let stat = stat.map_err(|fault| explain(fault, path))?;
-                        stat.map(|stat| (Vec::new(), stat))
-                    }
+                    Err(Fault::NoAuth) => match session.read(|c| c.check_stat(path)).await {
+                        Ok(stat) => stat.map(|stat| (Vec::new(), stat)),
+                        Err(Fault::NoAuth) => Some((Vec::new(), CLOSED)),
+                        Err(fault) => return Err(explain(fault, path)),
+                    },
                     Err(fault) => return Err(explain(fault, path)),
                 });
             }
@@ -75,7 +102,10 @@ impl Shared {
             let (data, stat) = seen?;
             let standing = if i < holding { Shown::Holding } else { Shown::Waiting };
             let created = u64::try_from(stat.ctime).unwrap_or(0).saturating_mul(1_000);
-            let since = Duration::from_micros(wall_micros().saturating_sub(created));
+            let since = match created {
+                0 => Duration::ZERO,
+                created => Duration::from_micros(wall_micros().saturating_sub(created)),
+            };
             let own = node.id(self.naming());
             let remaining = own.and_then(|id| self.claims.remaining(id, now));
             let weight = children.weight(node);
@@ -135,19 +165,24 @@ impl Shared {
             Ok(children) => children,
             Err(foreign) => return Err(foreign_child(self.naming(), &lock, foreign)),
         };
-        let nodes = children.nodes();
-        let chosen: Vec<&Node> = match which {
-            Evict::Holders => nodes[..children.holding()].iter().collect(),
-            Evict::Token(token) => {
-                let seen = self.look_at(&session, &lock, nodes).await?;
-                let is_it = |seen: &Option<(Vec<u8>, Stat)>| {
-                    seen.as_ref().and_then(|(_, stat)| token_of(stat)) == Some(token)
-                };
-                nodes.iter().zip(seen).filter(|(_, seen)| is_it(seen)).map(|(n, _)| n).collect()
-            }
+        let nodes = match which {
+            Evict::Holders => &children.nodes()[..children.holding()],
+            Evict::Token(_) => children.nodes(),
         };
+        let seen = self.look_at(&session, &lock, nodes).await?;
+        let seen = nodes.iter().zip(seen).filter_map(|(node, seen)| Some((node, seen?.1)));
+        let chosen: Vec<(&Node, Stat)> = match which {
+            Evict::Holders => seen.collect(),
+            Evict::Token(token) => seen.filter(|(_, stat)| token_of(stat) == Some(token)).collect(),
+        };
+        // All or none: who is let in when half of them are gone?
+        for (node, stat) in &chosen {
+            if !(node.is_surely_a_claim(self.naming()) && is_ephemeral(stat.ephemeral_owner)) {
+                return Err(not_ours(&lock, &node.name));
+            }
+        }
         let mut evicted = 0;
-        for node in chosen {
+        for (node, _) in chosen {
             let gone = self.delete_path(&session, &format!("{lock}/{}", node.name)).await?;
             evicted += usize::from(gone);
         }

@@ -34,8 +34,9 @@ pub(super) fn foreign_child(naming: Naming, lock: &str, child: String) -> Error 
             )
         }
         Err(_) => format!(
-            "the node {lock} has the child {shown}, which is no claim of this lock: use another name \
-             or path (Curator's semaphores and ours are not the same), or delete that child"
+            "the node {lock} has the child {shown}, which is no claim that this version knows, so nobody \
+             is let in: if another program keeps its nodes there, use another name or path for locks; if \
+             a newer leasehold made it, update this one"
         ),
     };
     Error::new(ErrorKind::Mismatch, what)

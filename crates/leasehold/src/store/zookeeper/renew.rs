@@ -1,5 +1,7 @@
-//! Renewing: what stands in this session stands on, as long as the session does; one listing for each lock
-//! that somebody waits for, whatever the number of waiters.
+//! Renewing: what stands in this session stands on, as long as the session does. Who waits is told of its
+//! turn by what it watches, so a heartbeat looks at the queue only to tell how long it is, and for what a
+//! watch does not see: where the lock's node says that nobody has come or gone it does not. One listing
+//! for each lock, whatever the number of waiters.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -53,12 +55,15 @@ impl Shared {
                 waiting.entry(standing.lock.clone()).or_default().push((i, standing));
             }
         }
+        if !waiting.is_empty() {
+            self.let_rest(session, renewals, started, &mut waiting, &mut answers).await?;
+        }
         if waiting.is_empty() {
             return Ok(answers);
         }
         // One listing for each lock, whoever waits there.
         let listed = session.read(|c| async {
-            Ok(all_of(waiting.keys().map(|lock| c.list_children(lock)).collect()).await)
+            Ok(all_of(waiting.keys().map(|lock| c.get_children(lock)).collect()).await)
         });
         let listed = listed.await.map_err(|fault| explain(fault, self.url.root()))?;
         for ((lock, waiters), names) in waiting.into_iter().zip(listed) {
@@ -66,7 +71,13 @@ impl Shared {
                 // Its node is gone, and so are all who waited.
                 Err(Fault::NoNode) => continue,
                 Err(fault) => Err(explain(fault, &lock)),
-                Ok(names) => self.order(&lock, names),
+                Ok((names, stat)) => {
+                    let version = (stat.czxid, stat.cversion);
+                    for (i, _) in &waiters {
+                        self.claims.listed(renewals[*i].claim.id, version);
+                    }
+                    self.order(&lock, names)
+                }
             };
             let children = match children {
                 Ok(children) => children,
@@ -87,6 +98,44 @@ impl Shared {
             }
         }
         Ok(answers)
+    }
+
+    /// Answers those who wait where nothing has changed, without a listing: it would be as long as the
+    /// queue, for each that waits in it.
+    async fn let_rest(
+        &self,
+        session: &Session,
+        renewals: &[Renew],
+        started: Moment,
+        waiting: &mut BTreeMap<String, Vec<(usize, Standing)>>,
+        answers: &mut [Renewal],
+    ) -> Result<()> {
+        let stats = session.read(|c| async {
+            Ok(all_of(waiting.keys().map(|lock| c.check_stat(lock)).collect()).await)
+        });
+        let stats = stats.await.map_err(|fault| explain(fault, self.url.root()))?;
+        let mut stats = stats.into_iter();
+        waiting.retain(|_, waiters| {
+            let Some(Ok(Some(stat))) = stats.next() else { return true };
+            let version = (stat.czxid, stat.cversion);
+            let rests = |id| self.claims.may_rest(id, version);
+            if !waiters.iter().all(|(i, _)| rests(renewals[*i].claim.id)) {
+                return true;
+            }
+            for (i, _) in waiters {
+                let Renew { claim, lease } = &renewals[*i];
+                let Some((_, Known::Waiting(place))) = self.claims.known(claim.id) else {
+                    // It was granted meanwhile, or given up.
+                    let holding = self.renew_holder(session, claim.id, *lease, started);
+                    answers[*i] = holding.unwrap_or(Renewal::Lost);
+                    continue;
+                };
+                self.claims.waits(claim, place.ahead, started);
+                answers[*i] = Renewal::Waiting(place);
+            }
+            false
+        });
+        Ok(())
     }
 
     /// What those hear who wait for a lock that is no good any more: they are lost, and told why when

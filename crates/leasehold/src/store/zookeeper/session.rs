@@ -14,10 +14,13 @@
 //! So an answered write, sent at `w`, proves that the leader has heard of us at or after the
 //! *sending* of the last request that was answered before `w − margin`, and the session lives at
 //! least its whole time from then. The margin is a tenth of the session; but where that would be
-//! short for half a tick, a quarter, up to 1.5 s: servers give no session below two ticks unless
-//! they are told to, and no tick is longer than 3 s by default. For the proof to be fresh there must
-//! have been such a request: a *pulse*, one cheap read for each margin, also keeps the session
-//! alive, instead of the driver's own pings.
+//! short for half a tick, a quarter, up to 1.5 s, which is half of the longest tick by default. A longer
+//! tick shows in the shortest session that the servers give, which is two ticks unless they are told
+//! otherwise: the margin is never less than a quarter of that. Where we are given more than we asked
+//! for, that is it; else it is asked for at the first pulse (`ticks.rs`), and until it is known the margin
+//! is a quarter of our session, which can be no shorter. For the proof to be fresh there must have been
+//! such a request: a *pulse*, one cheap read for each margin, also keeps the session alive, instead of
+//! the driver's own pings.
 //!
 //! *One thing is taken for granted*: a member tells the leader whom it has heard only when the leader
 //! pings it, which the leader does every half tick. A leader that stood still for longer than the margin
@@ -32,21 +35,29 @@
 //! through the leader, and is later than anything that was answered before it.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
+use tokio::sync::Notify;
 use tokio::task::AbortHandle;
-use zookeeper_client::{Client, Error as Fault};
+use zookeeper_client::{Client, Error as Fault, MultiWriteError};
 
 use super::fault::{ends_session, explain};
+use super::ticks::shortest_session;
 use super::tunnel::Tunnel;
 use super::url::ZooKeeperUrl;
 use crate::clock::{Clock, Moment};
 use crate::error::{Error, ErrorKind, Result};
 
-/// How long connecting may take before we give up, apart from members that are silent.
+/// How long connecting may take before we give up.
 const CONNECT: Duration = Duration::from_secs(10);
+/// How often it is asked how long a tick can be.
+const TICK_TRIES: u32 = 5;
+/// How often a member is asked for a sign of life while somebody waits to be told by it.
+const WATCHED: Duration = Duration::from_millis(500);
 
 /// Answers of ZooKeeper's.
 pub(super) type Answer<T> = std::result::Result<T, Fault>;
@@ -54,19 +65,71 @@ pub(super) type Answer<T> = std::result::Result<T, Fault>;
 #[derive(Debug)]
 pub(super) struct Session {
     client: Client,
-    /// What the client's connections go through, with TLS.
-    _tunnel: Option<Tunnel>,
+    /// What the client's connections go through.
+    tunnel: Tunnel,
     /// As the servers gave it.
     timeout: Duration,
     heard: Mutex<Heard>,
     clock: Clock,
     pulse: AbortHandle,
+    watched: Arc<Watched>,
+}
+
+/// Asks for a sign of life again and again: once for each margin; and more often where somebody waits to
+/// be told by this member and could be told by another.
+async fn beat(session: Weak<Session>, margin: Duration, watched: Arc<Watched>) {
+    let mut tries = TICK_TRIES;
+    loop {
+        if watched.by.load(Relaxed) == 0 {
+            // Whoever begins to wait has just heard from the member.
+            let _ = tokio::time::timeout(margin, watched.begun.notified()).await;
+        } else {
+            tokio::time::sleep(margin.min(WATCHED)).await;
+        }
+        let Some(session) = session.upgrade() else { return };
+        // Nobody needs a permission to ask whether the top is there. What fails is tried again at the
+        // next beat; what hangs is one request.
+        let beat = session.read(|c| c.check_stat("/"));
+        if beat.await.is_err_and(|fault| ends_session(&fault)) {
+            return;
+        }
+        if session.heard().is_settled {
+            continue;
+        }
+        tries -= 1;
+        match shortest_session(&session.tunnel.members).await {
+            Ok(shortest) => session.heard().settle(margin.max(shortest / 4)),
+            Err(_) if tries == 0 => session.heard().is_settled = true,
+            Err(_) => {}
+        }
+    }
+}
+
+/// Who waits to be told something.
+#[derive(Debug, Default)]
+struct Watched {
+    by: AtomicUsize,
+    begun: Notify,
+}
+
+/// One that waits to be told something, for as long as this lives.
+#[derive(Debug)]
+pub(super) struct Watching(Option<Arc<Watched>>);
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        if let Some(watched) = &self.0 {
+            watched.by.fetch_sub(1, Relaxed);
+        }
+    }
 }
 
 /// When the leader has heard of us.
 #[derive(Debug)]
 struct Heard {
     margin: Duration,
+    /// Whether the margin is what it will be.
+    is_settled: bool,
     /// At or after this, for certain.
     certain: Moment,
     /// Requests that were answered: sent when, answered when. Not yet known to have been told.
@@ -74,8 +137,13 @@ struct Heard {
 }
 
 impl Heard {
-    fn new(margin: Duration, opened: Moment) -> Self {
-        Self { margin, certain: opened, answered: VecDeque::new() }
+    fn new(margin: Duration, is_settled: bool, opened: Moment) -> Self {
+        Self { margin, is_settled, certain: opened, answered: VecDeque::new() }
+    }
+
+    /// Nothing that was proved is less true by it: what is yet to be is proved with the new margin.
+    fn settle(&mut self, margin: Duration) {
+        (self.margin, self.is_settled) = (margin, true);
     }
 
     fn read(&mut self, sent: Moment, answered: Moment) {
@@ -108,58 +176,34 @@ fn margin(session: Duration) -> Duration {
     (session / 10).max((session / 4).min(Duration::from_millis(1_500)))
 }
 
+/// The margin to begin with, and whether it is known to be enough: of a session that is longer than was
+/// asked for, two ticks are known to be no longer.
+fn first_margin(asked: Duration, given: Duration) -> (Duration, bool) {
+    let safe = margin(given).max(given / 4);
+    (safe, given > asked || safe == margin(given))
+}
+
 impl Session {
     /// Opens a new session; its tasks run on `runtime`.
     pub(super) async fn open(url: &ZooKeeperUrl, runtime: &Handle) -> Result<Arc<Self>> {
         let clock = Clock::default();
         let opened = clock.now();
-        let mut connector = Client::connector().with_session_timeout(url.session);
-        if let Some(credentials) = &url.credentials {
-            connector = connector.with_auth("digest", credentials.as_bytes());
-        }
-        // A member that says nothing is left before a waiter's place is over, and the driver's pings,
-        // which come with 3/8 of this, stay behind our pulse.
-        let for_each_member = url.session * 3 / 10;
-        connector = connector.with_connection_timeout(for_each_member);
-        let tunnel = match &url.tls {
-            Some(tls) => Some(Tunnel::open(&url.hosts, tls, runtime).await?),
-            None => None,
-        };
-        let hosts = tunnel.as_ref().map_or(&url.hosts, |tunnel| &tunnel.hosts).clone();
-        // The driver spawns its task where it is called.
-        let silent = u32::try_from(url.hosts.split(',').count().saturating_sub(1) / 2).unwrap_or(0);
-        let limit = CONNECT + for_each_member * silent;
-        let connecting = runtime
-            .spawn(async move { tokio::time::timeout(limit, connector.connect(&hosts)).await });
-        let client = match connecting.await {
-            Ok(Ok(Ok(client))) => client,
-            Ok(Ok(Err(fault))) => return Err(refused(Some(fault), tunnel.as_ref())),
-            Ok(Err(_)) => return Err(refused(None, tunnel.as_ref())),
-            Err(_) => return Err(shut_down()),
-        };
+        let tunnel = Tunnel::open(url, runtime).await?;
+        let client = connect(url, &tunnel, runtime).await?;
         let timeout = client.session_timeout();
         let margin = margin(timeout);
-        Ok(Arc::new_cyclic(|weak: &std::sync::Weak<Self>| {
-            let weak = weak.clone();
-            let pulse = runtime.spawn(async move {
-                loop {
-                    tokio::time::sleep(margin).await;
-                    let Some(session) = weak.upgrade() else { return };
-                    // Nobody needs a permission to ask whether the top is there. What fails is
-                    // tried again at the next beat; what hangs is one request.
-                    let beat = session.read(|c| c.check_stat("/"));
-                    if beat.await.is_err_and(|fault| ends_session(&fault)) {
-                        return;
-                    }
-                }
-            });
+        let (safe, is_settled) = first_margin(url.session, timeout);
+        let watched = Arc::<Watched>::default();
+        Ok(Arc::new_cyclic(|weak: &Weak<Self>| {
+            let pulse = runtime.spawn(beat(weak.clone(), margin, watched.clone())).abort_handle();
             Self {
                 client,
-                _tunnel: tunnel,
+                tunnel,
                 timeout,
-                heard: Mutex::new(Heard::new(margin, opened)),
+                heard: Mutex::new(Heard::new(safe, is_settled, opened)),
                 clock,
-                pulse: pulse.abort_handle(),
+                pulse,
+                watched,
             }
         }))
     }
@@ -175,12 +219,24 @@ impl Session {
     /// For how long a lease can be certain: what is left of the session when the last proof is as old
     /// as it ever is while all goes well.
     pub(super) fn longest_lease(&self) -> Duration {
-        self.timeout.saturating_sub(margin(self.timeout) * 5 / 2)
+        let heard = self.heard();
+        let margin = if heard.is_settled { heard.margin } else { margin(self.timeout) };
+        self.timeout.saturating_sub(margin * 5 / 2)
     }
 
     /// Whether nothing will ever be done on it any more.
     pub(super) fn is_over(&self) -> bool {
         self.client.state().is_terminated()
+    }
+
+    /// From now on somebody waits to be told something by the member that serves: it must not be silent
+    /// for long unnoticed, where another could tell it.
+    pub(super) fn watching(&self) -> Watching {
+        let several = self.tunnel.members.are_several();
+        if several && self.watched.by.fetch_add(1, Relaxed) == 0 {
+            self.watched.begun.notify_one();
+        }
+        Watching(several.then(|| self.watched.clone()))
     }
 
     fn heard(&self) -> MutexGuard<'_, Heard> {
@@ -201,14 +257,15 @@ impl Session {
     {
         let sent = self.clock.now();
         let answer = send(&self.client).await;
-        if answer.is_ok() {
-            self.heard().read(sent, self.clock.now());
+        match &answer {
+            Ok(_) => self.heard().read(sent, self.clock.now()),
+            Err(fault) => self.blame(fault),
         }
         answer
     }
 
     /// Sends requests of which at least one is a write.
-    pub(super) async fn write<'a, T, E, F>(
+    pub(super) async fn write<'a, T, E: Blames, F>(
         &'a self,
         send: impl FnOnce(&'a Client) -> F,
     ) -> std::result::Result<T, E>
@@ -217,10 +274,47 @@ impl Session {
     {
         let sent = self.clock.now();
         let answer = send(&self.client).await;
-        if answer.is_ok() {
-            self.heard().written(sent, self.clock.now());
+        match &answer {
+            Ok(_) => self.heard().written(sent, self.clock.now()),
+            Err(fault) => self.blame(fault),
         }
         answer
+    }
+}
+
+impl Session {
+    /// The session lives, but the leader takes it to be at another member: where an older request of ours
+    /// to be moved there has come late (that member was stopped, or the network). Connecting anew moves
+    /// it back; without that, this member refuses every write for ever.
+    fn blame(&self, error: &impl Blames) {
+        if error.fault() == Some(&Fault::SessionMoved) {
+            self.tunnel.begin_anew();
+        }
+    }
+}
+
+/// An error that a fault of the driver's is at the bottom of.
+pub(super) trait Blames {
+    fn fault(&self) -> Option<&Fault>;
+}
+
+impl Blames for Fault {
+    fn fault(&self) -> Option<&Fault> {
+        Some(self)
+    }
+}
+
+impl Blames for (Fault, Option<Fault>) {
+    fn fault(&self) -> Option<&Fault> {
+        Some(&self.0)
+    }
+}
+
+impl Blames for MultiWriteError {
+    fn fault(&self) -> Option<&Fault> {
+        match self {
+            Self::RequestFailed { source } | Self::OperationFailed { source, .. } => Some(source),
+        }
     }
 }
 
@@ -230,24 +324,45 @@ impl Drop for Session {
     }
 }
 
-fn refused(fault: Option<Fault>, tunnel: Option<&Tunnel>) -> Error {
+/// Opens a session through the tunnel.
+async fn connect(url: &ZooKeeperUrl, tunnel: &Tunnel, runtime: &Handle) -> Result<Client> {
+    let mut connector = Client::connector().with_session_timeout(url.session);
+    if let Some(credentials) = &url.credentials {
+        connector = connector.with_auth("digest", credentials.as_bytes());
+    }
+    // Who is silent is left by the tunnel, so this is for all members together. The driver's pings,
+    // which come with 3/8 of this, stay behind our pulse.
+    connector = connector.with_connection_timeout(url.session * 3 / 5);
+    let host = tunnel.host.clone();
+    // The driver spawns its task where it is called.
+    let connecting =
+        runtime.spawn(async move { tokio::time::timeout(CONNECT, connector.connect(&host)).await });
+    match connecting.await {
+        Ok(Ok(Ok(client))) => Ok(client),
+        Ok(Ok(Err(fault))) => Err(refused(Some(fault), tunnel, url.tls.is_some())),
+        Ok(Err(_)) => Err(refused(None, tunnel, url.tls.is_some())),
+        Err(_) => Err(shut_down()),
+    }
+}
+
+fn refused(fault: Option<Fault>, tunnel: &Tunnel, tls: bool) -> Error {
     match fault {
         Some(fault @ (Fault::AuthFailed | Fault::Unimplemented)) => explain(fault, "/"),
         fault => {
-            let over_tls = match tunnel {
-                Some(_) => {
+            let over_tls = match tls {
+                true => {
                     ", and whether they want a certificate of their clients, from an authority that \
                      they trust (cert= and key= in the URL)"
                 }
-                None => "",
+                false => "",
             };
             let what = format!(
                 "no server serves: check the hosts and ports, that a majority of the ensemble \
                  runs{over_tls}"
             );
             let error = Error::new(ErrorKind::Unreachable, what);
-            // Behind TLS, the driver sees no more than that its connection ended.
-            match (tunnel.and_then(Tunnel::fault), fault) {
+            // Behind the tunnel, the driver sees no more than that its connection ended.
+            match (tunnel.members.fault(), fault) {
                 (Some(why), _) => error.because(why),
                 (None, Some(fault)) => error.because(fault),
                 (None, None) => error,
@@ -270,7 +385,7 @@ mod tests {
 
     #[test]
     fn s72_a_session_is_certain_only_from_what_the_leader_must_have_heard() {
-        let mut heard = Heard::new(Duration::from_millis(1_000), at(0));
+        let mut heard = Heard::new(Duration::from_millis(1_000), true, at(0));
         // A member's answers prove nothing, however many.
         for beat in 1..=9 {
             heard.read(at(beat * 1_000), at(beat * 1_000 + 5));
@@ -287,7 +402,7 @@ mod tests {
 
     #[test]
     fn s72_a_client_that_was_stopped_must_be_heard_again_first() {
-        let mut heard = Heard::new(Duration::from_millis(1_000), at(0));
+        let mut heard = Heard::new(Duration::from_millis(1_000), true, at(0));
         heard.read(at(1_000), at(1_001));
         // Stopped for nearly the whole session; then a write gets through.
         heard.written(at(14_000), at(14_001));
@@ -305,8 +420,21 @@ mod tests {
     }
 
     #[test]
+    fn f48_a_tick_that_may_be_long_makes_the_margin_long() {
+        let second = Duration::from_secs(1);
+        // Nothing is known of the tick but that two are no longer than the session.
+        assert_eq!(first_margin(second * 15, second * 15), (second * 15 / 4, false));
+        // The shortest session is what we have.
+        assert_eq!(first_margin(second * 15, second * 20), (second * 5, true));
+        assert_eq!(first_margin(second * 2, second * 4), (second, true));
+        assert_eq!(first_margin(second * 4, second * 4), (second, true));
+        // What the server cuts tells nothing of its shortest.
+        assert_eq!(first_margin(second * 60, second * 40), (second * 10, false));
+    }
+
+    #[test]
     fn what_is_kept_is_bounded() {
-        let mut heard = Heard::new(Duration::from_millis(1_000), at(0));
+        let mut heard = Heard::new(Duration::from_millis(1_000), true, at(0));
         for n in 0..10_000 {
             heard.read(at(n * 500), at(n * 500 + 1));
             heard.read(at(n * 500 + 10), at(n * 500 + 11));

@@ -1,16 +1,20 @@
-//! TLS before the driver: for each server a port of this machine that leads to it through TLS.
+//! What the driver connects to: a port of this machine that leads to the members.
 //!
-//! The driver's own TLS brings a second cryptographic library with it, so the driver speaks plainly to
-//! 127.0.0.1, and what it says goes on through rustls here. A certificate is verified against the name or
-//! address that the URL has.
+//! It is ours for two reasons. The driver may try a member again that has just gone silent, and does not
+//! leave one for another as soon as a lock needs it: so which member serves, and for how long one may be
+//! silent, is decided here ([`members`](super::members), [`relay`](super::relay)). And the driver's own
+//! TLS brings a second cryptographic library with it, so what it says plainly to 127.0.0.1 goes on through
+//! rustls; a certificate is verified against the name or address that the URL has.
 //!
 //! # Who may use the port
-//! This process alone: with a certificate of ours, whoever gets through is us. A connection is served only
-//! if the socket at its other end is open in this process: the kernel's list of connections
+//! With TLS this process alone: with a certificate of ours, whoever gets through is us. A connection is
+//! served only if the socket at its other end is open in this process: the kernel's list of connections
 //! (`/proc/net/tcp`) names that socket's inode, and `/proc/self/fd` our own sockets. It is there from before
 //! the connection came until after it is served, and inodes of open sockets are not shared, so nobody
-//! else's passes; where `/proc` cannot be read, nobody is served. The way back is safe too: the port is
-//! bound, by us, before the driver hears of it, and as long as the driver has it.
+//! else's passes; where `/proc` cannot be read, nobody is served. Without TLS anybody of this machine
+//! may: whoever it is gets no further than to the same servers, as itself, which it reaches without us.
+//! The way back is safe too: the port is bound, by us, before the driver hears of it, and as long as the
+//! driver has it.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -18,93 +22,102 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
-use tokio::io::{AsyncWriteExt, copy};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 use tokio_rustls::TlsConnector;
 
+use super::members::Members;
+use super::relay::relay;
 use super::session::shut_down;
-use super::url::Tls;
+use super::url::{Tls, ZooKeeperUrl};
 use crate::error::{Error, ErrorKind, Result};
 
-/// How long a server may take to greet.
-const GREETING: Duration = Duration::from_secs(5);
-/// How long what was sent last may take to leave.
-const FAREWELL: Duration = Duration::from_secs(1);
+/// How long to wait where no descriptor is left.
+const LATER: Duration = Duration::from_millis(100);
 
-/// Ports of this machine that lead to the servers. Dropped, it takes no more connections; those that
-/// there are end with the driver's.
+/// A port of this machine that leads to the members. Dropped, it takes no more connections; the one that
+/// there is ends with the driver's.
 #[derive(Debug)]
 pub(super) struct Tunnel {
     /// Instead of the servers, for the driver.
-    pub(super) hosts: String,
-    listening: Vec<AbortHandle>,
-    fault: Arc<Mutex<Option<String>>>,
+    pub(super) host: String,
+    pub(super) members: Arc<Members>,
+    listening: AbortHandle,
+    serving: Arc<Mutex<Option<AbortHandle>>>,
 }
 
 impl Drop for Tunnel {
     fn drop(&mut self) {
-        self.listening.iter().for_each(AbortHandle::abort);
+        self.listening.abort();
     }
-}
-
-/// One server at the other end.
-struct Server {
-    host: String,
-    port: u16,
-    name: ServerName<'static>,
 }
 
 impl Tunnel {
-    /// In front of these servers, `host:port,host:port`.
-    pub(super) async fn open(hosts: &str, tls: &Tls, runtime: &Handle) -> Result<Self> {
-        let connector = TlsConnector::from(Arc::new(config(tls)?));
-        let servers: Result<Vec<Server>> = hosts.split(',').map(server).collect();
-        let servers = servers?;
-        let fault = Arc::<Mutex<Option<String>>>::default();
-        let mut tunnel = Self { hosts: String::new(), listening: Vec::new(), fault };
-        let bind = async |n: usize| {
-            let mut all = Vec::with_capacity(n);
-            for _ in 0..n {
-                all.push(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?);
-            }
-            io::Result::Ok(all)
+    /// To the servers of this URL.
+    pub(super) async fn open(url: &ZooKeeperUrl, runtime: &Handle) -> Result<Self> {
+        let tls = url.tls.as_ref().map(config).transpose()?;
+        let checked = tls.is_some();
+        let tls = tls.map(|config| TlsConnector::from(Arc::new(config)));
+        let members = Arc::new(Members::new(&url.hosts, tls, url.session)?);
+        let bind = async || {
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+            let address = listener.local_addr()?;
+            io::Result::Ok((listener, address))
         };
-        let count = servers.len();
-        let bound = runtime.spawn(async move { bind(count).await }).await;
-        let listeners = bound.map_err(|_| shut_down())?.map_err(no_port)?;
-        let mut ports = Vec::with_capacity(count);
-        for (listener, server) in listeners.into_iter().zip(servers) {
-            ports.push(listener.local_addr().map_err(no_port)?.to_string());
-            let serving =
-                serve(listener, Arc::new(server), connector.clone(), tunnel.fault.clone());
-            tunnel.listening.push(runtime.spawn(serving).abort_handle());
-        }
-        tunnel.hosts = ports.join(",");
-        Ok(tunnel)
+        let bound = runtime.spawn(async move { bind().await }).await;
+        let (listener, address) = bound.map_err(|_| shut_down())?.map_err(no_port)?;
+        let serving = Arc::<Mutex<Option<AbortHandle>>>::default();
+        let listening = serve(listener, checked, members.clone(), serving.clone());
+        let listening = runtime.spawn(listening).abort_handle();
+        Ok(Self { host: address.to_string(), members, listening, serving })
     }
 
-    /// Why the last server that was tried cannot be reached, if it cannot.
-    pub(super) fn fault(&self) -> Option<String> {
-        self.fault.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// Ends the driver's connection: it comes again, and its session is moved to whichever member serves
+    /// then.
+    pub(super) fn begin_anew(&self) {
+        set(&self.serving, None);
+    }
+}
+
+/// There is one connection at a time: whatever an older one still says must not come after the newer.
+fn set(serving: &Mutex<Option<AbortHandle>>, new: Option<AbortHandle>) {
+    let mut serving = serving.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(before) = std::mem::replace(&mut *serving, new) {
+        before.abort();
     }
 }
 
 fn no_port(why: io::Error) -> Error {
-    let what = "no port of this machine's can be had for TLS: allow more open files, or 127.0.0.1";
+    let what = "no port of this machine's can be had to reach ZooKeeper through: allow more open \
+                files, or 127.0.0.1";
     Error::new(ErrorKind::Unreachable, what).because(why)
 }
 
-/// `host:port` or `[v6]:port`, as the URL was checked to have it.
-fn server(text: &str) -> Result<Server> {
-    let refused = || Error::new(ErrorKind::Config, "TLS needs hosts by name or by address");
-    let (host, port) = text.rsplit_once(':').ok_or_else(refused)?;
-    let host = host.trim_matches(['[', ']']).to_owned();
-    let name = ServerName::try_from(host.clone()).map_err(|_| refused())?;
-    Ok(Server { host, port: port.parse().map_err(|_| refused())?, name })
+async fn serve(
+    listener: TcpListener,
+    checked: bool,
+    members: Arc<Members>,
+    serving: Arc<Mutex<Option<AbortHandle>>>,
+) {
+    loop {
+        let Ok((local, peer)) = listener.accept().await else {
+            tokio::time::sleep(LATER).await;
+            continue;
+        };
+        if checked {
+            match local.local_addr() {
+                Ok(here) if is_ours(peer, here).await => {}
+                _ => continue,
+            }
+        }
+        set(&serving, None);
+        // It ends with the driver's connection.
+        let passing = tokio::spawn(relay(local, members.clone()));
+        set(&serving, Some(passing.abort_handle()));
+    }
 }
 
 /// What the URL says of certificates, read from its files.
@@ -145,64 +158,6 @@ fn config(tls: &Tls) -> Result<ClientConfig> {
     shown.map_err(|why| refused(format!("key={key:?} does not belong to cert={cert:?}"), &why))
 }
 
-async fn serve(
-    listener: TcpListener,
-    server: Arc<Server>,
-    connector: TlsConnector,
-    fault: Arc<Mutex<Option<String>>>,
-) {
-    loop {
-        let Ok((local, peer)) = listener.accept().await else {
-            // No descriptor is left: later, perhaps.
-            tokio::time::sleep(FAREWELL / 10).await;
-            continue;
-        };
-        let (server, connector, fault) = (server.clone(), connector.clone(), fault.clone());
-        // It ends with the driver's connection.
-        tokio::spawn(async move {
-            let reached = match local.local_addr() {
-                Ok(here) if is_ours(peer, here).await => reach(&server, &connector).await,
-                _ => return,
-            };
-            let (reached, why) = match reached {
-                Ok(remote) => (Some(remote), None),
-                Err(why) => (None, Some(format!("{}:{}: {why}", server.host, server.port))),
-            };
-            *fault.lock().unwrap_or_else(PoisonError::into_inner) = why;
-            if let Some(remote) = reached {
-                carry(local, remote).await;
-            }
-        });
-    }
-}
-
-type Remote = tokio_rustls::client::TlsStream<TcpStream>;
-
-async fn reach(server: &Server, connector: &TlsConnector) -> io::Result<Remote> {
-    let greeted = async {
-        let stream = TcpStream::connect((server.host.as_str(), server.port)).await?;
-        stream.set_nodelay(true)?;
-        connector.connect(server.name.clone(), stream).await
-    };
-    tokio::time::timeout(GREETING, greeted).await?
-}
-
-/// Passes everything on, until either side is done.
-async fn carry(local: TcpStream, remote: Remote) {
-    if local.set_nodelay(true).is_err() {
-        return;
-    }
-    let (mut from_driver, mut to_driver) = local.into_split();
-    let (mut from_server, mut to_server) = tokio::io::split(remote);
-    // However it ends, the driver sees that it has, and connects anew.
-    tokio::select! {
-        _ = copy(&mut from_driver, &mut to_server) => {
-            let _ = tokio::time::timeout(FAREWELL, to_server.shutdown()).await;
-        }
-        _ = copy(&mut from_server, &mut to_driver) => {}
-    }
-}
-
 /// Whether the other end of a connection to `here` is open in this process.
 async fn is_ours(peer: SocketAddr, here: SocketAddr) -> bool {
     let looked = tokio::task::spawn_blocking(move || {
@@ -237,6 +192,8 @@ fn inode_of(list: &str, from: SocketAddr, to: SocketAddr) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::net::TcpStream;
+
     use super::*;
 
     fn run(test: impl Future<Output = ()>) {

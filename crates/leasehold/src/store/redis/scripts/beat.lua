@@ -11,7 +11,7 @@ local function turn_to(n, s)
   end
   if n == 0 then return end
   use(n)
-  at, sort, h, longest = n, s, nil, 0
+  at, sort, h, longest, again = n, s, nil, 0, nil
   if s == 's' then
     settle_all('')
   elseif redis.call('EXISTS', M) == 1 then
@@ -32,7 +32,7 @@ for i = 1, #ARGV, 6 do
     answer = beat(h, id, ARGV[i + 3], lease, waiter_lease)
     if answer and answer[1] == 1 then
       longest = math.max(longest, waiter_lease)
-      if h and not h.id and h.left == -1 then answer = {4} end
+      if h and h.foreign and h.left == -1 then answer = {4, h.foreign} end
     end
   end
   answers[#answers + 1] = answer or {5}

@@ -14,8 +14,24 @@ local SLACK = 60000
 -- Tokens are doubles here, exact to 2^53; no clock and no client lifts them above half of that.
 local MOST = 4503599627370496
 
+-- How many of those who died one call takes out of a queue: the server serves nobody else meanwhile.
+local MANY = 1000
+-- Where what is free cannot be granted yet, for there may be more dead ones before the first that
+-- lives, or the server has just started: in how many us to ask again.
+local again = nil
+-- It is the dead: then whoever asks goes on with them at once.
+local SOON = 10000
+
 local function text(n)
   return string.format('%.0f', n)
+end
+
+local function more()
+  return again == SOON and 2 or 0
+end
+
+local function score(key, id)
+  return tonumber(redis.call('ZSCORE', key, id) or 0)
 end
 
 -- A server whose memory is full refuses the first write of a script if it may need memory, and none
@@ -43,38 +59,77 @@ end
 -- place of the first blank once the holder is gone and the place is kept. Its waiters are members
 -- `id delay inbox who` of W, by token, and of X, by the time at which they expire.
 
+-- Whether the main key is a hash as Redisson's locks are: in it is who holds, as
+-- `client's-uuid:thread`, and how often; in a read-write lock also its `mode`.
+local function is_redissons()
+  local mode = redis.pcall('HGET', main, 'mode')
+  if type(mode) == 'table' then return false end
+  if mode == 'read' or mode == 'write' then return true end
+  local page = redis.pcall('HSCAN', main, '0', 'COUNT', 10)
+  if page.err or #page[2] == 0 then return false end
+  for i = 1, #page[2], 2 do
+    local uuid = string.match(page[2][i], '^([%x-]+):%d+$')
+    if not uuid or #uuid ~= 36 or not string.find(page[2][i + 1], '^%d+$') then return false end
+  end
+  return true
+end
+
+-- What is there that is none of ours: `redisson`, `number` (a counter, or a semaphore of
+-- Redisson's), or `text`.
+local function foreign(value, left)
+  if type(value) == 'table' then return 'redisson' end
+  if left == -1 and string.find(value, '^%d+$') then return 'number' end
+  return 'text'
+end
+
 -- The holder: whether it is one of ours, and what is left of its lease and of the key.
 local function holder()
-  local value = redis.call('GET', main)
+  local value = redis.pcall('GET', main)
   if not value then return nil end
+  -- What is no lock at all is an error of the server's.
+  if type(value) == 'table' and not is_redissons() then redis.call('GET', main) end
   local h = {left = redis.call('PTTL', main)}
   if h.left == -2 then return nil end
+  h.foreign, h.value = foreign(value, h.left), value
+  if h.foreign == 'redisson' then return h end
   local id, flag, token, since, delay, who =
     string.match(value, '^(%x+)([ !])(%d+) (%d+) (%d+) (.*)$')
   if id and #id == 32 then
     h.id, h.token, h.since, h.delay, h.who = id, tonumber(token), tonumber(since), tonumber(delay), who
     h.gone = flag == '!' or (h.delay > 0 and h.left <= h.delay)
     h.lease = math.max(h.left - h.delay, 0)
+    h.foreign = nil
   end
   return h
 end
 
+-- Those whose time is over, as many as one call removes.
 local function expired()
-  return redis.call('ZRANGEBYSCORE', X, '-inf', text(now))
+  return redis.call('ZRANGEBYSCORE', X, '-inf', text(now), 'LIMIT', 0, MANY)
 end
 
 -- Removes waiters of a mutex that died.
 local function bury()
-  for _, member in ipairs(expired()) do
-    redis.call('ZREM', W, member)
-    redis.call('ZREM', X, member)
+  local dead = expired()
+  for i = 1, #dead, 100 do
+    local last = math.min(i + 99, #dead)
+    redis.call('ZREM', W, unpack(dead, i, last))
+    redis.call('ZREM', X, unpack(dead, i, last))
   end
+end
+
+-- Whether a server that has just started lets nobody in yet.
+local function is_closed()
+  local left = starting()
+  if left > 0 then again = left * 1000 end
+  return left > 0
 end
 
 -- Grants a mutex that is free to the first that lives and waits. Such a grant lasts as long as the
 -- place did. Who asks just now is told by the answer, and everybody else by a message.
 local function hand_over(asking)
-  while true do
+  if is_closed() then return false end
+  for _ = 1, MANY do
     local head = redis.call('ZPOPMIN', W)
     local member = head[1]
     if not member then return false end
@@ -93,6 +148,8 @@ local function hand_over(asking)
       return true
     end
   end
+  again = SOON
+  return false
 end
 
 -- Settles a mutex, and tells its holder.
@@ -118,10 +175,22 @@ local function head_remaining(h)
   return math.max(left, 1) * 1000
 end
 
--- The member of W that begins with this id, where the client does not know the rest.
+-- When a waiter is to ask again, or -1: the first one at the holder's end, and all while there are
+-- dead ones to be removed.
+local function ask_again(rank, h)
+  if again and (rank == 0 or again == SOON) then return again end
+  if rank == 0 and h then return head_remaining(h) end
+  return -1
+end
+
+-- The member of W that begins with this id, where the client does not know the rest: it has
+-- believed that it waits no more, so this is a place that a request made which came late. Of long
+-- queues only the ends are looked at; what is not found expires by itself.
 local function find(id)
-  for _, member in ipairs(redis.call('ZRANGE', W, 0, -1)) do
-    if string.sub(member, 1, 32) == id then return member end
+  for _, ends in ipairs({{0, 99}, {-100, -1}}) do
+    for _, member in ipairs(redis.call('ZRANGE', W, ends[1], ends[2])) do
+      if string.sub(member, 1, 32) == id then return member end
+    end
   end
 end
 
@@ -144,15 +213,12 @@ local function beat(h, id, member, lease, waiter_lease)
   local token = member and redis.call('ZSCORE', W, member)
   if not token then return nil end
   local ends = now + waiter_lease
-  local before = tonumber(redis.call('ZSCORE', X, member) or 0)
-  if ends > before then
+  if ends > score(X, member) then
     touch()
     redis.call('ZADD', X, text(ends), member)
   end
   local rank = redis.call('ZRANK', W, member)
-  local head = -1
-  if rank == 0 and h then head = head_remaining(h) end
-  return {1, rank + 1, head, tonumber(token)}
+  return {1, rank + 1, ask_again(rank, h), tonumber(token)}
 end
 
 -- Read-write locks and semaphores. M has what the lock is (`k`, `c`), the weight that is held
@@ -201,29 +267,43 @@ local function keep_all()
 end
 
 local function grant_all(asking)
-  local capacity, sum = tonumber(redis.call('HGET', M, 'c') or 0), held()
-  while true do
-    local head = redis.call('ZRANGE', W, 0, 0, 'WITHSCORES')
-    local id = head[1]
-    local e = id and entry(id)
-    if not e or sum + e.weight > capacity then return end
-    sum = sum + e.weight
-    e.state, e.since = 'h', now
-    touch()
-    put(id, e)
-    redis.call('ZREM', W, id)
-    redis.call('ZADD', H, head[2], id)
-    redis.call('HINCRBY', M, 'h', e.weight)
-    if id ~= asking then
-      redis.call('PUBLISH', e.inbox, id .. ' ' .. text(tonumber(head[2])))
+  local first = redis.call('ZRANGE', W, 0, 0, 'WITHSCORES')
+  if not first[1] or is_closed() then return end
+  local capacity, sum, dead = tonumber(redis.call('HGET', M, 'c') or 0), held(), 0
+  while first[1] do
+    local id, e = first[1], entry(first[1])
+    if not e or score(X, id) <= now then
+      -- It died, and there were so many that nobody has come to it; or somebody took its entry.
+      if dead == MANY then
+        again = SOON
+        return
+      end
+      dead = dead + 1
+      remove(id, e or {state = 'w'})
+    elseif sum + e.weight > capacity then
+      return
+    else
+      sum = sum + e.weight
+      e.state, e.since = 'h', now
+      touch()
+      put(id, e)
+      redis.call('ZREM', W, id)
+      redis.call('ZADD', H, first[2], id)
+      redis.call('HINCRBY', M, 'h', e.weight)
+      if id ~= asking then
+        redis.call('PUBLISH', e.inbox, id .. ' ' .. text(tonumber(first[2])))
+      end
     end
+    first = redis.call('ZRANGE', W, 0, 0, 'WITHSCORES')
   end
 end
 
 -- Settles a read-write lock or semaphore; tells whether anything is left of it.
 local function settle_all(asking)
   if redis.call('EXISTS', M) == 0 then return false end
-  for _, id in ipairs(expired()) do
+  local dead = expired()
+  if #dead == MANY then again = SOON end
+  for _, id in ipairs(dead) do
     local e = entry(id)
     local ends = tonumber(redis.call('ZSCORE', X, id))
     if not e then
@@ -240,11 +320,8 @@ local function settle_all(asking)
   grant_all(asking)
   if redis.call('EXISTS', X) == 1 then return true end
   redis.call('DEL', M, H, W, X)
+  again = nil
   return false
-end
-
-local function score(key, id)
-  return tonumber(redis.call('ZSCORE', key, id) or 0)
 end
 
 -- "And now?" for a claim on a read-write lock or semaphore. One that somebody took out of the
@@ -263,8 +340,8 @@ local function beat_all(id, lease, waiter_lease)
   touch()
   redis.call('ZADD', X, text(ends), id)
   if e.state == 'h' then return {0, score(H, id), ends - now} end
-  local head = -1
-  if rank == 0 then
+  local head = ask_again(rank, nil)
+  if rank == 0 and not again then
     head = math.max(tonumber(redis.call('ZRANGE', X, 0, 0, 'WITHSCORES')[2]) - now, 1)
   end
   return {1, redis.call('ZCARD', H) + rank, head, score(W, id)}

@@ -1,15 +1,30 @@
--- ARGV: a token, or 0 for every holder
+-- ARGV: a token, or 0 for every holder. Answers how many were removed; or what is there that is
+-- somebody else's and not to be deleted.
 use(1)
 local token = tonumber(ARGV[1])
 local removed = 0
+
+local function chosen(key)
+  if token > 0 then return redis.call('ZRANGEBYSCORE', key, text(token), text(token)) end
+  return redis.call('ZRANGE', key, 0, -1)
+end
+
+-- Whether a string of somebody else's is a lock by the recipe, as far as can be told: it expires, and
+-- is a random word or random bytes. A number, a sentence, JSON or an address is somebody's data.
+local function is_recipe(h)
+  if h.foreign ~= 'text' or h.left == -1 then return false end
+  local value = h.value
+  if #value < 16 or #value > 128 then return false end
+  if string.find(value, '[^\32-\126]') then return #value <= 32 end
+  return string.find(value, '^[%w_:=+/.@-]+$') and string.find(value, '%d') and string.find(value, '%a')
+    and not string.find(value, '://')
+end
+
 if settle_all('') then
-  for _, key in ipairs({H, W}) do
-    for _, id in ipairs(redis.call('ZRANGE', key, 0, -1)) do
-      local chosen = token > 0 and score(key, id) == token or token == 0 and key == H
-      if chosen then
-        remove(id, entry(id))
-        removed = removed + 1
-      end
+  for _, key in ipairs(token > 0 and {H, W} or {H}) do
+    for _, id in ipairs(chosen(key)) do
+      remove(id, entry(id) or {state = 'w'})
+      removed = removed + 1
     end
   end
   grant_all('')
@@ -17,11 +32,12 @@ if settle_all('') then
   return removed
 end
 local h = settle('')
+if h and token == 0 and h.foreign and not is_recipe(h) then return {h.foreign, h.left} end
 if h and (token == 0 or h.token == token) then
   redis.call('DEL', main)
   removed = 1
 elseif token > 0 then
-  for _, member in ipairs(redis.call('ZRANGEBYSCORE', W, text(token), text(token))) do
+  for _, member in ipairs(chosen(W)) do
     redis.call('ZREM', W, member)
     redis.call('ZREM', X, member)
     removed = removed + 1

@@ -10,22 +10,24 @@ local h = settle(id)
 local member = id .. ' ' .. delay .. ' ' .. inbox .. ' ' .. who
 local answer = beat(h, id, member, lease, waiter_lease)
 if answer then return answer end
-if not h then
+if not h and not again then
   local token = draw(seen)
   redis.call('SET', main, id .. ' ' .. text(token) .. ' ' .. text(now) .. ' ' .. delay .. ' ' .. who, 'PX', lease + delay)
   return {0, token, lease * 1000}
 end
-if not h.id and h.left == -1 then return {4} end
-if mode == 't' or h.id == id then
+if h and h.foreign and h.left == -1 then return {4, h.foreign} end
+if mode == 't' and not h then return again == SOON and {2} or {7, again} end
+if mode == 't' or h and h.id == id then
+  if h.foreign then return {6, h.foreign, h.left * 1000} end
   local busy = {2}
   if h.id then
     busy[2] = text(h.token) .. ' ' .. text(math.max(now - h.since, 0)) .. ' ' .. h.who
   end
   return busy
 end
-local token = drawn or draw(seen)
+local token = draw(seen)
 redis.call('ZADD', W, text(token), member)
 redis.call('ZADD', X, text(now + waiter_lease), member)
 keep_companions(waiter_lease)
 local ahead = redis.call('ZCARD', W)
-return {1, ahead, ahead == 1 and head_remaining(h) or -1, token}
+return {1, ahead, ask_again(ahead - 1, h), token}

@@ -16,11 +16,17 @@ if there then
   if k ~= kind or c ~= capacity or weight > c then return {3, k, c} end
 else
   -- The name may be used as a mutex.
-  if settle('') then return {3, 'mutex', 1} end
+  local h = settle('')
+  if h then return {3, 'mutex', 1, h.foreign} end
+  if again and redis.call('EXISTS', W) == 1 then return {3, 'mutex', 1} end
   if weight > capacity then return {3, kind, capacity} end
 end
 local sum = there and held() or 0
 local fits = sum + weight <= capacity and redis.call('EXISTS', W) == 0
+if fits and is_closed() then
+  if mode == 't' then return {7, again} end
+  fits = false
+end
 if not fits and mode == 't' then return holders_all({2}) end
 local delay = tonumber(ARGV[6])
 if not there then

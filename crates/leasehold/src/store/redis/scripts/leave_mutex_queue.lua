@@ -1,3 +1,5 @@
+-- Answers 1 if the claim was there; and 2 more if the lock is free and nobody has it, since there may
+-- be more dead ones before the next that lives: then this is to be called again.
 use(1)
 local id, keep, member = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 
@@ -10,7 +12,7 @@ local function finish(h)
   elseif not hand_over('') then
     redis.call('DEL', main)
   end
-  return 1
+  return 1 + more()
 end
 
 local h = holder()
@@ -19,6 +21,9 @@ if redis.call('EXISTS', M) == 1 then return 0 end
 h = settle(id)
 if h and h.id == id then return finish(h) end
 if member == '' then member = find(id) end
-if not member then return 0 end
-redis.call('ZREM', X, member)
-return redis.call('ZREM', W, member)
+local left = 0
+if member then
+  redis.call('ZREM', X, member)
+  left = redis.call('ZREM', W, member)
+end
+return left + more()

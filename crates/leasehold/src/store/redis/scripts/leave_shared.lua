@@ -1,9 +1,9 @@
--- ARGV: id, keep ms or 0
+-- ARGV: id, keep ms or 0. Answers as for a mutex.
 use(1)
 local id, keep = ARGV[1], tonumber(ARGV[2])
 if not settle_all(id) then return 0 end
 local e = entry(id)
-if not e then return 0 end
+if not e then return more() end
 if e.state == 'd' then return 1 end
 if keep > 0 and e.state == 'h' then
   e.state, e.since = 'd', now
@@ -15,4 +15,4 @@ else
   grant_all('')
 end
 keep_all()
-return 1
+return 1 + more()

@@ -1,36 +1,74 @@
--- Answers kind, capacity and for each claim: standing, token, weight, us since, us left, who. A
--- foreign holder has the token 0 and no `who`.
+-- ARGV: what is asked for, and a token.
+-- `a`: all, if that is a page or two. `w`: a page of those that wait, after that token; `h`: of those
+-- that hold. `1`: the holders that come first, and no waiters; with a token, the one that has it.
+-- Answers kind, capacity, the token after which there is more or '' (0 where `a` was too much), and for
+-- each claim: standing, token, weight, us since, us left (-1: no end), who. A foreign holder has the
+-- token 0, and as `who` what it is.
 use(1)
+local PAGE = 500
+local part, after = ARGV[1], tonumber(ARGV[2])
 local answer
+
 local function add(standing, token, weight, since, left, who)
   local n = #answer
   answer[n + 1], answer[n + 2], answer[n + 3] = standing, text(token), weight
   answer[n + 4], answer[n + 5], answer[n + 6] = text(math.max(now - since, 0)), text(left), who
 end
-if settle_all('') then
-  answer = {redis.call('HGET', M, 'k'), tonumber(redis.call('HGET', M, 'c'))}
-  for _, key in ipairs({H, W}) do
-    local all = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
-    for i = 1, #all, 2 do
-      local e = entry(all[i])
-      add(e.state, tonumber(all[i + 1]), e.weight, e.since, math.max(score(X, all[i]) - now, 0), e.who)
-    end
+
+-- Calls `each` with what is in a set after that token, a page at most; notes where the next begins.
+local function page(key, each)
+  local from, most = '(' .. text(after), part == '1' and 100 or PAGE
+  if part == '1' and after > 0 then from = text(after) end
+  local all = redis.call('ZRANGEBYSCORE', key, from, '+inf', 'WITHSCORES', 'LIMIT', 0, most)
+  for i = 1, #all, 2 do
+    each(all[i], tonumber(all[i + 1]))
   end
+  if part ~= 'a' and #all == 2 * PAGE then answer[3] = text(tonumber(all[#all])) end
+end
+
+local function ends(member)
+  return math.max(score(X, member) - now, 0)
+end
+
+local function add_entry(id, token)
+  local e = entry(id)
+  if e then add(e.state, token, e.weight, e.since, ends(id), e.who) end
+end
+
+-- A waiter's token is the time at which it joined.
+local function add_waiter(member, token)
+  local who = string.match(member, '^%x+ %d+ %S+ (.*)$')
+  add('w', token, 1, token, ends(member), who or '')
+end
+
+local function add_holder(h)
+  if h.foreign then
+    add('h', 0, 1, now, h.left < 0 and -1 or h.left * 1000, h.foreign)
+  elseif h.gone then
+    add('d', h.token, 1, h.since, h.left * 1000, h.who)
+  else
+    add('h', h.token, 1, h.since, h.lease * 1000, h.who)
+  end
+end
+
+local shared = settle_all('')
+local h
+if shared then
+  answer = {redis.call('HGET', M, 'k'), tonumber(redis.call('HGET', M, 'c')), ''}
+else
+  h = settle('')
+  answer = {'mutex', 1, ''}
+end
+if part == 'a' and (redis.call('ZCARD', W) > PAGE or redis.call('ZCARD', H) > PAGE) then
+  answer[3] = '0'
   return answer
 end
-local h = settle('')
-answer = {'mutex', 1}
-if h and h.id then
-  local left = h.lease
-  if h.gone then left = h.left end
-  add(h.gone and 'd' or 'h', h.token, 1, h.since, left * 1000, h.who)
-elseif h then
-  add('h', 0, 1, now, h.left * 1000, '')
+if part ~= 'w' then
+  if shared then
+    page(H, add_entry)
+  elseif h then
+    add_holder(h)
+  end
 end
-local all = redis.call('ZRANGE', W, 0, -1, 'WITHSCORES')
-for i = 1, #all, 2 do
-  local who = string.match(all[i], '^%x+ %d+ %S+ (.*)$')
-  -- A waiter's token is the time at which it joined.
-  add('w', tonumber(all[i + 1]), 1, tonumber(all[i + 1]), math.max(score(X, all[i]) - now, 0), who)
-end
+if part == 'a' or part == 'w' then page(W, shared and add_entry or add_waiter) end
 return answer

@@ -1,0 +1,206 @@
+//! A store whose tokens are all told greater by one number: for a resource that moved here.
+//!
+//! A fence keeps the greatest token that it has seen. The stores do not draw theirs from one
+//! source: most draw from a clock (1.8e15 today), etcd's are its revisions and ZooKeeper's its
+//! transaction ids (both begin near 1). A resource whose lock moves to one of these has seen far
+//! greater tokens than will ever come, and refuses everybody. Its mark must not be lowered: a
+//! holder from before the move that wakes up late would pass. So the new store's tokens are raised
+//! instead, for all of its clients.
+//!
+//! Nothing else changes: whatever number leaves the store is raised here, and whatever comes back
+//! is lowered again, so the order of tokens and who is meant by one stay the same. A client that
+//! was not told of the move has smaller tokens, and is refused by the fence: closed, never open.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::{
+    ClaimInfo, Evict, Guarantees, Joined, LockInfo, Mode, Place, Renew, Renewal, Signal, Store,
+};
+use crate::claim::{Claim, Token};
+use crate::doctor::Finding;
+use crate::error::{Error, ErrorKind, HolderInfo, Result};
+use crate::name::Name;
+
+/// The greatest offset: above it there must be room for tokens.
+pub(crate) const MAX_OFFSET: u64 = Token::MAX / 2;
+
+#[derive(Debug)]
+pub(crate) struct Above {
+    inner: Arc<dyn Store>,
+    offset: u64,
+}
+
+/// `store`, with tokens raised by `offset`.
+pub(crate) fn above(store: Arc<dyn Store>, offset: u64) -> Result<Arc<dyn Store>> {
+    match offset {
+        0 => Ok(store),
+        1..=MAX_OFFSET => Ok(Arc::new(Above { inner: store, offset })),
+        _ => {
+            let what = format!("a token offset is at most {MAX_OFFSET}: choose a smaller one");
+            Err(Error::new(ErrorKind::Config, what))
+        }
+    }
+}
+
+impl Above {
+    fn up(&self, token: Token) -> Result<Token> {
+        token.get().checked_add(self.offset).and_then(Token::new).ok_or_else(|| {
+            let what =
+                "the token offset leaves no room for the store's tokens: choose a smaller one";
+            Error::new(ErrorKind::Full, what)
+        })
+    }
+
+    /// As the store knows it; `None` for what was never told from here.
+    fn down(&self, token: Token) -> Option<Token> {
+        token.get().checked_sub(self.offset).and_then(Token::new)
+    }
+
+    fn claim_down(&self, claim: &Claim) -> Claim {
+        Claim { seen: claim.seen.saturating_sub(self.offset), ..claim.clone() }
+    }
+
+    fn place_up(&self, place: Place) -> Result<Place> {
+        Ok(Place { token: place.token.map(|t| self.up(t)).transpose()?, ..place })
+    }
+
+    fn renewal_up(&self, renewal: Renewal) -> Result<Renewal> {
+        Ok(match renewal {
+            Renewal::Holding { token, remaining } => {
+                Renewal::Holding { token: self.up(token)?, remaining }
+            }
+            Renewal::Waiting(place) => Renewal::Waiting(self.place_up(place)?),
+            other @ (Renewal::Lost | Renewal::Unknown { .. }) => other,
+        })
+    }
+
+    fn info_up(&self, mut info: LockInfo) -> Result<LockInfo> {
+        let raise = |claim: ClaimInfo| {
+            Ok(ClaimInfo { token: claim.token.map(|t| self.up(t)).transpose()?, ..claim })
+        };
+        info.claims = info.claims.into_iter().map(raise).collect::<Result<_>>()?;
+        Ok(info)
+    }
+}
+
+#[async_trait]
+impl Store for Above {
+    fn guarantees(&self) -> &Guarantees {
+        self.inner.guarantees()
+    }
+
+    fn url(&self) -> &str {
+        self.inner.url()
+    }
+
+    /// Sequencers carry tokens: those of another offset are of another store.
+    fn identity(&self) -> String {
+        format!("{}+{}", self.inner.identity(), self.offset)
+    }
+
+    async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
+        Ok(match self.inner.join(&self.claim_down(claim), mode).await? {
+            Joined::Holding { token, remaining } => {
+                Joined::Holding { token: self.up(token)?, remaining }
+            }
+            Joined::Waiting(place) => Joined::Waiting(self.place_up(place)?),
+            Joined::Busy { holders } => {
+                let raise = |info: HolderInfo| {
+                    Ok(HolderInfo::new(info.holder, self.up(info.token)?, info.since))
+                };
+                Joined::Busy { holders: holders.into_iter().map(raise).collect::<Result<_>>()? }
+            }
+        })
+    }
+
+    async fn renew(&self, renewals: &[Renew]) -> Result<Vec<Renewal>> {
+        let lower = |r: &Renew| Renew { claim: self.claim_down(&r.claim), lease: r.lease };
+        let renewals: Vec<Renew> = renewals.iter().map(lower).collect();
+        let answers = self.inner.renew(&renewals).await?;
+        answers.into_iter().map(|answer| self.renewal_up(answer)).collect()
+    }
+
+    async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
+        self.inner.leave(&self.claim_down(claim), keep).await
+    }
+
+    async fn changed(&self, claim: &Claim) -> Result<Signal> {
+        Ok(match self.inner.changed(&self.claim_down(claim)).await? {
+            Signal::Ask => Signal::Ask,
+            Signal::Granted(token) => Signal::Granted(self.up(token)?),
+        })
+    }
+
+    async fn read(&self, name: &Name) -> Result<Option<LockInfo>> {
+        self.inner.read(name).await?.map(|info| self.info_up(info)).transpose()
+    }
+
+    async fn holders(&self, name: &Name, token: Option<Token>) -> Result<Option<LockInfo>> {
+        let below = token.and_then(|token| self.down(token));
+        if token.is_some() && below.is_none() {
+            // Nobody has a token that was never told from here; who stands there is told all the same.
+            return self.read(name).await;
+        }
+        self.inner.holders(name, below).await?.map(|info| self.info_up(info)).transpose()
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
+        let all = self.inner.list(prefix).await?;
+        all.into_iter().map(|info| self.info_up(info)).collect()
+    }
+
+    async fn evict(&self, name: &Name, which: Evict) -> Result<usize> {
+        let which = match which {
+            Evict::Holders => Evict::Holders,
+            Evict::Token(token) => match self.down(token) {
+                Some(token) => Evict::Token(token),
+                None => return Ok(0),
+            },
+        };
+        self.inner.evict(name, which).await
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        self.inner.diagnose().await
+    }
+
+    async fn disconnect(&self) {
+        self.inner.disconnect().await;
+    }
+
+    fn longest_lease(&self) -> Duration {
+        self.inner.longest_lease()
+    }
+
+    fn member(&self, name: &Name) -> u64 {
+        self.inner.member(name)
+    }
+
+    fn is_local(&self) -> bool {
+        self.inner.is_local()
+    }
+
+    fn confirmed(&self, claim: &Claim) -> Option<u32> {
+        self.inner.confirmed(claim)
+    }
+
+    fn confirms_within(&self) -> Duration {
+        self.inner.confirms_within()
+    }
+
+    fn place_key(&self, claim: &Claim) -> Option<Vec<u8>> {
+        self.inner.place_key(claim)
+    }
+
+    fn place_path(&self, claim: &Claim) -> Option<Result<String>> {
+        self.inner.place_path(claim)
+    }
+
+    fn lifeline(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.lifeline()
+    }
+}

@@ -1,0 +1,203 @@
+//! Which version of its server a test runs on.
+//!
+//! The oldest is the machine's own (what `apt-get install` gives on Debian 12). The newest are
+//! those that `newer-servers.sh` extracts from later versions of Debian. A run uses the newest
+//! where they are there, unless `LEASEHOLD_SERVERS=oldest` says otherwise; a test that wants a
+//! certain one says so in its [`Setup`](crate::Setup).
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use crate::daemon::{program, run};
+
+/// One end of the range of versions that is tested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Version {
+    /// What is installed on this machine.
+    Oldest,
+    /// What `newer-servers.sh` made available.
+    Newest,
+}
+
+impl Version {
+    /// What `LEASEHOLD_SERVERS` asks for (`oldest` or `newest`), and otherwise the newest that is
+    /// there.
+    pub fn of_this_run() -> Self {
+        static OF_THIS_RUN: OnceLock<Version> = OnceLock::new();
+        *OF_THIS_RUN.get_or_init(|| match std::env::var("LEASEHOLD_SERVERS").as_deref() {
+            Ok("oldest") => Self::Oldest,
+            Ok("newest") => Self::Newest,
+            Ok(other) => panic!("LEASEHOLD_SERVERS={other}: oldest or newest"),
+            Err(_) if newer_servers().join("trixie").is_dir() => Self::Newest,
+            Err(_) => {
+                // A continuous integration that leaves out half of its servers must not pass.
+                assert!(std::env::var_os("CI").is_none(), "no newer servers: run ./test.sh");
+                Self::Oldest
+            }
+        })
+    }
+}
+
+/// A server that tests run on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Server {
+    /// PostgreSQL.
+    Postgres,
+    /// MariaDB.
+    MariaDb,
+    /// MySQL, of which there is only a newest.
+    MySql,
+    /// Redis.
+    Redis,
+    /// Valkey, of which there is only a newest.
+    Valkey,
+    /// ZooKeeper.
+    ZooKeeper,
+    /// etcd.
+    Etcd,
+}
+
+impl Server {
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::Postgres,
+        Self::MariaDb,
+        Self::MySql,
+        Self::Redis,
+        Self::Valkey,
+        Self::ZooKeeper,
+        Self::Etcd,
+    ];
+
+    /// What people call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Postgres => "PostgreSQL",
+            Self::MariaDb => "MariaDB",
+            Self::MySql => "MySQL",
+            Self::Redis => "Redis",
+            Self::Valkey => "Valkey",
+            Self::ZooKeeper => "ZooKeeper",
+            Self::Etcd => "etcd",
+        }
+    }
+
+    /// Whether there is one of this version on this machine.
+    pub fn exists(self, version: Version) -> bool {
+        match (self, version) {
+            (Self::MySql | Self::Valkey, Version::Oldest) => false,
+            (_, Version::Oldest) => true,
+            (_, Version::Newest) => self.root(version).is_dir(),
+        }
+    }
+
+    /// For a test that can run on this server only: whether it can in this run. Where it cannot, this
+    /// says so, and under continuous integration fails, unless that runs the oldest servers.
+    pub fn in_this_run(self) -> bool {
+        if self.exists(Version::of_this_run()) {
+            return true;
+        }
+        eprintln!("left out: there is no {} among the oldest servers", self.name());
+        false
+    }
+
+    /// What the server says of its version, such as `15.18`.
+    pub fn version(self, version: Version) -> String {
+        if self == Self::ZooKeeper {
+            return self.version_of_jar(version);
+        }
+        let name = match self {
+            Self::Postgres => "postgres",
+            Self::MariaDb => "mariadbd",
+            Self::MySql => "mysqld",
+            Self::Redis => "redis-server",
+            Self::Valkey => "valkey-server",
+            Self::Etcd | Self::ZooKeeper => "etcd",
+        };
+        let told = run(Command::new(self.program(version, name)).arg("--version"));
+        // The first thing that looks like one.
+        let words = told.split(|c: char| c.is_whitespace() || c == '=' || c == '-');
+        let mut versions = words.map(|word| word.trim_start_matches('v')).filter(|word| {
+            word.contains('.') && word.split('.').all(|part| part.parse::<u32>().is_ok())
+        });
+        versions.next().unwrap_or_else(|| panic!("no version in {told:?}")).to_owned()
+    }
+
+    /// A Java library has its version in its name, or in that of a link to it.
+    fn version_of_jar(self, version: Version) -> String {
+        let jar = self.jar(version, "zookeeper");
+        let folder = jar.parent().map(std::fs::read_dir).expect("it is in a folder");
+        let names = folder.into_iter().flatten().filter_map(|entry| {
+            let name = entry.ok()?.file_name().into_string().ok()?;
+            Some(name.strip_prefix("zookeeper-")?.strip_suffix(".jar")?.to_owned())
+        });
+        let mut versions = names.filter(|name| name.starts_with(|c: char| c.is_ascii_digit()));
+        versions.next().unwrap_or_else(|| panic!("no version beside {}", jar.display()))
+    }
+
+    /// One of its programs.
+    pub(crate) fn program(self, version: Version, name: &str) -> PathBuf {
+        match version {
+            Version::Oldest => program(name, &self.folders(Path::new("/")), self.package()),
+            Version::Newest => {
+                let root = self.root(version);
+                let folders = self.folders(&root).into_iter();
+                let usual = ["usr/bin", "usr/sbin"].map(|folder| root.join(folder));
+                let mut all = folders.chain(usual).map(|folder| folder.join(name));
+                all.find(|path| path.is_file()).unwrap_or_else(|| {
+                    panic!("no newer {}: run ./test.sh, or LEASEHOLD_SERVERS=oldest", self.name())
+                })
+            }
+        }
+    }
+
+    /// One of its Java libraries.
+    pub(crate) fn jar(self, version: Version, name: &str) -> PathBuf {
+        let jar = self.root(version).join(format!("usr/share/java/{name}.jar"));
+        assert!(jar.exists(), "no {}: run ./test.sh", jar.display());
+        jar
+    }
+
+    /// Where its files are.
+    pub(crate) fn root(self, version: Version) -> PathBuf {
+        match (version, self) {
+            (Version::Oldest, _) => PathBuf::from("/"),
+            (Version::Newest, Self::MariaDb | Self::ZooKeeper) => newer_servers().join("trixie"),
+            (Version::Newest, _) => newer_servers().join("sid"),
+        }
+    }
+
+    /// Debian keeps the programs of each version of PostgreSQL in a folder of their own.
+    fn folders(self, root: &Path) -> Vec<PathBuf> {
+        if self != Self::Postgres {
+            return Vec::new();
+        }
+        let all = root.join("usr/lib/postgresql");
+        let installed = std::fs::read_dir(&all).into_iter().flatten();
+        let versions = installed.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+        let newest = versions.max().map(|version: u32| all.join(version.to_string()).join("bin"));
+        newest.into_iter().collect()
+    }
+
+    fn package(self) -> &'static str {
+        match self {
+            Self::Postgres => "postgresql",
+            Self::MariaDb => "mariadb-server",
+            Self::MySql => "mysql-server",
+            Self::Redis => "redis-server",
+            Self::Valkey => "valkey-server",
+            Self::ZooKeeper => "zookeeper",
+            Self::Etcd => "etcd-server",
+        }
+    }
+}
+
+/// The folder that the script makes; it need not be there.
+fn newer_servers() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/newer-servers.sh");
+        PathBuf::from(run(Command::new("sh").args([script, "where"])).trim_end())
+    })
+}

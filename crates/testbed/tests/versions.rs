@@ -1,0 +1,38 @@
+//! Every server of both ends of the range of versions starts and answers.
+
+use testbed::{
+    Etcd, MariaDb, MySql, Postgres, Redis, Server, Setup, Version, ZooKeeper, ZooKeeperSetup,
+};
+
+/// Starts one and asks it which version it is; the answer begins with what its program says.
+fn answers(server: Server, version: Version) {
+    if !server.exists(version) {
+        eprintln!("left out: {} ({version:?})", server.name());
+        return;
+    }
+    let setup = match version {
+        Version::Oldest => Setup::oldest(),
+        Version::Newest => Setup::newest(),
+    };
+    let told = match server {
+        Server::Postgres => Postgres::with(setup).admin("postgres", "SHOW server_version"),
+        Server::MariaDb => MariaDb::with(setup).admin("SELECT VERSION()"),
+        Server::MySql => MySql::with(setup).admin("SELECT VERSION()"),
+        Server::Redis => Redis::with(setup).info("server", "redis_version"),
+        Server::Valkey => Redis::with(Setup::valkey()).info("server", "valkey_version"),
+        Server::Etcd => Etcd::with(setup, 1).etcdctl(&["endpoint", "status", "-w", "json"]),
+        Server::ZooKeeper => ZooKeeper::with(&ZooKeeperSetup::new().version(version)).ask("srvr"),
+    };
+    let expected = server.version(version);
+    assert!(told.contains(&expected), "{} {version:?}: {expected} in {told}", server.name());
+}
+
+#[test]
+fn the_oldest_servers_answer() {
+    Server::ALL.iter().for_each(|server| answers(*server, Version::Oldest));
+}
+
+#[test]
+fn the_newest_servers_answer() {
+    Server::ALL.iter().for_each(|server| answers(*server, Version::Newest));
+}
