@@ -7,21 +7,24 @@
 //! # Two pools, and as few connections as will do
 //! Calls have one pool, renewals and heartbeats another, so that these never stand behind calls that
 //! wait for a lock's row. Each lends the other what lies idle, both ways, and both use the connection
-//! that listens while it has nothing to say ([`Ear`]), before they make a new one. Where the server
-//! has no room for a new one, who wants it waits for one of ours to come back: a client that has one
-//! connection gets on with that one, however full the server is. What lay idle for a while is closed,
-//! but for the last one: others may need the room.
+//! that listens while it has nothing to say ([`Ear`]), before they make a new one. While a new one is
+//! made, which takes a busy server a good part of a short lease, whoever wants it takes what comes
+//! back meanwhile, renewals first; the new one is then for the next. Where the server has no room for
+//! a new one, one of ours is waited for: a client that has one connection gets on with that one,
+//! however full the server is. What lay idle for a while is closed, but for the last one: others may
+//! need the room.
 //!
 //! A call that is dropped while it waits here has taken nothing; one that is dropped with a connection
 //! in its hands closes it.
 
 use std::fmt;
+use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::ear::{Ear, Lent};
 use super::{LIMIT, fault, lock};
@@ -188,6 +191,9 @@ const REST: Duration = Duration::from_secs(3);
 /// How long who finds no room at the server waits for one of ours, before it asks for room again.
 const ROOM_AGAIN: Duration = Duration::from_millis(100);
 
+/// How long a connection that is being made keeps others from being made.
+const ALONE: Duration = Duration::from_millis(250);
+
 /// A connection on which nothing is under way.
 struct Resting {
     wire: Box<dyn Wire>,
@@ -202,8 +208,25 @@ struct Common {
     ear: Arc<Ear>,
     /// How many connections are in somebody's hands.
     lent: AtomicUsize,
-    /// One has come back.
-    returned: Notify,
+    /// How many renewals want one.
+    beats: AtomicUsize,
+    /// One has come back, for a renewal or for a call.
+    for_beats: Notify,
+    for_calls: Notify,
+    /// Held while connecting: one at a time, unless that takes long. When a server comes back, all its
+    /// clients want their connections at once, and making one costs both sides some milliseconds of
+    /// hashing the password; meanwhile the first may have come free.
+    connecting: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl Common {
+    /// Tells one of those who want a connection that there is one.
+    fn returned(&self) {
+        match self.beats.load(Ordering::SeqCst) {
+            0 => self.for_calls.notify_one(),
+            _ => self.for_beats.notify_one(),
+        }
+    }
 }
 
 /// At most so many connections.
@@ -212,14 +235,11 @@ pub(super) struct Pool {
     idle: Arc<Idle>,
     /// What lies idle in the other pool is as good as a new one, and there already.
     others: Arc<Idle>,
-    /// Whether the connection that listens is asked first, so that others may rest and be closed.
-    ear_first: bool,
+    /// Whether it is for renewals. These ask the connection that listens first, so that others may rest
+    /// and be closed.
+    is_for_beats: bool,
     size: usize,
     room: Arc<Semaphore>,
-    /// Held while connecting: one at a time. When a server comes back, all its clients want their
-    /// connections at once, and making one costs both sides some milliseconds of hashing the
-    /// password; meanwhile the first may have come free.
-    connecting: tokio::sync::Mutex<()>,
 }
 
 impl fmt::Debug for Pool {
@@ -253,7 +273,30 @@ impl Out {
 impl Drop for Out {
     fn drop(&mut self) {
         self.0.lent.fetch_sub(1, Ordering::SeqCst);
-        self.0.returned.notify_one();
+        self.0.returned();
+    }
+}
+
+/// Counts a renewal that wants a connection.
+struct Wanted<'a>(Option<&'a Common>);
+
+impl<'a> Wanted<'a> {
+    fn by(pool: &'a Pool) -> Self {
+        let common = pool.is_for_beats.then_some(&*pool.common);
+        if let Some(common) = common {
+            common.beats.fetch_add(1, Ordering::SeqCst);
+        }
+        Self(common)
+    }
+}
+
+impl Drop for Wanted<'_> {
+    fn drop(&mut self) {
+        let Some(common) = self.0 else { return };
+        // What is there, and was told to a renewal that has what it wants, is for the calls.
+        if common.beats.fetch_sub(1, Ordering::SeqCst) == 1 {
+            common.for_calls.notify_one();
+        }
     }
 }
 
@@ -276,17 +319,23 @@ fn forget(idle: &Idle) {
 impl Pool {
     /// A pool for calls, and one for renewals.
     pub(super) fn pair(connect: Arc<dyn Connect>, calls: usize, beats: usize) -> (Self, Self) {
-        let (ear, lent, returned) = (Arc::default(), AtomicUsize::new(0), Notify::new());
-        let common = Arc::new(Common { connect, ear, lent, returned });
+        let common = Arc::new(Common {
+            connect,
+            ear: Arc::default(),
+            lent: AtomicUsize::new(0),
+            beats: AtomicUsize::new(0),
+            for_beats: Notify::new(),
+            for_calls: Notify::new(),
+            connecting: Arc::default(),
+        });
         let [of_calls, of_beats] = [Arc::<Idle>::default(), Arc::default()];
-        let pool = |idle: &Arc<Idle>, others: &Arc<Idle>, size, ear_first| Self {
+        let pool = |idle: &Arc<Idle>, others: &Arc<Idle>, size, is_for_beats| Self {
             common: common.clone(),
             idle: idle.clone(),
             others: others.clone(),
-            ear_first,
+            is_for_beats,
             size,
             room: Arc::new(Semaphore::new(size)),
-            connecting: tokio::sync::Mutex::default(),
         };
         (pool(&of_calls, &of_beats, calls, false), pool(&of_beats, &of_calls, beats, true))
     }
@@ -304,30 +353,45 @@ impl Pool {
         Ok(Pooled { wire, used, ear, out, doubt, _room: room })
     }
 
-    /// One that is there, or a new one, or one that comes back.
+    /// One that is there, or one that comes back, or a new one: whichever comes first.
     async fn find(&self) -> sqlx::Result<Found> {
         let until = Instant::now() + LIMIT;
+        let _wanted = Wanted::by(self);
+        let mut making = None;
         loop {
+            let mut returned = pin!(match self.is_for_beats {
+                true => self.common.for_beats.notified(),
+                false => self.common.for_calls.notified(),
+            });
+            // Before the look, so that nothing comes back unseen.
+            returned.as_mut().enable();
             if let Some(found) = self.there().await {
                 return Ok(found);
             }
-            let error = match self.make().await {
+            let made = tokio::select! {
+                biased;
+                () = &mut returned => continue,
+                made = making.get_or_insert_with(|| self.make()) => made,
+            };
+            making = None;
+            let error = match made.unwrap_or(Err(sqlx::Error::PoolClosed)) {
+                Ok(wire) => return Ok((wire, None, false, Out::of(&self.common))),
                 Err(error) if fault::has_no_room(&error) => error,
-                made => return made,
+                Err(error) => return Err(error),
             };
             if self.common.lent.load(Ordering::SeqCst) == 0 && !self.is_any_there()
                 || Instant::now() >= until
             {
                 return Err(error);
             }
-            let _ = tokio::time::timeout(ROOM_AGAIN, self.common.returned.notified()).await;
+            let _ = tokio::time::timeout(ROOM_AGAIN, returned).await;
         }
     }
 
     /// The last one used is the likeliest to be alive. All have the same favourites, so that the rest
     /// can be closed.
     fn rested(&self) -> Option<Found> {
-        let (first, then) = match self.ear_first {
+        let (first, then) = match self.is_for_beats {
             true => (&self.others, &self.idle),
             false => (&self.idle, &self.others),
         };
@@ -342,13 +406,13 @@ impl Pool {
     }
 
     async fn there(&self) -> Option<Found> {
-        if self.ear_first
+        if self.is_for_beats
             && let Some(found) = self.borrowed().await
         {
             return Some(found);
         }
         match self.rested() {
-            None if !self.ear_first => self.borrowed().await,
+            None if !self.is_for_beats => self.borrowed().await,
             found => found,
         }
     }
@@ -357,18 +421,28 @@ impl Pool {
         self.common.ear.is_there() || !lock(&self.idle).is_empty() || !lock(&self.others).is_empty()
     }
 
-    async fn make(&self) -> sqlx::Result<Found> {
-        let _alone = self.connecting.lock().await;
-        if let Some(found) = self.rested() {
-            return Ok(found);
-        }
-        // Whoever accepts and then says nothing must not keep a place in the pool for ever.
-        let connected = tokio::time::timeout(LIMIT, self.common.connect.connect()).await;
-        let wire = connected.unwrap_or_else(|_| {
-            let what = format!("no connection within {LIMIT:?}");
-            Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, what)))
-        })?;
-        Ok((wire, None, false, Out::of(&self.common)))
+    /// A new connection, made by a task of its own: if nobody wants it any more when it is there, it
+    /// rests.
+    fn make(&self) -> oneshot::Receiver<sqlx::Result<Box<dyn Wire>>> {
+        let (mut wanted, made) = oneshot::channel();
+        let (common, idle) = (self.common.clone(), self.idle.clone());
+        tokio::spawn(async move {
+            let _alone = tokio::select! {
+                alone = tokio::time::timeout(ALONE, common.connecting.clone().lock_owned()) => alone,
+                () = wanted.closed() => return,
+            };
+            // Whoever accepts and then says nothing must not be waited for for ever.
+            let connected = tokio::time::timeout(LIMIT, common.connect.connect()).await;
+            let wire = connected.unwrap_or_else(|_| {
+                let what = format!("no connection within {LIMIT:?}");
+                Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, what)))
+            });
+            if let Err(Ok(wire)) = wanted.send(wire) {
+                lock(&idle).push(Resting { wire, since: Instant::now() });
+                common.returned();
+            }
+        });
+        made
     }
 
     /// Takes back a connection on which nothing is under way.
