@@ -53,6 +53,7 @@ mod proto;
 mod queue;
 mod renew;
 mod stand;
+mod turns;
 mod url;
 mod waiters;
 mod watch;
@@ -106,6 +107,7 @@ struct Shared {
     leases: Arc<Leases>,
     claims: claims::Claims,
     waiters: Waiters,
+    turns: turns::Turns,
 }
 
 impl EtcdStore {
@@ -129,6 +131,7 @@ impl EtcdStore {
             leases,
             claims: claims::Claims::default(),
             waiters: Waiters::default(),
+            turns: turns::Turns::default(),
         });
         let guarantees = guarantees(&found);
         let identity = match found.cluster {

@@ -271,12 +271,19 @@ impl Client {
             left -= 1;
             let tried = match self.connection().await {
                 Ok(connection) => {
-                    let tried = self.once(&connection, path, request.clone()).await;
-                    if matches!(tried, Err(Failure::Passing(_))) {
-                        repeated = true;
-                        self.condemn(connection.generation);
+                    match self.once(&connection, path, request.clone()).await {
+                        // Another member may be faster; the only one is no faster on a new connection.
+                        Err(Failure::Slow(error)) if self.endpoints.len() > 1 => {
+                            Err(Failure::Passing(error))
+                        }
+                        tried => tried,
                     }
-                    tried
+                    .inspect_err(|failure| {
+                        if matches!(failure, Failure::Passing(_)) {
+                            repeated = true;
+                            self.condemn(connection.generation);
+                        }
+                    })
                 }
                 Err(failure) => Err(failure),
             };

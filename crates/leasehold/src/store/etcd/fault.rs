@@ -26,11 +26,20 @@ pub(super) fn closed(failure: Failure, prefix: &str) -> Failure {
     }
 }
 
+/// What a member says that is there, and has its leader, and cannot keep up.
+const SLOW: [&str; 3] = [
+    "etcdserver: request timed out",
+    "etcdserver: request timed out, waiting for the applied index took too long",
+    "etcdserver: too many requests",
+];
+
 /// A request that failed.
 #[derive(Debug)]
 pub(super) enum Failure {
     /// This member does not answer, or cannot: another one may. What was sent may have been done.
     Passing(Error),
+    /// This member answered, that it has more to do than it can. What was sent may have been done.
+    Slow(Error),
     /// The lease that was named is over.
     NoLease,
     /// Our user's token is not good any more; nothing was done.
@@ -48,7 +57,10 @@ impl From<Error> for Failure {
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
         match failure {
-            Failure::Passing(error) | Failure::Token(error) | Failure::Final(error) => error,
+            Failure::Passing(error)
+            | Failure::Slow(error)
+            | Failure::Token(error)
+            | Failure::Final(error) => error,
             Failure::NoLease => {
                 let what = "etcd ended the lease of this claim: try again";
                 Self::new(ErrorKind::Unreachable, what)
@@ -95,6 +107,11 @@ impl From<Status> for Failure {
             // A learner's refusal (etcd 3.6), or one of a member that is just no leader any more.
             Code::FailedPrecondition if text.contains("learner") || text.contains("leader") => {
                 Self::Passing(unreachable(shown(&status)))
+            }
+            Code::Unavailable | Code::ResourceExhausted if SLOW.contains(&text) => {
+                let what =
+                    "etcd has more to do than it can: it may need faster disks or processors";
+                Self::Slow(Error::new(ErrorKind::Unreachable, what).because(shown(&status)))
             }
             Code::Unavailable
             | Code::DeadlineExceeded
@@ -156,6 +173,24 @@ mod tests {
         ] {
             let failure = Failure::from(Status::new(code, text));
             assert!(matches!(failure, Failure::Passing(_)), "{text}: {failure:?}");
+        }
+    }
+
+    #[test]
+    fn s92_a_member_that_is_slow_is_there() {
+        for (code, text, slow) in [
+            (Code::Unavailable, SLOW[1], true),
+            (Code::ResourceExhausted, SLOW[2], true),
+            (Code::Unavailable, "etcdserver: no leader", false),
+            (
+                Code::Unavailable,
+                "etcdserver: request timed out, possibly due to connection lost",
+                false,
+            ),
+        ] {
+            let failure = Failure::from(Status::new(code, text));
+            assert_eq!(matches!(failure, Failure::Slow(_)), slow, "{text}: {failure:?}");
+            assert_eq!(matches!(failure, Failure::Passing(_)), !slow, "{text}: {failure:?}");
         }
     }
 

@@ -125,6 +125,7 @@ impl Shared {
         if self.claims.is_in_delay(claim, called) {
             return Ok(Joined::Busy { holders: Vec::new() });
         }
+        let _turn = self.turns.turn(&claim.name).await;
         let mut tries = 0;
         loop {
             tries += 1;

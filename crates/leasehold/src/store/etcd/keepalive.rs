@@ -11,7 +11,8 @@
 //! each try to catch up would make it later. A shared answer counts from when its request was sent
 //! ([`Alive::from`]), however long ago that is.
 //!
-//! Silence is no answer: when nothing was heard on a stream for some time, the connection is condemned and
+//! A member that cannot keep up ends the stream and says so; the next one is opened on the same
+//! connection. Silence is no answer: when nothing was heard on a stream for some time, the connection is condemned and
 //! with it all its streams (scenario 82). One of thousands waits for those before it.
 
 use std::collections::HashMap;
@@ -222,8 +223,11 @@ async fn serve(
     };
     // Whoever waits is told by the end of the channel.
     *locked(&stream.asked) = None;
-    if let Some(Failure::Token(_)) = failed {
-        client.forget_token();
+    match failed {
+        // What else is on the connection goes on: to begin all of that anew would be more to do.
+        Some(Failure::Slow(_)) => return,
+        Some(Failure::Token(_)) => client.forget_token(),
+        _ => {}
     }
     client.condemn(connection.generation);
 }

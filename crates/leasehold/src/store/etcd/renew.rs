@@ -66,7 +66,9 @@ impl Shared {
             let stands = self.stands(&renew.claim, look, &found, &mut queues);
             // What was answered of some is not lost with the others.
             answers.push(match self.answer(renew, begun, beat, stands).await {
-                Err(Failure::Passing(error)) if renewals.len() > 1 => Renewal::unknown(&error),
+                Err(Failure::Passing(error) | Failure::Slow(error)) if renewals.len() > 1 => {
+                    Renewal::unknown(&error)
+                }
                 answer => answer?,
             });
         }
