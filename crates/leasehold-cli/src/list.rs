@@ -155,17 +155,26 @@ fn details(info: &LockInfo, store: &str) -> String {
             .map(str::to_owned)
             .to_vec(),
     ];
-    rows.extend(info.claims.iter().map(|c| row(info.kind, c)));
+    rows.extend(info.claims.iter().map(|c| row(info, c)));
     format!("lock   {name} ({kind})\nstore  {store}\n\n{}", aligned(&rows))
 }
 
-fn row(kind: Kind, c: &ClaimInfo) -> Vec<String> {
+/// Whether one who waits is of the process that holds: perhaps it waits behind itself, for ever.
+fn waits_for_its_own_process(info: &LockInfo, c: &ClaimInfo) -> bool {
+    let same = |other: &ClaimInfo| {
+        (&other.holder.host, other.holder.pid) == (&c.holder.host, c.holder.pid)
+    };
+    c.standing == Standing::Waiting && c.holder.pid != 0 && info.holders().any(same)
+}
+
+fn row(info: &LockInfo, c: &ClaimInfo) -> Vec<String> {
     let state = match c.standing {
         Standing::Holding => "holds",
+        Standing::Waiting if waits_for_its_own_process(info, c) => "waits for its own process",
         Standing::Waiting => "waits",
         Standing::Departed => "departed",
     };
-    let side = match kind {
+    let side = match info.kind {
         Kind::Mutex => String::new(),
         Kind::RwLock if c.weight == 1 => " to read".to_owned(),
         Kind::RwLock => " to write".to_owned(),
@@ -207,6 +216,19 @@ mod tests {
              holds  web-1  7    nightly  42     1m 15s  -\n"
         );
         assert!(lines(&[lock("")]).contains("x y   mutex  0        1m 15s  web-1 pid 7\n"));
+    }
+
+    #[test]
+    fn f80_one_who_waits_behind_its_own_process_is_seen_to() {
+        let waits = |pid| {
+            let holder = Holder { host: "web-1".into(), pid, label: String::new() };
+            ClaimInfo::new(Standing::Waiting, holder, Token::new(43), 1, Duration::ZERO, None)
+        };
+        let mut seen = lock("");
+        seen.claims.extend([waits(7), waits(8)]);
+        let text = details(&seen, "file:/x");
+        assert!(text.contains("waits for its own process  web-1  7 "), "{text}");
+        assert!(text.contains("waits                      web-1  8 "), "{text}");
     }
 
     #[test]

@@ -1,0 +1,237 @@
+//! `leasehold run` on real servers: an exact count by forty processes, also while the server is
+//! killed and comes back.
+
+#![cfg(any(
+    feature = "sqlite",
+    feature = "postgres",
+    feature = "mysql",
+    feature = "redis",
+    feature = "etcd"
+))]
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use crate::common::Place;
+use crate::common::count::Counting;
+
+/// Forty processes count on this store; `meanwhile` runs beside them.
+fn count(store: &str, meanwhile: impl FnOnce()) {
+    let counting = Counting::start(store);
+    meanwhile();
+    counting.finish(0);
+}
+
+#[cfg(feature = "sqlite")]
+#[test]
+fn r22_forty_processes_count_exactly_on_sqlite() {
+    let place = Place::new();
+    count(&format!("sqlite:{}", place.path("locks.db").display()), || {});
+}
+
+#[cfg(feature = "postgres")]
+#[test]
+fn r22_forty_processes_count_exactly_while_postgres_is_killed() {
+    let server = testbed::Postgres::start();
+    count(&server.database(), || {
+        for _ in 0..2 {
+            std::thread::sleep(Duration::from_millis(700));
+            server.kill();
+            server.restart();
+        }
+    });
+}
+
+#[cfg(feature = "mysql")]
+#[test]
+fn r22_forty_processes_count_exactly_while_mariadb_is_killed() {
+    let server = testbed::MariaDb::start();
+    count(&server.database(), || {
+        for _ in 0..2 {
+            std::thread::sleep(Duration::from_millis(700));
+            server.kill();
+            server.restart();
+        }
+    });
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn r27_forty_processes_count_exactly_while_redis_is_killed() {
+    let server = testbed::Redis::start();
+    count(&server.url(), || {
+        for _ in 0..2 {
+            std::thread::sleep(Duration::from_millis(700));
+            server.kill();
+            server.restart();
+        }
+    });
+}
+
+/// A fail-over may lose a grant; who waits for a replica before it counts loses none when that very
+/// replica, the only one, is promoted.
+#[cfg(feature = "redis")]
+#[test]
+fn r29_forty_processes_count_exactly_while_sentinels_fail_over() {
+    let set = testbed::Sentinel::start();
+    let old = set.master().port();
+    count(&(set.url() + "?replicas=1&replicas_short=accept"), || {
+        std::thread::sleep(Duration::from_millis(700));
+        set.servers()[0].kill();
+        set.wait_for_failover(old);
+        // With a replica again nobody has to wait in vain for one.
+        set.servers()[0].restart();
+    });
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn r29_forty_processes_count_exactly_on_a_cluster_whose_slots_move() {
+    let cluster = testbed::Cluster::unbroken();
+    let slot = cluster.nodes()[0].command(&["CLUSTER", "KEYSLOT", "counter"]);
+    let slot: u16 = slot.parse().unwrap();
+    let home = usize::from(slot) * 3 / 16_384;
+    count(&cluster.url(), || {
+        for round in 0..3 {
+            let (from, to) = ((home + round) % 3, (home + round + 1) % 3);
+            std::thread::sleep(Duration::from_millis(300));
+            cluster.begin_move(slot, from, to);
+            while cluster.move_keys(slot, from, to, 100) > 0 {}
+            cluster.end_move(slot, to);
+        }
+    });
+}
+
+#[cfg(feature = "postgres")]
+#[test]
+fn a_server_that_is_away_at_the_start_is_waited_for() {
+    let place = Place::new();
+    let server = testbed::Postgres::start();
+    let url = server.database();
+    let run = |options: &[&str]| {
+        let words = [&["run", "--store", &url], options, &["away", "--", "echo", "ran"]].concat();
+        place.leasehold(words)
+    };
+    server.kill();
+    // Not waited for at all; for as long as the lock would be; and told truly.
+    for (options, least) in [(&["--try"][..], 0), (&["--wait", "1s"], 1)] {
+        let started = std::time::Instant::now();
+        let output = run(options).output().unwrap();
+        assert_eq!(output.status.code(), Some(69), "{output:?}");
+        assert!(started.elapsed() >= Duration::from_secs(least), "{options:?}");
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(said.lines().count(), 1, "{said}");
+        assert!(said.contains("cannot be reached") && !said.contains("lh:lh"), "{said}");
+        assert!(output.stdout.is_empty());
+    }
+    let mut patient = run(&[]);
+    let patient = patient.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    server.restart();
+    let output = patient.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b"ran\n"[..]), "{output:?}");
+}
+
+/// MariaDB warns in its log of each client that only breaks its connection off.
+#[cfg(feature = "mysql")]
+#[test]
+fn mariadb_has_nothing_to_warn_of_when_a_command_has_ended() {
+    let place = Place::new();
+    let server = testbed::MariaDb::with(testbed::Setup::new().fast());
+    let url = server.database();
+    for words in [
+        &["run", "--store", &url, "x", "--", "true"][..],
+        &["run", "--try", "--store", &url, "x", "--", "false"],
+        &["ls", "--store", &url],
+        &["show", "--store", &url, "x"],
+        &["release", "--store", &url, "--force", "x"],
+        &["doctor", "--store", &url],
+    ] {
+        let output = place.output(words);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.is_empty() || said.contains("nobody holds"), "{words:?}: {said}");
+    }
+    let sessions = "SELECT count(*) FROM information_schema.processlist WHERE user = 'lh'";
+    crate::common::eventually("the sessions end", || server.admin(sessions) == "0");
+    let aborted = server.admin("SHOW GLOBAL STATUS LIKE 'Aborted_clients'");
+    assert_eq!(aborted, "Aborted_clients\t0", "{}", server.log());
+}
+
+/// Nothing is connected to.
+#[cfg(all(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+#[test]
+fn schema_prints_the_tables_that_are_asked_for() {
+    let place = Place::new();
+    let printed = |words: &[&str]| {
+        let output = place.output(&[&["schema", "--store"], words].concat());
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    for url in ["sqlite:/x/y.db", "postgres://h/d", "mysql://h/d", "mariadb://h/d"] {
+        let locks = printed(&[url, "--tables", "locks"]);
+        let transactions = printed(&[url, "--tables", "transactions"]);
+        assert!(locks.contains("leasehold_claims") && !locks.contains("leasehold_once"));
+        assert!(!transactions.contains("leasehold_claims"));
+        for table in ["leasehold_row_lock", "leasehold_once", "leasehold_fence"] {
+            assert!(transactions.contains(&format!("CREATE TABLE IF NOT EXISTS {table} (")));
+        }
+        let all = printed(&[url]);
+        assert!(all.contains(&locks) && all.contains(&transactions));
+        let mysql = url.starts_with('m');
+        assert_eq!((locks.contains("InnoDB"), transactions.contains("InnoDB")), (mysql, mysql));
+    }
+    assert_eq!(place.code(&["schema", "--store", "file:"]), 2);
+}
+
+#[cfg(feature = "redlock")]
+#[test]
+fn r31_forty_processes_count_exactly_while_two_of_five_redis_servers_are_killed() {
+    let servers = testbed::Redlock::with(5, testbed::Setup::new().fast());
+    // Just started, and two of them killed for good.
+    let url = servers.url() + "?restart_delay_ms=0&node_timeout_ms=500";
+    count(&url, || {
+        for node in &servers.nodes()[1..3] {
+            std::thread::sleep(Duration::from_millis(500));
+            node.kill();
+        }
+    });
+}
+
+#[cfg(feature = "etcd")]
+#[test]
+fn r33_forty_processes_and_etcdctl_count_exactly_while_members_are_killed() {
+    let cluster = testbed::Etcd::cluster();
+    let counting = Counting::start(&cluster.url());
+    let counter = counting.counter();
+    let beside = |what: &str| counter.with_extension(what);
+    // What etcdctl says in the end does not matter, only what was done under its lock: it may
+    // itself fail with a member. So each of its turns is written down where it is taken.
+    let turn = r#"n=$(cat "$0"); sleep 0.01; echo $((n + 1)) > "$0"; echo x >> "$0.theirs""#;
+    let stop = beside("stop");
+    let theirs = |_| {
+        let mut lock = cluster.etcdctl_command();
+        lock.args(["lock", "counter", "--", "sh", "-c", turn]).arg(&counter);
+        let mut words = vec![lock.get_program().to_owned()];
+        words.extend(lock.get_args().map(ToOwned::to_owned));
+        let mut again = std::process::Command::new("sh");
+        again.args(["-c", "stop=$1; shift; until [ -e \"$stop\" ]; do \"$@\"; done", "sh"]);
+        again.arg(&stop).args(words).env("ETCDCTL_API", "3");
+        again.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        again.spawn().unwrap()
+    };
+    let others: Vec<std::process::Child> = (0..2).map(theirs).collect();
+    for member in 0..cluster.len() {
+        std::thread::sleep(Duration::from_millis(700));
+        cluster.kill(member);
+        std::thread::sleep(Duration::from_millis(300));
+        cluster.restart(member);
+    }
+    let counted = counting.wait();
+    std::fs::write(&stop, "").unwrap();
+    for mut other in others {
+        other.wait().unwrap();
+    }
+    let theirs = std::fs::read_to_string(beside("theirs")).unwrap().lines().count();
+    assert!(theirs > 0, "etcdctl never had a turn");
+    counted.check(theirs);
+}

@@ -1,0 +1,73 @@
+//! `leasehold doctor`, seen from outside.
+
+use crate::common::Place;
+use serde_json::Value;
+
+#[test]
+fn a_store_that_is_set_up_well_is_said_to_be() {
+    let place = Place::new();
+    let output = place.output(&["doctor"]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        said.starts_with("store  file:") && said.contains("first come, first served"),
+        "{said}"
+    );
+    let output = place.output(&["doctor", "--json"]);
+    let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&said["ok"], &said["guarantees"]["fifo"]), (&true.into(), &true.into()), "{said}");
+    assert!(said["findings"].is_array());
+}
+
+#[cfg(feature = "sqlite")]
+#[test]
+fn a_broken_promise_is_exit_code_1_with_the_fix() {
+    let place = Place::new();
+    let url = format!("sqlite:{}?synchronous=off", place.path("db").display());
+    let output = place.output(&["doctor", "--store", &url]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("BROKEN: the URL says synchronous=off"), "{said}");
+    assert!(said.contains("fix  leave synchronous out"), "{said}");
+    let output = place.output(&["doctor", "--json", "--store", &url]);
+    assert_eq!(output.status.code(), Some(1));
+    let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(said["ok"], false);
+    let broken = said["findings"][0].clone();
+    assert_eq!((&broken["id"], &broken["severity"]), (&"synchronous".into(), &"broken".into()));
+}
+
+#[test]
+fn a_store_that_refuses_is_a_finding_and_one_that_is_away_is_not() {
+    let place = Place::new();
+    let file = place.path("file");
+    std::fs::write(&file, "").unwrap();
+    let url = format!("file:{}", file.display());
+    let output = place.output(&["doctor", "--json", "--store", &url]);
+    let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert_eq!(said["findings"][0]["id"], "refused");
+    for (code, store) in [(2, "nonsense"), (2, "carrier-pigeon://coop")] {
+        assert_eq!(place.code(&["doctor", "--store", store]), code, "{store}");
+    }
+    if cfg!(feature = "postgres") {
+        let away = "postgres://u:secret@127.0.0.1:1/d";
+        let output = place.output(&["doctor", "--store", away]);
+        assert_eq!(output.status.code(), Some(69), "{output:?}");
+        assert!(!String::from_utf8_lossy(&output.stderr).contains("secret"));
+    }
+}
+
+#[cfg(feature = "postgres")]
+#[test]
+fn the_fast_server_of_the_tests_is_found_out() {
+    let place = Place::new();
+    let url = testbed::postgres().database();
+    let output = place.output(&["doctor", "--store", &url]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    for broken in ["fsync is off", "full_page_writes is off", "synchronous_commit is off"] {
+        assert!(said.contains(&format!("BROKEN: {broken}")), "{said}");
+    }
+    assert!(!said.contains("lh:lh"), "a password: {said}");
+}

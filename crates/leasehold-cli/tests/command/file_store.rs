@@ -1,0 +1,32 @@
+//! The command on a file store that is not as it should be.
+
+use crate::common::Place;
+
+#[test]
+fn f06_ls_tells_of_a_damaged_lock_and_release_force_mends_it() {
+    let place = Place::new();
+    let _held = place.hold("fine", "echo ready; sleep 600");
+    let _torn = place.hold("torn", "echo ready; sleep 600");
+    let file = place.path("store/locks/torn.lock");
+    let text = std::fs::read(&file).unwrap();
+    std::fs::write(&file, &text[..text.len() / 2]).unwrap();
+
+    let output = place.output(&["ls"]);
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    assert!(told.contains("torn") && told.contains("UNREADABLE"), "{told}");
+    assert!(told.contains("fine") && told.contains("mutex"), "{told}");
+    assert_ne!(place.code(&["run", "--try", "torn", "--", "true"]), 0);
+    assert_eq!(place.code(&["release", "torn", "--force"]), 0);
+    assert_eq!(place.code(&["run", "--try", "torn", "--", "true"]), 0);
+    assert_eq!(place.code(&["run", "--try", "fine", "--", "true"]), 75);
+}
+
+#[test]
+fn f54_run_does_not_wait_for_a_place_where_no_store_can_be() {
+    let place = Place::new();
+    let output = place.output(&["run", "--store", "file:///proc/nope", "x", "--", "true"]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("/proc/nope") && !said.contains("tried for"), "{said}");
+}

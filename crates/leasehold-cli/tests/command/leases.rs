@@ -1,0 +1,74 @@
+//! `leasehold run` with leases from seconds to an hour, alone and after a hand-over.
+
+use std::process::{Command, Output, Stdio};
+
+use crate::common::{LEASEHOLD, Place, Running, eventually};
+use nix::sys::signal::Signal;
+
+/// `leasehold` on this store.
+fn leasehold(store: &str, words: &[&str]) -> Command {
+    let mut command = Command::new(LEASEHOLD);
+    command.args(words).env("LEASEHOLD_STORE", store).stdin(Stdio::null());
+    command
+}
+
+fn claims(store: &str, name: &str) -> usize {
+    let output = leasehold(store, &["show", "--json", name]).output().unwrap();
+    let shown: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    shown["claims"].as_array().map_or(0, Vec::len)
+}
+
+fn check(what: &str, output: &Output) {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{what}: {said}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "done\n", "{what}: {said}");
+}
+
+/// Longer than it takes leasehold to look at what it was granted.
+const WORK: &str = "sleep 1; echo done";
+
+/// Whoever takes the lock alone, and whoever waited for it, gets to do its work.
+fn both_get_to_work(store: &str, leases: &[&str]) {
+    let start = |lease: &&str| {
+        let name = format!("lease-{lease}");
+        let run = |script| ["run", "--lease", lease, &name, "--", "sh", "-c", script];
+        let mut holder = Running::start(leasehold(store, &run("echo ready; sleep 1000")));
+        holder.wait_for("ready");
+        let mut waiter = leasehold(store, &run(WORK));
+        let waiter = waiter.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        eventually("it waits", || claims(store, &name) == 2);
+        holder.signal(Signal::SIGTERM);
+        assert_eq!(holder.code(), 143, "{store} {lease}: {}", holder.errors());
+        waiter
+    };
+    let waiters: Vec<_> = leases.iter().map(start).collect();
+    for (lease, waiter) in leases.iter().zip(waiters) {
+        check(&format!("{store} {lease}"), &waiter.wait_with_output().unwrap());
+    }
+}
+
+const LEASES: [&str; 5] = ["5s", "15s", "45s", "90s", "1h"];
+
+#[cfg(feature = "sqlite")]
+#[test]
+fn f26_a_lease_of_any_length_lets_a_waiter_work_on_sqlite() {
+    let place = Place::new();
+    both_get_to_work(&format!("sqlite:{}", place.path("locks.db").display()), &LEASES);
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn f26_a_lease_of_any_length_lets_a_waiter_work_on_redis() {
+    let server = testbed::Redis::start();
+    both_get_to_work(&server.url(), &LEASES);
+}
+
+/// The session cuts the lease: of what is left the fractions are reckoned.
+#[cfg(feature = "zookeeper")]
+#[test]
+fn f26_a_lease_longer_than_the_session_lets_a_command_work_on_zookeeper() {
+    let server = testbed::ZooKeeper::start();
+    both_get_to_work(&format!("{}/long?create=yes", server.url()), &LEASES);
+    let short = format!("{}/short?create=yes&session=4s", server.url());
+    both_get_to_work(&short, &["15s", "1h"]);
+}

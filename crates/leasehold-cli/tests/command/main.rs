@@ -1,0 +1,16 @@
+//! The command, as people run it. One program, so that its waits overlap.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod check;
+mod database;
+mod doctor;
+mod file_store;
+mod leases;
+mod run;
+mod run_real_use;
+mod script;
+mod terminal;
+mod watchdog;
+mod zookeeper;

@@ -1,0 +1,424 @@
+//! `leasehold run`, seen from outside: exit codes, signals, CMD's surroundings, hand-over.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::ExitStatusExt;
+use std::time::{Duration, Instant};
+
+use crate::common::{Place, Running, eventually, runs};
+use nix::sys::signal::Signal;
+
+#[test]
+fn commands_own_code_comes_through() {
+    let place = Place::new();
+    for code in [0, 1, 7, 75, 255] {
+        assert_eq!(place.code(&["run", "x", "--", "sh", "-c", &format!("exit {code}")]), code);
+    }
+    for (signal, code) in [("TERM", 143), ("KILL", 137), ("USR1", 138)] {
+        let script = format!("kill -{signal} $$");
+        assert_eq!(place.code(&["run", "x", "--", "sh", "-c", &script]), code);
+    }
+}
+
+#[test]
+fn each_failure_of_ours_has_its_code_and_one_line() {
+    let place = Place::new();
+    let file = place.path("file");
+    std::fs::write(&file, "not executable").unwrap();
+    let file = file.to_str().unwrap();
+    let long = "x".repeat(513);
+    let not_a_directory = format!("file:{file}");
+    let cases: &[(i32, &[&str])] = &[
+        (127, &["run", "x", "--", "no-such-command-anywhere"]),
+        (127, &["run", "x", "--", "/no/such/file"]),
+        (126, &["run", "x", "--", file]),
+        (126, &["run", "x", "--", "/"]),
+        (2, &["run", "", "--", "true"]),
+        (2, &["run", "a\nb", "--", "true"]),
+        (2, &["run", &long, "--", "true"]),
+        (2, &["run", "--lease", "0s", "x", "--", "true"]),
+        (2, &["run", "--lease", "2d", "x", "--", "true"]),
+        (2, &["run", "--max-hold", "0s", "x", "--", "true"]),
+        (2, &["run", "--permits", "4", "--of", "3", "x", "--", "true"]),
+        (2, &["run", "--lock-delay", "1s", "x", "--", "true"]),
+        (2, &["run", "--store", "nonsense", "x", "--", "true"]),
+        (2, &["run", "--store", "carrier-pigeon://coop", "x", "--", "true"]),
+        (2, &["run", "--store", "file:relative/path", "x", "--", "true"]),
+        (2, &["show", "--store", &not_a_directory, "x"]),
+    ];
+    for (code, words) in cases {
+        let output = place.output(words);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(*code), "{words:?}: {said}");
+        assert!(said.starts_with("leasehold: ") && said.lines().count() == 1, "{words:?}: {said}");
+        assert!(output.stdout.is_empty(), "{words:?}");
+    }
+    // Usage in clap's words: several lines, still 2.
+    for words in [&["run", "x"][..], &["run", "--wait", "soon", "x", "--", "true"], &["frobnicate"]]
+    {
+        assert_eq!(place.code(words), 2, "{words:?}");
+    }
+    // Whatever went wrong, nothing is held.
+    assert_eq!(place.claims("x"), 0);
+}
+
+#[test]
+fn a_lock_that_is_taken_is_75_or_what_the_caller_says() {
+    let place = Place::new();
+    let mut holder = place.hold("x", "echo ready; sleep 1000");
+    let output = place.output(&["run", "--try", "x", "--", "true"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(75), "{said}");
+    let pid = holder.pid().to_string();
+    assert!(said.contains(&format!("pid {pid} (sh)")) && said.lines().count() == 1, "{said}");
+
+    assert_eq!(place.code(&["run", "--wait", "50ms", "x", "--", "true"]), 75);
+    assert_eq!(place.code(&["run", "--wait", "0", "x", "--", "true"]), 75);
+    assert_eq!(place.code(&["run", "--try", "-E", "0", "x", "--", "false"]), 0);
+    assert_eq!(place.code(&["run", "--try", "-E", "9", "x", "--", "true"]), 9);
+    // Another kind of lock by the same name is told, and what to do.
+    let output = place.output(&["run", "--try", "--shared", "x", "--", "true"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("mutex") && said.contains("--exclusive"), "{said}");
+
+    holder.signal(Signal::SIGTERM);
+    assert_eq!(holder.code(), 143);
+    assert_eq!(place.code(&["run", "--try", "x", "--", "true"]), 0);
+}
+
+#[test]
+fn readers_share_and_a_writer_does_not() {
+    let place = Place::new();
+    let _reader = place.hold_with(&["--shared"], "db", "echo ready; sleep 1000");
+    assert_eq!(place.code(&["run", "--try", "--shared", "db", "--", "true"]), 0);
+    assert_eq!(place.code(&["run", "--try", "--exclusive", "db", "--", "true"]), 75);
+    let _permits =
+        place.hold_with(&["--of", "3", "--permits", "2"], "gpu", "echo ready; sleep 1000");
+    assert_eq!(place.code(&["run", "--try", "--of", "3", "gpu", "--", "true"]), 0);
+    let two = ["run", "--try", "--of", "3", "--permits", "2", "gpu", "--", "true"];
+    assert_eq!(place.code(&two), 75);
+}
+
+#[test]
+fn command_finds_its_lock_in_the_environment_and_stdio_untouched() {
+    let place = Place::new();
+    let mut command = place.leasehold(["run", "order 42", "--", "sh", "-c"]);
+    command.arg("cat; echo \"$LEASEHOLD_NAME $LEASEHOLD_TOKEN\"; echo oops >&2");
+    std::fs::write(place.path("in"), "from stdin\n").unwrap();
+    command.stdin(std::fs::File::open(place.path("in")).unwrap());
+    let output = command.output().unwrap();
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    let token = stdout.strip_prefix("from stdin\norder 42 ").unwrap().trim_end();
+    assert!(token.parse::<u64>().unwrap() > 0);
+    assert_eq!(output.stderr, b"oops\n", "nothing of ours is said unasked");
+}
+
+#[test]
+fn s93_arguments_are_never_read_by_a_shell() {
+    let place = Place::new();
+    let evil =
+        OsStr::from_bytes(b"$(touch owned) ; touch owned & `touch owned` \"'\\ \xff\n--help");
+    let dir = place.path("");
+    let mut command = place.leasehold([OsStr::new("run"), OsStr::new("x"), OsStr::new("--")]);
+    let output = command.args([OsStr::new("printf"), OsStr::new("%s"), evil]).current_dir(&dir);
+    let output = output.output().unwrap();
+    assert_eq!(output.stdout, evil.as_bytes());
+    assert!(!crate::common::exists(&place.path("owned")));
+    // Nor is the name.
+    let name = "$(touch owned)/../`x`; --help";
+    let output = place.leasehold(["run", name, "--", "sh", "-c", "printf %s \"$LEASEHOLD_NAME\""]);
+    let output = { output }.current_dir(&dir).output().unwrap();
+    assert_eq!(output.stdout, name.as_bytes());
+    assert!(!crate::common::exists(&place.path("owned")));
+}
+
+#[test]
+fn forty_processes_count_exactly_and_tokens_rise() {
+    let place = Place::new();
+    std::fs::write(place.path("n"), "0").unwrap();
+    let script = "n=$(cat n); echo $((n + 1)) > n; echo $LEASEHOLD_TOKEN >> tokens";
+    let start = |_| {
+        let mut command = place.leasehold(["run", "counter", "--", "sh", "-c", script]);
+        command.current_dir(place.path("")).spawn().unwrap()
+    };
+    let all: Vec<_> = (0..40).map(start).collect();
+    for mut one in all {
+        assert!(one.wait().unwrap().success());
+    }
+    assert_eq!(place.read("n").trim(), "40");
+    let tokens: Vec<u64> = place.read("tokens").lines().map(|t| t.parse().unwrap()).collect();
+    assert_eq!(tokens.len(), 40);
+    assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
+}
+
+#[test]
+fn signals_reach_the_whole_group() {
+    let place = Place::new();
+    // A grandchild too, which its parent does not tell.
+    let script = "for s in HUP INT QUIT TERM USR1 USR2 ALRM WINCH PWR; do
+                    trap \"echo got $s\" $s
+                  done
+                  sh -c 'trap \"echo below\" USR1; echo low; while :; do sleep 0.01; done' &
+                  while :; do sleep 0.01; done";
+    let script = script.replace("echo low", "echo ready");
+    let mut running = place.hold("x", &script);
+    for (signal, name) in [
+        (Signal::SIGHUP, "HUP"),
+        (Signal::SIGQUIT, "QUIT"),
+        (Signal::SIGTERM, "TERM"),
+        (Signal::SIGUSR2, "USR2"),
+        (Signal::SIGALRM, "ALRM"),
+        (Signal::SIGWINCH, "WINCH"),
+        (Signal::SIGPWR, "PWR"),
+        (Signal::SIGINT, "INT"),
+    ] {
+        // The grandchild dies of the first; start each signal with what the shell says.
+        if signal == Signal::SIGHUP {
+            running.signal(Signal::SIGUSR1);
+            let two = [running.line(), running.line()];
+            assert!(two.contains(&"below".to_owned()) && two.contains(&"got USR1".to_owned()));
+        }
+        running.signal(signal);
+        assert_eq!(running.line(), format!("got {name}"));
+    }
+}
+
+#[test]
+fn what_was_ignored_stays_ignored_as_under_nohup() {
+    let place = Place::new();
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", "trap '' HUP; exec \"$@\"", "sh", common::LEASEHOLD]);
+    command.args(["run", "x", "--", "sh", "-c", "grep SigIgn /proc/$$/status; echo ready; read x"]);
+    command.env("LEASEHOLD_STORE", place.store()).stdin(std::process::Stdio::piped());
+    let mut running = Running::start(command);
+    let ignored = running.line();
+    let mask = u64::from_str_radix(ignored.trim_start_matches("SigIgn:").trim(), 16).unwrap();
+    assert_eq!(mask & 1, 1, "{ignored}");
+    running.wait_for("ready");
+    running.signal(Signal::SIGHUP);
+    drop(running.child.stdin.take());
+    assert_eq!(running.code(), 1, "read's own code at the end of its input, and no 129");
+}
+
+#[test]
+fn a_waiter_that_is_told_to_end_leaves_the_queue() {
+    let place = Place::new();
+    let _holder = place.hold("x", "echo ready; sleep 1000");
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+        let mut waiter = Running::start(place.leasehold(["run", "x", "--", "true"]));
+        eventually("it waits", || place.claims("x") == 2);
+        waiter.signal(signal);
+        let status = waiter.child.wait().unwrap();
+        assert_eq!(status.signal(), Some(signal as i32), "it dies of what it was told by");
+        assert_eq!(place.claims("x"), 1);
+    }
+}
+
+#[test]
+fn s64_after_kill_9_the_group_dies_and_the_next_runs_at_once() {
+    let place = Place::new();
+    let script = "sh -c 'echo $$; while :; do sleep 1; done' & echo $$; echo ready; wait";
+    let mut command = place.leasehold(["run", "--lease", "1h", "x", "--", "sh", "-c", script]);
+    let mut holder = Running::start({
+        command.env("IGNORED", "");
+        command
+    });
+    let mut pids = Vec::new();
+    while pids.len() < 2 {
+        pids.extend(holder.line().parse::<i32>());
+    }
+    let mut waiter = Running::start(place.leasehold(["run", "x", "--", "echo", "mine"]));
+    eventually("it waits", || place.claims("x") == 2);
+    let killed = Instant::now();
+    holder.signal(Signal::SIGKILL);
+    assert_eq!(waiter.line(), "mine");
+    // The bound is the grace period at most: no lease, which is an hour here, was sat out.
+    assert!(killed.elapsed() < Duration::from_secs(30), "{:?}", killed.elapsed());
+    assert!(!pids.iter().any(|&pid| runs(pid)), "no member of the group outlives the hand-over");
+}
+
+#[test]
+fn a_command_that_ignores_term_keeps_the_lock_until_it_is_killed() {
+    let place = Place::new();
+    let script = "trap '' TERM; echo $$; echo ready; while :; do sleep 0.02; done";
+    let mut holder = Running::start(place.leasehold(["run", "x", "--", "sh", "-c", script]));
+    let pid: i32 = holder.line().parse().unwrap();
+    holder.wait_for("ready");
+    holder.signal(Signal::SIGKILL);
+    holder.child.wait().unwrap();
+    // It inherited the lock, as with flock. Whenever the lock is free, the command is gone.
+    eventually("the lock is free", || {
+        let code = place.code(&["run", "--try", "x", "--", "true"]);
+        assert!(matches!(code, 0 | 75), "{code}");
+        code == 0
+    });
+    assert!(!runs(pid));
+}
+
+#[test]
+fn with_close_the_command_does_not_keep_the_lock() {
+    let place = Place::new();
+    let holds = |options: &[&str]| {
+        let words =
+            [&["run"], options, &["x", "--", "sh", "-c", "exec ls -l /proc/self/fd"]].concat();
+        String::from_utf8(place.output(&words).stdout)
+            .unwrap()
+            .contains(&*place.path("").to_string_lossy())
+    };
+    assert!(holds(&[]), "the lifeline is inherited");
+    assert!(!holds(&["--close"]));
+    // And the group is killed at once.
+    let script = "trap '' TERM; echo $$; echo ready; while :; do sleep 0.02; done";
+    let mut holder =
+        Running::start(place.leasehold(["run", "--close", "x", "--", "sh", "-c", script]));
+    let pid: i32 = holder.line().parse().unwrap();
+    holder.wait_for("ready");
+    holder.signal(Signal::SIGKILL);
+    eventually("it is killed", || !runs(pid));
+}
+
+#[test]
+fn no_descriptor_of_ours_but_the_lifeline_is_inherited() {
+    let place = Place::new();
+    let count = |words: &[&str]| {
+        let script = "exec ls /proc/self/fd";
+        let words = [words, &["sh", "-c", script]].concat();
+        let out = if words[0] == "sh" {
+            std::process::Command::new("sh").args(&words[1..]).output().unwrap()
+        } else {
+            place.output(&words)
+        };
+        String::from_utf8(out.stdout).unwrap().lines().count()
+    };
+    let bare = count(&[]);
+    assert_eq!(count(&["run", "x", "--"]), bare + 1);
+    assert_eq!(count(&["run", "--close", "x", "--"]), bare);
+}
+
+#[test]
+fn max_hold_ends_the_command_with_74() {
+    let place = Place::new();
+    let output = place.output(&["run", "--max-hold", "3s", "x", "--", "sleep", "1000"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(74), "{said}");
+    assert!(said.contains("max-hold") && said.lines().count() == 1, "{said}");
+    // One that ignores TERM is killed, and so is what it started.
+    let script =
+        "trap '' TERM; (while :; do sleep 0.02; done) & echo $!; while :; do sleep 0.02; done";
+    let output = place.output(&["run", "--max-hold", "3s", "x", "--", "sh", "-c", script]);
+    assert_eq!(output.status.code(), Some(74));
+    let below: i32 = String::from_utf8(output.stdout).unwrap().trim().parse().unwrap();
+    eventually("the grandchild is gone", || !runs(below));
+    assert_eq!(place.code(&["run", "--max-hold", "1h", "x", "--", "true"]), 0);
+}
+
+#[test]
+fn a_lock_that_is_taken_away_ends_the_command_with_74() {
+    let place = Place::new();
+    let mut holder = place.hold_with(&["--lease", "300ms"], "x", "echo ready; sleep 1000");
+    assert_eq!(place.code(&["release", "--force", "x"]), 0);
+    assert_eq!(holder.code(), 74);
+    assert!(holder.errors().contains("\"x\""));
+}
+
+#[test]
+fn at_least_keeps_the_lock_and_returns_at_once() {
+    let place = Place::new();
+    let started = Instant::now();
+    assert_eq!(place.code(&["run", "--at-least", "1h", "hourly", "--", "true"]), 0);
+    assert!(started.elapsed() < Duration::from_secs(60));
+    assert_eq!(place.code(&["run", "--try", "hourly", "--", "true"]), 75);
+    assert_eq!(place.show("hourly")["claims"][0]["state"], "departed");
+    assert_eq!(place.code(&["release", "--force", "hourly"]), 0);
+    assert_eq!(place.code(&["run", "--try", "hourly", "--", "true"]), 0);
+}
+
+#[test]
+fn json_events_tell_the_story_in_order() {
+    let place = Place::new();
+    let holder = place.hold("x", "echo ready; sleep 1000");
+    let waiter = place.leasehold(["run", "--json", "x", "--", "sh", "-c", "exit 3"]);
+    let mut waiter = Running::start(waiter);
+    eventually("it waits", || place.claims("x") == 2);
+    drop(holder);
+    assert_eq!(waiter.code(), 3);
+    let told: Vec<serde_json::Value> =
+        waiter.errors().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let events: Vec<&str> = told.iter().map(|e| e["event"].as_str().unwrap()).collect();
+    assert_eq!(events, ["store", "waiting", "acquired", "started", "exited", "released"]);
+    assert_eq!(told[0]["store"], place.store());
+    assert_eq!(told[1]["ahead"], 1);
+    assert_eq!(told[2]["token"], told[5]["token"]);
+    assert_eq!(told[4]["code"], 3);
+    // A failure is an event as well, and nothing else is said.
+    let output = place.output(&["run", "--json", "x", "--", "no-such-command"]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    let last: serde_json::Value = serde_json::from_str(said.lines().last().unwrap()).unwrap();
+    assert_eq!((&last["event"], &last["code"]), (&"failed".into(), &127.into()), "{said}");
+}
+
+#[test]
+fn verbose_names_the_store_and_a_pipe_sees_no_waiting_line() {
+    let place = Place::new();
+    let output = place.output(&["run", "-v", "x", "--", "true"]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.lines().all(|line| line.starts_with("leasehold: ")), "{said}");
+    assert!(said.contains(&place.store()), "{said}");
+
+    let holder = place.hold("x", "echo ready; sleep 1000");
+    let mut waiter = Running::start(place.leasehold(["run", "x", "--", "true"]));
+    // Longer than it takes the line to appear on a terminal.
+    eventually("it waits", || place.claims("x") == 2);
+    std::thread::sleep(Duration::from_millis(600));
+    drop(holder);
+    assert_eq!(waiter.code(), 0);
+    assert_eq!(waiter.errors(), "");
+}
+
+#[test]
+fn show_and_ls_tell_who_holds_and_who_waits() {
+    let place = Place::new();
+    let holder = place.hold_with(&["--label", "evil\x1b[2J"], "x y", "echo ready; sleep 1000");
+    let _waiter = Running::start(place.leasehold(["run", "--label", "next", "x y", "--", "true"]));
+    eventually("it waits", || place.claims("x y") == 2);
+    let _other = place.hold("other", "echo ready; sleep 1000");
+
+    let info = place.show("x y");
+    assert_eq!(info["store"], place.store());
+    assert_eq!(info["claims"][0]["pid"], holder.child.id());
+    assert_eq!(info["claims"][0]["state"], "holding");
+    assert_eq!(info["claims"][1]["state"], "waiting");
+    assert_eq!(info["claims"][1]["label"], "next");
+    assert!(info["claims"][0]["token"].as_u64() < info["claims"][1]["token"].as_u64());
+
+    let text = String::from_utf8(place.output(&["show", "x y"]).stdout).unwrap();
+    assert!(text.contains(&place.store()) && text.contains("holds") && text.contains("waits"));
+    assert!(!text.contains('\x1b'), "{text:?}");
+    let text = String::from_utf8(place.output(&["ls"]).stdout).unwrap();
+    assert_eq!(text.lines().count(), 3, "{text}");
+    assert!(!text.contains('\x1b'), "{text:?}");
+    let text = String::from_utf8(place.output(&["ls", "x"]).stdout).unwrap();
+    assert_eq!(text.lines().count(), 2, "{text}");
+    let listed: serde_json::Value =
+        serde_json::from_slice(&place.output(&["ls", "--json", "o"]).stdout).unwrap();
+    assert_eq!(listed.as_array().unwrap().len(), 1);
+    assert_eq!(listed[0]["name"], "other");
+    // Free: it says so, and to scripts as well.
+    let free = place.output(&["show", "free"]);
+    assert_eq!(free.status.code(), Some(1), "{free:?}");
+    assert!(String::from_utf8_lossy(&free.stdout).contains("(free)"), "{free:?}");
+}
+
+#[test]
+fn help_names_what_is_not_covered() {
+    let place = Place::new();
+    let help = String::from_utf8(place.output(&["run", "--help"]).stdout).unwrap();
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    for word in ["suspended", "descendants", "other machines", "LEASEHOLD_TOKEN", "75", "74"] {
+        assert!(help.contains(word), "{word}: {help}");
+    }
+    let help = String::from_utf8(place.output(&["--help"]).stdout).unwrap();
+    assert!(help.contains("leasehold run nightly-report -- ./report.sh"));
+    assert!(!help.contains("watchdog") && !help.contains("\n  keep"), "hidden: {help}");
+}

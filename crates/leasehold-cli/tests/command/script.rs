@@ -1,0 +1,239 @@
+//! `leasehold acquire` and `release` in real scripts of bash and dash.
+
+use std::process::{Command, Stdio};
+
+use crate::common::{LEASEHOLD, Place, Running, eventually};
+use nix::sys::signal::Signal;
+
+const SHELLS: [&str; 2] = ["bash", "dash"];
+
+/// `script` in this shell, with `leasehold` on its PATH.
+fn shell(shell: &str, place: &Place, script: &str) -> Command {
+    let dir = std::path::Path::new(LEASEHOLD).parent().unwrap();
+    let path = format!("{}:{}", dir.display(), std::env::var("PATH").unwrap_or_default());
+    let mut command = Command::new(shell);
+    command.args(["-c", script]).env("PATH", path).env("LEASEHOLD_STORE", place.store());
+    command.current_dir(place.path("")).stdin(Stdio::null());
+    command
+}
+
+#[test]
+fn a_section_of_a_script_is_exclusive_and_its_token_is_printed() {
+    for sh in SHELLS {
+        let place = Place::new();
+        std::fs::write(place.path("n"), "0").unwrap();
+        let script = "T=$(leasehold acquire counter) || exit
+                      n=$(cat n); echo $((n + 1)) > n; echo $T >> tokens
+                      leasehold release counter --token \"$T\"";
+        let start = |_| shell(sh, &place, script).spawn().unwrap();
+        let all: Vec<_> = (0..12).map(start).collect();
+        for mut one in all {
+            assert!(one.wait().unwrap().success(), "{sh}");
+        }
+        assert_eq!(place.read("n").trim(), "12", "{sh}");
+        let tokens: Vec<u64> = place.read("tokens").lines().map(|t| t.parse().unwrap()).collect();
+        assert!(tokens.is_sorted_by(|a, b| a < b), "{sh}: {tokens:?}");
+        eventually("nothing is left", || place.claims("counter") == 0);
+    }
+}
+
+#[test]
+fn the_lock_lives_as_long_as_the_script_however_it_ends() {
+    for sh in SHELLS {
+        let place = Place::new();
+        let script = "T=$(leasehold acquire x) || exit; echo ready; while :; do sleep 0.05; done";
+        for signal in [Signal::SIGKILL, Signal::SIGTERM] {
+            let mut running = Running::start(shell(sh, &place, script));
+            running.wait_for("ready");
+            assert_eq!(place.code(&["run", "--try", "x", "--", "true"]), 75, "{sh}");
+            running.signal(signal);
+            running.child.wait().unwrap();
+            assert_eq!(place.code(&["run", "x", "--", "true"]), 0, "{sh}");
+        }
+        // It just ends, having forgotten to release.
+        let status = shell(sh, &place, "T=$(leasehold acquire x)").status().unwrap();
+        assert!(status.success());
+        assert_eq!(place.code(&["run", "x", "--", "true"]), 0, "{sh}");
+    }
+}
+
+#[test]
+fn the_caller_is_found_from_inside_a_substitution() {
+    // In each the process that calls us is another one, which is gone before the section begins.
+    let ways = [
+        "T=$(set -e; leasehold acquire x; true)",
+        "T=$( (leasehold acquire x; true); true)",
+        "T=`if true; then leasehold acquire x; fi; true`",
+        "take() { leasehold acquire x; return; }; T=$(take; :)",
+        "T=$(leasehold acquire x --pid $$; true)",
+        // F18: another program in between.
+        "T=$(timeout 60 leasehold acquire x)",
+        "T=$(bash -c 'leasehold acquire x; true')",
+        "T=$(nice sh -c '(timeout 60 leasehold acquire x); true')",
+    ];
+    for sh in SHELLS {
+        for way in ways {
+            let place = Place::new();
+            let script = format!("{way}; echo ready; read line < fifo");
+            assert!(Command::new("mkfifo").arg(place.path("fifo")).status().unwrap().success());
+            let mut running = Running::start(shell(sh, &place, &script));
+            running.wait_for("ready");
+            // The keeper learns of an end at once; give a wrong one every chance to show.
+            for _ in 0..20 {
+                let code = place.code(&["run", "--try", "x", "--", "true"]);
+                assert_eq!(code, 75, "{sh}: {way}");
+            }
+            running.signal(Signal::SIGKILL);
+            running.child.wait().unwrap();
+            assert_eq!(place.code(&["run", "--wait", "1m", "x", "--", "true"]), 0, "{sh}: {way}");
+        }
+    }
+}
+
+#[test]
+fn an_explicit_subshell_is_the_caller() {
+    for sh in SHELLS {
+        let place = Place::new();
+        let script = "(T=$(leasehold acquire x); leasehold run --try x -- true; echo $?)
+                      leasehold run --wait 1m x -- echo free";
+        let output = shell(sh, &place, script).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(said, "75\nfree\n", "{sh}");
+    }
+}
+
+#[test]
+fn release_says_when_the_lock_was_lost() {
+    let place = Place::new();
+    for sh in SHELLS {
+        let script = "T=$(leasehold acquire x) || exit
+                      leasehold release x --force
+                      leasehold release x --token $T; echo $?
+                      leasehold release x --token $T; echo $?
+                      leasehold release x --token 1; echo $?
+                      leasehold release x --force; echo $?";
+        let output = shell(sh, &place, script).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(said, "74\n74\n74\n1\n", "{sh}: {}", String::from_utf8_lossy(&output.stderr));
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(errors.lines().all(|l| l.starts_with("leasehold: ")), "{errors}");
+    }
+    for words in [&["release", "x"][..], &["release", "x", "--token", "0"]] {
+        assert_eq!(place.code(words), 2, "{words:?}");
+    }
+}
+
+#[test]
+fn another_token_of_the_same_name_is_untouched() {
+    let place = Place::new();
+    let script = "A=$(leasehold acquire --of 2 x) && B=$(leasehold acquire --of 2 x) || exit
+                  leasehold release x --token $A
+                  leasehold show --json x";
+    let output = shell("dash", &place, script).output().unwrap();
+    let info: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(info["claims"].as_array().unwrap().len(), 1, "{info}");
+}
+
+#[test]
+fn acquire_fails_as_run_does_and_leaves_nothing() {
+    let place = Place::new();
+    let _holder = place.hold("x", "echo ready; sleep 1000");
+    let us = std::process::id().to_string();
+    let output = place.output(&["acquire", "--pid", &us, "--try", "x"]);
+    assert_eq!(output.status.code(), Some(75));
+    assert!(output.stdout.is_empty());
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.starts_with("leasehold: ") && said.lines().count() == 1, "{said}");
+    assert_eq!(place.code(&["acquire", "--pid", &us, "--wait", "50ms", "-E", "9", "x"]), 9);
+    assert_eq!(place.code(&["acquire", "--pid", &us, "a\nb"]), 2);
+    assert_eq!(place.code(&["acquire", "--pid", "999999999", "y"]), 2);
+    assert_eq!(place.claims("x"), 1);
+    assert_eq!(place.claims("y"), 0);
+
+    // Killed while it waits: its keeper leaves the queue.
+    let mut waiter = Running::start(place.leasehold(["acquire", "--pid", &us, "x"]));
+    eventually("it waits", || place.claims("x") == 2);
+    waiter.signal(Signal::SIGKILL);
+    waiter.child.wait().unwrap();
+    eventually("it left", || place.claims("x") == 1);
+}
+
+#[test]
+fn a_token_that_nobody_got_is_no_lock() {
+    let place = Place::new();
+    let us = std::process::id().to_string();
+    let mut command = place.leasehold(["acquire", "--pid", &us, "x"]);
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let status = command.stdout(full).stderr(Stdio::null()).status().unwrap();
+    assert_eq!(status.code(), Some(71));
+    eventually("it was given back", || place.claims("x") == 0);
+}
+
+#[test]
+fn the_keeper_holds_nothing_of_the_callers_open() {
+    let place = Place::new();
+    // `$(…)` reads to the end of file: a keeper with its stdout, stderr or descriptor 9 would hang
+    // this script for ever.
+    let script =
+        "X=$( { T=$(leasehold acquire x --pid $$) ; } 9>&1 2>&1 ); echo done; read line < fifo";
+    assert!(Command::new("mkfifo").arg(place.path("fifo")).status().unwrap().success());
+    let mut running = Running::start(shell("bash", &place, script));
+    running.wait_for("done");
+    assert_eq!(place.claims("x"), 1);
+    running.signal(Signal::SIGKILL);
+    running.child.wait().unwrap();
+    eventually("the keeper has left", || place.claims("x") == 0);
+}
+
+#[test]
+fn at_least_outlives_the_release() {
+    let place = Place::new();
+    let script = "T=$(leasehold acquire --at-least 1h x) && leasehold release x --token $T";
+    assert!(shell("dash", &place, script).status().unwrap().success());
+    assert_eq!(place.code(&["run", "--try", "x", "--", "true"]), 75);
+}
+
+/// Nobody who stays gets the token, so nobody would hold the lock.
+#[test]
+fn f18_without_a_shell_that_gets_the_token_nothing_is_taken() {
+    let ways = [
+        "T=$(leasehold acquire x | tail -n 1)",
+        "leasehold acquire x | cat",
+        "timeout 60 leasehold acquire x > token",
+        "leasehold acquire x | { read T; sleep 1; }",
+    ];
+    for sh in SHELLS {
+        for way in ways {
+            let place = Place::new();
+            assert_eq!(place.code(&["run", "x", "--", "true"]), 0);
+            let output = shell(sh, &place, way).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(said.contains("--pid") && said.lines().count() == 1, "{sh}: {way}: {said}");
+            assert!(output.stdout.is_empty() && place.read("token").is_empty(), "{sh}: {way}");
+            assert_eq!(place.claims("x"), 0, "{sh}: {way}");
+        }
+        // Named, it is held, whatever the shape.
+        let place = Place::new();
+        let script = "T=$(leasehold acquire x --pid $$ | tail -n 1)
+                      leasehold run --try x -- true; echo $?; leasehold release x --token $T; echo $?";
+        let output = shell(sh, &place, script).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "75\n0\n", "{sh}: {output:?}");
+    }
+    // What runs this is no shell, and reads the token.
+    let place = Place::new();
+    assert_eq!(place.code(&["run", "x", "--", "true"]), 0);
+    assert_eq!(place.code(&["acquire", "x"]), 2);
+    assert_eq!(place.claims("x"), 0);
+}
+
+#[test]
+fn f62_a_token_that_cannot_be_printed_is_no_lock() {
+    for sh in SHELLS {
+        let place = Place::new();
+        assert_eq!(place.code(&["run", "x", "--", "true"]), 0);
+        let output =
+            shell(sh, &place, "leasehold acquire x --pid $$ >&-; echo $?").output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "71\n", "{sh}: {output:?}");
+        assert_eq!(place.claims("x"), 0);
+    }
+}
