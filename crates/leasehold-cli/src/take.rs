@@ -61,7 +61,7 @@ pub(crate) async fn with_store<T>(
 ) -> Result<T, Failure> {
     check_shared(store.url())?;
     check_there(store.url())?;
-    let locks = Leasehold::connect(store.url()).await?;
+    let locks = leasehold::connect(store.url()).await?;
     let done = work(&locks).await;
     // Nothing is held; there is only the goodbye that can fail.
     let _ = locks.close().await;
@@ -89,7 +89,7 @@ pub(crate) async fn connect_to_take(
     };
     let [mut pause, longest] = PAUSES;
     loop {
-        let error = match Leasehold::connect(args.store.url()).await {
+        let error = match leasehold::connect(args.store.url()).await {
             Ok(locks) => return Ok(locks),
             Err(error) => error,
         };

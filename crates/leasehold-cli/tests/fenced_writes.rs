@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use common::{LEASEHOLD, Place, eventually};
 use leasehold::database::{self, Dialect};
-use leasehold::{Error, ErrorKind, Leasehold, Token};
+use leasehold::{Error, ErrorKind, Token};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -85,35 +85,44 @@ macro_rules! database {
 
             /// Adds one to the counter, once for each token.
             pub(super) async fn add(url: &str, token: Token) -> Result<(), Error> {
-                let mut connection = <$connection>::connect(url).await?;
-                let mut tx = connection.begin().await?;
+                let mut connection = <$connection>::connect(url).await.map_err(database::error)?;
+                let mut tx = connection.begin().await.map_err(database::error)?;
                 leasehold::fence::sql::check(&mut tx, "counter", token).await?;
                 // A commit whose answer was lost is no reason to count twice.
                 let sql = format!("SELECT COUNT(*) FROM journal WHERE token = {token}");
-                let done: i64 = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&mut *tx).await?;
+                let done: i64 = sqlx::query_scalar(AssertSqlSafe(sql))
+                    .fetch_one(&mut *tx)
+                    .await
+                    .map_err(database::error)?;
                 if done > 0 {
                     return Ok(());
                 }
                 let sql = "SELECT n FROM counter";
-                let n: i64 = sqlx::query_scalar(sql).fetch_one(&mut *tx).await?;
+                let n: i64 =
+                    sqlx::query_scalar(sql).fetch_one(&mut *tx).await.map_err(database::error)?;
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 // Not n = n + 1, which the database would save by itself.
                 for sql in [
                     format!("UPDATE counter SET n = {}", n + 1),
                     format!("INSERT INTO journal VALUES ({}, {token})", n + 1),
                 ] {
-                    sqlx::query(AssertSqlSafe(sql)).execute(&mut *tx).await?;
+                    sqlx::query(AssertSqlSafe(sql))
+                        .execute(&mut *tx)
+                        .await
+                        .map_err(database::error)?;
                 }
-                Ok(tx.commit().await?)
+                tx.commit().await.map_err(database::error)
             }
 
             /// The greatest token under which something was written.
             pub(super) async fn greatest(url: &str) -> Result<i64, Error> {
-                let mut connection = <$connection>::connect(url).await?;
+                let mut connection = <$connection>::connect(url).await.map_err(database::error)?;
                 let sql = "SELECT CAST(COALESCE(MAX(token), 0) AS DECIMAL(20)) = 0, \
                            COALESCE(MAX(token), 0) FROM journal";
-                let (_, greatest): (bool, i64) =
-                    sqlx::query_as(sql).fetch_one(&mut connection).await?;
+                let (_, greatest): (bool, i64) = sqlx::query_as(sql)
+                    .fetch_one(&mut connection)
+                    .await
+                    .map_err(database::error)?;
                 Ok(greatest)
             }
 
@@ -206,7 +215,7 @@ fn write_late(url: &str, dir: &Path) -> i32 {
 /// had last looked. Not renewed, so that it is never stopped in the middle of a write to SQLite.
 fn write_when_told(url: &str, dir: &Path) -> i32 {
     runtime().block_on(async {
-        let locks = Leasehold::connect(url).await.unwrap();
+        let locks = leasehold::connect(url).await.unwrap();
         let mutex = locks.mutex("counter").lease(Duration::from_secs(1)).no_renewal();
         let guard = mutex.lock().await.unwrap();
         note(dir, "held", guard.token());
@@ -258,7 +267,7 @@ fn stopped_case(url: &str) {
     let pid = Pid::from_raw(i32::try_from(writer.id()).unwrap());
     kill(pid, Signal::SIGSTOP).unwrap();
     runtime().block_on(async {
-        let locks = Leasehold::connect(url).await.unwrap();
+        let locks = leasehold::connect(url).await.unwrap();
         let guard = locks.mutex("counter").lock_timeout(PATIENCE).await.unwrap();
         assert!(guard.token() > late);
         add(url, guard.token()).await.unwrap();

@@ -16,7 +16,7 @@ use async_trait::async_trait;
 use leasehold::store::{
     Evict, Guarantees, Joined, LockInfo, MemoryStore, Mode, Renew, Renewal, Signal, Store,
 };
-use leasehold::{Claim, Leasehold, Name, Result, Token};
+use leasehold::{Claim, Name, Result, Token};
 
 /// How many calls a store that [halts](Sabotage::Halts) has let wait.
 static HALTED: AtomicUsize = AtomicUsize::new(0);
@@ -171,7 +171,7 @@ fn turn() -> MutexGuard<'static, ()> {
 fn report(how: Sabotage, arguments: &str) -> serde_json::Value {
     let _turn = turn();
     let store = Broken { inner: MemoryStore::new(), how };
-    let store = Leasehold::builder().store(Arc::new(store)).unwrap();
+    let store = leasehold::builder().store(Arc::new(store)).unwrap();
     let program = env!("CARGO_BIN_EXE_leasehold").into();
     let report = torture::report_on(store, arguments, program);
     serde_json::to_value(report).unwrap()

@@ -30,7 +30,7 @@ fn connect(store: &str) -> Client {
         "memory" => "memory:pairs".to_owned(),
         _ => format!("file:{}", scratch.path().join("store").display()),
     };
-    let locks = Leasehold::connect(url).expect("a store that was just made");
+    let locks = leasehold::blocking::connect(url).expect("a store that was just made");
     Client { locks, _scratch: scratch }
 }
 

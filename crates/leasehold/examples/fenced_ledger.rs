@@ -19,7 +19,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
 
 use leasehold::fence::sql;
-use leasehold::{ErrorKind, Leasehold, database};
+use leasehold::{ErrorKind, database};
 use sqlx::PgPool;
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -28,7 +28,7 @@ const LEASE: Duration = Duration::from_secs(3);
 
 /// Books `amount`; stops between reading and writing until a line comes on stdin.
 async fn teller(url: &str, amount: i64, fenced: bool) -> Result<(), Failure> {
-    let locks = Leasehold::connect(url).await?;
+    let locks = leasehold::connect(url).await?;
     let pool = PgPool::connect(url).await?;
     let guard = locks.mutex("account:1").lease(LEASE).lock().await?;
     let token = guard.token();

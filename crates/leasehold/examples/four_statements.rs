@@ -54,15 +54,21 @@ macro_rules! run {
                 sql: String,
             ) -> Answer<'_, Result<u64, Error>> {
                 Box::pin(async move {
-                    let mut connection = self.acquire().await?;
+                    let mut connection = self.acquire().await.map_err(database::error)?;
                     if !first.is_empty() {
-                        sqlx::query(first).execute(&mut *connection).await?;
+                        sqlx::query(first)
+                            .execute(&mut *connection)
+                            .await
+                            .map_err(database::error)?;
                     }
-                    let mut tx = connection.begin().await?;
-                    let rows = sqlx::query(AssertSqlSafe(sql)).execute(&mut *tx).await?;
+                    let mut tx = connection.begin().await.map_err(database::error)?;
+                    let rows = sqlx::query(AssertSqlSafe(sql))
+                        .execute(&mut *tx)
+                        .await
+                        .map_err(database::error)?;
                     // As a real transaction does, it goes on to something else before it commits.
-                    sqlx::query("SELECT 1").execute(&mut *tx).await?;
-                    tx.commit().await?;
+                    sqlx::query("SELECT 1").execute(&mut *tx).await.map_err(database::error)?;
+                    tx.commit().await.map_err(database::error)?;
                     Ok(rows.rows_affected())
                 })
             }
@@ -75,13 +81,16 @@ macro_rules! run {
 
             fn once(&self, key: String, sql: String) -> Answer<'_, Result<u64, Error>> {
                 Box::pin(async move {
-                    let mut tx = self.begin().await?;
+                    let mut tx = self.begin().await.map_err(database::error)?;
                     let work = async |tx: &mut sqlx::Transaction<'_, $db>| {
-                        sqlx::query(AssertSqlSafe(sql)).execute(&mut **tx).await?;
+                        sqlx::query(AssertSqlSafe(sql))
+                            .execute(&mut **tx)
+                            .await
+                            .map_err(database::error)?;
                         Ok::<_, Error>("written".to_owned())
                     };
                     let ran = once(key).run_in(&mut tx, work).await?;
-                    tx.commit().await?;
+                    tx.commit().await.map_err(database::error)?;
                     Ok(match ran {
                         Ran::First(_) => 1,
                         Ran::Duplicate(_) => 0,
@@ -331,7 +340,7 @@ fn shows(way: Way, race: &Race, rounds: usize, bad: &str, id: &str) {
 async fn at(url: &str) -> Result<(), Error> {
     let most = WRITERS as u32 + 1;
     if url.starts_with("sqlite:") {
-        let options: sqlx::sqlite::SqliteConnectOptions = url.parse()?;
+        let options: sqlx::sqlite::SqliteConnectOptions = url.parse().map_err(database::error)?;
         let options = options
             .create_if_missing(true)
             .journal_mode(sqlx::sqlite::SqliteJournalMode::Wal)
@@ -339,10 +348,17 @@ async fn at(url: &str) -> Result<(), Error> {
             .synchronous(sqlx::sqlite::SqliteSynchronous::Off)
             .busy_timeout(std::time::Duration::from_secs(60));
         let pool = sqlx::sqlite::SqlitePoolOptions::new().max_connections(most);
-        compare("SQLite", pool.connect_with(options).await?, SQLITE, ROUNDS_OF_SQLITE).await;
+        compare(
+            "SQLite",
+            pool.connect_with(options).await.map_err(database::error)?,
+            SQLITE,
+            ROUNDS_OF_SQLITE,
+        )
+        .await;
     } else if url.starts_with("postgres") {
         let pool = sqlx::postgres::PgPoolOptions::new().max_connections(most);
-        compare("PostgreSQL", pool.connect(url).await?, POSTGRES, ROUNDS).await;
+        compare("PostgreSQL", pool.connect(url).await.map_err(database::error)?, POSTGRES, ROUNDS)
+            .await;
     } else {
         // Not the default of 50 s, which some of these wait in vain.
         let pool =
@@ -354,7 +370,8 @@ async fn at(url: &str) -> Result<(), Error> {
                         .map(drop)
                 })
             });
-        compare("MySQL/MariaDB", pool.connect(url).await?, MYSQL, ROUNDS).await;
+        compare("MySQL/MariaDB", pool.connect(url).await.map_err(database::error)?, MYSQL, ROUNDS)
+            .await;
     }
     Ok(())
 }

@@ -20,8 +20,8 @@ use http::Request;
 use http_body_util::BodyExt;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
+use leasehold::Token;
 use leasehold::fence::http::{FenceLayer, FileMemory, TOKEN_HEADER, TokenLayer};
-use leasehold::{Leasehold, Token};
 use tower_layer::Layer;
 use tower_service::Service;
 
@@ -59,7 +59,7 @@ async fn main() -> Result<(), Failure> {
     let own = std::env::temp_dir().join(format!("leasehold-example-{}", std::process::id()));
     std::fs::create_dir_all(&own)?;
     let url = serve(own.join("marks")).await?;
-    let locks = Leasehold::connect("memory:").await?;
+    let locks = leasehold::connect("memory:").await?;
     let http = Client::builder(TokioExecutor::new()).build_http();
     let put = |text: &'static str, token: Option<Token>| {
         let request = Request::put(&url);

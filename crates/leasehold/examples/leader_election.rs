@@ -84,7 +84,7 @@ async fn candidate(
 
 /// One candidate, for ever, and a follower beside it.
 async fn stand(url: &str) -> Result<(), Error> {
-    let locks = patiently(|| Leasehold::connect(url)).await?;
+    let locks = patiently(|| leasehold::connect(url)).await?;
     let (orders, mut heard) = mpsc::unbounded_channel();
     let follower = tokio::spawn(async move { while heard.recv().await.is_some() {} });
     candidate(locks, "this one", orders).await?;
@@ -97,7 +97,7 @@ async fn main() -> Result<(), Error> {
     if let Some(url) = std::env::args().nth(1) {
         return stand(&url).await;
     }
-    let locks = Leasehold::connect("memory:leader-election").await?;
+    let locks = leasehold::connect("memory:leader-election").await?;
     let (orders, mut heard) = mpsc::unbounded_channel();
     for (before, name) in ["alice", "bob", "carol"].into_iter().enumerate() {
         tokio::spawn(candidate(locks.clone(), name, orders.clone()));

@@ -47,7 +47,7 @@ async fn main() -> Result<(), Error> {
     };
     let paid = Arc::new(AtomicU32::new(0));
     for restart in 0..2 {
-        let pool = open().await?;
+        let pool = open().await.map_err(database::error)?;
         database::install(&pool).await?;
         let request = |_| {
             let (pool, paid) = (pool.clone(), paid.clone());

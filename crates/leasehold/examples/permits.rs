@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use leasehold::{Error, Leasehold};
+use leasehold::Error;
 
 const PERMITS: u32 = 3;
 
@@ -26,7 +26,7 @@ async fn main() -> Result<(), Error> {
         let weight = if job % 4 == 3 { 2 } else { 1 };
         tokio::spawn(async move {
             // A client each, as processes would have.
-            let locks = Leasehold::connect(&url).await?;
+            let locks = leasehold::connect(&url).await?;
             let permits = locks.semaphore("example:convert", PERMITS);
             let guard = permits.acquire_many(weight).await?;
             let now = in_use.fetch_add(weight, Ordering::SeqCst) + weight;

@@ -12,7 +12,7 @@
 
 use std::time::Duration;
 
-use leasehold::{Error, ErrorKind, Leasehold};
+use leasehold::{Error, ErrorKind};
 
 /// Longer than any two of the machines' clocks are apart, and shorter than a day.
 const PERIOD: Duration = Duration::from_secs(30);
@@ -20,7 +20,7 @@ const PERIOD: Duration = Duration::from_secs(30);
 /// The job, as cron starts it on one machine. Tells whether it ran.
 async fn nightly(url: String, name: String, late: Duration) -> Result<bool, Error> {
     tokio::time::sleep(late).await;
-    let locks = Leasehold::connect(url).await?;
+    let locks = leasehold::connect(url).await?;
     match locks.mutex(name).at_least(PERIOD).try_lock().await {
         Ok(guard) => {
             println!("the machine that is {late:?} late runs the job");

@@ -26,77 +26,19 @@
 //! |---|---|
 //! | rows in a SQL database | `fence::sql` (features `sqlite`, `postgres`, `mysql`) |
 //! | keys on a Redis server | `fence::redis` (feature `redis`) |
-//! | keys in the etcd that keeps the lock | `Guard::etcd_compare` (feature `etcd`): no mark at all |
-//! | nodes in the ZooKeeper that keeps the lock | `Guard::zookeeper_node` (feature `zookeeper`), likewise |
+//! | keys in the etcd that keeps the lock | `EtcdGuardExt::etcd_compare` (feature `etcd`): no mark at all |
+//! | nodes in the ZooKeeper that keeps the lock | `ZooKeeperGuardExt::zookeeper_node` (feature `zookeeper`), likewise |
 //! | behind HTTP | `fence::http` (feature `http`) |
-//! | anything else that can compare and write in one step | refuse smaller tokens there, with [`Error::stale_fence`] |
+//! | anything else that can compare and write in one step | refuse smaller tokens there, with [`Error::stale_fence`](crate::Error::stale_fence) |
 
+#[doc(inline)]
+pub use leasehold_core::fence::*;
 #[cfg(feature = "http")]
-pub mod http;
+#[doc(inline)]
+pub use leasehold_http as http;
 #[cfg(feature = "redis")]
-pub mod redis;
+#[doc(inline)]
+pub use leasehold_redis::fence as redis;
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
-pub mod sql;
-
-use crate::claim::Token;
-use crate::error::{Error, ErrorKind, Result};
-use crate::guard::{Guard, Watch};
-use crate::lease::{Lease, State};
-use crate::sequencer::Side;
-
-/// What may be shown to a fence: a [`Token`] (of an exclusive hold: that is the caller's word), or
-/// the [`Guard`] itself or a [`Watch`] of it, which are refused unless the hold is exclusive and
-/// neither lost nor released.
-pub trait Fence {
-    /// The token.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Unsupported`] if the hold is shared, [`ErrorKind::Lost`] if it is lost.
-    fn fence(&self) -> Result<Token>;
-}
-
-impl Fence for Token {
-    fn fence(&self) -> Result<Token> {
-        Ok(*self)
-    }
-}
-
-impl Fence for Guard {
-    fn fence(&self) -> Result<Token> {
-        shown(self.lease())
-    }
-}
-
-impl Fence for Watch {
-    fn fence(&self) -> Result<Token> {
-        shown(self.lease())
-    }
-}
-
-/// Refuses holds beside which there are others.
-pub(crate) fn exclusive(lease: &Lease) -> Result<()> {
-    match lease.side() {
-        Side::Mutex | Side::Write => Ok(()),
-        Side::Read | Side::Semaphore => {
-            let what = "a fence is for exclusive holds; permits and readers hold side by side";
-            Err(Error::new(ErrorKind::Unsupported, what))
-        }
-    }
-}
-
-/// The token of a hold that may be shown.
-fn shown(lease: &Lease) -> Result<Token> {
-    let error = match (exclusive(lease), lease.state()) {
-        (Err(error), _) => error,
-        (_, State::Lost(reason)) => Error::lost(reason),
-        (_, State::Released) => Error::new(ErrorKind::Closed, "the lock was released"),
-        (Ok(()), State::Held | State::AtRisk(_)) => return Ok(lease.token),
-    };
-    Err(error.during("fence").on(&lease.claim.name))
-}
-
-impl<F: Fence + ?Sized> Fence for &F {
-    fn fence(&self) -> Result<Token> {
-        (**self).fence()
-    }
-}
+#[doc(inline)]
+pub use leasehold_sql::fence as sql;

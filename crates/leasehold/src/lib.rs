@@ -2,7 +2,7 @@
 //!
 //! ```
 //! # tokio::runtime::Runtime::new().unwrap().block_on(async {
-//! let locks = leasehold::Leasehold::connect("memory:").await?; // or file:, …
+//! let locks = leasehold::connect("memory:").await?; // or file:, …
 //! let total = locks
 //!     .mutex("order:42")
 //!     .run(|guard| async move {
@@ -42,7 +42,7 @@
 //! | a store of your own | [`store::Store`], and the suite `conformance` | `conformance` |
 //!
 //! # Stores
-//! A URL names one: see [`Leasehold::connect`]. What stands behind its `?` differs: `pool`,
+//! A URL names one: see [`connect`]. What stands behind its `?` differs: `pool`,
 //! `prefix` and `schema` of the SQL stores, `prefix`, `replicas`, `replicas_ms` and
 //! `replicas_short` of `redis:`, `create` and `naming` of `zookeeper:`, `ca` where there is TLS,
 //! `token_offset` of all. The repository's `docs/stores` has all of them, and what each store
@@ -57,60 +57,117 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod acquire;
-mod background;
-pub mod blocking;
-mod claim;
-mod clock;
-#[cfg(feature = "conformance")]
-pub mod conformance;
-#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
-pub mod database;
-pub mod doctor;
-mod error;
 pub mod fence;
-mod guard;
-mod keeper;
-mod lease;
-#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
-mod lock_in;
-mod locks;
-mod mutex;
-mod name;
-#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
-pub mod once;
-mod options;
-mod owner;
-mod percent;
-pub mod queue;
-mod run;
-mod rwlock;
-mod semaphore;
-pub mod sequencer;
-pub mod store;
-pub mod telemetry;
-mod url;
-#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
-pub mod versioned;
+mod registry;
 
-pub use claim::{Claim, ClaimId, Holder, Kind, MAX_READERS, Token};
-pub use clock::{Clock, Moment};
-pub use error::{Error, ErrorKind, HolderInfo, LostReason, Result, StaleToken, StaleVersion};
-pub use guard::{Guard, Released, Watch};
-pub use lease::{Deadline, State};
+#[cfg(feature = "conformance")]
+#[doc(inline)]
+pub use leasehold_conformance as conformance;
+#[cfg(feature = "conformance")]
+pub use leasehold_conformance::conformance_suite;
+#[doc(inline)]
+pub use leasehold_core::{
+    Builder, Claim, ClaimId, Clock, DEFAULT_LEASE, DEFAULT_WAITER_LEASE, Deadline, Error,
+    ErrorKind, Guard, Holder, HolderInfo, Kind, Leasehold, LostReason, MAX_LEASE, MAX_NAME_BYTES,
+    MAX_READERS, MIN_LEASE, Moment, Mutex, Name, Opener, Opening, Owner, Registry, Released,
+    Result, RwLock, Semaphore, Sequencer, StaleToken, StaleVersion, State, Token, Watch, doctor,
+    kit, queue, sequencer, telemetry,
+};
+#[cfg(feature = "etcd")]
+pub use leasehold_etcd::EtcdGuardExt;
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
-pub use lock_in::{lock_in, lock_in_timeout, try_lock_in};
-pub use locks::{Builder, Leasehold};
-pub use mutex::Mutex;
-pub use name::{MAX_NAME_BYTES, Name};
-#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
-pub use once::once;
-pub use options::{DEFAULT_LEASE, DEFAULT_WAITER_LEASE, MAX_LEASE, MIN_LEASE};
-pub use owner::Owner;
-pub use rwlock::RwLock;
-pub use semaphore::Semaphore;
-pub use sequencer::Sequencer;
-pub use url::BUILT_IN;
+#[doc(inline)]
+pub use leasehold_sql::{database, lock_in, lock_in_timeout, once, try_lock_in, versioned};
+#[cfg(feature = "zookeeper")]
+pub use leasehold_zookeeper::ZooKeeperGuardExt;
+
+pub use registry::{BUILT_IN, registry};
+
+/// Connects to the store of this URL:
+///
+/// | URL | store |
+/// |---|---|
+/// | `file:` or `file:/a/directory` | this machine, every process of it (feature `file`) |
+/// | `memory:` or `memory:NAME` | this process |
+/// | `sqlite:/a/file.db` | this machine (feature `sqlite`) |
+/// | `postgres://user:password@host/database` | many machines (feature `postgres`) |
+/// | `mysql://user:password@host/database` | many machines (feature `mysql`) |
+/// | `redis://user:password@host`, `redis+sentinel://…`, `redis+cluster://…` | many machines (feature `redis`) |
+/// | `redlock://host,host,host,host,host` | many machines, a mutex only (feature `redlock`) |
+/// | `zookeeper://host,host,host/path` | many machines (feature `zookeeper`) |
+/// | `etcd://host1,host2,host3` | many machines (feature `etcd`) |
+///
+/// Cancel safe.
+///
+/// # Errors
+/// [`ErrorKind::Config`] for a URL that cannot work, [`ErrorKind::Unsupported`] for a store
+/// that this build leaves out; otherwise as the store fails.
+pub async fn connect(url: impl AsRef<str>) -> Result<Leasehold> {
+    builder().connect(url).await
+}
+
+/// Connects with options, to any store that is in this build.
+pub fn builder() -> Builder {
+    Builder::new(registry())
+}
+
+pub mod blocking {
+    //! The same locks for code without a runtime: every call blocks its thread.
+    //!
+    //! ```
+    //! let locks = leasehold::blocking::connect("memory:")?;
+    //! let guard = locks.mutex("order:42").lock()?;
+    //! println!("held, token {}", guard.token());
+    //! guard.release()?;
+    //! # Ok::<(), leasehold::Error>(())
+    //! ```
+    //!
+    //! Renewal goes on in the background while your thread works or blocks. In async code use the async
+    //! face: a blocked executor thread runs nothing else.
+
+    use crate::{Result, builder};
+
+    #[doc(inline)]
+    pub use leasehold_core::blocking::*;
+
+    /// See [`leasehold::connect`](crate::connect).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn connect(url: impl AsRef<str>) -> Result<Leasehold> {
+        builder().connect_blocking(url)
+    }
+}
+
+pub mod store {
+    //! What a store is: the keeper of the queues, behind one small trait. And those in this build.
+    //!
+    //! A store does what needs the store's own atomicity and clock, and nothing else. All that is the
+    //! same everywhere (deadlines, renewal, retries, giving up, re-entrancy, guards) is written once,
+    //! above. The contract, method by method, is on [`Store`]; what a store is built with is in
+    //! [`kit`](crate::kit), and the public suite `conformance` checks it.
+
+    #[doc(inline)]
+    pub use leasehold_core::store::*;
+    #[cfg(feature = "etcd")]
+    #[doc(inline)]
+    pub use leasehold_etcd as etcd;
+    #[cfg(feature = "file")]
+    #[doc(inline)]
+    pub use leasehold_file as file;
+    #[cfg(feature = "redis")]
+    #[doc(inline)]
+    pub use leasehold_redis::redis;
+    #[cfg(feature = "redlock")]
+    #[doc(inline)]
+    pub use leasehold_redis::redlock;
+    #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+    #[doc(inline)]
+    pub use leasehold_sql::store as sql;
+    #[cfg(feature = "zookeeper")]
+    #[doc(inline)]
+    pub use leasehold_zookeeper as zookeeper;
+}
 
 /// The README's examples are tests.
 #[cfg(doctest)]

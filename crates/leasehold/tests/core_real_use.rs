@@ -354,12 +354,12 @@ async fn f24_a_fence_outlives_the_move_of_its_lock() {
         tx.commit().await.unwrap();
         checked
     };
-    let before = Leasehold::connect("memory:f24-before").await.unwrap();
+    let before = leasehold::connect("memory:f24-before").await.unwrap();
     let old = before.mutex("order").lock().await.unwrap();
     show(&old).await.unwrap();
 
     let url = testbed::etcd().url();
-    let moved = Leasehold::connect(&url).await.unwrap();
+    let moved = leasehold::connect(&url).await.unwrap();
     let guard = moved.mutex("order").lock().await.unwrap();
     let refused = show(&guard).await.unwrap_err();
     let seen = refused.stale_token().unwrap().seen;
@@ -367,7 +367,7 @@ async fn f24_a_fence_outlives_the_move_of_its_lock() {
 
     // The step: what the fence has seen is where the new tokens begin.
     let url = format!("{url}?token_offset={seen}");
-    let told = Leasehold::connect(&url).await.unwrap();
+    let told = leasehold::connect(&url).await.unwrap();
     let guard = told.mutex("order").lock().await.unwrap();
     show(&guard).await.unwrap();
     // And a holder from before the move stays out, which it would not with a lowered mark.

@@ -25,7 +25,7 @@ const HEAD: &str = "\
 This page is made of what the stores say of themselves (`locks.guarantees()`); a test fails when it is
 not up to date. Each store is shown as its documentation says to set it up. What *yours* promises, in
 the configuration that is found, is printed by `leasehold doctor --store URL`, with what breaks it and
-the fix; `Leasehold::builder().require(…)` refuses to connect to a store that promises less.
+the fix; `leasehold::builder().require(…)` refuses to connect to a store that promises less.
 
 ";
 
@@ -97,7 +97,7 @@ async fn columns() -> Vec<(&'static str, Guarantees)> {
 async fn connect(url: &str) -> Leasehold {
     let start = std::time::Instant::now();
     loop {
-        match Leasehold::connect(url).await {
+        match leasehold::connect(url).await {
             Ok(locks) => return locks,
             Err(e) if e.is_retryable() && start.elapsed().as_secs() < 60 => {}
             Err(e) => panic!("{e}"),

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::store::file::FileStore;
 use leasehold::store::{Evict, Joined, Mode, Renew, Renewal, Signal, Standing, Store};
-use leasehold::{Claim, ErrorKind, Kind, Leasehold, MAX_READERS, Name, Token};
+use leasehold::{Claim, ErrorKind, Kind, MAX_READERS, Name, Token};
 use tokio::runtime::{Handle, Runtime};
 
 /// Long enough for a loaded machine, short enough that a lost wake-up is seen.
@@ -803,7 +803,7 @@ async fn a_file_that_is_kept_locked_costs_no_other_wait() {
     let tmp = tempfile::tempdir().unwrap();
     let url = format!("file:{}", tmp.path().display());
     let (holder, waiting) =
-        (Leasehold::connect(&url).await.unwrap(), Leasehold::connect(&url).await.unwrap());
+        (leasehold::connect(&url).await.unwrap(), leasehold::connect(&url).await.unwrap());
     let mut held = Vec::new();
     let mut waits = Vec::new();
     for name in ["stuck", "healthy"] {
@@ -831,7 +831,7 @@ async fn a_file_that_is_kept_locked_costs_no_other_wait() {
 async fn a_release_that_cannot_be_written_is_not_forgotten() {
     let tmp = tempfile::tempdir().unwrap();
     let url = format!("file:{}", tmp.path().display());
-    let locks = Leasehold::connect(&url).await.unwrap();
+    let locks = leasehold::connect(&url).await.unwrap();
     let lease = Duration::from_millis(500);
     let guard = locks.mutex("kept").lease(lease).lock().await.unwrap();
     let file = keep_locked(tmp.path(), "kept");
@@ -852,7 +852,7 @@ async fn a_release_that_cannot_be_written_is_not_forgotten() {
     };
     tokio::time::timeout(SOON, session_ends).await.expect("the client goes on for ever");
     drop(file);
-    let locks = Leasehold::connect(&url).await.unwrap();
+    let locks = leasehold::connect(&url).await.unwrap();
     locks.mutex("kept").lock_timeout(SOON).await.unwrap().release().await.unwrap();
 }
 

@@ -13,7 +13,7 @@ fn locks() -> Leasehold {
 
 #[tokio::test]
 async fn three_lines() {
-    let locks = Leasehold::connect("memory:three_lines").await.unwrap();
+    let locks = leasehold::connect("memory:three_lines").await.unwrap();
     let guard = locks.mutex("order:42").lock().await.unwrap();
     assert!(guard.is_held());
     guard.release().await.unwrap();
@@ -170,8 +170,8 @@ async fn bad_input_is_told_in_one_line() {
         locks.semaphore("s", 2).acquire_many(3).await.unwrap_err(),
         locks.semaphore("s", 2).acquire_many(0).await.unwrap_err(),
         locks.mutex("m").lease(Duration::ZERO).lock().await.unwrap_err(),
-        Leasehold::connect("nonsense").await.unwrap_err(),
-        Leasehold::connect("gopher://x").await.unwrap_err(),
+        leasehold::connect("nonsense").await.unwrap_err(),
+        leasehold::connect("gopher://x").await.unwrap_err(),
     ];
     for error in kinds {
         assert!(matches!(error.kind(), ErrorKind::InvalidName | ErrorKind::Config), "{error}");

@@ -222,7 +222,7 @@ async fn s07_a_renewal_that_comes_after_the_release_makes_it_no_loss() {
 async fn a_release_that_comes_too_late_says_why() {
     let clock = leasehold::Clock::stepped();
     let odd = Arc::new(Odd::new(&Arc::new(MemoryStore::with_clock(clock.clone()))));
-    let locks = Leasehold::builder().clock(clock.clone()).store(odd.clone()).unwrap();
+    let locks = leasehold::builder().clock(clock.clone()).store(odd.clone()).unwrap();
     let lease = Duration::from_secs(60);
     let guard = locks.mutex("a").lease(lease).no_renewal().lock().await.unwrap();
     odd.before_leave.forget_permits(OPEN);
@@ -299,7 +299,7 @@ async fn at_least_outlasts_max_hold() {
 #[tokio::test]
 async fn at_least_outlasts_max_hold_when_the_guard_is_dropped_at_once() {
     let clock = leasehold::Clock::stepped();
-    let locks = Leasehold::builder().clock(clock.clone()).store(Arc::new(MemoryStore::new()));
+    let locks = leasehold::builder().clock(clock.clone()).store(Arc::new(MemoryStore::new()));
     let locks = locks.unwrap();
     let lock = locks.mutex("a").max_hold(Duration::from_secs(5));
     let guard = lock.clone().at_least(Duration::from_secs(60)).lock().await.unwrap();
@@ -333,7 +333,7 @@ async fn a_long_wait_does_not_use_up_the_patience_for_joining_again() {
     let memory = Arc::new(MemoryStore::new());
     let odd = Arc::new(Odd::new(&memory));
     let clock = leasehold::Clock::stepped();
-    let second = Leasehold::builder().clock(clock.clone()).store(odd.clone()).unwrap();
+    let second = leasehold::builder().clock(clock.clone()).store(odd.clone()).unwrap();
     let first = client(memory);
     let blocker = first.mutex("a").lock().await.unwrap();
     let waiting = waiting_lock(&second, "a", 6_000);
@@ -388,7 +388,7 @@ async fn run_keeps_the_result_when_the_release_fails() {
 async fn an_owner_who_reenters_gets_the_validity_it_asks_for() {
     let odd = Arc::new(Odd::new(&Arc::new(MemoryStore::new())));
     let clock = leasehold::Clock::stepped();
-    let locks = Leasehold::builder().clock(clock.clone()).store(odd).unwrap();
+    let locks = leasehold::builder().clock(clock.clone()).store(odd).unwrap();
     let me = Owner::new();
     let lease = Duration::from_secs(60);
     let lock = locks.mutex("a").owner(&me).lease(lease).no_renewal();

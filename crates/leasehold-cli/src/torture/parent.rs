@@ -412,7 +412,7 @@ pub(super) async fn run(plan: Plan) -> leasehold::Result<Report> {
     // Refused before anything is made.
     plan.faults()?;
     plan.fence()?;
-    let store = Leasehold::connect(&plan.store).await?;
+    let store = leasehold::connect(&plan.store).await?;
     run_on(store, plan).await
 }
 

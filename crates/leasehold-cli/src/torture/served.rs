@@ -446,7 +446,7 @@ mod tests {
     }
 
     fn client(server: &Server, worker: WorkerId) -> Leasehold {
-        Leasehold::builder().store(Arc::new(Served::new(server.socket(), worker))).unwrap()
+        leasehold::builder().store(Arc::new(Served::new(server.socket(), worker))).unwrap()
     }
 
     const LEASE: Duration = Duration::from_millis(900);

@@ -145,9 +145,9 @@ impl Worker {
             return Err("a torture worker is started by leasehold torture only".into());
         };
         let locks = match &setup.store {
-            Where::Url(url) => patiently(AWAY_AT_FIRST, || Leasehold::connect(url)).await,
+            Where::Url(url) => patiently(AWAY_AT_FIRST, || leasehold::connect(url)).await,
             Where::Served(socket) => {
-                Leasehold::builder().store(Arc::new(Served::new(socket.clone(), setup.worker)))
+                leasehold::builder().store(Arc::new(Served::new(socket.clone(), setup.worker)))
             }
         };
         let ledger = match (&setup.store, &setup.ledger) {

@@ -13,7 +13,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::{Leasehold, Mutex, blocking};
+use leasehold::{Mutex, blocking};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 
@@ -29,7 +29,7 @@ const CONTENDERS: [usize; 2] = [2, 32];
 /// Tasks on two threads, beside tokio's mutex, which is first come, first served as well.
 pub(crate) fn memory(effort: Effort) -> Result<()> {
     let runtime = two_threads()?;
-    let locks = runtime.block_on(Leasehold::connect("memory:contention"))?;
+    let locks = runtime.block_on(leasehold::connect("memory:contention"))?;
     let lock = Arc::new(locks.mutex("contention"));
     let raw = Arc::new(tokio::sync::Mutex::new(()));
     let turn = |raw: Arc<tokio::sync::Mutex<()>>| async move {
@@ -50,7 +50,7 @@ pub(crate) fn memory(effort: Effort) -> Result<()> {
 pub(crate) fn file_in_one_process(effort: Effort) -> Result<()> {
     let runtime = two_threads()?;
     let scratch = Scratch::new()?;
-    let locks = runtime.block_on(Leasehold::connect(scratch.url()))?;
+    let locks = runtime.block_on(leasehold::connect(scratch.url()))?;
     let lock = Arc::new(locks.mutex("contention"));
     for n in CONTENDERS {
         let bare = || threads(n, effort, scratch.path());
@@ -211,7 +211,7 @@ pub(crate) fn child(subject: &str, me: &str, of: &str, dir: &Path) -> Result<()>
             Box::new(move || Ok(lock.with(now)?))
         }
         _ => {
-            let lock = blocking::Leasehold::connect(Scratch::url_in(dir))?.mutex("contention");
+            let lock = blocking::connect(Scratch::url_in(dir))?.mutex("contention");
             Box::new(move || {
                 let guard = lock.lock()?;
                 let note = now();

@@ -51,7 +51,7 @@ fn two_threads() -> Result<Runtime> {
 /// One task alone, nanoseconds a pair.
 fn pair(effort: Effort, server: &Etcd, raw: &Raw) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let locks = runtime.block_on(Leasehold::connect(server.url()))?;
+    let locks = runtime.block_on(leasehold::connect(server.url()))?;
     let lock = locks.mutex("pair");
     let lease = runtime.block_on(raw.grant())?;
     let each = |pair: &dyn Fn() -> Result<()>| -> Result<f64> {
@@ -98,7 +98,7 @@ fn pair(effort: Effort, server: &Etcd, raw: &Raw) -> Result<()> {
 /// Many tasks, each with a name of its own: pairs a second, all together.
 fn many_names(effort: Effort, server: &Etcd, raw: &Raw) -> Result<()> {
     let runtime = two_threads()?;
-    let locks = runtime.block_on(Leasehold::connect(server.url()))?;
+    let locks = runtime.block_on(leasehold::connect(server.url()))?;
     let lease = runtime.block_on(raw.grant())?;
     let together = |job: &dyn Fn(usize) -> Job| -> Result<f64> {
         runtime.block_on(async {

@@ -6,8 +6,6 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use leasehold::blocking::Leasehold;
-
 use crate::measure::{
     Effort, Measured, Result, Subject, alternate, digits, duration, now, percentile, table,
 };
@@ -16,7 +14,7 @@ use crate::scratch::Scratch;
 
 pub(crate) fn file(effort: Effort) -> Result<()> {
     let scratch = Scratch::new()?;
-    let locks = Leasehold::connect(scratch.url())?;
+    let locks = leasehold::blocking::connect(scratch.url())?;
     let bare = || {
         let wait = || Ok(Flock::open(scratch.path())?.with(now)?);
         kills(effort, "flock", scratch.path(), wait, || Ok(()))
@@ -87,7 +85,7 @@ pub(crate) fn child(subject: &str, dir: &Path) -> Result<()> {
     if subject == "flock" {
         return Flock::open(dir)?.with(until_killed)?;
     }
-    let guard = Leasehold::connect(Scratch::url_in(dir))?.mutex("kill").lock()?;
+    let guard = leasehold::blocking::connect(Scratch::url_in(dir))?.mutex("kill").lock()?;
     until_killed()?;
     Ok(guard.release().map(drop)?)
 }

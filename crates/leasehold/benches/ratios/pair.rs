@@ -13,7 +13,7 @@ use crate::scratch::Scratch;
 pub(crate) fn memory(effort: Effort) -> Result<()> {
     let runtime = runtime()?;
     let raw = tokio::sync::Mutex::new(());
-    let locks = runtime.block_on(Leasehold::connect("memory:pair"))?;
+    let locks = runtime.block_on(leasehold::connect("memory:pair"))?;
     let bare = time_pairs(&runtime, effort, async || {
         drop(raw.lock().await);
         Ok(())
@@ -30,7 +30,7 @@ pub(crate) fn file(effort: Effort) -> Result<()> {
     let runtime = runtime()?;
     let scratch = Scratch::new()?;
     let raw = Flock::open(scratch.path())?;
-    let locks = runtime.block_on(Leasehold::connect(scratch.url()))?;
+    let locks = runtime.block_on(leasehold::connect(scratch.url()))?;
     let bare = time_pairs(&runtime, effort, async || Ok(raw.with(|| ())?));
     let whole = time_pairs(&runtime, effort, async || Ok(open_flock_close(scratch.path())?));
     let mut subjects = vec![

@@ -20,7 +20,6 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::Leasehold;
 use redis::aio::MultiplexedConnection;
 use testbed::{Redis, Setup};
 use tokio::runtime::{Builder, Runtime};
@@ -41,7 +40,7 @@ const RELEASE: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redi
 pub(crate) fn pair(effort: Effort) -> Result<()> {
     let server = Redis::with(Setup::new().fast());
     let runtime = pair::runtime()?;
-    let locks = runtime.block_on(Leasehold::connect(server.url()))?;
+    let locks = runtime.block_on(leasehold::connect(server.url()))?;
     let raw = runtime.block_on(connect(&server))?;
     let script = redis::Script::new(RELEASE);
     let recipe =
@@ -141,7 +140,7 @@ impl Drop for Python {
 /// Tasks with a name each, on two threads.
 fn many(effort: Effort, server: &Redis) -> Result<()> {
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let locks = runtime.block_on(Leasehold::connect(server.url()))?;
+    let locks = runtime.block_on(leasehold::connect(server.url()))?;
     let raw = runtime.block_on(connect(server))?;
     let script = Arc::new(redis::Script::new(RELEASE));
     let recipe = || {
@@ -231,7 +230,7 @@ async fn spread(effort: Effort, task: impl Fn(usize) -> Pair) -> Result<f64> {
 pub(crate) fn contention(effort: Effort) -> Result<()> {
     let server = Redis::with(Setup::new().fast().arg("--maxclients").arg("4000"));
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let connect_ours = || runtime.block_on(Leasehold::connect(server.url()));
+    let connect_ours = || runtime.block_on(leasehold::connect(server.url()));
     // One more, that holds until all wait.
     let clients: std::result::Result<Vec<_>, _> = (0..=CLIENTS).map(|_| connect_ours()).collect();
     let clients = clients?;

@@ -2,7 +2,6 @@
 //! deletes, on one server, over the same driver. Ours does more on each of three or five servers
 //! (the token, who holds, who waits), and all servers of the run share this machine's processors.
 
-use leasehold::Leasehold;
 use redis::aio::MultiplexedConnection;
 use testbed::{Redlock, Setup};
 
@@ -18,7 +17,7 @@ pub(crate) fn pair(effort: Effort) -> Result<()> {
         let runtime = pair::runtime()?;
         // They have just been started, and nothing was lost.
         let url = servers.url() + "?restart_delay_ms=0&node_timeout_ms=1000";
-        let locks = runtime.block_on(Leasehold::connect(url))?;
+        let locks = runtime.block_on(leasehold::connect(url))?;
         let raw = runtime.block_on(connect(&servers))?;
         let script = redis::Script::new(RELEASE);
         let recipe =

@@ -50,7 +50,7 @@ pub(crate) fn sqlite(effort: Effort) -> Result<()> {
         let file = scratch.path().join("locks.db").display().to_string();
         let runtime = pair::runtime()?;
         let url = format!("sqlite:{file}?synchronous={synchronous}");
-        let locks = runtime.block_on(Leasehold::connect(&url))?;
+        let locks = runtime.block_on(leasehold::connect(&url))?;
         let mut byhand = runtime.block_on(SqliteConnection::connect(&file))?;
         let set = format!("PRAGMA synchronous = {synchronous}; {TABLE}");
         runtime.block_on(sqlx::raw_sql(sqlx::AssertSqlSafe(set)).execute(&mut byhand))?;
@@ -108,7 +108,7 @@ pub(crate) fn postgres(effort: Effort) -> Result<()> {
         let server = Postgres::with(setup);
         let url = server.database();
         let runtime = pair::runtime()?;
-        let locks = runtime.block_on(Leasehold::connect(&url))?;
+        let locks = runtime.block_on(leasehold::connect(&url))?;
         let byhand = runtime.block_on(PgConnection::connect(&url))?;
         let byhand = tokio::sync::Mutex::new(byhand);
         runtime
@@ -175,7 +175,7 @@ pub(crate) fn mariadb(effort: Effort) -> Result<()> {
         let server = MariaDb::with(setup);
         let url = server.database();
         let runtime = pair::runtime()?;
-        let locks = runtime.block_on(Leasehold::connect(&url))?;
+        let locks = runtime.block_on(leasehold::connect(&url))?;
         let byhand = runtime.block_on(MySqlConnection::connect(&url))?;
         let byhand = tokio::sync::Mutex::new(byhand);
         runtime
@@ -397,7 +397,7 @@ struct Bed {
 impl Bed {
     fn new(url: &str, n: usize, counter: impl Fn() -> Option<Counter>) -> Result<Self> {
         let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-        let connect = || runtime.block_on(Leasehold::connect(url));
+        let connect = || runtime.block_on(leasehold::connect(url));
         // One more, that holds until all wait.
         let clients: Result<Vec<_>, _> = (0..=CLIENTS.min(n)).map(|_| connect()).collect();
         Ok(Self { runtime, clients: clients?, counter: counter() })

@@ -78,7 +78,7 @@ fn pairs(runtime: &Runtime, server: &ZooKeeper, effort: Effort) -> Result<()> {
     let (raw, locks) = runtime.block_on(async {
         Ok::<_, Box<dyn std::error::Error + Send + Sync>>((
             Client::connect(&hosts(server)).await?,
-            Leasehold::connect(url(server)).await?,
+            leasehold::connect(url(server)).await?,
         ))
     })?;
     let bare = time_pairs(runtime, effort, async || {
@@ -149,7 +149,7 @@ fn kazoo_contends(server: &ZooKeeper, time: Duration, n: usize) -> Result<Round>
 fn many_names(runtime: &Runtime, server: &ZooKeeper, effort: Effort) -> Result<()> {
     const TASKS: usize = 64;
     let raw = Arc::new(runtime.block_on(Client::connect(&hosts(server)))?);
-    let locks = runtime.block_on(Leasehold::connect(url(server)))?;
+    let locks = runtime.block_on(leasehold::connect(url(server)))?;
     let bare = || {
         let raw = raw.clone();
         together(runtime, TASKS, effort, move |i| {
@@ -352,7 +352,7 @@ fn clients(runtime: &Runtime, server: &ZooKeeper) -> Result<Clients> {
         let (mut raws, mut locks) = (Vec::new(), Vec::new());
         for _ in 0..CLIENTS {
             raws.push(Arc::new(Client::connect(&hosts(server)).await?));
-            locks.push(Leasehold::connect(url(server)).await?);
+            locks.push(leasehold::connect(url(server)).await?);
         }
         Ok((raws, locks))
     })

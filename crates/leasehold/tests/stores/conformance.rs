@@ -3,22 +3,22 @@
 use std::sync::Arc;
 
 use leasehold::store::MemoryStore;
-use leasehold::{BUILT_IN, Builder, Leasehold};
+use leasehold::{BUILT_IN, Builder};
 
 leasehold::conformance_suite!(memory, async {
-    Leasehold::connect("memory:conformance").await.unwrap()
+    leasehold::connect("memory:conformance").await.unwrap()
 });
 
 #[cfg(feature = "file")]
 leasehold::conformance_suite!(file, async {
-    Leasehold::connect(concat!("file:", env!("CARGO_TARGET_TMPDIR"), "/conformance")).await.unwrap()
+    leasehold::connect(concat!("file:", env!("CARGO_TARGET_TMPDIR"), "/conformance")).await.unwrap()
 });
 
 #[cfg(feature = "sqlite")]
 leasehold::conformance_suite!(sqlite, async {
     // No power is cut here; that the disk is waited for is tested elsewhere.
     let url = concat!("sqlite:", env!("CARGO_TARGET_TMPDIR"), "/conformance.db?synchronous=off");
-    Leasehold::connect(url).await.unwrap()
+    leasehold::connect(url).await.unwrap()
 });
 
 #[cfg(feature = "postgres")]
@@ -27,7 +27,7 @@ static POSTGRES: std::sync::LazyLock<String> =
 
 #[cfg(feature = "postgres")]
 leasehold::conformance_suite!(postgres, async {
-    Leasehold::connect(POSTGRES.as_str()).await.unwrap()
+    leasehold::connect(POSTGRES.as_str()).await.unwrap()
 });
 
 #[cfg(feature = "mysql")]
@@ -36,7 +36,7 @@ static MARIADB: std::sync::LazyLock<String> =
 
 #[cfg(feature = "mysql")]
 leasehold::conformance_suite!(mariadb, async {
-    Leasehold::connect(MARIADB.as_str()).await.unwrap()
+    leasehold::connect(MARIADB.as_str()).await.unwrap()
 });
 
 #[cfg(feature = "mysql")]
@@ -47,11 +47,11 @@ static MYSQL: std::sync::LazyLock<String> =
     });
 
 #[cfg(feature = "mysql")]
-leasehold::conformance_suite!(mysql, async { Leasehold::connect(MYSQL.as_str()).await.unwrap() });
+leasehold::conformance_suite!(mysql, async { leasehold::connect(MYSQL.as_str()).await.unwrap() });
 
 #[cfg(feature = "redis")]
 leasehold::conformance_suite!(redis, async {
-    Leasehold::connect(testbed::redis().url()).await.unwrap()
+    leasehold::connect(testbed::redis().url()).await.unwrap()
 });
 
 #[cfg(feature = "redis")]
@@ -60,25 +60,25 @@ leasehold::conformance_suite!(valkey, async {
         true => testbed::valkey(),
         false => testbed::redis(),
     };
-    Leasehold::connect(server.url()).await.unwrap()
+    leasehold::connect(server.url()).await.unwrap()
 });
 
 #[cfg(feature = "zookeeper")]
 leasehold::conformance_suite!(zookeeper, async {
-    Leasehold::connect(testbed::zookeeper().url()).await.unwrap()
+    leasehold::connect(testbed::zookeeper().url()).await.unwrap()
 });
 
 #[cfg(feature = "zookeeper")]
 leasehold::conformance_suite!(zookeeper_kazoo, async {
     let url = format!("{}/kazoo?naming=kazoo&create=yes", testbed::zookeeper().url());
-    Leasehold::connect(url).await.unwrap()
+    leasehold::connect(url).await.unwrap()
 });
 
 #[cfg(feature = "etcd")]
 static ETCD: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| testbed::etcd().url());
 
 #[cfg(feature = "etcd")]
-leasehold::conformance_suite!(etcd, async { Leasehold::connect(ETCD.as_str()).await.unwrap() });
+leasehold::conformance_suite!(etcd, async { leasehold::connect(ETCD.as_str()).await.unwrap() });
 
 // Every token is told greater than the store draws it.
 leasehold::conformance_suite!(token_offset, async {

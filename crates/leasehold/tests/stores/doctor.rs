@@ -10,7 +10,6 @@
     feature = "zookeeper"
 ))]
 
-use leasehold::Leasehold;
 use leasehold::doctor::{Finding, Severity};
 use leasehold::store::Survival;
 use testbed::{
@@ -24,7 +23,7 @@ async fn findings(url: &str) -> Vec<Finding> {
 }
 
 async fn try_findings(url: &str) -> leasehold::Result<Vec<Finding>> {
-    let found = Leasehold::connect(url).await?.diagnose().await?;
+    let found = leasehold::connect(url).await?.diagnose().await?;
     assert!(found.is_sorted_by(|a, b| a.severity >= b.severity), "worst first: {found:?}");
     for finding in &found {
         let worse = finding.severity > Severity::Note;
@@ -105,7 +104,7 @@ async fn s61_sqlite_that_does_not_wait_for_the_disk() {
     assert_eq!(ours(troubles(&url("?synchronous=normal")).await), [("synchronous", Weak)]);
     assert_eq!(ours(troubles(&url("?synchronous=off")).await), [("synchronous", Broken)]);
     // Looking does not let go of a lock that SQLite has on its file in this process.
-    let locks = Leasehold::connect(url("")).await.unwrap();
+    let locks = leasehold::connect(url("")).await.unwrap();
     let guard = locks.mutex("held").try_lock().await.unwrap();
     locks.diagnose().await.unwrap();
     assert!(guard.is_held());
@@ -151,7 +150,7 @@ async fn s42_a_pooler_in_transaction_mode_is_noticed() {
     // Said, it is no trouble; unsaid, it is found, or connecting says what to write.
     assert_eq!(troubles(&format!("{url}?pooler=transaction")).await, []);
     // Also while others take turns with the server's sessions.
-    let busy = Leasehold::connect(format!("{url}?pooler=transaction")).await.unwrap();
+    let busy = leasehold::connect(format!("{url}?pooler=transaction")).await.unwrap();
     let mut others = tokio::task::JoinSet::new();
     for n in 0..8 {
         let mutex = busy.mutex(format!("busy {n}"));
@@ -166,7 +165,7 @@ async fn s42_a_pooler_in_transaction_mode_is_noticed() {
         assert!(found.iter().all(|f| f.id != "pooler"), "not noticed: {found:?}");
     }
     drop(others);
-    let told = match Leasehold::connect(&url).await {
+    let told = match leasehold::connect(&url).await {
         Err(error) => error.to_string(),
         Ok(locks) => match locks.diagnose().await {
             Err(error) => error.to_string(),
@@ -195,10 +194,10 @@ async fn a_mariadb_that_is_set_up_well_is_found_well() {
     }
     assert_eq!(troubles(&url).await, []);
     // Who connects to a replica is told so at once; a server can become one later.
-    let locks = Leasehold::connect(&url).await.unwrap();
+    let locks = leasehold::connect(&url).await.unwrap();
     server.admin("SET GLOBAL read_only = 1");
     assert_eq!(locks.diagnose().await.unwrap().first().map(|f| f.id), Some("read_only"));
-    let error = Leasehold::connect(&url).await.unwrap_err();
+    let error = leasehold::connect(&url).await.unwrap_err();
     assert!(error.to_string().contains("connect to the primary"), "{error}");
     server.admin("SET GLOBAL read_only = 0");
     server.admin("SET GLOBAL max_connections = 20");
@@ -327,7 +326,7 @@ async fn an_etcd_of_one_member_or_without_room() {
     // Nobody answers a new client while a leader is elected.
     let mut old = None;
     until(async || {
-        let locks = Leasehold::connect(cluster.url()).await.ok();
+        let locks = leasehold::connect(cluster.url()).await.ok();
         old = locks.map(|locks| locks.guarantees().on_failover == Survival::Fenced);
         old.is_some()
     })
@@ -343,7 +342,7 @@ async fn an_etcd_of_one_member_or_without_room() {
     .await;
     let server = Etcd::with(Setup::new().arg("--quota-backend-bytes=200000"), 1);
     assert_eq!(troubles(&server.url()).await, [("one-member", Weak)]);
-    let locks = Leasehold::connect(server.url()).await.unwrap();
+    let locks = leasehold::connect(server.url()).await.unwrap();
     let filling = "x".repeat(50_000);
     for n in 0..50 {
         let key = format!("filling{n}");

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::common::connect_patiently as connect;
 use crate::etcd_common::*;
 use leasehold::store::{Guarantee, Survival};
-use leasehold::{Builder, ErrorKind, Leasehold, LostReason};
+use leasehold::{ErrorKind, LostReason};
 use testbed::{Cut, Etcd, Proxy, in_own_network};
 
 /// Everything that breaks a cluster is done to one, in turn: starting three members is dear.
@@ -171,7 +171,7 @@ fn without_a_majority_nothing_is_granted_and_it_is_told() {
         // Which of the two, its version decides.
         assert!(matches!(promises.on_failover, Survival::Exclusive | Survival::Fenced));
         let wanted = Guarantee::GrantDurability(leasehold::store::Durability::Majority);
-        Builder::default().require(wanted).connect(cluster.url()).await.unwrap();
+        leasehold::builder().require(wanted).connect(cluster.url()).await.unwrap();
         let guard = locks.mutex("m").lease(Duration::from_secs(3)).lock().await.unwrap();
         cluster.kill(0);
         cluster.kill(1);
@@ -179,7 +179,7 @@ fn without_a_majority_nothing_is_granted_and_it_is_told() {
         assert_eq!(error.unwrap_err().kind(), ErrorKind::Unreachable);
         let reason = tokio::time::timeout(PATIENCE, guard.lost()).await.unwrap();
         assert_eq!(reason, LostReason::Expired);
-        let error = Leasehold::connect(cluster.url()).await.unwrap_err();
+        let error = leasehold::connect(cluster.url()).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
         assert_eq!(error.to_string().lines().count(), 1, "{error}");
     });

@@ -153,7 +153,7 @@ fn f44_values_of_older_and_newer_versions_stand_in_one_queue() {
     run(async {
         let server = testbed::etcd();
         let locks = connect(&server.url()).await;
-        let golden = include_str!("../golden/etcd_values.txt");
+        let golden = include_str!("../../../leasehold-etcd/golden/values.txt");
         for (n, value) in golden.lines().enumerate() {
             let newer = value.replacen("{", "{\"new\":[1],", 1);
             let unreadable = format!("{} ?", value.split_once(' ').unwrap().0);
@@ -320,7 +320,7 @@ fn f11_etcds_grpc_proxy_is_recognised_and_refused() {
             let proxy = server.grpc_proxy(more);
             let url = format!("etcd://127.0.0.1:{}", proxy.port());
             let mut told = None;
-            until("the proxy", async || match Leasehold::connect(&url).await {
+            until("the proxy", async || match leasehold::connect(&url).await {
                 Err(e) if e.kind() == ErrorKind::Unreachable => false,
                 other => {
                     told = Some(other.err());

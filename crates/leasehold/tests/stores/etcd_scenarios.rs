@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::etcd_common::*;
 use leasehold::store::{Evict, Joined, Mode, Renew, Renewal, Signal, Standing, Store};
-use leasehold::{Claim, ErrorKind, Kind, Leasehold, LostReason, Name};
+use leasehold::{Claim, ErrorKind, Kind, LostReason, Name};
 use testbed::{Etcd, Proxy, Setup};
 
 /// The lease that the only key with this prefix hangs on, as etcdctl writes it.
@@ -527,7 +527,7 @@ fn a_lock_that_is_used_again_is_the_same_key_and_what_comes_late_harms_nobody() 
 
 /// What a client is told that is not let in: by connecting, or at the latest by its first lock.
 async fn refusal(url: &str, name: &str) -> leasehold::Error {
-    let error = match Leasehold::connect(url).await {
+    let error = match leasehold::connect(url).await {
         Err(error) => error,
         Ok(locks) => match locks.mutex(name).try_lock().await {
             Err(error) => error,

@@ -8,8 +8,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::etcd_common::*;
-use leasehold::ErrorKind;
 use leasehold::store::Evict;
+use leasehold::{ErrorKind, EtcdGuardExt};
 
 fn put_if(compare: &str, key: &str, value: &str) -> bool {
     crate::etcd_common::put_if(testbed::etcd().etcdctl_command(), compare, key, value)

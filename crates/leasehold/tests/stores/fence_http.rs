@@ -88,7 +88,7 @@ where
 }
 
 async fn memory_lock(name: &str) -> (Leasehold, Guard) {
-    let locks = Leasehold::connect("memory:").await.unwrap();
+    let locks = leasehold::connect("memory:").await.unwrap();
     let guard = locks.mutex(name).lock().await.unwrap();
     (locks, guard)
 }
@@ -128,7 +128,7 @@ async fn r35_a_stale_request_is_refused_with_both_tokens() {
 async fn r35_nothing_is_sent_once_the_guard_is_lost() {
     let (url, written) = service(FenceLayer::new(InMemory::new(), protected)).await;
     let url = format!("{url}/orders/1");
-    let locks = Leasehold::connect("memory:").await.unwrap();
+    let locks = leasehold::connect("memory:").await.unwrap();
     let lease = Duration::from_secs(5);
     let guard = locks.mutex("http lost").lease(lease).no_renewal().lock().await.unwrap();
     let mut short = TokenLayer::new(&guard).unwrap().min_validity(lease * 2).layer(client());
@@ -341,7 +341,7 @@ fn child_that_is_stopped() {
     let (store, url) = told.split_once(' ').unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
-        let locks = Leasehold::connect(store).await.unwrap();
+        let locks = leasehold::connect(store).await.unwrap();
         // Stopped in the middle of a renewal, it would keep SQLite's write lock.
         let lock = locks.mutex("orders/42").lease(LEASE).no_renewal();
         let guard = lock.lock().await.unwrap();
@@ -390,7 +390,7 @@ async fn r40_a_stopped_process_is_refused_at_the_door() {
     assert_eq!(line("wrote ").await, "200 OK");
     // SAFETY: a plain kill of a child that we have not waited for yet.
     unsafe { libc::kill(pid, libc::SIGSTOP) };
-    let locks = Leasehold::connect(&store).await.unwrap();
+    let locks = leasehold::connect(&store).await.unwrap();
     let guard = locks.mutex("orders/42").lock_timeout(Duration::from_secs(60)).await.unwrap();
     let mut tokened = TokenLayer::new(&guard).unwrap().layer(client());
     let (status, _) = answer(tokened.call(request(&url, "parent")).await.unwrap()).await;

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use leasehold::fence::redis::{self as fenced, Fenced};
-use leasehold::{ErrorKind, Leasehold, Token};
+use leasehold::{ErrorKind, Token};
 use redis::AsyncCommands;
 use redis::aio::MultiplexedConnection;
 
@@ -56,7 +56,7 @@ async fn r35_a_stale_token_writes_nothing_in_any_form() {
     assert_eq!(push(&mut c, 3).await.unwrap(), 4);
 
     // Permits and readers are no fences, and a wrong type is an error and not a stale token.
-    let locks = Leasehold::connect("memory:fence-redis").await.unwrap();
+    let locks = leasehold::connect("memory:fence-redis").await.unwrap();
     let permit = locks.semaphore("p", 2).acquire().await.unwrap();
     let error = fenced::set(&mut c, "r35:s", &permit, "x").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
@@ -200,7 +200,7 @@ const LEASE: Duration = Duration::from_secs(10);
 fn child_that_is_stopped() {
     let Ok(url) = std::env::var("LEASEHOLD_TEST_CHILD") else { return };
     tokio::runtime::Runtime::new().unwrap().block_on(async {
-        let locks = Leasehold::connect(&url).await.unwrap();
+        let locks = leasehold::connect(&url).await.unwrap();
         let guard = locks.mutex("r40").lease(LEASE).lock().await.unwrap();
         let token = guard.token();
         let client = redis::Client::open(url).unwrap();
@@ -243,7 +243,7 @@ async fn r40_a_stopped_process_is_refused_by_redis() {
     line("wrote under ").await;
     // SAFETY: a plain kill of a child that we have not waited for yet.
     unsafe { libc::kill(pid, libc::SIGSTOP) };
-    let locks = Leasehold::connect(&url).await.unwrap();
+    let locks = leasehold::connect(&url).await.unwrap();
     let guard = locks.mutex("r40").lock_timeout(Duration::from_secs(60)).await.unwrap();
     let mut c = connection().await;
     fenced::set(&mut c, "r40:data", &guard, "parent").await.unwrap();

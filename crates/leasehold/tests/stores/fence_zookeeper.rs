@@ -4,7 +4,7 @@
 
 use crate::zookeeper_common::*;
 use leasehold::store::Evict;
-use leasehold::{ErrorKind, Leasehold};
+use leasehold::{ErrorKind, ZooKeeperGuardExt};
 use testbed::zookeeper;
 use zookeeper_client::Client;
 
@@ -35,7 +35,7 @@ fn r35_a_late_holders_transaction_changes_nothing() {
             release(next).await;
             drop(late);
         }
-        let memory = Leasehold::connect("memory:").await.unwrap();
+        let memory = leasehold::connect("memory:").await.unwrap();
         let guard = memory.mutex("x").lock().await.unwrap();
         assert_eq!(guard.zookeeper_node().unwrap_err().kind(), ErrorKind::Unsupported);
     });

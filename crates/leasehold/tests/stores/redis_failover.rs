@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::*;
 use leasehold::store::{Guarantee, Joined, Mode, Renew, Renewal};
-use leasehold::{Builder, Claim, ErrorKind, Guard, Kind, Leasehold, LostReason, Name, State};
+use leasehold::{Claim, ErrorKind, Guard, Kind, Leasehold, LostReason, Name, State};
 use testbed::{Cluster, Redis, Sentinel, Setup};
 
 const LEASE: Duration = Duration::from_millis(1_500);
@@ -57,7 +57,7 @@ fn r42_s25_sentinels_fail_over_from_a_killed_master() {
         let clients = [connect_patiently(&url).await, connect_patiently(&url).await];
         let guarantees = clients[0].guarantees();
         assert!(!guarantees.meets(Guarantee::ExclusiveOnFailover));
-        let error = Builder::default().require(Guarantee::ExclusiveOnFailover);
+        let error = leasehold::builder().require(Guarantee::ExclusiveOnFailover);
         let error = error.connect(set.url()).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
         let breaking = set.clone();
@@ -79,7 +79,7 @@ fn r42_s25_sentinels_fail_over_from_a_killed_master() {
 /// last longer than it, however slow the machine is, and many would not if nobody waited.
 async fn connect_in_mid_failover(url: &str) -> Leasehold {
     for _ in 0..20 {
-        match Leasehold::connect(url).await {
+        match leasehold::connect(url).await {
             Ok(locks) => return locks,
             Err(error) => assert_told(&error, ErrorKind::Unreachable, "secret"),
         }
@@ -103,7 +103,7 @@ fn s25_who_connects_in_mid_failover_waits_for_it() {
         // But whom nobody answers is told so at once.
         let url = format!("redis+sentinel://127.0.0.1:{}/mymaster", unused_port());
         let begun = Instant::now();
-        assert_told(&Leasehold::connect(&url).await.unwrap_err(), ErrorKind::Unreachable, "secret");
+        assert_told(&leasehold::connect(&url).await.unwrap_err(), ErrorKind::Unreachable, "secret");
         assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     });
 }
@@ -497,13 +497,13 @@ fn a_cluster_that_is_down_is_told_of() {
         };
         told(&locks.mutex("b").try_lock().await.unwrap_err());
         // One who comes only now finds no node for the slot on the map.
-        let late = Leasehold::connect(&cluster.url()).await.unwrap();
+        let late = leasehold::connect(&cluster.url()).await.unwrap();
         told(&late.mutex("b").try_lock().await.unwrap_err());
         // And a cluster of which nobody has made one yet.
         let setup = Setup::new().fast().arg("--cluster-enabled").arg("yes");
         let bare = Redis::with(setup.arg("--cluster-port").arg(unused_port().to_string()));
         let url = format!("redis+cluster://127.0.0.1:{}/", bare.port());
-        told(&Leasehold::connect(&url).await.unwrap_err());
+        told(&leasehold::connect(&url).await.unwrap_err());
     });
 }
 

@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use crate::common::*;
-use leasehold::{Error, ErrorKind, Leasehold};
+use leasehold::{Error, ErrorKind};
 use testbed::{Redis, Setup};
 
 const PAGE: &str = include_str!("../../../../docs/stores/redis.md");
@@ -26,7 +26,7 @@ fn and(more: &str) -> String {
 
 /// What a client is told that is not let in: by connecting, or at the latest by its first lock.
 async fn refusal(url: &str) -> Error {
-    match Leasehold::connect(url).await {
+    match leasehold::connect(url).await {
         Err(error) => error,
         Ok(locks) => match locks.mutex("refused").try_lock().await {
             Err(error) => error,

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::common::*;
 use leasehold::doctor::Severity;
 use leasehold::store::{Durability, Evict, Guarantee, Joined, Mode, Renew, Renewal, Signal};
-use leasehold::{Builder, Claim, ErrorKind, Kind, Leasehold, LostReason, Name, Released};
+use leasehold::{Claim, ErrorKind, Kind, Leasehold, LostReason, Name, Released};
 use testbed::{Cluster, Redis, Sentinel, Setup};
 
 /// How Redisson names who holds: a client's id and a thread's number.
@@ -508,7 +508,7 @@ fn f46_the_grade_is_what_the_settings_keep() {
                 Guarantee::ExclusiveOnClockStep,
                 Guarantee::GrantDurability(Durability::Machine),
             ] {
-                let error = Builder::default().require(wanted).connect(server.url()).await;
+                let error = leasehold::builder().require(wanted).connect(server.url()).await;
                 let error = error.map(drop).expect_err("locks may be thrown away");
                 assert_told(&error, ErrorKind::Unsupported, "secret");
             }
@@ -573,7 +573,7 @@ fn f64_a_command_that_was_disabled_is_named() {
     run(async {
         for command in ["EVALSHA", "SUBSCRIBE"] {
             let server = without(command);
-            let refused = match Leasehold::connect(&server.url()).await {
+            let refused = match leasehold::connect(&server.url()).await {
                 Err(error) => error,
                 Ok(locks) => locks.mutex("x").try_lock().await.unwrap_err(),
             };

@@ -148,7 +148,7 @@ fn a_server_that_is_loading_is_told_of() {
         });
         // Whoever comes may be told at connecting or by the first lock.
         let refused = loop {
-            let error = match Leasehold::connect(&server.url()).await {
+            let error = match leasehold::connect(&server.url()).await {
                 Err(error) => error,
                 Ok(locks) => match locks.mutex("early").lease(LEASE).try_lock().await {
                     Err(error) => error,

@@ -18,11 +18,11 @@ fn five() -> Redlock {
 }
 
 async fn connect(url: &str) -> Leasehold {
-    Leasehold::connect(url).await.unwrap()
+    leasehold::connect(url).await.unwrap()
 }
 
 async fn refused(url: &str) -> leasehold::Error {
-    match Leasehold::connect(url).await {
+    match leasehold::connect(url).await {
         Err(error) => {
             assert_eq!(error.to_string().lines().count(), 1, "{error}");
             error
@@ -233,7 +233,7 @@ async fn connect_later(servers: &Redlock) -> Leasehold {
     let nodes = servers.nodes();
     nodes[4].cont();
     let url = servers.url() + "?restart_delay_ms=0&node_timeout_ms=300";
-    let locks = patiently(async || Leasehold::connect(&url).await).await;
+    let locks = patiently(async || leasehold::connect(&url).await).await;
     nodes[4].stop();
     locks
 }

@@ -5,9 +5,7 @@
 
 #![cfg(feature = "redlock")]
 
-use leasehold::Leasehold;
-
 leasehold::conformance_suite!(redlock, async {
     let url = testbed::redlock().url() + "?restart_delay_ms=0&node_timeout_ms=20000";
-    Leasehold::connect(url).await.unwrap()
+    leasehold::connect(url).await.unwrap()
 });

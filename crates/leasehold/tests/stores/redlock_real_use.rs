@@ -17,7 +17,7 @@ fn servers(count: usize) -> Redlock {
 }
 
 async fn connect(url: &str) -> Leasehold {
-    Leasehold::connect(url).await.unwrap()
+    leasehold::connect(url).await.unwrap()
 }
 
 async fn eventually(what: &str, mut check: impl AsyncFnMut() -> bool) {
@@ -132,7 +132,7 @@ async fn f78_a_server_that_has_a_replica_has_no_vote() {
 
     let two = Redis::replica_of(nodes[1].port(), Setup::new().fast());
     nodes[1].wait_for_replicas(1);
-    let error = Leasehold::connect(&url).await.expect_err("one of three votes");
+    let error = leasehold::connect(&url).await.expect_err("one of three votes");
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
     assert!(error.to_string().contains("replica"), "{error}");
     drop((one, two));

@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use leasehold::store::{Joined, Mode, Renew, Renewal};
-use leasehold::{Claim, ErrorKind, Kind, Leasehold, Name};
+use leasehold::{Claim, ErrorKind, Kind, Name};
 use testbed::{Proxy, Redlock, Setup, redlock_url};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -18,7 +18,7 @@ async fn s07_a_release_whose_answers_are_lost_is_a_release() {
     let proxies: Vec<Proxy> = servers.nodes().iter().map(|n| Proxy::before(n.port())).collect();
     let url = redlock_url(proxies.iter().map(Proxy::port));
     let url = format!("{url}?restart_delay_ms=0&node_timeout_ms=20000&max_lease_ms=60000");
-    let locks = Leasehold::connect(&url).await.unwrap();
+    let locks = leasehold::connect(&url).await.unwrap();
     // The scripts are known to the servers after this.
     locks.mutex("warm").try_lock().await.unwrap().release().await.unwrap();
     let lock = locks.mutex("s07").lease(Duration::from_secs(60));
@@ -40,7 +40,7 @@ async fn s07_a_release_whose_answers_are_lost_is_a_release() {
 async fn a_damaged_lock_costs_no_other_its_renewal() {
     let servers = Redlock::with(3, Setup::new().fast());
     let url = servers.url() + "?restart_delay_ms=0&node_timeout_ms=20000";
-    let (locks, other) = (Leasehold::connect(&url).await.unwrap(), Leasehold::connect(&url).await);
+    let (locks, other) = (leasehold::connect(&url).await.unwrap(), leasehold::connect(&url).await);
     let (store, other) = (locks.store(), other.unwrap());
     let claim = |name: &str| Claim::new(Name::new(name).unwrap(), Kind::Mutex, 1, 1).unwrap();
     let renew = |claim: &Claim| Renew { lease: claim.lease, claim: claim.clone() };

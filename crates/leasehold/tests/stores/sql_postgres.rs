@@ -63,7 +63,7 @@ fn s42_a_pooler_that_nobody_told_us_of() {
         // One refuses what our sessions are started with, the other drops it.
         for pooler in [PgBouncer::before(server), PgBouncer::that_ignores(server, "options")] {
             let url = pooler.in_front_of(server, &database);
-            let error = leasehold::Leasehold::connect(&url).await.expect_err("it is found out");
+            let error = leasehold::connect(&url).await.expect_err("it is found out");
             assert_told(&error, ErrorKind::Config, "lh:lh");
             assert!(error.to_string().contains("pooler=transaction"), "{error}");
             let locks = connect(&(url + "?pooler=transaction")).await;
@@ -161,7 +161,7 @@ fn read_only_standby() {
         let before = connect(&url).await;
         release(before.mutex("first").lock().await.unwrap()).await;
         server.become_standby();
-        let error = leasehold::Leasehold::connect(&url).await.expect_err("it cannot be written to");
+        let error = leasehold::connect(&url).await.expect_err("it cannot be written to");
         assert_told(&error, ErrorKind::Denied, "lh:lh");
         assert!(error.to_string().contains("connect to the primary"), "{error}");
         // Who was connected before learns it by the next lock.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::sql_common::*;
-use leasehold::{ErrorKind, Leasehold, once};
+use leasehold::{ErrorKind, database, once};
 use sqlx::Connection;
 use testbed::{MariaDb, Postgres, Setup};
 
@@ -178,7 +178,7 @@ fn f34_no_store_takes_a_parameter_that_it_does_not_know() {
             "postgres://127.0.0.1:1/d?sslmod=require",
             "mysql://127.0.0.1:1/d?prefx=a",
         ] {
-            let error = Leasehold::connect(url).await.expect_err(url);
+            let error = leasehold::connect(url).await.expect_err(url);
             assert_eq!(error.kind(), ErrorKind::Config, "{url}: {error}");
         }
     });
@@ -282,8 +282,9 @@ fn f43_an_attempt_lasts_its_lease_while_summer_ends() {
             // By a clock that knows no summer.
             let sql = "SELECT CAST(lease_end / 1000000 - UNIX_TIMESTAMP() AS SIGNED) \
                        FROM leasehold_once";
-            let mut plain = sqlx::MySqlConnection::connect(&url).await?;
-            let left: i64 = sqlx::query_scalar(sql).fetch_one(&mut plain).await?;
+            let mut plain = sqlx::MySqlConnection::connect(&url).await.map_err(database::error)?;
+            let left: i64 =
+                sqlx::query_scalar(sql).fetch_one(&mut plain).await.map_err(database::error)?;
             assert!((300..=660).contains(&left), "{left} s are left of 600");
             Ok::<_, leasehold::Error>("done".to_owned())
         });

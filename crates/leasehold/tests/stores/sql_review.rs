@@ -402,7 +402,7 @@ async fn no_room_for_a_connection_is_passing<S: Server + Hasty>() {
     server.few_connections(&url);
     let url = url.replace("lh:lh@", "few:few@");
     let first = connect(&url).await;
-    let error = leasehold::Leasehold::connect(&url).await.unwrap_err();
+    let error = leasehold::connect(&url).await.unwrap_err();
     assert_told(&error, leasehold::ErrorKind::Unreachable, "few:few");
     assert!(error.is_retryable(), "{error}");
     assert!(error.to_string().contains("connection"), "{error}");

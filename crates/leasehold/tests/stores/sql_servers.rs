@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::sql_common::*;
 use leasehold::store::{Joined, Mode};
-use leasehold::{Builder, Claim, ErrorKind, Kind, Leasehold, LostReason, Name, State};
+use leasehold::{Claim, ErrorKind, Kind, Leasehold, LostReason, Name, State};
 use testbed::{Proxy, Setup};
 
 macro_rules! on_all {
@@ -96,7 +96,7 @@ async fn until_claims(locks: &Leasehold, name: &str, count: usize) {
 
 /// What a client is told that is not let in: by connecting, or at the latest by its first lock.
 async fn refusal(url: &str) -> leasehold::Error {
-    match Leasehold::connect(url).await {
+    match leasehold::connect(url).await {
         Err(error) => error,
         Ok(locks) => match locks.mutex("refused").try_lock().await {
             Err(error) => error,
@@ -669,7 +669,7 @@ async fn nobody_listens<S: Server>() {
     let locks = connect(&url).await;
     release(locks.mutex("first").lock().await.unwrap()).await;
     proxy.refuse(true);
-    let connecting = tokio::time::timeout(PATIENCE, Leasehold::connect(&url)).await.unwrap();
+    let connecting = tokio::time::timeout(PATIENCE, leasehold::connect(&url)).await.unwrap();
     assert_told(&connecting.unwrap_err(), ErrorKind::Unreachable, "lh:lh");
     let next = locks.mutex("next").lease(Duration::from_secs(1));
     let tried = tokio::time::timeout(PATIENCE, next.try_lock()).await.unwrap();
@@ -717,7 +717,7 @@ async fn s21_the_server_clock_steps<S: Server>() {
     assert_eq!(evicted, 1);
     let last = first.mutex("stepped").lock().await.unwrap();
     assert!(last.token() > next.token());
-    let stranger = Builder::default().connect(&url).await.unwrap();
+    let stranger = leasehold::builder().connect(&url).await.unwrap();
     release(last).await;
     assert!(stranger.mutex("stepped").lock().await.unwrap().token() > next.token());
 }

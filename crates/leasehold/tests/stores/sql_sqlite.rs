@@ -18,7 +18,7 @@ fn url(file: &Path) -> String {
 }
 
 async fn connect(file: &Path) -> Leasehold {
-    Leasehold::connect(url(file)).await.unwrap_or_else(|error| panic!("{error}"))
+    leasehold::connect(url(file)).await.unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn run(case: impl Future<Output = ()>) {
@@ -142,17 +142,17 @@ fn s61_what_survives_a_power_cut_is_told() {
         for (setting, durability) in
             [("", Durability::Disk), ("?synchronous=full", Durability::Disk)]
         {
-            let locks = Leasehold::connect(format!("{url}{setting}")).await.unwrap();
+            let locks = leasehold::connect(format!("{url}{setting}")).await.unwrap();
             assert_eq!(locks.guarantees().grant, durability, "{setting}");
         }
-        let locks = Leasehold::connect(format!("{url}?synchronous=off")).await.unwrap();
+        let locks = leasehold::connect(format!("{url}?synchronous=off")).await.unwrap();
         assert!(locks.guarantees().grant < Durability::Disk);
     });
 }
 
 /// By connecting, or at the latest by its first lock, and in one line.
 async fn refused(file: &Path, kind: ErrorKind) -> String {
-    let error = match Leasehold::connect(url(file)).await {
+    let error = match leasehold::connect(url(file)).await {
         Err(error) => error,
         Ok(locks) => match locks.mutex("x").try_lock().await {
             Err(error) => error,
@@ -181,7 +181,7 @@ fn foreign_tables() {
             let left: i64 = sqlx::query_scalar(sql).fetch_one(&mut theirs).await.unwrap();
             assert_eq!(left, 7, "left as it was");
             // Beside them is room for our own.
-            let locks = Leasehold::connect(format!("{}?prefix=ours_", url(&file))).await.unwrap();
+            let locks = leasehold::connect(format!("{}?prefix=ours_", url(&file))).await.unwrap();
             locks.mutex("x").lock().await.unwrap().release().await.unwrap();
         }
     });

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use leasehold::database::{self, Dialect};
+use leasehold::database::Dialect;
 use leasehold::{Error, ErrorKind, lock_in, lock_in_timeout, try_lock_in};
 
 /// A database of the test's own, with our tables and one of "the caller's".
@@ -65,14 +65,25 @@ mod postgres {
         let pool = bed.pool.clone();
         let error = once("k")
             .run_in(&mut tx, async |tx| {
-                sqlx::query("UPDATE t SET n = n + 1").execute(&mut **tx).await?;
-                let id: i32 =
-                    sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut **tx).await?;
+                sqlx::query("UPDATE t SET n = n + 1")
+                    .execute(&mut **tx)
+                    .await
+                    .map_err(database::error)?;
+                let id: i32 = sqlx::query_scalar("SELECT pg_backend_pid()")
+                    .fetch_one(&mut **tx)
+                    .await
+                    .map_err(database::error)?;
                 let kill = format!("SELECT pg_terminate_backend({id})");
-                sqlx::query(sqlx::AssertSqlSafe(kill)).execute(&pool).await?;
+                sqlx::query(sqlx::AssertSqlSafe(kill))
+                    .execute(&pool)
+                    .await
+                    .map_err(database::error)?;
                 // The server may take a moment to get round to it.
                 loop {
-                    sqlx::query("SELECT n FROM t").execute(&mut **tx).await?;
+                    sqlx::query("SELECT n FROM t")
+                        .execute(&mut **tx)
+                        .await
+                        .map_err(database::error)?;
                 }
                 #[allow(unreachable_code)]
                 Ok::<_, Error>(String::new())
@@ -229,14 +240,25 @@ mod mariadb {
         let pool = bed.pool.clone();
         let error = once("k")
             .run_in(&mut tx, async |tx| {
-                sqlx::query("UPDATE t SET n = n + 1").execute(&mut **tx).await?;
-                let id: u64 =
-                    sqlx::query_scalar("SELECT CONNECTION_ID()").fetch_one(&mut **tx).await?;
+                sqlx::query("UPDATE t SET n = n + 1")
+                    .execute(&mut **tx)
+                    .await
+                    .map_err(database::error)?;
+                let id: u64 = sqlx::query_scalar("SELECT CONNECTION_ID()")
+                    .fetch_one(&mut **tx)
+                    .await
+                    .map_err(database::error)?;
                 let kill = format!("KILL {id}");
-                sqlx::query(sqlx::AssertSqlSafe(kill)).execute(&pool).await?;
+                sqlx::query(sqlx::AssertSqlSafe(kill))
+                    .execute(&pool)
+                    .await
+                    .map_err(database::error)?;
                 // The server may take a moment to get round to it.
                 loop {
-                    sqlx::query("SELECT n FROM t").execute(&mut **tx).await?;
+                    sqlx::query("SELECT n FROM t")
+                        .execute(&mut **tx)
+                        .await
+                        .map_err(database::error)?;
                 }
                 #[allow(unreachable_code)]
                 Ok::<_, Error>(String::new())
@@ -267,7 +289,7 @@ mod mariadb {
             .execute(&mut *other)
             .await
             .unwrap_err();
-        assert_eq!(Error::from(error).kind(), ErrorKind::Timeout);
+        assert_eq!(database::error(error).kind(), ErrorKind::Timeout);
     }
 
     #[tokio::test]

@@ -36,9 +36,9 @@ macro_rules! cases {
 
             /// One more, under everything there is. Done once for each key.
             async fn add(pool: &Pool, key: &str, offered: u64) -> Result<Ran, Error> {
-                let mut tx = pool.begin().await?;
+                let mut tx = pool.begin().await.map_err(database::error)?;
                 let ran = add_in(&mut tx, key, offered).await?;
-                tx.commit().await?;
+                tx.commit().await.map_err(database::error)?;
                 Ok(ran)
             }
 
@@ -55,7 +55,8 @@ macro_rules! cases {
                         let (n, seen): (i64, i64) =
                             sqlx::query_as("SELECT n, version FROM t WHERE id = 1")
                                 .fetch_one(&mut **tx)
-                                .await?;
+                                .await
+                                .map_err(database::error)?;
                         let table = Versioned::new("t", "id", "version");
                         table.update(tx, 1, seen, &[("n", (n + 1).into())]).await?;
                         let column = TokenColumn::new("t", "id", "token");
@@ -153,7 +154,7 @@ macro_rules! cases {
                     let mut tx = pool.begin().await.unwrap();
                     assert!(add_in(&mut tx, "undone", 8).await.unwrap().is_first());
                     Server::kill(&server);
-                    let error = Error::from(tx.commit().await.unwrap_err());
+                    let error = database::error(tx.commit().await.unwrap_err());
                     assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
                     assert!(error.is_retryable());
                     Server::restart(&server);
@@ -229,7 +230,7 @@ fn s42_behind_a_pooler_in_transaction_mode() {
             let pool = pool.clone();
             running.spawn(async move {
                 let add = async || {
-                    let mut tx = pool.begin().await?;
+                    let mut tx = pool.begin().await.map_err(database::error)?;
                     lock_in(&mut tx, "t:1").await?;
                     check(&mut tx, "t", Token::new(7).unwrap()).await?;
                     let key = format!("key {}", i / 2);
@@ -241,7 +242,7 @@ fn s42_behind_a_pooler_in_transaction_mode() {
                             Ok::<_, Error>(String::new())
                         })
                         .await?;
-                    tx.commit().await?;
+                    tx.commit().await.map_err(database::error)?;
                     Ok::<_, Error>(ran)
                 };
                 retry(Retry::default().tries(200), add).await.unwrap()

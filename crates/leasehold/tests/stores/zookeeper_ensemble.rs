@@ -193,7 +193,7 @@ fn without_a_majority_nothing_is_granted() {
         assert_eq!(lost.ok(), Some(LostReason::Expired));
         let error = locks.mutex("minority").lease(Duration::from_secs(1)).try_lock().await;
         assert_eq!(error.unwrap_err().kind(), ErrorKind::Unreachable);
-        let error = Leasehold::connect(last.url()).await.unwrap_err();
+        let error = leasehold::connect(last.url()).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
         all.members()[1].restart();
         // So short a lease may be over before it is given back.

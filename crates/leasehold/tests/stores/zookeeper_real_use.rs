@@ -466,7 +466,7 @@ fn f46_what_is_not_kept_can_not_be_required() {
         assert_eq!(promises.on_failover, Survival::Fenced);
         let majority = Guarantee::GrantDurability(Durability::Majority);
         for (url, wanted) in [(one.url(), majority), (all.url(), Guarantee::ExclusiveOnFailover)] {
-            let refused = Leasehold::builder().require(wanted).connect(&url).await.unwrap_err();
+            let refused = leasehold::builder().require(wanted).connect(&url).await.unwrap_err();
             assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
         }
     });

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::zookeeper_common::*;
 use leasehold::store::{Evict, Joined, Mode, Renew, Renewal, Signal};
-use leasehold::{Claim, ErrorKind, Kind, Leasehold, LostReason, Name, State};
+use leasehold::{Claim, ErrorKind, Kind, LostReason, Name, State};
 use testbed::{Proxy, ZooKeeper, ZooKeeperSetup, zookeeper};
 use zookeeper_client::{Acls, AuthId, CreateMode, Permission};
 
@@ -449,7 +449,7 @@ fn nobody_serves() {
         let server = ZooKeeper::start();
         let url = server.url();
         server.kill();
-        let error = Leasehold::connect(&url).await.unwrap_err();
+        let error = leasehold::connect(&url).await.unwrap_err();
         is_one_line(&error, ErrorKind::Unreachable, &["majority", &url]);
     });
 }
@@ -457,7 +457,7 @@ fn nobody_serves() {
 #[test]
 fn a_chroot_that_is_not_there() {
     run(async {
-        let error = Leasehold::connect(url("/no/such/path")).await.unwrap_err();
+        let error = leasehold::connect(url("/no/such/path")).await.unwrap_err();
         is_one_line(&error, ErrorKind::Config, &["/no/such/path", "create=yes"]);
         let locks = connect(&url("/made/here?create=yes")).await;
         release(locks.mutex("a").lock().await.unwrap()).await;
@@ -494,7 +494,7 @@ fn s94_credentials_guard_the_nodes_and_are_never_shown() {
         assert!(contended.holders().iter().any(|h| h.token == guard.token()), "{contended}");
         for other in [url("/private"), at("me:wr0ng", "/private")] {
             // Since 3.9 as it connects, since nobody else may even ask for the node.
-            let error = match Leasehold::connect(&other).await {
+            let error = match leasehold::connect(&other).await {
                 Ok(locks) => locks.mutex("x").try_lock().await.unwrap_err(),
                 Err(error) => error,
             };
@@ -596,13 +596,13 @@ fn tls_is_verified() {
         // Each gives up only after a while.
         let mut trying = tokio::task::JoinSet::new();
         for (url, says) in refused {
-            trying.spawn(async move { (Leasehold::connect(&url).await.unwrap_err(), says) });
+            trying.spawn(async move { (leasehold::connect(&url).await.unwrap_err(), says) });
         }
         for (error, says) in trying.join_all().await {
             is_one_line(&error, ErrorKind::Unreachable, &[says]);
         }
         for bad in ["/no/such/file", "/etc/hostname"] {
-            let error = Leasehold::connect(format!("{url}&ca={bad}")).await.unwrap_err();
+            let error = leasehold::connect(format!("{url}&ca={bad}")).await.unwrap_err();
             is_one_line(&error, ErrorKind::Config, &["ca=", bad]);
         }
     });
@@ -626,11 +626,11 @@ fn a_server_that_wants_to_know_its_clients_is_shown_a_certificate() {
         let other = testbed::Certificates::make(directory.path());
         let strange = shows(other.client().0, other.client().1);
         // Each gives up only after a while.
-        let (none, strange) = tokio::join!(Leasehold::connect(&url), Leasehold::connect(&strange));
+        let (none, strange) = tokio::join!(leasehold::connect(&url), leasehold::connect(&strange));
         for error in [none.unwrap_err(), strange.unwrap_err()] {
             is_one_line(&error, ErrorKind::Unreachable, &["ertificate"]);
         }
-        let error = Leasehold::connect(shows(cert, other.client().1)).await.unwrap_err();
+        let error = leasehold::connect(shows(cert, other.client().1)).await.unwrap_err();
         is_one_line(&error, ErrorKind::Config, &["does not belong to cert="]);
     });
 }

@@ -2,7 +2,7 @@
 //! the lock is held ([`Guard::etcd_compare`]). The entries' order is that of their creation.
 
 use async_trait::async_trait;
-use leasehold::{Guard, Result};
+use leasehold::{EtcdGuardExt, Guard, Result};
 use prost::{Message, Oneof};
 use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;

@@ -2,7 +2,8 @@
 //! [`fence::sql::check`] guards.
 
 use async_trait::async_trait;
-use leasehold::{ErrorKind, Result, database, fence};
+use leasehold::database::{self, error};
+use leasehold::{ErrorKind, Result, fence};
 use sqlx::{AssertSqlSafe, Pool};
 
 use super::{Entry, Ledger, Proof, failed, foreign};
@@ -35,7 +36,7 @@ macro_rules! ledger {
         impl $name {
             pub(in crate::torture) async fn open(url: &str, run: &str, make: bool) -> Result<Self> {
                 let options = sqlx::pool::PoolOptions::new().max_connections(CONNECTIONS);
-                let pool = options.connect_lazy(&plain(url))?;
+                let pool = options.connect_lazy(&plain(url)).map_err(error)?;
                 if make {
                     database::install(&pool).await?;
                     let sql = format!(
@@ -44,7 +45,7 @@ macro_rules! ledger {
                          token BIGINT NOT NULL, worker BIGINT NOT NULL, op BIGINT NOT NULL, \
                          PRIMARY KEY (lock_no, n))"
                     );
-                    sqlx::query(AssertSqlSafe(sql)).execute(&pool).await?;
+                    sqlx::query(AssertSqlSafe(sql)).execute(&pool).await.map_err(error)?;
                 }
                 Ok(Self { pool, run: run.to_owned() })
             }
@@ -62,11 +63,11 @@ macro_rules! ledger {
             ) -> Result<Option<sqlx::Transaction<'static, sqlx::$name>>> {
                 #[allow(irrefutable_let_patterns, reason = "other stores have other proofs")]
                 let Proof::Token(token) = proof else { return Err(foreign(proof)) };
-                let mut tx = self.pool.begin().await?;
+                let mut tx = self.pool.begin().await.map_err(error)?;
                 match fence::sql::check(&mut tx, self.resource(lock), *token).await {
                     Ok(()) => Ok(Some(tx)),
                     Err(e) if e.kind() == ErrorKind::StaleToken => {
-                        tx.rollback().await?;
+                        tx.rollback().await.map_err(error)?;
                         Ok(None)
                     }
                     Err(e) => Err(e),
@@ -88,8 +89,11 @@ macro_rules! ledger {
             async fn read(&self, lock: usize, proof: &Proof) -> Result<Option<Read>> {
                 let Some(mut tx) = self.begin(lock, proof).await? else { return Ok(None) };
                 let last: Option<(i64, i64)> =
-                    sqlx::query_as(AssertSqlSafe(self.last(lock))).fetch_optional(&mut *tx).await?;
-                tx.commit().await?;
+                    sqlx::query_as(AssertSqlSafe(self.last(lock)))
+                        .fetch_optional(&mut *tx)
+                        .await
+                        .map_err(error)?;
+                tx.commit().await.map_err(error)?;
                 let (version, value) = last.unwrap_or_default();
                 let read = (usize::try_from(version), u64::try_from(value));
                 let (Ok(version), Ok(value)) = read else { return Err(failed("a number below 0")) };
@@ -99,7 +103,10 @@ macro_rules! ledger {
             async fn write(&self, lock: usize, proof: &Proof, entry: Entry) -> Result<bool> {
                 let Some(mut tx) = self.begin(lock, proof).await? else { return Ok(false) };
                 let last: Option<(i64, i64)> =
-                    sqlx::query_as(AssertSqlSafe(self.last(lock))).fetch_optional(&mut *tx).await?;
+                    sqlx::query_as(AssertSqlSafe(self.last(lock)))
+                        .fetch_optional(&mut *tx)
+                        .await
+                        .map_err(error)?;
                 let n = last.map_or(0, |(n, _)| n) + 1;
                 let (run, Entry { base, value, token, op: OpId { worker, n: op } }) =
                     (&self.run, entry);
@@ -107,8 +114,8 @@ macro_rules! ledger {
                     "INSERT INTO leasehold_torture_{run} (lock_no, n, base, val, token, worker, op) \
                      VALUES ({lock}, {n}, {base}, {value}, {token}, {worker}, {op})"
                 );
-                sqlx::query(AssertSqlSafe(sql)).execute(&mut *tx).await?;
-                tx.commit().await?;
+                sqlx::query(AssertSqlSafe(sql)).execute(&mut *tx).await.map_err(error)?;
+                tx.commit().await.map_err(error)?;
                 Ok(true)
             }
 
@@ -119,7 +126,7 @@ macro_rules! ledger {
                     self.run
                 );
                 let rows: Vec<(i64, i64, i64, i64, i64, i64)> =
-                    sqlx::query_as(AssertSqlSafe(sql)).fetch_all(&self.pool).await?;
+                    sqlx::query_as(AssertSqlSafe(sql)).fetch_all(&self.pool).await.map_err(error)?;
                 let entry = |(n, base, value, token, worker, op): (i64, i64, i64, i64, i64, i64)| {
                     let op = OpId { worker: worker.try_into().ok()?, n: op.try_into().ok()? };
                     let (base, value) = (base.try_into().ok()?, value.try_into().ok()?);
@@ -132,11 +139,11 @@ macro_rules! ledger {
 
             async fn remove(&self, locks: usize) -> Result<()> {
                 let sql = format!("DROP TABLE leasehold_torture_{}", self.run);
-                sqlx::query(AssertSqlSafe(sql)).execute(&self.pool).await?;
+                sqlx::query(AssertSqlSafe(sql)).execute(&self.pool).await.map_err(error)?;
                 for lock in 0..locks {
                     let name = self.resource(lock);
                     let sql = format!("DELETE FROM leasehold_fence WHERE name = '{name}'");
-                    sqlx::query(AssertSqlSafe(sql)).execute(&self.pool).await?;
+                    sqlx::query(AssertSqlSafe(sql)).execute(&self.pool).await.map_err(error)?;
                 }
                 Ok(())
             }

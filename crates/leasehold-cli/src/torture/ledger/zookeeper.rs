@@ -2,7 +2,7 @@
 //! hold's node ([`Guard::zookeeper_node`]). The number that ZooKeeper gives to a node is its version.
 
 use async_trait::async_trait;
-use leasehold::{Guard, Result};
+use leasehold::{Guard, Result, ZooKeeperGuardExt};
 use zookeeper_client::{Acls, CheckWriteError, CheckWriter, Client, CreateMode, Error as Refusal};
 
 use super::{Entry, Ledger, Proof, failed, foreign, parts};

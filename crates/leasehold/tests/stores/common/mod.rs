@@ -22,14 +22,14 @@ pub(crate) fn run(case: impl Future<Output = ()>) {
 
 /// A client of this store.
 pub(crate) async fn connect(url: &str) -> Leasehold {
-    Leasehold::connect(url).await.unwrap_or_else(|error| panic!("{error}"))
+    leasehold::connect(url).await.unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// The same where sentinels or nodes must answer soon: on a busy machine they are asked again.
 pub(crate) async fn connect_patiently(url: &str) -> Leasehold {
     let end = Instant::now() + PATIENCE;
     loop {
-        match Leasehold::connect(url).await {
+        match leasehold::connect(url).await {
             Ok(locks) => return locks,
             Err(e) if e.kind() == ErrorKind::Unreachable && Instant::now() < end => {}
             Err(e) => panic!("{e}"),

@@ -23,7 +23,7 @@ pub(crate) fn run(test: impl Future<Output = ()>) {
 }
 
 pub(crate) async fn connect(url: &str) -> Leasehold {
-    Leasehold::connect(url).await.unwrap()
+    leasehold::connect(url).await.unwrap()
 }
 
 /// A client, and its store.

@@ -2,10 +2,7 @@
 
 #![allow(dead_code, reason = "each test binary uses what it needs")]
 
-#[path = "../common/mod.rs"]
-mod common;
-
-pub(crate) use common::*;
+pub(crate) use crate::common::*;
 use sqlx::Connection;
 #[cfg(feature = "mysql")]
 use testbed::MariaDb;

@@ -72,15 +72,16 @@ async fn r35_no_token_passes_between_check_and_commit_at_any_level() {
             let (pool, resource) = (pool.clone(), resource.clone());
             async move {
                 retry(Retry::default(), || async {
-                    let mut connection = pool.acquire().await?;
+                    let mut connection = pool.acquire().await.map_err(database::error)?;
                     at_level(&mut connection, level).await;
-                    let mut tx = connection.begin().await?;
+                    let mut tx = connection.begin().await.map_err(database::error)?;
                     check(&mut tx, &resource, new).await?;
                     // Checked first, then read: what the old one wrote is seen.
                     let seen: i64 = sqlx::query_scalar("SELECT n FROM t WHERE id = 1")
                         .fetch_one(&mut *tx)
-                        .await?;
-                    tx.commit().await?;
+                        .await
+                        .map_err(database::error)?;
+                    tx.commit().await.map_err(database::error)?;
                     Ok(seen)
                 })
                 .await
@@ -125,17 +126,20 @@ async fn r26_one_is_first_at_every_level_of_isolation() {
             let pool = pool.clone();
             racing.spawn(async move {
                 retry(Retry::default().tries(200), || async {
-                    let mut connection = pool.acquire().await?;
+                    let mut connection = pool.acquire().await.map_err(database::error)?;
                     at_level(&mut connection, level).await;
-                    let mut tx = connection.begin().await?;
-                    sqlx::query("SELECT count(*) FROM journal").execute(&mut *tx).await?;
+                    let mut tx = connection.begin().await.map_err(database::error)?;
+                    sqlx::query("SELECT count(*) FROM journal")
+                        .execute(&mut *tx)
+                        .await
+                        .map_err(database::error)?;
                     let ran = once(format!("key {n}")).run_in(&mut tx, async |tx| {
                         let sql = "UPDATE t SET n = n + 1 WHERE id = 1";
-                        sqlx::query(sql).execute(&mut **tx).await?;
+                        sqlx::query(sql).execute(&mut **tx).await.map_err(database::error)?;
                         Ok::<_, Error>(level.to_owned())
                     });
                     let ran = ran.await?;
-                    tx.commit().await?;
+                    tx.commit().await.map_err(database::error)?;
                     Ok(ran)
                 })
                 .await
@@ -190,13 +194,13 @@ async fn r26_r40_a_paused_attempt_cannot_write_late() {
         let first = once(&key).lease(Duration::from_secs(20)).run(&pool, |attempt| {
             let (pool, key) = (pool.clone(), key.clone());
             async move {
-                let mut tx = pool.begin().await?;
+                let mut tx = pool.begin().await.map_err(database::error)?;
                 attempt.check(&mut tx).await?;
                 run_sql(&mut tx, "UPDATE t SET n = n + 1 WHERE id = 1").await;
-                tx.commit().await?;
+                tx.commit().await.map_err(database::error)?;
 
                 let sql = "UPDATE leasehold_once SET lease_end = 0 WHERE state = 'started'";
-                sqlx::query(sql).execute(&pool).await?;
+                sqlx::query(sql).execute(&pool).await.map_err(database::error)?;
                 let (began, begun) = tokio::sync::oneshot::channel();
                 let next = tokio::spawn({
                     let (pool, key) = (pool.clone(), key.clone());
@@ -218,12 +222,12 @@ async fn r26_r40_a_paused_attempt_cannot_write_late() {
                     false => next.abort(),
                 }
 
-                let mut tx = pool.begin().await?;
+                let mut tx = pool.begin().await.map_err(database::error)?;
                 run_sql(&mut tx, "UPDATE t SET n = 100 WHERE id = 1").await;
                 let late = attempt.check(&mut tx).await.unwrap_err();
                 assert_eq!(late.kind(), ErrorKind::Lost, "{late}");
                 assert_eq!(late.to_string().lines().count(), 1);
-                tx.rollback().await?;
+                tx.rollback().await.map_err(database::error)?;
                 Ok::<_, Error>("first".to_owned())
             }
         });
@@ -240,8 +244,8 @@ async fn r26_nobody_takes_over_between_an_attempts_check_and_its_commit() {
         let pool = pool.clone();
         async move {
             let sql = "UPDATE leasehold_once SET lease_end = 0 WHERE state = 'started'";
-            sqlx::query(sql).execute(&pool).await?;
-            let mut tx = pool.begin().await?;
+            sqlx::query(sql).execute(&pool).await.map_err(database::error)?;
+            let mut tx = pool.begin().await.map_err(database::error)?;
             attempt.check(&mut tx).await?;
             let next = tokio::spawn({
                 let pool = pool.clone();
@@ -253,7 +257,7 @@ async fn r26_nobody_takes_over_between_an_attempts_check_and_its_commit() {
             tokio::time::sleep(Duration::from_millis(200)).await;
             assert!(!next.is_finished(), "taken over under the transaction");
             run_sql(&mut tx, "UPDATE t SET n = n + 1 WHERE id = 1").await;
-            tx.commit().await?;
+            tx.commit().await.map_err(database::error)?;
             assert!(next.await.unwrap()?.is_first());
             Ok::<_, Error>("first".to_owned())
         }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use leasehold::fence::sql::{TokenColumn, check};
 use leasehold::once::{Ran, clean_up};
 use leasehold::versioned::{Retry, Versioned, retry};
-use leasehold::{Leasehold, Result, Token, once};
+use leasehold::{Result, Token, database, once};
 
 type Tx<'a> = sqlx::Transaction<'a, Db>;
 
@@ -35,14 +35,17 @@ async fn r23_a_read_and_a_write_under_the_lock_lose_nothing() {
             // Spawned: the futures are Send.
             tokio::spawn(async move {
                 retry(patient(), || async {
-                    let mut tx = pool.begin().await?;
+                    let mut tx = pool.begin().await.map_err(database::error)?;
                     lock_in(&mut tx, "t:1").await?;
                     let n: i64 = number(&mut tx, "SELECT n FROM t WHERE id = 1").await;
                     tokio::task::yield_now().await;
                     // Not n = n + 1, which the database would save by itself.
                     let sql = format!("UPDATE t SET n = {} WHERE id = 1", n + 1);
-                    sqlx::query(sqlx::AssertSqlSafe(sql)).execute(&mut *tx).await?;
-                    tx.commit().await?;
+                    sqlx::query(sqlx::AssertSqlSafe(sql))
+                        .execute(&mut *tx)
+                        .await
+                        .map_err(database::error)?;
+                    tx.commit().await.map_err(database::error)?;
                     Ok(())
                 })
                 .await
@@ -100,13 +103,16 @@ async fn r23_s50_many_first_times_of_one_new_name() {
                 let pool = bed.pool.clone();
                 tokio::spawn(async move {
                     retry(patient(), || async {
-                        let mut tx = pool.begin().await?;
+                        let mut tx = pool.begin().await.map_err(database::error)?;
                         lock_in(&mut tx, format!("new:{round}")).await?;
                         if i % 2 == 0 {
-                            tx.rollback().await?;
+                            tx.rollback().await.map_err(database::error)?;
                         } else {
-                            sqlx::query("UPDATE t SET n = n + 1").execute(&mut *tx).await?;
-                            tx.commit().await?;
+                            sqlx::query("UPDATE t SET n = n + 1")
+                                .execute(&mut *tx)
+                                .await
+                                .map_err(database::error)?;
+                            tx.commit().await.map_err(database::error)?;
                         }
                         Ok(())
                     })
@@ -241,15 +247,16 @@ async fn r24_of_the_writers_from_one_version_exactly_one_succeeds() {
             tokio::spawn(async move {
                 let table = Versioned::new("t", "id", "version");
                 retry(patient(), || async {
-                    let mut c = pool.acquire().await?;
+                    let mut c = pool.acquire().await.map_err(database::error)?;
                     let (n, seen): (i64, i64) =
                         sqlx::query_as("SELECT n, version FROM t WHERE id = 1")
                             .fetch_one(&mut *c)
-                            .await?;
+                            .await
+                            .map_err(database::error)?;
                     drop(c);
-                    let mut tx = pool.begin().await?;
+                    let mut tx = pool.begin().await.map_err(database::error)?;
                     table.update(&mut tx, 1, seen, &[("n", (n + 1).into())]).await?;
-                    tx.commit().await?;
+                    tx.commit().await.map_err(database::error)?;
                     Ok(())
                 })
                 .await
@@ -300,11 +307,14 @@ async fn r26_of_racing_transactions_exactly_one_is_first() {
             let (pool, works) = (bed.pool.clone(), works.clone());
             tokio::spawn(async move {
                 retry(patient(), || async {
-                    let mut tx = pool.begin().await?;
+                    let mut tx = pool.begin().await.map_err(database::error)?;
                     let ran = once("pay:1")
                         .run_in(&mut tx, async |tx| {
                             works.fetch_add(1, Ordering::SeqCst);
-                            sqlx::query("UPDATE t SET n = n + 1").execute(&mut **tx).await?;
+                            sqlx::query("UPDATE t SET n = n + 1")
+                                .execute(&mut **tx)
+                                .await
+                                .map_err(database::error)?;
                             Ok::<_, Error>(format!("by {i}"))
                         })
                         .await?;
@@ -313,7 +323,7 @@ async fn r26_of_racing_transactions_exactly_one_is_first() {
                         drop(tx);
                         return Err(Error::new(ErrorKind::Conflict, "crashed"));
                     }
-                    tx.commit().await?;
+                    tx.commit().await.map_err(database::error)?;
                     Ok(ran)
                 })
                 .await
@@ -480,7 +490,7 @@ async fn r26_an_attempt_outlives_its_lease_by_renewal_and_a_late_one_stores_noth
     // renewed before that, which would undo it.)
     let late = once("late").lease(Duration::from_secs(60)).run(pool, |_| async {
         let sql = "UPDATE leasehold_once SET lease_end = 0 WHERE state = 'started'";
-        sqlx::query(sql).execute(pool).await?;
+        sqlx::query(sql).execute(pool).await.map_err(database::error)?;
         let next = once("late").run(pool, |a| async move {
             Ok::<_, Error>(format!("next {}", a.number()))
         });
@@ -615,13 +625,16 @@ async fn r35_racing_writers_commit_in_token_order() {
             let mine = token(1 + (i * 7) % 24);
             tokio::spawn(async move {
                 let write = || async {
-                    let mut tx = pool.begin().await?;
+                    let mut tx = pool.begin().await.map_err(database::error)?;
                     check(&mut tx, "journal", mine).await?;
                     let sql = format!(
                         "INSERT INTO journal SELECT COALESCE(MAX(id), 0) + 1, {mine} FROM journal"
                     );
-                    sqlx::query(sqlx::AssertSqlSafe(sql)).execute(&mut *tx).await?;
-                    tx.commit().await?;
+                    sqlx::query(sqlx::AssertSqlSafe(sql))
+                        .execute(&mut *tx)
+                        .await
+                        .map_err(database::error)?;
+                    tx.commit().await.map_err(database::error)?;
                     Ok(())
                 };
                 match retry(patient(), write).await {
@@ -699,7 +712,7 @@ async fn r35_a_token_column_guards_one_statement() {
 #[tokio::test]
 async fn r35_a_fence_takes_exclusive_holds_only() {
     let bed = bed().await;
-    let locks = Leasehold::connect("memory:").await.unwrap();
+    let locks = leasehold::connect("memory:").await.unwrap();
     let mut tx = bed.pool.begin().await.unwrap();
     let mutex = locks.mutex("m").lock().await.unwrap();
     check(&mut tx, "m", &mutex).await.unwrap();
@@ -815,7 +828,7 @@ async fn f35_a_small_pool_starves_no_renewals() {
         let lease = Duration::from_secs(3);
         async move {
             let work = |_| async {
-                let _mine = pool.acquire().await?;
+                let _mine = pool.acquire().await.map_err(database::error)?;
                 tokio::time::sleep(lease * 5 / 2).await;
                 Ok::<_, Error>("done".to_owned())
             };
@@ -830,7 +843,7 @@ async fn f35_a_small_pool_starves_no_renewals() {
 #[tokio::test]
 async fn f25_the_guards_own_resource_is_fenced() {
     let bed = bed().await;
-    let locks = Leasehold::connect("memory:f25").await.unwrap();
+    let locks = leasehold::connect("memory:f25").await.unwrap();
     let late = locks.mutex("order:42").lock().await.unwrap().token();
     let guard = locks.mutex("order:42").lock().await.unwrap();
     let mut tx = bed.pool.begin().await.unwrap();

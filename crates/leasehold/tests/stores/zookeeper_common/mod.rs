@@ -19,7 +19,7 @@ pub(crate) fn run<T>(test: impl Future<Output = T>) -> T {
 }
 
 pub(crate) async fn connect(url: &str) -> Leasehold {
-    Leasehold::connect(url).await.unwrap()
+    leasehold::connect(url).await.unwrap()
 }
 
 /// A client of the driver's, on the top of the tree. Its session is long: the driver asks for the

@@ -1,0 +1,1332 @@
+#![allow(missing_docs, reason = "the names of the cases say what they check")]
+//! The cases. Each is named after the promise or scenario that it checks.
+
+use std::collections::BTreeSet;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use super::reference::{Dice, compare};
+use super::{Fault, LEASE, Op, PATIENCE, Subject};
+use leasehold_core::store::{Evict, Joined, Liveness, Mode, Renew, Renewal, Standing};
+use leasehold_core::{
+    Builder, Claim, Clock, ErrorKind, Guard, Kind, Leasehold, LostReason, Name, Owner, Result,
+    Sequencer, State,
+};
+
+// --- helpers -----------------------------------------------------------------------------------
+
+fn must<T>(what: &str, result: Result<T>) -> T {
+    match result {
+        Ok(value) => value,
+        Err(error) => panic!("{what}: {error}"),
+    }
+}
+
+fn kind_of<T: std::fmt::Debug>(what: &str, result: Result<T>) -> ErrorKind {
+    match result {
+        Ok(value) => panic!("{what} worked: {value:?}"),
+        Err(error) => error.kind(),
+    }
+}
+
+fn named(subject: &Subject, what: &str) -> Name {
+    must("name", Name::new(subject.name(what)))
+}
+
+/// Waits until `check` says yes.
+async fn eventually(what: &str, mut check: impl AsyncFnMut() -> bool) {
+    let start = Instant::now();
+    while !check().await {
+        assert!(start.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+async fn waiters(locks: &Leasehold, name: &str) -> usize {
+    let info = must("read", locks.read(name).await);
+    info.map_or(0, |info| info.waiters().count())
+}
+
+/// Waits until so many stand in the queue.
+async fn until_waiting(locks: &Leasehold, name: &str, count: usize) {
+    eventually("standing in the queue", async || waiters(locks, name).await == count).await;
+}
+
+/// Takes the lock, patiently.
+async fn taken(locks: &Leasehold, name: &str) -> Guard {
+    must("lock", locks.mutex(name).lock_timeout(PATIENCE).await)
+}
+
+/// Takes and releases, to show that nothing was left behind.
+async fn is_free_soon(locks: &Leasehold, name: &str) {
+    let guard = taken(locks, name).await;
+    must("release", guard.release().await);
+    eventually("empty", async || must("read", locks.read(name).await).is_none()).await;
+}
+
+async fn poll_once<F: Future>(future: &mut std::pin::Pin<&mut F>) -> Poll<F::Output> {
+    poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await
+}
+
+/// Polls as often as this, each time that the future asks for it.
+async fn poll_times<F: Future>(
+    future: &mut std::pin::Pin<&mut F>,
+    mut polls: usize,
+) -> Poll<F::Output> {
+    let step = |cx: &mut std::task::Context<'_>| {
+        if polls == 0 {
+            return Poll::Ready(Poll::Pending);
+        }
+        polls -= 1;
+        match future.as_mut().poll(cx) {
+            Poll::Pending if polls > 0 => Poll::Pending,
+            polled => Poll::Ready(polled),
+        }
+    };
+    poll_fn(step).await
+}
+
+/// Lets a store that works elsewhere get on with it.
+async fn moment(locks: &Leasehold) {
+    match locks.store().is_local() {
+        true => tokio::task::yield_now().await,
+        false => tokio::time::sleep(Duration::from_millis(3)).await,
+    }
+}
+
+/// A claim that somebody made who then died: nobody renews or releases it.
+async fn ghost(locks: &Leasehold, name: &Name, lease: Duration, mode: Mode) -> (Claim, Joined) {
+    let mut claim = must("claim", Claim::new(name.clone(), Kind::Mutex, 1, 1));
+    (claim.lease, claim.waiter_lease) = (lease, lease);
+    let joined = must("join", locks.store().join(&claim, mode).await);
+    (claim, joined)
+}
+
+/// What the store says is left of the hold with this token, if it is there. Where another client's
+/// hold lives in its session, nobody but that client knows for how long.
+async fn left_at_the_store(locks: &Leasehold, guard: &Guard) -> Option<Option<Duration>> {
+    let info = must("read", locks.read(guard.name().as_str()).await)?;
+    info.holders().find(|c| c.token == Some(guard.token())).map(|c| c.remaining)
+}
+
+/// While a guard believes, the store must hold for at least as long.
+async fn believes_no_more_than_the_store(locks: &Leasehold, guard: &Guard) {
+    let asked = Instant::now();
+    let ours = guard.remaining();
+    let store = left_at_the_store(locks, guard).await;
+    // Ours was read first, so that it is the greater for the time in between.
+    let ours = ours.saturating_sub(asked.elapsed());
+    if !ours.is_zero() {
+        let Some(store) = store else { panic!("{ours:?} left here, not held at the store") };
+        let session = locks.guarantees().liveness == Liveness::Session;
+        let store = store.or_else(|| session.then_some(ours));
+        let Some(store) = store else { panic!("{ours:?} left here, no lease at the store") };
+        assert!(store + Duration::from_millis(50) >= ours, "ours {ours:?}, the store's {store:?}");
+    }
+}
+
+// --- promises ----------------------------------------------------------------------------------
+
+/// Runs `tasks` tasks that take and leave, and tells the most weight that was ever inside.
+async fn crowd(
+    subject: &Subject,
+    tasks: usize,
+    rounds: usize,
+    take: impl AsyncFn(&Leasehold, usize) -> (Guard, i64),
+) -> i64 {
+    let clients = [subject.client().await, subject.client().await];
+    let (inside, most) = (AtomicI64::new(0), AtomicI64::new(0));
+    let one = async |i: usize| {
+        for round in 0..rounds {
+            let (guard, weight) = take(&clients[i % 2], i + round).await;
+            let now = inside.fetch_add(weight, Ordering::SeqCst) + weight;
+            most.fetch_max(now, Ordering::SeqCst);
+            assert!(guard.is_held());
+            tokio::task::yield_now().await;
+            if round % 3 == 0 {
+                tokio::time::sleep(Duration::from_micros(200)).await;
+            }
+            inside.fetch_sub(weight, Ordering::SeqCst);
+            match (i + round) % 2 {
+                0 => drop(guard),
+                _ => drop(must("release", guard.release().await)),
+            }
+        }
+    };
+    join_all((0..tasks).map(one)).await;
+    most.into_inner()
+}
+
+async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
+    let mut futures: Vec<_> = futures.map(|f| (Box::pin(f), None)).collect();
+    poll_fn(|cx| {
+        let mut all = true;
+        for (future, done) in &mut futures {
+            if done.is_none() {
+                match future.as_mut().poll(cx) {
+                    Poll::Ready(value) => *done = Some(value),
+                    Poll::Pending => all = false,
+                }
+            }
+        }
+        if all { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    futures.into_iter().filter_map(|(_, done)| done).collect()
+}
+
+pub async fn p1_one_holder_at_a_time(subject: &Subject) {
+    let name = subject.name("p1");
+    let last = AtomicU64::new(0);
+    let most = crowd(subject, 16, 20, async |locks, i| {
+        let lock = locks.mutex(&name);
+        let guard = match i % 4 {
+            0 => loop {
+                match lock.try_lock().await {
+                    Ok(guard) => break guard,
+                    // Or there was no answer in the time that a try has.
+                    Err(e) if matches!(e.kind(), ErrorKind::Contended | ErrorKind::Unreachable) => {
+                        tokio::time::sleep(Duration::from_millis(1)).await;
+                    }
+                    Err(e) => panic!("{e}"),
+                }
+            },
+            _ => must("lock", lock.lock().await),
+        };
+        let token = guard.token().get();
+        let before = last.swap(token, Ordering::SeqCst);
+        assert!(token > before, "token {token} after {before}");
+        (guard, 1)
+    });
+    assert_eq!(most.await, 1);
+}
+
+pub async fn p1_readers_share_and_writers_do_not(subject: &Subject) {
+    if !subject.claims("read-write locks", subject.guarantees().keeps(Kind::RwLock)) {
+        return;
+    }
+    let name = subject.name("p1rw");
+    let clients = [subject.client().await, subject.client().await];
+    // Two readers are inside at once, from different clients.
+    let first = must("read", clients[0].rwlock(&name).read().await);
+    let second = must("read", clients[1].rwlock(&name).try_read().await);
+    let writer = clients[0].rwlock(&name).try_write().await;
+    assert_eq!(kind_of("a writer beside readers", writer), ErrorKind::Contended);
+    drop((first, second));
+    const WRITER: i64 = 1 << 30;
+    let most = crowd(subject, 12, 20, async |locks, i| {
+        let lock = locks.rwlock(&name);
+        match i % 3 {
+            0 => (must("write", lock.write().await), WRITER),
+            _ => (must("read", lock.read().await), 1),
+        }
+    });
+    assert_eq!(most.await, WRITER, "a writer was not alone, or never got in");
+}
+
+pub async fn p1_permits_never_exceed_the_capacity(subject: &Subject) {
+    if !subject.claims("semaphores", subject.guarantees().keeps(Kind::Semaphore)) {
+        return;
+    }
+    let name = subject.name("p1sem");
+    let most = crowd(subject, 12, 20, async |locks, i| {
+        let permits = 1 + u32::try_from(i % 3).unwrap_or(0);
+        let guard = must("acquire", locks.semaphore(&name, 4).acquire_many(permits).await);
+        assert_eq!(guard.permits(), permits);
+        (guard, i64::from(permits))
+    });
+    let most = most.await;
+    assert!((2..=4).contains(&most), "{most} permits of 4 were out at once");
+}
+
+pub async fn p3_tokens_rise(subject: &Subject) {
+    let name = subject.name("p3");
+    let mut last = 0;
+    for round in 0..20 {
+        // A new client each time: what it has not seen must not matter.
+        let locks = subject.client().await;
+        let guard = taken(&locks, &name).await;
+        assert!(guard.token().get() > last, "{} after {last}", guard.token());
+        last = guard.token().get();
+        match round % 3 {
+            0 => drop(guard),
+            1 => drop(must("release", guard.release().await)),
+            _ => {
+                let evicted = locks.evict(&name, Evict::Token(guard.token())).await;
+                assert_eq!(must("evict", evicted), 1);
+            }
+        }
+    }
+    if subject.claims_leases() {
+        let (ghost, joined) =
+            ghost(&subject.client().await, &named(subject, "p3"), LEASE, Mode::Try).await;
+        let Joined::Holding { token, .. } = joined else { panic!("{joined:?}") };
+        assert!(token.get() > last);
+        let guard = taken(&subject.client().await, ghost.name.as_str()).await;
+        assert!(guard.token() > token, "a token after expiry");
+    }
+}
+
+pub async fn p4_first_come_first_served(subject: &Subject) {
+    if !subject.claims("first come, first served", subject.guarantees().fifo) {
+        return;
+    }
+    let name = subject.name("p4");
+    let clients = [subject.client().await, subject.client().await, subject.client().await];
+    let guard = taken(&clients[0], &name).await;
+    let order = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let mut tasks = Vec::new();
+    for i in 0..9 {
+        let (lock, order) = (clients[i % 3].mutex(&name), order.clone());
+        tasks.push(tokio::spawn(async move {
+            let guard = must("lock", lock.lock_timeout(PATIENCE).await);
+            if let Ok(mut order) = order.lock() {
+                order.push(i);
+            }
+            drop(guard);
+        }));
+        until_waiting(&clients[0], &name, i + 1).await;
+    }
+    drop(guard);
+    for task in tasks {
+        assert!(task.await.is_ok(), "a waiter failed");
+    }
+    let order = order.lock().map(|o| o.clone()).unwrap_or_default();
+    assert_eq!(order, (0..9).collect::<Vec<_>>());
+}
+
+pub async fn p5_a_dead_holder_is_replaced(subject: &Subject) {
+    if !subject.claims_leases() {
+        return;
+    }
+    let name = named(subject, "p5");
+    let locks = subject.client().await;
+    let start = Instant::now();
+    let (_, joined) = ghost(&locks, &name, LEASE, Mode::Try).await;
+    assert!(matches!(joined, Joined::Holding { .. }), "{joined:?}");
+    let guard = taken(&locks, name.as_str()).await;
+    assert!(start.elapsed() >= LEASE, "taken away before its lease was over");
+    assert!(guard.is_held());
+}
+
+pub async fn p6_a_lost_wake_up_is_made_good(subject: &Subject) {
+    let name = subject.name("p6");
+    let locks = subject.client().await;
+    let (deaf, faults) = subject.faulty().await;
+    faults.always(Op::Changed, Fault::LoseRequest);
+    let guard = taken(&locks, &name).await;
+    let waiting = {
+        let lock = deaf.mutex(&name).lease(LEASE);
+        tokio::spawn(async move { lock.lock_timeout(PATIENCE).await.map(|g| g.token()) })
+    };
+    until_waiting(&locks, &name, 1).await;
+    let before = guard.token();
+    must("release", guard.release().await);
+    let Ok(granted) = waiting.await else { panic!("the waiter failed") };
+    assert!(must("lock", granted) > before);
+}
+
+pub async fn p7_only_the_owner_releases_or_renews(subject: &Subject) {
+    let name = named(subject, "p7");
+    let locks = subject.client().await;
+    let guard = taken(&locks, name.as_str()).await;
+    let thief = must("claim", Claim::new(name.clone(), Kind::Mutex, 1, 1));
+    assert!(!must("leave", locks.store().leave(&thief, None).await));
+    let renew = Renew { claim: thief.clone(), lease: LEASE };
+    let renewed = must("renew", locks.store().renew(&[renew]).await);
+    assert!(matches!(renewed[..], [Renewal::Lost]), "{renewed:?}");
+    let other = subject.client().await;
+    assert_eq!(kind_of("try", other.mutex(name.as_str()).try_lock().await), ErrorKind::Contended);
+    assert!(guard.is_held());
+    // R41, R49: who failed to get it releases nothing of anybody's.
+    assert!(!must("leave", other.store().leave(&thief, None).await));
+    assert_eq!(kind_of("try", other.mutex(name.as_str()).try_lock().await), ErrorKind::Contended);
+}
+
+pub async fn r41_a_late_release_frees_nothing_of_the_next(subject: &Subject) {
+    if !subject.claims_leases() {
+        return;
+    }
+    let name = named(subject, "r41");
+    let (locks, other) = (subject.client().await, subject.client().await);
+    let (late, joined) = ghost(&locks, &name, LEASE, Mode::Try).await;
+    assert!(matches!(joined, Joined::Holding { .. }), "{joined:?}");
+    // Its lease ends, the next holds, and then it lets go, twice, and tries to renew.
+    let next = taken(&other, name.as_str()).await;
+    for _ in 0..2 {
+        must("leave", locks.store().leave(&late, None).await);
+        let renew = Renew { claim: late.clone(), lease: LEASE };
+        let renewed = must("renew", locks.store().renew(&[renew]).await);
+        assert!(matches!(renewed[..], [Renewal::Lost]), "{renewed:?}");
+    }
+    let third = locks.mutex(name.as_str()).try_lock().await;
+    assert_eq!(kind_of("a third beside the second", third), ErrorKind::Contended);
+    must("check", locks.check(&next.sequencer()).await);
+    must("release", next.release().await);
+}
+
+pub async fn p8_one_claim_one_grant(subject: &Subject) {
+    let name = named(subject, "p8");
+    let locks = subject.client().await;
+    let mut claim = must("claim", Claim::new(name.clone(), Kind::Mutex, 1, 1));
+    claim.lease = PATIENCE;
+    let joins = (0..8).map(|_| locks.store().join(&claim, Mode::Wait));
+    let mut tokens = BTreeSet::new();
+    for joined in join_all(joins).await {
+        match must("join", joined) {
+            Joined::Holding { token, .. } => tokens.insert(token),
+            other => panic!("{other:?}"),
+        };
+    }
+    assert_eq!(tokens.len(), 1);
+    let info = must("read", locks.read(name.as_str()).await);
+    assert_eq!(info.map(|i| i.claims.len()), Some(1));
+    assert!(must("leave", locks.store().leave(&claim, None).await));
+    assert!(!must("leave", locks.store().leave(&claim, None).await));
+    is_free_soon(&locks, name.as_str()).await;
+}
+
+pub async fn p9_a_dropped_release_goes_on(subject: &Subject) {
+    let name = subject.name("p9");
+    let other = subject.client().await;
+    for polls in 0..6 {
+        let (locks, faults) = subject.faulty().await;
+        let guard = taken(&locks, &name).await;
+        faults.step();
+        {
+            let mut release = pin!(guard.release());
+            for _ in 0..polls {
+                if poll_once(&mut release).await.is_ready() {
+                    break;
+                }
+            }
+        }
+        is_free_soon(&other, &name).await;
+    }
+}
+
+// --- scenarios ---------------------------------------------------------------------------------
+
+pub async fn r3_an_owner_reenters_without_the_store(subject: &Subject) {
+    let name = subject.name("r3");
+    let (locks, faults) = subject.faulty().await;
+    let me = Owner::new();
+    let lock = locks.mutex(&name).owner(&me);
+    let outer = must("lock", lock.lock().await);
+    let asked = faults.count(Op::Join);
+    let inner = must("again", lock.try_lock().await);
+    assert_eq!(inner.token(), outer.token());
+    must("release of one of two", outer.release().await);
+    assert!(inner.is_held());
+    assert_eq!((faults.count(Op::Join), faults.count(Op::Leave)), (asked, 0));
+    let another = locks.mutex(&name).owner(&Owner::new()).try_lock().await;
+    assert_eq!(kind_of("another owner", another), ErrorKind::Contended);
+    must("release of the last", inner.release().await);
+    is_free_soon(&locks, &name).await;
+}
+
+pub async fn s01_a_late_grant_counts_from_before_sending(subject: &Subject) {
+    if !subject.claims_leases() {
+        return;
+    }
+    let name = subject.name("s01");
+    let witness = subject.client().await;
+    let (locks, faults) = subject.faulty().await;
+    // Held back within what an answer may take: the guard is shorter by that.
+    let (lease, held_back) = (LEASE * 4, LEASE / 2);
+    faults.always(Op::Join, Fault::DelayReply(held_back));
+    let guard = must("lock", locks.mutex(&name).lease(lease).no_renewal().lock().await);
+    let left = guard.remaining();
+    // If a renewal had to make up for a machine that stood still, that was not held back.
+    if faults.count(Op::Renew) == 0 {
+        assert!(left <= lease - held_back, "{left:?}");
+    }
+    believes_no_more_than_the_store(&witness, &guard).await;
+    drop(guard);
+    is_free_soon(&witness, &name).await;
+    // Held back for nearly all of it, every time: whatever comes of it is no more than is true.
+    faults.heal();
+    faults.always(Op::Join, Fault::DelayReply(LEASE * 9 / 10));
+    if let Ok(guard) = locks.mutex(&name).lease(LEASE).lock_timeout(LEASE * 3).await {
+        believes_no_more_than_the_store(&witness, &guard).await;
+    }
+    faults.heal();
+    is_free_soon(&witness, &name).await;
+}
+
+pub async fn s02_a_late_renewal_revives_nothing(subject: &Subject) {
+    if !subject.claims_leases() {
+        return;
+    }
+    let name = subject.name("s02");
+    let (locks, faults) = subject.faulty().await;
+    let guard = must("lock", locks.mutex(&name).lease(LEASE).lock().await);
+    faults.always(Op::Renew, Fault::DelayReply(LEASE * 2));
+    let reason = tokio::time::timeout(PATIENCE, guard.lost()).await;
+    assert_eq!(reason.ok(), Some(LostReason::Expired));
+    faults.heal();
+    tokio::time::sleep(LEASE * 3).await;
+    assert!(!guard.is_held());
+    assert!(matches!(guard.state(), State::Lost(LostReason::Expired)));
+    // Or the store does not answer in the time of so short a lease.
+    let told = kind_of("release", guard.release().await);
+    assert!(matches!(told, ErrorKind::Lost | ErrorKind::Unreachable), "{told:?}");
+}
+
+pub async fn s03_a_vanished_record_is_lost_not_retaken(subject: &Subject) {
+    let name = subject.name("s03");
+    let locks = subject.client().await;
+    let guard = must("lock", locks.mutex(&name).lease(LEASE * 10).lock().await);
+    assert_eq!(must("evict", locks.evict(&name, Evict::Holders).await), 1);
+    let reason = tokio::time::timeout(PATIENCE, guard.lost()).await;
+    assert_eq!(reason.ok(), Some(LostReason::Gone));
+    assert!(!guard.is_held());
+    let next = taken(&locks, &name).await;
+    assert!(next.token() > guard.token());
+    // The old guard's end does not touch the new hold.
+    drop(guard);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let info = must("read", locks.read(&name).await);
+    assert_eq!(info.and_then(|i| i.holders().next()?.token), Some(next.token()));
+}
+
+pub async fn s03_a_release_tells_of_a_loss_that_nobody_had_noticed(subject: &Subject) {
+    let name = subject.name("s03b");
+    let locks = subject.client().await;
+    let guard = taken(&locks, &name).await;
+    assert_eq!(must("evict", locks.evict(&name, Evict::Holders).await), 1);
+    let error = match guard.release().await {
+        Err(error) => error,
+        Ok(_) => panic!("released what was lost"),
+    };
+    assert_eq!(error.lost_reason(), Some(LostReason::Gone));
+}
+
+pub async fn s04_dropped_at_every_await_nothing_stays(subject: &Subject) {
+    let name = subject.name("s04");
+    let other = subject.client().await;
+    // Free: the future is dropped after each number of polls, until it is done before that.
+    for polls in 0..20 {
+        let (locks, faults) = subject.faulty().await;
+        faults.step();
+        let lock = locks.mutex(&name);
+        let done = {
+            let mut taking = pin!(lock.lock());
+            match poll_times(&mut taking, polls).await {
+                Poll::Ready(guard) => {
+                    must("release", must("lock", guard).release().await);
+                    true
+                }
+                Poll::Pending => false,
+            }
+        };
+        is_free_soon(&other, &name).await;
+        if done {
+            break;
+        }
+        assert!(polls < 19, "an uncontended lock takes more than 19 polls");
+    }
+    // Held by another, who releases after some polls: dropped before, at and after the grant.
+    for polls in 1..12 {
+        for released_after in [2, 5, usize::MAX] {
+            let (locks, faults) = subject.faulty().await;
+            faults.step();
+            let mut guard = Some(taken(&other, &name).await);
+            let lock = locks.mutex(&name);
+            {
+                let mut taking = pin!(lock.lock());
+                for poll in 0..polls {
+                    if poll == released_after {
+                        drop(guard.take());
+                    }
+                    if let Poll::Ready(guard) = poll_once(&mut taking).await {
+                        drop(must("lock", guard));
+                        break;
+                    }
+                    moment(&other).await;
+                }
+            }
+            drop(guard);
+            is_free_soon(&other, &name).await;
+        }
+    }
+}
+
+pub async fn s05_a_delayed_join_is_gone_within_a_lease(subject: &Subject) {
+    if !subject.claims_leases() {
+        return;
+    }
+    let name = subject.name("s05");
+    let other = subject.client().await;
+    let (locks, faults) = subject.faulty().await;
+    faults.next(Op::Join, 1, Fault::DelayRequest(LEASE * 2));
+    let lock = locks.mutex(&name).lease(LEASE * 5);
+    {
+        let mut taking = pin!(lock.lock());
+        assert!(poll_once(&mut taking).await.is_pending());
+    }
+    // The clean-up overtakes it; then it arrives and makes a holder that nobody knows.
+    eventually("the delayed request", async || must("read", other.read(&name).await).is_some())
+        .await;
+    is_free_soon(&other, &name).await;
+}
+
+pub async fn s06_a_lost_reply_is_recognised(subject: &Subject) {
+    let name = subject.name("s06");
+    let other = subject.client().await;
+    for fault in [Fault::LoseReply, Fault::ErrorAfter, Fault::LoseRequest, Fault::ErrorBefore] {
+        let (locks, faults) = subject.faulty().await;
+        faults.next(Op::Join, 1, fault);
+        let lock = locks.mutex(&name).lease(LEASE * 3);
+        let guard = must("lock", lock.lock_timeout(PATIENCE).await);
+        assert!(faults.count(Op::Join) >= 2, "{fault:?}");
+        let info = must("read", other.read(&name).await);
+        let claims: Vec<_> = info.iter().flat_map(|i| &i.claims).collect();
+        let holding = claims.iter().filter(|c| c.standing == Standing::Holding).count();
+        assert_eq!(holding, 1, "{fault:?}: {claims:?}");
+        assert_eq!(claims[0].token, Some(guard.token()), "{fault:?}");
+        must("release", guard.release().await);
+        is_free_soon(&other, &name).await;
+    }
+}
+
+pub async fn s07_a_lost_release_reply_is_a_release(subject: &Subject) {
+    let name = subject.name("s07");
+    let other = subject.client().await;
+    for fault in [Fault::LoseReply, Fault::ErrorAfter, Fault::Double] {
+        let (locks, faults) = subject.faulty().await;
+        let guard = must("lock", locks.mutex(&name).lease(LEASE * 8).lock().await);
+        let successor = {
+            let lock = other.mutex(&name);
+            tokio::spawn(async move { lock.lock_timeout(PATIENCE).await })
+        };
+        until_waiting(&other, &name, 1).await;
+        faults.next(Op::Leave, 1, fault);
+        must("release", guard.release().await);
+        let Ok(successor) = successor.await else { panic!("the successor failed") };
+        let successor = must("lock", successor);
+        assert!(successor.is_held());
+        let held = kind_of("try", locks.mutex(&name).try_lock().await);
+        assert_eq!(held, ErrorKind::Contended, "{fault:?}");
+        must("release", successor.release().await);
+    }
+}
+
+pub async fn s08_a_blocked_executor_keeps_its_locks(subject: &Subject) {
+    let name = subject.name("s08");
+    let (locks, other) = (subject.client().await, subject.client().await);
+    let lease = LEASE * 6;
+    let lock = locks.mutex(&name).lease(lease);
+    let worker = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let Ok(runtime) = runtime else { panic!("no runtime") };
+        runtime.block_on(async {
+            let guard = must("lock", lock.lock().await);
+            std::thread::sleep(lease * 5 / 4);
+            let (held, awake) = (guard.is_held(), Instant::now());
+            (held, awake, guard.release().await.is_ok())
+        })
+    });
+    eventually("held", async || must("read", other.read(&name).await).is_some()).await;
+    let next = taken(&other, &name).await;
+    let taken = Instant::now();
+    let Ok((held, awake, released)) = worker.join() else { panic!("the holder panicked") };
+    assert!(held && released, "lost while the executor was blocked");
+    assert!(taken >= awake, "taken while the executor was blocked");
+    drop(next);
+}
+
+pub async fn s09_a_paused_holder_knows_at_first_sight(subject: &Subject) {
+    if !subject.claims_leases() {
+        return;
+    }
+    // A stepped clock is what a stop or a suspended machine looks like from inside (s10).
+    let name = subject.name("s09");
+    let clock = Clock::stepped();
+    let (locks, _) = subject.faulty_with(Builder::default().clock(clock.clone())).await;
+    let guard = must("lock", locks.mutex(&name).lease(LEASE).lock().await);
+    assert!(guard.is_held());
+    clock.advance(LEASE * 3);
+    assert!(!guard.is_held(), "believed for longer than its lease");
+    assert_eq!(guard.remaining(), Duration::ZERO);
+    assert_eq!(kind_of("ensure", guard.ensure(Duration::ZERO)), ErrorKind::Lost);
+    assert_eq!(kind_of("release", guard.release().await), ErrorKind::Lost);
+}
+
+pub async fn s11_guards_may_be_dropped_anywhere(subject: &Subject) {
+    let name = subject.name("s11");
+    let (locks, other) = (subject.client().await, subject.client().await);
+    // On a thread without a runtime.
+    let guard = taken(&locks, &name).await;
+    let dropped = std::thread::spawn(move || drop(guard)).join();
+    assert!(dropped.is_ok());
+    is_free_soon(&other, &name).await;
+    // After the runtime that took it.
+    let lock = locks.mutex(&name);
+    let outlived = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let Ok(runtime) = runtime else { panic!("no runtime") };
+        let guard = runtime.block_on(async { must("lock", lock.lock().await) });
+        runtime.shutdown_background();
+        drop(guard);
+    });
+    assert!(outlived.join().is_ok());
+    is_free_soon(&other, &name).await;
+    // After the client that took it, and inside the runtime.
+    let guard = taken(&locks, &name).await;
+    drop(locks);
+    drop(guard);
+    is_free_soon(&other, &name).await;
+}
+
+pub async fn s12_a_panic_releases(subject: &Subject) {
+    let name = subject.name("s12");
+    let locks = subject.client().await;
+    let lock = locks.mutex(&name);
+    let panicked = tokio::spawn(async move {
+        let _guard = must("lock", lock.lock().await);
+        std::panic::resume_unwind(Box::new("on purpose"));
+    });
+    assert!(panicked.await.is_err());
+    is_free_soon(&locks, &name).await;
+}
+
+pub async fn s14_failed_renewals_are_tried_again(subject: &Subject) {
+    let name = subject.name("s14");
+    let (locks, faults) = subject.faulty().await;
+    let guard = must("lock", locks.mutex(&name).lease(LEASE * 10).lock().await);
+    for fault in [Fault::ErrorBefore, Fault::ErrorAfter, Fault::LoseReply] {
+        let before = faults.count(Op::Renew);
+        faults.next(Op::Renew, 1, fault);
+        eventually("two more renewals", async || faults.count(Op::Renew) >= before + 2).await;
+        assert!(guard.is_held(), "{fault:?}");
+    }
+    must("release", guard.release().await);
+}
+
+pub async fn s14_a_long_outage_loses_and_the_next_lock_works(subject: &Subject) {
+    if !subject.claims_leases() {
+        return;
+    }
+    let name = subject.name("s14b");
+    let (locks, faults) = subject.faulty().await;
+    let lock = locks.mutex(&name).lease(LEASE * 7);
+    let guard = must("lock", lock.lock().await);
+    let mut watch = guard.watch();
+    assert_eq!(watch.state(), State::Held);
+    faults.always(Op::Renew, Fault::ErrorBefore);
+    let first = tokio::time::timeout(PATIENCE, watch.changed()).await;
+    assert!(matches!(first, Ok(State::AtRisk(_))), "{first:?}");
+    let then = tokio::time::timeout(PATIENCE, watch.changed()).await;
+    assert!(matches!(then, Ok(State::Lost(LostReason::Expired))), "{then:?}");
+    faults.heal();
+    drop(guard);
+    let guard = must("lock", lock.lock_timeout(PATIENCE).await);
+    tokio::time::sleep(LEASE * 9).await;
+    assert!(guard.is_held(), "the next lock is not renewed");
+}
+
+pub async fn s15_lock_delay_after_an_unclean_end_only(subject: &Subject) {
+    let name = named(subject, "s15");
+    let locks = subject.client().await;
+    let delay = LEASE * 2;
+    let lock = locks.mutex(name.as_str()).lease(PATIENCE).lock_delay(delay);
+    if !subject.guarantees().lock_delay {
+        assert_eq!(kind_of("lock_delay", lock.try_lock().await), ErrorKind::Unsupported);
+        return;
+    }
+    must("release", must("lock", lock.try_lock().await).release().await);
+    let again = must("at once after a clean end", lock.try_lock().await);
+    must("release", again.release().await);
+    let mut claim = must("claim", Claim::new(name.clone(), Kind::Mutex, 1, 1));
+    (claim.lease, claim.lock_delay) = (LEASE, delay);
+    let start = Instant::now();
+    let joined = must("join", locks.store().join(&claim, Mode::Try).await);
+    assert!(matches!(joined, Joined::Holding { .. }), "{joined:?}");
+    let next = taken(&locks, name.as_str()).await;
+    assert!(start.elapsed() >= LEASE + delay, "open after {:?}", start.elapsed());
+    drop(next);
+}
+
+pub async fn s15_a_late_leave_does_not_shorten_the_delay(subject: &Subject) {
+    if !subject.claims("a lock-delay", subject.guarantees().lock_delay) {
+        return;
+    }
+    let name = named(subject, "s15-late");
+    let (locks, other) = (subject.client().await, subject.client().await);
+    let delay = LEASE * 3;
+    let mut claim = must("claim", Claim::new(name.clone(), Kind::Mutex, 1, 1));
+    (claim.lease, claim.lock_delay) = (LEASE, delay);
+    let start = Instant::now();
+    let joined = must("join", locks.store().join(&claim, Mode::Try).await);
+    assert!(matches!(joined, Joined::Holding { .. }), "{joined:?}");
+    // Its holder slept through the end of its lease, and now lets go of what is not its own any more.
+    tokio::time::sleep(LEASE * 3 / 2).await;
+    must("leave", locks.store().leave(&claim, None).await);
+    must("leave again", locks.store().leave(&claim, Some(LEASE / 10)).await);
+    let next = taken(&other, name.as_str()).await;
+    assert!(start.elapsed() >= LEASE + delay, "open after {:?}", start.elapsed());
+    drop(next);
+}
+
+pub async fn r34_a_sequencer_is_good_for_as_long_as_the_hold(subject: &Subject) {
+    let name = subject.name("r34 %:\"'é");
+    let (locks, other) = (subject.client().await, subject.client().await);
+    assert_eq!(locks.identity(), other.identity(), "two clients of one store");
+    let guard = taken(&locks, &name).await;
+    let text = guard.sequencer().to_string();
+    let shown = must("parse", text.parse::<Sequencer>());
+    assert_eq!(shown, guard.sequencer());
+    let held = must("check", other.check(&shown).await);
+    assert_eq!(held.token, Some(guard.token()));
+    assert!(shown.is_exclusive() && shown.kind() == Kind::Mutex);
+
+    // A place in the queue is no hold, whatever its token; and it does not disturb the check.
+    let waiting = other.mutex(&name);
+    let mut next = pin!(waiting.lock());
+    poll_fn(|cx| {
+        let _ = next.as_mut().poll(cx);
+        Poll::Ready(())
+    })
+    .await;
+    must("check with a waiter behind", other.check(&shown).await);
+    must("release", guard.release().await);
+    let next = must(
+        "the next holds",
+        tokio::time::timeout(PATIENCE, next)
+            .await
+            .map_err(|_| leasehold_core::Error::new(ErrorKind::Timeout, "the next never held"))
+            .and_then(|next| next),
+    );
+    assert_eq!(kind_of("the old hold", other.check(&shown).await), ErrorKind::Lost);
+    must("the next hold", locks.check(&next.sequencer()).await);
+
+    // An eviction is seen at the store before the guard knows of it.
+    let evicted = next.sequencer();
+    must("evict", locks.evict(&name, Evict::Holders).await);
+    assert_eq!(kind_of("an evicted hold", locks.check(&evicted).await), ErrorKind::Lost);
+    drop(next);
+    is_free_soon(&locks, &name).await;
+    assert_eq!(kind_of("a free lock", locks.check(&shown).await), ErrorKind::Lost);
+
+    let text = text.replacen(&escaped(locks.identity()), "elsewhere", 1);
+    let foreign = must("parse", text.parse::<Sequencer>());
+    assert_eq!(kind_of("another store's", locks.check(&foreign).await), ErrorKind::Mismatch);
+
+    if locks.guarantees().keeps(Kind::RwLock) {
+        let name = subject.name("r34rw");
+        let lock = locks.rwlock(&name);
+        let (a, b) = (must("read", lock.read().await), must("read", lock.read().await));
+        for reader in [&a, &b] {
+            assert!(!reader.sequencer().is_exclusive());
+            must("check a reader", other.check(&reader.sequencer()).await);
+        }
+        let forged = a.sequencer().to_string().replacen(":read:", ":write:", 1);
+        let forged = must("parse", forged.parse::<Sequencer>());
+        assert_eq!(kind_of("a writer's", other.check(&forged).await), ErrorKind::Lost);
+        must("release", a.release().await);
+        must("the other reader", other.check(&b.sequencer()).await);
+        must("release", b.release().await);
+        is_free_soon_as(&locks, &name).await;
+    }
+}
+
+pub async fn r34_a_sequencer_is_lost_with_its_lease(subject: &Subject) {
+    if !subject.claims_leases() {
+        return;
+    }
+    let (locks, other) = (subject.client().await, subject.client().await);
+    let run_out = async |name: &str, delay: Option<Duration>| {
+        let lock = locks.mutex(name).lease(LEASE).no_renewal();
+        let lock = delay.into_iter().fold(lock, |lock, delay| lock.lock_delay(delay));
+        // Nobody else has it; an answer may take longer than a short lease gives `try_lock`.
+        let guard = must("lock", lock.lock_timeout(PATIENCE).await);
+        let sequencer = guard.sequencer();
+        eventually("lost at the store", async || match other.check(&sequencer).await {
+            Ok(_) => false,
+            Err(error) => error.kind() == ErrorKind::Lost,
+        })
+        .await;
+        assert!(!guard.is_held(), "the store has ended what its holder believes in");
+        guard
+    };
+    // Nobody has come since, so nothing but the lease can have ended it.
+    let name = subject.name("r34-lease");
+    let guard = run_out(&name, None).await;
+    let next = taken(&other, &name).await;
+    assert_eq!(kind_of("the old hold", other.check(&guard.sequencer()).await), ErrorKind::Lost);
+    must("the next hold", locks.check(&next.sequencer()).await);
+
+    // A place that is kept for the lock-delay is nobody's hold. It is kept for longer than this waits.
+    if subject.claims("a lock-delay", subject.guarantees().lock_delay) {
+        let name = subject.name("r34-delay");
+        let guard = run_out(&name, Some(PATIENCE * 2)).await;
+        let early = other.mutex(&name).try_lock().await;
+        assert_eq!(kind_of("within the lock-delay", early), ErrorKind::Contended);
+        assert_eq!(kind_of("the old hold", other.check(&guard.sequencer()).await), ErrorKind::Lost);
+    }
+}
+
+/// As it stands in a sequencer.
+fn escaped(text: &str) -> String {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._~".contains(&b);
+    let one = |b: u8| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") };
+    text.bytes().map(one).collect()
+}
+
+/// Waits until nobody is in the queue, whatever kind of lock it is.
+async fn is_free_soon_as(locks: &Leasehold, name: &str) {
+    eventually("nobody in the queue", async || must("read", locks.read(name).await).is_none())
+        .await;
+}
+
+pub async fn r34_jeopardy_is_seen_before_the_loss(subject: &Subject) {
+    let name = subject.name("r34j");
+    let (locks, faults) = subject.faulty().await;
+    // Longer than elsewhere, so that there is time to heal in between.
+    let guard = must("lock", locks.mutex(&name).lease(LEASE * 10).lock().await);
+    must("ensure", guard.ensure(LEASE / 10));
+    if !subject.claims_leases() {
+        // Nothing runs out, so nothing is ever at risk, however long the store is silent.
+        faults.always(Op::Renew, Fault::ErrorBefore);
+        must("ensure", guard.ensure(LEASE * 1000));
+        return;
+    }
+    assert_eq!(kind_of("more than the lease", guard.ensure(Duration::MAX)), ErrorKind::AtRisk);
+    let mut work = guard.watch();
+    must("steady while held", work.steady().await);
+    faults.always(Op::Renew, Fault::ErrorBefore);
+    eventually("at risk", async || matches!(guard.state(), State::AtRisk(_))).await;
+    assert!(guard.is_held(), "at risk is still held");
+    // Work that pauses here goes on after the next renewal, if it comes in time.
+    let (asked, told) = tokio::sync::oneshot::channel();
+    let paused = tokio::spawn(async move {
+        let _ = asked.send(());
+        work.steady().await
+    });
+    must("paused", told.await.map_err(|_| gone()));
+    faults.heal();
+    let steady = must("joined", paused.await.map_err(|_| gone()));
+    must("steady again", steady);
+    assert!(guard.is_held());
+    faults.always(Op::Renew, Fault::ErrorBefore);
+    let mut work = guard.watch();
+    eventually("at risk again", async || matches!(guard.state(), State::AtRisk(_))).await;
+    assert_eq!(kind_of("steady", work.steady().await), ErrorKind::Lost);
+    assert_eq!(kind_of("ensure", guard.ensure(Duration::ZERO)), ErrorKind::Lost);
+    faults.heal();
+}
+
+fn gone() -> leasehold_core::Error {
+    leasehold_core::Error::new(ErrorKind::Closed, "the task is gone")
+}
+
+pub async fn s16_two_kinds_of_one_name_are_a_mismatch(subject: &Subject) {
+    let name = subject.name("s16");
+    let (locks, other) = (subject.client().await, subject.client().await);
+    let promises = subject.guarantees();
+    let guard = taken(&locks, &name).await;
+    for kind in [Kind::RwLock, Kind::Semaphore] {
+        let tried = match kind {
+            Kind::RwLock => other.rwlock(&name).try_read().await,
+            _ => other.semaphore(&name, 2).try_acquire().await,
+        };
+        let expected = match promises.keeps(kind) {
+            true => ErrorKind::Mismatch,
+            false => ErrorKind::Unsupported,
+        };
+        assert_eq!(kind_of("another kind", tried), expected);
+    }
+    drop(guard);
+    is_free_soon(&locks, &name).await;
+    if promises.keeps(Kind::Semaphore) {
+        let guard = must("acquire", locks.semaphore(&name, 2).acquire().await);
+        let wrong = other.semaphore(&name, 3).acquire_timeout(PATIENCE).await;
+        assert_eq!(kind_of("another capacity", wrong), ErrorKind::Mismatch);
+        drop(guard);
+    }
+}
+
+pub async fn s17_a_writer_is_not_starved(subject: &Subject) {
+    let promises = subject.guarantees();
+    if !subject.claims("fair read-write locks", promises.fifo && promises.keeps(Kind::RwLock)) {
+        return;
+    }
+    let name = subject.name("s17");
+    let (locks, other) = (subject.client().await, subject.client().await);
+    let lock = locks.rwlock(&name);
+    let reading = must("read", lock.read().await);
+    let writer = {
+        let lock = other.rwlock(&name);
+        tokio::spawn(async move { lock.write_timeout(PATIENCE).await })
+    };
+    until_waiting(&locks, &name, 1).await;
+    // Readers stream in; none may overtake the writer.
+    assert_eq!(kind_of("a later reader", lock.try_read().await), ErrorKind::Contended);
+    let later = {
+        let lock = lock.clone();
+        tokio::spawn(async move { lock.read_timeout(PATIENCE).await })
+    };
+    until_waiting(&locks, &name, 2).await;
+    must("release", reading.release().await);
+    let Ok(writing) = writer.await else { panic!("the writer failed") };
+    let writing = must("write", writing);
+    assert!(!later.is_finished(), "a reader got in beside the writer");
+    let written = writing.token();
+    must("release", writing.release().await);
+    let Ok(later) = later.await else { panic!("the reader failed") };
+    assert!(must("read", later).token() > written);
+}
+
+pub async fn s18_five_dead_waiters_cost_one_bound(subject: &Subject) {
+    if !subject.claims_leases() {
+        return;
+    }
+    let name = named(subject, "s18");
+    let locks = subject.client().await;
+    let guard = taken(&locks, name.as_str()).await;
+    let lease = LEASE * 2;
+    // And five more, so that one bound is told from all of them on a slow machine too.
+    for _ in 0..10 {
+        let (_, joined) = ghost(&locks, &name, lease, Mode::Wait).await;
+        assert!(matches!(joined, Joined::Waiting(_)), "{joined:?}");
+    }
+    let start = Instant::now();
+    must("release", guard.release().await);
+    let live = taken(&locks, name.as_str()).await;
+    // One bound and the heartbeat after it.
+    let took = start.elapsed();
+    assert!(took < lease * 8, "{took:?} for ten dead waiters of {lease:?}");
+    drop(live);
+}
+
+pub async fn s19_a_late_push_counts_from_the_last_heartbeat(subject: &Subject) {
+    if !subject.claims_leases() {
+        return;
+    }
+    let lease = LEASE * 4;
+    for held_back in [lease * 9 / 10, lease * 2] {
+        let name = subject.name(&format!("s19-{}", held_back.as_millis()));
+        let other = subject.client().await;
+        let (locks, faults) = subject.faulty().await;
+        let guard = taken(&other, &name).await;
+        let waiting = {
+            let lock = locks.mutex(&name).lease(lease);
+            tokio::spawn(async move { lock.lock_timeout(PATIENCE).await })
+        };
+        until_waiting(&other, &name, 1).await;
+        // The grant is made while nothing gets through to its client.
+        faults.freeze();
+        must("release", guard.release().await);
+        tokio::time::sleep(held_back).await;
+        faults.heal();
+        let Ok(late) = waiting.await else { panic!("the waiter failed") };
+        let late = must("lock", late);
+        believes_no_more_than_the_store(&other, &late).await;
+        assert!(late.is_held());
+        let rival = kind_of("a rival", other.mutex(&name).try_lock().await);
+        assert_eq!(rival, ErrorKind::Contended);
+        must("release", late.release().await);
+    }
+}
+
+pub async fn s90_hostile_names_are_only_names(subject: &Subject) {
+    let locks = subject.client().await;
+    let long = "é".repeat((leasehold_core::MAX_NAME_BYTES - subject.prefix().len()) / 2);
+    let odd = [
+        "a/../b",
+        "b",
+        "a/b",
+        "../../etc/passwd",
+        "a\\b",
+        "A",
+        "a",
+        "a ",
+        " a",
+        "a.",
+        ".a",
+        "a%2e",
+        "a'b",
+        "a\"b",
+        "a;b",
+        "$(id)",
+        "`id`",
+        "{a}",
+        "a}b",
+        "{}x",
+        "*",
+        "?",
+        "[a]",
+        "a\u{202e}b",
+        "\u{430}",
+        "e\u{301}",
+        "\u{e9}",
+        "~",
+        "a~",
+        "a+",
+        "a.lock",
+        "-rf",
+        "CON",
+        &long,
+        "a\u{2028}b",
+        "💥",
+    ];
+    let mut held = Vec::new();
+    for name in odd {
+        // Each is a lock of its own: all are held at once.
+        held.push(must(name, locks.mutex(subject.name(name)).try_lock().await));
+    }
+    let listed = must("list", locks.list(subject.prefix()).await);
+    let listed: BTreeSet<String> = listed.iter().map(|i| i.name.as_str().to_owned()).collect();
+    let expected: BTreeSet<String> = odd.iter().map(|name| subject.name(name)).collect();
+    assert_eq!(listed, expected);
+    for guard in held {
+        must("release", guard.release().await);
+    }
+    for bad in ["", "a\0b", "a\r\nb", &"x".repeat(10_240)] {
+        assert_eq!(kind_of("bad", locks.mutex(bad).try_lock().await), ErrorKind::InvalidName);
+    }
+}
+
+pub async fn s92_many_held_locks_are_renewed_in_batches(subject: &Subject) {
+    const HELD: usize = 1_000;
+    let (locks, faults) = subject.faulty().await;
+    let lease = PATIENCE / 3;
+    let (mut held, mut members) = (Vec::new(), BTreeSet::new());
+    for i in 0..HELD {
+        let lock = locks.mutex(subject.name(&format!("s92-{i}"))).lease(lease);
+        let guard = must("lock", lock.lock_timeout(PATIENCE).await);
+        members.insert(locks.store().member(guard.name()));
+        held.push(guard);
+    }
+    let before = faults.count(Op::Renew);
+    tokio::time::sleep(lease / 3 + lease / 20).await;
+    eventually("renewed", async || faults.count(Op::Renew) > before).await;
+    let (sent, most) = (faults.count(Op::Renew) - before, 20 * members.len());
+    assert!(sent <= most, "{sent} requests, not {most}, to renew {HELD} locks once");
+    assert!(held.iter().all(Guard::is_held));
+    for guard in held {
+        must("release", guard.release().await);
+    }
+}
+
+// --- options and the rest ----------------------------------------------------------------------
+
+pub async fn at_least_keeps_the_lock_taken(subject: &Subject) {
+    let name = subject.name("at-least");
+    let (locks, other) = (subject.client().await, subject.client().await);
+    let least = LEASE * 6;
+    let lock = locks.mutex(&name).at_least(least);
+    if !subject.guarantees().at_least {
+        assert_eq!(kind_of("at_least", lock.try_lock().await), ErrorKind::Unsupported);
+        return;
+    }
+    for by_drop in [false, true] {
+        let start = Instant::now();
+        let guard = must("lock", lock.lock_timeout(PATIENCE).await);
+        let token = guard.token();
+        match by_drop {
+            true => drop(guard),
+            false => drop(must("release", guard.release().await)),
+        }
+        let contended = kind_of("try", other.mutex(&name).try_lock().await);
+        assert_eq!(contended, ErrorKind::Contended);
+        let next = taken(&other, &name).await;
+        // The period began when we were granted, after `start`; stores round.
+        assert!(start.elapsed() + Duration::from_millis(20) >= least, "{:?}", start.elapsed());
+        assert!(next.token() > token);
+        drop(next);
+    }
+}
+
+pub async fn max_hold_ends_a_hold(subject: &Subject) {
+    let name = subject.name("max-hold");
+    let (locks, other) = (subject.client().await, subject.client().await);
+    let lease = LEASE * 6;
+    let lock = locks.mutex(&name).lease(lease).max_hold(LEASE * 7);
+    let start = Instant::now();
+    let guard = must("lock", lock.lock().await);
+    let next = taken(&other, &name).await;
+    assert!(start.elapsed() >= lease, "taken away early");
+    assert_eq!(guard.state(), State::Lost(LostReason::MaxHold));
+    let again = kind_of("release", guard.release().await);
+    assert_eq!(again, ErrorKind::Lost);
+    assert!(next.is_held());
+}
+
+pub async fn r48_min_validity_is_met(subject: &Subject) {
+    if !subject.claims_leases() {
+        return;
+    }
+    let name = subject.name("min-validity");
+    let (locks, faults) = subject.faulty().await;
+    let lock = locks.mutex(&name).lease(LEASE * 2).min_validity(LEASE * 8 / 5);
+    // The first answer comes too late for what is asked; a renewal makes up for it.
+    faults.next(Op::Join, 1, Fault::DelayReply(LEASE / 2));
+    let guard = must("lock", lock.lock().await);
+    // (Where the answer came so late that the claim was sent again, that has made up for it.)
+    let asked = faults.count(Op::Join) + faults.count(Op::Renew);
+    assert!(asked > 1, "not renewed though too little was left");
+    must("release", guard.release().await);
+    // Every answer comes too late: refused, released.
+    faults.always(Op::Join, Fault::DelayReply(LEASE / 2));
+    faults.always(Op::Renew, Fault::DelayReply(LEASE / 2));
+    assert_eq!(kind_of("too slow", lock.try_lock().await), ErrorKind::AtRisk);
+    faults.heal();
+    is_free_soon(&locks, &name).await;
+}
+
+pub async fn no_renewal_lets_the_lease_end(subject: &Subject) {
+    if !subject.claims_leases() {
+        return;
+    }
+    let name = subject.name("no-renewal");
+    let (locks, other) = (subject.client().await, subject.client().await);
+    let start = Instant::now();
+    let guard = must("lock", locks.mutex(&name).lease(LEASE).no_renewal().lock().await);
+    let next = taken(&other, &name).await;
+    assert!(start.elapsed() >= LEASE, "taken away early");
+    assert_eq!(guard.state(), State::Lost(LostReason::Expired));
+    drop(next);
+}
+
+pub async fn people_see_and_evict(subject: &Subject) {
+    let name = subject.name("people");
+    let (locks, other) = (subject.client().await, subject.client().await);
+    let guard = must("lock", locks.mutex(&name).label("the nightly job").lock().await);
+    let waiting = {
+        let lock = other.mutex(&name).label("another");
+        tokio::spawn(async move { lock.lock_timeout(PATIENCE).await })
+    };
+    until_waiting(&locks, &name, 1).await;
+    let Some(info) = must("read", other.read(&name).await) else { panic!("not shown") };
+    let Some(holder) = info.holders().next() else { panic!("no holder shown") };
+    assert_eq!(holder.token, Some(guard.token()));
+    assert_eq!(holder.holder.label, "the nightly job");
+    assert_eq!(holder.holder.pid, std::process::id());
+    assert_eq!(info.waiters().next().map(|w| w.holder.label.as_str()), Some("another"));
+    let error = match other.mutex(&name).try_lock().await {
+        Err(error) => error,
+        Ok(guard) => panic!("{guard:?} beside a holder"),
+    };
+    assert!(error.holders().iter().any(|h| h.token == guard.token()), "{error}");
+    // A token that is not there removes nothing; the right one hands over.
+    let Some(no_such) = leasehold_core::Token::new(1) else { panic!("1 is a token") };
+    assert_eq!(must("evict", other.evict(&name, Evict::Token(no_such)).await), 0);
+    assert_eq!(must("evict", other.evict(&name, Evict::Token(guard.token())).await), 1);
+    let Ok(next) = waiting.await else { panic!("the waiter failed") };
+    let next = must("lock", next);
+    assert!(next.token() > guard.token());
+    assert!(must("read", locks.read(subject.name("nobody")).await).is_none());
+    assert_eq!(must("evict", locks.evict(subject.name("nobody"), Evict::Holders).await), 0);
+}
+
+pub async fn permits_wake_everybody_who_fits(subject: &Subject) {
+    if !subject.claims("semaphores", subject.guarantees().keeps(Kind::Semaphore)) {
+        return;
+    }
+    let name = subject.name("permits");
+    let (locks, other) = (subject.client().await, subject.client().await);
+    let all = must("acquire", locks.semaphore(&name, 3).acquire_many(3).await);
+    let mut waiting = Vec::new();
+    for i in 0..4 {
+        let client = if i % 2 == 0 { &locks } else { &other };
+        let lock = client.semaphore(&name, 3);
+        waiting.push(tokio::spawn(async move { lock.acquire_timeout(PATIENCE).await }));
+        until_waiting(&locks, &name, i + 1).await;
+    }
+    must("release", all.release().await);
+    let mut held = Vec::new();
+    for task in waiting.drain(..3) {
+        let Ok(permit) = task.await else { panic!("a waiter failed") };
+        held.push(must("acquire", permit));
+    }
+    until_waiting(&locks, &name, 1).await;
+    // Whichever of the three leaves first makes room for the fourth.
+    drop(held.swap_remove(1));
+    let Some(last) = waiting.pop() else { panic!("four waited") };
+    let Ok(last) = last.await else { panic!("the last waiter failed") };
+    assert!(must("acquire", last).is_held());
+}
+
+pub async fn replies_delayed_and_doubled_change_nothing(subject: &Subject) {
+    let name = subject.name("wire");
+    let clients = [subject.faulty().await, subject.faulty().await];
+    let (inside, last) = (AtomicI64::new(0), AtomicU64::new(0));
+    let short = Duration::from_millis(20);
+    let one = async |i: usize| {
+        let mut dice = Dice::new(7 + i as u64);
+        let (locks, faults) = &clients[i % 2];
+        for _ in 0..10 {
+            let op = [Op::Join, Op::Leave, Op::Changed, Op::Renew][dice.below(4)];
+            let fault = [
+                Fault::DelayRequest(short),
+                Fault::DelayReply(short),
+                Fault::Double,
+                Fault::ErrorAfter,
+                Fault::ErrorBefore,
+            ][dice.below(5)];
+            faults.next(op, 1, fault);
+            let lock = locks.mutex(&name).lease(PATIENCE);
+            let guard = must("lock", lock.lock_timeout(PATIENCE * 3).await);
+            assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two holders");
+            let token = guard.token().get();
+            assert!(token > last.swap(token, Ordering::SeqCst), "tokens out of order");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            assert!(guard.is_held());
+            inside.fetch_sub(1, Ordering::SeqCst);
+            must("release", guard.release().await);
+        }
+    };
+    join_all((0..6).map(one)).await;
+}
+
+pub async fn waiting_ends_when_told(subject: &Subject) {
+    let name = subject.name("timeout");
+    let (locks, other) = (subject.client().await, subject.client().await);
+    let guard = taken(&locks, &name).await;
+    // Who holds is told if the store says so in time.
+    eventually("told who holds", async || {
+        let limit = Duration::from_millis(120);
+        let start = Instant::now();
+        let error = match other.mutex(&name).lock_timeout(limit).await {
+            Err(error) => error,
+            Ok(guard) => panic!("{guard:?} beside a holder"),
+        };
+        assert_eq!(error.kind(), ErrorKind::Timeout);
+        assert!(start.elapsed() >= limit);
+        error.holders().iter().any(|h| h.token == guard.token())
+    })
+    .await;
+    eventually("the place is given up", async || waiters(&locks, &name).await == 0).await;
+    // A store that does not answer at all is told from one that is held.
+    let (deaf, faults) = subject.faulty().await;
+    faults.always(Op::Join, Fault::LoseRequest);
+    let start = Instant::now();
+    let lost = deaf.mutex(&name).lease(LEASE).try_lock().await;
+    assert_eq!(kind_of("no answer", lost), ErrorKind::Unreachable);
+    let lost = deaf.mutex(&name).lease(LEASE).lock().await;
+    assert_eq!(kind_of("no answer", lost), ErrorKind::Unreachable);
+    // Longer where an answer may have to wait for replicas: one such for the try, and for the wait its own
+    // patience and its last try.
+    let confirming = locks.store().confirms_within() * 3;
+    assert!(start.elapsed() < PATIENCE + confirming, "{:?}", start.elapsed());
+    must("release", guard.release().await);
+}
+
+pub async fn the_queue_is_the_reference_queue(subject: &Subject) {
+    if !subject.claims("first come, first served", subject.guarantees().fifo) {
+        return;
+    }
+    let locks = subject.client().await;
+    for kind in subject.guarantees().kinds.clone().iter() {
+        for seed in 1..=5 {
+            let name = named(subject, &format!("reference-{kind}-{seed}"));
+            compare(&**locks.store(), &name, *kind, seed * 7919, 300).await;
+        }
+    }
+}

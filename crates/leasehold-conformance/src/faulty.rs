@@ -1,0 +1,297 @@
+//! A store that fails as told: delays, loses and doubles requests and replies.
+//!
+//! Each request runs in a task of its own, as on a network: dropping the caller's future does not
+//! stop a request that was sent. In *stepping* mode it runs inside the caller's future instead and
+//! yields before and after the store is asked, so that a test can drop it at each point.
+
+use std::collections::HashMap;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::watch;
+
+use leasehold_core::store::{
+    Evict, Guarantees, Joined, LockInfo, Mode, Renew, Renewal, Signal, Store,
+};
+use leasehold_core::{Claim, Error, ErrorKind, Leasehold, Name, Result, Token};
+
+/// The calls that can fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Op {
+    /// [`Store::join`].
+    Join,
+    /// [`Store::renew`].
+    Renew,
+    /// [`Store::leave`].
+    Leave,
+    /// [`Store::changed`].
+    Changed,
+}
+
+/// What happens to a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// It reaches the store later.
+    DelayRequest(Duration),
+    /// It is done, and answered later.
+    DelayReply(Duration),
+    /// It never reaches the store and is never answered.
+    LoseRequest,
+    /// It is done and never answered.
+    LoseReply,
+    /// It is done, and answered with an error.
+    ErrorAfter,
+    /// It is answered with an error and not done.
+    ErrorBefore,
+    /// It is done twice, as by a driver that repeats what it is not sure of.
+    Double,
+}
+
+#[derive(Debug)]
+struct Rule {
+    fault: Fault,
+    times: usize,
+}
+
+/// What shall fail, and what has been asked.
+#[derive(Debug)]
+pub struct Faults {
+    rules: Mutex<HashMap<Op, Vec<Rule>>>,
+    counts: Mutex<HashMap<Op, usize>>,
+    stepping: AtomicBool,
+    frozen: watch::Sender<bool>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Faults {
+    fn new() -> Self {
+        Self {
+            rules: Mutex::default(),
+            counts: Mutex::default(),
+            stepping: AtomicBool::new(false),
+            frozen: watch::Sender::new(false),
+        }
+    }
+
+    /// The next `times` calls of `op` fail so, after those that are told to fail already.
+    pub fn next(&self, op: Op, times: usize, fault: Fault) {
+        locked(&self.rules).entry(op).or_default().push(Rule { fault, times });
+    }
+
+    /// All calls of `op` fail so, until [`heal`](Self::heal).
+    pub fn always(&self, op: Op, fault: Fault) {
+        self.next(op, usize::MAX, fault);
+    }
+
+    /// Nothing fails any more, and what was frozen goes on.
+    pub fn heal(&self) {
+        locked(&self.rules).clear();
+        self.frozen.send_replace(false);
+    }
+
+    /// Requests and replies of every kind stand still until [`heal`](Self::heal).
+    pub fn freeze(&self) {
+        self.frozen.send_replace(true);
+    }
+
+    /// Runs calls inside the caller's future, with a yield before and after.
+    pub fn step(&self) {
+        self.stepping.store(true, Ordering::SeqCst);
+    }
+
+    /// How often `op` was called.
+    pub fn count(&self, op: Op) -> usize {
+        locked(&self.counts).get(&op).copied().unwrap_or(0)
+    }
+
+    fn take(&self, op: Op) -> Option<Fault> {
+        *locked(&self.counts).entry(op).or_default() += 1;
+        let mut rules = locked(&self.rules);
+        let rule = rules.get_mut(&op)?.iter_mut().find(|r| r.times > 0)?;
+        rule.times -= 1;
+        Some(rule.fault)
+    }
+
+    async fn thawed(&self) {
+        let mut frozen = self.frozen.subscribe();
+        // The sender is ours and outlives this.
+        let _ = frozen.wait_for(|frozen| !frozen).await;
+    }
+}
+
+/// A store that fails as told.
+#[derive(Debug)]
+pub struct Faulty {
+    inner: Leasehold,
+    faults: Arc<Faults>,
+}
+
+impl Faulty {
+    /// Fails in front of the store of `locks`, and keeps that client alive.
+    pub fn around(locks: Leasehold) -> Self {
+        Self { inner: locks, faults: Arc::new(Faults::new()) }
+    }
+
+    /// What shall fail.
+    pub fn faults(&self) -> Arc<Faults> {
+        self.faults.clone()
+    }
+
+    async fn call<T, F>(&self, op: Op, call: impl Fn(Arc<dyn Store>) -> F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        self.call_merging(op, call, |_, second| second).await
+    }
+
+    /// As [`call`](Self::call); `merge` makes one answer of the two to a doubled call.
+    async fn call_merging<T, F>(
+        &self,
+        op: Op,
+        call: impl Fn(Arc<dyn Store>) -> F,
+        merge: fn(T, T) -> T,
+    ) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        let fault = self.faults.take(op);
+        if self.faults.stepping.load(Ordering::SeqCst) {
+            tokio::task::yield_now().await;
+            let done = call(self.inner.store().clone()).await;
+            tokio::task::yield_now().await;
+            return done;
+        }
+        let store = self.inner.store().clone();
+        let second = (fault == Some(Fault::Double)).then(|| call(store.clone()));
+        let first = call(store);
+        let faults = self.faults.clone();
+        let on_the_wire = tokio::spawn(async move {
+            faults.thawed().await;
+            match fault {
+                Some(Fault::ErrorBefore) => return Err(broken()),
+                Some(Fault::LoseRequest) => std::future::pending().await,
+                Some(Fault::DelayRequest(d)) => tokio::time::sleep(d).await,
+                _ => {}
+            }
+            let mut done = first.await;
+            if let Some(second) = second {
+                done = match (done, second.await) {
+                    (Ok(first), Ok(second)) => Ok(merge(first, second)),
+                    (_, second) => second,
+                };
+            }
+            faults.thawed().await;
+            match fault {
+                Some(Fault::ErrorAfter) => return Err(broken()),
+                Some(Fault::LoseReply) => std::future::pending().await,
+                Some(Fault::DelayReply(d)) => tokio::time::sleep(d).await,
+                _ => {}
+            }
+            done
+        });
+        on_the_wire.await.unwrap_or_else(|_| Err(broken()))
+    }
+}
+
+fn broken() -> Error {
+    Error::new(ErrorKind::Unreachable, "the connection broke (as the test told it to)")
+}
+
+#[async_trait]
+impl Store for Faulty {
+    fn guarantees(&self) -> &Guarantees {
+        self.inner.store().guarantees()
+    }
+
+    fn url(&self) -> &str {
+        self.inner.store().url()
+    }
+
+    async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
+        let join = |store: Arc<dyn Store>| {
+            let claim = claim.clone();
+            async move { store.join(&claim, mode).await }
+        };
+        self.call(Op::Join, join).await
+    }
+
+    async fn renew(&self, renewals: &[Renew]) -> Result<Vec<Renewal>> {
+        let renew = |store: Arc<dyn Store>| {
+            let renewals = renewals.to_vec();
+            async move { store.renew(&renewals).await }
+        };
+        self.call(Op::Renew, renew).await
+    }
+
+    async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
+        let leave = |store: Arc<dyn Store>| {
+            let claim = claim.clone();
+            async move { store.leave(&claim, keep).await }
+        };
+        self.call_merging(Op::Leave, leave, |first, second| first || second).await
+    }
+
+    async fn changed(&self, claim: &Claim) -> Result<Signal> {
+        let changed = |store: Arc<dyn Store>| {
+            let claim = claim.clone();
+            async move { store.changed(&claim).await }
+        };
+        self.call(Op::Changed, changed).await
+    }
+
+    async fn read(&self, name: &Name) -> Result<Option<LockInfo>> {
+        self.inner.store().read(name).await
+    }
+
+    async fn holders(&self, name: &Name, token: Option<Token>) -> Result<Option<LockInfo>> {
+        self.inner.store().holders(name, token).await
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
+        self.inner.store().list(prefix).await
+    }
+
+    async fn evict(&self, name: &Name, which: Evict) -> Result<usize> {
+        self.inner.store().evict(name, which).await
+    }
+
+    fn member(&self, name: &Name) -> u64 {
+        self.inner.store().member(name)
+    }
+
+    fn longest_lease(&self) -> Duration {
+        self.inner.store().longest_lease()
+    }
+
+    fn place_path(&self, claim: &Claim) -> Option<Result<String>> {
+        self.inner.store().place_path(claim)
+    }
+
+    fn identity(&self) -> String {
+        self.inner.store().identity()
+    }
+
+    fn confirmed(&self, claim: &Claim) -> Option<u32> {
+        self.inner.store().confirmed(claim)
+    }
+
+    fn confirms_within(&self) -> Duration {
+        self.inner.store().confirms_within()
+    }
+
+    fn place_key(&self, claim: &Claim) -> Option<Vec<u8>> {
+        self.inner.store().place_key(claim)
+    }
+
+    fn lifeline(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.store().lifeline()
+    }
+}

@@ -1,0 +1,145 @@
+//! Random calls, compared with `queue.rs` as the reference.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use leasehold_core::queue::{At, Queue};
+use leasehold_core::store::{Evict, Joined, Mode, Renew, Renewal, Store};
+use leasehold_core::{Claim, ClaimId, Kind, Name, Token};
+
+/// A small generator of reproducible numbers (xorshift64*): no dependency for so little.
+#[derive(Debug)]
+pub(super) struct Dice(u64);
+
+impl Dice {
+    pub(super) fn new(seed: u64) -> Self {
+        Self(seed | 1)
+    }
+
+    pub(super) fn below(&mut self, n: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        let high = self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33;
+        usize::try_from(high).unwrap_or(0) % n.max(1)
+    }
+}
+
+/// How an answer looks without what the clock decides.
+#[derive(Debug, PartialEq, Eq)]
+enum Seen {
+    Holding,
+    Waiting { ahead: usize },
+    Busy,
+    Mismatch,
+    Lost,
+}
+
+/// Drives the store and a reference queue with the same random calls and compares every answer.
+pub(super) async fn compare(store: &dyn Store, name: &Name, kind: Kind, seed: u64, steps: usize) {
+    let mut dice = Dice::new(seed);
+    let capacity = match kind {
+        Kind::Mutex => 1,
+        Kind::RwLock => leasehold_core::MAX_READERS,
+        Kind::Semaphore => 4,
+    };
+    let mut queue = Queue::new(kind, capacity, false);
+    let mut claims: Vec<Claim> = Vec::new();
+    let mut tokens: HashMap<ClaimId, Token> = HashMap::new();
+    let at = At { now: 1, stamp: 1 };
+    for step in 0..steps {
+        let said = |what: &str| format!("seed {seed} step {step}: {what} of {name} ({kind})");
+        match dice.below(10) {
+            0..4 => {
+                let again = !claims.is_empty() && dice.below(4) == 0;
+                let claim = match again {
+                    true => claims[dice.below(claims.len())].clone(),
+                    false => new_claim(&mut dice, name, kind, capacity),
+                };
+                let mode = if dice.below(3) == 0 { Mode::Try } else { Mode::Wait };
+                let expected = match queue.join(&claim, mode, at, "") {
+                    Ok(Joined::Holding { .. }) => Seen::Holding,
+                    Ok(Joined::Waiting(place)) => Seen::Waiting { ahead: place.ahead },
+                    Ok(Joined::Busy { .. }) => Seen::Busy,
+                    Err(_) => Seen::Mismatch,
+                };
+                let got = match store.join(&claim, mode).await {
+                    Ok(Joined::Holding { token, .. }) => {
+                        let first = *tokens.entry(claim.id).or_insert(token);
+                        assert_eq!(token, first, "{}", said("one claim, two tokens: join"));
+                        Seen::Holding
+                    }
+                    Ok(Joined::Waiting(place)) => Seen::Waiting { ahead: place.ahead },
+                    Ok(Joined::Busy { .. }) => Seen::Busy,
+                    Err(e) if e.kind() == leasehold_core::ErrorKind::Mismatch => Seen::Mismatch,
+                    Err(e) => panic!("{}: {e}", said("join")),
+                };
+                assert_eq!(got, expected, "{}", said("join"));
+                if !again {
+                    claims.push(claim);
+                }
+            }
+            4..6 if !claims.is_empty() => {
+                let claim = claims[dice.below(claims.len())].clone();
+                let expected = renewed(&queue.renew(&claim, claim.lease, 1));
+                let renew = Renew { claim: claim.clone(), lease: claim.lease };
+                let got = match store.renew(&[renew]).await {
+                    Ok(answers) => answers,
+                    Err(e) => panic!("{}: {e}", said("renew")),
+                };
+                assert_eq!(got.len(), 1, "{}", said("renew"));
+                assert_eq!(renewed(&got[0]), expected, "{}", said("renew"));
+            }
+            6..9 if !claims.is_empty() => {
+                let claim = claims.swap_remove(dice.below(claims.len()));
+                queue.leave(claim.id, None, 1);
+                if let Err(e) = store.leave(&claim, None).await {
+                    panic!("{}: {e}", said("leave"));
+                }
+            }
+            9 if dice.below(4) == 0 => {
+                let expected = queue.evict(Evict::Holders, 1);
+                let got = store.evict(name, Evict::Holders).await;
+                assert_eq!(got.ok(), Some(expected), "{}", said("evict"));
+                // Who was evicted and asks again stands anew, with a new token.
+                tokens.retain(|id, _| queue.position(*id).is_some());
+            }
+            _ => {}
+        }
+        let shown = store.read(name).await.ok().flatten();
+        let shown: Vec<_> =
+            shown.iter().flat_map(|i| &i.claims).map(|c| (c.weight, c.standing)).collect();
+        let expected: Vec<_> = queue.entries().map(|e| (e.weight, e.standing)).collect();
+        assert_eq!(shown, expected, "{}", said("read"));
+    }
+    for claim in claims {
+        let _ = store.leave(&claim, None).await;
+    }
+}
+
+fn new_claim(dice: &mut Dice, name: &Name, kind: Kind, capacity: u32) -> Claim {
+    let weight = match kind {
+        Kind::Mutex => 1,
+        Kind::RwLock => [1, 1, capacity][dice.below(3)],
+        Kind::Semaphore => [1, 1, 2, 3, 4][dice.below(5)],
+    };
+    // Now and then somebody believes in another lock of that name.
+    let capacity = if dice.below(20) == 0 { capacity + 1 } else { capacity };
+    match Claim::new(name.clone(), kind, weight, capacity) {
+        Ok(mut claim) => {
+            claim.lease = Duration::from_secs(3_600);
+            claim.waiter_lease = claim.lease;
+            claim
+        }
+        Err(e) => panic!("{e}"),
+    }
+}
+
+fn renewed(renewal: &Renewal) -> Seen {
+    match renewal {
+        Renewal::Holding { .. } => Seen::Holding,
+        Renewal::Waiting(place) => Seen::Waiting { ahead: place.ahead },
+        Renewal::Lost => Seen::Lost,
+        Renewal::Unknown { why, .. } => panic!("{why}"),
+    }
+}

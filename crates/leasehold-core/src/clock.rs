@@ -1,0 +1,116 @@
+//! The client's clock: CLOCK_BOOTTIME, which goes on while the machine sleeps.
+//!
+//! `std::time::Instant` is CLOCK_MONOTONIC on Linux and stands still during suspend, so a guard
+//! timed by it would still believe in its lease after a night in a bag (scenario 10). Nobody can
+//! set CLOCK_BOOTTIME, so a step of the wall clock never touches a lease of ours.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// A moment on this machine's boot clock, in nanoseconds since it was switched on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Moment(u64);
+
+impl Moment {
+    /// Later than every moment: the deadline of a hold without a lease.
+    pub const NEVER: Self = Self(u64::MAX);
+
+    /// That many nanoseconds after the machine was switched on.
+    pub const fn from_nanos(nanos: u64) -> Self {
+        Self(nanos)
+    }
+
+    /// How many nanoseconds after the machine was switched on.
+    pub const fn as_nanos(self) -> u64 {
+        self.0
+    }
+
+    /// `self - earlier`, or zero if `earlier` is later.
+    pub fn since(self, earlier: Self) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+
+    /// This much later; [`NEVER`](Self::NEVER) where that does not fit.
+    #[must_use]
+    pub fn plus(self, d: Duration) -> Self {
+        let nanos = u64::try_from(d.as_nanos()).unwrap_or(u64::MAX);
+        Self(self.0.saturating_add(nanos))
+    }
+
+    /// This much earlier, or the beginning of time.
+    #[must_use]
+    pub fn minus(self, d: Duration) -> Self {
+        let nanos = u64::try_from(d.as_nanos()).unwrap_or(u64::MAX);
+        Self(self.0.saturating_sub(nanos))
+    }
+}
+
+/// Tells the time. The default reads the machine's clock; a [stepped](Clock::stepped) one can be
+/// moved on by a test, as a suspended machine's would be.
+#[derive(Clone, Debug, Default)]
+pub struct Clock {
+    step: Option<Arc<AtomicU64>>,
+}
+
+impl Clock {
+    /// A clock that [`advance`](Self::advance) moves: what suspending the machine looks like to a
+    /// program.
+    pub fn stepped() -> Self {
+        Self { step: Some(Arc::default()) }
+    }
+
+    /// Moves a stepped clock and all its clones on; does nothing to the machine's own.
+    pub fn advance(&self, by: Duration) {
+        if let Some(step) = &self.step {
+            let by = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);
+            step.fetch_add(by, Ordering::SeqCst);
+        }
+    }
+
+    /// The time now.
+    pub fn now(&self) -> Moment {
+        let t = clock_gettime(ClockId::Boottime);
+        let nanos = u64::try_from(t.tv_sec).unwrap_or(0) * 1_000_000_000
+            + u64::try_from(t.tv_nsec).unwrap_or(0);
+        let step = self.step.as_ref().map_or(0, |s| s.load(Ordering::SeqCst));
+        Moment(nanos.saturating_add(step))
+    }
+}
+
+/// Microseconds since 1970 by the wall clock: what hybrid-clock tokens are drawn from. Never used
+/// to judge a lease.
+pub fn wall_micros() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn s10_suspend_is_counted() {
+        // The clock in use is the one that counts suspend: read twice around our own reading.
+        let boot = || {
+            let t = clock_gettime(ClockId::Boottime);
+            u64::try_from(t.tv_sec).unwrap() * 1_000_000_000 + u64::try_from(t.tv_nsec).unwrap()
+        };
+        let (before, ours, after) = (boot(), Clock::default().now().as_nanos(), boot());
+        assert!(before <= ours && ours <= after);
+
+        let clock = Clock::stepped();
+        let start = clock.now();
+        clock.clone().advance(Duration::from_secs(3600));
+        assert!(clock.now().since(start) >= Duration::from_secs(3600));
+    }
+
+    #[test]
+    fn moments_never_wrap() {
+        assert_eq!(Moment::NEVER.plus(Duration::MAX), Moment::NEVER);
+        assert_eq!(Moment::from_nanos(1).minus(Duration::MAX), Moment::from_nanos(0));
+        assert_eq!(Moment::from_nanos(1).since(Moment::NEVER), Duration::ZERO);
+    }
+}

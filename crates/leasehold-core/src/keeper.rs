@@ -1,0 +1,727 @@
+//! Keeps every claim of one client alive: renews what is held, beats for what waits, in batches.
+//!
+//! One task on the background thread. Every claim has a time at which it is next due; each round
+//! takes all that are due and sends them as one [`renew`](crate::store::Store::renew) of at most
+//! [`BATCH`]. Due times are rounded up to a grid of a thirtieth of the lease, so that locks taken
+//! one by one drift into common batches: commands per second grow with held locks ÷ batch.
+//!
+//! A renewal that fails is tried again until the lease's own deadline, each batch on its own, so
+//! that an answer which hangs delays nobody else, and one that no repetition can help is split, so
+//! that one damaged lock fails alone. A store that could ask for some claims of a batch only says so
+//! for each ([`Renewal::Unknown`]). An error means *unknown* and moves no deadline; only the clock and
+//! the store's own word end a hold.
+//!
+//! Taking or releasing a lock wakes this task only if something is due earlier than it would have
+//! looked anyway, so the uncontended path pays for a map entry and no thread switch.
+
+use std::collections::{BTreeSet, HashMap};
+use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use crate::acquire::no_answer;
+use crate::claim::{Claim, ClaimId, Token};
+use crate::clock::{Clock, Moment};
+use crate::error::{Error, ErrorKind, LostReason, Result, short};
+use crate::lease::{Granted, Lease};
+use crate::name::Name;
+use crate::options::{DEFAULT_LEASE, answer_limit};
+use crate::store::{Place, Renew, Renewal, Store};
+use crate::telemetry;
+
+/// The most claims that one request renews.
+const BATCH: usize = 1_000;
+/// The longest pause between two tries to give a claim back.
+const LEAVE_AGAIN: Duration = Duration::from_secs(1);
+/// How often the keeper looks at its clock while it keeps anything: after a suspend the timers
+/// are late, the clock is not.
+const GLANCE: Duration = Duration::from_secs(1);
+
+/// A claim that stands in the queue, as its caller and the keeper share it.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    pub(crate) claim: Claim,
+    state: Mutex<WaitingState>,
+    news: Notify,
+}
+
+#[derive(Debug)]
+struct WaitingState {
+    /// When the last request that was answered "waiting" was sent.
+    last_answer: Moment,
+    place: Place,
+    outcome: Option<Outcome>,
+    place_is_news: bool,
+    /// Since when, until it was looked at who holds the lock.
+    unquestioned: Option<Moment>,
+}
+
+/// What a heartbeat found out.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    Holding { token: Token, granted: Granted },
+    Gone,
+    Failed(Error),
+}
+
+/// What wakes a waiting caller.
+#[derive(Debug)]
+pub(crate) enum News {
+    Place(Place),
+    Outcome(Outcome),
+}
+
+impl Waiting {
+    pub(crate) fn new(claim: Claim, sent: Moment, place: Place) -> Arc<Self> {
+        let state = WaitingState {
+            last_answer: sent,
+            place,
+            outcome: None,
+            place_is_news: false,
+            unquestioned: Some(sent),
+        };
+        Arc::new(Self { claim, state: Mutex::new(state), news: Notify::new() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, WaitingState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A pushed grant cannot be older than this.
+    pub(crate) fn last_answer(&self) -> Moment {
+        self.lock().last_answer
+    }
+
+    /// Whether a grant of this token is a grant of the place that last answered.
+    pub(crate) fn stands_under(&self, token: Token) -> bool {
+        self.lock().place.token == Some(token)
+    }
+
+    /// Waits for news. May be dropped and called again.
+    pub(crate) async fn news(&self) -> News {
+        loop {
+            {
+                let mut state = self.lock();
+                if let Some(outcome) = state.outcome.take() {
+                    return News::Outcome(outcome);
+                }
+                if std::mem::take(&mut state.place_is_news) {
+                    return News::Place(state.place);
+                }
+            }
+            self.news.notified().await;
+        }
+    }
+
+    /// Takes in what the store answered to a request sent at `sent`.
+    pub(crate) fn answered(&self, sent: Moment, renewal: Renewal) {
+        let mut state = self.lock();
+        if matches!(state.outcome, Some(Outcome::Failed(_))) {
+            // Somebody asked meanwhile, and there was more to say.
+            return;
+        }
+        match renewal {
+            // The place that was ours is gone: a late duplicate of the join has made another, of
+            // which we know neither since when it stands nor what was pushed to it.
+            Renewal::Waiting(place) if place.token != state.place.token => {
+                state.outcome = Some(Outcome::Gone);
+            }
+            Renewal::Holding { token, .. } if state.place.token.is_some_and(|t| t != token) => {
+                state.outcome = Some(Outcome::Gone);
+            }
+            Renewal::Waiting(place) => {
+                state.last_answer = state.last_answer.max(sent);
+                state.place_is_news |= state.place.ahead != place.ahead;
+                state.place = place;
+            }
+            Renewal::Holding { token, remaining } => {
+                let granted = Granted { sent, remaining };
+                state.outcome = Some(Outcome::Holding { token, granted });
+            }
+            Renewal::Lost => state.outcome = Some(Outcome::Gone),
+            // It moves nothing; whoever asks takes it for the error that it is.
+            Renewal::Unknown { .. } => {}
+        }
+        drop(state);
+        self.news.notify_one();
+    }
+
+    pub(crate) fn fail(&self, error: Error) {
+        self.lock().outcome = Some(Outcome::Failed(error));
+        self.news.notify_one();
+    }
+
+    /// Takes in an error after which asking again would not help. A grant that came meanwhile stands.
+    pub(crate) fn refused(&self, error: &Error) {
+        if matches!(self.lock().outcome, Some(Outcome::Holding { .. })) {
+            return;
+        }
+        let what = "the store refused it while it waited";
+        self.fail(Error::new(error.kind(), what).because(error.to_string()));
+    }
+
+    /// Whether it has waited so long that one should look who holds the lock; once.
+    fn is_long(&self, now: Moment) -> bool {
+        let long = self.claim.waiter_lease;
+        self.lock().unquestioned.take_if(|since| now.since(*since) >= long).is_some()
+    }
+
+    fn is_decided(&self) -> bool {
+        self.lock().outcome.is_some()
+    }
+
+    /// When to ask next: at the heartbeat, or when the lease ends that blocks the head.
+    fn next_beat(&self, now: Moment) -> Moment {
+        let state = self.lock();
+        let lease = self.claim.waiter_lease;
+        let beat = aligned(state.last_answer.plus(lease / 3), lease);
+        match state.place.head_remaining {
+            // A lease end that has just passed must not make us ask in a tight loop.
+            Some(left) => beat.min(state.last_answer.plus(left)).max(now.plus(ASK_PAUSE)),
+            None => beat.max(now.plus(ASK_PAUSE)),
+        }
+    }
+}
+
+/// The least time between two heartbeats of one waiter.
+const ASK_PAUSE: Duration = Duration::from_millis(1);
+
+/// Rounds up to the grid on which claims with this lease meet.
+fn aligned(moment: Moment, lease: Duration) -> Moment {
+    let grid = u64::try_from((lease / 30).as_nanos()).unwrap_or(u64::MAX).max(1);
+    Moment::from_nanos(moment.as_nanos().div_ceil(grid).saturating_mul(grid))
+}
+
+/// When to renew a pushed grant, which is only as long as a waiter's lease. Soon, but no sooner
+/// than most holds end: a hand-over costs no renewal then, however many there are a second.
+fn first_renewal(lease: &Lease, now: Moment) -> Moment {
+    let period = lease.claim.waiter_lease;
+    let soon = aligned(now.plus(period / 30), period);
+    if soon.plus(period / 30) < lease.next_change(now) { soon } else { now }
+}
+
+#[derive(Clone, Debug)]
+enum Kept {
+    Lease(Arc<Lease>),
+    Waiting(Arc<Waiting>),
+}
+
+impl Kept {
+    fn claim(&self) -> &Claim {
+        match self {
+            Self::Lease(lease) => &lease.claim,
+            Self::Waiting(waiting) => &waiting.claim,
+        }
+    }
+
+    /// The lease whose rhythm it follows.
+    fn period(&self) -> Duration {
+        match self {
+            Self::Lease(lease) => lease.claim.lease,
+            Self::Waiting(waiting) => waiting.claim.waiter_lease,
+        }
+    }
+
+    /// Whether both are the same wait or the same hold, and not the wait and the hold of one claim.
+    fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Lease(a), Self::Lease(b)) => Arc::ptr_eq(a, b),
+            (Self::Waiting(a), Self::Waiting(b)) => Arc::ptr_eq(a, b),
+            _ => false,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    kept: Kept,
+    due: Moment,
+    /// When the next request is to be sent; [`Moment::NEVER`] while one is under way.
+    send: Moment,
+}
+
+#[derive(Debug, Default)]
+struct Ledger {
+    entries: HashMap<ClaimId, Entry>,
+    due: BTreeSet<(Moment, ClaimId)>,
+    /// When the task looks next.
+    planned: Option<Moment>,
+}
+
+impl Ledger {
+    fn put(&mut self, entry: Entry) {
+        let id = entry.kept.claim().id;
+        let due = entry.due;
+        if let Some(old) = self.entries.insert(id, entry) {
+            self.due.remove(&(old.due, id));
+        }
+        self.due.insert((due, id));
+    }
+
+    fn take(&mut self, id: ClaimId) -> Option<Entry> {
+        let entry = self.entries.remove(&id)?;
+        self.due.remove(&(entry.due, id));
+        Some(entry)
+    }
+
+    /// As [`take`](Self::take), but only what an answer is about: while a waiter's heartbeat was
+    /// under way, its claim may have become a hold.
+    fn take_same(&mut self, kept: &Kept) -> Option<Entry> {
+        let id = kept.claim().id;
+        if self.entries.get(&id)?.kept.is(kept) { self.take(id) } else { None }
+    }
+
+    fn take_due(&mut self, now: Moment) -> Option<Entry> {
+        let &(due, id) = self.due.first()?;
+        if due > now { None } else { self.take(id) }
+    }
+}
+
+/// Keeps the claims of one client alive.
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    store: Arc<dyn Store>,
+    clock: Clock,
+    kept: Mutex<Ledger>,
+    wake: Notify,
+}
+
+impl Keeper {
+    pub(crate) fn new(store: Arc<dyn Store>, clock: Clock) -> Arc<Self> {
+        Arc::new(Self { store, clock, kept: Mutex::default(), wake: Notify::new() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Ledger> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps a hold, whose last acknowledged request was sent at `sent`.
+    pub(crate) fn hold(&self, lease: Arc<Lease>, sent: Moment, now: Moment) {
+        let send = match lease.wants_renewal() {
+            true if lease.is_full() => aligned(sent.plus(lease.claim.lease / 3), lease.claim.lease),
+            true => first_renewal(&lease, now),
+            false => Moment::NEVER,
+        };
+        let due = send.min(lease.next_change(now));
+        self.put(Entry { kept: Kept::Lease(lease), due, send });
+    }
+
+    /// Keeps a place in the queue.
+    pub(crate) fn wait(&self, waiting: Arc<Waiting>) {
+        let due = waiting.next_beat(self.clock.now());
+        self.put(Entry { kept: Kept::Waiting(waiting), due, send: due });
+    }
+
+    /// Whether this client holds a lock of this name.
+    pub(crate) fn holds(&self, name: &Name) -> bool {
+        let held = |entry: &Entry| match &entry.kept {
+            Kept::Lease(lease) => lease.claim.name == *name,
+            Kept::Waiting(_) => false,
+        };
+        self.lock().entries.values().any(held)
+    }
+
+    /// Keeps this claim no longer.
+    pub(crate) fn forget(&self, id: ClaimId) {
+        self.lock().take(id);
+    }
+
+    /// Gives up all claims because the client is being closed: the holds and the waits.
+    pub(crate) fn close(&self) -> (Vec<Arc<Lease>>, Vec<Arc<Waiting>>) {
+        let mut kept = self.lock();
+        kept.due.clear();
+        let entries: Vec<Entry> = kept.entries.drain().map(|(_, entry)| entry).collect();
+        drop(kept);
+        let (mut held, mut waited) = (Vec::new(), Vec::new());
+        for entry in entries {
+            match entry.kept {
+                Kept::Lease(lease) => held.push(lease),
+                Kept::Waiting(waiting) => waited.push(waiting),
+            }
+        }
+        (held, waited)
+    }
+
+    fn put(&self, entry: Entry) {
+        let due = entry.due;
+        let mut kept = self.lock();
+        kept.put(entry);
+        let early = kept.planned.is_some_and(|planned| due < planned);
+        drop(kept);
+        if early {
+            self.wake.notify_one();
+        }
+    }
+
+    /// The task: never ends by itself.
+    pub(crate) async fn run(self: Arc<Self>) {
+        loop {
+            for batch in self.due_now() {
+                self.spawn_send(batch);
+            }
+            let pause = self.plan();
+            tokio::select! {
+                () = self.wake.notified() => {}
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+    }
+
+    /// Decides when to look next.
+    fn plan(&self) -> Duration {
+        let now = self.clock.now();
+        let mut kept = self.lock();
+        let glance = if kept.entries.is_empty() { Duration::from_secs(3600) } else { GLANCE };
+        let next = kept.due.first().map_or(Moment::NEVER, |&(due, _)| due);
+        let next = next.min(now.plus(glance));
+        kept.planned = Some(next);
+        next.since(now)
+    }
+
+    /// Moves states on by the clock, and collects what is to be sent now: holds before waits.
+    fn due_now(&self) -> Vec<Vec<Kept>> {
+        let (mut holds, mut waits, mut looked_at) = (Vec::new(), Vec::new(), Vec::new());
+        let now = self.clock.now();
+        let mut kept = self.lock();
+        kept.planned = Some(now);
+        while let Some(mut entry) = kept.take_due(now) {
+            let ended = match &entry.kept {
+                Kept::Lease(lease) => {
+                    looked_at.push(lease.clone());
+                    lease.has_ended(now)
+                }
+                Kept::Waiting(_) => false,
+            };
+            if ended {
+                continue;
+            }
+            if entry.send <= now {
+                match &entry.kept {
+                    Kept::Lease(_) => holds.push(entry.kept.clone()),
+                    Kept::Waiting(_) => waits.push(entry.kept.clone()),
+                }
+                entry.send = Moment::NEVER;
+            }
+            entry.due = match &entry.kept {
+                Kept::Lease(lease) => entry.send.min(lease.next_change(now)),
+                Kept::Waiting(_) => entry.send,
+            };
+            kept.put(entry);
+        }
+        drop(kept);
+        // After the lock: telling runs the wakers and the log of the program.
+        for lease in looked_at {
+            lease.publish();
+            if !lease.is_held() {
+                self.clean_up(&lease);
+            }
+        }
+        let member = |kept: &Kept| self.store.member(&kept.claim().name);
+        batches(holds, member).chain(batches(waits, member)).collect()
+    }
+
+    /// A hold that ended by `max_hold` while its holder goes on is given back for it. The lock stays
+    /// closed for what is left of `at_least`, and, since the holder may still be at work, for the
+    /// lock-delay.
+    fn clean_up(&self, lease: &Arc<Lease>) {
+        if lease.state() != crate::lease::State::Lost(LostReason::MaxHold) {
+            return;
+        }
+        let (store, claim) = (self.store.clone(), lease.claim.clone());
+        let keep_until = match store.guarantees().at_least {
+            true => lease.keep_until.max(self.clock.now().plus(claim.lock_delay)),
+            false => Moment::from_nanos(0),
+        };
+        tokio::spawn(leave_for_sure(store, self.clock.clone(), claim, keep_until));
+    }
+
+    /// Sends on a task of its own, so that an answer which hangs delays nobody else.
+    fn spawn_send(self: &Arc<Self>, batch: Vec<Kept>) {
+        let sending: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(self.clone().send(batch));
+        tokio::spawn(sending);
+    }
+
+    async fn send(self: Arc<Self>, batch: Vec<Kept>) {
+        let sent = self.clock.now();
+        let renewal = |kept: &Kept| Renew {
+            claim: kept.claim().clone(),
+            lease: match kept {
+                Kept::Lease(lease) => lease.next_lease(sent),
+                Kept::Waiting(waiting) => waiting.claim.lease,
+            },
+        };
+        let renewals: Vec<Renew> = batch.iter().map(renewal).collect();
+        let limit = batch.iter().map(Kept::period).min().unwrap_or_default() / 3;
+        match self.renew(&renewals, limit).await {
+            Ok(answers) => self.all_answered(batch, sent, answers),
+            // One lock that cannot be renewed must not take the others with it: the halves are
+            // sent apart, until it is alone.
+            Err(error) if batch.len() > 1 && !is_passing(&error) => {
+                let mut batch = batch;
+                let half = batch.split_off(batch.len() / 2);
+                self.spawn_send(batch);
+                self.spawn_send(half);
+            }
+            Err(error) => {
+                telemetry::renewal_failed(batch.len(), &error);
+                for kept in batch {
+                    self.failed(kept, &error);
+                }
+            }
+        }
+    }
+
+    async fn renew(&self, renewals: &[Renew], limit: Duration) -> Result<Vec<Renewal>> {
+        let renewing = caught(self.store.renew(renewals));
+        match tokio::time::timeout(limit, renewing).await {
+            Ok(Ok(answers)) if answers.len() == renewals.len() => Ok(answers),
+            Ok(Ok(_)) => Err(Error::new(ErrorKind::Corrupt, "the store answered out of step")),
+            Ok(Err(error)) => Err(error),
+            Err(_) => {
+                let what = format!("no answer to a renewal within {}", short(limit));
+                Err(Error::new(ErrorKind::Unreachable, what))
+            }
+        }
+    }
+
+    /// Takes in the answers to one batch, of which some may be unknown.
+    fn all_answered(&self, batch: Vec<Kept>, sent: Moment, answers: Vec<Renewal>) {
+        let (mut known, mut unknown, mut first) = (0, 0, None);
+        for (kept, renewal) in batch.into_iter().zip(answers) {
+            match renewal.known() {
+                Ok(renewal) => {
+                    known += 1;
+                    self.answered(kept, sent, renewal);
+                }
+                Err(error) => {
+                    unknown += 1;
+                    self.failed(kept, &error);
+                    first.get_or_insert(error);
+                }
+            }
+        }
+        telemetry::renewed(known);
+        if let Some(error) = first {
+            telemetry::renewal_failed(unknown, &error);
+        }
+    }
+
+    fn answered(&self, kept: Kept, sent: Moment, renewal: Renewal) {
+        match kept {
+            Kept::Lease(lease) => match renewal {
+                Renewal::Holding { token, remaining } if token == lease.token => {
+                    if lease.acknowledge(Granted { sent, remaining }) {
+                        let period = lease.claim.lease;
+                        let next = aligned(sent.plus(period / 3), period);
+                        self.schedule(Kept::Lease(lease), next);
+                    }
+                }
+                // Another token is another grant: ours was lost (evicted), and a late duplicate of
+                // our join has made that one. Loss is final.
+                Renewal::Holding { .. } | Renewal::Waiting(_) | Renewal::Lost => {
+                    lease.lose(LostReason::Gone);
+                    self.drop_kept(&Kept::Lease(lease));
+                }
+                // It was taken out before, and moves nothing.
+                Renewal::Unknown { .. } => {}
+            },
+            Kept::Waiting(waiting) => {
+                waiting.answered(sent, renewal);
+                if waiting.is_decided() {
+                    self.drop_kept(&Kept::Waiting(waiting));
+                } else {
+                    let now = self.clock.now();
+                    if waiting.is_long(now) && self.holds(&waiting.claim.name) {
+                        telemetry::waits_behind_itself(&waiting.claim);
+                    }
+                    let next = waiting.next_beat(now);
+                    self.schedule(Kept::Waiting(waiting), next);
+                }
+            }
+        }
+    }
+
+    fn failed(&self, kept: Kept, error: &Error) {
+        let now = self.clock.now();
+        if let Kept::Waiting(waiting) = &kept {
+            let silent = now.since(waiting.last_answer());
+            if !is_passing(error) {
+                self.drop_kept(&kept);
+                return waiting.refused(error);
+            }
+            if silent > patience(&*self.store, &waiting.claim) {
+                self.drop_kept(&kept);
+                let what = format!("waited {} for an answer of the store", short(silent));
+                return waiting.fail(Error::new(error.kind(), what).because(error.to_string()));
+            }
+        }
+        let pause =
+            (kept.period() / 30).clamp(Duration::from_millis(5), Duration::from_millis(500));
+        self.schedule(kept, now.plus(pause));
+    }
+
+    /// Keeps this wait or this hold no longer, but what its claim became meanwhile.
+    fn drop_kept(&self, kept: &Kept) {
+        self.lock().take_same(kept);
+    }
+
+    /// Sends for this claim at `send`, unless it was forgotten meanwhile.
+    fn schedule(&self, kept: Kept, send: Moment) {
+        let now = self.clock.now();
+        let mut all = self.lock();
+        let Some(mut entry) = all.take_same(&kept) else { return };
+        entry.send = match &kept {
+            Kept::Lease(lease) if !lease.wants_renewal() => Moment::NEVER,
+            _ => send,
+        };
+        entry.due = match &kept {
+            Kept::Lease(lease) => entry.send.min(lease.next_change(now)),
+            Kept::Waiting(_) => entry.send,
+        };
+        let early = all.planned.is_some_and(|planned| entry.due < planned);
+        all.put(entry);
+        drop(all);
+        if early {
+            self.wake.notify_one();
+        }
+    }
+}
+
+/// Batches of one period and one member of the store each: the time that an answer may take
+/// follows the lease, and a member that does not answer delays nobody else's.
+fn batches(mut kept: Vec<Kept>, member: impl Fn(&Kept) -> u64) -> impl Iterator<Item = Vec<Kept>> {
+    let sort = |kept: &Kept| (kept.period(), member(kept));
+    kept.sort_by_cached_key(sort);
+    let same = kept.chunk_by(|a, b| sort(a) == sort(b));
+    let all: Vec<_> = same.flat_map(|s| s.chunks(BATCH)).map(<[Kept]>::to_vec).collect();
+    all.into_iter()
+}
+
+/// A store that panics has failed; it must not take everybody's renewals with it.
+async fn caught<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+    let mut work = pin!(work);
+    let panicked = |_| {
+        let what = "the store panicked: please report it to whoever wrote the store";
+        Poll::Ready(Err(Error::new(ErrorKind::Corrupt, what)))
+    };
+    let poll = |cx: &mut Context<'_>| {
+        catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(cx))).unwrap_or_else(panicked)
+    };
+    poll_fn(poll).await
+}
+
+/// Gives a claim back, again and again until the store answers or the claim can no longer live there.
+/// Claims without leases live as long as their client: then this goes on in a task that is owed to nobody,
+/// and ends with the client as they do.
+pub(crate) async fn leave_for_sure(
+    store: Arc<dyn Store>,
+    clock: Clock,
+    claim: Claim,
+    keep_until: Moment,
+) {
+    let give_up = clock.now().plus(claim.lease * 2);
+    let left = leave_until(give_up, &*store, &clock, &claim, keep_until).await;
+    if left || store.guarantees().has_leases() {
+        return;
+    }
+    drop(tokio::spawn(async move {
+        while !leave_until(Moment::NEVER, &*store, &clock, &claim, keep_until).await {
+            tokio::time::sleep(LEAVE_AGAIN).await;
+        }
+    }));
+}
+
+/// Tells whether the store has answered before it was given up.
+async fn leave_until(
+    give_up: Moment,
+    store: &dyn Store,
+    clock: &Clock,
+    claim: &Claim,
+    keep_until: Moment,
+) -> bool {
+    let limit = answer_limit(claim.lease);
+    let mut pause = Duration::from_millis(20);
+    loop {
+        let left = keep_until.since(clock.now());
+        let leave = store.leave(claim, (!left.is_zero()).then_some(left));
+        let error = match store.is_local() {
+            true => leave.await.err(),
+            false => match tokio::time::timeout(limit, leave).await {
+                Ok(answer) => answer.err(),
+                Err(_) => Some(no_answer(limit)),
+            },
+        };
+        let Some(error) = error else { return true };
+        telemetry::leave_failed(claim, &error);
+        if !is_passing(&error) || clock.now() > give_up {
+            return false;
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LEAVE_AGAIN);
+    }
+}
+
+/// For how long a store that does not answer is asked again by who wants to wait: a lease, and no
+/// less than the default one. A fail-over must fit in it, however short the lease.
+pub(crate) fn patience(store: &dyn Store, claim: &Claim) -> Duration {
+    claim.lease.max(DEFAULT_LEASE).saturating_add(store.confirms_within())
+}
+
+/// Whether asking again may help while we wait.
+pub fn is_passing(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::Full)
+}
+
+pub(crate) fn closed() -> Error {
+    Error::new(ErrorKind::Closed, "this Leasehold was closed: connect again")
+}
+
+/// The store's answer for one claim, asked for on the caller's side.
+pub(crate) async fn renew_one(
+    store: &dyn Store,
+    claim: &Claim,
+    lease: Duration,
+) -> Result<Renewal> {
+    let answers = store.renew(&[Renew { claim: claim.clone(), lease }]).await?;
+    let mut answers = answers.into_iter();
+    let none = || Error::new(ErrorKind::Corrupt, "the store gave no answer for a renewal");
+    answers.next().ok_or_else(none)?.known()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::claim::Kind;
+
+    /// A late duplicate of the join made a second place after the first had expired.
+    #[test]
+    fn p8_another_place_of_the_same_claim_is_not_taken_for_ours() {
+        let claim = Claim::new(Name::new("q").unwrap(), Kind::Mutex, 1, 1).unwrap();
+        let token = |n| Token::new(n).unwrap();
+        let place = |n| Place { ahead: 1, head_remaining: None, token: Some(token(n)) };
+        let sent = Moment::from_nanos(1);
+        let stand = || Waiting::new(claim.clone(), sent, place(7));
+        let holding = |n| Renewal::Holding { token: token(n), remaining: None };
+        let outcome = |waiting: Arc<Waiting>| waiting.lock().outcome.take();
+
+        assert!(stand().stands_under(token(7)));
+        assert!(!stand().stands_under(token(6)), "a push for the earlier place");
+
+        let ours = stand();
+        ours.answered(sent, Renewal::Waiting(place(7)));
+        assert!(!ours.is_decided());
+        ours.answered(sent, holding(7));
+        assert!(matches!(outcome(ours), Some(Outcome::Holding { token: t, .. }) if t == token(7)));
+
+        for other in [Renewal::Waiting(place(9)), holding(9)] {
+            let waiting = stand();
+            waiting.answered(sent, other);
+            assert!(matches!(outcome(waiting), Some(Outcome::Gone)));
+        }
+    }
+}

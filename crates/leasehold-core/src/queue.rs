@@ -1,0 +1,620 @@
+//! The lock itself: a queue of claims, and the rule that says who holds. Pure: no I/O, no clock.
+//!
+//! # The rule
+//! Claims stand in the order in which they joined; each has a weight; the lock has a capacity.
+//! **A claim is granted if and only if the weights up to and including its own add up to at most
+//! the capacity** ([`granted`]). A mutex has capacity 1, a semaphore of n capacity n; in a
+//! read-write lock a reader weighs 1 and a writer the whole capacity.
+//!
+//! # Why it is right
+//! - *Exclusion.* The granted claims are the longest prefix that fits, so their weights never
+//!   exceed the capacity. Removing a claim only lowers the sums of those behind it, and joining
+//!   only adds at the back: no event ever takes a grant away, so a grant, once told, stays true
+//!   until its own claim leaves or expires.
+//! - *Fairness.* Whoever is behind a claim that does not fit does not fit either: nobody
+//!   overtakes, a writer's turn comes however many readers stream in, and each claim waits only
+//!   for those that came before it.
+//! - *Tokens.* Each claim draws `max(last + 1, clock, seen)` as it joins. Order in the queue is
+//!   order of tokens, and grants follow the queue's order, so a later grant has a greater token.
+//! - *Liveness.* Every entry but those of a store without leases has an expiry. Each call
+//!   [settles](Queue::settle) first: what has expired goes, what now fits is granted, in one step.
+//!
+//! A place may outlive its holder: with a lock-delay an expired holder, and with `keep` a released
+//! one, becomes a *departed* entry that takes its weight until its time is over. It is an entry
+//! like all others, so the rule above needs no exception.
+//!
+//! Times are microseconds on whatever clock the store has; `expires <= now` is expired.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::claim::{Claim, ClaimId, Holder, Kind, Token};
+use crate::error::HolderInfo;
+use crate::store::{ClaimInfo, Evict, Joined, Mode, Place, Renewal, Standing};
+
+/// The grant rule: how many of the front hold.
+///
+/// ```
+/// use leasehold::queue::granted;
+/// assert_eq!(granted([1, 1, 1], 1), 1); // a mutex
+/// assert_eq!(granted([1, 1, 9, 1], 9), 2); // two readers; the writer waits, and so does who is behind it
+/// assert_eq!(granted([2, 2, 1], 3), 1); // a semaphore: nobody overtakes
+/// ```
+pub fn granted(weights: impl IntoIterator<Item = u32>, capacity: u32) -> usize {
+    let mut sum = 0_u64;
+    let fits = |weight: &u32| {
+        sum += u64::from(*weight);
+        sum <= u64::from(capacity)
+    };
+    weights.into_iter().take_while(fits).count()
+}
+
+/// The store's clocks as one call reads them.
+#[derive(Clone, Copy, Debug)]
+pub struct At {
+    /// Judges leases, in microseconds.
+    pub now: u64,
+    /// Where tokens are drawn from, in microseconds since 1970. May step; must not judge leases
+    /// unless the store has nothing better.
+    pub stamp: u64,
+}
+
+/// The name is in use as another kind of lock or with another capacity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mismatch {
+    /// What it is.
+    pub kind: Kind,
+    /// The capacity that it has.
+    pub capacity: u32,
+}
+
+/// One place in the queue. What is read from a text has these fields and no others: who writes it
+/// back would lose the others.
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
+pub struct Entry {
+    /// The claim.
+    pub id: ClaimId,
+    /// Drawn when it joined.
+    pub token: Token,
+    /// How much of the capacity it takes.
+    pub weight: u32,
+    /// How it stands.
+    pub standing: Standing,
+    /// Since when it stands so.
+    pub since: u64,
+    /// When its place ends unless it is renewed; `None`: never by itself.
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
+    pub expires: Option<u64>,
+    /// How long its place is kept after it expired holding.
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "is_zero"))]
+    pub lock_delay: u64,
+    /// For people.
+    pub holder: Arc<Holder>,
+    /// What the store keeps with it (the file store: the session that keeps it alive).
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "String::is_empty"))]
+    pub session: String,
+}
+
+#[cfg(feature = "serde")]
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "the shape that serde calls")]
+fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
+
+/// One lock's queue.
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
+pub struct Queue {
+    kind: Kind,
+    capacity: u32,
+    leases: bool,
+    last: u64,
+    entries: VecDeque<Entry>,
+    /// Nothing expires before this; 0 where nobody has looked yet.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    quiet_until: u64,
+    /// Granted by settling, not yet told to the store's pusher.
+    #[cfg_attr(feature = "serde", serde(skip))]
+    fresh: Vec<ClaimId>,
+}
+
+impl Queue {
+    /// An empty queue. With `leases: false`, nothing in it expires but what is kept closed, and
+    /// the store [removes](Self::retain) the dead itself.
+    pub fn new(kind: Kind, capacity: u32, leases: bool) -> Self {
+        let (entries, fresh) = (VecDeque::new(), Vec::new());
+        Self { kind, capacity, leases, last: 0, entries, quiet_until: 0, fresh }
+    }
+
+    /// The queue that a store kept, with leases: entries in order, and the highest token drawn.
+    pub fn restored(kind: Kind, capacity: u32, last: u64, entries: Vec<Entry>) -> Self {
+        Self { last, entries: entries.into(), ..Self::new(kind, capacity, true) }
+    }
+
+    /// What the lock is.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// How much weight it grants at once.
+    pub fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    /// The highest token drawn here.
+    pub fn last_token(&self) -> u64 {
+        self.last
+    }
+
+    /// Draws no token at or below `token` any more.
+    pub fn raise_last_token(&mut self, token: u64) {
+        self.last = self.last.max(token);
+    }
+
+    /// Everybody in it, in order.
+    pub fn entries(&self) -> impl ExactSizeIterator<Item = &Entry> {
+        self.entries.iter()
+    }
+
+    /// Whether nobody is in it and nothing is kept closed.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Those granted by settling since this was last asked, and still holding: whom the store may
+    /// wake. One that was granted and removed in the same step must not be told that it holds.
+    pub fn take_fresh_grants(&mut self) -> Vec<ClaimId> {
+        let mut fresh = std::mem::take(&mut self.fresh);
+        let holds = |id: &ClaimId| {
+            self.entries.iter().any(|e| e.id == *id && e.standing == Standing::Holding)
+        };
+        fresh.retain(holds);
+        fresh
+    }
+
+    /// Removes what has expired and grants what now fits.
+    pub fn settle(&mut self, now: u64) {
+        if now >= self.quiet_until {
+            self.expire(now);
+        }
+        self.grant(now);
+    }
+
+    fn expire(&mut self, now: u64) {
+        self.entries.retain_mut(|e| {
+            let Some(expires) = e.expires.filter(|&t| t <= now) else { return true };
+            if e.standing != Standing::Holding || e.lock_delay == 0 {
+                return false;
+            }
+            let reopens = expires.saturating_add(e.lock_delay);
+            e.standing = Standing::Departed;
+            e.since = expires;
+            e.expires = Some(reopens);
+            reopens > now
+        });
+        let expiries = self.entries.iter().filter_map(|e| e.expires);
+        self.quiet_until = expiries.min().unwrap_or(u64::MAX);
+    }
+
+    /// Notes that something may expire at `time`. (What is renewed expires later than noted.)
+    fn expect_expiry(&mut self, time: Option<u64>) {
+        self.quiet_until = self.quiet_until.min(time.unwrap_or(u64::MAX));
+    }
+
+    fn grant(&mut self, now: u64) {
+        let fit = granted(self.entries.iter().map(|e| e.weight), self.capacity);
+        let waiting = |e: &&mut Entry| e.standing == Standing::Waiting;
+        for e in self.entries.iter_mut().take(fit).filter(waiting) {
+            // The expiry stays the waiter's: a grant pushed to a waiter that just died is worth
+            // no more than its place was, until it is renewed.
+            e.standing = Standing::Holding;
+            e.since = now;
+            self.fresh.push(e.id);
+        }
+    }
+
+    /// [`Store::join`](crate::store::Store::join) on this queue. `session` is kept with the entry.
+    ///
+    /// # Errors
+    /// [`Mismatch`] if the queue is not empty and of another kind or capacity, or the weight is 0
+    /// or above the capacity. An empty queue becomes what the claim says.
+    pub fn join(
+        &mut self,
+        claim: &Claim,
+        mode: Mode,
+        at: At,
+        session: &str,
+    ) -> Result<Joined, Mismatch> {
+        self.settle(at.now);
+        if let Some(i) = self.position(claim.id) {
+            return Ok(self.ask(i, claim, at.now));
+        }
+        if self.entries.is_empty() {
+            (self.kind, self.capacity) = (claim.kind, claim.capacity);
+        }
+        let same = self.kind == claim.kind && self.capacity == claim.capacity;
+        if !same || claim.weight == 0 || claim.weight > self.capacity {
+            return Err(Mismatch { kind: self.kind, capacity: self.capacity });
+        }
+        let ahead: u64 = self.entries.iter().map(|e| u64::from(e.weight)).sum();
+        let fits = ahead + u64::from(claim.weight) <= u64::from(self.capacity);
+        if !fits && mode == Mode::Try {
+            return Ok(Joined::Busy { holders: self.holders(at.now) });
+        }
+        let token = self.draw(at.stamp, claim.seen);
+        let lease = if fits { claim.lease } else { claim.waiter_lease };
+        let expires = self.leases.then(|| at.now.saturating_add(micros(lease)));
+        self.expect_expiry(expires);
+        self.entries.push_back(Entry {
+            id: claim.id,
+            token,
+            weight: claim.weight,
+            standing: if fits { Standing::Holding } else { Standing::Waiting },
+            since: at.now,
+            expires,
+            lock_delay: micros(claim.lock_delay),
+            holder: claim.holder.clone(),
+            session: session.to_owned(),
+        });
+        Ok(match fits {
+            true => Joined::Holding { token, remaining: self.leases.then_some(lease) },
+            false => Joined::Waiting(self.place(self.entries.len() - 1, at.now)),
+        })
+    }
+
+    /// "And now?" for a claim that is there.
+    fn ask(&mut self, i: usize, claim: &Claim, now: u64) -> Joined {
+        match self.beat(i, claim.lease, claim.waiter_lease, now) {
+            Renewal::Holding { token, remaining } => Joined::Holding { token, remaining },
+            Renewal::Waiting(place) => Joined::Waiting(place),
+            // A queue knows of all its claims.
+            Renewal::Lost | Renewal::Unknown { .. } => Joined::Busy { holders: self.holders(now) },
+        }
+    }
+
+    /// [`Store::renew`](crate::store::Store::renew) for one claim.
+    pub fn renew(&mut self, claim: &Claim, lease: Duration, now: u64) -> Renewal {
+        self.settle(now);
+        match self.position(claim.id) {
+            Some(i) => self.beat(i, lease, claim.waiter_lease, now),
+            None => Renewal::Lost,
+        }
+    }
+
+    /// How a claim stands, with nothing settled and nothing extended; `None` if it is not here or
+    /// over.
+    pub fn peek(&self, id: ClaimId, now: u64) -> Option<Renewal> {
+        let i = self.position(id)?;
+        let e = self.entries.get(i).filter(|e| e.expires.is_none_or(|t| t > now))?;
+        match e.standing {
+            Standing::Holding => {
+                let remaining = remaining(e.expires, now);
+                Some(Renewal::Holding { token: e.token, remaining })
+            }
+            Standing::Waiting => Some(Renewal::Waiting(self.place(i, now))),
+            Standing::Departed => None,
+        }
+    }
+
+    /// Extends entry `i`, never shortens it: a late duplicate must not take back what was told.
+    fn beat(&mut self, i: usize, lease: Duration, waiter_lease: Duration, now: u64) -> Renewal {
+        let e = &mut self.entries[i];
+        let lease = match e.standing {
+            Standing::Holding => lease,
+            Standing::Waiting => waiter_lease,
+            Standing::Departed => return Renewal::Lost,
+        };
+        e.expires = e.expires.map(|t| t.max(now.saturating_add(micros(lease))));
+        if e.standing == Standing::Waiting {
+            return Renewal::Waiting(self.place(i, now));
+        }
+        Renewal::Holding { token: e.token, remaining: remaining(e.expires, now) }
+    }
+
+    /// [`Store::leave`](crate::store::Store::leave) on this queue. Tells whether the claim was in
+    /// it.
+    pub fn leave(&mut self, id: ClaimId, keep: Option<Duration>, now: u64) -> bool {
+        self.settle(now);
+        let Some(i) = self.position(id) else { return false };
+        let keep = keep.filter(|k| !k.is_zero() && self.entries[i].standing == Standing::Holding);
+        match keep {
+            Some(keep) => {
+                let e = &mut self.entries[i];
+                e.standing = Standing::Departed;
+                e.since = now;
+                e.expires = Some(now.saturating_add(micros(keep)));
+                self.expect_expiry(Some(now.saturating_add(micros(keep))));
+            }
+            None if self.entries[i].standing == Standing::Departed => {}
+            None => {
+                self.entries.remove(i);
+                self.grant(now);
+            }
+        }
+        true
+    }
+
+    /// [`Store::evict`](crate::store::Store::evict) on this queue.
+    pub fn evict(&mut self, which: Evict, now: u64) -> usize {
+        self.settle(now);
+        let before = self.entries.len();
+        self.entries.retain(|e| match which {
+            Evict::Token(token) => e.token != token,
+            Evict::Holders => e.standing == Standing::Waiting,
+        });
+        let removed = before - self.entries.len();
+        self.grant(now);
+        removed
+    }
+
+    /// Removes those that the store knows to be dead, and grants what now fits.
+    pub fn retain(&mut self, now: u64, alive: impl FnMut(&Entry) -> bool) {
+        self.entries.retain(alive);
+        self.grant(now);
+    }
+
+    /// Changes the capacity. A grant is never taken away: with less capacity than is held, nobody
+    /// new is granted until enough have left. Waiters that could never fit are removed.
+    pub fn resize(&mut self, capacity: u32, now: u64) {
+        self.settle(now);
+        self.capacity = capacity;
+        self.entries.retain(|e| e.standing != Standing::Waiting || e.weight <= capacity);
+        self.grant(now);
+    }
+
+    /// The queue for people.
+    pub fn claims(&self, now: u64) -> Vec<ClaimInfo> {
+        let shown = self.entries.iter().map(|e| {
+            ClaimInfo::new(
+                e.standing,
+                Holder::clone(&e.holder),
+                Some(e.token),
+                e.weight,
+                Duration::from_micros(now.saturating_sub(e.since)),
+                remaining(e.expires, now),
+            )
+        });
+        shown.collect()
+    }
+
+    /// The place of a claim, or `None` if it is not in the queue.
+    pub fn position(&self, id: ClaimId) -> Option<usize> {
+        self.entries.iter().position(|e| e.id == id)
+    }
+
+    fn draw(&mut self, stamp: u64, seen: u64) -> Token {
+        // 63 bits of microseconds last for 292,000 years; an absurd clock or a foreign `seen` must
+        // not end them: it lifts the tokens to half way at most, and 2^62 draws are left.
+        let floor = stamp.max(seen.saturating_add(1)).min(Token::MAX / 2);
+        let next = self.last.saturating_add(1).max(floor);
+        let token = Token::new(next.clamp(1, Token::MAX)).unwrap_or_else(|| unreachable!());
+        self.last = token.get();
+        token
+    }
+
+    fn place(&self, i: usize, now: u64) -> Place {
+        let first_waiting = self.entries.iter().position(|e| e.standing == Standing::Waiting);
+        let soonest = || self.entries.iter().take(i).filter_map(|e| e.expires).min();
+        let head = if first_waiting == Some(i) { soonest() } else { None };
+        Place { ahead: i, head_remaining: remaining(head, now), token: Some(self.entries[i].token) }
+    }
+
+    fn holders(&self, now: u64) -> Vec<HolderInfo> {
+        let held = self.entries.iter().filter(|e| e.standing != Standing::Waiting);
+        let shown = held.map(|e| {
+            let since = Duration::from_micros(now.saturating_sub(e.since));
+            HolderInfo::new(Holder::clone(&e.holder), e.token, since)
+        });
+        shown.collect()
+    }
+}
+
+fn micros(d: Duration) -> u64 {
+    u64::try_from(d.as_micros()).unwrap_or(u64::MAX)
+}
+
+fn remaining(expires: Option<u64>, now: u64) -> Option<Duration> {
+    expires.map(|t| Duration::from_micros(t.saturating_sub(now)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::name::Name;
+
+    const LEASE: u64 = 15_000_000;
+    const WAITER: u64 = 6_000_000;
+
+    fn claim(kind: Kind, weight: u32, capacity: u32) -> Claim {
+        Claim::new(Name::new("q").unwrap(), kind, weight, capacity).unwrap()
+    }
+
+    fn mutex() -> Claim {
+        claim(Kind::Mutex, 1, 1)
+    }
+
+    fn at(now: u64) -> At {
+        At { now, stamp: 1_000 + now }
+    }
+
+    fn join(q: &mut Queue, c: &Claim, now: u64) -> Joined {
+        q.join(c, Mode::Wait, at(now), "").unwrap()
+    }
+
+    fn holds(joined: &Joined) -> Token {
+        match joined {
+            Joined::Holding { token, .. } => *token,
+            other => panic!("not held: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn release_hands_over_in_order() {
+        let mut q = Queue::new(Kind::Mutex, 1, true);
+        let (a, b, c) = (mutex(), mutex(), mutex());
+        let first = holds(&join(&mut q, &a, 0));
+        assert!(matches!(join(&mut q, &b, 1), Joined::Waiting(Place { ahead: 1, .. })));
+        assert!(matches!(join(&mut q, &c, 2), Joined::Waiting(Place { ahead: 2, .. })));
+        assert!(q.leave(a.id, None, 3));
+        assert_eq!(q.take_fresh_grants(), [b.id]);
+        let second = holds(&join(&mut q, &b, 4));
+        assert!(second > first);
+        assert!(!q.leave(a.id, None, 5), "leaving twice is nothing");
+    }
+
+    #[test]
+    fn s06_asking_again_gives_the_same_grant_and_token() {
+        let mut q = Queue::new(Kind::Mutex, 1, true);
+        let a = mutex();
+        let first = holds(&join(&mut q, &a, 0));
+        assert_eq!(holds(&join(&mut q, &a, 10)), first);
+        assert_eq!(holds(&q.join(&a, Mode::Try, at(20), "").unwrap()), first);
+        assert_eq!(q.entries().len(), 1);
+    }
+
+    #[test]
+    fn s15_lock_delay_follows_only_an_unclean_end() {
+        let mut q = Queue::new(Kind::Mutex, 1, true);
+        let delayed = Claim { lock_delay: Duration::from_secs(60), ..mutex() };
+        holds(&join(&mut q, &delayed, 0));
+        q.leave(delayed.id, None, 1);
+        holds(&join(&mut q, &Claim { id: ClaimId::random().unwrap(), ..delayed.clone() }, 2));
+        // The second never leaves: its lease ends at 2 + LEASE, and the delay begins there.
+        let next = mutex();
+        let try_at = |q: &mut Queue, now| q.join(&next, Mode::Try, at(now), "").unwrap();
+        assert!(matches!(try_at(&mut q, LEASE + 2), Joined::Busy { .. }));
+        assert!(matches!(try_at(&mut q, LEASE + 2 + 59_999_999), Joined::Busy { .. }));
+        holds(&try_at(&mut q, LEASE + 2 + 60_000_000));
+    }
+
+    #[test]
+    fn a_kept_place_closes_the_lock_until_its_time() {
+        let mut q = Queue::new(Kind::Mutex, 1, false);
+        let (a, b) = (mutex(), mutex());
+        holds(&join(&mut q, &a, 0));
+        q.leave(a.id, Some(Duration::from_micros(50)), 10);
+        q.leave(a.id, None, 20);
+        let Joined::Waiting(place) = join(&mut q, &b, 30) else { panic!("open too early") };
+        assert_eq!(place.head_remaining, Some(Duration::from_micros(30)));
+        holds(&join(&mut q, &b, 60));
+    }
+
+    #[test]
+    fn s16_another_kind_or_capacity_is_a_mismatch_while_in_use() {
+        let mut q = Queue::new(Kind::Mutex, 1, true);
+        let a = claim(Kind::Semaphore, 1, 3);
+        holds(&join(&mut q, &a, 0));
+        let have = Err(Mismatch { kind: Kind::Semaphore, capacity: 3 });
+        let join = |q: &mut Queue, c: Claim| q.join(&c, Mode::Wait, at(1), "").map(|_| ());
+        assert_eq!(join(&mut q, mutex()), have);
+        assert_eq!(join(&mut q, claim(Kind::Semaphore, 1, 4)), have);
+        assert_eq!(join(&mut q, claim(Kind::Semaphore, 4, 3)), have);
+        assert_eq!(join(&mut q, claim(Kind::Semaphore, 0, 3)), have);
+        q.leave(a.id, None, 2);
+        join(&mut q, mutex()).unwrap();
+    }
+
+    #[test]
+    fn s17_a_writer_is_not_starved_by_readers() {
+        let mut q = Queue::new(Kind::RwLock, 8, true);
+        let reader = || claim(Kind::RwLock, 1, 8);
+        let (r1, w, r2) = (reader(), claim(Kind::RwLock, 8, 8), reader());
+        holds(&join(&mut q, &r1, 0));
+        join(&mut q, &w, 1);
+        assert!(matches!(join(&mut q, &r2, 2), Joined::Waiting(_)), "overtook a writer");
+        q.leave(r1.id, None, 3);
+        assert_eq!(q.take_fresh_grants(), [w.id]);
+        q.leave(w.id, None, 4);
+        assert_eq!(q.take_fresh_grants(), [r2.id]);
+    }
+
+    #[test]
+    fn s18_dead_waiters_cost_one_bound_in_total() {
+        let mut q = Queue::new(Kind::Mutex, 1, true);
+        let holder = mutex();
+        join(&mut q, &holder, 0);
+        let dead: Vec<_> = (0..5).map(|_| mutex()).collect();
+        for c in &dead {
+            join(&mut q, c, 0);
+        }
+        let live = mutex();
+        join(&mut q, &live, 0);
+        // The holder leaves at once; the first dead waiter gets the grant, worth a waiter's lease.
+        q.leave(holder.id, None, 1);
+        assert!(matches!(q.renew(&live, live.lease, WAITER - 1), Renewal::Waiting(_)));
+        assert!(matches!(q.renew(&live, live.lease, WAITER), Renewal::Holding { .. }));
+    }
+
+    #[test]
+    fn who_is_granted_and_evicted_in_one_step_is_not_told_that_it_holds() {
+        let mut q = Queue::new(Kind::Mutex, 1, true);
+        let (a, b, c) = (mutex(), mutex(), mutex());
+        join(&mut q, &a, 0);
+        join(&mut q, &b, LEASE - 1);
+        join(&mut q, &c, LEASE - 1);
+        // Settling grants b, and then the order to evict the holders takes it.
+        assert_eq!(q.evict(Evict::Holders, LEASE), 1);
+        assert_eq!(q.position(b.id), None);
+        assert_eq!(q.take_fresh_grants(), [c.id]);
+    }
+
+    #[test]
+    fn p3_an_absurd_seen_token_does_not_stop_the_tokens_from_rising() {
+        let mut q = Queue::new(Kind::Mutex, 1, true);
+        let absurd = Claim { seen: u64::MAX, ..mutex() };
+        let first = holds(&join(&mut q, &absurd, 0));
+        q.leave(absurd.id, None, 1);
+        assert!(holds(&join(&mut q, &mutex(), 2)) > first);
+    }
+
+    #[test]
+    fn only_the_head_waiter_is_told_when_to_ask() {
+        let mut q = Queue::new(Kind::Mutex, 1, true);
+        let (a, b, c) = (mutex(), mutex(), mutex());
+        join(&mut q, &a, 0);
+        let Joined::Waiting(head) = join(&mut q, &b, 0) else { panic!() };
+        let Joined::Waiting(behind) = join(&mut q, &c, 0) else { panic!() };
+        assert_eq!(head.head_remaining, Some(Duration::from_micros(LEASE)));
+        assert_eq!(behind.head_remaining, None);
+    }
+
+    #[test]
+    fn resizing_down_takes_no_grant_away() {
+        let mut q = Queue::new(Kind::Semaphore, 3, true);
+        let permit = |w| claim(Kind::Semaphore, w, 3);
+        let held: Vec<_> = (0..3).map(|_| permit(1)).collect();
+        for c in &held {
+            holds(&join(&mut q, c, 0));
+        }
+        let (waits, too_big) = (permit(1), permit(2));
+        join(&mut q, &waits, 0);
+        join(&mut q, &too_big, 0);
+        q.resize(1, 1);
+        assert_eq!(q.position(too_big.id), None);
+        q.leave(held[0].id, None, 2);
+        q.leave(held[1].id, None, 3);
+        assert!(q.take_fresh_grants().is_empty());
+        q.leave(held[2].id, None, 4);
+        assert_eq!(q.take_fresh_grants(), [waits.id]);
+    }
+
+    #[test]
+    fn tokens_rise_over_a_clock_that_steps_back() {
+        let mut q = Queue::new(Kind::Mutex, 1, true);
+        let mut last = 0;
+        for stamp in [1_000, 999, 5, 2_000, 2_000] {
+            let c = mutex();
+            let joined = q.join(&c, Mode::Wait, At { now: 0, stamp }, "").unwrap();
+            let token = holds(&joined).get();
+            assert!(token > last && token >= stamp);
+            last = token;
+            q.leave(c.id, None, 0);
+        }
+        let seen = Claim { seen: 9_999, ..mutex() };
+        assert!(holds(&join(&mut q, &seen, 0)).get() > 9_999);
+    }
+}

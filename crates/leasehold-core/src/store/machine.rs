@@ -1,0 +1,147 @@
+//! What stores on this machine's disks stand on: which machine, which file, which file system.
+
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use crate::claim::ClaimId;
+use crate::doctor::Finding;
+
+/// What is different after each start of the machine.
+pub fn boot_id() -> String {
+    // Without it every client would be in a boot of its own: safe, if nobody else's.
+    let read = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    let unknown = |_| ClaimId::random().map(ClaimId::to_hex).unwrap_or_default();
+    read.unwrap_or_else(unknown).trim().to_owned()
+}
+
+/// The identity of a store that is this file or directory: the same by every path to it and in
+/// every container of this kernel, another on every other machine and after a restart.
+pub fn identity_of(scheme: &str, path: &Path) -> String {
+    let boot = boot_id();
+    match std::fs::metadata(path) {
+        Ok(seen) => format!("{scheme}:{boot}/{:x}-{:x}", seen.dev(), seen.ino()),
+        // It was removed under us: nobody else can be meant by it.
+        Err(_) => format!("{scheme}:{boot}/gone"),
+    }
+}
+
+/// The number that says what kind of file system this is on. The file is not opened: whoever closes
+/// one of SQLite's loses this process's locks on it.
+pub fn magic(path: &Path) -> io::Result<u32> {
+    let kind = rustix::fs::statfs(path)?;
+    // The type of `f_type` differs from platform to platform; all magic numbers are 32 bits.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    Ok(kind.f_type as u32)
+}
+
+/// What a file system is called on which flock, FIFOs or rename are not (surely) those of this
+/// machine's kernel.
+pub fn remote(magic: u32) -> Option<&'static str> {
+    Some(match magic {
+        0x6969 => "NFS",
+        0xff53_4d42 => "CIFS",
+        0xfe53_4d42 => "SMB",
+        0x517b => "SMB",
+        0x0102_1997 => "9p",
+        0x00c3_6400 => "Ceph",
+        0x0bd0_0bd0 => "Lustre",
+        0x5346_414f | 0x6b41_4653 => "AFS",
+        0x7375_7245 => "Coda",
+        0x0116_1970 => "GFS2",
+        0x7461_636f => "OCFS2",
+        0x6573_5546 => "FUSE",
+        0x6a65_6a63 => "virtiofs",
+        0x564c => "NCP",
+        0x1997_0521 => "OrangeFS",
+        0x2030_1528 => "OrangeFS",
+        0x4750_4653 | 0x4750_4652 => "GPFS",
+        0xaad7_aaea => "PanFS",
+        0x013a_511e => "SnFS",
+        0x786f_4256 => "a VirtualBox shared folder",
+        0xbacb_acbc => "a VMware shared folder",
+        0x1983_0326 => "BeeGFS",
+        _ => return None,
+    })
+}
+
+/// What the file system below `path` does to what is kept there.
+pub fn file_system(path: &Path, what: &str) -> Vec<Finding> {
+    match magic(path).and_then(|magic| Ok((magic, rustix::fs::statvfs(path)?))) {
+        Err(e) => vec![Finding::weak(
+            "file-system",
+            format!("{what} cannot be looked at: {e}"),
+            "nobody knows what it stands on",
+            "see that this user may read it",
+        )],
+        Ok((magic, space)) => {
+            let kind = kind_of_file_system(magic, what);
+            kind.into_iter().chain(room(&space, what)).collect()
+        }
+    }
+}
+
+fn kind_of_file_system(magic: u32, what: &str) -> Option<Finding> {
+    if let Some(name) = remote(magic) {
+        return Some(Finding::broken(
+            "file-system",
+            format!("{what} is on {name}"),
+            "a lock on it may be seen by one machine and not by another, so two may hold at once",
+            "use a directory on a local disk, or, for many machines, a store with a server",
+        ));
+    }
+    match magic {
+        // tmpfs, ramfs
+        0x0102_1994 | 0x8584_58f6 => Some(Finding::weak(
+            "file-system",
+            format!("{what} is in memory (tmpfs)"),
+            "it is gone when the machine restarts: tokens then rise by the clock alone, and what \
+             at_least or a lease kept closed is open",
+            "use a directory on a disk",
+        )),
+        // overlayfs
+        0x794c_7630 => Some(Finding::weak(
+            "file-system",
+            format!("{what} is in the layer of a container (overlayfs)"),
+            "other containers do not see it, and it is gone with this one",
+            "mount a directory of the host that all of them share",
+        )),
+        // ext2-4, XFS, Btrfs, ZFS, F2FS, bcachefs
+        0xef53 | 0x5846_5342 | 0x9123_683e | 0x2fc1_2fc1 | 0xf2f5_2010 | 0xca45_1a4e => None,
+        other => Some(Finding::note(
+            "file-system",
+            format!("{what} is on a file system of the type {other:#x}"),
+            "nobody has tested leasehold on it; it must be local, with flock and rename as Linux has \
+             them",
+        )),
+    }
+}
+
+fn room(space: &rustix::fs::StatVfs, what: &str) -> Option<Finding> {
+    let bytes = space.f_bavail.saturating_mul(space.f_frsize);
+    // Some file systems have no fixed number of inodes, and say 0 of 0.
+    let inodes = (space.f_files > 0).then_some(space.f_favail);
+    (bytes < 1 << 20 || inodes.is_some_and(|left| left < 16)).then(|| {
+        Finding::broken(
+            "full",
+            format!("the disk that {what} is on is full"),
+            "nothing can be written, so nothing can be locked, released or renewed",
+            "make room",
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::Severity;
+
+    #[test]
+    fn file_systems_are_told_apart() {
+        let severity = |magic| kind_of_file_system(magic, "x").map(|f| f.severity);
+        assert_eq!(severity(0xef53), None);
+        assert_eq!(severity(0x0102_1994), Some(Severity::Weak));
+        assert_eq!(severity(0x6969), Some(Severity::Broken));
+        assert_eq!(severity(0x1234_5678), Some(Severity::Note));
+    }
+}

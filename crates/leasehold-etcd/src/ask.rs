@@ -1,0 +1,157 @@
+//! The requests that the store is made of, and what their answers say.
+
+use super::client::{Answered, Client};
+use super::fault::Failure;
+use super::proto::{
+    Compare, DeleteRangeRequest, Done, KeyValue, Op, Operand, Order, PutRequest, RangeRequest,
+    RangeResponse, Relation, RequestOp, ResponseOp, SortBy, Target, TxnRequest, TxnResponse,
+};
+use leasehold_core::{Error, ErrorKind};
+
+/// How many operations one transaction has at most (etcd's own limit is 128).
+pub(super) const OPERATIONS: usize = 100;
+
+/// Nothing has a key of this range (or this key, if `end` is empty).
+pub(super) fn absent(key: Vec<u8>, end: Vec<u8>) -> Compare {
+    created(Relation::Equal, key, end, 0)
+}
+
+/// The key is the one that was created with this revision, and nobody else's.
+pub(super) fn still(key: Vec<u8>, revision: u64) -> Compare {
+    created(Relation::Equal, key, Vec::new(), i64::try_from(revision).unwrap_or(i64::MAX))
+}
+
+/// All keys of the range are older than this revision, or as old.
+pub(super) fn none_since(key: Vec<u8>, end: Vec<u8>, revision: i64) -> Compare {
+    created(Relation::Less, key, end, revision.saturating_add(1))
+}
+
+fn created(relation: Relation, key: Vec<u8>, range_end: Vec<u8>, revision: i64) -> Compare {
+    Compare {
+        result: relation.into(),
+        target: Target::Create.into(),
+        key,
+        operand: Some(Operand::CreateRevision(revision)),
+        range_end,
+    }
+}
+
+/// The key hangs on this lease.
+pub(super) fn hangs_on(key: Vec<u8>, lease: i64) -> Compare {
+    Compare {
+        result: Relation::Equal.into(),
+        target: Target::Lease.into(),
+        key,
+        operand: Some(Operand::Lease(lease)),
+        range_end: Vec::new(),
+    }
+}
+
+pub(super) fn op(op: Op) -> RequestOp {
+    RequestOp { op: Some(op) }
+}
+
+pub(super) fn put(key: Vec<u8>, value: Vec<u8>, lease: i64) -> RequestOp {
+    op(Op::Put(PutRequest { key, value, lease, ignore_value: false, ignore_lease: false }))
+}
+
+/// Writes what is there once more, for those who watch it.
+pub(super) fn touch(key: Vec<u8>) -> RequestOp {
+    let (ignore_value, ignore_lease) = (true, true);
+    op(Op::Put(PutRequest { key, value: Vec::new(), lease: 0, ignore_value, ignore_lease }))
+}
+
+pub(super) fn delete(key: Vec<u8>) -> RequestOp {
+    op(Op::Delete(DeleteRangeRequest { key }))
+}
+
+/// One key.
+pub(super) fn get(key: Vec<u8>) -> RangeRequest {
+    range(key, Vec::new())
+}
+
+/// All keys from this to before that.
+pub(super) fn range(key: Vec<u8>, range_end: Vec<u8>) -> RangeRequest {
+    RangeRequest {
+        key,
+        range_end,
+        limit: 0,
+        order: Order::None.into(),
+        by: SortBy::Key.into(),
+        serializable: false,
+        keys_only: false,
+        max_create_revision: 0,
+    }
+}
+
+/// The oldest of a range.
+pub(super) fn oldest(key: Vec<u8>, range_end: Vec<u8>, limit: i64) -> RangeRequest {
+    let (order, by) = (Order::Ascending.into(), SortBy::Create.into());
+    RangeRequest { limit, order, by, ..range(key, range_end) }
+}
+
+/// Those of a range that were created up to a revision, the youngest first; without values.
+pub(super) fn youngest(key: Vec<u8>, range_end: Vec<u8>, up_to: u64, limit: i64) -> RangeRequest {
+    let (order, by) = (Order::Descending.into(), SortBy::Create.into());
+    let max_create_revision = i64::try_from(up_to).unwrap_or(i64::MAX);
+    RangeRequest { limit, order, by, max_create_revision, keys_only: true, ..range(key, range_end) }
+}
+
+/// What a range held, and at which revision.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Found {
+    pub(super) kvs: Vec<KeyValue>,
+    /// How many there are, even where fewer were wanted.
+    pub(super) count: usize,
+    pub(super) revision: i64,
+}
+
+impl From<RangeResponse> for Found {
+    fn from(response: RangeResponse) -> Self {
+        let revision = response.header.map_or(0, |header| header.revision);
+        let count = usize::try_from(response.count).unwrap_or(0);
+        Self { kvs: response.kvs, count, revision }
+    }
+}
+
+impl Client {
+    pub(super) async fn txn(&self, txn: TxnRequest) -> Result<Answered<TxnResponse>, Failure> {
+        self.call("/etcdserverpb.KV/Txn", txn).await
+    }
+
+    pub(super) async fn range(&self, range: RangeRequest) -> Result<Found, Failure> {
+        let answered = self.call::<_, RangeResponse>("/etcdserverpb.KV/Range", range).await?;
+        Ok(answered.answer.into())
+    }
+
+    /// Many ranges, as many in one transaction as go into it.
+    pub(super) async fn ranges(&self, all: Vec<RangeRequest>) -> Result<Vec<Found>, Failure> {
+        let mut found = Vec::with_capacity(all.len());
+        for some in all.chunks(OPERATIONS) {
+            let success = some.iter().map(|r| op(Op::Range(r.clone()))).collect();
+            let txn = TxnRequest { compare: Vec::new(), success, failure: Vec::new() };
+            let answer = self.txn(txn).await?.answer;
+            let revision = revision_of(&answer);
+            for response in answer.responses {
+                found.push(Found { revision, ..ranged(Some(response))? });
+            }
+        }
+        if found.len() == all.len() { Ok(found) } else { Err(out_of_step()) }
+    }
+}
+
+/// The revision at which a transaction was done.
+pub(super) fn revision_of(txn: &TxnResponse) -> i64 {
+    txn.header.as_ref().map_or(0, |header| header.revision)
+}
+
+pub(super) fn ranged(response: Option<ResponseOp>) -> Result<Found, Failure> {
+    match response.and_then(|r| r.done) {
+        Some(Done::Range(range)) => Ok(range.into()),
+        _ => Err(out_of_step()),
+    }
+}
+
+pub(super) fn out_of_step() -> Failure {
+    Failure::Final(Error::new(ErrorKind::Corrupt, "etcd answered out of step: report this"))
+}

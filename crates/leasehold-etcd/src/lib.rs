@@ -1,0 +1,446 @@
+//! The `etcd:` store: queues in the order of etcd's revisions.
+//!
+//! # The keys
+//! Each claim is one key, `NAME/LEASE`, that hangs on that lease. Claims stand in the order in which their
+//! keys were created, which is etcd's order of transactions, kept by a majority of its members; the
+//! create revision is the fencing token. This is the queue of the official Go client's
+//! `concurrency.Mutex` and of `etcdctl lock`: they and our mutexes stand in one queue, each waiting
+//! for whoever came before. Our keys have values as well, which say what the lock is and who claims.
+//!
+//! # One call
+//! - *join* (`etcd/join.rs`): one transaction, whether it holds at once or stands in the queue.
+//! - *leave* (`etcd/leave.rs`): one transaction.
+//! - *renew* (`etcd/renew.rs`): keep-alives, all of a client's on a few streams, and a look at the keys.
+//! - *changed* (`etcd/stand.rs`): a watch from the present on what blocks the claim, and after each event a
+//!   look, which shows the waiter's own key as well.
+//!
+//! # Leases
+//! Each claim has one of its own (two claims on one lease would be one claim, scenario 81), for as long
+//! as its lease, in whole seconds; etcd may grant more, and has a minimum of 1 to 2 s by its election
+//! time-out. With a lock-delay it is longer by that: a holder believes in the first part only and neither
+//! renews nor leaves in the second, by its own clock (`etcd/leave.rs`); for others, what is left of the lease
+//! tells which part it is. What counts is the least of what was asked for and what was
+//! granted, from before the request was sent. Leases are used again for other claims (`etcd/leases.rs`),
+//! so that granting one costs no round trip when a lock is taken.
+//!
+//! Waiters hang on leases of the same length, since a key cannot change its lease without a write: a
+//! dead waiter is gone within its lease, and so are many that died together.
+//!
+//! # Whose clock
+//! The leader's, which cannot be set. A new leader begins all leases anew, so a fail-over never ends
+//! one early.
+//!
+//! # If a reply is lost, if the future is dropped, if we die
+//! The client that joined finds its claim again by the key; another one, which may make it leave,
+//! finds it by its id in the value (and must not join it as well: it would stand behind itself). A lease that was sent in a request which was not answered is
+//! not used again, and is revoked when the claim leaves, so that a `join` which the network held back
+//! comes to nothing. A `leave` that it held back ends only the place that it was meant for, by its
+//! revision. What nobody leaves ends with its lease. A member that does not answer is left for
+//! the next one (`etcd/client.rs`).
+#![forbid(unsafe_code)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+mod ask;
+mod claims;
+mod client;
+mod compare;
+mod doctor;
+mod fault;
+mod join;
+mod keepalive;
+mod leases;
+mod leave;
+mod people;
+mod proto;
+mod queue;
+mod renew;
+mod stand;
+mod turns;
+mod url;
+mod waiters;
+mod watch;
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::runtime::Handle;
+use tokio::task::AbortHandle;
+
+pub use self::compare::{EtcdCompare, EtcdGuardExt};
+
+use self::client::Client;
+use self::fault::{Failure, closed};
+use self::keepalive::KeepAlives;
+use self::leases::Leases;
+use self::proto::{MemberListRequest, MemberListResponse, RangeRequest, StatusResponse};
+use self::url::EtcdUrl;
+use self::waiters::Waiters;
+use self::watch::Watches;
+use leasehold_core::Opening;
+use leasehold_core::doctor::Finding;
+use leasehold_core::store::{
+    ALL_KINDS, ClockModel, Durability, Evict, Guarantees, Joined, Liveness, LockInfo, Mode, Renew,
+    Renewal, Signal, Stall, Store, Survival, Wakeup,
+};
+use leasehold_core::{Claim, Error, ErrorKind, Name, Result};
+
+/// Queues in etcd. See the module's documentation.
+pub struct EtcdStore {
+    url: String,
+    identity: String,
+    members: usize,
+    guarantees: Guarantees,
+    shared: Arc<Shared>,
+    tending: AbortHandle,
+}
+
+/// What the calls and the waiters' tasks share.
+#[derive(Debug)]
+struct Shared {
+    namespace: String,
+    client: Arc<Client>,
+    keep_alives: Arc<KeepAlives>,
+    watches: Watches,
+    leases: Arc<Leases>,
+    claims: claims::Claims,
+    waiters: Waiters,
+    turns: turns::Turns,
+}
+
+impl EtcdStore {
+    /// Opens the store of this URL. Its connections and tasks live on `runtime`.
+    ///
+    /// # Errors
+    /// One line that says what to do, if etcd cannot be used.
+    pub async fn open(url: &str, runtime: &Handle) -> Result<Self> {
+        let parsed = EtcdUrl::parse(url)?;
+        let client = Client::new(&parsed, runtime)?;
+        let found = probe(&client, &parsed).await;
+        let found = if parsed.tls.is_some() { found.map_err(fault::over_tls)? } else { found? };
+        let keep_alives = Arc::new(KeepAlives::new(client.clone()));
+        let leases = Arc::new(Leases::new(client.clone(), keep_alives.clone()));
+        let tending = runtime.spawn(leases.clone().tend()).abort_handle();
+        let shared = Arc::new(Shared {
+            namespace: parsed.namespace,
+            watches: Watches::new(client.clone()),
+            client,
+            keep_alives,
+            leases,
+            claims: claims::Claims::default(),
+            waiters: Waiters::default(),
+            turns: turns::Turns::default(),
+        });
+        let guarantees = guarantees(&found);
+        let identity = match found.cluster {
+            Some(id) => format!("etcd:{id:x}/{}", shared.namespace),
+            None => {
+                let mut members = parsed.endpoints.clone();
+                members.sort_unstable();
+                format!("etcd:{}/{}", members.join(","), shared.namespace)
+            }
+        };
+        let url = leasehold_core::kit::redacted(url);
+        Ok(Self { url, identity, members: found.members, guarantees, shared, tending })
+    }
+
+    /// How many requests this client has sent so far, those on streams (keep-alives, watches)
+    /// included: for measurements.
+    pub fn requests(&self) -> u64 {
+        self.shared.client.sent()
+    }
+}
+
+impl Drop for EtcdStore {
+    fn drop(&mut self) {
+        self.tending.abort();
+        self.shared.waiters.dismiss_all();
+    }
+}
+
+impl fmt::Debug for EtcdStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EtcdStore").field("url", &self.url).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    /// The key of a claim's place; of a claim that this client does not know, a key that nobody has.
+    fn key(&self, claim: &Claim) -> Vec<u8> {
+        let lease = self.claims.get(claim.id).map_or(0, |known| known.lease.id);
+        self.key_on(&claim.name, lease)
+    }
+
+    fn key_on(&self, name: &Name, lease: i64) -> Vec<u8> {
+        queue::key(&self.namespace, name.as_str(), lease)
+    }
+
+    fn prefix(&self, name: &Name) -> Vec<u8> {
+        queue::prefix(&self.namespace, name.as_str())
+    }
+}
+
+/// What a cluster is found to be.
+struct Found {
+    /// Those that vote.
+    members: usize,
+    /// Its own name for itself, if it told us.
+    cluster: Option<u64>,
+    /// No leader that was stopped ends what its successor renewed, whichever member it is.
+    ignores_old_leaders: bool,
+}
+
+/// Whether a majority answers and lets us in; and what it is.
+async fn probe(client: &Client, url: &EtcdUrl) -> Result<Found> {
+    let key = format!("{}leasehold", url.namespace).into_bytes();
+    let one = RangeRequest { keys_only: true, ..ask::get(key) };
+    match client.range(one).await {
+        Ok(_) => {}
+        // A user may have a right to some locks and not to this key.
+        Err(Failure::Final(error))
+            if error.kind() == ErrorKind::Denied
+                && url.namespace.is_empty()
+                && error.to_string().contains("permission denied") => {}
+        Err(failure) => return Err(closed(failure, &url.namespace).into()),
+    }
+    let path = "/etcdserverpb.Cluster/MemberList";
+    let key = format!("{}leasehold", url.namespace).into_bytes();
+    let (listed, each, renumbers) = tokio::join!(
+        client.call::<_, MemberListResponse>(path, MemberListRequest {}),
+        client.each(VERSIONS),
+        watch::renumbers(client, key),
+    );
+    // Not everybody may ask; then the URL names what there is.
+    let listed = listed.ok().map(|listed| listed.answer);
+    let is_proxy = renumbers.unwrap_or(false) || listed.as_ref().is_some_and(is_a_proxys);
+    if is_proxy {
+        return Err(through_a_proxy());
+    }
+    let voters: Option<Vec<u64>> = listed.as_ref().map(|listed| {
+        listed.members.iter().filter(|member| !member.is_learner).map(|m| m.id).collect()
+    });
+    let cluster = listed.and_then(|listed| listed.header).map(|header| header.cluster_id);
+    let ignores_old_leaders = all_ignore_old_leaders(voters.as_deref(), &each);
+    let members = voters.map_or(url.endpoints.len(), |voters| voters.len());
+    Ok(Found { members, cluster, ignores_old_leaders })
+}
+
+/// How long a client that connects waits to hear from all members which etcd they run.
+const VERSIONS: Duration = Duration::from_millis(500);
+
+/// A list of members that no cluster has answered: each member of one has a number.
+fn is_a_proxys(listed: &MemberListResponse) -> bool {
+    listed.header.is_none() || listed.members.iter().any(|member| member.id == 0)
+}
+
+/// `etcd grpc-proxy` keeps leases alive in its own rhythm and answers us with what it was told in that: an
+/// answer to a request of ours may be older than the request. A lease counted from such an answer can
+/// be over while its holder believes in it.
+fn through_a_proxy() -> Error {
+    let what = "this is etcd's grpc-proxy, whose answers to keep-alives may be older than the \
+                question, so a lock could be lost and believed in: name the members of etcd \
+                themselves in the URL";
+    Error::new(ErrorKind::Unsupported, what)
+}
+
+/// Whether every voter was heard, and runs a version that no stopped leader can harm: whichever leads next
+/// may be the one.
+fn all_ignore_old_leaders(
+    voters: Option<&[u64]>,
+    each: &[(String, Option<StatusResponse>)],
+) -> bool {
+    let new: Vec<u64> = each
+        .iter()
+        .filter_map(|(_, status)| status.as_ref())
+        .filter(|status| ignores_old_leaders(&status.version))
+        .filter_map(|status| status.header.as_ref())
+        .map(|header| header.member_id)
+        .collect();
+    match voters {
+        Some(voters) => voters.iter().all(|voter| new.contains(voter)),
+        None => new.len() == each.len(),
+    }
+}
+
+/// Whether this version of etcd has <https://github.com/etcd-io/etcd/pull/17425>.
+fn ignores_old_leaders(version: &str) -> bool {
+    let mut parts = version.split(['.', '-', '+']).map(|part| part.parse::<u32>().ok());
+    let mut next = || parts.next().flatten();
+    match (next(), next(), next()) {
+        (Some(3), Some(4), Some(patch)) => patch >= 31,
+        (Some(3), Some(5), Some(patch)) => patch >= 13,
+        (Some(major), Some(minor), _) => (major, minor) >= (3, 6),
+        _ => false,
+    }
+}
+
+/// Opens the store of a URL: what a [`Registry`](leasehold_core::Registry) is given.
+pub fn open(url: String, runtime: Handle) -> Opening {
+    Box::pin(async move { Ok(Arc::new(EtcdStore::open(&url, &runtime).await?) as Arc<dyn Store>) })
+}
+
+#[async_trait]
+impl Store for EtcdStore {
+    fn guarantees(&self) -> &Guarantees {
+        &self.guarantees
+    }
+
+    fn url(&self) -> &str {
+        &self.url
+    }
+
+    fn identity(&self) -> String {
+        self.identity.clone()
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        self.told(doctor::diagnose(&self.shared.client, self.members).await)
+    }
+
+    async fn disconnect(&self) {
+        self.shared.leases.disconnect().await;
+    }
+
+    async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
+        self.told_of(&claim.name, self.shared.join(claim, mode).await)
+    }
+
+    async fn renew(&self, renewals: &[Renew]) -> Result<Vec<Renewal>> {
+        self.told(self.shared.renew(renewals).await)
+    }
+
+    async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
+        self.told_of(&claim.name, self.shared.leave(claim, keep).await)
+    }
+
+    async fn changed(&self, claim: &Claim) -> Result<Signal> {
+        Ok(self.shared.waiters.news(claim.id).await)
+    }
+
+    async fn read(&self, name: &Name) -> Result<Option<LockInfo>> {
+        self.told_of(name, self.shared.show(name).await)
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
+        self.told(self.shared.list(prefix).await)
+    }
+
+    async fn evict(&self, name: &Name, which: Evict) -> Result<usize> {
+        self.told_of(name, self.shared.evict(name, which).await)
+    }
+
+    fn place_key(&self, claim: &Claim) -> Option<Vec<u8>> {
+        Some(self.shared.key(claim))
+    }
+}
+
+impl EtcdStore {
+    fn told<T>(&self, done: Result<T, Failure>) -> Result<T> {
+        done.map_err(|failure| closed(failure, &self.shared.namespace).into())
+    }
+
+    /// The same of a call about one lock.
+    fn told_of<T>(&self, name: &Name, done: Result<T, Failure>) -> Result<T> {
+        let prefix = self.shared.prefix(name);
+        done.map_err(|failure| closed(failure, &String::from_utf8_lossy(&prefix)).into())
+    }
+}
+
+fn guarantees(&Found { members, ignores_old_leaders, .. }: &Found) -> Guarantees {
+    let durability = if members > 1 { Durability::Majority } else { Durability::Disk };
+    let failover = match (members, ignores_old_leaders) {
+        (0 | 1, _) => Survival::NotApplicable,
+        (_, true) => Survival::Exclusive,
+        (_, false) => Survival::Fenced,
+    };
+    let mut promised = Guarantees::least();
+    promised.kinds = Cow::Borrowed(ALL_KINDS);
+    promised.fifo = true;
+    promised.wakeup = Wakeup::Push;
+    promised.liveness = Liveness::Lease;
+    promised.clock = ClockModel::Monotonic;
+    promised.lock_delay = true;
+    promised.at_least = true;
+    promised.grant = durability;
+    promised.token = durability;
+    promised.on_pause = Survival::Fenced;
+    promised.on_clock_step = Survival::Exclusive;
+    promised.on_store_crash = Survival::Exclusive;
+    promised.on_failover = failover;
+    promised.on_partition = Survival::Exclusive;
+    promised.stall = Stall::Nobody;
+    // Whole seconds, the least that etcd grants, half a second until it looks, and an election.
+    promised.recovery = Duration::from_secs(6);
+    promised.recovery_leases = 1;
+    promised.notes = Cow::Borrowed(&[
+        Cow::Borrowed(
+            "etcd counts leases in whole seconds and grants no less than 1 or 2 of them, by its \
+                 election time-out: a dead holder's lock is taken for at least that long.",
+        ),
+        Cow::Borrowed(
+            "A dead waiter keeps its place for its whole lease and its lock-delay, not for a shorter \
+                 waiter's lease.",
+        ),
+        Cow::Borrowed(
+            "Each change of leader begins all leases anew: the locks of those who died just \
+                 before stay taken for one lease more.",
+        ),
+        Cow::Borrowed(
+            "Tokens are etcd's revisions: they fall back if etcd is restored from a backup.",
+        ),
+        Cow::Borrowed(
+            "etcd before 3.4.31 and 3.5.13 can end renewed leases when a leader goes on that was \
+                 stopped: then only checked tokens are safe.",
+        ),
+        Cow::Borrowed(
+            "A client of the official Go library that locks a name waits also for the locks \
+                 whose names begin with that name and a slash; we do not.",
+        ),
+    ]);
+    promised
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn f47_a_promise_of_all_members_is_asked_of_all() {
+        let runs = |member_id, version: &str| {
+            let header = Some(proto::Header { member_id, ..proto::Header::default() });
+            (String::new(), Some(StatusResponse { header, version: version.into() }))
+        };
+        let all = [runs(1, "3.5.30"), runs(2, "3.5.30"), runs(3, "3.6.1")];
+        assert!(all_ignore_old_leaders(Some(&[1, 2, 3]), &all));
+        assert!(all_ignore_old_leaders(None, &all));
+        let one_old = [runs(1, "3.5.30"), runs(2, "3.5.12"), runs(3, "3.6.1")];
+        assert!(!all_ignore_old_leaders(Some(&[1, 2, 3]), &one_old));
+        assert!(!all_ignore_old_leaders(None, &one_old));
+        let one_silent = [runs(1, "3.5.30"), runs(2, "3.5.30"), (String::new(), None)];
+        assert!(!all_ignore_old_leaders(Some(&[1, 2, 3]), &one_silent));
+        // A learner does not lead.
+        assert!(all_ignore_old_leaders(Some(&[1, 2]), &one_silent));
+        assert!(!all_ignore_old_leaders(Some(&[1, 2, 3]), &all[..2]), "the URL names two of three");
+    }
+
+    #[test]
+    fn f11_a_proxys_list_of_members_is_told_from_a_clusters() {
+        let header = Some(proto::Header { cluster_id: 9, ..proto::Header::default() });
+        let members = |id| vec![proto::Member { id, is_learner: false }];
+        assert!(is_a_proxys(&MemberListResponse { header: None, members: members(7) }));
+        assert!(is_a_proxys(&MemberListResponse { header: header.clone(), members: members(0) }));
+        assert!(!is_a_proxys(&MemberListResponse { header, members: members(7) }));
+    }
+
+    #[test]
+    fn versions_that_a_stopped_leader_cannot_harm() {
+        for good in ["3.4.31", "3.5.13", "3.6.0", "3.6.0-rc.1", "4.0.0", "3.5.21+git"] {
+            assert!(ignores_old_leaders(good), "{good}");
+        }
+        for bad in ["3.4.23", "3.5.12", "3.3.99", "", "x", "3", "3.5", "3.5.x"] {
+            assert!(!ignores_old_leaders(bad), "{bad}");
+        }
+    }
+}

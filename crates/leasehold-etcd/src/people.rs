@@ -1,0 +1,176 @@
+//! For people: what stands in the queues, and taking a lock away.
+//!
+//! Only what is certainly a place in a lock's queue is ever deleted. What else lies there and is in the
+//! lock's way is another program's, and is named to whoever wanted it gone.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+
+use super::Shared;
+use super::ask::{OPERATIONS, delete, range, still};
+use super::client::Client;
+use super::fault::Failure;
+use super::proto::{LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, RangeRequest, TxnRequest};
+use super::queue::{Entry, Queue, end_of, name_of};
+use leasehold_core::store::{Evict, LockInfo, Standing};
+use leasehold_core::{Error, ErrorKind, Name};
+
+/// How many keys one reading shows.
+const PAGE: i64 = 10_000;
+/// How many leases are asked about at once.
+const AT_ONCE: usize = 128;
+/// How often others may get in the way of an eviction.
+const TRIES: u32 = 100;
+
+impl Shared {
+    /// [`Store::read`](leasehold_core::store::Store::read).
+    pub(super) async fn show(self: &Arc<Self>, name: &Name) -> Result<Option<LockInfo>, Failure> {
+        self.show_if(name, |_| true).await
+    }
+
+    async fn show_if(
+        self: &Arc<Self>,
+        name: &Name,
+        wanted: impl FnOnce(&Queue) -> bool,
+    ) -> Result<Option<LockInfo>, Failure> {
+        let mut queue = self.queue(name).await?;
+        let Some((kind, capacity)) = queue.kind().filter(|_| wanted(&queue)) else {
+            return Ok(None);
+        };
+        let mut remaining = self.remaining(&queue).await?;
+        for (at, left) in remaining.iter_mut().enumerate() {
+            queue.tell_delay(at, left);
+        }
+        let claims = queue.claims(&remaining);
+        Ok(Some(LockInfo::new(name.clone(), kind, capacity, claims)))
+    }
+
+    async fn queue(&self, name: &Name) -> Result<Queue, Failure> {
+        let prefix = self.prefix(name);
+        let found = self.client.range(range(prefix.clone(), end_of(&prefix))).await?;
+        Ok(Queue::of(&prefix, &found.kvs))
+    }
+
+    /// What is left of each lease, in whole seconds, rounded down.
+    async fn remaining(self: &Arc<Self>, queue: &Queue) -> Result<Vec<Option<Duration>>, Failure> {
+        let mut all = vec![None; queue.entries.len()];
+        let mut asking = JoinSet::new();
+        let mut entries = queue.entries.iter().map(|e| e.lease).enumerate();
+        loop {
+            while asking.len() < AT_ONCE
+                && let Some((at, id)) = entries.next()
+            {
+                let client = self.client.clone();
+                let ask = async move { (at, client.left_of(id).await) };
+                asking.spawn_on(ask, self.client.runtime());
+            }
+            let Some(asked) = asking.join_next().await else { return Ok(all) };
+            let Ok((at, answered)) = asked else { continue };
+            let left = answered?;
+            if let Some(slot) = all.get_mut(at) {
+                *slot = left;
+            }
+        }
+    }
+
+    /// [`Store::list`](leasehold_core::store::Store::list): a look at all keys that begin so, in pages and without
+    /// their values (an etcd that is shared holds much else), and then at each queue that there may be
+    /// among them.
+    pub(super) async fn list(self: &Arc<Self>, beginning: &str) -> Result<Vec<LockInfo>, Failure> {
+        let all = format!("{}{beginning}", self.namespace).into_bytes();
+        let end = end_of(&all);
+        // An empty key is none in etcd: the least is one zero byte.
+        let mut from = if all.is_empty() { vec![0] } else { all };
+        let mut names: Vec<Name> = Vec::new();
+        loop {
+            let keys = range(from.clone(), end.clone());
+            let page = RangeRequest { limit: PAGE, keys_only: true, ..keys };
+            let found = self.client.range(page).await?;
+            let names_here = found.kvs.iter().filter_map(|kv| name_of(&self.namespace, kv));
+            // What no lock of ours can be called is another's business.
+            names.extend(names_here.filter_map(|name| Name::new(name).ok()));
+            match found.kvs.last() {
+                Some(last) if found.count > found.kvs.len() => {
+                    from.clone_from(&last.key);
+                    from.push(0);
+                }
+                _ => break,
+            }
+        }
+        names.sort();
+        names.dedup();
+        let mut shown = Vec::with_capacity(names.len());
+        // A key may begin with the prefix where its lock's name does not.
+        for name in names.iter().filter(|name| name.as_str().starts_with(beginning)) {
+            shown
+                .extend(self.show_if(name, |queue| queue.entries.iter().any(|e| e.certain)).await?);
+        }
+        Ok(shown)
+    }
+
+    /// [`Store::evict`](leasehold_core::store::Store::evict).
+    pub(super) async fn evict(&self, name: &Name, which: Evict) -> Result<usize, Failure> {
+        for _ in 0..TRIES {
+            let queue = self.queue(name).await?;
+            let gone = queue.entries.iter().enumerate().filter(|(at, entry)| match which {
+                Evict::Token(token) => entry.token == token,
+                Evict::Holders => queue.standing(*at) != Standing::Waiting,
+            });
+            let (gone, left): (Vec<_>, Vec<_>) =
+                gone.map(|(_, entry)| entry).partition(|entry| entry.certain);
+            let mut removed = 0;
+            for some in gone.chunks(OPERATIONS) {
+                let txn = TxnRequest {
+                    compare: some.iter().map(|e| still(e.key.clone(), e.token.get())).collect(),
+                    success: some.iter().map(|e| delete(e.key.clone())).collect(),
+                    failure: Vec::new(),
+                };
+                let done = self.client.txn(txn).await?;
+                if done.answer.succeeded {
+                    removed += some.len();
+                } else if done.repeated {
+                    let what =
+                        "the answer was lost, and whom it evicted: look before you try again";
+                    return Err(Failure::Passing(Error::new(ErrorKind::Unreachable, what)));
+                }
+            }
+            // Somebody left meanwhile: who holds now is another question.
+            if removed == gone.len() || removed > 0 {
+                return match left.first() {
+                    Some(first) => Err(Failure::Final(left_alone(removed, first, left.len()))),
+                    None => Ok(removed),
+                };
+            }
+        }
+        let what = "the queue changes all the time: try again";
+        Err(Failure::Passing(Error::new(ErrorKind::Unreachable, what)))
+    }
+}
+
+impl Client {
+    /// What is left of a lease, in whole seconds, rounded down; `None` if it is over.
+    pub(super) async fn left_of(&self, id: i64) -> Result<Option<Duration>, Failure> {
+        let path = "/etcdserverpb.Lease/LeaseTimeToLive";
+        let request = LeaseTimeToLiveRequest { id };
+        match self.call::<_, LeaseTimeToLiveResponse>(path, request).await {
+            Ok(answered) => Ok(u64::try_from(answered.answer.ttl).ok().map(Duration::from_secs)),
+            // Over just now.
+            Err(Failure::NoLease) => Ok(None),
+            Err(failure) => Err(failure),
+        }
+    }
+}
+
+/// Tells of keys that nobody but their owner may delete.
+fn left_alone(removed: usize, first: &Entry, count: usize) -> Error {
+    let key: String = String::from_utf8_lossy(&first.key).chars().take(120).collect();
+    let more = if count > 1 { format!(" and {} more", count - 1) } else { String::new() };
+    let what = format!(
+        "evicted {removed}, and left alone {key:?}{more}: it lies where the lock's places lie and is in \
+         its way, but no lock made it, so it may be another program's: move that program or the lock, or \
+         delete it yourself (etcdctl del)"
+    );
+    Error::new(ErrorKind::Unsupported, what)
+}

@@ -1,0 +1,137 @@
+//! The waiters of this client: what they were told, and the task that watches for each.
+//!
+//! What a waiter is told is kept until it leaves, so that nothing is lost between the answer
+//! "waiting" and `changed`.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+
+use leasehold_core::store::Signal;
+use leasehold_core::{ClaimId, Token};
+
+#[derive(Debug, Default)]
+pub(super) struct Waiters {
+    all: Mutex<HashMap<ClaimId, Arc<Waiter>>>,
+}
+
+/// One place in a queue, and who stands there.
+#[derive(Debug)]
+pub(super) struct Waiter {
+    pub(super) token: Token,
+    told: Mutex<Told>,
+    wake: Notify,
+    /// Its task should look again, whatever it watches.
+    look: Notify,
+    task: Mutex<Task>,
+}
+
+#[derive(Debug, Default)]
+enum Task {
+    #[default]
+    None,
+    Of(AbortHandle),
+    Ended,
+}
+
+#[derive(Debug, Default)]
+struct Told {
+    granted: bool,
+    ask: bool,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // No code that can panic runs between two consistent states.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Waiters {
+    /// Enlists a claim that stands under this token; `None` if it is there already.
+    pub(super) fn enlist(&self, id: ClaimId, token: Token) -> Option<Arc<Waiter>> {
+        let mut all = locked(&self.all);
+        if all.get(&id).is_some_and(|waiter| waiter.token == token) {
+            return None;
+        }
+        let waiter = Arc::new(Waiter {
+            token,
+            told: Mutex::default(),
+            wake: Notify::new(),
+            look: Notify::new(),
+            task: Mutex::default(),
+        });
+        if let Some(before) = all.insert(id, waiter.clone()) {
+            before.end();
+        }
+        Some(waiter)
+    }
+
+    pub(super) fn dismiss(&self, id: ClaimId) {
+        if let Some(waiter) = locked(&self.all).remove(&id) {
+            waiter.end();
+        }
+    }
+
+    pub(super) fn dismiss_all(&self) {
+        for waiter in locked(&self.all).drain().map(|(_, waiter)| waiter) {
+            waiter.end();
+        }
+    }
+
+    /// Has the claim's task look again.
+    pub(super) fn look(&self, id: ClaimId) {
+        if let Some(waiter) = locked(&self.all).get(&id) {
+            waiter.look.notify_one();
+        }
+    }
+
+    /// The next news of a claim; at once for one that does not wait here.
+    pub(super) async fn news(&self, id: ClaimId) -> Signal {
+        let Some(waiter) = locked(&self.all).get(&id).cloned() else { return Signal::Ask };
+        loop {
+            {
+                let mut told = locked(&waiter.told);
+                if told.granted {
+                    return Signal::Granted(waiter.token);
+                }
+                if std::mem::take(&mut told.ask) {
+                    return Signal::Ask;
+                }
+            }
+            waiter.wake.notified().await;
+        }
+    }
+}
+
+impl Waiter {
+    /// The task that watches for it, and ends when it is dismissed.
+    pub(super) fn watched_by(&self, task: AbortHandle) {
+        match &mut *locked(&self.task) {
+            Task::Ended => task.abort(),
+            slot => *slot = Task::Of(task),
+        }
+    }
+
+    fn end(&self) {
+        if let Task::Of(task) = std::mem::replace(&mut *locked(&self.task), Task::Ended) {
+            task.abort();
+        }
+    }
+
+    pub(super) fn tell(&self, signal: Signal) {
+        {
+            let mut told = locked(&self.told);
+            match signal {
+                Signal::Granted(_) => told.granted = true,
+                Signal::Ask => told.ask = true,
+            }
+        }
+        self.wake.notify_one();
+    }
+
+    /// Resolves when somebody wants its task to look again.
+    pub(super) async fn wanted(&self) {
+        self.look.notified().await;
+    }
+}

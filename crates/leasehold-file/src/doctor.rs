@@ -1,0 +1,52 @@
+//! What is wrong with where a file store is: see [`leasehold_core::doctor`].
+
+use std::fs::{self, Metadata};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use leasehold_core::doctor::{Finding, own_clock};
+use leasehold_core::kit::file_system;
+
+/// Looks at the store's directory; waits for the disk.
+pub(super) fn diagnose(root: &Path, now: u64) -> Vec<Finding> {
+    let mut found: Vec<Finding> = own_clock(now).into_iter().collect();
+    found.extend(file_system(root, "the store's directory"));
+    if let Ok(seen) = fs::metadata(root) {
+        found.extend(sharing(&seen));
+        found.extend(owner(&seen));
+    }
+    found
+}
+
+/// Who may lock may write the queues: nothing that the file system knows protects those who share
+/// a store from each other.
+fn sharing(seen: &Metadata) -> Option<Finding> {
+    let (mode, group) = (seen.mode(), seen.gid());
+    if mode & 0o002 != 0 {
+        return Some(Finding::weak(
+            "rights",
+            "everybody on this machine may write to the store's directory",
+            "who may write there can take any lock away from whoever holds it (the sticky bit \
+             keeps others from deleting a file, not from writing into it)",
+            "give it to a group of those who share the locks: chgrp GROUP, then chmod 2770",
+        ));
+    }
+    (mode & 0o020 != 0).then(|| {
+        Finding::note(
+            "group",
+            format!("the members of group {group} share the store"),
+            "each of them can take any lock in it away from whoever holds it; nobody else can",
+        )
+    })
+}
+
+fn owner(seen: &Metadata) -> Option<Finding> {
+    let (owner, me) = (seen.uid(), rustix::process::geteuid().as_raw());
+    (owner != me && owner != 0).then(|| {
+        Finding::note(
+            "owner",
+            format!("the store's directory belongs to user {owner}"),
+            "that user can take any lock in it away, and close the directory to everybody else",
+        )
+    })
+}

@@ -1,0 +1,108 @@
+//! The client's side: the token of the current hold in every request, or no request.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http::{HeaderValue, Request};
+use tower_layer::Layer;
+use tower_service::Service;
+
+use super::TOKEN_HEADER;
+use leasehold_core::fence::Fence;
+use leasehold_core::{Guard, Result, Watch};
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// A `tower` layer that adds the token of one hold to requests, and refuses to send any once the
+/// hold is lost or released. Made for each hold; cheap, and so is the layered service:
+///
+/// ```no_run
+/// # use leasehold::fence::http::TokenLayer;
+/// # async fn f<C: Clone>(guard: leasehold::Guard, client: C) -> leasehold::Result<()> {
+/// use tower_layer::Layer;
+/// let client = TokenLayer::new(&guard)?.layer(client.clone());
+/// # let _ = client; Ok(()) }
+/// ```
+///
+/// A request that is on its way when the lock is lost arrives all the same: that is what the server
+/// checks the token for.
+#[derive(Clone, Debug)]
+pub struct TokenLayer {
+    hold: Watch,
+    value: HeaderValue,
+    least: Duration,
+}
+
+impl TokenLayer {
+    /// The layer for this hold; it does not keep the lock.
+    ///
+    /// # Errors
+    /// [`Unsupported`](leasehold_core::ErrorKind::Unsupported) for a reader's or a semaphore's, whose tokens are no fences;
+    /// [`Lost`](leasehold_core::ErrorKind::Lost) if it is lost already.
+    pub fn new(guard: &Guard) -> Result<Self> {
+        let token = guard.fence()?.get();
+        Ok(Self { hold: guard.watch(), value: HeaderValue::from(token), least: Duration::ZERO })
+    }
+
+    /// Sends nothing with less than this left of the lease: give it the time that a request takes.
+    /// (Default: zero, nothing once it is lost.)
+    #[must_use]
+    pub fn min_validity(mut self, least: Duration) -> Self {
+        self.least = least;
+        self
+    }
+}
+
+impl<S> Layer<S> for TokenLayer {
+    type Service = Tokened<S>;
+
+    fn layer(&self, inner: S) -> Tokened<S> {
+        Tokened { layer: self.clone(), inner }
+    }
+}
+
+/// What [`TokenLayer`] makes of a client. Its error is the client's, or ours:
+/// `error.downcast_ref::<leasehold::Error>()` with the kind [`Lost`](leasehold_core::ErrorKind::Lost),
+/// [`AtRisk`](leasehold_core::ErrorKind::AtRisk) or [`Closed`](leasehold_core::ErrorKind::Closed) (released) means that nothing was
+/// sent.
+#[derive(Clone)]
+pub struct Tokened<S> {
+    layer: TokenLayer,
+    inner: S,
+}
+
+impl<S> fmt::Debug for Tokened<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tokened").field("layer", &self.layer).finish_non_exhaustive()
+    }
+}
+
+impl<S, B> Service<Request<B>> for Tokened<S>
+where
+    S: Service<Request<B>>,
+    S::Future: Send + 'static,
+    S::Response: 'static,
+    S::Error: Into<BoxError>,
+{
+    type Response = S::Response;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<S::Response, BoxError>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(cx).map_err(Into::into)
+    }
+
+    fn call(&mut self, mut request: Request<B>) -> Self::Future {
+        // Looked at last, right before it is sent.
+        if let Err(error) = self.layer.hold.ensure(self.layer.least) {
+            return Box::pin(async { Err(error.into()) });
+        }
+        // Whatever stood there was not of this hold.
+        request.headers_mut().insert(TOKEN_HEADER, self.layer.value.clone());
+        let sent = self.inner.call(request);
+        Box::pin(async move { sent.await.map_err(Into::into) })
+    }
+}

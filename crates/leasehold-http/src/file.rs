@@ -1,0 +1,284 @@
+//! Marks in a file: for a service of one process, over its restarts and power cuts.
+//!
+//! The file is a log: each raised mark is one line, on disk before the request is let in. A token
+//! that is not greater than the mark costs no write, so a holder pays for its first request and not
+//! for the others. A line that a power cut left half-written was never answered, and is dropped when
+//! the file is opened again. When most lines are outdated the marks are written to a new file that
+//! takes the old one's place.
+//!
+//! One process at a time: a second one is refused, since each judges by what it has read at its
+//! start. (The lock is on a file beside it, `….lock`, which stays when the log is replaced.)
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use async_trait::async_trait;
+
+use super::Memory;
+use leasehold_core::kit::{Escaped, unescape};
+use leasehold_core::{Error, ErrorKind, Name, Result, Token};
+
+/// So many outdated lines are no reason yet to write a new file.
+const SLACK: usize = 256;
+
+/// Marks in a file of this process. See the module's documentation in the source.
+#[derive(Clone, Debug)]
+pub struct FileMemory(Arc<Mutex<Log>>);
+
+#[derive(Debug)]
+struct Log {
+    path: PathBuf,
+    file: File,
+    marks: HashMap<Name, Token>,
+    lines: usize,
+    /// A write failed, and nobody knows what is in the file: nothing is written after it.
+    failed: bool,
+    _locked: File,
+}
+
+impl FileMemory {
+    /// Opens the file, or creates it (for its owner only). Reads it whole: call it before you serve.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Contended`] if another process has it open, [`ErrorKind::Corrupt`] if it is not
+    /// such a file, [`ErrorKind::Denied`] or [`ErrorKind::Config`] if it cannot be opened.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let opened = Log::open(path).map_err(|e| e.during("open the fence's memory"))?;
+        Ok(Self(Arc::new(Mutex::new(opened))))
+    }
+}
+
+#[async_trait]
+impl Memory for FileMemory {
+    async fn raise(&self, resource: &Name, offered: Token) -> Result<Token> {
+        let (log, resource) = (self.0.clone(), resource.clone());
+        let raise =
+            move || log.lock().unwrap_or_else(PoisonError::into_inner).raise(&resource, offered);
+        // Waits for the disk at times, so not on a thread that serves others.
+        match tokio::runtime::Handle::try_current() {
+            Err(_) => raise(),
+            Ok(runtime) => runtime.spawn_blocking(raise).await.unwrap_or_else(|_| {
+                Err(Error::new(ErrorKind::Closed, "the runtime was shut down"))
+            }),
+        }
+    }
+}
+
+impl Log {
+    fn open(path: &Path) -> Result<Self> {
+        let open = |path: &Path| {
+            let mut options = OpenOptions::new();
+            options.read(true).write(true).create(true).truncate(false).mode(0o600);
+            options.open(path).map_err(|e| fault("open", path, e))
+        };
+        let beside = sibling(path, ".lock");
+        let locked = open(&beside)?;
+        match locked.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let what = format!(
+                    "another process has {:?} open: one process keeps it at a time; for several, \
+                     keep the marks in a database",
+                    path.to_string_lossy()
+                );
+                return Err(Error::new(ErrorKind::Contended, what));
+            }
+            Err(TryLockError::Error(e)) => return Err(fault("lock", &beside, e)),
+        }
+        let mut file = open(path)?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).map_err(|e| fault("read", path, e))?;
+        let read = parse(&bytes).ok_or_else(|| {
+            let what = format!("{:?} is no fence's memory, or is damaged", path.to_string_lossy());
+            Error::new(ErrorKind::Corrupt, what)
+        })?;
+        // What a power cut left of a line must not become the beginning of the next one.
+        let sound = u64::try_from(read.sound).unwrap_or(u64::MAX);
+        file.set_len(sound)
+            .and_then(|()| file.seek(io::SeekFrom::Start(sound)))
+            .and_then(|_| file.sync_all())
+            .and_then(|()| sync_directory(path))
+            .map_err(|e| fault("write", path, e))?;
+        let Contents { marks, lines, .. } = read;
+        Ok(Self { path: path.to_owned(), file, marks, lines, failed: false, _locked: locked })
+    }
+
+    fn raise(&mut self, resource: &Name, offered: Token) -> Result<Token> {
+        match self.marks.get(resource) {
+            Some(mark) if *mark >= offered => return Ok(*mark),
+            _ => {}
+        }
+        if self.failed {
+            let what = "a write to the fence's memory failed before: mend the disk, and restart";
+            return Err(Error::new(ErrorKind::Unreachable, what));
+        }
+        let write = |log: &mut Self| {
+            let line = format!("{offered} {}\n", Escaped(resource.as_str()));
+            log.file.write_all(line.as_bytes())?;
+            log.file.sync_data()
+        };
+        if let Err(e) = write(self) {
+            self.failed = true;
+            return Err(fault("write", &self.path, e));
+        }
+        self.lines += 1;
+        self.marks.insert(resource.clone(), offered);
+        if self.lines > 2 * self.marks.len() + SLACK {
+            // Should it fail, the log only grows, and the next raise tries again.
+            let _ = self.rewrite();
+        }
+        Ok(offered)
+    }
+
+    /// Replaces the log by one without outdated lines. Until the new one has the name, the old one
+    /// is good.
+    fn rewrite(&mut self) -> io::Result<()> {
+        let new = sibling(&self.path, ".new");
+        let mut text = String::new();
+        for (name, mark) in &self.marks {
+            let _ = writeln!(text, "{mark} {}", Escaped(name.as_str()));
+        }
+        let mut options = OpenOptions::new();
+        let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&new, &self.path)?;
+        // The old file has no name any more: what is written from here on goes to the new one.
+        self.file = file;
+        self.lines = self.marks.len();
+        // Only then does the name survive a power cut; else the old file would be back, without what
+        // is written from here on.
+        let synced = sync_directory(&self.path);
+        self.failed = synced.is_err();
+        synced
+    }
+}
+
+/// What a log says.
+struct Contents {
+    marks: HashMap<Name, Token>,
+    lines: usize,
+    /// How many bytes of whole lines there are.
+    sound: usize,
+}
+
+/// `None` if something else than the last line is no line of ours.
+fn parse(bytes: &[u8]) -> Option<Contents> {
+    let mut read = Contents { marks: HashMap::new(), lines: 0, sound: 0 };
+    let mut rest = bytes;
+    while let Some(end) = rest.iter().position(|b| *b == b'\n') {
+        let (line, more) = (&rest[..end], &rest[end + 1..]);
+        match parse_line(line) {
+            Some((name, token)) => {
+                let mark = read.marks.entry(name).or_insert(token);
+                *mark = token.max(*mark);
+            }
+            None if more.is_empty() => break,
+            None => return None,
+        }
+        read.lines += 1;
+        read.sound += end + 1;
+        rest = more;
+    }
+    Some(read)
+}
+
+fn parse_line(line: &[u8]) -> Option<(Name, Token)> {
+    let (token, name) = std::str::from_utf8(line).ok()?.split_once(' ')?;
+    Some((Name::new(unescape(name)?).ok()?, token.parse().ok()?))
+}
+
+fn sibling(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+fn sync_directory(path: &Path) -> io::Result<()> {
+    let parent = path.parent().filter(|p| !p.as_os_str().is_empty());
+    File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
+}
+
+fn fault(what: &str, path: &Path, e: io::Error) -> Error {
+    let kind = match e.kind() {
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => ErrorKind::Denied,
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorKind::Full,
+        io::ErrorKind::NotFound | io::ErrorKind::IsADirectory | io::ErrorKind::NotADirectory => {
+            ErrorKind::Config
+        }
+        _ => ErrorKind::Unreachable,
+    };
+    Error::new(kind, format!("cannot {what} {:?}", path.to_string_lossy())).because(e)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> Name {
+        Name::new(text).unwrap()
+    }
+
+    fn token(n: u64) -> Token {
+        Token::new(n).unwrap()
+    }
+
+    fn raise(memory: &FileMemory, resource: &str, n: u64) -> u64 {
+        pollster::block_on(memory.raise(&name(resource), token(n))).unwrap().get()
+    }
+
+    #[test]
+    fn r51_marks_outlive_the_process_and_a_power_cut_in_the_middle_of_a_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("marks");
+        let memory = FileMemory::open(&path).unwrap();
+        assert_eq!((raise(&memory, "a b%é", 5), raise(&memory, "a b%é", 3)), (5, 5));
+        assert_eq!(raise(&memory, "other", 1), 1);
+        drop(memory);
+        for torn in ["7 a%20b", "9", "\0\0\0\0\n", "12 x\0\n"] {
+            let mut file = OpenOptions::new().append(true).open(&path).unwrap();
+            file.write_all(torn.as_bytes()).unwrap();
+            let memory = FileMemory::open(&path).unwrap();
+            assert_eq!(raise(&memory, "a b%é", 4), 5, "{torn:?}");
+            assert_eq!(raise(&memory, "other", 1), 1, "{torn:?}");
+        }
+        assert_eq!(raise(&FileMemory::open(&path).unwrap(), "a b%é", 6), 6);
+        assert_eq!(raise(&FileMemory::open(&path).unwrap(), "a b%é", 1), 6);
+    }
+
+    #[test]
+    fn r51_a_second_process_and_a_file_of_somebody_elses_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("marks");
+        let memory = FileMemory::open(&path).unwrap();
+        assert_eq!(FileMemory::open(&path).unwrap_err().kind(), ErrorKind::Contended);
+        drop(memory);
+        fs::write(&path, "dear diary\n1 a\n").unwrap();
+        assert_eq!(FileMemory::open(&path).unwrap_err().kind(), ErrorKind::Corrupt);
+        let directory = dir.path().join("directory");
+        fs::create_dir(&directory).unwrap();
+        assert_eq!(FileMemory::open(directory).unwrap_err().kind(), ErrorKind::Config);
+    }
+
+    #[test]
+    fn the_log_does_not_grow_for_ever_and_forgets_nothing_as_it_shrinks() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("marks");
+        let memory = FileMemory::open(&path).unwrap();
+        let rounds = 3 * SLACK as u64;
+        for n in 1..=rounds {
+            assert_eq!(raise(&memory, if n % 2 == 0 { "even" } else { "odd" }, n), n);
+        }
+        let size = fs::metadata(&path).unwrap().len();
+        assert!(size < 15 * (SLACK as u64 + 10), "{size} bytes");
+        drop(memory);
+        let memory = FileMemory::open(&path).unwrap();
+        assert_eq!((raise(&memory, "even", 1), raise(&memory, "odd", 1)), (rounds, rounds - 1));
+    }
+}

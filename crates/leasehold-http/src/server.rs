@@ -1,0 +1,228 @@
+//! The server's side: a layer that lets a request in only with a token that is not stale.
+
+use std::fmt;
+use std::future::Future;
+use std::mem;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http::request::Parts;
+use http::{HeaderMap, Request, Response, StatusCode};
+use serde_json::{Value, json};
+use tower_layer::Layer;
+use tower_service::Service;
+
+use super::{Memory, TOKEN_HEADER};
+use leasehold_core::fence::Fence;
+use leasehold_core::{Error, Name, Result, StaleToken, Token, telemetry};
+
+type Resource = dyn Fn(&Parts) -> Option<String> + Send + Sync;
+
+/// A `tower` layer that refuses requests with a stale fencing token; see the
+/// [module](crate). Cheap to clone; clones share the memory.
+#[derive(Clone)]
+pub struct FenceLayer {
+    memory: Arc<dyn Memory>,
+    resource: Arc<Resource>,
+    missing_passes: bool,
+}
+
+impl FenceLayer {
+    /// Protects what `resource` gives a name to; requests for which it answers `None` pass
+    /// unlooked at. Two requests are for one resource if and only if the names are equal byte for
+    /// byte, so make the name of what the handler will write, not of how the request spells it. A
+    /// name is 1 to 512 bytes without control characters; another one is answered with 400.
+    pub fn new(
+        memory: impl Memory,
+        resource: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static,
+    ) -> Self {
+        Self { memory: Arc::new(memory), resource: Arc::new(resource), missing_passes: false }
+    }
+
+    /// Lets requests without a token pass, without [`Fenced`]: for a service some of whose clients
+    /// do not lock yet. Their writes are protected from nothing, and nothing from them.
+    #[must_use]
+    pub fn allow_missing(mut self) -> Self {
+        self.missing_passes = true;
+        self
+    }
+
+    /// What is to become of a request.
+    fn look(&self, parts: &Parts) -> Look {
+        let Some(resource) = (self.resource)(parts) else { return Look::Pass };
+        let resource = match Name::new(&resource) {
+            Ok(resource) => resource,
+            Err(error) => {
+                let body = json!({ "error": "bad resource", "detail": error.to_string() });
+                return Look::Refuse(StatusCode::BAD_REQUEST, body);
+            }
+        };
+        match token(&parts.headers) {
+            Ok(Some(token)) => Look::Check(Fenced { resource, token }),
+            Ok(None) if self.missing_passes => Look::Pass,
+            Ok(None) => refused("missing token", &resource),
+            Err(Malformed) => refused("malformed token", &resource),
+        }
+    }
+}
+
+/// What is to become of a request, as far as its head tells.
+enum Look {
+    Pass,
+    Check(Fenced),
+    Refuse(StatusCode, Value),
+}
+
+fn refused(error: &str, resource: &Name) -> Look {
+    let body = json!({
+        "error": error,
+        "resource": resource.as_str(),
+        "header": TOKEN_HEADER.as_str(),
+    });
+    Look::Refuse(StatusCode::BAD_REQUEST, body)
+}
+
+/// The header is there, and is no token.
+struct Malformed;
+
+fn token(headers: &HeaderMap) -> std::result::Result<Option<Token>, Malformed> {
+    let mut all = headers.get_all(TOKEN_HEADER).iter();
+    let Some(first) = all.next() else { return Ok(None) };
+    // Of two, each reader on the way might believe another one.
+    if all.next().is_some() {
+        return Err(Malformed);
+    }
+    let text = first.to_str().map_err(|_| Malformed)?;
+    let token: Token = text.parse().map_err(|_| Malformed)?;
+    // One spelling: no sign, no leading zero.
+    if token.to_string() == text { Ok(Some(token)) } else { Err(Malformed) }
+}
+
+impl fmt::Debug for FenceLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FenceLayer")
+            .field("memory", &self.memory)
+            .field("missing_passes", &self.missing_passes)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<S> Layer<S> for FenceLayer {
+    type Service = FenceService<S>;
+
+    fn layer(&self, inner: S) -> FenceService<S> {
+        FenceService { layer: self.clone(), inner }
+    }
+}
+
+/// What [`FenceLayer`] makes of a service.
+#[derive(Clone, Debug)]
+pub struct FenceService<S> {
+    layer: FenceLayer,
+    inner: S,
+}
+
+impl<S, B, R> Service<Request<B>> for FenceService<S>
+where
+    S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
+    S::Future: Send,
+    B: Send + 'static,
+    R: From<String>,
+{
+    type Response = Response<R>;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        // The one that was polled ready is the one to call.
+        let next = self.inner.clone();
+        let mut inner = mem::replace(&mut self.inner, next);
+        let layer = self.layer.clone();
+        let (mut parts, body) = request.into_parts();
+        Box::pin(async move {
+            match layer.look(&parts) {
+                Look::Pass => {}
+                Look::Refuse(status, body) => return Ok(response(status, &body)),
+                Look::Check(fenced) => {
+                    match layer.memory.raise(&fenced.resource, fenced.token).await {
+                        Ok(seen) if seen <= fenced.token => {
+                            parts.extensions.insert(fenced);
+                        }
+                        Ok(seen) => return Ok(fenced.stale(seen)),
+                        Err(error) => return Ok(unknown(&fenced, &error)),
+                    }
+                }
+            }
+            inner.call(Request::from_parts(parts, body)).await
+        })
+    }
+}
+
+/// A request that was let in, for its handler: which resource under which token. A request
+/// extension, which no client can forge. It is a [`Fence`], to be checked once more where the write
+/// is atomic.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fenced {
+    resource: Name,
+    token: Token,
+}
+
+impl Fenced {
+    /// The resource's name, as the layer was told to make it.
+    pub fn resource(&self) -> &Name {
+        &self.resource
+    }
+
+    /// The token that was shown, and that was not stale at the door.
+    pub fn token(&self) -> Token {
+        self.token
+    }
+
+    /// The answer to a write that was refused behind the door: the layer's own 412 for
+    /// [`StaleToken`](leasehold_core::ErrorKind::StaleToken), and 503 for everything else, which leaves open
+    /// whether anything was written.
+    pub fn refusal<R: From<String>>(&self, error: &Error) -> Response<R> {
+        match error.stale_token() {
+            Some(StaleToken { seen, .. }) => self.stale(seen),
+            None => unknown(self, error),
+        }
+    }
+
+    fn stale<R: From<String>>(&self, seen: Token) -> Response<R> {
+        telemetry::fence_refused(&self.resource, seen, self.token);
+        let body = json!({
+            "error": "stale token",
+            "resource": self.resource.as_str(),
+            "seen": seen.get(),
+            "offered": self.token.get(),
+        });
+        response(StatusCode::PRECONDITION_FAILED, &body)
+    }
+}
+
+impl Fence for Fenced {
+    fn fence(&self) -> Result<Token> {
+        Ok(self.token)
+    }
+}
+
+/// The memory did not answer. What it said is for our log, not for a client of ours.
+fn unknown<R: From<String>>(fenced: &Fenced, error: &Error) -> Response<R> {
+    telemetry::fence_failed(&fenced.resource, error);
+    let body =
+        json!({ "error": "the fence cannot be asked", "resource": fenced.resource.as_str() });
+    response(StatusCode::SERVICE_UNAVAILABLE, &body)
+}
+
+fn response<R: From<String>>(status: StatusCode, body: &Value) -> Response<R> {
+    let mut response = Response::new(R::from(body.to_string()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}

@@ -1,0 +1,218 @@
+//! The keys of a lock, and the slots of a cluster.
+//!
+//! A lock's *main key* is the prefix of the URL and the lock's name, byte for byte. Its companions
+//! begin with [`RESERVED`]; in a cluster all of them must be in the main key's slot, which the
+//! `{…}` in a key decides. The usual `{name}` is wrong for names such as `a}b` (only `a` counts) and
+//! `{}x` (nothing counts, all does), so companions carry a *tag* instead, from a table of one short
+//! string for each of the 16,384 slots.
+
+use std::sync::OnceLock;
+
+use super::url::RESERVED;
+use leasehold_core::{Error, ErrorKind, Name, Result};
+
+/// How many slots a cluster has.
+pub(super) const SLOTS: u16 = 16_384;
+
+/// Where the keys of locks are.
+#[derive(Debug)]
+pub(super) struct Keyspace {
+    prefix: String,
+    cluster: bool,
+}
+
+/// The keys of one lock, in the order in which the scripts take them.
+#[derive(Clone, Debug)]
+pub(super) struct Keys {
+    /// In a cluster; else 0.
+    pub(super) slot: u16,
+    pub(super) main: String,
+    /// The hybrid clock of the slot, which is never deleted.
+    clock: String,
+    waiters: String,
+    expiries: String,
+    meta: String,
+    holders: String,
+}
+
+impl Keys {
+    pub(super) fn all(&self) -> [&str; 6] {
+        [&self.main, &self.clock, &self.waiters, &self.expiries, &self.meta, &self.holders]
+    }
+
+    /// The hash of a lock that has no main key.
+    pub(super) fn meta(&self) -> &str {
+        &self.meta
+    }
+
+    /// A key in the same slot to write for the sake of writing.
+    pub(super) fn mark(&self) -> String {
+        format!("{}:mark", self.clock)
+    }
+}
+
+impl Keyspace {
+    pub(super) fn new(prefix: &str, cluster: bool) -> Self {
+        Self { prefix: prefix.to_owned(), cluster }
+    }
+
+    pub(super) fn keys(&self, name: &Name) -> Result<Keys> {
+        let main = format!("{}{}", self.prefix, name.as_str());
+        if main.starts_with(RESERVED) {
+            let what = format!(
+                "names that begin with {RESERVED} are leasehold's own keys on Redis: choose \
+                 another, or a prefix in the URL"
+            );
+            return Err(Error::new(ErrorKind::InvalidName, what).on(name));
+        }
+        let slot = if self.cluster { slot(main.as_bytes()) } else { 0 };
+        let tag = if self.cluster { format!("{{{}}}:", tag(slot)) } else { String::new() };
+        let companion = |letter| format!("{RESERVED}{tag}{letter}:{main}");
+        Ok(Keys {
+            slot,
+            clock: format!("{RESERVED}{tag}clock"),
+            waiters: companion('w'),
+            expiries: companion('x'),
+            meta: companion('m'),
+            holders: companion('h'),
+            main,
+        })
+    }
+
+    /// Patterns of SCAN that find every lock in use whose name starts so: main keys, and companions
+    /// of those that have none.
+    pub(super) fn patterns(&self, prefix: &str) -> [String; 2] {
+        let escaped = escaped(&format!("{}{prefix}", self.prefix));
+        let tag = if self.cluster { "{*}:" } else { "" };
+        [format!("{escaped}*"), format!("{RESERVED}{tag}[wm]:{escaped}*")]
+    }
+
+    /// The lock that a found key belongs to, and whether it is its main key.
+    pub(super) fn lock_of(&self, key: &str) -> Option<(Name, bool)> {
+        let (main, is_main) = match key.strip_prefix(RESERVED) {
+            None => (key, true),
+            Some(rest) => {
+                let rest = match self.cluster {
+                    true => rest.strip_prefix('{')?.split_once("}:")?.1,
+                    false => rest,
+                };
+                let (letter, main) = rest.split_once(':')?;
+                (matches!(letter, "w" | "m").then_some(main)?, false)
+            }
+        };
+        let name = main.strip_prefix(&self.prefix)?;
+        Some((Name::new(name).ok()?, is_main))
+    }
+}
+
+/// What would be a pattern, taken for what it is.
+pub(crate) fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        if matches!(c, '*' | '?' | '[' | ']' | '\\' | '^' | '-') {
+            out.push('\\');
+        }
+        out.push(c);
+    }
+    out
+}
+
+/// The slot of a key, as Redis Cluster computes it.
+pub(crate) fn slot(key: &[u8]) -> u16 {
+    let hashed = match key.iter().position(|b| *b == b'{') {
+        None => key,
+        Some(open) => {
+            let rest = key.get(open + 1..).unwrap_or_default();
+            match rest.iter().position(|b| *b == b'}') {
+                None | Some(0) => key,
+                Some(close) => rest.get(..close).unwrap_or(key),
+            }
+        }
+    };
+    crc16(hashed) % SLOTS
+}
+
+/// CRC-16/XMODEM.
+fn crc16(bytes: &[u8]) -> u16 {
+    let one = |crc: u16, byte: &u8| {
+        let shift = |crc: u16, _| if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 };
+        (0..8).fold(crc ^ (u16::from(*byte) << 8), shift)
+    };
+    bytes.iter().fold(0, one)
+}
+
+/// A short string of this slot; always the same one, in every version.
+fn tag(slot: u16) -> &'static str {
+    static TAGS: OnceLock<Vec<String>> = OnceLock::new();
+    let tags = TAGS.get_or_init(|| {
+        let mut tags = vec![String::new(); usize::from(SLOTS)];
+        let mut missing = tags.len();
+        let mut n = 0_u32;
+        while missing > 0 {
+            let text = base36(n);
+            n += 1;
+            let tag = &mut tags[usize::from(crc16(text.as_bytes()) % SLOTS)];
+            if tag.is_empty() {
+                *tag = text;
+                missing -= 1;
+            }
+        }
+        tags
+    });
+    tags.get(usize::from(slot)).map_or("", String::as_str)
+}
+
+fn base36(mut n: u32) -> String {
+    let mut digits = Vec::new();
+    loop {
+        digits.push(char::from_digit(n % 36, 36).unwrap_or('0'));
+        n /= 36;
+        if n == 0 {
+            return digits.iter().rev().collect();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_those_of_redis() {
+        // From the specification of Redis Cluster, and CLUSTER KEYSLOT.
+        assert_eq!(crc16(b"123456789"), 0x31c3);
+        for (key, expected) in [("foo", 12_182), ("b", 3_300), ("{user1000}.following", 3_443)] {
+            assert_eq!(slot(key.as_bytes()), expected, "{key}");
+        }
+        assert_eq!(slot(b"foo{}{bar}"), crc16(b"foo{}{bar}") % SLOTS);
+        assert_eq!(slot(b"foo{{bar}}zap"), crc16(b"{bar") % SLOTS);
+    }
+
+    #[test]
+    fn s26_companions_are_in_the_slot_of_their_lock() {
+        let space = Keyspace::new("", true);
+        for name in ["a", "a}b", "{}x", "{a}b", "a{b", "}", "{", "💥{x}"] {
+            let name = Name::new(name).unwrap();
+            let keys = space.keys(&name).unwrap();
+            for key in keys.all() {
+                assert_eq!(slot(key.as_bytes()), keys.slot, "{key}");
+            }
+            assert_eq!(space.lock_of(&keys.waiters), Some((name.clone(), false)));
+            assert_eq!(space.lock_of(&keys.main), Some((name, true)));
+        }
+        for n in 0..SLOTS {
+            assert_eq!(slot(format!("leasehold:{{{}}}:clock", tag(n)).as_bytes()), n);
+        }
+    }
+
+    #[test]
+    fn our_own_keys_are_no_locks() {
+        let space = Keyspace::new("", false);
+        let reserved = Name::new("leasehold:clock").unwrap();
+        assert_eq!(space.keys(&reserved).unwrap_err().kind(), ErrorKind::InvalidName);
+        assert!(Keyspace::new("app:", false).keys(&reserved).is_ok());
+        assert_eq!(space.lock_of("leasehold:clock"), None);
+        assert_eq!(space.lock_of("leasehold:x:a"), None);
+        assert_eq!(Keyspace::new("app:", false).lock_of("other:a"), None);
+    }
+}

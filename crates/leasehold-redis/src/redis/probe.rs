@@ -1,0 +1,304 @@
+//! What the servers say of themselves, and what follows for the store's guarantees.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{RedisError, RedisResult, Value};
+use tokio::runtime::Handle;
+
+use super::connection::Node;
+use super::doctor::setting;
+use super::fault::{self, Refusal};
+use super::servers::{Servers, sleep};
+use super::url::{Deployment, RedisUrl, Shortfall};
+use leasehold_core::store::{
+    ALL_KINDS, ClockModel, Durability, Guarantees, Liveness, Survival, Wakeup,
+};
+use leasehold_core::{Error, ErrorKind, Result, telemetry};
+
+/// How long finding the servers may take.
+const LIMIT: Duration = Duration::from_secs(10);
+/// The first major version that speaks the protocol we need.
+const LEAST_VERSION: u32 = 6;
+
+/// Between two looks at servers of which one is gone.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Connects, and tells what the store promises as it was found; and whether it is known to take writes.
+pub(super) async fn found(
+    servers: &Servers,
+    url: &RedisUrl,
+    runtime: &Handle,
+) -> Result<(Guarantees, bool)> {
+    let mut gone = None;
+    let found = async {
+        let masters = settled(servers, runtime, &mut gone).await;
+        let masters = masters.map_err(|e| fault::explain(&e))?;
+        // Sentinels and clusters name masters only; a replica there is one that was demoted.
+        let is_master = |(_, info): &Found| info.is_some();
+        let takes_writes = fails_over(url) || masters.iter().all(is_master);
+        Ok((judged(&masters, url).await?, takes_writes))
+    };
+    tokio::select! {
+        found = found => found,
+        () = sleep(runtime, LIMIT) => Err(gone.map_or_else(
+            || {
+                let what = format!("no Redis server answered within {LIMIT:?}: check that it runs");
+                Error::new(ErrorKind::Unreachable, what)
+            },
+            |error| fault::explain(&error),
+        )),
+    }
+}
+
+/// A server that keeps locks, and what it says of itself if we may ask.
+type Found = (Arc<Node>, Option<Info>);
+
+/// Every server that keeps locks. In the middle of a fail-over one is named that is gone: then it is
+/// asked again, until another one is named in its place.
+async fn settled(
+    servers: &Servers,
+    runtime: &Handle,
+    gone: &mut Option<RedisError>,
+) -> RedisResult<Vec<Found>> {
+    loop {
+        match ask(servers).await {
+            Err(error) if fault::is_gone(&error) && servers.can_fail_over().await => {
+                *gone = Some(error);
+                sleep(runtime, PAUSE).await;
+            }
+            found => return found,
+        }
+    }
+}
+
+async fn ask(servers: &Servers) -> RedisResult<Vec<Found>> {
+    let mut found = Vec::new();
+    for node in servers.masters().await? {
+        let info = match node.call(&redis::cmd("INFO")).await {
+            Ok(value) => Some(Info::of(value)),
+            // Then nothing is promised that INFO would have shown.
+            Err(error) if is_hidden(&error) => None,
+            Err(error) => return Err(error),
+        };
+        found.push((node, info));
+    }
+    Ok(found)
+}
+
+/// Whether the server keeps INFO to itself: from this user, or from everybody.
+pub(super) fn is_hidden(error: &RedisError) -> bool {
+    matches!(fault::refusal(error), Some(Refusal::NoPermission | Refusal::NoCommand))
+}
+
+fn fails_over(url: &RedisUrl) -> bool {
+    !matches!(url.deployment, Deployment::Single(_))
+}
+
+async fn judged(masters: &[Found], url: &RedisUrl) -> Result<Guarantees> {
+    let facts: Vec<&Info> = masters.iter().filter_map(|(_, info)| info.as_ref()).collect();
+    let hidden = masters.len() > facts.len();
+    for info in &facts {
+        info.check(url)?;
+    }
+    if hidden && !url.restart_delay.is_zero() {
+        let what = "restart_delay_ms needs INFO, by which the server tells how long it has been up, and \
+                    does not to this user: permit it (+info)";
+        return Err(Error::new(ErrorKind::Config, what));
+    }
+    let mut kept = Durability::Disk;
+    for (node, info) in masters {
+        kept = kept.min(keeps(node, info.as_ref()).await);
+    }
+    let evicts = facts.iter().find_map(|info| info.evicts());
+    if let Some(policy) = &evicts {
+        telemetry::evicting(policy);
+    }
+    Ok(promised(url, kept, evicts.as_deref(), hidden))
+}
+
+/// What the keys of a server outlive. An append-only file that is not synced each time has been written
+/// all the same before the answer goes out, so the end of the process alone loses nothing.
+async fn keeps(node: &Node, info: Option<&Info>) -> Durability {
+    if info.and_then(|info| info.figure("aof_enabled")) != Some("1") {
+        return Durability::Process;
+    }
+    let always = setting(node, "appendfsync").await.is_some_and(|text| text.contains("always"));
+    let rests = setting(node, "no-appendfsync-on-rewrite").await;
+    // Not told: then as Redis has it, who has said `always` before.
+    let rests = rests.is_some_and(|text| text.contains("yes"));
+    if always && !rests { Durability::Disk } else { Durability::Machine }
+}
+
+/// The answer to INFO.
+pub(super) struct Info(String);
+
+impl Info {
+    pub(super) fn of(value: Value) -> Self {
+        Self(match value {
+            Value::BulkString(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+            Value::VerbatimString { text, .. } => text,
+            _ => String::new(),
+        })
+    }
+
+    pub(super) fn figure(&self, name: &str) -> Option<&str> {
+        let mut lines = self.0.lines();
+        lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+    }
+
+    fn check(&self, url: &RedisUrl) -> Result<()> {
+        let refused = |kind, what: String| Err(Error::new(kind, what));
+        let version = self.figure("redis_version").unwrap_or_default();
+        let major = version.split('.').next().and_then(|n| n.parse::<u32>().ok());
+        if major.is_some_and(|major| major < LEAST_VERSION) {
+            let version: String = version.chars().take(20).collect();
+            let what = format!("this is Redis {version}: Redis {LEAST_VERSION} or later is needed");
+            return refused(ErrorKind::Unsupported, what);
+        }
+        let single = matches!(url.deployment, Deployment::Single(_));
+        match self.figure("redis_mode") {
+            Some("cluster") if !matches!(url.deployment, Deployment::Cluster(_)) => {
+                let what = "this Redis server is a node of a cluster: write the store as \
+                            redis+cluster://…";
+                return refused(ErrorKind::Config, what.into());
+            }
+            Some("sentinel") => {
+                let what = "this is a sentinel, which keeps no keys: write the store as \
+                            redis+sentinel://host1,host2,host3/mymaster";
+                return refused(ErrorKind::Config, what.into());
+            }
+            _ => {}
+        }
+        if single && self.figure("role") == Some("slave") {
+            let what = "this Redis server is a replica and takes no writes: connect to its master, \
+                        or write redis+sentinel://…";
+            return refused(ErrorKind::Denied, what.into());
+        }
+        Ok(())
+    }
+
+    /// The policy by which it throws keys away, if it does.
+    pub(super) fn evicts(&self) -> Option<String> {
+        let limited = self.figure("maxmemory").is_some_and(|most| most != "0");
+        let policy = self.figure("maxmemory_policy")?;
+        (limited && policy != "noeviction").then(|| policy.chars().take(40).collect())
+    }
+}
+
+fn promised(url: &RedisUrl, kept: Durability, evicts: Option<&str>, unknown: bool) -> Guarantees {
+    let fails_over = fails_over(url);
+    let mut notes: Vec<Cow<'static, str>> = vec![
+        "Leases end by the server's wall clock: a step ahead ends them early, and only the token \
+         then tells two holders apart; a step back keeps a dead holder's lock for so much longer."
+            .into(),
+        "Tokens rise while the server keeps its data, whatever its clock does; after lost data, as \
+         long as the clock is not behind the last token."
+            .into(),
+        "Clients of the SET NX PX recipe on the same key are respected and respect us; they stand in \
+         no queue, and get no turn while our own waiters hand over to each other."
+            .into(),
+        "Listing goes through all keys of the database (SCAN), and lists no locks that only other \
+         libraries' clients hold."
+            .into(),
+    ];
+    match url.deployment {
+        Deployment::Single(_) => {}
+        Deployment::Sentinel { .. } => notes.push(
+            "Replication is asynchronous: a fail-over may lose the latest grants. An old master that \
+             goes on, cut off from the others, renews them until it is demoted, or until the client \
+             hears from a sentinel that there is another (it asks each second): two may hold for so \
+             long, and for longer than a lease; a resource that checks tokens is safe."
+                .into(),
+        ),
+        Deployment::Cluster(_) => notes.push(
+            "Replication is asynchronous: a fail-over may lose the latest grants. An old master that \
+             goes on, cut off from the others, renews them until it has noticed \
+             (cluster-node-timeout): two may hold for so long, and for longer than a lease; a \
+             resource that checks tokens is safe."
+                .into(),
+        ),
+    }
+    if kept == Durability::Process && !unknown {
+        notes.push(
+            "The server keeps nothing over a restart (no append-only file): who holds is forgotten, \
+             and tokens rise by its clock alone."
+                .into(),
+        );
+    }
+    if !url.restart_delay.is_zero() {
+        notes.push(
+            format!(
+                "A server that restarted lets nobody in for {:?}, by which time all leases that it may \
+                 have forgotten are over: as long as the URL of every client says so \
+                 (restart_delay_ms). Not after FLUSHALL, a fail-over, or clients of other libraries.",
+                url.restart_delay
+            )
+            .into(),
+        );
+    }
+    if matches!(url.deployment, Deployment::Cluster(_)) {
+        notes.push(
+            "A slot that moves costs no lease of a mutex. Read-write locks and semaphores in it cannot \
+             be renewed until it has moved: when that takes longer than a lease they are lost, and \
+             their guards say so."
+                .into(),
+        );
+    }
+    if let Some(replicas) = url.replicas {
+        let then = match replicas.short {
+            Shortfall::Refuse => "else it is given back",
+            Shortfall::Accept => "or it is held all the same",
+        };
+        notes.push(
+            format!(
+                "Each grant is known by {} replicas within {:?}, {then}; the replica that is \
+                 promoted may be another.",
+                replicas.count, replicas.within
+            )
+            .into(),
+        );
+    }
+    if let Some(policy) = evicts {
+        notes.push(
+            format!(
+                "UNSAFE: maxmemory-policy {policy} throws keys away when memory runs out, locks \
+                 that are held among them: set noeviction."
+            )
+            .into(),
+        );
+    }
+    if unknown {
+        notes.push(
+            "INFO is disabled or not permitted to this user: persistence and eviction are unknown."
+                .into(),
+        );
+    }
+    let mut promised = Guarantees::least();
+    promised.kinds = Cow::Borrowed(ALL_KINDS);
+    promised.fifo = true;
+    promised.wakeup = Wakeup::Push;
+    promised.liveness = Liveness::Lease;
+    promised.clock = ClockModel::Wall;
+    promised.lock_delay = true;
+    promised.at_least = true;
+    // Keys that are thrown away are gone without any crash at all.
+    promised.grant = if fails_over || evicts.is_some() { Durability::Process } else { kept };
+    promised.token = if evicts.is_some() { Durability::Process } else { kept };
+    promised.on_pause = Survival::Fenced;
+    promised.on_clock_step = Survival::Fenced;
+    promised.on_store_crash = match evicts {
+        None if kept == Durability::Disk || !url.restart_delay.is_zero() => Survival::Exclusive,
+        _ => Survival::Fenced,
+    };
+    // Nothing is exclusive where locks are thrown away: whoever demands that it be is refused.
+    promised.on_failover = match fails_over || evicts.is_some() {
+        true => Survival::Fenced,
+        false => Survival::NotApplicable,
+    };
+    promised.on_partition = Survival::Fenced;
+    promised.recovery = Duration::from_secs(if fails_over { 10 } else { 2 });
+    promised.notes = notes.into();
+    promised
+}

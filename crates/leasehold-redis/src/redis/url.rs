@@ -1,0 +1,474 @@
+//! The URL of a Redis store: servers, credentials, and our parameters.
+//!
+//! `scheme://[user[:password]@]host[:port][,host[:port]…][/path][?key=value&…]`, user and password
+//! percent-encoded as in every URL. The driver's own parser is not used: it knows one host only, and
+//! what it does not understand it passes over.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use leasehold_core::{Error, ErrorKind, Result};
+
+/// Redis's port.
+pub(crate) const PORT: u16 = 6379;
+/// A sentinel's port.
+const SENTINEL_PORT: u16 = 26_379;
+/// What the keys and channels of ours begin with that stand beside the locks' own.
+pub(crate) const RESERVED: &str = "leasehold:";
+/// The longest prefix of lock names.
+const MAX_PREFIX: usize = 100;
+
+/// Where a server listens.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Address {
+    Tcp(String, u16),
+    Unix(PathBuf),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(host, port) if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Self::Tcp(host, port) => write!(f, "{host}:{port}"),
+            Self::Unix(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+/// How to log in to a server, whichever it is.
+#[derive(Clone, Default)]
+pub(crate) struct Login {
+    pub(crate) user: Option<String>,
+    pub(crate) password: Option<String>,
+    pub(crate) db: i64,
+    pub(crate) tls: Option<Tls>,
+}
+
+impl fmt::Debug for Login {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Login")
+            .field("db", &self.db)
+            .field("tls", &self.tls)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Whom to trust.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tls {
+    /// Certificates of authorities, in PEM; else those that the machine trusts.
+    pub(crate) authorities: Option<PathBuf>,
+}
+
+/// Which servers make the store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Deployment {
+    Single(Address),
+    /// Whoever the sentinels call the master of this name.
+    Sentinel {
+        sentinels: Vec<Address>,
+        master: String,
+    },
+    /// The nodes of a cluster that are asked for the others.
+    Cluster(Vec<Address>),
+}
+
+/// What happens when fewer replicas than wished for have a grant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shortfall {
+    /// The lock is given back, and the caller told.
+    Refuse,
+    /// The lock is held all the same.
+    Accept,
+}
+
+/// How many replicas shall have a grant before it counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Replicas {
+    pub(crate) count: u32,
+    pub(crate) within: Duration,
+    pub(crate) short: Shortfall,
+}
+
+/// A URL, taken apart.
+#[derive(Clone, Debug)]
+pub(crate) struct RedisUrl {
+    pub(crate) deployment: Deployment,
+    pub(crate) login: Login,
+    /// For the sentinels, which have users of their own.
+    pub(crate) sentinel_login: Login,
+    /// Main keys are this and the lock's name.
+    pub(crate) prefix: String,
+    pub(crate) replicas: Option<Replicas>,
+    /// For how long after its start a server lets nobody in.
+    pub(crate) restart_delay: Duration,
+}
+
+/// What all URLs with hosts have in common; also those of other stores on Redis servers.
+#[derive(Clone, Debug)]
+pub(crate) struct Parts {
+    pub(crate) hosts: Vec<Address>,
+    pub(crate) login: Login,
+    /// Without the first slash, decoded.
+    pub(crate) path: String,
+    /// What is taken out is known; the rest is refused by [`Parts::done`].
+    parameters: BTreeMap<String, String>,
+}
+
+fn refused<T>(what: impl Into<String>) -> Result<T> {
+    Err(Error::new(ErrorKind::Config, what))
+}
+
+impl Parts {
+    /// Takes a URL apart whose scheme ends before `://`.
+    pub(crate) fn parse(url: &str, default_port: u16) -> Result<Self> {
+        let Some((_, rest)) = url.split_once("://") else {
+            return refused("write it as redis://host:port/");
+        };
+        let (rest, query) = leasehold_core::kit::split_query(rest)?;
+        // The last @: a password may hold one that nobody encoded.
+        let (credentials, rest) = match rest.rsplit_once('@') {
+            Some((credentials, rest)) => (Some(credentials), rest),
+            None => (None, rest),
+        };
+        let (hosts, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let mut login = Login::default();
+        if let Some(credentials) = credentials {
+            let (user, password) = match credentials.split_once(':') {
+                Some((user, password)) => (user, Some(decoded("password", password)?)),
+                None => (credentials, None),
+            };
+            login.user = Some(decoded("user", user)?).filter(|user| !user.is_empty());
+            login.password = password.filter(|password| !password.is_empty());
+        }
+        let mut parameters = BTreeMap::new();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            if parameters.insert(key.to_owned(), decoded(key, value)?).is_some() {
+                return refused(format!("the parameter {:?} is there twice", shown(key)));
+            }
+        }
+        let hosts = hosts.split(',').filter(|host| !host.is_empty());
+        let hosts = hosts.map(|host| address(host, default_port)).collect::<Result<Vec<_>>>()?;
+        let mut parts = Self { hosts, login, path: decoded("path", path)?, parameters };
+        if let Some(path) = parts.take("tls_ca") {
+            parts.login.tls = Some(Tls { authorities: Some(path.into()) });
+        }
+        Ok(parts)
+    }
+
+    /// The parameter of this name, which is then known.
+    pub(crate) fn take(&mut self, key: &str) -> Option<String> {
+        self.parameters.remove(key)
+    }
+
+    /// The parameter of this name as a number within bounds.
+    pub(crate) fn number(&mut self, key: &str, least: u64, most: u64) -> Result<Option<u64>> {
+        let Some(value) = self.take(key) else { return Ok(None) };
+        match value.parse() {
+            Ok(n) if (least..=most).contains(&n) => Ok(Some(n)),
+            _ => {
+                refused(format!("{key}={:?}: give a number from {least} to {most}", shown(&value)))
+            }
+        }
+    }
+
+    /// Demands encryption, or forbids it, as the scheme says.
+    pub(crate) fn encrypted(&mut self, wanted: bool) -> Result<()> {
+        match (wanted, &self.login.tls) {
+            (true, None) => self.login.tls = Some(Tls::default()),
+            (false, Some(_)) => return refused("tls_ca is for rediss: stores, which use TLS"),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Refuses parameters that nobody has taken.
+    pub(crate) fn done(&self, known: &str) -> Result<()> {
+        match self.parameters.keys().next() {
+            None => Ok(()),
+            Some(key) => {
+                refused(format!("there is no parameter {:?}: there are {known}", shown(key)))
+            }
+        }
+    }
+
+    /// The prefix of lock names.
+    pub(crate) fn prefix(&mut self) -> Result<String> {
+        let prefix = self.take("prefix").unwrap_or_default();
+        if prefix.len() > MAX_PREFIX || prefix.chars().any(char::is_control) {
+            return refused(format!(
+                "prefix={:?}: use at most {MAX_PREFIX} bytes without control characters",
+                shown(&prefix)
+            ));
+        }
+        if prefix.starts_with(RESERVED) {
+            return refused(format!(
+                "the prefix {RESERVED} is for leasehold's own keys: choose another"
+            ));
+        }
+        Ok(prefix)
+    }
+}
+
+impl RedisUrl {
+    pub(crate) fn parse(url: &str) -> Result<Self> {
+        let scheme = url.split_once(':').map_or(url, |(scheme, _)| scheme);
+        let (scheme, is_cluster, is_sentinel) = match scheme.split_once('+') {
+            Some((scheme, "cluster")) => (scheme, true, false),
+            Some((scheme, "sentinel")) => (scheme, false, true),
+            Some(("redis" | "valkey", "unix")) => return Self::unix(url),
+            None => (scheme, false, false),
+            _ => {
+                return refused(
+                    "redis: comes alone, as redis+sentinel:, redis+cluster: or redis+unix:, and \
+                     rediss: with TLS",
+                );
+            }
+        };
+        let tls = matches!(scheme, "rediss" | "valkeys");
+        let port = if is_sentinel { SENTINEL_PORT } else { PORT };
+        let mut parts = Parts::parse(url, port)?;
+        parts.encrypted(tls)?;
+        if parts.hosts.is_empty() {
+            parts.hosts.push(Address::Tcp("127.0.0.1".into(), port));
+        }
+        let mut sentinel_login = Login { tls: parts.login.tls.clone(), ..Login::default() };
+        let hosts = std::mem::take(&mut parts.hosts);
+        let deployment = if is_sentinel {
+            let path = std::mem::take(&mut parts.path);
+            let (master, db) = path.split_once('/').unwrap_or((&path, ""));
+            if master.is_empty() {
+                return refused("name the master: redis+sentinel://host1,host2,host3/mymaster");
+            }
+            parts.login.db = database(db)?;
+            sentinel_login.user = parts.take("sentinel_user");
+            sentinel_login.password = parts.take("sentinel_password");
+            Deployment::Sentinel { sentinels: hosts, master: master.to_owned() }
+        } else if is_cluster {
+            if database(&parts.path)? != 0 {
+                return refused("a cluster has database 0 only: leave the number out of the URL");
+            }
+            Deployment::Cluster(hosts)
+        } else {
+            parts.login.db = database(&parts.path)?;
+            match hosts.as_slice() {
+                [one] => Deployment::Single(one.clone()),
+                _ => {
+                    return refused(
+                        "a redis: store is one server: for several write redis+sentinel:, \
+                         redis+cluster: or redlock:",
+                    );
+                }
+            }
+        };
+        Self::finish(deployment, parts, sentinel_login)
+    }
+
+    /// `redis+unix:///path/of/socket?db=1&user=…&password=…`
+    fn unix(url: &str) -> Result<Self> {
+        let mut parts = Parts::parse(url, PORT)?;
+        if !parts.hosts.is_empty() || parts.path.is_empty() {
+            return refused("write it as redis+unix:///path/of/the/socket");
+        }
+        parts.encrypted(false)?;
+        let path = PathBuf::from(format!("/{}", std::mem::take(&mut parts.path)));
+        let db = parts.take("db").unwrap_or_default();
+        parts.login.db = database(&db)?;
+        if let Some(user) = parts.take("user") {
+            parts.login.user = Some(user);
+        }
+        if let Some(password) = parts.take("password") {
+            parts.login.password = Some(password);
+        }
+        Self::finish(Deployment::Single(Address::Unix(path)), parts, Login::default())
+    }
+
+    fn finish(deployment: Deployment, mut parts: Parts, sentinel_login: Login) -> Result<Self> {
+        let prefix = parts.prefix()?;
+        let replicas = replicas(&mut parts)?;
+        let restart_delay = parts.number("restart_delay_ms", 0, 86_400_000)?;
+        let restart_delay = Duration::from_millis(restart_delay.unwrap_or(0));
+        parts.done(
+            "prefix, tls_ca, replicas, replicas_ms, replicas_short, restart_delay_ms, for sentinels sentinel_user and \
+             sentinel_password, for redis+unix: db, user and password",
+        )?;
+        let login = parts.login;
+        Ok(Self { deployment, login, sentinel_login, prefix, replicas, restart_delay })
+    }
+}
+
+fn replicas(parts: &mut Parts) -> Result<Option<Replicas>> {
+    let count = parts.number("replicas", 0, 100)?;
+    let within = parts.number("replicas_ms", 1, 60_000)?;
+    let short = match parts.take("replicas_short").as_deref() {
+        None | Some("refuse") => Shortfall::Refuse,
+        Some("accept") => Shortfall::Accept,
+        Some(_) => return refused("replicas_short is refuse or accept"),
+    };
+    let Some(count) = count.and_then(|n| u32::try_from(n).ok()).filter(|n| *n > 0) else {
+        return Ok(None);
+    };
+    let within = Duration::from_millis(within.unwrap_or(1_000));
+    Ok(Some(Replicas { count, within, short }))
+}
+
+pub(crate) fn database(text: &str) -> Result<i64> {
+    let text = text.trim_end_matches('/');
+    if text.is_empty() {
+        return Ok(0);
+    }
+    match text.parse::<u32>() {
+        Ok(n) => Ok(i64::from(n)),
+        Err(_) => refused(format!("{:?} is no database: Redis numbers them from 0", shown(text))),
+    }
+}
+
+/// `host`, `host:port`, `[v6]` or `[v6]:port`. What is none of these is not told: where the host was
+/// forgotten, it is a user and a password.
+pub(crate) fn address(text: &str, default_port: u16) -> Result<Address> {
+    let bad = || {
+        refused(
+            "a host is to be written as host, host:port or [address]:port, and \
+             user:password@ stands before the first",
+        )
+    };
+    let (host, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((host, "")) => (host, None),
+        Some((host, rest)) => match rest.strip_prefix(':') {
+            Some(port) => (host, Some(port)),
+            None => return bad(),
+        },
+        None => match text.split_once(':') {
+            Some((host, port)) => (host, Some(port)),
+            None => (text, None),
+        },
+    };
+    let port = match port.map(str::parse) {
+        None => default_port,
+        Some(Ok(port)) if port > 0 => port,
+        Some(_) => return bad(),
+    };
+    if host.is_empty() || host.chars().any(|c| c.is_control() || c.is_whitespace()) {
+        return bad();
+    }
+    Ok(Address::Tcp(host.to_owned(), port))
+}
+
+fn shown(text: &str) -> String {
+    text.chars().take(60).collect()
+}
+
+/// Percent-decoded. What it was is not told: it may be a password.
+fn decoded(what: &str, text: &str) -> Result<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, others @ ..] = rest {
+        (bytes, rest) = match (first, others) {
+            (b'%', [high, low, others @ ..]) => {
+                let digit = |b: &u8| char::from(*b).to_digit(16);
+                match (digit(high), digit(low)) {
+                    (Some(high), Some(low)) => {
+                        bytes.extend(u8::try_from(high * 16 + low));
+                        (bytes, others)
+                    }
+                    _ => return refused(format!("{:?} is wrongly percent-encoded", shown(what))),
+                }
+            }
+            (b'%', _) => return refused(format!("{:?} is wrongly percent-encoded", shown(what))),
+            _ => {
+                bytes.push(*first);
+                (bytes, others)
+            }
+        };
+    }
+    match String::from_utf8(bytes) {
+        Ok(text) => Ok(text),
+        Err(_) => refused(format!("{:?} is not UTF-8", shown(what))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tcp(host: &str, port: u16) -> Address {
+        Address::Tcp(host.into(), port)
+    }
+
+    #[test]
+    fn the_forms_that_there_are() {
+        let parse = |url| RedisUrl::parse(url).unwrap();
+        let single = parse("redis://us%40er:p%3Aw@h:7/3?prefix=app:&replicas=2&replicas_ms=50");
+        assert_eq!(single.deployment, Deployment::Single(tcp("h", 7)));
+        assert_eq!(single.login.user.as_deref(), Some("us@er"));
+        assert_eq!(single.login.password.as_deref(), Some("p:w"));
+        assert_eq!((single.login.db, single.prefix.as_str()), (3, "app:"));
+        let within = Duration::from_millis(50);
+        assert_eq!(single.replicas, Some(Replicas { count: 2, within, short: Shortfall::Refuse }));
+        assert_eq!(parse("valkey://h:7").deployment, Deployment::Single(tcp("h", 7)));
+        assert!(parse("valkeys://h").login.tls.is_some());
+        assert_eq!(
+            parse("valkey+cluster://a").deployment,
+            Deployment::Cluster(vec![tcp("a", PORT)])
+        );
+        assert_eq!(parse("redis://").deployment, Deployment::Single(tcp("127.0.0.1", PORT)));
+        assert_eq!(parse("redis://[::1]:9/").deployment, Deployment::Single(tcp("::1", 9)));
+        assert!(parse("rediss://h").login.tls.is_some());
+        assert_eq!(
+            parse("redis+sentinel://a,b:5,c/mymaster/2").deployment,
+            Deployment::Sentinel {
+                sentinels: vec![tcp("a", 26_379), tcp("b", 5), tcp("c", 26_379)],
+                master: "mymaster".into()
+            }
+        );
+        assert_eq!(parse("redis+sentinel://a/m/2").login.db, 2);
+        assert_eq!(
+            parse("rediss+cluster://a:1,b:2/").deployment,
+            Deployment::Cluster(vec![tcp("a", 1), tcp("b", 2)])
+        );
+        assert_eq!(
+            parse("redis+unix:///run/r.sock?db=1").deployment,
+            Deployment::Single(Address::Unix("/run/r.sock".into()))
+        );
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused_in_one_line_without_secrets() {
+        for url in [
+            "redis:h",
+            "redis://h:0",
+            "redis://h:x",
+            "redis://a,b",
+            "redis://h/x",
+            "redis://u:secret@h/?nonsense=secret",
+            "redis://u:secret%zz@h/",
+            "redis://u:s?secret@h/",
+            "redis+sentinel://u:s?secret@a,b/mymaster",
+            "redis://u:secret",
+            "redis://:secret",
+            "redis://[u:secret",
+            "redis://u:secret/0?prefix=x",
+            "redis+cluster://a,u:secret,b",
+            "redis://h/?prefix=leasehold:x",
+            "redis://h/?prefix=a%0ab",
+            "redis://h/?replicas=-1",
+            "redis://h/?replicas=1&replicas=1",
+            "redis://h/?replicas=1&replicas_short=perhaps",
+            "redis://h/?tls_ca=/x",
+            "redis+sentinel://a,b",
+            "redis+cluster://a/1",
+            "redis+unix://h/x",
+            "redis+other://h",
+        ] {
+            let error = RedisUrl::parse(url).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config, "{url}");
+            let text = error.to_string();
+            assert!(text.lines().count() == 1 && !text.contains("secret"), "{text}");
+        }
+        let debug = format!("{:?}", RedisUrl::parse("redis://u:secret@h/").unwrap());
+        assert!(!debug.contains("secret"), "{debug}");
+    }
+}

@@ -1,0 +1,483 @@
+//! The `redlock:` store: a mutex on the majority of three to nine independent Redis servers.
+//!
+//! Each server knows one key for each lock, by itself; who has the keys of more than half of them
+//! holds the lock. No server has to be up as long as a majority is, and none is more important than
+//! another. There is no common queue, since there is no common order: who waits asks again after
+//! times at random, and is told when nodes are free.
+//!
+//! # The algorithm
+//! - *Taking* asks all nodes at once ([`attempt`](self)), with the same key and value as every
+//!   Redlock client (`SET name value NX PX lease`), so that others respect us and we them. A node has
+//!   a short time to answer, much less than the lease, so that one that hangs costs that much once.
+//!   Validity is the lease, less the time since before the first request was sent, less the drift.
+//! - *The fencing token* is agreed on in the same round trip: [`round`] is the protocol and the
+//!   argument, and a model checker has been through it.
+//! - *Releasing* compares the value and deletes, on all nodes, always, also where the vote seemed to
+//!   fail, until each has answered or its lease is over.
+//! - *Extending* needs a majority that still has the key, and never takes away what still stands.
+//! - *Waiting*: each node writes down who waits. Who releases has each node tell the one who waited
+//!   longest; told by a majority, that one asks at once. A message that is lost costs a pause of 60
+//!   milliseconds at random, longer the more wait.
+//!
+//! # What is atomic
+//! One script on one node. Everything that concerns more than one node is decided by counting, and
+//! only the client that counted knows the result; it is remembered in this client ([`claims`](self)),
+//! and a claim of which nobody knows that it was granted is lost.
+//!
+//! # Whose clock
+//! Each node's own for its key's expiry, and ours for the deadline. A node whose clock is stepped
+//! forward loses its vote early, and nobody can see that. What that does depends on how many nodes the
+//! holder has: with all of them, two of five may lose their keys; who got a bare majority, since the
+//! others were away, has another holder beside it once *one* of them has lost its key.
+//! Tokens do not depend on clocks while a majority remembers.
+//!
+//! # Dropped calls
+//! Every call runs in a task of the client's own thread, which its caller's drop does not stop. An
+//! attempt whose claim was given up meanwhile gives back what it got.
+//!
+//! # Restarts
+//! A server that restarted may have lost its keys. It does not vote until it has been up for the
+//! longest lease that anybody may ask for (`max_lease_ms`, 30 seconds; `restart_delay_ms` if another
+//! time is right): the *delayed restart* of the algorithm's description, kept by every client of
+//! ours by what the server says of its age, and by its run id where it was known before. Other
+//! people's Redlock clients do not keep it, so with them it must be kept by whoever starts servers.
+//! A whole deployment that was just started therefore grants nothing for that long.
+//!
+//! A server that was emptied (FLUSHALL), and another one at a known address, a promoted replica or a
+//! restored copy, is treated like one that restarted when the first client found out: the server
+//! itself keeps when that was ([`scripts`](self)). Nobody can see two servers that serve under one
+//! name at the same time, some clients by one and some by the other; so a server that has a replica
+//! has no vote, for a fail-over does that.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::runtime::Handle;
+
+use super::redis::url::RESERVED;
+use leasehold_core::Opening;
+use leasehold_core::doctor::Finding;
+use leasehold_core::store::{
+    ClockModel, Durability, Evict, Guarantees, Joined, Liveness, LockInfo, Mode, Place, Renew,
+    Renewal, Signal, Store, Survival, Wakeup,
+};
+use leasehold_core::{Claim, ClaimId, Error, ErrorKind, Kind, Name, Result};
+
+mod attempt;
+mod claims;
+mod doctor;
+mod hold;
+mod memory;
+mod node;
+mod people;
+// For the model that checks it, and nobody else.
+#[doc(hidden)]
+pub mod round;
+mod scripts;
+#[cfg(test)]
+mod tests;
+mod url;
+
+use attempt::{Busy, Outcome};
+use claims::{Claims, Entry, Held, random};
+use hold::{Hold, Wait};
+use node::{Node, Trouble};
+use round::majority;
+use scripts::Scripts;
+use url::RedlockUrl;
+
+/// How long connecting waits for a node.
+const CONNECT: Duration = Duration::from_secs(2);
+/// How often an attempt that met another one, and neither won, is repeated at once.
+const DUELS: u32 = 4;
+
+/// A mutex on the majority of some Redis servers. See the module's documentation.
+#[derive(Debug)]
+pub struct RedlockStore {
+    url: String,
+    parsed: RedlockUrl,
+    guarantees: Guarantees,
+    inner: Arc<Inner>,
+}
+
+/// What the tasks of all calls share.
+#[derive(Debug)]
+struct Inner {
+    nodes: Vec<Arc<Node>>,
+    claims: Arc<Claims>,
+    scripts: Scripts,
+    prefix: String,
+    node_timeout: Duration,
+    max_lease: Duration,
+    /// How many releases are under way.
+    releases: tokio::sync::watch::Sender<usize>,
+    /// Our thread's: it has timers and connections.
+    runtime: Handle,
+}
+
+impl RedlockStore {
+    /// Connects to a majority of the servers at least; the others are waited for a little, and met
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] for a URL that cannot work, also if two names lead to one server;
+    /// [`ErrorKind::Denied`] and the like if any server that answers in time refuses us;
+    /// [`ErrorKind::Unreachable`] if fewer than a majority answer within two seconds.
+    pub(crate) async fn open(url: &str, runtime: &Handle) -> Result<Arc<Self>> {
+        let parsed = RedlockUrl::parse(url)?;
+        let claims = Arc::new(Claims::new(parsed.nodes.len()));
+        let channel = ClaimId::random()?.to_hex();
+        let nodes = Node::all(&parsed, runtime, &claims, &channel)?;
+        let inner = Arc::new(Inner {
+            nodes,
+            claims,
+            scripts: Scripts::new(),
+            prefix: parsed.prefix.clone(),
+            node_timeout: parsed.node_timeout,
+            max_lease: parsed.max_lease,
+            releases: tokio::sync::watch::Sender::new(0),
+            runtime: runtime.clone(),
+        });
+        let meeting = inner.clone();
+        let met = inner.spawned(async move { meeting.meet_all().await });
+        met.await??;
+        let guarantees = guarantees(&parsed);
+        Ok(Arc::new(Self { url: leasehold_core::kit::redacted(url), parsed, guarantees, inner }))
+    }
+}
+
+impl Inner {
+    /// Runs `work` on our thread, whatever becomes of the caller.
+    async fn spawned<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> Result<T> {
+        let ended = |_| Error::new(ErrorKind::Closed, "the client's thread has ended");
+        self.runtime.spawn(work).await.map_err(ended)
+    }
+
+    async fn meet_all(self: &Arc<Self>) -> Result<()> {
+        let mut answers = self.ask_each(CONNECT, Duration::ZERO, |i| {
+            let inner = self.clone();
+            async move {
+                inner.nodes[i].met(false).await?;
+                Ok::<_, Trouble>(())
+            }
+        });
+        let needed = majority(self.nodes.len());
+        let (mut met, mut away) = (0, Vec::new());
+        let mut most = tokio::time::Instant::now() + CONNECT;
+        // What does not answer in time goes on by itself, and is met by the first vote at the latest.
+        while let Ok(Some((i, answer))) = tokio::time::timeout_at(most, answers.recv()).await {
+            match answer {
+                Ok(()) => met += 1,
+                Err(trouble) => match trouble.told().0 {
+                    ErrorKind::Unreachable => away.push((i, trouble)),
+                    // The others may do without it.
+                    _ if matches!(trouble, Trouble::HasReplicas(_)) => away.push((i, trouble)),
+                    _ => return Err(trouble.explain(self.nodes[i].address())),
+                },
+            }
+            if met == needed {
+                most = most.min(tokio::time::Instant::now() + self.patient());
+            }
+        }
+        for i in 0..self.nodes.len() {
+            if let Some(twin) = self.twin_of(i) {
+                return Err(twin.explain(self.nodes[i].address()));
+            }
+        }
+        if met < needed {
+            let what =
+                format!("{met} of {} servers answer: a majority is needed", self.nodes.len());
+            let refused = away.iter().filter(|(_, t)| matches!(t, Trouble::HasReplicas(_))).count();
+            let error = self.in_trouble(what, &away);
+            // Not a matter of time.
+            let hopeless = self.nodes.len() - refused < needed;
+            return Err(if hopeless { error.but(ErrorKind::Config) } else { error });
+        }
+        self.tell_all().await;
+        Ok(())
+    }
+
+    /// The main key, the record, the memory, who waits, until when they are alive.
+    fn keys(&self, name: &Name) -> [String; 5] {
+        let name = name.as_str();
+        let beside = |what: &str| format!("{}:{what}:{}{name}", node::MEMORY_KEY, self.prefix);
+        [
+            format!("{}{name}", self.prefix),
+            self.record_key(name),
+            node::MEMORY_KEY.to_owned(),
+            beside("waiting"),
+            beside("alive"),
+        ]
+    }
+
+    fn record_key(&self, name: &str) -> String {
+        format!("{}:lock:{}{name}", node::MEMORY_KEY, self.prefix)
+    }
+
+    /// Refuses what could never work here.
+    fn check(&self, claim: &Claim) -> Result<()> {
+        let refused = |kind, what: String| Err(Error::new(kind, what).on(&claim.name));
+        if claim.kind != Kind::Mutex {
+            let what = format!("a redlock: store keeps no {}: choose another store", claim.kind);
+            return refused(ErrorKind::Unsupported, what);
+        }
+        if claim.lease > self.max_lease {
+            let what = format!(
+                "a lease of {:?} is longer than the {:?} that nodes are left out for after a \
+                 restart: set max_lease_ms in the URL of every client",
+                claim.lease, self.max_lease
+            );
+            return refused(ErrorKind::Config, what);
+        }
+        if self.prefix.is_empty() && claim.name.as_str().starts_with(RESERVED) {
+            let what = format!("names that begin with {RESERVED} are for leasehold's own keys");
+            return refused(ErrorKind::InvalidName, what);
+        }
+        Ok(())
+    }
+
+    /// Takes the lock, or asks "and now?" for a claim that is there.
+    async fn stand(
+        self: &Arc<Self>,
+        claim: &Claim,
+        entry: &Arc<Entry>,
+        mode: Mode,
+    ) -> Result<Joined> {
+        let _one_at_a_time = entry.gate.lock().await;
+        let asked = self.claims.now();
+        if let Some(held) = entry.held() {
+            let (claim, lease) = (claim.clone(), claim.lease);
+            let hold = Hold { claim, lease, entry: entry.clone(), held };
+            if let Some(Renewal::Holding { token, remaining }) =
+                self.extend(vec![hold]).await?.pop()
+            {
+                return Ok(Joined::Holding { token, remaining });
+            }
+            // Lost, and given up by that.
+            return Ok(Joined::Busy { holders: Vec::new() });
+        }
+        let mut duels = 0;
+        loop {
+            if entry.has_left() {
+                return Err(Error::new(ErrorKind::Closed, "the claim was given up"));
+            }
+            match self.attempt(claim, entry, mode == Mode::Wait).await {
+                Outcome::Held { token, value, start } => {
+                    let until = start.plus(claim.lease);
+                    entry.waits.store(false, std::sync::atomic::Ordering::SeqCst);
+                    entry.hold(Some(Held { token, value, until }));
+                    if entry.has_left() {
+                        self.release_some(claim, u64::MAX, |_| true);
+                    }
+                    // From when the call was asked: what is before the attempt is not lost.
+                    return Ok(Joined::Holding { token, remaining: Some(until.since(asked)) });
+                }
+                Outcome::Busy(busy) if busy.decided || duels == DUELS || busy.ahead > 1 => {
+                    return Ok(self.behind(entry, mode, busy));
+                }
+                Outcome::Busy(busy) => {
+                    let pause = busy.took.max(Duration::from_millis(1)) * (1 << duels);
+                    tokio::time::sleep(pause.mul_f64(0.5 + random())).await;
+                    duels += 1;
+                }
+                Outcome::Failed(error) => return Err(error),
+            }
+        }
+    }
+
+    fn behind(&self, entry: &Entry, mode: Mode, busy: Busy) -> Joined {
+        let Busy { holders, ahead, head_remaining, .. } = busy;
+        if mode == Mode::Try {
+            return Joined::Busy { holders };
+        }
+        entry.stands_behind(ahead);
+        Joined::Waiting(Place { ahead, head_remaining, token: None })
+    }
+
+    async fn renew_all(self: &Arc<Self>, renewals: Vec<Renew>) -> Result<Vec<Renewal>> {
+        let (holds, waits) = hold::sorted(&renewals, |id| self.claims.get(id));
+        let mut answers: HashMap<ClaimId, Renewal> = HashMap::new();
+        let mut failed = None;
+        let mut asking = tokio::task::JoinSet::new();
+        for Wait { claim, entry } in waits {
+            let inner = self.clone();
+            asking.spawn(async move { (claim.id, inner.stand(&claim, &entry, Mode::Wait).await) });
+        }
+        if !holds.is_empty() {
+            let ids: Vec<ClaimId> = holds.iter().map(|hold| hold.claim.id).collect();
+            match self.extend(holds).await {
+                Ok(extended) => answers.extend(ids.into_iter().zip(extended)),
+                Err(error) => {
+                    answers.extend(ids.into_iter().map(|id| (id, Renewal::unknown(&error))));
+                    failed = Some(error);
+                }
+            }
+        }
+        while let Some(asked) = asking.join_next().await {
+            let (id, joined) = match asked {
+                Ok((id, Ok(joined))) => (id, joined),
+                Ok((id, Err(error))) => {
+                    answers.insert(id, Renewal::unknown(&error));
+                    failed = Some(error);
+                    continue;
+                }
+                Err(_) => {
+                    let what = "the client's thread has ended";
+                    return Err(Error::new(ErrorKind::Closed, what));
+                }
+            };
+            let renewal = match joined {
+                Joined::Holding { token, remaining } => Renewal::Holding { token, remaining },
+                Joined::Waiting(place) => Renewal::Waiting(place),
+                Joined::Busy { .. } => Renewal::Lost,
+            };
+            answers.insert(id, renewal);
+        }
+        let answer = |r: &Renew| answers.remove(&r.claim.id).unwrap_or(Renewal::Lost);
+        let answers: Vec<Renewal> = renewals.iter().map(answer).collect();
+        match failed {
+            Some(error) if answers.iter().all(|a| matches!(a, Renewal::Unknown { .. })) => {
+                Err(error)
+            }
+            _ => Ok(answers),
+        }
+    }
+}
+
+/// Opens the store of a URL: what a [`Registry`](leasehold_core::Registry) is given.
+pub fn open(url: String, runtime: Handle) -> Opening {
+    Box::pin(async move { Ok(RedlockStore::open(&url, &runtime).await? as Arc<dyn Store>) })
+}
+
+#[async_trait]
+impl Store for RedlockStore {
+    fn guarantees(&self) -> &Guarantees {
+        &self.guarantees
+    }
+
+    fn url(&self) -> &str {
+        &self.url
+    }
+
+    fn identity(&self) -> String {
+        let mut nodes: Vec<String> = self.parsed.nodes.iter().map(ToString::to_string).collect();
+        nodes.sort_unstable();
+        format!("redlock:{}/{}#{}", nodes.join(","), self.parsed.login.db, self.parsed.prefix)
+    }
+
+    async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
+        self.inner.check(claim)?;
+        let entry = self.inner.claims.enter(claim);
+        let (inner, id, claim) = (self.inner.clone(), claim.id, claim.clone());
+        let stood = self.inner.spawned(async move { inner.stand(&claim, &entry, mode).await });
+        let joined = stood.await?;
+        match &joined {
+            Ok(Joined::Holding { .. } | Joined::Waiting(_)) => {}
+            // It may be sent again, and nodes may have it.
+            Err(error) if leasehold_core::kit::is_passing(error) => {}
+            // Nobody leaves what did not get in.
+            Ok(Joined::Busy { .. }) | Err(_) => drop(self.inner.claims.leave(id)),
+        }
+        joined
+    }
+
+    async fn renew(&self, renewals: &[Renew]) -> Result<Vec<Renewal>> {
+        let (inner, renewals) = (self.inner.clone(), renewals.to_vec());
+        self.inner.spawned(async move { inner.renew_all(renewals).await }).await?
+    }
+
+    async fn leave(&self, claim: &Claim, _keep: Option<Duration>) -> Result<bool> {
+        let (inner, claim) = (self.inner.clone(), claim.clone());
+        self.inner.spawned(async move { inner.leave(&claim).await }).await?
+    }
+
+    async fn changed(&self, claim: &Claim) -> Result<Signal> {
+        let Some(entry) = self.inner.claims.get(claim.id) else { return Ok(Signal::Ask) };
+        let pause = entry.pause(claim.waiter_lease / 3);
+        let woken = self.inner.spawned(async move {
+            let _ = tokio::time::timeout(pause, entry.woken()).await;
+        });
+        woken.await?;
+        Ok(Signal::Ask)
+    }
+
+    async fn read(&self, name: &Name) -> Result<Option<LockInfo>> {
+        let (inner, name) = (self.inner.clone(), name.clone());
+        self.inner.spawned(async move { inner.read(&name).await }).await?
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
+        let (inner, prefix) = (self.inner.clone(), prefix.to_owned());
+        self.inner.spawned(async move { inner.list(&prefix).await }).await?
+    }
+
+    async fn evict(&self, name: &Name, which: Evict) -> Result<usize> {
+        let (inner, name) = (self.inner.clone(), name.clone());
+        self.inner.spawned(async move { inner.evict(&name, which).await }).await?
+    }
+
+    /// A release that only a majority has answered is under way still.
+    async fn disconnect(&self) {
+        let inner = self.inner.clone();
+        let _ = self.inner.spawned(async move { inner.all_released().await }).await;
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        let (inner, parsed) = (self.inner.clone(), self.parsed.clone());
+        self.inner.spawned(async move { inner.diagnose(&parsed).await }).await
+    }
+}
+
+fn guarantees(url: &RedlockUrl) -> Guarantees {
+    let delayed = url.restart_delay >= url.max_lease;
+    let mut notes: Vec<Cow<'static, str>> = vec![
+        "There is no queue: who waits asks again at random times, woken early by a message, and \
+         may be overtaken."
+            .into(),
+        "One holder and rising tokens need clocks that run alike, and that no server loses a key \
+         unnoticed within a lease (its wall clock stepped forward, the key deleted): beside a holder \
+         that got a bare majority, since the other servers were away, one such server lets in another."
+            .into(),
+        "A server that has a replica has no vote: behind each name there must be one server, the same \
+         for all clients."
+            .into(),
+        "When more than half of the nodes have lost their data at the same time, tokens rise as \
+         long as the clocks are not behind the last lost token."
+            .into(),
+    ];
+    notes.push(match delayed {
+        true => format!(
+            "A server that restarted, was emptied or is another one at a known address does not vote \
+             for {:?}; other people's Redlock clients do not keep to that.",
+            url.restart_delay
+        )
+        .into(),
+        false => format!(
+            "A server that restarted votes again after {:?}, though leases may be {:?}: if it came \
+             back without its data, there may be two holders, and tokens may fall.",
+            url.restart_delay, url.max_lease
+        )
+        .into(),
+    });
+    let mut promised = Guarantees::least();
+    promised.wakeup = Wakeup::Push;
+    promised.liveness = Liveness::Lease;
+    promised.clock = ClockModel::Wall;
+    promised.grant = Durability::Majority;
+    promised.token = Durability::Majority;
+    promised.on_pause = Survival::Fenced;
+    promised.on_clock_step = Survival::Fenced;
+    promised.on_store_crash = if delayed { Survival::Exclusive } else { Survival::Unsafe };
+    promised.on_failover = Survival::NotApplicable;
+    promised.on_partition = Survival::Fenced;
+    promised.recovery = Duration::from_secs(2);
+    promised.recovery_leases = 1;
+    promised.notes = Cow::Owned(notes);
+    promised
+}

@@ -1,0 +1,469 @@
+//! Taking: one attempt asks all nodes at once and counts.
+//!
+//! - *A node is slow*: after its time it counts as silent. What was sent to it goes on its way, and a
+//!   vote that it gives later is one more vote, or is released with the others: a release follows the
+//!   request on the same connection. What was *not* sent yet (the node was being met, or did not know
+//!   the script) when the attempt is over or the claim was given up is not sent any more: it would
+//!   come after the release.
+//! - *No majority*: what was got is released on every node that may have given it, at once, so that
+//!   those who were faster find a majority.
+//! - *Two meet* and each gets some nodes: both release. Who has waited longest, as the nodes tell
+//!   it, tries again at once, after times at random that grow; the others step back.
+//! - *The caller is dropped* while we ask: the attempt goes on in its own task, and gives back what
+//!   it got if the claim was given up meanwhile.
+//! - *We die*: each vote ends with its lease.
+
+use std::collections::HashMap;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+
+use super::Inner;
+use super::claims::Entry;
+use super::node::Trouble;
+use super::round::{self, Answer, Decision, Round, Tally, majority};
+use super::scripts::Elements;
+use leasehold_core::kit::{drift, wall_micros};
+use leasehold_core::{Claim, Error, ErrorKind, Holder, HolderInfo, Moment, Token};
+
+/// For how long what was sent to a slow node is followed.
+pub(super) const LATE: Duration = Duration::from_millis(1_500);
+
+/// What an attempt came to.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    Held {
+        token: Token,
+        value: String,
+        start: Moment,
+    },
+    Busy(Busy),
+    /// Too few nodes can vote; or the grant came too late.
+    Failed(Error),
+}
+
+/// Others have it.
+#[derive(Debug)]
+pub(super) struct Busy {
+    pub(super) holders: Vec<HolderInfo>,
+    /// One holder has a majority, and not several some nodes each.
+    pub(super) decided: bool,
+    pub(super) ahead: usize,
+    pub(super) head_remaining: Option<Duration>,
+    /// How long it took to find out.
+    pub(super) took: Duration,
+}
+
+/// One node's vote.
+#[derive(Debug)]
+enum Vote {
+    Granted { stored: bool, last: u64 },
+    Busy(Other),
+}
+
+/// Whom a node has given its vote to.
+#[derive(Debug)]
+struct Other {
+    value: String,
+    /// `None`: it never ends by itself.
+    left: Option<Duration>,
+    rank: usize,
+    last: u64,
+    holder: Option<HolderInfo>,
+}
+
+impl Other {
+    fn read(answer: &mut Elements) -> Option<Self> {
+        let value = answer.text()?;
+        let left = u64::try_from(answer.number()?).ok().map(Duration::from_millis);
+        let rank = usize::try_from(answer.natural()?).ok()?;
+        let (last, token) = (answer.natural()?, answer.natural()?);
+        let holder: Option<Holder> = serde_json::from_str(&answer.text()?).ok();
+        let since = Duration::from_millis(answer.natural()?);
+        let holder = holder.zip(Token::new(token));
+        let holder = holder.map(|(holder, token)| HolderInfo::new(holder, token, since));
+        Some(Self { value, left, rank, last, holder })
+    }
+}
+
+/// How the answers of all nodes come in: each node's first word.
+pub(super) type Answers<T> = mpsc::UnboundedReceiver<(usize, Result<T, Trouble>)>;
+
+impl Inner {
+    /// Asks every node at once, each with `limit` to answer. What is not answered by then goes on
+    /// for `late` longer: a request that was not sent yet would be missing from the votes, or from
+    /// the releases.
+    pub(super) fn ask_each<T, F>(
+        &self,
+        limit: Duration,
+        late: Duration,
+        ask: impl Fn(usize) -> F,
+    ) -> Answers<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, Trouble>> + Send + 'static,
+    {
+        let (sender, answers) = mpsc::unbounded_channel();
+        for i in 0..self.nodes.len() {
+            let (sender, work) = (sender.clone(), ask(i));
+            self.runtime.spawn(async move {
+                let mut work = pin!(work);
+                tokio::select! {
+                    biased;
+                    answer = &mut work => drop(sender.send((i, answer))),
+                    () = tokio::time::sleep(limit) => {
+                        drop(sender.send((i, Err(Trouble::Slow(limit)))));
+                        drop(tokio::time::timeout(late, work).await);
+                    }
+                }
+            });
+        }
+        answers
+    }
+
+    /// Another name of the same server, earlier in the URL.
+    pub(super) fn twin_of(&self, node: usize) -> Option<Trouble> {
+        let run = self.nodes.get(node)?.run()?;
+        let twin =
+            self.nodes.iter().take(node).find(|n| n.run().is_some_and(|r| r.id == run.id))?;
+        Some(Trouble::Twin(twin.address().clone()))
+    }
+
+    /// Makes one attempt; `waits` puts the claim among those who are told when a node is free.
+    pub(super) async fn attempt(
+        self: &Arc<Self>,
+        claim: &Claim,
+        entry: &Arc<Entry>,
+        waits: bool,
+    ) -> Outcome {
+        let number = entry.next_attempt();
+        let value = format!("{}.{number}", claim.id.to_hex());
+        let proposal = round::proposal(wall_micros(), claim.seen.max(entry.seen()));
+        let start = self.claims.now();
+        let ballot = Arc::new(self.ballot(claim, entry, number, proposal, waits));
+        let mut answers = self.ask_each(self.node_timeout, LATE, |i| {
+            let (inner, ballot) = (self.clone(), ballot.clone());
+            async move { inner.vote(i, &ballot).await }
+        });
+        let mut round = Round::new(self.nodes.len(), proposal);
+        let mut others: Vec<Option<Other>> = self.nodes.iter().map(|_| None).collect();
+        let mut troubles = Vec::new();
+        let decision = loop {
+            match round.decision() {
+                Decision::Open => {}
+                decided => break decided,
+            }
+            // A majority has it, but some with a token of their own: the rest may settle it if they
+            // answer as fast.
+            let elapsed = self.claims.now().since(start);
+            let answer = match round.write_back() {
+                None => answers.recv().await,
+                Some(token) => match tokio::time::timeout(elapsed, answers.recv()).await {
+                    Ok(answer) => answer,
+                    Err(_) => break Decision::WriteBack(token),
+                },
+            };
+            let Some((i, answer)) = answer else { break Decision::Failed };
+            let heard = match answer {
+                Ok(Vote::Granted { stored, last }) => {
+                    entry.saw(last);
+                    Answer::Granted { stored, last }
+                }
+                Ok(Vote::Busy(other)) => {
+                    entry.saw(other.last);
+                    if let Some(slot) = others.get_mut(i) {
+                        *slot = Some(other);
+                    }
+                    Answer::Refused
+                }
+                Err(trouble) => {
+                    let abstains = matches!(trouble, Trouble::Forgot);
+                    if abstains {
+                        self.tell_later(i);
+                    }
+                    troubles.push((i, trouble));
+                    if abstains { Answer::Abstained } else { Answer::Silent }
+                }
+            };
+            round.hear(i, heard);
+        };
+        let mut refused: Vec<bool> = others.iter().map(Option::is_some).collect();
+        for (i, _) in troubles.iter().filter(|(_, trouble)| trouble.undone()) {
+            refused[*i] = true;
+        }
+        let token = match decision {
+            Decision::Token(token) => Some(token),
+            Decision::WriteBack(token) => self.write_back(claim, entry, &value, token).await,
+            Decision::Open | Decision::Failed => None,
+        };
+        let elapsed = self.claims.now().since(start);
+        let valid = !round::validity(claim.lease, elapsed, drift(claim.lease)).is_zero();
+        match token.and_then(Token::new) {
+            Some(token) if valid && !entry.has_left() => {
+                return Outcome::Held { token, value, start };
+            }
+            _ => {
+                ballot.over.store(true, Ordering::SeqCst);
+                self.release_some(claim, number, |i| !refused[i]);
+            }
+        }
+        if token.is_some() && !valid {
+            return Outcome::Failed(Error::new(
+                ErrorKind::Unreachable,
+                format!(
+                    "a majority granted it, but only after {elapsed:?}, which is too late for a \
+                     lease of {:?}: given back; lease for longer",
+                    claim.lease
+                ),
+            ));
+        }
+        self.not_held(round, others, troubles, elapsed)
+    }
+
+    /// What an attempt came to that is not held.
+    fn not_held(
+        &self,
+        round: Round,
+        others: Vec<Option<Other>>,
+        troubles: Vec<(usize, Trouble)>,
+        took: Duration,
+    ) -> Outcome {
+        let needed = majority(self.nodes.len());
+        let granted = round
+            .answers()
+            .iter()
+            .flatten()
+            .filter(|a| matches!(a, Answer::Granted { .. }))
+            .count();
+        let mut busy: Vec<Other> = others.into_iter().flatten().collect();
+        let unheard = self.nodes.len() - granted - busy.len() - troubles.len();
+        if granted + busy.len() + unheard < needed || busy.is_empty() {
+            return Outcome::Failed(self.too_few(granted, busy.len(), troubles));
+        }
+        busy.sort_by_key(|other| other.left.unwrap_or(Duration::MAX));
+        let lasting = busy.iter().filter(|other| other.left.is_none()).count();
+        if self.nodes.len() - lasting < needed {
+            return Outcome::Failed(Error::new(
+                ErrorKind::Corrupt,
+                "somebody holds the lock by a key that never expires, which no Redlock client sets: \
+                 find out who, and delete the key or evict the holder",
+            ));
+        }
+        let mut votes: HashMap<&str, (usize, Option<&HolderInfo>)> = HashMap::new();
+        for other in &busy {
+            let (count, holder) = votes.entry(&other.value).or_default();
+            *count += 1;
+            // Whom most nodes know under a token knows best.
+            *holder = holder.max_by_token(other.holder.as_ref());
+        }
+        let most = votes.values().max_by_key(|(count, _)| *count);
+        let decided = most.is_some_and(|(count, _)| *count >= needed);
+        let holders = most.and_then(|(_, holder)| holder.cloned()).into_iter().collect();
+        let ahead = busy.iter().map(|other| other.rank).max().unwrap_or(0) + 1;
+        // When so many of them have ended that, with those that are free, a majority is.
+        let missing = needed.saturating_sub(granted + 1);
+        let head_remaining = busy.get(missing).and_then(|o| o.left).filter(|_| ahead == 1);
+        Outcome::Busy(Busy { holders, decided, ahead, head_remaining, took })
+    }
+
+    fn too_few(&self, granted: usize, busy: usize, mut troubles: Vec<(usize, Trouble)>) -> Error {
+        let needed = majority(self.nodes.len());
+        let heard = granted + busy;
+        // Those that were not waited for, but are known to have no vote yet.
+        let now = self.claims.now();
+        for (i, node) in self.nodes.iter().enumerate() {
+            let left = node.run().map(|run| run.votes_from().since(now)).unwrap_or_default();
+            if !left.is_zero() && troubles.iter().all(|(other, _)| *other != i) {
+                troubles.push((i, Trouble::Young(left)));
+            }
+        }
+        let mut young: Vec<Duration> = troubles.iter().filter_map(|(_, t)| t.votes_in()).collect();
+        young.sort_unstable();
+        // Without so many of them there is no majority, whoever else comes back.
+        let without = needed.saturating_sub(self.nodes.len() - young.len());
+        let again = match without.checked_sub(1) {
+            Some(last) => young.get(last).copied(),
+            // The others may come back before; if they do not, these will do.
+            None => (heard + young.len() >= needed).then_some(Duration::ZERO),
+        };
+        let what = format!("{granted} of {} servers voted, {needed} are needed", self.nodes.len());
+        let error = self.in_trouble(what, &troubles);
+        match again {
+            Some(again) => error.not_before(again),
+            None => error,
+        }
+    }
+
+    /// An error because of some nodes, each trouble told once.
+    pub(super) fn in_trouble(&self, what: String, troubles: &[(usize, Trouble)]) -> Error {
+        let mut told: Vec<(ErrorKind, String, Vec<String>)> = Vec::new();
+        // The longest time that any of them still has no vote is told of all.
+        let longest = troubles.iter().filter_map(|(_, trouble)| trouble.votes_in()).max();
+        for (i, trouble) in troubles {
+            let (kind, text) = match (trouble.votes_in(), longest) {
+                (Some(_), Some(longest)) => Trouble::Young(longest).told(),
+                _ => trouble.told(),
+            };
+            let node = self.nodes[*i].address().to_string();
+            match told.iter_mut().find(|(_, other, _)| *other == text) {
+                Some((_, _, nodes)) => nodes.push(node),
+                None => told.push((kind, text, vec![node])),
+            }
+        }
+        let passing = told.iter().any(|(kind, ..)| *kind == ErrorKind::Unreachable);
+        let kind = match told.first() {
+            Some((kind, ..)) if !passing => *kind,
+            _ => ErrorKind::Unreachable,
+        };
+        let error = Error::new(kind, what);
+        let told: Vec<String> = told
+            .into_iter()
+            .map(|(_, text, nodes)| format!("{}: {text}", nodes.join(", ")))
+            .collect();
+        if told.is_empty() { error } else { error.because(told.join("; ")) }
+    }
+
+    async fn vote(&self, node: usize, ballot: &Ballot) -> Result<Vote, Trouble> {
+        let at = &self.nodes[node];
+        at.met(false).await?;
+        if let Some(twin) = self.twin_of(node) {
+            return Err(twin);
+        }
+        let fill = |call| ballot.fill(call, &at.channel());
+        let mut answer = at.take(fill, || ballot.is_over()).await?;
+        let word = answer.text();
+        if word.as_deref() == Some("forgot") {
+            return Err(Trouble::Forgot);
+        }
+        at.has_voted();
+        match word.as_deref() {
+            Some("granted") => match (answer.natural(), answer.natural()) {
+                (Some(stored), Some(last)) => Ok(Vote::Granted { stored: stored == 1, last }),
+                _ => Err(Trouble::Strange),
+            },
+            Some("busy") => Other::read(&mut answer).map(Vote::Busy).ok_or(Trouble::Strange),
+            _ => Err(Trouble::Strange),
+        }
+    }
+
+    fn ballot(
+        &self,
+        claim: &Claim,
+        entry: &Arc<Entry>,
+        number: u64,
+        proposal: u64,
+        waits: bool,
+    ) -> Ballot {
+        Ballot {
+            keys: self.keys(&claim.name),
+            claim: claim.id.to_hex(),
+            number,
+            lease: millis(claim.lease),
+            proposal,
+            holder: serde_json::to_string(&*claim.holder).unwrap_or_default(),
+            waits: waits.then(|| (entry.waited(), millis(claim.waiter_lease))),
+            entry: entry.clone(),
+            over: AtomicBool::new(false),
+        }
+    }
+
+    /// Has a majority store this token; tells which token that is in the end.
+    async fn write_back(
+        self: &Arc<Self>,
+        claim: &Claim,
+        entry: &Entry,
+        value: &str,
+        mut token: u64,
+    ) -> Option<u64> {
+        // A second time if a node remembers more than it told: it lost the name's record between.
+        for _ in 0..2 {
+            let mut answers = self.ask_each(self.node_timeout, LATE, |i| {
+                let (inner, keys) = (self.clone(), self.keys(&claim.name));
+                let mut call = self.scripts.write_back.call(3);
+                call.arg(&keys[..3]).arg(value).arg(token);
+                async move {
+                    let node = &inner.nodes[i];
+                    let mut answer = node.ask(&inner.scripts.write_back, &call).await?;
+                    match (answer.natural(), answer.natural()) {
+                        (Some(stored), Some(last)) => Ok((stored == 1, last)),
+                        _ => Err(Trouble::Strange),
+                    }
+                }
+            });
+            let mut tally = Tally::new(self.nodes.len());
+            let mut highest = 0;
+            while let Some((_, answer)) = answers.recv().await {
+                if let Ok((_, last)) = &answer {
+                    highest = highest.max(*last);
+                }
+                tally.count(answer.ok().map(|(stored, _)| stored));
+                if tally.passed() {
+                    entry.saw(token);
+                    return Some(token);
+                }
+                if tally.denied() {
+                    break;
+                }
+            }
+            if highest < token {
+                return None;
+            }
+            token = highest + 1;
+        }
+        None
+    }
+}
+
+trait MaxByToken {
+    fn max_by_token(self, other: Self) -> Self;
+}
+
+impl MaxByToken for Option<&HolderInfo> {
+    fn max_by_token(self, other: Self) -> Self {
+        std::cmp::max_by_key(self, other, |holder| holder.map(|h| h.token))
+    }
+}
+
+/// What all nodes are asked in an attempt.
+#[derive(Debug)]
+struct Ballot {
+    keys: [String; 5],
+    claim: String,
+    number: u64,
+    lease: u64,
+    proposal: u64,
+    holder: String,
+    /// For how long it has waited, and for how much longer it counts as alive, in milliseconds.
+    waits: Option<(u64, u64)>,
+    entry: Arc<Entry>,
+    over: AtomicBool,
+}
+
+impl Ballot {
+    /// What it gets now would not be released any more.
+    fn is_over(&self) -> bool {
+        self.over.load(Ordering::SeqCst) || self.entry.has_left()
+    }
+
+    fn fill(&self, mut call: redis::Cmd, channel: &str) -> redis::Cmd {
+        call.arg(&self.keys[..]).arg("take").arg(&self.claim).arg(self.number).arg(self.lease);
+        call.arg(self.proposal).arg(&self.holder).arg("");
+        if let Some((waited, alive)) = self.waits {
+            call.arg(waiter(&self.claim, channel, &self.holder)).arg(waited).arg(alive);
+        }
+        call
+    }
+}
+
+/// How one who waits is written down: read again by the scripts and by [`super::people`].
+pub(super) fn waiter(claim: &str, channel: &str, holder: &str) -> String {
+    format!("{claim} {channel} {holder}")
+}
+
+/// Rounded up: a lease at the node is never shorter than ours.
+pub(super) fn millis(d: Duration) -> u64 {
+    u64::try_from(d.as_micros().div_ceil(1_000)).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,530 @@
+//! One server: its connection, which run of it we talk to, and whether it votes.
+//!
+//! A node is *met* once for each run of the server: its run id and age are read, the voting script
+//! of that run is put there, and, if it has forgotten (it is new, restarted, was emptied or is another
+//! server), somebody tells it what the others know once that is long enough ago
+//! ([`round::recollect`]).
+//!
+//! A server that has a replica is not met, and has no vote: who fails over to that replica, which
+//! lags behind, has two servers under one name, and one of them does not know who holds.
+//!
+//! [`round::recollect`]: super::round::recollect
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use redis::{Cmd, RedisError, Value};
+use tokio::runtime::Handle;
+
+use super::claims::{Claims, Ear};
+use super::round::Known;
+use super::scripts::{self, Elements, Scripts};
+use super::url::RedlockUrl;
+use crate::redis::connection::{Node as Connection, Script};
+use crate::redis::fault;
+use crate::redis::fault::Refusal;
+use crate::redis::url::Address;
+use leasehold_core::{Clock, Error, ErrorKind, Moment, Result};
+
+/// The key of a node's memory.
+pub(super) const MEMORY_KEY: &str = "leasehold:redlock";
+
+/// What a user of these servers needs, in the words of `ACL SETUSER`.
+const RIGHTS: &str = "~lock-names* ~leasehold:* &leasehold:* +evalsha +eval +get +set +del +pttl \
+                      +pexpire +pexpireat +time +publish +subscribe +zadd +zrem +zrange +zrank \
+                      +zscore +zrangebyscore +hget +hset +hmget +hdel +scan +info (see \
+                      docs/stores/redlock.md)";
+
+/// One server of the majority.
+#[derive(Debug)]
+pub(super) struct Node {
+    connection: Arc<Connection>,
+    clock: Clock,
+    pub(super) restart_delay: Duration,
+    run: Mutex<Option<Arc<Run>>>,
+    /// Held by whoever meets it.
+    meeting: tokio::sync::Mutex<()>,
+    debts: Mutex<Debts>,
+    /// Held by whoever tells it what it forgot.
+    pub(super) telling: tokio::sync::Mutex<()>,
+}
+
+/// The most releases that are owed to one node; beyond, its leases do it.
+const MOST_DEBTS: usize = 10_000;
+
+/// Releases that a node has not answered yet.
+#[derive(Debug, Default)]
+struct Debts {
+    /// Each with the time at which its lease is over.
+    calls: VecDeque<(Cmd, Moment)>,
+    /// Somebody is sending them.
+    paying: bool,
+}
+
+/// One run of a server.
+#[derive(Debug)]
+pub(super) struct Run {
+    pub(super) id: String,
+    take: Script,
+    lived: Arc<Lived>,
+    pub(super) settings: Settings,
+}
+
+/// What this client has lived through with one run of a server.
+#[derive(Debug)]
+struct Lived {
+    /// It votes from here on, in nanoseconds.
+    votes_from: AtomicU64,
+    /// It started then, at the latest.
+    started: Moment,
+    /// It was a replica before it was a master.
+    promoted: bool,
+    voted: AtomicBool,
+    /// It has run the script that releases.
+    knows_release: AtomicBool,
+}
+
+impl Run {
+    pub(super) fn votes_from(&self) -> Moment {
+        Moment::from_nanos(self.lived.votes_from.load(Ordering::SeqCst))
+    }
+
+    /// The node has said that it does not vote until then.
+    pub(super) fn votes_not_before(&self, from: Moment) {
+        self.lived.votes_from.fetch_max(from.as_nanos(), Ordering::SeqCst);
+    }
+
+    /// If it has forgotten now: for how long it has, if only its start can have done that. Who voted
+    /// and has forgotten was emptied since; who was promoted has the memory of another server.
+    pub(super) fn has_forgotten_for(&self, now: Moment) -> Duration {
+        let lived = &self.lived;
+        match lived.promoted || lived.voted.load(Ordering::SeqCst) {
+            true => Duration::ZERO,
+            false => now.since(lived.started),
+        }
+    }
+}
+
+/// What people should know of a server.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Settings {
+    pub(super) evicts: Option<String>,
+    pub(super) durable: bool,
+}
+
+/// Why a node did not do what it was asked.
+#[derive(Debug)]
+pub(super) enum Trouble {
+    /// It is reached, and does not vote yet.
+    Young(Duration),
+    /// It has forgotten.
+    Forgot,
+    /// Another name in the URL leads to the same server.
+    Twin(Address),
+    /// It copies another server, and has no vote of its own.
+    Replica,
+    /// So many servers copy it.
+    HasReplicas(usize),
+    /// The attempt was over before the node was asked.
+    Over,
+    Failed(RedisError),
+    Strange,
+    Slow(Duration),
+}
+
+impl From<RedisError> for Trouble {
+    fn from(error: RedisError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl Trouble {
+    /// Whether the server certainly did nothing of what it was asked.
+    pub(super) fn undone(&self) -> bool {
+        match self {
+            Self::Young(_) | Self::Forgot | Self::Twin(_) | Self::Replica => true,
+            Self::HasReplicas(_) | Self::Over => true,
+            Self::Failed(error) => error.is_connection_refusal(),
+            Self::Strange | Self::Slow(_) => false,
+        }
+    }
+
+    /// When it votes again, where that is all its trouble.
+    pub(super) fn votes_in(&self) -> Option<Duration> {
+        match self {
+            Self::Young(left) => Some(*left),
+            _ => None,
+        }
+    }
+
+    /// One line about this node.
+    pub(super) fn explain(&self, node: &Address) -> Error {
+        let (kind, what) = self.told();
+        Error::new(kind, format!("{node}: {what}"))
+    }
+
+    /// What it is, without saying of which node.
+    pub(super) fn told(&self) -> (ErrorKind, String) {
+        use ErrorKind::{Config, Corrupt, Denied, Unreachable};
+        match self {
+            Self::Young(left) => (
+                Unreachable,
+                format!(
+                    "no vote for another {} (restart_delay_ms): it restarted, was emptied or is \
+                     new, and may have forgotten who holds",
+                    seconds(*left)
+                ),
+            ),
+            Self::Forgot => (
+                Unreachable,
+                "it restarted, was emptied or is new, and too few of the others answer to tell it \
+                 what it missed"
+                    .into(),
+            ),
+            Self::Twin(other) => {
+                (Config, format!("the same server as {other}: name each server once"))
+            }
+            Self::Replica => (
+                Config,
+                "it is a replica: a redlock: store needs servers that know nothing of each other"
+                    .into(),
+            ),
+            Self::HasReplicas(count) => (
+                Config,
+                format!(
+                    "no vote, since it has {count} replica(s), which would not know who holds if one \
+                     took its place: end the replication, or write redis+sentinel://…"
+                ),
+            ),
+            Self::Over => (Unreachable, "it was not asked in time".into()),
+            Self::Failed(error) => match fault::refusal(error) {
+                Some(Refusal::NoPermission) => {
+                    let shown = fault::shown(error);
+                    (Denied, format!("this Redis user lacks a right; it needs: {RIGHTS}: {shown}"))
+                }
+                Some(Refusal::WrongType) => (
+                    Corrupt,
+                    "the lock's name is in use there for something that is no Redlock: use another \
+                     name or prefix"
+                        .into(),
+                ),
+                _ => {
+                    let explained = fault::explain(error);
+                    (explained.kind(), explained.reason())
+                }
+            },
+            Self::Strange => {
+                (Corrupt, "it answered what leasehold does not know: is it a Redis server?".into())
+            }
+            Self::Slow(limit) => (Unreachable, format!("it did not answer within {limit:?}")),
+        }
+    }
+}
+
+/// Rounded up: nobody is told to come back too early.
+pub(super) fn seconds(time: Duration) -> String {
+    format!("{} s", time.as_millis().div_ceil(1_000))
+}
+
+/// How long a server has been up at the least whose `uptime_in_seconds` is this: the difference of two
+/// times, each cut to whole seconds.
+const fn up_for(uptime_in_seconds: u64) -> Duration {
+    Duration::from_secs(uptime_in_seconds.saturating_sub(1))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // No code that can panic runs between two consistent states.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Node {
+    /// The servers of the URL, none of them connected to yet.
+    pub(super) fn all(
+        url: &RedlockUrl,
+        runtime: &Handle,
+        claims: &Arc<Claims>,
+        channel: &str,
+    ) -> Result<Vec<Arc<Self>>> {
+        let one = |(node, address): (usize, &Address)| {
+            let ear = Arc::new(Ear { node, claims: claims.clone() });
+            let channel = Some((format!("{MEMORY_KEY}:{channel}"), ear as Arc<_>));
+            Ok(Arc::new(Self {
+                connection: Connection::new(address.clone(), &url.login, runtime, channel)?,
+                clock: Clock::default(),
+                restart_delay: url.restart_delay,
+                run: Mutex::default(),
+                meeting: tokio::sync::Mutex::default(),
+                debts: Mutex::default(),
+                telling: tokio::sync::Mutex::default(),
+            }))
+        };
+        url.nodes.iter().enumerate().map(one).collect()
+    }
+
+    pub(super) fn address(&self) -> &Address {
+        self.connection.address()
+    }
+
+    /// Where its messages reach us, from this runtime.
+    pub(super) fn channel(&self) -> String {
+        self.connection.channel().unwrap_or_default()
+    }
+
+    /// The run that we know of, if any.
+    pub(super) fn run(&self) -> Option<Arc<Run>> {
+        lock(&self.run).clone()
+    }
+
+    /// Runs a script that does not vote.
+    pub(super) async fn ask(&self, script: &Script, call: &Cmd) -> Result<Elements, Trouble> {
+        Ok(Elements::of(self.connection.run(script, call).await?))
+    }
+
+    /// Runs many commands at once.
+    pub(super) async fn ask_all(
+        &self,
+        script: &Script,
+        calls: &[Cmd],
+    ) -> Result<Vec<Value>, Trouble> {
+        let [first, ..] = calls else { return Ok(Vec::new()) };
+        let mut pipeline = redis::pipe();
+        calls.iter().for_each(|call| {
+            pipeline.add_command(call.clone());
+        });
+        let answers = self.connection.pipeline(&pipeline).await?;
+        let unknown = |answer: &Value| match answer {
+            Value::ServerError(error) => error.code() == "NOSCRIPT",
+            _ => false,
+        };
+        if !answers.iter().any(unknown) {
+            return Ok(answers);
+        }
+        // Once in full, so that the server knows it; the first may then be done twice, which changes
+        // nothing.
+        self.connection.run(script, first).await?;
+        Ok(self.connection.pipeline(&pipeline).await?)
+    }
+
+    /// Runs one command.
+    pub(super) async fn call(&self, cmd: &Cmd) -> Result<Value, Trouble> {
+        Ok(self.connection.call(cmd).await?)
+    }
+
+    /// Asks for its vote, unless the attempt is over by then: `call` adds keys and arguments to the
+    /// call of the script.
+    pub(super) async fn take(
+        &self,
+        call: impl Fn(Cmd) -> Cmd,
+        over: impl Fn() -> bool,
+    ) -> Result<Elements, Trouble> {
+        let mut again = false;
+        loop {
+            let run = self.met(again).await?;
+            let left = run.votes_from().since(self.clock.now());
+            if !left.is_zero() {
+                return Err(Trouble::Young(left));
+            }
+            // Nothing is awaited from here until the call is in the connection's queue, so what is
+            // released after the attempt is over comes after this call.
+            if over() {
+                return Err(Trouble::Over);
+            }
+            match self.connection.call(&call(run.take.call(5))).await {
+                // Another run of the server, or somebody flushed its scripts.
+                Err(error) if fault::refusal(&error) == Some(Refusal::NoScript) && !again => {
+                    again = true;
+                }
+                answer => return Ok(Elements::of(answer?)),
+            }
+        }
+    }
+
+    /// Meets the server, unless that was done; `again` in any case.
+    pub(super) async fn met(&self, again: bool) -> Result<Arc<Run>, Trouble> {
+        let before = self.run();
+        if let Some(run) = before.clone().filter(|_| !again) {
+            return Ok(run);
+        }
+        let _meeting = self.meeting.lock().await;
+        let known = self.run();
+        // Somebody else may have met it while we waited.
+        let same = known.as_ref().map(Arc::as_ptr) == before.as_ref().map(Arc::as_ptr);
+        if let Some(run) = known.clone().filter(|_| !same) {
+            return Ok(run);
+        }
+        let info = self.connection.call(&redis::cmd("INFO")).await?;
+        let info = Info(Elements::of(info).text().ok_or(Trouble::Strange)?);
+        if info.figure("role").is_some_and(|role| role != "master") {
+            return Err(Trouble::Replica);
+        }
+        if let replicas @ 1.. = info.replicas() {
+            return Err(Trouble::HasReplicas(replicas));
+        }
+        let is_id = |id: &&str| id.len() == 40 && id.bytes().all(|b| b.is_ascii_hexdigit());
+        let id = info.figure("run_id").filter(is_id).ok_or(Trouble::Strange)?;
+        let lived = match known {
+            Some(run) if run.id == id => run.lived.clone(),
+            known => Arc::new(self.begin(&info, known.is_some())),
+        };
+        let take = scripts::take(id);
+        let mut check = take.call(1);
+        check.arg(MEMORY_KEY).arg("check");
+        match self.ask(&take, &check).await?.text().as_deref() {
+            Some("OK") => {}
+            // It has restarted since.
+            _ => return Err(Trouble::Forgot),
+        }
+        let run = Arc::new(Run { id: id.to_owned(), take, lived, settings: info.settings() });
+        *lock(&self.run) = Some(run.clone());
+        Ok(run)
+    }
+
+    /// A run of the server that is new to us; another one was known before it or not.
+    fn begin(&self, info: &Info, knew_another: bool) -> Lived {
+        let now = self.clock.now();
+        let up = info.figure("uptime_in_seconds").and_then(|up| up.parse().ok()).unwrap_or(0);
+        let delayed = now.plus(self.restart_delay);
+        let votes_from = match knew_another {
+            // It has restarted while we knew it: however old its own clock, which can be set, says
+            // that it is.
+            true => delayed,
+            false => delayed.minus(up_for(up)),
+        };
+        Lived {
+            votes_from: AtomicU64::new(votes_from.as_nanos()),
+            started: now.minus(up_for(up)),
+            promoted: info.figure("second_repl_offset") != Some("-1"),
+            voted: AtomicBool::new(false),
+            knows_release: AtomicBool::new(false),
+        }
+    }
+
+    /// Notes that this run has voted: if it has forgotten later, it was emptied since.
+    pub(super) fn has_voted(&self) {
+        if let Some(run) = self.run() {
+            run.lived.voted.store(true, Ordering::SeqCst);
+        }
+    }
+
+    /// Runs the script that releases in one message, whether the server knows it or not: who sends it
+    /// may be gone before it hears that it must be sent again.
+    pub(super) async fn release(&self, script: &Script, call: &Cmd) -> Result<Elements, Trouble> {
+        let run = self.run();
+        let knows = |run: &Arc<Run>| run.lived.knows_release.load(Ordering::SeqCst);
+        if run.as_ref().is_some_and(knows) {
+            return self.ask(script, call).await;
+        }
+        let released = self.connection.call(&script.in_full(call)).await?;
+        if let Some(run) = run {
+            run.lived.knows_release.store(true, Ordering::SeqCst);
+        }
+        Ok(Elements::of(released))
+    }
+
+    /// Notes a release that is to be sent again; tells whether nobody does that yet.
+    pub(super) fn owe(&self, call: Cmd, until: Moment) -> bool {
+        let mut debts = lock(&self.debts);
+        if debts.calls.len() < MOST_DEBTS {
+            debts.calls.push_back((call, until));
+        }
+        !std::mem::replace(&mut debts.paying, true)
+    }
+
+    /// The first release that is still worth sending.
+    pub(super) fn owed(&self, now: Moment) -> Option<Cmd> {
+        let mut debts = lock(&self.debts);
+        debts.calls.retain(|(_, until)| *until > now);
+        debts.calls.front().map(|(call, _)| call.clone())
+    }
+
+    /// The first release was answered.
+    pub(super) fn paid(&self) {
+        lock(&self.debts).calls.pop_front();
+    }
+
+    /// Whether nothing is left; then whoever was sending them stops.
+    pub(super) fn owes_nothing(&self) -> bool {
+        let mut debts = lock(&self.debts);
+        debts.paying = !debts.calls.is_empty();
+        !debts.paying
+    }
+
+    /// What it knows of tokens, its clock, and whether it has voted since it was told that.
+    pub(super) async fn known(&self, scripts: &Scripts) -> Result<(Known, u64, bool), Trouble> {
+        let mut call = scripts.known.call(1);
+        call.arg(MEMORY_KEY);
+        let mut answer = self.ask(&scripts.known, &call).await?;
+        let remembers = answer.natural();
+        let (Some(remembers), Some(token), Some(clock), Some(in_use)) =
+            (remembers, answer.natural(), answer.natural(), answer.natural())
+        else {
+            return Err(Trouble::Strange);
+        };
+        let known = match remembers {
+            1 => Known::Remembers(token),
+            _ => Known::Forgot(token),
+        };
+        Ok((known, clock, in_use == 1))
+    }
+}
+
+/// What a server says of itself.
+struct Info(String);
+
+impl Info {
+    fn figure(&self, name: &str) -> Option<&str> {
+        self.0.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+    }
+
+    /// How many servers copy it. Who only fetches a backup has no port.
+    fn replicas(&self) -> usize {
+        let is_one = |line: &&str| {
+            let rest = line.strip_prefix("slave").unwrap_or_default();
+            let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+            digits > 0 && rest.as_bytes().get(digits) == Some(&b':')
+        };
+        let listed: Vec<&str> = self.0.lines().filter(is_one).collect();
+        match listed.is_empty() {
+            true => self.figure("connected_slaves").and_then(|n| n.parse().ok()).unwrap_or(0),
+            false => listed.iter().filter(|line| !line.contains(",port=0,")).count(),
+        }
+    }
+
+    fn settings(&self) -> Settings {
+        let policy = self.figure("maxmemory_policy").filter(|policy| *policy != "noeviction");
+        Settings {
+            evicts: policy.filter(|_| self.figure("maxmemory") != Some("0")).map(str::to_owned),
+            durable: self.figure("aof_enabled") == Some("1"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn f78_replicas_are_counted_and_backups_are_not() {
+        let replicas = |lines: &str| Info(lines.replace('|', "\r\n")).replicas();
+        assert_eq!(replicas("role:master|connected_slaves:0|slave_expires:1"), 0);
+        let one = "slave0:ip=10.0.0.7,port=6379,state=online,offset=14,lag=0";
+        let backup = "slave1:ip=10.0.0.8,port=0,state=online,offset=0,lag=3";
+        assert_eq!(replicas(&format!("connected_slaves:2|{one}|{backup}")), 1);
+        assert_eq!(replicas(&format!("connected_slaves:1|{backup}")), 0);
+        assert_eq!(replicas("connected_slaves:2"), 2);
+    }
+
+    #[test]
+    fn s33_uptime_is_truncated_twice() {
+        // In milliseconds. Started late in a second and asked early in one, it says a second more.
+        for start in [0, 1, 500, 999] {
+            for up in [0, 1, 999, 1_000, 1_001, 30_000, 30_999] {
+                let says = (start + up) / 1_000 - start / 1_000;
+                assert!(up_for(says) <= Duration::from_millis(up), "{up} ms from {start}");
+                assert!(up_for(says) + Duration::from_secs(2) > Duration::from_millis(up));
+            }
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! For people: who holds, who waits, eviction. Nothing here decides who holds.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::Value;
+
+use super::Inner;
+use super::attempt::LATE;
+use super::node::Trouble;
+use super::round::majority;
+use super::scripts;
+use crate::redis::keys::escaped;
+use leasehold_core::store::{ClaimInfo, Evict, LockInfo, Standing};
+use leasehold_core::{Holder, Kind, Name, Result, Token};
+
+/// One node's view of a lock.
+#[derive(Debug)]
+struct View {
+    value: String,
+    left: Option<Duration>,
+    token: Option<Token>,
+    holder: Option<Holder>,
+    since: Duration,
+    waiting: Vec<Waiting>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    who: String,
+    since: Duration,
+    left: Duration,
+}
+
+impl Inner {
+    async fn views(self: &Arc<Self>, name: &Name) -> Result<Vec<View>> {
+        let mut answers = self.ask_each(self.patient(), LATE, |i| {
+            let (inner, keys) = (self.clone(), self.keys(name));
+            async move {
+                let mut call = inner.scripts.read.call(4);
+                call.arg(&[&keys[0], &keys[1], &keys[3], &keys[4]]);
+                let mut answer = inner.nodes[i].ask(&inner.scripts.read, &call).await?;
+                let mut view = || {
+                    let value = answer.text()?;
+                    let left = u64::try_from(answer.number()?).ok().map(Duration::from_millis);
+                    let token = Token::new(answer.natural()?);
+                    let holder = serde_json::from_str(&answer.text()?).ok();
+                    let since = Duration::from_millis(answer.natural()?);
+                    let mut waiting = Vec::new();
+                    while !answer.is_empty() {
+                        let who = answer.text()?;
+                        let since = Duration::from_millis(answer.natural()?);
+                        let left = Duration::from_millis(answer.natural()?);
+                        waiting.push(Waiting { who, since, left });
+                    }
+                    Some(View { value, left, token, holder, since, waiting })
+                };
+                view().ok_or(Trouble::Strange)
+            }
+        });
+        self.majority_of(&mut answers).await
+    }
+
+    /// What all nodes answered that did; an error if that is no majority.
+    async fn majority_of<T>(&self, answers: &mut super::attempt::Answers<T>) -> Result<Vec<T>> {
+        let (mut heard, mut troubles) = (Vec::new(), Vec::new());
+        while let Some((i, answer)) = answers.recv().await {
+            match answer {
+                Ok(answer) => heard.push(answer),
+                Err(trouble) => troubles.push((i, trouble)),
+            }
+        }
+        if heard.len() >= majority(self.nodes.len()) {
+            return Ok(heard);
+        }
+        let what = format!("only {} of {} servers answered", heard.len(), self.nodes.len());
+        Err(self.in_trouble(what, &troubles))
+    }
+
+    /// How long a slow node is waited for where others have answered already.
+    pub(super) fn patient(&self) -> Duration {
+        self.node_timeout.saturating_mul(4)
+    }
+
+    pub(super) async fn read(self: &Arc<Self>, name: &Name) -> Result<Option<LockInfo>> {
+        let views = self.views(name).await?;
+        let claims = self.claims_of(&views);
+        Ok((!claims.is_empty()).then(|| LockInfo::new(name.clone(), Kind::Mutex, 1, claims)))
+    }
+
+    /// The holder, if one has a majority, and everybody whom half of the nodes know to wait: a few may
+    /// remember one who has gone, or holds by now.
+    fn claims_of(&self, views: &[View]) -> Vec<ClaimInfo> {
+        let held = self.value_held(views);
+        let holding = held.map(|value| {
+            let theirs = || views.iter().filter(|view| view.value == value);
+            let best = theirs().max_by_key(|view| view.token);
+            let holder = best.and_then(|view| view.holder.clone());
+            // Another client of the recipe says nothing of itself.
+            let label = match value {
+                scripts::NO_LOCK => "no lock: a key of another type",
+                _ => "not of leasehold",
+            };
+            let unknown = || Holder { host: "?".into(), pid: 0, label: label.into() };
+            let mut left: Vec<Duration> = theirs().filter_map(|view| view.left).collect();
+            left.sort_unstable_by(|a, b| b.cmp(a));
+            ClaimInfo::new(
+                Standing::Holding,
+                holder.unwrap_or_else(unknown),
+                best.and_then(|view| view.token),
+                1,
+                best.map(|view| view.since).unwrap_or_default(),
+                left.get(majority(self.nodes.len()) - 1).copied(),
+            )
+        });
+        let mut waiting: HashMap<&str, (usize, &Waiting)> = HashMap::new();
+        for one in views.iter().flat_map(|view| &view.waiting) {
+            waiting.entry(&one.who).or_insert((0, one)).0 += 1;
+        }
+        let holder = held.and_then(|value| value.split_once('.')).map(|(claim, _)| claim);
+        let mut waiting: Vec<&Waiting> = waiting
+            .into_values()
+            .filter(|(nodes, one)| nodes * 2 >= views.len() && one.who.split(' ').next() != holder)
+            .map(|(_, one)| one)
+            .collect();
+        waiting.sort_by(|a, b| b.since.cmp(&a.since).then_with(|| a.who.cmp(&b.who)));
+        let shown = waiting.into_iter().filter_map(|one| {
+            let json = one.who.splitn(3, ' ').nth(2)?;
+            let holder = serde_json::from_str(json).ok()?;
+            let left = Some(one.left);
+            Some(ClaimInfo::new(Standing::Waiting, holder, None, 1, one.since, left))
+        });
+        holding.into_iter().chain(shown).collect()
+    }
+
+    /// The main key that a majority has.
+    fn value_held<'a>(&self, views: &'a [View]) -> Option<&'a str> {
+        let mut votes: BTreeMap<&str, usize> = BTreeMap::new();
+        for view in views.iter().filter(|view| !view.value.is_empty()) {
+            *votes.entry(&view.value).or_default() += 1;
+        }
+        let (value, count) = votes.into_iter().max_by_key(|(_, count)| *count)?;
+        (count >= majority(self.nodes.len())).then_some(value)
+    }
+
+    pub(super) async fn list(self: &Arc<Self>, prefix: &str) -> Result<Vec<LockInfo>> {
+        let records = self.record_key(prefix);
+        let pattern = format!("{}*", escaped(&records));
+        let mut answers = self.ask_each(Duration::from_secs(5), LATE, |i| {
+            let (inner, pattern) = (self.clone(), pattern.clone());
+            async move {
+                let mut found = Vec::new();
+                let mut cursor = String::from("0");
+                loop {
+                    let mut scan = redis::cmd("SCAN");
+                    scan.arg(&cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(1_000);
+                    let Value::Array(answer) = inner.nodes[i].call(&scan).await? else {
+                        return Err(Trouble::Strange);
+                    };
+                    let mut answer = answer.into_iter();
+                    let (Some(Value::BulkString(next)), Some(Value::Array(keys))) =
+                        (answer.next(), answer.next())
+                    else {
+                        return Err(Trouble::Strange);
+                    };
+                    found.extend(keys.into_iter().filter_map(|key| match key {
+                        Value::BulkString(key) => String::from_utf8(key).ok(),
+                        _ => None,
+                    }));
+                    cursor = String::from_utf8(next).map_err(|_| Trouble::Strange)?;
+                    if cursor == "0" {
+                        return Ok(found);
+                    }
+                }
+            }
+        });
+        let keys: BTreeSet<String> =
+            self.majority_of(&mut answers).await?.into_iter().flatten().collect();
+        let start = self.record_key("");
+        let names = keys.iter().filter_map(|key| Name::new(key.strip_prefix(&start)?).ok());
+        let mut locks = Vec::new();
+        for name in names {
+            locks.extend(self.read(&name).await?);
+        }
+        Ok(locks)
+    }
+
+    pub(super) async fn evict(self: &Arc<Self>, name: &Name, which: Evict) -> Result<usize> {
+        let views = self.views(name).await?;
+        let value = match which {
+            Evict::Holders => None,
+            Evict::Token(token) => {
+                let held = self.value_held(&views);
+                let its = views.iter().filter(|view| held == Some(&*view.value));
+                if its.filter_map(|view| view.token).max() != Some(token) {
+                    return Ok(0);
+                }
+                held.map(str::to_owned)
+            }
+        };
+        let mut answers = self.ask_each(self.patient(), LATE, |i| {
+            let (inner, keys, value) = (self.clone(), self.keys(name), value.clone());
+            async move {
+                let mut call = inner.scripts.evict.call(4);
+                call.arg(&[&keys[0], &keys[1], &keys[3], &keys[4]]);
+                if let Some(value) = value {
+                    call.arg(value);
+                }
+                let mut answer = inner.nodes[i].ask(&inner.scripts.evict, &call).await?;
+                answer.natural().ok_or(Trouble::Strange)
+            }
+        });
+        let removed: u64 = self.majority_of(&mut answers).await?.into_iter().sum();
+        Ok(usize::from(removed > 0))
+    }
+}

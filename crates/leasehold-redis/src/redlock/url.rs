@@ -1,0 +1,106 @@
+//! The URL of a `redlock:` store.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use crate::redis::url::{Address, Login, PORT, Parts, database};
+use leasehold_core::{Error, ErrorKind, Result};
+
+/// How many servers there may be.
+const NODES: std::ops::RangeInclusive<usize> = 3..=9;
+/// How long one node may take to answer.
+const NODE_TIMEOUT: Duration = Duration::from_millis(50);
+/// The longest lease that anybody may ask for, and so how long a node that restarted does not vote.
+const MAX_LEASE: Duration = Duration::from_secs(30);
+
+/// A URL, taken apart.
+#[derive(Clone, Debug)]
+pub(super) struct RedlockUrl {
+    pub(super) nodes: Vec<Address>,
+    pub(super) login: Login,
+    pub(super) prefix: String,
+    pub(super) node_timeout: Duration,
+    pub(super) max_lease: Duration,
+    /// How long a node must have been up before it votes.
+    pub(super) restart_delay: Duration,
+}
+
+impl RedlockUrl {
+    /// `redlock://[user:password@]host[:port],host[:port],…[/database][?parameters]`, and
+    /// `redlocks://` with TLS.
+    pub(super) fn parse(url: &str) -> Result<Self> {
+        let refused = |what: String| Err(Error::new(ErrorKind::Config, what));
+        if !url.contains("://") {
+            return refused("write it as redlock://host1,host2,host3,host4,host5".into());
+        }
+        let mut parts = Parts::parse(url, PORT)?;
+        parts.encrypted(url.starts_with("redlocks:"))?;
+        let nodes = std::mem::take(&mut parts.hosts);
+        if !NODES.contains(&nodes.len()) {
+            return refused(format!(
+                "a redlock: store is {} to {} independent servers, usually 5, not {}: name them \
+                 all, separated by commas",
+                NODES.start(),
+                NODES.end(),
+                nodes.len()
+            ));
+        }
+        let mut seen = BTreeSet::new();
+        if let Some(twice) = nodes.iter().find(|node| !seen.insert(*node)) {
+            return refused(format!(
+                "{twice} is named twice: one server has one vote; name each server once"
+            ));
+        }
+        parts.login.db = database(&parts.path)?;
+        let mut millis = |key, least, default: Duration| -> Result<Duration> {
+            let given = parts.number(key, least, 86_400_000)?;
+            Ok(given.map_or(default, Duration::from_millis))
+        };
+        let node_timeout = millis("node_timeout_ms", 1, NODE_TIMEOUT)?;
+        let max_lease = millis("max_lease_ms", 50, MAX_LEASE)?;
+        let restart_delay = millis("restart_delay_ms", 0, max_lease)?;
+        let prefix = parts.prefix()?;
+        parts.done("prefix, node_timeout_ms, max_lease_ms, restart_delay_ms and tls_ca")?;
+        Ok(Self { nodes, login: parts.login, prefix, node_timeout, max_lease, restart_delay })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_forms_that_there_are() {
+        let url = RedlockUrl::parse("redlock://:pw@a,b:7,[::1]:8/2?node_timeout_ms=20").unwrap();
+        assert_eq!(url.nodes.len(), 3);
+        assert_eq!(url.login.db, 2);
+        assert_eq!(url.node_timeout, Duration::from_millis(20));
+        assert_eq!((url.max_lease, url.restart_delay), (MAX_LEASE, MAX_LEASE));
+        let url = RedlockUrl::parse("redlocks://a,b,c?max_lease_ms=1000").unwrap();
+        assert!(url.login.tls.is_some());
+        assert_eq!(url.restart_delay, Duration::from_secs(1));
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused_in_one_line_without_secrets() {
+        for url in [
+            "redlock:a,b,c",
+            "redlock://:secret@a,b",
+            "redlock://u:s?secret@a,b,c",
+            "redlock://a,u:secret,c",
+            "redlock://a,b,c,d,e,f,g,h,i,j",
+            "redlock://a,b,a",
+            "redlock://a,b,a:6379",
+            "redlock://a,b,c/x",
+            "redlock://a,b,c?node_timeout_ms=0",
+            "redlock://a,b,c?max_lease_ms=x",
+            "redlock://a,b,c?quorum=2",
+            "redlock://a,b,c?tls_ca=/x",
+        ] {
+            let error = RedlockUrl::parse(url).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config, "{url}");
+            let text = error.to_string();
+            assert!(text.lines().count() == 1 && !text.contains("secret"), "{text}");
+        }
+    }
+}

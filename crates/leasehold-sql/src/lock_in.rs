@@ -1,0 +1,153 @@
+//! The lock inside the caller's own transaction: `SELECT … FOR UPDATE`, without its traps.
+//!
+//! For data that lives in the same database as the lock, no lease, token or renewal is needed: the
+//! transaction *is* the lease. One statement writes the lock's row, creating it if it is new; the
+//! row's lock is held until the transaction ends, by commit, rollback or a broken connection. So
+//! lock and writes can never be out of step.
+//!
+//! **The argument.** The row is named by the table's primary key, so two transactions that lock the
+//! same name write the same row, and the second waits for the end of the first. The row is
+//! *written*, not only read `FOR UPDATE`: under REPEATABLE READ a waiter whose snapshot is older
+//! than the holder's commit would otherwise get the lock together with a stale view of the data;
+//! as it is, PostgreSQL and SQLite refuse it with a serialization failure ([`ErrorKind::Conflict`]).
+//! MySQL has no such refusal (its snapshot begins with the first plain read): there, take the lock
+//! *before* you read anything in the transaction, or read with `FOR UPDATE`.
+//!
+//! **One row, not the table.** `FOR UPDATE` on a column without an index locks every row that it
+//! scans. `lock_in` takes the lock only where it can show that one row of a unique index was hit:
+//! the server itself refuses on PostgreSQL and SQLite, the catalogue is asked on MySQL. Two
+//! transactions hold two different names at once; only SQLite, which has one write lock for
+//! the whole database, makes them wait for each other.
+//!
+//! **A held row lock pins a connection**, as any open transaction does: keep it short, and lock
+//! several names in one order everywhere, or be told of the deadlock ([`ErrorKind::Conflict`]) and
+//! run the transaction again. For long work use a [`Mutex`](leasehold_core::Mutex), which pins none.
+//!
+//! One row per name stays in `leasehold_row_lock`. Deleting rows is safe at any time.
+
+use std::time::Duration;
+
+use sqlx::{Connection as _, Transaction};
+
+use crate::database::sealed::Taken;
+use crate::database::{self, Database, named};
+use leasehold_core::{Error, ErrorKind, Name, Result};
+
+/// Locks `name` until `tx` ends, waiting as long as the database's own settings let a statement
+/// wait (PostgreSQL: for ever; MySQL: 50 s; SQLite with sqlx: 5 s).
+///
+/// ```no_run
+/// # #[cfg(feature = "postgres")]
+/// # async fn f(pool: sqlx::PgPool) -> leasehold::Result<()> {
+/// use leasehold::database::error;
+/// let mut tx = pool.begin().await.map_err(error)?;
+/// leasehold::lock_in(&mut tx, "account:7").await?;
+/// // read, decide, write: nobody else is in here
+/// tx.commit().await.map_err(error)?;
+/// # Ok(()) }
+/// ```
+///
+/// Needs the table `leasehold_row_lock`: see [`database::install`](crate::database::install).
+/// Dropping the future in mid-wait leaves the transaction as the driver leaves it: roll it back.
+///
+/// # Errors
+/// [`ErrorKind::Conflict`] (deadlock, serialization failure: run the transaction again),
+/// [`ErrorKind::Timeout`], [`ErrorKind::Corrupt`] if one row of a unique index could not be shown
+/// to be locked, and what the database may answer to any statement. After any error but that of
+/// [`lock_in_timeout`] and [`try_lock_in`] roll back: PostgreSQL accepts nothing else.
+pub async fn lock_in<DB: Database>(
+    tx: &mut Transaction<'_, DB>,
+    name: impl AsRef<str>,
+) -> Result<()> {
+    let name = named(name, "lock_in")?;
+    take(tx, &name).await.map_err(|e| e.during("lock_in").on(&name))
+}
+
+/// As [`lock_in`], but gives up after about `wait`; the transaction is as it was before, and
+/// usable. MySQL and MariaDB count whole seconds, rounded up; SQLite gives up at once, whatever
+/// the time, where waiting could only end in a deadlock. On those two the wait is a setting of the
+/// connection, set back afterwards: a future that is dropped in between leaves the short wait.
+///
+/// # Errors
+/// [`ErrorKind::Timeout`], and those of [`lock_in`].
+pub async fn lock_in_timeout<DB: Database>(
+    tx: &mut Transaction<'_, DB>,
+    name: impl AsRef<str>,
+    wait: Duration,
+) -> Result<()> {
+    bounded(tx, name, wait, "lock_in_timeout").await
+}
+
+/// As [`lock_in`], but does not wait (MySQL and MariaDB: up to a second); the transaction is as it
+/// was before, and usable.
+///
+/// # Errors
+/// [`ErrorKind::Contended`], and those of [`lock_in`].
+pub async fn try_lock_in<DB: Database>(
+    tx: &mut Transaction<'_, DB>,
+    name: impl AsRef<str>,
+) -> Result<()> {
+    bounded(tx, name, Duration::ZERO, "try_lock_in").await.map_err(|e| match e.kind() {
+        ErrorKind::Timeout => {
+            let what = "another transaction holds it: try again later, or wait with lock_in";
+            let mut contended = Error::new(ErrorKind::Contended, what).during("try_lock_in");
+            if let Some(name) = e.name() {
+                contended = contended.on(name);
+            }
+            contended
+        }
+        _ => e,
+    })
+}
+
+async fn take<DB: Database>(tx: &mut Transaction<'_, DB>, name: &Name) -> Result<()> {
+    match DB::take(tx, name).await.map_err(database::error)? {
+        Taken::OneRow => Ok(()),
+        Taken::Unsure(what) => Err(Error::new(
+            ErrorKind::Corrupt,
+            format!(
+                "table leasehold_row_lock cannot lock one row: {what}; create it as \
+                 leasehold::database::schema() prints it"
+            ),
+        )),
+    }
+}
+
+/// Takes within a savepoint, so that a time-out costs the caller nothing but the lock, and under
+/// a wait of our own, which is set back in every case.
+async fn bounded<DB: Database>(
+    tx: &mut Transaction<'_, DB>,
+    name: impl AsRef<str>,
+    wait: Duration,
+    operation: &'static str,
+) -> Result<()> {
+    let name = named(name, operation)?;
+    let attempt = async {
+        let mut savepoint = tx.begin().await.map_err(database::error)?;
+        let before = DB::set_wait(&mut savepoint, wait).await.map_err(database::error)?;
+        let taken = take(&mut savepoint, &name).await;
+        match taken {
+            Ok(()) => {
+                DB::reset_wait(&mut savepoint, before).await.map_err(database::error)?;
+                savepoint.commit().await.map_err(database::error)?;
+                Ok(())
+            }
+            Err(error) => {
+                let back = savepoint.rollback().await;
+                let mut reset = DB::reset_wait(tx, before.clone()).await;
+                if reset.is_err() {
+                    // The driver may answer with the failure of the rollback before it.
+                    reset = DB::reset_wait(tx, before).await;
+                }
+                // A deadlock has ended the whole transaction on MySQL, savepoint and all: then
+                // the error that says so is the one to report.
+                if error.kind() != ErrorKind::Conflict {
+                    back.map_err(database::error)?;
+                    reset.map_err(database::error)?;
+                }
+                Err(error)
+            }
+        }
+    };
+    attempt.await.map_err(|e: Error| e.during(operation).on(&name))
+}

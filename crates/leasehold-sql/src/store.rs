@@ -1,0 +1,443 @@
+//! The `sqlite:`, `postgres:` and `mysql:` stores: queues in tables of a database.
+//!
+//! # The tables
+//! Each lock has one row in `locks`, made when the name is first used and kept after a release, so
+//! that its highest token is kept too (a day after its last use it is forgotten: tokens come from
+//! the server's clock, which is far above by then). That row says what the lock is, how many claims
+//! stand in the table `claims`, and, if somebody came when the lock was free, who that is: the
+//! *head*, always the first in the queue. Everybody else has a row in `claims`, in the order of the
+//! tokens. `leasehold schema` prints them.
+//!
+//! # One call
+//! - *The fast path*: a free lock is taken by one statement that looks at, and changes, the lock's
+//!   row only; a head that nobody waits behind is released by another. "Free" is: no claims, and no
+//!   head whose time (with its lock-delay) is not over; "nobody waits" is: no claims. A statement
+//!   that had to wait for the row judges the row as it then is, by the clock as it then is. (MySQL has
+//!   no such statement for a name that has no row: there a second one inserts the row as already
+//!   taken, or fails because it is there.) It must
+//!   not look at `claims` instead of the count of them: that would be read as of the time before it
+//!   waited (scenario 45a).
+//! - *The slow path*, for all else: a short transaction locks the lock's row, and only then reads
+//!   the clock and the claims into a [`Queue`](leasehold_core::queue::Queue), lets it decide, and writes back what changed.
+//!
+//! Both agree, since each does to the row what the queue would do: taking a free lock is joining an
+//! empty queue, and releasing it with nobody behind is leaving a queue of one. Whatever either does
+//! under a name, it does with that row locked, so the calls on one lock are in one order, the order
+//! of their commits; tokens are drawn inside, so they are in it as well (scenario 45).
+//!
+//! A claim that took the fast path and lost the reply finds, when it asks again, a head that is not
+//! over, goes the slow way, and is recognised there by its id.
+//!
+//! # Renewals and heartbeats
+//! They lengthen rows by `SET expires = greatest(…) WHERE expires > now`, many by one statement, and
+//! wait for none: what somebody has locked is left out, and answered as it is committed (`sql/beat.rs`). A
+//! slow path may at the same moment believe that a claim has expired: therefore what ends or shortens
+//! a claim's place does so only if `expires` is what was read, and is otherwise undone and tried
+//! again. Waiters then learn their place from one snapshot; if that shows anything expired or free, the
+//! slow path settles it, while the heartbeat answers what it saw if that takes long. Renewals and
+//! heartbeats have connections of their own, so that a client which was stopped with a lock's row in
+//! its hands (the database ends its transaction after a second or two; SQLite cannot) costs no
+//! other lock its lease.
+//!
+//! # Who wakes whom
+//! PostgreSQL: who grants sends a NOTIFY to the client of each claim that was granted, right after the
+//! transaction, and to nobody when nobody waited (NOTIFY makes commits wait for each other, flush and
+//! all). One connection of each client listens, from the first time that it waits, and serves for
+//! calls too (`sql/ear.rs`); if nothing is heard on it for a while, it is asked whether it still leads
+//! anywhere. SQLite, MySQL, PostgreSQL behind a pooler, and whoever finds no room for a connection that
+//! listens: one task of each client asks, for all its waiters in one statement. The heartbeat is the
+//! fallback of both. Nobody who waits has a connection, or a transaction open; a client of which one
+//! waits gets on with one connection.
+//!
+//! # Dropped and repeated calls
+//! Each call runs in a task of the client's own thread, which its caller's drop does not stop (but a
+//! renewal, which may be stopped anywhere). What the database undid for others' sake (deadlock,
+//! serialization, busy) is tried again with the same claim, as long as somebody waits for it; a broken
+//! connection is replaced, and the call repeated. A join that ends after its claim was given up
+//! leaves again (`sql/joins.rs`).
+//!
+//! # Whose clock
+//! The database's, in microseconds since 1970: PostgreSQL's `clock_timestamp()`, MySQL's
+//! `SYSDATE(6)`, on SQLite the machine's. Never the time at which a transaction began.
+
+#![cfg_attr(
+    not(all(feature = "sqlite", feature = "postgres", feature = "mysql")),
+    allow(
+        dead_code,
+        unreachable_code,
+        unreachable_patterns,
+        unused_assignments,
+        unused_imports,
+        unused_variables,
+        reason = "each database needs a part of what all three need"
+    )
+)]
+
+mod background;
+mod beat;
+mod call;
+mod doctor;
+mod ear;
+mod fault;
+mod identity;
+mod join;
+mod joins;
+mod loaded;
+mod promises;
+mod rows;
+mod schema;
+mod section;
+mod statements;
+mod url;
+mod version;
+mod wire;
+
+#[cfg(feature = "mysql")]
+mod mysql;
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "sqlite")]
+mod sqlite;
+
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::runtime::Handle;
+use tokio::sync::{Semaphore, oneshot};
+use tokio::task::{AbortHandle, JoinHandle};
+use tokio::time::Instant;
+
+use self::call::{Answer, Call};
+use self::joins::Joins;
+use self::statements::Statements;
+use self::url::{Dialect, SqlUrl};
+use self::wire::{Connect, Pool};
+use leasehold_core::Opening;
+use leasehold_core::doctor::Finding;
+use leasehold_core::kit::Waiters;
+use leasehold_core::store::{
+    Evict, Guarantees, Joined, LockInfo, Mode, Renew, Renewal, Signal, Store,
+};
+use leasehold_core::{Claim, ClaimId, Error, ErrorKind, Name, Result};
+
+/// The longest that one try of a call may take: then its connection is given up.
+const LIMIT: Duration = Duration::from_secs(10);
+/// How long most calls take at most.
+const SLOW: Duration = Duration::from_secs(1);
+/// How often others may get in the way.
+const TRIES: u32 = 30;
+/// How many connections there are for renewals and heartbeats.
+const BEATS: usize = 2;
+/// How long a heartbeat waits for what it settles, before it answers what it saw.
+const SETTLED_IN: Duration = Duration::from_millis(60);
+/// The poller's pauses, from just after something happened to long after.
+const POLL: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(40)];
+/// What the name of a client begins with that listens for notifications; also those tell it that
+/// cannot listen themselves.
+const LISTENS: &str = "leasehold_hears_";
+/// How often it is looked whether it is time to look for what nobody uses any more.
+const SWEEP: Duration = Duration::from_secs(600);
+
+/// Prints the statements that make the tables of the store at `url`, for people whose migrations
+/// own the database.
+///
+/// # Errors
+/// [`ErrorKind::Config`] for a URL that names no SQL store of this build.
+pub fn schema(url: &str) -> Result<String> {
+    Ok(schema::printed(&SqlUrl::parse(url)?))
+}
+
+/// Queues in a database. See the module's documentation.
+pub struct SqlStore {
+    shared: Arc<Shared>,
+    /// Has the password: not to be shown.
+    parsed: SqlUrl,
+    identity: String,
+    runtime: Handle,
+    guarantees: Guarantees,
+    tasks: Vec<AbortHandle>,
+}
+
+/// What the calls' tasks share.
+#[derive(Debug)]
+struct Shared {
+    url: String,
+    dialect: Dialect,
+    sql: Statements,
+    pool: Pool,
+    /// For renewals and heartbeats alone, so that they never stand behind calls that wait for a
+    /// lock's row.
+    beats: Pool,
+    /// What some heartbeat is settling just now.
+    settling: Mutex<HashSet<Name>>,
+    waiters: Arc<Waiters>,
+    joins: Joins,
+    /// Whose turn it is: all but one of the connections for calls are for joins, and all but one of
+    /// those for renewals for heartbeats of waiters.
+    joining: Semaphore,
+    waiting: Semaphore,
+    /// This client, as its claims' rows name it; PostgreSQL's channel.
+    session: String,
+    pushes: bool,
+}
+
+impl SqlStore {
+    /// Opens the store of this URL and makes its tables if there are none. Its work is done on
+    /// `runtime`.
+    ///
+    /// # Errors
+    /// One line that says what to do, if the database cannot be used.
+    pub async fn open(url: &str, runtime: &Handle) -> Result<Arc<Self>> {
+        let parsed = SqlUrl::parse(url)?;
+        let shown = leasehold_core::kit::redacted(url);
+        let handle = runtime.clone();
+        let opened = runtime.spawn(async move { Self::open_here(parsed, shown, handle).await });
+        opened.await.unwrap_or_else(|_| Err(closed())).map(Arc::new)
+    }
+
+    async fn open_here(url: SqlUrl, shown: String, runtime: Handle) -> Result<Self> {
+        #[cfg(feature = "postgres")]
+        let mut listener = None;
+        let connect: Arc<dyn Connect> = match url.dialect {
+            #[cfg(feature = "sqlite")]
+            Dialect::Sqlite => Arc::new(sqlite::Sqlite::new(&url)?),
+            #[cfg(feature = "postgres")]
+            Dialect::Postgres => {
+                let postgres = postgres::Postgres::new(&url)?;
+                listener = (!url.pooler).then(|| postgres.options());
+                Arc::new(postgres)
+            }
+            #[cfg(feature = "mysql")]
+            Dialect::MySql => Arc::new(mysql::MySql::new(&url)?),
+        };
+        #[cfg(feature = "postgres")]
+        let pushes = listener.is_some();
+        #[cfg(not(feature = "postgres"))]
+        let pushes = false;
+        let id = ClaimId::random()?.to_hex();
+        let (pool, beats) = Pool::pair(connect, url.pool, BEATS);
+        let shared = Arc::new(Shared {
+            url: shown,
+            dialect: url.dialect,
+            sql: Statements::of(&url),
+            pool,
+            beats,
+            settling: Mutex::default(),
+            waiters: Arc::default(),
+            joins: Joins::default(),
+            joining: Semaphore::new(url.pool.saturating_sub(1).max(1)),
+            waiting: Semaphore::new(BEATS - 1),
+            session: format!(
+                "{}{}",
+                if pushes { LISTENS } else { "leasehold_asks_" },
+                id.get(..16).unwrap_or(&id)
+            ),
+            pushes,
+        });
+        let prepared = tokio::time::timeout(LIMIT, shared.prepare(&url)).await;
+        let (guarantees, sweep_is_due) = match prepared {
+            Ok(prepared) => prepared?,
+            Err(_) => return Err(no_answer()),
+        };
+        let identity = shared.identity(&url).await?;
+        let mut tasks = vec![runtime.spawn(shared.clone().sweep(sweep_is_due)).abort_handle()];
+        #[cfg(feature = "postgres")]
+        if let Some(options) = listener {
+            let listening = postgres::listen(options, shared.clone());
+            tasks.push(runtime.spawn(listening).abort_handle());
+        }
+        if !is_file(url.dialect) {
+            tasks.push(runtime.spawn(shared.clone().trim()).abort_handle());
+        }
+        if !pushes {
+            tasks.push(runtime.spawn(shared.clone().poll()).abort_handle());
+        }
+        Ok(Self { shared, parsed: url, identity, runtime, guarantees, tasks })
+    }
+
+    /// Runs a call where its caller's drop does not stop it.
+    async fn call(&self, call: Call) -> Result<Answer> {
+        let (caller, answer) = oneshot::channel();
+        let shared = self.shared.clone();
+        drop(self.runtime.spawn(async move {
+            let done = shared.call(call, &|| caller.is_closed()).await;
+            // Perhaps nobody is left to be told.
+            let _ = caller.send(done);
+        }));
+        answer.await.unwrap_or_else(|_| Err(closed()))
+    }
+
+    fn out_of_step<T>() -> Result<T> {
+        Err(Error::new(ErrorKind::Corrupt, "the store answered another call: report this"))
+    }
+}
+
+impl Drop for SqlStore {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+    }
+}
+
+impl fmt::Debug for SqlStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SqlStore").field("url", &self.shared.url).finish_non_exhaustive()
+    }
+}
+
+/// A renewal under way. Its caller asks again if there is no answer in time, and there are few
+/// connections for renewals: what has not come after a moment may never come.
+struct Renewing {
+    task: JoinHandle<Result<Vec<Renewal>>>,
+    runtime: Handle,
+    began: Instant,
+}
+
+impl Drop for Renewing {
+    fn drop(&mut self) {
+        if self.task.is_finished() {
+            return;
+        }
+        let (task, until) = (self.task.abort_handle(), self.began + SLOW);
+        // Not at once: on a slow server all that it has done so far would be done again, for ever.
+        drop(self.runtime.spawn(async move {
+            tokio::time::sleep_until(until).await;
+            task.abort();
+        }));
+    }
+}
+
+fn closed() -> Error {
+    Error::new(ErrorKind::Closed, "the client's runtime was shut down: connect again")
+}
+
+fn given_up() -> Error {
+    Error::new(ErrorKind::Unreachable, "given up by its caller before it was done: ask again")
+}
+
+fn no_answer() -> Error {
+    let what = format!("the database did not answer within {LIMIT:?}: check that it runs");
+    Error::new(ErrorKind::Unreachable, what)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // No code that can panic runs between two consistent states.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[allow(clippy::match_like_matches_macro, reason = "depends on the features")]
+fn is_file(dialect: Dialect) -> bool {
+    match dialect {
+        #[cfg(feature = "sqlite")]
+        Dialect::Sqlite => true,
+        _ => false,
+    }
+}
+
+/// Opens the store of a URL: what a [`Registry`](leasehold_core::Registry) is given.
+pub fn open(url: String, runtime: Handle) -> Opening {
+    Box::pin(async move { Ok(SqlStore::open(&url, &runtime).await? as Arc<dyn Store>) })
+}
+
+#[async_trait]
+impl Store for SqlStore {
+    fn guarantees(&self) -> &Guarantees {
+        &self.guarantees
+    }
+
+    fn url(&self) -> &str {
+        &self.shared.url
+    }
+
+    fn identity(&self) -> String {
+        self.identity.clone()
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        let (shared, url) = (self.shared.clone(), self.parsed.clone());
+        let looked = self.runtime.spawn(async move { shared.diagnose(&url).await });
+        looked.await.unwrap_or_else(|_| Err(closed()))
+    }
+
+    async fn disconnect(&self) {
+        let shared = self.shared.clone();
+        let gone = async move {
+            tokio::join!(shared.pool.disconnect(), shared.beats.disconnect());
+            shared.pool.ear().close().await;
+        };
+        let _ = self.runtime.spawn(gone).await;
+    }
+
+    async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
+        let (caller, answer) = oneshot::channel();
+        let (shared, mine) = (self.shared.clone(), claim.clone());
+        shared.joins.begin(claim.id);
+        drop(self.runtime.spawn(async move {
+            let done = shared.join_or_leave(mine, mode, &|| caller.is_closed()).await;
+            // Perhaps nobody is left to be told.
+            let _ = caller.send(done);
+        }));
+        match answer.await.unwrap_or_else(|_| Err(closed())) {
+            Ok(Answer::Joined(joined)) => Ok(joined),
+            Ok(Answer::Refused(error)) => Err(error.at(self.url())),
+            Ok(_) => Self::out_of_step(),
+            Err(error) => Err(error.on(&claim.name).at(self.url())),
+        }
+    }
+
+    async fn renew(&self, renewals: &[Renew]) -> Result<Vec<Renewal>> {
+        let (shared, renewals) = (self.shared.clone(), renewals.to_vec());
+        let mut renewing = Renewing {
+            task: self.runtime.spawn(async move { shared.renew(&renewals).await }),
+            runtime: self.runtime.clone(),
+            began: Instant::now(),
+        };
+        let renewed = (&mut renewing.task).await.unwrap_or_else(|_| Err(closed()));
+        renewed.map_err(|e| e.at(self.url()))
+    }
+
+    async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
+        self.shared.joins.give_up(claim.id);
+        let waited = self.shared.waiters.has(claim.id);
+        self.shared.waiters.dismiss(claim.id);
+        match self.call(Call::Leave(claim.clone(), keep, waited)).await {
+            Ok(Answer::Left(left)) => Ok(left),
+            Ok(_) => Self::out_of_step(),
+            Err(error) => Err(error.on(&claim.name).at(self.url())),
+        }
+    }
+
+    async fn changed(&self, claim: &Claim) -> Result<Signal> {
+        Ok(self.shared.waiters.news(claim.id).await)
+    }
+
+    async fn read(&self, name: &Name) -> Result<Option<LockInfo>> {
+        match self.call(Call::Read(name.clone())).await {
+            Ok(Answer::Read(read)) => Ok(read),
+            Ok(_) => Self::out_of_step(),
+            Err(error) => Err(error.on(name).at(self.url())),
+        }
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
+        match self.call(Call::List(prefix.to_owned())).await {
+            Ok(Answer::Listed(listed)) => Ok(listed),
+            Ok(_) => Self::out_of_step(),
+            Err(error) => Err(error.at(self.url())),
+        }
+    }
+
+    async fn evict(&self, name: &Name, which: Evict) -> Result<usize> {
+        // It is sent once: what was closed while it lay idle is found out by a question.
+        self.read(name).await?;
+        match self.call(Call::Evict(name.clone(), which)).await {
+            Ok(Answer::Evicted(evicted)) => Ok(evicted),
+            Ok(_) => Self::out_of_step(),
+            Err(error) => Err(error.on(name).at(self.url())),
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! One call: as often as it takes, on a connection of the pool.
+//!
+//! What the database undid for others' sake is tried again; a connection that turns out to be dead
+//! is replaced. Every call is decided by the claim's id alone, so that doing it twice is no harm; the
+//! one that must tell the difference (`leave`) is told when it may be the second time.
+
+use std::pin::pin;
+use std::time::Duration;
+
+use tokio::sync::SemaphorePermit;
+
+use super::beat::Beaten;
+use super::fault::{self, Failure};
+use super::loaded::{self, Loaded, Reach};
+use super::wire::{Arg, Pool, Pooled, Wire};
+use super::{LIMIT, SLOW, Shared, TRIES, given_up, is_file, no_answer};
+use leasehold_core::queue::Queue;
+use leasehold_core::store::{Evict, Joined, LockInfo, Mode, Renew, Renewal};
+use leasehold_core::{Claim, ClaimId, Error, Name, Result};
+
+/// Whether nobody waits for the answer any more.
+pub(super) type Gone<'a> = &'a (dyn Fn() -> bool + Send + Sync);
+
+/// One call.
+#[derive(Clone, Debug)]
+pub(super) enum Call {
+    Join(Claim, Mode),
+    Beat(Vec<Renew>),
+    /// Renewals on one lock, with its row locked.
+    Renew(Vec<Renew>),
+    /// The last tells whether it was seen waiting.
+    Leave(Claim, Option<Duration>, bool),
+    Read(Name),
+    List(String),
+    Evict(Name, Evict),
+    /// Removes what is over.
+    Settle(Name),
+}
+
+/// Its answer.
+#[derive(Debug)]
+pub(super) enum Answer {
+    Joined(Joined),
+    /// A join that can never be.
+    Refused(Error),
+    Beaten(Vec<Beaten>),
+    Renewed(Vec<Renewal>),
+    Left(bool),
+    Read(Option<LockInfo>),
+    Listed(Vec<LockInfo>),
+    Evicted(usize),
+    Settled,
+}
+
+impl Shared {
+    /// One call, as often as it takes, and as long as somebody wants to know: who does not get an
+    /// answer asks again.
+    pub(super) async fn call(&self, call: Call, gone: Gone<'_>) -> Result<Answer> {
+        let pool = if matches!(call, Call::Beat(_)) { &self.beats } else { &self.pool };
+        let _turn = self.turn(&call).await;
+        let (mut tries, mut replaced, mut in_doubt) = (0, 0, false);
+        loop {
+            let pooled = pool.take().await;
+            let mut pooled = pooled.map_err(|error| Failure::from(error).into_error())?;
+            // A leave is owed all the same.
+            if gone() && (tries > 0 || !matches!(call, Call::Leave(..))) {
+                pool.put(pooled);
+                return Err(given_up());
+            }
+            tries += 1;
+            let done = in_time(pool, self.perform(&mut *pooled.wire, &call, in_doubt)).await;
+            match done {
+                Some(Ok(answer)) => {
+                    pool.put(pooled);
+                    return Ok(answer);
+                }
+                None => return Err(no_answer()),
+                // Closed by the server while it lay idle, as likely as not.
+                // Whom a repeated eviction would meet is somebody else.
+                Some(Err(Failure::Broken(_)))
+                    if pooled.used && replaced < 2 && !matches!(call, Call::Evict(..)) =>
+                {
+                    in_doubt = true;
+                    replaced += 1;
+                }
+                Some(Err(Failure::ReadOnly(error))) => {
+                    self.pool.forget_idle();
+                    self.beats.forget_idle();
+                    return Err(fault::replaced(&error));
+                }
+                Some(Err(Failure::Conflict(error))) => {
+                    self.undo(pool, pooled).await;
+                    if tries >= TRIES {
+                        return Err(Failure::Conflict(error).into_error());
+                    }
+                    pause(tries).await;
+                }
+                Some(Err(failure)) => return Err(failure.into_error()),
+            }
+        }
+    }
+
+    /// What could fill a pool with calls of its kind takes turns, so that the others find room in it:
+    /// a release must not stand behind a thousand joins, nor a holder's renewal behind waiters'.
+    async fn turn(&self, call: &Call) -> Option<SemaphorePermit<'_>> {
+        let turns = match call {
+            Call::Join(..) => &self.joining,
+            Call::Beat(all) if all.iter().all(|r| self.waiters.has(r.claim.id)) => &self.waiting,
+            _ => return None,
+        };
+        turns.acquire().await.ok()
+    }
+
+    /// Ends the transaction; one that cannot be ended so ends with its connection.
+    async fn undo(&self, pool: &Pool, mut pooled: Pooled) {
+        match tokio::time::timeout(LIMIT, pooled.wire.raw("ROLLBACK")).await {
+            Ok(Ok(())) => pool.put(pooled),
+            // SQLite: there was none.
+            Ok(Err(sqlx::Error::Database(_))) if is_file(self.dialect) => pool.put(pooled),
+            Ok(Err(_)) | Err(_) => {}
+        }
+    }
+
+    async fn perform(
+        &self,
+        wire: &mut dyn Wire,
+        call: &Call,
+        in_doubt: bool,
+    ) -> Result<Answer, Failure> {
+        Ok(match call {
+            Call::Join(claim, mode) => self.join(wire, claim, *mode).await?,
+            Call::Beat(renewals) => Answer::Beaten(self.beat(wire, renewals).await?),
+            Call::Renew(renewals) => {
+                let Some(first) = renewals.first() else { return Ok(Answer::Renewed(Vec::new())) };
+                let name = &first.claim.name;
+                let renewed = self.section(wire, name, Reach::All, None, |loaded| {
+                    let now = loaded.now;
+                    renewals.iter().map(|r| renew(&mut loaded.queue, r, now)).collect()
+                });
+                let lost = || vec![Renewal::Lost; renewals.len()];
+                Answer::Renewed(renewed.await?.unwrap_or_else(lost))
+            }
+            Call::Leave(claim, keep, waited) => {
+                Answer::Left(self.leave(wire, claim, *keep, *waited).await? || in_doubt)
+            }
+            Call::Read(name) => {
+                let mut loaded = self.snapshot(wire, name).await?;
+                Answer::Read(loaded.as_mut().and_then(|loaded| describe(name, loaded)))
+            }
+            Call::List(prefix) => {
+                let rows = wire.rows(&self.sql.list, vec![Arg::Name(prefix.clone())]).await?;
+                let mut all = loaded::snapshots(rows)?;
+                all.retain(|(name, _)| name.as_str().starts_with(prefix));
+                all.sort_by(|(a, _), (b, _)| a.cmp(b));
+                let shown = all.iter_mut().filter_map(|(name, loaded)| describe(name, loaded));
+                Answer::Listed(shown.collect())
+            }
+            Call::Evict(name, which) => {
+                let evicted = self.section(wire, name, Reach::All, None, |loaded| {
+                    loaded.queue.evict(*which, loaded.now)
+                });
+                Answer::Evicted(evicted.await?.unwrap_or(0))
+            }
+            Call::Settle(name) => {
+                let settled = self.section(wire, name, Reach::All, None, |loaded| {
+                    let now = loaded.now;
+                    loaded.queue.settle(now);
+                });
+                settled.await?;
+                Answer::Settled
+            }
+        })
+    }
+
+    pub(super) async fn snapshot(
+        &self,
+        wire: &mut dyn Wire,
+        name: &Name,
+    ) -> Result<Option<Loaded>, Failure> {
+        let rows = wire.rows(&self.sql.read, vec![Arg::Name(name.as_str().into())]).await?;
+        loaded::snapshot(rows)
+    }
+}
+
+/// A call's work, if it comes to an end in time. One that takes longer than most has perhaps been sent
+/// into the void: whoever comes next gets a connection that is known to lead somewhere.
+async fn in_time<T>(pool: &Pool, work: impl Future<Output = T>) -> Option<T> {
+    let mut work = pin!(work);
+    if let Ok(done) = tokio::time::timeout(SLOW, work.as_mut()).await {
+        return Some(done);
+    }
+    pool.forget_idle();
+    tokio::time::timeout(LIMIT.saturating_sub(SLOW), work).await.ok()
+}
+
+/// No longer than was asked for: by a clock that was set back, more may be left.
+fn renew(queue: &mut Queue, Renew { claim, lease }: &Renew, now: u64) -> Renewal {
+    match queue.renew(claim, *lease, now) {
+        Renewal::Holding { token, remaining } => {
+            Renewal::Holding { token, remaining: remaining.map(|left| left.min(*lease)) }
+        }
+        other => other,
+    }
+}
+
+/// The queue as people see it: settled, though nothing is written.
+fn describe(name: &Name, loaded: &mut Loaded) -> Option<LockInfo> {
+    let now = loaded.now;
+    let queue = &mut loaded.queue;
+    queue.settle(now);
+    let info = LockInfo::new(name.clone(), queue.kind(), queue.capacity(), queue.claims(now));
+    (!info.claims.is_empty()).then_some(info)
+}
+
+/// Between tries: longer each time, and spread, so that those who met once do not meet for ever.
+pub(super) async fn pause(tries: u32) {
+    let spread = ClaimId::random().map_or(0, |id| (id.as_u128() % 1_000) as u64);
+    let most = 1_000 << tries.min(5);
+    tokio::time::sleep(Duration::from_micros(500 + most * spread / 1_000)).await;
+}

@@ -1,0 +1,88 @@
+//! The joins of this client that are under way, so that none of them outlives its claim.
+//!
+//! A call is not stopped by its caller's drop, and two calls travel on two connections: a leave can
+//! overtake the join that it is to undo (that one still connects, or is tried again), find nothing,
+//! and be followed by a grant that nobody holds. So a join that ends after its claim was given up
+//! leaves again by itself.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+use super::call::{Answer, Call, Gone};
+use super::{Shared, given_up, lock};
+use leasehold_core::store::{Joined, Mode};
+use leasehold_core::{Claim, ClaimId, Result};
+
+#[derive(Debug, Default)]
+pub(super) struct Joins(Mutex<HashMap<ClaimId, Joining>>);
+
+#[derive(Debug, Default)]
+struct Joining {
+    under_way: usize,
+    given_up: bool,
+    /// One of them was told that it waits.
+    waits: bool,
+}
+
+/// What becomes of a claim one of whose joins has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ended {
+    /// It was given up meanwhile.
+    pub(super) given_up: bool,
+    /// No other join of it is under way, and none was told that it waits.
+    pub(super) idle: bool,
+}
+
+impl Joins {
+    /// A join is asked for: whoever asks wants the claim, whatever was before.
+    pub(super) fn begin(&self, id: ClaimId) {
+        let mut all = lock(&self.0);
+        let joining = all.entry(id).or_default();
+        joining.under_way += 1;
+        joining.given_up = false;
+    }
+
+    /// A leave is asked for.
+    pub(super) fn give_up(&self, id: ClaimId) {
+        if let Some(joining) = lock(&self.0).get_mut(&id) {
+            joining.given_up = true;
+        }
+    }
+
+    /// A join has come to its end.
+    pub(super) fn end(&self, id: ClaimId, waits: bool) -> Ended {
+        let mut all = lock(&self.0);
+        let joining = all.entry(id).or_default();
+        joining.under_way = joining.under_way.saturating_sub(1);
+        joining.waits |= waits;
+        let last = joining.under_way == 0;
+        let ended = Ended { given_up: joining.given_up, idle: last && !joining.waits };
+        if last {
+            all.remove(&id);
+        }
+        ended
+    }
+}
+
+impl Shared {
+    /// A join that has [begun](Joins::begin), and what becomes of it if its claim was given up
+    /// meanwhile.
+    pub(super) async fn join_or_leave(
+        &self,
+        claim: Claim,
+        mode: Mode,
+        gone: Gone<'_>,
+    ) -> Result<Answer> {
+        let id = claim.id;
+        let done = self.call(Call::Join(claim.clone(), mode), gone).await;
+        let ended = self.joins.end(id, matches!(done, Ok(Answer::Joined(Joined::Waiting(_)))));
+        if ended.given_up {
+            // Unheard, the claim's lease says it later.
+            let _ = self.call(Call::Leave(claim, None, true), &|| false).await;
+        }
+        if ended.given_up || ended.idle {
+            self.waiters.dismiss(id);
+        }
+        if ended.given_up { Err(given_up()) } else { done }
+    }
+}

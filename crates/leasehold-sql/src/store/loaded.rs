@@ -1,0 +1,351 @@
+//! One lock's queue, read out of its rows and written back into them.
+//!
+//! The first in the queue lives in the lock's own row if it came when nobody else was there; all
+//! others live in rows of their own. Nobody ever moves from one to the other.
+//!
+//! # Not all of a long queue is read
+//! Who holds is a prefix of the queue, and the first that waits ends it: whatever stands behind a
+//! claim that waits neither holds nor can be granted. So the front of the queue is enough, together
+//! with the claim that the call is about, **as long as somebody in that front still waits when the
+//! call is done** ([`Loaded::is_enough`]). If not, which means that all who were read hold, have
+//! left or are dead, the whole queue is read and the call done again on it; nothing was written
+//! before that. The lock's row counts the claims, so what was not read is counted, and a claim that
+//! joins knows how many are before it. What has expired further back is removed when it has come to
+//! the front, or by whoever reads all.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use super::fault::Failure;
+use super::rows::{
+    Cells, LockRow, common, corrupt, int, kind_number, nobody, standing_number, time,
+};
+use super::statements::{self, Statements};
+use super::wire::{Arg, Row, Statement, Wire};
+use leasehold_core::queue::{Entry, Queue};
+use leasehold_core::store::{Joined, Place, Renewal, Standing};
+use leasehold_core::{Claim, ClaimId, Name, Token};
+
+/// How much of a queue is read.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Reach {
+    All,
+    /// The front, and this claim wherever it stands.
+    FrontAnd(ClaimId),
+}
+
+/// How many claims the front is: enough for the readers and permits of most locks, and for a few
+/// dead waiters.
+pub(super) const FRONT: usize = 16;
+
+/// A lock's queue as it was read.
+#[derive(Debug)]
+pub(super) struct Loaded {
+    pub(super) queue: Queue,
+    /// The server's clock, read when the row was locked already.
+    pub(super) now: u64,
+    /// How many claims were not read.
+    hidden: usize,
+    /// Who was read though it does not stand in the front.
+    behind: Option<Token>,
+    /// Who lives in the lock's row.
+    head: Option<Token>,
+    before: Vec<Entry>,
+    last_before: u64,
+}
+
+/// Reads the queue of `name` with its row locked. `None`: there is no such row.
+pub(super) async fn load(
+    wire: &mut dyn Wire,
+    sql: &Statements,
+    name: &Name,
+    reach: Reach,
+) -> Result<Option<Loaded>, Failure> {
+    let named = || Arg::Name(name.as_str().into());
+    let rows = wire.rows(&sql.lock, vec![named()]).await?;
+    let Some(lock) = rows.into_iter().next() else { return Ok(None) };
+    let lock = Cells::new(lock).lock()?;
+    let rows = match reach {
+        Reach::All => wire.rows(&sql.claims, vec![named()]).await?,
+        Reach::FrontAnd(claim) => {
+            wire.rows(&sql.front, vec![named(), named(), claim.to_hex().into()]).await?
+        }
+    };
+    let mut now = 0;
+    let mut claims: Vec<Entry> = Vec::new();
+    for row in rows {
+        let mut cells = Cells::new(row);
+        now = now.max(cells.count()?);
+        claims.extend(cells.claim()?);
+    }
+    Ok(Some(match reach {
+        Reach::All => Loaded::of(lock, claims, now),
+        Reach::FrontAnd(_) => Loaded::of_front(lock, claims, now),
+    }))
+}
+
+/// Reads the front of the queue of `name`, and this claim, without locking anything.
+pub(super) async fn look(
+    wire: &mut dyn Wire,
+    sql: &Statements,
+    name: &Name,
+    claim: ClaimId,
+) -> Result<Option<Loaded>, Failure> {
+    let named = || Arg::Name(name.as_str().into());
+    let rows = wire.rows(&sql.look, vec![named(), named(), claim.to_hex().into(), named()]).await?;
+    let read = lock_and_claims(rows)?;
+    Ok(read.map(|(lock, claims, now)| Loaded::of_front(lock, claims, now)))
+}
+
+/// Makes the row of a lock that never was.
+pub(super) async fn create(
+    wire: &mut dyn Wire,
+    sql: &Statements,
+    claim: &Claim,
+) -> Result<(), Failure> {
+    let args = vec![
+        Arg::Name(claim.name.as_str().into()),
+        kind_number(claim.kind).into(),
+        i64::from(claim.capacity).into(),
+    ];
+    wire.run(&sql.create, args).await?;
+    Ok(())
+}
+
+/// Reads rows that begin with the clock, a lock and a claim, all of one lock.
+pub(super) fn snapshot(rows: Vec<Row>) -> Result<Option<Loaded>, Failure> {
+    Ok(lock_and_claims(rows)?.map(|(lock, claims, now)| Loaded::of(lock, claims, now)))
+}
+
+fn lock_and_claims(rows: Vec<Row>) -> Result<Option<(LockRow, Vec<Entry>, u64)>, Failure> {
+    let mut lock = None;
+    let mut now = 0;
+    let mut claims = Vec::new();
+    for row in rows {
+        let mut cells = Cells::new(row);
+        now = now.max(cells.count()?);
+        lock = Some(cells.lock()?);
+        claims.extend(cells.claim()?);
+    }
+    Ok(lock.map(|lock| (lock, claims, now)))
+}
+
+/// The same for rows of many locks that begin with the name.
+pub(super) fn snapshots(rows: Vec<Row>) -> Result<Vec<(Name, Loaded)>, Failure> {
+    let mut order: Vec<Name> = Vec::new();
+    let mut by_name: HashMap<Name, Vec<Row>> = HashMap::new();
+    for mut row in rows {
+        let rest = row.split_off(1);
+        let name = Name::new(Cells::new(row).text()?).map_err(|_| corrupt("a lock's name"))?;
+        if !by_name.contains_key(&name) {
+            order.push(name.clone());
+        }
+        by_name.entry(name).or_default().push(rest);
+    }
+    let mut all = Vec::new();
+    for name in order {
+        let rows = by_name.remove(&name).unwrap_or_default();
+        if let Some(loaded) = snapshot(rows)? {
+            all.push((name, loaded));
+        }
+    }
+    Ok(all)
+}
+
+impl Loaded {
+    fn of(lock: LockRow, claims: Vec<Entry>, now: u64) -> Self {
+        let head = lock.head.as_ref().map(|e| e.token);
+        let before: Vec<Entry> = lock.head.into_iter().chain(claims).collect();
+        let queue = Queue::restored(lock.kind, lock.capacity, lock.last_token, before.clone());
+        let last_before = lock.last_token;
+        Self { queue, now, hidden: 0, behind: None, head, before, last_before }
+    }
+
+    /// Of the front of a queue, and of one claim that may stand in it as well: then it was read twice.
+    fn of_front(lock: LockRow, mut claims: Vec<Entry>, now: u64) -> Self {
+        claims.dedup_by_key(|e| e.token);
+        let hidden = lock.claims.saturating_sub(claims.len());
+        let behind = claims.get(FRONT).map(|e| e.token);
+        Self { hidden, behind, ..Self::of(lock, claims, now) }
+    }
+
+    /// Whether what was not read can make no difference to what was done to the queue: see above.
+    pub(super) fn is_enough(&self) -> bool {
+        let in_front = |e: &&Entry| Some(e.token) != self.behind && self.was_read(e.token);
+        let waits = |e: &Entry| e.standing == Standing::Waiting;
+        self.hidden == 0 || self.queue.entries().filter(in_front).any(waits)
+    }
+
+    /// Whether somebody was read of whom nobody has counted who is before it.
+    pub(super) fn has_uncounted(&self) -> bool {
+        self.hidden > 0 && self.behind.is_some()
+    }
+
+    /// The answer to a claim that joined behind those who were not read.
+    pub(super) fn with_hidden(&self, joined: Joined) -> Joined {
+        match joined {
+            Joined::Waiting(place) if !place.token.is_some_and(|token| self.was_read(token)) => {
+                Joined::Waiting(Place { ahead: place.ahead + self.hidden, ..place })
+            }
+            joined => joined,
+        }
+    }
+
+    fn was_read(&self, token: Token) -> bool {
+        self.before.iter().any(|e| e.token == token)
+    }
+
+    /// Whether anything has expired or could be granted.
+    pub(super) fn is_settled(&self) -> bool {
+        let mut queue = self.queue.clone();
+        queue.settle(self.now);
+        let same = |(a, b): (&Entry, &Entry)| a.token == b.token && a.standing == b.standing;
+        queue.entries().len() == self.before.len() && queue.entries().zip(&self.before).all(same)
+    }
+
+    /// What a claim is told whose row was lengthened just before this was read. `None`: gone since.
+    pub(super) fn standing_of(
+        &mut self,
+        claim: &Claim,
+        lease: Duration,
+        now: u64,
+    ) -> Option<Renewal> {
+        match self.queue.peek(claim.id, now)? {
+            Renewal::Holding { token, remaining } => {
+                let remaining = remaining.map(|left| left.min(lease));
+                Some(Renewal::Holding { token, remaining })
+            }
+            Renewal::Waiting(place) => Some(Renewal::Waiting(place)),
+            Renewal::Lost | Renewal::Unknown { .. } => None,
+        }
+    }
+
+    /// What is to be written: each of these changes one row. The lock's row is ours alone since it
+    /// was read; a claim's row may have been renewed meanwhile, so what ends or shortens a place
+    /// checks that it was not.
+    pub(super) fn changes<'a>(&self, sql: &'a Statements, name: &Name) -> Vec<Write<'a>> {
+        let (before, after) = (by_token(&self.before), by_token(self.queue.entries()));
+        let head = self.head_after(&before);
+        let same = |e: &Entry| before.get(&e.token).is_some_and(|old| !differs(old, e));
+        let unchanged = self.queue.last_token() == self.last_before
+            && after.len() == before.len()
+            && after.keys().all(|token| before.contains_key(token))
+            && head.is_none_or(same);
+        let mut writes = Vec::new();
+        if !unchanged {
+            writes.push(self.write_lock(sql, name, head));
+        }
+        for gone in self.before.iter().filter(|e| !after.contains_key(&e.token)) {
+            if Some(gone.token) != self.head {
+                writes.push(delete(sql, name, gone));
+            }
+        }
+        for e in self.queue.entries().filter(|e| Some(e.token) != head.map(|head| head.token)) {
+            match before.get(&e.token) {
+                None => writes.push(insert(sql, name, e)),
+                Some(old) if differs(old, e) => writes.push(update(sql, name, old, e)),
+                Some(_) => {}
+            }
+        }
+        writes
+    }
+
+    /// Who lives in the lock's row from now on: who did, or who came when nobody was there. A place
+    /// is known by its token: a claim can have two, one after the other, when its `join` arrives
+    /// again after the first expired, and the second is at the end of the queue.
+    fn head_after(&self, before: &HashMap<Token, &Entry>) -> Option<&Entry> {
+        let mut entries = self.queue.entries();
+        match self.head {
+            Some(head) => entries.find(|e| e.token == head),
+            None if entries.len() + self.hidden == 1 => {
+                entries.find(|e| !before.contains_key(&e.token))
+            }
+            None => None,
+        }
+    }
+
+    fn write_lock<'a>(&self, sql: &'a Statements, name: &Name, head: Option<&Entry>) -> Write<'a> {
+        let others = self.queue.entries().len() - usize::from(head.is_some()) + self.hidden;
+        let mut args = vec![
+            kind_number(self.queue.kind()).into(),
+            i64::from(self.queue.capacity()).into(),
+            int(self.queue.last_token()),
+            int(u64::try_from(others).unwrap_or(0)),
+            head.map_or(String::new(), |e| e.id.to_hex()).into(),
+        ];
+        // The row of a free lock goes on telling of its last holder.
+        let last = self.before.first().filter(|e| Some(e.token) == self.head);
+        args.extend(head.or(last).map_or_else(nobody, common));
+        args.push(Arg::Name(name.as_str().to_owned()));
+        (&sql.write_lock, args)
+    }
+}
+
+/// A statement that changes one row.
+pub(super) type Write<'a> = (&'a Statement, Vec<Arg>);
+
+fn by_token<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> HashMap<Token, &'a Entry> {
+    entries.into_iter().map(|e| (e.token, e)).collect()
+}
+
+fn insert<'a>(sql: &'a Statements, name: &Name, e: &Entry) -> Write<'a> {
+    let mut args = vec![Arg::Name(name.as_str().to_owned()), e.id.to_hex().into()];
+    args.extend(common(e));
+    args.push(e.session.clone().into());
+    (&sql.insert_claim, args)
+}
+
+fn delete<'a>(sql: &'a Statements, name: &Name, e: &Entry) -> Write<'a> {
+    let name = Arg::Name(name.as_str().to_owned());
+    (&sql.delete_claim, vec![name, int(e.token.get()), time(e.expires.unwrap_or(0))])
+}
+
+fn update<'a>(sql: &'a Statements, name: &Name, old: &Entry, e: &Entry) -> Write<'a> {
+    let end = time(e.expires.unwrap_or(0));
+    let mut args = vec![standing_number(e.standing).into(), time(e.since), end];
+    args.extend([Arg::Name(name.as_str().to_owned()), int(e.token.get())]);
+    match e.standing {
+        Standing::Departed => {
+            args.push(time(old.expires.unwrap_or(0)));
+            (&sql.turn_claim, args)
+        }
+        Standing::Holding | Standing::Waiting => (&sql.extend_claim, args),
+    }
+}
+
+/// How many writes are made one statement of: what hands a lock over, and no more, since each
+/// combination is another statement for the server to keep prepared.
+const JOINED: usize = 6;
+
+/// Does what was to be written, at once where the database can.
+pub(super) async fn write(
+    wire: &mut dyn Wire,
+    sql: &Statements,
+    writes: Vec<Write<'_>>,
+) -> Result<(), Failure> {
+    if sql.joins_writes && (2..=JOINED).contains(&writes.len()) {
+        let (statement, args) = statements::joined(writes);
+        let row = wire.rows(&statement, args).await?.into_iter().next();
+        let mut cells = Cells::new(row.unwrap_or_default());
+        for _ in statement.shape.bytes() {
+            one(cells.count()?)?;
+        }
+        return Ok(());
+    }
+    for (statement, args) in writes {
+        one(wire.run(statement, args).await?.affected)?;
+    }
+    Ok(())
+}
+
+/// Another than one row: it was renewed meanwhile.
+fn one(affected: u64) -> Result<(), Failure> {
+    match affected {
+        1 => Ok(()),
+        _ => Err(Failure::Conflict(sqlx::Error::RowNotFound)),
+    }
+}
+
+fn differs(a: &Entry, b: &Entry) -> bool {
+    (a.standing, a.since, a.expires) != (b.standing, b.since, b.expires)
+}

@@ -1,0 +1,140 @@
+//! MySQL and MariaDB, InnoDB.
+
+use async_trait::async_trait;
+use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlQueryResult, MySqlRow};
+use sqlx::{ConnectOptions, Row};
+
+use super::fault::Failure;
+use super::url::SqlUrl;
+use super::wire::{Arg, Connect, Done, Row as Cells, Statement, Wire, wire};
+use leasehold_core::Result;
+
+fn text(row: &MySqlRow, i: usize) -> sqlx::Result<Option<String>> {
+    let bytes: Option<Vec<u8>> = row.try_get(i)?;
+    let decoded = bytes.map(String::from_utf8).transpose();
+    decoded.map_err(|e| sqlx::Error::Decode(e.into()))
+}
+
+fn last_id(done: &MySqlQueryResult) -> u64 {
+    done.last_insert_id()
+}
+
+wire!(MySqlConnection, String::into_bytes, text, last_id);
+
+/// A connection to MySQL, which has no limit for a transaction that does nothing, as MariaDB and
+/// PostgreSQL have. But it has one for a session that does, and that can be set from one statement to
+/// the next: a client that is stopped, or whose machine dies, with a lock's row in its hands keeps it
+/// no longer than this. Nothing else changes, since both settings travel with the BEGIN and the end.
+struct Watched(MySqlConnection);
+
+const BEGIN: &str = "SET SESSION wait_timeout = 2; START TRANSACTION";
+const COMMIT: &str = "COMMIT; SET SESSION wait_timeout = DEFAULT";
+const ROLLBACK: &str = "ROLLBACK; SET SESSION wait_timeout = DEFAULT";
+
+#[async_trait]
+impl Wire for Watched {
+    async fn rows(&mut self, statement: &Statement, args: Vec<Arg>) -> sqlx::Result<Vec<Cells>> {
+        Wire::rows(&mut self.0, statement, args).await
+    }
+
+    async fn run(&mut self, statement: &Statement, args: Vec<Arg>) -> sqlx::Result<Done> {
+        Wire::run(&mut self.0, statement, args).await
+    }
+
+    async fn raw(&mut self, sql: &str) -> sqlx::Result<()> {
+        let sql = match sql {
+            "START TRANSACTION" => BEGIN,
+            "COMMIT" => COMMIT,
+            "ROLLBACK" => ROLLBACK,
+            other => other,
+        };
+        Wire::raw(&mut self.0, sql).await
+    }
+
+    async fn close(self: Box<Self>) -> sqlx::Result<()> {
+        Wire::close(Box::new(self.0)).await
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct MySql(MySqlConnectOptions);
+
+impl MySql {
+    pub(super) fn new(url: &SqlUrl) -> Result<Self> {
+        let driver = url.driver.replacen("mariadb:", "mysql:", 1);
+        let options = driver.parse::<MySqlConnectOptions>().map_err(Failure::from);
+        Ok(Self(options.map_err(Failure::into_error)?.disable_statement_logging()))
+    }
+}
+
+#[async_trait]
+impl Connect for MySql {
+    async fn connect(&self) -> sqlx::Result<Box<dyn Wire>> {
+        let mut connection = self.0.connect().await?;
+        // Each statement sees what was committed before it, and locks no gaps. The time zone has no
+        // summer, so that SYSDATE() can be read back without doubt. The mode is ours, since some
+        // change the meaning of a statement (MariaDB: SIMULTANEOUS_ASSIGNMENT).
+        let session = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
+                       SET SESSION time_zone = '+00:00', autocommit = 1, innodb_lock_wait_timeout = 2, \
+                       sql_mode = 'STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION'";
+        for statement in session.split("; ") {
+            Wire::raw(&mut connection, statement).await?;
+        }
+        // Ends a client that was stopped with a lock's row in its hands: MariaDB has a word for it.
+        let limited = Wire::raw(&mut connection, "SET SESSION idle_transaction_timeout = 1").await;
+        Ok(match limited {
+            Ok(()) => Box::new(connection),
+            Err(sqlx::Error::Database(_)) => Box::new(Watched(connection)),
+            Err(error) => return Err(error),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::SqlStore;
+    use leasehold_core::Name;
+    use leasehold_core::store::{Joined, Mode, Stall, Store};
+    use leasehold_core::{Claim, Kind};
+
+    /// A client dies, or is stopped, with a lock's row in its hands: that ends, on MySQL as well.
+    #[tokio::test]
+    async fn f38_an_open_section_ends_with_its_client() {
+        let own = testbed::mariadb().database();
+        let mysql = testbed::Server::MySql.in_this_run().then(|| testbed::mysql().database());
+        for url in [Some(own), mysql].into_iter().flatten() {
+            let here = tokio::runtime::Handle::current();
+            let store = SqlStore::open(&url, &here).await.unwrap();
+            assert!(matches!(store.guarantees().stall, Stall::SameLock(_)));
+            let name = Name::new(format!("stopped {}", std::process::id())).unwrap();
+            let claim = Claim::new(name.clone(), Kind::Mutex, 1, 1).unwrap();
+            store.join(&claim, Mode::Try).await.unwrap();
+            let mut pooled = store.shared.pool.take().await.unwrap();
+            pooled.wire.raw(store.shared.sql.begin).await.unwrap();
+            let named = vec![super::Arg::Name(name.as_str().to_owned())];
+            pooled.wire.rows(&store.shared.sql.lock, named).await.unwrap();
+            // And no more is heard of that connection.
+            let waits = Claim::new(name, Kind::Mutex, 1, 1).unwrap();
+            let joined = tokio::time::timeout(Duration::from_secs(30), async {
+                loop {
+                    if let Ok(joined) = store.join(&waits, Mode::Wait).await {
+                        return joined;
+                    }
+                }
+            });
+            let joined = joined.await.expect("the row is free again");
+            assert!(matches!(joined, Joined::Waiting(_)), "{joined:?}");
+            store.leave(&waits, None).await.unwrap();
+            assert!(store.leave(&claim, None).await.unwrap());
+            // A connection that has been in a transaction may rest for longer than that.
+            let mut pooled = store.shared.pool.take().await.unwrap();
+            for sql in [store.shared.sql.begin, "COMMIT"] {
+                pooled.wire.raw(sql).await.unwrap();
+            }
+            tokio::time::sleep(Duration::from_secs(4)).await;
+            pooled.wire.raw("SELECT 1").await.unwrap();
+        }
+    }
+}

@@ -1,0 +1,326 @@
+//! PostgreSQL.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use sqlx::postgres::{
+    PgConnectOptions, PgConnection, PgListener, PgPool, PgPoolOptions, PgQueryResult, PgRow,
+};
+use sqlx::{Acquire, ConnectOptions, Row};
+use tokio::runtime::Handle;
+
+use super::Shared;
+use super::ear::Heard;
+use super::fault::Failure;
+use super::url::SqlUrl;
+use super::wire::{Arg, Connect, Done, Row as Cells, Statement, Wire, wire};
+use leasehold_core::kit::Waiters;
+use leasehold_core::store::Signal;
+use leasehold_core::{ClaimId, Result};
+
+fn text(row: &PgRow, i: usize) -> sqlx::Result<Option<String>> {
+    row.try_get(i)
+}
+
+fn no_id(_: &PgQueryResult) -> u64 {
+    0
+}
+
+wire!(PgConnection, std::convert::identity, text, no_id);
+
+/// A connection on which nothing may be left prepared.
+struct Unprepared(PgConnection);
+
+fn inner(connection: &mut Unprepared) -> &mut PgConnection {
+    &mut connection.0
+}
+
+fn whole(connection: Unprepared) -> PgConnection {
+    connection.0
+}
+
+wire!(Unprepared, std::convert::identity, text, no_id, inner, whole, false);
+
+/// A connection to a pooler that gives each transaction any of its own connections to the server.
+///
+/// There a statement that was prepared under a name is gone in the next transaction, or, worse, is
+/// another client's statement of the same name. And preparing without a name is a transaction of
+/// its own unless one is open: so everything is done in one, and prepared in the same.
+struct Pooled {
+    connection: Unprepared,
+    /// Whether the caller has begun a transaction.
+    begun: bool,
+}
+
+impl Pooled {
+    async fn end<T>(&mut self, done: sqlx::Result<T>) -> sqlx::Result<T> {
+        match (self.begun, &done) {
+            (true, _) => {}
+            (false, Ok(_)) => self.connection.raw("COMMIT").await?,
+            // The first error is the one to tell; if this fails too, so will what comes next.
+            (false, Err(_)) => drop(self.connection.raw("ROLLBACK").await),
+        }
+        done
+    }
+
+    async fn begin(&mut self) -> sqlx::Result<()> {
+        match self.begun {
+            true => Ok(()),
+            false => self.connection.raw(BEGIN_POOLED).await,
+        }
+    }
+}
+
+#[async_trait]
+impl Wire for Pooled {
+    async fn rows(&mut self, statement: &Statement, args: Vec<Arg>) -> sqlx::Result<Vec<Cells>> {
+        self.begin().await?;
+        let rows = self.connection.rows(statement, args).await;
+        self.end(rows).await
+    }
+
+    async fn run(&mut self, statement: &Statement, args: Vec<Arg>) -> sqlx::Result<Done> {
+        self.begin().await?;
+        let done = self.connection.run(statement, args).await;
+        self.end(done).await
+    }
+
+    async fn raw(&mut self, sql: &str) -> sqlx::Result<()> {
+        self.connection.raw(sql).await?;
+        // A COMMIT may have a notification behind it.
+        let ends = sql.starts_with("COMMIT") || sql == "ROLLBACK";
+        self.begun = !ends && (self.begun || sql.starts_with("BEGIN"));
+        Ok(())
+    }
+
+    async fn close(self: Box<Self>) -> sqlx::Result<()> {
+        Box::new(self.connection).close().await
+    }
+}
+
+/// What ends a client that was stopped with a lock's row in its hands, and who waits for one: in
+/// milliseconds. Set as a session begins, so that no transaction has to. A pooler that lends the
+/// server's sessions refuses them or drops them, and is found out by that.
+const LIMITS: [(&str, &str); 2] =
+    [("idle_in_transaction_session_timeout", "1000"), (LIMIT_SHOWN.0, "5000")];
+/// One of them, as the server shows it where it has arrived.
+pub(super) const LIMIT_SHOWN: (&str, &str) = ("lock_timeout", "5s");
+
+/// The same for each transaction behind a pooler, where the session is not ours: sent with the BEGIN,
+/// so that it costs no round trip.
+pub(super) const BEGIN_POOLED: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; \
+     SET LOCAL idle_in_transaction_session_timeout = 1000; SET LOCAL lock_timeout = 5000";
+
+#[derive(Debug)]
+pub(super) struct Postgres {
+    options: PgConnectOptions,
+    /// Whether a pooler of that kind is in front.
+    pooler: bool,
+}
+
+impl Postgres {
+    pub(super) fn new(url: &SqlUrl) -> Result<Self> {
+        let options = url.driver.parse::<PgConnectOptions>().map_err(Failure::from);
+        let options = options.map_err(Failure::into_error)?.disable_statement_logging();
+        let options = match options.get_application_name() {
+            None => options.application_name("leasehold"),
+            Some(_) => options,
+        };
+        let options = match url.pooler {
+            // It would refuse them, or give them to whoever comes next.
+            true => options,
+            false => options.options(LIMITS),
+        };
+        Ok(Self { options, pooler: url.pooler })
+    }
+
+    pub(super) fn options(&self) -> PgConnectOptions {
+        self.options.clone()
+    }
+}
+
+#[async_trait]
+impl Connect for Postgres {
+    async fn connect(&self) -> sqlx::Result<Box<dyn Wire>> {
+        let connection = self.options.connect().await?;
+        Ok(match self.pooler {
+            false => Box::new(connection),
+            true => Box::new(Pooled { connection: Unprepared(connection), begun: false }),
+        })
+    }
+}
+
+/// How long after a failure listening begins anew.
+const LISTEN_AGAIN: Duration = Duration::from_millis(200);
+/// How long nothing may be heard before it is asked whether the server is still there. A connection
+/// that somebody on the way has forgotten ends for neither side, and nothing is heard on it for ever.
+const SILENCE: Duration = Duration::from_secs(15);
+/// How long it may take to begin to listen.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// Listens for what other clients grant to ours, on a connection that serves for calls as well. Never
+/// ends by itself. What was sent while nobody listened is made good by asking; while none can be had,
+/// it is asked all the time.
+pub(super) async fn listen(options: PgConnectOptions, shared: Arc<Shared>) {
+    loop {
+        while shared.waiters.count() == 0 {
+            shared.waiters.more().await;
+        }
+        let hearing = tokio::select! {
+            hearing = Hearing::begin(options.clone(), &shared.session) => hearing,
+            () = ask_meanwhile(&shared) => continue,
+        };
+        if let Ok(hearing) = hearing {
+            let ear = shared.pool.ear();
+            ear.is_now(Box::new(hearing)).await;
+            shared.waiters.ask_all();
+            loop {
+                match ear.hear(silence(&shared.waiters)).await {
+                    Heard::Message(message) => tell(&shared.waiters, &message),
+                    Heard::Nothing => {}
+                    Heard::Gone => break,
+                }
+            }
+        }
+        shared.waiters.ask_all();
+        tokio::time::sleep(LISTEN_AGAIN).await;
+    }
+}
+
+/// Stands in for what nobody hears. Never ends.
+async fn ask_meanwhile(shared: &Shared) {
+    loop {
+        tokio::time::sleep(LISTEN_AGAIN).await;
+        if shared.waiters.count() > 0 {
+            let _ = shared.ask_who_holds().await;
+        }
+    }
+}
+
+/// A connection that listens.
+struct Hearing {
+    listener: Option<PgListener>,
+    pool: PgPool,
+    /// What the listener leaves behind as it is dropped is done there.
+    runtime: Handle,
+}
+
+impl Drop for Hearing {
+    fn drop(&mut self) {
+        let _here = self.runtime.enter();
+        drop(self.listener.take());
+    }
+}
+
+impl Hearing {
+    async fn begin(options: PgConnectOptions, channel: &str) -> sqlx::Result<Self> {
+        // The listener wants a pool; this one is its only connection.
+        let pool = PgPoolOptions::new()
+            .max_connections(1)
+            .max_lifetime(None)
+            .idle_timeout(None)
+            .acquire_timeout(ANSWER)
+            .test_before_acquire(false)
+            .connect_lazy_with(options);
+        let mut listener = PgListener::connect_with(&pool).await?;
+        // Another connection in the middle of a call would be outside of its transaction.
+        listener.eager_reconnect(false);
+        listener.listen(channel).await?;
+        Ok(Self { listener: Some(listener), pool, runtime: Handle::current() })
+    }
+
+    async fn connection(&mut self) -> sqlx::Result<&mut PgConnection> {
+        match &mut self.listener {
+            Some(listener) => listener.acquire().await,
+            None => Err(sqlx::Error::PoolClosed),
+        }
+    }
+}
+
+#[async_trait]
+impl Wire for Hearing {
+    async fn rows(&mut self, statement: &Statement, args: Vec<Arg>) -> sqlx::Result<Vec<Cells>> {
+        Wire::rows(self.connection().await?, statement, args).await
+    }
+
+    async fn run(&mut self, statement: &Statement, args: Vec<Arg>) -> sqlx::Result<Done> {
+        Wire::run(self.connection().await?, statement, args).await
+    }
+
+    async fn raw(&mut self, sql: &str) -> sqlx::Result<()> {
+        Wire::raw(self.connection().await?, sql).await
+    }
+
+    async fn close(mut self: Box<Self>) -> sqlx::Result<()> {
+        drop(self.listener.take());
+        self.pool.close().await;
+        Ok(())
+    }
+
+    async fn hear(&mut self) -> sqlx::Result<Option<String>> {
+        let Some(listener) = &mut self.listener else { return Ok(None) };
+        Ok(listener.try_recv().await?.map(|message| message.payload().to_owned()))
+    }
+}
+
+/// Resolves when nothing was heard for a while, and somebody waits to hear something.
+async fn silence(waiters: &Waiters) {
+    tokio::time::sleep(SILENCE).await;
+    while waiters.count() == 0 {
+        waiters.more().await;
+    }
+}
+
+fn tell(waiters: &Waiters, message: &str) {
+    if let Some((id, signal)) = read(message) {
+        waiters.tell(id, signal);
+    }
+}
+
+/// What is sent to the client of a claim that was granted.
+pub(super) fn message(id: ClaimId, token: leasehold_core::Token) -> String {
+    format!("{} {token}", id.to_hex())
+}
+
+/// A COMMIT with the notifications after it, in one round trip, each a transaction of its own: a
+/// NOTIFY makes a commit wait for every other in the server that has one, to the end of its flush. So
+/// what is durable is not in it, and what is in it need not be: it is not flushed. Channels that are
+/// not a client's name are left out, since this is written into SQL.
+pub(super) fn commit_and_tell(told: &[(&str, String)]) -> String {
+    let plain = |channel: &str| {
+        channel.len() < 64 && channel.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+    };
+    let mut sql = "COMMIT".to_owned();
+    for (channel, message) in told.iter().filter(|(channel, _)| plain(channel)) {
+        sql.push_str(match sql.as_str() {
+            "COMMIT" => "; SELECT set_config('synchronous_commit', 'off', true)",
+            _ => "",
+        });
+        sql.push_str(&format!(", pg_notify('{channel}', '{message}')"));
+    }
+    sql
+}
+
+fn read(message: &str) -> Option<(ClaimId, Signal)> {
+    let (id, token) = message.split_once(' ')?;
+    Some((ClaimId::from_hex(id)?, Signal::Granted(token.parse().ok()?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn f37_news_travels_behind_the_commit_and_is_never_sql() {
+        let told = |channel| commit_and_tell(&[(channel, "a 7".to_owned())]);
+        assert_eq!(
+            told("leasehold_hears_1f"),
+            "COMMIT; SELECT set_config('synchronous_commit', 'off', true), \
+             pg_notify('leasehold_hears_1f', 'a 7')"
+        );
+        assert_eq!(told("leasehold_hears_'); DROP TABLE x; --"), "COMMIT");
+        let two = [("a", "x".to_owned()), ("b", "y".to_owned())];
+        assert!(commit_and_tell(&two).ends_with(", pg_notify('a', 'x'), pg_notify('b', 'y')"));
+    }
+}

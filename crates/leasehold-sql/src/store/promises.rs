@@ -1,0 +1,261 @@
+//! What the database is found to promise, and the tables it is found to have.
+
+use std::borrow::Cow;
+use std::time::{Duration, Instant};
+
+use super::background::SWEPT;
+use super::fault::{self, Failure};
+#[cfg(feature = "postgres")]
+use super::postgres;
+use super::rows::Cells;
+#[cfg(feature = "sqlite")]
+use super::sqlite;
+use super::url::{Dialect, SqlUrl, Synchronous};
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+use super::version;
+use super::wire::{Arg, Row, Statement, Wire};
+use super::{Shared, TRIES, call, is_file, schema};
+use leasehold_core::store::{
+    ALL_KINDS, ClockModel, Durability, Guarantees, Liveness, Stall, Survival, Wakeup,
+};
+use leasehold_core::{Error, ErrorKind, Result};
+
+/// What who connects to a replica is told.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+const READ_ONLY: &str = "this server is read-only (a replica): connect to the primary";
+
+/// After so long the server ends a transaction whose client does nothing (`postgres.rs`, `mysql.rs`).
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+const IDLE_IN_TRANSACTION: Duration = Duration::from_secs(1);
+
+/// For how long who connects waits for room at the server.
+const FOR_ROOM: Duration = Duration::from_secs(8);
+const ROOM_AGAIN: Duration = Duration::from_millis(200);
+
+impl Shared {
+    /// Finds the tables, or makes them, and what the database promises.
+    /// Besides, whether nobody has swept for long.
+    pub(super) async fn prepare(&self, url: &SqlUrl) -> Result<(Guarantees, bool)> {
+        let (mut tries, began) = (0, Instant::now());
+        loop {
+            tries += 1;
+            match self.prepare_once(url).await {
+                Ok(prepared) => return Ok(prepared),
+                // Others make the tables at the same time.
+                Err(Failure::Conflict(_)) if tries < TRIES => call::pause(tries).await,
+                // Others close what they do not need any more.
+                Err(Failure::Broken(error))
+                    if fault::has_no_room(&error) && began.elapsed() < FOR_ROOM =>
+                {
+                    tokio::time::sleep(ROOM_AGAIN).await;
+                }
+                Err(failure) => return Err(failure.into_error()),
+            }
+        }
+    }
+
+    async fn prepare_once(&self, url: &SqlUrl) -> Result<(Guarantees, bool), Failure> {
+        let mut pooled = self.pool.take().await?;
+        let wire = &mut *pooled.wire;
+        let guarantees = self.promises(wire, url).await?;
+        let version = match wire.rows(&self.sql.version, Vec::new()).await.map_err(Failure::from) {
+            Ok(rows) => rows.into_iter().next(),
+            // No such table: made below, or refused there for want of a right.
+            Err(Failure::Final(_)) => None,
+            Err(failure) => return Err(failure),
+        };
+        match version.map(|row| Cells::new(row).count::<i64>()).transpose()? {
+            Some(schema::VERSION) => {}
+            Some(other) => {
+                let what = format!(
+                    "the tables are of version {other}, this leasehold knows {}: {}",
+                    schema::VERSION,
+                    schema::advice(other)
+                );
+                return Err(Error::new(ErrorKind::Config, what).into());
+            }
+            None => {
+                for statement in schema::statements(url) {
+                    wire.raw(&statement).await?;
+                }
+                self.begin_to_sweep(wire).await?;
+            }
+        }
+        let swept = wire.rows(&self.sql.probe, Vec::new()).await?;
+        self.pool.put(pooled);
+        Ok((guarantees, is_due(swept)?))
+    }
+
+    /// Nothing is old in tables that were just made.
+    async fn begin_to_sweep(&self, wire: &mut dyn Wire) -> Result<(), Failure> {
+        let nobody = vec![Arg::Name(String::new()), 0.into(), 1.into()];
+        match wire.run(&self.sql.create, nobody).await {
+            // Somebody else did.
+            Ok(_) | Err(sqlx::Error::Database(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+        wire.run(&self.sql.sweeper, vec![0.into()]).await?;
+        Ok(())
+    }
+
+    /// What the database, as it is set up, promises.
+    async fn promises(&self, wire: &mut dyn Wire, url: &SqlUrl) -> Result<Guarantees, Failure> {
+        let (durability, stall) = match url.dialect {
+            #[cfg(feature = "sqlite")]
+            Dialect::Sqlite => {
+                let durability = match url.synchronous {
+                    Synchronous::Full => Durability::Disk,
+                    Synchronous::Normal | Synchronous::Off => Durability::Machine,
+                };
+                (durability, Stall::Everybody)
+            }
+            #[cfg(feature = "postgres")]
+            Dialect::Postgres => of_postgres(wire, url.pooler).await?,
+            #[cfg(feature = "mysql")]
+            Dialect::MySql => of_mysql(wire).await?,
+        };
+        let mut notes = vec![
+            Cow::Borrowed(
+                "Leases are judged by the database's wall clock: set forward, it ends them early; \
+                 set back, it makes them longer. Tokens rise all the same.",
+            ),
+            Cow::Borrowed(
+                "A waiter's heartbeat reads all of its lock's queue, so its time grows with the \
+                 number of claims in it; taking and releasing read no more than its front.",
+            ),
+        ];
+        if durability < Durability::Disk {
+            notes.push(Cow::Borrowed(
+                "Commits are not on disk when they are answered: a crash may free what was held.",
+            ));
+        }
+        let is_file = is_file(url.dialect);
+        #[cfg(feature = "sqlite")]
+        if is_file && let Some(table) = sqlite::shared_with(wire, &sqlite::foreign(url)).await? {
+            leasehold_core::telemetry::shared_file(&self.url, &table);
+            notes.push(Cow::Owned(format!(
+                "The database file has other tables in it ({table}): a transaction that writes there \
+                 for as long as a lease keeps that lease from being renewed. Give leasehold a file \
+                 of its own."
+            )));
+        }
+        if is_file {
+            notes.push(Cow::Borrowed(
+                "A process that is stopped in the middle of a write stops all others until it goes \
+                 on, and waiters may lose their places by that; the file must be on a local disk.",
+            ));
+        } else {
+            notes.push(Cow::Borrowed(
+                "A fail-over to a replica that lags loses the latest grants; tokens go on rising \
+                 if its clock is not behind the last that was drawn.",
+            ));
+        }
+        let mut promised = Guarantees::least();
+        promised.kinds = Cow::Borrowed(ALL_KINDS);
+        promised.fifo = true;
+        promised.wakeup = if self.pushes { Wakeup::Push } else { Wakeup::Poll };
+        promised.liveness = Liveness::Lease;
+        promised.clock = ClockModel::Wall;
+        promised.lock_delay = true;
+        promised.at_least = true;
+        promised.grant = durability;
+        promised.token = durability;
+        promised.on_pause = Survival::Fenced;
+        promised.on_clock_step = Survival::Fenced;
+        promised.on_store_crash = match durability {
+            Durability::Process => Survival::Fenced,
+            _ => Survival::Exclusive,
+        };
+        promised.on_failover = if is_file { Survival::NotApplicable } else { Survival::Fenced };
+        promised.on_partition = if is_file { Survival::NotApplicable } else { Survival::Fenced };
+        promised.stall = stall;
+        promised.recovery = Duration::from_secs(2);
+        promised.recovery_leases = 1;
+        promised.notes = Cow::Owned(notes);
+        Ok(promised)
+    }
+}
+
+/// Whether nobody has swept for long, told by the clock and the row that says when.
+fn is_due(row: Vec<Row>) -> Result<bool, Failure> {
+    let Some(row) = row.into_iter().next() else { return Ok(true) };
+    let mut cells = Cells::new(row);
+    let (now, swept) = (cells.count::<i64>()?, cells.lock()?.last_token);
+    Ok(i64::try_from(swept).unwrap_or(i64::MAX).saturating_add(SWEPT) < now)
+}
+
+/// One row of settings, as text.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+async fn ask<const N: usize>(
+    wire: &mut dyn Wire,
+    sql: &str,
+    shape: &'static str,
+) -> Result<[String; N], Failure> {
+    let statement = Statement { sql: sql.to_owned().into(), shape };
+    let rows = wire.rows(&statement, Vec::new()).await?;
+    let mut cells = Cells::new(rows.into_iter().next().unwrap_or_default());
+    let told = shape.bytes().map(|_| cells.text()).collect::<Result<Vec<_>, _>>()?;
+    told.try_into().map_err(|_| Error::new(ErrorKind::Corrupt, "no settings").into())
+}
+
+#[cfg(feature = "postgres")]
+async fn of_postgres(wire: &mut dyn Wire, pooler: bool) -> Result<(Durability, Stall), Failure> {
+    let (limit, set) = postgres::LIMIT_SHOWN;
+    let asked = format!(
+        "SELECT current_setting('transaction_read_only'), current_setting('fsync'), \
+         current_setting('synchronous_commit'), current_setting('server_encoding'), \
+         current_setting('{limit}'), current_setting('server_version_num'), \
+         current_setting('server_version')"
+    );
+    let [read_only, fsync, commit, encoding, found_limit, number, version] =
+        ask(wire, &asked, "ttttttt").await?;
+    if let Some(least) = version::postgres_too_old(&number) {
+        return Err(version::refused(least, &version).into());
+    }
+    if !pooler && found_limit != set {
+        return Err(fault::undeclared_pooler().into());
+    }
+    // A standby, or a database or a user whose transactions write nothing.
+    if read_only == "on" {
+        return Err(Error::new(ErrorKind::Denied, READ_ONLY).into());
+    }
+    if encoding != "UTF8" {
+        let what = format!(
+            "the database's encoding is {encoding}, in which not every lock name can be written: \
+             use one with UTF8"
+        );
+        return Err(Error::new(ErrorKind::Config, what).into());
+    }
+    let durability = match (fsync.as_str(), commit.as_str()) {
+        ("on", "off") => Durability::Process,
+        ("on", _) => Durability::Disk,
+        (_, "off") => Durability::Process,
+        _ => Durability::Machine,
+    };
+    Ok((durability, Stall::SameLock(IDLE_IN_TRANSACTION)))
+}
+
+#[cfg(feature = "mysql")]
+async fn of_mysql(wire: &mut dyn Wire) -> Result<(Durability, Stall), Failure> {
+    let asked = "SELECT CAST(@@innodb_flush_log_at_trx_commit AS CHAR), \
+                 CAST(@@global.read_only AS CHAR), VERSION()";
+    let [flush, read_only, version] = ask(wire, asked, "ttt").await?;
+    if let Some(least) = version::mysql_too_old(&version) {
+        return Err(version::refused(least, &version).into());
+    }
+    // Also for those who may write nevertheless: the primary does not hear of it.
+    if !matches!(&*read_only.to_ascii_uppercase(), "0" | "OFF") {
+        return Err(Error::new(ErrorKind::Denied, READ_ONLY).into());
+    }
+    let durability = match flush.as_str() {
+        // 3 is MariaDB's way to write 1.
+        "1" | "3" => Durability::Disk,
+        "2" => Durability::Machine,
+        _ => Durability::Process,
+    };
+    let idle = match version::is_mariadb(&version) {
+        true => IDLE_IN_TRANSACTION,
+        false => 2 * IDLE_IN_TRANSACTION,
+    };
+    Ok((durability, Stall::SameLock(idle)))
+}

@@ -1,0 +1,276 @@
+//! The URL of a SQL store: what of it is ours, and what the driver gets.
+
+use leasehold_core::{Error, ErrorKind, Result};
+
+/// What URLs of this build begin with.
+const KNOWN: &[&str] = &[
+    #[cfg(feature = "sqlite")]
+    "sqlite:",
+    #[cfg(feature = "postgres")]
+    "postgres:",
+    #[cfg(feature = "mysql")]
+    "mysql:",
+];
+
+/// Which database.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Dialect {
+    #[cfg(feature = "sqlite")]
+    Sqlite,
+    #[cfg(feature = "postgres")]
+    Postgres,
+    #[cfg(feature = "mysql")]
+    MySql,
+}
+
+/// A URL, taken apart.
+#[derive(Clone, Debug)]
+pub(super) struct SqlUrl {
+    pub(super) dialect: Dialect,
+    /// For the driver: without the parameters that are ours.
+    pub(super) driver: String,
+    /// The tables' names begin with this.
+    pub(super) prefix: String,
+    /// The database schema that the tables are in (PostgreSQL).
+    pub(super) schema: Option<String>,
+    /// The most connections.
+    pub(super) pool: usize,
+    /// SQLite: how durable a commit is.
+    pub(super) synchronous: Synchronous,
+    /// PostgreSQL: a pooler that hands a connection to another client after each transaction is in
+    /// front.
+    pub(super) pooler: bool,
+}
+
+/// SQLite's setting of that name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Synchronous {
+    Full,
+    Normal,
+    Off,
+}
+
+const DEFAULT_POOL: usize = 4;
+const MAX_POOL: usize = 64;
+
+impl SqlUrl {
+    pub(super) fn parse(url: &str) -> Result<Self> {
+        let refused = |what: String| Err(Error::new(ErrorKind::Config, what));
+        let (scheme, rest) = url.split_once(':').unwrap_or((url, ""));
+        let dialect = match scheme {
+            #[cfg(feature = "sqlite")]
+            "sqlite" => Dialect::Sqlite,
+            #[cfg(feature = "postgres")]
+            "postgres" | "postgresql" => Dialect::Postgres,
+            #[cfg(feature = "mysql")]
+            "mysql" | "mariadb" => Dialect::MySql,
+            _ => {
+                let what =
+                    format!("{scheme}: has no tables; this build has {}", KNOWN.join(" and "));
+                return refused(what);
+            }
+        };
+        let is_file = scheme == "sqlite";
+        if !is_file && !rest.starts_with("//") {
+            return refused(format!("write it as {scheme}://user:password@host/database"));
+        }
+        let (base, query) = url.split_once('?').map_or((url, ""), |(b, q)| (b, q));
+        let mut parsed = Self {
+            dialect,
+            driver: String::new(),
+            prefix: "leasehold_".into(),
+            schema: None,
+            pool: DEFAULT_POOL,
+            synchronous: Synchronous::Full,
+            pooler: false,
+        };
+        let mut theirs = Vec::new();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            match key {
+                "prefix" => parsed.prefix = identifier("prefix", value)?,
+                "schema" if scheme.starts_with("postgres") => {
+                    parsed.schema = Some(identifier("schema", value)?);
+                }
+                "pool" => match value.parse() {
+                    Ok(n) if (1..=MAX_POOL).contains(&n) => parsed.pool = n,
+                    _ => return refused(format!("pool={value:?}: give 1 to {MAX_POOL}")),
+                },
+                "pooler" if scheme.starts_with("postgres") => match value {
+                    "transaction" => parsed.pooler = true,
+                    "none" => parsed.pooler = false,
+                    _ => return refused("pooler is transaction or none".into()),
+                },
+                "synchronous" if is_file => match value {
+                    "full" => parsed.synchronous = Synchronous::Full,
+                    "normal" => parsed.synchronous = Synchronous::Normal,
+                    "off" => parsed.synchronous = Synchronous::Off,
+                    _ => return refused("synchronous is full, normal or off".into()),
+                },
+                _ if theirs_of(dialect).contains(&key) => theirs.push(pair),
+                // A part of PostgreSQL's `options`, with the setting's name in it.
+                _ if scheme.starts_with("postgres") && key.starts_with("options[") => {
+                    theirs.push(pair);
+                }
+                _ => return refused(unknown(scheme, dialect, key)),
+            }
+        }
+        let query = theirs.join("&");
+        parsed.driver = if query.is_empty() { base.to_owned() } else { format!("{base}?{query}") };
+        Ok(parsed)
+    }
+
+    /// SQLite: the path of the database file.
+    pub(super) fn path(&self) -> Result<&str> {
+        let rest = self.driver.split_once(':').map_or("", |(_, rest)| rest);
+        let path = rest.strip_prefix("//").unwrap_or(rest);
+        if path.is_empty() || path.contains(":memory:") {
+            let what = "a sqlite: store is a file, sqlite:/a/path.db; for one process use memory:";
+            return Err(Error::new(ErrorKind::Config, what));
+        }
+        Ok(path)
+    }
+
+    /// A table's name as it is written in SQL.
+    pub(super) fn table(&self, name: &str) -> String {
+        let table = format!("{}{name}", self.prefix);
+        match &self.schema {
+            Some(schema) => format!("{schema}.{table}"),
+            None => table,
+        }
+    }
+}
+
+/// The parameters of which the driver knows something. It passes over all others with no more than a
+/// line in a log: a prefix or a TLS mode that is misspelt would be none.
+fn theirs_of(dialect: Dialect) -> &'static [&'static str] {
+    match dialect {
+        #[cfg(feature = "sqlite")]
+        Dialect::Sqlite => &[],
+        #[cfg(feature = "postgres")]
+        Dialect::Postgres => &[
+            "sslmode",
+            "ssl-mode",
+            "sslrootcert",
+            "ssl-root-cert",
+            "ssl-ca",
+            "sslcert",
+            "ssl-cert",
+            "sslkey",
+            "ssl-key",
+            "statement-cache-capacity",
+            "host",
+            "hostaddr",
+            "port",
+            "dbname",
+            "user",
+            "password",
+            "application_name",
+            "options",
+        ],
+        #[cfg(feature = "mysql")]
+        Dialect::MySql => &[
+            "sslmode",
+            "ssl-mode",
+            "sslca",
+            "ssl-ca",
+            "sslcert",
+            "ssl-cert",
+            "sslkey",
+            "ssl-key",
+            "charset",
+            "collation",
+            "statement-cache-capacity",
+            "socket",
+            "timezone",
+            "time-zone",
+        ],
+    }
+}
+
+/// What who misspells a parameter is told. A key that is no word may be a part of a password.
+fn unknown(scheme: &str, dialect: Dialect, key: &str) -> String {
+    let ours: &[&str] = match dialect {
+        #[cfg(feature = "sqlite")]
+        Dialect::Sqlite => &["prefix", "pool", "synchronous"],
+        #[cfg(feature = "postgres")]
+        Dialect::Postgres => &["prefix", "schema", "pool", "pooler"],
+        #[cfg(feature = "mysql")]
+        Dialect::MySql => &["prefix", "pool"],
+    };
+    let is_word =
+        key.len() <= 40 && key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
+    let named = if is_word { format!("{key:?}") } else { "of such a name".to_owned() };
+    let known: Vec<&str> = ours.iter().chain(theirs_of(dialect)).copied().collect();
+    format!("{scheme}: has no parameter {named}; it has {}", known.join(", "))
+}
+
+/// Lower-case letters, digits and `_` only: these are written into SQL as they are.
+fn identifier(what: &str, text: &str) -> Result<String> {
+    let first = text.chars().next().is_some_and(|c| c.is_ascii_lowercase() || c == '_');
+    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    if !first || text.len() > 40 || !text.chars().all(plain) {
+        let what = format!(
+            "{what}={:?}: use a lower-case letter, then letters, digits and _, at most 40",
+            text.chars().take(60).collect::<String>()
+        );
+        return Err(Error::new(ErrorKind::Config, what));
+    }
+    Ok(text.to_owned())
+}
+
+#[cfg(all(test, feature = "postgres", feature = "sqlite"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_parameters_are_taken_out_and_theirs_left() {
+        let url = "postgres://u:p@h/d?sslmode=require&prefix=a_&schema=locks&pool=7&options[a]=y";
+        let parsed = SqlUrl::parse(url).unwrap();
+        assert_eq!(parsed.driver, "postgres://u:p@h/d?sslmode=require&options[a]=y");
+        assert_eq!(parsed.table("claims"), "locks.a_claims");
+        assert_eq!(parsed.pool, 7);
+    }
+
+    #[test]
+    fn f34_a_parameter_that_is_misspelt_is_refused() {
+        let mut wrong = vec![
+            ("postgres://h/d?prefx=a_", "prefx"),
+            ("postgres://h/d?sslmod=verify-full", "sslmod"),
+            ("postgres://h/d?synchronous=full", "synchronous"),
+            ("sqlite:/a.db?prefx=a_", "prefx"),
+        ];
+        #[cfg(feature = "mysql")]
+        wrong.extend([
+            ("mysql://h/d?prefx=a_", "prefx"),
+            ("mysql://h/d?sslmod=VERIFY_CA", "sslmod"),
+            ("mysql://h/d?schema=x", "schema"),
+            ("mariadb://h/d?pooler=transaction", "pooler"),
+        ]);
+        for (url, key) in wrong {
+            let error = SqlUrl::parse(url).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config, "{url}");
+            let told = error.to_string();
+            assert!(told.contains(&format!("{key:?}")) && told.contains("prefix"), "{told}");
+        }
+        // What follows a ? that nobody encoded is a password.
+        let told = SqlUrl::parse("postgres://u:p?se%cret@h/d").unwrap_err().to_string();
+        assert!(!told.contains("cret"), "{told}");
+    }
+
+    #[test]
+    fn s90_identifiers_are_never_sql() {
+        for bad in ["", "a;drop table x", "a\"b", "A", "1a", "a.b", &"a".repeat(41)] {
+            for key in ["prefix", "schema"] {
+                let error = SqlUrl::parse(&format!("postgres://h/d?{key}={bad}")).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Config, "{bad}");
+            }
+        }
+        for bad in ["sqlite:", "sqlite::memory:", "sqlite://"] {
+            assert!(SqlUrl::parse(bad).unwrap().path().is_err(), "{bad}");
+        }
+        assert_eq!(SqlUrl::parse("sqlite:///a/b.db?pool=1").unwrap().path().unwrap(), "/a/b.db");
+        assert!(SqlUrl::parse("sqlite:/a?mode=ro").is_err());
+        assert!(SqlUrl::parse("postgres:u:p@h").is_err());
+    }
+}

@@ -1,0 +1,233 @@
+//! Optimistic locking: compare-and-set on a version column of the caller's own table.
+//!
+//! No lock is held while somebody thinks. A row is read with its version; the write says which
+//! version it was computed from, and happens only if that is still the one: `UPDATE … SET version
+//! = version + 1 WHERE id = ? AND version = ?`. The database checks and writes in one step, so of
+//! any number of writers from one version exactly one succeeds; the others get
+//! [`ErrorKind::StaleVersion`] with both numbers, and read again ([`retry`]).
+//!
+//! The version only ever rises by one, by these writes: a number, not a time (two writes in one
+//! tick would be one), and not the row's content (which may return to what it was). Whoever
+//! writes the table otherwise must raise it too. A deleted and newly inserted row starts its
+//! versions anew: do not reuse keys.
+
+use std::future::Future;
+use std::time::Duration;
+
+use crate::database::{self, Column, Database, Value, assignments, identifier, place};
+use leasehold_core::{Error, ErrorKind, Result};
+
+/// A table with a version column: which table, which key, which column.
+///
+/// ```no_run
+/// # #[cfg(feature = "postgres")]
+/// # async fn f(pool: sqlx::PgPool) -> leasehold::Result<()> {
+/// use leasehold::database::error;
+/// use leasehold::versioned::{Retry, Versioned, retry};
+/// let stock = Versioned::new("stock", "id", "version");
+/// retry(Retry::default(), || async {
+///     let mut tx = pool.begin().await.map_err(error)?;
+///     let (left, version): (i64, i64) =
+///         sqlx::query_as("SELECT left_over, version FROM stock WHERE id = 7")
+///             .fetch_one(&mut *tx)
+///             .await
+///             .map_err(error)?;
+///     // For types that Rust has no word for, and keys of them: Value::typed("uuid", "7f1c…").
+///     stock.update(&mut tx, 7, version, &[("left_over", (left - 1).into())]).await?;
+///     tx.commit().await.map_err(error)?;
+///     Ok(())
+/// })
+/// .await
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Versioned {
+    table: String,
+    key: String,
+    version: String,
+}
+
+impl Versioned {
+    /// `key` must be unique in `table`; `version` a whole number, not null. Names are letters,
+    /// digits and `_` (`schema.table` for the table), spelt as the database keeps them; others
+    /// are refused by the first use.
+    pub fn new(
+        table: impl Into<String>,
+        key: impl Into<String>,
+        version: impl Into<String>,
+    ) -> Self {
+        Self { table: table.into(), key: key.into(), version: version.into() }
+    }
+
+    /// The row's version now; `None` if there is no such row.
+    ///
+    /// # Errors
+    /// What the database answers.
+    pub async fn version<C>(&self, connection: &mut C, key: impl Into<Value>) -> Result<Option<i64>>
+    where
+        C: sqlx::Connection,
+        C::Database: Database<Connection = C>,
+    {
+        self.look::<C::Database>(connection, key.into()).await.map_err(|e| e.during("version"))
+    }
+
+    /// Sets columns of one row, and its version to `expected + 1`, if its version is still
+    /// `expected`: one statement. Gives the new version. With no columns it only claims the row:
+    /// what else the transaction writes is then safe until it commits.
+    ///
+    /// # Errors
+    /// [`ErrorKind::StaleVersion`] (see [`Error::stale_version`]), and nothing was written;
+    /// [`ErrorKind::Corrupt`] if the key is not unique (roll back); what the database answers.
+    pub async fn update<DB: Database>(
+        &self,
+        tx: &mut sqlx::Transaction<'_, DB>,
+        key: impl Into<Value>,
+        expected: i64,
+        columns: &[(&str, Value)],
+    ) -> Result<i64> {
+        self.set(tx, key.into(), expected, columns).await.map_err(|e| e.during("update"))
+    }
+
+    async fn set<DB: Database>(
+        &self,
+        tx: &mut sqlx::Transaction<'_, DB>,
+        key: Value,
+        expected: i64,
+        columns: &[(&str, Value)],
+    ) -> Result<i64> {
+        let Some(next) = expected.checked_add(1) else {
+            return Err(Error::new(ErrorKind::Full, "the version column is at its greatest"));
+        };
+        let version = identifier::<DB>(&self.version)?;
+        let mut sql = format!("UPDATE {} SET {version} = ?", identifier::<DB>(&self.table)?);
+        let mut with = vec![Value::Int(next)];
+        sql.push_str(&assignments::<DB>(columns, &mut with)?);
+        let (id, key_here) = (identifier::<DB>(&self.key)?, place::<DB>(&key)?);
+        sql.push_str(&format!(" WHERE {id} = {key_here} AND {version} = ?"));
+        with.extend([key.clone(), Value::Int(expected)]);
+        match DB::execute(tx, &sql, with).await.map_err(database::error)? {
+            1 => Ok(next),
+            0 => Err(Error::stale_row(expected, self.look::<DB>(tx, key).await?)),
+            n => Err(Error::new(
+                ErrorKind::Corrupt,
+                format!("{n} rows of {} have that key: roll back, and make it unique", self.table),
+            )),
+        }
+    }
+
+    async fn look<DB: Database>(&self, c: &mut DB::Connection, key: Value) -> Result<Option<i64>> {
+        let sql = format!(
+            "SELECT CAST({} AS {}) FROM {} WHERE {} = {}{}",
+            identifier::<DB>(&self.version)?,
+            DB::BIGINT,
+            identifier::<DB>(&self.table)?,
+            identifier::<DB>(&self.key)?,
+            place::<DB>(&key)?,
+            DB::AS_IT_IS,
+        );
+        let row = DB::row(c, &sql, vec![key], &[Column::Int]).await.map_err(database::error)?;
+        Ok(row.map(|row| row.first().map_or(0, Value::int)))
+    }
+}
+
+/// How often and how fast [`retry`] tries again.
+#[derive(Clone, Copy, Debug)]
+pub struct Retry {
+    tries: u32,
+    first: Duration,
+    longest: Duration,
+}
+
+impl Default for Retry {
+    /// 10 tries, pauses from 2 ms doubling to 200 ms.
+    fn default() -> Self {
+        Self { tries: 10, first: Duration::from_millis(2), longest: Duration::from_millis(200) }
+    }
+}
+
+impl Retry {
+    /// At most this many tries in all (at least one).
+    pub fn tries(mut self, tries: u32) -> Self {
+        self.tries = tries.max(1);
+        self
+    }
+
+    /// The first pause is up to `first`; each next up to twice the one before, to `longest`.
+    pub fn pauses(mut self, first: Duration, longest: Duration) -> Self {
+        (self.first, self.longest) = (first, longest);
+        self
+    }
+
+    /// Up to this long, before the try after `failed` failures.
+    fn pause(&self, failed: u32) -> Duration {
+        self.first.saturating_mul(1 << failed.saturating_sub(1).min(20)).min(self.longest)
+    }
+}
+
+/// Runs `work` from its beginning until it ends in something other than
+/// [`ErrorKind::StaleVersion`] or [`ErrorKind::Conflict`], with random pauses, a bounded number of
+/// times; then its last error. `work` must begin its own transaction: both kinds of error mean
+/// that everything read so far is old.
+///
+/// # Errors
+/// Those of `work`.
+pub async fn retry<T, F>(policy: Retry, mut work: impl FnMut() -> F) -> Result<T>
+where
+    F: Future<Output = Result<T>>,
+{
+    let mut failed = 0;
+    loop {
+        match work().await {
+            Err(e) if matches!(e.kind(), ErrorKind::StaleVersion | ErrorKind::Conflict) => {
+                failed += 1;
+                if failed >= policy.tries {
+                    return Err(e);
+                }
+                tokio::time::sleep(jittered(policy.pause(failed))).await;
+            }
+            done => return done,
+        }
+    }
+}
+
+/// Somewhere between nothing and `d`: contenders that failed together do not come back together.
+pub(crate) fn jittered(d: Duration) -> Duration {
+    let mut random = [0; 4];
+    match getrandom::fill(&mut random) {
+        Ok(()) => d.mul_f64(f64::from(u32::from_le_bytes(random)) / f64::from(u32::MAX)),
+        Err(_) => d / 2,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_up_to_the_longest_and_jitter_only_shortens() {
+        let policy = Retry::default().pauses(Duration::from_millis(2), Duration::from_millis(9));
+        let pauses: Vec<u128> = (1..6).map(|n| policy.pause(n).as_millis()).collect();
+        assert_eq!(pauses, [2, 4, 8, 9, 9]);
+        assert_eq!(policy.pause(u32::MAX).as_millis(), 9);
+        assert!((0..100).all(|_| jittered(policy.longest) <= policy.longest));
+    }
+
+    #[tokio::test]
+    async fn a_retry_is_bounded_and_other_errors_are_not_retried() {
+        let policy = Retry::default().tries(3).pauses(Duration::ZERO, Duration::ZERO);
+        for (error, times) in [
+            (ErrorKind::StaleVersion, 3),
+            (ErrorKind::Conflict, 3),
+            (ErrorKind::Unreachable, 1),
+            (ErrorKind::Config, 1),
+        ] {
+            let mut ran = 0;
+            let result: Result<()> = retry(policy, || {
+                ran += 1;
+                async move { Err(Error::new(error, "")) }
+            })
+            .await;
+            assert_eq!((result.unwrap_err().kind(), ran), (error, times));
+        }
+    }
+}

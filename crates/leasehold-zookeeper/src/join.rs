@@ -1,0 +1,258 @@
+//! Joining: a sequential child of the lock's node, and the listing that shows who is before it, in one
+//! breath. Who tries looks first; who waits and does not fit watches what blocks it
+//! ([`stand`](super::stand)). A claim that is refused takes its child back.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use zookeeper_client::{CreateMode, Error as Fault, Stat};
+
+use super::claims::{Stage, Standing};
+use super::fault::explain;
+use super::session::Session;
+use super::{Shared, node};
+use leasehold_core::store::{Joined, Mode, holders_of, mismatch};
+use leasehold_core::{Claim, Error, ErrorKind, Moment, Result, Token};
+
+/// How often the lock's node is made when it vanishes again before its child is.
+const MAKE_TRIES: u32 = 8;
+
+pub(super) fn token_of(stat: &Stat) -> Option<Token> {
+    u64::try_from(stat.czxid).ok().and_then(Token::new)
+}
+
+impl Shared {
+    /// Joins for a caller who is there as long as `caller` is.
+    pub(super) async fn join(
+        self: Arc<Self>,
+        claim: Claim,
+        mode: Mode,
+        caller: Weak<()>,
+    ) -> Result<Joined> {
+        if !claim.lock_delay.is_zero() {
+            let what = "ZooKeeper keeps nothing of an unclean end, so there is no lock-delay: leave \
+                        lock_delay out, or use another store";
+            return Err(Error::new(ErrorKind::Unsupported, what));
+        }
+        let _turn = self.claims.enter(claim.id).await;
+        if self.claims.is_given_up(claim.id) {
+            self.end_given_up(claim.id).await;
+            self.claims.begin_anew(claim.id);
+        }
+        let started = self.clock.now();
+        let stage = self.claims.stage(claim.id);
+        if caller.strong_count() == 0 {
+            // Who asked has gone, and what comes now would be nobody's.
+            if let Stage::New = stage {
+                self.claims.remove(claim.id);
+            }
+            return Err(explain(Fault::Timeout, self.url.root()));
+        }
+        let session = match self.session().await {
+            Ok(session) => session,
+            Err(error) => {
+                if let Stage::New = stage {
+                    self.claims.remove(claim.id);
+                }
+                return Err(error);
+            }
+        };
+        let standing = match stage {
+            Stage::New => None,
+            Stage::Asked { lock } => self.search(&session, &claim, &lock).await?,
+            Stage::Standing(standing) => Some(standing),
+        };
+        match standing {
+            None => self.enter_queue(&session, claim, mode, started).await,
+            Some(standing) if standing.session == session.id() => {
+                match self.ask(&session, claim.clone(), started).await? {
+                    // It was there, and was taken away, or expired just now: it stands anew, and
+                    // never beside its first child.
+                    Joined::Busy { .. } => {
+                        self.delete(&session, &standing).await?;
+                        self.claims.begin_anew(claim.id);
+                        self.enter_queue(&session, claim, mode, started).await
+                    }
+                    // Its child should have been deleted when it did not hold.
+                    Joined::Waiting(_) if mode == Mode::Try && self.claims.is_trying(claim.id) => {
+                        self.delete(&session, &standing).await?;
+                        self.claims.remove(claim.id);
+                        Ok(Joined::Busy { holders: Vec::new() })
+                    }
+                    joined => Ok(joined),
+                }
+            }
+            // A new session inherits nothing.
+            Some(_) => Ok(Joined::Busy { holders: Vec::new() }),
+        }
+    }
+
+    /// Makes the claim's child, and sees who is before it.
+    pub(super) async fn enter_queue(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        claim: Claim,
+        mode: Mode,
+        started: Moment,
+    ) -> Result<Joined> {
+        let lock = self.lock_path(&claim.name);
+        let prefix = format!("{lock}/{}", node::prefix(self.naming(), &claim));
+        let data = serde_json::to_vec(&*claim.holder).unwrap_or_default();
+        let options = CreateMode::EphemeralSequential.with_acls(self.acls());
+        let container = self.lock_mode().with_acls(self.acls());
+        let mut tries = 0;
+        loop {
+            self.claims.asked(&claim, mode, &lock, self.clock.now());
+            let sent = session.write(|c| async {
+                // Requests go out in the order of these lines. Where the lock's node was not there, it
+                // is made in the same breath.
+                let make = (tries > 0).then(|| c.create(&lock, &[], &container));
+                let create = c.create(&prefix, &data, &options);
+                let list = c.list_children(&lock);
+                let make = async {
+                    match make {
+                        Some(make) => make.await.map(drop),
+                        None => Ok(()),
+                    }
+                };
+                let (made, created, listed) = tokio::join!(make, create, list);
+                match created {
+                    Ok(created) => Ok((created, listed)),
+                    // Why the lock's node cannot be made, rather than that it is not there.
+                    Err(Fault::NoNode) => {
+                        Err((Fault::NoNode, made.err().filter(|fault| *fault != Fault::NodeExists)))
+                    }
+                    Err(fault) => Err((fault, None)),
+                }
+            });
+            match sent.await {
+                Ok(((stat, sequence), listed)) => {
+                    let Some(token) = token_of(&stat) else {
+                        let what = "the server tells no transaction of what it creates: leasehold \
+                                    needs ZooKeeper 3.6 or later";
+                        return Err(Error::new(ErrorKind::Unsupported, what));
+                    };
+                    let node = format!("{}{sequence}", &prefix[lock.len() + 1..]);
+                    let standing = Standing {
+                        session: session.id(),
+                        lock: lock.clone(),
+                        node,
+                        token,
+                        sequence: sequence.into_i64(),
+                    };
+                    if !self.claims.stands(claim.id, standing.clone()) {
+                        self.delete(session, &standing).await?;
+                        return Err(explain(Fault::Timeout, &lock));
+                    }
+                    let node = standing.clone();
+                    let decided = match listed {
+                        Ok(names) => {
+                            self.decide(session, &claim, mode, started, standing, names).await
+                        }
+                        Err(fault) => Err(explain(fault, &lock)),
+                    };
+                    return match decided {
+                        // Refused, it is not asked for again, and nobody would leave for it.
+                        Err(error) if error.kind() != ErrorKind::Unreachable => {
+                            Err(self.undone(session, &claim, &node, error).await)
+                        }
+                        decided => decided,
+                    };
+                }
+                Err((Fault::NoNode, refused)) if tries < MAKE_TRIES => {
+                    tries += 1;
+                    if let Some(fault) = refused
+                        && let Err(error) = self.make_above(session, fault, &lock).await
+                    {
+                        self.claims.remove(claim.id);
+                        return Err(error);
+                    }
+                }
+                Err((fault, _)) => {
+                    let error = explain(fault, &lock);
+                    // Refused, there is nothing of it; else it is looked for when asked again.
+                    if error.kind() != ErrorKind::Unreachable {
+                        self.claims.remove(claim.id);
+                    }
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// What the listing that came with a new child means for it.
+    pub(super) async fn decide(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        claim: &Claim,
+        mode: Mode,
+        started: Moment,
+        standing: Standing,
+        names: Vec<String>,
+    ) -> Result<Joined> {
+        let children = self.order(&standing.lock, names)?;
+        if let Some((kind, capacity)) = children.mismatch(claim, &standing.node) {
+            return Err(mismatch(claim, kind, capacity));
+        }
+        let Some(stand) = children.stand(&standing.node) else {
+            self.claims.remove(claim.id);
+            return Ok(Joined::Busy { holders: Vec::new() });
+        };
+        if stand.blockers.is_empty() {
+            return self.hold(session, claim, started, standing.token);
+        }
+        if mode == Mode::Try {
+            let front = &children.nodes()[..children.holding().min(stand.ahead)];
+            let (left, seen) = tokio::join!(
+                self.delete(session, &standing),
+                self.look_at(session, &standing.lock, front)
+            );
+            left?;
+            self.claims.remove(claim.id);
+            let info = self.describe(&claim.name, &children, front.iter().zip(seen?));
+            return Ok(Joined::Busy { holders: holders_of(&info) });
+        }
+        self.wait(session, claim, started, stand).await
+    }
+
+    /// The claim is refused: its child goes first.
+    pub(super) async fn undone(
+        &self,
+        session: &Session,
+        claim: &Claim,
+        standing: &Standing,
+        refusal: Error,
+    ) -> Error {
+        match self.delete(session, standing).await {
+            Ok(_) => {
+                self.claims.remove(claim.id);
+                refusal
+            }
+            Err(error) => error,
+        }
+    }
+
+    /// What is certain of a lease that was asked for at `started`.
+    pub(super) fn remaining(
+        &self,
+        session: &Session,
+        lease: Duration,
+        started: Moment,
+    ) -> Duration {
+        lease.min(session.certain_until().since(started))
+    }
+
+    pub(super) fn hold(
+        &self,
+        session: &Session,
+        claim: &Claim,
+        started: Moment,
+        token: Token,
+    ) -> Result<Joined> {
+        if !self.claims.holds(claim.id, self.clock.now().plus(claim.lease)) {
+            return Ok(Joined::Busy { holders: Vec::new() });
+        }
+        let remaining = Some(self.remaining(session, claim.lease, started));
+        Ok(Joined::Holding { token, remaining })
+    }
+}

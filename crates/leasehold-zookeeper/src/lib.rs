@@ -1,0 +1,427 @@
+//! The `zookeeper:` store: locks on a ZooKeeper ensemble, in one queue with Curator's or kazoo's.
+//!
+//! The lock's node is the queue. A claim is an ephemeral sequential child of it: the server numbers
+//! it as it joins, and deletes it when its session ends. All of a claim that matters is in its name,
+//! so that a listing of the names decides who holds (`node.rs`).
+//!
+//! ```text
+//! CHROOT/NAME                               a container, deleted by the server when it stays empty
+//! CHROOT/NAME/_c_GUID-lock-0000000007       one claim; its data: who, for people
+//! ```
+//!
+//! # One call
+//! - *join* sends the creation of the child and the listing of all children together, so a free
+//!   lock costs one round trip. The session is served in order: the listing has our child and
+//!   every one numbered before it. Nobody is ever put before us, so what we see before us can only
+//!   become less. Token is the transaction that made the child (its `czxid`): it rises over all nodes
+//!   of the ensemble, over deletion of the lock's node, crash and fail-over.
+//! - *leave* deletes the child. The server tells those who watch it, which are the ones that fit now.
+//! - *renew* is one write that changes nothing: a transaction that only checks that our children
+//!   exist, for up to hundreds of claims at once. That a majority has agreed is what makes the
+//!   answer worth something (`session.rs`).
+//!
+//! # Who wakes whom
+//! A waiter watches the nearest claims before it that together leave it no room, and no others: of
+//! a mutex its predecessor, of a reader the writer before it, of one of n permits the n before it.
+//! While they all stay it cannot hold; when the last that was in its way is deleted it holds, and
+//! knows it without asking. When another of them is deleted, it watches one more in its stead, and
+//! does not look at the queue. So of those who wait for n permits a release wakes at most n, for a
+//! request each, and of a mutex's one. It watches its own child too: who is evicted while it waits hears of that
+//! before it hears of anybody behind or before it, since the server tells in the order of its
+//! transactions.
+//!
+//! # Whose clock, and who is dead
+//! A child lives as long as its client's session, by the leader's monotonic clock. For how long that
+//! is certain, seen from here, is reckoned in `session.rs`. On top of that the client itself deletes
+//! what of its own was not renewed for its lease, so `no_renewal`, `max_hold` and places of callers
+//! that went away work as in other stores, as long as the client lives; when it dies, the session is
+//! what counts.
+//!
+//! # What if
+//! - *the reply to the creation is lost*: the claim's id is in the child's name, where it is looked
+//!   for before another is made;
+//! - *the creation arrives after we have looked for it*: it cannot. A session is served in order; a
+//!   server drops a session's old connection when it comes back, and requests that another member
+//!   still forwards for it are refused (`SessionMoved`). Should an old request to move the session come
+//!   late in the same way, it is our own that are refused: then we connect anew, which moves it back;
+//! - *the caller's future is dropped*: each call is a task of the client's own and goes on; the
+//!   `leave` that follows waits for it. Nothing of the driver's that is not safe to drop is ever
+//!   dropped;
+//! - *the session ends*: its claims are lost. The next call opens a new session, which inherits
+//!   nothing: a child of the old one that is still to be seen is somebody else's;
+//! - *the lock's node was deleted*: it is made again, and numbers begin anew; tokens do not.
+#![forbid(unsafe_code)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+mod claims;
+mod doctor;
+mod fault;
+mod join;
+mod leave;
+mod members;
+mod node;
+mod ownership;
+mod path;
+mod people;
+mod queue;
+mod relay;
+mod renew;
+mod session;
+mod stand;
+mod ticks;
+mod tunnel;
+mod url;
+mod watch;
+
+use std::borrow::Cow;
+use std::collections::HashSet;
+use std::fmt;
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::runtime::Handle;
+use tokio::task::AbortHandle;
+use zookeeper_client::{Acls, CreateMode, Error as Fault};
+
+use self::claims::{Claims, Stage};
+use self::fault::explain;
+use self::leave::reap;
+use self::node::Naming;
+pub use self::ownership::ZooKeeperGuardExt;
+use self::session::{Session, shut_down};
+use self::url::{Access, ZooKeeperUrl};
+use leasehold_core::Opening;
+use leasehold_core::doctor::Finding;
+use leasehold_core::store::{
+    ALL_KINDS, ClockModel, Durability, Evict, Guarantees, Joined, Liveness, LockInfo, Mode, Renew,
+    Renewal, Signal, Stall, Store, Survival, Wakeup,
+};
+use leasehold_core::{Claim, Clock, Error, ErrorKind, Name, Result};
+
+/// Locks on a ZooKeeper ensemble. See the module's documentation.
+pub struct ZooKeeperStore {
+    shared: Arc<Shared>,
+    guarantees: Guarantees,
+    shown: String,
+    reaper: AbortHandle,
+}
+
+/// What calls and tasks share.
+#[derive(Debug)]
+struct Shared {
+    url: ZooKeeperUrl,
+    runtime: Handle,
+    clock: Clock,
+    /// The session as it was last opened.
+    current: Mutex<Arc<Session>>,
+    /// Held while a new one is opened.
+    opening: tokio::sync::Mutex<()>,
+    claims: Claims,
+    /// Locks whose numbers were said to run out.
+    warned: Mutex<HashSet<String>>,
+}
+
+impl ZooKeeperStore {
+    /// Opens the store of this URL, `zookeeper://host:port,host:port/path?…`. Its session and all its
+    /// tasks live on `runtime`. A few round trips.
+    ///
+    /// # Errors
+    /// One line that says what to do: [`ErrorKind::Config`] for a URL that cannot work or a path that
+    /// does not exist, [`ErrorKind::Unreachable`] if no majority serves within 10 s,
+    /// [`ErrorKind::Denied`] without permission.
+    pub async fn open(url: &str, runtime: &Handle) -> Result<Arc<Self>> {
+        let url = ZooKeeperUrl::parse(url)?;
+        let shown = url.shown();
+        let session = Session::open(&url, runtime).await?;
+        let shared = Arc::new(Shared {
+            url,
+            runtime: runtime.clone(),
+            clock: Clock::default(),
+            current: Mutex::new(session.clone()),
+            opening: tokio::sync::Mutex::default(),
+            claims: Claims::default(),
+            warned: Mutex::default(),
+        });
+        let looking = session.clone();
+        let looked = shared.run(|shared| async move {
+            let (found, members) =
+                tokio::join!(shared.find_chroot(&looking), doctor::members(&looking));
+            found.map(|()| members)
+        });
+        let guarantees = guarantees(&shared.url, &session, looked.await?);
+        let reaper = runtime.spawn(reap(Arc::downgrade(&shared)));
+        let reaper = reaper.abort_handle();
+        Ok(Arc::new(Self { shared, guarantees, shown, reaper }))
+    }
+}
+
+impl Drop for ZooKeeperStore {
+    fn drop(&mut self) {
+        self.reaper.abort();
+    }
+}
+
+impl fmt::Debug for ZooKeeperStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ZooKeeperStore").field("url", &self.shown).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    /// Runs a call on the client's runtime, whatever becomes of the caller.
+    async fn run<T, F>(self: &Arc<Self>, call: impl FnOnce(Arc<Self>) -> F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        self.runtime.spawn(call(self.clone())).await.unwrap_or_else(|_| Err(shut_down()))
+    }
+
+    fn current(&self) -> Arc<Session> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The session, or a new one if it is over.
+    async fn session(&self) -> Result<Arc<Session>> {
+        let current = self.current();
+        if !current.is_over() {
+            return Ok(current);
+        }
+        let _one = self.opening.lock().await;
+        let current = self.current();
+        if !current.is_over() {
+            return Ok(current);
+        }
+        let session = Session::open(&self.url, &self.runtime).await?;
+        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = session.clone();
+        Ok(session)
+    }
+
+    fn acls(&self) -> Acls<'static> {
+        match self.url.access {
+            Access::Open => Acls::anyone_all(),
+            Access::Creator => Acls::creator_all(),
+        }
+    }
+
+    fn lock_path(&self, name: &Name) -> String {
+        self.url.path(&path::encode(name))
+    }
+
+    fn naming(&self) -> Naming {
+        self.url.naming
+    }
+
+    /// Makes sure at connecting that there is a node to put locks under.
+    async fn find_chroot(&self, session: &Session) -> Result<()> {
+        let root = self.url.root();
+        let found = session.read(|c| c.check_stat(root)).await;
+        match found.map_err(|fault| explain(fault, root))? {
+            Some(_) => Ok(()),
+            None if self.url.create => self.make_chroot(session).await,
+            None => Err(explain(Fault::NoNode, root)),
+        }
+    }
+
+    async fn make_chroot(&self, session: &Session) -> Result<()> {
+        let chroot = &self.url.chroot;
+        let ends = chroot.match_indices('/').map(|(i, _)| i).skip(1).chain([chroot.len()]);
+        for end in ends {
+            let part = &chroot[..end];
+            let options = CreateMode::Persistent.with_acls(self.acls());
+            match session.write(|c| c.create(part, &[], &options)).await {
+                Ok(_) | Err(Fault::NodeExists) => {}
+                Err(fault) => return Err(explain(fault, part)),
+            }
+        }
+        Ok(())
+    }
+
+    /// What a lock's node is. kazoo makes its own once and then counts on it; Curator makes it again.
+    fn lock_mode(&self) -> CreateMode {
+        match self.naming() {
+            Naming::Curator => CreateMode::Container,
+            Naming::Kazoo => CreateMode::Persistent,
+        }
+    }
+
+    /// Makes what a lock's node lacked when it was to be made, or tells why it cannot be.
+    async fn make_above(&self, session: &Session, fault: Fault, lock: &str) -> Result<()> {
+        match fault {
+            Fault::NoNode if self.url.create => self.make_chroot(session).await,
+            Fault::NoNode => Err(explain(Fault::NoNode, self.url.root())),
+            fault => Err(explain(fault, lock)),
+        }
+    }
+}
+
+/// Awaits all of them at once, so that their requests go out together.
+async fn all_of<F: Future>(futures: Vec<F>) -> Vec<F::Output> {
+    let mut all: Vec<_> = futures.into_iter().map(|f| (Box::pin(f), None)).collect();
+    poll_fn(|cx| {
+        let mut open = false;
+        for (future, done) in all.iter_mut().filter(|(_, done)| done.is_none()) {
+            match future.as_mut().poll(cx) {
+                Poll::Ready(value) => *done = Some(value),
+                Poll::Pending => open = true,
+            }
+        }
+        if open { Poll::Pending } else { Poll::Ready(()) }
+    })
+    .await;
+    all.into_iter().filter_map(|(_, done)| done).collect()
+}
+
+/// Opens the store of a URL: what a [`Registry`](leasehold_core::Registry) is given.
+pub fn open(url: String, runtime: Handle) -> Opening {
+    Box::pin(async move { Ok(ZooKeeperStore::open(&url, &runtime).await? as Arc<dyn Store>) })
+}
+
+#[async_trait]
+impl Store for ZooKeeperStore {
+    fn guarantees(&self) -> &Guarantees {
+        &self.guarantees
+    }
+
+    fn url(&self) -> &str {
+        &self.shown
+    }
+
+    fn identity(&self) -> String {
+        let url = &self.shared.url;
+        let mut hosts: Vec<&str> = url.hosts.split(',').collect();
+        hosts.sort_unstable();
+        format!("zookeeper:{}{}#{:?}", hosts.join(","), url.root(), url.naming)
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        let looked = self.shared.run(|shared| async move {
+            let session = shared.session().await?;
+            doctor::diagnose(&session, &shared.url).await
+        });
+        looked.await
+    }
+
+    fn place_path(&self, claim: &Claim) -> Option<Result<String>> {
+        Some(match self.shared.claims.stage(claim.id) {
+            Stage::Standing(standing) => Ok(standing.path()),
+            Stage::New | Stage::Asked { .. } => Err(Error::lost(leasehold_core::LostReason::Gone)),
+        })
+    }
+
+    fn longest_lease(&self) -> Duration {
+        self.shared.current().longest_lease()
+    }
+
+    async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
+        let (name, claim) = (claim.name.clone(), claim.clone());
+        let caller = Arc::new(());
+        let there = Arc::downgrade(&caller);
+        let joined = self.shared.run(|shared| shared.join(claim, mode, there)).await;
+        drop(caller);
+        joined.map_err(|e| e.on(&name).at(&self.shown))
+    }
+
+    async fn renew(&self, renewals: &[Renew]) -> Result<Vec<Renewal>> {
+        let renewals = renewals.to_vec();
+        let renewed = self.shared.run(|shared| shared.renew(renewals)).await;
+        renewed.map_err(|e| e.at(&self.shown))
+    }
+
+    async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
+        if keep.is_some() {
+            let what = "a node is gone when its holder is, so nothing keeps the lock taken: leave \
+                        at_least out, or use another store";
+            return Err(Error::new(ErrorKind::Unsupported, what).on(&claim.name).at(&self.shown));
+        }
+        let (name, claim) = (claim.name.clone(), claim.clone());
+        let left = self.shared.run(|shared| shared.leave(claim)).await;
+        left.map_err(|e| e.on(&name).at(&self.shown))
+    }
+
+    async fn changed(&self, claim: &Claim) -> Result<Signal> {
+        Ok(self.shared.claims.news(claim.id).await)
+    }
+
+    async fn read(&self, name: &Name) -> Result<Option<LockInfo>> {
+        let wanted = name.clone();
+        let read = self.shared.run(|shared| shared.read(wanted)).await;
+        read.map_err(|e| e.on(name).at(&self.shown))
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
+        let prefix = prefix.to_owned();
+        let listed = self.shared.run(|shared| shared.list(prefix)).await;
+        listed.map_err(|e| e.at(&self.shown))
+    }
+
+    async fn evict(&self, name: &Name, which: Evict) -> Result<usize> {
+        let wanted = name.clone();
+        let evicted = self.shared.run(move |shared| shared.evict(wanted, which)).await;
+        evicted.map_err(|e| e.on(name).at(&self.shown))
+    }
+}
+
+/// `members`: how many have a vote, if that is told.
+fn guarantees(url: &ZooKeeperUrl, session: &Session, members: Option<usize>) -> Guarantees {
+    let mut notes = vec![
+        Cow::Borrowed(
+            "While its client lives, a claim that is not renewed ends with its lease; when the client \
+             dies, with the client's session, whatever lease was asked for.",
+        ),
+        Cow::Borrowed(
+            "A new leader counts every session from its own beginning, so a holder that dies with \
+             the leader is found out up to a session later.",
+        ),
+        Cow::Borrowed(
+            "A leader that stood still for nearly a session and goes on, before another was elected, can \
+             end a session that it has just served: then only checked tokens are safe.",
+        ),
+        Cow::Borrowed(
+            "All members must have the same session limits: the shortest that any of them enforces \
+             is what holds after a change of member.",
+        ),
+        Cow::Borrowed(
+            "Grants are durable as the members' disks are: with forceSync=no, or one server, not over \
+             a power cut.",
+        ),
+        Cow::Borrowed("Whoever has the permission to delete nodes can take locks away."),
+    ];
+    let alone = members.is_some_and(|members| members < 2);
+    if alone {
+        notes.push(Cow::Borrowed(
+            "There is one server: what its disk loses is lost, and while it is down nothing is granted.",
+        ));
+    }
+    let (asked, given) = (url.session, session.timeout());
+    if asked != given {
+        notes.push(Cow::Owned(format!(
+            "The session is {given:?}, as the servers allow, and not {asked:?} as asked for."
+        )));
+    }
+    let mut promised = Guarantees::least();
+    promised.kinds = Cow::Borrowed(ALL_KINDS);
+    promised.fifo = true;
+    promised.wakeup = Wakeup::Push;
+    promised.liveness = Liveness::Session;
+    promised.clock = ClockModel::Monotonic;
+    promised.lock_delay = false;
+    promised.at_least = false;
+    promised.grant = if alone { Durability::Disk } else { Durability::Majority };
+    promised.token = if alone { Durability::Disk } else { Durability::Majority };
+    promised.on_pause = Survival::Fenced;
+    promised.on_clock_step = Survival::Exclusive;
+    promised.on_store_crash = Survival::Exclusive;
+    // Not by the election itself: by a leader that stood still until it was nearly time for one.
+    promised.on_failover = Survival::Fenced;
+    promised.on_partition = Survival::Exclusive;
+    promised.stall = Stall::Nobody;
+    // The leader looks once a tick.
+    promised.recovery = given + Duration::from_secs(3);
+    promised.recovery_leases = 0;
+    promised.notes = Cow::Owned(notes);
+    promised
+}

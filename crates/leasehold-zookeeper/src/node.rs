@@ -1,0 +1,607 @@
+//! The children of a lock's node: what their names say, and who of them holds.
+//!
+//! A child's name says everything that the rule needs, so one listing decides:
+//!
+//! | | `naming=curator` | `naming=kazoo` |
+//! |---|---|---|
+//! | mutex | `_c_GUID-lock-SEQ` | `GUID-m__lock__SEQ` |
+//! | reader, writer | `_c_GUID-__READ__SEQ`, `_c_GUID-__WRIT__SEQ` | `GUID-r__rlock__SEQ`, `GUID-w__lock__SEQ` |
+//! | `w` permits of `c` | `_c_GUID-claim-sWofC-SEQ` | `GUID-claim-sWofC-SEQ` |
+//!
+//! GUID is the claim's id, SEQ the number that the server appends. The first two rows are the names
+//! of Curator's `InterProcessMutex` and `InterProcessReadWriteLock`, and of kazoo's `Lock`,
+//! `ReadLock` and `WriteLock` (which look only at what stands before the number, so that our
+//! letter is no hindrance; a kazoo client's own `__lock__` may be either). The last is ours alone.
+//!
+//! # Other versions
+//! These names are all that clients of different versions must agree on, so none of them ever changes its
+//! meaning. A version that needs another kind of claim gives it a name of a new form, which this one takes
+//! for a foreign child: it neither joins, nor lets anybody in, nor advises to delete what it does not know.
+//! What a child's data says is for people, and fields that are not known there are passed over.
+//!
+//! # Order
+//! Children stand in the order of their numbers *as text*, which is how Curator and kazoo order
+//! them. It is the order of creation until the number passes 2,147,483,647 and turns negative: from
+//! there on those clients let every newcomer in first, so no order of ours could keep them apart.
+//! [`LAST_SEQUENCE`] is therefore refused, long after [`LATE_SEQUENCE`] was warned of.
+
+use std::collections::HashMap;
+
+use leasehold_core::queue::granted;
+use leasehold_core::{Claim, ClaimId, Kind, MAX_READERS};
+
+/// Whose names are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Naming {
+    Curator,
+    Kazoo,
+}
+
+/// From this number on it is said that they run out.
+pub(super) const LATE_SEQUENCE: i64 = 1 << 30;
+/// From this number on nobody joins: a million before the numbers turn negative.
+pub(super) const LAST_SEQUENCE: i64 = i32::MAX as i64 - 1_000_000;
+
+/// What a child is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shape {
+    Mutex,
+    Reader,
+    Writer,
+    /// kazoo's own: a mutex or a writer.
+    Exclusive,
+    /// Written by us only: a semaphore's permits.
+    Sized {
+        kind: Kind,
+        weight: u32,
+        capacity: u32,
+    },
+}
+
+impl Shape {
+    fn of(claim: &Claim) -> Self {
+        let Claim { kind, weight, capacity, .. } = *claim;
+        match (kind, weight, capacity) {
+            (Kind::Mutex, 1, 1) => Self::Mutex,
+            (Kind::RwLock, 1, MAX_READERS) => Self::Reader,
+            (Kind::RwLock, MAX_READERS, MAX_READERS) => Self::Writer,
+            _ => Self::Sized { kind, weight, capacity },
+        }
+    }
+
+    /// The kind and capacity of the lock that such a child is of, where it says so.
+    fn lock(self) -> Option<(Kind, u32)> {
+        match self {
+            Self::Mutex => Some((Kind::Mutex, 1)),
+            Self::Reader | Self::Writer => Some((Kind::RwLock, MAX_READERS)),
+            Self::Exclusive => None,
+            Self::Sized { kind, capacity, .. } => Some((kind, capacity)),
+        }
+    }
+
+    fn weight(self, capacity: u32) -> u32 {
+        match self {
+            Self::Mutex | Self::Reader => 1,
+            Self::Writer | Self::Exclusive => capacity,
+            Self::Sized { weight, .. } => weight,
+        }
+    }
+}
+
+/// One child of a lock's node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Node {
+    pub(super) name: String,
+    shape: Shape,
+    /// Where the number begins.
+    digits: usize,
+}
+
+impl Node {
+    /// Fails with a name that neither we nor a client of the same naming has given.
+    pub(super) fn parse(naming: Naming, name: String) -> Result<Self, String> {
+        match Self::parts(naming, &name) {
+            Some((digits, shape)) => Ok(Self { name, shape, digits }),
+            None => Err(name),
+        }
+    }
+
+    /// Where the number begins, and what is said before it.
+    fn parts(naming: Naming, name: &str) -> Option<(usize, Shape)> {
+        let positive = name.trim_end_matches(|c: char| c.is_ascii_digit()).len();
+        let negative = name[..positive].strip_suffix('-').map(str::len);
+        let number_at = |digits: usize| {
+            // The server writes ten characters, and an eleventh where they do not suffice.
+            let shape = (name.len() - digits >= 10).then(|| shape(naming, &name[..digits]))??;
+            Some((digits, shape))
+        };
+        number_at(positive).or_else(|| number_at(negative?))
+    }
+
+    fn digits(&self) -> &str {
+        &self.name[self.digits..]
+    }
+
+    /// Its number.
+    pub(super) fn sequence(&self) -> i64 {
+        self.digits().parse().unwrap_or(i64::MAX)
+    }
+
+    /// Whether only a client of this naming makes such a name. What merely ends like one
+    /// (`block-0000000001`) is respected as well, since it may be a lock of somebody's, but it is not ours
+    /// to delete.
+    pub(super) fn is_surely_a_claim(&self, naming: Naming) -> bool {
+        let head = &self.name[..self.digits];
+        let is_hex = |text: &str| text.bytes().all(|b| b.is_ascii_hexdigit());
+        let is_guid = |text: &str| {
+            let dashed = text.split('-').map(str::len).eq([8, 4, 4, 4, 12]);
+            (text.len() == 32 || dashed) && is_hex(&text.replace('-', ""))
+        };
+        let after = |length: usize, text: &str| {
+            let (guid, rest) = text.split_at_checked(length)?;
+            is_guid(guid).then(|| rest.to_owned())
+        };
+        match (naming, head.strip_prefix("_c_")) {
+            (Naming::Curator, None) => matches!(head, "lock-" | "__READ__" | "__WRIT__"),
+            (Naming::Curator, Some(guarded)) => {
+                // Curator's and ours; that of Go's client has no dashes.
+                let rest = after(36, guarded).or_else(|| after(32, guarded));
+                rest.is_some_and(|rest| {
+                    matches!(&*rest, "-lock-" | "-__READ__" | "-__WRIT__")
+                        || rest.starts_with("-claim-")
+                })
+            }
+            (Naming::Kazoo, _) => after(32, head).is_some_and(|rest| {
+                matches!(
+                    &*rest,
+                    "__lock__" | "__rlock__" | "-m__lock__" | "-w__lock__" | "-r__rlock__"
+                ) || rest.starts_with("-claim-")
+            }),
+        }
+    }
+
+    /// The claim that it is, if its GUID is one.
+    pub(super) fn id(&self, naming: Naming) -> Option<ClaimId> {
+        let guid = match naming {
+            Naming::Curator => self.name.strip_prefix("_c_")?.get(..36)?.replace('-', ""),
+            Naming::Kazoo => self.name.get(..32)?.to_owned(),
+        };
+        ClaimId::from_hex(&guid)
+    }
+}
+
+/// What is said before the number.
+fn shape(naming: Naming, head: &str) -> Option<Shape> {
+    let guid_and_dash = match naming {
+        Naming::Curator => "_c_".len() + 36 + 1,
+        Naming::Kazoo => 32 + 1,
+    };
+    let sized = head.get(guid_and_dash..).and_then(|rest| rest.strip_prefix("claim-"));
+    if let Some(sized) = sized {
+        let (kind, numbers) = sized.strip_suffix('-')?.split_at_checked(1)?;
+        let kind = match kind {
+            "m" => Kind::Mutex,
+            "r" => Kind::RwLock,
+            "s" => Kind::Semaphore,
+            _ => return None,
+        };
+        let (weight, capacity) = numbers.split_once("of")?;
+        let (weight, capacity) = (weight.parse().ok()?, capacity.parse().ok()?);
+        return (0 < weight && weight <= capacity).then_some(Shape::Sized {
+            kind,
+            weight,
+            capacity,
+        });
+    }
+    let ends = |marker| head.ends_with(marker);
+    match naming {
+        Naming::Curator if ends("lock-") => Some(Shape::Mutex),
+        Naming::Curator if ends("__READ__") => Some(Shape::Reader),
+        Naming::Curator if ends("__WRIT__") => Some(Shape::Writer),
+        Naming::Kazoo if ends("__rlock__") => Some(Shape::Reader),
+        Naming::Kazoo if ends("__lock__") => Some(match head.get(32..) {
+            Some("-m__lock__") => Shape::Mutex,
+            Some("-w__lock__") => Shape::Writer,
+            _ => Shape::Exclusive,
+        }),
+        _ => None,
+    }
+}
+
+/// The name under which a claim joins, up to the number: the same however often it is sent.
+pub(super) fn prefix(naming: Naming, claim: &Claim) -> String {
+    let marker = |curator: &str, kazoo: &str| match naming {
+        Naming::Curator => format!("-{curator}"),
+        Naming::Kazoo => format!("-{kazoo}"),
+    };
+    let rest = match Shape::of(claim) {
+        Shape::Mutex | Shape::Exclusive => marker("lock-", "m__lock__"),
+        Shape::Reader => marker("__READ__", "r__rlock__"),
+        Shape::Writer => marker("__WRIT__", "w__lock__"),
+        Shape::Sized { kind, weight, capacity } => {
+            let kind = match kind {
+                Kind::Mutex => 'm',
+                Kind::RwLock => 'r',
+                Kind::Semaphore => 's',
+            };
+            format!("-claim-{kind}{weight}of{capacity}-")
+        }
+    };
+    format!("{}{rest}", guid(naming, claim.id))
+}
+
+/// What the names of a claim begin with, whatever it asks for.
+pub(super) fn guid(naming: Naming, id: ClaimId) -> String {
+    let hex = id.to_hex();
+    match naming {
+        Naming::Curator => {
+            let [a, b, c, d, e] = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
+            format!("_c_{a}-{b}-{c}-{d}-{e}")
+        }
+        Naming::Kazoo => hex,
+    }
+}
+
+/// Everybody in a lock's queue, in order.
+#[derive(Debug)]
+pub(super) struct Children {
+    nodes: Vec<Node>,
+    /// What the one in front says that the lock is.
+    lock: Option<(Kind, u32)>,
+}
+
+/// How a claim stands.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Stand {
+    /// How many are before it.
+    pub(super) ahead: usize,
+    /// By how much they weigh more than there is room for.
+    pub(super) excess: u64,
+    /// How much may be before it when it holds.
+    pub(super) room: u64,
+    /// Those of which one must leave before it can hold; empty if it holds.
+    pub(super) blockers: Vec<Blocker>,
+    /// The nearest of the others before it, as many: each can take the place of a blocker that left.
+    pub(super) spare: Vec<Blocker>,
+}
+
+/// One that stands in the way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Blocker {
+    pub(super) name: String,
+    pub(super) weight: u32,
+}
+
+impl Children {
+    /// Puts a listing in order; fails with the name of a child that is none of this naming's.
+    pub(super) fn order(naming: Naming, names: Vec<String>) -> Result<Self, String> {
+        let nodes: Result<Vec<Node>, String> =
+            names.into_iter().map(|name| Node::parse(naming, name)).collect();
+        let mut nodes = nodes?;
+        nodes.sort_unstable_by(|a, b| a.digits().cmp(b.digits()));
+        let lock = nodes.iter().find_map(|n| n.shape.lock());
+        // Nobody says: kazoo's locks only, for all that can be seen mutexes.
+        let lock = lock.or((!nodes.is_empty()).then_some((Kind::Mutex, 1)));
+        Ok(Self { nodes, lock })
+    }
+
+    pub(super) fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// What the lock is; `None` if nobody is there.
+    pub(super) fn lock(&self) -> Option<(Kind, u32)> {
+        self.lock
+    }
+
+    fn capacity(&self) -> u32 {
+        self.lock.map_or(1, |(_, capacity)| capacity)
+    }
+
+    /// How much one of them takes of the capacity.
+    pub(super) fn weight(&self, node: &Node) -> u32 {
+        node.shape.weight(self.capacity())
+    }
+
+    /// The greatest number.
+    pub(super) fn last_sequence(&self) -> i64 {
+        self.nodes.iter().map(Node::sequence).max().unwrap_or(-1)
+    }
+
+    /// Whether the numbers have turned negative.
+    pub(super) fn is_disordered(&self) -> bool {
+        self.nodes.iter().any(|n| n.sequence() < 0)
+    }
+
+    /// How many of the front hold.
+    pub(super) fn holding(&self) -> usize {
+        granted(self.nodes.iter().map(|n| self.weight(n)), self.capacity())
+    }
+
+    /// What somebody else's claim makes of the lock, if this claim wants another one. A claim that
+    /// nobody is before says what the lock is.
+    pub(super) fn mismatch(&self, claim: &Claim, own: &str) -> Option<(Kind, u32)> {
+        if claim.weight == 0 || claim.weight > claim.capacity {
+            return Some((claim.kind, claim.capacity));
+        }
+        let ahead = self.nodes.iter().take_while(|n| n.name != own);
+        let mut said = ahead.clone().filter_map(|n| n.shape.lock());
+        let told = match said.next() {
+            Some(lock) => lock,
+            // kazoo's: as it happens to suit, but for a semaphore.
+            None if ahead.clone().next().is_some() && claim.kind == Kind::Semaphore => {
+                (Kind::Mutex, 1)
+            }
+            None => return None,
+        };
+        (told != (claim.kind, claim.capacity)).then_some(told)
+    }
+
+    /// How the child of this name stands; `None` if it is not there.
+    ///
+    /// It can hold only when those before it weigh at most the capacity less its own weight. The
+    /// *blockers* weigh more than that together: so while they all stay it cannot hold, whatever
+    /// the others do, and it need not hear of them. They are the nearest before it, so that a
+    /// departure wakes those behind that now fit and few others; of a reader's, one writer.
+    pub(super) fn stand(&self, own: &str) -> Option<Stand> {
+        let mine = self.nodes.iter().position(|n| n.name == own)?;
+        let ahead = self.nodes[..mine].iter().map(|n| u64::from(self.weight(n))).sum();
+        Some(self.stand_at(mine, ahead))
+    }
+
+    /// How the child at this place stands, with so much weight before it.
+    fn stand_at(&self, mine: usize, weight_ahead: u64) -> Stand {
+        let before = &self.nodes[..mine];
+        let room = self.room(mine);
+        let mut blockers = Vec::new();
+        if weight_ahead > room {
+            let mut sum = 0;
+            for node in before.iter().rev() {
+                let weight = self.weight(node);
+                sum += u64::from(weight);
+                blockers.push(Blocker { name: node.name.clone(), weight });
+                if sum > room {
+                    break;
+                }
+            }
+            // The nearest may be too light to matter once a heavy one is among them.
+            blockers.retain(|b| {
+                let needed = sum - u64::from(b.weight) <= room;
+                if !needed {
+                    sum -= u64::from(b.weight);
+                }
+                needed
+            });
+        }
+        let blocks = |node: &Node| blockers.iter().any(|b| b.name == node.name);
+        let spare = before.iter().rev().filter(|node| !blocks(node)).take(blockers.len());
+        let spare = spare.map(|n| Blocker { name: n.name.clone(), weight: self.weight(n) });
+        let (spare, excess) = (spare.collect(), weight_ahead.saturating_sub(room));
+        Stand { ahead: mine, excess, room, blockers, spare }
+    }
+
+    /// How much may be before the child at this place when it holds.
+    fn room(&self, place: usize) -> u64 {
+        let weight = self.nodes.get(place).map_or(0, |node| self.weight(node));
+        u64::from(self.capacity()).saturating_sub(u64::from(weight))
+    }
+
+    /// The same children for many questions.
+    pub(super) fn places(&self) -> Places<'_> {
+        let at = self.nodes.iter().enumerate().map(|(i, n)| (n.name.as_str(), i)).collect();
+        let sum = |sum: &mut u64, node| {
+            let before = *sum;
+            *sum += u64::from(self.weight(node));
+            Some(before)
+        };
+        Places { children: self, at, ahead: self.nodes.iter().scan(0, sum).collect() }
+    }
+}
+
+/// Where everybody in a queue is: one pass over the queue, however many ask.
+#[derive(Debug)]
+pub(super) struct Places<'a> {
+    children: &'a Children,
+    at: HashMap<&'a str, usize>,
+    /// How much weighs what is before each.
+    ahead: Vec<u64>,
+}
+
+impl Places<'_> {
+    /// How many are before the child of this name, and whether it holds; `None` if it is not there.
+    pub(super) fn of(&self, own: &str) -> Option<(usize, bool)> {
+        let place = *self.at.get(own)?;
+        Some((place, self.ahead[place] <= self.children.room(place)))
+    }
+
+    /// As [`Children::stand`].
+    pub(super) fn stand(&self, own: &str) -> Option<Stand> {
+        let place = *self.at.get(own)?;
+        Some(self.children.stand_at(place, self.ahead[place]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use leasehold_core::Name;
+
+    fn claim(kind: Kind, weight: u32, capacity: u32) -> Claim {
+        Claim::new(Name::new("n").unwrap(), kind, weight, capacity).unwrap()
+    }
+
+    fn child(naming: Naming, claim: &Claim, sequence: i64) -> String {
+        format!("{}{sequence:010}", prefix(naming, claim))
+    }
+
+    const BOTH: [Naming; 2] = [Naming::Curator, Naming::Kazoo];
+
+    #[test]
+    fn s76_names_are_those_of_the_other_clients() {
+        let id = ClaimId::from_u128(0x0123_4567_89ab_cdef_0123_4567_89ab_cdef);
+        let mut mutex = claim(Kind::Mutex, 1, 1);
+        mutex.id = id;
+        assert_eq!(
+            child(Naming::Curator, &mutex, 1),
+            "_c_01234567-89ab-cdef-0123-456789abcdef-lock-0000000001"
+        );
+        assert_eq!(
+            child(Naming::Kazoo, &mutex, 1),
+            "0123456789abcdef0123456789abcdef-m__lock__0000000001"
+        );
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        for naming in BOTH {
+            for (kind, weight, capacity) in [
+                (Kind::Mutex, 1, 1),
+                (Kind::RwLock, 1, MAX_READERS),
+                (Kind::RwLock, MAX_READERS, MAX_READERS),
+                (Kind::Semaphore, 2, 7),
+                (Kind::Semaphore, 1, 1),
+            ] {
+                let claim = claim(kind, weight, capacity);
+                for sequence in [0, 41, i64::from(i32::MAX), i64::from(i32::MIN), -7] {
+                    let name = child(naming, &claim, sequence);
+                    let node = Node::parse(naming, name.clone()).unwrap();
+                    assert_eq!(node.sequence(), sequence, "{name}");
+                    assert_eq!(node.shape, Shape::of(&claim), "{name}");
+                    assert_eq!(node.id(naming), Some(claim.id), "{name}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn s76_foreign_names_are_told_from_ours() {
+        let kazoo = "0123456789abcdef0123456789abcdef__lock__0000000004".to_owned();
+        assert_eq!(Node::parse(Naming::Kazoo, kazoo.clone()).unwrap().shape, Shape::Exclusive);
+        assert_eq!(Node::parse(Naming::Curator, kazoo.clone()), Err(kazoo));
+        for foreign in ["leases", "locks", "lock-", "lock-123", "a", "0000000001", "x-0000000001"] {
+            for naming in BOTH {
+                assert_eq!(Node::parse(naming, foreign.into()), Err(foreign.into()));
+            }
+        }
+        // Without protection Curator's children have no GUID.
+        let bare = Node::parse(Naming::Curator, "lock-0000000003".into()).unwrap();
+        assert_eq!((bare.shape, bare.sequence()), (Shape::Mutex, 3));
+    }
+
+    #[test]
+    fn f01_what_only_looks_like_a_claim_is_not_ours_to_delete() {
+        let surely = |naming, name: &str| {
+            Node::parse(naming, name.into()).is_ok_and(|node| node.is_surely_a_claim(naming))
+        };
+        for naming in BOTH {
+            for (kind, weight, capacity) in [
+                (Kind::Mutex, 1, 1),
+                (Kind::RwLock, 1, MAX_READERS),
+                (Kind::RwLock, MAX_READERS, MAX_READERS),
+                (Kind::Semaphore, 2, 7),
+            ] {
+                let name = child(naming, &claim(kind, weight, capacity), 7);
+                assert!(surely(naming, &name), "{name}");
+            }
+        }
+        for name in [
+            "_c_01234567-89ab-cdef-0123-456789abcdef-lock-0000000001",
+            "_c_0123456789abcdef0123456789abcdef-lock-0000000001",
+            "_c_01234567-89ab-cdef-0123-456789abcdef-__WRIT__-000000001",
+            "lock-0000000001",
+        ] {
+            assert!(surely(Naming::Curator, name), "{name}");
+        }
+        let kazoo = "0123456789abcdef0123456789abcdef__rlock__0000000004";
+        assert!(surely(Naming::Kazoo, kazoo));
+        for name in ["block-0000000001", "_c_x-lock-0000000001", "my-lock-0000000001"] {
+            assert!(Node::parse(Naming::Curator, name.into()).is_ok(), "{name}");
+            assert!(!surely(Naming::Curator, name), "{name}");
+        }
+        let name = "sub/x__lock__0000000001";
+        assert!(Node::parse(Naming::Kazoo, name.into()).is_ok(), "{name}");
+        assert!(!surely(Naming::Kazoo, name), "{name}");
+    }
+
+    #[test]
+    fn s73_children_stand_as_other_clients_order_them() {
+        let mutexes: Vec<Claim> = (0..3).map(|_| claim(Kind::Mutex, 1, 1)).collect();
+        let numbers = [i64::from(i32::MAX), 5, i64::from(i32::MIN)];
+        let names = mutexes.iter().zip(numbers).map(|(c, n)| child(Naming::Curator, c, n));
+        let children = Children::order(Naming::Curator, names.collect()).unwrap();
+        let order: Vec<i64> = children.nodes().iter().map(Node::sequence).collect();
+        assert_eq!(order, [i64::from(i32::MIN), 5, i64::from(i32::MAX)]);
+        assert!(children.is_disordered());
+    }
+
+    fn queue(claims: &[Claim]) -> Children {
+        let names = claims.iter().zip(0..).map(|(c, n)| child(Naming::Curator, c, n));
+        Children::order(Naming::Curator, names.collect()).unwrap()
+    }
+
+    fn blockers(children: &Children, of: usize) -> Vec<usize> {
+        let stand = children.stand(&children.nodes()[of].name).unwrap();
+        let at = |b: &Blocker| children.nodes().iter().position(|n| n.name == b.name).unwrap();
+        stand.blockers.iter().map(at).collect()
+    }
+
+    #[test]
+    fn only_what_blocks_is_watched() {
+        let mutexes: Vec<Claim> = (0..4).map(|_| claim(Kind::Mutex, 1, 1)).collect();
+        assert_eq!(blockers(&queue(&mutexes), 0), [0; 0]);
+        assert_eq!(blockers(&queue(&mutexes), 3), [2]);
+        let (r, w) =
+            (claim(Kind::RwLock, 1, MAX_READERS), claim(Kind::RwLock, MAX_READERS, MAX_READERS));
+        let all = [&r, &w, &r, &r, &w, &r, &w].map(|c| claim(c.kind, c.weight, c.capacity));
+        let rw = queue(&all);
+        assert_eq!(blockers(&rw, 1), [0], "a writer: the nearest");
+        assert_eq!(blockers(&rw, 3), [1], "a reader: the writer before it, not the reader");
+        assert_eq!(blockers(&rw, 5), [4]);
+        let permits: Vec<Claim> = (0..5).map(|_| claim(Kind::Semaphore, 1, 2)).collect();
+        assert_eq!(blockers(&queue(&permits), 4), [3, 2]);
+    }
+
+    #[test]
+    fn s16_the_one_in_front_says_what_the_lock_is() {
+        let (a, b) = (claim(Kind::Semaphore, 1, 2), claim(Kind::Semaphore, 1, 3));
+        let children = queue(&[a.clone(), b.clone()]);
+        let name = |i: usize| children.nodes()[i].name.clone();
+        assert_eq!(children.mismatch(&a, &name(0)), None);
+        assert_eq!(children.mismatch(&b, &name(1)), Some((Kind::Semaphore, 2)));
+    }
+
+    proptest! {
+        /// While all blockers stay nobody's leaving lets a claim hold, and each of them matters.
+        #[test]
+        fn blockers_are_enough_and_no_more(
+            weights in proptest::collection::vec(1_u32..=6, 1..12),
+            extra in 0_u32..3,
+        ) {
+            let capacity = 6 + extra;
+            let claims: Vec<Claim> =
+                weights.iter().map(|&w| claim(Kind::Semaphore, w, capacity)).collect();
+            let children = queue(&claims);
+            let holding = children.holding();
+            for i in 0..claims.len() {
+                let all = blockers(&children, i);
+                prop_assert_eq!(all.is_empty(), i < holding);
+                let (places, own) = (children.places(), &children.nodes()[i].name);
+                prop_assert_eq!(places.of(own), Some((i, i < holding)));
+                prop_assert_eq!(places.stand(own), children.stand(own));
+                let weight = |indices: &[usize]| {
+                    indices.iter().map(|&j| weights[j]).sum::<u32>() + weights[i]
+                };
+                if !all.is_empty() {
+                    prop_assert!(weight(&all) > capacity);
+                    for left_out in 0..all.len() {
+                        let mut others = all.clone();
+                        others.remove(left_out);
+                        prop_assert!(weight(&others) <= capacity);
+                    }
+                }
+            }
+        }
+    }
+}

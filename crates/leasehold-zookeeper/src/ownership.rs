@@ -1,0 +1,35 @@
+//! Ownership of a lock as a condition of the caller's own transaction in ZooKeeper.
+
+use leasehold_core::kit::{claim_of, exclusive, store_of};
+use leasehold_core::{Error, ErrorKind, Guard, Result};
+
+/// What a hold can be beside, where ZooKeeper keeps it.
+pub trait ZooKeeperGuardExt {
+    /// The path of this hold's node: the condition for the caller's own transaction in the same
+    /// ensemble. No I/O: whether it is true, ZooKeeper decides when it does the transaction.
+    ///
+    /// Put a check of this path, with the version −1 (any), before the changes of a `multi`: then
+    /// nothing is changed once the lock is lost, whatever the holder believes, since the node is gone
+    /// with the hold and its name never comes back. No resource has to remember a token, and no check
+    /// can come too late. With `zookeeper-client` that is `Client::new_check_writer(path, None)`, with
+    /// Curator `client.transactionOp().check().forPath(path)`, with kazoo `transaction.check(path, -1)`.
+    ///
+    /// Whoever may delete nodes there can release the lock by it: its name holds the claim's secret.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] if the lock is kept in another store than ZooKeeper, or held with
+    /// others (permits, readers); [`ErrorKind::Lost`] if its node is known to be gone.
+    fn zookeeper_node(&self) -> Result<String>;
+}
+
+impl ZooKeeperGuardExt for Guard {
+    fn zookeeper_node(&self) -> Result<String> {
+        let store = store_of(self);
+        let path = store.place_path(claim_of(self)).unwrap_or_else(|| {
+            let what = "this lock is not kept in ZooKeeper: connect to a zookeeper: store";
+            Err(Error::new(ErrorKind::Unsupported, what))
+        });
+        let node = path.and_then(|path| exclusive(self).map(|()| path));
+        node.map_err(|e| e.during("zookeeper_node").on(self.name()).at(store.url()))
+    }
+}

@@ -1,0 +1,36 @@
+//! The stores of this build, by the schemes of their URLs.
+
+use crate::Registry;
+
+/// The constant and the function below, from one table.
+macro_rules! stores {
+    ($($feature:literal: $schemes:expr, $open:path;)+) => {
+        /// The schemes of the stores in this build.
+        pub const BUILT_IN: &[&str] = &["memory", $(#[cfg(feature = $feature)] $feature),+];
+
+        /// The stores of this build, for a [`Builder`](crate::Builder) of your own: see
+        /// [`builder`](crate::builder).
+        pub fn registry() -> Registry {
+            let registry = Registry::default();
+            $(
+                #[cfg(feature = $feature)]
+                let registry = registry.with($feature, $schemes, $open);
+                #[cfg(not(feature = $feature))]
+                let registry = registry.without($feature, $schemes);
+            )+
+            registry
+        }
+    };
+}
+
+stores! {
+    "file": &["file"], leasehold_file::open;
+    "sqlite": &["sqlite"], leasehold_sql::store::open;
+    "postgres": &["postgres", "postgresql"], leasehold_sql::store::open;
+    "mysql": &["mysql", "mariadb"], leasehold_sql::store::open;
+    // Any of these may have a deployment after a `+`.
+    "redis": &["redis+", "rediss+", "valkey+", "valkeys+"], leasehold_redis::redis::open;
+    "zookeeper": &["zookeeper", "zookeepers"], leasehold_zookeeper::open;
+    "etcd": &["etcd", "etcds"], leasehold_etcd::open;
+    "redlock": &["redlock", "redlocks"], leasehold_redis::redlock::open;
+}
