@@ -1,15 +1,21 @@
-#!/bin/sh
+#!/usr/bin/env bash
 # Runs every test. What the tests need beside Rust is installed first where it is missing (with
 # apt-get, as root or through sudo), or else named.
 #
 #   ./test.sh                   everything
+#   ./test.sh --long            with what takes minutes: crowds of thousands, long torture
 #   ./test.sh --no-run          only installs and builds
 #   ./test.sh -p leasehold      any arguments of `cargo test`
 #
 # The servers are the newest that are tested; those of this machine with
 #   LEASEHOLD_SERVERS=oldest ./test.sh
-set -eu
+set -euo pipefail
 cd "$(dirname "$0")"
+
+if [ "${1-}" = --long ]; then
+    export LEASEHOLD_TESTS=long
+    shift
+fi
 
 # The tools, each with the Debian package that has it: a linker, the shells that the command's
 # tests write scripts for, a terminal for those that need one, and the servers of the stores, which
@@ -87,4 +93,18 @@ fi
 # The newest versions of the servers, beside the ones that are installed.
 crates/testbed/newer-servers.sh >/dev/null
 
-exec cargo test --workspace --all-features "$@"
+if [ $# -gt 0 ] && [[ " $* " != ' --locked ' && " $* " != ' --no-fail-fast ' ]]; then
+    exec cargo test --workspace --all-features "$@"
+fi
+
+# How long each test took is something that only a test program knows, and tells those who say that
+# they know that its option may change.
+times=$(mktemp)
+trap 'rm -f "$times"' EXIT
+cargo test --workspace --all-features "$@" --lib --bins --tests --examples \
+    --config "target.'cfg(all())'.runner = ['env', 'RUSTC_BOOTSTRAP=1']" \
+    -- -Z unstable-options --report-time | tee "$times"
+cargo test --workspace --all-features "$@" --doc
+
+printf '\nThe ten slowest tests:\n'
+sed -nE 's/^test (.*) \.\.\. ok <([0-9.]+)s>$/\2 s  \1/p' "$times" | sort -rn | head -n 10

@@ -60,6 +60,13 @@ pub use sentinel::Sentinel;
 pub use version::{Server, Version};
 pub use zookeeper::{ZooKeeper, ZooKeeperSetup, ZooKeepers};
 
+/// How much there is of something: `long` in a run of `./test.sh --long`, which may take its minutes,
+/// and `short` in any other.
+pub fn sized<T>(long: T, short: T) -> T {
+    let is_long = std::env::var_os("LEASEHOLD_TESTS").is_some_and(|tests| tests == "long");
+    if is_long { long } else { short }
+}
+
 /// This test binary's PostgreSQL: not to be stopped or killed.
 pub fn postgres() -> &'static Postgres {
     static SHARED: OnceLock<Postgres> = OnceLock::new();
