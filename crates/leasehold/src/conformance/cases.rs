@@ -391,7 +391,8 @@ pub async fn p5_a_dead_holder_is_replaced(subject: &Subject) {
     let start = Instant::now();
     let (_, joined) = ghost(&locks, &name, LEASE, Mode::Try).await;
     let Joined::Holding { remaining: Some(told), .. } = joined else { panic!("{joined:?}") };
-    assert!(told <= LEASE, "{told:?} told of {LEASE:?}");
+    // Stores round.
+    assert!(told <= LEASE + Duration::from_millis(1), "{told:?} told of {LEASE:?}");
     let guard = taken(&locks, name.as_str()).await;
     let took = start.elapsed();
     assert!(took >= LEASE, "taken away before its lease was over");
@@ -409,9 +410,12 @@ pub async fn p5_every_kind_is_freed_by_its_lease(subject: &Subject) {
     let locks = subject.client().await;
     let one = async |(i, shape): (usize, Shape)| {
         let name = named(subject, &format!("p5-{i}"));
+        let long = claim_of(&name, shape, PATIENCE);
+        holds(&locks, &long).await;
+        takes_its_weight(&locks, &name, shape).await;
+        assert!(must("leave", locks.store().leave(&long, None).await));
         let start = Instant::now();
         holds(&locks, &claim_of(&name, shape, LEASE)).await;
-        takes_its_weight(&locks, &name, shape).await;
         opens(&locks, &name, shape).await;
         let took = start.elapsed();
         assert!(took >= LEASE, "{shape:?}: free after {took:?}");
@@ -421,7 +425,7 @@ pub async fn p5_every_kind_is_freed_by_its_lease(subject: &Subject) {
 
 /// Waits, without a heartbeat that helps, until all of the lock is to be had; takes it and leaves.
 async fn opens(locks: &Leasehold, name: &Name, (kind, _, capacity): Shape) {
-    let all = claim_of(name, (kind, capacity, capacity), PATIENCE * 2);
+    let all = claim_of(name, (kind, capacity, capacity), PATIENCE);
     eventually("open again", async || {
         let joined = must("join", locks.store().join(&all, Mode::Wait).await);
         matches!(joined, Joined::Holding { .. })
@@ -1450,7 +1454,7 @@ pub async fn list_is_by_prefix_and_in_order(subject: &Subject) {
     for name in ["list-gone", "list-a-gone"] {
         must(name, taken(&locks, &subject.name(name)).await.release().await);
     }
-    let waiting = claim_of(&named(subject, "list-a"), MUTEX, PATIENCE * 4);
+    let waiting = claim_of(&named(subject, "list-a"), MUTEX, PATIENCE);
     let stood = must("join", locks.store().join(&waiting, Mode::Wait).await);
     assert!(matches!(stood, Joined::Waiting(_)), "{stood:?}");
     let prefixes = [
