@@ -7,7 +7,7 @@ fn r34_a_sequencer_is_checked_from_a_shell() {
     let place = Place::new();
     let script = "echo \"$LEASEHOLD_SEQUENCER\" > seq; leasehold check \"$LEASEHOLD_SEQUENCER\"";
     let mut command = place.leasehold(["run", "x %'y", "--", "sh", "-c", script]);
-    let dir = std::path::Path::new(common::LEASEHOLD).parent().unwrap();
+    let dir = std::path::Path::new(crate::common::LEASEHOLD).parent().unwrap();
     let path = format!("{}:{}", dir.display(), std::env::var("PATH").unwrap_or_default());
     let status = command.env("PATH", path).current_dir(place.path("")).status().unwrap();
     assert!(status.success(), "inside its own hold: {status}");

@@ -188,7 +188,7 @@ fn signals_reach_the_whole_group() {
 fn what_was_ignored_stays_ignored_as_under_nohup() {
     let place = Place::new();
     let mut command = std::process::Command::new("sh");
-    command.args(["-c", "trap '' HUP; exec \"$@\"", "sh", common::LEASEHOLD]);
+    command.args(["-c", "trap '' HUP; exec \"$@\"", "sh", crate::common::LEASEHOLD]);
     command.args(["run", "x", "--", "sh", "-c", "grep SigIgn /proc/$$/status; echo ready; read x"]);
     command.env("LEASEHOLD_STORE", place.store()).stdin(std::process::Stdio::piped());
     let mut running = Running::start(command);

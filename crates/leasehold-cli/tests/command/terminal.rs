@@ -82,7 +82,7 @@ impl Session {
     /// Waits until this is shown, after what was waited for before.
     #[track_caller]
     fn expect(&mut self, text: &str) {
-        let end = std::time::Instant::now() + common::PATIENCE;
+        let end = std::time::Instant::now() + crate::common::PATIENCE;
         loop {
             let seen = self.seen.lock().unwrap();
             if let Some(at) = seen[self.read..].find(text) {

@@ -225,7 +225,7 @@ fn it_is_deaf_itself_and_of_another_session() {
     assert_eq!(dog.hang_up(child), TERM);
 
     // As leasehold starts it: in a session of its own, without the lock's lifeline.
-    let place = common::Place::new();
+    let place = crate::common::Place::new();
     let script = "for p in /proc/[0-9]*; do
                     if tr '\\0' ' ' < $p/cmdline 2>/dev/null | grep -q '^leasehold watchdog' &&
                        grep -q \"^PPid:.$PPID$\" $p/status; then
@@ -241,12 +241,16 @@ fn it_is_deaf_itself_and_of_another_session() {
 }
 
 /// `leasehold run` on a store with leases.
-fn leased(place: &common::Place, lease: &str, script: &str) -> (common::Running, i32) {
+fn leased(
+    place: &crate::common::Place,
+    lease: &str,
+    script: &str,
+) -> (crate::common::Running, i32) {
     let store = format!("sqlite:{}", place.path("locks.db").display());
     let mut command = Command::new(LEASEHOLD);
     command.args(["run", "--store", &store, "--lease", lease, "x", "--", "sh", "-c"]);
     command.arg(format!("echo $$; {script}")).stdin(Stdio::null());
-    let mut running = common::Running::start(command);
+    let mut running = crate::common::Running::start(command);
     let pid = running.line().parse().unwrap();
     (running, pid)
 }
@@ -255,7 +259,7 @@ fn leased(place: &common::Place, lease: &str, script: &str) -> (common::Running,
 fn s9_a_stopped_leasehold_loses_its_command_before_its_lease() {
     // So long that two seconds of it are left when the command is killed.
     let lease = Duration::from_secs(20);
-    let place = common::Place::new();
+    let place = crate::common::Place::new();
     let (mut running, pid) = leased(&place, "20s", "trap '' TERM; while :; do sleep 0.02; done");
     // While it is renewed, nothing happens for longer than a lease.
     std::thread::sleep(lease + lease / 8);
@@ -271,7 +275,7 @@ fn s9_a_stopped_leasehold_loses_its_command_before_its_lease() {
 
 #[test]
 fn with_leases_too_the_command_dies_with_leasehold() {
-    let place = common::Place::new();
+    let place = crate::common::Place::new();
     let (mut running, pid) = leased(&place, "1h", "exec sleep 1000");
     running.signal(Signal::SIGKILL);
     running.child.wait().unwrap();
@@ -280,7 +284,7 @@ fn with_leases_too_the_command_dies_with_leasehold() {
 
 #[test]
 fn a_watchdog_that_was_killed_is_replaced() {
-    let place = common::Place::new();
+    let place = crate::common::Place::new();
     let mut holder =
         place.hold("x", "trap 'echo usr1' USR1; echo ready; while :; do sleep 0.02; done");
     let dogs = || -> Vec<i32> {
@@ -334,7 +338,7 @@ fn f27_a_stderr_that_nobody_reads_stops_no_watchdog() {
 
 #[test]
 fn f31_a_stopped_watchdog_does_not_keep_the_lock() {
-    let place = common::Place::new();
+    let place = crate::common::Place::new();
     let mut holder =
         place.hold("x", "trap 'exit 7' USR1; echo ready; while :; do sleep 0.02; done");
     let dogs = crate::common::watchdogs_of(holder.pid().as_raw());
