@@ -826,7 +826,8 @@ pub async fn s05_a_delayed_join_is_gone_within_a_lease(subject: &Subject) {
     let other = subject.client().await;
     let (locks, faults) = subject.faulty().await;
     faults.next(Op::Join, 1, Fault::DelayRequest(LEASE * 2));
-    let lock = locks.mutex(&name).lease(LEASE * 5);
+    let lease = LEASE * 5;
+    let lock = locks.mutex(&name).lease(lease);
     {
         let mut taking = pin!(lock.lock());
         assert!(poll_once(&mut taking).await.is_pending());
@@ -834,6 +835,13 @@ pub async fn s05_a_delayed_join_is_gone_within_a_lease(subject: &Subject) {
     // The clean-up overtakes it; then it arrives and makes a holder that nobody knows.
     eventually("the delayed request", async || must("read", other.read(&name).await).is_some())
         .await;
+    let start = Instant::now();
+    let guard = taken(&other, &name).await;
+    // As in p5.
+    let (took, promises) = (start.elapsed(), subject.guarantees());
+    let stated = promises.recovery + lease * promises.recovery_leases;
+    assert!(took < stated + PATIENCE / 3, "{took:?}, where {stated:?} are stated");
+    must("release", guard.release().await);
     is_free_soon(&other, &name).await;
 }
 
