@@ -47,7 +47,17 @@ fn main() {
         _ => {}
     }
     // As the usual harness: words are parts of the names of those that are wanted.
-    let wanted: Vec<&String> = words.iter().filter(|word| !word.starts_with('-')).collect();
+    let mut wanted: Vec<&String> = Vec::new();
+    let mut rest = words.iter();
+    while let Some(word) = rest.next() {
+        match word.as_str() {
+            // What follows is no name.
+            "--test-threads" | "--color" | "--format" | "--skip" | "--logfile"
+            | "--shuffle-seed" | "-Z" => drop(rest.next()),
+            option if option.starts_with('-') => {}
+            _ => wanted.push(word),
+        }
+    }
     let cases: &[(&str, fn())] = &[
         ("r35_fenced_writes_while_postgres_is_killed", postgres_case),
         ("r35_fenced_writes_while_mariadb_is_killed", mariadb_case),
@@ -337,7 +347,7 @@ fn case(url: &str, break_server: impl Fn()) {
     let place = Place::new();
     let dir = place.path("");
     let over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
+    let stops = std::thread::scope(|scope| {
         let all: Vec<_> = (0..PROCESSES)
             .map(|i| {
                 let dir = &dir;
@@ -356,9 +366,11 @@ fn case(url: &str, break_server: impl Fn()) {
         }
         let results: Vec<_> = all.into_iter().map(|one| one.join()).collect();
         over.store(true, Ordering::SeqCst);
-        stopper.join().expect("the stopper panicked");
+        let stops = stopper.join().expect("the stopper panicked");
         assert!(results.into_iter().all(|one| one.is_ok()), "see above");
+        stops
     });
+    assert!(stops > 0, "no holder was stopped");
     let lines = |file: &str| place.read(file).lines().count();
     eventually("the late ones have tried", || {
         lines("late-and-refused") + lines("late-and-applied") >= LATE
@@ -396,8 +408,9 @@ fn run(url: &str, dir: &Path, late: bool) {
     }
 }
 
-/// Stops whoever holds, for longer than its lease.
-fn stop_holders(url: &str, over: &AtomicBool) {
+/// Stops whoever holds, for longer than its lease. Tells how often.
+fn stop_holders(url: &str, over: &AtomicBool) -> usize {
+    let mut stops = 0;
     while !over.load(Ordering::SeqCst) {
         std::thread::sleep(Duration::from_millis(700));
         let mut show = Command::new(LEASEHOLD);
@@ -418,8 +431,10 @@ fn stop_holders(url: &str, over: &AtomicBool) {
         if signal(Signal::SIGSTOP) > 0 {
             std::thread::sleep(LEASE + Duration::from_millis(500));
             signal(Signal::SIGCONT);
+            stops += 1;
         }
     }
+    stops
 }
 
 fn to_pid(pid: i64) -> Pid {

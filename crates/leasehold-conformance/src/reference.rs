@@ -92,9 +92,10 @@ pub(super) async fn compare(store: &dyn Store, name: &Name, kind: Kind, seed: u6
             }
             6..9 if !claims.is_empty() => {
                 let claim = claims.swap_remove(dice.below(claims.len()));
-                queue.leave(claim.id, None, 1);
-                if let Err(e) = store.leave(&claim, None).await {
-                    panic!("{}: {e}", said("leave"));
+                let expected = queue.leave(claim.id, None, 1);
+                match store.leave(&claim, None).await {
+                    Ok(left) => assert_eq!(left, expected, "{}", said("leave")),
+                    Err(e) => panic!("{}: {e}", said("leave")),
                 }
             }
             9 if dice.below(4) == 0 => {

@@ -107,6 +107,43 @@ mod tests {
         assert!(clock.now().since(start) >= Duration::from_secs(3600));
     }
 
+    /// Set in the process whose machine has slept for so long, in seconds.
+    const SLEPT: &str = "LEASEHOLD_TEST_SLEPT";
+
+    /// A machine that never slept cannot tell the clocks apart. So this runs once more where the boot
+    /// clock alone is ahead, which takes the right to make a time namespace.
+    #[test]
+    fn s10_the_clock_is_the_one_that_goes_on_while_the_machine_sleeps() {
+        let monotonic = || {
+            let t = clock_gettime(ClockId::Monotonic);
+            Duration::new(t.tv_sec.try_into().unwrap(), t.tv_nsec.try_into().unwrap())
+        };
+        if let Ok(slept) = std::env::var(SLEPT) {
+            let slept = Duration::from_secs(slept.parse().unwrap());
+            let before = monotonic();
+            let ours = Duration::from_nanos(Clock::default().now().as_nanos());
+            assert!(ours >= before + slept, "{ours:?}, and {slept:?} asleep beside {before:?}");
+            return;
+        }
+        let slept = ["unshare", "--time", "--boottime", "1000000", "--fork"];
+        let run = |command: &[&str]| {
+            let mut process = std::process::Command::new(slept[0]);
+            process.args(&slept[1..]).args(command).env(SLEPT, slept[3]).output()
+        };
+        if !run(&["true"]).is_ok_and(|output| output.status.success()) {
+            assert!(std::env::var_os("CI").is_none(), "no time namespace to be had");
+            println!("not asked: no time namespace to be had");
+            return;
+        }
+        let ourselves = std::env::current_exe().unwrap();
+        let name = module_path!().split_once("::").unwrap().1;
+        let name =
+            format!("{name}::s10_the_clock_is_the_one_that_goes_on_while_the_machine_sleeps");
+        let output = run(&[ourselves.to_str().unwrap(), "--exact", &name]).unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    }
+
     #[test]
     fn moments_never_wrap() {
         assert_eq!(Moment::NEVER.plus(Duration::MAX), Moment::NEVER);

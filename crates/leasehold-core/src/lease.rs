@@ -405,7 +405,21 @@ mod tests {
         let sent = clock.now();
         clock.advance(LEASE * 9 / 10);
         let granted = Granted { sent, remaining: Some(LEASE) };
-        assert!(granted.deadline().since(clock.now()) < LEASE / 10);
+        assert!(granted.deadline().since(clock.now()) <= LEASE / 10 - drift(LEASE));
+    }
+
+    #[test]
+    fn s01_the_deadline_is_shortened_by_what_two_clocks_may_drift_apart() {
+        let granted =
+            Granted { sent: Moment::from_nanos(7), remaining: Some(Duration::from_secs(100)) };
+        // One in a hundred, and two milliseconds.
+        let certain = Duration::from_millis(100_000 - 1_000 - 2);
+        assert_eq!(granted.deadline(), Moment::from_nanos(7).plus(certain));
+        // Of less than that nothing is certain.
+        let short = Granted { remaining: Some(Duration::from_millis(2)), ..granted };
+        assert_eq!(short.deadline(), granted.sent);
+        let endless = Granted { remaining: None, ..granted };
+        assert_eq!(endless.deadline(), Moment::NEVER);
     }
 
     #[test]

@@ -193,13 +193,17 @@ fn help(root: &Path) {
                 Ok(joined) => format!("{joined:?}"),
                 Err(e) => format!("{:?}: {e}", e.kind()),
             },
-            // Never answers: works until it is killed.
+            // Never answers: works until it is killed, and leaves a mark once it is at it.
             ["churn", name] => loop {
                 let c = claim(name);
                 runtime.block_on(async {
                     lock(&store, &c).await;
                     store.leave(&c, None).await.unwrap();
                 });
+                let mark = root.join(format!("churned-{}", std::process::id()));
+                if !mark.exists() {
+                    fs::write(mark, "").unwrap();
+                }
             },
             // As `count`: adds to a file under the lock, and says which token each time had.
             ["count", name, times] => {
@@ -451,7 +455,9 @@ fn s63_other_descriptors_of_the_same_files_change_nothing() {
     let holder = claim("x");
     runtime.block_on(try_lock(&store, &holder)).unwrap();
     for dir in ["locks", "clients"] {
-        for entry in fs::read_dir(tmp.path().join(dir)).unwrap() {
+        let entries: Vec<_> = fs::read_dir(tmp.path().join(dir)).unwrap().collect();
+        assert!(!entries.is_empty(), "nothing in {dir}");
+        for entry in entries {
             let path = entry.unwrap().path();
             let fd = File::options().write(true).open(&path).unwrap();
             drop(fd.try_clone().unwrap());
@@ -462,6 +468,7 @@ fn s63_other_descriptors_of_the_same_files_change_nothing() {
     assert_eq!(runtime.block_on(try_lock(&other, &claim("x"))), None);
     let flags = rustix::io::fcntl_getfd(store.lifeline().unwrap().as_fd()).unwrap();
     assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
+    let mut seen = 0;
     for fd in fs::read_dir("/proc/self/fd").unwrap() {
         let fd = fd.unwrap();
         let Ok(target) = fs::read_link(fd.path()) else { continue };
@@ -473,7 +480,10 @@ fn s63_other_descriptors_of_the_same_files_change_nothing() {
         let flags = info.lines().find_map(|l| l.strip_prefix("flags:")).unwrap().trim();
         let flags = u32::from_str_radix(flags, 8).unwrap();
         assert_ne!(flags & 0o2_000_000, 0, "{} is not close-on-exec", target.display());
+        seen += 1;
     }
+    // Each of the two has its lifeline open, at least.
+    assert!(seen >= 2, "{seen} descriptors of the store");
 }
 
 /// R1 over processes: the count is exact, and the tokens rise in the order of the effects.
@@ -512,6 +522,13 @@ fn kill_9_in_mid_work_leaves_a_state_that_works() {
         helpers.iter_mut().for_each(|h| h.order("churn x"));
         for c in &crowd {
             runtime.block_on(store.leave(c, None)).unwrap();
+        }
+        // All are at it by then, so that they are killed in the middle of something.
+        let begun = |h: &Helper| tmp.path().join(format!("churned-{}", h.child.id())).exists();
+        let end = Instant::now() + Duration::from_secs(60);
+        while !helpers.iter().all(begun) {
+            assert!(Instant::now() < end, "a helper did nothing");
+            std::thread::sleep(Duration::from_millis(1));
         }
         // Not waiting for anything: only to be at another point of their work each time.
         std::thread::sleep(Duration::from_micros(20_000 + round * 1_337));

@@ -16,9 +16,9 @@ use crate::common::Place;
 use crate::common::count::Counting;
 
 /// Forty processes count on this store; `meanwhile` runs beside them.
-fn count(store: &str, meanwhile: impl FnOnce()) {
+fn count(store: &str, meanwhile: impl FnOnce(&Counting)) {
     let counting = Counting::start(store);
-    meanwhile();
+    meanwhile(&counting);
     counting.finish(0);
 }
 
@@ -26,17 +26,16 @@ fn count(store: &str, meanwhile: impl FnOnce()) {
 #[test]
 fn r22_forty_processes_count_exactly_on_sqlite() {
     let place = Place::new();
-    count(&format!("sqlite:{}", place.path("locks.db").display()), || {});
+    count(&format!("sqlite:{}", place.path("locks.db").display()), |_| {});
 }
 
 #[cfg(feature = "postgres")]
 #[test]
 fn r22_forty_processes_count_exactly_while_postgres_is_killed() {
     let server = testbed::Postgres::start();
-    count(&server.database(), || {
-        for _ in 0..2 {
-            std::thread::sleep(Duration::from_millis(700));
-            server.kill();
+    count(&server.database(), |counting| {
+        for counted in [1, 15] {
+            counting.in_the_midst(counted, || server.kill());
             server.restart();
         }
     });
@@ -46,10 +45,9 @@ fn r22_forty_processes_count_exactly_while_postgres_is_killed() {
 #[test]
 fn r22_forty_processes_count_exactly_while_mariadb_is_killed() {
     let server = testbed::MariaDb::start();
-    count(&server.database(), || {
-        for _ in 0..2 {
-            std::thread::sleep(Duration::from_millis(700));
-            server.kill();
+    count(&server.database(), |counting| {
+        for counted in [1, 15] {
+            counting.in_the_midst(counted, || server.kill());
             server.restart();
         }
     });
@@ -59,10 +57,9 @@ fn r22_forty_processes_count_exactly_while_mariadb_is_killed() {
 #[test]
 fn r27_forty_processes_count_exactly_while_redis_is_killed() {
     let server = testbed::Redis::start();
-    count(&server.url(), || {
-        for _ in 0..2 {
-            std::thread::sleep(Duration::from_millis(700));
-            server.kill();
+    count(&server.url(), |counting| {
+        for counted in [1, 15] {
+            counting.in_the_midst(counted, || server.kill());
             server.restart();
         }
     });
@@ -75,9 +72,8 @@ fn r27_forty_processes_count_exactly_while_redis_is_killed() {
 fn r29_forty_processes_count_exactly_while_sentinels_fail_over() {
     let set = testbed::Sentinel::start();
     let old = set.master().port();
-    count(&(set.url() + "?replicas=1&replicas_short=accept"), || {
-        std::thread::sleep(Duration::from_millis(700));
-        set.servers()[0].kill();
+    count(&(set.url() + "?replicas=1&replicas_short=accept"), |counting| {
+        counting.in_the_midst(5, || set.servers()[0].kill());
         set.wait_for_failover(old);
         // With a replica again nobody has to wait in vain for one.
         set.servers()[0].restart();
@@ -91,11 +87,10 @@ fn r29_forty_processes_count_exactly_on_a_cluster_whose_slots_move() {
     let slot = cluster.nodes()[0].command(&["CLUSTER", "KEYSLOT", "counter"]);
     let slot: u16 = slot.parse().unwrap();
     let home = usize::from(slot) * 3 / 16_384;
-    count(&cluster.url(), || {
+    count(&cluster.url(), |counting| {
         for round in 0..3 {
             let (from, to) = ((home + round) % 3, (home + round + 1) % 3);
-            std::thread::sleep(Duration::from_millis(300));
-            cluster.begin_move(slot, from, to);
+            counting.in_the_midst(1 + 10 * round, || cluster.begin_move(slot, from, to));
             while cluster.move_keys(slot, from, to, 100) > 0 {}
             cluster.end_move(slot, to);
         }
@@ -189,10 +184,9 @@ fn r31_forty_processes_count_exactly_while_two_of_five_redis_servers_are_killed(
     let servers = testbed::Redlock::with(5, testbed::Setup::new().fast());
     // Just started, and two of them killed for good.
     let url = servers.url() + "?restart_delay_ms=0&node_timeout_ms=500";
-    count(&url, || {
-        for node in &servers.nodes()[1..3] {
-            std::thread::sleep(Duration::from_millis(500));
-            node.kill();
+    count(&url, |counting| {
+        for (node, counted) in servers.nodes()[1..3].iter().zip([1, 15]) {
+            counting.in_the_midst(counted, || node.kill());
         }
     });
 }
@@ -221,8 +215,7 @@ fn r33_forty_processes_and_etcdctl_count_exactly_while_members_are_killed() {
     };
     let others: Vec<std::process::Child> = (0..2).map(theirs).collect();
     for member in 0..cluster.len() {
-        std::thread::sleep(Duration::from_millis(700));
-        cluster.kill(member);
+        counting.in_the_midst(1 + 10 * member, || cluster.kill(member));
         std::thread::sleep(Duration::from_millis(300));
         cluster.restart(member);
     }

@@ -1,6 +1,6 @@
 //! The hidden `leasehold watchdog`, spoken to directly: what it does when leasehold dies or stops.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -333,6 +333,32 @@ fn f27_a_stderr_that_nobody_reads_stops_no_watchdog() {
             assert_eq!(dog.process.wait().unwrap().code(), ACTED);
         }
         assert!(!runs(pid));
+    }
+}
+
+/// What a stderr that nobody reads would have kept it from.
+#[test]
+fn f27_it_says_what_it_did_to_the_command() {
+    for (killed, said) in [(true, "leasehold was killed"), (false, "leasehold was stopped")] {
+        let child = deaf();
+        let (mut stderr, theirs) = std::io::pipe().unwrap();
+        let mut command = Command::new(LEASEHOLD);
+        command.args(["watchdog", "--grace", "50"]).stdin(Stdio::piped()).stderr(theirs);
+        let mut process = command.spawn().unwrap();
+        drop(command);
+        let pipe = process.stdin.take().unwrap();
+        let mut dog = Watchdog { process, pipe };
+        dog.tell(&group(&child));
+        if killed {
+            assert_eq!(dog.hang_up(child), KILL);
+        } else {
+            dog.tell(&format!("deadline - {}", moment(Duration::ZERO)));
+            assert_eq!(signal_of(child), KILL);
+            assert_eq!(dog.process.wait().unwrap().code(), ACTED);
+        }
+        let mut told = String::new();
+        stderr.read_to_string(&mut told).unwrap();
+        assert!(told.starts_with(&format!("leasehold: {said}")), "{told:?}");
     }
 }
 

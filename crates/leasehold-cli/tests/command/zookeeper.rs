@@ -23,9 +23,8 @@ fn r32_forty_processes_and_kazoo_count_exactly_while_members_are_killed() {
     kazoo.args([KAZOO, &hosts.join(","), "/count/counter", "count"]);
     kazoo.arg(counting.counter()).arg(ROUNDS.to_string()).stdin(Stdio::null());
     let mut kazoo = kazoo.spawn().unwrap();
-    for member in all.members() {
-        std::thread::sleep(Duration::from_millis(700));
-        member.kill();
+    for (member, counted) in all.members().iter().zip([1, 11, 21]) {
+        counting.in_the_midst(counted, || member.kill());
         std::thread::sleep(Duration::from_millis(300));
         member.restart();
     }

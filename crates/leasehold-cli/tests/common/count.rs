@@ -53,6 +53,14 @@ impl Counting {
         self.place.path("counter")
     }
 
+    /// Does something once so many have been counted, and while others are still to be.
+    pub(crate) fn in_the_midst(&self, counted: usize, what: impl FnOnce()) {
+        let now = || self.place.read("counter.tokens").lines().count();
+        eventually("they count", || now() >= counted);
+        what();
+        assert!(now() < PROCESSES * ROUNDS, "all had counted before");
+    }
+
     /// Waits for all, and [checks](Counted::check).
     pub(crate) fn finish(self, others: usize) {
         self.wait().check(others);

@@ -139,7 +139,7 @@ fn who_is_cut_off_has_lost_before_another_holds() {
 /// The member goes on answering its clients as well as it can, and no connection ends.
 #[test]
 fn s82_a_member_without_the_others_keeps_nobody_believing() {
-    in_own_network("s82_a_member_without_the_others_keeps_nobody_believing", || {
+    in_own_network("etcd_cluster::s82_a_member_without_the_others_keeps_nobody_believing", || {
         run(async {
             let (cluster, lease) = (Etcd::separable(), Duration::from_secs(4));
             for cut in [Cut::Off, Cut::Mute, Cut::Deaf] {

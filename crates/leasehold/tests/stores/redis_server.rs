@@ -335,9 +335,10 @@ fn a_stopped_server_loses_the_lock_by_the_deadline() {
         let locks = connect(&server.url()).await;
         let guard = locks.mutex("stopped").lease(LEASE).lock().await.unwrap();
         server.stop();
-        let begun = Instant::now();
+        // Nothing is acknowledged from here on: what was, was sent before.
+        tokio::time::sleep(LEASE).await;
+        assert!(!guard.is_held(), "believed beyond the end of its lease");
         assert_eq!(guard.lost().await, LostReason::Expired);
-        assert!(begun.elapsed() <= LEASE + Duration::from_secs(5));
         let error = locks.mutex("stopped").lock_timeout(Duration::from_millis(300)).await;
         assert!(matches!(error.unwrap_err().kind(), ErrorKind::Timeout | ErrorKind::Unreachable));
         server.cont();

@@ -378,8 +378,11 @@ async fn s35_tokens_rise_over_changing_majorities_clocks_and_late_answers() {
         let token = loop {
             match locks.store().join(&claim, Mode::Wait).await {
                 Ok(Joined::Holding { token, .. }) => break token,
-                Ok(_) | Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+                Ok(Joined::Busy { .. }) => panic!("nobody else holds it"),
+                Ok(Joined::Waiting(_)) => {}
+                Err(error) => assert!(error.is_retryable(), "{error}"),
             }
+            tokio::time::sleep(Duration::from_millis(20)).await;
             assert!(start.elapsed() < PATIENCE);
         };
         assert!(token.get() > highest, "round {round}: {token} after {highest}");

@@ -704,15 +704,20 @@ async fn s21_the_server_clock_steps<S: Server>() {
     let server = S::with(Setup::new().fast().movable_clock());
     let url = server.database();
     let (first, second) = (connect(&url).await, connect(&url).await);
-    let lease = Duration::from_secs(5);
-    let old = first.mutex("stepped").lease(lease).no_renewal().lock().await.unwrap();
+    let long = Duration::from_secs(600);
+    let old = first.mutex("stepped").lease(long).no_renewal().lock().await.unwrap();
     // Ahead: the lease ends early, and the next token is greater all the same.
     server.shift_clock(86_400);
-    let next = second.mutex("stepped").lease(lease).no_renewal().lock().await.unwrap();
+    let lease = Duration::from_secs(1);
+    let next = second.mutex("stepped").lease(lease).no_renewal();
+    let next = next.lock_timeout(PATIENCE).await.expect("the clock stands where it stood");
     assert!(next.token() > old.token());
     // Back again: tokens still rise. The lease that was written in the future is what the
     // guarantees tell of; a person can end it.
     server.shift_clock(-3_600);
+    tokio::time::sleep(lease * 2).await;
+    let early = first.mutex("stepped").try_lock().await.unwrap_err();
+    assert_eq!(early.kind(), ErrorKind::Contended, "its lease is over by this clock? {early}");
     let evicted = first.evict("stepped", leasehold::store::Evict::Holders).await.unwrap();
     assert_eq!(evicted, 1);
     let last = first.mutex("stepped").lock().await.unwrap();
@@ -777,7 +782,8 @@ async fn s45a_who_comes_late_does_not_barge<S: Server>() {
 }
 
 async fn s45_nobody_takes_what_is_being_handed_over<S: Server>() {
-    let server = S::shared();
+    // Its own: nobody else's statements wait for rows here.
+    let server = S::with(Setup::new().fast());
     let url = server.database();
     let clients = [connect(&url).await, connect(&url).await, connect(&url).await];
     for _ in 0..5 {
@@ -790,11 +796,13 @@ async fn s45_nobody_takes_what_is_being_handed_over<S: Server>() {
         let waiting = tokio::spawn(async move { waiter.lock().await });
         in_queue.recv().await.unwrap();
         let blocker = server.hold(&url, BLOCK).await;
-        // Both wait for the row now, each with whatever it has seen before that.
+        // Both wait for the row then, each with whatever it has seen before that.
         let releasing = tokio::spawn(held.release());
         let late = clients[2].mutex("blocked");
         let late = tokio::spawn(async move { late.try_lock().await });
-        tokio::time::sleep(Duration::from_millis(200)).await;
+        // Unless who tries was answered by what it saw before: then it has not barged.
+        let both = || server.blocked() >= if late.is_finished() { 1 } else { 2 };
+        until("both wait for the row", both).await;
         drop(blocker);
         releasing.await.unwrap().unwrap();
         let error = late.await.unwrap().expect_err("it barged past a waiter");

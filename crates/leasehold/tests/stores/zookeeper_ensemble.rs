@@ -87,24 +87,28 @@ fn s72_one_way_silence_is_lost_before_another_holds() {
 /// Between members, in one way only; their clients stay connected.
 #[test]
 fn s72_a_member_that_is_mute_or_deaf_keeps_nobody_believing() {
-    in_own_network("s72_a_member_that_is_mute_or_deaf_keeps_nobody_believing", || {
-        run(async {
-            let all = ZooKeepers::separable();
-            for cut in [Cut::Mute, Cut::Deaf] {
-                for leads in [false, true] {
-                    let (leader, follower) = (all.leader(), all.followers()[0]);
-                    let (member, rest) =
-                        if leads { (leader, follower) } else { (follower, leader) };
-                    let other = connect_to(rest, "?session=30s").await;
-                    let held = connect_to(member, "?session=4s").await;
-                    let name = format!("{cut:?}-{leads}");
-                    lost_before_the_next_holds(&held, &other, &name, || all.cut(member, cut)).await;
-                    all.uncut();
-                    release(held.mutex(name).lock_timeout(PATIENCE).await.unwrap()).await;
+    in_own_network(
+        "zookeeper_ensemble::s72_a_member_that_is_mute_or_deaf_keeps_nobody_believing",
+        || {
+            run(async {
+                let all = ZooKeepers::separable();
+                for cut in [Cut::Mute, Cut::Deaf] {
+                    for leads in [false, true] {
+                        let (leader, follower) = (all.leader(), all.followers()[0]);
+                        let (member, rest) =
+                            if leads { (leader, follower) } else { (follower, leader) };
+                        let other = connect_to(rest, "?session=30s").await;
+                        let held = connect_to(member, "?session=4s").await;
+                        let name = format!("{cut:?}-{leads}");
+                        lost_before_the_next_holds(&held, &other, &name, || all.cut(member, cut))
+                            .await;
+                        all.uncut();
+                        release(held.mutex(name).lock_timeout(PATIENCE).await.unwrap()).await;
+                    }
                 }
-            }
-        });
-    });
+            });
+        },
+    );
 }
 
 /// Whichever member says nothing any more, the clients that know the others go to them in time.
