@@ -39,7 +39,7 @@
 //! | something that happens once, however often it is asked for | `once` | likewise |
 //! | their tables | `database` | likewise |
 //! | a hold as a string that others check | [`sequencer`] | |
-//! | a store of your own | [`store::Store`], and the suite `conformance` | `conformance` |
+//! | a store of your own (`examples/own-store` is one) | [`store::Store`], [`kit`], and the suite `conformance` | `conformance` |
 //!
 //! # Stores
 //! A URL names one: see [`connect`]. What stands behind its `?` differs: `pool`,
