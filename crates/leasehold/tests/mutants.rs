@@ -22,6 +22,7 @@ macro_rules! mutants {
     ($($(#[doc = $doc:literal])+ $wrong:ident => $case:ident,)+) => {
         /// What is wrong with a store.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[allow(clippy::enum_variant_names, reason = "all are wrong; some are `Wrong…` besides")]
         enum Wrong {
             $($(#[doc = $doc])+ $wrong,)+
         }
@@ -705,8 +706,11 @@ fn passes(store: Arc<Mutant>, case: impl AsyncFnOnce(&leasehold::conformance::Su
 /// How many cases run at once: they wait most of the time.
 const AT_ONCE: usize = 12;
 
+/// A store with this mistake, or with none, and what is done with it.
+type Job = (Option<Wrong>, fn(Arc<Mutant>));
+
 /// Runs each job and tells which of them panicked, and with which words.
-fn panics(jobs: &[(Option<Wrong>, fn(Arc<Mutant>))]) -> Vec<Option<String>> {
+fn panics(jobs: &[Job]) -> Vec<Option<String>> {
     let next = AtomicUsize::new(0);
     let said = Mutex::new(vec![None; jobs.len()]);
     std::thread::scope(|scope| {
