@@ -36,6 +36,8 @@ struct State {
     came: usize,
     /// Of those, the first so many are silent for good.
     silent: usize,
+    /// Requests of the first so many wait.
+    held: usize,
     /// Those that come after the first so many wait.
     admitted: Option<usize>,
     /// Both ends of every connection that was not cut yet.
@@ -105,12 +107,16 @@ impl Proxy {
         self.shared.change(|state| state.admitted = Some(state.came));
     }
 
-    /// Ends [`freeze`](Self::freeze), [`freeze_new`](Self::freeze_new),
-    /// [`hold_replies`](Self::hold_replies) and [`hold_requests`](Self::hold_requests).
+    /// Requests wait on the connections that there are; those that come from now on go on.
+    pub fn hold_requests_so_far(&self) {
+        self.shared.change(|state| state.held = state.came);
+    }
+
+    /// Ends what freezes and holds.
     pub fn thaw(&self) {
         self.shared.change(|state| {
             (state.replies_held, state.requests_held) = (false, false);
-            (state.frozen, state.admitted) = (false, None);
+            (state.frozen, state.admitted, state.held) = (false, None, 0);
         });
     }
 
@@ -273,7 +279,7 @@ fn forward(
                 || number < state.silent
                 || state.admitted.is_some_and(|admitted| number >= admitted)
                 || match direction {
-                    Direction::Requests => state.requests_held,
+                    Direction::Requests => state.requests_held || number < state.held,
                     Direction::Replies => state.replies_held,
                 };
             !state.ended && waits
