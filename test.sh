@@ -3,7 +3,7 @@
 # apt-get, as root or through sudo), or else named.
 #
 #   ./test.sh                   everything
-#   ./test.sh --long            with what takes minutes: crowds of thousands, long torture
+#   ./test.sh --long            with what takes minutes: crowds of thousands
 #   ./test.sh --no-run          only installs and builds
 #   ./test.sh -p leasehold      any arguments of `cargo test`
 #

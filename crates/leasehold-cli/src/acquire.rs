@@ -63,6 +63,14 @@ fn acquire(args: &AcquireArgs) -> Result<(), Failure> {
     let outcome = outcome(BufReader::new(report), &events);
     events.finish();
     let token = outcome?;
+    // A shell that starts the parts of a pipeline has both ends of it for a moment, in which we may
+    // have looked: by now it reads what we write, or does not.
+    if let (None, Err(refused)) = (args.pid, Process::calling_shell()) {
+        // Nobody was told of the lock, so the keeper gives it back.
+        drop(order);
+        let _ = keeper.wait();
+        return Err(refused);
+    }
     writeln!(std::io::stdout(), "{token}")
         .and_then(|()| std::io::stdout().flush())
         .map_err(|e| Failure::system("the lock was given back: cannot print its token", e))?;

@@ -26,15 +26,10 @@ fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How many seconds a run takes at first; one that shows too little is followed by a longer one.
-fn seconds(long: u32) -> u32 {
-    testbed::sized(long, long.div_ceil(3).max(5))
-}
-
 /// A run with the fence in the store, in which every worker's fault comes, the unfenced resource is
 /// spoilt and the fenced one is not.
 fn fenced(store: &str, seconds: u32, faults: &str) {
-    let seconds = self::seconds(seconds).to_string();
+    let seconds = seconds.to_string();
     let words = ["--store", store, "--seconds", &seconds, "--fence", "store", "--fault", faults];
     let shows = |report: &Value| {
         report["verdict"] == "fine"
@@ -89,8 +84,7 @@ fn redlock_keeps_its_promises_under_pauses_kills_and_cuts() {
     let _turn = turn();
     let servers = testbed::Redlock::with(5, Setup::new().fast());
     let store = servers.url() + "?restart_delay_ms=0&node_timeout_ms=500";
-    let seconds = seconds(10).to_string();
-    let report = fine(&["--store", &store, "--seconds", &seconds, "--fault", "pause,kill,cut"]);
+    let report = fine(&["--store", &store, "--seconds", "10", "--fault", "pause,kill,cut"]);
     for fault in ["pause", "kill", "cut"] {
         assert!(report["faults"][fault].as_u64() >= Some(1), "{report}");
     }
@@ -141,18 +135,16 @@ fn pause(stop: impl Fn(), cont: impl Fn()) {
 fn r42_redis_is_killed_and_stopped() {
     let _turn = turn();
     let server = testbed::Redis::start();
-    let report = disturbed(
-        &format!("--store {} --seconds {}", server.url(), seconds(20)),
-        "pause,kill",
-        2,
-        |n| match n % 2 {
-            0 => {
-                server.kill();
-                server.restart();
+    let report =
+        disturbed(&format!("--store {} --seconds 20", server.url()), "pause,kill", 2, |n| {
+            match n % 2 {
+                0 => {
+                    server.kill();
+                    server.restart();
+                }
+                _ => pause(|| server.stop(), || server.cont()),
             }
-            _ => pause(|| server.stop(), || server.cont()),
-        },
-    );
+        });
     assert!(claimed(&report, "exclusion"), "its log is synced at once: {report}");
 }
 
@@ -160,19 +152,15 @@ fn r42_redis_is_killed_and_stopped() {
 fn r42_sentinels_fail_over() {
     let _turn = turn();
     let servers = testbed::Sentinel::start();
-    let report = disturbed(
-        &format!("--store {} --seconds {}", servers.url(), seconds(50)),
-        "pause,kill",
-        1,
-        |_| {
+    let report =
+        disturbed(&format!("--store {} --seconds 50", servers.url()), "pause,kill", 1, |_| {
             let master = servers.master();
             let old = master.port();
             master.kill();
             servers.wait_for_failover(old);
             master.restart();
             servers.master().wait_for_replicas(1);
-        },
-    );
+        });
     // A replica that had not heard of a grant knows nothing of it; tokens and the fence do.
     assert!(!claimed(&report, "exclusion"), "{report}");
     assert!(claimed(&report, "token-order") && claimed(&report, "effect"), "{report}");
@@ -182,21 +170,16 @@ fn r42_sentinels_fail_over() {
 fn r42_nodes_of_a_cluster_are_killed_and_stopped() {
     let _turn = turn();
     let cluster = testbed::Cluster::start();
-    disturbed(
-        &format!("--store {} --seconds {}", cluster.url(), seconds(40)),
-        "pause,kill",
-        2,
-        |n| {
-            let node = &cluster.nodes()[n % cluster.masters()];
-            match n % 2 {
-                0 => {
-                    node.kill();
-                    node.restart();
-                }
-                _ => pause(|| node.stop(), || node.cont()),
+    disturbed(&format!("--store {} --seconds 40", cluster.url()), "pause,kill", 2, |n| {
+        let node = &cluster.nodes()[n % cluster.masters()];
+        match n % 2 {
+            0 => {
+                node.kill();
+                node.restart();
             }
-        },
-    );
+            _ => pause(|| node.stop(), || node.cont()),
+        }
+    });
 }
 
 #[test]
@@ -204,7 +187,7 @@ fn r31_two_of_five_nodes_of_redlock_are_killed_and_stopped() {
     let _turn = turn();
     let servers = testbed::Redlock::with(5, Setup::new());
     let store = servers.url() + "?restart_delay_ms=0&node_timeout_ms=500";
-    disturbed(&format!("--store {store} --seconds {}", seconds(20)), "pause,kill", 1, |n| {
+    disturbed(&format!("--store {store} --seconds 20"), "pause,kill", 1, |n| {
         let nodes = servers.nodes();
         let (one, two) = (&nodes[n % 5], &nodes[(n + 1) % 5]);
         one.kill();
@@ -218,7 +201,7 @@ fn s44_postgres_is_killed() {
     let _turn = turn();
     let server = testbed::Postgres::start();
     // No pauses, which last long where a row is locked as they begin.
-    let arguments = format!("--store {} --seconds {}", server.database(), seconds(20));
+    let arguments = format!("--store {} --seconds 20", server.database());
     let report = disturbed(&arguments, "kill", 1, |_| {
         server.kill();
         server.restart();
@@ -231,7 +214,7 @@ fn s44_mariadb_is_killed() {
     let _turn = turn();
     let server = testbed::MariaDb::start();
     // No pauses, which last long where a row is locked as they begin.
-    let arguments = format!("--store {} --seconds {}", server.database(), seconds(20));
+    let arguments = format!("--store {} --seconds 20", server.database());
     let report = disturbed(&arguments, "kill", 1, |_| {
         server.kill();
         server.restart();
@@ -244,7 +227,7 @@ fn s80_members_of_etcd_are_killed_and_stopped() {
     let _turn = turn();
     let etcd = testbed::Etcd::cluster();
     let report = disturbed(
-        &format!("--store {} --seconds {} --lease 2s", etcd.url(), seconds(40)),
+        &format!("--store {} --seconds 40 --lease 2s", etcd.url()),
         "pause,kill",
         2,
         |n| {
@@ -266,7 +249,7 @@ fn s71_members_of_zookeeper_are_killed_and_stopped() {
     let _turn = turn();
     let keepers = ZooKeepers::start();
     let report = disturbed(
-        &format!("--store {}?session=2s --seconds {}", keepers.url(), seconds(40)),
+        &format!("--store {}?session=2s --seconds 40", keepers.url()),
         "pause,kill",
         2,
         |n| {
