@@ -16,7 +16,7 @@ use leasehold::{Kind, Leasehold, Sequencer};
 
 use crate::args::TakeArgs;
 use crate::exit::{self, Failure};
-use crate::proc::Stat;
+use crate::proc::lineage;
 
 /// Sequencers, outermost first, with blanks between them (they have none in them).
 const HELD: &str = "LEASEHOLD_HELD";
@@ -61,12 +61,13 @@ pub(crate) async fn refuse_what_is_held_above(
     let held = env::var(HELD).unwrap_or_default();
     let held = held.split(' ').filter_map(|text| text.parse::<Sequencer>().ok());
     let ours = held.filter(|s| s.name().as_str() == args.name && s.store() == locks.identity());
+    let ourselves = i32::try_from(std::process::id()).unwrap_or(0);
     let mut permits = args.permits.unwrap_or(1);
     for sequencer in ours {
         // One that is over, or of a store that does not answer, is the acquisition's to find out.
         let Ok(claim) = locks.check(&sequencer).await else { continue };
         let holder = claim.holder.pid;
-        if !ancestors().any(|pid| u32::try_from(pid) == Ok(holder)) {
+        if !lineage(ourselves).skip(1).any(|pid| u32::try_from(pid) == Ok(holder)) {
             continue;
         }
         permits = permits.saturating_add(claim.weight);
@@ -85,11 +86,4 @@ pub(crate) async fn refuse_what_is_held_above(
         }
     }
     Ok(())
-}
-
-/// Our parent, its parent, and so on.
-fn ancestors() -> impl Iterator<Item = i32> {
-    let above = |pid: &i32| Stat::of(*pid).map(|stat| stat.parent()).filter(|&pid| pid > 0);
-    let ourselves = i32::try_from(std::process::id()).unwrap_or(0);
-    std::iter::successors(above(&ourselves), above)
 }

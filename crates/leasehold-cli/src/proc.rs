@@ -45,6 +45,12 @@ impl Stat {
     }
 }
 
+/// The process, its parent, and so on.
+pub(crate) fn lineage(pid: i32) -> impl Iterator<Item = i32> {
+    let parent = |pid: &i32| Stat::of(*pid).map(|stat| stat.parent()).filter(|&pid| pid > 0);
+    std::iter::successors(Some(pid), parent)
+}
+
 /// Every process there is.
 pub(crate) fn all() -> impl Iterator<Item = Stat> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();

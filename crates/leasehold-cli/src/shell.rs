@@ -24,7 +24,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::sync::oneshot;
 
 use crate::exit::{Failure, USAGE};
-use crate::proc::Stat;
+use crate::proc::{Stat, lineage};
 
 /// A process that is waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ impl Process {
         let ours = read_link("/proc/self/fd/1").ok();
         let pipe = ours.filter(|out| out.to_string_lossy().starts_with("pipe:"));
         let caller = match &pipe {
-            Some(pipe) => above(parent).find(|&pid| reads(pid, pipe)),
+            Some(pipe) => lineage(parent).find(|&pid| reads(pid, pipe)),
             None => Some(parent),
         };
         let shell = caller.filter(|&pid| is_shell(pid)).ok_or_else(|| {
@@ -98,12 +98,6 @@ impl Process {
 fn program(pid: i32) -> String {
     let comm = read_to_string(format!("/proc/{pid}/comm"));
     comm.unwrap_or_default().trim_end().to_owned()
-}
-
-/// This process, its parent, and so on.
-fn above(pid: i32) -> impl Iterator<Item = i32> {
-    let parent = |pid: &i32| Stat::of(*pid).map(|stat| stat.parent()).filter(|&pid| pid > 0);
-    std::iter::successors(Some(pid), parent)
 }
 
 /// Whether the process has this pipe open to read from it.

@@ -4,10 +4,11 @@
 //! stop a request that was sent. In *stepping* mode it runs inside the caller's future instead and
 //! yields before and after the store is asked, so that a test can drop it at each point.
 
+use leasehold_core::kit::locked;
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -63,10 +64,6 @@ pub struct Faults {
     counts: Mutex<HashMap<Op, usize>>,
     stepping: AtomicBool,
     frozen: watch::Sender<bool>,
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Faults {

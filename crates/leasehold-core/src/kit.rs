@@ -16,6 +16,7 @@ pub use crate::acquire::no_answer;
 pub use crate::clock::wall_micros;
 pub use crate::error::short;
 pub use crate::keeper::is_passing;
+pub use crate::locked::locked;
 pub use crate::options::{answer_limit, drift};
 pub use crate::percent::{Escaped, decoded, unescape};
 pub use crate::store::machine::{boot_id, file_system, identity_of, magic, remote};

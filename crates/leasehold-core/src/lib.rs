@@ -18,6 +18,7 @@ mod guard;
 mod keeper;
 pub mod kit;
 mod lease;
+mod locked;
 mod locks;
 mod mutex;
 mod name;

@@ -15,8 +15,9 @@
 //! connection. Silence is no answer: when nothing was heard on a stream for some time, the connection is condemned and
 //! with it all its streams (scenario 82). One of thousands waits for those before it.
 
+use leasehold_core::kit::locked;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot};
@@ -76,11 +77,6 @@ impl Alive {
     pub(super) fn ends(&self) -> Moment {
         self.from.plus(self.granted)
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code that can panic runs between two consistent states.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl KeepAlives {

@@ -3,8 +3,9 @@
 //! What a waiter is told is kept until it leaves, so that nothing is lost between the answer
 //! "waiting" and `changed`.
 
+use leasehold_core::kit::locked;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
@@ -40,11 +41,6 @@ enum Task {
 struct Told {
     granted: bool,
     ask: bool,
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code that can panic runs between two consistent states.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Waiters {

@@ -12,9 +12,10 @@
 //! have to begin anything. (A watch that begins while etcd writes much may be served from that loop,
 //! too: its first news are up to 100 ms late.)
 
+use leasehold_core::kit::locked;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, mpsc};
@@ -106,11 +107,6 @@ pub(super) struct Watching {
     stream: Arc<Stream>,
     ids: Vec<i64>,
     news: Arc<News>,
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code that can panic runs between two consistent states.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Watches {

@@ -30,7 +30,7 @@
 //!
 //! # Renewals and heartbeats
 //! They lengthen rows by `SET expires = greatest(…) WHERE expires > now`, many by one statement, and
-//! wait for none: what somebody has locked is left out, and answered as it is committed (`sql/beat.rs`). A
+//! wait for none: what somebody has locked is left out, and answered as it is committed (`store/beat.rs`). A
 //! slow path may at the same moment believe that a claim has expired: therefore what ends or shortens
 //! a claim's place does so only if `expires` is what was read, and is otherwise undone and tried
 //! again. Waiters then learn their place from one snapshot; if that shows anything expired or free, the
@@ -43,7 +43,7 @@
 //! PostgreSQL: who grants sends a NOTIFY to the client of each claim that was granted, right after the
 //! transaction, and to nobody when nobody waited (NOTIFY makes commits wait for each other, flush and
 //! all). One connection of each client listens, from the first time that it waits, and serves for
-//! calls too (`sql/ear.rs`); if nothing is heard on it for a while, it is asked whether it still leads
+//! calls too (`store/ear.rs`); if nothing is heard on it for a while, it is asked whether it still leads
 //! anywhere. SQLite, MySQL, PostgreSQL behind a pooler, and whoever finds no room for a connection that
 //! listens: one task of each client asks, for all its waiters in one statement. The heartbeat is the
 //! fallback of both. Nobody who waits has a connection, or a transaction open; a client of which one
@@ -54,7 +54,7 @@
 //! renewal, which may be stopped anywhere). What the database undid for others' sake (deadlock,
 //! serialization, busy) is tried again with the same claim, as long as somebody waits for it; a broken
 //! connection is replaced, and the call repeated. A join that ends after its claim was given up
-//! leaves again (`sql/joins.rs`).
+//! leaves again (`store/joins.rs`).
 //!
 //! # Whose clock
 //! The database's, in microseconds since 1970: PostgreSQL's `clock_timestamp()`, MySQL's
@@ -101,7 +101,7 @@ mod sqlite;
 
 use std::collections::HashSet;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -322,11 +322,6 @@ fn given_up() -> Error {
 fn no_answer() -> Error {
     let what = format!("the database did not answer within {LIMIT:?}: check that it runs");
     Error::new(ErrorKind::Unreachable, what)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code that can panic runs between two consistent states.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[allow(clippy::match_like_matches_macro, reason = "depends on the features")]

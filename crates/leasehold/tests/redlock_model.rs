@@ -2,7 +2,7 @@
 //!
 //! # What is modelled
 //! - *The nodes* are the real [`Node`], the clients decide by the real [`Round`], [`Tally`],
-//!   [`recollect`]. The scripts are compared with [`Node`] elsewhere (`tests/redlock.rs`).
+//!   [`recollect`]. The scripts are compared with [`Node`] elsewhere (`tests/stores/redlock.rs`).
 //! - *The network* delays and reorders at will; a message that never arrives is one that was lost.
 //!   A client may give an attempt up at any time and begin another one, so answers come late, and so
 //!   do requests of attempts that are over.

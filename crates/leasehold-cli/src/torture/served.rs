@@ -6,13 +6,14 @@
 //! needed and whenever the connection is gone; what was under way then is
 //! [`Unreachable`](ErrorKind::Unreachable), and whether it was done is unknown, as on any network.
 
+use leasehold::kit::locked;
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -97,10 +98,6 @@ impl From<Refusal> for Error {
         let kind = KINDS.into_iter().find(|k| format!("{k:?}") == refusal.kind);
         Self::new(kind.unwrap_or(ErrorKind::Corrupt), refusal.message)
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The workers' side.

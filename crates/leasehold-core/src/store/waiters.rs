@@ -4,8 +4,9 @@
 //! is kept until it leaves, so that nothing is lost between the answer "waiting" and `changed`.
 //! Shared by the stores that are told of grants by messages.
 
+use crate::locked::locked;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tokio::sync::Notify;
 
@@ -37,11 +38,6 @@ impl<T> Default for Waiters<T> {
 struct Told {
     granted: Option<Token>,
     ask: bool,
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code that can panic runs between two consistent states.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<T: Clone> Waiters<T> {

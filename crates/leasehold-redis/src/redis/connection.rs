@@ -18,10 +18,11 @@
 //!
 //! No timer of a caller's runtime is used, which may have none: limits are above, or on ours.
 
+use leasehold_core::kit::locked;
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
@@ -141,11 +142,6 @@ impl Script {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code that can panic runs between two consistent states.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl fmt::Debug for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Node").field("address", &self.address).finish_non_exhaustive()
@@ -198,13 +194,13 @@ impl Node {
     /// Whether a connection to this server listens to a channel, or did.
     pub(crate) fn listens_to(&self, channel: &str) -> bool {
         let ours = self.channel.as_ref().and_then(|c| channel.strip_prefix(&c.name));
-        ours.is_some_and(|rest| rest.starts_with(':')) || lock(&self.adopted).contains(channel)
+        ours.is_some_and(|rest| rest.starts_with(':')) || locked(&self.adopted).contains(channel)
     }
 
     /// Listens to channels of connections to other servers, which are gone. Whoever listens is told
     /// that something may have gone unheard.
     pub(crate) fn adopt(self: &Arc<Self>, channels: Vec<String>) {
-        lock(&self.adopted).extend(channels.iter().cloned());
+        locked(&self.adopted).extend(channels.iter().cloned());
         let node = self.clone();
         drop(self.runtime.spawn(async move {
             // If there is no connection now, the next one listens to them from its beginning.
@@ -287,7 +283,7 @@ impl Node {
     }
 
     fn link_of(&self, runtime: Handle) -> Arc<Link> {
-        let mut links = lock(&self.links);
+        let mut links = locked(&self.links);
         if let Some(link) = links.get(&runtime.id()) {
             return link.clone();
         }
@@ -310,7 +306,7 @@ impl Node {
     fn channels(&self, link: &Link) -> Vec<String> {
         let mut channels: Vec<String> = link.channel.iter().cloned().collect();
         if link.runtime.id() == self.runtime.id() {
-            channels.extend(lock(&self.adopted).iter().cloned());
+            channels.extend(locked(&self.adopted).iter().cloned());
         }
         channels
     }
@@ -344,7 +340,7 @@ impl Node {
         match connected {
             Ok(connected) => {
                 let connected = connected?;
-                *lock(&link.current) = Some(connected.clone());
+                *locked(&link.current) = Some(connected.clone());
                 drop(connecting);
                 if link.was_up.swap(true, Ordering::Relaxed)
                     && let Some(channel) = &self.channel
@@ -365,7 +361,7 @@ impl Node {
 
 impl Link {
     fn up(&self) -> Option<Connected> {
-        let mut current = lock(&self.current);
+        let mut current = locked(&self.current);
         match &*current {
             Some(connected) if !connected.broken.load(Ordering::Relaxed) => Some(connected.clone()),
             _ => {
@@ -379,7 +375,7 @@ impl Link {
     fn is_wanted(&self) -> bool {
         let unused = !self.was_up.load(Ordering::Relaxed);
         unused && !self.unable.load(Ordering::Relaxed)
-            || lock(&self.current)
+            || locked(&self.current)
                 .as_ref()
                 .is_some_and(|connected| !connected.broken.load(Ordering::Relaxed))
     }
@@ -544,6 +540,6 @@ mod tests {
         for _ in 0..2 {
             assert_eq!(pong().unwrap(), Value::BulkString(b"x".to_vec()));
         }
-        assert_eq!(lock(&node.links).values().filter(|l| l.up().is_some()).count(), 1);
+        assert_eq!(locked(&node.links).values().filter(|l| l.up().is_some()).count(), 1);
     }
 }

@@ -13,9 +13,10 @@
 //! This narrows the gap, and does not close it: the replica that is promoted may be another. A pushed
 //! grant is an invitation only; whoever it is for asks, and that is confirmed before the answer.
 
+use leasehold_core::kit::locked;
 use std::collections::HashMap;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redis::{Pipeline, RedisError, RedisResult, Value};
@@ -83,11 +84,6 @@ struct Grant {
     /// What to write in the same slot.
     mark: String,
     told: watch::Sender<Option<Reached>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code that can panic runs between two consistent states.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Confirm {
@@ -185,7 +181,7 @@ impl Confirm {
         let (told, reached) = watch::channel(None);
         let asked = Asked { at: node.address().clone(), reached };
         {
-            let mut all = lock(&self.asked);
+            let mut all = locked(&self.asked);
             match all.get(&claim.id) {
                 Some(before) if before.at == asked.at && before.is_of_use() => {
                     return Ok(before.clone());
@@ -196,7 +192,7 @@ impl Confirm {
         let (look, ours) = look(claim, keys);
         let grant = Grant { look, ours, mark: keys.mark(), told };
         let start = {
-            let mut pending = lock(&group.pending);
+            let mut pending = locked(&group.pending);
             pending.grants.push(grant);
             !std::mem::replace(&mut pending.running, true)
         };
@@ -233,7 +229,7 @@ impl Confirm {
 
     /// How many replicas had this claim's grant as it was confirmed.
     pub(super) fn reached(&self, id: ClaimId) -> Option<u32> {
-        match &*lock(&self.asked).get(&id)?.reached.borrow() {
+        match &*locked(&self.asked).get(&id)?.reached.borrow() {
             Some(Ok(reached)) => *reached,
             _ => None,
         }
@@ -241,11 +237,11 @@ impl Confirm {
 
     /// This claim is no more.
     pub(super) fn forget(&self, id: ClaimId) {
-        lock(&self.asked).remove(&id);
+        locked(&self.asked).remove(&id);
     }
 
     fn group(&self, at: &Address) -> Result<Arc<Group>> {
-        let mut groups = lock(&self.groups);
+        let mut groups = locked(&self.groups);
         if let Some(group) = groups.get(at) {
             return Ok(group.clone());
         }
@@ -287,7 +283,7 @@ impl Group {
     async fn work(&self, wanted: Replicas) {
         loop {
             let grants = {
-                let mut pending = lock(&self.pending);
+                let mut pending = locked(&self.pending);
                 if pending.grants.is_empty() {
                     pending.running = false;
                     return;

@@ -4,9 +4,10 @@
 //! knows. So a claim that was granted is remembered here, and asking for it again extends it, under
 //! the same token (P8). A claim that nobody remembers is lost.
 
+use leasehold_core::kit::locked;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -53,11 +54,6 @@ pub(super) struct Held {
     pub(super) until: Moment,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code that can panic runs between two consistent states.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Entry {
     fn new(nodes: usize, since: Moment) -> Self {
         let state = State { freed: vec![false; nodes], ..State::default() };
@@ -75,7 +71,7 @@ impl Entry {
 
     /// The number of a new attempt, which the news of freed nodes so far do not concern.
     pub(super) fn next_attempt(&self) -> u64 {
-        lock(&self.state).freed.fill(false);
+        locked(&self.state).freed.fill(false);
         self.attempts.fetch_add(1, Ordering::SeqCst) + 1
     }
 
@@ -99,22 +95,22 @@ impl Entry {
     }
 
     pub(super) fn held(&self) -> Option<Held> {
-        lock(&self.state).held.clone()
+        locked(&self.state).held.clone()
     }
 
     pub(super) fn hold(&self, held: Option<Held>) {
-        lock(&self.state).held = held;
+        locked(&self.state).held = held;
     }
 
     /// A majority was extended; never shortens.
     pub(super) fn extended(&self, until: Moment) {
-        if let Some(held) = &mut lock(&self.state).held {
+        if let Some(held) = &mut locked(&self.state).held {
             held.until = held.until.max(until);
         }
     }
 
     pub(super) fn stands_behind(&self, ahead: usize) {
-        lock(&self.state).ahead = ahead;
+        locked(&self.state).ahead = ahead;
         self.waits.store(true, Ordering::SeqCst);
     }
 
@@ -122,7 +118,7 @@ impl Entry {
     /// that a crowd asks no more often than a few do. At random, so that those who ask at the same
     /// time do not do so again.
     pub(super) fn pause(&self, longest: Duration) -> Duration {
-        let ahead = u32::try_from(lock(&self.state).ahead).unwrap_or(u32::MAX);
+        let ahead = u32::try_from(locked(&self.state).ahead).unwrap_or(u32::MAX);
         let base = SHORTEST_PAUSE.saturating_add(PAUSE_EACH.saturating_mul(ahead)).min(longest);
         base.mul_f64(0.5 + random())
     }
@@ -131,8 +127,8 @@ impl Entry {
     /// have had time to.
     pub(super) async fn woken(&self) {
         loop {
-            let freed = lock(&self.state).freed.iter().filter(|freed| **freed).count();
-            let all = lock(&self.state).freed.len();
+            let freed = locked(&self.state).freed.iter().filter(|freed| **freed).count();
+            let all = locked(&self.state).freed.len();
             if freed >= majority(all) {
                 return;
             }
@@ -148,7 +144,7 @@ impl Entry {
     }
 
     fn freed(&self, node: usize) {
-        if let Some(freed) = lock(&self.state).freed.get_mut(node) {
+        if let Some(freed) = locked(&self.state).freed.get_mut(node) {
             *freed = true;
         }
         self.woken.notify_one();
@@ -190,12 +186,12 @@ impl Claims {
     }
 
     pub(super) fn get(&self, id: ClaimId) -> Option<Arc<Entry>> {
-        lock(&self.entries).get(&id).cloned()
+        locked(&self.entries).get(&id).cloned()
     }
 
     /// The claim's entry, made if it is new.
     pub(super) fn enter(&self, claim: &Claim) -> Arc<Entry> {
-        let mut entries = lock(&self.entries);
+        let mut entries = locked(&self.entries);
         // Holds that ended by the clock and were never given back; looked for only when there are
         // many.
         if entries.len() > 1_000 && entries.len().is_power_of_two() {
@@ -210,12 +206,12 @@ impl Claims {
 
     #[cfg(test)]
     pub(super) fn count(&self) -> usize {
-        lock(&self.entries).len()
+        locked(&self.entries).len()
     }
 
     /// Forgets the claim; what it was.
     pub(super) fn leave(&self, id: ClaimId) -> Option<Arc<Entry>> {
-        let entry = lock(&self.entries).remove(&id)?;
+        let entry = locked(&self.entries).remove(&id)?;
         entry.left.store(true, Ordering::SeqCst);
         Some(entry)
     }

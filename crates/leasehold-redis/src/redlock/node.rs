@@ -10,9 +10,10 @@
 //!
 //! [`round::recollect`]: super::round::recollect
 
+use leasehold_core::kit::locked;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redis::{Cmd, RedisError, Value};
@@ -234,11 +235,6 @@ const fn up_for(uptime_in_seconds: u64) -> Duration {
     Duration::from_secs(uptime_in_seconds.saturating_sub(1))
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code that can panic runs between two consistent states.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Node {
     /// The servers of the URL, none of them connected to yet.
     pub(super) fn all(
@@ -274,7 +270,7 @@ impl Node {
 
     /// The run that we know of, if any.
     pub(super) fn run(&self) -> Option<Arc<Run>> {
-        lock(&self.run).clone()
+        locked(&self.run).clone()
     }
 
     /// Runs a script that does not vote.
@@ -377,7 +373,7 @@ impl Node {
             _ => return Err(Trouble::Forgot),
         }
         let run = Arc::new(Run { id: id.to_owned(), take, lived, settings: info.settings() });
-        *lock(&self.run) = Some(run.clone());
+        *locked(&self.run) = Some(run.clone());
         Ok(run)
     }
 
@@ -425,7 +421,7 @@ impl Node {
 
     /// Notes a release that is to be sent again; tells whether nobody does that yet.
     pub(super) fn owe(&self, call: Cmd, until: Moment) -> bool {
-        let mut debts = lock(&self.debts);
+        let mut debts = locked(&self.debts);
         if debts.calls.len() < MOST_DEBTS {
             debts.calls.push_back((call, until));
         }
@@ -434,19 +430,19 @@ impl Node {
 
     /// The first release that is still worth sending.
     pub(super) fn owed(&self, now: Moment) -> Option<Cmd> {
-        let mut debts = lock(&self.debts);
+        let mut debts = locked(&self.debts);
         debts.calls.retain(|(_, until)| *until > now);
         debts.calls.front().map(|(call, _)| call.clone())
     }
 
     /// The first release was answered.
     pub(super) fn paid(&self) {
-        lock(&self.debts).calls.pop_front();
+        locked(&self.debts).calls.pop_front();
     }
 
     /// Whether nothing is left; then whoever was sending them stops.
     pub(super) fn owes_nothing(&self) -> bool {
-        let mut debts = lock(&self.debts);
+        let mut debts = locked(&self.debts);
         debts.paying = !debts.calls.is_empty();
         !debts.paying
     }

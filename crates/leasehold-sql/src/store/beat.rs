@@ -26,7 +26,8 @@ use super::rows::Cells;
 use super::statements::Many;
 use super::url::Dialect;
 use super::wire::{Row, Wire};
-use super::{SETTLED_IN, Shared, SqlStore, lock};
+use super::{SETTLED_IN, Shared, SqlStore};
+use leasehold_core::kit::locked;
 use leasehold_core::store::{Place, Renew, Renewal};
 use leasehold_core::{ClaimId, Error, ErrorKind, Name, Result, Token};
 
@@ -143,14 +144,14 @@ impl Shared {
         name: &Name,
         these: Vec<Renew>,
     ) -> Option<JoinHandle<Result<Answer>>> {
-        if !lock(&self.settling).insert(name.clone()) {
+        if !locked(&self.settling).insert(name.clone()) {
             return None;
         }
         let (shared, name) = (self.clone(), name.clone());
         let until = Instant::now() + SETTLING;
         Some(tokio::spawn(async move {
             let done = shared.call(Call::Renew(these), &|| Instant::now() > until).await;
-            lock(&shared.settling).remove(&name);
+            locked(&shared.settling).remove(&name);
             done
         }))
     }

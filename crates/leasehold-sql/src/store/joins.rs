@@ -9,7 +9,8 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 
 use super::call::{Answer, Call, Gone};
-use super::{Shared, given_up, lock};
+use super::{Shared, given_up};
+use leasehold_core::kit::locked;
 use leasehold_core::store::{Joined, Mode};
 use leasehold_core::{Claim, ClaimId, Result};
 
@@ -36,7 +37,7 @@ pub(super) struct Ended {
 impl Joins {
     /// A join is asked for: whoever asks wants the claim, whatever was before.
     pub(super) fn begin(&self, id: ClaimId) {
-        let mut all = lock(&self.0);
+        let mut all = locked(&self.0);
         let joining = all.entry(id).or_default();
         joining.under_way += 1;
         joining.given_up = false;
@@ -44,14 +45,14 @@ impl Joins {
 
     /// A leave is asked for.
     pub(super) fn give_up(&self, id: ClaimId) {
-        if let Some(joining) = lock(&self.0).get_mut(&id) {
+        if let Some(joining) = locked(&self.0).get_mut(&id) {
             joining.given_up = true;
         }
     }
 
     /// A join has come to its end.
     pub(super) fn end(&self, id: ClaimId, waits: bool) -> Ended {
-        let mut all = lock(&self.0);
+        let mut all = locked(&self.0);
         let joining = all.entry(id).or_default();
         joining.under_way = joining.under_way.saturating_sub(1);
         joining.waits |= waits;

@@ -27,7 +27,8 @@ use async_trait::async_trait;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::ear::{Ear, Lent};
-use super::{LIMIT, fault, lock};
+use super::{LIMIT, fault};
+use leasehold_core::kit::locked;
 
 /// A value bound to a statement.
 #[derive(Clone, Debug)]
@@ -312,7 +313,7 @@ impl Drop for Doubt {
 
 fn forget(idle: &Idle) {
     // Closed after the lock.
-    let connections = std::mem::take(&mut *lock(idle));
+    let connections = std::mem::take(&mut *locked(idle));
     drop(connections);
 }
 
@@ -395,8 +396,8 @@ impl Pool {
             true => (&self.others, &self.idle),
             false => (&self.idle, &self.others),
         };
-        let found = lock(first).pop();
-        let resting = found.or_else(|| lock(then).pop())?;
+        let found = locked(first).pop();
+        let resting = found.or_else(|| locked(then).pop())?;
         Some((resting.wire, None, true, Out::of(&self.common)))
     }
 
@@ -418,7 +419,9 @@ impl Pool {
     }
 
     fn is_any_there(&self) -> bool {
-        self.common.ear.is_there() || !lock(&self.idle).is_empty() || !lock(&self.others).is_empty()
+        self.common.ear.is_there()
+            || !locked(&self.idle).is_empty()
+            || !locked(&self.others).is_empty()
     }
 
     /// A new connection, made by a task of its own: if nobody wants it any more when it is there, it
@@ -438,7 +441,7 @@ impl Pool {
                 Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, what)))
             });
             if let Err(Ok(wire)) = wanted.send(wire) {
-                lock(&idle).push(Resting { wire, since: Instant::now() });
+                locked(&idle).push(Resting { wire, since: Instant::now() });
                 common.returned();
             }
         });
@@ -451,7 +454,7 @@ impl Pool {
         doubt.0 = None;
         match ear {
             Some(ear) => ear.give_back(wire),
-            None => lock(&self.idle).push(Resting { wire, since: Instant::now() }),
+            None => locked(&self.idle).push(Resting { wire, since: Instant::now() }),
         }
         // After it is there, since this wakes who waits for it.
         drop(out);
@@ -474,9 +477,9 @@ impl Pool {
     fn too_many(&self, idle: &Idle) -> Option<Box<dyn Wire>> {
         let there = usize::from(self.common.ear.is_there())
             + self.common.lent.load(Ordering::SeqCst)
-            + lock(&self.idle).len()
-            + lock(&self.others).len();
-        let mut idle = lock(idle);
+            + locked(&self.idle).len()
+            + locked(&self.others).len();
+        let mut idle = locked(idle);
         let oldest = idle.first()?;
         (there > 1 && oldest.since.elapsed() >= REST).then(|| idle.remove(0).wire)
     }
@@ -488,7 +491,7 @@ impl Pool {
         while self.room.available_permits() < self.size && Instant::now() < used {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
-        let idle = std::mem::take(&mut *lock(&self.idle));
+        let idle = std::mem::take(&mut *locked(&self.idle));
         for resting in idle {
             // Who does not answer is gone all the same.
             let _ = tokio::time::timeout(FAREWELL, resting.wire.close()).await;

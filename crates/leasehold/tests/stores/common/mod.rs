@@ -1,7 +1,5 @@
 //! What the tests against servers share: patience, and a witness of mutual exclusion.
 
-#![allow(dead_code, reason = "each test binary uses what it needs")]
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};

@@ -1,7 +1,5 @@
 //! What the tests of the etcd store share.
 
-#![allow(dead_code, reason = "each test binary uses a part")]
-
 use std::future::Future;
 use std::io::Write;
 use std::process::{Child, Command, Stdio};

@@ -1,8 +1,6 @@
 //! What waiters are told unasked, beside what the queue says: nobody is told of a grant too early
 //! (P1), and everybody in the end, without a single heartbeat (P6).
 
-#![allow(dead_code, reason = "each test binary uses what it needs")]
-
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;

@@ -1,7 +1,5 @@
 //! What the tests against SQL servers share: one face for PostgreSQL, MariaDB and MySQL.
 
-#![allow(dead_code, reason = "each test binary uses what it needs")]
-
 pub(crate) use crate::common::*;
 use sqlx::Connection;
 #[cfg(feature = "mysql")]

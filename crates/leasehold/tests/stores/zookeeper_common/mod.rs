@@ -1,5 +1,4 @@
 //! What the tests of the ZooKeeper store share.
-#![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::future::poll_fn;
 use std::pin::Pin;
