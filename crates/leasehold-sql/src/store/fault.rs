@@ -46,6 +46,15 @@ impl From<sqlx::Error> for Failure {
 }
 
 impl Failure {
+    /// The same, of what may have been done although the database says that it undid it.
+    #[cfg(feature = "postgres")]
+    pub(super) fn in_doubt(self) -> Self {
+        match self {
+            Self::Conflict(error) => Self::Broken(error),
+            other => other,
+        }
+    }
+
     /// What the caller is told when there is no more trying.
     pub(super) fn into_error(self) -> Error {
         match self {

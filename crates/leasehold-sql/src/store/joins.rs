@@ -43,11 +43,12 @@ impl Joins {
         joining.given_up = false;
     }
 
-    /// A leave is asked for.
-    pub(super) fn give_up(&self, id: ClaimId) {
-        if let Some(joining) = locked(&self.0).get_mut(&id) {
-            joining.given_up = true;
-        }
+    /// A leave is asked for. Tells whether a join is under way, which will leave too: whichever of the
+    /// two comes second finds nothing.
+    pub(super) fn give_up(&self, id: ClaimId) -> bool {
+        let mut all = locked(&self.0);
+        let joining = all.get_mut(&id).map(|joining| joining.given_up = true);
+        joining.is_some()
     }
 
     /// A join has come to its end.

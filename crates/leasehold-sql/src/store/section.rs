@@ -79,7 +79,10 @@ impl Shared {
                 return match wire.raw(&sql).await {
                     // Committed, and then there was no room for the news: heartbeats bring it.
                     Err(error) if fault::is_full_of_news(&error) => Ok(()),
-                    done => Ok(done?),
+                    // Which of the two was undone for others' sake, or cut short? Not to be repeated
+                    // as if nothing had been done.
+                    Err(error) => Err(Failure::from(error).in_doubt()),
+                    Ok(()) => Ok(()),
                 };
             }
         }
