@@ -30,28 +30,15 @@ fn check_there(url: &str) -> Result<(), Failure> {
     let path = rest.strip_prefix("//").unwrap_or(rest);
     let path = path.strip_prefix("localhost").unwrap_or(path);
     let path = path.split(['?', '#']).next().unwrap_or_default();
-    let path = unescaped(path);
     // What is no path that could be there is for the store to refuse.
+    let Some(path) = leasehold::kit::decoded_bytes(path) else { return Ok(()) };
+    let path = PathBuf::from(OsString::from_vec(path));
     if !path.is_absolute() || !matches!(path.try_exists(), Ok(false)) {
         return Ok(());
     }
     let what =
         format!("there is no store at {scheme}:{}: nothing was ever locked there", path.display());
     Err(Failure::new(UNAVAILABLE, what))
-}
-
-/// A path as a URL holds it: `%` and two digits are a byte.
-fn unescaped(text: &str) -> PathBuf {
-    let mut bytes = Vec::new();
-    let mut rest = text.as_bytes();
-    while let [first, after @ ..] = rest {
-        let digits = after.get(..2).filter(|_| *first == b'%');
-        let digits = digits.and_then(|digits| std::str::from_utf8(digits).ok());
-        let escaped = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok());
-        bytes.push(escaped.unwrap_or(*first));
-        rest = if escaped.is_some() { &after[2..] } else { after };
-    }
-    PathBuf::from(OsString::from_vec(bytes))
 }
 
 /// Connects to the store for one thing, and says goodbye to it.

@@ -18,10 +18,12 @@ pub use crate::error::short;
 pub use crate::keeper::is_passing;
 pub use crate::locked::locked;
 pub use crate::options::{answer_limit, drift};
-pub use crate::percent::{Escaped, decoded, unescape};
+pub use crate::percent::{Escaped, decoded, decoded_bytes, unescape};
 pub use crate::store::machine::{boot_id, file_system, identity_of, magic, remote};
 pub use crate::store::waiters::Waiters;
-pub use crate::url::{redacted, split_query};
+pub use crate::url::parts::{Host, UrlParts};
+pub use crate::url::redacted;
+pub use crate::url::tls::{Pem, Tls, TlsWords, no_tls};
 
 /// The store that keeps this hold.
 pub fn store_of(guard: &Guard) -> &dyn Store {

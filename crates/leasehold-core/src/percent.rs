@@ -3,48 +3,61 @@
 
 use std::fmt;
 
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode, utf8_percent_encode};
+
+const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
 /// Shown escaped.
 #[derive(Clone, Copy, Debug)]
 pub struct Escaped<'a>(pub &'a str);
 
 impl fmt::Display for Escaped<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for byte in self.0.bytes() {
-            match is_plain(byte) {
-                true => write!(f, "{}", char::from(byte))?,
-                false => write!(f, "%{byte:02X}")?,
-            }
-        }
-        Ok(())
+        utf8_percent_encode(self.0, ESCAPED).fmt(f)
     }
 }
 
 /// Reads what [`Escaped`] wrote (and more: escapes that were not needed, or in lower case).
 pub fn unescape(text: &str) -> Option<String> {
-    decoded(text, is_plain)
+    decoded(text, |byte| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte))
 }
 
 /// The text with each escape replaced by its byte, if only what is `plain` stands for itself.
 pub fn decoded(text: &str, plain: impl Fn(u8) -> bool) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, others @ ..] = rest {
-        rest = match (first, others) {
-            (b'%', [high, low, others @ ..]) => {
-                let digit = |b: u8| char::from(b).to_digit(16);
-                bytes.push(u8::try_from(digit(*high)? * 16 + digit(*low)?).ok()?);
-                others
-            }
-            (byte, others) if plain(*byte) => {
-                bytes.push(*byte);
-                others
-            }
-            _ => return None,
-        };
-    }
-    String::from_utf8(bytes).ok()
+    String::from_utf8(bytes(text, plain)?).ok()
 }
 
-fn is_plain(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || b"-._~".contains(&byte)
+/// The same of what need not be UTF-8, such as a path; everything but `%` stands for itself.
+pub fn decoded_bytes(text: &str) -> Option<Vec<u8>> {
+    bytes(text, |_| true)
+}
+
+fn bytes(text: &str, plain: impl Fn(u8) -> bool) -> Option<Vec<u8>> {
+    let is_plain = |part: &[u8]| part.iter().all(|byte| plain(*byte));
+    let escape = |part: &[u8]| {
+        let after = part.split_at_checked(2);
+        after.is_some_and(|(two, rest)| two.iter().all(u8::is_ascii_hexdigit) && is_plain(rest))
+    };
+    let mut parts = text.as_bytes().split(|byte| *byte == b'%');
+    let well_formed = parts.next().is_none_or(is_plain) && parts.all(escape);
+    well_formed.then(|| percent_decode(text.as_bytes()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        for (text, word) in [("", ""), ("a-._~Z9", "a-._~Z9"), ("a b/%é", "a%20b%2F%25%C3%A9")] {
+            assert_eq!(Escaped(text).to_string(), word);
+            assert_eq!(unescape(word).as_deref(), Some(text));
+        }
+        assert_eq!(unescape("%c3%A9%41").as_deref(), Some("éA"));
+        for bad in ["%", "%4", "%4g", "a b", "%ff", "%+1", "é", "%%41"] {
+            assert_eq!(unescape(bad), None, "{bad}");
+        }
+        assert_eq!(decoded_bytes("a%ff"), Some(b"a\xff".to_vec()));
+        assert_eq!(decoded("a é%41", |_| true).as_deref(), Some("a éA"));
+    }
 }

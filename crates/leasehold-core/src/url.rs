@@ -1,5 +1,8 @@
 //! Store URLs: what all have in common, and how a URL is shown without its credentials.
 
+pub(crate) mod parts;
+pub(crate) mod tls;
+
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -56,7 +59,7 @@ pub fn redacted(url: &str) -> String {
 ///
 /// # Errors
 /// [`ErrorKind::Config`], as said.
-pub fn split_query(rest: &str) -> Result<(&str, &str)> {
+fn split_query(rest: &str) -> Result<(&str, &str)> {
     let Some((base, query)) = rest.split_once('?') else { return Ok((rest, "")) };
     if query.contains('@') && !base.contains('@') {
         let what = "there is an @ after the first ?: percent-encode the ? in the password as %3F, \

@@ -34,7 +34,7 @@ use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::codegen::tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::metadata::{Ascii, MetadataValue};
-use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Streaming};
 use tonic_prost::ProstCodec;
 
@@ -44,7 +44,8 @@ use super::proto::{
     AuthenticateRequest, AuthenticateResponse, RangeRequest, RangeResponse, StatusRequest,
     StatusResponse,
 };
-use super::url::{Credentials, EtcdUrl, Tls};
+use super::url::{Credentials, EtcdUrl};
+use leasehold_core::kit::Tls;
 use leasehold_core::{Error, ErrorKind, Result};
 
 /// How long one member may take to answer where there is another.
@@ -526,26 +527,17 @@ fn endpoint(url: &str, tls: Option<&Tls>) -> Result<Endpoint> {
         .map_err(|e| config(format!("{url} is no address of a member")).because(cause(&e)))?
         .connect_timeout(ANSWER)
         .tcp_nodelay(true);
-    let Some(tls) = tls else { return Ok(endpoint) };
-    let read = |what: &str, path: &str| {
-        std::fs::read(path).map_err(|e| config(format!("cannot read {what}={path:?}")).because(e))
-    };
-    let mut options = ClientTlsConfig::new();
-    options = match &tls.ca {
-        Some(path) => options.ca_certificate(Certificate::from_pem(read("ca", path)?)),
-        None => options.with_native_roots(),
-    };
-    if let (Some(cert), Some(key)) = (&tls.cert, &tls.key) {
-        options = options.identity(Identity::from_pem(read("cert", cert)?, read("key", key)?));
+    match tls {
+        None => Ok(endpoint),
+        #[cfg(feature = "tls")]
+        Some(tls) => super::tls::encrypted(endpoint, tls),
+        #[cfg(not(feature = "tls"))]
+        Some(_) => Err(leasehold_core::kit::no_tls()),
     }
-    endpoint.tls_config(options).map_err(|e| {
-        config("the certificates of the URL cannot be used: PEM files are needed".into())
-            .because(cause(&e))
-    })
 }
 
 /// The deepest cause, on one line.
-fn cause(error: &dyn std::error::Error) -> String {
+pub(super) fn cause(error: &dyn std::error::Error) -> String {
     let mut error = error;
     while let Some(source) = error.source() {
         error = source;

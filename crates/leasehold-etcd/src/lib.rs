@@ -55,6 +55,8 @@ mod proto;
 mod queue;
 mod renew;
 mod stand;
+#[cfg(feature = "tls")]
+mod tls;
 mod turns;
 mod url;
 mod waiters;

@@ -1,9 +1,17 @@
 //! The store's URL: `etcd://user:password@host1:2379,host2,host3/namespace?ca=/a/file.pem`.
 
+use leasehold_core::kit::{Tls, TlsWords, UrlParts};
 use leasehold_core::{Error, ErrorKind, Result};
 
 /// Where etcd listens unless the URL says otherwise.
 const PORT: u16 = 2379;
+const FORM: &str = "etcd://host1,host2,host3 or etcds://user:password@host/namespace";
+const TLS: TlsWords = TlsWords {
+    scheme: "etcds:",
+    ca: "ca",
+    identity: Some(("cert", "key")),
+    built: cfg!(feature = "tls"),
+};
 
 /// What a URL says.
 #[derive(Clone, PartialEq, Eq)]
@@ -24,74 +32,31 @@ pub(super) struct Credentials {
     pub(super) password: String,
 }
 
-/// Files in PEM.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Tls {
-    /// The only authority to trust; else those that the machine trusts.
-    pub(super) ca: Option<String>,
-    /// The certificate that we show, and its key.
-    pub(super) cert: Option<String>,
-    pub(super) key: Option<String>,
-}
-
 impl EtcdUrl {
     pub(super) fn parse(url: &str) -> Result<Self> {
         let refused = |what: String| Err(Error::new(ErrorKind::Config, what));
-        let form = "write it as etcd://host1,host2,host3 or etcds://user:password@host/namespace";
-        let Some((scheme @ ("etcd" | "etcds"), rest)) = url.split_once("://") else {
-            return refused(format!("an etcd store needs its members: {form}"));
-        };
-        let (rest, query) = leasehold_core::kit::split_query(rest)?;
-        // A password may hold an @ that nobody encoded.
-        let (user, rest) = match rest.rsplit_once('@') {
-            Some((user, rest)) => (Some(user), rest),
-            None => (None, rest),
-        };
-        let (hosts, path) = rest.split_once('/').unwrap_or((rest, ""));
-        let mut tls = (scheme == "etcds").then(Tls::default);
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            let value = Some(decoded(value)?);
-            match (key, &mut tls) {
-                ("ca", Some(tls)) => tls.ca = value,
-                ("cert", Some(tls)) => tls.cert = value,
-                ("key", Some(tls)) => tls.key = value,
-                ("ca" | "cert" | "key", None) => {
-                    return refused(format!("{key} is for TLS: write etcds:// for that"));
-                }
-                // What is there is not shown: it may be a secret at the wrong place.
-                _ => return refused("etcd: has no parameters but ca, cert and key".into()),
+        let mut parts = UrlParts::parse(url, FORM, PORT)?;
+        let tls = parts.tls(url.starts_with("etcds:"), &TLS)?;
+        parts.done("ca, cert and key, of etcds://")?;
+        if parts.hosts.is_empty() {
+            return refused(format!("an etcd store needs its members: write it as {FORM}"));
+        }
+        if let Some(host) = parts.twice() {
+            return refused(format!("{host} is there twice: name each member once"));
+        }
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        let endpoints = parts.hosts.iter().map(|host| format!("{scheme}://{host}")).collect();
+        let credentials = match (parts.user, parts.password) {
+            (None, _) => None,
+            (Some(user), _) if user.is_empty() => {
+                return refused(format!("there is no user before the @: write it as {FORM}"));
             }
-        }
-        if tls.as_ref().is_some_and(|t| t.cert.is_some() != t.key.is_some()) {
-            return refused("cert and key go together: give both or neither".into());
-        }
-        let mut endpoints = Vec::new();
-        for host in hosts.split(',') {
-            let endpoint = endpoint(host, tls.is_some());
-            let Some(endpoint) = endpoint else {
-                // It is not shown: where the host was forgotten, it is user and password.
-                return refused(format!(
-                    "a member is host or host:port, and user:password@ stands before the first: {form}"
-                ));
-            };
-            if endpoints.contains(&endpoint) {
-                return refused(format!("{host:?} is there twice: name each member once"));
-            }
-            endpoints.push(endpoint);
-        }
-        let credentials = match user {
-            None => None,
-            Some(user) => {
-                let (user, password) = user.split_once(':').unwrap_or((user, ""));
-                let (user, password) = (decoded(user)?, decoded(password)?);
-                if user.is_empty() {
-                    return refused(format!("there is no user before the @: {form}"));
-                }
-                Some(Credentials { user, password })
+            (Some(user), password) => {
+                Some(Credentials { user, password: password.unwrap_or_default() })
             }
         };
-        let mut namespace = decoded(path.trim_end_matches('/'))?;
+        let path = parts.path.strip_prefix('/').unwrap_or_default();
+        let mut namespace = path.trim_end_matches('/').to_owned();
         if namespace.chars().any(char::is_control) {
             return refused("a namespace has no control characters".into());
         }
@@ -102,56 +67,12 @@ impl EtcdUrl {
     }
 }
 
-/// `host`, `host:port`, `[v6]` or `[v6]:port`, as tonic wants it.
-fn endpoint(text: &str, tls: bool) -> Option<String> {
-    let (host, port) = match text.strip_prefix('[') {
-        Some(rest) => {
-            let (inside, after) = rest.split_once(']')?;
-            inside.parse::<std::net::Ipv6Addr>().ok()?;
-            (format!("[{inside}]"), after.strip_prefix(':').or((after.is_empty()).then_some(""))?)
-        }
-        None => {
-            let (host, port) = text.split_once(':').unwrap_or((text, ""));
-            let plain = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
-            if host.is_empty() || !host.chars().all(plain) {
-                return None;
-            }
-            (host.to_owned(), port)
-        }
-    };
-    let port = match port {
-        "" if !text.ends_with(':') => PORT,
-        port => port.parse().ok().filter(|p| *p != 0)?,
-    };
-    let scheme = if tls { "https" } else { "http" };
-    Some(format!("{scheme}://{host}:{port}"))
-}
-
-/// `%41` is `A`.
-fn decoded(text: &str) -> Result<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        if byte != b'%' {
-            bytes.push(byte);
-            continue;
-        }
-        let digits = [rest.next(), rest.next()].map(|b| char::from(b.unwrap_or(0)).to_digit(16));
-        let [Some(high), Some(low)] = digits else {
-            let what = "a % in the URL is not followed by two hexadecimal digits: write it as %25";
-            return Err(Error::new(ErrorKind::Config, what));
-        };
-        bytes.push(u8::try_from(high * 16 + low).unwrap_or(0));
-    }
-    String::from_utf8(bytes)
-        .map_err(|_| Error::new(ErrorKind::Config, "what the URL has with % in it is not UTF-8"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
+    #[cfg(feature = "tls")]
     fn members_user_namespace_and_tls() {
         let url = EtcdUrl::parse("etcds://u%40x:p@ss:w%25@h1,h2:1,[::1]:2/a/b/?ca=/x%20y.pem");
         let url = url.unwrap();
@@ -159,7 +80,8 @@ mod tests {
         let credentials = url.credentials.unwrap();
         assert_eq!((credentials.user, credentials.password), ("u@x".into(), "p@ss:w%".into()));
         assert_eq!(url.namespace, "a/b/");
-        assert_eq!(url.tls.unwrap().ca.as_deref(), Some("/x y.pem"));
+        let told = url.tls.unwrap().ca().unwrap_err().to_string();
+        assert!(told.contains(r#"ca="/x y.pem""#), "{told}");
         assert_eq!(EtcdUrl::parse("etcd://h").unwrap().namespace, "");
         assert_eq!(EtcdUrl::parse("etcd://h/").unwrap().namespace, "");
     }

@@ -199,7 +199,7 @@ fn directory(url: &str) -> Result<PathBuf> {
     if !path.starts_with('/') {
         return refused("names a relative path, which would be another store in each directory");
     }
-    let Some(bytes) = percent_decoded(path) else {
+    let Some(bytes) = leasehold_core::kit::decoded_bytes(path) else {
         return refused("has a % that two hexadecimal digits do not follow (a % itself is %25)");
     };
     if bytes.contains(&0) {
@@ -207,23 +207,6 @@ fn directory(url: &str) -> Result<PathBuf> {
     }
     use std::os::unix::ffi::OsStringExt;
     Ok(PathBuf::from(std::ffi::OsString::from_vec(bytes)))
-}
-
-fn percent_decoded(text: &str) -> Option<Vec<u8>> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, others @ ..] = rest {
-        rest = others;
-        if *first != b'%' {
-            bytes.push(*first);
-            continue;
-        }
-        let [high, low, others @ ..] = rest else { return None };
-        let digit = |b: u8| char::from(b).to_digit(16);
-        bytes.push(u8::try_from(digit(*high)? * 16 + digit(*low)?).ok()?);
-        rest = others;
-    }
-    Some(bytes)
 }
 
 fn of_user(uid: u32) -> Result<PathBuf> {

@@ -69,6 +69,7 @@ mod renew;
 mod session;
 mod stand;
 mod ticks;
+mod tls;
 mod tunnel;
 mod url;
 mod watch;
@@ -292,7 +293,7 @@ impl Store for ZooKeeperStore {
 
     fn identity(&self) -> String {
         let url = &self.shared.url;
-        let mut hosts: Vec<&str> = url.hosts.split(',').collect();
+        let mut hosts: Vec<String> = url.hosts.iter().map(ToString::to_string).collect();
         hosts.sort_unstable();
         format!("zookeeper:{}{}#{:?}", hosts.join(","), url.root(), url.naming)
     }

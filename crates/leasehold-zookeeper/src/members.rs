@@ -20,14 +20,14 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
-use tokio_rustls::TlsConnector;
 
 use super::all_of;
-use leasehold_core::{Clock, Error, ErrorKind, Moment, Result};
+use super::tls::Encryption;
+use leasehold_core::kit::Host;
+use leasehold_core::{Clock, Moment};
 
 /// How long a member may owe an answer, where there is another.
 const SILENT: Duration = Duration::from_secs(1);
@@ -41,24 +41,16 @@ pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
-/// One host of the URL.
-struct Server {
-    host: String,
-    port: u16,
-    /// What its certificate is for, with TLS.
-    name: Option<ServerName<'static>>,
-}
-
 /// One that can be tried.
 #[derive(Clone)]
 pub(super) struct Member {
-    server: Arc<Server>,
+    host: Arc<Host>,
     address: SocketAddr,
 }
 
 pub(super) struct Members {
-    servers: Vec<Arc<Server>>,
-    tls: Option<TlsConnector>,
+    hosts: Vec<Arc<Host>>,
+    tls: Option<Encryption>,
     /// How long one may be silent, at first and at most.
     patience: (Duration, Duration),
     /// And one that nobody can take the place of.
@@ -79,22 +71,15 @@ struct State {
 }
 
 impl Members {
-    /// Of these servers, `host:port,host:port`.
-    pub(super) fn new(hosts: &str, tls: Option<TlsConnector>, session: Duration) -> Result<Self> {
-        let servers = hosts.split(',').map(|host| server(host, tls.is_some()).map(Arc::new));
-        let servers: Vec<_> = servers.collect::<Result<_>>()?;
+    /// Of these hosts.
+    pub(super) fn new(hosts: &[Host], tls: Option<Encryption>, session: Duration) -> Self {
+        let hosts: Vec<_> = hosts.iter().cloned().map(Arc::new).collect();
         let patience_alone = session * 3 / 10;
         let at_most = SILENT_AT_MOST.min(patience_alone);
         let patience = (SILENT.min(session / 10).min(at_most), at_most);
-        let state = State { alone: servers.len() == 1, ..State::default() };
-        Ok(Self {
-            servers,
-            tls,
-            patience,
-            patience_alone,
-            clock: Clock::default(),
-            state: Mutex::new(state),
-        })
+        let state = State { alone: hosts.len() == 1, ..State::default() };
+        let (clock, state) = (Clock::default(), Mutex::new(state));
+        Self { hosts, tls, patience, patience_alone, clock, state }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -127,33 +112,33 @@ impl Members {
 
     /// All of them in the order in which they are to be tried.
     pub(super) async fn in_turn(&self) -> Vec<Member> {
-        let asked = self.servers.iter().map(|server| self.addresses(server)).collect();
+        let asked = self.hosts.iter().map(|host| self.addresses(host)).collect();
         let mut all: Vec<Member> = all_of(asked).await.into_iter().flatten().collect();
         let chance = RandomState::new();
         let now = self.clock.now();
         let mut state = self.state();
         // An ensemble whose names nobody tells just now is no smaller for it.
-        state.alone = self.servers.len() == 1 && all.len() <= 1;
+        state.alone = self.hosts.len() == 1 && all.len() <= 1;
         state.failed.retain(|_, when| now.since(*when) < REMEMBERED);
         let failed = |member: &Member| state.failed.get(&member.address).copied();
         all.sort_by_cached_key(|member| (failed(member), chance.hash_one(member.address)));
         all
     }
 
-    async fn addresses(&self, server: &Arc<Server>) -> Vec<Member> {
-        let asked = tokio::net::lookup_host((server.host.as_str(), server.port));
+    async fn addresses(&self, host: &Arc<Host>) -> Vec<Member> {
+        let asked = tokio::net::lookup_host((host.name.as_str(), host.port));
         let found = match timeout(self.patience(), asked).await {
             Ok(Ok(found)) => found.collect(),
             Ok(Err(why)) => {
-                self.note(server, &why.to_string());
+                self.note(host, &why.to_string());
                 Vec::new()
             }
             Err(_) => {
-                self.note(server, "its name is not resolved in time");
+                self.note(host, "its name is not resolved in time");
                 Vec::new()
             }
         };
-        found.into_iter().map(|address| Member { server: server.clone(), address }).collect()
+        found.into_iter().map(|address| Member { host: host.clone(), address }).collect()
     }
 
     /// Connects with one.
@@ -161,12 +146,9 @@ impl Members {
         let patience = self.patience();
         let stream = timeout(patience, TcpStream::connect(member.address)).await??;
         stream.set_nodelay(true)?;
-        match (&self.tls, &member.server.name) {
-            (Some(tls), Some(name)) => {
-                let greeted = timeout(patience, tls.connect(name.clone(), stream)).await??;
-                Ok(Box::new(greeted))
-            }
-            _ => Ok(Box::new(stream)),
+        match &self.tls {
+            Some(tls) => timeout(patience, tls.greet(&member.host, stream)).await?,
+            None => Ok(Box::new(stream)),
         }
     }
 
@@ -180,7 +162,7 @@ impl Members {
     /// One is left: it could not be reached, or has ended the connection.
     pub(super) fn failed(&self, member: &Member, why: &io::Error) {
         self.state().failed.insert(member.address, self.clock.now());
-        self.note(&member.server, &why.to_string());
+        self.note(&member.host, &why.to_string());
     }
 
     /// One is left that owes an answer; of one that served us, others may be as slow.
@@ -193,34 +175,24 @@ impl Members {
             state.silent = Some((now, patience));
         }
         drop(state);
-        self.note(&member.server, &format!("no answer within {patience:?}"));
+        self.note(&member.host, &format!("no answer within {patience:?}"));
     }
 
-    fn note(&self, server: &Server, what: &str) {
-        self.state().fault = Some(format!("{}:{}: {what}", server.host, server.port));
+    fn note(&self, host: &Host, what: &str) {
+        self.state().fault = Some(format!("{host}: {what}"));
     }
 }
 
 impl std::fmt::Debug for Members {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Members").field("servers", &self.servers.len()).finish_non_exhaustive()
+        f.debug_struct("Members").field("hosts", &self.hosts.len()).finish_non_exhaustive()
     }
-}
-
-/// `host:port` or `[v6]:port`, as the URL was checked to have it.
-fn server(text: &str, tls: bool) -> Result<Server> {
-    let refused = || Error::new(ErrorKind::Config, "write the hosts by name or by address");
-    let (host, port) = text.rsplit_once(':').ok_or_else(refused)?;
-    let host = host.trim_matches(['[', ']']).to_owned();
-    let name = match tls {
-        true => Some(ServerName::try_from(host.clone()).map_err(|_| refused())?),
-        false => None,
-    };
-    Ok(Server { host, port: port.parse().map_err(|_| refused())?, name })
 }
 
 #[cfg(test)]
 mod tests {
+    use leasehold_core::kit::UrlParts;
+
     use super::*;
 
     fn run(test: impl Future<Output = ()>) {
@@ -228,7 +200,8 @@ mod tests {
     }
 
     fn members(hosts: &str, session: u64) -> Members {
-        let members = Members::new(hosts, None, Duration::from_secs(session)).unwrap();
+        let url = UrlParts::parse(&format!("x://{hosts}"), "", 1).unwrap();
+        let members = Members::new(&url.hosts, None, Duration::from_secs(session));
         Members { clock: Clock::stepped(), ..members }
     }
 

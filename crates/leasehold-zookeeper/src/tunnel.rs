@@ -21,18 +21,15 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::{ClientConfig, RootCertStore};
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
-use tokio_rustls::TlsConnector;
 
 use super::members::Members;
 use super::relay::relay;
 use super::session::shut_down;
-use super::url::{Tls, ZooKeeperUrl};
+use super::tls::Encryption;
+use super::url::ZooKeeperUrl;
 use leasehold_core::{Error, ErrorKind, Result};
 
 /// How long to wait where no descriptor is left.
@@ -58,10 +55,9 @@ impl Drop for Tunnel {
 impl Tunnel {
     /// To the servers of this URL.
     pub(super) async fn open(url: &ZooKeeperUrl, runtime: &Handle) -> Result<Self> {
-        let tls = url.tls.as_ref().map(config).transpose()?;
+        let tls = url.tls.as_ref().map(|tls| Encryption::of(tls, &url.hosts)).transpose()?;
         let checked = tls.is_some();
-        let tls = tls.map(|config| TlsConnector::from(Arc::new(config)));
-        let members = Arc::new(Members::new(&url.hosts, tls, url.session)?);
+        let members = Arc::new(Members::new(&url.hosts, tls, url.session));
         let bind = async || {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
             let address = listener.local_addr()?;
@@ -118,44 +114,6 @@ async fn serve(
         let passing = tokio::spawn(relay(local, members.clone()));
         set(&serving, Some(passing.abort_handle()));
     }
-}
-
-/// What the URL says of certificates, read from its files.
-fn config(tls: &Tls) -> Result<ClientConfig> {
-    let refused = |what: String, why: &dyn std::fmt::Display| {
-        Error::new(ErrorKind::Config, what).because(why.to_string())
-    };
-    let unread = |what: &str, path: &str, why: &dyn std::fmt::Display| {
-        refused(format!("cannot use {what}={path:?}: a readable PEM file is needed"), why)
-    };
-    let read = |what: &str, path: &str| -> Result<Vec<CertificateDer<'static>>> {
-        let all = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
-        let all: Vec<_> = all.map_err(|why| unread(what, path, &why))?;
-        if all.is_empty() { Err(unread(what, path, &"it has no certificate")) } else { Ok(all) }
-    };
-    let mut roots = RootCertStore::empty();
-    match &tls.ca {
-        Some(path) => {
-            for certificate in read("ca", path)? {
-                roots.add(certificate).map_err(|why| unread("ca", path, &why))?;
-            }
-        }
-        None => {
-            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        }
-    }
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(|why| refused("this build has no TLS".into(), &why))?
-        .with_root_certificates(roots);
-    let (Some(cert), Some(key)) = (&tls.cert, &tls.key) else {
-        return Ok(builder.with_no_client_auth());
-    };
-    let chain = read("cert", cert)?;
-    let secret = PrivateKeyDer::from_pem_file(key).map_err(|why| unread("key", key, &why))?;
-    let shown = builder.with_client_auth_cert(chain, secret);
-    shown.map_err(|why| refused(format!("key={key:?} does not belong to cert={cert:?}"), &why))
 }
 
 /// Whether the other end of a connection to `here` is open in this process.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::node::Naming;
+use leasehold_core::kit::{Host, Tls, TlsWords, UrlParts};
 use leasehold_core::{Error, ErrorKind, Result};
 
 /// Who may touch the nodes that we make.
@@ -17,8 +18,7 @@ pub(super) enum Access {
 /// A URL, taken apart. Its `Debug` form has no password.
 #[derive(Clone)]
 pub(super) struct ZooKeeperUrl {
-    /// `host:port,host:port`.
-    pub(super) hosts: String,
+    pub(super) hosts: Vec<Host>,
     /// The node that all locks are under, without a `/` at its end; empty for the top.
     pub(super) chroot: String,
     /// `user:password`.
@@ -33,25 +33,22 @@ pub(super) struct ZooKeeperUrl {
     pub(super) tls: Option<Tls>,
 }
 
-/// Files in PEM.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Tls {
-    /// The only authority to trust; else those that the machine trusts.
-    pub(super) ca: Option<String>,
-    /// The certificate that we show, and its key.
-    pub(super) cert: Option<String>,
-    pub(super) key: Option<String>,
-}
-
 impl std::fmt::Debug for ZooKeeperUrl {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ZooKeeperUrl").field("shown", &self.shown()).finish_non_exhaustive()
     }
 }
 
-const DEFAULT_PORT: &str = "2181";
+const FORM: &str = "zookeeper://host:2181,host:2181/path";
+const DEFAULT_PORT: u16 = 2181;
 /// Where servers listen for TLS, by their documentation.
-const DEFAULT_TLS_PORT: &str = "2281";
+const DEFAULT_TLS_PORT: u16 = 2281;
+const TLS: TlsWords = TlsWords {
+    scheme: "zookeepers:",
+    ca: "ca",
+    identity: Some(("cert", "key")),
+    built: cfg!(feature = "tls"),
+};
 /// Where locks are if the URL does not say: made if it is missing.
 const DEFAULT_CHROOT: &str = "/leasehold";
 
@@ -60,90 +57,58 @@ const PARAMETERS: &str = "naming=curator|kazoo, session=15s, create=yes|no, acl=
 
 impl ZooKeeperUrl {
     pub(super) fn parse(url: &str) -> Result<Self> {
-        let refused = |what: String| Err(Error::new(ErrorKind::Config, what));
-        let Some((scheme @ ("zookeeper" | "zookeepers"), rest)) = url.split_once("://") else {
-            return refused("write it as zookeeper://host:2181,host:2181/path".into());
-        };
-        let tls = (scheme == "zookeepers").then(Tls::default);
-        let (base, query) = leasehold_core::kit::split_query(rest)?;
-        // As for the other stores: the last @ ends the credentials.
-        let (credentials, place) = match base.rsplit_once('@') {
-            Some((credentials, place)) => (Some(credentials), place),
-            None => (None, base),
-        };
-        let credentials = match credentials {
-            None => None,
-            Some(text) => match text.split_once(':') {
-                Some((user, password)) if !user.is_empty() => {
-                    let (user, password) = (unescape(user)?, unescape(password)?);
-                    if user.contains(':') {
-                        return refused("a user's name has no colon".into());
-                    }
-                    Some(format!("{user}:{password}"))
-                }
-                _ => return refused("write credentials as user:password@".into()),
-            },
-        };
-        let (hosts, path) = match place.find('/') {
-            Some(slash) => place.split_at(slash),
-            None => (place, ""),
-        };
-        let mut parsed = Self {
-            hosts: servers(hosts, if tls.is_some() { DEFAULT_TLS_PORT } else { DEFAULT_PORT })?,
-            chroot: chroot(path)?,
-            access: if credentials.is_some() { Access::Creator } else { Access::Open },
-            credentials,
-            naming: Naming::Curator,
-            session: leasehold_core::DEFAULT_LEASE,
-            create: path.is_empty(),
-            tls,
-        };
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            match (key, value) {
-                ("naming", "curator") => parsed.naming = Naming::Curator,
-                ("naming", "kazoo") => parsed.naming = Naming::Kazoo,
-                ("create", "yes") => parsed.create = true,
-                ("create", "no") => parsed.create = false,
-                ("acl", "open") => parsed.access = Access::Open,
-                ("acl", "creator") if parsed.credentials.is_some() => {
-                    parsed.access = Access::Creator;
-                }
-                ("acl", "creator") => {
-                    return refused("acl=creator needs user:password@ before the hosts".into());
-                }
-                ("session", value) => parsed.session = session(value)?,
-                ("ca" | "cert" | "key", value) => {
-                    let Some(tls) = &mut parsed.tls else {
-                        return refused(format!("{key} is for TLS: write zookeepers:// for that"));
-                    };
-                    let value = Some(unescape(value)?);
-                    match key {
-                        "ca" => tls.ca = value,
-                        "cert" => tls.cert = value,
-                        _ => tls.key = value,
-                    }
-                }
-                _ => {
-                    // What is there is not shown: it may be a secret at the wrong place.
-                    let what = format!(
-                        "the URL has a parameter that does not exist, or no such value: there is \
-                         {PARAMETERS}"
-                    );
-                    return refused(what);
-                }
+        let refused = |what: &str| Err(Error::new(ErrorKind::Config, what));
+        let encrypted = url.starts_with("zookeepers:");
+        let port = if encrypted { DEFAULT_TLS_PORT } else { DEFAULT_PORT };
+        let mut parts = UrlParts::parse(url, FORM, port)?;
+        if parts.hosts.is_empty() {
+            return refused("name the servers: zookeeper://host:2181,host:2181/path");
+        }
+        let credentials = match (parts.user.take(), parts.password.take()) {
+            (None, _) => None,
+            (Some(user), Some(password)) if !user.is_empty() && !user.contains(':') => {
+                Some(format!("{user}:{password}"))
             }
-        }
-        if parsed.tls.as_ref().is_some_and(|t| t.cert.is_some() != t.key.is_some()) {
-            return refused("cert and key go together: give both or neither".into());
-        }
-        Ok(parsed)
+            _ => return refused("write credentials as user:password@; a user's name has no colon"),
+        };
+        let tls = parts.tls(encrypted, &TLS)?;
+        let naming = match parts.take("naming").as_deref() {
+            None | Some("curator") => Naming::Curator,
+            Some("kazoo") => Naming::Kazoo,
+            Some(_) => return refused("naming is curator or kazoo"),
+        };
+        let access = match (parts.take("acl").as_deref(), &credentials) {
+            (None | Some("creator"), Some(_)) => Access::Creator,
+            (None, None) | (Some("open"), _) => Access::Open,
+            (Some("creator"), None) => {
+                return refused("acl=creator needs user:password@ before the hosts");
+            }
+            (Some(_), _) => return refused("acl is open or creator"),
+        };
+        let create = match parts.take("create").as_deref() {
+            None => parts.path.is_empty(),
+            Some("yes") => true,
+            Some("no") => false,
+            Some(_) => return refused("create is yes or no"),
+        };
+        let given = parts.take("session").as_deref().map(session).transpose()?;
+        parts.done(PARAMETERS)?;
+        let session = given.unwrap_or(leasehold_core::DEFAULT_LEASE);
+        let chroot = chroot(&parts.path)?;
+        let hosts = parts.hosts;
+        Ok(Self { hosts, chroot, credentials, access, naming, session, create, tls })
     }
 
     /// The URL without credentials.
     pub(super) fn shown(&self) -> String {
         let scheme = if self.tls.is_some() { "zookeepers" } else { "zookeeper" };
-        format!("{scheme}://{}{}", self.hosts, self.chroot)
+        format!("{scheme}://{}{}", self.servers(), self.chroot)
+    }
+
+    /// `host:port,host:port`.
+    pub(super) fn servers(&self) -> String {
+        let hosts: Vec<String> = self.hosts.iter().map(Host::to_string).collect();
+        hosts.join(",")
     }
 
     /// The whole path of the node of this name under the chroot.
@@ -157,43 +122,11 @@ impl ZooKeeperUrl {
     }
 }
 
-fn servers(hosts: &str, default_port: &str) -> Result<String> {
-    let refused = |what: String| Err(Error::new(ErrorKind::Config, what));
-    let mut all = Vec::new();
-    for host in hosts.split(',') {
-        // What is no host is not shown: where the host was forgotten, it is user and password.
-        let plain =
-            |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | ':' | '[' | ']');
-        if host.is_empty() || !host.chars().all(plain) {
-            return refused(
-                "a host has letters, digits, dots and dashes: write host:port, and a comma between \
-                 them; user:password@ stands before the first"
-                    .into(),
-            );
-        }
-        let (name, port) = match host.rfind(']') {
-            Some(end) => (&host[..=end], host[end + 1..].strip_prefix(':')),
-            None => host.split_once(':').map_or((host, None), |(name, port)| (name, Some(port))),
-        };
-        let port = port.unwrap_or(default_port);
-        if name.is_empty() || port.parse::<u16>().ok().is_none_or(|port| port == 0) {
-            return refused(
-                "a port is a number from 1 to 65535: write host:port, and user:password@ before the \
-                 first host"
-                    .into(),
-            );
-        }
-        all.push(format!("{name}:{port}"));
-    }
-    Ok(all.join(","))
-}
-
 fn chroot(path: &str) -> Result<String> {
     if path.is_empty() {
         return Ok(DEFAULT_CHROOT.into());
     }
-    let path = unescape(path)?;
-    let path = path.strip_suffix('/').unwrap_or(&path);
+    let path = path.strip_suffix('/').unwrap_or(path);
     let bad = |part: &str| {
         part.is_empty()
             || part == "."
@@ -224,37 +157,18 @@ fn session(text: &str) -> Result<Duration> {
     }
 }
 
-/// Percent-encoded bytes as they are meant.
-fn unescape(text: &str) -> Result<String> {
-    let refused = || Error::new(ErrorKind::Config, "a % in the URL begins no %xx of a UTF-8 text");
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, others @ ..] = rest {
-        rest = others;
-        if *first != b'%' {
-            bytes.push(*first);
-            continue;
-        }
-        let [high, low, others @ ..] = others else { return Err(refused()) };
-        let digit = |b: u8| char::from(b).to_digit(16);
-        let (Some(high), Some(low)) = (digit(*high), digit(*low)) else { return Err(refused()) };
-        bytes.push(u8::try_from(high * 16 + low).unwrap_or_default());
-        rest = others;
-    }
-    String::from_utf8(bytes).map_err(|_| refused())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
+    #[cfg(feature = "tls")]
     fn all_parts_are_found() {
         let url = ZooKeeperUrl::parse(
             "zookeeper://me:p%40ss:w@a,b:2182,[::1]:2183/locks/app/?naming=kazoo&session=4s&acl=open",
         )
         .unwrap();
-        assert_eq!(url.hosts, "a:2181,b:2182,[::1]:2183");
+        assert_eq!(url.servers(), "a:2181,b:2182,[::1]:2183");
         assert_eq!(url.chroot, "/locks/app");
         assert_eq!(url.credentials.as_deref(), Some("me:p@ss:w"));
         assert_eq!((url.naming, url.access), (Naming::Kazoo, Access::Open));
@@ -267,10 +181,11 @@ mod tests {
         let url = "zookeepers://h,i:7/x?ca=/a%20b.pem&cert=/c.pem&key=/k.pem";
         let url = ZooKeeperUrl::parse(url).unwrap();
         assert_eq!(
-            (url.hosts.as_str(), url.shown().as_str()),
+            (url.servers().as_str(), url.shown().as_str()),
             ("h:2281,i:7", "zookeepers://h:2281,i:7/x")
         );
-        assert_eq!(url.tls.unwrap().ca.as_deref(), Some("/a b.pem"));
+        let told = url.tls.unwrap().ca().unwrap_err().to_string();
+        assert!(told.contains(r#"ca="/a b.pem""#), "{told}");
     }
 
     #[test]
@@ -301,7 +216,7 @@ mod tests {
             "zookeeper://h?session=1ms",
             "zookeeper://h?session=soon",
             "zookeeper://h?naming=secret",
-            "zookeeper://h?secret=1",
+            "zookeeper://h?x=secret",
             "zookeeper://h?acl=creator",
         ] {
             let error = ZooKeeperUrl::parse(bad).unwrap_err();

@@ -50,7 +50,8 @@
 //!
 //! # Features
 //! `file` (default), `sqlite`, `postgres`, `mysql`, `redis`, `redlock`, `zookeeper`, `etcd`: the
-//! stores. `http`: `fence::http`. `serde`: what crosses a store's wire. `metrics`, `tracing`: see
+//! stores. `tls`: encryption on the way to their servers; without it a URL that demands it is refused.
+//! `http`: `fence::http`. `serde`: what crosses a store's wire. `metrics`, `tracing`: see
 //! [`telemetry`]. `conformance`: the suite that every store passes, for your own store too.
 //!
 //! Works in any async executor, and with none: renewals run on a thread of the client's own.

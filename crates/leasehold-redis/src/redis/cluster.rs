@@ -17,7 +17,7 @@ use super::connection::{Hears, Node, Script};
 use super::fault::{Refusal, refusal};
 use super::keys::SLOTS;
 use super::servers::{Request, TRIES, given_up, is_elsewhere, sleep};
-use super::url::{Address, Login, RedisUrl, address};
+use super::url::{Address, Login, RedisUrl};
 use leasehold_core::Result;
 
 /// How long a node may take to tell the map.
@@ -322,8 +322,8 @@ fn unserved(what: &'static str) -> RedisError {
 fn reachable(at: &str, told_by: &Address) -> Option<Address> {
     let (host, port) = at.rsplit_once(':')?;
     match (host, told_by) {
-        ("" | "?", Address::Tcp(host, _)) => Some(Address::Tcp(host.clone(), port.parse().ok()?)),
-        _ => address(at, super::url::PORT).ok(),
+        ("" | "?", Address::Tcp(host, _)) => Address::told(host, port),
+        _ => Address::told(host, port),
     }
 }
 

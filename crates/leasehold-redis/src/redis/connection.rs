@@ -30,8 +30,7 @@ use redis::io::tcp::TcpSettings;
 use redis::io::tcp::socket2::TcpKeepalive;
 use redis::{
     AsyncConnectionConfig, Client, Cmd, ConnectionAddr, IntoConnectionInfo, Pipeline,
-    ProtocolVersion, PushInfo, PushKind, RedisConnectionInfo, RedisError, RedisResult,
-    TlsCertificates, Value,
+    ProtocolVersion, PushInfo, PushKind, RedisConnectionInfo, RedisError, RedisResult, Value,
 };
 use tokio::runtime::{Handle, Id};
 
@@ -501,16 +500,19 @@ fn client(address: &Address, login: &Login) -> Result<Client> {
         .set_keepalive(TcpKeepalive::new().with_time(KEEP_ALIVE).with_interval(KEEP_ALIVE));
     let info = at.into_connection_info().map_err(failed)?;
     let info = info.set_redis_settings(settings).set_tcp_settings(tcp);
-    let Some(tls) = &login.tls else { return Client::open(info).map_err(failed) };
-    // The program may have chosen a provider; then that one stays.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let root_cert = match &tls.authorities {
-        None => None,
-        Some(path) => Some(std::fs::read(path).map_err(|e| {
-            Error::new(ErrorKind::Config, "cannot read the file of tls_ca").because(e)
-        })?),
-    };
-    Client::build_with_tls(info, TlsCertificates { client_tls: None, root_cert }).map_err(failed)
+    match &login.tls {
+        None => Client::open(info),
+        #[cfg(feature = "tls")]
+        Some(tls) => {
+            // The program may have chosen a provider; then that one stays.
+            let _ = rustls::crypto::ring::default_provider().install_default();
+            let root_cert = tls.ca()?.map(|ca| ca.bytes);
+            Client::build_with_tls(info, redis::TlsCertificates { client_tls: None, root_cert })
+        }
+        #[cfg(not(feature = "tls"))]
+        Some(_) => return Err(leasehold_core::kit::no_tls()),
+    }
+    .map_err(failed)
 }
 
 #[cfg(test)]

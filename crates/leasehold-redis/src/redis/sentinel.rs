@@ -22,7 +22,7 @@ use tokio::task::JoinSet;
 use super::connection::{Hears, Node, Script};
 use super::doctor::Quorum;
 use super::servers::{TRIES, given_up, is_elsewhere, sleep};
-use super::url::{Address, Login, RedisUrl, address};
+use super::url::{Address, Login, RedisUrl};
 use leasehold_core::Result;
 
 /// How long a sentinel may take to answer.
@@ -321,6 +321,5 @@ fn named(parts: &[Value]) -> Option<Address> {
     let [Value::BulkString(host), Value::BulkString(port)] = parts else { return None };
     let host = std::str::from_utf8(host).ok()?;
     let port = std::str::from_utf8(port).ok()?;
-    let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
-    address(&format!("{host}:{port}"), super::url::PORT).ok()
+    Address::told(host, port)
 }

@@ -1,14 +1,13 @@
 //! The URL of a Redis store: servers, credentials, and our parameters.
 //!
-//! `scheme://[user[:password]@]host[:port][,host[:port]…][/path][?key=value&…]`, user and password
-//! percent-encoded as in every URL. The driver's own parser is not used: it knows one host only, and
-//! what it does not understand it passes over.
+//! The driver's own parser is not used: it knows one host only, and what it does not understand it passes
+//! over.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use leasehold_core::kit::{Host, Tls, TlsWords, UrlParts};
 use leasehold_core::{Error, ErrorKind, Result};
 
 /// Redis's port.
@@ -19,12 +18,24 @@ const SENTINEL_PORT: u16 = 26_379;
 pub(crate) const RESERVED: &str = "leasehold:";
 /// The longest prefix of lock names.
 const MAX_PREFIX: usize = 100;
+const TLS: TlsWords =
+    TlsWords { scheme: "rediss:", ca: "tls_ca", identity: None, built: cfg!(feature = "tls") };
 
 /// Where a server listens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Address {
     Tcp(String, u16),
     Unix(PathBuf),
+}
+
+impl Address {
+    /// As a server names another.
+    pub(crate) fn told(host: &str, port: &str) -> Option<Self> {
+        let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+        let strange = |c: char| c.is_control() || c.is_whitespace();
+        let port = port.parse().ok().filter(|port| *port > 0)?;
+        (!host.is_empty() && !host.contains(strange)).then(|| Self::Tcp(host.to_owned(), port))
+    }
 }
 
 impl fmt::Display for Address {
@@ -53,13 +64,6 @@ impl fmt::Debug for Login {
             .field("tls", &self.tls)
             .finish_non_exhaustive()
     }
-}
-
-/// Whom to trust.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Tls {
-    /// Certificates of authorities, in PEM; else those that the machine trusts.
-    pub(crate) authorities: Option<PathBuf>,
 }
 
 /// Which servers make the store.
@@ -106,111 +110,38 @@ pub(crate) struct RedisUrl {
     pub(crate) restart_delay: Duration,
 }
 
-/// What all URLs with hosts have in common; also those of other stores on Redis servers.
-#[derive(Clone, Debug)]
-pub(crate) struct Parts {
-    pub(crate) hosts: Vec<Address>,
-    pub(crate) login: Login,
-    /// Without the first slash, decoded.
-    pub(crate) path: String,
-    /// What is taken out is known; the rest is refused by [`Parts::done`].
-    parameters: BTreeMap<String, String>,
-}
-
 fn refused<T>(what: impl Into<String>) -> Result<T> {
     Err(Error::new(ErrorKind::Config, what))
 }
 
-impl Parts {
-    /// Takes a URL apart whose scheme ends before `://`.
-    pub(crate) fn parse(url: &str, default_port: u16) -> Result<Self> {
-        let Some((_, rest)) = url.split_once("://") else {
-            return refused("write it as redis://host:port/");
-        };
-        let (rest, query) = leasehold_core::kit::split_query(rest)?;
-        // The last @: a password may hold one that nobody encoded.
-        let (credentials, rest) = match rest.rsplit_once('@') {
-            Some((credentials, rest)) => (Some(credentials), rest),
-            None => (None, rest),
-        };
-        let (hosts, path) = rest.split_once('/').unwrap_or((rest, ""));
-        let mut login = Login::default();
-        if let Some(credentials) = credentials {
-            let (user, password) = match credentials.split_once(':') {
-                Some((user, password)) => (user, Some(decoded("password", password)?)),
-                None => (credentials, None),
-            };
-            login.user = Some(decoded("user", user)?).filter(|user| !user.is_empty());
-            login.password = password.filter(|password| !password.is_empty());
-        }
-        let mut parameters = BTreeMap::new();
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            if parameters.insert(key.to_owned(), decoded(key, value)?).is_some() {
-                return refused(format!("the parameter {:?} is there twice", shown(key)));
-            }
-        }
-        let hosts = hosts.split(',').filter(|host| !host.is_empty());
-        let hosts = hosts.map(|host| address(host, default_port)).collect::<Result<Vec<_>>>()?;
-        let mut parts = Self { hosts, login, path: decoded("path", path)?, parameters };
-        if let Some(path) = parts.take("tls_ca") {
-            parts.login.tls = Some(Tls { authorities: Some(path.into()) });
-        }
-        Ok(parts)
-    }
+/// The parts of a URL, and from them how to log in.
+pub(crate) fn parts(url: &str, port: u16, encrypted: bool) -> Result<(UrlParts, Login)> {
+    let mut parts = UrlParts::parse(url, "redis://host:port/", port)?;
+    let given = |text: Option<String>| text.filter(|text| !text.is_empty());
+    let (user, password) = (given(parts.user.take()), given(parts.password.take()));
+    let tls = parts.tls(encrypted, &TLS)?;
+    Ok((parts, Login { user, password, db: 0, tls }))
+}
 
-    /// The parameter of this name, which is then known.
-    pub(crate) fn take(&mut self, key: &str) -> Option<String> {
-        self.parameters.remove(key)
-    }
+/// Those addresses.
+pub(crate) fn addresses(hosts: Vec<Host>) -> Vec<Address> {
+    hosts.into_iter().map(|host| Address::Tcp(host.name, host.port)).collect()
+}
 
-    /// The parameter of this name as a number within bounds.
-    pub(crate) fn number(&mut self, key: &str, least: u64, most: u64) -> Result<Option<u64>> {
-        let Some(value) = self.take(key) else { return Ok(None) };
-        match value.parse() {
-            Ok(n) if (least..=most).contains(&n) => Ok(Some(n)),
-            _ => {
-                refused(format!("{key}={:?}: give a number from {least} to {most}", shown(&value)))
-            }
-        }
+/// The prefix of lock names.
+pub(crate) fn prefix(parts: &mut UrlParts) -> Result<String> {
+    let prefix = parts.take("prefix").unwrap_or_default();
+    if prefix.len() > MAX_PREFIX || prefix.chars().any(char::is_control) {
+        return refused(format!(
+            "prefix has at most {MAX_PREFIX} bytes, and no control characters"
+        ));
     }
-
-    /// Demands encryption, or forbids it, as the scheme says.
-    pub(crate) fn encrypted(&mut self, wanted: bool) -> Result<()> {
-        match (wanted, &self.login.tls) {
-            (true, None) => self.login.tls = Some(Tls::default()),
-            (false, Some(_)) => return refused("tls_ca is for rediss: stores, which use TLS"),
-            _ => {}
-        }
-        Ok(())
+    if prefix.starts_with(RESERVED) {
+        return refused(format!(
+            "the prefix {RESERVED} is for leasehold's own keys: choose another"
+        ));
     }
-
-    /// Refuses parameters that nobody has taken.
-    pub(crate) fn done(&self, known: &str) -> Result<()> {
-        match self.parameters.keys().next() {
-            None => Ok(()),
-            Some(key) => {
-                refused(format!("there is no parameter {:?}: there are {known}", shown(key)))
-            }
-        }
-    }
-
-    /// The prefix of lock names.
-    pub(crate) fn prefix(&mut self) -> Result<String> {
-        let prefix = self.take("prefix").unwrap_or_default();
-        if prefix.len() > MAX_PREFIX || prefix.chars().any(char::is_control) {
-            return refused(format!(
-                "prefix={:?}: use at most {MAX_PREFIX} bytes without control characters",
-                shown(&prefix)
-            ));
-        }
-        if prefix.starts_with(RESERVED) {
-            return refused(format!(
-                "the prefix {RESERVED} is for leasehold's own keys: choose another"
-            ));
-        }
-        Ok(prefix)
-    }
+    Ok(prefix)
 }
 
 impl RedisUrl {
@@ -230,20 +161,20 @@ impl RedisUrl {
         };
         let tls = matches!(scheme, "rediss" | "valkeys");
         let port = if is_sentinel { SENTINEL_PORT } else { PORT };
-        let mut parts = Parts::parse(url, port)?;
-        parts.encrypted(tls)?;
-        if parts.hosts.is_empty() {
-            parts.hosts.push(Address::Tcp("127.0.0.1".into(), port));
+        let (mut parts, mut login) = parts(url, port, tls)?;
+        let mut hosts = addresses(std::mem::take(&mut parts.hosts));
+        if hosts.is_empty() {
+            hosts.push(Address::Tcp("127.0.0.1".into(), port));
         }
-        let mut sentinel_login = Login { tls: parts.login.tls.clone(), ..Login::default() };
-        let hosts = std::mem::take(&mut parts.hosts);
+        let mut sentinel_login = Login { tls: login.tls.clone(), ..Login::default() };
         let deployment = if is_sentinel {
             let path = std::mem::take(&mut parts.path);
-            let (master, db) = path.split_once('/').unwrap_or((&path, ""));
+            let path = path.trim_start_matches('/');
+            let (master, db) = path.split_once('/').unwrap_or((path, ""));
             if master.is_empty() {
                 return refused("name the master: redis+sentinel://host1,host2,host3/mymaster");
             }
-            parts.login.db = database(db)?;
+            login.db = database(db)?;
             sentinel_login.user = parts.take("sentinel_user");
             sentinel_login.password = parts.take("sentinel_password");
             Deployment::Sentinel { sentinels: hosts, master: master.to_owned() }
@@ -253,7 +184,7 @@ impl RedisUrl {
             }
             Deployment::Cluster(hosts)
         } else {
-            parts.login.db = database(&parts.path)?;
+            login.db = database(&parts.path)?;
             match hosts.as_slice() {
                 [one] => Deployment::Single(one.clone()),
                 _ => {
@@ -264,30 +195,34 @@ impl RedisUrl {
                 }
             }
         };
-        Self::finish(deployment, parts, sentinel_login)
+        Self::finish(deployment, parts, login, sentinel_login)
     }
 
     /// `redis+unix:///path/of/socket?db=1&user=…&password=…`
     fn unix(url: &str) -> Result<Self> {
-        let mut parts = Parts::parse(url, PORT)?;
-        if !parts.hosts.is_empty() || parts.path.is_empty() {
+        let (mut parts, mut login) = parts(url, PORT, false)?;
+        if !parts.hosts.is_empty() || parts.path.len() < 2 {
             return refused("write it as redis+unix:///path/of/the/socket");
         }
-        parts.encrypted(false)?;
-        let path = PathBuf::from(format!("/{}", std::mem::take(&mut parts.path)));
+        let path = PathBuf::from(std::mem::take(&mut parts.path));
         let db = parts.take("db").unwrap_or_default();
-        parts.login.db = database(&db)?;
+        login.db = database(&db)?;
         if let Some(user) = parts.take("user") {
-            parts.login.user = Some(user);
+            login.user = Some(user);
         }
         if let Some(password) = parts.take("password") {
-            parts.login.password = Some(password);
+            login.password = Some(password);
         }
-        Self::finish(Deployment::Single(Address::Unix(path)), parts, Login::default())
+        Self::finish(Deployment::Single(Address::Unix(path)), parts, login, Login::default())
     }
 
-    fn finish(deployment: Deployment, mut parts: Parts, sentinel_login: Login) -> Result<Self> {
-        let prefix = parts.prefix()?;
+    fn finish(
+        deployment: Deployment,
+        mut parts: UrlParts,
+        login: Login,
+        sentinel_login: Login,
+    ) -> Result<Self> {
+        let prefix = prefix(&mut parts)?;
         let replicas = replicas(&mut parts)?;
         let restart_delay = parts.number("restart_delay_ms", 0, 86_400_000)?;
         let restart_delay = Duration::from_millis(restart_delay.unwrap_or(0));
@@ -295,12 +230,11 @@ impl RedisUrl {
             "prefix, tls_ca, replicas, replicas_ms, replicas_short, restart_delay_ms, for sentinels sentinel_user and \
              sentinel_password, for redis+unix: db, user and password",
         )?;
-        let login = parts.login;
         Ok(Self { deployment, login, sentinel_login, prefix, replicas, restart_delay })
     }
 }
 
-fn replicas(parts: &mut Parts) -> Result<Option<Replicas>> {
+fn replicas(parts: &mut UrlParts) -> Result<Option<Replicas>> {
     let count = parts.number("replicas", 0, 100)?;
     let within = parts.number("replicas_ms", 1, 60_000)?;
     let short = match parts.take("replicas_short").as_deref() {
@@ -316,7 +250,7 @@ fn replicas(parts: &mut Parts) -> Result<Option<Replicas>> {
 }
 
 pub(crate) fn database(text: &str) -> Result<i64> {
-    let text = text.trim_end_matches('/');
+    let text = text.trim_matches('/');
     if text.is_empty() {
         return Ok(0);
     }
@@ -326,68 +260,8 @@ pub(crate) fn database(text: &str) -> Result<i64> {
     }
 }
 
-/// `host`, `host:port`, `[v6]` or `[v6]:port`. What is none of these is not told: where the host was
-/// forgotten, it is a user and a password.
-pub(crate) fn address(text: &str, default_port: u16) -> Result<Address> {
-    let bad = || {
-        refused(
-            "a host is to be written as host, host:port or [address]:port, and \
-             user:password@ stands before the first",
-        )
-    };
-    let (host, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-        Some((host, "")) => (host, None),
-        Some((host, rest)) => match rest.strip_prefix(':') {
-            Some(port) => (host, Some(port)),
-            None => return bad(),
-        },
-        None => match text.split_once(':') {
-            Some((host, port)) => (host, Some(port)),
-            None => (text, None),
-        },
-    };
-    let port = match port.map(str::parse) {
-        None => default_port,
-        Some(Ok(port)) if port > 0 => port,
-        Some(_) => return bad(),
-    };
-    if host.is_empty() || host.chars().any(|c| c.is_control() || c.is_whitespace()) {
-        return bad();
-    }
-    Ok(Address::Tcp(host.to_owned(), port))
-}
-
 fn shown(text: &str) -> String {
     text.chars().take(60).collect()
-}
-
-/// Percent-decoded. What it was is not told: it may be a password.
-fn decoded(what: &str, text: &str) -> Result<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, others @ ..] = rest {
-        (bytes, rest) = match (first, others) {
-            (b'%', [high, low, others @ ..]) => {
-                let digit = |b: &u8| char::from(*b).to_digit(16);
-                match (digit(high), digit(low)) {
-                    (Some(high), Some(low)) => {
-                        bytes.extend(u8::try_from(high * 16 + low));
-                        (bytes, others)
-                    }
-                    _ => return refused(format!("{:?} is wrongly percent-encoded", shown(what))),
-                }
-            }
-            (b'%', _) => return refused(format!("{:?} is wrongly percent-encoded", shown(what))),
-            _ => {
-                bytes.push(*first);
-                (bytes, others)
-            }
-        };
-    }
-    match String::from_utf8(bytes) {
-        Ok(text) => Ok(text),
-        Err(_) => refused(format!("{:?} is not UTF-8", shown(what))),
-    }
 }
 
 #[cfg(test)]

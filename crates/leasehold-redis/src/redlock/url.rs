@@ -1,9 +1,8 @@
 //! The URL of a `redlock:` store.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::redis::url::{Address, Login, PORT, Parts, database};
+use crate::redis::url::{Address, Login, PORT, addresses, database, parts, prefix};
 use leasehold_core::{Error, ErrorKind, Result};
 
 /// How many servers there may be.
@@ -33,9 +32,13 @@ impl RedlockUrl {
         if !url.contains("://") {
             return refused("write it as redlock://host1,host2,host3,host4,host5".into());
         }
-        let mut parts = Parts::parse(url, PORT)?;
-        parts.encrypted(url.starts_with("redlocks:"))?;
-        let nodes = std::mem::take(&mut parts.hosts);
+        let (mut parts, mut login) = parts(url, PORT, url.starts_with("redlocks:"))?;
+        if let Some(twice) = parts.twice() {
+            return refused(format!(
+                "{twice} is named twice: one server has one vote; name each server once"
+            ));
+        }
+        let nodes = addresses(std::mem::take(&mut parts.hosts));
         if !NODES.contains(&nodes.len()) {
             return refused(format!(
                 "a redlock: store is {} to {} independent servers, usually 5, not {}: name them \
@@ -45,13 +48,7 @@ impl RedlockUrl {
                 nodes.len()
             ));
         }
-        let mut seen = BTreeSet::new();
-        if let Some(twice) = nodes.iter().find(|node| !seen.insert(*node)) {
-            return refused(format!(
-                "{twice} is named twice: one server has one vote; name each server once"
-            ));
-        }
-        parts.login.db = database(&parts.path)?;
+        login.db = database(&parts.path)?;
         let mut millis = |key, least, default: Duration| -> Result<Duration> {
             let given = parts.number(key, least, 86_400_000)?;
             Ok(given.map_or(default, Duration::from_millis))
@@ -59,9 +56,9 @@ impl RedlockUrl {
         let node_timeout = millis("node_timeout_ms", 1, NODE_TIMEOUT)?;
         let max_lease = millis("max_lease_ms", 50, MAX_LEASE)?;
         let restart_delay = millis("restart_delay_ms", 0, max_lease)?;
-        let prefix = parts.prefix()?;
+        let prefix = prefix(&mut parts)?;
         parts.done("prefix, node_timeout_ms, max_lease_ms, restart_delay_ms and tls_ca")?;
-        Ok(Self { nodes, login: parts.login, prefix, node_timeout, max_lease, restart_delay })
+        Ok(Self { nodes, login, prefix, node_timeout, max_lease, restart_delay })
     }
 }
 

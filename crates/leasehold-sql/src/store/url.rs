@@ -107,6 +107,9 @@ impl SqlUrl {
                     "off" => parsed.synchronous = Synchronous::Off,
                     _ => return refused("synchronous is full, normal or off".into()),
                 },
+                _ if !cfg!(feature = "tls") && wants_tls(key, value) => {
+                    return Err(leasehold_core::kit::no_tls());
+                }
                 _ if theirs_of(dialect).contains(&key) => theirs.push(pair),
                 // A part of PostgreSQL's `options`, with the setting's name in it.
                 _ if scheme.starts_with("postgres") && key.starts_with("options[") => {
@@ -188,6 +191,16 @@ fn theirs_of(dialect: Dialect) -> &'static [&'static str] {
     }
 }
 
+/// Whether a parameter of the driver's asks for more than that TLS may be used.
+fn wants_tls(key: &str, value: &str) -> bool {
+    let optional = ["disable", "disabled", "allow", "prefer", "preferred"];
+    let is_mode = matches!(key, "sslmode" | "ssl-mode");
+    match is_mode {
+        true => !optional.contains(&value.to_ascii_lowercase().as_str()),
+        false => key.starts_with("ssl"),
+    }
+}
+
 /// What who misspells a parameter is told. A key that is no word may be a part of a password.
 fn unknown(scheme: &str, dialect: Dialect, key: &str) -> String {
     let ours: &[&str] = match dialect {
@@ -256,6 +269,20 @@ mod tests {
         // What follows a ? that nobody encoded is a password.
         let told = SqlUrl::parse("postgres://u:p?se%cret@h/d").unwrap_err().to_string();
         assert!(!told.contains("cret"), "{told}");
+    }
+
+    #[test]
+    fn f76_who_demands_tls_is_known() {
+        let demands = [
+            ("sslmode", "require"),
+            ("ssl-mode", "VERIFY_CA"),
+            ("sslrootcert", "/x"),
+            ("ssl-key", "/x"),
+        ];
+        assert!(demands.iter().all(|(key, value)| wants_tls(key, value)));
+        let others =
+            [("sslmode", "prefer"), ("ssl-mode", "DISABLED"), ("user", "ssl"), ("pool", "1")];
+        assert!(!others.iter().any(|(key, value)| wants_tls(key, value)));
     }
 
     #[test]

@@ -1,0 +1,22 @@
+//! Members that are reached through TLS.
+
+use leasehold_core::kit::Tls;
+use leasehold_core::{Error, ErrorKind, Result};
+use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
+
+use super::client::cause;
+
+/// The same endpoint, encrypted as the URL says.
+pub(super) fn encrypted(endpoint: Endpoint, tls: &Tls) -> Result<Endpoint> {
+    let mut options = match tls.ca()? {
+        Some(ca) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca.bytes)),
+        None => ClientTlsConfig::new().with_native_roots(),
+    };
+    if let Some((cert, key)) = tls.identity()? {
+        options = options.identity(Identity::from_pem(cert.bytes, key.bytes));
+    }
+    endpoint.tls_config(options).map_err(|e| {
+        let what = "the certificates of the URL cannot be used: PEM files are needed";
+        Error::new(ErrorKind::Config, what).because(cause(&e))
+    })
+}
