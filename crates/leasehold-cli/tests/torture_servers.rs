@@ -27,9 +27,9 @@ fn turn() -> MutexGuard<'static, ()> {
 }
 
 /// A run with the fence in the store, in which every worker's fault comes, the unfenced resource is
-/// spoilt and the fenced one is not.
+/// spoilt and the fenced one is not. With `--long`, of a minute.
 fn fenced(store: &str, seconds: u32, faults: &str) {
-    let seconds = seconds.to_string();
+    let seconds = testbed::sized(60, seconds).to_string();
     let words = ["--store", store, "--seconds", &seconds, "--fence", "store", "--fault", faults];
     let shows = |report: &Value| {
         report["verdict"] == "fine"
@@ -37,6 +37,7 @@ fn fenced(store: &str, seconds: u32, faults: &str) {
             && report["fenced_updates_kept"].as_u64() >= Some(10)
     };
     let report = enough(&words, shows, unbroken);
+    println!("{store}: {}, {} grants", report["summary"], report["grants"]);
     assert_eq!(report["fence"], "store");
     assert_eq!(report["negative_control"]["required"], true, "{report}");
 }
@@ -58,6 +59,18 @@ fn r35_postgres_and_its_fence_under_pauses_kills_and_cuts() {
 fn r35_mariadb_and_its_fence_under_pauses_kills_and_cuts() {
     let _turn = turn();
     fenced(&testbed::mariadb().database(), 12, "pause,kill,cut");
+}
+
+#[test]
+fn r35_mysql_and_its_fence_under_pauses_kills_and_cuts() {
+    let _turn = turn();
+    fenced(&testbed::mysql().database(), 12, "pause,kill,cut");
+}
+
+#[test]
+fn r35_valkey_and_its_fence_under_pauses_kills_and_cuts() {
+    let _turn = turn();
+    fenced(&testbed::valkey().url(), 10, "pause,kill,cut");
 }
 
 #[test]
@@ -84,7 +97,9 @@ fn redlock_keeps_its_promises_under_pauses_kills_and_cuts() {
     let _turn = turn();
     let servers = testbed::Redlock::with(5, Setup::new().fast());
     let store = servers.url() + "?restart_delay_ms=0&node_timeout_ms=500";
-    let report = fine(&["--store", &store, "--seconds", "10", "--fault", "pause,kill,cut"]);
+    let seconds = testbed::sized("60", "10");
+    let report = fine(&["--store", &store, "--seconds", seconds, "--fault", "pause,kill,cut"]);
+    println!("{store}: {}, {} grants", report["summary"], report["grants"]);
     for fault in ["pause", "kill", "cut"] {
         assert!(report["faults"][fault].as_u64() >= Some(1), "{report}");
     }

@@ -31,6 +31,8 @@ pub(crate) struct Background {
     thread: ThreadId,
     process: u32,
     _ends_when_dropped: oneshot::Sender<()>,
+    #[cfg(feature = "simulation")]
+    world: Option<crate::world::World>,
 }
 
 /// How much clean-up is still under way.
@@ -104,7 +106,28 @@ impl Background {
         let thread = std::thread::Builder::new().name("leasehold".into());
         let thread = thread.spawn(work).map_err(failed)?.thread().id();
         let process = std::process::id();
-        Ok(Self { handle, debts, thread, process, _ends_when_dropped: sender })
+        Ok(Self {
+            handle,
+            debts,
+            thread,
+            process,
+            _ends_when_dropped: sender,
+            #[cfg(feature = "simulation")]
+            world: None,
+        })
+    }
+
+    /// A part of a simulation, on the runtime around it; it has no thread of its own.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn inside(world: crate::world::World) -> Self {
+        Self {
+            handle: Handle::current(),
+            debts: Arc::default(),
+            thread: std::thread::current().id(),
+            process: std::process::id(),
+            _ends_when_dropped: oneshot::channel().0,
+            world: Some(world),
+        }
     }
 
     pub(crate) fn handle(&self) -> &Handle {
@@ -113,6 +136,11 @@ impl Background {
 
     /// Runs `work` on the background thread, whatever becomes of the caller.
     pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        #[cfg(feature = "simulation")]
+        if let Some(world) = &self.world {
+            drop(self.handle.spawn(world.process(work)));
+            return;
+        }
         drop(self.handle.spawn(work));
     }
 

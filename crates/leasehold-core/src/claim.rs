@@ -46,6 +46,9 @@ impl ClaimId {
     /// # Errors
     /// [`ErrorKind::Config`] if the system has no random source.
     pub fn random() -> Result<Self> {
+        if let Some(drawn) = crate::world::chance() {
+            return Ok(Self(drawn));
+        }
         let mut bytes = [0; 16];
         getrandom::fill(&mut bytes).map_err(|e| {
             Error::new(ErrorKind::Config, format!("the system's random source failed: {e}"))

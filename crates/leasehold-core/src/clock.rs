@@ -52,19 +52,41 @@ impl Moment {
 /// moved on by a test, as a suspended machine's would be.
 #[derive(Clone, Debug, Default)]
 pub struct Clock {
-    step: Option<Arc<AtomicU64>>,
+    source: Source,
+}
+
+#[derive(Clone, Debug, Default)]
+enum Source {
+    #[default]
+    Machine,
+    Stepped(Arc<AtomicU64>),
+    /// The runtime's time, from `began` on, in which a second lasts this many microseconds.
+    #[cfg(feature = "simulation")]
+    Simulated {
+        began: tokio::time::Instant,
+        second: u32,
+    },
 }
 
 impl Clock {
     /// A clock that [`advance`](Self::advance) moves: what suspending the machine looks like to a
     /// program.
     pub fn stepped() -> Self {
-        Self { step: Some(Arc::default()) }
+        Self { source: Source::Stepped(Arc::default()) }
+    }
+
+    /// The clock of a simulated process, made inside a runtime whose time is paused. It shows 1,000 s at
+    /// first, and then goes by this many parts in a million too fast.
+    #[cfg(feature = "simulation")]
+    #[doc(hidden)]
+    pub fn simulated(fast: i32) -> Self {
+        let second = 1_000_000_u32.saturating_add_signed(fast);
+        Self { source: Source::Simulated { began: tokio::time::Instant::now(), second } }
     }
 
     /// Moves a stepped clock and all its clones on; does nothing to the machine's own.
     pub fn advance(&self, by: Duration) {
-        if let Some(step) = &self.step {
+        if let Source::Stepped(step) = &self.source {
             let by = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);
             step.fetch_add(by, Ordering::SeqCst);
         }
@@ -72,12 +94,30 @@ impl Clock {
 
     /// The time now.
     pub fn now(&self) -> Moment {
-        let t = clock_gettime(ClockId::Boottime);
-        let nanos = u64::try_from(t.tv_sec).unwrap_or(0) * 1_000_000_000
-            + u64::try_from(t.tv_nsec).unwrap_or(0);
-        let step = self.step.as_ref().map_or(0, |s| s.load(Ordering::SeqCst));
-        Moment(nanos.saturating_add(step))
+        match &self.source {
+            Source::Machine => Moment(boottime()),
+            Source::Stepped(step) => Moment(boottime().saturating_add(step.load(Ordering::SeqCst))),
+            #[cfg(feature = "simulation")]
+            Source::Simulated { began, second } => {
+                let passed = began.elapsed().as_nanos() * u128::from(*second) / 1_000_000;
+                Moment(1_000_000_000_000 + u64::try_from(passed).unwrap_or(u64::MAX / 2))
+            }
+        }
     }
+
+    /// Microseconds since 1970, from which tokens are drawn.
+    pub(crate) fn wall_micros(&self) -> u64 {
+        match &self.source {
+            #[cfg(feature = "simulation")]
+            Source::Simulated { .. } => 1_700_000_000_000_000 + self.now().as_nanos() / 1_000,
+            _ => wall_micros(),
+        }
+    }
+}
+
+fn boottime() -> u64 {
+    let t = clock_gettime(ClockId::Boottime);
+    u64::try_from(t.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(t.tv_nsec).unwrap_or(0)
 }
 
 /// Microseconds since 1970 by the wall clock: what hybrid-clock tokens are drawn from. Never used

@@ -33,6 +33,7 @@ use crate::name::Name;
 use crate::options::{DEFAULT_LEASE, answer_limit};
 use crate::store::{Place, Renew, Renewal, Store};
 use crate::telemetry;
+use crate::world;
 
 /// The most claims that one request renews.
 const BATCH: usize = 1_000;
@@ -335,8 +336,9 @@ impl Keeper {
     pub(crate) fn close(&self) -> (Vec<Arc<Lease>>, Vec<Arc<Waiting>>) {
         let mut kept = self.lock();
         kept.due.clear();
-        let entries: Vec<Entry> = kept.entries.drain().map(|(_, entry)| entry).collect();
+        let mut entries: Vec<Entry> = kept.entries.drain().map(|(_, entry)| entry).collect();
         drop(kept);
+        entries.sort_unstable_by_key(|entry| entry.kept.claim().id);
         let (mut held, mut waited) = (Vec::new(), Vec::new());
         for entry in entries {
             match entry.kept {
@@ -366,6 +368,7 @@ impl Keeper {
             }
             let pause = self.plan();
             tokio::select! {
+                biased;
                 () = self.wake.notified() => {}
                 () = tokio::time::sleep(pause) => {}
             }
@@ -437,13 +440,13 @@ impl Keeper {
             true => lease.keep_until.max(self.clock.now().plus(claim.lock_delay)),
             false => Moment::from_nanos(0),
         };
-        tokio::spawn(leave_for_sure(store, self.clock.clone(), claim, keep_until));
+        world::spawn(leave_for_sure(store, self.clock.clone(), claim, keep_until));
     }
 
     /// Sends on a task of its own, so that an answer which hangs delays nobody else.
     fn spawn_send(self: &Arc<Self>, batch: Vec<Kept>) {
         let sending: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(self.clone().send(batch));
-        tokio::spawn(sending);
+        world::spawn(sending);
     }
 
     async fn send(self: Arc<Self>, batch: Vec<Kept>) {
@@ -629,11 +632,11 @@ pub(crate) async fn leave_for_sure(
     if left || store.guarantees().has_leases() {
         return;
     }
-    drop(tokio::spawn(async move {
+    world::spawn(async move {
         while !leave_until(Moment::NEVER, &*store, &clock, &claim, keep_until).await {
             tokio::time::sleep(LEAVE_AGAIN).await;
         }
-    }));
+    });
 }
 
 /// Tells whether the store has answered before it was given up.

@@ -34,6 +34,8 @@ pub mod sequencer;
 pub mod store;
 pub mod telemetry;
 mod url;
+#[cfg_attr(not(feature = "simulation"), allow(unreachable_pub))]
+mod world;
 
 pub use claim::{Claim, ClaimId, Holder, Kind, MAX_READERS, Token};
 pub use clock::{Clock, Moment};
@@ -49,3 +51,6 @@ pub use registry::{Opener, Opening, Registry};
 pub use rwlock::RwLock;
 pub use semaphore::Semaphore;
 pub use sequencer::Sequencer;
+#[cfg(feature = "simulation")]
+#[doc(hidden)]
+pub use world::{Process, World};

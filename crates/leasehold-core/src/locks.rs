@@ -451,6 +451,16 @@ impl Builder {
         self.start(store, Background::start()?)
     }
 
+    /// A client that is one process of a simulation.
+    ///
+    /// # Errors
+    /// As [`store`](Self::store).
+    #[cfg(feature = "simulation")]
+    #[doc(hidden)]
+    pub fn simulated(self, store: Arc<dyn Store>, world: &crate::World) -> Result<Leasehold> {
+        self.start(store, Background::inside(world.clone()))
+    }
+
     fn start(self, store: Arc<dyn Store>, background: Background) -> Result<Leasehold> {
         telemetry::describe();
         let url = store.url().to_owned();

@@ -228,3 +228,48 @@ fn r33_forty_processes_and_etcdctl_count_exactly_while_members_are_killed() {
     assert!(theirs > 0, "etcdctl never had a turn");
     counted.check(theirs);
 }
+
+/// A firewall forgets the connections in the middle of a job. The release is said again on a new one, and
+/// there is nothing to warn of.
+#[cfg(any(feature = "postgres", feature = "mysql", feature = "redis", feature = "etcd"))]
+fn f70_ends_well_on_connections_that_fell_silent(port: u16, url: &str) {
+    let place = Place::new();
+    let proxy = testbed::Proxy::before(port);
+    let url = if url.contains(&format!(":{port}/")) { url.to_owned() } else { format!("{url}/") };
+    let store = proxy.in_front_of(port, &url);
+    let go = place.path("go");
+    let script = format!("echo ready; while ! [ -e {} ]; do sleep 0.05; done", go.display());
+    let mut job = place.hold_with(&["--store", &store], "x", &script);
+    proxy.silence();
+    std::fs::write(go, "").unwrap();
+    assert_eq!(job.code(), 0);
+    assert_eq!(job.errors(), "", "it warns of a release that only took its time");
+}
+
+#[cfg(feature = "postgres")]
+#[test]
+fn f70_a_silent_connection_at_the_end_on_postgres() {
+    let server = testbed::postgres();
+    f70_ends_well_on_connections_that_fell_silent(server.port(), &server.database());
+}
+
+#[cfg(feature = "mysql")]
+#[test]
+fn f70_a_silent_connection_at_the_end_on_mariadb() {
+    let server = testbed::mariadb();
+    f70_ends_well_on_connections_that_fell_silent(server.port(), &server.database());
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn f70_a_silent_connection_at_the_end_on_redis() {
+    let server = testbed::redis();
+    f70_ends_well_on_connections_that_fell_silent(server.port(), &server.url());
+}
+
+#[cfg(feature = "etcd")]
+#[test]
+fn f70_a_silent_connection_at_the_end_on_etcd() {
+    let server = testbed::etcd();
+    f70_ends_well_on_connections_that_fell_silent(server.port(0), &server.url());
+}

@@ -189,7 +189,7 @@ impl Store for MemoryStore {
 
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
         let mut state = self.lock();
-        let at = At { now: self.now(), stamp: wall_micros() };
+        let at = At { now: self.now(), stamp: self.clock.wall_micros() };
         let last = state.last_token;
         state.locks.entry(claim.name.clone()).or_insert_with(|| Lock::new(claim, last));
         let joined = state.with(&claim.name, |lock| {

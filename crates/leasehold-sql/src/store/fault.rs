@@ -119,6 +119,13 @@ fn is_conflict(code: &str) -> bool {
             | "42P07"
             | "42710"
             | "57014"
+            // What we have seen was changed by somebody since (MariaDB with innodb_snapshot_isolation, its
+            // default from 11.6 on).
+            | "m1020"
+            // We stood still in a transaction for longer than the server lets us: it has undone it, and
+            // ended the session.
+            | "25P03"
+            | "25P04"
             | "m1213"
             | "m1205"
             | "m1062"
@@ -153,8 +160,6 @@ fn is_ending(code: &str) -> bool {
                 | "57P02"
                 | "57P03"
                 | "57P05"
-                | "25P03"
-                | "25P04"
                 | "0A000"
                 | "m1053"
                 | "m1317"

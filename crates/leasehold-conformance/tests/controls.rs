@@ -1,0 +1,255 @@
+//! Whether the simulation finds what it is to find: versions of the client and of the store that are
+//! broken on purpose, each of which it must catch within as many worlds as it plays each time.
+//!
+//! Each is one change of a line, made in a copy of the sources, built there and played. With `--long` all
+//! of them are, which takes minutes; otherwise some, others each time. That each change still fits the
+//! sources is looked at always.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// How many are tried without `--long`.
+const SOME: usize = 2;
+
+/// A broken version: what of which file becomes what.
+struct Broken {
+    what: &'static str,
+    file: &'static str,
+    from: &'static str,
+    to: &'static str,
+}
+
+const fn broken(
+    what: &'static str,
+    file: &'static str,
+    from: &'static str,
+    to: &'static str,
+) -> Broken {
+    Broken { what, file, from, to }
+}
+
+const ALL: [Broken; 24] = [
+    // The client.
+    broken(
+        "the deadline counts from the receipt",
+        "acquire.rs",
+        "Ok(Step::Holding(token, Granted { sent, remaining }))",
+        "Ok(Step::Holding(token, Granted { sent: self.now().max(sent), remaining }))",
+    ),
+    broken(
+        "a renewal counts from its receipt",
+        "keeper.rs",
+        "if lease.acknowledge(Granted { sent, remaining }) {",
+        "if lease.acknowledge(Granted { sent: self.clock.now(), remaining }) {",
+    ),
+    broken(
+        "clocks do not drift",
+        "lease.rs",
+        "Some(left) => self.sent.plus(left.saturating_sub(drift(left))),",
+        "Some(left) => self.sent.plus(left.saturating_sub(drift(left) * 0)),",
+    ),
+    broken(
+        "a push is believed from when it came",
+        "acquire.rs",
+        "Granted { sent: last_answer, remaining: leased.then_some(self.claim.waiter_lease) }",
+        "Granted { sent: self.now().max(last_answer), remaining: leased.then_some(self.claim.waiter_lease) }",
+    ),
+    broken(
+        "a grant of which nothing is left is handed out",
+        "acquire.rs",
+        "while granted.deadline().since(self.now()) < enough {",
+        "while tries > 7 && granted.deadline().since(self.now()) < enough {",
+    ),
+    broken(
+        "a dropped guard is not given back",
+        "guard.rs",
+        "        self.core.owe_leave(self.lease.claim.clone(), self.lease.keep_until);\n",
+        "",
+    ),
+    broken(
+        "a dropped wait keeps its place",
+        "acquire.rs",
+        "            self.core().owe_leave(self.claim.clone(), Moment::from_nanos(0));\n",
+        "",
+    ),
+    broken(
+        "a release is believed to hold until it is answered",
+        "guard.rs",
+        "        self.lease.mark_released();\n        let started",
+        "        let started",
+    ),
+    broken(
+        "a place that is lost is waited in",
+        "keeper.rs",
+        "Renewal::Lost => state.outcome = Some(Outcome::Gone),",
+        "Renewal::Lost => {}",
+    ),
+    broken(
+        "nothing is renewed",
+        "keeper.rs",
+        "true if lease.is_full() => aligned(sent.plus(lease.claim.lease / 3), lease.claim.lease),",
+        "true if lease.is_full() => Moment::NEVER,",
+    ),
+    broken(
+        "who waits keeps no place alive",
+        "keeper.rs",
+        "let beat = aligned(state.last_answer.plus(lease / 3), lease);",
+        "let beat = aligned(state.last_answer.plus(lease * 3), lease);",
+    ),
+    broken(
+        "max_hold is forgotten",
+        "acquire.rs",
+        "ends: options.max_hold.map_or(Moment::NEVER, |d| now.plus(d)),",
+        "ends: options.max_hold.map_or(Moment::NEVER, |_| Moment::NEVER),",
+    ),
+    broken(
+        "at_least is forgotten at a release",
+        "guard.rs",
+        "let leave = core.store.leave(claim, core.keep(self.lease.keep_until));",
+        "let leave = core.store.leave(claim, core.keep(self.lease.keep_until).filter(|_| false));",
+    ),
+    broken(
+        "a limit is no limit",
+        "acquire.rs",
+        "Wait::For(d) => started.plus(d),",
+        "Wait::For(d) => started.plus(d * 5),",
+    ),
+    broken(
+        "who only tries waits",
+        "acquire.rs",
+        "let mode = if self.wait == Wait::Try { Mode::Try } else { Mode::Wait };",
+        "let mode = if self.wait == Wait::Try { Mode::Wait } else { Mode::Wait };",
+    ),
+    broken(
+        "an owner waits for himself",
+        "owner.rs",
+        "let Some(hold) = self.hold().filter(|h| h.lease().is_held()) else { return Ok(None) };",
+        "let Some(hold) = self.hold().filter(|h| !h.lease().is_held()) else { return Ok(None) };",
+    ),
+    broken(
+        "the clock of a waiter's last answer runs on",
+        "keeper.rs",
+        "                state.last_answer = state.last_answer.max(sent);\n",
+        "                state.last_answer = state.last_answer.max(sent).plus(state.place.head_remaining.unwrap_or_default());\n",
+    ),
+    // The store.
+    broken(
+        "who comes while others wait may pass them",
+        "queue.rs",
+        "let ahead: u64 = self.entries.iter().map(|e| u64::from(e.weight)).sum();",
+        "let ahead: u64 = self.entries.iter().filter(|e| e.standing != Standing::Waiting).map(|e| u64::from(e.weight)).sum();",
+    ),
+    broken(
+        "a grant lasts half as long as is said",
+        "queue.rs",
+        "let expires = self.leases.then(|| at.now.saturating_add(micros(lease)));",
+        "let expires = self.leases.then(|| at.now.saturating_add(micros(lease / 2)));",
+    ),
+    broken(
+        "tokens are drawn twice",
+        "queue.rs",
+        "        self.last = token.get();\n        token\n",
+        "        self.last = token.get() / 2;\n        Token::new(token.get() / 1_000_000 * 1_000_000).unwrap_or(token)\n",
+    ),
+    broken(
+        "everybody weighs one",
+        "queue.rs",
+        "let fit = granted(self.entries.iter().map(|e| e.weight), self.capacity);",
+        "let fit = granted(self.entries.iter().map(|_| 1), self.capacity);",
+    ),
+    broken(
+        "nothing is kept closed",
+        "queue.rs",
+        "let keep = keep.filter(|k| !k.is_zero() && self.entries[i].standing == Standing::Holding);",
+        "let keep = keep.filter(|k| k.is_zero() && self.entries[i].standing == Standing::Holding);",
+    ),
+    broken(
+        "who is granted the lock is not told",
+        "store/memory.rs",
+        "                waiter.wake.notify_one();\n",
+        "                *waiter.granted() = None;\n",
+    ),
+    broken(
+        "who leaves hands over to nobody",
+        "queue.rs",
+        "                self.entries.remove(i);\n                self.grant(now);\n",
+        "                self.entries.remove(i);\n",
+    ),
+];
+
+fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn source(root: &Path, broken: &Broken) -> PathBuf {
+    root.join("crates/leasehold-core/src").join(broken.file)
+}
+
+fn copy(from: &Path, to: &Path) {
+    if !from.is_dir() {
+        std::fs::copy(from, to).unwrap();
+        return;
+    }
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        if entry.file_name() != "target" {
+            copy(&entry.path(), &to.join(entry.file_name()));
+        }
+    }
+}
+
+#[test]
+fn every_broken_version_fits_the_sources() {
+    for broken in &ALL {
+        let text = std::fs::read_to_string(source(&workspace(), broken)).unwrap();
+        let found = text.matches(broken.from).count();
+        assert_eq!(found, 1, "{}: what is to be changed is there {found} times", broken.what);
+    }
+}
+
+/// Builds the copy with this change, and plays: what the simulation says.
+fn played(copy: &Path, broken: &Broken) -> Result<(), String> {
+    let path = source(copy, broken);
+    let right = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, right.replacen(broken.from, broken.to, 1)).unwrap();
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.current_dir(copy).args(["test", "--offline", "--locked", "-p", "leasehold-conformance"]);
+    cargo.args(["--test", "simulation", "--", "worlds_keep_their_promises"]);
+    cargo.env("CARGO_TARGET_DIR", copy.join("target")).env_remove("LEASEHOLD_SEED");
+    let played = cargo.env_remove("RUSTC_BOOTSTRAP").env("LEASEHOLD_WORLDS", "10000").output();
+    std::fs::write(&path, right).unwrap();
+    let played = played.unwrap();
+    let said = String::from_utf8_lossy(&played.stdout);
+    let found = said.lines().find(|line| line.contains("BROKEN: "));
+    match found {
+        Some(line) => {
+            println!("{}: {line}", broken.what);
+            Ok(())
+        }
+        None if played.status.success() => Err(format!("{}: not found", broken.what)),
+        None => {
+            let errors = String::from_utf8_lossy(&played.stderr);
+            Err(format!("{}: does not build\n{errors}", broken.what))
+        }
+    }
+}
+
+#[test]
+fn broken_versions_are_found() {
+    let long = std::env::var("LEASEHOLD_TESTS").is_ok_and(|which| which == "long");
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() as usize;
+    let (first, many) = if long { (0, ALL.len()) } else { (now % ALL.len(), SOME) };
+    let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join("controls");
+    for part in ["Cargo.toml", "Cargo.lock", "crates", "examples"] {
+        std::fs::create_dir_all(&place).unwrap();
+        copy(&workspace().join(part), &place.join(part));
+    }
+    let wanted = std::env::var("LEASEHOLD_CONTROL").ok();
+    let chosen = (0..if wanted.is_some() { ALL.len() } else { many })
+        .map(|n| &ALL[(first + n) % ALL.len()])
+        .filter(|broken| wanted.as_deref().is_none_or(|wanted| broken.what.contains(wanted)));
+    let missed: Vec<String> = chosen.filter_map(|broken| played(&place, broken).err()).collect();
+    assert!(missed.is_empty(), "{}", missed.join("\n"));
+}

@@ -1,0 +1,232 @@
+//! Who looks on, and knows what time it really is.
+//!
+//! What it judges by is what programs go by: that a guard says it is held, at a moment of the world's time,
+//! by the clock of the guard's own process. It asks all guards of a lock whenever one of them is granted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Mutex;
+use std::time::Duration;
+
+use leasehold_core::{Guard, Kind, Token, Watch};
+use tokio::time::Instant;
+
+use crate::plan::{LockPlan, Plan};
+
+#[derive(Debug)]
+pub(crate) struct Judge {
+    plan: Plan,
+    began: Instant,
+    /// Whether somebody reads the story.
+    told: bool,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    story: Vec<String>,
+    broken: Vec<String>,
+    seen: BTreeMap<&'static str, u64>,
+    locks: Vec<Lock>,
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("State").finish_non_exhaustive()
+    }
+}
+
+#[derive(Default)]
+struct Lock {
+    holds: Vec<Hold>,
+    /// Those that were thrown out: who holds by them has not heard of it yet.
+    evicted: BTreeSet<Token>,
+    tokens: BTreeSet<Token>,
+    /// Who asked with patience and has no answer, by when.
+    waiting: BTreeMap<u64, Instant>,
+    /// Since when the lock, or a part of it, was not held.
+    free_since: Option<Instant>,
+    closed_until: Option<Instant>,
+}
+
+struct Hold {
+    watch: Watch,
+    weight: u32,
+    token: Token,
+    who: String,
+}
+
+/// What was asked of one lock, by one task.
+#[derive(Clone, Debug)]
+pub(crate) struct Asked {
+    pub(crate) number: u64,
+    pub(crate) who: String,
+    pub(crate) lock: usize,
+    pub(crate) weight: u32,
+    pub(crate) at: Instant,
+    /// Asked without a limit, and not to be given up.
+    pub(crate) patient: bool,
+    pub(crate) at_least: Duration,
+    /// The owner holds it already.
+    pub(crate) again: Option<Token>,
+}
+
+/// How long one who waits may be behind a lock that is free, in a calm world.
+pub(crate) const HAND_OVER: Duration = Duration::from_millis(150);
+/// Who asked this much earlier is certainly before, in a calm world.
+const BEFORE: Duration = Duration::from_millis(50);
+
+impl Judge {
+    pub(crate) fn new(plan: &Plan, told: bool) -> Self {
+        let locks = plan.locks.iter().map(|_| Lock::default()).collect();
+        let state = Mutex::new(State { locks, ..State::default() });
+        Self { plan: plan.clone(), began: Instant::now(), told, state }
+    }
+
+    fn now(&self) -> String {
+        format!("{:>9.3} ", self.began.elapsed().as_secs_f64() * 1_000.0)
+    }
+
+    /// Something happened.
+    pub(crate) fn tell(&self, what: impl FnOnce() -> String) {
+        if self.told {
+            let line = self.now() + &what();
+            self.state.lock().unwrap().story.push(line);
+        }
+    }
+
+    /// Something happened of which there shall be some.
+    pub(crate) fn saw(&self, what: &'static str) {
+        *self.state.lock().unwrap().seen.entry(what).or_default() += 1;
+    }
+
+    /// A promise was broken.
+    pub(crate) fn breaks(&self, what: &str) {
+        let line = self.now() + "BROKEN: " + what;
+        let mut state = self.state.lock().unwrap();
+        state.story.push(line.clone());
+        state.broken.push(line);
+    }
+
+    pub(crate) fn asks(&self, asked: &Asked) {
+        if asked.patient && asked.again.is_none() {
+            let mut state = self.state.lock().unwrap();
+            state.locks[asked.lock].waiting.insert(asked.number, asked.at);
+        }
+    }
+
+    /// It has an answer, or does not want one any more.
+    pub(crate) fn asks_no_more(&self, asked: &Asked) {
+        self.state.lock().unwrap().locks[asked.lock].waiting.remove(&asked.number);
+    }
+
+    /// Judges a grant in the moment in which its holder learns of it.
+    pub(crate) fn granted(&self, asked: &Asked, guard: &Guard) {
+        self.saw("granted");
+        self.asks_no_more(asked);
+        let plan = &self.plan.locks[asked.lock];
+        let (token, now) = (guard.token(), Instant::now());
+        self.tell(|| format!("{} holds {} by {token}", asked.who, plan.name));
+        let mut wrong = None;
+        // Nothing was awaited since it was given.
+        if guard.remaining().is_zero() {
+            wrong = Some("it was over before its holder got it".to_owned());
+        }
+        let mut state = self.state.lock().unwrap();
+        let lock = &mut state.locks[asked.lock];
+        lock.holds.retain(|hold| !hold.watch.remaining().is_zero());
+        if asked.again.is_none() {
+            wrong = wrong.or_else(|| lock.wrong_token(plan, token));
+            lock.tokens.insert(token);
+            let hold =
+                Hold { watch: guard.watch(), weight: asked.weight, token, who: asked.who.clone() };
+            lock.holds.push(hold);
+            if !self.plan.wild {
+                wrong = wrong.or_else(|| lock.too_many(plan));
+            }
+            if self.plan.calm {
+                wrong = wrong.or_else(|| lock.unfair(plan, asked, now));
+            }
+            let closed = lock.closed_until.take();
+            if closed.is_some_and(|until| now < until) {
+                wrong = wrong.or(Some("granted before at_least was over".into()));
+            }
+            if self.plan.calm && plan.kind == Kind::Mutex && !asked.at_least.is_zero() {
+                // By its own clock, which may be fast.
+                lock.closed_until = Some(now + asked.at_least * 98 / 100);
+            }
+        }
+        drop(state);
+        if let Some(what) = wrong {
+            self.breaks(&format!("{} by {token}: {what}", asked.who));
+        }
+    }
+
+    /// The holder has let go, with the store's word for it or not.
+    pub(crate) fn ended(&self, asked: &Asked, token: Token) {
+        let lock = &mut self.state.lock().unwrap().locks[asked.lock];
+        // Whoever came next may have heard of it first.
+        if lock.tokens.last() == Some(&token) {
+            lock.free_since = Some(Instant::now());
+        }
+    }
+
+    /// These are thrown out just now.
+    pub(crate) fn evicted(&self, lock: usize, tokens: impl IntoIterator<Item = Token>) {
+        let mut state = self.state.lock().unwrap();
+        state.locks[lock].evicted.extend(tokens);
+        // What at_least kept closed is open.
+        state.locks[lock].closed_until = None;
+    }
+
+    pub(crate) fn ends(&self) -> (Vec<String>, Vec<String>, BTreeMap<&'static str, u64>) {
+        let state = std::mem::take(&mut *self.state.lock().unwrap());
+        (state.story, state.broken, state.seen)
+    }
+}
+
+impl Lock {
+    fn wrong_token(&self, plan: &LockPlan, token: Token) -> Option<String> {
+        if self.tokens.contains(&token) {
+            return Some("another grant had this token".into());
+        }
+        // One that was thrown out may hear of its grant after the next one of its own.
+        if plan.kind != Kind::Mutex || self.evicted.contains(&token) {
+            return None;
+        }
+        let greater = self.tokens.last().filter(|last| **last > token)?;
+        Some(format!("{greater} was granted before"))
+    }
+
+    /// Whether those that believe to hold it are more than may.
+    fn too_many(&self, plan: &LockPlan) -> Option<String> {
+        let holds = || self.holds.iter().filter(|hold| !self.evicted.contains(&hold.token));
+        let capacity = match plan.kind {
+            Kind::Semaphore => plan.permits,
+            _ => leasehold_core::MAX_READERS,
+        };
+        let held: u64 = holds().map(|hold| u64::from(hold.weight)).sum();
+        let alone = match plan.kind {
+            Kind::Mutex => holds().count() > 1,
+            _ => held > u64::from(capacity),
+        };
+        let named = || holds().map(|hold| format!("{} by {}", hold.who, hold.token));
+        alone.then(|| format!("held at once: {}", named().collect::<Vec<_>>().join(", ")))
+    }
+
+    /// Whether it came before one that was there first, or far too late.
+    fn unfair(&mut self, plan: &LockPlan, asked: &Asked, now: Instant) -> Option<String> {
+        if plan.kind != Kind::Mutex {
+            return None;
+        }
+        let first = self.waiting.values().find(|at| **at + BEFORE < asked.at);
+        if first.is_some() && asked.patient {
+            return Some("another one had asked before".into());
+        }
+        // Of one that is just being released it is not known yet.
+        let since = self.free_since.take()?.max(asked.at);
+        let late = now.saturating_duration_since(since);
+        // The end of at_least is nobody's news: who waits finds it out at its next heartbeat.
+        (asked.patient && late > HAND_OVER && self.closed_until.is_none())
+            .then(|| format!("the lock was free for {late:?}"))
+    }
+}
