@@ -74,4 +74,17 @@ mod tests {
         assert_eq!(stat.parent(), std::os::unix::process::parent_id() as i32);
         assert!(stat.started() > 0);
     }
+
+    proptest::proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn a_process_of_any_name_is_read(line in testbed::texts(&[
+            "17 (a) b (c) S 4 5 6 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 1 0 12345 9 9",
+        ])) {
+            if let Some(stat) = Stat::parse(&line) {
+                let _ = (stat.parent(), stat.group(), stat.session(), stat.started());
+            }
+        }
+    }
 }

@@ -273,4 +273,20 @@ mod tests {
         assert_eq!(holder.label, "nightlyroot pid 1");
         assert!(Holder::this_process(&"é".repeat(200)).label.len() <= 256);
     }
+
+    proptest::proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn ids_and_tokens_from_outside_are_written_as_they_were_read(text in testbed::texts(&[
+            "0123456789abcdef0123456789abcdef", "9223372036854775807", "1",
+        ])) {
+            if let Some(id) = ClaimId::from_hex(&text) {
+                proptest::prop_assert_eq!(id.to_hex(), text.to_ascii_lowercase());
+            }
+            if let Ok(token) = text.parse::<Token>() {
+                proptest::prop_assert_eq!(token.to_string().parse::<Token>().ok(), Some(token));
+            }
+        }
+    }
 }

@@ -123,4 +123,22 @@ mod tests {
         assert_eq!(odd.to_string(), "\"a\\u{2028}b\"");
         assert!(Name::new("x".repeat(10_240)).unwrap_err().to_string().len() < 200);
     }
+
+    proptest::proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn a_name_from_outside_is_taken_as_it_is_or_refused(text in testbed::texts(&["order:42", "ключ"])) {
+            match Name::new(&text) {
+                Ok(name) => {
+                    proptest::prop_assert_eq!(name.as_str(), &text);
+                    proptest::prop_assert!(!text.is_empty() && text.len() <= MAX_NAME_BYTES);
+                    proptest::prop_assert!(!text.contains(char::is_control));
+                }
+                Err(error) => {
+                    proptest::prop_assert!(!error.to_string().contains(char::is_control));
+                }
+            }
+        }
+    }
 }

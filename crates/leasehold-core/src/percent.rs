@@ -60,4 +60,16 @@ mod tests {
         assert_eq!(decoded_bytes("a%ff"), Some(b"a\xff".to_vec()));
         assert_eq!(decoded("a é%41", |_| true).as_deref(), Some("a éA"));
     }
+
+    proptest::proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn any_text_comes_back(text in testbed::texts(&["a%20b", "%e2%82%ac"])) {
+            proptest::prop_assert_eq!(unescape(&Escaped(&text).to_string()), Some(text.clone()));
+            for read in [unescape(&text), decoded(&text, |_| true)].into_iter().flatten() {
+                proptest::prop_assert!(read.len() <= text.len());
+            }
+        }
+    }
 }

@@ -263,4 +263,18 @@ mod tests {
             }
         }
     }
+
+    proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn r34_a_sequencer_from_outside_is_read_as_it_was_written(text in testbed::texts(&[
+            "lh1:write:42:etcd%3A%2F%2Fa%2Cb%2Fc:a%20b", "lh1:mutex:1:m:x",
+        ])) {
+            match text.parse::<Sequencer>() {
+                Ok(read) => prop_assert_eq!(read.to_string(), text),
+                Err(error) => prop_assert_eq!(error.to_string().lines().count(), 1),
+            }
+        }
+    }
 }

@@ -168,4 +168,21 @@ mod tests {
         let text = error.to_string();
         assert!(text.contains("%3F") && !text.contains("secret"), "{text}");
     }
+
+    proptest::proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn s94_what_is_shown_of_a_url_is_one_short_line_without_its_password(url in testbed::texts(&[
+            "redis://u:sekret@h:1/0?x=1&y=2", "postgres://u:sekret@h/d?token_offset=7", "file:/a/b",
+        ])) {
+            let shown = redacted(&url);
+            proptest::prop_assert!(shown.lines().count() <= 1 && shown.chars().count() <= 200);
+            let secret = url.contains("://u:sekret@") && url.matches("sekret").count() == 1;
+            proptest::prop_assert!(!secret || !shown.contains("sekret"), "{}", shown);
+            if let Ok((rest, _)) = token_offset(&url) {
+                proptest::prop_assert!(rest.len() <= url.len());
+            }
+        }
+    }
 }

@@ -501,4 +501,27 @@ mod tests {
             );
         }
     }
+
+    proptest::proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn places_from_outside_are_read_and_granted_no_more_than_there_is(
+            texts in proptest::collection::vec(testbed::texts(&[
+                "mutex:1 {\"claim\":\"0123456789abcdef0123456789abcdef\",\"weight\":1,\"since\":5,\"holder\":{\"host\":\"h\",\"pid\":1,\"label\":\"\"}}",
+                "semaphore:9 {\"claim\":\"0123456789abcdef0123456789abcdef\",\"weight\":3,\"departed\":true,\"since\":18446744073709551615,\"delay\":5,\"holder\":{\"host\":\"h\",\"pid\":1,\"label\":\"\"}}",
+                "",
+            ]), 1..4),
+        ) {
+            let kvs: Vec<KeyValue> = texts.into_iter().zip(1..).map(|(text, revision)| {
+                kv(&key("", "q", revision), revision, text.into_bytes())
+            }).collect();
+            let p = prefix("", "q");
+            let queue = Queue::of(&p, &kvs);
+            proptest::prop_assert!(queue.granted <= kvs.len());
+            let claims = queue.claims(&vec![None; kvs.len()]);
+            proptest::prop_assert_eq!(claims.len(), kvs.len());
+            let _ = (queue.holders(), queue.kind());
+        }
+    }
 }

@@ -124,4 +124,21 @@ mod tests {
             assert_eq!(shown.lines().count(), 1, "{shown}");
         }
     }
+
+    proptest::proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn a_url_from_outside_is_taken_or_refused_in_one_line(url in testbed::texts(&[
+            "etcds://u:sekret@h1,h2:2379,[::1]:7/a/b?ca=/x%20y&cert=/c&key=/k", "etcd://h"
+        ])) {
+            if let Err(error) = EtcdUrl::parse(&url) {
+                let told = error.to_string();
+                proptest::prop_assert_eq!(told.lines().count(), 1);
+                // Only where it still stands before the @ is it the password.
+                let secret = url.contains(":sekret@") && url.matches("sekret").count() == 1;
+                proptest::prop_assert!(!secret || !told.contains("sekret"), "{}", told);
+            }
+        }
+    }
 }

@@ -582,3 +582,40 @@ impl Mark {
         Self { last, len, holding, departed }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    proptest::proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn a_control_file_from_outside_is_a_queue_that_works_or_is_refused(
+            text in testbed::texts(&[
+                "{\"leasehold\":1,\"queue\":{\"kind\":\"Semaphore\",\"capacity\":4,\"leases\":false,\"last\":7,\"entries\":[{\"id\":\"0123456789abcdef0123456789abcdef\",\"token\":6,\"weight\":3,\"standing\":\"Holding\",\"since\":5,\"lock_delay\":9,\"holder\":{\"host\":\"h\",\"pid\":1,\"label\":\"\"},\"session\":\"s\"},{\"id\":\"1123456789abcdef0123456789abcdef\",\"token\":7,\"weight\":2,\"standing\":\"Waiting\",\"since\":6,\"expires\":99,\"holder\":{\"host\":\"h\",\"pid\":2,\"label\":\"x\"}}]}}",
+                "{\"leasehold\":1,\"long\":{\"at\":4096,\"len\":9000,\"change\":\"0123456789abcdef0123456789abcdef\"}}",
+            ]),
+            now in proptest::prelude::any::<u64>(),
+        ) {
+            let found = serde_json::from_slice::<Found>(text.as_bytes());
+            if let Ok(Found { queue: Some(mut queue), .. }) = found {
+                let claim = leasehold_core::Claim::new(
+                    Name::new("x").unwrap(), queue.kind(), 1, queue.capacity(),
+                ).unwrap();
+                let at = leasehold_core::queue::At { now, stamp: now };
+                let _ = Mark::of(&queue);
+                let _ = queue.join(&claim, leasehold_core::store::Mode::Wait, at, "");
+                let lease = std::time::Duration::MAX;
+                let _ = queue.renew(&claim, lease, now.wrapping_add(1));
+                let shown = queue.claims(now);
+                proptest::prop_assert_eq!(shown.len(), queue.entries().len());
+                queue.leave(claim.id, Some(lease), now);
+                queue.evict(leasehold_core::store::Evict::Holders, now);
+                let written = serde_json::to_string(&queue).unwrap();
+                let again: Queue = serde_json::from_str(&written).unwrap();
+                proptest::prop_assert_eq!(again.last_token(), queue.last_token());
+            }
+        }
+    }
+}

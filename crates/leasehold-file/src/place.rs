@@ -313,4 +313,18 @@ mod tests {
             assert!(error.to_string().contains("nope"), "{error}");
         }
     }
+
+    proptest::proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn a_directory_from_outside_is_absolute_or_refused_in_one_line(url in testbed::texts(&[
+            "file:///var/tmp/a%20b", "file:/a/b", "file://localhost/x", "file:",
+        ])) {
+            match directory(&url) {
+                Ok(path) => proptest::prop_assert!(path.is_absolute()),
+                Err(error) => proptest::prop_assert_eq!(error.to_string().lines().count(), 1),
+            }
+        }
+    }
 }

@@ -327,4 +327,21 @@ mod tests {
         assert_eq!(told, [(id, Signal::Ask), (id, Signal::Granted(Token::new(77).unwrap()))]);
         assert!(lines.begun.capacity() < 1_000);
     }
+
+    proptest::proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn a_line_from_outside_is_news_or_none(text in testbed::texts(&[
+            "granted 0123456789abcdef0123456789abcdef 42", "ask 0123456789abcdef0123456789abcdef",
+        ])) {
+            if let Some((id, signal)) = parse(&text) {
+                let written = match signal {
+                    Signal::Granted(token) => format!("granted {} {token}", id.to_hex()),
+                    Signal::Ask => format!("ask {}", id.to_hex()),
+                };
+                proptest::prop_assert_eq!(parse(&written), Some((id, signal)));
+            }
+        }
+    }
 }

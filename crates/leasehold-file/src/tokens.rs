@@ -431,4 +431,26 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::Corrupt);
         assert!(error.to_string().contains("tokens"), "{error}");
     }
+
+    proptest::proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn what_a_later_version_keeps_is_written_back(text in testbed::texts(&[
+            "{\"leasehold\":1,\"ceiling\":17,\"more\":{\"a\":[1,2]}}",
+            "{\"boot\":\"b\",\"base\":1,\"high\":2,\"ceiling\":3,\"swept\":{\"at\":1},\"more\":null}",
+        ])) {
+            let value = |text: &str| serde_json::from_str::<Value>(text).unwrap();
+            if let Ok(durable) = serde_json::from_str::<Durable>(&text) {
+                let (written, before) = (serde_json::to_value(&durable).unwrap(), value(&text));
+                for (key, kept) in before.as_object().unwrap() {
+                    proptest::prop_assert_eq!(&written[key], kept);
+                }
+            }
+            if let Ok(of_boot) = serde_json::from_str::<OfBoot>(&text) {
+                let (written, before) = (serde_json::to_value(&of_boot).unwrap(), value(&text));
+                proptest::prop_assert_eq!(&written["high"], &before["high"]);
+            }
+        }
+    }
 }

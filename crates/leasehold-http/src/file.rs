@@ -281,4 +281,19 @@ mod tests {
         let memory = FileMemory::open(&path).unwrap();
         assert_eq!((raise(&memory, "even", 1), raise(&memory, "odd", 1)), (rounds, rounds - 1));
     }
+
+    proptest::proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn a_log_from_outside_is_read_up_to_where_it_is_sound(text in testbed::texts(&[
+            "7 order%3A42\n9 x\n", "1 a\n2 a\n3 b",
+        ])) {
+            if let Some(read) = parse(text.as_bytes()) {
+                proptest::prop_assert!(read.sound <= text.len() && read.marks.len() <= read.lines);
+                let again = parse(&text.as_bytes()[..read.sound]).unwrap();
+                proptest::prop_assert_eq!(again.marks, read.marks);
+            }
+        }
+    }
 }

@@ -226,3 +226,34 @@ fn response<R: From<String>>(status: StatusCode, body: &Value) -> Response<R> {
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    proptest::proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn a_header_from_outside_is_a_token_in_one_spelling_or_refused(
+            text in testbed::texts(&["42", "9223372036854775807"]),
+            twice in proptest::prelude::any::<bool>(),
+        ) {
+            let mut headers = HeaderMap::new();
+            if let Ok(value) = http::HeaderValue::from_str(&text) {
+                headers.append(TOKEN_HEADER, value.clone());
+                if twice {
+                    headers.append(TOKEN_HEADER, value);
+                }
+            }
+            match token(&headers) {
+                Ok(Some(token)) => {
+                    proptest::prop_assert!(!twice);
+                    proptest::prop_assert_eq!(token.to_string(), text);
+                }
+                Ok(None) => proptest::prop_assert!(headers.is_empty()),
+                Err(Malformed) => {}
+            }
+        }
+    }
+}

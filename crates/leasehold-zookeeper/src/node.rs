@@ -604,4 +604,22 @@ mod tests {
             }
         }
     }
+
+    proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn a_child_from_outside_is_a_place_or_none(name in testbed::texts(&[
+            "_c_01234567-89ab-cdef-0123-456789abcdef-lock-0000000001",
+            "0123456789abcdef0123456789abcdef__lock__0000000001",
+            "_c_01234567-89ab-cdef-0123-456789abcdef-__WRIT__-2147483647",
+        ])) {
+            for naming in BOTH {
+                match Node::parse(naming, name.clone()) {
+                    Ok(node) => prop_assert_eq!(node.name, name.clone()),
+                    Err(told) => prop_assert_eq!(told, name.clone()),
+                }
+            }
+        }
+    }
 }

@@ -228,4 +228,21 @@ mod tests {
         let url = ZooKeeperUrl::parse("zookeeper://u:secret@h/x").unwrap();
         assert!(!format!("{url:?}").contains("secret"));
     }
+
+    proptest::proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn a_url_from_outside_is_taken_or_refused_in_one_line(url in testbed::texts(&[
+            "zookeeper://u:sekret@h1,h2:2181,[::1]:7/a/b?naming=kazoo&session=4s&create=no&acl=open", "zookeepers://h/x?ca=/a"
+        ])) {
+            if let Err(error) = ZooKeeperUrl::parse(&url) {
+                let told = error.to_string();
+                proptest::prop_assert_eq!(told.lines().count(), 1);
+                // Only where it still stands before the @ is it the password.
+                let secret = url.contains(":sekret@") && url.matches("sekret").count() == 1;
+                proptest::prop_assert!(!secret || !told.contains("sekret"), "{}", told);
+            }
+        }
+    }
 }

@@ -39,6 +39,7 @@ mod reaper;
 mod redis;
 mod redlock;
 mod sentinel;
+mod texts;
 mod version;
 mod zookeeper;
 
@@ -57,6 +58,7 @@ pub use python::python;
 pub use redis::Redis;
 pub use redlock::{Redlock, url_of as redlock_url};
 pub use sentinel::Sentinel;
+pub use texts::{cases, texts};
 pub use version::{Server, Version};
 pub use zookeeper::{ZooKeeper, ZooKeeperSetup, ZooKeepers};
 

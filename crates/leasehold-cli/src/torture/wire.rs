@@ -86,3 +86,25 @@ pub(super) fn line(message: &impl Serialize) -> String {
     line.push('\n');
     line
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    proptest::proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn what_a_worker_says_is_read_as_it_was_said_or_refused(text in testbed::texts(&[
+            "{\"Write\":{\"op\":{\"worker\":{\"slot\":1,\"life\":0},\"n\":4},\"lock\":0,\"token\":9,\"plain\":{\"value\":1,\"set\":[]},\"fenced\":null}}",
+            "{\"Stalled\":{\"from\":1,\"to\":2}}", "\"Bye\"", "{\"Unable\":\"x\"}",
+        ])) {
+            if let Ok(read) = serde_json::from_str::<FromWorker>(&text) {
+                let said = line(&read);
+                let again: FromWorker = serde_json::from_str(&said).unwrap();
+                proptest::prop_assert_eq!(line(&again), said);
+            }
+            let _ = serde_json::from_str::<ToWorker>(&text);
+        }
+    }
+}

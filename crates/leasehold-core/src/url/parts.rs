@@ -260,4 +260,28 @@ mod tests {
         let shown = [parts.number("n", 0, 1).unwrap_err(), parts.done("n").unwrap_err()];
         assert!(shown.iter().all(|e| !e.to_string().contains("sec")), "{shown:?}");
     }
+
+    proptest::proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn a_url_from_outside_is_taken_apart_or_refused_in_one_line(url in testbed::texts(&[
+            "x://u%40x:sekret@h1,h-2.a:1,[::1]:2,[fe80::1%eth0]/a%20b/?n=5&s=%26&e=", "x://h",
+        ])) {
+            match parse(&url) {
+                Ok(mut parts) => {
+                    let hosts: Vec<String> = parts.hosts.iter().map(Host::to_string).collect();
+                    let again = parse(&format!("x://{}", hosts.join(","))).unwrap();
+                    proptest::prop_assert_eq!(&again.hosts, &parts.hosts);
+                    let _ = (parts.number("n", 0, 9), parts.done("n"));
+                }
+                Err(error) => {
+                    let told = error.to_string();
+                    proptest::prop_assert_eq!(told.lines().count(), 1);
+                    let secret = url.contains(":sekret@") && url.matches("sekret").count() == 1;
+                    proptest::prop_assert!(!secret || !told.contains("sekret"), "{}", told);
+                }
+            }
+        }
+    }
 }

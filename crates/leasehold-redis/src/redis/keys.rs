@@ -215,4 +215,20 @@ mod tests {
         assert_eq!(space.lock_of("leasehold:x:a"), None);
         assert_eq!(Keyspace::new("app:", false).lock_of("other:a"), None);
     }
+
+    proptest::proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn a_key_from_outside_is_a_lock_or_none(key in testbed::texts(&[
+            "app:order", "leasehold:w:app:order", "leasehold:{6Y}:m:app:order",
+        ])) {
+            for cluster in [false, true] {
+                let names = Keyspace::new("app:", cluster);
+                if let Some((name, true)) = names.lock_of(&key) {
+                    proptest::prop_assert_eq!(format!("app:{}", name.as_str()), key.clone());
+                }
+            }
+        }
+    }
 }

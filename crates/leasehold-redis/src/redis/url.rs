@@ -345,4 +345,21 @@ mod tests {
         let debug = format!("{:?}", RedisUrl::parse("redis://u:secret@h/").unwrap());
         assert!(!debug.contains("secret"), "{debug}");
     }
+
+    proptest::proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn a_url_from_outside_is_taken_or_refused_in_one_line(url in testbed::texts(&[
+            "redis://u:sekret@h:7/3?prefix=a%3A&replicas=2&replicas_ms=5&restart_delay_ms=9", "rediss+sentinel://u:sekret@a,b:5/m/2?tls_ca=/x", "redis+cluster://a:1,b:2", "redis+unix:///run/s?db=1&user=u&password=p"
+        ])) {
+            if let Err(error) = RedisUrl::parse(&url) {
+                let told = error.to_string();
+                proptest::prop_assert_eq!(told.lines().count(), 1);
+                // Only where it still stands before the @ is it the password.
+                let secret = url.contains(":sekret@") && url.matches("sekret").count() == 1;
+                proptest::prop_assert!(!secret || !told.contains("sekret"), "{}", told);
+            }
+        }
+    }
 }

@@ -100,4 +100,21 @@ mod tests {
             assert!(text.lines().count() == 1 && !text.contains("secret"), "{text}");
         }
     }
+
+    proptest::proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn a_url_from_outside_is_taken_or_refused_in_one_line(url in testbed::texts(&[
+            "redlock://u:sekret@a,b:7,[::1]:8/2?node_timeout_ms=20&max_lease_ms=9000&restart_delay_ms=1&prefix=x", "redlocks://a,b,c,d,e?tls_ca=/x"
+        ])) {
+            if let Err(error) = RedlockUrl::parse(&url) {
+                let told = error.to_string();
+                proptest::prop_assert_eq!(told.lines().count(), 1);
+                // Only where it still stands before the @ is it the password.
+                let secret = url.contains(":sekret@") && url.matches("sekret").count() == 1;
+                proptest::prop_assert!(!secret || !told.contains("sekret"), "{}", told);
+            }
+        }
+    }
 }

@@ -323,4 +323,18 @@ mod tests {
         let two = [("a", "x".to_owned()), ("b", "y".to_owned())];
         assert!(commit_and_tell(&two).ends_with(", pg_notify('a', 'x'), pg_notify('b', 'y')"));
     }
+
+    proptest::proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn news_from_outside_is_read_or_none(text in testbed::texts(&[
+            "0123456789abcdef0123456789abcdef 42",
+        ])) {
+            if let Some((id, Signal::Granted(token))) = read(&text) {
+                let written = message(id, token);
+                proptest::prop_assert_eq!(read(&written), Some((id, Signal::Granted(token))));
+            }
+        }
+    }
 }

@@ -65,9 +65,12 @@ impl SqlUrl {
             #[cfg(feature = "mysql")]
             "mysql" | "mariadb" => Dialect::MySql,
             _ => {
-                let what =
-                    format!("{scheme}: has no tables; this build has {}", KNOWN.join(" and "));
-                return refused(what);
+                // What is no word may be a part of a password.
+                let named = match is_word(scheme) {
+                    true => format!("{scheme}: has no tables"),
+                    false => "this is no URL of a database".to_owned(),
+                };
+                return refused(format!("{named}; this build has {}", KNOWN.join(" and ")));
             }
         };
         let is_file = scheme == "sqlite";
@@ -201,6 +204,10 @@ fn wants_tls(key: &str, value: &str) -> bool {
     }
 }
 
+fn is_word(text: &str) -> bool {
+    text.len() <= 40 && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
+}
+
 /// What who misspells a parameter is told. A key that is no word may be a part of a password.
 fn unknown(scheme: &str, dialect: Dialect, key: &str) -> String {
     let ours: &[&str] = match dialect {
@@ -211,9 +218,7 @@ fn unknown(scheme: &str, dialect: Dialect, key: &str) -> String {
         #[cfg(feature = "mysql")]
         Dialect::MySql => &["prefix", "pool"],
     };
-    let is_word =
-        key.len() <= 40 && key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
-    let named = if is_word { format!("{key:?}") } else { "of such a name".to_owned() };
+    let named = if is_word(key) { format!("{key:?}") } else { "of such a name".to_owned() };
     let known: Vec<&str> = ours.iter().chain(theirs_of(dialect)).copied().collect();
     format!("{scheme}: has no parameter {named}; it has {}", known.join(", "))
 }
@@ -234,6 +239,7 @@ fn identifier(what: &str, text: &str) -> Result<String> {
 
 #[cfg(all(test, feature = "postgres", feature = "sqlite"))]
 mod tests {
+    use super::super::is_file;
     use super::*;
 
     #[test]
@@ -299,5 +305,22 @@ mod tests {
         assert_eq!(SqlUrl::parse("sqlite:///a/b.db?pool=1").unwrap().path().unwrap(), "/a/b.db");
         assert!(SqlUrl::parse("sqlite:/a?mode=ro").is_err());
         assert!(SqlUrl::parse("postgres:u:p@h").is_err());
+    }
+
+    proptest::proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn a_url_from_outside_is_taken_or_refused_in_one_line(url in testbed::texts(&[
+            "postgres://u:sekret@h:5432/d?sslmode=require&prefix=a_&schema=s&pool=7&pooler=none&options[x]=y", "mysql://u:sekret@h/d?prefix=x&pool=3", "sqlite:///a/b.db?synchronous=off&pool=1"
+        ])) {
+            if let Err(error) = SqlUrl::parse(&url).and_then(|url| if is_file(url.dialect) { url.path().map(drop) } else { Ok(()) }) {
+                let told = error.to_string();
+                proptest::prop_assert_eq!(told.lines().count(), 1);
+                // Only where it still stands before the @ is it the password.
+                let secret = url.contains(":sekret@") && url.matches("sekret").count() == 1;
+                proptest::prop_assert!(!secret || !told.contains("sekret"), "{}", told);
+            }
+        }
     }
 }
