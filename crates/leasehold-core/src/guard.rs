@@ -16,6 +16,9 @@ use crate::sequencer::Sequencer;
 use crate::store::Store;
 use crate::telemetry;
 
+/// How long the first answer to a release is waited for, at most; the next one twice as long.
+const SAID_AGAIN: Duration = Duration::from_secs(1);
+
 /// What became of a [release](Guard::release). Whichever it is, this client holds the lock no more
 /// and the caller has nothing left to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -345,10 +348,12 @@ impl Hold {
         self.lease.mark_released();
         let started = core.clock.now();
         let mut pause = Duration::from_millis(10);
-        let mut first = true;
+        let (mut first, mut said_again) = (true, SAID_AGAIN);
         let patient = claim.lease.min(DEFAULT_LEASE);
         loop {
-            let limit = answer_limit(claim.lease);
+            // Of a connection that fell silent nobody notices anything: soon said again, on another.
+            let limit = answer_limit(claim.lease).min(said_again);
+            said_again *= 2;
             let leave = core.store.leave(claim, core.keep(self.lease.keep_until));
             let error = match core.background.within(limit, leave).await {
                 // An attempt before this one may have taken it out; the first finds the truth.

@@ -62,7 +62,12 @@ fn local(path: &Path) -> Result<()> {
     let directory = beside.unwrap_or(Path::new("."));
     // What cannot be looked at cannot be opened either, and that error says why.
     let magic = kit::magic(path).or_else(|_| kit::magic(directory));
-    match magic.ok().and_then(kit::remote) {
+    magic.map_or(Ok(()), of_this_machine)
+}
+
+/// Refuses a file system by its number, as statfs(2) tells it.
+fn of_this_machine(magic: u32) -> Result<()> {
+    match kit::remote(magic) {
         None => Ok(()),
         Some(name) => {
             let what = format!(
