@@ -143,4 +143,14 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn f33_a_file_on_a_network_file_system_is_refused() {
+        let told = super::of_this_machine(0x6969).unwrap_err();
+        assert_eq!(told.kind(), leasehold_core::ErrorKind::Config);
+        assert!(told.to_string().contains("is on NFS"), "{told}");
+        super::of_this_machine(0xef53).unwrap();
+        let here = tempfile::tempdir().unwrap();
+        super::local(&here.path().join("not there yet.db")).unwrap();
+    }
 }
