@@ -74,7 +74,9 @@ mod built {
         let chain = certificates(&cert)?;
         let secret = PrivateKeyDer::from_pem_slice(&key.bytes).map_err(|why| key.unusable(why))?;
         let shown = builder.with_client_auth_cert(chain, secret);
-        shown.map_err(|why| key.unusable(format!("it does not belong to the certificate: {why}")))
+        shown.map_err(|why| {
+            Error::new(ErrorKind::Config, format!("{key} does not belong to {cert}")).because(why)
+        })
     }
 }
 

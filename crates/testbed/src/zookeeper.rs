@@ -21,6 +21,7 @@ pub struct ZooKeeperSetup {
     links: bool,
     tls: bool,
     client_certificates: bool,
+    members: usize,
     version: Version,
 }
 
@@ -34,6 +35,7 @@ impl Default for ZooKeeperSetup {
             links: false,
             tls: false,
             client_certificates: false,
+            members: 3,
             version: Version::of_this_run(),
         }
     }
@@ -81,6 +83,12 @@ impl ZooKeeperSetup {
     pub fn client_certificates(mut self) -> Self {
         self.client_certificates = true;
         self.tls()
+    }
+
+    /// An ensemble of so many.
+    pub fn members(mut self, members: usize) -> Self {
+        self.members = members;
+        self
     }
 
     /// Lets the members of an ensemble talk through proxies, so that one can be
@@ -225,7 +233,7 @@ impl ZooKeepers {
         Self::with(&ZooKeeperSetup::new())
     }
 
-    /// The same, with more wishes. (Not `sequences_at`.)
+    /// The same, or as many as are wished for, with more wishes. (Not `sequences_at`.)
     pub fn with(setup: &ZooKeeperSetup) -> Self {
         start_somewhere(|_| Self::start_on(setup, None))
     }
@@ -239,7 +247,7 @@ impl ZooKeepers {
 
     fn start_on(setup: &ZooKeeperSetup, network: Option<Network>) -> Result<Self, String> {
         let all: Vec<[u16; 3]> =
-            (0..3).map(|_| [port::free(), port::free(), port::free()]).collect();
+            (0..setup.members).map(|_| [port::free(), port::free(), port::free()]).collect();
         let (mut members, mut links) = (Vec::new(), Vec::new());
         for (i, ports) in all.iter().enumerate() {
             let directory = reaper::directory("zookeeper");
@@ -256,7 +264,7 @@ impl ZooKeepers {
             if let Some(network) = &network {
                 network.admit(i, &mut launch, &directory);
             }
-            // None of them serves before there are two.
+            // None of them serves before there are most of them.
             let daemon = Daemon::start("zookeeper", directory, launch, None, &|| true)?;
             members.push(ZooKeeper { daemon, port: ports[0], tls: None });
         }

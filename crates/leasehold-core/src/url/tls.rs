@@ -111,6 +111,12 @@ impl File {
     }
 }
 
+impl fmt::Display for Pem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={:?}", self.file.parameter, self.file.path)
+    }
+}
+
 impl Pem {
     /// What the user is told if this is not what it should be.
     pub fn unusable(&self, why: impl fmt::Display) -> Error {

@@ -70,23 +70,32 @@ impl Crowd {
     }
 }
 
-#[test]
-fn f08_a_stopped_follower_costs_nobody_more_than_a_moment() {
-    run(async {
-        let all = ZooKeepers::start();
-        for rest in ["", "?session=60s"] {
-            let url = format!("{}{rest}", all.url());
-            for round in 0..3 {
-                let round = format!("stopped{}-{round}", rest.len());
-                let crowd = Crowd::gather(&url, &round).await;
-                let (leader, followers) = (all.leader(), all.followers());
-                followers[0].stop();
-                crowd.serve_within_limits(&url, &round).await;
-                followers[0].cont();
-                until("all to follow", async || leader.metric("zk_synced_followers") == 2).await;
-            }
+async fn a_stopped_follower_costs_nobody_more_than_a_moment(members: usize) {
+    let all = ZooKeepers::with(&ZooKeeperSetup::new().members(members));
+    for rest in ["", "?session=60s"] {
+        let url = format!("{}{rest}", all.url());
+        for round in 0..3 {
+            let round = format!("stopped{}-{round}", rest.len());
+            let crowd = Crowd::gather(&url, &round).await;
+            let (leader, followers) = (all.leader(), all.followers());
+            followers[0].stop();
+            crowd.serve_within_limits(&url, &round).await;
+            followers[0].cont();
+            let followers = members as i64 - 1;
+            let all_follow = async || leader.metric("zk_synced_followers") == followers;
+            until("all to follow", all_follow).await;
         }
-    });
+    }
+}
+
+#[test]
+fn f08_a_stopped_follower_of_three_costs_nobody_more_than_a_moment() {
+    run(a_stopped_follower_costs_nobody_more_than_a_moment(3));
+}
+
+#[test]
+fn f08_a_stopped_follower_of_five_costs_nobody_more_than_a_moment() {
+    run(a_stopped_follower_costs_nobody_more_than_a_moment(5));
 }
 
 #[test]
