@@ -3,7 +3,8 @@
 # apt-get, as root or through sudo), or else named.
 #
 #   ./test.sh                   everything
-#   ./test.sh --long            with what takes minutes: crowds of thousands
+#   ./test.sh --long            with what takes minutes: crowds of thousands, a minute of torture
+#                               of each store, all versions that are broken on purpose
 #   ./test.sh --no-run          only installs and builds
 #   ./test.sh -p leasehold      any arguments of `cargo test`
 #

@@ -34,7 +34,6 @@ pub mod sequencer;
 pub mod store;
 pub mod telemetry;
 mod url;
-#[cfg_attr(not(feature = "simulation"), allow(unreachable_pub))]
 mod world;
 
 pub use claim::{Claim, ClaimId, Holder, Kind, MAX_READERS, Token};
