@@ -14,7 +14,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use leasehold::Token;
 
-use crate::duration::duration;
+use leasehold_torture::duration::duration;
 
 /// Run any program under a lock: on one machine without a server, on many with the store you have.
 #[derive(Debug, Parser)]
@@ -54,9 +54,9 @@ pub(crate) enum Command {
     /// Prints the SQL that makes leasehold's tables in a database
     Schema(SchemaArgs),
     /// Is my set-up safe? Fights for locks while processes are stopped, killed and cut off
-    Torture(crate::torture::Args),
+    Torture(leasehold_torture::Args),
     /// Fights in `torture`
-    #[command(name = crate::torture::WORKER, hide = true)]
+    #[command(name = leasehold_torture::WORKER, hide = true)]
     TortureWorker,
     /// Holds a lock for `acquire`
     #[command(hide = true)]

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use leasehold::{ErrorKind, Sequencer};
 
 use crate::args::CheckArgs;
-use crate::drive;
+use crate::drive::drive;
 use crate::exit::{self, Failure};
 use crate::take::with_store;
 

@@ -13,7 +13,7 @@ use leasehold::{Error, ErrorKind};
 use serde::Serialize;
 
 use crate::args::DoctorArgs;
-use crate::drive;
+use crate::drive::drive;
 use crate::exit::{self, Failure};
 use crate::table::{aligned, clean};
 

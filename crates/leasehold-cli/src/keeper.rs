@@ -29,7 +29,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::args::KeepArgs;
-use crate::drive;
+use crate::drive::drive;
 use crate::events::Event;
 use crate::exit::{self, Failure};
 use crate::progress::{self, Ahead};

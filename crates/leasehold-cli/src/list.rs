@@ -11,7 +11,7 @@ use leasehold::{Kind, Token};
 use serde::Serialize;
 
 use crate::args::{LsArgs, ShowArgs};
-use crate::drive;
+use crate::drive::drive;
 use crate::exit::{self, Failure};
 use crate::table::{aligned, clean, short};
 use crate::take::with_store;

@@ -11,7 +11,7 @@ use leasehold::Leasehold;
 use leasehold::store::Evict;
 
 use crate::args::ReleaseArgs;
-use crate::drive;
+use crate::drive::drive;
 use crate::exit::{self, Failure};
 use crate::keeper::Door;
 use crate::take::with_store;

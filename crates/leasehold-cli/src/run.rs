@@ -40,6 +40,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::RunArgs;
 use crate::child::{Change, Child, NotStarted, Surroundings, own_lifeline};
+use crate::drive::drive;
 use crate::events::{Event, Events, Style};
 use crate::exit::{self, Failure};
 use crate::progress::{self, Ahead};
@@ -47,7 +48,7 @@ use crate::signals::{self, Signals};
 use crate::take::{self, take};
 use crate::terminal::{self, Terminal};
 use crate::watchdog::{Deadlines, Watchdog, terminate};
-use crate::{boottime, drive, nested};
+use crate::{boottime, nested};
 
 /// How long CMD has to end by itself after we were killed, while it keeps the lock alive itself.
 const GRACE: Duration = Duration::from_secs(2);

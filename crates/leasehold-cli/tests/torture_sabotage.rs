@@ -2,12 +2,6 @@
 //!
 //! The mutated histories of the checker's own tests are made; these are lived.
 
-#[path = "../src/duration.rs"]
-mod duration;
-#[allow(dead_code, unreachable_pub, reason = "the command's own code, of which a part is used")]
-#[path = "../src/torture/mod.rs"]
-mod torture;
-
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -173,8 +167,7 @@ fn report(how: Sabotage, arguments: &str) -> serde_json::Value {
     let store = Broken { inner: MemoryStore::new(), how };
     let store = leasehold::builder().store(Arc::new(store)).unwrap();
     let program = env!("CARGO_BIN_EXE_leasehold").into();
-    let report = torture::report_on(store, arguments, program);
-    serde_json::to_value(report).unwrap()
+    leasehold_torture::report_on(store, arguments, program).unwrap()
 }
 
 /// How often the checker found this property broken.

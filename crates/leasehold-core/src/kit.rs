@@ -7,23 +7,22 @@
 //! - What else a hold can be used for at a store (`guard.etcd_compare()`) is a trait of the store's
 //!   own, which finds with [`store_of`] and [`claim_of`] what it needs.
 
-use crate::claim::Claim;
-use crate::error::Result;
-use crate::guard::Guard;
+use crate::lock::fence;
+use crate::lock::guard::Guard;
 use crate::store::Store;
+use crate::words::claim::Claim;
+use crate::words::error::Result;
 
-pub use crate::acquire::no_answer;
-pub use crate::clock::wall_micros;
-pub use crate::error::short;
-pub use crate::keeper::is_passing;
-pub use crate::locked::locked;
-pub use crate::options::{answer_limit, drift};
-pub use crate::percent::{Escaped, decoded, decoded_bytes, unescape};
+pub use crate::base::clock::wall_micros;
+pub use crate::base::duration::short;
+pub use crate::base::locked::locked;
+pub use crate::base::percent::{Escaped, decoded, decoded_bytes, unescape};
 pub use crate::store::machine::{boot_id, file_system, identity_of, magic, remote};
+pub use crate::store::url::parts::{Host, UrlParts};
+pub use crate::store::url::redacted;
+pub use crate::store::url::tls::{Pem, Tls, TlsWords, no_tls};
 pub use crate::store::waiters::Waiters;
-pub use crate::url::parts::{Host, UrlParts};
-pub use crate::url::redacted;
-pub use crate::url::tls::{Pem, Tls, TlsWords, no_tls};
+pub use crate::words::limits::{answer_limit, drift};
 
 /// The store that keeps this hold.
 pub fn store_of(guard: &Guard) -> &dyn Store {
@@ -40,5 +39,5 @@ pub fn claim_of(guard: &Guard) -> &Claim {
 /// # Errors
 /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for these.
 pub fn exclusive(guard: &Guard) -> Result<()> {
-    crate::fence::exclusive(guard.lease())
+    fence::exclusive(guard.lease())
 }

@@ -6,50 +6,36 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod acquire;
-mod background;
-pub mod blocking;
-mod claim;
-mod clock;
-pub mod doctor;
-mod error;
-pub mod fence;
-mod guard;
-mod keeper;
+mod base;
+mod client;
 pub mod kit;
-mod lease;
-mod locked;
-mod locks;
-mod mutex;
-mod name;
-mod options;
-mod owner;
-mod percent;
+mod lock;
 pub mod queue;
-mod registry;
-mod run;
-mod rwlock;
-mod semaphore;
-pub mod sequencer;
 pub mod store;
-pub mod telemetry;
-mod url;
-mod world;
+mod words;
 
-pub use claim::{Claim, ClaimId, Holder, Kind, MAX_READERS, Token};
-pub use clock::{Clock, Moment};
-pub use error::{Error, ErrorKind, HolderInfo, LostReason, Result, StaleToken, StaleVersion};
-pub use guard::{Guard, Released, Watch};
-pub use lease::{Deadline, State};
-pub use locks::{Builder, Leasehold};
-pub use mutex::Mutex;
-pub use name::{MAX_NAME_BYTES, Name};
-pub use options::{DEFAULT_LEASE, DEFAULT_WAITER_LEASE, MAX_LEASE, MIN_LEASE};
-pub use owner::Owner;
-pub use registry::{Opener, Opening, Registry};
-pub use rwlock::RwLock;
-pub use semaphore::Semaphore;
-pub use sequencer::Sequencer;
+pub use base::clock::{Clock, Moment};
 #[cfg(feature = "simulation")]
 #[doc(hidden)]
-pub use world::{Process, World};
+pub use base::world::{Process, World};
+pub use client::lease::{Deadline, State};
+pub use client::telemetry;
+pub use lock::builder::Builder;
+pub use lock::guard::{Guard, Released, Watch};
+pub use lock::leasehold::Leasehold;
+pub use lock::mutex::Mutex;
+pub use lock::owner::Owner;
+pub use lock::rwlock::RwLock;
+pub use lock::semaphore::Semaphore;
+pub use lock::{blocking, fence};
+pub use store::registry::{Opener, Opening, Registry};
+pub use words::claim::{Claim, ClaimId, Kind, MAX_READERS};
+pub use words::error::{
+    Error, ErrorKind, HolderInfo, LostReason, Result, StaleToken, StaleVersion,
+};
+pub use words::holder::Holder;
+pub use words::limits::{DEFAULT_LEASE, DEFAULT_WAITER_LEASE, MAX_LEASE, MIN_LEASE};
+pub use words::name::{MAX_NAME_BYTES, Name};
+pub use words::sequencer::Sequencer;
+pub use words::token::Token;
+pub use words::{doctor, sequencer};

@@ -29,9 +29,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::claim::{Claim, ClaimId, Holder, Kind, Token};
-use crate::error::HolderInfo;
-use crate::store::{ClaimInfo, Evict, Joined, Mode, Place, Renewal, Standing};
+use crate::words::answer::{ClaimInfo, Evict, Joined, Mode, Place, Renewal, Standing};
+use crate::words::claim::{Claim, ClaimId, Kind};
+use crate::words::error::HolderInfo;
+use crate::words::holder::Holder;
+use crate::words::token::Token;
 
 /// The grant rule: how many of the front hold.
 ///
@@ -424,7 +426,7 @@ fn remaining(expires: Option<u64>, now: u64) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::name::Name;
+    use crate::words::name::Name;
 
     const LEASE: u64 = 15_000_000;
     const WAITER: u64 = 6_000_000;

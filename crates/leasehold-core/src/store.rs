@@ -11,231 +11,31 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::claim::{Claim, Holder, Kind, Token};
-use crate::doctor::Finding;
-use crate::error::{Error, ErrorKind, HolderInfo, Result};
-use crate::name::Name;
+use crate::words::claim::Claim;
+use crate::words::doctor::Finding;
+use crate::words::error::Result;
+use crate::words::limits::MAX_LEASE;
+use crate::words::name::Name;
+use crate::words::token::Token;
+
+pub use crate::words::answer::{
+    ClaimInfo, Evict, Joined, LockInfo, Mode, Place, Renew, Renewal, Signal, Standing, holders_of,
+    mismatch,
+};
 
 pub(crate) mod above;
-pub(crate) mod machine;
-pub(crate) mod memory;
-pub(crate) mod waiters;
-pub use memory::MemoryStore;
-
 mod guarantees;
+pub(crate) mod machine;
+mod memory;
+pub(crate) mod open;
+pub(crate) mod registry;
+pub(crate) mod url;
+pub(crate) mod waiters;
+
 pub use guarantees::{
     ALL_KINDS, ClockModel, Durability, Guarantee, Guarantees, Liveness, Stall, Survival, Wakeup,
 };
-
-/// Whether a claim that does not fit at once stands in the queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub enum Mode {
-    /// Join only if it would hold at once.
-    Try,
-    /// Stand in the queue.
-    Wait,
-}
-
-/// The answer to [`Store::join`].
-#[derive(Clone, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub enum Joined {
-    /// The claim holds the lock.
-    Holding {
-        /// Its fencing token: always the same for the same claim.
-        token: Token,
-        /// How long the grant lasts unrenewed, by the store's clock as it answers; `None` where
-        /// the store has no leases.
-        remaining: Option<Duration>,
-    },
-    /// The claim stands in the queue.
-    Waiting(Place),
-    /// The claim was to hold at once or not at all, and does not.
-    Busy {
-        /// Who holds the lock, as far as the store knows; may be empty.
-        holders: Vec<HolderInfo>,
-    },
-}
-
-/// A place in the queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct Place {
-    /// How many claims are before it, holders included.
-    pub ahead: usize,
-    /// Told to the first claim that does not fit: when the next lease before it ends. Nothing at
-    /// the store wakes it then, so it asks again at that time.
-    pub head_remaining: Option<Duration>,
-    /// The token under which it stands and will hold, where the store draws it as a claim joins
-    /// (always, or never: then pushes are only hints).
-    /// A push of another token is not about this place: one claim can have two, one after the
-    /// other, when a late duplicate of its `join` arrives after the first place expired.
-    pub token: Option<Token>,
-}
-
-/// One claim of [`Store::renew`].
-#[derive(Clone, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct Renew {
-    /// The claim: a holder, or a waiter, whose heartbeat this is.
-    pub claim: Claim,
-    /// For a holder, how long the grant shall last from now.
-    pub lease: Duration,
-}
-
-/// The answer to one claim of [`Store::renew`].
-#[derive(Clone, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub enum Renewal {
-    /// It holds, for this much longer by the store's clock (`None`: no leases).
-    Holding {
-        /// Its fencing token.
-        token: Token,
-        /// As in [`Joined::Holding`].
-        remaining: Option<Duration>,
-    },
-    /// It still waits, and its place is good for another waiter's lease.
-    Waiting(Place),
-    /// The store does not know it (any more).
-    Lost,
-    /// As after an error, for this claim alone: others of the same call were answered, and must not
-    /// pay for it.
-    Unknown {
-        /// The error's kind.
-        kind: ErrorKind,
-        /// The error in one line.
-        why: String,
-    },
-}
-
-impl Renewal {
-    /// What is answered for a claim about which nothing was learnt.
-    pub fn unknown(error: &Error) -> Self {
-        Self::Unknown { kind: error.kind(), why: error.to_string() }
-    }
-
-    /// The answer, or the error that stands in its place.
-    ///
-    /// # Errors
-    /// What [`Renewal::Unknown`] tells.
-    pub fn known(self) -> Result<Self> {
-        match self {
-            Self::Unknown { kind, why } => Err(Error::new(kind, why)),
-            known => Ok(known),
-        }
-    }
-}
-
-/// The answer to [`Store::changed`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub enum Signal {
-    /// It may be worth asking again.
-    Ask,
-    /// The claim was granted, and the store said so. Such a grant lasts a waiter's lease from the
-    /// last heartbeat, until it is renewed. It is believed only under the token of the place that
-    /// answered that heartbeat ([`Place::token`]), and otherwise taken as [`Signal::Ask`].
-    Granted(Token),
-}
-
-/// Which claims [`Store::evict`] removes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub enum Evict {
-    /// The one with this token.
-    Token(Token),
-    /// Every holder, and what is kept closed after one; waiters keep their places.
-    Holders,
-}
-
-/// What stands in a queue, for people.
-#[derive(Clone, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[non_exhaustive]
-pub struct LockInfo {
-    /// The lock.
-    pub name: Name,
-    /// What it is.
-    pub kind: Kind,
-    /// How many permits it has (mutex: 1).
-    pub capacity: u32,
-    /// Everybody in the queue, in order.
-    pub claims: Vec<ClaimInfo>,
-    /// Why the queue could not be read, in a list of many ([`Store::list`]): then nothing is known
-    /// of this lock but its name.
-    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
-    pub unreadable: Option<String>,
-}
-
-impl LockInfo {
-    /// What a store tells of a lock.
-    pub fn new(name: Name, kind: Kind, capacity: u32, claims: Vec<ClaimInfo>) -> Self {
-        Self { name, kind, capacity, claims, unreadable: None }
-    }
-
-    /// A lock of which only that it is there can be told.
-    pub fn unreadable(name: Name, why: impl Into<String>) -> Self {
-        let unreadable = Some(why.into());
-        Self { unreadable, ..Self::new(name, Kind::Mutex, 1, Vec::new()) }
-    }
-
-    /// Those that hold it.
-    pub fn holders(&self) -> impl Iterator<Item = &ClaimInfo> {
-        self.claims.iter().filter(|c| c.standing == Standing::Holding)
-    }
-
-    /// Those that wait, in order.
-    pub fn waiters(&self) -> impl Iterator<Item = &ClaimInfo> {
-        self.claims.iter().filter(|c| c.standing == Standing::Waiting)
-    }
-}
-
-/// How a claim stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
-pub enum Standing {
-    /// It holds.
-    Holding,
-    /// It waits.
-    Waiting,
-    /// Its holder is gone, and the lock is kept closed in its place (lock-delay, or `at_least`).
-    Departed,
-}
-
-/// One claim in a queue, for people: all but its secret id.
-#[derive(Clone, Debug)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[non_exhaustive]
-pub struct ClaimInfo {
-    /// How it stands.
-    pub standing: Standing,
-    /// Who.
-    pub holder: Holder,
-    /// Its fencing token, where one was drawn already.
-    pub token: Option<Token>,
-    /// How much of the capacity it takes.
-    pub weight: u32,
-    /// For how long it has stood so.
-    pub since: Duration,
-    /// What is left of its lease; `None` where there is none.
-    pub remaining: Option<Duration>,
-}
-
-impl ClaimInfo {
-    /// What a store tells of a claim.
-    pub fn new(
-        standing: Standing,
-        holder: Holder,
-        token: Option<Token>,
-        weight: u32,
-        since: Duration,
-        remaining: Option<Duration>,
-    ) -> Self {
-        Self { standing, holder, token, weight, since, remaining }
-    }
-}
+pub use memory::MemoryStore;
 
 /// A keeper of queues.
 ///
@@ -330,7 +130,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// The longest lease that this store can vouch for now. A claim that asks for more gets this: where
     /// the claims live in a session of the client, none can be certain for longer than the session.
     fn longest_lease(&self) -> Duration {
-        crate::options::MAX_LEASE
+        MAX_LEASE
     }
 
     /// Which of the store's members keeps this lock, where they fail apart from each other. Claims of
@@ -375,37 +175,4 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     fn lifeline(&self) -> Option<BorrowedFd<'_>> {
         None
     }
-}
-
-/// The queue as a contention error shows it.
-pub fn holders_of(info: &LockInfo) -> Vec<HolderInfo> {
-    let shown = info.holders().filter_map(|c| {
-        let token = c.token?;
-        Some(HolderInfo::new(c.holder.clone(), token, c.since))
-    });
-    shown.collect()
-}
-
-/// Who holds the lock that has no place in the queue, because it is no client of ours.
-pub(crate) fn foreigner_of(info: &LockInfo) -> Option<&str> {
-    let foreign = info.holders().find(|c| c.token.is_none())?;
-    Some(&foreign.holder.host)
-}
-
-/// The error of a claim that asks for another kind of lock than the name has.
-pub fn mismatch(claim: &Claim, kind: Kind, capacity: u32) -> Error {
-    let shown = |kind, capacity| match kind {
-        Kind::Semaphore => format!("semaphore of {capacity}"),
-        other => other.to_string(),
-    };
-    Error::new(
-        ErrorKind::Mismatch,
-        format!(
-            "asked for a {}, but the name is in use as a {}: use another name, or the same kind \
-             and capacity everywhere",
-            shown(claim.kind, claim.capacity),
-            shown(kind, capacity),
-        ),
-    )
-    .on(&claim.name)
 }

@@ -1,10 +1,9 @@
 //! The requests that the store is made of, and what their answers say.
 
-use super::client::{Answered, Client};
 use super::fault::Failure;
 use super::proto::{
     Compare, DeleteRangeRequest, Done, KeyValue, Op, Operand, Order, PutRequest, RangeRequest,
-    RangeResponse, Relation, RequestOp, ResponseOp, SortBy, Target, TxnRequest, TxnResponse,
+    RangeResponse, Relation, RequestOp, ResponseOp, SortBy, Target, TxnResponse,
 };
 use leasehold_core::{Error, ErrorKind};
 
@@ -111,32 +110,6 @@ impl From<RangeResponse> for Found {
         let revision = response.header.map_or(0, |header| header.revision);
         let count = usize::try_from(response.count).unwrap_or(0);
         Self { kvs: response.kvs, count, revision }
-    }
-}
-
-impl Client {
-    pub(super) async fn txn(&self, txn: TxnRequest) -> Result<Answered<TxnResponse>, Failure> {
-        self.call("/etcdserverpb.KV/Txn", txn).await
-    }
-
-    pub(super) async fn range(&self, range: RangeRequest) -> Result<Found, Failure> {
-        let answered = self.call::<_, RangeResponse>("/etcdserverpb.KV/Range", range).await?;
-        Ok(answered.answer.into())
-    }
-
-    /// Many ranges, as many in one transaction as go into it.
-    pub(super) async fn ranges(&self, all: Vec<RangeRequest>) -> Result<Vec<Found>, Failure> {
-        let mut found = Vec::with_capacity(all.len());
-        for some in all.chunks(OPERATIONS) {
-            let success = some.iter().map(|r| op(Op::Range(r.clone()))).collect();
-            let txn = TxnRequest { compare: Vec::new(), success, failure: Vec::new() };
-            let answer = self.txn(txn).await?.answer;
-            let revision = revision_of(&answer);
-            for response in answer.responses {
-                found.push(Found { revision, ..ranged(Some(response))? });
-            }
-        }
-        if found.len() == all.len() { Ok(found) } else { Err(out_of_step()) }
     }
 }
 

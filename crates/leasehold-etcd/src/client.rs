@@ -39,7 +39,7 @@ use tonic::{Request, Streaming};
 use tonic_prost::ProstCodec;
 
 use super::ask;
-use super::fault::{Failure, unreachable};
+use super::fault::{Failure, cause, unreachable};
 use super::proto::{
     AuthenticateRequest, AuthenticateResponse, RangeRequest, RangeResponse, StatusRequest,
     StatusResponse,
@@ -534,13 +534,4 @@ fn endpoint(url: &str, tls: Option<&Tls>) -> Result<Endpoint> {
         #[cfg(not(feature = "tls"))]
         Some(_) => Err(leasehold_core::kit::no_tls()),
     }
-}
-
-/// The deepest cause, on one line.
-pub(super) fn cause(error: &dyn std::error::Error) -> String {
-    let mut error = error;
-    while let Some(source) = error.source() {
-        error = source;
-    }
-    error.to_string().chars().filter(|c| !c.is_control()).take(200).collect()
 }

@@ -2,6 +2,7 @@
 
 use super::client::{ANSWER, Client};
 use super::fault::Failure;
+use super::probe::ignores_old_leaders;
 use super::proto::{
     AlarmRequest, AlarmResponse, LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest,
     LeaseRevokeResponse,
@@ -42,7 +43,7 @@ pub(super) async fn diagnose(client: &Client, members: usize) -> Result<Vec<Find
 
 fn version(members: usize, version: &str) -> Option<Finding> {
     // With one member there is no other leader.
-    let is_old = members > 1 && !version.is_empty() && !super::ignores_old_leaders(version);
+    let is_old = members > 1 && !version.is_empty() && !ignores_old_leaders(version);
     is_old.then(|| {
         let shown: String = version.chars().filter(|c| !c.is_control()).take(40).collect();
         Finding::weak(

@@ -160,6 +160,15 @@ fn shown(status: &Status) -> String {
     text.chars().filter(|c| !c.is_control()).take(200).collect()
 }
 
+/// The deepest cause, on one line.
+pub(super) fn cause(error: &dyn std::error::Error) -> String {
+    let mut error = error;
+    while let Some(source) = error.source() {
+        error = source;
+    }
+    error.to_string().chars().filter(|c| !c.is_control()).take(200).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -41,6 +41,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod ask;
+mod calls;
 mod claims;
 mod client;
 mod compare;
@@ -51,6 +52,7 @@ mod keepalive;
 mod leases;
 mod leave;
 mod people;
+mod probe;
 mod proto;
 mod queue;
 mod renew;
@@ -77,7 +79,7 @@ use self::client::Client;
 use self::fault::{Failure, closed};
 use self::keepalive::KeepAlives;
 use self::leases::Leases;
-use self::proto::{MemberListRequest, MemberListResponse, RangeRequest, StatusResponse};
+use self::probe::{Found, probe};
 use self::url::EtcdUrl;
 use self::waiters::Waiters;
 use self::watch::Watches;
@@ -87,7 +89,7 @@ use leasehold_core::store::{
     ALL_KINDS, ClockModel, Durability, Evict, Guarantees, Joined, Liveness, LockInfo, Mode, Renew,
     Renewal, Signal, Stall, Store, Survival, Wakeup,
 };
-use leasehold_core::{Claim, Error, ErrorKind, Name, Result};
+use leasehold_core::{Claim, Name, Result};
 
 /// Queues in etcd. See the module's documentation.
 pub struct EtcdStore {
@@ -181,100 +183,6 @@ impl Shared {
 
     fn prefix(&self, name: &Name) -> Vec<u8> {
         queue::prefix(&self.namespace, name.as_str())
-    }
-}
-
-/// What a cluster is found to be.
-struct Found {
-    /// Those that vote.
-    members: usize,
-    /// Its own name for itself, if it told us.
-    cluster: Option<u64>,
-    /// No leader that was stopped ends what its successor renewed, whichever member it is.
-    ignores_old_leaders: bool,
-}
-
-/// Whether a majority answers and lets us in; and what it is.
-async fn probe(client: &Client, url: &EtcdUrl) -> Result<Found> {
-    let key = format!("{}leasehold", url.namespace).into_bytes();
-    let one = RangeRequest { keys_only: true, ..ask::get(key) };
-    match client.range(one).await {
-        Ok(_) => {}
-        // A user may have a right to some locks and not to this key.
-        Err(Failure::Final(error))
-            if error.kind() == ErrorKind::Denied
-                && url.namespace.is_empty()
-                && error.to_string().contains("permission denied") => {}
-        Err(failure) => return Err(closed(failure, &url.namespace).into()),
-    }
-    let path = "/etcdserverpb.Cluster/MemberList";
-    let key = format!("{}leasehold", url.namespace).into_bytes();
-    let (listed, each, renumbers) = tokio::join!(
-        client.call::<_, MemberListResponse>(path, MemberListRequest {}),
-        client.each(VERSIONS),
-        watch::renumbers(client, key),
-    );
-    // Not everybody may ask; then the URL names what there is.
-    let listed = listed.ok().map(|listed| listed.answer);
-    let is_proxy = renumbers.unwrap_or(false) || listed.as_ref().is_some_and(is_a_proxys);
-    if is_proxy {
-        return Err(through_a_proxy());
-    }
-    let voters: Option<Vec<u64>> = listed.as_ref().map(|listed| {
-        listed.members.iter().filter(|member| !member.is_learner).map(|m| m.id).collect()
-    });
-    let cluster = listed.and_then(|listed| listed.header).map(|header| header.cluster_id);
-    let ignores_old_leaders = all_ignore_old_leaders(voters.as_deref(), &each);
-    let members = voters.map_or(url.endpoints.len(), |voters| voters.len());
-    Ok(Found { members, cluster, ignores_old_leaders })
-}
-
-/// How long a client that connects waits to hear from all members which etcd they run.
-const VERSIONS: Duration = Duration::from_millis(500);
-
-/// A list of members that no cluster has answered: each member of one has a number.
-fn is_a_proxys(listed: &MemberListResponse) -> bool {
-    listed.header.is_none() || listed.members.iter().any(|member| member.id == 0)
-}
-
-/// `etcd grpc-proxy` keeps leases alive in its own rhythm and answers us with what it was told in that: an
-/// answer to a request of ours may be older than the request. A lease counted from such an answer can
-/// be over while its holder believes in it.
-fn through_a_proxy() -> Error {
-    let what = "this is etcd's grpc-proxy, whose answers to keep-alives may be older than the \
-                question, so a lock could be lost and believed in: name the members of etcd \
-                themselves in the URL";
-    Error::new(ErrorKind::Unsupported, what)
-}
-
-/// Whether every voter was heard, and runs a version that no stopped leader can harm: whichever leads next
-/// may be the one.
-fn all_ignore_old_leaders(
-    voters: Option<&[u64]>,
-    each: &[(String, Option<StatusResponse>)],
-) -> bool {
-    let new: Vec<u64> = each
-        .iter()
-        .filter_map(|(_, status)| status.as_ref())
-        .filter(|status| ignores_old_leaders(&status.version))
-        .filter_map(|status| status.header.as_ref())
-        .map(|header| header.member_id)
-        .collect();
-    match voters {
-        Some(voters) => voters.iter().all(|voter| new.contains(voter)),
-        None => new.len() == each.len(),
-    }
-}
-
-/// Whether this version of etcd has <https://github.com/etcd-io/etcd/pull/17425>.
-fn ignores_old_leaders(version: &str) -> bool {
-    let mut parts = version.split(['.', '-', '+']).map(|part| part.parse::<u32>().ok());
-    let mut next = || parts.next().flatten();
-    match (next(), next(), next()) {
-        (Some(3), Some(4), Some(patch)) => patch >= 31,
-        (Some(3), Some(5), Some(patch)) => patch >= 13,
-        (Some(major), Some(minor), _) => (major, minor) >= (3, 6),
-        _ => false,
     }
 }
 
@@ -402,47 +310,4 @@ fn guarantees(&Found { members, ignores_old_leaders, .. }: &Found) -> Guarantees
         ),
     ]);
     promised
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn f47_a_promise_of_all_members_is_asked_of_all() {
-        let runs = |member_id, version: &str| {
-            let header = Some(proto::Header { member_id, ..proto::Header::default() });
-            (String::new(), Some(StatusResponse { header, version: version.into() }))
-        };
-        let all = [runs(1, "3.5.30"), runs(2, "3.5.30"), runs(3, "3.6.1")];
-        assert!(all_ignore_old_leaders(Some(&[1, 2, 3]), &all));
-        assert!(all_ignore_old_leaders(None, &all));
-        let one_old = [runs(1, "3.5.30"), runs(2, "3.5.12"), runs(3, "3.6.1")];
-        assert!(!all_ignore_old_leaders(Some(&[1, 2, 3]), &one_old));
-        assert!(!all_ignore_old_leaders(None, &one_old));
-        let one_silent = [runs(1, "3.5.30"), runs(2, "3.5.30"), (String::new(), None)];
-        assert!(!all_ignore_old_leaders(Some(&[1, 2, 3]), &one_silent));
-        // A learner does not lead.
-        assert!(all_ignore_old_leaders(Some(&[1, 2]), &one_silent));
-        assert!(!all_ignore_old_leaders(Some(&[1, 2, 3]), &all[..2]), "the URL names two of three");
-    }
-
-    #[test]
-    fn f11_a_proxys_list_of_members_is_told_from_a_clusters() {
-        let header = Some(proto::Header { cluster_id: 9, ..proto::Header::default() });
-        let members = |id| vec![proto::Member { id, is_learner: false }];
-        assert!(is_a_proxys(&MemberListResponse { header: None, members: members(7) }));
-        assert!(is_a_proxys(&MemberListResponse { header: header.clone(), members: members(0) }));
-        assert!(!is_a_proxys(&MemberListResponse { header, members: members(7) }));
-    }
-
-    #[test]
-    fn versions_that_a_stopped_leader_cannot_harm() {
-        for good in ["3.4.31", "3.5.13", "3.6.0", "3.6.0-rc.1", "4.0.0", "3.5.21+git"] {
-            assert!(ignores_old_leaders(good), "{good}");
-        }
-        for bad in ["3.4.23", "3.5.12", "3.3.99", "", "x", "3", "3.5", "3.5.x"] {
-            assert!(!ignores_old_leaders(bad), "{bad}");
-        }
-    }
 }

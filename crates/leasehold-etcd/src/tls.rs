@@ -4,7 +4,7 @@ use leasehold_core::kit::Tls;
 use leasehold_core::{Error, ErrorKind, Result};
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
-use super::client::cause;
+use super::fault::cause;
 
 /// The same endpoint, encrypted as the URL says.
 pub(super) fn encrypted(endpoint: Endpoint, tls: &Tls) -> Result<Endpoint> {

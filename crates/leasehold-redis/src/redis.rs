@@ -66,6 +66,7 @@ pub(crate) mod fault;
 pub(crate) mod keys;
 mod probe;
 mod replicas;
+mod request;
 mod sentinel;
 mod servers;
 pub(crate) mod url;
@@ -85,11 +86,12 @@ use self::connection::{Hears, Script};
 use self::fault::Refusal;
 use self::keys::{Keys, Keyspace};
 use self::replicas::Confirm;
-use self::servers::{Request, Servers};
+use self::request::Request;
+use self::servers::Servers;
 use self::url::{Address, Deployment, RESERVED, RedisUrl};
 use leasehold_core::Opening;
 use leasehold_core::doctor::Finding;
-use leasehold_core::kit::{Waiters, answer_limit, is_passing};
+use leasehold_core::kit::{Waiters, answer_limit};
 use leasehold_core::store::{
     Evict, Guarantees, Joined, LockInfo, Mode, Renew, Renewal, Signal, Store,
 };
@@ -279,7 +281,7 @@ impl RedisStore {
     /// only: then nothing is said of any, and the keeper asks in smaller batches.
     fn unknown(&self, error: &RedisError, some: usize) -> Result<Renewal> {
         let error = self.fault(error);
-        if some > 1 && !is_passing(&error) { Err(error) } else { Ok(Renewal::unknown(&error)) }
+        if some > 1 && !error.is_transient() { Err(error) } else { Ok(Renewal::unknown(&error)) }
     }
 
     /// Renews holders of mutexes by their main keys alone, one script for each slot.
@@ -466,7 +468,7 @@ impl RedisStore {
         }
         let confirmed = confirm.grant(claim, &self.keyspace.keys(&claim.name)?).await;
         if let Err(error) = &confirmed
-            && !is_passing(error)
+            && !error.is_transient()
         {
             // What is not given back now is left by the caller, or ends with its lease.
             let _ = self.try_leave(claim, None).await;
@@ -687,7 +689,7 @@ impl Store for RedisStore {
         match joined {
             Ok(Joined::Waiting(_)) => {}
             // What is not known may be a place in the queue.
-            Err(ref error) if is_passing(error) => {}
+            Err(ref error) if error.is_transient() => {}
             _ => self.waiters.dismiss(claim.id),
         }
         joined.map_err(|error| error.on(&claim.name))

@@ -57,14 +57,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::runtime::Handle;
 
-use super::redis::url::RESERVED;
 use leasehold_core::Opening;
 use leasehold_core::doctor::Finding;
 use leasehold_core::store::{
     ClockModel, Durability, Evict, Guarantees, Joined, Liveness, LockInfo, Mode, Place, Renew,
     Renewal, Signal, Store, Survival, Wakeup,
 };
-use leasehold_core::{Claim, ClaimId, Error, ErrorKind, Kind, Name, Result};
+use leasehold_core::{Claim, ClaimId, Error, ErrorKind, Name, Result};
 
 mod attempt;
 mod claims;
@@ -77,6 +76,7 @@ mod people;
 #[doc(hidden)]
 pub mod round;
 mod scripts;
+mod shared;
 #[cfg(test)]
 mod tests;
 mod url;
@@ -87,6 +87,7 @@ use hold::{Hold, Wait};
 use node::{Node, Trouble};
 use round::majority;
 use scripts::Scripts;
+use shared::Shared;
 use url::RedlockUrl;
 
 /// How long connecting waits for a node.
@@ -100,22 +101,7 @@ pub struct RedlockStore {
     url: String,
     parsed: RedlockUrl,
     guarantees: Guarantees,
-    inner: Arc<Inner>,
-}
-
-/// What the tasks of all calls share.
-#[derive(Debug)]
-struct Inner {
-    nodes: Vec<Arc<Node>>,
-    claims: Arc<Claims>,
-    scripts: Scripts,
-    prefix: String,
-    node_timeout: Duration,
-    max_lease: Duration,
-    /// How many releases are under way.
-    releases: tokio::sync::watch::Sender<usize>,
-    /// Our thread's: it has timers and connections.
-    runtime: Handle,
+    shared: Arc<Shared>,
 }
 
 impl RedlockStore {
@@ -131,7 +117,7 @@ impl RedlockStore {
         let claims = Arc::new(Claims::new(parsed.nodes.len()));
         let channel = ClaimId::random()?.to_hex();
         let nodes = Node::all(&parsed, runtime, &claims, &channel)?;
-        let inner = Arc::new(Inner {
+        let shared = Arc::new(Shared {
             nodes,
             claims,
             scripts: Scripts::new(),
@@ -141,29 +127,20 @@ impl RedlockStore {
             releases: tokio::sync::watch::Sender::new(0),
             runtime: runtime.clone(),
         });
-        let meeting = inner.clone();
-        let met = inner.spawned(async move { meeting.meet_all().await });
+        let meeting = shared.clone();
+        let met = shared.spawned(async move { meeting.meet_all().await });
         met.await??;
         let guarantees = guarantees(&parsed);
-        Ok(Arc::new(Self { url: leasehold_core::kit::redacted(url), parsed, guarantees, inner }))
+        Ok(Arc::new(Self { url: leasehold_core::kit::redacted(url), parsed, guarantees, shared }))
     }
 }
 
-impl Inner {
-    /// Runs `work` on our thread, whatever becomes of the caller.
-    async fn spawned<T: Send + 'static>(
-        &self,
-        work: impl Future<Output = T> + Send + 'static,
-    ) -> Result<T> {
-        let ended = |_| Error::new(ErrorKind::Closed, "the client's thread has ended");
-        self.runtime.spawn(work).await.map_err(ended)
-    }
-
+impl Shared {
     async fn meet_all(self: &Arc<Self>) -> Result<()> {
         let mut answers = self.ask_each(CONNECT, Duration::ZERO, |i| {
-            let inner = self.clone();
+            let shared = self.clone();
             async move {
-                inner.nodes[i].met(false).await?;
+                shared.nodes[i].met(false).await?;
                 Ok::<_, Trouble>(())
             }
         });
@@ -200,45 +177,6 @@ impl Inner {
             return Err(if hopeless { error.but(ErrorKind::Config) } else { error });
         }
         self.tell_all().await;
-        Ok(())
-    }
-
-    /// The main key, the record, the memory, who waits, until when they are alive.
-    fn keys(&self, name: &Name) -> [String; 5] {
-        let name = name.as_str();
-        let beside = |what: &str| format!("{}:{what}:{}{name}", node::MEMORY_KEY, self.prefix);
-        [
-            format!("{}{name}", self.prefix),
-            self.record_key(name),
-            node::MEMORY_KEY.to_owned(),
-            beside("waiting"),
-            beside("alive"),
-        ]
-    }
-
-    fn record_key(&self, name: &str) -> String {
-        format!("{}:lock:{}{name}", node::MEMORY_KEY, self.prefix)
-    }
-
-    /// Refuses what could never work here.
-    fn check(&self, claim: &Claim) -> Result<()> {
-        let refused = |kind, what: String| Err(Error::new(kind, what).on(&claim.name));
-        if claim.kind != Kind::Mutex {
-            let what = format!("a redlock: store keeps no {}: choose another store", claim.kind);
-            return refused(ErrorKind::Unsupported, what);
-        }
-        if claim.lease > self.max_lease {
-            let what = format!(
-                "a lease of {:?} is longer than the {:?} that nodes are left out for after a \
-                 restart: set max_lease_ms in the URL of every client",
-                claim.lease, self.max_lease
-            );
-            return refused(ErrorKind::Config, what);
-        }
-        if self.prefix.is_empty() && claim.name.as_str().starts_with(RESERVED) {
-            let what = format!("names that begin with {RESERVED} are for leasehold's own keys");
-            return refused(ErrorKind::InvalidName, what);
-        }
         Ok(())
     }
 
@@ -306,8 +244,8 @@ impl Inner {
         let mut failed = None;
         let mut asking = tokio::task::JoinSet::new();
         for Wait { claim, entry } in waits {
-            let inner = self.clone();
-            asking.spawn(async move { (claim.id, inner.stand(&claim, &entry, Mode::Wait).await) });
+            let shared = self.clone();
+            asking.spawn(async move { (claim.id, shared.stand(&claim, &entry, Mode::Wait).await) });
         }
         if !holds.is_empty() {
             let ids: Vec<ClaimId> = holds.iter().map(|hold| hold.claim.id).collect();
@@ -372,35 +310,35 @@ impl Store for RedlockStore {
     }
 
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
-        self.inner.check(claim)?;
-        let entry = self.inner.claims.enter(claim);
-        let (inner, id, claim) = (self.inner.clone(), claim.id, claim.clone());
-        let stood = self.inner.spawned(async move { inner.stand(&claim, &entry, mode).await });
+        self.shared.check(claim)?;
+        let entry = self.shared.claims.enter(claim);
+        let (shared, id, claim) = (self.shared.clone(), claim.id, claim.clone());
+        let stood = self.shared.spawned(async move { shared.stand(&claim, &entry, mode).await });
         let joined = stood.await?;
         match &joined {
             Ok(Joined::Holding { .. } | Joined::Waiting(_)) => {}
             // It may be sent again, and nodes may have it.
-            Err(error) if leasehold_core::kit::is_passing(error) => {}
+            Err(error) if error.is_transient() => {}
             // Nobody leaves what did not get in.
-            Ok(Joined::Busy { .. }) | Err(_) => drop(self.inner.claims.leave(id)),
+            Ok(Joined::Busy { .. }) | Err(_) => drop(self.shared.claims.leave(id)),
         }
         joined
     }
 
     async fn renew(&self, renewals: &[Renew]) -> Result<Vec<Renewal>> {
-        let (inner, renewals) = (self.inner.clone(), renewals.to_vec());
-        self.inner.spawned(async move { inner.renew_all(renewals).await }).await?
+        let (shared, renewals) = (self.shared.clone(), renewals.to_vec());
+        self.shared.spawned(async move { shared.renew_all(renewals).await }).await?
     }
 
     async fn leave(&self, claim: &Claim, _keep: Option<Duration>) -> Result<bool> {
-        let (inner, claim) = (self.inner.clone(), claim.clone());
-        self.inner.spawned(async move { inner.leave(&claim).await }).await?
+        let (shared, claim) = (self.shared.clone(), claim.clone());
+        self.shared.spawned(async move { shared.leave(&claim).await }).await?
     }
 
     async fn changed(&self, claim: &Claim) -> Result<Signal> {
-        let Some(entry) = self.inner.claims.get(claim.id) else { return Ok(Signal::Ask) };
+        let Some(entry) = self.shared.claims.get(claim.id) else { return Ok(Signal::Ask) };
         let pause = entry.pause(claim.waiter_lease / 3);
-        let woken = self.inner.spawned(async move {
+        let woken = self.shared.spawned(async move {
             let _ = tokio::time::timeout(pause, entry.woken()).await;
         });
         woken.await?;
@@ -408,29 +346,29 @@ impl Store for RedlockStore {
     }
 
     async fn read(&self, name: &Name) -> Result<Option<LockInfo>> {
-        let (inner, name) = (self.inner.clone(), name.clone());
-        self.inner.spawned(async move { inner.read(&name).await }).await?
+        let (shared, name) = (self.shared.clone(), name.clone());
+        self.shared.spawned(async move { shared.read(&name).await }).await?
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
-        let (inner, prefix) = (self.inner.clone(), prefix.to_owned());
-        self.inner.spawned(async move { inner.list(&prefix).await }).await?
+        let (shared, prefix) = (self.shared.clone(), prefix.to_owned());
+        self.shared.spawned(async move { shared.list(&prefix).await }).await?
     }
 
     async fn evict(&self, name: &Name, which: Evict) -> Result<usize> {
-        let (inner, name) = (self.inner.clone(), name.clone());
-        self.inner.spawned(async move { inner.evict(&name, which).await }).await?
+        let (shared, name) = (self.shared.clone(), name.clone());
+        self.shared.spawned(async move { shared.evict(&name, which).await }).await?
     }
 
     /// A release that only a majority has answered is under way still.
     async fn disconnect(&self) {
-        let inner = self.inner.clone();
-        let _ = self.inner.spawned(async move { inner.all_released().await }).await;
+        let shared = self.shared.clone();
+        let _ = self.shared.spawned(async move { shared.all_released().await }).await;
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {
-        let (inner, parsed) = (self.inner.clone(), self.parsed.clone());
-        self.inner.spawned(async move { inner.diagnose(&parsed).await }).await
+        let (shared, parsed) = (self.shared.clone(), self.parsed.clone());
+        self.shared.spawned(async move { shared.diagnose(&parsed).await }).await
     }
 }
 

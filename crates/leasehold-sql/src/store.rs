@@ -82,11 +82,15 @@ mod fault;
 mod identity;
 mod join;
 mod joins;
+mod limits;
 mod loaded;
+mod pool;
 mod promises;
+mod renew;
 mod rows;
 mod schema;
 mod section;
+mod shared;
 mod statements;
 mod url;
 mod version;
@@ -99,7 +103,6 @@ mod postgres;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
-use std::collections::HashSet;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -110,37 +113,24 @@ use tokio::sync::{Semaphore, oneshot};
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::Instant;
 
-use self::call::{Answer, Call};
+use self::call::{Answer, Call, out_of_step};
+use self::fault::{closed, no_answer};
 use self::joins::Joins;
+use self::limits::{LIMIT, SLOW};
+use self::pool::Pool;
+use self::shared::{LISTENS, Shared};
 use self::statements::Statements;
-use self::url::{Dialect, SqlUrl};
-use self::wire::{Connect, Pool};
+use self::url::{Dialect, SqlUrl, is_file};
+use self::wire::Connect;
 use leasehold_core::Opening;
 use leasehold_core::doctor::Finding;
-use leasehold_core::kit::Waiters;
 use leasehold_core::store::{
     Evict, Guarantees, Joined, LockInfo, Mode, Renew, Renewal, Signal, Store,
 };
-use leasehold_core::{Claim, ClaimId, Error, ErrorKind, Name, Result};
+use leasehold_core::{Claim, ClaimId, Name, Result};
 
-/// The longest that one try of a call may take: then its connection is given up.
-const LIMIT: Duration = Duration::from_secs(10);
-/// How long most calls take at most.
-const SLOW: Duration = Duration::from_secs(1);
-/// How often others may get in the way.
-const TRIES: u32 = 30;
 /// How many connections there are for renewals and heartbeats.
 const BEATS: usize = 2;
-/// How long a heartbeat waits for what it settles, before it answers what it saw.
-const SETTLED_IN: Duration = Duration::from_millis(60);
-/// The poller's pauses, from just after something happened to long after.
-const POLL: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(40)];
-/// What the name of a client begins with that listens for notifications; also those tell it that
-/// cannot listen themselves.
-const LISTENS: &str = "leasehold_hears_";
-/// How often it is looked whether it is time to look for what nobody uses any more.
-const SWEEP: Duration = Duration::from_secs(600);
-
 /// Prints the statements that make the tables of the store at `url`, for people whose migrations
 /// own the database.
 ///
@@ -159,29 +149,6 @@ pub struct SqlStore {
     runtime: Handle,
     guarantees: Guarantees,
     tasks: Vec<AbortHandle>,
-}
-
-/// What the calls' tasks share.
-#[derive(Debug)]
-struct Shared {
-    url: String,
-    dialect: Dialect,
-    sql: Statements,
-    pool: Pool,
-    /// For renewals and heartbeats alone, so that they never stand behind calls that wait for a
-    /// lock's row.
-    beats: Pool,
-    /// What some heartbeat is settling just now.
-    settling: Mutex<HashSet<Name>>,
-    waiters: Arc<Waiters>,
-    joins: Joins,
-    /// Whose turn it is: all but one of the connections for calls are for joins, and all but one of
-    /// those for renewals for heartbeats of waiters.
-    joining: Semaphore,
-    waiting: Semaphore,
-    /// This client, as its claims' rows name it; PostgreSQL's channel.
-    session: String,
-    pushes: bool,
 }
 
 impl SqlStore {
@@ -269,10 +236,6 @@ impl SqlStore {
         }));
         answer.await.unwrap_or_else(|_| Err(closed()))
     }
-
-    fn out_of_step<T>() -> Result<T> {
-        Err(Error::new(ErrorKind::Corrupt, "the store answered another call: report this"))
-    }
 }
 
 impl Drop for SqlStore {
@@ -308,28 +271,6 @@ impl Drop for Renewing {
             tokio::time::sleep_until(until).await;
             task.abort();
         }));
-    }
-}
-
-fn closed() -> Error {
-    Error::new(ErrorKind::Closed, "the client's runtime was shut down: connect again")
-}
-
-fn given_up() -> Error {
-    Error::new(ErrorKind::Unreachable, "given up by its caller before it was done: ask again")
-}
-
-fn no_answer() -> Error {
-    let what = format!("the database did not answer within {LIMIT:?}: check that it runs");
-    Error::new(ErrorKind::Unreachable, what)
-}
-
-#[allow(clippy::match_like_matches_macro, reason = "depends on the features")]
-fn is_file(dialect: Dialect) -> bool {
-    match dialect {
-        #[cfg(feature = "sqlite")]
-        Dialect::Sqlite => true,
-        _ => false,
     }
 }
 
@@ -379,7 +320,7 @@ impl Store for SqlStore {
         match answer.await.unwrap_or_else(|_| Err(closed())) {
             Ok(Answer::Joined(joined)) => Ok(joined),
             Ok(Answer::Refused(error)) => Err(error.at(self.url())),
-            Ok(_) => Self::out_of_step(),
+            Ok(_) => out_of_step(),
             Err(error) => Err(error.on(&claim.name).at(self.url())),
         }
     }
@@ -402,7 +343,7 @@ impl Store for SqlStore {
         self.shared.waiters.dismiss(claim.id);
         match self.call(Call::Leave(claim.clone(), keep, waited)).await {
             Ok(Answer::Left(left)) => Ok(left || in_doubt),
-            Ok(_) => Self::out_of_step(),
+            Ok(_) => out_of_step(),
             Err(error) => Err(error.on(&claim.name).at(self.url())),
         }
     }
@@ -414,7 +355,7 @@ impl Store for SqlStore {
     async fn read(&self, name: &Name) -> Result<Option<LockInfo>> {
         match self.call(Call::Read(name.clone())).await {
             Ok(Answer::Read(read)) => Ok(read),
-            Ok(_) => Self::out_of_step(),
+            Ok(_) => out_of_step(),
             Err(error) => Err(error.on(name).at(self.url())),
         }
     }
@@ -422,7 +363,7 @@ impl Store for SqlStore {
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
         match self.call(Call::List(prefix.to_owned())).await {
             Ok(Answer::Listed(listed)) => Ok(listed),
-            Ok(_) => Self::out_of_step(),
+            Ok(_) => out_of_step(),
             Err(error) => Err(error.at(self.url())),
         }
     }
@@ -432,7 +373,7 @@ impl Store for SqlStore {
         self.read(name).await?;
         match self.call(Call::Evict(name.clone(), which)).await {
             Ok(Answer::Evicted(evicted)) => Ok(evicted),
-            Ok(_) => Self::out_of_step(),
+            Ok(_) => out_of_step(),
             Err(error) => Err(error.on(name).at(self.url())),
         }
     }

@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use super::all_of;
 use super::node::{LAST_SEQUENCE, LATE_SEQUENCE};
-use super::people::READ_TOGETHER;
 use super::session::Session;
+use super::together::{READ_TOGETHER, all_of};
 use super::url::ZooKeeperUrl;
 use leasehold_core::Result;
 use leasehold_core::doctor::Finding;

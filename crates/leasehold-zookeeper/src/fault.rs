@@ -60,3 +60,7 @@ pub(super) fn explain(fault: Fault, path: &str) -> Error {
     };
     Error::new(kind, what).because(fault)
 }
+
+pub(super) fn shut_down() -> Error {
+    Error::new(ErrorKind::Closed, "the client's runtime was shut down: connect again")
+}

@@ -9,8 +9,9 @@ use zookeeper_client::{CreateMode, Error as Fault, Stat};
 
 use super::claims::{Stage, Standing};
 use super::fault::explain;
+use super::node;
 use super::session::Session;
-use super::{Shared, node};
+use super::shared::Shared;
 use leasehold_core::store::{Joined, Mode, holders_of, mismatch};
 use leasehold_core::{Claim, Error, ErrorKind, Moment, Result, Token};
 

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use zookeeper_client::Error as Fault;
 
-use super::Shared;
 use super::claims::{Stage, Standing};
 use super::fault::explain;
 use super::node::LATE_SEQUENCE;
 use super::node::Naming;
 use super::session::{Answer, Session};
+use super::shared::Shared;
 use leasehold_core::{Claim, ClaimId, Result};
 
 /// The owner that the server names for a container.

@@ -67,33 +67,31 @@ mod queue;
 mod relay;
 mod renew;
 mod session;
+mod shared;
 mod stand;
+mod stream;
 mod ticks;
 mod tls;
+mod together;
 mod tunnel;
 mod url;
 mod watch;
 
 use std::borrow::Cow;
-use std::collections::HashSet;
 use std::fmt;
-use std::future::poll_fn;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::task::Poll;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
-use zookeeper_client::{Acls, CreateMode, Error as Fault};
 
 use self::claims::{Claims, Stage};
-use self::fault::explain;
 use self::leave::reap;
-use self::node::Naming;
 pub use self::ownership::ZooKeeperGuardExt;
-use self::session::{Session, shut_down};
-use self::url::{Access, ZooKeeperUrl};
+use self::session::Session;
+use self::shared::Shared;
+use self::url::ZooKeeperUrl;
 use leasehold_core::Opening;
 use leasehold_core::doctor::Finding;
 use leasehold_core::store::{
@@ -108,21 +106,6 @@ pub struct ZooKeeperStore {
     guarantees: Guarantees,
     shown: String,
     reaper: AbortHandle,
-}
-
-/// What calls and tasks share.
-#[derive(Debug)]
-struct Shared {
-    url: ZooKeeperUrl,
-    runtime: Handle,
-    clock: Clock,
-    /// The session as it was last opened.
-    current: Mutex<Arc<Session>>,
-    /// Held while a new one is opened.
-    opening: tokio::sync::Mutex<()>,
-    claims: Claims,
-    /// Locks whose numbers were said to run out.
-    warned: Mutex<HashSet<String>>,
 }
 
 impl ZooKeeperStore {
@@ -169,111 +152,6 @@ impl fmt::Debug for ZooKeeperStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ZooKeeperStore").field("url", &self.shown).finish_non_exhaustive()
     }
-}
-
-impl Shared {
-    /// Runs a call on the client's runtime, whatever becomes of the caller.
-    async fn run<T, F>(self: &Arc<Self>, call: impl FnOnce(Arc<Self>) -> F) -> Result<T>
-    where
-        T: Send + 'static,
-        F: Future<Output = Result<T>> + Send + 'static,
-    {
-        self.runtime.spawn(call(self.clone())).await.unwrap_or_else(|_| Err(shut_down()))
-    }
-
-    fn current(&self) -> Arc<Session> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// The session, or a new one if it is over.
-    async fn session(&self) -> Result<Arc<Session>> {
-        let current = self.current();
-        if !current.is_over() {
-            return Ok(current);
-        }
-        let _one = self.opening.lock().await;
-        let current = self.current();
-        if !current.is_over() {
-            return Ok(current);
-        }
-        let session = Session::open(&self.url, &self.runtime).await?;
-        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = session.clone();
-        Ok(session)
-    }
-
-    fn acls(&self) -> Acls<'static> {
-        match self.url.access {
-            Access::Open => Acls::anyone_all(),
-            Access::Creator => Acls::creator_all(),
-        }
-    }
-
-    fn lock_path(&self, name: &Name) -> String {
-        self.url.path(&path::encode(name))
-    }
-
-    fn naming(&self) -> Naming {
-        self.url.naming
-    }
-
-    /// Makes sure at connecting that there is a node to put locks under.
-    async fn find_chroot(&self, session: &Session) -> Result<()> {
-        let root = self.url.root();
-        let found = session.read(|c| c.check_stat(root)).await;
-        match found.map_err(|fault| explain(fault, root))? {
-            Some(_) => Ok(()),
-            None if self.url.create => self.make_chroot(session).await,
-            None => Err(explain(Fault::NoNode, root)),
-        }
-    }
-
-    async fn make_chroot(&self, session: &Session) -> Result<()> {
-        let chroot = &self.url.chroot;
-        let ends = chroot.match_indices('/').map(|(i, _)| i).skip(1).chain([chroot.len()]);
-        for end in ends {
-            let part = &chroot[..end];
-            let options = CreateMode::Persistent.with_acls(self.acls());
-            match session.write(|c| c.create(part, &[], &options)).await {
-                Ok(_) | Err(Fault::NodeExists) => {}
-                Err(fault) => return Err(explain(fault, part)),
-            }
-        }
-        Ok(())
-    }
-
-    /// What a lock's node is. kazoo makes its own once and then counts on it; Curator makes it again.
-    fn lock_mode(&self) -> CreateMode {
-        match self.naming() {
-            Naming::Curator => CreateMode::Container,
-            Naming::Kazoo => CreateMode::Persistent,
-        }
-    }
-
-    /// Makes what a lock's node lacked when it was to be made, or tells why it cannot be.
-    async fn make_above(&self, session: &Session, fault: Fault, lock: &str) -> Result<()> {
-        match fault {
-            Fault::NoNode if self.url.create => self.make_chroot(session).await,
-            Fault::NoNode => Err(explain(Fault::NoNode, self.url.root())),
-            fault => Err(explain(fault, lock)),
-        }
-    }
-}
-
-/// Awaits all of them at once, so that their requests go out together.
-async fn all_of<F: Future>(futures: Vec<F>) -> Vec<F::Output> {
-    let mut all: Vec<_> = futures.into_iter().map(|f| (Box::pin(f), None)).collect();
-    poll_fn(|cx| {
-        let mut open = false;
-        for (future, done) in all.iter_mut().filter(|(_, done)| done.is_none()) {
-            match future.as_mut().poll(cx) {
-                Poll::Ready(value) => *done = Some(value),
-                Poll::Pending => open = true,
-            }
-        }
-        if open { Poll::Pending } else { Poll::Ready(()) }
-    })
-    .await;
-    all.into_iter().filter_map(|(_, done)| done).collect()
 }
 
 /// Opens the store of a URL: what a [`Registry`](leasehold_core::Registry) is given.

@@ -20,12 +20,12 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::all_of;
+use super::stream::Stream;
 use super::tls::Encryption;
+use super::together::all_of;
 use leasehold_core::kit::Host;
 use leasehold_core::{Clock, Moment};
 
@@ -35,11 +35,6 @@ const SILENT: Duration = Duration::from_secs(1);
 const SILENT_AT_MOST: Duration = Duration::from_secs(3);
 /// For so long it counts that a member has failed us.
 const REMEMBERED: Duration = Duration::from_secs(60);
-
-/// A connection with a member.
-pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
-
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
 /// One that can be tried.
 #[derive(Clone)]

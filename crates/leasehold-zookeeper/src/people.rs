@@ -9,15 +9,14 @@ use super::fault::explain;
 use super::join::token_of;
 use super::leave::is_ephemeral;
 use super::node::{Children, Node};
+use super::path;
 use super::queue::foreign_child;
 use super::session::Session;
-use super::{Shared, all_of, path};
+use super::shared::Shared;
+use super::together::{READ_TOGETHER, all_of};
 use leasehold_core::kit::wall_micros;
 use leasehold_core::store::{ClaimInfo, Evict, LockInfo, Standing as Shown};
 use leasehold_core::{Error, ErrorKind, Holder, Kind, Name, Result};
-
-/// How many requests about nodes are under way at once, for people.
-pub(super) const READ_TOGETHER: usize = 256;
 
 /// Who made a child: as we write it, or whatever another client wrote.
 pub(super) fn holder(data: &[u8]) -> Holder {

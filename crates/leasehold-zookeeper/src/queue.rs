@@ -7,8 +7,9 @@ use zookeeper_client::Error as Fault;
 use super::claims::Standing;
 use super::fault::explain;
 use super::node::{Children, LAST_SEQUENCE, LATE_SEQUENCE, Naming, Node, Stand};
+use super::session;
 use super::session::Session;
-use super::{Shared, session};
+use super::shared::Shared;
 use leasehold_core::{Error, ErrorKind, Result};
 
 /// One more look at the queue is needed.

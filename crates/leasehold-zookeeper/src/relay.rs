@@ -20,7 +20,8 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::time::{sleep, timeout};
 
-use super::members::{Member, Members, Stream};
+use super::members::{Member, Members};
+use super::stream::Stream;
 
 /// How long what was sent last may take to leave.
 const FAREWELL: Duration = Duration::from_secs(1);

@@ -13,7 +13,8 @@ use super::claims::{Known, Standing};
 use super::fault::{ends_session, explain};
 use super::node::Places;
 use super::session::Session;
-use super::{Shared, all_of};
+use super::shared::Shared;
+use super::together::all_of;
 use leasehold_core::store::{Joined, Place, Renew, Renewal};
 use leasehold_core::{ClaimId, Error, ErrorKind, Moment, Result};
 

@@ -45,7 +45,7 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use zookeeper_client::{Client, Error as Fault, MultiWriteError};
 
-use super::fault::{ends_session, explain};
+use super::fault::{ends_session, explain, shut_down};
 use super::ticks::shortest_session;
 use super::tunnel::Tunnel;
 use super::url::ZooKeeperUrl;
@@ -368,10 +368,6 @@ fn refused(fault: Option<Fault>, tunnel: &Tunnel, tls: bool) -> Error {
             }
         }
     }
-}
-
-pub(super) fn shut_down() -> Error {
-    Error::new(ErrorKind::Closed, "the client's runtime was shut down: connect again")
 }
 
 #[cfg(test)]

@@ -8,11 +8,13 @@ use zookeeper_client::{Error as Fault, OneshotWatcher};
 use super::claims::Standing;
 use super::fault::explain;
 use super::join::token_of;
+use super::node;
 use super::node::{Blocker, Node, Stand};
 use super::queue::Looked;
 use super::session::{Session, Watching};
+use super::shared::Shared;
+use super::together::all_of;
 use super::watch::{Event, Heard, Lacks, Watches, event};
-use super::{Shared, all_of, node};
 use leasehold_core::store::{Joined, Place, Renew, Renewal};
 use leasehold_core::{Claim, ClaimId, Moment, Result};
 

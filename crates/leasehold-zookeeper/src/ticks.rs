@@ -7,7 +7,8 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
-use super::members::{Members, Stream};
+use super::members::Members;
+use super::stream::Stream;
 
 /// The shortest session that a member gives: asked for on a connection of its own, and given back.
 pub(super) async fn shortest_session(members: &Members) -> io::Result<Duration> {

@@ -18,7 +18,7 @@ mod built {
     use tokio::net::TcpStream;
     use tokio_rustls::TlsConnector;
 
-    use crate::members::Stream;
+    use crate::stream::Stream;
 
     pub(crate) struct Encryption(TlsConnector);
 
@@ -88,7 +88,7 @@ mod missing {
     use leasehold_core::kit::{Host, Tls, no_tls};
     use tokio::net::TcpStream;
 
-    use crate::members::Stream;
+    use crate::stream::Stream;
 
     /// There is none.
     pub(crate) enum Encryption {}

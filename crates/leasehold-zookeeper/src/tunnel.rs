@@ -25,9 +25,9 @@ use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
+use super::fault::shut_down;
 use super::members::Members;
 use super::relay::relay;
-use super::session::shut_down;
 use super::tls::Encryption;
 use super::url::ZooKeeperUrl;
 use leasehold_core::{Error, ErrorKind, Result};

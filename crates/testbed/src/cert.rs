@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::daemon::{program, run};
+use crate::command::{program, run};
 
 /// Files in PEM. Authority and server are two certificates: clients refuse an authority's own
 /// as a server's.

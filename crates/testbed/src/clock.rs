@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use crate::daemon::run;
+use crate::command::run;
 use crate::reaper;
 
 #[derive(Debug)]

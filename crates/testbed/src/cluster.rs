@@ -2,7 +2,7 @@
 
 use crate::daemon::{Setup, start_somewhere};
 use crate::redis::Redis;
-use crate::sentinel::wait;
+use crate::wait::wait;
 
 const SLOTS: usize = 16_384;
 

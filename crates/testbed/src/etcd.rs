@@ -7,7 +7,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::cert::Certificates;
-use crate::daemon::{Daemon, Launch, Setup, run};
+use crate::command::run;
+use crate::daemon::{Daemon, Launch, Setup};
 use crate::network::{Cut, Network};
 use crate::proxy::Proxy;
 use crate::version::{Server, Version};

@@ -26,6 +26,7 @@
 mod cert;
 mod clock;
 mod cluster;
+mod command;
 mod daemon;
 mod etcd;
 mod mariadb;
@@ -41,6 +42,7 @@ mod redlock;
 mod sentinel;
 mod texts;
 mod version;
+mod wait;
 mod zookeeper;
 
 use std::sync::OnceLock;

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::cert::Certificates;
 use crate::clock::MovableClock;
+use crate::command::{program, run, succeeds};
 use crate::daemon::{Daemon, Launch, Setup};
-use crate::daemon::{program, run, start_somewhere, succeeds, we_are_root};
+use crate::daemon::{start_somewhere, we_are_root};
 use crate::reaper;
 use crate::version::{Server, Version};
 

@@ -9,7 +9,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::daemon::{Launch, give_to, run, succeeds};
+use crate::command::{run, succeeds};
+use crate::daemon::{Launch, give_to};
 
 /// Set in the process that runs inside the namespace.
 const INSIDE: &str = "TESTBED_OWN_NETWORK";

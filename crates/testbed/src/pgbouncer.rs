@@ -1,7 +1,8 @@
 //! PgBouncer: a pooler in front of a PostgreSQL, in transaction mode.
 
+use crate::command::program;
 use crate::daemon::{Daemon, Launch};
-use crate::daemon::{give_to, program, start_somewhere};
+use crate::daemon::{give_to, start_somewhere};
 use crate::postgres::Postgres;
 use crate::reaper;
 

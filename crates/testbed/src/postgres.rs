@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::cert::Certificates;
 use crate::clock::MovableClock;
+use crate::command::{run, succeeds};
 use crate::daemon::{Daemon, Launch, Setup};
-use crate::daemon::{as_user, give_to, run, start_somewhere, succeeds};
+use crate::daemon::{as_user, give_to, start_somewhere};
 use crate::reaper;
 use crate::version::{Server, Version};
 

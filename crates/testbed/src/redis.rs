@@ -132,14 +132,14 @@ impl Redis {
 
     /// Returns when so many replicas follow this master, and have told it so.
     pub fn wait_for_replicas(&self, count: usize) {
-        crate::sentinel::wait("the replicas to be in step", &|| {
+        crate::wait::wait("the replicas to be in step", &|| {
             self.command(&["INFO", "replication"]).matches("state=online").count() == count
         });
     }
 
     /// Returns when somebody has made this replica a master.
     pub fn wait_for_master(&self) {
-        crate::sentinel::wait("a replica to become master", &|| {
+        crate::wait::wait("a replica to become master", &|| {
             self.info("replication", "role") == "master"
         });
     }

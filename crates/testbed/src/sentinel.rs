@@ -1,14 +1,14 @@
 //! A Redis master with replicas, watched by sentinels that fail over when it dies.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::daemon::{Daemon, Launch, Setup, start_somewhere};
 use crate::reaper;
 use crate::redis::{Redis, ask, is_ready, server_program};
+use crate::wait::wait;
 
 /// What the sentinels call the master.
 const MASTER: &str = "mymaster";
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Servers that replicate the first of them, and three sentinels.
 #[derive(Debug)]
@@ -142,12 +142,4 @@ fn sentinel(
     let args: Vec<&str> = ["SENTINEL", "DEBUG"].into_iter().chain(periods).chain(others).collect();
     ask(port, &args)?;
     Ok((daemon, port))
-}
-
-pub(crate) fn wait(what: &str, done: &dyn Fn() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !done() {
-        assert!(Instant::now() < end, "waited in vain for {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }

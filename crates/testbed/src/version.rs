@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use crate::daemon::{program, run};
+use crate::command::{program, run};
 
 /// One end of the range of versions that is tested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

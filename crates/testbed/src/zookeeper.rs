@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::cert::Certificates;
-use crate::daemon::{Daemon, Launch, program, start_somewhere};
+use crate::command::program;
+use crate::daemon::{Daemon, Launch, start_somewhere};
 use crate::network::{Cut, Network};
 use crate::version::{Server, Version};
 use crate::{Proxy, port, reaper};

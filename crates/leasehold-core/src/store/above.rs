@@ -20,10 +20,11 @@ use async_trait::async_trait;
 use super::{
     ClaimInfo, Evict, Guarantees, Joined, LockInfo, Mode, Place, Renew, Renewal, Signal, Store,
 };
-use crate::claim::{Claim, Token};
-use crate::doctor::Finding;
-use crate::error::{Error, ErrorKind, HolderInfo, Result};
-use crate::name::Name;
+use crate::words::claim::Claim;
+use crate::words::doctor::Finding;
+use crate::words::error::{Error, ErrorKind, HolderInfo, Result};
+use crate::words::name::Name;
+use crate::words::token::Token;
 
 /// The greatest offset: above it there must be room for tokens.
 pub(crate) const MAX_OFFSET: u64 = Token::MAX / 2;

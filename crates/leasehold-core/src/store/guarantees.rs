@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
-use crate::claim::Kind;
+use crate::words::claim::Kind;
 
 /// What ends the hold of a holder that is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

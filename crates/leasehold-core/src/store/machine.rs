@@ -4,8 +4,8 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use crate::claim::ClaimId;
-use crate::doctor::Finding;
+use crate::words::claim::ClaimId;
+use crate::words::doctor::Finding;
 
 /// What is different after each start of the machine.
 pub fn boot_id() -> String {
@@ -134,7 +134,7 @@ fn room(space: &rustix::fs::StatVfs, what: &str) -> Option<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::Severity;
+    use crate::words::doctor::Severity;
 
     #[test]
     fn file_systems_are_told_apart() {

@@ -24,12 +24,13 @@ use super::{
     ClockModel, Durability, Evict, Guarantees, Joined, Liveness, LockInfo, Mode, Renew, Renewal,
     Signal, Stall, Store, Survival, Wakeup, mismatch,
 };
-use crate::claim::{Claim, ClaimId, Token};
-use crate::clock::{Clock, wall_micros};
-use crate::doctor::{Finding, own_clock};
-use crate::error::{Error, ErrorKind, Result};
-use crate::name::Name;
+use crate::base::clock::{Clock, wall_micros};
 use crate::queue::{At, Queue};
+use crate::words::claim::{Claim, ClaimId};
+use crate::words::doctor::{Finding, own_clock};
+use crate::words::error::{Error, ErrorKind, Result};
+use crate::words::name::Name;
+use crate::words::token::Token;
 
 /// Queues in this process. See the module's documentation.
 #[derive(Debug)]

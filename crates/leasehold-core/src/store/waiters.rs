@@ -4,14 +4,15 @@
 //! is kept until it leaves, so that nothing is lost between the answer "waiting" and `changed`.
 //! Shared by the stores that are told of grants by messages.
 
-use crate::locked::locked;
+use crate::base::locked::locked;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::Notify;
 
-use crate::claim::{ClaimId, Token};
-use crate::store::Signal;
+use crate::words::answer::Signal;
+use crate::words::claim::ClaimId;
+use crate::words::token::Token;
 
 /// The waiters, each with what the store keeps for it.
 #[derive(Debug)]

@@ -16,7 +16,7 @@ use tokio::runtime::Handle;
 use super::connection::{Hears, Node, Script};
 use super::fault::{Refusal, refusal};
 use super::keys::SLOTS;
-use super::servers::{Request, TRIES, given_up, is_elsewhere, sleep};
+use super::request::{Request, TRIES, given_up, is_elsewhere, sleep};
 use super::url::{Address, Login, RedisUrl};
 use leasehold_core::Result;
 

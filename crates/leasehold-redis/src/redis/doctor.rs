@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use redis::{RedisError, Value};
 
-use super::connection::Node;
 use super::fault;
-use super::probe::{Info, is_hidden};
+use super::probe::{Info, is_hidden, setting};
+use super::sentinel::Quorum;
 use super::servers::Servers;
 use leasehold_core::doctor::Finding;
 use leasehold_core::kit::wall_micros;
@@ -81,13 +81,6 @@ pub(super) async fn diagnose(
     Ok(found)
 }
 
-/// A setting as the server shows it, if it may be seen.
-pub(super) async fn setting(node: &Node, name: &str) -> Option<String> {
-    let mut get = redis::cmd("CONFIG");
-    get.arg("GET").arg(name);
-    node.call(&get).await.ok().map(|value| format!("{value:?}"))
-}
-
 fn judge(at: &str, info: &Info, confirms: bool, restart_delay: Duration) -> Vec<Finding> {
     let mut found = Vec::new();
     if let Some(policy) = info.evicts() {
@@ -156,9 +149,6 @@ fn not_at_once(at: &str, found: &[Finding]) -> Option<Finding> {
         )
     })
 }
-
-/// What one sentinel says: how many others it knows of, and how many must agree.
-pub(super) type Quorum = Option<(u32, u32)>;
 
 /// One entry for each sentinel of the URL; `None`: it did not answer.
 fn quorum(sentinels: &[Quorum]) -> Vec<Finding> {

@@ -8,9 +8,9 @@ use redis::{RedisError, RedisResult, Value};
 use tokio::runtime::Handle;
 
 use super::connection::Node;
-use super::doctor::setting;
 use super::fault::{self, Refusal};
-use super::servers::{Servers, sleep};
+use super::request::sleep;
+use super::servers::Servers;
 use super::url::{Deployment, RedisUrl, Shortfall};
 use leasehold_core::store::{
     ALL_KINDS, ClockModel, Durability, Guarantees, Liveness, Survival, Wakeup,
@@ -90,6 +90,13 @@ async fn ask(servers: &Servers) -> RedisResult<Vec<Found>> {
 /// Whether the server keeps INFO to itself: from this user, or from everybody.
 pub(super) fn is_hidden(error: &RedisError) -> bool {
     matches!(fault::refusal(error), Some(Refusal::NoPermission | Refusal::NoCommand))
+}
+
+/// A setting as the server shows it, if it may be seen.
+pub(super) async fn setting(node: &Node, name: &str) -> Option<String> {
+    let mut get = redis::cmd("CONFIG");
+    get.arg("GET").arg(name);
+    node.call(&get).await.ok().map(|value| format!("{value:?}"))
 }
 
 fn fails_over(url: &RedisUrl) -> bool {

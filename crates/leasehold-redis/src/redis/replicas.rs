@@ -26,9 +26,10 @@ use tokio::sync::watch;
 use super::connection::Node;
 use super::fault::{self, Refusal};
 use super::keys::Keys;
-use super::servers::{Servers, sleep};
+use super::request::sleep;
+use super::servers::Servers;
 use super::url::{Address, Login, Replicas, Shortfall};
-use leasehold_core::kit::no_answer;
+
 use leasehold_core::{Claim, ClaimId, Error, ErrorKind, Kind, Result};
 
 /// Which part of a waiter's lease one heartbeat may wait for replicas, for whom others wait in turn; the
@@ -132,7 +133,7 @@ impl Confirm {
         tokio::select! {
             biased;
             answer = answer => answer,
-            () = sleep(&self.runtime, limit) => Err(no_answer(limit)),
+            () = sleep(&self.runtime, limit) => Err(Error::no_reply(limit)),
         }
     }
 

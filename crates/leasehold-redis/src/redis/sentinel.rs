@@ -20,10 +20,12 @@ use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
 use super::connection::{Hears, Node, Script};
-use super::doctor::Quorum;
-use super::servers::{TRIES, given_up, is_elsewhere, sleep};
+use super::request::{TRIES, given_up, is_elsewhere, sleep};
 use super::url::{Address, Login, RedisUrl};
 use leasehold_core::Result;
+
+/// What one sentinel says: how many others it knows of, and how many must agree.
+pub(super) type Quorum = Option<(u32, u32)>;
 
 /// How long a sentinel may take to answer.
 const ASKED: Duration = Duration::from_millis(500);

@@ -5,24 +5,22 @@
 //! connection broke is sent again, over a new connection or to another server, a few times; then it
 //! is for those above to say how long they are patient.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Cmd, Pipeline, RedisError, RedisResult, Value};
+use redis::{Pipeline, RedisResult, Value};
 use tokio::runtime::Handle;
 
 use super::cluster::Cluster;
-use super::connection::{Hears, Node, Script};
-use super::fault::{self, Refusal};
+use super::connection::{Hears, Node};
+use super::fault;
+use super::request::Request;
 use super::sentinel::Sentinel;
 use super::url::{Deployment, RedisUrl};
 use leasehold_core::Result;
 
 /// How often a sentinel is asked whether there is another master, each in its turn.
 const WATCH: Duration = Duration::from_secs(1);
-/// How often a request is sent at most.
-pub(super) const TRIES: u32 = 4;
 
 /// The servers of one store.
 #[derive(Debug)]
@@ -30,22 +28,6 @@ pub(super) enum Servers {
     Single(Arc<Node>),
     Sentinel(Sentinel),
     Cluster(Cluster),
-}
-
-/// One call of a script on keys of one slot.
-pub(super) struct Request {
-    pub(super) slot: u16,
-    pub(super) script: Arc<Script>,
-    pub(super) call: Cmd,
-    /// Its keys can as well be asked for one by one: then it does not wait for a slot that is half
-    /// moved, which may take longer than a lease.
-    pub(super) divisible: bool,
-}
-
-impl fmt::Debug for Request {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Request").field("slot", &self.slot).finish_non_exhaustive()
-    }
 }
 
 impl Servers {
@@ -181,26 +163,4 @@ impl Servers {
         }
         all
     }
-}
-
-/// What is told when the tries are used up.
-pub(super) fn given_up(last: Option<RedisError>) -> RedisError {
-    last.unwrap_or_else(|| {
-        std::io::Error::new(std::io::ErrorKind::NotConnected, "no server was found").into()
-    })
-}
-
-/// Sleeps on our own timer.
-pub(super) async fn sleep(runtime: &Handle, d: Duration) {
-    let sleeping = {
-        let _context = runtime.enter();
-        tokio::time::sleep(d)
-    };
-    sleeping.await;
-}
-
-/// Whether another server than the one that was asked may be the master.
-pub(super) fn is_elsewhere(error: &RedisError) -> bool {
-    fault::is_gone(error)
-        || matches!(fault::refusal(error), Some(Refusal::ReadOnly | Refusal::ClusterDown))
 }

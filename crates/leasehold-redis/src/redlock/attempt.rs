@@ -21,11 +21,11 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
-use super::Inner;
 use super::claims::Entry;
 use super::node::Trouble;
 use super::round::{self, Answer, Decision, Round, Tally, majority};
 use super::scripts::Elements;
+use super::shared::Shared;
 use leasehold_core::kit::{drift, wall_micros};
 use leasehold_core::{Claim, Error, ErrorKind, Holder, HolderInfo, Moment, Token};
 
@@ -92,7 +92,7 @@ impl Other {
 /// How the answers of all nodes come in: each node's first word.
 pub(super) type Answers<T> = mpsc::UnboundedReceiver<(usize, Result<T, Trouble>)>;
 
-impl Inner {
+impl Shared {
     /// Asks every node at once, each with `limit` to answer. What is not answered by then goes on
     /// for `late` longer: a request that was not sent yet would be missing from the votes, or from
     /// the releases.
@@ -145,8 +145,8 @@ impl Inner {
         let start = self.claims.now();
         let ballot = Arc::new(self.ballot(claim, entry, number, proposal, waits));
         let mut answers = self.ask_each(self.node_timeout, LATE, |i| {
-            let (inner, ballot) = (self.clone(), ballot.clone());
-            async move { inner.vote(i, &ballot).await }
+            let (shared, ballot) = (self.clone(), ballot.clone());
+            async move { shared.vote(i, &ballot).await }
         });
         let mut round = Round::new(self.nodes.len(), proposal);
         let mut others: Vec<Option<Other>> = self.nodes.iter().map(|_| None).collect();
@@ -381,12 +381,12 @@ impl Inner {
         // A second time if a node remembers more than it told: it lost the name's record between.
         for _ in 0..2 {
             let mut answers = self.ask_each(self.node_timeout, LATE, |i| {
-                let (inner, keys) = (self.clone(), self.keys(&claim.name));
+                let (shared, keys) = (self.clone(), self.keys(&claim.name));
                 let mut call = self.scripts.write_back.call(3);
                 call.arg(&keys[..3]).arg(value).arg(token);
                 async move {
-                    let node = &inner.nodes[i];
-                    let mut answer = node.ask(&inner.scripts.write_back, &call).await?;
+                    let node = &shared.nodes[i];
+                    let mut answer = node.ask(&shared.scripts.write_back, &call).await?;
                     match (answer.natural(), answer.natural()) {
                         (Some(stored), Some(last)) => Ok((stored == 1, last)),
                         _ => Err(Trouble::Strange),

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Inner;
 use super::attempt::LATE;
 use super::node::{Trouble, seconds};
+use super::shared::Shared;
 use super::url::RedlockUrl;
 use leasehold_core::ErrorKind;
 use leasehold_core::doctor::{Finding, clocks};
@@ -15,7 +15,7 @@ use leasehold_core::kit::wall_micros;
 /// How long a server has to answer.
 const LIMIT: Duration = Duration::from_secs(2);
 
-impl Inner {
+impl Shared {
     pub(super) async fn diagnose(self: &Arc<Self>, url: &RedlockUrl) -> Vec<Finding> {
         let mut found = Vec::new();
         if url.restart_delay < url.max_lease {
@@ -35,14 +35,14 @@ impl Inner {
         let hosts: Vec<String> = url.nodes.iter().map(|n| host(&n.to_string())).collect();
         found.extend(together(&hosts));
         let mut answers = self.ask_each(LIMIT, LATE, |i| {
-            let inner = self.clone();
+            let shared = self.clone();
             async move {
-                let run = inner.nodes[i].met(true).await?;
-                if let Some(twin) = inner.twin_of(i) {
+                let run = shared.nodes[i].met(true).await?;
+                if let Some(twin) = shared.twin_of(i) {
                     return Err(twin);
                 }
                 let before = wall_micros();
-                let (_, theirs, _) = inner.nodes[i].known(&inner.scripts).await?;
+                let (_, theirs, _) = shared.nodes[i].known(&shared.scripts).await?;
                 Ok((run, before, theirs, wall_micros()))
             }
         });

@@ -19,11 +19,11 @@ use std::time::Duration;
 
 use redis::{Cmd, Value};
 
-use super::Inner;
 use super::attempt::{Answers, LATE, millis, waiter};
 use super::claims::{Entry, Held};
 use super::node::Trouble;
 use super::round::{Tally, majority};
+use super::shared::Shared;
 use leasehold_core::kit::drift;
 use leasehold_core::store::{Renew, Renewal};
 use leasehold_core::{Claim, ClaimId, ErrorKind, Moment, Result};
@@ -71,7 +71,7 @@ const EACH: Duration = Duration::from_micros(200);
 /// How long a release that was not answered waits before it is sent again.
 const AGAIN: Duration = Duration::from_millis(200);
 
-impl Inner {
+impl Shared {
     /// Extends many holds with one pipeline to each node.
     ///
     /// # Errors
@@ -89,9 +89,9 @@ impl Inner {
         };
         let calls: Arc<[Cmd]> = holds.iter().map(call).collect();
         let mut answers = self.ask_each(limit, LATE, |i| {
-            let (inner, calls) = (self.clone(), calls.clone());
+            let (shared, calls) = (self.clone(), calls.clone());
             async move {
-                let answers = inner.nodes[i].ask_all(&inner.scripts.extend, &calls).await?;
+                let answers = shared.nodes[i].ask_all(&shared.scripts.extend, &calls).await?;
                 let keys = answers.into_iter().map(|answer| match answer {
                     Value::Int(1) => Some(Key::Ours),
                     Value::Int(0) => Some(Key::Free),
@@ -137,14 +137,14 @@ impl Inner {
         counts: Vec<Count>,
         mut answers: Answers<Vec<Option<Key>>>,
     ) {
-        let inner = self.clone();
+        let shared = self.clone();
         self.runtime.spawn(async move {
             while let Some((i, answer)) = answers.recv().await {
                 for ((hold, count), key) in
                     holds.iter().zip(&counts).zip(answer.unwrap_or_default())
                 {
                     if count.tally.passed() && key == Some(Key::Free) {
-                        inner.heal(hold, i);
+                        shared.heal(hold, i);
                     }
                 }
             }
@@ -181,13 +181,13 @@ impl Inner {
         let holder = serde_json::to_string(&*hold.claim.holder).unwrap_or_default();
         call.arg(&keys[..2]).arg(&hold.held.value).arg(millis(hold.lease));
         call.arg(hold.held.token.get()).arg(holder);
-        let (inner, entry, claim) = (self.clone(), hold.entry.clone(), hold.claim.clone());
+        let (shared, entry, claim) = (self.clone(), hold.entry.clone(), hold.claim.clone());
         self.runtime.spawn(async move {
-            let asked = inner.nodes[node].ask(&inner.scripts.heal, &call);
+            let asked = shared.nodes[node].ask(&shared.scripts.heal, &call);
             let _ = tokio::time::timeout(LATE, asked).await;
             // It was released meanwhile: then this key too.
             if entry.has_left() {
-                inner.release_some(&claim, u64::MAX, |i| i == node);
+                shared.release_some(&claim, u64::MAX, |i| i == node);
             }
         });
     }
@@ -295,15 +295,15 @@ impl Inner {
         if !self.nodes[i].owe(call, until) {
             return;
         }
-        let inner = self.clone();
+        let shared = self.clone();
         self.runtime.spawn(async move {
-            let node = &inner.nodes[i];
+            let node = &shared.nodes[i];
             let mut pause = AGAIN;
             loop {
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(AGAIN * 10);
-                while let Some(call) = node.owed(inner.claims.now()) {
-                    match inner.release_once(i, &call).await {
+                while let Some(call) = node.owed(shared.claims.now()) {
+                    match shared.release_once(i, &call).await {
                         Ok(_) | Err(Trouble::Strange) => node.paid(),
                         Err(_) => break,
                     }

@@ -13,10 +13,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Inner;
 use super::attempt::LATE;
 use super::node::{MEMORY_KEY, Trouble};
 use super::round::{Known, recollect};
+use super::shared::Shared;
 use leasehold_core::Moment;
 use leasehold_core::kit::wall_micros;
 
@@ -31,22 +31,22 @@ struct Heard {
     in_use: bool,
 }
 
-impl Inner {
+impl Shared {
     /// What each node knows; of those that `which` names.
     async fn what_is_known(self: &Arc<Self>, which: impl Fn(usize) -> bool) -> Heard {
         let asked = self.claims.now();
         let mut answers = self.ask_each(self.patient(), LATE, |i| {
-            let (inner, wanted) = (self.clone(), which(i));
+            let (shared, wanted) = (self.clone(), which(i));
             async move {
                 if !wanted {
                     return Err(Trouble::Over);
                 }
-                let node = &inner.nodes[i];
+                let node = &shared.nodes[i];
                 // A twin has no knowledge of its own.
                 node.met(false).await?;
-                match inner.twin_of(i) {
+                match shared.twin_of(i) {
                     Some(twin) => Err(twin),
-                    None => node.known(&inner.scripts).await,
+                    None => node.known(&shared.scripts).await,
                 }
             }
         });
@@ -75,8 +75,8 @@ impl Inner {
 
     /// Tells one node, in a task of its own.
     pub(super) fn tell_later(self: &Arc<Self>, node: usize) {
-        let inner = self.clone();
-        self.runtime.spawn(async move { drop(inner.tell(node).await) });
+        let shared = self.clone();
+        self.runtime.spawn(async move { drop(shared.tell(node).await) });
     }
 
     /// Tells one node what it has forgotten.

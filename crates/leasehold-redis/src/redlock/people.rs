@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use redis::Value;
 
-use super::Inner;
 use super::attempt::LATE;
 use super::node::Trouble;
 use super::round::majority;
 use super::scripts;
+use super::shared::Shared;
 use crate::redis::keys::escaped;
 use leasehold_core::store::{ClaimInfo, Evict, LockInfo, Standing};
 use leasehold_core::{Holder, Kind, Name, Result, Token};
@@ -33,14 +33,14 @@ struct Waiting {
     left: Duration,
 }
 
-impl Inner {
+impl Shared {
     async fn views(self: &Arc<Self>, name: &Name) -> Result<Vec<View>> {
         let mut answers = self.ask_each(self.patient(), LATE, |i| {
-            let (inner, keys) = (self.clone(), self.keys(name));
+            let (shared, keys) = (self.clone(), self.keys(name));
             async move {
-                let mut call = inner.scripts.read.call(4);
+                let mut call = shared.scripts.read.call(4);
                 call.arg(&[&keys[0], &keys[1], &keys[3], &keys[4]]);
-                let mut answer = inner.nodes[i].ask(&inner.scripts.read, &call).await?;
+                let mut answer = shared.nodes[i].ask(&shared.scripts.read, &call).await?;
                 let mut view = || {
                     let value = answer.text()?;
                     let left = u64::try_from(answer.number()?).ok().map(Duration::from_millis);
@@ -148,14 +148,14 @@ impl Inner {
         let records = self.record_key(prefix);
         let pattern = format!("{}*", escaped(&records));
         let mut answers = self.ask_each(Duration::from_secs(5), LATE, |i| {
-            let (inner, pattern) = (self.clone(), pattern.clone());
+            let (shared, pattern) = (self.clone(), pattern.clone());
             async move {
                 let mut found = Vec::new();
                 let mut cursor = String::from("0");
                 loop {
                     let mut scan = redis::cmd("SCAN");
                     scan.arg(&cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(1_000);
-                    let Value::Array(answer) = inner.nodes[i].call(&scan).await? else {
+                    let Value::Array(answer) = shared.nodes[i].call(&scan).await? else {
                         return Err(Trouble::Strange);
                     };
                     let mut answer = answer.into_iter();
@@ -200,14 +200,14 @@ impl Inner {
             }
         };
         let mut answers = self.ask_each(self.patient(), LATE, |i| {
-            let (inner, keys, value) = (self.clone(), self.keys(name), value.clone());
+            let (shared, keys, value) = (self.clone(), self.keys(name), value.clone());
             async move {
-                let mut call = inner.scripts.evict.call(4);
+                let mut call = shared.scripts.evict.call(4);
                 call.arg(&[&keys[0], &keys[1], &keys[3], &keys[4]]);
                 if let Some(value) = value {
                     call.arg(value);
                 }
-                let mut answer = inner.nodes[i].ask(&inner.scripts.evict, &call).await?;
+                let mut answer = shared.nodes[i].ask(&shared.scripts.evict, &call).await?;
                 answer.natural().ok_or(Trouble::Strange)
             }
         });

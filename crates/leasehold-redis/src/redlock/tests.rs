@@ -269,9 +269,9 @@ fn a_claim_that_did_not_get_in_is_forgotten() {
             let joined = store.join(&claim(), Mode::Try).await.unwrap();
             assert!(matches!(joined, Joined::Busy { .. }), "{joined:?}");
         }
-        assert_eq!(store.inner.claims.count(), 1);
+        assert_eq!(store.shared.claims.count(), 1);
         assert!(store.leave(&held, None).await.unwrap());
-        assert_eq!(store.inner.claims.count(), 0);
+        assert_eq!(store.shared.claims.count(), 0);
     });
 }
 

@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
-use super::sealed::{Speak, Taken};
-use super::{Answer, Column, Database, Dialect, Known, Value, bind, said, speak};
+use super::said::{self, Known};
+use super::schema::Dialect;
+use super::speak::sealed::{Speak, Taken};
+use super::speak::{Answer, Column, Database, bind, speak};
+use super::value::Value;
 use leasehold_core::Name;
 
 impl Database for sqlx::Postgres {

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::call::Call;
+use super::limits::LIMIT;
 use super::rows::Cells;
+use super::shared::Shared;
 use super::statements::PAGE;
 use super::wire::{Arg, Done, Row, Statement};
-use super::{LIMIT, POLL, SWEEP, Shared};
 use leasehold_core::store::Signal;
 use leasehold_core::{ClaimId, Name, Token};
 
@@ -137,6 +138,10 @@ impl Shared {
     }
 }
 
+/// The poller's pauses, from just after something happened to long after.
+const POLL: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(40)];
+/// How often it is looked whether it is time to look for what nobody uses any more.
+const SWEEP: Duration = Duration::from_secs(600);
 /// How often connections are looked for that nobody uses.
 const TRIM: Duration = Duration::from_secs(1);
 /// How long after somebody has swept the next one does.

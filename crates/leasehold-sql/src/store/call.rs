@@ -10,13 +10,16 @@ use std::time::Duration;
 use tokio::sync::SemaphorePermit;
 
 use super::beat::Beaten;
-use super::fault::{self, Failure};
+use super::fault::{self, Failure, given_up, no_answer};
+use super::limits::{LIMIT, SLOW, TRIES};
 use super::loaded::{self, Loaded, Reach};
-use super::wire::{Arg, Pool, Pooled, Wire};
-use super::{LIMIT, SLOW, Shared, TRIES, given_up, is_file, no_answer};
+use super::pool::{Pool, Pooled};
+use super::shared::Shared;
+use super::url::is_file;
+use super::wire::{Arg, Wire};
 use leasehold_core::queue::Queue;
 use leasehold_core::store::{Evict, Joined, LockInfo, Mode, Renew, Renewal};
-use leasehold_core::{Claim, ClaimId, Error, Name, Result};
+use leasehold_core::{Claim, ClaimId, Error, ErrorKind, Name, Result};
 
 /// Whether nobody waits for the answer any more.
 pub(super) type Gone<'a> = &'a (dyn Fn() -> bool + Send + Sync);
@@ -98,6 +101,27 @@ impl Shared {
                 Some(Err(failure)) => return Err(failure.into_error()),
             }
         }
+    }
+
+    /// A join that has [begun](super::joins::Joins::begin), and what becomes of it if its claim was given up
+    /// meanwhile.
+    pub(super) async fn join_or_leave(
+        &self,
+        claim: Claim,
+        mode: Mode,
+        gone: Gone<'_>,
+    ) -> Result<Answer> {
+        let id = claim.id;
+        let done = self.call(Call::Join(claim.clone(), mode), gone).await;
+        let ended = self.joins.end(id, matches!(done, Ok(Answer::Joined(Joined::Waiting(_)))));
+        if ended.given_up {
+            // Unheard, the claim's lease says it later.
+            let _ = self.call(Call::Leave(claim, None, true), &|| false).await;
+        }
+        if ended.given_up || ended.idle {
+            self.waiters.dismiss(id);
+        }
+        if ended.given_up { Err(given_up()) } else { done }
     }
 
     /// What could fill a pool with calls of its kind takes turns, so that the others find room in it:
@@ -210,6 +234,11 @@ fn describe(name: &Name, loaded: &mut Loaded) -> Option<LockInfo> {
     queue.settle(now);
     let info = LockInfo::new(name.clone(), queue.kind(), queue.capacity(), queue.claims(now));
     (!info.claims.is_empty()).then_some(info)
+}
+
+/// What is told to who was given another call's answer.
+pub(super) fn out_of_step<T>() -> Result<T> {
+    Err(Error::new(ErrorKind::Corrupt, "the store answered another call: report this"))
 }
 
 /// Between tries: longer each time, and spread, so that those who met once do not meet for ever.

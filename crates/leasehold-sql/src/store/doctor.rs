@@ -2,15 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use super::fault::Failure;
+use super::fault::{Failure, no_answer};
+use super::limits::LIMIT;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 use super::rows::Cells;
+use super::shared::Shared;
 #[cfg(feature = "sqlite")]
 use super::url::Synchronous;
 use super::url::{Dialect, SqlUrl};
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 use super::wire::{Statement, Wire};
-use super::{LIMIT, Shared, no_answer};
 use leasehold_core::doctor::Finding;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 use leasehold_core::kit::wall_micros;

@@ -15,7 +15,7 @@ use std::task::Poll;
 
 use tokio::sync::{Mutex, Notify, OwnedMutexGuard, OwnedSemaphorePermit, Semaphore};
 
-use super::SLOW;
+use super::limits::SLOW;
 use super::wire::Wire;
 
 type Slot = Mutex<Option<Box<dyn Wire>>>;

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use super::limits::LIMIT;
 use leasehold_core::{Error, ErrorKind};
 
 /// An operation that failed.
@@ -248,4 +249,17 @@ fn shown(error: &sqlx::Error) -> String {
         }
         other => other.to_string(),
     }
+}
+
+pub(super) fn closed() -> Error {
+    Error::new(ErrorKind::Closed, "the client's runtime was shut down: connect again")
+}
+
+pub(super) fn given_up() -> Error {
+    Error::new(ErrorKind::Unreachable, "given up by its caller before it was done: ask again")
+}
+
+pub(super) fn no_answer() -> Error {
+    let what = format!("the database did not answer within {LIMIT:?}: check that it runs");
+    Error::new(ErrorKind::Unreachable, what)
 }

@@ -1,11 +1,12 @@
 //! Which tables of which database a store is, whatever address it is reached by: a server has a name
 //! of its own, which neither a pooler in front nor another host name changes.
 
-use super::fault::Failure;
+use super::fault::{Failure, no_answer};
+use super::limits::LIMIT;
 use super::rows::Cells;
+use super::shared::Shared;
 use super::url::{Dialect, SqlUrl};
 use super::wire::Statement;
-use super::{Shared, no_answer};
 use leasehold_core::{Error, ErrorKind, Result};
 
 /// What the server is asked, the first that it understands: its name with the database's, and the
@@ -43,7 +44,7 @@ impl Shared {
             return Ok(format!("{file}#{}", url.prefix));
         }
         for question in questions(url.dialect) {
-            let asked = tokio::time::timeout(super::LIMIT, self.ask_who(question)).await;
+            let asked = tokio::time::timeout(LIMIT, self.ask_who(question)).await;
             match asked.map_err(|_| no_answer())? {
                 Ok([server, schema]) => {
                     let schema = url.schema.clone().unwrap_or(schema);

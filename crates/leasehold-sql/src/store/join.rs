@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use super::Shared;
 use super::call::Answer;
 use super::fault::{self, Failure};
 use super::loaded::{self, Reach};
 use super::rows::{Cells, int, kind_number, micros, plain};
+use super::shared::Shared;
 use super::url::Dialect;
 use super::wire::{Arg, Wire};
 use leasehold_core::queue::At;

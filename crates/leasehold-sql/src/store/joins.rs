@@ -8,11 +8,8 @@
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-use super::call::{Answer, Call, Gone};
-use super::{Shared, given_up};
+use leasehold_core::ClaimId;
 use leasehold_core::kit::locked;
-use leasehold_core::store::{Joined, Mode};
-use leasehold_core::{Claim, ClaimId, Result};
 
 #[derive(Debug, Default)]
 pub(super) struct Joins(Mutex<HashMap<ClaimId, Joining>>);
@@ -63,28 +60,5 @@ impl Joins {
             all.remove(&id);
         }
         ended
-    }
-}
-
-impl Shared {
-    /// A join that has [begun](Joins::begin), and what becomes of it if its claim was given up
-    /// meanwhile.
-    pub(super) async fn join_or_leave(
-        &self,
-        claim: Claim,
-        mode: Mode,
-        gone: Gone<'_>,
-    ) -> Result<Answer> {
-        let id = claim.id;
-        let done = self.call(Call::Join(claim.clone(), mode), gone).await;
-        let ended = self.joins.end(id, matches!(done, Ok(Answer::Joined(Joined::Waiting(_)))));
-        if ended.given_up {
-            // Unheard, the claim's lease says it later.
-            let _ = self.call(Call::Leave(claim, None, true), &|| false).await;
-        }
-        if ended.given_up || ended.idle {
-            self.waiters.dismiss(id);
-        }
-        if ended.given_up { Err(given_up()) } else { done }
     }
 }

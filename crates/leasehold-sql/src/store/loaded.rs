@@ -20,8 +20,8 @@ use super::fault::Failure;
 use super::rows::{
     Cells, LockRow, common, corrupt, int, kind_number, nobody, standing_number, time,
 };
-use super::statements::{self, Statements};
-use super::wire::{Arg, Row, Statement, Wire};
+use super::statements::{self, FRONT, Statements, Write};
+use super::wire::{Arg, Row, Wire};
 use leasehold_core::queue::{Entry, Queue};
 use leasehold_core::store::{Joined, Place, Renewal, Standing};
 use leasehold_core::{Claim, ClaimId, Name, Token};
@@ -33,10 +33,6 @@ pub(super) enum Reach {
     /// The front, and this claim wherever it stands.
     FrontAnd(ClaimId),
 }
-
-/// How many claims the front is: enough for the readers and permits of most locks, and for a few
-/// dead waiters.
-pub(super) const FRONT: usize = 16;
 
 /// A lock's queue as it was read.
 #[derive(Debug)]
@@ -280,9 +276,6 @@ impl Loaded {
         (&sql.write_lock, args)
     }
 }
-
-/// A statement that changes one row.
-pub(super) type Write<'a> = (&'a Statement, Vec<Arg>);
 
 fn by_token<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> HashMap<Token, &'a Entry> {
     entries.into_iter().map(|e| (e.token, e)).collect()

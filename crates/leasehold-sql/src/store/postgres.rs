@@ -10,9 +10,10 @@ use sqlx::postgres::{
 use sqlx::{Acquire, ConnectOptions, Row};
 use tokio::runtime::Handle;
 
-use super::Shared;
 use super::ear::Heard;
 use super::fault::Failure;
+use super::shared::Shared;
+use super::statements::BEGIN_POOLED;
 use super::url::SqlUrl;
 use super::wire::{Arg, Connect, Done, Row as Cells, Statement, Wire, wire};
 use leasehold_core::kit::Waiters;
@@ -106,11 +107,6 @@ const LIMITS: [(&str, &str); 2] =
     [("idle_in_transaction_session_timeout", "1000"), (LIMIT_SHOWN.0, "5000")];
 /// One of them, as the server shows it where it has arrived.
 pub(super) const LIMIT_SHOWN: (&str, &str) = ("lock_timeout", "5s");
-
-/// The same for each transaction behind a pooler, where the session is not ours: sent with the BEGIN,
-/// so that it costs no round trip.
-pub(super) const BEGIN_POOLED: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; \
-     SET LOCAL idle_in_transaction_session_timeout = 1000; SET LOCAL lock_timeout = 5000";
 
 #[derive(Debug)]
 pub(super) struct Postgres {

@@ -5,16 +5,18 @@ use std::time::{Duration, Instant};
 
 use super::background::SWEPT;
 use super::fault::{self, Failure};
+use super::limits::TRIES;
 #[cfg(feature = "postgres")]
 use super::postgres;
 use super::rows::Cells;
+use super::shared::Shared;
 #[cfg(feature = "sqlite")]
 use super::sqlite;
-use super::url::{Dialect, SqlUrl, Synchronous};
+use super::url::{Dialect, SqlUrl, Synchronous, is_file};
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 use super::version;
 use super::wire::{Arg, Row, Statement, Wire};
-use super::{Shared, TRIES, call, is_file, schema};
+use super::{call, schema};
 use leasehold_core::store::{
     ALL_KINDS, ClockModel, Durability, Guarantees, Liveness, Stall, Survival, Wakeup,
 };

@@ -11,8 +11,8 @@ use std::collections::HashSet;
 
 use super::fault::{self, Failure};
 use super::loaded::{self, Loaded, Reach};
+use super::shared::{LISTENS, Shared};
 use super::wire::Wire;
-use super::{LISTENS, Shared};
 use leasehold_core::store::Signal;
 use leasehold_core::{Claim, ClaimId, Name, Token};
 

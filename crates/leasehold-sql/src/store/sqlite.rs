@@ -110,8 +110,9 @@ impl Connect for Sqlite {
 #[cfg(test)]
 mod tests {
     use super::super::SqlStore;
+    use super::super::pool::Pooled;
     use super::super::rows::Cells;
-    use super::super::wire::{Pooled, Statement};
+    use super::super::wire::Statement;
 
     async fn setting(pooled: &mut Pooled, sql: &str, shape: &'static str) -> String {
         let statement = Statement { sql: sql.into(), shape };

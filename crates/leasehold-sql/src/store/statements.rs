@@ -1,9 +1,20 @@
 //! The SQL, written once. `?` is an argument, `{now}` the server's clock in microseconds,
 //! `{greatest}` the larger of two.
 
-use super::loaded::{FRONT, Write};
 use super::url::{Dialect, SqlUrl};
 use super::wire::{Arg, Statement};
+
+/// How many claims the front is: enough for the readers and permits of most locks, and for a few
+/// dead waiters.
+pub(super) const FRONT: usize = 16;
+
+/// A statement that changes one row.
+pub(super) type Write<'a> = (&'a Statement, Vec<Arg>);
+
+/// The same for each transaction behind a pooler, where the session is not ours: sent with the BEGIN,
+/// so that it costs no round trip.
+pub(super) const BEGIN_POOLED: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; \
+     SET LOCAL idle_in_transaction_session_timeout = 1000; SET LOCAL lock_timeout = 5000";
 
 /// All statements of one store.
 #[derive(Debug)]
@@ -221,7 +232,7 @@ fn begin(url: &SqlUrl) -> &'static str {
         #[cfg(feature = "postgres")]
         Dialect::Postgres if !url.pooler => "BEGIN ISOLATION LEVEL READ COMMITTED",
         #[cfg(feature = "postgres")]
-        Dialect::Postgres => super::postgres::BEGIN_POOLED,
+        Dialect::Postgres => BEGIN_POOLED,
         #[cfg(feature = "mysql")]
         Dialect::MySql => "START TRANSACTION",
     }

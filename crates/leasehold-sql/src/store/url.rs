@@ -237,9 +237,17 @@ fn identifier(what: &str, text: &str) -> Result<String> {
     Ok(text.to_owned())
 }
 
+#[allow(clippy::match_like_matches_macro, reason = "depends on the features")]
+pub(super) fn is_file(dialect: Dialect) -> bool {
+    match dialect {
+        #[cfg(feature = "sqlite")]
+        Dialect::Sqlite => true,
+        _ => false,
+    }
+}
+
 #[cfg(all(test, feature = "postgres", feature = "sqlite"))]
 mod tests {
-    use super::super::is_file;
     use super::*;
 
     #[test]

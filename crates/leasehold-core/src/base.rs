@@ -1,0 +1,7 @@
+//! What knows nothing of locks: clocks, the world that the client lives in, and how things are written.
+
+pub(crate) mod clock;
+pub(crate) mod duration;
+pub(crate) mod locked;
+pub(crate) mod percent;
+pub(crate) mod world;

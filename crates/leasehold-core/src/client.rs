@@ -1,0 +1,11 @@
+//! What the locks of one client share: its thread, the claims that it keeps alive, what it tells.
+
+pub(crate) mod ask;
+pub(crate) mod background;
+pub(crate) mod core;
+pub(crate) mod keeper;
+pub(crate) mod lease;
+pub(crate) mod leave;
+mod schedule;
+pub mod telemetry;
+pub(crate) mod waiting;

@@ -1,0 +1,105 @@
+//! What the parts of one client share.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::background::Background;
+use super::keeper::Keeper;
+use super::leave::leave_for_sure;
+use crate::base::clock::{Clock, Moment};
+use crate::store::Store;
+use crate::words::claim::Claim;
+use crate::words::error::{Error, ErrorKind, Result};
+use crate::words::holder::Holder;
+use crate::words::token::Token;
+
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) keeper: Arc<Keeper>,
+    pub(crate) background: Background,
+    pub(crate) clock: Clock,
+    pub(crate) label: String,
+    pub(crate) holder: Arc<Holder>,
+    /// What sequencers say of the store.
+    pub(crate) identity: String,
+    seen: AtomicU64,
+    closed: AtomicBool,
+}
+
+impl Core {
+    /// Of a client that begins to keep its claims alive now.
+    pub(crate) fn new(
+        store: Arc<dyn Store>,
+        background: Background,
+        clock: Clock,
+        label: String,
+        identity: String,
+    ) -> Self {
+        let keeper = Keeper::new(store.clone(), clock.clone());
+        background.spawn(keeper.clone().run());
+        let holder = Arc::new(Holder::this_process(&label));
+        let (seen, closed) = (AtomicU64::new(0), AtomicBool::new(false));
+        Self { store, keeper, background, clock, label, holder, identity, seen, closed }
+    }
+
+    /// Nothing can be taken through it any more.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn check_ours(&self) -> Result<()> {
+        if !self.holder_is_us() {
+            let what = "this process is a fork of the one that connected, and has no thread to \
+                        renew with: connect after forking";
+            return Err(Error::new(ErrorKind::Closed, what));
+        }
+        Ok(())
+    }
+
+    /// The store, in the process that connected: in a forked child its connections are the
+    /// parent's.
+    pub(crate) fn ours(&self) -> Result<&dyn Store> {
+        self.check_ours()?;
+        Ok(&*self.store)
+    }
+
+    pub(crate) fn check_open(&self) -> Result<()> {
+        if self.closed.load(Ordering::SeqCst) { Err(Error::closed()) } else { Ok(()) }
+    }
+
+    /// The highest token that this client has seen, whatever the name: higher than needed never
+    /// harms, since tokens are drawn from clocks.
+    pub(crate) fn seen(&self) -> u64 {
+        self.seen.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn saw(&self, token: Token) {
+        self.seen.fetch_max(token.get(), Ordering::SeqCst);
+    }
+
+    /// What is left of `at_least`.
+    pub(crate) fn keep(&self, until: Moment) -> Option<Duration> {
+        if until == Moment::from_nanos(0) {
+            return None;
+        }
+        let left = until.since(self.clock.now());
+        (!left.is_zero()).then_some(left)
+    }
+
+    /// Gives a claim back without a caller to wait for it: at once where the store is local, else
+    /// on the background thread, until the store answers or the claim can no longer live there.
+    pub(crate) fn owe_leave(self: &Arc<Self>, claim: Claim, keep_until: Moment) {
+        if !self.holder_is_us() {
+            return;
+        }
+        let (store, clock) = (self.store.clone(), self.clock.clone());
+        let local = store.is_local();
+        self.background.owe(leave_for_sure(store, clock, claim, keep_until), local);
+    }
+
+    pub(crate) fn holder_is_us(&self) -> bool {
+        self.holder.pid == std::process::id()
+    }
+}

@@ -1,0 +1,497 @@
+//! What a holder may believe: `Held → AtRisk → Lost`, decided by our own clock.
+//!
+//! # The argument
+//! The store counts a lease from when it handled our request; we count it from *before we sent*
+//! it, and shorten it by the drift that two clocks may have. So our deadline is never later than
+//! the store's, whatever the network did in between: while [`Lease::is_held`] is true, the store
+//! has not given the lock away. (Receipt never starts a lease: an answer may have been on its way
+//! for longer than the lease.)
+//!
+//! Loss is one-way. The deadline lives in one atomic whose value 0 means lost, and every change is
+//! a compare-and-swap: a renewal that is acknowledged after the deadline finds it passed, writes 0
+//! and changes nothing. Whoever first looks at a passed deadline loses the lease, so a process
+//! that was stopped for an hour sees the truth at first sight, before any thread has had its turn.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::base::clock::{Clock, Moment};
+use crate::words::claim::Claim;
+use crate::words::error::LostReason;
+use crate::words::limits::drift;
+use crate::words::sequencer::Side;
+use crate::words::token::Token;
+
+/// How a hold stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum State {
+    /// Held, and renewals are acknowledged.
+    Held,
+    /// Held, but for two thirds of the lease no renewal was acknowledged (or the end of `max_hold`
+    /// is near). Stop starting things; it may still become [`Held`](Self::Held) again.
+    AtRisk(Deadline),
+    /// Not held any more, for ever.
+    Lost(LostReason),
+    /// Released by its owner.
+    Released,
+}
+
+/// The moment at which a hold that nobody renews is lost, by the client's boot clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deadline {
+    moment: Moment,
+    left: Duration,
+}
+
+impl Deadline {
+    /// The moment on the boot clock.
+    pub fn moment(&self) -> Moment {
+        self.moment
+    }
+
+    /// How much was left when this was read.
+    pub fn remaining(&self) -> Duration {
+        self.left
+    }
+}
+
+const LOST: u64 = 0;
+
+/// When the last acknowledged grant or renewal was sent, and for how long it is good.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Granted {
+    /// Before the request was sent.
+    pub(crate) sent: Moment,
+    /// As the store answered; `None`: no leases.
+    pub(crate) remaining: Option<Duration>,
+}
+
+impl Granted {
+    /// Until when the grant is certain.
+    pub(crate) fn deadline(self) -> Moment {
+        match self.remaining {
+            Some(left) => self.sent.plus(left.saturating_sub(drift(left))),
+            None => Moment::NEVER,
+        }
+    }
+
+    fn at_risk_from(self) -> Moment {
+        self.remaining.map_or(Moment::NEVER, |left| self.sent.plus(left / 3 * 2))
+    }
+}
+
+/// One hold, as its guard and the keeper share it.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    pub(crate) claim: Claim,
+    pub(crate) token: Token,
+    /// Whether it is renewed.
+    pub(crate) renew: bool,
+    /// When `max_hold` is over.
+    pub(crate) ends: Moment,
+    /// Until when the lock is to stay taken even after a release.
+    pub(crate) keep_until: Moment,
+    clock: Clock,
+    pid: u32,
+    deadline: AtomicU64,
+    at_risk_from: AtomicU64,
+    /// From when the end of `max_hold` counts as near.
+    nears_end: Moment,
+    /// Whether a lease of full length was granted; a pushed grant is shorter until it is renewed.
+    full: AtomicBool,
+    reason: OnceLock<LostReason>,
+    released: AtomicBool,
+    /// Made when somebody first wants to be told: most holds end before anybody does.
+    told: OnceLock<watch::Sender<State>>,
+}
+
+/// What is needed to make a [`Lease`] of a grant.
+pub(crate) struct NewLease {
+    pub(crate) claim: Claim,
+    pub(crate) token: Token,
+    pub(crate) granted: Granted,
+    pub(crate) full: bool,
+    pub(crate) renew: bool,
+    pub(crate) ends: Moment,
+    pub(crate) keep_until: Moment,
+    pub(crate) clock: Clock,
+}
+
+impl Lease {
+    pub(crate) fn new(new: NewLease) -> Self {
+        let nears_end = match new.ends {
+            Moment::NEVER => Moment::NEVER,
+            // The last third of a lease, or of the whole hold if that is shorter.
+            ends => ends.minus(new.claim.lease.min(ends.since(new.clock.now())) / 3),
+        };
+        let pid = new.claim.holder.pid;
+        let lease = Self {
+            claim: new.claim,
+            token: new.token,
+            renew: new.renew,
+            ends: new.ends,
+            keep_until: new.keep_until,
+            clock: new.clock,
+            pid,
+            deadline: AtomicU64::new(new.granted.deadline().min(new.ends).as_nanos().max(1)),
+            at_risk_from: AtomicU64::new(0),
+            nears_end,
+            full: AtomicBool::new(new.full),
+            reason: OnceLock::new(),
+            released: AtomicBool::new(false),
+            told: OnceLock::new(),
+        };
+        lease.set_at_risk(new.granted);
+        lease
+    }
+
+    fn set_at_risk(&self, granted: Granted) {
+        let from = granted.at_risk_from().min(self.nears_end);
+        self.at_risk_from.store(from.as_nanos(), Ordering::SeqCst);
+    }
+
+    /// Whether this process is the one that took the lock, and not a fork of it.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.pid == std::process::id()
+    }
+
+    /// What kind of hold it is.
+    pub(crate) fn side(&self) -> Side {
+        Side::of(self.claim.kind, self.claim.weight)
+    }
+
+    /// Whether the lock is certainly held now.
+    pub(crate) fn is_held(&self) -> bool {
+        self.left().is_some()
+    }
+
+    /// What is certainly left, or zero.
+    pub(crate) fn remaining(&self) -> Duration {
+        self.left().unwrap_or_default()
+    }
+
+    fn left(&self) -> Option<Duration> {
+        if self.is_ours() { self.left_at(self.clock.now()) } else { None }
+    }
+
+    /// What is left, in the process that took the lock. (Asking which process we are is a system
+    /// call.)
+    fn left_at(&self, now: Moment) -> Option<Duration> {
+        let deadline = self.deadline.load(Ordering::SeqCst);
+        if deadline == LOST || self.released.load(Ordering::SeqCst) {
+            return None;
+        }
+        if Moment::from_nanos(deadline) == Moment::NEVER {
+            return Some(Duration::MAX);
+        }
+        if now.as_nanos() < deadline {
+            return Some(Moment::from_nanos(deadline).since(now));
+        }
+        self.expire(now, deadline);
+        // Perhaps a renewal was acknowledged in between; then the new deadline counts.
+        let deadline = Moment::from_nanos(self.deadline.load(Ordering::SeqCst));
+        (deadline > now).then(|| deadline.since(now))
+    }
+
+    /// Whether it was lost, or is by now. Tells nobody.
+    pub(crate) fn has_ended(&self, now: Moment) -> bool {
+        now.as_nanos() >= self.deadline.load(Ordering::SeqCst)
+    }
+
+    /// Loses the lease because `deadline` has passed, unless it was moved meanwhile.
+    fn expire(&self, now: Moment, deadline: u64) {
+        let reason = self.reason_at(now);
+        let swap =
+            self.deadline.compare_exchange(deadline, LOST, Ordering::SeqCst, Ordering::SeqCst);
+        if swap.is_ok() && !self.released.load(Ordering::SeqCst) {
+            self.lost_because(reason);
+        }
+    }
+
+    fn reason_at(&self, now: Moment) -> LostReason {
+        if now >= self.ends { LostReason::MaxHold } else { LostReason::Expired }
+    }
+
+    /// Loses the lease for a reason of the store's or the client's. Tells whether it was held; what
+    /// its owner released is not lost, though a renewal that came after the release says so.
+    pub(crate) fn lose(&self, reason: LostReason) -> bool {
+        if self.released.load(Ordering::SeqCst) {
+            return false;
+        }
+        // Before the swap, so that nobody sees the loss without its reason.
+        self.reason.get_or_init(|| reason);
+        let was_held = self.deadline.swap(LOST, Ordering::SeqCst) != LOST;
+        if was_held {
+            self.lost_because(reason);
+        }
+        was_held
+    }
+
+    fn lost_because(&self, reason: LostReason) {
+        let reason = *self.reason.get_or_init(|| reason);
+        self.tell(|state| {
+            *state = State::Lost(reason);
+            true
+        });
+        crate::client::telemetry::lost(&self.claim, self.token, reason);
+    }
+
+    /// The owner gives the lock back: nobody may believe in it from here on.
+    pub(crate) fn mark_released(&self) {
+        self.released.store(true, Ordering::SeqCst);
+        self.tell(|state| {
+            let end = !matches!(state, State::Lost(_));
+            if end {
+                *state = State::Released;
+            }
+            end
+        });
+    }
+
+    /// A renewal was acknowledged. Never revives a lost lease. Tells whether it is held.
+    pub(crate) fn acknowledge(&self, granted: Granted) -> bool {
+        let new = granted.deadline().min(self.ends).as_nanos();
+        loop {
+            let old = self.deadline.load(Ordering::SeqCst);
+            let now = self.clock.now();
+            if old == LOST {
+                return false;
+            }
+            if now.as_nanos() >= old {
+                self.expire(now, old);
+                continue;
+            }
+            let later = new.max(old);
+            let swap =
+                self.deadline.compare_exchange(old, later, Ordering::SeqCst, Ordering::SeqCst);
+            if swap.is_ok() {
+                break;
+            }
+        }
+        if self.is_of_full_length(granted) {
+            self.full.store(true, Ordering::SeqCst);
+        }
+        self.set_at_risk(granted);
+        self.publish();
+        true
+    }
+
+    /// Whether a renewal is wanted at all.
+    pub(crate) fn wants_renewal(&self) -> bool {
+        self.renew || !self.is_full()
+    }
+
+    /// Whether a lease of full length was ever acknowledged.
+    pub(crate) fn is_full(&self) -> bool {
+        self.full.load(Ordering::SeqCst)
+    }
+
+    /// Whether more was granted than a pushed grant lasts. A store that could not renew just now may
+    /// answer what there is.
+    fn is_of_full_length(&self, granted: Granted) -> bool {
+        let pushed = self.claim.waiter_lease;
+        granted.remaining.is_none_or(|left| left > pushed || self.claim.lease <= pushed)
+    }
+
+    /// How long the next renewal may make it: the lease, or less where `max_hold` ends before.
+    pub(crate) fn next_lease(&self, now: Moment) -> Duration {
+        match self.ends {
+            Moment::NEVER => self.claim.lease,
+            // The store's lease must cover our deadline, which is shortened by the drift.
+            ends => {
+                // Until `at_least` is over, giving the lock back must find it there to keep it.
+                let left = ends.max(self.keep_until).since(now);
+                self.claim.lease.min(left + drift(left) * 2)
+            }
+        }
+    }
+
+    /// The state by the clock, as it is now.
+    pub(crate) fn state(&self) -> State {
+        if !self.is_ours() {
+            return State::Lost(LostReason::Forked);
+        }
+        let now = self.clock.now();
+        let left = self.left_at(now);
+        if let Some(reason) = self.lost_reason() {
+            return State::Lost(reason);
+        }
+        match left {
+            None if self.released.load(Ordering::SeqCst) => State::Released,
+            // Another thread is just finding the deadline passed, and will say the same.
+            None => State::Lost(self.reason_at(now)),
+            Some(left) => match now.as_nanos() >= self.at_risk_from.load(Ordering::SeqCst) {
+                true => State::AtRisk(Deadline { moment: now.plus(left), left }),
+                false => State::Held,
+            },
+        }
+    }
+
+    /// Why it was lost, as far as anybody has noticed.
+    pub(crate) fn lost_reason(&self) -> Option<LostReason> {
+        self.reason.get().copied()
+    }
+
+    /// Tells the subscribers what the clock says.
+    pub(crate) fn publish(&self) {
+        let now = self.state();
+        let kind = std::mem::discriminant::<State>;
+        self.tell(|shown| {
+            // `now` may be old by now: what is final stays.
+            let ended = matches!(shown, State::Lost(_) | State::Released);
+            let news = kind(shown) != kind(&now) && !ended;
+            if news {
+                *shown = now;
+            }
+            news
+        });
+    }
+
+    /// When [`publish`](Self::publish) has news if nothing else happens.
+    pub(crate) fn next_change(&self, now: Moment) -> Moment {
+        let at_risk = Moment::from_nanos(self.at_risk_from.load(Ordering::SeqCst));
+        let deadline = Moment::from_nanos(self.deadline.load(Ordering::SeqCst));
+        if now < at_risk { at_risk.min(deadline) } else { deadline }
+    }
+
+    pub(crate) fn subscribe(&self) -> watch::Receiver<State> {
+        let receiver = self.told.get_or_init(|| watch::Sender::new(self.state())).subscribe();
+        // What changed while there was nobody to be told.
+        fence(Ordering::SeqCst);
+        self.publish();
+        receiver
+    }
+
+    /// Changes what the subscribers see, if there ever was one; what `change` goes by must be
+    /// stored before. Of a change and a first subscription at the same time at least one sees the
+    /// other, by the two fences.
+    fn tell(&self, change: impl FnOnce(&mut State) -> bool) {
+        fence(Ordering::SeqCst);
+        if let Some(told) = self.told.get() {
+            told.send_if_modified(change);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::words::claim::Kind;
+    use crate::words::name::Name;
+
+    const LEASE: Duration = Duration::from_secs(15);
+
+    fn lease(clock: &Clock, ends: Moment) -> Lease {
+        let claim = Claim::new(Name::new("x").unwrap(), Kind::Mutex, 1, 1).unwrap();
+        let granted = Granted { sent: clock.now(), remaining: Some(LEASE) };
+        Lease::new(NewLease {
+            claim,
+            token: Token::new(1).unwrap(),
+            granted,
+            full: true,
+            renew: true,
+            ends,
+            keep_until: Moment::from_nanos(0),
+            clock: clock.clone(),
+        })
+    }
+
+    #[test]
+    fn s01_the_deadline_counts_from_before_sending() {
+        let clock = Clock::stepped();
+        let sent = clock.now();
+        clock.advance(LEASE * 9 / 10);
+        let granted = Granted { sent, remaining: Some(LEASE) };
+        assert!(granted.deadline().since(clock.now()) <= LEASE / 10 - drift(LEASE));
+    }
+
+    #[test]
+    fn s01_the_deadline_is_shortened_by_what_two_clocks_may_drift_apart() {
+        let granted =
+            Granted { sent: Moment::from_nanos(7), remaining: Some(Duration::from_secs(100)) };
+        // One in a hundred, and two milliseconds.
+        let certain = Duration::from_millis(100_000 - 1_000 - 2);
+        assert_eq!(granted.deadline(), Moment::from_nanos(7).plus(certain));
+        // Of less than that nothing is certain.
+        let short = Granted { remaining: Some(Duration::from_millis(2)), ..granted };
+        assert_eq!(short.deadline(), granted.sent);
+        let endless = Granted { remaining: None, ..granted };
+        assert_eq!(endless.deadline(), Moment::NEVER);
+    }
+
+    #[test]
+    fn s02_an_answer_after_the_deadline_revives_nothing() {
+        let clock = Clock::stepped();
+        let lease = lease(&clock, Moment::NEVER);
+        let sent = clock.now();
+        clock.advance(LEASE);
+        assert!(!lease.acknowledge(Granted { sent, remaining: Some(LEASE * 10) }));
+        assert!(!lease.is_held());
+        assert_eq!(lease.state(), State::Lost(LostReason::Expired));
+        assert!(!lease.acknowledge(Granted { sent: clock.now(), remaining: Some(LEASE) }));
+        assert!(!lease.is_held());
+    }
+
+    #[test]
+    fn s10_a_suspended_machine_loses_at_first_sight() {
+        let clock = Clock::stepped();
+        let lease = lease(&clock, Moment::NEVER);
+        assert!(lease.is_held());
+        clock.advance(LEASE * 3);
+        assert!(!lease.is_held());
+        assert_eq!(lease.remaining(), Duration::ZERO);
+    }
+
+    #[test]
+    fn at_risk_from_two_thirds_and_back_again() {
+        let clock = Clock::stepped();
+        let lease = lease(&clock, Moment::NEVER);
+        let watch = lease.subscribe();
+        clock.advance(LEASE * 2 / 3);
+        lease.publish();
+        assert!(matches!(*watch.borrow(), State::AtRisk(d) if d.remaining() <= LEASE / 3));
+        assert!(lease.acknowledge(Granted { sent: clock.now(), remaining: Some(LEASE) }));
+        assert_eq!(*watch.borrow(), State::Held);
+    }
+
+    #[test]
+    fn who_watches_late_sees_what_came_before() {
+        let clock = Clock::stepped();
+        let (lost, risky) = (lease(&clock, Moment::NEVER), lease(&clock, Moment::NEVER));
+        let released = lease(&clock, Moment::NEVER);
+        assert!(lost.lose(LostReason::Gone));
+        released.mark_released();
+        clock.advance(LEASE * 2 / 3);
+        assert_eq!(*lost.subscribe().borrow(), State::Lost(LostReason::Gone));
+        assert_eq!(*released.subscribe().borrow(), State::Released);
+        let mut watch = risky.subscribe();
+        assert!(matches!(*watch.borrow_and_update(), State::AtRisk(_)));
+        risky.mark_released();
+        assert!(watch.has_changed().unwrap());
+        assert_eq!(*watch.borrow(), State::Released);
+    }
+
+    #[test]
+    fn max_hold_ends_a_renewed_lease() {
+        let clock = Clock::stepped();
+        let lease = lease(&clock, clock.now().plus(LEASE * 2));
+        clock.advance(LEASE / 2);
+        assert!(lease.acknowledge(Granted { sent: clock.now(), remaining: Some(LEASE * 9) }));
+        assert!(lease.remaining() <= LEASE * 3 / 2);
+        clock.advance(LEASE * 3 / 2);
+        assert_eq!(lease.state(), State::Lost(LostReason::MaxHold));
+    }
+
+    #[test]
+    fn a_shorter_answer_never_shortens_what_was_promised() {
+        let clock = Clock::stepped();
+        let lease = lease(&clock, Moment::NEVER);
+        let before = lease.remaining();
+        assert!(lease.acknowledge(Granted { sent: clock.now(), remaining: Some(LEASE / 5) }));
+        assert!(lease.remaining() + Duration::from_secs(1) > before);
+    }
+}

@@ -1,0 +1,223 @@
+//! What operators see: metrics through the [`metrics`](https://docs.rs/metrics) facade (feature
+//! `metrics`), events through [`tracing`](https://docs.rs/tracing) (feature `tracing`). Install a
+//! recorder and a subscriber of your choice; without the features everything here compiles to nothing.
+//!
+//! # Metrics
+//! Each is described to the recorder when a client connects.
+//!
+//! | metric | kind | labels | what it counts |
+//! |---|---|---|---|
+//! | `leasehold_acquired_total` | counter | `kind` | locks taken |
+//! | `leasehold_acquire_seconds` | histogram | `kind` | from asking for a lock to holding it |
+//! | `leasehold_not_acquired_total` | counter | `kind`, `reason` | calls that did not get one |
+//! | `leasehold_released_total` | counter | `kind` | locks given back, by `release` and by drop |
+//! | `leasehold_releases_owed_total` | counter | `kind` | of these, told the caller as [`Released::Owed`](crate::Released::Owed) |
+//! | `leasehold_lost_total` | counter | `kind`, `reason` | holds that ended without being released: **alert on it** |
+//! | `leasehold_renewals_total` | counter | | claims renewed; waiters' heartbeats are renewals, too |
+//! | `leasehold_renewal_failures_total` | counter | | claims whose renewal failed, each time |
+//! | `leasehold_fence_refused_total` | counter | | requests that `fence::http` refused as stale |
+//! | `leasehold_fence_failures_total` | counter | | requests that it refused because its memory failed |
+//!
+//! `kind` is `mutex`, `rwlock` or `semaphore`. `reason` is one word: for what was not acquired
+//! [`ErrorKind::word`](crate::ErrorKind::word) (`contended`, `timeout`, `unreachable`, …), for what
+//! was lost [`LostReason::word`](crate::LostReason::word)
+//! (`expired`, `gone`, `max_hold`, `closed`). Names of locks are no labels: there is no end to
+//! them.
+//!
+//! # Events
+//! There are no spans: a hold is a value that moves between tasks and threads, and no scope of
+//! code. A lock's name is in the field `name`, quoted; ids of claims, which are secret, are in
+//! none.
+//!
+//! | level | event |
+//! |---|---|
+//! | `WARN` | `lock lost`, with the `reason`; `renewal failed; …`; `release failed; …`; `release owed; …`; `waits for a lock that this client holds itself; …`; `stale token refused`; what a store finds wrong |
+//! | `DEBUG` | `acquired` (after how long), `not acquired` (why), `released` |
+//! | `TRACE` | `renewed` (how many) |
+
+#![cfg_attr(not(all(feature = "metrics", feature = "tracing")), allow(unused_variables))]
+
+use std::time::Duration;
+
+use crate::words::claim::{Claim, Kind};
+use crate::words::error::{Error, LostReason};
+use crate::words::token::Token;
+
+/// Where events come from, whichever package tells them: filters name it.
+#[cfg(feature = "tracing")]
+const TARGET: &str = "leasehold::telemetry";
+
+#[cfg(feature = "metrics")]
+fn kind(claim: &Claim) -> &'static str {
+    kind_of(claim.kind)
+}
+
+#[cfg(feature = "metrics")]
+fn kind_of(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Mutex => "mutex",
+        Kind::RwLock => "rwlock",
+        Kind::Semaphore => "semaphore",
+    }
+}
+
+/// Tells the recorder what the metrics are.
+pub(crate) fn describe() {
+    #[cfg(feature = "metrics")]
+    {
+        use metrics::{Unit, describe_counter, describe_histogram};
+        for (counter, what) in [
+            ("leasehold_acquired_total", "Locks taken."),
+            ("leasehold_not_acquired_total", "Calls that did not get a lock, by reason."),
+            ("leasehold_released_total", "Locks given back."),
+            ("leasehold_releases_owed_total", "Releases that the store did not answer in time."),
+            ("leasehold_lost_total", "Holds that ended without being released, by reason."),
+            ("leasehold_renewals_total", "Claims renewed, heartbeats of waiters among them."),
+            ("leasehold_renewal_failures_total", "Claims whose renewal failed, each time."),
+            ("leasehold_fence_refused_total", "HTTP requests refused for a stale token."),
+            ("leasehold_fence_failures_total", "HTTP requests refused as the fence failed."),
+        ] {
+            describe_counter!(counter, Unit::Count, what);
+        }
+        let what = "From asking for a lock to holding it.";
+        describe_histogram!("leasehold_acquire_seconds", Unit::Seconds, what);
+    }
+}
+
+#[inline]
+pub(crate) fn acquired(claim: &Claim, token: Token, waited: impl FnOnce() -> Duration) {
+    #[cfg(any(feature = "metrics", feature = "tracing"))]
+    let waited = waited();
+    #[cfg(feature = "metrics")]
+    {
+        metrics::counter!("leasehold_acquired_total", "kind" => kind(claim)).increment(1);
+        metrics::histogram!("leasehold_acquire_seconds", "kind" => kind(claim))
+            .record(waited.as_secs_f64());
+    }
+    #[cfg(feature = "tracing")]
+    tracing::debug!(target: TARGET, name = %claim.name, %token, ?waited, "acquired");
+}
+
+#[inline]
+pub(crate) fn not_acquired(kind: Kind, error: &Error) {
+    #[cfg(feature = "metrics")]
+    {
+        let (kind, reason) = (kind_of(kind), error.kind().word());
+        metrics::counter!("leasehold_not_acquired_total", "kind" => kind, "reason" => reason)
+            .increment(1);
+    }
+    #[cfg(feature = "tracing")]
+    tracing::debug!(target: TARGET, %error, "not acquired");
+}
+
+#[inline]
+pub(crate) fn released(claim: &Claim, token: Token) {
+    #[cfg(feature = "metrics")]
+    metrics::counter!("leasehold_released_total", "kind" => kind(claim)).increment(1);
+    #[cfg(feature = "tracing")]
+    tracing::debug!(target: TARGET, name = %claim.name, %token, "released");
+}
+
+pub(crate) fn lost(claim: &Claim, token: Token, reason: LostReason) {
+    #[cfg(feature = "metrics")]
+    metrics::counter!("leasehold_lost_total", "kind" => kind(claim), "reason" => reason.word())
+        .increment(1);
+    #[cfg(feature = "tracing")]
+    tracing::warn!(target: TARGET, name = %claim.name, %token, %reason, "lock lost");
+}
+
+pub(crate) fn renewed(claims: usize) {
+    #[cfg(feature = "metrics")]
+    metrics::counter!("leasehold_renewals_total").increment(claims as u64);
+    #[cfg(feature = "tracing")]
+    tracing::trace!(target: TARGET, claims, "renewed");
+}
+
+pub(crate) fn renewal_failed(claims: usize, error: &Error) {
+    #[cfg(feature = "metrics")]
+    metrics::counter!("leasehold_renewal_failures_total").increment(claims as u64);
+    #[cfg(feature = "tracing")]
+    tracing::warn!(target: TARGET, claims, %error, "renewal failed; trying again until the deadline");
+}
+
+/// For a waiter's lease by now: a task that holds it would wait for itself for ever.
+pub(crate) fn waits_behind_itself(claim: &Claim) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(
+        target: TARGET,
+        name = %claim.name,
+        "waits for a lock that this client holds itself; if the same task holds it, it waits for ever: \
+         use an Owner, or release it first"
+    );
+}
+
+/// The caller was told that the release is owed.
+pub(crate) fn release_owed(claim: &Claim, token: Token, error: &Error) {
+    #[cfg(feature = "metrics")]
+    metrics::counter!("leasehold_releases_owed_total", "kind" => kind(claim)).increment(1);
+    #[cfg(feature = "tracing")]
+    tracing::warn!(target: TARGET, name = %claim.name, %token, %error, "release owed; trying on in the background");
+}
+
+pub(crate) fn leave_failed(claim: &Claim, error: &Error) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(target: TARGET, name = %claim.name, %error, "release failed; trying again");
+}
+
+/// A fence refused a token that is smaller than one it has seen.
+pub fn fence_refused(resource: &crate::Name, seen: Token, offered: Token) {
+    #[cfg(feature = "metrics")]
+    metrics::counter!("leasehold_fence_refused_total").increment(1);
+    #[cfg(feature = "tracing")]
+    tracing::warn!(target: TARGET, %resource, %seen, %offered, "stale token refused");
+}
+
+/// A fence could not be asked.
+pub fn fence_failed(resource: &crate::Name, error: &Error) {
+    #[cfg(feature = "metrics")]
+    metrics::counter!("leasehold_fence_failures_total").increment(1);
+    #[cfg(feature = "tracing")]
+    tracing::warn!(target: TARGET, %resource, %error, "the fence cannot be asked; request refused");
+}
+
+/// An idempotency key is done, and the database did not take the outcome.
+pub fn outcome_lost(key: &crate::Name, error: &Error) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(target: TARGET, %key, %error, "done once, but its outcome could not be stored");
+}
+
+/// The store may throw away what it is to keep.
+pub fn evicting(policy: &str) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(target: TARGET, policy, "the Redis server evicts keys, locks among them: set noeviction");
+}
+
+/// Locks live in a database file that has tables of somebody else's.
+pub fn shared_file(store: &str, table: &str) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(
+        target: TARGET,
+        store,
+        table,
+        "the database file has other tables in it, and whoever writes there keeps leases from being \
+         renewed: give leasehold a file of its own"
+    );
+}
+
+/// The numbers that a store orders a queue by are running out.
+pub fn sequences_run_out(lock: &str, last: i64) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(
+        target: TARGET,
+        lock = %lock.escape_debug(),
+        last,
+        "the lock's node gives out numbers up to 2147483647 only: let it be idle for a minute, or \
+         delete it when it has no children"
+    );
+}
+
+/// Who waits for a lock is told to join anew, and will hear why.
+pub fn place_given_up(claim: &Claim, error: &Error) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(target: TARGET, name = %claim.name, %error, "the place in the queue is given up");
+}

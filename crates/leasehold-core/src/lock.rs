@@ -1,0 +1,15 @@
+//! What programs see: a client, its kinds of lock, and the guard that means "held".
+
+pub(crate) mod acquire;
+pub mod blocking;
+pub(crate) mod builder;
+pub mod fence;
+pub(crate) mod guard;
+pub(crate) mod leasehold;
+pub(crate) mod mutex;
+mod options;
+pub(crate) mod owner;
+mod run;
+pub(crate) mod rwlock;
+pub(crate) mod semaphore;
+mod wait;

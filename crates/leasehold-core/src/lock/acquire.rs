@@ -1,0 +1,600 @@
+//! Taking a lock: joins, waits its turn, gives up; safe to drop at every await.
+//!
+//! # The argument
+//! - *What is atomic*: joining is one call that either grants or queues, by the claim's id. That
+//!   id is random and chosen before anything is sent.
+//! - *A reply is lost*: the same claim is sent again; the store answers for the claim that is
+//!   already there. After the time in which a grant could have come *and* expired unseen, the id is
+//!   given up for a new one, so that one claim never gets two grants (P8). While it waits, a claim
+//!   only ever renews, which never joins.
+//! - *The future is dropped, or we give up*: [`Attempt`] exists before the first byte is sent, and
+//!   its drop owes the store a `leave`, which the background thread pays with retries for as long
+//!   as the claim could live. If a delayed `join` arrives even after that `leave`, nobody renews
+//!   what it made, and it is gone within a lease (scenario 5).
+//! - *We die*: our place ends with the waiter's lease, our grant with the lease.
+//! - *A wake-up is lost*: the keeper's heartbeat asks every third of the waiter's lease (P6).
+//! - *A grant comes late*: its deadline counts from the last request sent before it could have
+//!   been made. A grant that is already at risk is renewed before anybody gets to see it. While the
+//!   store is silent or too slow for that, who waits goes on waiting: for as long as for any other
+//!   answer. A renewal never joins, so the store's own word ends it: still ours, or a new claim.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::base::clock::Moment;
+use crate::base::duration::short;
+use crate::client::ask::{patience, renew_one};
+use crate::client::core::Core;
+use crate::client::lease::{Granted, Lease, NewLease};
+use crate::client::telemetry;
+use crate::client::waiting::{News, Outcome, Waiting};
+use crate::lock::guard::{Guard, Hold};
+use crate::lock::options::Options;
+use crate::lock::owner::{Asked, Owner};
+use crate::lock::wait::Wait;
+use crate::words::answer::{Joined, Mode, Place, Renewal, Signal, foreigner_of, holders_of};
+use crate::words::claim::{Claim, ClaimId, Kind};
+use crate::words::error::{Error, ErrorKind, Result};
+use crate::words::holder::Holder;
+use crate::words::limits::{answer_limit, drift, waiter_lease};
+use crate::words::name::Name;
+use crate::words::token::Token;
+
+pub(crate) type OnWaiting = Arc<dyn Fn(Place) + Send + Sync>;
+
+/// Everything that one lock's handle knows.
+#[derive(Clone)]
+pub(crate) struct Want {
+    pub(crate) core: Arc<Core>,
+    /// Checked, or what was given instead of a name.
+    pub(crate) name: Result<Name, String>,
+    pub(crate) kind: Kind,
+    pub(crate) capacity: u32,
+    pub(crate) options: Options,
+    pub(crate) owner: Option<Owner>,
+    pub(crate) on_waiting: Option<OnWaiting>,
+}
+
+impl std::fmt::Debug for Want {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let name = self.name.as_ref().map(Name::as_str);
+        write!(f, "{} {name:?} on {}", self.kind, self.core.store.url())
+    }
+}
+
+impl Want {
+    pub(crate) fn new(core: &Arc<Core>, name: &str, kind: Kind, capacity: u32) -> Self {
+        let options = Options { label: core.label.clone(), ..Options::default() };
+        Self {
+            core: core.clone(),
+            name: Name::new(name).map_err(|_| name.to_owned()),
+            kind,
+            capacity,
+            options,
+            owner: None,
+            on_waiting: None,
+        }
+    }
+
+    /// Takes the lock: the one way in, whatever the kind and the patience.
+    pub(crate) async fn acquire(
+        &self,
+        operation: &'static str,
+        weight: u32,
+        wait: Wait,
+    ) -> Result<Guard> {
+        let core = &self.core;
+        let taken = core.background.in_context(async {
+            // A local store answers at once: without this, a task that takes lock after lock
+            // would never let the others of its runtime have their turn.
+            tokio::task::coop::consume_budget().await;
+            let name = self.check(weight)?;
+            let taken = match &self.owner {
+                Some(owner) => {
+                    let take = |wait| take(self, &name, weight, wait);
+                    owner.acquire(&self.asked(&name, weight), wait, take).await
+                }
+                None => take(self, &name, weight, wait).await,
+            };
+            taken.map_err(|e| e.on(&name))
+        });
+        taken.await.map_err(|e| {
+            let mut error = e.during(operation).at(core.store.url());
+            let busy = matches!(error.kind(), ErrorKind::Contended | ErrorKind::Timeout);
+            if busy && error.name().is_some_and(|name| core.keeper.holds(name)) {
+                error = error.by_this_client();
+            }
+            telemetry::not_acquired(self.kind, &error);
+            error
+        })
+    }
+
+    /// Refuses what could never work, before anything is sent.
+    fn check(&self, weight: u32) -> Result<Name> {
+        let name = match &self.name {
+            Ok(name) => name.clone(),
+            Err(given) => Name::new(given)?,
+        };
+        self.core.check_ours()?;
+        self.core.check_open()?;
+        self.options.check(self.lease()).map_err(|e| e.on(&name))?;
+        let refused = |kind, what: String| Err(Error::new(kind, what).on(&name));
+        let promises = self.core.store.guarantees();
+        if !promises.keeps(self.kind) {
+            let what = format!("this store keeps no {}: choose another store", self.kind);
+            return refused(ErrorKind::Unsupported, what);
+        }
+        if !self.options.lock_delay.is_zero() && !promises.lock_delay {
+            let what = "this store keeps nothing of an unclean end, so it can keep no lock_delay: \
+                        leave the option out, or choose another store";
+            return refused(ErrorKind::Unsupported, what.into());
+        }
+        if !self.options.at_least.is_zero() && !promises.at_least {
+            let what = "this store cannot keep a lock taken after its release (at_least): leave \
+                        the option out, or choose another store";
+            return refused(ErrorKind::Unsupported, what.into());
+        }
+        if self.capacity == 0 || (self.kind == Kind::Semaphore && self.capacity > MAX_PERMITS) {
+            let what = format!("a semaphore has 1 to {MAX_PERMITS} permits, not {}", self.capacity);
+            return refused(ErrorKind::Config, what);
+        }
+        if weight == 0 || weight > self.capacity {
+            let what = format!(
+                "cannot take {weight} of {} permits: ask for at least one and no more than there \
+                 are",
+                self.capacity
+            );
+            return refused(ErrorKind::Config, what);
+        }
+        Ok(name)
+    }
+
+    /// What was asked for, or as much of it as the store can vouch for.
+    fn lease(&self) -> Duration {
+        self.options.lease.min(self.core.store.longest_lease())
+    }
+
+    fn asked<'a>(&'a self, name: &'a Name, weight: u32) -> Asked<'a> {
+        Asked {
+            core: &self.core,
+            name,
+            kind: self.kind,
+            capacity: self.capacity,
+            weight,
+            min_validity: self.options.min_validity,
+        }
+    }
+
+    fn claim(&self, name: &Name, weight: u32) -> Result<Claim> {
+        let lease = self.lease();
+        let holder = match self.options.label == self.core.label {
+            true => self.core.holder.clone(),
+            false => Arc::new(Holder::this_process(&self.options.label)),
+        };
+        Ok(Claim {
+            id: ClaimId::random()?,
+            name: name.clone(),
+            kind: self.kind,
+            weight,
+            capacity: self.capacity,
+            lease,
+            waiter_lease: waiter_lease(lease),
+            lock_delay: self.options.lock_delay,
+            seen: self.core.seen(),
+            holder,
+        })
+    }
+}
+
+/// How often a grant that came late is renewed by one who would not wait, before it is given up.
+const RENEWALS_BEFORE_HOLDING: u32 = 3;
+
+/// The most permits that a semaphore has.
+const MAX_PERMITS: u32 = i32::MAX as u32;
+
+/// Takes the lock with as many claims as it needs: a new one each time that a place was lost.
+pub(crate) async fn take(want: &Want, name: &Name, weight: u32, wait: Wait) -> Result<Guard> {
+    let core = &want.core;
+    let started = core.clock.now();
+    let give_up = match wait {
+        Wait::For(d) => started.plus(d),
+        Wait::Try | Wait::Forever => Moment::NEVER,
+    };
+    let mut heard = started;
+    loop {
+        let claim = want.claim(name, weight)?;
+        let heard = &mut heard;
+        let attempt = Attempt { want, claim, wait, started, give_up, heard, armed: false };
+        if let Some(guard) = attempt.run().await? {
+            return Ok(guard);
+        }
+        if wait == Wait::Try {
+            return Err(Error::new(
+                ErrorKind::Lost,
+                "the grant was lost again before it reached us: the store answers too slowly for \
+                 this lease; try again, or lease for longer",
+            ));
+        }
+        // Places that are lost as soon as they are taken must not keep a processor busy.
+        core.background.sleep(LISTEN_AGAIN.min(give_up.since(core.clock.now()))).await;
+    }
+}
+
+/// One claim on its way. Dropped while armed, it is taken back.
+struct Attempt<'a> {
+    want: &'a Want,
+    claim: Claim,
+    wait: Wait,
+    started: Moment,
+    give_up: Moment,
+    /// When the store last answered one of our claims: patience counts from here.
+    heard: &'a mut Moment,
+    armed: bool,
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        // A forked child must not even wait for a mutex that its parent's threads may hold.
+        if self.armed && self.core().holder_is_us() {
+            self.core().keeper.forget(self.claim.id);
+            self.core().owe_leave(self.claim.clone(), Moment::from_nanos(0));
+        }
+    }
+}
+
+/// How often in a row a store may call us to ask without anything having changed, before we
+/// pause: a store that calls all the time must not keep a processor busy.
+const ASKED_IN_VAIN: u32 = 8;
+/// How long after listening failed it begins anew, at first.
+const LISTEN_AGAIN: Duration = Duration::from_millis(10);
+
+/// What [`Attempt::join`] came to.
+enum Step {
+    Holding(Token, Granted),
+    Waiting(Moment, Place),
+    /// The claim may have been granted and have expired unseen.
+    Stale,
+}
+
+impl Attempt<'_> {
+    fn core(&self) -> &Arc<Core> {
+        &self.want.core
+    }
+
+    fn now(&self) -> Moment {
+        self.core().clock.now()
+    }
+
+    /// `None`: this claim came to nothing, and another one may try.
+    async fn run(mut self) -> Result<Option<Guard>> {
+        match self.join().await? {
+            Step::Holding(token, granted) => {
+                let enough = self.claim.lease / 3;
+                self.finish(token, granted, true, enough).await
+            }
+            Step::Waiting(sent, place) => self.stand(sent, place).await,
+            Step::Stale => Ok(None),
+        }
+    }
+
+    /// Sends the claim until it is answered.
+    async fn join(&mut self) -> Result<Step> {
+        let mode = if self.wait == Wait::Try { Mode::Try } else { Mode::Wait };
+        let first_sent = self.now();
+        let certain = self.claim.waiter_lease.saturating_sub(drift(self.claim.waiter_lease));
+        let confirms = self.core().store.confirms_within();
+        let mut pause = Duration::from_millis(10);
+        self.armed = true;
+        let mut only = true;
+        loop {
+            let sent = self.now();
+            let limit = answer_limit(self.claim.lease).saturating_add(confirms);
+            let limit = limit.min(self.give_up.since(sent));
+            let join = self.core().store.join(&self.claim, mode);
+            let error = match self.core().background.within(limit, join).await {
+                Some(Ok(joined)) => {
+                    *self.heard = self.now();
+                    return self.joined(sent, joined, only);
+                }
+                Some(Err(error)) if !error.is_transient() => {
+                    self.armed = !(only && was_refused(&error));
+                    return Err(error);
+                }
+                Some(Err(error)) => Some(error),
+                None => None,
+            };
+            let now = self.now();
+            let says_when = error.as_ref().and_then(Error::succeeds_not_before);
+            if says_when.is_some() {
+                // Who says when is not silent.
+                *self.heard = now;
+            }
+            if now >= self.give_up {
+                let late = self.out_of_time(*self.heard).await;
+                return Err(match error {
+                    Some(error) => late.because(error.to_string()),
+                    None => late,
+                });
+            }
+            let silent = now.since(*self.heard);
+            let (patient, in_vain) = match self.wait {
+                // Waiting for what it says would be waiting for the lock.
+                Wait::Try => {
+                    (answer_limit(self.claim.lease), says_when.is_some_and(|time| time >= pause))
+                }
+                Wait::For(_) | Wait::Forever => (patience(&*self.core().store, &self.claim), false),
+            };
+            if in_vain || silent >= patient {
+                return Err(error.unwrap_or_else(|| Error::no_reply(silent)));
+            }
+            if now.since(first_sent) >= certain {
+                return Ok(Step::Stale);
+            }
+            // What was sent may still arrive after whatever the next answer is.
+            only = false;
+            let pause_now = pause.min(self.give_up.since(now));
+            self.core().background.sleep(pause_now).await;
+            self.core().check_open()?;
+            pause = (pause * 2).min(Duration::from_millis(500));
+        }
+    }
+
+    fn joined(&mut self, sent: Moment, joined: Joined, only: bool) -> Result<Step> {
+        match joined {
+            Joined::Holding { token, remaining } => {
+                Ok(Step::Holding(token, Granted { sent, remaining }))
+            }
+            Joined::Waiting(place) => Ok(Step::Waiting(sent, place)),
+            // Only a place of ours that outlived its holder is busy to one who would wait.
+            Joined::Busy { .. } if self.wait != Wait::Try => Ok(Step::Stale),
+            Joined::Busy { holders } => {
+                self.armed = !only;
+                let what = "try again later, or wait for it with lock()";
+                Err(Error::new(ErrorKind::Contended, what).held_by(holders))
+            }
+        }
+    }
+
+    /// Stands in the queue until granted.
+    async fn stand(self, sent: Moment, place: Place) -> Result<Option<Guard>> {
+        let core = self.core().clone();
+        let waiting = Waiting::new(self.claim.clone(), sent, place);
+        core.keeper.wait(waiting.clone());
+        // A close() between the first check and here has found nothing of ours to give up.
+        core.check_open()?;
+        self.tell_place(place);
+        let mut deaf = Duration::ZERO;
+        let mut asked = 0;
+        loop {
+            let changed = async {
+                if !deaf.is_zero() {
+                    core.background.sleep(deaf).await;
+                }
+                core.store.changed(&self.claim).await
+            };
+            tokio::select! {
+                biased;
+                news = waiting.news() => match news {
+                    News::Place(place) => {
+                        asked = 0;
+                        self.tell_place(place);
+                    }
+                    News::Outcome(Outcome::Holding { token, granted }) => {
+                        let enough = self.claim.lease / 3;
+                        return self.finish(token, granted, true, enough).await;
+                    }
+                    News::Outcome(Outcome::Gone) => {
+                        *self.heard = self.now();
+                        return Ok(None);
+                    }
+                    News::Outcome(Outcome::Failed(error)) => return Err(error),
+                },
+                signal = changed => match signal {
+                    // A push for another place of this claim says nothing of ours.
+                    Ok(Signal::Granted(token)) if !waiting.stands_under(token) => {
+                        self.ask(&waiting).await;
+                        deaf = (deaf * 2).clamp(LISTEN_AGAIN, self.claim.waiter_lease);
+                    }
+                    Ok(Signal::Granted(token)) => {
+                        let granted = self.pushed(waiting.last_answer());
+                        let full = granted.remaining.is_none();
+                        let enough = self.claim.waiter_lease / 3;
+                        return self.finish(token, granted, full, enough).await;
+                    }
+                    Ok(Signal::Ask) if asked < ASKED_IN_VAIN && self.ask(&waiting).await => {
+                        asked += 1;
+                        deaf = Duration::ZERO;
+                    }
+                    // The heartbeat goes on; listening begins anew after a pause.
+                    Ok(Signal::Ask) | Err(_) => {
+                        asked = 0;
+                        deaf = (deaf * 2).clamp(LISTEN_AGAIN, self.claim.waiter_lease);
+                    }
+                },
+                () = sleep_until(&core, self.give_up) => {
+                    return Err(self.out_of_time(waiting.last_answer()).await);
+                }
+            }
+        }
+    }
+
+    /// What a pushed grant is worth: a waiter's lease from the last heartbeat before it.
+    fn pushed(&self, last_answer: Moment) -> Granted {
+        let leased = self.core().store.guarantees().has_leases();
+        Granted { sent: last_answer, remaining: leased.then_some(self.claim.waiter_lease) }
+    }
+
+    /// Asks out of turn; tells whether the store answered. A refusal is an answer.
+    async fn ask(&self, waiting: &Waiting) -> bool {
+        let core = self.core();
+        let sent = self.now();
+        let limit = answer_limit(self.claim.lease).min(self.give_up.since(sent));
+        let asked = renew_one(&*core.store, &self.claim, self.claim.lease);
+        match core.background.within(limit, asked).await {
+            Some(Ok(renewal)) => waiting.answered(sent, renewal),
+            Some(Err(error)) if !error.is_transient() => waiting.refused(&error),
+            Some(Err(_)) | None => return false,
+        }
+        true
+    }
+
+    fn tell_place(&self, place: Place) {
+        if let Some(tell) = &self.want.on_waiting {
+            tell(place);
+        }
+    }
+
+    /// Makes a guard of a grant, if enough is left of it; else renews it first.
+    async fn finish(
+        mut self,
+        token: Token,
+        mut granted: Granted,
+        mut full: bool,
+        enough: Duration,
+    ) -> Result<Option<Guard>> {
+        let core = self.core().clone();
+        core.keeper.forget(self.claim.id);
+        let mut enough = enough.max(self.want.options.min_validity);
+        let mut tries = 0;
+        let began = self.now();
+        *self.heard = began;
+        while granted.deadline().since(self.now()) < enough {
+            let sent = self.now();
+            if sent >= self.give_up {
+                return Err(self.out_of_time(*self.heard).await);
+            }
+            core.check_open()?;
+            let spent = match self.wait {
+                Wait::Try => tries == RENEWALS_BEFORE_HOLDING,
+                Wait::For(_) | Wait::Forever => {
+                    sent.since(began) >= patience(&*core.store, &self.claim)
+                }
+            };
+            if spent {
+                return Err(self.too_slow(began, enough));
+            }
+            tries += 1;
+            let limit = answer_limit(self.claim.lease).min(self.give_up.since(sent));
+            let renewal = renew_one(&*core.store, &self.claim, self.claim.lease);
+            match core.background.within(limit, renewal).await {
+                Some(Ok(Renewal::Holding { token: told, remaining })) if told == token => {
+                    *self.heard = self.now();
+                    (granted, full) = (Granted { sent, remaining }, true);
+                    enough = (self.claim.lease / 3).max(self.want.options.min_validity);
+                }
+                Some(Ok(_)) => {
+                    *self.heard = self.now();
+                    return Ok(None);
+                }
+                Some(Err(error)) if !error.is_transient() => return Err(error),
+                // Refused at once: the store may be back in a moment.
+                Some(Err(_)) => core.background.sleep(limit / 4).await,
+                None => {}
+            }
+        }
+        Ok(Some(self.hold(token, granted, full)?))
+    }
+
+    /// A grant of which not enough was left, however often it was renewed. Our drop gives it back.
+    fn too_slow(&self, began: Moment, enough: Duration) -> Error {
+        let (lease, silent) = (self.claim.lease, self.now().since(*self.heard));
+        if *self.heard == began || silent >= answer_limit(lease) {
+            let what = format!(
+                "the store granted it and has not answered for {} since; what it granted is given \
+                 back when it does, or ends with its lease: check that the store can be reached",
+                short(silent)
+            );
+            return Error::new(ErrorKind::Unreachable, what);
+        }
+        let what = format!(
+            "granted, but the store answers too slowly to leave {} of a lease of {}, and it was given \
+             back: lease for longer or ask for less",
+            short(enough),
+            short(lease)
+        );
+        Error::new(ErrorKind::AtRisk, what)
+    }
+
+    fn hold(&mut self, token: Token, granted: Granted, full: bool) -> Result<Guard> {
+        let core = self.core().clone();
+        let now = self.now();
+        let options = &self.want.options;
+        let leased = core.store.guarantees().has_leases();
+        let lease = Arc::new(Lease::new(NewLease {
+            claim: self.claim.clone(),
+            token,
+            granted,
+            full,
+            // Where nothing expires, renewing is only asking whether somebody evicted us.
+            renew: options.renew || !leased,
+            ends: options.max_hold.map_or(Moment::NEVER, |d| now.plus(d)),
+            keep_until: match options.at_least.is_zero() {
+                true => Moment::from_nanos(0),
+                false => now.plus(options.at_least),
+            },
+            clock: core.clock.clone(),
+        }));
+        core.saw(token);
+        core.keeper.hold(lease.clone(), granted.sent, now);
+        self.armed = false;
+        let started = self.started;
+        telemetry::acquired(&self.claim, token, || now.since(started));
+        let guard = Guard::new(Hold::new(core.clone(), lease));
+        // A close() that came before the keeper knew of us did not release us: then we do.
+        core.check_open()?;
+        Ok(guard)
+    }
+
+    /// The caller's time is over; says who holds the lock if the store tells quickly, or that the
+    /// store is silent. `last`: when it answered last, or the beginning.
+    async fn out_of_time(&self, last: Moment) -> Error {
+        let core = self.core();
+        let silent = self.now().since(last);
+        let Wait::For(limit) = self.wait else { return Error::no_reply(silent) };
+        let read = core.store.holders(&self.claim.name, None);
+        let read = core.background.within(Duration::from_millis(100), read).await;
+        let answered = match &read {
+            Some(Ok(_)) => true,
+            Some(Err(error)) => !error.is_transient(),
+            // Slow to tell is not silent.
+            None => last > self.started && silent < self.claim.waiter_lease / 2,
+        };
+        let limit = short(limit);
+        if !answered {
+            let what = format!(
+                "did not get it within {limit}, for the last {} of which the store has not \
+                 answered: check that it runs and can be reached, then try again",
+                short(silent)
+            );
+            return Error::new(ErrorKind::Timeout, what).in_silence();
+        }
+        let info = match read {
+            Some(Ok(info)) => info,
+            _ => None,
+        };
+        let held_by = match info.as_ref().and_then(foreigner_of) {
+            Some(foreigner) => format!(", held by {}", foreigner.escape_debug()),
+            None => String::new(),
+        };
+        let what =
+            format!("did not get it within {limit}{held_by}; the place in the queue was given up");
+        let holders = info.as_ref().map(holders_of).unwrap_or_default();
+        Error::new(ErrorKind::Timeout, what).held_by(holders)
+    }
+}
+
+async fn sleep_until(core: &Core, moment: Moment) {
+    match moment {
+        Moment::NEVER => std::future::pending().await,
+        moment => core.background.sleep(moment.since(core.clock.now())).await,
+    }
+}
+
+/// Errors after which the store certainly keeps nothing of the claim.
+fn was_refused(error: &Error) -> bool {
+    use ErrorKind::{Closed, Config, Contended, Denied, InvalidName, Mismatch, Unsupported};
+    matches!(
+        error.kind(),
+        Mismatch | InvalidName | Unsupported | Config | Denied | Closed | Contended
+    )
+}

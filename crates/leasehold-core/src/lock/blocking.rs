@@ -1,0 +1,217 @@
+//! The same locks for code without a runtime: every call blocks its thread.
+//!
+//! ```
+//! let locks = leasehold::blocking::connect("memory:")?;
+//! let guard = locks.mutex("order:42").lock()?;
+//! println!("held, token {}", guard.token());
+//! guard.release()?;
+//! # Ok::<(), leasehold::Error>(())
+//! ```
+//!
+//! Renewal goes on in the background while your thread works or blocks. In async code use the async
+//! face: a blocked executor thread runs nothing else.
+
+use std::ops::Deref;
+use std::time::Duration;
+
+use crate::client::background::Background;
+use crate::lock::guard::Released;
+use crate::words::answer::{ClaimInfo, Evict, LockInfo};
+use crate::words::doctor::Finding;
+use crate::words::error::{LostReason, Result};
+use crate::words::sequencer::Sequencer;
+
+/// Blocks in the context of the background thread: a runtime of the caller's, whose thread we
+/// block, could answer nothing.
+pub(crate) fn block_on<T>(background: &Background, work: impl Future<Output = T>) -> T {
+    let _context = background.handle().enter();
+    pollster::block_on(work)
+}
+
+/// A client of one store; see [`crate::Leasehold`].
+#[derive(Clone, Debug)]
+pub struct Leasehold(crate::Leasehold);
+
+impl Leasehold {
+    /// See [`crate::Leasehold::mutex`].
+    pub fn mutex(&self, name: impl AsRef<str>) -> Mutex {
+        Mutex(self.0.mutex(name))
+    }
+
+    /// See [`crate::Leasehold::rwlock`].
+    pub fn rwlock(&self, name: impl AsRef<str>) -> RwLock {
+        RwLock(self.0.rwlock(name))
+    }
+
+    /// See [`crate::Leasehold::semaphore`].
+    pub fn semaphore(&self, name: impl AsRef<str>, permits: u32) -> Semaphore {
+        Semaphore(self.0.semaphore(name, permits))
+    }
+
+    /// See [`crate::Leasehold::read`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read(&self, name: impl AsRef<str>) -> Result<Option<LockInfo>> {
+        block_on(self.0.background(), self.0.read(name))
+    }
+
+    /// See [`crate::Leasehold::list`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
+        block_on(self.0.background(), self.0.list(prefix))
+    }
+
+    /// See [`crate::Leasehold::evict`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn evict(&self, name: impl AsRef<str>, which: Evict) -> Result<usize> {
+        block_on(self.0.background(), self.0.evict(name, which))
+    }
+
+    /// See [`crate::Leasehold::check`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn check(&self, sequencer: &Sequencer) -> Result<ClaimInfo> {
+        block_on(self.0.background(), self.0.check(sequencer))
+    }
+
+    /// See [`crate::Leasehold::diagnose`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn diagnose(&self) -> Result<Vec<Finding>> {
+        block_on(self.0.background(), self.0.diagnose())
+    }
+
+    /// See [`crate::Leasehold::close`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn close(self) -> Result<()> {
+        let locks = self.0.clone();
+        block_on(locks.background(), self.0.close())
+    }
+
+    /// See [`crate::Leasehold::close_timeout`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn close_timeout(self, limit: Duration) -> Result<()> {
+        let locks = self.0.clone();
+        block_on(locks.background(), self.0.close_timeout(limit))
+    }
+}
+
+impl From<crate::Leasehold> for Leasehold {
+    fn from(locks: crate::Leasehold) -> Self {
+        Self(locks)
+    }
+}
+
+/// A held lock: all of [`crate::Guard`], with a [`release`](Self::release) that blocks.
+#[derive(Debug)]
+#[must_use = "the lock is released when the guard is dropped"]
+pub struct Guard(crate::Guard);
+
+impl Guard {
+    /// See [`crate::Guard::release`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn release(self) -> Result<Released> {
+        let core = self.0.core();
+        block_on(&core.background, self.0.release())
+    }
+
+    /// Blocks until the lock is lost; see [`crate::Guard::lost`].
+    pub fn lost(&self) -> LostReason {
+        pollster::block_on(self.0.lost())
+    }
+
+    /// See [`crate::Guard::watch`].
+    pub fn watch(&self) -> Watch {
+        Watch(self.0.watch())
+    }
+}
+
+impl Deref for Guard {
+    type Target = crate::Guard;
+
+    fn deref(&self) -> &crate::Guard {
+        &self.0
+    }
+}
+
+/// How a hold stands: all of [`crate::Watch`], with a [`steady`](Self::steady) that blocks.
+#[derive(Clone, Debug)]
+pub struct Watch(crate::Watch);
+
+impl Watch {
+    /// Blocks while the hold is at risk; see [`crate::Watch::steady`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn steady(&mut self) -> Result<()> {
+        pollster::block_on(self.0.steady())
+    }
+}
+
+impl Deref for Watch {
+    type Target = crate::Watch;
+
+    fn deref(&self) -> &crate::Watch {
+        &self.0
+    }
+}
+
+/// One lock type of the blocking face: the options of the async one, and its calls, blocking.
+macro_rules! blocking {
+    ($name:ident: $($call:ident($($arg:ident: $type:ty),*)),+) => {
+        #[doc = concat!("See [`crate::", stringify!($name), "`].")]
+        #[derive(Clone, Debug)]
+        #[must_use = "a lock does nothing until it is taken"]
+        pub struct $name(crate::$name);
+
+        impl $name {
+            /// Sets options: takes the async lock's builder methods.
+            ///
+            /// ```
+            /// # use std::time::Duration;
+            /// # let locks = leasehold::blocking::connect("memory:")?;
+            /// let lock = locks.mutex("a").with(|m| m.lease(Duration::from_secs(30)));
+            /// # Ok::<(), leasehold::Error>(())
+            /// ```
+            pub fn with(self, options: impl FnOnce(crate::$name) -> crate::$name) -> Self {
+                Self(options(self.0))
+            }
+
+            $(
+                #[doc = concat!(
+                    "See [`", stringify!($call), "`](crate::", stringify!($name), "::",
+                    stringify!($call), ")."
+                )]
+                ///
+                /// # Errors
+                /// As there.
+                pub fn $call(&self, $($arg: $type),*) -> Result<Guard> {
+                    let background = &self.0.core().background;
+                    block_on(background, self.0.$call($($arg),*)).map(Guard)
+                }
+            )+
+        }
+    };
+}
+
+blocking!(Mutex: lock(), try_lock(), lock_timeout(limit: Duration));
+blocking!(RwLock:
+    read(), try_read(), read_timeout(limit: Duration),
+    write(), try_write(), write_timeout(limit: Duration));
+blocking!(Semaphore:
+    acquire(), try_acquire(), acquire_timeout(limit: Duration),
+    acquire_many(permits: u32), try_acquire_many(permits: u32),
+    acquire_many_timeout(permits: u32, limit: Duration));

@@ -1,0 +1,270 @@
+//! A client of one store, and the kinds of lock it hands out.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::acquire::Want;
+use super::mutex::Mutex;
+use super::rwlock::RwLock;
+use super::semaphore::Semaphore;
+use crate::base::clock::Moment;
+use crate::client::background::Background;
+use crate::client::core::Core;
+use crate::store::{Guarantees, Store};
+use crate::words::answer::{ClaimInfo, Evict, LockInfo, Standing};
+use crate::words::claim::{Kind, MAX_READERS};
+use crate::words::doctor::Finding;
+use crate::words::error::{Error, ErrorKind, LostReason, Result};
+use crate::words::name::Name;
+use crate::words::sequencer::{Sequencer, Side};
+
+/// How long [`Leasehold::close`] waits for goodbyes: far less than for answers that matter, since
+/// one silent connection costs all of it.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// A client of one store. Clones are the same client.
+///
+/// It has a thread of its own for renewals, which ends when the client and all its guards are
+/// gone and what they owed to the store is done.
+///
+/// **At the end of the program**: a guard that is dropped is released in the background, and a
+/// process that ends takes its threads along. So the last of a client to be dropped
+/// (the client itself, a lock or a guard of it) waits for what is owed, for up to a second. To be
+/// told whether that was enough, to wait for longer, or where the client is never dropped
+/// (a `static`, `process::exit`), call [`close`](Self::close) or
+/// [`close_timeout`](Self::close_timeout). What the store never hears of ends with its lease.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let locks = leasehold::connect("memory:").await?;
+/// let guard = locks.mutex("order:42").lock().await?;
+/// println!("held, token {}", guard.token());
+/// guard.release().await?;
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone, Debug)]
+pub struct Leasehold {
+    core: Arc<Core>,
+}
+
+impl Leasehold {
+    pub(super) fn new(core: Core) -> Self {
+        Self { core: Arc::new(core) }
+    }
+
+    /// A mutex: one holder at a time. A bad name is told by the call that takes the lock.
+    pub fn mutex(&self, name: impl AsRef<str>) -> Mutex {
+        Mutex::new(Want::new(&self.core, name.as_ref(), Kind::Mutex, 1))
+    }
+
+    /// A read-write lock: any number of readers or one writer, in the order in which they asked.
+    pub fn rwlock(&self, name: impl AsRef<str>) -> RwLock {
+        RwLock::new(Want::new(&self.core, name.as_ref(), Kind::RwLock, MAX_READERS))
+    }
+
+    /// A semaphore of this many permits. All who use one name must agree on the number.
+    pub fn semaphore(&self, name: impl AsRef<str>, permits: u32) -> Semaphore {
+        Semaphore::new(Want::new(&self.core, name.as_ref(), Kind::Semaphore, permits))
+    }
+
+    /// Who holds and who waits for one lock; `None` if nobody does. For people: it is old news
+    /// when it arrives. Cancel safe.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let _guard = locks.mutex("order:42").label("the nightly job").lock().await?;
+    /// if let Some(lock) = locks.read("order:42").await? {
+    ///     for claim in lock.holders() {
+    ///         println!("{} holds it for {:?}", claim.holder, claim.since);
+    ///     }
+    /// }
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidName`], or as the store fails.
+    pub async fn read(&self, name: impl AsRef<str>) -> Result<Option<LockInfo>> {
+        let name = Name::new(name)?;
+        let read = async { self.core.ours()?.read(&name).await };
+        let read = self.core.background.in_context(read).await;
+        read.map_err(|e| e.during("show").on(&name).at(self.url()))
+    }
+
+    /// All locks in use whose name starts with `prefix`, by name. Cancel safe.
+    ///
+    /// # Errors
+    /// As the store fails.
+    pub async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
+        let listed = async { self.core.ours()?.list(prefix).await };
+        let listed = self.core.background.in_context(listed).await;
+        listed.map_err(|e| e.during("list").at(self.url()))
+    }
+
+    /// Takes a lock away by a person's order, and tells how many holds ended. Their guards turn
+    /// `Lost` at their next renewal, *after* the next holder may have begun: only resources that
+    /// check tokens are safe from that. A future that is dropped may have done it or not; doing it
+    /// again is safe with [`Evict::Token`].
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidName`], or as the store fails.
+    pub async fn evict(&self, name: impl AsRef<str>, which: Evict) -> Result<usize> {
+        let name = Name::new(name)?;
+        let evicted = async { self.core.ours()?.evict(&name, which).await };
+        let evicted = self.core.background.in_context(evicted).await;
+        evicted.map_err(|e| e.during("evict").on(&name).at(self.url()))
+    }
+
+    /// Asks the store whether the hold that this sequencer tells of is still held, and by whom:
+    /// one round trip.
+    ///
+    /// `Ok` means that it was held when the store answered; it may be lost a moment later. What
+    /// that does and does not protect is on [`sequencer`](crate::sequencer).
+    ///
+    /// # Errors
+    /// [`ErrorKind::Lost`] if it is not held any more (or never was); [`ErrorKind::Mismatch`] if the
+    /// sequencer is of another store, or its name is in use as another kind of lock;
+    /// [`ErrorKind::Unreachable`], and nothing is known. Cancel safe.
+    pub async fn check(&self, sequencer: &Sequencer) -> Result<ClaimInfo> {
+        let checked = self.check_here(sequencer).await;
+        checked.map_err(|e| e.during("check").on(sequencer.name()).at(self.url()))
+    }
+
+    async fn check_here(&self, sequencer: &Sequencer) -> Result<ClaimInfo> {
+        let core = &self.core;
+        if sequencer.store() != core.identity {
+            let what = format!(
+                "the sequencer is of the store {:?}, this is {:?}: ask that one (or give both \
+                 clients the same Builder::identity, if they are one)",
+                sequencer.store(),
+                core.identity
+            );
+            return Err(Error::new(ErrorKind::Mismatch, what));
+        }
+        let store = core.ours()?;
+        let token = Some(sequencer.token());
+        let read = store.holders(sequencer.name(), token);
+        let read = core.background.in_context(read).await?;
+        let Some(info) = read else { return Err(Error::lost(LostReason::Gone)) };
+        let same = |c: &&ClaimInfo| {
+            c.token == Some(sequencer.token())
+                && c.standing == Standing::Holding
+                && Side::of(info.kind, c.weight) == sequencer.side()
+        };
+        match info.claims.iter().find(same) {
+            Some(claim) => Ok(claim.clone()),
+            None if info.kind != sequencer.kind() => {
+                let what = format!(
+                    "the sequencer is of a {}, but the name is in use as a {}: that hold is over",
+                    sequencer.kind(),
+                    info.kind
+                );
+                Err(Error::new(ErrorKind::Mismatch, what))
+            }
+            None => Err(Error::lost(LostReason::Gone)),
+        }
+    }
+
+    /// Asks the store what is wrong with its set-up, worst first: settings that break or weaken what
+    /// this kind of store can promise. What it promises as it is, is [`guarantees`](Self::guarantees).
+    /// Cancel safe.
+    ///
+    /// # Errors
+    /// As the store fails; then nothing is known.
+    pub async fn diagnose(&self) -> Result<Vec<Finding>> {
+        let asked = async { self.core.ours()?.diagnose().await };
+        let asked = self.core.background.in_context(asked).await;
+        let mut findings = asked.map_err(|e| e.during("diagnose").at(self.url()))?;
+        findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+        Ok(findings)
+    }
+
+    /// What sequencers say of this store: all clients with the same identity share their locks. It
+    /// is drawn from the store's address (on this machine: from the directory and the machine),
+    /// without credentials, or was set by [`Builder::identity`].
+    pub fn identity(&self) -> &str {
+        &self.core.identity
+    }
+
+    pub(crate) fn background(&self) -> &Background {
+        &self.core.background
+    }
+
+    /// What this store promises, as it was found.
+    pub fn guarantees(&self) -> &Guarantees {
+        self.core.store.guarantees()
+    }
+
+    /// The store's URL, without credentials.
+    pub fn url(&self) -> &str {
+        self.core.store.url()
+    }
+
+    /// The store underneath.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.core.store
+    }
+
+    /// Releases everything held through this client and its clones, fails what still waits with
+    /// [`ErrorKind::Closed`], and returns when the store knows, or when the longest lease of what
+    /// was held has passed ([`close_timeout`](Self::close_timeout) sets another limit). Its guards
+    /// are `Lost(Closed)`. Then it says goodbye to the servers ([`Store::disconnect`], two seconds
+    /// at most): a client that is only dropped breaks its connections off, and MariaDB's log warns of
+    /// each. Dropped meanwhile, it goes on in the background.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unreachable`] if something may still be held at the store, which then ends
+    /// with its lease. [`ErrorKind::Closed`] in a forked child, which holds nothing.
+    pub async fn close(self) -> Result<()> {
+        self.end(None).await
+    }
+
+    /// As [`close`](Self::close), and returns after `limit` at the latest: for a shutdown that has
+    /// only so much time. What is not told by then goes on in the background for as long as the
+    /// process lives, and the lease ends the rest.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # use std::time::Duration;
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// if let Err(error) = locks.close_timeout(Duration::from_secs(3)).await {
+    ///     eprintln!("{error}"); // something is held until its lease is over
+    /// }
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// As [`close`](Self::close).
+    pub async fn close_timeout(self, limit: Duration) -> Result<()> {
+        self.end(Some(limit)).await
+    }
+
+    async fn end(self, limit: Option<Duration>) -> Result<()> {
+        let core = &self.core;
+        core.check_ours().map_err(|e| e.during("close").at(self.url()))?;
+        let until = limit.map_or(Moment::NEVER, |limit| core.clock.now().plus(limit));
+        core.close();
+        let mut longest = Duration::from_secs(1);
+        let (held, waited) = core.keeper.close();
+        for waiting in waited {
+            waiting.fail(Error::closed());
+            // Its caller does so too, but perhaps is polled only after we have returned.
+            core.owe_leave(waiting.claim.clone(), Moment::from_nanos(0));
+        }
+        for lease in held {
+            longest = longest.max(lease.claim.lease);
+            if lease.lose(LostReason::Closed) {
+                core.owe_leave(lease.claim.clone(), lease.keep_until);
+            }
+        }
+        let longest = longest.min(until.since(core.clock.now()));
+        let paid = core.background.within(longest, core.background.all_paid()).await;
+        if paid.is_none() {
+            return Err(Error::no_reply(longest).during("close").at(self.url()));
+        }
+        let farewell = FAREWELL.min(until.since(core.clock.now()));
+        let goodbye = core.background.in_context(core.store.disconnect());
+        let _ = core.background.within(farewell, goodbye).await;
+        Ok(())
+    }
+}

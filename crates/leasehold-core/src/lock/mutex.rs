@@ -1,0 +1,119 @@
+//! The mutex: a queue of capacity 1.
+
+use std::time::Duration;
+
+use crate::client::core::Core;
+use crate::lock::acquire::Want;
+use crate::lock::guard::Guard;
+use crate::lock::options::option_methods;
+use crate::lock::run::run;
+use crate::lock::wait::Wait;
+use crate::words::error::Result;
+
+/// A lock with one holder at a time. Cheap to clone; nothing is sent until it is taken.
+///
+/// Every call that takes it is cancel safe: a future that is dropped gives its place back, in the
+/// background.
+#[derive(Clone, Debug)]
+#[must_use = "a lock does nothing until it is taken"]
+pub struct Mutex {
+    want: Want,
+}
+
+impl Mutex {
+    pub(crate) fn new(want: Want) -> Self {
+        Self { want }
+    }
+
+    pub(crate) fn core(&self) -> &Core {
+        &self.want.core
+    }
+
+    option_methods!();
+    crate::lock::owner::owner_method!();
+
+    /// Waits its turn and takes the lock. One round trip when free.
+    ///
+    /// **A task that holds it already waits for itself, for ever**, unless both locks have the same
+    /// [`owner`](Self::owner). After 6 s behind a hold of its own client, a wait is told of by an
+    /// event (feature `tracing`); see also
+    /// [`held_by_this_client`](crate::Error::held_by_this_client).
+    ///
+    /// Cancel safe: a future that is dropped gives its place back.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let guard = locks.mutex("order:42").lock().await?;
+    /// println!("held, token {}", guard.token());
+    /// guard.release().await?;
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// [`Unreachable`](crate::ErrorKind::Unreachable) when the store has not answered for a lease,
+    /// or for 15 s where the lease is shorter (a fail-over must fit in it); and whatever cannot be
+    /// mended by waiting. An outage that is longer than that ends this call, not the need for the
+    /// lock: a loop that is to outlive it goes on while
+    /// [`is_retryable`](crate::Error::is_retryable), with growing pauses.
+    pub async fn lock(&self) -> Result<Guard> {
+        self.want.acquire("lock", 1, Wait::Forever).await
+    }
+
+    /// Takes the lock now or not at all. One round trip. Cancel safe.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// use leasehold::ErrorKind;
+    /// match locks.mutex("nightly").try_lock().await {
+    ///     Ok(guard) => println!("ours, token {}", guard.token()),
+    ///     Err(error) if error.kind() == ErrorKind::Contended => println!("not now: {error}"),
+    ///     Err(error) => return Err(error),
+    /// }
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// [`Contended`](crate::ErrorKind::Contended), with who holds it; and as [`lock`](Self::lock).
+    pub async fn try_lock(&self) -> Result<Guard> {
+        self.want.acquire("try_lock", 1, Wait::Try).await
+    }
+
+    /// Waits its turn for at most this long. Cancel safe.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # use std::time::Duration;
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// # let _held = locks.mutex("order:42").lock().await?;
+    /// let error = locks.mutex("order:42").lock_timeout(Duration::from_millis(10)).await.unwrap_err();
+    /// assert!(error.store_answered()); // busy, and not away
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// [`Timeout`](crate::ErrorKind::Timeout), with who holds it, or with
+    /// [`store_answered`](crate::Error::store_answered) `false` if the store was away; and as
+    /// [`lock`](Self::lock).
+    pub async fn lock_timeout(&self, limit: Duration) -> Result<Guard> {
+        self.want.acquire("lock", 1, Wait::For(limit)).await
+    }
+
+    /// Takes the lock, runs `work` under it, releases it: the way to use a lock. When the lock is
+    /// lost meanwhile, the future of `work` is dropped at its next await and the error says so.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let total = locks.mutex("ledger").run(|guard| async move { guard.token().get() }).await?;
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Errors
+    /// As [`lock`](Self::lock), and [`Lost`](crate::ErrorKind::Lost) if the lock was lost before
+    /// `work` was done.
+    pub async fn run<T, F: Future<Output = T>>(&self, work: impl FnOnce(Guard) -> F) -> Result<T> {
+        run(self.lock().await?, work).await
+    }
+}

@@ -1,0 +1,162 @@
+//! Re-entrancy: an explicit owner, who shares one hold with himself.
+//!
+//! Threads and tasks make poor owners in async code (a task moves between threads, and several
+//! tasks may do one job), so the owner is a value. Locks that it already holds are handed out again
+//! without asking the store: all nested guards share one claim, one lease and one token, and the
+//! store hears of the release when the last of them goes.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use super::guard::{Guard, Hold};
+use super::wait::Wait;
+use crate::base::locked::locked;
+use crate::client::core::Core;
+use crate::words::answer::mismatch;
+use crate::words::claim::{Claim, Kind};
+use crate::words::error::{Error, ErrorKind, Result};
+use crate::words::name::Name;
+
+/// Whoever may re-enter a lock that it already holds. Clones are the same owner.
+///
+/// ```
+/// # use leasehold::{Leasehold, Owner};
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let locks = leasehold::connect("memory:").await?;
+/// let me = Owner::new();
+/// let outer = locks.mutex("account:7").owner(&me).lock().await?;
+/// let inner = locks.mutex("account:7").owner(&me).lock().await?; // at once, no store involved
+/// assert_eq!(inner.token(), outer.token());
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Owner {
+    slots: Arc<Mutex<HashMap<Key, Arc<Slot>>>>,
+}
+
+/// What is asked for, as far as it matters to a hold that the owner may have.
+pub(crate) struct Asked<'a> {
+    pub(crate) core: &'a Arc<Core>,
+    pub(crate) name: &'a Name,
+    pub(crate) kind: Kind,
+    pub(crate) capacity: u32,
+    pub(crate) weight: u32,
+    pub(crate) min_validity: Duration,
+}
+
+/// The client, by address, and the lock.
+type Key = (usize, Name);
+
+#[derive(Debug, Default)]
+struct Slot {
+    /// Held while one task of the owner takes the lock, so that another waits for the outcome.
+    gate: tokio::sync::Mutex<()>,
+    hold: Mutex<Weak<Hold>>,
+}
+
+impl Owner {
+    /// A new owner, different from all others.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Another guard of what the owner holds, or else what `take` gets in the time that is left.
+    pub(crate) async fn acquire<F: Future<Output = Result<Guard>>>(
+        &self,
+        asked: &Asked<'_>,
+        wait: Wait,
+        take: impl FnOnce(Wait) -> F,
+    ) -> Result<Guard> {
+        let slot = self.slot(asked);
+        if let Some(guard) = slot.reenter(asked)? {
+            return Ok(guard);
+        }
+        let core = asked.core;
+        let started = core.clock.now();
+        let _gate = match wait {
+            Wait::Forever => slot.gate.lock().await,
+            Wait::Try => slot.gate.try_lock().map_err(|_| {
+                let what = "another task of the same owner is just taking it";
+                Error::new(ErrorKind::Contended, what)
+            })?,
+            Wait::For(limit) => {
+                let gate = core.background.within(limit, slot.gate.lock()).await;
+                gate.ok_or_else(|| {
+                    let what = format!(
+                        "another task of the same owner was taking it for all of {limit:?}"
+                    );
+                    Error::new(ErrorKind::Timeout, what)
+                })?
+            }
+        };
+        if let Some(guard) = slot.reenter(asked)? {
+            return Ok(guard);
+        }
+        let wait = match wait {
+            Wait::For(d) => Wait::For(d.saturating_sub(core.clock.now().since(started))),
+            other => other,
+        };
+        let guard = take(wait).await?;
+        slot.remember(guard.hold());
+        Ok(guard)
+    }
+
+    fn slot(&self, asked: &Asked<'_>) -> Arc<Slot> {
+        let mut slots = locked(&self.slots);
+        if slots.len() >= 64 && slots.len().is_power_of_two() {
+            slots.retain(|_, slot| Arc::strong_count(slot) > 1 || slot.hold().is_some());
+        }
+        slots.entry((Arc::as_ptr(asked.core) as usize, asked.name.clone())).or_default().clone()
+    }
+}
+
+impl Slot {
+    fn hold(&self) -> Option<Arc<Hold>> {
+        locked(&self.hold).upgrade()
+    }
+
+    fn remember(&self, hold: &Arc<Hold>) {
+        *locked(&self.hold) = Arc::downgrade(hold);
+    }
+
+    /// Another guard of what the owner already holds. A lost hold is not entered again.
+    fn reenter(&self, asked: &Asked<'_>) -> Result<Option<Guard>> {
+        let Some(hold) = self.hold().filter(|h| h.lease().is_held()) else { return Ok(None) };
+        let held = &hold.lease().claim;
+        if held.kind != asked.kind || held.capacity != asked.capacity {
+            return Err(mismatch(
+                &Claim { kind: asked.kind, capacity: asked.capacity, ..held.clone() },
+                held.kind,
+                held.capacity,
+            ));
+        }
+        if held.kind == Kind::RwLock && asked.weight > held.weight {
+            let what = "the same owner holds it for reading and would wait for itself: release \
+                        the read lock first (upgrading is not supported)";
+            return Err(Error::new(ErrorKind::Unsupported, what));
+        }
+        let (left, least) = (hold.lease().remaining(), asked.min_validity);
+        if left < least {
+            let what = format!(
+                "the same owner holds it with {left:?} left, {least:?} asked for: wait for a \
+                 renewal or release it first"
+            );
+            return Err(Error::new(ErrorKind::AtRisk, what));
+        }
+        Ok(Some(Guard::share(hold)))
+    }
+}
+
+/// The builder method of locks that can be re-entered.
+macro_rules! owner_method {
+    () => {
+        /// Takes the lock for this owner, who enters it again at once, without the store, while
+        /// it is held.
+        pub fn owner(mut self, owner: &crate::Owner) -> Self {
+            self.want.owner = Some(owner.clone());
+            self
+        }
+    };
+}
+pub(crate) use owner_method;

@@ -1,0 +1,45 @@
+//! Working under a lock, and stopping when it is lost.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+
+use crate::client::lease::State;
+use crate::lock::guard::Guard;
+use crate::words::error::{Error, Result};
+
+/// Runs `work` until it is done or the lock is lost, then releases.
+///
+/// The clock is looked at before each poll of `work`, so a process that was stopped for longer
+/// than its lease takes not one more step; and the loss is waited for, so it wakes us.
+pub(crate) async fn run<T, F: Future<Output = T>>(
+    guard: Guard,
+    work: impl FnOnce(Guard) -> F,
+) -> Result<T> {
+    let done = {
+        let mut work = pin!(work(Guard::share(Arc::clone(guard.hold()))));
+        let mut lost = pin!(guard.lost());
+        poll_fn(|cx| {
+            if let State::Lost(reason) = guard.state() {
+                return Poll::Ready(Err(reason));
+            }
+            if let Poll::Ready(reason) = lost.as_mut().poll(cx) {
+                return Poll::Ready(Err(reason));
+            }
+            work.as_mut().poll(cx).map(Ok)
+        })
+        .await
+    };
+    match done {
+        Ok(done) => {
+            // A guard that `work` kept for itself goes on holding; ours was the last otherwise.
+            match guard.release().await {
+                Err(error) if error.lost_reason().is_some() => Err(error),
+                // An unheard release undoes nothing: the background thread goes on with it.
+                Ok(_) | Err(_) => Ok(done),
+            }
+        }
+        Err(reason) => Err(Error::lost(reason).during("run").on(guard.name())),
+    }
+}

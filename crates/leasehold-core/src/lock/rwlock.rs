@@ -1,0 +1,117 @@
+//! The read-write lock: a reader weighs 1, a writer the whole capacity.
+
+use std::time::Duration;
+
+use crate::client::core::Core;
+use crate::lock::acquire::Want;
+use crate::lock::guard::Guard;
+use crate::lock::options::option_methods;
+use crate::lock::run::run;
+use crate::lock::wait::Wait;
+use crate::words::claim::MAX_READERS;
+use crate::words::error::Result;
+
+/// Many readers or one writer, first come, first served: a waiting writer holds later readers
+/// back, so nobody starves. Cheap to clone; nothing is sent until it is taken.
+///
+/// Every call that takes it is cancel safe and fails as [`Mutex::lock`](crate::Mutex::lock) and its
+/// companions do.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # let locks = leasehold::connect("memory:").await?;
+/// let config = locks.rwlock("config");
+/// let (one, other) = (config.read().await?, config.read().await?); // together
+/// assert!(config.try_write().await.is_err());
+/// drop((one, other));
+/// config.run_write(|guard| async move { println!("alone, token {}", guard.token()) }).await?;
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a lock does nothing until it is taken"]
+pub struct RwLock {
+    want: Want,
+}
+
+impl RwLock {
+    pub(crate) fn new(want: Want) -> Self {
+        Self { want }
+    }
+
+    pub(crate) fn core(&self) -> &Core {
+        &self.want.core
+    }
+
+    option_methods!();
+    crate::lock::owner::owner_method!();
+
+    /// Waits its turn and takes the lock for reading. One round trip when free.
+    ///
+    /// # Errors
+    /// As [`Mutex::lock`](crate::Mutex::lock).
+    pub async fn read(&self) -> Result<Guard> {
+        self.want.acquire("read", 1, Wait::Forever).await
+    }
+
+    /// Takes the lock for reading, now or not at all. One round trip.
+    ///
+    /// # Errors
+    /// As [`Mutex::try_lock`](crate::Mutex::try_lock).
+    pub async fn try_read(&self) -> Result<Guard> {
+        self.want.acquire("try_read", 1, Wait::Try).await
+    }
+
+    /// Waits for at most this long to read.
+    ///
+    /// # Errors
+    /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
+    pub async fn read_timeout(&self, limit: Duration) -> Result<Guard> {
+        self.want.acquire("read", 1, Wait::For(limit)).await
+    }
+
+    /// Waits its turn and takes the lock for writing. One round trip when free.
+    ///
+    /// # Errors
+    /// As [`Mutex::lock`](crate::Mutex::lock).
+    pub async fn write(&self) -> Result<Guard> {
+        self.want.acquire("write", MAX_READERS, Wait::Forever).await
+    }
+
+    /// Takes the lock for writing, now or not at all. One round trip.
+    ///
+    /// # Errors
+    /// As [`Mutex::try_lock`](crate::Mutex::try_lock).
+    pub async fn try_write(&self) -> Result<Guard> {
+        self.want.acquire("try_write", MAX_READERS, Wait::Try).await
+    }
+
+    /// Waits for at most this long to write.
+    ///
+    /// # Errors
+    /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
+    pub async fn write_timeout(&self, limit: Duration) -> Result<Guard> {
+        self.want.acquire("write", MAX_READERS, Wait::For(limit)).await
+    }
+
+    /// Runs `work` while reading; see [`Mutex::run`](crate::Mutex::run).
+    ///
+    /// # Errors
+    /// As [`Mutex::run`](crate::Mutex::run).
+    pub async fn run_read<T, F: Future<Output = T>>(
+        &self,
+        work: impl FnOnce(Guard) -> F,
+    ) -> Result<T> {
+        run(self.read().await?, work).await
+    }
+
+    /// Runs `work` while writing; see [`Mutex::run`](crate::Mutex::run).
+    ///
+    /// # Errors
+    /// As [`Mutex::run`](crate::Mutex::run).
+    pub async fn run_write<T, F: Future<Output = T>>(
+        &self,
+        work: impl FnOnce(Guard) -> F,
+    ) -> Result<T> {
+        run(self.write().await?, work).await
+    }
+}

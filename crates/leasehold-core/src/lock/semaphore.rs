@@ -1,0 +1,103 @@
+//! The semaphore: a queue of capacity n.
+
+use std::time::Duration;
+
+use crate::client::core::Core;
+use crate::lock::acquire::Want;
+use crate::lock::guard::Guard;
+use crate::lock::options::option_methods;
+use crate::lock::run::run;
+use crate::lock::wait::Wait;
+use crate::words::error::Result;
+
+/// A pool of permits, first come, first served: who asks for many is not overtaken by those who
+/// ask for few. Cheap to clone; nothing is sent until it is taken.
+///
+/// Tokens of permits are names, not fences: several are valid at once. Every call that takes
+/// permits is cancel safe and fails as [`Mutex::lock`](crate::Mutex::lock) and its companions do;
+/// zero permits, or more than there are, is [`Config`](crate::ErrorKind::Config).
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # let locks = leasehold::connect("memory:").await?;
+/// let conversions = locks.semaphore("convert", 3); // of 3, everywhere
+/// let small = conversions.acquire().await?;
+/// let big = conversions.acquire_many(2).await?;
+/// assert!(conversions.try_acquire().await.is_err());
+/// small.release().await?;
+/// assert_eq!(big.permits(), 2);
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a lock does nothing until it is taken"]
+pub struct Semaphore {
+    want: Want,
+}
+
+impl Semaphore {
+    pub(crate) fn new(want: Want) -> Self {
+        Self { want }
+    }
+
+    pub(crate) fn core(&self) -> &Core {
+        &self.want.core
+    }
+
+    option_methods!();
+
+    /// Waits its turn and takes one permit. One round trip when free.
+    ///
+    /// # Errors
+    /// As [`Mutex::lock`](crate::Mutex::lock).
+    pub async fn acquire(&self) -> Result<Guard> {
+        self.acquire_many(1).await
+    }
+
+    /// Waits its turn and takes `permits` at once.
+    ///
+    /// # Errors
+    /// As [`Mutex::lock`](crate::Mutex::lock).
+    pub async fn acquire_many(&self, permits: u32) -> Result<Guard> {
+        self.want.acquire("acquire", permits, Wait::Forever).await
+    }
+
+    /// Takes one permit now or not at all. One round trip.
+    ///
+    /// # Errors
+    /// As [`Mutex::try_lock`](crate::Mutex::try_lock).
+    pub async fn try_acquire(&self) -> Result<Guard> {
+        self.try_acquire_many(1).await
+    }
+
+    /// Takes `permits` now or not at all. One round trip.
+    ///
+    /// # Errors
+    /// As [`Mutex::try_lock`](crate::Mutex::try_lock).
+    pub async fn try_acquire_many(&self, permits: u32) -> Result<Guard> {
+        self.want.acquire("try_acquire", permits, Wait::Try).await
+    }
+
+    /// Waits for at most this long for one permit.
+    ///
+    /// # Errors
+    /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
+    pub async fn acquire_timeout(&self, limit: Duration) -> Result<Guard> {
+        self.acquire_many_timeout(1, limit).await
+    }
+
+    /// Waits for at most this long for `permits`.
+    ///
+    /// # Errors
+    /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
+    pub async fn acquire_many_timeout(&self, permits: u32, limit: Duration) -> Result<Guard> {
+        self.want.acquire("acquire", permits, Wait::For(limit)).await
+    }
+
+    /// Runs `work` with one permit; see [`Mutex::run`](crate::Mutex::run).
+    ///
+    /// # Errors
+    /// As [`Mutex::run`](crate::Mutex::run).
+    pub async fn run<T, F: Future<Output = T>>(&self, work: impl FnOnce(Guard) -> F) -> Result<T> {
+        run(self.acquire().await?, work).await
+    }
+}

@@ -1,0 +1,92 @@
+//! Opening the store of a URL, with what every store's URL may say.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use tokio::runtime::Handle;
+
+use super::Store;
+use super::above::above;
+use super::registry::Registry;
+use super::url::redacted;
+use crate::words::error::{Error, ErrorKind, Result};
+
+/// Opens the store that `url` names, with tokens raised by its `token_offset`, which every store
+/// has.
+pub(crate) async fn open(
+    url: &str,
+    registry: &Registry,
+    runtime: &Handle,
+) -> Result<Arc<dyn Store>> {
+    let shown = redacted(url);
+    let told = |e: Error| e.during("connect").at(&shown);
+    let (url, offset) = token_offset(url).map_err(told)?;
+    let plain = redacted(&url);
+    let opened = registry.open(&url, runtime).await;
+    let store = opened.map_err(|e| e.during("connect").at(&plain))?;
+    above(store, offset).map_err(told)
+}
+
+/// Parts the parameter `token_offset` from the others. (A `file:` path may have a `?`, and
+/// `memory:` takes no parameters.)
+fn token_offset(url: &str) -> Result<(Cow<'_, str>, u64)> {
+    const KEY: &str = "token_offset=";
+    let refused = |what: &str| Err(Error::new(ErrorKind::Config, what));
+    let Some((base, query)) = url.rsplit_once('?') else { return Ok((url.into(), 0)) };
+    // An @ after the ?: a password that nobody encoded. The store has its say about that.
+    if url.starts_with("file:") || url.starts_with("memory:") || query.contains('@') {
+        return Ok((url.into(), 0));
+    }
+    let (ours, others): (Vec<&str>, Vec<&str>) =
+        query.split('&').partition(|pair| pair.starts_with(KEY));
+    let offset = match ours[..] {
+        [] => return Ok((url.into(), 0)),
+        [one] => one[KEY.len()..].parse(),
+        _ => return refused("token_offset is given more than once: give it once"),
+    };
+    let Ok(offset) = offset else { return refused("token_offset is no number: give digits only") };
+    let rest = match others[..] {
+        [] => base.to_owned(),
+        _ => format!("{base}?{}", others.join("&")),
+    };
+    Ok((rest.into(), offset))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn f24_the_token_offset_is_parted_from_what_the_store_reads() {
+        for (url, rest, offset) in [
+            ("etcd://a,b", "etcd://a,b", 0),
+            ("etcd://a,b?token_offset=7", "etcd://a,b", 7),
+            ("etcds://u:p@a/x?ca=/f&token_offset=7&y=1", "etcds://u:p@a/x?ca=/f&y=1", 7),
+            ("redis://u:p?q@h?token_offset=8", "redis://u:p?q@h", 8),
+            ("file:/a?token_offset=7", "file:/a?token_offset=7", 0),
+            ("redis://u:p?token_offset=7@h", "redis://u:p?token_offset=7@h", 0),
+        ] {
+            assert_eq!(token_offset(url).unwrap(), (rest.into(), offset), "{url}");
+        }
+        for bad in [
+            "etcd://a?token_offset=",
+            "etcd://a?token_offset=-1",
+            "etcd://a?token_offset=1&token_offset=2",
+        ] {
+            assert_eq!(token_offset(bad).unwrap_err().kind(), ErrorKind::Config, "{bad}");
+        }
+    }
+
+    proptest::proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn what_the_store_reads_of_a_url_is_no_longer_than_the_url(url in testbed::texts(&[
+            "redis://u:p@h/0?a=b&token_offset=7", "file:/a?token_offset=7",
+        ])) {
+            if let Ok((rest, _)) = token_offset(&url) {
+                proptest::prop_assert!(rest.len() <= url.len());
+            }
+        }
+    }
+}

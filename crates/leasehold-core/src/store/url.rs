@@ -1,0 +1,115 @@
+//! Store URLs: what all have in common, and how a URL is shown without its credentials.
+
+pub(crate) mod parts;
+pub(crate) mod tls;
+
+use crate::words::error::{Error, ErrorKind, Result};
+
+/// The URL without user, password and query values; safe to print.
+pub fn redacted(url: &str) -> String {
+    let shown: String = url.chars().filter(|c| !c.is_control()).collect();
+    // Cut at the end only: what is cut off before may be the @ that ends a long password.
+    let cut = |text: String| text.chars().take(200).collect::<String>();
+    let (rest, query) = match shown.split_once('?') {
+        // A path may have a ? in it, and no password; a password may have one that nobody encoded.
+        _ if shown.starts_with("file:") => (shown.as_str(), ""),
+        Some((rest, query)) if rest.contains('@') || !query.contains('@') => (rest, query),
+        _ => (shown.as_str(), ""),
+    };
+    let is_word = |key: &&str| {
+        !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+    };
+    let keys: Vec<String> = query
+        .split('&')
+        .filter_map(|pair| pair.split('=').next().filter(is_word))
+        .map(|key| format!("{key}=…"))
+        .collect();
+    let query = if keys.is_empty() { String::new() } else { format!("?{}", keys.join("&")) };
+    let Some((scheme, rest)) = rest.split_once("://") else {
+        // Mistyped, it may have a password all the same.
+        return cut(match rest.rsplit_once('@') {
+            Some((before, after)) if !before.starts_with("file:") => format!("***@{after}{query}"),
+            _ => format!("{rest}{query}"),
+        });
+    };
+    // The last @ of the authority: a password may hold an @ or a / that nobody encoded.
+    let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
+    let hidden = if host.len() < rest.len() { "***@" } else { "" };
+    // Without an @, what stands where a port would be may be the password before a forgotten host.
+    let (authority, path) = host.split_at(host.find('/').unwrap_or(host.len()));
+    let is_port = |at: &str| match at.rsplit_once(':') {
+        Some((before, port)) => before.ends_with(']') || port.chars().all(|c| c.is_ascii_digit()),
+        None => true,
+    };
+    let authority = if authority.split(',').all(is_port) { authority } else { "***" };
+    cut(format!("{scheme}://{hidden}{authority}{path}{query}"))
+}
+
+/// Parts what follows `://` at the `?` that begins the parameters. A password may have one that nobody
+/// encoded, and what follows it would be taken for parameters, and shown: so where that may be, it is
+/// refused. An `@` in a parameter is refused with it, since nothing tells the two apart.
+///
+/// # Errors
+/// [`ErrorKind::Config`], as said.
+fn split_query(rest: &str) -> Result<(&str, &str)> {
+    let Some((base, query)) = rest.split_once('?') else { return Ok((rest, "")) };
+    if query.contains('@') && !base.contains('@') {
+        let what = "there is an @ after the first ?: percent-encode the ? in the password as %3F, \
+                    or the @ in a parameter as %40";
+        return Err(Error::new(ErrorKind::Config, what));
+    }
+    Ok((base, query))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn s94_credentials_are_never_shown() {
+        for (url, shown) in [
+            ("redis://user:secret@h:1/0?x=secret&y", "redis://***@h:1/0?x=…&y=…"),
+            ("redis://:se@cr/et@h:1", "redis://***@h:1"),
+            ("etcd://a,b,c", "etcd://a,b,c"),
+            ("file:/tmp/x", "file:/tmp/x"),
+            ("postgres:user:secret@h/d", "***@h/d"),
+            ("memory:\nforged", "memory:forged"),
+            ("postgres:/h/d?password=hush", "postgres:/h/d?password=…"),
+            ("zookeeper://u:p?ss@h", "zookeeper://***@h"),
+            ("redis://u:p@h?x=1&se@cret", "redis://***@h?x=…"),
+            ("file:/tmp/a?b=c", "file:/tmp/a?b=c"),
+            ("redis://u:secret", "redis://***"),
+            ("redis://u:secret/0?a=b", "redis://***/0?a=…"),
+            ("redis://[::1]:7,h:8/0", "redis://[::1]:7,h:8/0"),
+        ] {
+            assert_eq!(redacted(url), shown);
+        }
+        let long = "secret".repeat(50);
+        assert_eq!(redacted(&format!("postgres://u:{long}@h/d")), "postgres://***@h/d");
+    }
+
+    #[test]
+    fn s94_a_question_mark_in_a_password_begins_no_parameters() {
+        assert_eq!(split_query("u:p@h/0?a=b&c").unwrap(), ("u:p@h/0", "a=b&c"));
+        assert_eq!(split_query("u:p@h/0?a=b@c?").unwrap(), ("u:p@h/0", "a=b@c?"));
+        assert_eq!(split_query("h").unwrap(), ("h", ""));
+        let error = split_query("u:secret?secret@h/").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config);
+        let text = error.to_string();
+        assert!(text.contains("%3F") && !text.contains("secret"), "{text}");
+    }
+
+    proptest::proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn s94_what_is_shown_of_a_url_is_one_short_line_without_its_password(url in testbed::texts(&[
+            "redis://u:sekret@h:1/0?x=1&y=2", "postgres://u:sekret@h/d?token_offset=7", "file:/a/b",
+        ])) {
+            let shown = redacted(&url);
+            proptest::prop_assert!(shown.lines().count() <= 1 && shown.chars().count() <= 200);
+            let secret = url.contains("://u:sekret@") && url.matches("sekret").count() == 1;
+            proptest::prop_assert!(!secret || !shown.contains("sekret"), "{}", shown);
+        }
+    }
+}

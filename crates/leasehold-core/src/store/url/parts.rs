@@ -1,0 +1,287 @@
+//! A store's URL, taken apart:
+//! `scheme://[user[:password]@]host[:port][,host[:port]…][/path][?key=value&…]`.
+//!
+//! User, password, path and values are percent-encoded, as in every URL. The last `@` ends the password,
+//! which may hold one that nobody encoded. Parameters are taken by name, and what nobody took is refused:
+//! a prefix or a file of certificates that is misspelt would be none. What is refused is not shown where
+//! it may be a password at the wrong place.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::Ipv6Addr;
+
+use super::split_query;
+use crate::base::percent::decoded;
+use crate::words::error::{Error, ErrorKind, Result};
+
+/// Where a server listens.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Host {
+    /// A name or an address; one of IPv6 without its brackets.
+    pub name: String,
+    /// Never 0.
+    pub port: u16,
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, port } = self;
+        if name.contains(':') { write!(f, "[{name}]:{port}") } else { write!(f, "{name}:{port}") }
+    }
+}
+
+/// The parts of a URL. Not to be printed: it has the password.
+#[derive(Clone)]
+pub struct UrlParts {
+    /// Before the `@`, up to a colon; may be empty.
+    pub user: Option<String>,
+    /// After that colon.
+    pub password: Option<String>,
+    /// In the order of the URL.
+    pub hosts: Vec<Host>,
+    /// From its first slash on, or empty.
+    pub path: String,
+    parameters: BTreeMap<String, String>,
+}
+
+impl fmt::Debug for UrlParts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UrlParts")
+            .field("hosts", &self.hosts)
+            .field("path", &self.path)
+            .finish_non_exhaustive()
+    }
+}
+
+fn refused<T>(what: impl Into<String>) -> Result<T> {
+    Err(Error::new(ErrorKind::Config, what))
+}
+
+impl UrlParts {
+    /// Takes a URL apart. Hosts that name no port get `port`; who writes no URL at all is told that it is
+    /// to be written like `form`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`], with one line that shows nothing secret.
+    pub fn parse(url: &str, form: &str, port: u16) -> Result<Self> {
+        let Some((_, rest)) = url.split_once("://") else {
+            return refused(format!("write it as {form}"));
+        };
+        let (rest, query) = split_query(rest)?;
+        let (credentials, rest) = match rest.rsplit_once('@') {
+            Some((credentials, rest)) => (Some(credentials), rest),
+            None => (None, rest),
+        };
+        let (hosts, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        let (user, password) = match credentials.map(|text| text.split_once(':').ok_or(text)) {
+            None => (None, None),
+            Some(Ok((user, password))) => (Some(unescaped(user)?), Some(unescaped(password)?)),
+            Some(Err(user)) => (Some(unescaped(user)?), None),
+        };
+        let host = |text| {
+            host(text, port).ok_or_else(|| {
+                let what = format!(
+                    "a host is host, host:port or [address]:port, with a comma between two, and \
+                     user:password@ stands before the first: write it as {form}"
+                );
+                Error::new(ErrorKind::Config, what)
+            })
+        };
+        let hosts = match hosts {
+            "" => Vec::new(),
+            hosts => hosts.split(',').map(host).collect::<Result<_>>()?,
+        };
+        let parameters = parameters(query)?;
+        Ok(Self { user, password, hosts, path: unescaped(path)?, parameters })
+    }
+
+    /// The first host that stands there twice.
+    pub fn twice(&self) -> Option<&Host> {
+        let mut hosts = self.hosts.iter().enumerate();
+        hosts.find(|(n, host)| self.hosts[..*n].contains(host)).map(|(_, host)| host)
+    }
+
+    /// The parameter of this name, which is then known.
+    pub fn take(&mut self, key: &str) -> Option<String> {
+        self.parameters.remove(key)
+    }
+
+    /// The parameter of this name as a number within bounds.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] if it is none.
+    pub fn number(&mut self, key: &str, least: u64, most: u64) -> Result<Option<u64>> {
+        let Some(value) = self.take(key) else { return Ok(None) };
+        match value.parse() {
+            Ok(n) if (least..=most).contains(&n) => Ok(Some(n)),
+            _ => refused(format!("{key} is a number from {least} to {most}")),
+        }
+    }
+
+    /// Refuses parameters that nobody has taken.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`], which says that there are `known`.
+    pub fn done(&self, known: &str) -> Result<()> {
+        match self.parameters.keys().next() {
+            None => Ok(()),
+            Some(key) if is_word(key) => {
+                refused(format!("there is no parameter {key:?}: there are {known}"))
+            }
+            Some(_) => refused(format!("there is no parameter of such a name: there are {known}")),
+        }
+    }
+}
+
+/// Whether this may be shown where a parameter's name stands: what is no word may be a part of a password.
+fn is_word(key: &str) -> bool {
+    key.len() <= 40 && key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
+}
+
+fn parameters(query: &str) -> Result<BTreeMap<String, String>> {
+    let mut all = BTreeMap::new();
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let Some((key, value)) = pair.split_once('=') else {
+            return refused("a parameter of the URL has no =: write ?key=value&key=value");
+        };
+        if all.insert(key.to_owned(), unescaped(value)?).is_some() {
+            return refused("a parameter of the URL is there twice: give it once");
+        }
+    }
+    Ok(all)
+}
+
+/// `host`, `host:port`, `[v6]` or `[v6]:port`.
+fn host(text: &str, default_port: u16) -> Option<Host> {
+    let (name, port) = match text.strip_prefix('[') {
+        Some(rest) => {
+            let (name, after) = rest.split_once(']')?;
+            name.split('%').next()?.parse::<Ipv6Addr>().ok()?;
+            (name, if after.is_empty() { None } else { Some(after.strip_prefix(':')?) })
+        }
+        None => match text.split_once(':') {
+            Some((name, port)) => (name, Some(port)),
+            None => (text, None),
+        },
+    };
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-._:%".contains(c);
+    if name.is_empty() || !name.chars().all(plain) {
+        return None;
+    }
+    let port = match port {
+        None => default_port,
+        Some(port) => port.parse().ok().filter(|port| *port > 0)?,
+    };
+    Some(Host { name: name.to_owned(), port })
+}
+
+/// Percent-decoded. What it was is not told: it may be a password.
+fn unescaped(text: &str) -> Result<String> {
+    let why = "a % in the URL begins no %xx of a UTF-8 text: write a % itself as %25";
+    decoded(text, |_| true).ok_or_else(|| Error::new(ErrorKind::Config, why))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(url: &str) -> Result<UrlParts> {
+        UrlParts::parse(url, "x://host1,host2", 7)
+    }
+
+    #[test]
+    fn a_url_is_taken_apart() {
+        let url = "x://u%40x:p@ss:w%25@h1,h-2.a:1,[::1]:2,[fe80::1%eth0]/a%20b/?n=5&s=%26&e=";
+        let mut parts = parse(url).unwrap();
+        assert_eq!(parts.user.as_deref(), Some("u@x"));
+        assert_eq!(parts.password.as_deref(), Some("p@ss:w%"));
+        let hosts: Vec<String> = parts.hosts.iter().map(Host::to_string).collect();
+        assert_eq!(hosts, ["h1:7", "h-2.a:1", "[::1]:2", "[fe80::1%eth0]:7"]);
+        assert_eq!(parts.path, "/a b/");
+        assert_eq!(parts.number("n", 1, 5).unwrap(), Some(5));
+        assert!(parts.done("n").unwrap_err().to_string().contains(r#""e": there are n"#));
+        assert_eq!(parts.take("s").as_deref(), Some("&"));
+        assert_eq!(parts.take("e").as_deref(), Some(""));
+        assert_eq!((parts.take("n"), parts.number("n", 0, 0).unwrap()), (None, None));
+        parts.done("nothing").unwrap();
+    }
+
+    #[test]
+    fn what_is_not_there_is_nothing() {
+        let parts = parse("x://").unwrap();
+        assert_eq!(
+            (parts.user, parts.password, parts.hosts, parts.path.as_str()),
+            (None, None, vec![], "")
+        );
+        assert_eq!(parse("x://@h").unwrap().user.as_deref(), Some(""));
+        assert_eq!(parse("x://u@h").unwrap().password, None);
+        assert_eq!(parse("x://h/").unwrap().path, "/");
+    }
+
+    #[test]
+    fn a_host_that_stands_there_twice_is_found() {
+        assert_eq!(parse("x://a,b,a:7,b").unwrap().twice().unwrap().name, "a");
+        assert_eq!(parse("x://a,b,a:8").unwrap().twice(), None);
+    }
+
+    #[test]
+    fn s94_what_cannot_be_is_refused_in_one_line_that_shows_no_secret() {
+        for bad in [
+            "x:h",
+            "x://a,,b",
+            "x://h:0",
+            "x://h:",
+            "x://h:99999",
+            "x://h:x",
+            "x://[::1",
+            "x://[x]",
+            "x://[::1]2",
+            "x://h h",
+            "x://u:secret",
+            "x://u:secret/x",
+            "x://a,u:secret,b",
+            "x://u:se cret",
+            "x://u:s?secret@h",
+            "x://h/%",
+            "x://h/%ff",
+            "x://h/%zz",
+            "x://u:secret%@h",
+            "x://h?secret",
+            "x://h?a=1&a=secret",
+            "x://h?a=secret%",
+        ] {
+            let error = parse(bad).map(drop).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config, "{bad}");
+            let shown = error.to_string();
+            assert!(shown.lines().count() == 1 && !shown.contains("secret"), "{bad}: {shown}");
+        }
+        let mut parts = parse("x://u:secret@h?n=secret&sec%ret=1").unwrap();
+        assert!(!format!("{parts:?}").contains("secret"));
+        let shown = [parts.number("n", 0, 1).unwrap_err(), parts.done("n").unwrap_err()];
+        assert!(shown.iter().all(|e| !e.to_string().contains("sec")), "{shown:?}");
+    }
+
+    proptest::proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn a_url_from_outside_is_taken_apart_or_refused_in_one_line(url in testbed::texts(&[
+            "x://u%40x:sekret@h1,h-2.a:1,[::1]:2,[fe80::1%eth0]/a%20b/?n=5&s=%26&e=", "x://h",
+        ])) {
+            match parse(&url) {
+                Ok(mut parts) => {
+                    let hosts: Vec<String> = parts.hosts.iter().map(Host::to_string).collect();
+                    let again = parse(&format!("x://{}", hosts.join(","))).unwrap();
+                    proptest::prop_assert_eq!(&again.hosts, &parts.hosts);
+                    let _ = (parts.number("n", 0, 9), parts.done("n"));
+                }
+                Err(error) => {
+                    let told = error.to_string();
+                    proptest::prop_assert_eq!(told.lines().count(), 1);
+                    let secret = url.contains(":sekret@") && url.matches("sekret").count() == 1;
+                    proptest::prop_assert!(!secret || !told.contains("sekret"), "{}", told);
+                }
+            }
+        }
+    }
+}

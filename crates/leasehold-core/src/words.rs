@@ -1,0 +1,12 @@
+//! The words of the field: what is claimed, held and answered, and the one error.
+
+pub(crate) mod answer;
+pub(crate) mod claim;
+pub mod doctor;
+pub(crate) mod error;
+pub(crate) mod holder;
+pub(crate) mod limits;
+pub(crate) mod name;
+mod outside;
+pub mod sequencer;
+pub(crate) mod token;

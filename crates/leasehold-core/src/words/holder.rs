@@ -1,0 +1,48 @@
+//! Who holds, as people are told it.
+
+use std::fmt;
+
+/// Who claims: what people need to find the program that holds a lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Holder {
+    /// The machine's name for itself.
+    pub host: String,
+    /// The process, as that machine numbers it.
+    pub pid: u32,
+    /// What the program says of itself, or empty.
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "String::is_empty"))]
+    pub label: String,
+}
+
+impl Holder {
+    /// This process on this machine. The label is cut to 256 bytes and loses control characters.
+    pub fn this_process(label: &str) -> Self {
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let mut clean: String = label.chars().filter(|c| !c.is_control()).collect();
+        clean.truncate(clean.floor_char_boundary(256));
+        Self { host, pid: std::process::id(), label: clean }
+    }
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} pid {}", self.host.escape_debug(), self.pid)?;
+        if !self.label.is_empty() {
+            write!(f, " ({})", self.label.escape_debug())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_lose_what_could_forge_a_line() {
+        let holder = Holder::this_process("nightly\nroot pid 1");
+        assert_eq!(holder.label, "nightlyroot pid 1");
+        assert!(Holder::this_process(&"é".repeat(200)).label.len() <= 256);
+    }
+}

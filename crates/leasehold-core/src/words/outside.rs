@@ -1,0 +1,117 @@
+//! Names and tokens that come from outside, and the error for what is none.
+
+use std::str::FromStr;
+
+use super::error::{Error, ErrorKind, Result};
+use super::name::Name;
+use super::token::Token;
+
+impl Name {
+    /// Checks `name` and keeps it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidName`] if it is empty, longer than 512 bytes, or holds a control
+    /// character (which includes NUL, tab, carriage return and line feed).
+    pub fn new(name: impl AsRef<str>) -> Result<Self> {
+        let name = name.as_ref();
+        Self::checked(name).map_err(|why| {
+            let shown: String = name.chars().take(40).collect();
+            Error::new(ErrorKind::InvalidName, format!("lock name {shown:?} {why}"))
+        })
+    }
+}
+
+impl FromStr for Name {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Self::new(name)
+    }
+}
+
+impl TryFrom<String> for Name {
+    type Error = Error;
+
+    fn try_from(name: String) -> Result<Self> {
+        Self::new(name)
+    }
+}
+
+impl TryFrom<u64> for Token {
+    type Error = Error;
+
+    fn try_from(value: u64) -> Result<Self> {
+        Self::new(value).ok_or_else(|| {
+            Error::new(ErrorKind::Config, format!("{value} is no fencing token (1 to 2^63-1)"))
+        })
+    }
+}
+
+impl FromStr for Token {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        text.parse::<u64>().ok().and_then(Self::new).ok_or_else(|| {
+            let text: String = text.chars().take(40).collect();
+            Error::new(ErrorKind::Config, format!("{text:?} is no fencing token (1 to 2^63-1)"))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::words::name::MAX_NAME_BYTES;
+
+    #[test]
+    fn s90_names_are_checked_and_never_forge_a_log_line() {
+        for good in ["a", "a/../b", "order:42", "\"quoted\" 'twice'", "ключ", &"x".repeat(512)]
+        {
+            assert_eq!(Name::new(good).unwrap().as_str(), good);
+        }
+        for bad in ["", "a\0b", "a\r\nb", "tab\t", "\u{7f}", &"x".repeat(513), &"é".repeat(257)] {
+            let error = Name::new(bad).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidName);
+            assert!(!error.to_string().contains(char::is_control), "{error}");
+        }
+        // A line separator is no control character: it is a fine name, and stays on one line.
+        let odd = Name::new("a\u{2028}b").unwrap();
+        assert_eq!(odd.to_string(), "\"a\\u{2028}b\"");
+        assert!(Name::new("x".repeat(10_240)).unwrap_err().to_string().len() < 200);
+    }
+
+    #[test]
+    fn tokens_fit_a_bigint() {
+        assert_eq!(Token::new(0), None);
+        assert_eq!(Token::new(u64::MAX), None);
+        assert_eq!(Token::new(Token::MAX).unwrap().get(), i64::MAX as u64);
+        assert!("-1".parse::<Token>().is_err());
+    }
+
+    proptest::proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn a_token_from_outside_is_written_as_it_was_read(text in testbed::texts(&[
+            "9223372036854775807", "1",
+        ])) {
+            if let Ok(token) = text.parse::<Token>() {
+                proptest::prop_assert_eq!(token.to_string().parse::<Token>().ok(), Some(token));
+            }
+        }
+
+        #[test]
+        fn a_name_from_outside_is_taken_as_it_is_or_refused(text in testbed::texts(&["order:42", "ключ"])) {
+            match Name::new(&text) {
+                Ok(name) => {
+                    proptest::prop_assert_eq!(name.as_str(), &text);
+                    proptest::prop_assert!(!text.is_empty() && text.len() <= MAX_NAME_BYTES);
+                    proptest::prop_assert!(!text.contains(char::is_control));
+                }
+                Err(error) => {
+                    proptest::prop_assert!(!error.to_string().contains(char::is_control));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! A hold as a string: what a holder hands to a resource that can ask the store.
+//!
+//! Chubby's word. A *fencing token* is checked by the resource alone: it remembers the greatest it
+//! has seen, and needs no call. A *sequencer* is checked at the store, by
+//! [`Leasehold::check`](crate::Leasehold::check): one round trip, and nothing to remember.
+//!
+//! | | token | sequencer |
+//! |---|---|---|
+//! | the resource keeps | the greatest token | nothing |
+//! | costs | nothing | a round trip to the store |
+//! | refuses a late writer | once the next holder has come by | as soon as the lock is lost |
+//! | and between check and write | safe, if both are one atomic step | **not safe**: the lock may be lost in between |
+//! | the store is down | works | unknown: refuse |
+//! | shared holds | no | yes: permits and readers have sequencers too |
+//!
+//! So a sequencer keeps out those who are *long* late, also where no later holder ever came; only
+//! the token closes the last gap. Use both where both can be had.
+//!
+//! # The text
+//! `lh1:KIND:TOKEN:STORE:NAME`, in ASCII without blanks or quotes, so that it needs no escaping in a
+//! shell, a header or a URL's path. `KIND` is one of `mutex`, `read`, `write`, `semaphore`; in
+//! `STORE` and `NAME` letters, digits, `-`, `.`, `_`, `~` stand for themselves and every other byte
+//! is `%` and two upper-case hexadecimal digits. Each sequencer has exactly one text, and only that
+//! text is read: two texts are equal if and only if the sequencers are. It is a capability for
+//! nothing: who knows it can ask, and can neither renew nor release.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::base::percent::{Escaped, unescape};
+use crate::words::claim::Kind;
+use crate::words::error::{Error, ErrorKind, Result};
+use crate::words::name::{MAX_NAME_BYTES, Name};
+use crate::words::token::Token;
+
+const VERSION: &str = "lh1";
+/// The longest identity of a store, in bytes.
+pub(crate) const MAX_IDENTITY_BYTES: usize = 1024;
+/// Nothing longer can be a sequencer.
+const MAX_TEXT_BYTES: usize = 3 * (MAX_NAME_BYTES + MAX_IDENTITY_BYTES) + 64;
+
+/// One hold of one lock on one store, printable: see [`Guard::sequencer`](crate::Guard::sequencer).
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(try_from = "String", into = "String"))]
+pub struct Sequencer {
+    name: Name,
+    side: Side,
+    token: Token,
+    store: String,
+}
+
+/// The kind of lock, and the side of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Side {
+    Mutex,
+    Read,
+    Write,
+    Semaphore,
+}
+
+impl Side {
+    /// Of a hold of this weight.
+    pub(crate) fn of(kind: Kind, weight: u32) -> Self {
+        match kind {
+            Kind::Mutex => Self::Mutex,
+            Kind::RwLock if weight == 1 => Self::Read,
+            Kind::RwLock => Self::Write,
+            Kind::Semaphore => Self::Semaphore,
+        }
+    }
+
+    fn word(self) -> &'static str {
+        match self {
+            Self::Mutex => "mutex",
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Semaphore => "semaphore",
+        }
+    }
+
+    fn of_word(word: &str) -> Option<Self> {
+        [Self::Mutex, Self::Read, Self::Write, Self::Semaphore]
+            .into_iter()
+            .find(|side| side.word() == word)
+    }
+}
+
+impl Sequencer {
+    pub(crate) fn new(name: Name, side: Side, token: Token, store: String) -> Self {
+        Self { name, side, token, store }
+    }
+
+    /// The lock.
+    pub fn name(&self) -> &Name {
+        &self.name
+    }
+
+    /// What kind of lock it is.
+    pub fn kind(&self) -> Kind {
+        match self.side {
+            Side::Mutex => Kind::Mutex,
+            Side::Read | Side::Write => Kind::RwLock,
+            Side::Semaphore => Kind::Semaphore,
+        }
+    }
+
+    /// Whether the hold excludes all others: a mutex's or a writer's.
+    pub fn is_exclusive(&self) -> bool {
+        matches!(self.side, Side::Mutex | Side::Write)
+    }
+
+    /// The fencing token of the hold.
+    pub fn token(&self) -> Token {
+        self.token
+    }
+
+    /// Which store it is of: see [`Leasehold::identity`](crate::Leasehold::identity).
+    pub fn store(&self) -> &str {
+        &self.store
+    }
+
+    pub(crate) fn side(&self) -> Side {
+        self.side
+    }
+}
+
+impl fmt::Display for Sequencer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (side, token) = (self.side.word(), self.token);
+        let (store, name) = (Escaped(&self.store), Escaped(self.name.as_str()));
+        write!(f, "{VERSION}:{side}:{token}:{store}:{name}")
+    }
+}
+
+impl From<Sequencer> for String {
+    fn from(sequencer: Sequencer) -> Self {
+        sequencer.to_string()
+    }
+}
+
+impl TryFrom<String> for Sequencer {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Self> {
+        text.parse()
+    }
+}
+
+impl FromStr for Sequencer {
+    type Err = Error;
+
+    /// Reads what `Display` wrote, and nothing else.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`], in one line that does not repeat the text.
+    fn from_str(text: &str) -> Result<Self> {
+        let refused = |why: &str| {
+            Error::new(ErrorKind::Config, format!("this is no sequencer: {why}"))
+                .during("parse a sequencer")
+        };
+        if text.len() > MAX_TEXT_BYTES {
+            return Err(refused("it is too long"));
+        }
+        let mut parts = text.split(':');
+        let mut next = || parts.next().ok_or_else(|| refused("it has too few parts"));
+        if next()? != VERSION {
+            return Err(refused("it does not begin with lh1:, the version that is known here"));
+        }
+        let side = Side::of_word(next()?).ok_or_else(|| refused("it names no kind of lock"))?;
+        let token: Token = next()?.parse().map_err(|_| refused("its token is none"))?;
+        let store = unescape(next()?).ok_or_else(|| refused("its store is not well written"))?;
+        let name = unescape(next()?).ok_or_else(|| refused("its name is not well written"))?;
+        let name = Name::new(name)?;
+        if store.is_empty() || store.len() > MAX_IDENTITY_BYTES {
+            return Err(refused("its store has no identity, or too long a one"));
+        }
+        let sequencer = Self { name, side, token, store };
+        // One text for each: no leading zeros, nothing escaped that need not be, nothing more.
+        match sequencer.to_string() == text {
+            true => Ok(sequencer),
+            false => Err(refused("it is not written as leasehold writes it")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn sequencer(name: &str, side: Side, token: u64, store: &str) -> Sequencer {
+        let name = Name::new(name).unwrap();
+        Sequencer::new(name, side, Token::new(token).unwrap(), store.into())
+    }
+
+    #[test]
+    fn r34_a_sequencer_needs_no_quoting_anywhere() {
+        let odd = sequencer("a b'$(x)\"%:é", Side::Write, 42, "etcd://a,b/c");
+        let text = odd.to_string();
+        assert_eq!(text, "lh1:write:42:etcd%3A%2F%2Fa%2Cb%2Fc:a%20b%27%24%28x%29%22%25%3A%C3%A9");
+        assert_eq!(text.parse::<Sequencer>().unwrap(), odd);
+    }
+
+    #[test]
+    fn r34_hostile_texts_are_refused_in_one_line() {
+        let long = format!("lh1:mutex:1:m:{}", "%41".repeat(20_000));
+        for bad in [
+            "",
+            "lh1",
+            "lh1:mutex:1:memory%3A",
+            "lh2:mutex:1:m:n",
+            "LH1:mutex:1:m:n",
+            "lh1:Mutex:1:m:n",
+            "lh1:mutex:0:m:n",
+            "lh1:mutex:-1:m:n",
+            "lh1:mutex:+1:m:n",
+            "lh1:mutex:01:m:n",
+            "lh1:mutex:9223372036854775808:m:n",
+            "lh1:mutex:99999999999999999999999:m:n",
+            "lh1:mutex:1::n",
+            "lh1:mutex:1:m:",
+            "lh1:mutex:1:m:n:",
+            "lh1:mutex:1:m:n\n",
+            " lh1:mutex:1:m:n",
+            "lh1:mutex:1:m:%",
+            "lh1:mutex:1:m:%4",
+            "lh1:mutex:1:m:%zz",
+            "lh1:mutex:1:m:%6e",    // n need not be escaped
+            "lh1:mutex:1:m:%c3%A9", // lower case
+            "lh1:mutex:1:m:%FF",
+            "lh1:mutex:1:m:%00",
+            "lh1:mutex:1:m:a\u{e9}",
+            "lh1:mutex:1:m:a/b",
+            long.as_str(),
+        ] {
+            let error = bad.parse::<Sequencer>().unwrap_err();
+            assert!(error.to_string().len() < 300 && error.to_string().lines().count() == 1);
+            assert!(!error.to_string().contains(char::is_control), "{error}");
+        }
+    }
+
+    fn side() -> impl Strategy<Value = Side> {
+        prop_oneof![Just(Side::Mutex), Just(Side::Read), Just(Side::Write), Just(Side::Semaphore)]
+    }
+
+    fn any() -> impl Strategy<Value = Sequencer> {
+        (r"[a:%é/ ]{1,4}", side(), 1..=Token::MAX, r"[m:%é/ ]{1,4}")
+            .prop_map(|(name, side, token, store)| sequencer(&name, side, token, &store))
+    }
+
+    proptest! {
+        #[test]
+        fn r34_every_sequencer_comes_back_and_no_two_meet(a in any(), b in any()) {
+            prop_assert_eq!(&a.to_string().parse::<Sequencer>().unwrap(), &a);
+            prop_assert_eq!(a == b, a.to_string() == b.to_string());
+        }
+
+        #[test]
+        fn r34_whatever_is_read_is_written_the_same(text in r"(lh1:)?(mutex:|read:)?[0-9a-f:%+ .]{0,20}") {
+            if let Ok(read) = text.parse::<Sequencer>() {
+                prop_assert_eq!(read.to_string(), text);
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn r34_a_sequencer_from_outside_is_read_as_it_was_written(text in testbed::texts(&[
+            "lh1:write:42:etcd%3A%2F%2Fa%2Cb%2Fc:a%20b", "lh1:mutex:1:m:x",
+        ])) {
+            match text.parse::<Sequencer>() {
+                Ok(read) => prop_assert_eq!(read.to_string(), text),
+                Err(error) => prop_assert_eq!(error.to_string().lines().count(), 1),
+            }
+        }
+    }
+}

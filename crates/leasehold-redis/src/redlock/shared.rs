@@ -1,0 +1,77 @@
+//! What the tasks of all calls share: the servers, the claims, and how keys are called.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+
+use super::claims::Claims;
+use super::node::{MEMORY_KEY, Node};
+use super::scripts::Scripts;
+use crate::redis::url::RESERVED;
+use leasehold_core::{Claim, Error, ErrorKind, Kind, Name, Result};
+
+/// What the tasks of all calls share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) nodes: Vec<Arc<Node>>,
+    pub(super) claims: Arc<Claims>,
+    pub(super) scripts: Scripts,
+    pub(super) prefix: String,
+    pub(super) node_timeout: Duration,
+    pub(super) max_lease: Duration,
+    /// How many releases are under way.
+    pub(super) releases: tokio::sync::watch::Sender<usize>,
+    /// Our thread's: it has timers and connections.
+    pub(super) runtime: Handle,
+}
+
+impl Shared {
+    /// Runs `work` on our thread, whatever becomes of the caller.
+    pub(super) async fn spawned<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> Result<T> {
+        let ended = |_| Error::new(ErrorKind::Closed, "the client's thread has ended");
+        self.runtime.spawn(work).await.map_err(ended)
+    }
+
+    /// The main key, the record, the memory, who waits, until when they are alive.
+    pub(super) fn keys(&self, name: &Name) -> [String; 5] {
+        let name = name.as_str();
+        let beside = |what: &str| format!("{}:{what}:{}{name}", MEMORY_KEY, self.prefix);
+        [
+            format!("{}{name}", self.prefix),
+            self.record_key(name),
+            MEMORY_KEY.to_owned(),
+            beside("waiting"),
+            beside("alive"),
+        ]
+    }
+
+    pub(super) fn record_key(&self, name: &str) -> String {
+        format!("{}:lock:{}{name}", MEMORY_KEY, self.prefix)
+    }
+
+    /// Refuses what could never work here.
+    pub(super) fn check(&self, claim: &Claim) -> Result<()> {
+        let refused = |kind, what: String| Err(Error::new(kind, what).on(&claim.name));
+        if claim.kind != Kind::Mutex {
+            let what = format!("a redlock: store keeps no {}: choose another store", claim.kind);
+            return refused(ErrorKind::Unsupported, what);
+        }
+        if claim.lease > self.max_lease {
+            let what = format!(
+                "a lease of {:?} is longer than the {:?} that nodes are left out for after a \
+                 restart: set max_lease_ms in the URL of every client",
+                claim.lease, self.max_lease
+            );
+            return refused(ErrorKind::Config, what);
+        }
+        if self.prefix.is_empty() && claim.name.as_str().starts_with(RESERVED) {
+            let what = format!("names that begin with {RESERVED} are for leasehold's own keys");
+            return refused(ErrorKind::InvalidName, what);
+        }
+        Ok(())
+    }
+}

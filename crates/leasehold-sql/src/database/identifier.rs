@@ -1,0 +1,65 @@
+//! Identifiers and places for values in statements on the caller's own tables.
+
+use std::borrow::Cow;
+
+use super::schema::Dialect;
+use super::speak::Database;
+use super::value::Value;
+use leasehold_core::{Error, ErrorKind, Result};
+
+/// An identifier of the caller's own schema, quoted. Only letters, digits and `_`, so that it is
+/// an identifier and nothing else; `schema.table` where a table is meant.
+pub(crate) fn identifier<DB: Database>(text: &str) -> Result<String> {
+    if !is_identifier(text) {
+        let shown: String = text.chars().take(40).collect();
+        let what = format!("{shown:?} is no table or column name: use letters, digits and _");
+        return Err(Error::new(ErrorKind::Config, what));
+    }
+    let quote = DB::QUOTE;
+    let quoted: Vec<String> = text.split('.').map(|p| format!("{quote}{p}{quote}")).collect();
+    Ok(quoted.join("."))
+}
+
+/// Whether it is `name` or `schema.name`, and needs no quoting.
+fn is_identifier(text: &str) -> bool {
+    let plain = |part: &str| {
+        !part.is_empty()
+            && part.len() <= 63
+            && !part.starts_with(|c: char| c.is_ascii_digit())
+            && part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+    };
+    text.split('.').count() <= 2 && text.split('.').all(plain)
+}
+
+/// Where a value of the caller's is bound: `?`, or a cast of it.
+pub(crate) fn place<DB: Database>(value: &Value) -> Result<Cow<'static, str>> {
+    let Value::Typed(typed) = value else { return Ok("?".into()) };
+    if !is_identifier(&typed.of) {
+        let shown: String = typed.of.chars().take(40).collect();
+        let what = format!("{shown:?} is no type's name: use letters, digits and _");
+        return Err(Error::new(ErrorKind::Config, what));
+    }
+    Ok(match DB::DIALECT {
+        Dialect::Postgres => format!("CAST(? AS {})", typed.of).into(),
+        Dialect::Sqlite | Dialect::Mysql => "?".into(),
+    })
+}
+
+/// `, column = ?` for each column, and the values for it.
+pub(crate) fn assignments<DB: Database>(
+    columns: &[(&str, Value)],
+    with: &mut Vec<Value>,
+) -> Result<String> {
+    let mut sql = String::new();
+    for (column, value) in columns {
+        let column = identifier::<DB>(column)?;
+        // A bound NULL has a type, which need not be the column's.
+        if *value == Value::Null {
+            sql.push_str(&format!(", {column} = NULL"));
+        } else {
+            sql.push_str(&format!(", {column} = {}", place::<DB>(value)?));
+            with.push(value.clone());
+        }
+    }
+    Ok(sql)
+}

@@ -1,0 +1,93 @@
+//! Values for columns of the caller's own tables.
+
+/// A value for a column of the caller's own table.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Value {
+    /// `NULL`.
+    Null,
+    /// A whole number.
+    Int(i64),
+    /// True or false: `BOOLEAN` on PostgreSQL, 1 or 0 elsewhere.
+    Bool(bool),
+    /// A floating-point number.
+    Float(f64),
+    /// Text.
+    Text(String),
+    /// Bytes.
+    Bytes(Vec<u8>),
+    /// Text that stands for a value of another type of the database's; made by [`Value::typed`].
+    Typed(Typed),
+}
+
+/// See [`Value::typed`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Typed {
+    pub(super) of: String,
+    text: String,
+}
+
+impl Value {
+    /// A value of a type that Rust's own numbers and texts are not, as text: PostgreSQL takes no
+    /// text for a `uuid`, a `timestamptz`, a `jsonb` or a `numeric` column unless it is told. There
+    /// it is `CAST('…' AS type_name)`; SQLite and MySQL take the text as it is, and convert it to
+    /// what the column is. `type_name` is letters, digits and `_`
+    /// (`schema.type` for a type of your own), and is refused by the first use if it is not.
+    ///
+    /// ```
+    /// use leasehold::database::Value;
+    /// let key = Value::typed("uuid", "7f1c7a3e-7ac5-4d44-93a8-2f6c5c3f1b11");
+    /// let price = Value::typed("numeric", "12.50");
+    /// # let _ = (key, price);
+    /// ```
+    pub fn typed(type_name: impl Into<String>, text: impl Into<String>) -> Self {
+        Self::Typed(Typed { of: type_name.into(), text: text.into() })
+    }
+}
+
+macro_rules! value_from {
+    ($($from:ty => $make:expr),+ $(,)?) => {$(
+        impl From<$from> for Value {
+            fn from(value: $from) -> Self {
+                #[allow(clippy::redundant_closure_call)]
+                ($make)(value)
+            }
+        }
+    )+};
+}
+value_from! {
+    bool => Value::Bool,
+    i64 => Value::Int,
+    i32 => |v: i32| Value::Int(v.into()),
+    u32 => |v: u32| Value::Int(v.into()),
+    f64 => Value::Float,
+    String => Value::Text,
+    &str => |v: &str| Value::Text(v.into()),
+    Vec<u8> => Value::Bytes,
+    &[u8] => |v: &[u8]| Value::Bytes(v.into()),
+}
+
+impl<T: Into<Value>> From<Option<T>> for Value {
+    fn from(value: Option<T>) -> Self {
+        value.map_or(Self::Null, Into::into)
+    }
+}
+
+impl Value {
+    /// The number, or 0 where there is none.
+    pub(crate) fn int(&self) -> i64 {
+        if let Self::Int(v) = self { *v } else { 0 }
+    }
+
+    /// The text, or nothing.
+    pub(crate) fn text(self) -> String {
+        if let Self::Text(v) = self { v } else { String::new() }
+    }
+}
+
+impl Typed {
+    /// What is bound.
+    pub(crate) fn text(self) -> String {
+        self.text
+    }
+}

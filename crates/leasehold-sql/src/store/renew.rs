@@ -1,0 +1,99 @@
+//! Renewing many claims: a heartbeat for all, and what it cannot settle settled apart.
+//!
+//! Rows are lengthened, many by one statement, without waiting for any: a row that somebody has
+//! locked just now is left out (SQLite has one lock for all). Then one snapshot of their locks, one
+//! statement however many, tells how those stand that wait or were left out. Batches in which
+//! everybody waits take turns, so that they leave a connection to those that hold. What is committed is true, so it can be answered: a
+//! holder that could not be renewed has what its row says, and is renewed next time; what is not
+//! there is lost. That a waiter's row is there does not make its place last longer: one that was left
+//! out, and that no section has lengthened since, is told that nothing is known.
+//!
+//! A lock where something has expired or become free, or somebody was left out, is settled by a
+//! section besides, one at a time for each lock. If that takes long (the row is in the hands of a
+//! client that was stopped), the answers are what was seen: one lock never holds up the others.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout_at};
+
+use super::call::{Answer, Call, out_of_step};
+use super::shared::Shared;
+use leasehold_core::kit::locked;
+use leasehold_core::store::{Place, Renew, Renewal};
+use leasehold_core::{Error, ErrorKind, Name, Result};
+
+/// How long it is tried to settle a lock; then the next heartbeat does.
+const SETTLING: Duration = Duration::from_secs(2);
+/// How long a heartbeat waits for what it settles, before it answers what it saw.
+const SETTLED_IN: Duration = Duration::from_millis(60);
+
+impl Shared {
+    /// Renews many: what needs a lock's row is settled apart, each lock for itself.
+    pub(super) async fn renew(self: &Arc<Self>, renewals: &[Renew]) -> Result<Vec<Renewal>> {
+        let beating = self.call(Call::Beat(renewals.to_vec()), &|| false).await?;
+        let Answer::Beaten(beaten) = beating else { return out_of_step() };
+        let mut unsettled: BTreeMap<&Name, Vec<usize>> = BTreeMap::new();
+        for (i, _) in beaten.iter().enumerate().filter(|(_, beaten)| beaten.unsettled) {
+            unsettled.entry(&renewals[i].claim.name).or_default().push(i);
+        }
+        let left_out: Vec<bool> = beaten.iter().map(|b| b.left_out).collect();
+        let mut answers: Vec<Renewal> = beaten.into_iter().map(|b| b.renewal).collect();
+        let until = Instant::now() + SETTLED_IN;
+        let mut settling = Vec::new();
+        for (name, indices) in unsettled {
+            let these = indices.iter().map(|&i| renewals[i].clone()).collect();
+            settling.push((self.settle(name, these), indices));
+        }
+        for (task, indices) in settling {
+            let settled = match task {
+                Some(task) => timeout_at(until, task).await.ok().and_then(Result::ok),
+                None => None,
+            };
+            match settled {
+                Some(Ok(Answer::Renewed(renewed))) => {
+                    for (i, renewal) in indices.into_iter().zip(renewed) {
+                        answers[i] = renewal;
+                    }
+                }
+                _ => indices.into_iter().for_each(|i| in_a_moment(&mut answers[i], left_out[i])),
+            }
+        }
+        Ok(answers)
+    }
+
+    /// Settles a lock and renews these in a section; `None` if somebody is at it already.
+    fn settle(
+        self: &Arc<Self>,
+        name: &Name,
+        these: Vec<Renew>,
+    ) -> Option<JoinHandle<Result<Answer>>> {
+        if !locked(&self.settling).insert(name.clone()) {
+            return None;
+        }
+        let (shared, name) = (self.clone(), name.clone());
+        let until = Instant::now() + SETTLING;
+        Some(tokio::spawn(async move {
+            let done = shared.call(Call::Renew(these), &|| Instant::now() > until).await;
+            locked(&shared.settling).remove(&name);
+            done
+        }))
+    }
+}
+
+/// For one whose lock is being settled: it asks again soon, but not at once.
+fn in_a_moment(renewal: &mut Renewal, left_out: bool) {
+    match renewal {
+        // A grant that is pushed now would be believed to last from here.
+        Renewal::Waiting(_) if left_out => {
+            let what = "the claim's row is locked by another transaction";
+            *renewal = Renewal::unknown(&Error::new(ErrorKind::Unreachable, what));
+        }
+        Renewal::Waiting(Place { head_remaining: Some(left), .. }) => {
+            *left = (*left).max(SETTLED_IN / 3);
+        }
+        _ => {}
+    }
+}

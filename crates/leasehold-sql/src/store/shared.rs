@@ -1,0 +1,40 @@
+//! What the calls' tasks share.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
+
+use tokio::sync::Semaphore;
+
+use super::joins::Joins;
+use super::pool::Pool;
+use super::statements::Statements;
+use super::url::Dialect;
+use leasehold_core::Name;
+use leasehold_core::kit::Waiters;
+
+/// What the name of a client begins with that listens for notifications; also those tell it that
+/// cannot listen themselves.
+pub(super) const LISTENS: &str = "leasehold_hears_";
+
+/// What the calls' tasks share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) url: String,
+    pub(super) dialect: Dialect,
+    pub(super) sql: Statements,
+    pub(super) pool: Pool,
+    /// For renewals and heartbeats alone, so that they never stand behind calls that wait for a
+    /// lock's row.
+    pub(super) beats: Pool,
+    /// What some heartbeat is settling just now.
+    pub(super) settling: Mutex<HashSet<Name>>,
+    pub(super) waiters: Arc<Waiters>,
+    pub(super) joins: Joins,
+    /// Whose turn it is: all but one of the connections for calls are for joins, and all but one of
+    /// those for renewals for heartbeats of waiters.
+    pub(super) joining: Semaphore,
+    pub(super) waiting: Semaphore,
+    /// This client, as its claims' rows name it; PostgreSQL's channel.
+    pub(super) session: String,
+    pub(super) pushes: bool,
+}

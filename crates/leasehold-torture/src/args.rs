@@ -1,0 +1,293 @@
+//! What the user asks for.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use leasehold::store::Guarantees;
+use leasehold::{Error, ErrorKind, Kind, Result};
+
+use super::history::Fault;
+use super::ledger;
+use super::reach::applicable;
+use super::relay::shortest_lease;
+use super::served::is_served;
+use crate::duration::duration;
+
+/// Tortures a store to see whether it keeps its promises: is my set-up safe?
+///
+/// Many processes take the same locks and work under them while they are stopped, killed and cut
+/// off. Everything they see is written down and checked afterwards. Locks of other people are not
+/// touched: the names are made up for the run.
+///
+/// Exit code: 0 every promise was kept; 1 one was broken, and which; 3 void, the run proved
+/// nothing (too short, or its faults did no harm where they must); 2 bad usage; 69 the store
+/// cannot be reached; 130 interrupted.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = "Examples:\n  \
+    leasehold torture --store memory: --seconds 30\n  \
+    leasehold torture --store file:/var/tmp/locks --clients 12 --fault pause,kill --json\n  \
+    leasehold torture --store redis+sentinel://a,b,c/main --seconds 60 --fence process -- ./fail-over")]
+pub struct Args {
+    /// The store.
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "LEASEHOLD_STORE",
+        hide_env_values = true,
+        default_value = "file:"
+    )]
+    store: String,
+    /// For how long. [default: 10, or longer where the store takes longer to see that a client is
+    /// gone]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    seconds: Option<u32>,
+    /// How many processes; each has four operations under way.
+    #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u32).range(2..=500))]
+    clients: u32,
+    /// Which locks to fight for.
+    #[arg(long, value_name = "KIND", value_enum, value_delimiter = ',', default_value = "all")]
+    kind: Vec<KindArg>,
+    /// What to do to the processes: pause (SIGSTOP), kill (SIGKILL), cut (the connection to the
+    /// store, where its URL names servers and no TLS), none. [default: all that can be done]
+    #[arg(long, value_name = "FAULT", value_enum, value_delimiter = ',')]
+    fault: Vec<FaultArg>,
+    /// Where the resource is that refuses late tokens: in this process, or in the store itself,
+    /// behind that store's own fence (SQL, a single Redis, etcd, ZooKeeper; makes a table, keys or
+    /// nodes named leasehold-torture, and removes them).
+    #[arg(long, value_name = "WHERE", value_enum, default_value = "process")]
+    fence: FenceArg,
+    /// How long a grant lasts unrenewed: short, so that many run out. [default: 500ms, or the
+    /// shortest that the store can keep]
+    #[arg(long, value_name = "DUR", value_parser = lease)]
+    lease: Option<Duration>,
+    /// Repeats the choices of an earlier run (not its timing).
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// The report as JSON.
+    #[arg(long)]
+    pub(super) json: bool,
+    /// A program that does something to the store's servers and ends when they serve again: kills and
+    /// restarts one, makes another the master, stops one for a while. It is run again and again, and
+    /// what the store promises for a crash and a fail-over is what is checked.
+    #[arg(last = true, value_name = "CMD")]
+    command: Vec<OsString>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum KindArg {
+    Mutex,
+    Rwlock,
+    Semaphore,
+    All,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum FaultArg {
+    Pause,
+    Kill,
+    Cut,
+    None,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum FenceArg {
+    Process,
+    Store,
+}
+
+/// A lease that is short enough to run out often, and long enough to be renewed in time.
+fn lease(text: &str) -> std::result::Result<Duration, String> {
+    let lease = duration(text)?;
+    match (Duration::from_millis(100)..=Duration::from_secs(60)).contains(&lease) {
+        true => Ok(lease),
+        false => Err("a lease of 100ms to 60s lets enough of them run out".into()),
+    }
+}
+
+/// The arguments, made sense of.
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    pub(super) store: String,
+    /// As it was asked for; see [`Plan::time`].
+    seconds: Option<u32>,
+    pub(super) clients: u32,
+    pub(super) lease: Duration,
+    pub(super) seed: u64,
+    /// What is started as a worker: ourselves.
+    pub(super) program: PathBuf,
+    /// Whether the fenced resource is in the store itself.
+    pub(super) fence_in_store: bool,
+    /// What is done to the servers.
+    pub(super) command: Vec<OsString>,
+    kinds: Vec<Kind>,
+    faults: Vec<Fault>,
+    any_kind: bool,
+}
+
+impl Plan {
+    pub(super) fn new(args: &Args, program: PathBuf) -> Self {
+        let all = [Kind::Mutex, Kind::RwLock, Kind::Semaphore];
+        let any_kind = args.kind.contains(&KindArg::All);
+        let wanted = |kind: &Kind| {
+            any_kind
+                || args.kind.iter().any(|arg| {
+                    matches!(
+                        (arg, kind),
+                        (KindArg::Mutex, Kind::Mutex)
+                            | (KindArg::Rwlock, Kind::RwLock)
+                            | (KindArg::Semaphore, Kind::Semaphore)
+                    )
+                })
+        };
+        let mut faults: Vec<Fault> = match args.fault.is_empty() {
+            true => applicable(&args.store),
+            false => args.fault.iter().filter_map(|f| f.fault()).collect(),
+        };
+        faults.sort_unstable();
+        faults.dedup();
+        Self {
+            store: args.store.clone(),
+            seconds: args.seconds,
+            clients: args.clients,
+            lease: args.lease.unwrap_or_else(|| shortest_lease(&args.store)),
+            seed: args.seed.unwrap_or_else(|| fastrand::u64(..)),
+            program,
+            // A store that lives in this process has its resources here already.
+            command: args.command.clone(),
+            fence_in_store: args.fence == FenceArg::Store && !is_served(&args.store),
+            kinds: all.into_iter().filter(wanted).collect(),
+            faults,
+            any_kind,
+        }
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let faults: Vec<String> = self.faults.iter().map(Fault::to_string).collect();
+        let faults = if faults.is_empty() { "no faults".into() } else { faults.join(", ") };
+        let time = self.seconds.map_or(String::new(), |seconds| format!(" for {seconds} s"));
+        write!(f, "torturing the store with {} processes{time} ({faults})", self.clients)
+    }
+}
+
+impl FaultArg {
+    fn fault(self) -> Option<Fault> {
+        match self {
+            Self::Pause => Some(Fault::Pause),
+            Self::Kill => Some(Fault::Kill),
+            Self::Cut => Some(Fault::Cut),
+            Self::None => None,
+        }
+    }
+}
+
+impl Plan {
+    /// For how long: so that what a pause does, and what makes up for it, comes a few times. The
+    /// store has done with a client that is stopped or dead after `recovery` at the latest.
+    pub(super) fn time(&self, recovery: Duration) -> Duration {
+        match self.seconds {
+            Some(seconds) => Duration::from_secs(seconds.into()),
+            None => (recovery * 4).clamp(Duration::from_secs(10), Duration::from_secs(120)),
+        }
+    }
+
+    /// The kinds of lock to use.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] for one that was named and that the store does not keep.
+    pub(super) fn kinds(&self, promises: &Guarantees) -> Result<Vec<Kind>> {
+        let missing = self.kinds.iter().find(|k| !promises.keeps(**k));
+        match missing {
+            Some(kind) if !self.any_kind => {
+                let what = format!("this store keeps no {kind}: leave it out of --kind");
+                Err(Error::new(ErrorKind::Unsupported, what))
+            }
+            _ => Ok(self.kinds.iter().copied().filter(|k| promises.keeps(*k)).collect()),
+        }
+    }
+
+    /// Whether the store can keep the fenced resource, if it is to.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] with the reason.
+    pub(super) fn fence(&self) -> Result<()> {
+        if self.fence_in_store { ledger::supported(&self.store) } else { Ok(()) }
+    }
+
+    /// The faults to inject.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] for one that cannot be done to this store's clients.
+    pub(super) fn faults(&self) -> Result<Vec<Fault>> {
+        let possible = applicable(&self.store);
+        match self.faults.iter().find(|f| !possible.contains(f)) {
+            Some(fault) => {
+                let what = format!(
+                    "there is no connection of ours that --fault {fault} could cut: leave it out"
+                );
+                Err(Error::new(ErrorKind::Unsupported, what))
+            }
+            None => Ok(self.faults.clone()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Command {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn plan(line: &str) -> std::result::Result<Plan, clap::Error> {
+        let words = std::iter::once("torture").chain(line.split_whitespace());
+        <Command as clap::Parser>::try_parse_from(words).map(|c| Plan::new(&c.args, PathBuf::new()))
+    }
+
+    #[test]
+    fn the_defaults_are_all_kinds_and_all_faults_that_can_be() {
+        let memory = plan("--store memory:").unwrap();
+        assert_eq!(memory.faults().unwrap(), [Fault::Pause, Fault::Kill, Fault::Cut]);
+        assert_eq!(memory.kinds.len(), 3);
+        let file = plan("--store file:/x").unwrap();
+        assert_eq!(file.faults().unwrap(), [Fault::Pause, Fault::Kill]);
+        assert!(plan("--store memory: --fault none").unwrap().faults().unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_in_one_line() {
+        let error = plan("--store file: --fault cut").unwrap().faults().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert_eq!(error.to_string().lines().count(), 1);
+        for bad in [
+            "--lease 0s",
+            "--lease 61",
+            "--lease soon",
+            "--lease 99999999999999999999s",
+            "--clients 1",
+        ] {
+            assert!(plan(&format!("--store memory: {bad}")).is_err(), "{bad}");
+        }
+        assert_eq!(plan("--store memory: --lease 2s").unwrap().lease, Duration::from_secs(2));
+    }
+
+    #[test]
+    fn f52_the_defaults_leave_a_slow_store_its_time() {
+        let seconds = Duration::from_secs;
+        let memory = plan("--store memory:").unwrap();
+        assert_eq!(memory.lease, Duration::from_millis(500));
+        assert_eq!(memory.time(Duration::from_millis(2500)), seconds(10));
+        assert_eq!(memory.time(seconds(18)), seconds(72));
+        assert_eq!(memory.time(seconds(600)), seconds(120));
+        assert_eq!(plan("--store etcd://a").unwrap().lease, seconds(2));
+        let said = plan("--store etcd://a --seconds 5 --lease 1s").unwrap();
+        assert_eq!((said.time(seconds(18)), said.lease), (seconds(5), seconds(1)));
+    }
+}

@@ -1,0 +1,165 @@
+//! What is done to the workers: stopped, killed, cut off; and to the servers, by a program of the
+//! user's.
+//!
+//! Some pauses and kills come at any time; most wait for a worker to read a
+//! resource under its lock, and hit it before it learns the answer: between its check and its
+//! write. Several loops inject at once, each one fault at a time and never two into one worker.
+
+use std::ffi::OsString;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fastrand::Rng;
+use rustix::process::Signal;
+use tokio::process::Command;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
+
+use super::ambush::Ambush;
+use super::history::{Fault, Time, Trouble, WorkerId, nanos, now};
+use super::line::Line;
+use super::parent::Parent;
+
+/// Injects `faults` until `end`.
+pub(super) async fn inject(parent: Arc<Parent>, faults: Vec<Fault>, end: Instant, mut rng: Rng) {
+    let lease = parent.lease;
+    // The first comes late enough for the workers to have begun.
+    sleep(lease.min(Duration::from_millis(300)).mul_f64(0.5 + rng.f64())).await;
+    let mut first = faults.clone();
+    rng.shuffle(&mut first);
+    while Instant::now() < end {
+        // Each once; from then on half of them are pauses, which do the most harm.
+        let pauses = faults.contains(&Fault::Pause) && rng.bool();
+        let any = if pauses { Some(Fault::Pause) } else { rng.choice(faults.iter().copied()) };
+        let fault = first.pop().or(any);
+        match fault {
+            Some(Fault::Pause) => pause(&parent, end, &mut rng).await,
+            Some(Fault::Kill) => kill(&parent, end, &mut rng).await,
+            Some(Fault::Cut) => cut(&parent, end, &mut rng).await,
+            Some(Fault::Servers) | None => return,
+        }
+        rest(pace(&parent).mul_f64(0.1 + 0.6 * rng.f64()), end).await;
+    }
+}
+
+/// How long a fault goes on to have effects: as long as a lease, where there are leases.
+fn pace(parent: &Parent) -> Duration {
+    match parent.leases {
+        true => parent.lease,
+        false => parent.lease.min(Duration::from_millis(500)),
+    }
+}
+
+/// Sleeps, but not beyond the end.
+async fn rest(d: Duration, end: Instant) {
+    sleep_until((Instant::now() + d).min(end)).await;
+}
+
+/// From a fifth of a lease to three.
+fn some_leases(lease: Duration, rng: &mut Rng) -> Duration {
+    lease.mul_f64(0.2 + 2.8 * rng.f64())
+}
+
+/// Strikes the next worker that comes into its critical section. Nobody comes if everybody waits
+/// for one that is stopped or dead.
+async fn ambush(parent: &Parent, signal: Signal, end: Instant) -> Option<(WorkerId, Time)> {
+    let (sender, hit) = oneshot::channel();
+    parent.state().ambushes.push(Ambush { signal, hit: sender });
+    timeout_at((Instant::now() + parent.lease * 2).min(end), hit).await.ok()?.ok()
+}
+
+/// Strikes a worker whatever it is doing.
+fn strike(parent: &Parent, signal: Signal, rng: &mut Rng) -> Option<(WorkerId, Time)> {
+    let mut state = parent.state();
+    let worker = state.pick(rng)?;
+    let at = now();
+    state.strike(worker, signal, at);
+    Some((worker, at))
+}
+
+async fn pause(parent: &Parent, end: Instant, rng: &mut Rng) {
+    let random = rng.u32(..3) == 0;
+    let hit = match random {
+        true => strike(parent, Signal::STOP, rng),
+        false => ambush(parent, Signal::STOP, end).await,
+    };
+    let long = match parent.leases {
+        // In its critical section it is stopped for longer than its lease, and somebody else
+        // enters.
+        true if !random => parent.runs_out.mul_f64(1.3 + 1.2 * rng.f64()),
+        true => some_leases(parent.runs_out, rng),
+        // Nothing runs out, everybody just waits: then rather more often than longer.
+        false => some_leases(pace(parent) / 6, rng),
+    };
+    let Some((worker, from)) = hit else { return };
+    rest(long, end).await;
+    let mut state = parent.state();
+    state.signal(worker, Signal::CONT);
+    state.over(Fault::Pause, trouble(parent, worker, from));
+}
+
+async fn kill(parent: &Arc<Parent>, end: Instant, rng: &mut Rng) {
+    let hit = match rng.u32(..3) {
+        0 => strike(parent, Signal::KILL, rng),
+        _ => ambush(parent, Signal::KILL, end).await,
+    };
+    if hit.is_none() {
+        return;
+    }
+    parent.state().count(Fault::Kill);
+    parent.respawn();
+    // Its locks come back first: faster than that, and nobody would ever hold one.
+    rest(pace(parent), end).await;
+}
+
+async fn cut(parent: &Parent, end: Instant, rng: &mut Rng) {
+    let Some(lines) = parent.reach.lines() else { return };
+    let Some(worker) = parent.state().pick(rng) else { return };
+    let line = rng.choice([Line::Closed, Line::Frozen, Line::Deaf]).unwrap_or(Line::Closed);
+    let from = now();
+    lines.set(worker, line);
+    rest(some_leases(parent.runs_out, rng), end).await;
+    lines.set(worker, Line::Up);
+    parent.state().over(Fault::Cut, trouble(parent, worker, from));
+}
+
+/// Runs the user's program again and again, until `end`. While it runs, and for as long as the store
+/// may take to recover, everybody is in trouble.
+///
+/// # Errors
+/// Why the program failed: then nobody knows what was done.
+pub(super) async fn disturb(
+    parent: Arc<Parent>,
+    command: Vec<OsString>,
+    recovery: Duration,
+    end: Instant,
+) -> Result<(), String> {
+    let Some((program, arguments)) = command.split_first() else { return Ok(()) };
+    let shown = program.display();
+    rest(recovery, end).await;
+    while Instant::now() < end {
+        let from = now();
+        let run = Command::new(program)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .kill_on_drop(true)
+            .status();
+        let status = run.await.map_err(|e| format!("{shown}: {e}"))?;
+        if !status.success() {
+            return Err(format!("{shown}: {status}"));
+        }
+        let trouble = Trouble { worker: None, from, to: now() + nanos(recovery) };
+        parent.state().over(Fault::Servers, trouble);
+        // As long again without a fault of this kind: what is promised then must be seen to be kept.
+        rest(recovery * 2, end).await;
+    }
+    Ok(())
+}
+
+/// What a trouble has kept waiting takes a moment to be made up for: calls whose answers were lost
+/// are repeated only after a third of the lease.
+fn trouble(parent: &Parent, worker: WorkerId, from: Time) -> Trouble {
+    Trouble { worker: Some(worker), from, to: now() + nanos(parent.lease / 2) }
+}

@@ -1,0 +1,125 @@
+//! `leasehold torture`: is my set-up safe?
+//!
+//! Processes fight for locks, and under each lock they increment a register and add to a set,
+//! which live in the [parent] as a database would. Meanwhile they are [stopped, killed and
+//! cut off](faults). Everything they saw goes into a [history], and the [checker] says
+//! which promise of the store it breaks, if any.
+//!
+//! The same work is done on two [resources](resource): one takes every write, the other refuses
+//! late tokens. Where the store has leases, a holder that is stopped for longer than its lease
+//! *must* spoil the first and *cannot* spoil the second. If the first loses nothing, the run was
+//! too gentle, and counts as void.
+//!
+//! Nothing here knows any store but [`served`], which makes a remote store of one that lives in a
+//! process, [`relay`], which knows the URLs of servers, and [`ledger`], which has the fenced resource in
+//! the store itself: this is how every store proves itself, ours and other people's.
+
+#![forbid(unsafe_code)]
+
+mod ambush;
+mod args;
+mod checker;
+pub mod duration;
+mod faults;
+mod history;
+mod ledger;
+mod line;
+mod parent;
+mod reach;
+mod relay;
+mod report;
+mod resource;
+mod run;
+mod served;
+mod wire;
+mod worker;
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use leasehold::{Error, ErrorKind};
+use tokio::signal::unix::{SignalKind, signal};
+
+pub use args::Args;
+pub use wire::WORKER;
+
+/// `leasehold torture`.
+pub fn main(args: &Args) -> ExitCode {
+    match torture(args) {
+        Ok(None) => {
+            eprintln!("leasehold torture: interrupted; nothing can be said of half a run");
+            ExitCode::from(130)
+        }
+        Ok(Some(report)) => {
+            match args.json {
+                true => println!("{}", wire::line(&report).trim_end()),
+                false => println!("{report}"),
+            }
+            report.exit_code()
+        }
+        Err(error) => {
+            eprintln!("leasehold torture: {error}");
+            ExitCode::from(match error.kind() {
+                ErrorKind::Unreachable => 69,
+                _ => 2,
+            })
+        }
+    }
+}
+
+/// `None`: interrupted. Then the runtime's end kills the workers, stopped ones as well.
+fn torture(args: &Args) -> leasehold::Result<Option<report::Report>> {
+    let failed = |e: std::io::Error| Error::new(ErrorKind::Config, "cannot start").because(e);
+    // The runtime panics where it cannot have its own descriptors.
+    let spare = || std::fs::File::open("/dev/null");
+    let spares: Result<Vec<_>, _> = std::iter::repeat_with(spare).take(8).collect();
+    drop(spares.map_err(failed)?);
+    // One thread: so check and write at a resource are one step, and the workers' parent, whose
+    // end they watch for, is the thread that stays.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let program = std::env::current_exe().map_err(failed)?;
+    let plan = args::Plan::new(args, program);
+    if std::io::stderr().is_terminal() {
+        eprintln!("{plan} …");
+    }
+    runtime.map_err(failed)?.block_on(async {
+        let mut interrupted = signal(SignalKind::interrupt()).map_err(failed)?;
+        let mut terminated = signal(SignalKind::terminate()).map_err(failed)?;
+        tokio::select! {
+            report = run::run(plan) => report.map(Some),
+            _ = interrupted.recv() => Ok(None),
+            _ = terminated.recv() => Ok(None),
+        }
+    })
+}
+
+/// `leasehold torture-worker`: what [`main`] starts many of.
+pub fn worker_main() -> ExitCode {
+    worker::main()
+}
+
+/// The report of a run on a store that the caller has opened, with these arguments of the command,
+/// as JSON; workers are started from `program`. For tests of the checker itself.
+///
+/// # Errors
+/// As the run fails.
+#[doc(hidden)]
+pub fn report_on(
+    store: leasehold::Leasehold,
+    arguments: &str,
+    program: PathBuf,
+) -> leasehold::Result<serde_json::Value> {
+    #[derive(clap::Parser)]
+    struct Command {
+        #[command(flatten)]
+        args: Args,
+    }
+    let refused = |e: &dyn std::fmt::Display| Error::new(ErrorKind::Config, e.to_string());
+    let words = ["torture", "--store", "memory:"].into_iter().chain(arguments.split_whitespace());
+    let command = <Command as clap::Parser>::try_parse_from(words).map_err(|e| refused(&e))?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let plan = args::Plan::new(&command.args, program);
+    let report = runtime.map_err(|e| refused(&e))?.block_on(run::run_on(store, plan))?;
+    serde_json::to_value(report).map_err(|e| refused(&e))
+}

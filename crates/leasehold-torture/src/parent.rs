@@ -1,0 +1,324 @@
+//! The parent: keeps the resources and the history, starts the workers, and lets them be
+//! tortured.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use fastrand::Rng;
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::sync::{Notify, mpsc};
+use tokio::time::{Instant, sleep, timeout_at};
+
+use super::ambush::Ambush;
+use super::history::{
+    Fault, History, LockSpec, OpId, Resource, Time, Trouble, WorkerId, Write, nanos, now,
+};
+use super::reach::Reach;
+use super::resource::Cell;
+use super::wire::{FromWorker, Setup, ToWorker, WORKER, line};
+
+/// What everything in the parent shares.
+pub(super) struct Parent {
+    pub(super) lease: Duration,
+    /// Whether holds run out.
+    pub(super) leases: bool,
+    /// After which a holder that is stopped has certainly lost: its lease, or the session that its
+    /// lease lives in.
+    pub(super) runs_out: Duration,
+    /// How the workers reach the store.
+    pub(super) reach: Reach,
+    /// What is started as a worker.
+    pub(super) program: PathBuf,
+    pub(super) locks: Vec<LockSpec>,
+    /// What this run's fenced resource is called in the store, if it is there.
+    pub(super) ledger: Option<String>,
+    pub(super) state: Mutex<State>,
+    /// A worker has ended.
+    pub(super) ended: Notify,
+}
+
+pub(super) struct State {
+    pub(super) history: History,
+    pub(super) ambushes: Vec<Ambush>,
+    pub(super) cells: Vec<(Cell, Cell)>,
+    pub(super) workers: BTreeMap<WorkerId, Worker>,
+    pub(super) next_worker: WorkerId,
+    pub(super) injected: BTreeMap<Fault, usize>,
+    pub(super) rng: Rng,
+    /// Why no worker can begin.
+    pub(super) unable: Option<String>,
+}
+
+/// A worker process that has not ended.
+pub(super) struct Worker {
+    pid: Pid,
+    outbox: mpsc::UnboundedSender<String>,
+    /// A fault is being injected.
+    in_trouble: bool,
+    /// Killed by us. What it asks of the resources from then on comes from the grave: its
+    /// connection to them ended with it.
+    dead: bool,
+    said_goodbye: bool,
+}
+
+impl State {
+    /// A worker that nothing is being done to.
+    pub(super) fn pick(&mut self, rng: &mut Rng) -> Option<WorkerId> {
+        let free = self.workers.iter().filter(|(_, w)| !w.in_trouble && !w.dead);
+        let worker = rng.choice(free.map(|(id, _)| *id).collect::<Vec<_>>())?;
+        if let Some(w) = self.workers.get_mut(&worker) {
+            w.in_trouble = true;
+        }
+        Some(worker)
+    }
+
+    /// Sends a signal to a worker; it cannot be another process's, since it has not been waited
+    /// for.
+    pub(super) fn signal(&self, worker: WorkerId, signal: Signal) {
+        if let Some(w) = self.workers.get(&worker) {
+            let _ = kill_process(w.pid, signal);
+        }
+    }
+
+    /// Stops or kills a worker.
+    pub(super) fn strike(&mut self, worker: WorkerId, signal: Signal, at: u64) {
+        if let Some(w) = self.workers.get_mut(&worker) {
+            w.in_trouble = true;
+            if signal == Signal::KILL {
+                w.dead = true;
+                self.history.deaths.insert(worker, at);
+            }
+        }
+        self.signal(worker, signal);
+    }
+
+    /// Hits this worker. Returns false if nobody waits for that any more.
+    fn spring(&mut self, ambush: Ambush, worker: WorkerId) -> bool {
+        if ambush.hit.is_closed() {
+            return false;
+        }
+        let at = now();
+        self.strike(worker, ambush.signal, at);
+        let _ = ambush.hit.send((worker, at));
+        true
+    }
+
+    pub(super) fn count(&mut self, fault: Fault) {
+        *self.injected.entry(fault).or_default() += 1;
+    }
+
+    /// A fault is over, and its worker may be given another.
+    pub(super) fn over(&mut self, fault: Fault, trouble: Trouble) {
+        self.count(fault);
+        if let Some(w) = trouble.worker.and_then(|id| self.workers.get_mut(&id)) {
+            w.in_trouble = false;
+        }
+        self.history.troubles.push(trouble);
+    }
+
+    fn ask_to_end(&self) {
+        for id in self.workers.keys() {
+            self.send(*id, &ToWorker::Stop);
+        }
+    }
+
+    fn end_by_force(&mut self, patience: Duration) {
+        for (id, worker) in &mut self.workers {
+            // Not a fault that was injected, so no death that excuses what is missing.
+            worker.dead = true;
+            let what = format!("worker {id} did not end within {patience:?} of being asked to");
+            self.history.crashes.push(what);
+            let _ = kill_process(worker.pid, Signal::KILL);
+        }
+    }
+
+    fn send(&self, worker: WorkerId, message: &ToWorker) {
+        if let Some(w) = self.workers.get(&worker) {
+            let _ = w.outbox.send(line(message));
+        }
+    }
+
+    fn hear(&mut self, worker: WorkerId, message: FromWorker) {
+        if self.workers.get(&worker).is_none_or(|w| w.dead)
+            && !matches!(message, FromWorker::Event(_))
+        {
+            return;
+        }
+        match message {
+            FromWorker::Event(event) => self.history.events.push(event),
+            FromWorker::Read { op, lock, token } => self.read(worker, op, lock, token),
+            FromWorker::Write { op, lock, token, plain, fenced } => {
+                let Some((p, f)) = self.cells.get_mut(lock) else { return };
+                let plain = p.write(token, plain, op);
+                let fenced = fenced.is_some_and(|read| f.write(token, read, op));
+                for (taken, resource) in [(plain, Resource::Plain), (fenced, Resource::Fenced)] {
+                    if taken {
+                        self.history.writes.push(Write { lock, resource, op, token });
+                    }
+                }
+                self.send(worker, &ToWorker::Wrote { op, plain, fenced });
+            }
+            FromWorker::Stalled { from, to } => {
+                self.history.troubles.push(Trouble { worker: Some(worker), from, to });
+            }
+            FromWorker::Unable(why) => self.unable = Some(why),
+            FromWorker::Bye => {
+                if let Some(w) = self.workers.get_mut(&worker) {
+                    w.said_goodbye = true;
+                }
+            }
+        }
+    }
+
+    fn read(&mut self, worker: WorkerId, op: OpId, lock: usize, token: u64) {
+        let Some((plain, fenced)) = self.cells.get_mut(lock) else { return };
+        let (plain, fenced) = (plain.read(token), fenced.read(token));
+        let free = self.workers.get(&worker).is_some_and(|w| !w.in_trouble);
+        while free && let Some(ambush) = self.ambushes.pop() {
+            if self.spring(ambush, worker) {
+                break;
+            }
+        }
+        if let Some(plain) = plain {
+            self.send(worker, &ToWorker::Read { op, plain, fenced });
+        }
+    }
+}
+
+impl Parent {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts another worker in the place of a killed one.
+    pub(super) fn respawn(self: &Arc<Self>) {
+        if let Err(why) = self.spawn() {
+            self.state().history.crashes.push(format!("a worker could not be started: {why}"));
+        }
+    }
+
+    pub(super) fn spawn(self: &Arc<Self>) -> std::io::Result<()> {
+        let mut child = Command::new(&self.program)
+            .arg(WORKER)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()?;
+        let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(std::io::Error::other("no pipes"));
+        };
+        let pid = child.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+        let pid = pid.ok_or_else(|| std::io::Error::other("it ended at once"))?;
+        let (outbox, lines) = mpsc::unbounded_channel();
+        let mut state = self.state();
+        let id = state.next_worker;
+        state.next_worker += 1;
+        let store = self.reach.tell(id)?;
+        let worker = Worker { pid, outbox, in_trouble: false, dead: false, said_goodbye: false };
+        state.workers.insert(id, worker);
+        let seed = state.rng.u64(..);
+        let setup = Setup {
+            worker: id,
+            store,
+            locks: self.locks.clone(),
+            lease_ms: u64::try_from(self.lease.as_millis()).unwrap_or(u64::MAX),
+            ledger: self.ledger.clone(),
+            seed,
+        };
+        state.send(id, &ToWorker::Setup(setup));
+        drop(state);
+        tokio::spawn(write_to(stdin, lines));
+        tokio::spawn(self.clone().attend(id, child, stdout));
+        Ok(())
+    }
+
+    /// Listens to a worker until it ends.
+    async fn attend(self: Arc<Self>, id: WorkerId, mut child: Child, stdout: ChildStdout) {
+        let mut lines = BufReader::new(stdout).lines();
+        while let Ok(Some(line)) = lines.next_line().await {
+            // A killed worker's last line may be half a line.
+            if let Ok(message) = serde_json::from_str(&line) {
+                self.state().hear(id, message);
+            }
+        }
+        let how = match child.wait().await {
+            Ok(status) => status.to_string(),
+            Err(e) => e.to_string(),
+        };
+        let mut state = self.state();
+        let ended = state.workers.remove(&id);
+        if let Some(lines) = self.reach.lines() {
+            lines.forget(id);
+        }
+        if ended.is_some_and(|w| !w.dead && !w.said_goodbye) {
+            let why = state.unable.as_ref().map_or(String::new(), |why| format!(": {why}"));
+            state.history.crashes.push(format!("worker {id} ended by itself: {how}{why}"));
+        }
+        drop(state);
+        self.ended.notify_one();
+    }
+
+    /// Notes when this process did not get to run: then nobody got answers in time.
+    pub(super) async fn note_stalls(self: Arc<Self>) {
+        let tick = self.lease / 20;
+        loop {
+            let from = now();
+            sleep(tick).await;
+            self.note_if_late(from, tick);
+        }
+    }
+
+    /// Notes when the store took its time over a lock that nobody else wants: it stood still, or what it
+    /// stands on did, and then nobody got answers in time.
+    pub(super) async fn note_slow_store(self: Arc<Self>, probe: leasehold::Mutex) {
+        loop {
+            sleep(self.lease / 20).await;
+            let from = now();
+            if let Ok(guard) = probe.try_lock().await {
+                let _ = guard.release().await;
+            }
+            self.note_if_late(from, Duration::ZERO);
+        }
+    }
+
+    /// Notes everybody's trouble since `from`, if that is much longer ago than it should be.
+    fn note_if_late(&self, from: Time, usual: Duration) {
+        let to = now();
+        if to - from > nanos(usual + self.lease / 10) {
+            self.state().history.troubles.push(Trouble { worker: None, from, to });
+        }
+    }
+
+    /// Asks everybody to end, and kills who does not.
+    pub(super) async fn end_workers(&self, patience: Duration) {
+        self.state().ask_to_end();
+        if !self.all_ended(patience).await {
+            self.state().end_by_force(patience);
+            self.all_ended(Duration::from_secs(5)).await;
+        }
+    }
+
+    async fn all_ended(&self, patience: Duration) -> bool {
+        let deadline = Instant::now() + patience;
+        while !self.state().workers.is_empty() {
+            if timeout_at(deadline, self.ended.notified()).await.is_err() {
+                return self.state().workers.is_empty();
+            }
+        }
+        true
+    }
+}
+
+/// Tells a worker what is sent to it, until it or we end.
+async fn write_to(mut stdin: ChildStdin, mut lines: mpsc::UnboundedReceiver<String>) {
+    while let Some(line) = lines.recv().await {
+        if stdin.write_all(line.as_bytes()).await.is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! One run, from the first worker to the report.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use fastrand::Rng;
+use leasehold::store::{Guarantees, Survival};
+use leasehold::{ErrorKind, Kind, Leasehold, MAX_READERS};
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
+
+use super::args::Plan;
+use super::checker::{self, Property, Terms};
+use super::faults::{disturb, inject};
+use super::history::{Fault, Final, History, LockSpec, Resource, Write, now};
+use super::ledger::{self, Entry, Ledger};
+use super::parent::{Parent, State};
+use super::reach::Reach;
+use super::report::Report;
+use super::resource::Cell;
+
+/// How many locks of each kind: while one is blocked by a fault, others go on.
+const LOCKS: u32 = 2;
+/// How many permits the semaphore has.
+const PERMITS: u32 = 3;
+/// What a busy machine may take besides what the store promises.
+const SLACK: Duration = Duration::from_secs(1);
+
+/// The locks of one run. Their names are the run's own: nobody else's locks are touched.
+fn locks(run: u64, kinds: &[Kind]) -> Vec<LockSpec> {
+    let spec = |(kind, n): (&Kind, u32)| {
+        let (word, capacity) = match kind {
+            Kind::Mutex => ("mutex", 1),
+            Kind::RwLock => ("rwlock", MAX_READERS),
+            Kind::Semaphore => ("semaphore", PERMITS),
+        };
+        LockSpec { name: format!("{}{word}-{n}", prefix(run)), kind: *kind, capacity }
+    };
+    kinds.iter().flat_map(|kind| (1..=LOCKS).map(move |n| (kind, n))).map(spec).collect()
+}
+
+fn run_name(run: u64) -> String {
+    format!("{run:016x}")
+}
+
+fn prefix(run: u64) -> String {
+    format!("leasehold-torture-{}/", run_name(run))
+}
+
+/// A dead holder's lock is free after this.
+fn recovery(promises: &Guarantees, lease: Duration) -> Duration {
+    promises.recovery + lease * promises.recovery_leases + SLACK
+}
+
+/// After which a hold that nobody renews is over at the store.
+fn runs_out(store: &Leasehold, lease: Duration) -> Duration {
+    match store.guarantees().recovery_leases {
+        // A session's: what may be asked for is three quarters of it or more.
+        0 => store.store().longest_lease().saturating_mul(4) / 3,
+        _ => lease,
+    }
+}
+
+/// The worse of two outcomes.
+fn worse(one: Survival, other: Survival) -> Survival {
+    match (one, other) {
+        (Survival::Unsafe, _) | (_, Survival::Unsafe) => Survival::Unsafe,
+        (Survival::Fenced, _) | (_, Survival::Fenced) => Survival::Fenced,
+        _ => Survival::Exclusive,
+    }
+}
+
+/// What the store promises under these faults.
+fn terms(promises: &Guarantees, faults: &[Fault], lease: Duration) -> Terms {
+    let survives = |fault: &Fault| match fault {
+        Fault::Pause => promises.on_pause,
+        Fault::Cut => promises.on_partition,
+        // Nothing that is promised depends on how a client ends.
+        Fault::Kill => Survival::Exclusive,
+        Fault::Servers => worse(promises.on_store_crash, promises.on_failover),
+    };
+    let mut claimed: std::collections::BTreeSet<_> = Property::ALL.into_iter().collect();
+    if !promises.fifo {
+        claimed.remove(&Property::Fifo);
+    }
+    let exclusive =
+        |f: &Fault| matches!(survives(f), Survival::Exclusive | Survival::NotApplicable);
+    if promises.has_leases() || !faults.iter().all(exclusive) {
+        claimed.remove(&Property::Unfenced);
+    }
+    // A server that forgot a grant tells nobody, unlike a pause or a cut, which the holder's own clock
+    // finds out.
+    if faults.contains(&Fault::Servers) && survives(&Fault::Servers) == Survival::Fenced {
+        claimed.remove(&Property::Exclusion);
+    }
+    if faults.iter().any(|f| survives(f) == Survival::Unsafe) {
+        use Property::{Effect, Exclusion, TokenOrder, TokenUnique, Updates};
+        for property in [Exclusion, TokenOrder, TokenUnique, Effect, Updates] {
+            claimed.remove(&property);
+        }
+    }
+    // Without leases nobody's place runs out, whatever stands still.
+    let shared_stalls = promises.has_leases() && promises.stall.longest() > lease / 3;
+    Terms { claimed, recovery: recovery(promises, lease), shared_stalls }
+}
+
+/// One run, from the first worker to the report.
+///
+/// # Errors
+/// If the store cannot be reached, or no worker can begin.
+pub(super) async fn run(plan: Plan) -> leasehold::Result<Report> {
+    // Refused before anything is made.
+    plan.faults()?;
+    plan.fence()?;
+    let store = leasehold::connect(&plan.store).await?;
+    run_on(store, plan).await
+}
+
+/// As [`run`], on a store that is open already.
+pub(super) async fn run_on(store: Leasehold, plan: Plan) -> leasehold::Result<Report> {
+    let promises = store.guarantees().clone();
+    let kinds = plan.kinds(&promises)?;
+    let mut faults = plan.faults()?;
+    if !plan.command.is_empty() {
+        faults.push(Fault::Servers);
+    }
+    let mut rng = Rng::with_seed(plan.seed);
+    // Not from the seed: a second run of one seed must not meet what the first left behind.
+    let run = Rng::new().u64(..);
+    let reach = Reach::new(&store, &plan.store)?;
+    let locks = locks(run, &kinds);
+    let ledger = match plan.fence_in_store {
+        true => {
+            Some((ledger::open(&plan.store, &run_name(run), locks.len()).await?, run_name(run)))
+        }
+        false => None,
+    };
+    let cells = locks.iter().map(|_| (Cell::plain(), Cell::fenced())).collect();
+    let state = State {
+        history: History { locks: locks.clone(), ..History::default() },
+        ambushes: Vec::new(),
+        cells,
+        workers: BTreeMap::new(),
+        next_worker: 0,
+        injected: faults.iter().map(|f| (*f, 0)).collect(),
+        rng: rng.fork(),
+        unable: None,
+    };
+    let parent = Arc::new(Parent {
+        lease: plan.lease,
+        leases: promises.has_leases(),
+        runs_out: runs_out(&store, plan.lease),
+        reach,
+        program: plan.program.clone(),
+        locks,
+        ledger: ledger.as_ref().map(|(_, run)| run.clone()),
+        state: Mutex::new(state),
+        ended: Notify::new(),
+    });
+    let probe = store.mutex(format!("leasehold-torture-probe/{}", run_name(run)));
+    let mut notes = JoinSet::new();
+    notes.spawn(parent.clone().note_stalls());
+    notes.spawn(parent.clone().note_slow_store(probe));
+    let recovery = recovery(&promises, plan.lease);
+    let time = plan.time(recovery.saturating_sub(SLACK));
+    torture(&parent, &plan, time, &faults, recovery, &mut rng).await?;
+    parent.end_workers(recovery + plan.lease * 4 + Duration::from_secs(10)).await;
+    notes.shutdown().await;
+    let residue = residue(&store, &prefix(run), recovery).await?;
+    let stored = match &ledger {
+        Some((ledger, _)) => Some(stored(ledger.as_ref(), parent.locks.len()).await?),
+        None => None,
+    };
+    let mut state = parent.state();
+    let mut history = std::mem::take(&mut state.history);
+    history.ended = now();
+    history.residue = residue;
+    history.finals = state.cells.iter().map(|(p, f)| (p.end(), f.end())).collect();
+    for (end, (fenced, writes)) in history.finals.iter_mut().zip(stored.into_iter().flatten()) {
+        end.1 = fenced;
+        history.writes.extend(writes);
+    }
+    let terms = terms(&promises, &faults, plan.lease);
+    let findings = checker::check(&history, &terms);
+    let tried = (&plan, time);
+    Ok(Report::new(tried, store.url(), &promises, &terms, &state.injected, &history, findings))
+}
+
+/// What each fenced resource in the store has come to, and what it took. Removes them.
+async fn stored(ledger: &dyn Ledger, locks: usize) -> leasehold::Result<Vec<(Final, Vec<Write>)>> {
+    let mut all = Vec::new();
+    for lock in 0..locks {
+        let entries = ledger.entries(lock).await?;
+        let write = |(_, entry): &(usize, Entry)| Write {
+            lock,
+            resource: Resource::Fenced,
+            op: entry.op,
+            token: entry.token,
+        };
+        all.push((ledger::replay(&entries)?.end(), entries.iter().map(write).collect()));
+    }
+    ledger.remove(locks).await?;
+    Ok(all)
+}
+
+/// Starts the workers, and injects faults until the time is over.
+async fn torture(
+    parent: &Arc<Parent>,
+    plan: &Plan,
+    time: Duration,
+    faults: &[Fault],
+    recovery: Duration,
+    rng: &mut Rng,
+) -> leasehold::Result<()> {
+    let failed = |why: String| {
+        let what = format!("the workers cannot begin: {why}");
+        leasehold::Error::new(ErrorKind::Config, what)
+    };
+    for _ in 0..plan.clients {
+        parent.spawn().map_err(|e| failed(e.to_string()))?;
+    }
+    let end = Instant::now() + time;
+    // At most half of the workers are in trouble at a time.
+    let loops = if faults.is_empty() { 0 } else { (plan.clients / 2).min(16) };
+    let of_workers: Vec<Fault> = faults.iter().copied().filter(|f| *f != Fault::Servers).collect();
+    let injectors: Vec<_> = (0..if of_workers.is_empty() { 0 } else { loops })
+        .map(|_| tokio::spawn(inject(parent.clone(), of_workers.clone(), end, rng.fork())))
+        .collect();
+    let disturbs = disturb(parent.clone(), plan.command.clone(), recovery, end);
+    let mut disturbs = std::pin::pin!(disturbs);
+    let mut disturbed = None;
+    while Instant::now() < end {
+        let tick = sleep(Duration::from_millis(50).min(end.duration_since(Instant::now())));
+        tokio::select! {
+            () = tick => {}
+            done = &mut disturbs, if disturbed.is_none() => disturbed = Some(done),
+        }
+        if let Some(Err(why)) = &disturbed {
+            return Err(leasehold::Error::new(ErrorKind::Config, format!("CMD failed: {why}")));
+        }
+        if let Some(why) = parent.state().unable.take() {
+            return Err(failed(why));
+        }
+    }
+    for injector in injectors {
+        let _ = injector.await;
+    }
+    // The servers are left as the program leaves them.
+    match disturbed {
+        Some(_) => Ok(()),
+        None => disturbs
+            .await
+            .map_err(|why| leasehold::Error::new(ErrorKind::Config, format!("CMD failed: {why}"))),
+    }
+}
+
+/// What stands in the store after the promised time.
+async fn residue(
+    store: &Leasehold,
+    prefix: &str,
+    patience: Duration,
+) -> leasehold::Result<Vec<String>> {
+    let deadline = Instant::now() + patience;
+    loop {
+        let left = store.list(prefix).await?;
+        if left.is_empty() || Instant::now() >= deadline {
+            let shown = |info: &leasehold::store::LockInfo| {
+                let claims: Vec<String> =
+                    info.claims.iter().map(|c| format!("{:?}: {}", c.standing, c.holder)).collect();
+                format!("{}: still in the store: {}", info.name, claims.join("; "))
+            };
+            return Ok(left.iter().map(shown).collect());
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+}

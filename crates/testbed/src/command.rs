@@ -1,0 +1,31 @@
+//! Commands that are run to their end, and where programs are.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+/// Runs a command to its end and returns what it printed; panics if it fails.
+pub(crate) fn run(command: &mut Command) -> String {
+    let output = command.stdin(Stdio::null()).output();
+    let output = output.unwrap_or_else(|e| panic!("cannot run {command:?}: {e}"));
+    let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {}\n{printed}\n{errors}", output.status);
+    printed
+}
+
+/// Runs a command to its end and tells whether it succeeded.
+pub(crate) fn succeeds(command: &mut Command) -> bool {
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+/// Where a program is: in one of the folders, or on the PATH.
+pub(crate) fn program(name: &str, folders: &[PathBuf], package: &str) -> PathBuf {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    // Daemons are in folders that an ordinary user's PATH does not have.
+    let system = [PathBuf::from("/usr/sbin"), PathBuf::from("/usr/local/sbin")];
+    let all = folders.iter().cloned().chain(std::env::split_paths(&path)).chain(system);
+    all.map(|folder| folder.join(name)).find(|path| path.is_file()).unwrap_or_else(|| {
+        panic!("no {name} on this machine: run ./test.sh, or install the package {package}")
+    })
+}
