@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use leasehold::store::{
-    Evict, Guarantees, Joined, LockInfo, MemoryStore, Mode, Renew, Renewal, Signal, Store,
+    Evict, Joined, LockInfo, MemoryStore, Mode, Renew, Renewal, Signal, Store, StoreInfo,
 };
 use leasehold::{Claim, Name, Result, Token};
 
@@ -35,6 +35,7 @@ enum Sabotage {
 #[derive(Debug)]
 struct Broken {
     inner: MemoryStore,
+    info: StoreInfo,
     how: Sabotage,
 }
 
@@ -81,12 +82,8 @@ impl Broken {
 
 #[async_trait]
 impl Store for Broken {
-    fn guarantees(&self) -> &Guarantees {
-        self.inner.guarantees()
-    }
-
-    fn url(&self) -> &str {
-        "memory:"
+    fn info(&self) -> &StoreInfo {
+        &self.info
     }
 
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
@@ -164,7 +161,9 @@ fn turn() -> MutexGuard<'static, ()> {
 /// The report of torturing a store that is broken in this way.
 fn report(how: Sabotage, arguments: &str) -> serde_json::Value {
     let _turn = turn();
-    let store = Broken { inner: MemoryStore::new(), how };
+    let inner = MemoryStore::new();
+    let info = StoreInfo::new("memory:", inner.info().guarantees.clone());
+    let store = Broken { inner, info, how };
     let store = leasehold::builder().store(Arc::new(store)).unwrap();
     let program = env!("CARGO_BIN_EXE_leasehold").into();
     leasehold_torture::report_on(store, arguments, program).unwrap()

@@ -94,7 +94,7 @@ async fn poll_times<F: Future>(
 
 /// Lets a store that works elsewhere get on with it.
 async fn moment(locks: &Leasehold) {
-    match locks.store().is_local() {
+    match locks.store().info().is_local {
         true => tokio::task::yield_now().await,
         false => tokio::time::sleep(Duration::from_millis(3)).await,
     }
@@ -1762,7 +1762,7 @@ pub async fn waiting_ends_when_told(subject: &Subject) {
     assert_eq!(kind_of("no answer", lost), ErrorKind::Unreachable);
     // Longer where an answer may have to wait for replicas: one such for the try, and for the wait its own
     // patience and its last try.
-    let confirming = locks.store().confirms_within() * 3;
+    let confirming = locks.store().info().confirms_within * 3;
     assert!(start.elapsed() < PATIENCE + confirming, "{:?}", start.elapsed());
     must("release", guard.release().await);
 }

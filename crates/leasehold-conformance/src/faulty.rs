@@ -4,6 +4,7 @@
 //! stop a request that was sent. In *stepping* mode it runs inside the caller's future instead and
 //! yields before and after the store is asked, so that a test can drop it at each point.
 
+use leasehold_core::doctor::Finding;
 use leasehold_core::kit::locked;
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
@@ -15,7 +16,7 @@ use async_trait::async_trait;
 use tokio::sync::watch;
 
 use leasehold_core::store::{
-    Evict, Guarantees, Joined, LockInfo, Mode, Renew, Renewal, Signal, Store,
+    Evict, Joined, LockInfo, Mode, Ownership, Renew, Renewal, Signal, Store, StoreInfo,
 };
 use leasehold_core::{Claim, Error, ErrorKind, Leasehold, Name, Result, Token};
 
@@ -126,13 +127,17 @@ impl Faults {
 #[derive(Debug)]
 pub struct Faulty {
     inner: Leasehold,
+    /// The store's own; but calls cross a wire, so it is not local.
+    info: StoreInfo,
     faults: Arc<Faults>,
 }
 
 impl Faulty {
     /// Fails in front of the store of `locks`, and keeps that client alive.
     pub fn around(locks: Leasehold) -> Self {
-        Self { inner: locks, faults: Arc::new(Faults::new()) }
+        let mut info = locks.store().info().clone();
+        info.is_local = false;
+        Self { inner: locks, info, faults: Arc::new(Faults::new()) }
     }
 
     /// What shall fail.
@@ -203,13 +208,10 @@ fn broken() -> Error {
 }
 
 #[async_trait]
+#[deny(clippy::missing_trait_methods)]
 impl Store for Faulty {
-    fn guarantees(&self) -> &Guarantees {
-        self.inner.store().guarantees()
-    }
-
-    fn url(&self) -> &str {
-        self.inner.store().url()
+    fn info(&self) -> &StoreInfo {
+        &self.info
     }
 
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
@@ -268,24 +270,20 @@ impl Store for Faulty {
         self.inner.store().longest_lease()
     }
 
-    fn place_path(&self, claim: &Claim) -> Option<Result<String>> {
-        self.inner.store().place_path(claim)
-    }
-
-    fn identity(&self) -> String {
-        self.inner.store().identity()
-    }
-
     fn confirmed(&self, claim: &Claim) -> Option<u32> {
         self.inner.store().confirmed(claim)
     }
 
-    fn confirms_within(&self) -> Duration {
-        self.inner.store().confirms_within()
+    fn ownership(&self, claim: &Claim) -> Result<Option<Ownership>> {
+        self.inner.store().ownership(claim)
     }
 
-    fn place_key(&self, claim: &Claim) -> Option<Vec<u8>> {
-        self.inner.store().place_key(claim)
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        self.inner.store().diagnose().await
+    }
+
+    async fn disconnect(&self) {
+        self.inner.store().disconnect().await;
     }
 
     fn lifeline(&self) -> Option<BorrowedFd<'_>> {

@@ -5,13 +5,11 @@
 //! - A URL's scheme comes to a store through a [`Registry`](crate::Registry).
 //! - What a store finds out about its set-up it tells as a [`Finding`](crate::doctor::Finding).
 //! - What else a hold can be used for at a store (`guard.etcd_compare()`) is a trait of the store's
-//!   own, which finds with [`store_of`] and [`claim_of`] what it needs.
+//!   own, which finds with [`ownership`] what it needs.
 
 use crate::lock::fence;
 use crate::lock::guard::Guard;
-use crate::store::Store;
-use crate::words::claim::Claim;
-use crate::words::error::Result;
+use crate::words::error::{Error, ErrorKind, Result};
 
 pub use crate::base::clock::wall_micros;
 pub use crate::base::duration::short;
@@ -24,20 +22,21 @@ pub use crate::store::url::tls::{Pem, Tls, TlsWords, no_tls};
 pub use crate::store::waiters::Waiters;
 pub use crate::words::limits::{answer_limit, drift};
 
-/// The store that keeps this hold.
-pub fn store_of(guard: &Guard) -> &dyn Store {
-    guard.store()
-}
-
-/// The claim that this hold is, as its store knows it. Its id is a secret.
-pub fn claim_of(guard: &Guard) -> &Claim {
-    &guard.lease().claim
-}
-
-/// Refuses holds beside which there are others: permits, and readers.
+/// The key at the store of this hold, which a caller's own transaction in the same store can check, where
+/// the store's URLs begin with `scheme`. `operation` is what the caller was asked for.
 ///
 /// # Errors
-/// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) for these.
-pub fn exclusive(guard: &Guard) -> Result<()> {
-    fence::exclusive(guard.lease())
+/// [`ErrorKind::Unsupported`] if the lock is kept in another kind of store, or held with others (permits,
+/// readers); [`ErrorKind::Lost`] if the hold is known to be gone.
+pub fn ownership(guard: &Guard, scheme: &str, operation: &'static str) -> Result<Vec<u8>> {
+    let (store, claim) = (guard.store(), &guard.lease().claim);
+    let key = store.ownership(claim).and_then(|owned| {
+        let owned = owned.filter(|owned| owned.scheme == scheme).ok_or_else(|| {
+            let what = format!("this lock is not kept there: connect by a URL of {scheme}:");
+            Error::new(ErrorKind::Unsupported, what)
+        })?;
+        fence::exclusive(guard.lease())?;
+        Ok(owned.key)
+    });
+    key.map_err(|e| e.during(operation).on(guard.name()).at(store.url()))
 }

@@ -25,6 +25,7 @@ pub use crate::words::answer::{
 
 pub(crate) mod above;
 mod guarantees;
+mod info;
 pub(crate) mod machine;
 mod memory;
 pub(crate) mod open;
@@ -35,6 +36,7 @@ pub(crate) mod waiters;
 pub use guarantees::{
     ALL_KINDS, ClockModel, Durability, Guarantee, Guarantees, Liveness, Stall, Survival, Wakeup,
 };
+pub use info::StoreInfo;
 pub use memory::MemoryStore;
 
 /// A keeper of queues.
@@ -48,18 +50,8 @@ pub use memory::MemoryStore;
 /// and no I/O driver), else the client's own. A panic in `renew` is taken for a failure.
 #[async_trait]
 pub trait Store: fmt::Debug + Send + Sync + 'static {
-    /// What this store promises, in the configuration that it actually found.
-    fn guarantees(&self) -> &Guarantees;
-
-    /// The store's URL, without credentials.
-    fn url(&self) -> &str;
-
-    /// Which store this is: the same text for all who share its queues, and another for all who
-    /// do not, as far as that can be known. Sequencers carry it, so it tells no secrets. A store
-    /// that has a better name for itself than its URL says so here.
-    fn identity(&self) -> String {
-        self.url().replacen("***@", "", 1)
-    }
+    /// What this store is, as it was found when it was opened.
+    fn info(&self) -> &StoreInfo;
 
     /// Puts the claim into its lock's queue, or asks "and now?".
     ///
@@ -141,38 +133,63 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         0
     }
 
-    /// Whether calls are answered without I/O to another machine. Then a dropped guard is released
-    /// on the spot, and not by the background thread.
-    fn is_local(&self) -> bool {
-        false
-    }
-
     /// How many of the store's replicas had this claim's grant when it was made, where they are asked.
     fn confirmed(&self, _claim: &Claim) -> Option<u32> {
         None
     }
 
-    /// How much longer than a server's answer a grant may take in [`Store::join`] by what the store was
-    /// told to wait for, such as replicas. Asking again meanwhile would help nobody.
-    fn confirms_within(&self) -> Duration {
-        Duration::ZERO
-    }
-
-    /// The key under which the store keeps this claim's place, where that is one key that a caller's
-    /// own transaction in the same store can compare. It may hold the claim's secret.
-    fn place_key(&self, _claim: &Claim) -> Option<Vec<u8>> {
-        None
-    }
-
-    /// The path of the node that is this claim's place, where places are nodes of a tree and a caller's
-    /// own transaction can check that one is there. An error if it is known to be gone.
-    fn place_path(&self, _claim: &Claim) -> Option<Result<String>> {
-        None
+    /// What a caller's own transaction in the same store can check to see that this claim still holds,
+    /// where there is such a thing. No I/O.
+    ///
+    /// # Errors
+    /// [`Lost`](crate::ErrorKind::Lost) if it is known to be gone.
+    fn ownership(&self, _claim: &Claim) -> Result<Option<Ownership>> {
+        Ok(None)
     }
 
     /// The descriptor that keeps this client's holds alive for as long as any process has it open:
     /// a child that inherits it holds on when we die. `None` where there is no such thing.
     fn lifeline(&self) -> Option<BorrowedFd<'_>> {
         None
+    }
+}
+
+impl dyn Store + '_ {
+    /// What this store promises, in the configuration that it found.
+    pub fn guarantees(&self) -> &Guarantees {
+        &self.info().guarantees
+    }
+
+    /// The store's URL, without credentials.
+    pub fn url(&self) -> &str {
+        &self.info().url
+    }
+
+    /// Which store this is: see [`StoreInfo::identity`](field@StoreInfo::identity).
+    pub fn identity(&self) -> &str {
+        &self.info().identity
+    }
+}
+
+/// What is at a store only as long as one claim holds, as one key there.
+#[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Ownership {
+    /// The scheme of the store's URL: which kind of transaction can check it.
+    pub scheme: &'static str,
+    /// The key. Whoever knows it may be able to end the hold.
+    pub key: Vec<u8>,
+}
+
+impl Ownership {
+    /// This key of a store whose URLs begin so.
+    pub fn new(scheme: &'static str, key: impl Into<Vec<u8>>) -> Self {
+        Self { scheme, key: key.into() }
+    }
+}
+
+impl fmt::Debug for Ownership {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ownership").field("scheme", &self.scheme).finish_non_exhaustive()
     }
 }

@@ -5,8 +5,11 @@ use std::fmt;
 use prost::Message;
 
 use super::ask::still;
-use leasehold_core::kit::{claim_of, exclusive, store_of};
-use leasehold_core::{Error, ErrorKind, Guard, Result, Token};
+use leasehold_core::kit::ownership;
+use leasehold_core::{Guard, Result, Token};
+
+/// What URLs of the store begin with, as a word for its kind.
+pub(super) const SCHEME: &str = "etcd";
 
 /// The condition that a lock is still held: one key has one create revision.
 ///
@@ -76,23 +79,15 @@ pub trait EtcdGuardExt {
     /// is true, etcd decides when it does the transaction.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] if the lock is kept in another store than etcd, or held with others
+    /// [`Unsupported`](leasehold_core::ErrorKind::Unsupported) if the lock is kept in another store than etcd, or held with others
     /// (permits, readers).
     fn etcd_compare(&self) -> Result<EtcdCompare>;
 }
 
 impl EtcdGuardExt for Guard {
     fn etcd_compare(&self) -> Result<EtcdCompare> {
-        let store = store_of(self);
-        let key = store.place_key(claim_of(self)).ok_or_else(|| {
-            let what = "this lock is not kept in etcd: connect to an etcd: store";
-            Error::new(ErrorKind::Unsupported, what)
-        });
-        let compare = key.and_then(|key| {
-            exclusive(self)?;
-            Ok(EtcdCompare::new(key, self.token()))
-        });
-        compare.map_err(|e| e.during("etcd_compare").on(self.name()).at(store.url()))
+        let key = ownership(self, SCHEME, "etcd_compare")?;
+        Ok(EtcdCompare::new(key, self.token()))
     }
 }
 

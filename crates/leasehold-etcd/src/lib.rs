@@ -76,6 +76,7 @@ use tokio::task::AbortHandle;
 pub use self::compare::{EtcdCompare, EtcdGuardExt};
 
 use self::client::Client;
+use self::compare::SCHEME;
 use self::fault::{Failure, closed};
 use self::keepalive::KeepAlives;
 use self::leases::Leases;
@@ -85,18 +86,17 @@ use self::waiters::Waiters;
 use self::watch::Watches;
 use leasehold_core::Opening;
 use leasehold_core::doctor::Finding;
+use leasehold_core::kit::redacted;
 use leasehold_core::store::{
-    ALL_KINDS, ClockModel, Durability, Evict, Guarantees, Joined, Liveness, LockInfo, Mode, Renew,
-    Renewal, Signal, Stall, Store, Survival, Wakeup,
+    ALL_KINDS, ClockModel, Durability, Evict, Guarantees, Joined, Liveness, LockInfo, Mode,
+    Ownership, Renew, Renewal, Signal, Stall, Store, StoreInfo, Survival, Wakeup,
 };
 use leasehold_core::{Claim, Name, Result};
 
 /// Queues in etcd. See the module's documentation.
 pub struct EtcdStore {
-    url: String,
-    identity: String,
+    info: StoreInfo,
     members: usize,
-    guarantees: Guarantees,
     shared: Arc<Shared>,
     tending: AbortHandle,
 }
@@ -137,7 +137,6 @@ impl EtcdStore {
             waiters: Waiters::default(),
             turns: turns::Turns::default(),
         });
-        let guarantees = guarantees(&found);
         let identity = match found.cluster {
             Some(id) => format!("etcd:{id:x}/{}", shared.namespace),
             None => {
@@ -146,8 +145,8 @@ impl EtcdStore {
                 format!("etcd:{}/{}", members.join(","), shared.namespace)
             }
         };
-        let url = leasehold_core::kit::redacted(url);
-        Ok(Self { url, identity, members: found.members, guarantees, shared, tending })
+        let info = StoreInfo::new(redacted(url), guarantees(&found)).identified(identity);
+        Ok(Self { info, members: found.members, shared, tending })
     }
 
     /// How many requests this client has sent so far, those on streams (keep-alives, watches)
@@ -166,7 +165,7 @@ impl Drop for EtcdStore {
 
 impl fmt::Debug for EtcdStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EtcdStore").field("url", &self.url).finish_non_exhaustive()
+        f.debug_struct("EtcdStore").field("url", &self.info.url).finish_non_exhaustive()
     }
 }
 
@@ -193,16 +192,8 @@ pub fn open(url: String, runtime: Handle) -> Opening {
 
 #[async_trait]
 impl Store for EtcdStore {
-    fn guarantees(&self) -> &Guarantees {
-        &self.guarantees
-    }
-
-    fn url(&self) -> &str {
-        &self.url
-    }
-
-    fn identity(&self) -> String {
-        self.identity.clone()
+    fn info(&self) -> &StoreInfo {
+        &self.info
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {
@@ -241,8 +232,8 @@ impl Store for EtcdStore {
         self.told_of(name, self.shared.evict(name, which).await)
     }
 
-    fn place_key(&self, claim: &Claim) -> Option<Vec<u8>> {
-        Some(self.shared.key(claim))
+    fn ownership(&self, claim: &Claim) -> Result<Option<Ownership>> {
+        Ok(Some(Ownership::new(SCHEME, self.shared.key(claim))))
     }
 }
 

@@ -103,7 +103,7 @@ use leasehold_core::kit::{boot_id, identity_of, wall_micros};
 use leasehold_core::queue::{At, Entry, Mismatch, Queue};
 use leasehold_core::store::{
     ALL_KINDS, ClockModel, Durability, Evict, Guarantees, Joined, Liveness, LockInfo, Mode, Renew,
-    Renewal, Signal, Stall, Standing, Store, Survival, Wakeup, mismatch,
+    Renewal, Signal, Stall, Standing, Store, StoreInfo, Survival, Wakeup, mismatch,
 };
 use leasehold_core::{Claim, ClaimId, Error, ErrorKind, Name, Result};
 
@@ -117,8 +117,7 @@ const EAGER_TRIES: u32 = 24;
 
 /// Locks on one machine. See the module's documentation.
 pub struct FileStore {
-    url: String,
-    guarantees: Guarantees,
+    info: StoreInfo,
     clients: Clients,
     session: Session,
     inbox: AbortHandle,
@@ -155,9 +154,9 @@ impl FileStore {
                 waiters.tell(id, signal);
             }
         })?;
+        let identity = identity_of("file", &root);
         let store = Self {
-            url: url_of(&root),
-            guarantees: guarantees(),
+            info: StoreInfo::new(url_of(&root), guarantees()).identified(identity).local(),
             clients,
             session,
             inbox,
@@ -478,7 +477,7 @@ impl FileStore {
                 })
             })
         });
-        let read = read.await.map_err(|e| e.on(name).at(&self.url))?;
+        let read = read.await.map_err(|e| e.on(name).at(&self.info.url))?;
         let info = read.map(|(info, news)| self.spread(news, info));
         Ok(info.filter(|info| !info.claims.is_empty()))
     }
@@ -584,20 +583,8 @@ pub fn open(url: String, runtime: Handle) -> Opening {
 
 #[async_trait]
 impl Store for FileStore {
-    fn guarantees(&self) -> &Guarantees {
-        &self.guarantees
-    }
-
-    fn url(&self) -> &str {
-        &self.url
-    }
-
-    fn identity(&self) -> String {
-        identity_of("file", self.directory())
-    }
-
-    fn is_local(&self) -> bool {
-        true
+    fn info(&self) -> &StoreInfo {
+        &self.info
     }
 
     /// Each lock has a file of its own, which somebody may keep locked without an end.
@@ -619,7 +606,7 @@ impl Store for FileStore {
 
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
         let joined = self.join_now(claim, mode).await;
-        joined.map_err(|e| e.on(&claim.name).at(&self.url))
+        joined.map_err(|e| e.on(&claim.name).at(&self.info.url))
     }
 
     async fn renew(&self, renewals: &[Renew]) -> Result<Vec<Renewal>> {
@@ -635,7 +622,7 @@ impl Store for FileStore {
         for (name, indices) in by_name {
             let some: Vec<&Renew> = indices.iter().filter_map(|&i| renewals.get(i)).collect();
             let renewed = self.renew_on(name, &some).await;
-            let renewed = renewed.map_err(|e| e.on(name).at(&self.url))?;
+            let renewed = renewed.map_err(|e| e.on(name).at(&self.info.url))?;
             for (i, renewal) in indices.into_iter().zip(renewed) {
                 answers[i] = renewal;
             }
@@ -645,7 +632,7 @@ impl Store for FileStore {
 
     async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
         let left = self.with_queue(&claim.name, |queue, now| queue.leave(claim.id, keep, now));
-        let left = left.await.map_err(|e| e.on(&claim.name).at(&self.url))?;
+        let left = left.await.map_err(|e| e.on(&claim.name).at(&self.info.url))?;
         self.waiters.dismiss(claim.id);
         Ok(left.unwrap_or(false))
     }
@@ -661,7 +648,7 @@ impl Store for FileStore {
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
-        let names = self.controls.names().map_err(|e| e.at(&self.url))?;
+        let names = self.controls.names().map_err(|e| e.at(&self.info.url))?;
         let mut locks = Vec::new();
         for name in names.iter().filter(|n| n.as_str().starts_with(prefix)) {
             // One that cannot be read hides no other.
@@ -687,7 +674,7 @@ impl Store for FileStore {
             }
             other => other,
         };
-        Ok(evicted.map_err(|e| e.on(name).at(&self.url))?.unwrap_or(0))
+        Ok(evicted.map_err(|e| e.on(name).at(&self.info.url))?.unwrap_or(0))
     }
 }
 
@@ -699,7 +686,7 @@ impl Drop for FileStore {
 
 impl fmt::Debug for FileStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FileStore").field("url", &self.url).finish_non_exhaustive()
+        f.debug_struct("FileStore").field("url", &self.info.url).finish_non_exhaustive()
     }
 }
 

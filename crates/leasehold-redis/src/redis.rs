@@ -91,9 +91,9 @@ use self::servers::Servers;
 use self::url::{Address, Deployment, RESERVED, RedisUrl};
 use leasehold_core::Opening;
 use leasehold_core::doctor::Finding;
-use leasehold_core::kit::{Waiters, answer_limit};
+use leasehold_core::kit::{Waiters, answer_limit, redacted};
 use leasehold_core::store::{
-    Evict, Guarantees, Joined, LockInfo, Mode, Renew, Renewal, Signal, Store,
+    Evict, Joined, LockInfo, Mode, Renew, Renewal, Signal, Store, StoreInfo,
 };
 use leasehold_core::{Claim, ClaimId, Error, ErrorKind, Kind, Name, Result, Token};
 
@@ -107,15 +107,13 @@ const BURIALS: u32 = 1_000;
 
 /// Queues in Redis. See the module's documentation.
 pub struct RedisStore {
-    url: String,
-    identity: String,
+    info: StoreInfo,
     servers: Arc<Servers>,
     keyspace: Keyspace,
     scripts: Scripts,
     whos: Whos,
     waiters: Arc<Inbox>,
     confirm: Option<Confirm>,
-    guarantees: Guarantees,
     restart_delay: Duration,
     /// It has taken writes: if it does not any more, that will pass.
     was_master: AtomicBool,
@@ -193,18 +191,19 @@ impl RedisStore {
         let (guarantees, is_master) = probe::found(&servers, &parsed, runtime).await?;
         servers.watch(runtime);
         let cluster = matches!(parsed.deployment, Deployment::Cluster(_));
+        let confirm =
+            parsed.replicas.map(|wanted| Confirm::new(wanted, &parsed.login, &servers, runtime));
+        let info = StoreInfo::new(redacted(url), guarantees)
+            .identified(identity(&parsed))
+            .confirming(confirm.as_ref().map_or(Duration::ZERO, Confirm::within));
         Ok(Arc::new(Self {
-            url: leasehold_core::kit::redacted(url),
-            identity: identity(&parsed),
-            confirm: parsed
-                .replicas
-                .map(|wanted| Confirm::new(wanted, &parsed.login, &servers, runtime)),
+            info,
+            confirm,
             servers,
             keyspace: Keyspace::new(&parsed.prefix, cluster),
             scripts: Scripts::new(parsed.restart_delay),
             whos: Whos::default(),
             waiters,
-            guarantees,
             restart_delay: parsed.restart_delay,
             was_master: AtomicBool::new(is_master),
         }))
@@ -214,7 +213,7 @@ impl RedisStore {
         let demoted = fault::refusal(error) == Some(Refusal::ReadOnly)
             && self.was_master.load(Ordering::Relaxed);
         let told = if demoted { fault::demoted(error) } else { fault::explain(error) };
-        told.at(&self.url)
+        told.at(&self.info.url)
     }
 
     /// A request with the keys of one lock.
@@ -642,7 +641,7 @@ fn range(key: &str) -> Cmd {
 
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisStore").field("url", &self.url).finish_non_exhaustive()
+        f.debug_struct("RedisStore").field("url", &self.info.url).finish_non_exhaustive()
     }
 }
 
@@ -653,24 +652,12 @@ pub fn open(url: String, runtime: Handle) -> Opening {
 
 #[async_trait]
 impl Store for RedisStore {
-    fn guarantees(&self) -> &Guarantees {
-        &self.guarantees
-    }
-
-    fn url(&self) -> &str {
-        &self.url
-    }
-
-    fn identity(&self) -> String {
-        self.identity.clone()
+    fn info(&self) -> &StoreInfo {
+        &self.info
     }
 
     fn confirmed(&self, claim: &Claim) -> Option<u32> {
         self.confirm.as_ref()?.reached(claim.id)
-    }
-
-    fn confirms_within(&self) -> Duration {
-        self.confirm.as_ref().map_or(Duration::ZERO, Confirm::within)
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {

@@ -59,9 +59,10 @@ use tokio::runtime::Handle;
 
 use leasehold_core::Opening;
 use leasehold_core::doctor::Finding;
+use leasehold_core::kit::redacted;
 use leasehold_core::store::{
     ClockModel, Durability, Evict, Guarantees, Joined, Liveness, LockInfo, Mode, Place, Renew,
-    Renewal, Signal, Store, Survival, Wakeup,
+    Renewal, Signal, Store, StoreInfo, Survival, Wakeup,
 };
 use leasehold_core::{Claim, ClaimId, Error, ErrorKind, Name, Result};
 
@@ -98,9 +99,8 @@ const DUELS: u32 = 4;
 /// A mutex on the majority of some Redis servers. See the module's documentation.
 #[derive(Debug)]
 pub struct RedlockStore {
-    url: String,
+    info: StoreInfo,
     parsed: RedlockUrl,
-    guarantees: Guarantees,
     shared: Arc<Shared>,
 }
 
@@ -130,8 +130,9 @@ impl RedlockStore {
         let meeting = shared.clone();
         let met = shared.spawned(async move { meeting.meet_all().await });
         met.await??;
-        let guarantees = guarantees(&parsed);
-        Ok(Arc::new(Self { url: leasehold_core::kit::redacted(url), parsed, guarantees, shared }))
+        let info = StoreInfo::new(redacted(url), guarantees(&parsed));
+        let info = info.identified(identity(&parsed));
+        Ok(Arc::new(Self { info, parsed, shared }))
     }
 }
 
@@ -288,6 +289,13 @@ impl Shared {
     }
 }
 
+/// By address, as of a single server.
+fn identity(url: &RedlockUrl) -> String {
+    let mut nodes: Vec<String> = url.nodes.iter().map(ToString::to_string).collect();
+    nodes.sort_unstable();
+    format!("redlock:{}/{}#{}", nodes.join(","), url.login.db, url.prefix)
+}
+
 /// Opens the store of a URL: what a [`Registry`](leasehold_core::Registry) is given.
 pub fn open(url: String, runtime: Handle) -> Opening {
     Box::pin(async move { Ok(RedlockStore::open(&url, &runtime).await? as Arc<dyn Store>) })
@@ -295,18 +303,8 @@ pub fn open(url: String, runtime: Handle) -> Opening {
 
 #[async_trait]
 impl Store for RedlockStore {
-    fn guarantees(&self) -> &Guarantees {
-        &self.guarantees
-    }
-
-    fn url(&self) -> &str {
-        &self.url
-    }
-
-    fn identity(&self) -> String {
-        let mut nodes: Vec<String> = self.parsed.nodes.iter().map(ToString::to_string).collect();
-        nodes.sort_unstable();
-        format!("redlock:{}/{}#{}", nodes.join(","), self.parsed.login.db, self.parsed.prefix)
+    fn info(&self) -> &StoreInfo {
+        &self.info
     }
 
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {

@@ -125,7 +125,7 @@ use self::wire::Connect;
 use leasehold_core::Opening;
 use leasehold_core::doctor::Finding;
 use leasehold_core::store::{
-    Evict, Guarantees, Joined, LockInfo, Mode, Renew, Renewal, Signal, Store,
+    Evict, Joined, LockInfo, Mode, Renew, Renewal, Signal, Store, StoreInfo,
 };
 use leasehold_core::{Claim, ClaimId, Name, Result};
 
@@ -145,9 +145,8 @@ pub struct SqlStore {
     shared: Arc<Shared>,
     /// Has the password: not to be shown.
     parsed: SqlUrl,
-    identity: String,
+    info: StoreInfo,
     runtime: Handle,
-    guarantees: Guarantees,
     tasks: Vec<AbortHandle>,
 }
 
@@ -210,6 +209,7 @@ impl SqlStore {
             Err(_) => return Err(no_answer()),
         };
         let identity = shared.identity(&url).await?;
+        let info = StoreInfo::new(shared.url.clone(), guarantees).identified(identity);
         let mut tasks = vec![runtime.spawn(shared.clone().sweep(sweep_is_due)).abort_handle()];
         #[cfg(feature = "postgres")]
         if let Some(options) = listener {
@@ -222,7 +222,7 @@ impl SqlStore {
         if !pushes {
             tasks.push(runtime.spawn(shared.clone().poll()).abort_handle());
         }
-        Ok(Self { shared, parsed: url, identity, runtime, guarantees, tasks })
+        Ok(Self { shared, parsed: url, info, runtime, tasks })
     }
 
     /// Runs a call where its caller's drop does not stop it.
@@ -281,16 +281,8 @@ pub fn open(url: String, runtime: Handle) -> Opening {
 
 #[async_trait]
 impl Store for SqlStore {
-    fn guarantees(&self) -> &Guarantees {
-        &self.guarantees
-    }
-
-    fn url(&self) -> &str {
-        &self.shared.url
-    }
-
-    fn identity(&self) -> String {
-        self.identity.clone()
+    fn info(&self) -> &StoreInfo {
+        &self.info
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {
@@ -319,9 +311,9 @@ impl Store for SqlStore {
         }));
         match answer.await.unwrap_or_else(|_| Err(closed())) {
             Ok(Answer::Joined(joined)) => Ok(joined),
-            Ok(Answer::Refused(error)) => Err(error.at(self.url())),
+            Ok(Answer::Refused(error)) => Err(error.at(&self.info.url)),
             Ok(_) => out_of_step(),
-            Err(error) => Err(error.on(&claim.name).at(self.url())),
+            Err(error) => Err(error.on(&claim.name).at(&self.info.url)),
         }
     }
 
@@ -333,7 +325,7 @@ impl Store for SqlStore {
             began: Instant::now(),
         };
         let renewed = (&mut renewing.task).await.unwrap_or_else(|_| Err(closed()));
-        renewed.map_err(|e| e.at(self.url()))
+        renewed.map_err(|e| e.at(&self.info.url))
     }
 
     async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
@@ -344,7 +336,7 @@ impl Store for SqlStore {
         match self.call(Call::Leave(claim.clone(), keep, waited)).await {
             Ok(Answer::Left(left)) => Ok(left || in_doubt),
             Ok(_) => out_of_step(),
-            Err(error) => Err(error.on(&claim.name).at(self.url())),
+            Err(error) => Err(error.on(&claim.name).at(&self.info.url)),
         }
     }
 
@@ -356,7 +348,7 @@ impl Store for SqlStore {
         match self.call(Call::Read(name.clone())).await {
             Ok(Answer::Read(read)) => Ok(read),
             Ok(_) => out_of_step(),
-            Err(error) => Err(error.on(name).at(self.url())),
+            Err(error) => Err(error.on(name).at(&self.info.url)),
         }
     }
 
@@ -364,7 +356,7 @@ impl Store for SqlStore {
         match self.call(Call::List(prefix.to_owned())).await {
             Ok(Answer::Listed(listed)) => Ok(listed),
             Ok(_) => out_of_step(),
-            Err(error) => Err(error.at(self.url())),
+            Err(error) => Err(error.at(&self.info.url)),
         }
     }
 
@@ -374,7 +366,7 @@ impl Store for SqlStore {
         match self.call(Call::Evict(name.clone(), which)).await {
             Ok(Answer::Evicted(evicted)) => Ok(evicted),
             Ok(_) => out_of_step(),
-            Err(error) => Err(error.on(name).at(self.url())),
+            Err(error) => Err(error.on(name).at(&self.info.url)),
         }
     }
 }

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold::store::{
-    Evict, Guarantees, Joined, LockInfo, MemoryStore, Mode, Renew, Renewal, Signal, Store,
+    Evict, Joined, LockInfo, MemoryStore, Mode, Renew, Renewal, Signal, Store, StoreInfo,
 };
 use leasehold::{Claim, ClaimId, Error, ErrorKind, Name, Result};
 use serde::{Deserialize, Serialize};
@@ -105,7 +105,7 @@ impl From<Refusal> for Error {
 pub(super) struct Served {
     socket: PathBuf,
     worker: WorkerId,
-    guarantees: Guarantees,
+    info: StoreInfo,
     connection: Mutex<Option<Arc<Connection>>>,
     next: AtomicU64,
 }
@@ -125,7 +125,7 @@ impl Served {
         Self {
             socket,
             worker,
-            guarantees: MemoryStore::new().guarantees().clone(),
+            info: StoreInfo::new("memory:", MemoryStore::new().info().guarantees.clone()),
             connection: Mutex::new(None),
             next: AtomicU64::new(0),
         }
@@ -231,12 +231,8 @@ impl Drop for Served {
 
 #[async_trait]
 impl Store for Served {
-    fn guarantees(&self) -> &Guarantees {
-        &self.guarantees
-    }
-
-    fn url(&self) -> &str {
-        "memory:"
+    fn info(&self) -> &StoreInfo {
+        &self.info
     }
 
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {

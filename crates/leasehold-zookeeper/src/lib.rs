@@ -88,6 +88,7 @@ use tokio::task::AbortHandle;
 
 use self::claims::{Claims, Stage};
 use self::leave::reap;
+use self::ownership::SCHEME;
 pub use self::ownership::ZooKeeperGuardExt;
 use self::session::Session;
 use self::shared::Shared;
@@ -95,16 +96,15 @@ use self::url::ZooKeeperUrl;
 use leasehold_core::Opening;
 use leasehold_core::doctor::Finding;
 use leasehold_core::store::{
-    ALL_KINDS, ClockModel, Durability, Evict, Guarantees, Joined, Liveness, LockInfo, Mode, Renew,
-    Renewal, Signal, Stall, Store, Survival, Wakeup,
+    ALL_KINDS, ClockModel, Durability, Evict, Guarantees, Joined, Liveness, LockInfo, Mode,
+    Ownership, Renew, Renewal, Signal, Stall, Store, StoreInfo, Survival, Wakeup,
 };
 use leasehold_core::{Claim, Clock, Error, ErrorKind, Name, Result};
 
 /// Locks on a ZooKeeper ensemble. See the module's documentation.
 pub struct ZooKeeperStore {
+    info: StoreInfo,
     shared: Arc<Shared>,
-    guarantees: Guarantees,
-    shown: String,
     reaper: AbortHandle,
 }
 
@@ -136,9 +136,10 @@ impl ZooKeeperStore {
             found.map(|()| members)
         });
         let guarantees = guarantees(&shared.url, &session, looked.await?);
+        let info = StoreInfo::new(shown, guarantees).identified(identity(&shared.url));
         let reaper = runtime.spawn(reap(Arc::downgrade(&shared)));
         let reaper = reaper.abort_handle();
-        Ok(Arc::new(Self { shared, guarantees, shown, reaper }))
+        Ok(Arc::new(Self { info, shared, reaper }))
     }
 }
 
@@ -150,8 +151,15 @@ impl Drop for ZooKeeperStore {
 
 impl fmt::Debug for ZooKeeperStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ZooKeeperStore").field("url", &self.shown).finish_non_exhaustive()
+        f.debug_struct("ZooKeeperStore").field("url", &self.info.url).finish_non_exhaustive()
     }
+}
+
+/// By address: an ensemble has no name of its own.
+fn identity(url: &ZooKeeperUrl) -> String {
+    let mut hosts: Vec<String> = url.hosts.iter().map(ToString::to_string).collect();
+    hosts.sort_unstable();
+    format!("zookeeper:{}{}#{:?}", hosts.join(","), url.root(), url.naming)
 }
 
 /// Opens the store of a URL: what a [`Registry`](leasehold_core::Registry) is given.
@@ -161,19 +169,8 @@ pub fn open(url: String, runtime: Handle) -> Opening {
 
 #[async_trait]
 impl Store for ZooKeeperStore {
-    fn guarantees(&self) -> &Guarantees {
-        &self.guarantees
-    }
-
-    fn url(&self) -> &str {
-        &self.shown
-    }
-
-    fn identity(&self) -> String {
-        let url = &self.shared.url;
-        let mut hosts: Vec<String> = url.hosts.iter().map(ToString::to_string).collect();
-        hosts.sort_unstable();
-        format!("zookeeper:{}{}#{:?}", hosts.join(","), url.root(), url.naming)
+    fn info(&self) -> &StoreInfo {
+        &self.info
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {
@@ -184,11 +181,11 @@ impl Store for ZooKeeperStore {
         looked.await
     }
 
-    fn place_path(&self, claim: &Claim) -> Option<Result<String>> {
-        Some(match self.shared.claims.stage(claim.id) {
-            Stage::Standing(standing) => Ok(standing.path()),
+    fn ownership(&self, claim: &Claim) -> Result<Option<Ownership>> {
+        match self.shared.claims.stage(claim.id) {
+            Stage::Standing(standing) => Ok(Some(Ownership::new(SCHEME, standing.path()))),
             Stage::New | Stage::Asked { .. } => Err(Error::lost(leasehold_core::LostReason::Gone)),
-        })
+        }
     }
 
     fn longest_lease(&self) -> Duration {
@@ -201,24 +198,26 @@ impl Store for ZooKeeperStore {
         let there = Arc::downgrade(&caller);
         let joined = self.shared.run(|shared| shared.join(claim, mode, there)).await;
         drop(caller);
-        joined.map_err(|e| e.on(&name).at(&self.shown))
+        joined.map_err(|e| e.on(&name).at(&self.info.url))
     }
 
     async fn renew(&self, renewals: &[Renew]) -> Result<Vec<Renewal>> {
         let renewals = renewals.to_vec();
         let renewed = self.shared.run(|shared| shared.renew(renewals)).await;
-        renewed.map_err(|e| e.at(&self.shown))
+        renewed.map_err(|e| e.at(&self.info.url))
     }
 
     async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
         if keep.is_some() {
             let what = "a node is gone when its holder is, so nothing keeps the lock taken: leave \
                         at_least out, or use another store";
-            return Err(Error::new(ErrorKind::Unsupported, what).on(&claim.name).at(&self.shown));
+            return Err(Error::new(ErrorKind::Unsupported, what)
+                .on(&claim.name)
+                .at(&self.info.url));
         }
         let (name, claim) = (claim.name.clone(), claim.clone());
         let left = self.shared.run(|shared| shared.leave(claim)).await;
-        left.map_err(|e| e.on(&name).at(&self.shown))
+        left.map_err(|e| e.on(&name).at(&self.info.url))
     }
 
     async fn changed(&self, claim: &Claim) -> Result<Signal> {
@@ -228,19 +227,19 @@ impl Store for ZooKeeperStore {
     async fn read(&self, name: &Name) -> Result<Option<LockInfo>> {
         let wanted = name.clone();
         let read = self.shared.run(|shared| shared.read(wanted)).await;
-        read.map_err(|e| e.on(name).at(&self.shown))
+        read.map_err(|e| e.on(name).at(&self.info.url))
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
         let prefix = prefix.to_owned();
         let listed = self.shared.run(|shared| shared.list(prefix)).await;
-        listed.map_err(|e| e.at(&self.shown))
+        listed.map_err(|e| e.at(&self.info.url))
     }
 
     async fn evict(&self, name: &Name, which: Evict) -> Result<usize> {
         let wanted = name.clone();
         let evicted = self.shared.run(move |shared| shared.evict(wanted, which)).await;
-        evicted.map_err(|e| e.on(name).at(&self.shown))
+        evicted.map_err(|e| e.on(name).at(&self.info.url))
     }
 }
 

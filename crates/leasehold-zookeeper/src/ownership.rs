@@ -1,7 +1,10 @@
 //! Ownership of a lock as a condition of the caller's own transaction in ZooKeeper.
 
-use leasehold_core::kit::{claim_of, exclusive, store_of};
-use leasehold_core::{Error, ErrorKind, Guard, Result};
+use leasehold_core::kit::ownership;
+use leasehold_core::{Guard, Result};
+
+/// What URLs of the store begin with.
+pub(super) const SCHEME: &str = "zookeeper";
 
 /// What a hold can be beside, where ZooKeeper keeps it.
 pub trait ZooKeeperGuardExt {
@@ -17,19 +20,14 @@ pub trait ZooKeeperGuardExt {
     /// Whoever may delete nodes there can release the lock by it: its name holds the claim's secret.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] if the lock is kept in another store than ZooKeeper, or held with
-    /// others (permits, readers); [`ErrorKind::Lost`] if its node is known to be gone.
+    /// [`Unsupported`](leasehold_core::ErrorKind::Unsupported) if the lock is kept in another store than ZooKeeper, or held with
+    /// others (permits, readers); [`Lost`](leasehold_core::ErrorKind::Lost) if its node is known to be gone.
     fn zookeeper_node(&self) -> Result<String>;
 }
 
 impl ZooKeeperGuardExt for Guard {
     fn zookeeper_node(&self) -> Result<String> {
-        let store = store_of(self);
-        let path = store.place_path(claim_of(self)).unwrap_or_else(|| {
-            let what = "this lock is not kept in ZooKeeper: connect to a zookeeper: store";
-            Err(Error::new(ErrorKind::Unsupported, what))
-        });
-        let node = path.and_then(|path| exclusive(self).map(|()| path));
-        node.map_err(|e| e.during("zookeeper_node").on(self.name()).at(store.url()))
+        let path = ownership(self, SCHEME, "zookeeper_node")?;
+        Ok(String::from_utf8_lossy(&path).into_owned())
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold::store::{
-    Evict, Guarantees, Joined, LockInfo, MemoryStore, Mode, Renew, Renewal, Signal, Store,
+    Evict, Joined, LockInfo, MemoryStore, Mode, Renew, Renewal, Signal, Store, StoreInfo,
 };
 use leasehold::{Builder, Claim, ErrorKind, Leasehold, Name, Released, Result};
 use tokio::sync::watch;
@@ -26,6 +26,7 @@ enum Network {
 #[derive(Debug)]
 struct Remote {
     inner: Arc<MemoryStore>,
+    info: StoreInfo,
     renewals: watch::Sender<Network>,
     others: watch::Sender<Network>,
     /// How long a `leave` takes.
@@ -38,6 +39,7 @@ impl Remote {
     fn new(inner: &Arc<MemoryStore>) -> Self {
         Self {
             inner: inner.clone(),
+            info: StoreInfo::new("memory:", inner.info().guarantees.clone()),
             renewals: watch::Sender::default(),
             others: watch::Sender::default(),
             leaving: Duration::ZERO,
@@ -65,12 +67,8 @@ async fn over<T>(network: &watch::Sender<Network>, work: impl Future<Output = T>
 
 #[async_trait]
 impl Store for Remote {
-    fn guarantees(&self) -> &Guarantees {
-        self.inner.guarantees()
-    }
-
-    fn url(&self) -> &str {
-        self.inner.url()
+    fn info(&self) -> &StoreInfo {
+        &self.info
     }
 
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {

@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use leasehold::conformance::{cases, run};
 use leasehold::queue::{At, Entry, Queue};
 use leasehold::store::{
-    Evict, Guarantees, Joined, LockInfo, MemoryStore, Mode, Renew, Renewal, Signal, Standing, Store,
+    Evict, Joined, LockInfo, MemoryStore, Mode, Renew, Renewal, Signal, Standing, Store, StoreInfo,
 };
 use leasehold::{Builder, Claim, ClaimId, Error, ErrorKind, Holder, Kind, Name, Result, Token};
 use serde_json::Value;
@@ -172,7 +172,7 @@ mutants! {
 struct Mutant {
     wrong: Option<Wrong>,
     /// What it claims: everything.
-    guarantees: Guarantees,
+    info: StoreInfo,
     began: Instant,
     state: Mutex<State>,
 }
@@ -211,9 +211,10 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Mutant {
     fn new(wrong: Option<Wrong>) -> Arc<Self> {
-        let guarantees = MemoryStore::new().guarantees().clone();
+        let everything = MemoryStore::new().info().guarantees.clone();
+        let info = StoreInfo::new("mutant:", everything).local();
         let began = Instant::now() - Duration::from_secs(1);
-        Arc::new(Self { wrong, guarantees, began, state: Mutex::default() })
+        Arc::new(Self { wrong, info, began, state: Mutex::default() })
     }
 
     fn is(&self, wrong: Wrong) -> bool {
@@ -539,16 +540,8 @@ impl Mutant {
 
 #[async_trait]
 impl Store for Mutant {
-    fn guarantees(&self) -> &Guarantees {
-        &self.guarantees
-    }
-
-    fn url(&self) -> &str {
-        "mutant:"
-    }
-
-    fn is_local(&self) -> bool {
-        true
+    fn info(&self) -> &StoreInfo {
+        &self.info
     }
 
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold::store::{
-    Evict, Guarantees, Joined, LockInfo, MemoryStore, Mode, Place, Renew, Renewal, Signal, Store,
+    Evict, Joined, LockInfo, MemoryStore, Mode, Place, Renew, Renewal, Signal, Store, StoreInfo,
 };
 use leasehold::{
     Builder, Claim, Error, ErrorKind, Guard, Leasehold, LostReason, Name, Owner, Result, State,
@@ -36,7 +36,7 @@ struct Odd {
     unconfirmed: AtomicBool,
     /// Every join sleeps on whatever timer the caller has.
     joins_sleep: bool,
-    local: bool,
+    info: StoreInfo,
 }
 
 const OPEN: usize = 1 << 20;
@@ -58,7 +58,7 @@ impl Odd {
             poisoned: None,
             unconfirmed: AtomicBool::new(false),
             joins_sleep: false,
-            local: true,
+            info: inner.info().clone(),
         }
     }
 
@@ -73,16 +73,8 @@ fn gone() -> Error {
 
 #[async_trait]
 impl Store for Odd {
-    fn guarantees(&self) -> &Guarantees {
-        self.inner.guarantees()
-    }
-
-    fn url(&self) -> &str {
-        self.inner.url()
-    }
-
-    fn is_local(&self) -> bool {
-        self.local
+    fn info(&self) -> &StoreInfo {
+        &self.info
     }
 
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {

@@ -33,7 +33,7 @@ use leasehold_core::kit::{identity_of, wall_micros};
 use leasehold_core::queue::{At, Queue};
 use leasehold_core::store::{
     ALL_KINDS, Durability, Evict, Guarantees, Joined, LockInfo, Mode, Renew, Renewal, Signal,
-    Stall, Store, Survival, mismatch,
+    Stall, Store, StoreInfo, Survival, mismatch,
 };
 use leasehold_core::{Claim, Error, ErrorKind, Name, Opening, Result};
 use serde::{Deserialize, Serialize};
@@ -50,10 +50,9 @@ pub fn open(url: String, runtime: Handle) -> Opening {
 /// All locks of a machine in one JSON file. See the crate's documentation.
 #[derive(Debug)]
 pub struct JsonStore {
-    url: String,
+    info: StoreInfo,
     path: PathBuf,
     runtime: Handle,
-    guarantees: Guarantees,
 }
 
 /// What is in the file.
@@ -74,10 +73,13 @@ impl JsonStore {
             let what = "a json: store is json:/an/absolute/path";
             return Err(Error::new(ErrorKind::Config, what));
         }
-        let store = Self { url: url.to_owned(), path, runtime, guarantees: guarantees() };
+        let info = StoreInfo::new(url, guarantees()).local();
+        let mut store = Self { info, path, runtime };
         store
             .change(|_| ())
             .map_err(|e| Error::new(ErrorKind::Config, "cannot be used").because(e))?;
+        // The same for every path that leads to the file: of the file beside it, which is never replaced.
+        store.info.identity = identity_of("json", &store.beside(".lock"));
         Ok(store)
     }
 
@@ -154,21 +156,8 @@ fn guarantees() -> Guarantees {
 
 #[async_trait]
 impl Store for JsonStore {
-    fn guarantees(&self) -> &Guarantees {
-        &self.guarantees
-    }
-
-    fn url(&self) -> &str {
-        &self.url
-    }
-
-    /// The same for every path that leads to the file: of the file beside it, which is never replaced.
-    fn identity(&self) -> String {
-        identity_of("json", &self.beside(".lock"))
-    }
-
-    fn is_local(&self) -> bool {
-        true
+    fn info(&self) -> &StoreInfo {
+        &self.info
     }
 
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {

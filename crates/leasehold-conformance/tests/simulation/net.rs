@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::store::{
-    Evict, Guarantees, Joined, LockInfo, Mode, Renew, Renewal, Signal, Store,
+    Evict, Joined, LockInfo, Mode, Renew, Renewal, Signal, Store, StoreInfo,
 };
 use leasehold_core::{Claim, Error, ErrorKind, Name, Result};
 use tokio::sync::oneshot;
@@ -29,6 +29,7 @@ pub(crate) struct Air {
 #[derive(Debug)]
 pub(crate) struct Net {
     pub(crate) store: Arc<dyn Store>,
+    pub(crate) info: StoreInfo,
     pub(crate) air: Arc<Air>,
     pub(crate) process: usize,
     /// Whether nothing gets through just now.
@@ -128,12 +129,8 @@ fn shown<T: std::fmt::Debug>(done: &Result<T>) -> String {
 
 #[async_trait]
 impl Store for Net {
-    fn guarantees(&self) -> &Guarantees {
-        self.store.guarantees()
-    }
-
-    fn url(&self) -> &str {
-        "simulated:"
+    fn info(&self) -> &StoreInfo {
+        &self.info
     }
 
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leasehold_core::store::{Evict, MemoryStore, Standing, Store};
+use leasehold_core::store::{Evict, MemoryStore, Standing, Store, StoreInfo};
 use leasehold_core::{
     Builder, Clock, Error, ErrorKind, Guard, Kind, Leasehold, MAX_READERS, Name, Owner, Registry,
     State, World,
@@ -56,7 +56,8 @@ async fn world(seed: u64, told: bool) -> Told {
     for (n, process) in plan.processes.iter().enumerate() {
         let world = World::new(process.seed);
         let (store, air) = (store.clone(), air.clone());
-        let net = Arc::new(Net { store, air, process: n, cut: Mutex::new(false) });
+        let info = StoreInfo::new("simulated:", store.guarantees().clone());
+        let net = Arc::new(Net { store, info, air, process: n, cut: Mutex::new(false) });
         let builder = Builder::new(Registry::default()).clock(Clock::simulated(process.fast));
         let locks = builder.simulated(net.clone(), &world).expect("it promises what is asked for");
         let dies = process.stops.iter().any(|(_, pause)| pause.is_none());

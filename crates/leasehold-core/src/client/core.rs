@@ -95,7 +95,7 @@ impl Core {
             return;
         }
         let (store, clock) = (self.store.clone(), self.clock.clone());
-        let local = store.is_local();
+        let local = store.info().is_local;
         self.background.owe(leave_for_sure(store, clock, claim, keep_until), local);
     }
 

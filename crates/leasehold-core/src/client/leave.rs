@@ -48,7 +48,7 @@ async fn leave_until(
     loop {
         let left = keep_until.since(clock.now());
         let leave = store.leave(claim, (!left.is_zero()).then_some(left));
-        let error = match store.is_local() {
+        let error = match store.info().is_local {
             true => leave.await.err(),
             false => match tokio::time::timeout(limit, leave).await {
                 Ok(answer) => answer.err(),

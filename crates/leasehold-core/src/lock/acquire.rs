@@ -282,7 +282,7 @@ impl Attempt<'_> {
         let mode = if self.wait == Wait::Try { Mode::Try } else { Mode::Wait };
         let first_sent = self.now();
         let certain = self.claim.waiter_lease.saturating_sub(drift(self.claim.waiter_lease));
-        let confirms = self.core().store.confirms_within();
+        let confirms = self.core().store.info().confirms_within;
         let mut pause = Duration::from_millis(10);
         self.armed = true;
         let mut only = true;

@@ -139,7 +139,7 @@ impl Builder {
                     .at(store.url()));
             }
         }
-        let identity = self.identity.unwrap_or_else(|| store.identity());
+        let identity = self.identity.unwrap_or_else(|| store.identity().to_owned());
         let length = 1..=MAX_IDENTITY_BYTES;
         if !length.contains(&identity.len()) || identity.contains(char::is_control) {
             let what = "a store's identity is 1 to 1024 bytes without control characters: set one";

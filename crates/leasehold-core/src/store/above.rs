@@ -18,7 +18,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::{
-    ClaimInfo, Evict, Guarantees, Joined, LockInfo, Mode, Place, Renew, Renewal, Signal, Store,
+    ClaimInfo, Evict, Joined, LockInfo, Mode, Ownership, Place, Renew, Renewal, Signal, Store,
+    StoreInfo,
 };
 use crate::words::claim::Claim;
 use crate::words::doctor::Finding;
@@ -32,6 +33,8 @@ pub(crate) const MAX_OFFSET: u64 = Token::MAX / 2;
 #[derive(Debug)]
 pub(crate) struct Above {
     inner: Arc<dyn Store>,
+    /// The store's own, but that sequencers carry tokens: those of another offset are of another store.
+    info: StoreInfo,
     offset: u64,
 }
 
@@ -39,7 +42,11 @@ pub(crate) struct Above {
 pub(crate) fn above(store: Arc<dyn Store>, offset: u64) -> Result<Arc<dyn Store>> {
     match offset {
         0 => Ok(store),
-        1..=MAX_OFFSET => Ok(Arc::new(Above { inner: store, offset })),
+        1..=MAX_OFFSET => {
+            let info = store.info().clone();
+            let identity = format!("{}+{offset}", info.identity);
+            Ok(Arc::new(Above { inner: store, info: info.identified(identity), offset }))
+        }
         _ => {
             let what = format!("a token offset is at most {MAX_OFFSET}: choose a smaller one");
             Err(Error::new(ErrorKind::Config, what))
@@ -89,18 +96,10 @@ impl Above {
 }
 
 #[async_trait]
+#[deny(clippy::missing_trait_methods)]
 impl Store for Above {
-    fn guarantees(&self) -> &Guarantees {
-        self.inner.guarantees()
-    }
-
-    fn url(&self) -> &str {
-        self.inner.url()
-    }
-
-    /// Sequencers carry tokens: those of another offset are of another store.
-    fn identity(&self) -> String {
-        format!("{}+{}", self.inner.identity(), self.offset)
+    fn info(&self) -> &StoreInfo {
+        &self.info
     }
 
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
@@ -181,24 +180,12 @@ impl Store for Above {
         self.inner.member(name)
     }
 
-    fn is_local(&self) -> bool {
-        self.inner.is_local()
-    }
-
     fn confirmed(&self, claim: &Claim) -> Option<u32> {
         self.inner.confirmed(claim)
     }
 
-    fn confirms_within(&self) -> Duration {
-        self.inner.confirms_within()
-    }
-
-    fn place_key(&self, claim: &Claim) -> Option<Vec<u8>> {
-        self.inner.place_key(claim)
-    }
-
-    fn place_path(&self, claim: &Claim) -> Option<Result<String>> {
-        self.inner.place_path(claim)
+    fn ownership(&self, claim: &Claim) -> Result<Option<Ownership>> {
+        self.inner.ownership(claim)
     }
 
     fn lifeline(&self) -> Option<BorrowedFd<'_>> {

@@ -22,7 +22,7 @@ use tokio::sync::Notify;
 use super::guarantees::ALL_KINDS;
 use super::{
     ClockModel, Durability, Evict, Guarantees, Joined, Liveness, LockInfo, Mode, Renew, Renewal,
-    Signal, Stall, Store, Survival, Wakeup, mismatch,
+    Signal, Stall, Store, StoreInfo, Survival, Wakeup, mismatch,
 };
 use crate::base::clock::{Clock, wall_micros};
 use crate::queue::{At, Queue};
@@ -35,9 +35,7 @@ use crate::words::token::Token;
 /// Queues in this process. See the module's documentation.
 #[derive(Debug)]
 pub struct MemoryStore {
-    url: String,
-    identity: String,
-    guarantees: Guarantees,
+    info: StoreInfo,
     clock: Clock,
     state: Mutex<State>,
 }
@@ -76,7 +74,8 @@ impl MemoryStore {
         static MADE: AtomicU64 = AtomicU64::new(0);
         let made = MADE.fetch_add(1, Ordering::Relaxed);
         let identity = format!("{url}@{}.{}.{made}", std::process::id(), wall_micros());
-        Self { url, identity, guarantees: guarantees(), clock, state: Mutex::default() }
+        let info = StoreInfo::new(url, guarantees()).identified(identity).local();
+        Self { info, clock, state: Mutex::default() }
     }
 
     /// The process-wide namespace of this URL.
@@ -163,20 +162,8 @@ impl Waiter {
 
 #[async_trait]
 impl Store for MemoryStore {
-    fn guarantees(&self) -> &Guarantees {
-        &self.guarantees
-    }
-
-    fn url(&self) -> &str {
-        &self.url
-    }
-
-    fn identity(&self) -> String {
-        self.identity.clone()
-    }
-
-    fn is_local(&self) -> bool {
-        true
+    fn info(&self) -> &StoreInfo {
+        &self.info
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {

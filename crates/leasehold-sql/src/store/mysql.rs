@@ -107,7 +107,7 @@ mod tests {
         for url in [Some(own), mysql].into_iter().flatten() {
             let here = tokio::runtime::Handle::current();
             let store = SqlStore::open(&url, &here).await.unwrap();
-            assert!(matches!(store.guarantees().stall, Stall::SameLock(_)));
+            assert!(matches!(store.info().guarantees.stall, Stall::SameLock(_)));
             let name = Name::new(format!("stopped {}", std::process::id())).unwrap();
             let claim = Claim::new(name.clone(), Kind::Mutex, 1, 1).unwrap();
             store.join(&claim, Mode::Try).await.unwrap();

@@ -128,7 +128,7 @@ fn p6_who_is_told_to_watch_and_holds_already_tells_the_others() {
         granted(&fast, &first).await;
         // Told to watch; it has not heard of it yet.
         until("telling", async || {
-            let key = String::from_utf8(slow.place_key(&told).unwrap()).unwrap();
+            let key = String::from_utf8(slow.ownership(&told).unwrap().unwrap().key).unwrap();
             server.etcdctl(&["get", &key, "-w", "json"]).contains("\"version\":2")
         })
         .await;

@@ -49,8 +49,10 @@ fn s80_a_waiter_whose_lease_ended_is_not_told_that_it_holds() {
         assert!(matches!(joined, Joined::Waiting(p) if p.ahead == 1), "{joined:?}");
         let joined = store.join(&second, Mode::Wait).await.unwrap();
         assert!(matches!(joined, Joined::Waiting(p) if p.ahead == 2), "{joined:?}");
-        let lease =
-            lease_of(server, std::str::from_utf8(&store.place_key(&first).unwrap()).unwrap());
+        let lease = lease_of(
+            server,
+            std::str::from_utf8(&store.ownership(&first).unwrap().unwrap().key).unwrap(),
+        );
         server.etcdctl(&["lease", "revoke", &lease]);
         release(guard).await;
         assert_eq!(granted(&*store, &first).await, Signal::Ask);
@@ -500,18 +502,22 @@ fn a_lock_that_is_used_again_is_the_same_key_and_what_comes_late_harms_nobody() 
         for _ in 0..20 {
             let one = patient("again");
             assert!(matches!(store.join(&one, Mode::Try).await.unwrap(), Joined::Holding { .. }));
-            keys.insert(store.place_key(&one));
+            keys.insert(store.ownership(&one).unwrap().map(|owned| owned.key));
             assert!(store.leave(&one, None).await.unwrap());
         }
         // One lease is got ahead, for whoever comes beside the first.
         assert!(keys.len() <= 2, "{} keys for 20 uses", keys.len());
         let (first, second) = (patient("again"), patient("again"));
         assert!(matches!(store.join(&first, Mode::Try).await.unwrap(), Joined::Holding { .. }));
-        let key = store.place_key(&first);
+        let key = store.ownership(&first).unwrap().map(|owned| owned.key);
         assert!(store.leave(&first, None).await.unwrap());
         assert!(matches!(store.join(&second, Mode::Try).await.unwrap(), Joined::Holding { .. }));
-        assert_eq!(store.place_key(&second), key);
-        assert_ne!(store.place_key(&first), key, "nobody compares with another's place");
+        assert_eq!(store.ownership(&second).unwrap().map(|owned| owned.key), key);
+        assert_ne!(
+            store.ownership(&first).unwrap().map(|owned| owned.key),
+            key,
+            "nobody compares with another's place"
+        );
         // As after an answer that was lost.
         assert!(!store.leave(&first, None).await.unwrap());
         let renewals = [first, second.clone()].map(|claim| Renew { lease: claim.lease, claim });
@@ -522,7 +528,7 @@ fn a_lock_that_is_used_again_is_the_same_key_and_what_comes_late_harms_nobody() 
         let third = patient("again");
         let joined = store.join(&third, Mode::Wait).await.unwrap();
         assert!(matches!(joined, Joined::Waiting(p) if p.ahead == 1), "{joined:?}");
-        assert_ne!(store.place_key(&third), key);
+        assert_ne!(store.ownership(&third).unwrap().map(|owned| owned.key), key);
         assert!(matches!(granted(&*store, &third).await, Signal::Granted(_)));
         assert!(store.leave(&third, None).await.unwrap());
     });
