@@ -2,9 +2,10 @@
 # Runs every test. What the tests need beside Rust is installed first where it is missing (with
 # apt-get, as root or through sudo), or else named.
 #
-#   ./test.sh                   everything
-#   ./test.sh --long            with what takes minutes: crowds of thousands, a minute of torture
-#                               of each store, all versions that are broken on purpose
+#   ./test.sh                   all that takes no minutes
+#   ./test.sh --faults          and torture while servers are killed, stopped and failed over: what CI runs
+#   ./test.sh --long            and all in full size: crowds of thousands, a minute of torture of each
+#                               store, all versions that are broken on purpose
 #   ./test.sh --no-run          only installs and builds
 #   ./test.sh -p leasehold      any arguments of `cargo test`
 #
@@ -13,10 +14,18 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 
-if [ "${1-}" = --long ]; then
+faults=''
+case ${1-} in
+--long)
     export LEASEHOLD_TESTS=long
+    faults=--include-ignored
     shift
-fi
+    ;;
+--faults)
+    faults=--include-ignored
+    shift
+    ;;
+esac
 
 # The tools, each with the Debian package that has it: a linker, the shells that the command's
 # tests write scripts for, a terminal for those that need one, and the servers of the stores, which
@@ -100,12 +109,57 @@ fi
 
 # How long each test took is something that only a test program knows, and tells those who say that
 # they know that its option may change.
-times=$(mktemp)
-trap 'rm -f "$times"' EXIT
-cargo test --workspace --all-features "$@" --lib --bins --tests --examples \
-    --config "target.'cfg(all())'.runner = ['env', 'RUSTC_BOOTSTRAP=1']" \
-    -- -Z unstable-options --report-time | tee "$times"
-cargo test --workspace --all-features "$@" --doc
+runner="target.'cfg(all())'.runner = ['env', 'RUSTC_BOOTSTRAP=1']"
+tell=(-Z unstable-options --report-time)
+# All is built before anything runs.
+cargo test --workspace --all-features "$@" --lib --bins --tests --examples --config "$runner" --no-run
+
+# What waits and what computes, side by side.
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+
+# run WHICH THREADS ARGUMENTS…: tells of each test as it ends, and keeps the whole.
+run() {
+    local which=$1 threads=$2
+    shift 2
+    {
+        RUST_TEST_THREADS=$threads cargo test --workspace --all-features "$@" 2>&1 ||
+            touch "$logs/$which.failed"
+    } | tee -a "$logs/$which" |
+        grep --line-buffered -E '^(test |     Running|   Doc-tests|error)' || true
+}
+
+# The programs that compute. The others wait: for leases to end, for servers to start.
+computing=(controls docs features layers model queue_properties redlock_model simulation)
+command=() others=()
+for file in crates/*/tests/*.rs crates/*/tests/*/main.rs examples/*/tests/*.rs; do
+    name=$(basename "${file%/main.rs}" .rs)
+    case $file in
+    */stores/main.rs) ;;
+    crates/leasehold-cli/*) command+=("--test=$name") ;;
+    *) [[ " ${computing[*]} " = *" $name "* ]] || others+=("--test=$name") ;;
+    esac
+done
+
+# With what is left of the processors.
+(
+    renice -n 19 -p "$BASHPID" >/dev/null
+    run computing 4 "$@" "${computing[@]/#/--test=}" --config "$runner" -- "${tell[@]}"
+    run computing 4 "$@" --doc
+) &
+# In an order by chance, so that what burdens one server does not come all at once.
+run waiting 10 "$@" --test stores --config "$runner" -- "${tell[@]}" --shuffle
+run waiting 8 "$@" --lib --bins --examples "${others[@]}" --config "$runner" -- "${tell[@]}"
+run waiting 6 "$@" "${command[@]}" --config "$runner" -- "${tell[@]}" $faults
+wait
 
 printf '\nThe ten slowest tests:\n'
-sed -nE 's/^test (.*) \.\.\. ok <([0-9.]+)s>$/\2 s  \1/p' "$times" | sort -rn | head -n 10
+cat "$logs"/* | sed -nE 's/^test (.*) \.\.\. ok <([0-9.]+)s>$/\2 s  \1/p' | sort -rn | head -n 10
+status=0
+for failed in "$logs"/*.failed; do
+    [ -e "$failed" ] || continue
+    status=101
+    printf '\nFAILED, among those that are %s:\n' "$(basename "$failed" .failed)"
+    sed -nE '/^(failures:|error)/,/^test result/p' "${failed%.failed}"
+done
+exit $status

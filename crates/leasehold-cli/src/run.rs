@@ -53,7 +53,7 @@ use crate::{boottime, nested};
 /// How long CMD has to end by itself after we were killed, while it keeps the lock alive itself.
 const GRACE: Duration = Duration::from_secs(2);
 /// How long we wait for a store that does not answer before we leave the rest to the lease.
-const FAREWELL: Duration = Duration::from_secs(5);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The same when the lease is as good as over.
 const SHORT_FAREWELL: Duration = Duration::from_secs(1);
 
@@ -118,7 +118,7 @@ async fn run(args: &RunArgs, max_hold: Option<Duration>, events: &Events) -> Res
     let guard = tokio::select! {
         guard = wait(&locks, args, started, events) => guard?,
         number = signals.next() => {
-            let _ = tokio::time::timeout(FAREWELL, locks.close()).await;
+            let _ = tokio::time::timeout(CLOSE_TIMEOUT, locks.close()).await;
             return Ok(End::Signal(number));
         }
     };
@@ -270,7 +270,7 @@ async fn supervise(job: &Job<'_>, guard: Guard, mut signals: Signals) -> Result<
     let mut supervisor = match start(job, &guard) {
         Ok(supervisor) => supervisor,
         Err(failure) => {
-            give_back(guard, job.events, FAREWELL).await.ok();
+            give_back(guard, job.events, CLOSE_TIMEOUT).await.ok();
             return Err(failure);
         }
     };
@@ -494,7 +494,7 @@ impl Supervisor<'_> {
             // A leasehold that was killed with CMD ends its own command in this time.
             tokio::time::sleep(after_kill(self.lease).min(self.job.left(&self.watch))).await;
         }
-        let limit = if self.done > Danger::None { SHORT_FAREWELL } else { FAREWELL };
+        let limit = if self.done > Danger::None { SHORT_FAREWELL } else { CLOSE_TIMEOUT };
         let released = give_back(guard, events, limit).await;
         if self.done > Danger::None {
             let why = match state {

@@ -147,6 +147,7 @@ fn pause(stop: impl Fn(), cont: impl Fn()) {
 }
 
 #[test]
+#[ignore = "takes a minute: ./test.sh --faults"]
 fn r42_redis_is_killed_and_stopped() {
     let _turn = turn();
     let server = testbed::Redis::start();
@@ -164,6 +165,7 @@ fn r42_redis_is_killed_and_stopped() {
 }
 
 #[test]
+#[ignore = "takes a minute: ./test.sh --faults"]
 fn r42_sentinels_fail_over() {
     let _turn = turn();
     let servers = testbed::Sentinel::start();
@@ -182,6 +184,7 @@ fn r42_sentinels_fail_over() {
 }
 
 #[test]
+#[ignore = "takes a minute: ./test.sh --faults"]
 fn r42_nodes_of_a_cluster_are_killed_and_stopped() {
     let _turn = turn();
     let cluster = testbed::Cluster::start();
@@ -198,6 +201,7 @@ fn r42_nodes_of_a_cluster_are_killed_and_stopped() {
 }
 
 #[test]
+#[ignore = "takes a minute: ./test.sh --faults"]
 fn r31_two_of_five_nodes_of_redlock_are_killed_and_stopped() {
     let _turn = turn();
     let servers = testbed::Redlock::with(5, Setup::new());
@@ -212,6 +216,7 @@ fn r31_two_of_five_nodes_of_redlock_are_killed_and_stopped() {
 }
 
 #[test]
+#[ignore = "takes a minute: ./test.sh --faults"]
 fn s44_postgres_is_killed() {
     let _turn = turn();
     let server = testbed::Postgres::start();
@@ -225,6 +230,7 @@ fn s44_postgres_is_killed() {
 }
 
 #[test]
+#[ignore = "takes a minute: ./test.sh --faults"]
 fn s44_mariadb_is_killed() {
     let _turn = turn();
     let server = testbed::MariaDb::start();
@@ -238,6 +244,7 @@ fn s44_mariadb_is_killed() {
 }
 
 #[test]
+#[ignore = "takes a minute: ./test.sh --faults"]
 fn s80_members_of_etcd_are_killed_and_stopped() {
     let _turn = turn();
     let etcd = testbed::Etcd::cluster();
@@ -260,6 +267,7 @@ fn s80_members_of_etcd_are_killed_and_stopped() {
 }
 
 #[test]
+#[ignore = "takes a minute: ./test.sh --faults"]
 fn s71_members_of_zookeeper_are_killed_and_stopped() {
     let _turn = turn();
     let keepers = ZooKeepers::start();

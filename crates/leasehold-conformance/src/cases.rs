@@ -1215,7 +1215,7 @@ pub async fn r34_jeopardy_is_seen_before_the_loss(subject: &Subject) {
     }
     assert_eq!(kind_of("more than the lease", guard.ensure(Duration::MAX)), ErrorKind::AtRisk);
     let mut work = guard.watch();
-    must("steady while held", work.steady().await);
+    must("steady while held", work.wait_until_held().await);
     faults.always(Op::Renew, Fault::ErrorBefore);
     eventually("at risk", async || matches!(guard.state(), State::AtRisk(_))).await;
     assert!(guard.is_held(), "at risk is still held");
@@ -1223,7 +1223,7 @@ pub async fn r34_jeopardy_is_seen_before_the_loss(subject: &Subject) {
     let (asked, told) = tokio::sync::oneshot::channel();
     let paused = tokio::spawn(async move {
         let _ = asked.send(());
-        work.steady().await
+        work.wait_until_held().await
     });
     must("paused", told.await.map_err(|_| gone()));
     faults.heal();
@@ -1233,7 +1233,7 @@ pub async fn r34_jeopardy_is_seen_before_the_loss(subject: &Subject) {
     faults.always(Op::Renew, Fault::ErrorBefore);
     let mut work = guard.watch();
     eventually("at risk again", async || matches!(guard.state(), State::AtRisk(_))).await;
-    assert_eq!(kind_of("steady", work.steady().await), ErrorKind::Lost);
+    assert_eq!(kind_of("steady", work.wait_until_held().await), ErrorKind::Lost);
     assert_eq!(kind_of("ensure", guard.ensure(Duration::ZERO)), ErrorKind::Lost);
     faults.heal();
 }
@@ -1417,7 +1417,7 @@ pub async fn s92_many_held_locks_are_renewed_in_batches(subject: &Subject) {
     for i in 0..HELD {
         let lock = locks.mutex(subject.name(&format!("s92-{i}"))).lease(lease);
         let guard = must("lock", lock.lock_timeout(PATIENCE).await);
-        members.insert(locks.store().member(guard.name()));
+        members.insert(locks.store().shard(guard.name()));
         held.push(guard);
     }
     let before = faults.count(Op::Renew);
@@ -1762,7 +1762,7 @@ pub async fn waiting_ends_when_told(subject: &Subject) {
     assert_eq!(kind_of("no answer", lost), ErrorKind::Unreachable);
     // Longer where an answer may have to wait for replicas: one such for the try, and for the wait its own
     // patience and its last try.
-    let confirming = locks.store().info().confirms_within * 3;
+    let confirming = locks.store().info().replication_timeout * 3;
     assert!(start.elapsed() < PATIENCE + confirming, "{:?}", start.elapsed());
     must("release", guard.release().await);
 }

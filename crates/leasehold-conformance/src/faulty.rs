@@ -262,8 +262,8 @@ impl Store for Faulty {
         self.inner.store().evict(name, which).await
     }
 
-    fn member(&self, name: &Name) -> u64 {
-        self.inner.store().member(name)
+    fn shard(&self, name: &Name) -> u64 {
+        self.inner.store().shard(name)
     }
 
     fn longest_lease(&self) -> Duration {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use leasehold_core::queue::{At, Queue};
+use leasehold_core::queue::{Queue, StoreTime};
 use leasehold_core::store::{Evict, Joined, Mode, Renew, Renewal, Store};
 use leasehold_core::{Claim, ClaimId, Kind, Name, Token};
 
@@ -46,7 +46,7 @@ pub(super) async fn compare(store: &dyn Store, name: &Name, kind: Kind, seed: u6
     let mut queue = Queue::new(kind, capacity, false);
     let mut claims: Vec<Claim> = Vec::new();
     let mut tokens: HashMap<ClaimId, Token> = HashMap::new();
-    let at = At { now: 1, stamp: 1 };
+    let at = StoreTime { now: 1, stamp: 1 };
     for step in 0..steps {
         let said = |what: &str| format!("seed {seed} step {step}: {what} of {name} ({kind})");
         match dice.below(10) {

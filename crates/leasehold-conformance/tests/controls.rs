@@ -64,13 +64,13 @@ const ALL: [Broken; 24] = [
     broken(
         "a dropped guard is not given back",
         "lock/guard.rs",
-        "        self.core.owe_leave(self.lease.claim.clone(), self.lease.keep_until);\n",
+        "        self.core.leave_in_background(self.lease.claim.clone(), self.lease.keep_until);\n",
         "",
     ),
     broken(
         "a dropped wait keeps its place",
         "lock/acquire.rs",
-        "            self.core().owe_leave(self.claim.clone(), Moment::from_nanos(0));\n",
+        "            self.core().leave_in_background(self.claim.clone(), Moment::from_nanos(0));\n",
         "",
     ),
     broken(

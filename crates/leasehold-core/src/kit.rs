@@ -20,7 +20,7 @@ pub use crate::store::url::parts::{Host, UrlParts};
 pub use crate::store::url::redacted;
 pub use crate::store::url::tls::{Pem, Tls, TlsWords, no_tls};
 pub use crate::store::waiters::Waiters;
-pub use crate::words::limits::{answer_limit, drift};
+pub use crate::words::limits::{drift, request_timeout};
 
 /// The key at the store of this hold, which a caller's own transaction in the same store can check, where
 /// the store's URLs begin with `scheme`. `operation` is what the caller was asked for.

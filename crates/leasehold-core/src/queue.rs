@@ -54,7 +54,7 @@ pub fn granted(weights: impl IntoIterator<Item = u32>, capacity: u32) -> usize {
 
 /// The store's clocks as one call reads them.
 #[derive(Clone, Copy, Debug)]
-pub struct At {
+pub struct StoreTime {
     /// Judges leases, in microseconds.
     pub now: u64,
     /// Where tokens are drawn from, in microseconds since 1970. May step; must not judge leases
@@ -118,7 +118,7 @@ pub struct Queue {
     entries: VecDeque<Entry>,
     /// Nothing expires before this; 0 where nobody has looked yet.
     #[cfg_attr(feature = "serde", serde(skip))]
-    quiet_until: u64,
+    next_expiry: u64,
     /// Granted by settling, not yet told to the store's pusher.
     #[cfg_attr(feature = "serde", serde(skip))]
     fresh: Vec<ClaimId>,
@@ -129,7 +129,7 @@ impl Queue {
     /// the store [removes](Self::retain) the dead itself.
     pub fn new(kind: Kind, capacity: u32, leases: bool) -> Self {
         let (entries, fresh) = (VecDeque::new(), Vec::new());
-        Self { kind, capacity, leases, last: 0, entries, quiet_until: 0, fresh }
+        Self { kind, capacity, leases, last: 0, entries, next_expiry: 0, fresh }
     }
 
     /// The queue that a store kept, with leases: entries in order, and the highest token drawn.
@@ -180,7 +180,7 @@ impl Queue {
 
     /// Removes what has expired and grants what now fits.
     pub fn settle(&mut self, now: u64) {
-        if now >= self.quiet_until {
+        if now >= self.next_expiry {
             self.expire(now);
         }
         self.grant(now);
@@ -199,12 +199,12 @@ impl Queue {
             reopens > now
         });
         let expiries = self.entries.iter().filter_map(|e| e.expires);
-        self.quiet_until = expiries.min().unwrap_or(u64::MAX);
+        self.next_expiry = expiries.min().unwrap_or(u64::MAX);
     }
 
     /// Notes that something may expire at `time`. (What is renewed expires later than noted.)
     fn expect_expiry(&mut self, time: Option<u64>) {
-        self.quiet_until = self.quiet_until.min(time.unwrap_or(u64::MAX));
+        self.next_expiry = self.next_expiry.min(time.unwrap_or(u64::MAX));
     }
 
     fn grant(&mut self, now: u64) {
@@ -228,7 +228,7 @@ impl Queue {
         &mut self,
         claim: &Claim,
         mode: Mode,
-        at: At,
+        at: StoreTime,
         session: &str,
     ) -> Result<Joined, Mismatch> {
         self.settle(at.now);
@@ -247,7 +247,7 @@ impl Queue {
         if !fits && mode == Mode::Try {
             return Ok(Joined::Busy { holders: self.holders(at.now) });
         }
-        let token = self.draw(at.stamp, claim.seen);
+        let token = self.next_token(at.stamp, claim.seen);
         let lease = if fits { claim.lease } else { claim.waiter_lease };
         let expires = self.leases.then(|| at.now.saturating_add(micros(lease)));
         self.expect_expiry(expires);
@@ -388,7 +388,7 @@ impl Queue {
         self.entries.iter().position(|e| e.id == id)
     }
 
-    fn draw(&mut self, stamp: u64, seen: u64) -> Token {
+    fn next_token(&mut self, stamp: u64, seen: u64) -> Token {
         // 63 bits of microseconds last for 292,000 years; an absurd clock or a foreign `seen` must
         // not end them: it lifts the tokens to half way at most, and 2^62 draws are left.
         let floor = stamp.max(seen.saturating_add(1)).min(Token::MAX / 2);
@@ -439,8 +439,8 @@ mod tests {
         claim(Kind::Mutex, 1, 1)
     }
 
-    fn at(now: u64) -> At {
-        At { now, stamp: 1_000 + now }
+    fn at(now: u64) -> StoreTime {
+        StoreTime { now, stamp: 1_000 + now }
     }
 
     fn join(q: &mut Queue, c: &Claim, now: u64) -> Joined {
@@ -610,7 +610,7 @@ mod tests {
         let mut last = 0;
         for stamp in [1_000, 999, 5, 2_000, 2_000] {
             let c = mutex();
-            let joined = q.join(&c, Mode::Wait, At { now: 0, stamp }, "").unwrap();
+            let joined = q.join(&c, Mode::Wait, StoreTime { now: 0, stamp }, "").unwrap();
             let token = holds(&joined).get();
             assert!(token > last && token >= stamp);
             last = token;

@@ -128,7 +128,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Which of the store's members keeps this lock, where they fail apart from each other. Claims of
     /// different members are renewed by different calls, so that a member which does not answer
     /// costs no lease of another.
-    fn member(&self, name: &Name) -> u64 {
+    fn shard(&self, name: &Name) -> u64 {
         let _ = name;
         0
     }

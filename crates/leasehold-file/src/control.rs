@@ -603,7 +603,7 @@ mod tests {
                 let claim = leasehold_core::Claim::new(
                     Name::new("x").unwrap(), queue.kind(), 1, queue.capacity(),
                 ).unwrap();
-                let at = leasehold_core::queue::At { now, stamp: now };
+                let at = leasehold_core::queue::StoreTime { now, stamp: now };
                 let _ = Mark::of(&queue);
                 let _ = queue.join(&claim, leasehold_core::store::Mode::Wait, at, "");
                 let lease = std::time::Duration::MAX;

@@ -100,7 +100,7 @@ use self::waiters::Waiters;
 use leasehold_core::Opening;
 use leasehold_core::doctor::Finding;
 use leasehold_core::kit::{boot_id, identity_of, wall_micros};
-use leasehold_core::queue::{At, Entry, Mismatch, Queue};
+use leasehold_core::queue::{Entry, Mismatch, Queue, StoreTime};
 use leasehold_core::store::{
     ALL_KINDS, ClockModel, Durability, Evict, Guarantees, Joined, Liveness, LockInfo, Mode, Renew,
     Renewal, Signal, Stall, Standing, Store, StoreInfo, Survival, Wakeup, mismatch,
@@ -392,7 +392,7 @@ impl FileStore {
         mode: Mode,
     ) -> std::result::Result<Joined, Mismatch> {
         loop {
-            let at = At { now, stamp: now };
+            let at = StoreTime { now, stamp: now };
             let joined = queue.join(claim, mode, at, self.session.id());
             let again = match &joined {
                 Ok(Joined::Holding { .. }) => false,
@@ -588,7 +588,7 @@ impl Store for FileStore {
     }
 
     /// Each lock has a file of its own, which somebody may keep locked without an end.
-    fn member(&self, name: &Name) -> u64 {
+    fn shard(&self, name: &Name) -> u64 {
         let mut hasher = DefaultHasher::new();
         name.as_str().hash(&mut hasher);
         hasher.finish()

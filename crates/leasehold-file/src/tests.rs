@@ -422,8 +422,8 @@ fn many_renewals_are_answered_in_order() {
 /// can make.
 #[test]
 fn whoever_has_other_blockers_than_before_is_asked() {
-    use leasehold_core::queue::At;
-    let at = At { now: 1, stamp: 1 };
+    use leasehold_core::queue::StoreTime;
+    let at = StoreTime { now: 1, stamp: 1 };
     let weights = [1_u32, 2, 3];
     for code in 0..3_usize.pow(5) {
         let kind = Kind::Semaphore;

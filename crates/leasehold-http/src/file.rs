@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 
-use super::Memory;
+use super::TokenStorage;
 use leasehold_core::kit::{Escaped, unescape};
 use leasehold_core::{Error, ErrorKind, Name, Result, Token};
 
@@ -55,7 +55,7 @@ impl FileMemory {
 }
 
 #[async_trait]
-impl Memory for FileMemory {
+impl TokenStorage for FileMemory {
     async fn raise(&self, resource: &Name, offered: Token) -> Result<Token> {
         let (log, resource) = (self.0.clone(), resource.clone());
         let raise =

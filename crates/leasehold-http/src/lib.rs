@@ -2,7 +2,7 @@
 //!
 //! The client's [`TokenLayer`] adds the header `Fencing-Token` from a guard, and fails *before*
 //! anything is sent once the guard is lost. The server's [`FenceLayer`] reads it, keeps the greatest
-//! token of each resource in a [`Memory`], and answers `412 Precondition Failed` to smaller ones,
+//! token of each resource in a [`TokenStorage`], and answers `412 Precondition Failed` to smaller ones,
 //! with both tokens in the body:
 //!
 //! ```json
@@ -54,7 +54,7 @@ use http::HeaderName;
 
 pub use client::{TokenLayer, Tokened};
 pub use file::FileMemory;
-pub use memory::{InMemory, Memory, PassOn};
+pub use memory::{InMemory, PassOn, TokenStorage};
 pub use server::{FenceLayer, FenceService, Fenced};
 #[cfg(feature = "sql")]
 pub use sql::SqlMemory;

@@ -13,7 +13,7 @@ use leasehold_core::{Name, Result, Token};
 /// All servers of one resource must share one memory, and it must outlive them: a memory that
 /// forgets lets the next late writer in, whatever its token, until a newer one comes by.
 #[async_trait]
-pub trait Memory: fmt::Debug + Send + Sync + 'static {
+pub trait TokenStorage: fmt::Debug + Send + Sync + 'static {
     /// Raises the mark of `resource` to `offered` if it is lower, and tells the greatest token seen,
     /// `offered` included: in one atomic step, and as durable as the memory is *before* it answers.
     /// May be dropped at any await, and then may or may not have raised the mark.
@@ -24,7 +24,7 @@ pub trait Memory: fmt::Debug + Send + Sync + 'static {
 }
 
 #[async_trait]
-impl<M: Memory + ?Sized> Memory for Arc<M> {
+impl<M: TokenStorage + ?Sized> TokenStorage for Arc<M> {
     async fn raise(&self, resource: &Name, offered: Token) -> Result<Token> {
         (**self).raise(resource, offered).await
     }
@@ -43,7 +43,7 @@ impl InMemory {
 }
 
 #[async_trait]
-impl Memory for InMemory {
+impl TokenStorage for InMemory {
     async fn raise(&self, resource: &Name, offered: Token) -> Result<Token> {
         // Nothing that can panic runs under the lock.
         let mut marks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -59,7 +59,7 @@ impl Memory for InMemory {
 pub struct PassOn;
 
 #[async_trait]
-impl Memory for PassOn {
+impl TokenStorage for PassOn {
     async fn raise(&self, _: &Name, offered: Token) -> Result<Token> {
         Ok(offered)
     }

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::{Memory, TOKEN_HEADER};
+use super::{TOKEN_HEADER, TokenStorage};
 use leasehold_core::fence::Fence;
 use leasehold_core::{Error, Name, Result, StaleToken, Token, telemetry};
 
@@ -24,7 +24,7 @@ type Resource = dyn Fn(&Parts) -> Option<String> + Send + Sync;
 /// [module](crate). Cheap to clone; clones share the memory.
 #[derive(Clone)]
 pub struct FenceLayer {
-    memory: Arc<dyn Memory>,
+    memory: Arc<dyn TokenStorage>,
     resource: Arc<Resource>,
     missing_passes: bool,
 }
@@ -35,7 +35,7 @@ impl FenceLayer {
     /// byte, so make the name of what the handler will write, not of how the request spells it. A
     /// name is 1 to 512 bytes without control characters; another one is answered with 400.
     pub fn new(
-        memory: impl Memory,
+        memory: impl TokenStorage,
         resource: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static,
     ) -> Self {
         Self { memory: Arc::new(memory), resource: Arc::new(resource), missing_passes: false }

@@ -5,7 +5,7 @@ use std::fmt;
 use async_trait::async_trait;
 use sqlx::Pool;
 
-use super::Memory;
+use super::TokenStorage;
 use leasehold_core::{Name, Result, Token};
 use leasehold_sql::database::{self, Database};
 use leasehold_sql::fence::raise;
@@ -31,7 +31,7 @@ impl<DB: Database> fmt::Debug for SqlMemory<DB> {
 }
 
 #[async_trait]
-impl<DB: Database> Memory for SqlMemory<DB> {
+impl<DB: Database> TokenStorage for SqlMemory<DB> {
     async fn raise(&self, resource: &Name, offered: Token) -> Result<Token> {
         let mut connection = self.0.acquire().await.map_err(database::error)?;
         raise::<DB>(&mut connection, resource, offered).await

@@ -81,8 +81,8 @@ use async_trait::async_trait;
 use redis::{Cmd, RedisError, Value};
 use tokio::runtime::Handle;
 
-use self::answer::{Page, Scripts, Whos, kind_word, micros, millis};
-use self::connection::{Hears, Script};
+use self::answer::{HolderCache, Page, Scripts, kind_word, micros, millis};
+use self::connection::{PushListener, Script};
 use self::fault::Refusal;
 use self::keys::{Keys, Keyspace};
 use self::replicas::Confirm;
@@ -91,7 +91,7 @@ use self::servers::Servers;
 use self::url::{Address, Deployment, RESERVED, RedisUrl};
 use leasehold_core::Opening;
 use leasehold_core::doctor::Finding;
-use leasehold_core::kit::{Waiters, answer_limit, redacted};
+use leasehold_core::kit::{Waiters, redacted, request_timeout};
 use leasehold_core::store::{
     Evict, Joined, LockInfo, Mode, Renew, Renewal, Signal, Store, StoreInfo,
 };
@@ -111,7 +111,7 @@ pub struct RedisStore {
     servers: Arc<Servers>,
     keyspace: Keyspace,
     scripts: Scripts,
-    whos: Whos,
+    holder_cache: HolderCache,
     waiters: Arc<Inbox>,
     confirm: Option<Confirm>,
     restart_delay: Duration,
@@ -122,7 +122,7 @@ pub struct RedisStore {
 /// The waiters of this client, each with what its place in a mutex's queue is called.
 type Inbox = Waiters<Arc<str>>;
 
-impl Hears for Inbox {
+impl PushListener for Inbox {
     fn message(&self, text: &[u8]) {
         let Some((id, token)) = std::str::from_utf8(text).ok().and_then(|t| t.split_once(' '))
         else {
@@ -186,7 +186,7 @@ impl RedisStore {
         let parsed = RedisUrl::parse(url)?;
         let channel = format!("{RESERVED}inbox:{}", ClaimId::random()?.to_hex());
         let waiters = Arc::<Inbox>::default();
-        let hears: Arc<dyn Hears> = waiters.clone();
+        let hears: Arc<dyn PushListener> = waiters.clone();
         let servers = Arc::new(Servers::new(&parsed, runtime, &channel, &hears)?);
         let (guarantees, is_master) = probe::found(&servers, &parsed, runtime).await?;
         servers.watch(runtime);
@@ -202,7 +202,7 @@ impl RedisStore {
             servers,
             keyspace: Keyspace::new(&parsed.prefix, cluster),
             scripts: Scripts::new(parsed.restart_delay),
-            whos: Whos::default(),
+            holder_cache: HolderCache::default(),
             waiters,
             restart_delay: parsed.restart_delay,
             was_master: AtomicBool::new(is_master),
@@ -238,7 +238,7 @@ impl RedisStore {
         self.check(claim)?;
         let keys = self.keyspace.keys(&claim.name)?;
         let node = self.servers.node(keys.slot).await.map_err(|e| self.fault(&e))?;
-        let who = self.whos.text(&claim.holder);
+        let who = self.holder_cache.text(&claim.holder);
         let channel = node.channel().unwrap_or_default();
         // Before the claim goes out: no grant shall find nobody.
         let member = self.waiters.enlist(claim.id, || Self::member(claim, &channel, &who));
@@ -461,7 +461,8 @@ impl RedisStore {
     async fn join_confirmed(&self, confirm: &Confirm, claim: &Claim, mode: Mode) -> Result<Joined> {
         confirm.check(claim)?;
         // What waits longer than any join is the confirming.
-        let joined = confirm.limited(answer_limit(claim.lease), self.try_join(claim, mode)).await?;
+        let joined =
+            confirm.limited(request_timeout(claim.lease), self.try_join(claim, mode)).await?;
         if !matches!(joined, Joined::Holding { .. }) {
             return Ok(joined);
         }
@@ -664,7 +665,7 @@ impl Store for RedisStore {
         doctor::diagnose(&self.servers, self.confirm.is_some(), self.restart_delay).await
     }
 
-    fn member(&self, name: &Name) -> u64 {
+    fn shard(&self, name: &Name) -> u64 {
         self.keyspace.keys(name).map_or(0, |keys| self.servers.member(keys.slot))
     }
 

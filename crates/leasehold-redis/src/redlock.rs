@@ -70,9 +70,9 @@ mod attempt;
 mod claims;
 mod doctor;
 mod hold;
+mod inspect;
 mod memory;
 mod node;
-mod people;
 // For the model that checks it, and nobody else.
 #[doc(hidden)]
 pub mod round;

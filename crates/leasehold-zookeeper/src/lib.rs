@@ -56,13 +56,13 @@
 mod claims;
 mod doctor;
 mod fault;
+mod inspect;
 mod join;
 mod leave;
 mod members;
 mod node;
 mod ownership;
 mod path;
-mod people;
 mod queue;
 mod relay;
 mod renew;

@@ -24,7 +24,7 @@ use super::members::{Member, Members};
 use super::stream::Stream;
 
 /// How long what was sent last may take to leave.
-const FAREWELL: Duration = Duration::from_secs(1);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long we wait before the next round when no member serves.
 const PAUSE: Duration = Duration::from_millis(100);
 /// How many ticks the patience has.
@@ -102,7 +102,7 @@ async fn carry(
             broken = to_member.write_all(&buffer[..n]).await.is_err();
             broken |= to_member.flush().await.is_err();
         }
-        let _ = timeout(FAREWELL, to_member.shutdown()).await;
+        let _ = timeout(CLOSE_TIMEOUT, to_member.shutdown()).await;
         Ok(())
     };
     let answer = async {

@@ -86,7 +86,7 @@ fn r06_work_that_blocks_waits_while_its_lock_is_at_risk() {
     let mut work = guard.watch();
     // Held, at risk from two thirds on, and then lost, since nobody renews it.
     let error = loop {
-        match work.steady() {
+        match work.wait_until_held() {
             Ok(()) => std::thread::sleep(Duration::from_millis(5)),
             Err(error) => break error,
         }
@@ -96,9 +96,9 @@ fn r06_work_that_blocks_waits_while_its_lock_is_at_risk() {
     assert!(matches!(work.state(), State::Lost(_)));
     let guard_of_another = locks.mutex("released").lock().unwrap();
     let mut work = guard_of_another.watch();
-    work.steady().unwrap();
+    work.wait_until_held().unwrap();
     guard_of_another.release().unwrap();
-    assert_eq!(work.steady().unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(work.wait_until_held().unwrap_err().kind(), ErrorKind::Closed);
 }
 
 #[tokio::test]

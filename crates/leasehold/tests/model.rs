@@ -49,7 +49,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use leasehold::queue::{At, Queue};
+use leasehold::queue::{Queue, StoreTime};
 use leasehold::store::{Evict, Joined, Mode, Place, Renewal, Standing};
 use leasehold::{Claim, ClaimId, Kind, Name};
 use stateright::{Checker, HasDiscoveries, Model as _, Property};
@@ -338,7 +338,7 @@ impl Model {
     fn at_store(&self, s: &mut State, m: Message) -> Option<What> {
         self.count_expired(s);
         let claim = self.claim(m.client, m.claim);
-        let at = At { now: s.now, stamp: 0 };
+        let at = StoreTime { now: s.now, stamp: 0 };
         let answer = match m.what {
             What::Join { sent } => {
                 let client = &s.clients[m.client];

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use leasehold::conformance::{cases, run};
-use leasehold::queue::{At, Entry, Queue};
+use leasehold::queue::{Entry, Queue, StoreTime};
 use leasehold::store::{
     Evict, Joined, LockInfo, MemoryStore, Mode, Renew, Renewal, Signal, Standing, Store, StoreInfo,
 };
@@ -344,7 +344,7 @@ impl Mutant {
     }
 
     fn join_here(&self, lock: &mut Lock, asked: &Claim, mode: Mode, nth: usize) -> Result<Joined> {
-        let at = At { now: self.now(), stamp: self.stamp() };
+        let at = StoreTime { now: self.now(), stamp: self.stamp() };
         let queue = &mut lock.queue;
         queue.settle(at.now);
         let departed = queue.entries().any(|e| e.standing == Standing::Departed);

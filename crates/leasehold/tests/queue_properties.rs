@@ -14,7 +14,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use leasehold::queue::{At, Entry, Mismatch, Queue, granted};
+use leasehold::queue::{Entry, Mismatch, Queue, StoreTime, granted};
 use leasehold::store::{Evict, Joined, Mode, Place, Renewal, Standing};
 use leasehold::{Claim, ClaimId, Kind, Name, Token};
 use proptest::prelude::*;
@@ -286,7 +286,7 @@ impl Reference {
         }
     }
 
-    fn join(&mut self, claim: &Claim, wish: &Wish, mode: Mode, at: At) -> Answer {
+    fn join(&mut self, claim: &Claim, wish: &Wish, mode: Mode, at: StoreTime) -> Answer {
         self.settle(at.now);
         if let Some(i) = self.find(claim.id) {
             if self.list[i].departed {
@@ -520,7 +520,7 @@ fn play(h: &History) -> Result<(), TestCaseError> {
         let mut excuse = Excuse { now, ..Excuse::default() };
         let (heard, expected) = match *step {
             Step::Join { who, mode, stamp } => {
-                let (claim, at) = (h.claim(who), At { now, stamp });
+                let (claim, at) = (h.claim(who), StoreTime { now, stamp });
                 let joined = q.join(&claim, mode, at, "");
                 if let Ok(Joined::Holding { token, .. }) = &joined
                     && !watch.before.iter().any(|e| e.token == *token)
@@ -530,7 +530,7 @@ fn play(h: &History) -> Result<(), TestCaseError> {
                 (heard_join(joined), r.join(&claim, &h.wishes[who], mode, at))
             }
             Step::JoinWrongly { who, wrong } => {
-                let (mut claim, at) = (h.claim(who), At { now, stamp: 0 });
+                let (mut claim, at) = (h.claim(who), StoreTime { now, stamp: 0 });
                 match wrong {
                     Wrong::Kind if h.kind == Kind::Mutex => claim.kind = Kind::Semaphore,
                     Wrong::Kind => claim.kind = Kind::Mutex,
@@ -656,7 +656,7 @@ proptest! {
         let mut q = Queue::new(Kind::Mutex, 1, true);
         let (mut a, b) = (mutex(0), mutex(1));
         (a.lease, a.lock_delay) = (us(lease), us(delay));
-        q.join(&a, Mode::Wait, At { now: 0, stamp: 0 }, "").unwrap();
+        q.join(&a, Mode::Wait, StoreTime { now: 0, stamp: 0 }, "").unwrap();
         closed_until(&mut q, &a, &b, lease + delay, lease, asks, leases_again)?;
     }
 
@@ -674,7 +674,7 @@ proptest! {
         let mut q = Queue::new(Kind::Mutex, 1, leases);
         let (mut a, b) = (mutex(0), mutex(1));
         (a.lease, a.lock_delay) = (us(lease), us(7));
-        q.join(&a, Mode::Wait, At { now: 0, stamp: 0 }, "").unwrap();
+        q.join(&a, Mode::Wait, StoreTime { now: 0, stamp: 0 }, "").unwrap();
         prop_assert!(q.leave(a.id, Some(us(keep)), left));
         closed_until(&mut q, &a, &b, left + keep, left, asks, again)?;
     }
@@ -697,18 +697,18 @@ proptest! {
             c
         };
         let holder = permit(0, capacity);
-        q.join(&holder, Mode::Wait, At { now: 0, stamp: 0 }, "").unwrap();
+        q.join(&holder, Mode::Wait, StoreTime { now: 0, stamp: 0 }, "").unwrap();
         let mut deaths: Vec<_> = dead.iter().map(|d| d.1).collect();
         deaths.sort_unstable();
         for (i, died) in deaths.iter().enumerate() {
             let mut c = permit(1 + i, 1 + dead[i].0 % capacity);
             c.lock_delay = us(delay);
-            let joined = q.join(&c, Mode::Wait, At { now: *died, stamp: 0 }, "").unwrap();
+            let joined = q.join(&c, Mode::Wait, StoreTime { now: *died, stamp: 0 }, "").unwrap();
             prop_assert!(matches!(joined, Joined::Waiting(_)));
         }
         let last_sign = *deaths.last().unwrap();
         let live = permit(100, capacity);
-        q.join(&live, Mode::Wait, At { now: last_sign, stamp: 0 }, "").unwrap();
+        q.join(&live, Mode::Wait, StoreTime { now: last_sign, stamp: 0 }, "").unwrap();
         let free = last_sign + left.max(waiter_lease + delay);
         // It asks as a live waiter does, and for the last time when the bound is reached.
         for now in last_sign..free {
@@ -734,7 +734,7 @@ proptest! {
         for (i, (stamp, seen)) in draws.into_iter().enumerate() {
             let mut c = mutex(i);
             c.seen = seen;
-            let joined = q.join(&c, Mode::Try, At { now: 0, stamp }, "").unwrap();
+            let joined = q.join(&c, Mode::Try, StoreTime { now: 0, stamp }, "").unwrap();
             let Joined::Holding { token, .. } = joined else { panic!("{joined:?}") };
             prop_assert!(token.get() > last, "{} is not above {}", token, last);
             prop_assert!(token.get() <= Token::MAX);
@@ -776,7 +776,7 @@ fn closed_until(
     again: bool,
 ) -> Result<(), TestCaseError> {
     let tries = |q: &mut Queue, now| {
-        let joined = q.join(b, Mode::Try, At { now, stamp: 0 }, "").unwrap();
+        let joined = q.join(b, Mode::Try, StoreTime { now, stamp: 0 }, "").unwrap();
         matches!(joined, Joined::Holding { .. })
     };
     asks.push(open - 1);

@@ -30,7 +30,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::kit::{identity_of, wall_micros};
-use leasehold_core::queue::{At, Queue};
+use leasehold_core::queue::{Queue, StoreTime};
 use leasehold_core::store::{
     ALL_KINDS, Durability, Evict, Guarantees, Joined, LockInfo, Mode, Renew, Renewal, Signal,
     Stall, Store, StoreInfo, Survival, mismatch,
@@ -168,7 +168,7 @@ impl Store for JsonStore {
                 queue.raise_last_token(last);
                 queue
             });
-            queue.join(claim, mode, At { now, stamp: now }, "")
+            queue.join(claim, mode, StoreTime { now, stamp: now }, "")
         })?;
         joined.map_err(|m| mismatch(claim, m.kind, m.capacity))
     }

@@ -10,8 +10,8 @@ use crate::words::limits::DEFAULT_LEASE;
 
 /// For how long a store that does not answer is asked again by who wants to wait: a lease, and no
 /// less than the default one. A fail-over must fit in it, however short the lease.
-pub(crate) fn patience(store: &dyn Store, claim: &Claim) -> Duration {
-    claim.lease.max(DEFAULT_LEASE).saturating_add(store.info().confirms_within)
+pub(crate) fn outage_timeout(store: &dyn Store, claim: &Claim) -> Duration {
+    claim.lease.max(DEFAULT_LEASE).saturating_add(store.info().replication_timeout)
 }
 
 /// The store's answer for one claim, asked for on the caller's side.

@@ -27,7 +27,7 @@ const AT_THE_END: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Background {
     handle: Handle,
-    debts: Arc<Debts>,
+    debts: Arc<PendingCleanups>,
     thread: ThreadId,
     process: u32,
     _ends_when_dropped: oneshot::Sender<()>,
@@ -37,14 +37,14 @@ pub(crate) struct Background {
 
 /// How much clean-up is still under way.
 #[derive(Debug, Default)]
-struct Debts {
+struct PendingCleanups {
     count: AtomicUsize,
     paid: Notify,
     /// The same news for a thread that blocks.
     blocked: (Mutex<()>, Condvar),
 }
 
-impl Debts {
+impl PendingCleanups {
     async fn all_paid(&self) {
         loop {
             let paid = self.paid.notified();
@@ -64,16 +64,16 @@ impl Debts {
     }
 }
 
-struct Debt(Arc<Debts>);
+struct PendingCleanup(Arc<PendingCleanups>);
 
-impl Debt {
-    fn new(debts: &Arc<Debts>) -> Self {
+impl PendingCleanup {
+    fn new(debts: &Arc<PendingCleanups>) -> Self {
         debts.count.fetch_add(1, Ordering::SeqCst);
         Self(debts.clone())
     }
 }
 
-impl Drop for Debt {
+impl Drop for PendingCleanup {
     fn drop(&mut self) {
         if self.0.count.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.0.paid.notify_waiters();
@@ -94,7 +94,7 @@ impl Background {
         let runtime = builder.enable_all().build().map_err(failed)?;
         let handle = runtime.handle().clone();
         let (sender, ended) = oneshot::channel::<()>();
-        let debts = Arc::<Debts>::default();
+        let debts = Arc::<PendingCleanups>::default();
         let owed = debts.clone();
         let work = move || {
             runtime.block_on(async {
@@ -146,8 +146,12 @@ impl Background {
 
     /// As [`spawn`](Self::spawn), and keeps the thread alive until it is done. With `at_once` the
     /// first step is taken here and now, for work that is not expected to wait.
-    pub(crate) fn owe(&self, work: impl Future<Output = ()> + Send + 'static, at_once: bool) {
-        let debt = Debt::new(&self.debts);
+    pub(crate) fn spawn_cleanup(
+        &self,
+        work: impl Future<Output = ()> + Send + 'static,
+        at_once: bool,
+    ) {
+        let debt = PendingCleanup::new(&self.debts);
         let mut work: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async move {
             let _debt = debt;
             work.await;
@@ -174,7 +178,7 @@ impl Background {
     }
 
     /// Polls `work` inside the caller's tokio runtime, or inside ours where the caller has none.
-    pub(crate) async fn in_context<F: Future>(&self, work: F) -> F::Output {
+    pub(crate) async fn with_runtime<F: Future>(&self, work: F) -> F::Output {
         let mut work = pin!(work);
         poll_fn(|cx| {
             let _context = Handle::try_current().is_err().then(|| self.handle.enter());
@@ -222,7 +226,7 @@ mod tests {
             sleep.await;
             sender.send(()).unwrap();
         };
-        background.owe(work, true);
+        background.spawn_cleanup(work, true);
         drop(background);
         paid.recv_timeout(Duration::from_secs(10)).unwrap();
     }

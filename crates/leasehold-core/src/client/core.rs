@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::background::Background;
 use super::keeper::Keeper;
-use super::leave::leave_for_sure;
+use super::leave::leave_with_retry;
 use crate::base::clock::{Clock, Moment};
 use crate::store::Store;
 use crate::words::claim::Claim;
@@ -90,13 +90,13 @@ impl Core {
 
     /// Gives a claim back without a caller to wait for it: at once where the store is local, else
     /// on the background thread, until the store answers or the claim can no longer live there.
-    pub(crate) fn owe_leave(self: &Arc<Self>, claim: Claim, keep_until: Moment) {
+    pub(crate) fn leave_in_background(self: &Arc<Self>, claim: Claim, keep_until: Moment) {
         if !self.holder_is_us() {
             return;
         }
         let (store, clock) = (self.store.clone(), self.clock.clone());
         let local = store.info().is_local;
-        self.background.owe(leave_for_sure(store, clock, claim, keep_until), local);
+        self.background.spawn_cleanup(leave_with_retry(store, clock, claim, keep_until), local);
     }
 
     pub(crate) fn holder_is_us(&self) -> bool {

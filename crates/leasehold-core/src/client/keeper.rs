@@ -23,10 +23,10 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use super::ask::patience;
+use super::ask::outage_timeout;
 use super::lease::{Granted, Lease, State};
-use super::leave::leave_for_sure;
-use super::schedule::{Entry, Kept, Schedule};
+use super::leave::leave_with_retry;
+use super::schedule::{Entry, Schedule, Tracked};
 use super::telemetry;
 use super::waiting::{Waiting, aligned};
 use crate::base::clock::{Clock, Moment};
@@ -43,7 +43,7 @@ use crate::words::name::Name;
 const BATCH: usize = 1_000;
 /// How often the keeper looks at its clock while it keeps anything: after a suspend the timers
 /// are late, the clock is not.
-const GLANCE: Duration = Duration::from_secs(1);
+const CLOCK_POLL: Duration = Duration::from_secs(1);
 
 /// When to renew a pushed grant, which is only as long as a waiter's lease. Soon, but no sooner
 /// than most holds end: a hand-over costs no renewal then, however many there are a second.
@@ -79,20 +79,20 @@ impl Keeper {
             false => Moment::NEVER,
         };
         let due = send.min(lease.next_change(now));
-        self.put(Entry { kept: Kept::Lease(lease), due, send });
+        self.put(Entry { kept: Tracked::Lease(lease), due, send });
     }
 
     /// Keeps a place in the queue.
     pub(crate) fn wait(&self, waiting: Arc<Waiting>) {
         let due = waiting.next_beat(self.clock.now());
-        self.put(Entry { kept: Kept::Waiting(waiting), due, send: due });
+        self.put(Entry { kept: Tracked::Waiting(waiting), due, send: due });
     }
 
     /// Whether this client holds a lock of this name.
     pub(crate) fn holds(&self, name: &Name) -> bool {
         let held = |entry: &Entry| match &entry.kept {
-            Kept::Lease(lease) => lease.claim.name == *name,
-            Kept::Waiting(_) => false,
+            Tracked::Lease(lease) => lease.claim.name == *name,
+            Tracked::Waiting(_) => false,
         };
         self.lock().entries.values().any(held)
     }
@@ -112,8 +112,8 @@ impl Keeper {
         let (mut held, mut waited) = (Vec::new(), Vec::new());
         for entry in entries {
             match entry.kept {
-                Kept::Lease(lease) => held.push(lease),
-                Kept::Waiting(waiting) => waited.push(waiting),
+                Tracked::Lease(lease) => held.push(lease),
+                Tracked::Waiting(waiting) => waited.push(waiting),
             }
         }
         (held, waited)
@@ -149,7 +149,7 @@ impl Keeper {
     fn plan(&self) -> Duration {
         let now = self.clock.now();
         let mut kept = self.lock();
-        let glance = if kept.entries.is_empty() { Duration::from_secs(3600) } else { GLANCE };
+        let glance = if kept.entries.is_empty() { Duration::from_secs(3600) } else { CLOCK_POLL };
         let next = kept.due.first().map_or(Moment::NEVER, |&(due, _)| due);
         let next = next.min(now.plus(glance));
         kept.planned = Some(next);
@@ -157,32 +157,32 @@ impl Keeper {
     }
 
     /// Moves states on by the clock, and collects what is to be sent now: holds before waits.
-    fn due_now(&self) -> Vec<Vec<Kept>> {
+    fn due_now(&self) -> Vec<Vec<Tracked>> {
         let (mut holds, mut waits, mut looked_at) = (Vec::new(), Vec::new(), Vec::new());
         let now = self.clock.now();
         let mut kept = self.lock();
         kept.planned = Some(now);
         while let Some(mut entry) = kept.take_due(now) {
             let ended = match &entry.kept {
-                Kept::Lease(lease) => {
+                Tracked::Lease(lease) => {
                     looked_at.push(lease.clone());
                     lease.has_ended(now)
                 }
-                Kept::Waiting(_) => false,
+                Tracked::Waiting(_) => false,
             };
             if ended {
                 continue;
             }
             if entry.send <= now {
                 match &entry.kept {
-                    Kept::Lease(_) => holds.push(entry.kept.clone()),
-                    Kept::Waiting(_) => waits.push(entry.kept.clone()),
+                    Tracked::Lease(_) => holds.push(entry.kept.clone()),
+                    Tracked::Waiting(_) => waits.push(entry.kept.clone()),
                 }
                 entry.send = Moment::NEVER;
             }
             entry.due = match &entry.kept {
-                Kept::Lease(lease) => entry.send.min(lease.next_change(now)),
-                Kept::Waiting(_) => entry.send,
+                Tracked::Lease(lease) => entry.send.min(lease.next_change(now)),
+                Tracked::Waiting(_) => entry.send,
             };
             kept.put(entry);
         }
@@ -194,8 +194,8 @@ impl Keeper {
                 self.clean_up(&lease);
             }
         }
-        let member = |kept: &Kept| self.store.member(&kept.claim().name);
-        batches(holds, member).chain(batches(waits, member)).collect()
+        let shard = |kept: &Tracked| self.store.shard(&kept.claim().name);
+        batches(holds, shard).chain(batches(waits, shard)).collect()
     }
 
     /// A hold that ended by `max_hold` while its holder goes on is given back for it. The lock stays
@@ -210,26 +210,26 @@ impl Keeper {
             true => lease.keep_until.max(self.clock.now().plus(claim.lock_delay)),
             false => Moment::from_nanos(0),
         };
-        world::spawn(leave_for_sure(store, self.clock.clone(), claim, keep_until));
+        world::spawn(leave_with_retry(store, self.clock.clone(), claim, keep_until));
     }
 
     /// Sends on a task of its own, so that an answer which hangs delays nobody else.
-    fn spawn_send(self: &Arc<Self>, batch: Vec<Kept>) {
+    fn spawn_send(self: &Arc<Self>, batch: Vec<Tracked>) {
         let sending: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(self.clone().send(batch));
         world::spawn(sending);
     }
 
-    async fn send(self: Arc<Self>, batch: Vec<Kept>) {
+    async fn send(self: Arc<Self>, batch: Vec<Tracked>) {
         let sent = self.clock.now();
-        let renewal = |kept: &Kept| Renew {
+        let renewal = |kept: &Tracked| Renew {
             claim: kept.claim().clone(),
             lease: match kept {
-                Kept::Lease(lease) => lease.next_lease(sent),
-                Kept::Waiting(waiting) => waiting.claim.lease,
+                Tracked::Lease(lease) => lease.next_lease(sent),
+                Tracked::Waiting(waiting) => waiting.claim.lease,
             },
         };
         let renewals: Vec<Renew> = batch.iter().map(renewal).collect();
-        let limit = batch.iter().map(Kept::period).min().unwrap_or_default() / 3;
+        let limit = batch.iter().map(Tracked::period).min().unwrap_or_default() / 3;
         match self.renew(&renewals, limit).await {
             Ok(answers) => self.all_answered(batch, sent, answers),
             // One lock that cannot be renewed must not take the others with it: the halves are
@@ -263,7 +263,7 @@ impl Keeper {
     }
 
     /// Takes in the answers to one batch, of which some may be unknown.
-    fn all_answered(&self, batch: Vec<Kept>, sent: Moment, answers: Vec<Renewal>) {
+    fn all_answered(&self, batch: Vec<Tracked>, sent: Moment, answers: Vec<Renewal>) {
         let (mut known, mut unknown, mut first) = (0, 0, None);
         for (kept, renewal) in batch.into_iter().zip(answers) {
             match renewal.known() {
@@ -284,50 +284,50 @@ impl Keeper {
         }
     }
 
-    fn answered(&self, kept: Kept, sent: Moment, renewal: Renewal) {
+    fn answered(&self, kept: Tracked, sent: Moment, renewal: Renewal) {
         match kept {
-            Kept::Lease(lease) => match renewal {
+            Tracked::Lease(lease) => match renewal {
                 Renewal::Holding { token, remaining } if token == lease.token => {
                     if lease.acknowledge(Granted { sent, remaining }) {
                         let period = lease.claim.lease;
                         let next = aligned(sent.plus(period / 3), period);
-                        self.schedule(Kept::Lease(lease), next);
+                        self.schedule(Tracked::Lease(lease), next);
                     }
                 }
                 // Another token is another grant: ours was lost (evicted), and a late duplicate of
                 // our join has made that one. Loss is final.
                 Renewal::Holding { .. } | Renewal::Waiting(_) | Renewal::Lost => {
                     lease.lose(LostReason::Gone);
-                    self.drop_kept(&Kept::Lease(lease));
+                    self.drop_kept(&Tracked::Lease(lease));
                 }
                 // It was taken out before, and moves nothing.
                 Renewal::Unknown { .. } => {}
             },
-            Kept::Waiting(waiting) => {
+            Tracked::Waiting(waiting) => {
                 waiting.answered(sent, renewal);
                 if waiting.is_decided() {
-                    self.drop_kept(&Kept::Waiting(waiting));
+                    self.drop_kept(&Tracked::Waiting(waiting));
                 } else {
                     let now = self.clock.now();
                     if waiting.is_long(now) && self.holds(&waiting.claim.name) {
                         telemetry::waits_behind_itself(&waiting.claim);
                     }
                     let next = waiting.next_beat(now);
-                    self.schedule(Kept::Waiting(waiting), next);
+                    self.schedule(Tracked::Waiting(waiting), next);
                 }
             }
         }
     }
 
-    fn failed(&self, kept: Kept, error: &Error) {
+    fn failed(&self, kept: Tracked, error: &Error) {
         let now = self.clock.now();
-        if let Kept::Waiting(waiting) = &kept {
+        if let Tracked::Waiting(waiting) = &kept {
             let silent = now.since(waiting.last_answer());
             if !error.is_transient() {
                 self.drop_kept(&kept);
                 return waiting.refused(error);
             }
-            if silent > patience(&*self.store, &waiting.claim) {
+            if silent > outage_timeout(&*self.store, &waiting.claim) {
                 self.drop_kept(&kept);
                 let what = format!("waited {} for an answer of the store", short(silent));
                 return waiting.fail(Error::new(error.kind(), what).because(error.to_string()));
@@ -339,22 +339,22 @@ impl Keeper {
     }
 
     /// Keeps this wait or this hold no longer, but what its claim became meanwhile.
-    fn drop_kept(&self, kept: &Kept) {
+    fn drop_kept(&self, kept: &Tracked) {
         self.lock().take_same(kept);
     }
 
     /// Sends for this claim at `send`, unless it was forgotten meanwhile.
-    fn schedule(&self, kept: Kept, send: Moment) {
+    fn schedule(&self, kept: Tracked, send: Moment) {
         let now = self.clock.now();
         let mut all = self.lock();
         let Some(mut entry) = all.take_same(&kept) else { return };
         entry.send = match &kept {
-            Kept::Lease(lease) if !lease.wants_renewal() => Moment::NEVER,
+            Tracked::Lease(lease) if !lease.wants_renewal() => Moment::NEVER,
             _ => send,
         };
         entry.due = match &kept {
-            Kept::Lease(lease) => entry.send.min(lease.next_change(now)),
-            Kept::Waiting(_) => entry.send,
+            Tracked::Lease(lease) => entry.send.min(lease.next_change(now)),
+            Tracked::Waiting(_) => entry.send,
         };
         let early = all.planned.is_some_and(|planned| entry.due < planned);
         all.put(entry);
@@ -367,11 +367,14 @@ impl Keeper {
 
 /// Batches of one period and one member of the store each: the time that an answer may take
 /// follows the lease, and a member that does not answer delays nobody else's.
-fn batches(mut kept: Vec<Kept>, member: impl Fn(&Kept) -> u64) -> impl Iterator<Item = Vec<Kept>> {
-    let sort = |kept: &Kept| (kept.period(), member(kept));
+fn batches(
+    mut kept: Vec<Tracked>,
+    shard: impl Fn(&Tracked) -> u64,
+) -> impl Iterator<Item = Vec<Tracked>> {
+    let sort = |kept: &Tracked| (kept.period(), shard(kept));
     kept.sort_by_cached_key(sort);
     let same = kept.chunk_by(|a, b| sort(a) == sort(b));
-    let all: Vec<_> = same.flat_map(|s| s.chunks(BATCH)).map(<[Kept]>::to_vec).collect();
+    let all: Vec<_> = same.flat_map(|s| s.chunks(BATCH)).map(<[Tracked]>::to_vec).collect();
     all.into_iter()
 }
 

@@ -9,7 +9,7 @@ use crate::base::world;
 use crate::store::Store;
 use crate::words::claim::Claim;
 use crate::words::error::Error;
-use crate::words::limits::answer_limit;
+use crate::words::limits::request_timeout;
 
 /// The longest pause between two tries to give a claim back.
 const LEAVE_AGAIN: Duration = Duration::from_secs(1);
@@ -17,7 +17,7 @@ const LEAVE_AGAIN: Duration = Duration::from_secs(1);
 /// Gives a claim back, again and again until the store answers or the claim can no longer live there.
 /// Claims without leases live as long as their client: then this goes on in a task that is owed to nobody,
 /// and ends with the client as they do.
-pub(crate) async fn leave_for_sure(
+pub(crate) async fn leave_with_retry(
     store: Arc<dyn Store>,
     clock: Clock,
     claim: Claim,
@@ -43,7 +43,7 @@ async fn leave_until(
     claim: &Claim,
     keep_until: Moment,
 ) -> bool {
-    let limit = answer_limit(claim.lease);
+    let limit = request_timeout(claim.lease);
     let mut pause = Duration::from_millis(20);
     loop {
         let left = keep_until.since(clock.now());

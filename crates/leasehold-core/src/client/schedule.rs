@@ -10,12 +10,12 @@ use crate::base::clock::Moment;
 use crate::words::claim::{Claim, ClaimId};
 
 #[derive(Clone, Debug)]
-pub(super) enum Kept {
+pub(super) enum Tracked {
     Lease(Arc<Lease>),
     Waiting(Arc<Waiting>),
 }
 
-impl Kept {
+impl Tracked {
     pub(super) fn claim(&self) -> &Claim {
         match self {
             Self::Lease(lease) => &lease.claim,
@@ -43,7 +43,7 @@ impl Kept {
 
 #[derive(Debug)]
 pub(super) struct Entry {
-    pub(super) kept: Kept,
+    pub(super) kept: Tracked,
     pub(super) due: Moment,
     /// When the next request is to be sent; [`Moment::NEVER`] while one is under way.
     pub(super) send: Moment,
@@ -75,7 +75,7 @@ impl Schedule {
 
     /// As [`take`](Self::take), but only what an answer is about: while a waiter's heartbeat was
     /// under way, its claim may have become a hold.
-    pub(super) fn take_same(&mut self, kept: &Kept) -> Option<Entry> {
+    pub(super) fn take_same(&mut self, kept: &Tracked) -> Option<Entry> {
         let id = kept.claim().id;
         if self.entries.get(&id)?.kept.is(kept) { self.take(id) } else { None }
     }

@@ -42,7 +42,7 @@ pub(crate) enum Outcome {
 
 /// What wakes a waiting caller.
 #[derive(Debug)]
-pub(crate) enum News {
+pub(crate) enum WaiterEvent {
     Place(Place),
     Outcome(Outcome),
 }
@@ -74,15 +74,15 @@ impl Waiting {
     }
 
     /// Waits for news. May be dropped and called again.
-    pub(crate) async fn news(&self) -> News {
+    pub(crate) async fn news(&self) -> WaiterEvent {
         loop {
             {
                 let mut state = self.lock();
                 if let Some(outcome) = state.outcome.take() {
-                    return News::Outcome(outcome);
+                    return WaiterEvent::Outcome(outcome);
                 }
                 if std::mem::take(&mut state.place_is_news) {
-                    return News::Place(state.place);
+                    return WaiterEvent::Place(state.place);
                 }
             }
             self.news.notified().await;

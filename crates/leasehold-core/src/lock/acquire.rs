@@ -23,11 +23,11 @@ use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::duration::short;
-use crate::client::ask::{patience, renew_one};
+use crate::client::ask::{outage_timeout, renew_one};
 use crate::client::core::Core;
 use crate::client::lease::{Granted, Lease, NewLease};
 use crate::client::telemetry;
-use crate::client::waiting::{News, Outcome, Waiting};
+use crate::client::waiting::{Outcome, WaiterEvent, Waiting};
 use crate::lock::guard::{Guard, Hold};
 use crate::lock::options::Options;
 use crate::lock::owner::{Asked, Owner};
@@ -36,7 +36,7 @@ use crate::words::answer::{Joined, Mode, Place, Renewal, Signal, foreigner_of, h
 use crate::words::claim::{Claim, ClaimId, Kind};
 use crate::words::error::{Error, ErrorKind, Result};
 use crate::words::holder::Holder;
-use crate::words::limits::{answer_limit, drift, waiter_lease};
+use crate::words::limits::{drift, request_timeout, waiter_lease};
 use crate::words::name::Name;
 use crate::words::token::Token;
 
@@ -44,7 +44,7 @@ pub(crate) type OnWaiting = Arc<dyn Fn(Place) + Send + Sync>;
 
 /// Everything that one lock's handle knows.
 #[derive(Clone)]
-pub(crate) struct Want {
+pub(crate) struct LockHandle {
     pub(crate) core: Arc<Core>,
     /// Checked, or what was given instead of a name.
     pub(crate) name: Result<Name, String>,
@@ -55,14 +55,14 @@ pub(crate) struct Want {
     pub(crate) on_waiting: Option<OnWaiting>,
 }
 
-impl std::fmt::Debug for Want {
+impl std::fmt::Debug for LockHandle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let name = self.name.as_ref().map(Name::as_str);
         write!(f, "{} {name:?} on {}", self.kind, self.core.store.url())
     }
 }
 
-impl Want {
+impl LockHandle {
     pub(crate) fn new(core: &Arc<Core>, name: &str, kind: Kind, capacity: u32) -> Self {
         let options = Options { label: core.label.clone(), ..Options::default() };
         Self {
@@ -84,17 +84,17 @@ impl Want {
         wait: Wait,
     ) -> Result<Guard> {
         let core = &self.core;
-        let taken = core.background.in_context(async {
+        let taken = core.background.with_runtime(async {
             // A local store answers at once: without this, a task that takes lock after lock
             // would never let the others of its runtime have their turn.
             tokio::task::coop::consume_budget().await;
             let name = self.check(weight)?;
             let taken = match &self.owner {
                 Some(owner) => {
-                    let take = |wait| take(self, &name, weight, wait);
+                    let take = |wait| acquire_once(self, &name, weight, wait);
                     owner.acquire(&self.asked(&name, weight), wait, take).await
                 }
-                None => take(self, &name, weight, wait).await,
+                None => acquire_once(self, &name, weight, wait).await,
             };
             taken.map_err(|e| e.on(&name))
         });
@@ -193,8 +193,13 @@ const RENEWALS_BEFORE_HOLDING: u32 = 3;
 const MAX_PERMITS: u32 = i32::MAX as u32;
 
 /// Takes the lock with as many claims as it needs: a new one each time that a place was lost.
-pub(crate) async fn take(want: &Want, name: &Name, weight: u32, wait: Wait) -> Result<Guard> {
-    let core = &want.core;
+pub(crate) async fn acquire_once(
+    handle: &LockHandle,
+    name: &Name,
+    weight: u32,
+    wait: Wait,
+) -> Result<Guard> {
+    let core = &handle.core;
     let started = core.clock.now();
     let give_up = match wait {
         Wait::For(d) => started.plus(d),
@@ -202,9 +207,9 @@ pub(crate) async fn take(want: &Want, name: &Name, weight: u32, wait: Wait) -> R
     };
     let mut heard = started;
     loop {
-        let claim = want.claim(name, weight)?;
+        let claim = handle.claim(name, weight)?;
         let heard = &mut heard;
-        let attempt = Attempt { want, claim, wait, started, give_up, heard, armed: false };
+        let attempt = Attempt { handle, claim, wait, started, give_up, heard, armed: false };
         if let Some(guard) = attempt.run().await? {
             return Ok(guard);
         }
@@ -222,7 +227,7 @@ pub(crate) async fn take(want: &Want, name: &Name, weight: u32, wait: Wait) -> R
 
 /// One claim on its way. Dropped while armed, it is taken back.
 struct Attempt<'a> {
-    want: &'a Want,
+    handle: &'a LockHandle,
     claim: Claim,
     wait: Wait,
     started: Moment,
@@ -237,7 +242,7 @@ impl Drop for Attempt<'_> {
         // A forked child must not even wait for a mutex that its parent's threads may hold.
         if self.armed && self.core().holder_is_us() {
             self.core().keeper.forget(self.claim.id);
-            self.core().owe_leave(self.claim.clone(), Moment::from_nanos(0));
+            self.core().leave_in_background(self.claim.clone(), Moment::from_nanos(0));
         }
     }
 }
@@ -258,7 +263,7 @@ enum Step {
 
 impl Attempt<'_> {
     fn core(&self) -> &Arc<Core> {
-        &self.want.core
+        &self.handle.core
     }
 
     fn now(&self) -> Moment {
@@ -272,7 +277,7 @@ impl Attempt<'_> {
                 let enough = self.claim.lease / 3;
                 self.finish(token, granted, true, enough).await
             }
-            Step::Waiting(sent, place) => self.stand(sent, place).await,
+            Step::Waiting(sent, place) => self.wait_for_grant(sent, place).await,
             Step::Stale => Ok(None),
         }
     }
@@ -282,13 +287,13 @@ impl Attempt<'_> {
         let mode = if self.wait == Wait::Try { Mode::Try } else { Mode::Wait };
         let first_sent = self.now();
         let certain = self.claim.waiter_lease.saturating_sub(drift(self.claim.waiter_lease));
-        let confirms = self.core().store.info().confirms_within;
+        let confirms = self.core().store.info().replication_timeout;
         let mut pause = Duration::from_millis(10);
         self.armed = true;
         let mut only = true;
         loop {
             let sent = self.now();
-            let limit = answer_limit(self.claim.lease).saturating_add(confirms);
+            let limit = request_timeout(self.claim.lease).saturating_add(confirms);
             let limit = limit.min(self.give_up.since(sent));
             let join = self.core().store.join(&self.claim, mode);
             let error = match self.core().background.within(limit, join).await {
@@ -320,9 +325,11 @@ impl Attempt<'_> {
             let (patient, in_vain) = match self.wait {
                 // Waiting for what it says would be waiting for the lock.
                 Wait::Try => {
-                    (answer_limit(self.claim.lease), says_when.is_some_and(|time| time >= pause))
+                    (request_timeout(self.claim.lease), says_when.is_some_and(|time| time >= pause))
                 }
-                Wait::For(_) | Wait::Forever => (patience(&*self.core().store, &self.claim), false),
+                Wait::For(_) | Wait::Forever => {
+                    (outage_timeout(&*self.core().store, &self.claim), false)
+                }
             };
             if in_vain || silent >= patient {
                 return Err(error.unwrap_or_else(|| Error::no_reply(silent)));
@@ -356,7 +363,7 @@ impl Attempt<'_> {
     }
 
     /// Stands in the queue until granted.
-    async fn stand(self, sent: Moment, place: Place) -> Result<Option<Guard>> {
+    async fn wait_for_grant(self, sent: Moment, place: Place) -> Result<Option<Guard>> {
         let core = self.core().clone();
         let waiting = Waiting::new(self.claim.clone(), sent, place);
         core.keeper.wait(waiting.clone());
@@ -375,19 +382,19 @@ impl Attempt<'_> {
             tokio::select! {
                 biased;
                 news = waiting.news() => match news {
-                    News::Place(place) => {
+                    WaiterEvent::Place(place) => {
                         asked = 0;
                         self.tell_place(place);
                     }
-                    News::Outcome(Outcome::Holding { token, granted }) => {
+                    WaiterEvent::Outcome(Outcome::Holding { token, granted }) => {
                         let enough = self.claim.lease / 3;
                         return self.finish(token, granted, true, enough).await;
                     }
-                    News::Outcome(Outcome::Gone) => {
+                    WaiterEvent::Outcome(Outcome::Gone) => {
                         *self.heard = self.now();
                         return Ok(None);
                     }
-                    News::Outcome(Outcome::Failed(error)) => return Err(error),
+                    WaiterEvent::Outcome(Outcome::Failed(error)) => return Err(error),
                 },
                 signal = changed => match signal {
                     // A push for another place of this claim says nothing of ours.
@@ -428,7 +435,7 @@ impl Attempt<'_> {
     async fn ask(&self, waiting: &Waiting) -> bool {
         let core = self.core();
         let sent = self.now();
-        let limit = answer_limit(self.claim.lease).min(self.give_up.since(sent));
+        let limit = request_timeout(self.claim.lease).min(self.give_up.since(sent));
         let asked = renew_one(&*core.store, &self.claim, self.claim.lease);
         match core.background.within(limit, asked).await {
             Some(Ok(renewal)) => waiting.answered(sent, renewal),
@@ -439,7 +446,7 @@ impl Attempt<'_> {
     }
 
     fn tell_place(&self, place: Place) {
-        if let Some(tell) = &self.want.on_waiting {
+        if let Some(tell) = &self.handle.on_waiting {
             tell(place);
         }
     }
@@ -454,7 +461,7 @@ impl Attempt<'_> {
     ) -> Result<Option<Guard>> {
         let core = self.core().clone();
         core.keeper.forget(self.claim.id);
-        let mut enough = enough.max(self.want.options.min_validity);
+        let mut enough = enough.max(self.handle.options.min_validity);
         let mut tries = 0;
         let began = self.now();
         *self.heard = began;
@@ -467,20 +474,20 @@ impl Attempt<'_> {
             let spent = match self.wait {
                 Wait::Try => tries == RENEWALS_BEFORE_HOLDING,
                 Wait::For(_) | Wait::Forever => {
-                    sent.since(began) >= patience(&*core.store, &self.claim)
+                    sent.since(began) >= outage_timeout(&*core.store, &self.claim)
                 }
             };
             if spent {
                 return Err(self.too_slow(began, enough));
             }
             tries += 1;
-            let limit = answer_limit(self.claim.lease).min(self.give_up.since(sent));
+            let limit = request_timeout(self.claim.lease).min(self.give_up.since(sent));
             let renewal = renew_one(&*core.store, &self.claim, self.claim.lease);
             match core.background.within(limit, renewal).await {
                 Some(Ok(Renewal::Holding { token: told, remaining })) if told == token => {
                     *self.heard = self.now();
                     (granted, full) = (Granted { sent, remaining }, true);
-                    enough = (self.claim.lease / 3).max(self.want.options.min_validity);
+                    enough = (self.claim.lease / 3).max(self.handle.options.min_validity);
                 }
                 Some(Ok(_)) => {
                     *self.heard = self.now();
@@ -498,7 +505,7 @@ impl Attempt<'_> {
     /// A grant of which not enough was left, however often it was renewed. Our drop gives it back.
     fn too_slow(&self, began: Moment, enough: Duration) -> Error {
         let (lease, silent) = (self.claim.lease, self.now().since(*self.heard));
-        if *self.heard == began || silent >= answer_limit(lease) {
+        if *self.heard == began || silent >= request_timeout(lease) {
             let what = format!(
                 "the store granted it and has not answered for {} since; what it granted is given \
                  back when it does, or ends with its lease: check that the store can be reached",
@@ -518,7 +525,7 @@ impl Attempt<'_> {
     fn hold(&mut self, token: Token, granted: Granted, full: bool) -> Result<Guard> {
         let core = self.core().clone();
         let now = self.now();
-        let options = &self.want.options;
+        let options = &self.handle.options;
         let leased = core.store.guarantees().has_leases();
         let lease = Arc::new(Lease::new(NewLease {
             claim: self.claim.clone(),

@@ -147,17 +147,17 @@ impl Deref for Guard {
     }
 }
 
-/// How a hold stands: all of [`crate::Watch`], with a [`steady`](Self::steady) that blocks.
+/// How a hold stands: all of [`crate::Watch`], with a [`wait_until_held`](Self::wait_until_held) that blocks.
 #[derive(Clone, Debug)]
 pub struct Watch(crate::Watch);
 
 impl Watch {
-    /// Blocks while the hold is at risk; see [`crate::Watch::steady`].
+    /// Blocks while the hold is at risk; see [`crate::Watch::wait_until_held`].
     ///
     /// # Errors
     /// As there.
-    pub fn steady(&mut self) -> Result<()> {
-        pollster::block_on(self.0.steady())
+    pub fn wait_until_held(&mut self) -> Result<()> {
+        pollster::block_on(self.0.wait_until_held())
     }
 }
 

@@ -94,7 +94,7 @@ impl Builder {
     pub async fn connect(self, url: impl AsRef<str>) -> Result<Leasehold> {
         let background = Background::start()?;
         let opened = open(url.as_ref(), &self.registry, background.handle());
-        let store = background.in_context(opened).await?;
+        let store = background.with_runtime(opened).await?;
         self.start(store, background)
     }
 

@@ -12,7 +12,7 @@ use crate::client::telemetry;
 use crate::store::Store;
 use crate::words::claim::Kind;
 use crate::words::error::{Error, ErrorKind, LostReason, Result};
-use crate::words::limits::{DEFAULT_LEASE, answer_limit};
+use crate::words::limits::{DEFAULT_LEASE, request_timeout};
 use crate::words::name::Name;
 use crate::words::sequencer::Sequencer;
 use crate::words::token::Token;
@@ -215,7 +215,7 @@ impl Guard {
 /// use leasehold::State;
 /// let guard = locks.mutex("order:42").lock().await?;
 /// let mut watch = guard.watch();
-/// watch.steady().await?; // goes on while held, waits while at risk, fails when lost
+/// watch.wait_until_held().await?; // goes on while held, waits while at risk, fails when lost
 /// let told = tokio::spawn(async move { watch.changed().await });
 /// guard.release().await?;
 /// assert_eq!(told.await.unwrap(), State::Released);
@@ -283,7 +283,7 @@ impl Watch {
     /// # Errors
     /// [`ErrorKind::Lost`] if the lock is lost, or is by the end of the wait; [`ErrorKind::Closed`]
     /// if it was released.
-    pub async fn steady(&mut self) -> Result<()> {
+    pub async fn wait_until_held(&mut self) -> Result<()> {
         loop {
             // Judged by what is published, and marked as seen: then whatever is published after it
             // is news, and no change is slept through.
@@ -298,7 +298,7 @@ impl Watch {
                 State::Lost(reason) => Error::lost(reason),
                 State::Released => Error::new(ErrorKind::Closed, "the lock was released"),
             };
-            return Err(error.during("steady").on(&self.lease.claim.name));
+            return Err(error.during("wait_until_held").on(&self.lease.claim.name));
         }
     }
 
@@ -332,7 +332,7 @@ impl Hold {
 
     async fn release(mut self) -> Result<Released> {
         let core = self.core.clone();
-        let released = core.background.in_context(self.leave()).await;
+        let released = core.background.with_runtime(self.leave()).await;
         let told = |e: Error| e.during("release").on(&self.lease.claim.name).at(core.store.url());
         released.map_err(told)
     }
@@ -353,7 +353,7 @@ impl Hold {
         let patient = claim.lease.min(DEFAULT_LEASE);
         loop {
             // Of a connection that fell silent nobody notices anything: soon said again, on another.
-            let limit = answer_limit(claim.lease).min(said_again);
+            let limit = request_timeout(claim.lease).min(said_again);
             said_again *= 2;
             let leave = core.store.leave(claim, core.keep(self.lease.keep_until));
             let error = match core.background.within(limit, leave).await {
@@ -409,7 +409,7 @@ impl Drop for Hold {
         }
         self.core.keeper.forget(self.lease.claim.id);
         self.lease.mark_released();
-        self.core.owe_leave(self.lease.claim.clone(), self.lease.keep_until);
+        self.core.leave_in_background(self.lease.claim.clone(), self.lease.keep_until);
         telemetry::released(&self.lease.claim, self.lease.token);
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::acquire::Want;
+use super::acquire::LockHandle;
 use super::mutex::Mutex;
 use super::rwlock::RwLock;
 use super::semaphore::Semaphore;
@@ -20,7 +20,7 @@ use crate::words::sequencer::{Sequencer, Side};
 
 /// How long [`Leasehold::close`] waits for goodbyes: far less than for answers that matter, since
 /// one silent connection costs all of it.
-const FAREWELL: Duration = Duration::from_secs(2);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A client of one store. Clones are the same client.
 ///
@@ -54,17 +54,17 @@ impl Leasehold {
 
     /// A mutex: one holder at a time. A bad name is told by the call that takes the lock.
     pub fn mutex(&self, name: impl AsRef<str>) -> Mutex {
-        Mutex::new(Want::new(&self.core, name.as_ref(), Kind::Mutex, 1))
+        Mutex::new(LockHandle::new(&self.core, name.as_ref(), Kind::Mutex, 1))
     }
 
     /// A read-write lock: any number of readers or one writer, in the order in which they asked.
     pub fn rwlock(&self, name: impl AsRef<str>) -> RwLock {
-        RwLock::new(Want::new(&self.core, name.as_ref(), Kind::RwLock, MAX_READERS))
+        RwLock::new(LockHandle::new(&self.core, name.as_ref(), Kind::RwLock, MAX_READERS))
     }
 
     /// A semaphore of this many permits. All who use one name must agree on the number.
     pub fn semaphore(&self, name: impl AsRef<str>, permits: u32) -> Semaphore {
-        Semaphore::new(Want::new(&self.core, name.as_ref(), Kind::Semaphore, permits))
+        Semaphore::new(LockHandle::new(&self.core, name.as_ref(), Kind::Semaphore, permits))
     }
 
     /// Who holds and who waits for one lock; `None` if nobody does. For people: it is old news
@@ -87,7 +87,7 @@ impl Leasehold {
     pub async fn read(&self, name: impl AsRef<str>) -> Result<Option<LockInfo>> {
         let name = Name::new(name)?;
         let read = async { self.core.ours()?.read(&name).await };
-        let read = self.core.background.in_context(read).await;
+        let read = self.core.background.with_runtime(read).await;
         read.map_err(|e| e.during("show").on(&name).at(self.url()))
     }
 
@@ -97,7 +97,7 @@ impl Leasehold {
     /// As the store fails.
     pub async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
         let listed = async { self.core.ours()?.list(prefix).await };
-        let listed = self.core.background.in_context(listed).await;
+        let listed = self.core.background.with_runtime(listed).await;
         listed.map_err(|e| e.during("list").at(self.url()))
     }
 
@@ -111,7 +111,7 @@ impl Leasehold {
     pub async fn evict(&self, name: impl AsRef<str>, which: Evict) -> Result<usize> {
         let name = Name::new(name)?;
         let evicted = async { self.core.ours()?.evict(&name, which).await };
-        let evicted = self.core.background.in_context(evicted).await;
+        let evicted = self.core.background.with_runtime(evicted).await;
         evicted.map_err(|e| e.during("evict").on(&name).at(self.url()))
     }
 
@@ -144,7 +144,7 @@ impl Leasehold {
         let store = core.ours()?;
         let token = Some(sequencer.token());
         let read = store.holders(sequencer.name(), token);
-        let read = core.background.in_context(read).await?;
+        let read = core.background.with_runtime(read).await?;
         let Some(info) = read else { return Err(Error::lost(LostReason::Gone)) };
         let same = |c: &&ClaimInfo| {
             c.token == Some(sequencer.token())
@@ -173,7 +173,7 @@ impl Leasehold {
     /// As the store fails; then nothing is known.
     pub async fn diagnose(&self) -> Result<Vec<Finding>> {
         let asked = async { self.core.ours()?.diagnose().await };
-        let asked = self.core.background.in_context(asked).await;
+        let asked = self.core.background.with_runtime(asked).await;
         let mut findings = asked.map_err(|e| e.during("diagnose").at(self.url()))?;
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
         Ok(findings)
@@ -249,12 +249,12 @@ impl Leasehold {
         for waiting in waited {
             waiting.fail(Error::closed());
             // Its caller does so too, but perhaps is polled only after we have returned.
-            core.owe_leave(waiting.claim.clone(), Moment::from_nanos(0));
+            core.leave_in_background(waiting.claim.clone(), Moment::from_nanos(0));
         }
         for lease in held {
             longest = longest.max(lease.claim.lease);
             if lease.lose(LostReason::Closed) {
-                core.owe_leave(lease.claim.clone(), lease.keep_until);
+                core.leave_in_background(lease.claim.clone(), lease.keep_until);
             }
         }
         let longest = longest.min(until.since(core.clock.now()));
@@ -262,8 +262,8 @@ impl Leasehold {
         if paid.is_none() {
             return Err(Error::no_reply(longest).during("close").at(self.url()));
         }
-        let farewell = FAREWELL.min(until.since(core.clock.now()));
-        let goodbye = core.background.in_context(core.store.disconnect());
+        let farewell = CLOSE_TIMEOUT.min(until.since(core.clock.now()));
+        let goodbye = core.background.with_runtime(core.store.disconnect());
         let _ = core.background.within(farewell, goodbye).await;
         Ok(())
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::client::core::Core;
-use crate::lock::acquire::Want;
+use crate::lock::acquire::LockHandle;
 use crate::lock::guard::Guard;
 use crate::lock::options::option_methods;
 use crate::lock::run::run;
@@ -17,16 +17,16 @@ use crate::words::error::Result;
 #[derive(Clone, Debug)]
 #[must_use = "a lock does nothing until it is taken"]
 pub struct Mutex {
-    want: Want,
+    handle: LockHandle,
 }
 
 impl Mutex {
-    pub(crate) fn new(want: Want) -> Self {
-        Self { want }
+    pub(crate) fn new(handle: LockHandle) -> Self {
+        Self { handle }
     }
 
     pub(crate) fn core(&self) -> &Core {
-        &self.want.core
+        &self.handle.core
     }
 
     option_methods!();
@@ -57,7 +57,7 @@ impl Mutex {
     /// lock: a loop that is to outlive it goes on while
     /// [`is_retryable`](crate::Error::is_retryable), with growing pauses.
     pub async fn lock(&self) -> Result<Guard> {
-        self.want.acquire("lock", 1, Wait::Forever).await
+        self.handle.acquire("lock", 1, Wait::Forever).await
     }
 
     /// Takes the lock now or not at all. One round trip. Cancel safe.
@@ -77,7 +77,7 @@ impl Mutex {
     /// # Errors
     /// [`Contended`](crate::ErrorKind::Contended), with who holds it; and as [`lock`](Self::lock).
     pub async fn try_lock(&self) -> Result<Guard> {
-        self.want.acquire("try_lock", 1, Wait::Try).await
+        self.handle.acquire("try_lock", 1, Wait::Try).await
     }
 
     /// Waits its turn for at most this long. Cancel safe.
@@ -97,7 +97,7 @@ impl Mutex {
     /// [`store_answered`](crate::Error::store_answered) `false` if the store was away; and as
     /// [`lock`](Self::lock).
     pub async fn lock_timeout(&self, limit: Duration) -> Result<Guard> {
-        self.want.acquire("lock", 1, Wait::For(limit)).await
+        self.handle.acquire("lock", 1, Wait::For(limit)).await
     }
 
     /// Takes the lock, runs `work` under it, releases it: the way to use a lock. When the lock is

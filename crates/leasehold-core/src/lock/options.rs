@@ -74,26 +74,26 @@ macro_rules! option_methods {
         /// What is handed over to a waiter lasts six seconds at first, if that is less, and is renewed
         /// to a whole lease within moments; [`min_validity`](Self::min_validity) waits for that.
         pub fn lease(mut self, lease: std::time::Duration) -> Self {
-            self.want.options.lease = lease;
+            self.handle.options.lease = lease;
             self
         }
 
         /// Never renews: the hold ends when its lease does, whatever the holder is doing.
         pub fn no_renewal(mut self) -> Self {
-            self.want.options.renew = false;
+            self.handle.options.renew = false;
             self
         }
 
         /// Holds no longer than this: then the guard is lost and the lock released, even though
         /// the holder lives.
         pub fn max_hold(mut self, longest: std::time::Duration) -> Self {
-            self.want.options.max_hold = Some(longest);
+            self.handle.options.max_hold = Some(longest);
             self
         }
 
         /// Takes the lock only with at least this much validity left when the caller gets it.
         pub fn min_validity(mut self, least: std::time::Duration) -> Self {
-            self.want.options.min_validity = least;
+            self.handle.options.min_validity = least;
             self
         }
 
@@ -101,14 +101,14 @@ macro_rules! option_methods {
         /// that cannot check tokens (Chubby's lock-delay; its default there is a minute).
         /// `Unsupported` where the store keeps nothing of an unclean end.
         pub fn lock_delay(mut self, delay: std::time::Duration) -> Self {
-            self.want.options.lock_delay = delay;
+            self.handle.options.lock_delay = delay;
             self
         }
 
         /// Keeps the lock taken for this long after it was granted, even when it is released
         /// earlier: once per period, on however many machines.
         pub fn at_least(mut self, period: std::time::Duration) -> Self {
-            self.want.options.at_least = period;
+            self.handle.options.at_least = period;
             self
         }
 
@@ -118,13 +118,13 @@ macro_rules! option_methods {
             mut self,
             tell: impl Fn(crate::store::Place) + Send + Sync + 'static,
         ) -> Self {
-            self.want.on_waiting = Some(std::sync::Arc::new(tell));
+            self.handle.on_waiting = Some(std::sync::Arc::new(tell));
             self
         }
 
         /// What the holder says of itself to people who look (at most 256 bytes are kept).
         pub fn label(mut self, text: impl Into<String>) -> Self {
-            self.want.options.label = text.into();
+            self.handle.options.label = text.into();
             self
         }
     };

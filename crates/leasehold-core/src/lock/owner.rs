@@ -154,7 +154,7 @@ macro_rules! owner_method {
         /// Takes the lock for this owner, who enters it again at once, without the store, while
         /// it is held.
         pub fn owner(mut self, owner: &crate::Owner) -> Self {
-            self.want.owner = Some(owner.clone());
+            self.handle.owner = Some(owner.clone());
             self
         }
     };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::client::core::Core;
-use crate::lock::acquire::Want;
+use crate::lock::acquire::LockHandle;
 use crate::lock::guard::Guard;
 use crate::lock::options::option_methods;
 use crate::lock::run::run;
@@ -30,16 +30,16 @@ use crate::words::error::Result;
 #[derive(Clone, Debug)]
 #[must_use = "a lock does nothing until it is taken"]
 pub struct RwLock {
-    want: Want,
+    handle: LockHandle,
 }
 
 impl RwLock {
-    pub(crate) fn new(want: Want) -> Self {
-        Self { want }
+    pub(crate) fn new(handle: LockHandle) -> Self {
+        Self { handle }
     }
 
     pub(crate) fn core(&self) -> &Core {
-        &self.want.core
+        &self.handle.core
     }
 
     option_methods!();
@@ -50,7 +50,7 @@ impl RwLock {
     /// # Errors
     /// As [`Mutex::lock`](crate::Mutex::lock).
     pub async fn read(&self) -> Result<Guard> {
-        self.want.acquire("read", 1, Wait::Forever).await
+        self.handle.acquire("read", 1, Wait::Forever).await
     }
 
     /// Takes the lock for reading, now or not at all. One round trip.
@@ -58,7 +58,7 @@ impl RwLock {
     /// # Errors
     /// As [`Mutex::try_lock`](crate::Mutex::try_lock).
     pub async fn try_read(&self) -> Result<Guard> {
-        self.want.acquire("try_read", 1, Wait::Try).await
+        self.handle.acquire("try_read", 1, Wait::Try).await
     }
 
     /// Waits for at most this long to read.
@@ -66,7 +66,7 @@ impl RwLock {
     /// # Errors
     /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
     pub async fn read_timeout(&self, limit: Duration) -> Result<Guard> {
-        self.want.acquire("read", 1, Wait::For(limit)).await
+        self.handle.acquire("read", 1, Wait::For(limit)).await
     }
 
     /// Waits its turn and takes the lock for writing. One round trip when free.
@@ -74,7 +74,7 @@ impl RwLock {
     /// # Errors
     /// As [`Mutex::lock`](crate::Mutex::lock).
     pub async fn write(&self) -> Result<Guard> {
-        self.want.acquire("write", MAX_READERS, Wait::Forever).await
+        self.handle.acquire("write", MAX_READERS, Wait::Forever).await
     }
 
     /// Takes the lock for writing, now or not at all. One round trip.
@@ -82,7 +82,7 @@ impl RwLock {
     /// # Errors
     /// As [`Mutex::try_lock`](crate::Mutex::try_lock).
     pub async fn try_write(&self) -> Result<Guard> {
-        self.want.acquire("try_write", MAX_READERS, Wait::Try).await
+        self.handle.acquire("try_write", MAX_READERS, Wait::Try).await
     }
 
     /// Waits for at most this long to write.
@@ -90,7 +90,7 @@ impl RwLock {
     /// # Errors
     /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
     pub async fn write_timeout(&self, limit: Duration) -> Result<Guard> {
-        self.want.acquire("write", MAX_READERS, Wait::For(limit)).await
+        self.handle.acquire("write", MAX_READERS, Wait::For(limit)).await
     }
 
     /// Runs `work` while reading; see [`Mutex::run`](crate::Mutex::run).

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::client::core::Core;
-use crate::lock::acquire::Want;
+use crate::lock::acquire::LockHandle;
 use crate::lock::guard::Guard;
 use crate::lock::options::option_methods;
 use crate::lock::run::run;
@@ -31,16 +31,16 @@ use crate::words::error::Result;
 #[derive(Clone, Debug)]
 #[must_use = "a lock does nothing until it is taken"]
 pub struct Semaphore {
-    want: Want,
+    handle: LockHandle,
 }
 
 impl Semaphore {
-    pub(crate) fn new(want: Want) -> Self {
-        Self { want }
+    pub(crate) fn new(handle: LockHandle) -> Self {
+        Self { handle }
     }
 
     pub(crate) fn core(&self) -> &Core {
-        &self.want.core
+        &self.handle.core
     }
 
     option_methods!();
@@ -58,7 +58,7 @@ impl Semaphore {
     /// # Errors
     /// As [`Mutex::lock`](crate::Mutex::lock).
     pub async fn acquire_many(&self, permits: u32) -> Result<Guard> {
-        self.want.acquire("acquire", permits, Wait::Forever).await
+        self.handle.acquire("acquire", permits, Wait::Forever).await
     }
 
     /// Takes one permit now or not at all. One round trip.
@@ -74,7 +74,7 @@ impl Semaphore {
     /// # Errors
     /// As [`Mutex::try_lock`](crate::Mutex::try_lock).
     pub async fn try_acquire_many(&self, permits: u32) -> Result<Guard> {
-        self.want.acquire("try_acquire", permits, Wait::Try).await
+        self.handle.acquire("try_acquire", permits, Wait::Try).await
     }
 
     /// Waits for at most this long for one permit.
@@ -90,7 +90,7 @@ impl Semaphore {
     /// # Errors
     /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
     pub async fn acquire_many_timeout(&self, permits: u32, limit: Duration) -> Result<Guard> {
-        self.want.acquire("acquire", permits, Wait::For(limit)).await
+        self.handle.acquire("acquire", permits, Wait::For(limit)).await
     }
 
     /// Runs `work` with one permit; see [`Mutex::run`](crate::Mutex::run).

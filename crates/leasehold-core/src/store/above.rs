@@ -176,8 +176,8 @@ impl Store for Above {
         self.inner.longest_lease()
     }
 
-    fn member(&self, name: &Name) -> u64 {
-        self.inner.member(name)
+    fn shard(&self, name: &Name) -> u64 {
+        self.inner.shard(name)
     }
 
     fn confirmed(&self, claim: &Claim) -> Option<u32> {

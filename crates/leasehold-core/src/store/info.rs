@@ -20,7 +20,7 @@ pub struct StoreInfo {
     pub is_local: bool,
     /// How much longer than a server's answer a grant may take in [`Store::join`](super::Store::join) by
     /// what the store was told to wait for, such as replicas. Asking again meanwhile would help nobody.
-    pub confirms_within: Duration,
+    pub replication_timeout: Duration,
 }
 
 impl StoreInfo {
@@ -29,7 +29,7 @@ impl StoreInfo {
     pub fn new(url: impl Into<String>, guarantees: Guarantees) -> Self {
         let url = url.into();
         let identity = url.replacen("***@", "", 1);
-        Self { url, identity, guarantees, is_local: false, confirms_within: Duration::ZERO }
+        Self { url, identity, guarantees, is_local: false, replication_timeout: Duration::ZERO }
     }
 
     /// With this [identity](field@Self::identity).
@@ -44,9 +44,9 @@ impl StoreInfo {
         Self { is_local: true, ..self }
     }
 
-    /// Which waits so long for [confirmations](field@Self::confirms_within).
+    /// Which waits so long for [confirmations](field@Self::replication_timeout).
     #[must_use]
-    pub fn confirming(self, confirms_within: Duration) -> Self {
-        Self { confirms_within, ..self }
+    pub fn confirming(self, replication_timeout: Duration) -> Self {
+        Self { replication_timeout, ..self }
     }
 }

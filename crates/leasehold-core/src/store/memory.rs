@@ -25,7 +25,7 @@ use super::{
     Signal, Stall, Store, StoreInfo, Survival, Wakeup, mismatch,
 };
 use crate::base::clock::{Clock, wall_micros};
-use crate::queue::{At, Queue};
+use crate::queue::{Queue, StoreTime};
 use crate::words::claim::{Claim, ClaimId};
 use crate::words::doctor::{Finding, own_clock};
 use crate::words::error::{Error, ErrorKind, Result};
@@ -177,7 +177,7 @@ impl Store for MemoryStore {
 
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
         let mut state = self.lock();
-        let at = At { now: self.now(), stamp: self.clock.wall_micros() };
+        let at = StoreTime { now: self.now(), stamp: self.clock.wall_micros() };
         let last = state.last_token;
         state.locks.entry(claim.name.clone()).or_insert_with(|| Lock::new(claim, last));
         let joined = state.with(&claim.name, |lock| {

@@ -18,7 +18,7 @@ pub fn drift(lease: Duration) -> Duration {
 }
 
 /// How long one answer of a store is waited for before the request is repeated.
-pub fn answer_limit(lease: Duration) -> Duration {
+pub fn request_timeout(lease: Duration) -> Duration {
     (lease / 3).clamp(Duration::from_millis(20), Duration::from_secs(5))
 }
 

@@ -79,9 +79,9 @@ fn kind_of(word: &str) -> Option<Kind> {
 
 /// Holders as JSON; the last one is kept, since nearly all claims of a client have the same.
 #[derive(Debug, Default)]
-pub(super) struct Whos(Mutex<Option<(Arc<Holder>, Arc<str>)>>);
+pub(super) struct HolderCache(Mutex<Option<(Arc<Holder>, Arc<str>)>>);
 
-impl Whos {
+impl HolderCache {
     pub(super) fn text(&self, holder: &Arc<Holder>) -> Arc<str> {
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match &*last {

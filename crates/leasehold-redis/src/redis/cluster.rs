@@ -13,7 +13,7 @@ use std::time::Duration;
 use redis::{Cmd, Pipeline, RedisError, RedisResult, ServerErrorKind, Value};
 use tokio::runtime::Handle;
 
-use super::connection::{Hears, Node, Script};
+use super::connection::{Node, PushListener, Script};
 use super::fault::{Refusal, refusal};
 use super::keys::SLOTS;
 use super::request::{Request, TRIES, given_up, is_elsewhere, sleep};
@@ -36,7 +36,7 @@ pub(super) struct Cluster {
     login: Login,
     runtime: Handle,
     channel: String,
-    hears: Arc<dyn Hears>,
+    hears: Arc<dyn PushListener>,
     map: Mutex<Map>,
     /// Held by whoever reads the map.
     looking: tokio::sync::Mutex<()>,
@@ -70,7 +70,7 @@ impl Cluster {
         seeds: &[Address],
         runtime: &Handle,
         channel: &str,
-        hears: &Arc<dyn Hears>,
+        hears: &Arc<dyn PushListener>,
     ) -> Result<Self> {
         let cluster = Self {
             seeds: seeds.to_vec(),

@@ -6,7 +6,7 @@
 //! its executor stops its own takes, and no renewal.
 //!
 //! - *A connection breaks*: the next call makes a new one. Whoever listens is told
-//!   ([`Hears::interrupted`]) after the new one listens again, since what was said meanwhile went
+//!   ([`PushListener::interrupted`]) after the new one listens again, since what was said meanwhile went
 //!   unheard.
 //! - *An answer does not come*: the caller's deadline ends the call, never the connection's; but a
 //!   connection on which a call was given up after [`SUSPECT`] is not used for new ones, since the
@@ -49,7 +49,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(5);
 const SUSPECT: Duration = Duration::from_secs(1);
 
 /// Who listens to what a server pushes on a channel of ours.
-pub(crate) trait Hears: fmt::Debug + Send + Sync + 'static {
+pub(crate) trait PushListener: fmt::Debug + Send + Sync + 'static {
     /// A message on our channel.
     fn message(&self, text: &[u8]);
     /// Some messages may have gone unheard.
@@ -79,7 +79,7 @@ pub(crate) struct Node {
 struct Channel {
     /// Each connection's channel is this and its runtime's number.
     name: String,
-    hears: Arc<dyn Hears>,
+    hears: Arc<dyn PushListener>,
 }
 
 /// The connection of one runtime, be there one or not.
@@ -157,7 +157,7 @@ impl Node {
         address: Address,
         login: &Login,
         runtime: &Handle,
-        channel: Option<(String, Arc<dyn Hears>)>,
+        channel: Option<(String, Arc<dyn PushListener>)>,
     ) -> Result<Arc<Self>> {
         Ok(Arc::new(Self {
             client: client(&address, login)?,
@@ -421,7 +421,7 @@ impl Drop for Call {
 /// One connection's ear.
 #[derive(Debug)]
 struct Ear {
-    hears: Arc<dyn Hears>,
+    hears: Arc<dyn PushListener>,
     broken: Arc<AtomicBool>,
 }
 
@@ -441,7 +441,7 @@ impl Ear {
 /// Connects, logs in and listens. Runs in the runtime that is to drive the connection.
 async fn connect(
     client: Client,
-    ear: Option<(Vec<String>, Arc<dyn Hears>)>,
+    ear: Option<(Vec<String>, Arc<dyn PushListener>)>,
 ) -> RedisResult<Connected> {
     let broken = Arc::new(AtomicBool::new(false));
     let mut config =

@@ -19,7 +19,7 @@ use redis::{Cmd, RedisError, RedisResult, Value};
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
-use super::connection::{Hears, Node, Script};
+use super::connection::{Node, PushListener, Script};
 use super::request::{TRIES, given_up, is_elsewhere, sleep};
 use super::url::{Address, Login, RedisUrl};
 use leasehold_core::Result;
@@ -42,7 +42,7 @@ pub(super) struct Sentinel {
     login: Login,
     runtime: Handle,
     channel: String,
-    hears: Arc<dyn Hears>,
+    hears: Arc<dyn PushListener>,
     current: Mutex<Option<Arc<Node>>>,
     /// The greatest number of a fail-over that a sentinel has told: who tells of an earlier one has not
     /// heard of it yet.
@@ -60,7 +60,7 @@ impl Sentinel {
         name: &str,
         runtime: &Handle,
         channel: &str,
-        hears: &Arc<dyn Hears>,
+        hears: &Arc<dyn PushListener>,
     ) -> Result<Self> {
         let node = |at: &Address| Node::new(at.clone(), &url.sentinel_login, runtime, None);
         Ok(Self {

@@ -12,7 +12,7 @@ use redis::{Pipeline, RedisResult, Value};
 use tokio::runtime::Handle;
 
 use super::cluster::Cluster;
-use super::connection::{Hears, Node};
+use super::connection::{Node, PushListener};
 use super::fault;
 use super::request::Request;
 use super::sentinel::Sentinel;
@@ -35,7 +35,7 @@ impl Servers {
         url: &RedisUrl,
         runtime: &Handle,
         channel: &str,
-        hears: &Arc<dyn Hears>,
+        hears: &Arc<dyn PushListener>,
     ) -> Result<Self> {
         Ok(match &url.deployment {
             Deployment::Single(address) => Self::Single(Node::new(

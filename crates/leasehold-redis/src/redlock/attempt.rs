@@ -458,7 +458,7 @@ impl Ballot {
     }
 }
 
-/// How one who waits is written down: read again by the scripts and by [`super::people`].
+/// How one who waits is written down: read again by the scripts and by [`super::inspect`].
 pub(super) fn waiter(claim: &str, channel: &str, holder: &str) -> String {
     format!("{claim} {channel} {holder}")
 }

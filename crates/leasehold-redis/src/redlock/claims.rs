@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use super::round::majority;
-use crate::redis::connection::Hears;
+use crate::redis::connection::PushListener;
 use leasehold_core::{Claim, ClaimId, Clock, Moment, Token};
 
 /// One claim of this client.
@@ -224,7 +224,7 @@ pub(super) struct Ear {
     pub(super) claims: Arc<Claims>,
 }
 
-impl Hears for Ear {
+impl PushListener for Ear {
     fn message(&self, text: &[u8]) {
         let id = std::str::from_utf8(text).ok().and_then(ClaimId::from_hex);
         if let Some(entry) = id.and_then(|id| self.claims.get(id)) {

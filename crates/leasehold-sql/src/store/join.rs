@@ -9,7 +9,7 @@ use super::rows::{Cells, int, kind_number, micros, plain};
 use super::shared::Shared;
 use super::url::Dialect;
 use super::wire::{Arg, Wire};
-use leasehold_core::queue::At;
+use leasehold_core::queue::StoreTime;
 use leasehold_core::store::{Joined, Mode, mismatch};
 use leasehold_core::{Claim, Token};
 
@@ -34,7 +34,7 @@ impl Shared {
         }
         let reach = Reach::FrontAnd(claim.id);
         let joined = self.section(wire, &claim.name, reach, Some(claim), |loaded| {
-            let at = At { now: loaded.now, stamp: loaded.now };
+            let at = StoreTime { now: loaded.now, stamp: loaded.now };
             let joined = loaded.queue.join(claim, mode, at, &self.session);
             joined.map(|joined| loaded.with_hidden(joined))
         });
@@ -59,7 +59,7 @@ impl Shared {
         if seen.queue.entries().any(|e| e.id == claim.id) {
             return Ok(None);
         }
-        let at = At { now: seen.now, stamp: seen.now };
+        let at = StoreTime { now: seen.now, stamp: seen.now };
         let tried = seen.queue.join(claim, Mode::Try, at, &self.session);
         Ok(match tried {
             _ if !seen.is_enough() => None,

@@ -32,7 +32,7 @@ use super::wire::{Connect, Wire};
 use leasehold_core::kit::locked;
 
 /// How long a goodbye may take: SQLite writes its log back to the file.
-const FAREWELL: Duration = Duration::from_secs(4);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// How long a connection lies idle before it is closed, if it is not the last.
 const REST: Duration = Duration::from_secs(3);
@@ -316,7 +316,7 @@ impl Pool {
     pub(super) async fn trim(&self) {
         for idle in [&self.others, &self.idle] {
             while let Some(wire) = self.too_many(idle) {
-                let _ = tokio::time::timeout(FAREWELL, wire.close()).await;
+                let _ = tokio::time::timeout(CLOSE_TIMEOUT, wire.close()).await;
             }
         }
     }
@@ -334,14 +334,14 @@ impl Pool {
     /// Says goodbye on every connection. Those that are just in use are waited for, not for long;
     /// who comes meanwhile or later is served as before.
     pub(super) async fn disconnect(&self) {
-        let used = Instant::now() + FAREWELL;
+        let used = Instant::now() + CLOSE_TIMEOUT;
         while self.room.available_permits() < self.size && Instant::now() < used {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
         let idle = std::mem::take(&mut *locked(&self.idle));
         for resting in idle {
             // Who does not answer is gone all the same.
-            let _ = tokio::time::timeout(FAREWELL, resting.wire.close()).await;
+            let _ = tokio::time::timeout(CLOSE_TIMEOUT, resting.wire.close()).await;
         }
     }
 }

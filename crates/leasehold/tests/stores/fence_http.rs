@@ -18,7 +18,8 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use leasehold::database;
 use leasehold::fence::http::{
-    FenceLayer, Fenced, FileMemory, InMemory, Memory, PassOn, SqlMemory, TOKEN_HEADER, TokenLayer,
+    FenceLayer, Fenced, FileMemory, InMemory, PassOn, SqlMemory, TOKEN_HEADER, TokenLayer,
+    TokenStorage,
 };
 use leasehold::fence::sql;
 use leasehold::store::Evict;
@@ -195,7 +196,7 @@ async fn r35_missing_and_malformed_tokens_are_bad_requests() {
 struct Away;
 
 #[async_trait::async_trait]
-impl Memory for Away {
+impl TokenStorage for Away {
     async fn raise(&self, _: &Name, _: Token) -> leasehold::Result<Token> {
         Err(Error::new(ErrorKind::Unreachable, "password=secret"))
     }
@@ -212,7 +213,7 @@ async fn r35_a_memory_that_fails_lets_nothing_in() {
 }
 
 /// Whatever was admitted before a raise began is below what it answers.
-async fn never_goes_back(memory: Arc<dyn Memory>, rounds: u64) {
+async fn never_goes_back(memory: Arc<dyn TokenStorage>, rounds: u64) {
     let (resource, answered) = (Name::new("r").unwrap(), Arc::new(AtomicU64::new(0)));
     let next = Arc::new(AtomicU64::new(1));
     let work = |seed: u64| {

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use crate::common::*;
-use leasehold::queue::{At, Queue};
+use leasehold::queue::{Queue, StoreTime};
 use leasehold::store::{Evict, Joined, Mode, Place, Renew, Renewal};
 use leasehold::{Claim, ClaimId, ErrorKind, Kind, Leasehold, Name, Token};
 use testbed::{Proxy, Redis, Setup};
@@ -294,7 +294,7 @@ fn the_scripts_do_what_the_queue_does() {
             for step in 0..150 {
                 let seconds = |n: u64| Duration::from_secs(n);
                 let now = u64::try_from(shift).unwrap() * 1_000_000;
-                let at = At { now, stamp: now };
+                let at = StoreTime { now, stamp: now };
                 if claims.len() < 5 {
                     let weight = match kind {
                         Kind::Mutex => 1,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use leasehold::queue::{At, Queue};
+use leasehold::queue::{Queue, StoreTime};
 use leasehold::store::{Evict, Joined, Mode, Renew, Renewal, Signal, Store};
 use leasehold::{Claim, Kind, Name, Token};
 
@@ -122,7 +122,7 @@ impl Case {
     }
 
     async fn join(&mut self, store: Arc<dyn Store>, claim: Claim, mode: Mode) {
-        let at = At { now: self.now, stamp: self.now };
+        let at = StoreTime { now: self.now, stamp: self.now };
         let model = self.queue.join(&claim, mode, at, "").unwrap();
         let real = store.join(&claim, mode).await.unwrap();
         let (token, told) = match (&real, &model) {
