@@ -5,14 +5,11 @@
 
 use std::time::Duration;
 
-use nix::time::{ClockId, clock_gettime};
+use leasehold::Clock;
 
 /// Now, in nanoseconds since the machine was switched on.
 pub(crate) fn now() -> u64 {
-    let t = clock_gettime(ClockId::CLOCK_BOOTTIME).map(Duration::from);
-    // The call cannot fail on a kernel that has the clock (2.6.39); if it does, everything is
-    // overdue, which errs on the side of the lock.
-    t.map_or(u64::MAX, |t| u64::try_from(t.as_nanos()).unwrap_or(u64::MAX))
+    Clock::default().now().as_nanos()
 }
 
 /// The moment that is `d` away, or `None` if that is never.

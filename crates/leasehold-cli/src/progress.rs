@@ -1,6 +1,7 @@
 //! The line that a person sees while waiting: who holds the lock, since when, and our place.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use leasehold::kit::locked;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold::Leasehold;
@@ -19,12 +20,12 @@ pub(crate) struct Ahead(Arc<Mutex<Option<usize>>>);
 impl Ahead {
     /// Notes it, and tells whether it is news.
     pub(crate) fn learn(&self, ahead: usize) -> bool {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = locked(&self.0);
         known.replace(ahead) != Some(ahead)
     }
 
     fn get(&self) -> Option<usize> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *locked(&self.0)
     }
 }
 

@@ -1,7 +1,8 @@
 //! What this client knows of its own claims: the lease of each, its place, and whether it holds.
 
+use leasehold_core::kit::locked;
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use super::leases::Lease;
@@ -59,7 +60,7 @@ pub(super) struct Remains {
 impl Claims {
     fn all(&self) -> MutexGuard<'_, All> {
         // No code that can panic runs between two consistent states.
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.all)
     }
 
     pub(super) fn get(&self, id: ClaimId) -> Option<Known> {

@@ -21,10 +21,11 @@
 //!
 //! Requests are polled by the caller; timers and connections live on the client's own runtime.
 
+use leasehold_core::kit::locked;
 use std::fmt;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use prost::Message;
@@ -164,7 +165,7 @@ impl Client {
 
     fn current(&self) -> MutexGuard<'_, Current> {
         // No code that can panic runs between two consistent states.
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.current)
     }
 
     /// The connection in use, with our user's token.
@@ -451,7 +452,7 @@ impl Client {
 
     fn quiet(&self) -> MutexGuard<'_, Quiet> {
         // No code that can panic runs between two consistent states.
-        self.quiet.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.quiet)
     }
 
     /// Opens a stream of requests and answers. It is open once something was answered.

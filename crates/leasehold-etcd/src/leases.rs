@@ -12,9 +12,10 @@
 //! was sent that last renewed it. Idle leases are renewed often enough that little of one is spent
 //! when it is taken.
 
+use leasehold_core::kit::locked;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -95,7 +96,7 @@ impl Leases {
 
     fn idle(&self) -> MutexGuard<'_, HashMap<i64, Vec<Idle>>> {
         // No code that can panic runs between two consistent states.
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.idle)
     }
 
     pub(super) fn now(&self) -> Moment {

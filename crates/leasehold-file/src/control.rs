@@ -26,12 +26,13 @@
 //! When one goes from this cache and its queue is empty, it is unlinked under its flock, after its
 //! last token was remembered for all new files.
 
+use leasehold_core::kit::locked;
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::Stat;
@@ -157,7 +158,7 @@ impl Controls {
     ) -> Result<Turn<Option<T>>> {
         let _as_owner = self.place.acting.now();
         let slot = self.slot(name);
-        let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = locked(&slot);
         self.enter_slot(&mut slot, name, create, |control, stat| {
             self.section(control, stat, create, work)
         })
@@ -307,7 +308,7 @@ impl Controls {
     }
 
     fn slot(&self, name: &Name) -> Slot {
-        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cache = locked(&self.cache);
         cache.uses += 1;
         let now = cache.uses;
         if let Some((slot, used)) = cache.slots.get_mut(name) {
@@ -331,7 +332,7 @@ impl Controls {
     }
 
     fn retire_slot(&self, slot: &Slot) {
-        let control = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let control = locked(slot).take();
         self.retire(control);
     }
 
@@ -436,7 +437,7 @@ impl Controls {
 impl Drop for Controls {
     fn drop(&mut self) {
         let _as_owner = self.place.acting.now();
-        let cache = self.cache.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let cache = self.cache.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
         let slots = std::mem::take(&mut cache.slots);
         for (slot, _) in slots.into_values() {
             self.retire_slot(&slot);

@@ -25,12 +25,13 @@
 //! higher. Two that raise at once: the rename is done under the lock of `tokens.boot`, and only if
 //! `tokens` is still what was read, so a ceiling is never lowered.
 
+use leasehold_core::kit::locked;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -236,7 +237,7 @@ impl Tokens {
     /// Holds `tokens.boot` for one piece of work; `None`: somebody else holds it.
     fn with_file<T>(&self, work: impl FnOnce(&File) -> Result<T>) -> Result<Option<T>> {
         let failed = |e| fault("open or lock", &self.of_boot, e);
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = locked(&self.open);
         loop {
             let file = match &mut *open {
                 Some(file) => file.clone(),

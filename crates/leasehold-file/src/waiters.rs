@@ -4,8 +4,9 @@
 //! finds nobody. What it is told is kept until it asks, so that nothing is lost between the answer
 //! "waiting" and the call of `changed`. One watch for each session is shared by all waiters here.
 
+use leasehold_core::kit::locked;
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use tokio::net::unix::pipe::Sender;
 use tokio::runtime::Handle;
@@ -67,14 +68,14 @@ impl Waiters {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // No code that can panic runs between two consistent states.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 
     /// Keeps what this claim is told from now on; what it was told before is answered by the
     /// section that this is called in.
     pub(super) fn enlist(&self, id: ClaimId) {
         let told = self.lock().waiters.entry(id).or_default().told.clone();
-        told.news.lock().unwrap_or_else(PoisonError::into_inner).ask = false;
+        locked(&told.news).ask = false;
     }
 
     /// Forgets a claim that waits no more.
@@ -98,7 +99,7 @@ impl Waiters {
             told
         };
         {
-            let mut news = told.news.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut news = locked(&told.news);
             match signal {
                 Signal::Granted(token) => news.granted = Some(token),
                 Signal::Ask => news.ask = true,
@@ -114,7 +115,7 @@ impl Waiters {
         };
         loop {
             {
-                let mut news = told.news.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut news = locked(&told.news);
                 if let Some(token) = news.granted {
                     return Signal::Granted(token);
                 }

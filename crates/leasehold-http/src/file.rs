@@ -9,13 +9,14 @@
 //! One process at a time: a second one is refused, since each judges by what it has read at its
 //! start. (The lock is on a file beside it, `….lock`, which stays when the log is replaced.)
 
+use leasehold_core::kit::locked;
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 
@@ -58,8 +59,7 @@ impl FileMemory {
 impl TokenStorage for FileMemory {
     async fn raise(&self, resource: &Name, offered: Token) -> Result<Token> {
         let (log, resource) = (self.0.clone(), resource.clone());
-        let raise =
-            move || log.lock().unwrap_or_else(PoisonError::into_inner).raise(&resource, offered);
+        let raise = move || locked(&log).raise(&resource, offered);
         // Waits for the disk at times, so not on a thread that serves others.
         match tokio::runtime::Handle::try_current() {
             Err(_) => raise(),

@@ -1,8 +1,9 @@
 //! Where the door keeps the greatest token of each resource.
 
+use leasehold_core::kit::locked;
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 
@@ -46,7 +47,7 @@ impl InMemory {
 impl TokenStorage for InMemory {
     async fn raise(&self, resource: &Name, offered: Token) -> Result<Token> {
         // Nothing that can panic runs under the lock.
-        let mut marks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut marks = locked(&self.0);
         let mark = marks.entry(resource.clone()).or_insert(offered);
         *mark = offered.max(*mark);
         Ok(*mark)

@@ -1,7 +1,8 @@
 //! How each worker's connection to the store is: what a cut changes.
 
+use leasehold::kit::locked;
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use tokio::sync::watch;
 
@@ -37,10 +38,10 @@ impl Lines {
 
     /// The worker has ended: whoever follows its line learns so.
     pub(super) fn forget(&self, worker: WorkerId) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&worker);
+        locked(&self.0).remove(&worker);
     }
 
     fn with<T>(&self, worker: WorkerId, work: impl FnOnce(&watch::Sender<Line>) -> T) -> T {
-        work(self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(worker).or_default())
+        work(locked(&self.0).entry(worker).or_default())
     }
 }

@@ -1,10 +1,11 @@
 //! The parent: keeps the resources and the history, starts the workers, and lets them be
 //! tortured.
 
+use leasehold::kit::locked;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use fastrand::Rng;
@@ -192,7 +193,7 @@ impl State {
 
 impl Parent {
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 
     /// Starts another worker in the place of a killed one.

@@ -7,8 +7,9 @@
 //! other could make two nodes of one claim. What a claim is told is kept until it
 //! leaves, so that nothing is lost between the answer "waiting" and `changed`.
 
+use leasehold_core::kit::locked;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tokio::sync::{Notify, OwnedMutexGuard};
@@ -141,7 +142,7 @@ pub(super) enum Known {
 impl Claims {
     fn lock(&self) -> MutexGuard<'_, Ledger> {
         // No code that can panic runs between two consistent states.
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.all)
     }
 
     fn with<T>(&self, id: ClaimId, work: impl FnOnce(&mut Kept) -> T) -> Option<T> {

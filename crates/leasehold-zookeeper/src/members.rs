@@ -13,11 +13,12 @@
 //! up to three seconds: who changes members again and again gets nothing done either. A member that
 //! nobody can take the place of is given three tenths of the session.
 
+use leasehold_core::kit::locked;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tokio::net::TcpStream;
@@ -79,7 +80,7 @@ impl Members {
 
     fn state(&self) -> MutexGuard<'_, State> {
         // No code that can panic runs between two consistent states.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 
     /// Whether there is a member to go to when one is silent.

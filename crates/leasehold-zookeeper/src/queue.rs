@@ -1,7 +1,5 @@
 //! A lock's queue as it is read: its children in their order.
 
-use std::sync::PoisonError;
-
 use zookeeper_client::Error as Fault;
 
 use super::claims::Standing;
@@ -10,6 +8,7 @@ use super::node::{Children, LAST_SEQUENCE, LATE_SEQUENCE, Naming, Node, Stand};
 use super::session;
 use super::session::Session;
 use super::shared::Shared;
+use leasehold_core::kit::locked;
 use leasehold_core::{Error, ErrorKind, Result};
 
 /// One more look at the queue is needed.
@@ -80,7 +79,7 @@ impl Shared {
             );
             return Err(Error::new(ErrorKind::Full, what));
         }
-        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut warned = locked(&self.warned);
         if last >= LATE_SEQUENCE && warned.len() < 1_000 && warned.insert(lock.to_owned()) {
             leasehold_core::telemetry::sequences_run_out(lock, last);
         }

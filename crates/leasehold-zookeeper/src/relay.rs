@@ -11,8 +11,9 @@
 //! one that comes, and what a member says unasked begins with −1. The time is counted in ticks, so that
 //! a client that stood still itself does not blame the member for it.
 
+use leasehold_core::kit::locked;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -77,7 +78,7 @@ async fn carry(
 ) -> End {
     let (mut from_member, mut to_member) = tokio::io::split(stream);
     let talk = Mutex::new(Talk::default());
-    let talk = || -> MutexGuard<'_, Talk> { talk.lock().unwrap_or_else(PoisonError::into_inner) };
+    let talk = || -> MutexGuard<'_, Talk> { locked(&talk) };
     talk().asked(said);
     let ask = async {
         let mut broken = to_member.write_all(said).await.is_err();

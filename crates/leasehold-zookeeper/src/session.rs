@@ -34,10 +34,11 @@
 //! Creating the session counts from before it was asked for. Being moved to another member goes
 //! through the leader, and is later than anything that was answered before it.
 
+use leasehold_core::kit::locked;
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -240,7 +241,7 @@ impl Session {
 
     fn heard(&self) -> MutexGuard<'_, Heard> {
         // No code that can panic runs between two consistent states.
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.heard)
     }
 
     /// Until when the session certainly lives, with nobody's clock trusted to more than its rate.

@@ -1,7 +1,8 @@
 //! What calls and tasks share: the session, the claims, and the nodes that locks are put under.
 
+use leasehold_core::kit::locked;
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tokio::runtime::Handle;
 use zookeeper_client::{Acls, CreateMode, Error as Fault};
@@ -40,7 +41,7 @@ impl Shared {
     }
 
     pub(super) fn current(&self) -> Arc<Session> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        locked(&self.current).clone()
     }
 
     /// The session, or a new one if it is over.
@@ -55,7 +56,7 @@ impl Shared {
             return Ok(current);
         }
         let session = Session::open(&self.url, &self.runtime).await?;
-        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = session.clone();
+        *locked(&self.current) = session.clone();
         Ok(session)
     }
 

@@ -16,9 +16,10 @@
 //! The way back is safe too: the port is bound, by us, before the driver hears of it, and as long as the
 //! driver has it.
 
+use leasehold_core::kit::locked;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::net::TcpListener;
@@ -80,7 +81,7 @@ impl Tunnel {
 
 /// There is one connection at a time: whatever an older one still says must not come after the newer.
 fn set(serving: &Mutex<Option<AbortHandle>>, new: Option<AbortHandle>) {
-    let mut serving = serving.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut serving = locked(serving);
     if let Some(before) = std::mem::replace(&mut *serving, new) {
         before.abort();
     }

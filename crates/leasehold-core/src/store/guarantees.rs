@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
+use crate::base::duration::short;
 use crate::words::claim::Kind;
 
 /// What ends the hold of a holder that is gone.
@@ -231,13 +232,6 @@ impl Guarantees {
             Guarantee::ExclusiveOnStoreCrash => holds(self.on_store_crash),
             Guarantee::ExclusiveOnFailover => holds(self.on_failover),
         }
-    }
-}
-
-fn short(time: Duration) -> String {
-    match time.as_secs() {
-        0 => format!("{} ms", time.as_millis()),
-        s => format!("{s} s"),
     }
 }
 

@@ -10,10 +10,11 @@
 //! `memory:` is one namespace for the whole process, `memory:NAME` another for each NAME; a
 //! namespace lives as long as somebody is connected to it.
 
+use crate::base::locked::locked;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -86,7 +87,7 @@ impl MemoryStore {
             let what = format!("a memory: store is memory:NAME, without {c:?}");
             return Err(Error::new(ErrorKind::Config, what));
         }
-        let mut all = NAMESPACES.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = locked(&NAMESPACES);
         all.retain(|_, store| store.strong_count() > 0);
         if let Some(store) = all.get(name).and_then(Weak::upgrade) {
             return Ok(store);
@@ -98,7 +99,7 @@ impl MemoryStore {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // No code that can panic runs between two consistent states.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 
     fn now(&self) -> u64 {
@@ -156,7 +157,7 @@ impl Lock {
 
 impl Waiter {
     fn granted(&self) -> MutexGuard<'_, Option<Token>> {
-        self.granted.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.granted)
     }
 }
 

@@ -1,7 +1,8 @@
 //! What the scripts are given, and what they answer.
 
+use leasehold_core::kit::locked;
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redis::Value;
@@ -83,7 +84,7 @@ pub(super) struct HolderCache(Mutex<Option<(Arc<Holder>, Arc<str>)>>);
 
 impl HolderCache {
     pub(super) fn text(&self, holder: &Arc<Holder>) -> Arc<str> {
-        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = locked(&self.0);
         match &*last {
             Some((known, text)) if Arc::ptr_eq(known, holder) => text.clone(),
             _ => {

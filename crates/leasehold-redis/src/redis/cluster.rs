@@ -6,8 +6,9 @@
 //! A node that does not answer makes us read the map again, since its replica may have its slots by
 //! now.
 
+use leasehold_core::kit::locked;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use redis::{Cmd, Pipeline, RedisError, RedisResult, ServerErrorKind, Value};
@@ -89,7 +90,7 @@ impl Cluster {
 
     fn map(&self) -> MutexGuard<'_, Map> {
         // No code that can panic runs between two consistent states.
-        self.map.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.map)
     }
 
     /// The node at an address. Each has a channel of its own name: a message is published to all

@@ -11,8 +11,9 @@
 //! believed before those who know of an earlier one, and before the server's own word. Where the
 //! sentinels cannot be reached either, nothing here can tell, and the store's guarantees say so.
 
+use leasehold_core::kit::locked;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use redis::{Cmd, RedisError, RedisResult, Value};
@@ -79,7 +80,7 @@ impl Sentinel {
 
     fn current(&self) -> MutexGuard<'_, Option<Arc<Node>>> {
         // No code that can panic runs between two consistent states.
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.current)
     }
 
     /// Runs a script on the master, whoever it is by now; see
