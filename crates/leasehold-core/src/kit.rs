@@ -1,4 +1,4 @@
-//! What a store is built with, ours and yours, beside [`Store`]: time limits, URLs, waiters, and
+//! What a store is built with, ours and yours, beside [`Store`](crate::store::Store): time limits, URLs, waiters, and
 //! what is wrong with a disk.
 //!
 //! - The rule that every queue follows is [`Queue`](crate::queue::Queue).

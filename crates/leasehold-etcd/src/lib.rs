@@ -117,6 +117,9 @@ struct Shared {
 impl EtcdStore {
     /// Opens the store of this URL. Its connections and tasks live on `runtime`.
     ///
+    /// # Cancel safety
+    /// Dropped, nothing is left of it but connections and tasks that end by themselves.
+    ///
     /// # Errors
     /// One line that says what to do, if etcd cannot be used.
     pub async fn open(url: &str, runtime: &Handle) -> Result<Self> {

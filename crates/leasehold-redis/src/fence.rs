@@ -63,6 +63,9 @@ pub fn mark_of(key: &str) -> String {
 
 /// Sets the string `key`, if no greater token has been seen for it: one round trip.
 ///
+/// # Cancel safety
+/// Dropped, it may have been written or not: as after [`ErrorKind::Unreachable`].
+///
 /// # Errors
 /// [`ErrorKind::StaleToken`] (see [`Error::stale_token`]), and nothing was written. Those of
 /// [`Fence::fence`], and what Redis answers; [`ErrorKind::Unreachable`] leaves open whether it was
@@ -81,6 +84,9 @@ pub async fn set(
 
 /// Sets fields of the hash `key`, and its token, if it has seen no greater one: one round trip. With
 /// no fields it only shows the token: do that before you read what the next write depends on.
+///
+/// # Cancel safety
+/// As [`set`].
 ///
 /// # Errors
 /// As [`set`]; [`ErrorKind::Config`] for a field of the name [`TOKEN_FIELD`].
@@ -107,6 +113,9 @@ pub async fn hash_set<V: ToRedisArgs>(
 /// Shows the token to the mark of the string `key`, before it is read: from here on no smaller one
 /// passes.
 ///
+/// # Cancel safety
+/// As [`set`].
+///
 /// # Errors
 /// As [`set`].
 pub async fn check(
@@ -131,6 +140,9 @@ impl Fenced {
     }
 
     /// Runs it under the mark of `resource`. In a cluster, `resource` and `keys` must be in one slot.
+    ///
+    /// # Cancel safety
+    /// As [`set`].
     ///
     /// # Errors
     /// As [`set`].

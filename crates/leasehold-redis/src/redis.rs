@@ -180,6 +180,9 @@ impl Drop for Forgotten<'_> {
 impl RedisStore {
     /// Connects to the store of this URL. Renewals and timers are `runtime`'s.
     ///
+    /// # Cancel safety
+    /// Dropped, nothing is left of it but connections and tasks that end by themselves.
+    ///
     /// # Errors
     /// One line that says what to do, if the servers cannot be used.
     pub async fn open(url: &str, runtime: &Handle) -> Result<Arc<Self>> {

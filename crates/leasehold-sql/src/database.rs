@@ -39,8 +39,11 @@ pub use value::{Typed, Value};
 
 /// Creates the tables that are missing. Any number of processes may do so at once.
 ///
+/// # Cancel safety
+/// Dropped, some of the tables may have been made: run it again.
+///
 /// # Errors
-/// [`ErrorKind::Denied`] without the right to create tables, [`ErrorKind::Unreachable`].
+/// [`Denied`](leasehold_core::ErrorKind::Denied) without the right to create tables, [`Unreachable`](leasehold_core::ErrorKind::Unreachable).
 pub async fn install<DB: Database>(pool: &Pool<DB>) -> Result<()> {
     let sql = match DB::DIALECT {
         // For this transaction: it would tell of each table that it is there already.

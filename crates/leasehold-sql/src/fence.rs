@@ -23,8 +23,7 @@ use leasehold_core::{Error, ErrorKind, Guard, Name, Result, Token};
 /// Lets the transaction go on only if no greater token has been seen for `resource`, and keeps
 /// every other token out until it ends.
 ///
-/// Needs the table `leasehold_fence`: see [`database::install`]. Dropped
-/// meanwhile, it leaves the transaction as the driver leaves it: roll back.
+/// Needs the table `leasehold_fence`: see [`database::install`].
 ///
 /// ```
 /// # #[cfg(feature = "sqlite")]
@@ -48,6 +47,9 @@ use leasehold_core::{Error, ErrorKind, Guard, Name, Result, Token};
 /// assert_eq!(refused.kind(), ErrorKind::StaleToken);
 /// # Ok::<(), leasehold::Error>(()) }).unwrap();
 /// ```
+///
+/// # Cancel safety
+/// Dropped meanwhile, it leaves the transaction as the driver leaves it: roll back.
 ///
 /// # Errors
 /// [`ErrorKind::StaleToken`] (see [`Error::stale_token`]): roll back, the lock is somebody else's.
@@ -82,6 +84,9 @@ pub async fn check<DB: Database>(
 /// # Ok(()) }
 /// ```
 ///
+/// # Cancel safety
+/// As [`check`].
+///
 /// # Errors
 /// As [`check`].
 pub async fn check_guard<DB: Database>(tx: &mut Transaction<'_, DB>, guard: &Guard) -> Result<()> {
@@ -89,6 +94,9 @@ pub async fn check_guard<DB: Database>(tx: &mut Transaction<'_, DB>, guard: &Gua
 }
 
 /// Raises the mark, if it is lower, and tells the greatest token seen: ours, or somebody else's.
+///
+/// # Cancel safety
+/// Dropped, it may have been done or not. Doing it again changes nothing.
 ///
 /// # Errors
 /// What the database answers.
@@ -205,6 +213,9 @@ impl TokenColumn {
     /// Sets columns of one row, and its token, if the row has seen no greater one: one statement,
     /// atomic in a transaction or outside of one. With no columns it only shows the token: do that
     /// before you read what the next write depends on. `false` if there is no such row.
+    ///
+    /// # Cancel safety
+    /// Dropped, the row may have been written or not; in a transaction, roll back.
     ///
     /// # Errors
     /// [`ErrorKind::StaleToken`] (see [`Error::stale_token`]), and nothing was written. Those of

@@ -50,6 +50,9 @@ use leasehold_core::{Error, ErrorKind, Name, Result};
 /// Needs the table `leasehold_row_lock`: see [`database::install`](crate::database::install).
 /// Dropping the future in mid-wait leaves the transaction as the driver leaves it: roll it back.
 ///
+/// # Cancel safety
+/// Dropped meanwhile, it leaves the transaction as the driver leaves it: roll back.
+///
 /// # Errors
 /// [`ErrorKind::Conflict`] (deadlock, serialization failure: run the transaction again),
 /// [`ErrorKind::Timeout`], [`ErrorKind::Corrupt`] if one row of a unique index could not be shown
@@ -65,8 +68,11 @@ pub async fn lock_in<DB: Database>(
 
 /// As [`lock_in`], but gives up after about `wait`; the transaction is as it was before, and
 /// usable. MySQL and MariaDB count whole seconds, rounded up; SQLite gives up at once, whatever
-/// the time, where waiting could only end in a deadlock. On those two the wait is a setting of the
-/// connection, set back afterwards: a future that is dropped in between leaves the short wait.
+/// the time, where waiting could only end in a deadlock.
+///
+/// # Cancel safety
+/// As [`lock_in`]. On SQLite and MySQL the wait is a setting of the connection, set back afterwards: a
+/// future that is dropped in between leaves the short wait.
 ///
 /// # Errors
 /// [`ErrorKind::Timeout`], and those of [`lock_in`].
@@ -80,6 +86,9 @@ pub async fn lock_in_timeout<DB: Database>(
 
 /// As [`lock_in`], but does not wait (MySQL and MariaDB: up to a second); the transaction is as it
 /// was before, and usable.
+///
+/// # Cancel safety
+/// As [`lock_in_timeout`].
 ///
 /// # Errors
 /// [`ErrorKind::Contended`], and those of [`lock_in`].

@@ -133,6 +133,9 @@ impl Attempt {
     ///
     /// Until `tx` ends the lease cannot be renewed: keep it shorter than the lease.
     ///
+    /// # Cancel safety
+    /// Dropped meanwhile, it leaves the transaction as the driver leaves it: roll back.
+    ///
     /// # Errors
     /// [`ErrorKind::Lost`]: roll back, the work is somebody else's. [`ErrorKind::Conflict`] and what
     /// else the database answers.
@@ -185,6 +188,9 @@ impl Once {
     ///
     /// Needs the table `leasehold_once`: see [`database::install`].
     ///
+    /// # Cancel safety
+    /// Dropped meanwhile, it leaves the transaction as the driver leaves it: roll back.
+    ///
     /// # Errors
     /// Those of `work`, as they are; [`ErrorKind::Contended`] while an attempt of
     /// [`run`](Self::run) has this key; [`ErrorKind::Conflict`], [`ErrorKind::Timeout`] (a racing
@@ -234,9 +240,6 @@ impl Once {
     /// `work` is dropped at its next `.await` if the lease is lost. If `work`
     /// fails, the key is free for the next attempt at once.
     ///
-    /// Cancel safe in that a dropped future stops `work` and leaves the key to the next attempt,
-    /// when the lease is over.
-    ///
     /// ```
     /// # #[cfg(feature = "sqlite")]
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -253,6 +256,9 @@ impl Once {
     /// }
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
+    ///
+    /// # Cancel safety
+    /// A future that is dropped stops `work`, and leaves the key to the next attempt when the lease is over.
     ///
     /// # Errors
     /// Those of `work`, as they are; [`ErrorKind::Timeout`] if somebody else was at it for all of
@@ -312,6 +318,9 @@ impl Once {
 /// longer than any caller retries. Gives their number. Keys of attempts that crashed or failed and
 /// that nobody took over are forgotten as long after their lease has ended; the next attempt is then
 /// the first again.
+///
+/// # Cancel safety
+/// Dropped, some may have been removed. Run it again.
 ///
 /// # Errors
 /// What the database answers.

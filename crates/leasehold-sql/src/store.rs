@@ -135,7 +135,7 @@ const BEATS: usize = 2;
 /// own the database.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] for a URL that names no SQL store of this build.
+/// [`Config`](leasehold_core::ErrorKind::Config) for a URL that names no SQL store of this build.
 pub fn schema(url: &str) -> Result<String> {
     Ok(schema::printed(&SqlUrl::parse(url)?))
 }
@@ -153,6 +153,9 @@ pub struct SqlStore {
 impl SqlStore {
     /// Opens the store of this URL and makes its tables if there are none. Its work is done on
     /// `runtime`.
+    ///
+    /// # Cancel safety
+    /// Dropped, nothing is left of it but connections and tasks that end by themselves.
     ///
     /// # Errors
     /// One line that says what to do, if the database cannot be used.

@@ -61,6 +61,9 @@ impl Versioned {
 
     /// The row's version now; `None` if there is no such row.
     ///
+    /// # Cancel safety
+    /// It only reads: dropped, nothing is left of it.
+    ///
     /// # Errors
     /// What the database answers.
     pub async fn version<C>(&self, connection: &mut C, key: impl Into<Value>) -> Result<Option<i64>>
@@ -74,6 +77,9 @@ impl Versioned {
     /// Sets columns of one row, and its version to `expected + 1`, if its version is still
     /// `expected`: one statement. Gives the new version. With no columns it only claims the row:
     /// what else the transaction writes is then safe until it commits.
+    ///
+    /// # Cancel safety
+    /// Dropped meanwhile, it leaves the transaction as the driver leaves it: roll back.
     ///
     /// # Errors
     /// [`ErrorKind::StaleVersion`] (see [`Error::stale_version`]), and nothing was written;
@@ -168,6 +174,9 @@ impl Retry {
 /// [`ErrorKind::StaleVersion`] or [`ErrorKind::Conflict`], with random pauses, a bounded number of
 /// times; then its last error. `work` must begin its own transaction: both kinds of error mean
 /// that everything read so far is old.
+///
+/// # Cancel safety
+/// Dropped, it drops the try that is under way.
 ///
 /// # Errors
 /// Those of `work`.

@@ -1,17 +1,17 @@
 //! `leasehold torture`: is my set-up safe?
 //!
 //! Processes fight for locks, and under each lock they increment a register and add to a set,
-//! which live in the [parent] as a database would. Meanwhile they are [stopped, killed and
-//! cut off](faults). Everything they saw goes into a [history], and the [checker] says
+//! which live in the parent as a database would. Meanwhile they are stopped, killed and
+//! cut off. Everything they saw goes into a history, and the checker says
 //! which promise of the store it breaks, if any.
 //!
-//! The same work is done on two [resources](resource): one takes every write, the other refuses
+//! The same work is done on two resources: one takes every write, the other refuses
 //! late tokens. Where the store has leases, a holder that is stopped for longer than its lease
 //! *must* spoil the first and *cannot* spoil the second. If the first loses nothing, the run was
 //! too gentle, and counts as void.
 //!
-//! Nothing here knows any store but [`served`], which makes a remote store of one that lives in a
-//! process, [`relay`], which knows the URLs of servers, and [`ledger`], which has the fenced resource in
+//! Nothing here knows any store but `served`, which makes a remote store of one that lives in a
+//! process, `relay`, which knows the URLs of servers, and `ledger`, which has the fenced resource in
 //! the store itself: this is how every store proves itself, ours and other people's.
 
 #![forbid(unsafe_code)]

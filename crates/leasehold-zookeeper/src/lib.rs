@@ -112,6 +112,9 @@ impl ZooKeeperStore {
     /// Opens the store of this URL, `zookeeper://host:port,host:port/path?…`. Its session and all its
     /// tasks live on `runtime`. A few round trips.
     ///
+    /// # Cancel safety
+    /// Dropped, nothing is left of it but connections and tasks that end by themselves.
+    ///
     /// # Errors
     /// One line that says what to do: [`ErrorKind::Config`] for a URL that cannot work or a path that
     /// does not exist, [`ErrorKind::Unreachable`] if no majority serves within 10 s,

@@ -98,7 +98,8 @@ pub use registry::{BUILT_IN, registry};
 /// | `zookeeper://host,host,host/path` | many machines (feature `zookeeper`) |
 /// | `etcd://host1,host2,host3` | many machines (feature `etcd`) |
 ///
-/// Cancel safe.
+/// # Cancel safety
+/// Dropped, nothing is left of it.
 ///
 /// # Errors
 /// [`ErrorKind::Config`] for a URL that cannot work, [`ErrorKind::Unsupported`] for a store

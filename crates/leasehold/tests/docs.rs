@@ -273,3 +273,47 @@ fn read_sources(directory: &std::path::Path, all: &mut String) {
         }
     }
 }
+
+/// Every `pub async fn` of the packages that programs and stores use, with what is written above it.
+/// (The cases of the conformance suite are functions of tests.)
+fn public_async_functions() -> Vec<(String, String)> {
+    let crates = format!("{}/..", env!("CARGO_MANIFEST_DIR"));
+    let mut folders: Vec<_> = std::fs::read_dir(crates)
+        .unwrap()
+        .map(|entry| entry.unwrap().path().join("src"))
+        .filter(|src| !src.to_string_lossy().contains("conformance"))
+        .collect();
+    let mut found = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|ending| ending == "rs") {
+                let text = std::fs::read_to_string(&path).unwrap();
+                let mut above = String::new();
+                for line in text.lines().map(str::trim_start) {
+                    if line.starts_with("pub async fn ") {
+                        let at = format!("{}: {line}", path.display());
+                        found.push((at, std::mem::take(&mut above)));
+                    } else if line.starts_with("///") || line.starts_with("#[") {
+                        above.push_str(line);
+                        above.push('\n');
+                    } else {
+                        above.clear();
+                    }
+                }
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn every_async_function_says_what_becomes_of_it_when_it_is_dropped() {
+    let all = public_async_functions();
+    assert!(all.len() > 40, "{} were found", all.len());
+    for (function, above) in all {
+        assert!(above.contains("/// # Cancel safety\n"), "{function}");
+    }
+}

@@ -85,7 +85,10 @@ impl Builder {
         self
     }
 
-    /// Connects to the store of this URL. Cancel safe.
+    /// Connects to the store of this URL.
+    ///
+    /// # Cancel safety
+    /// Dropped, nothing is left of it.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] for a URL that cannot work, [`ErrorKind::Unsupported`] for a store

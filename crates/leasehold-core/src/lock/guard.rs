@@ -157,9 +157,11 @@ impl Guard {
         ensure(self.lease(), min).map_err(|e| e.at(self.hold.core.store.url()))
     }
 
-    /// Resolves when the lock is lost, and tells why. Cancel safe; works in any executor. It
-    /// resolves when the background thread notices, which after a pause of the whole process may
-    /// be a moment after [`is_held`](Self::is_held) turned false.
+    /// Resolves when the lock is lost, and tells why. Works in any executor. It resolves when
+    /// the background thread notices, which after a pause of the whole process may be a moment after [`is_held`](Self::is_held) turned false.
+    ///
+    /// # Cancel safety
+    /// It only waits: drop it, and call it again.
     pub async fn lost(&self) -> LostReason {
         let mut watch = self.watch();
         loop {
@@ -182,7 +184,7 @@ impl Guard {
     /// on. So `guard.release().await?` in a loop ends it for a lost lock only.
     ///
     /// With an [`Owner`](crate::Owner), the lock is released with the outermost guard; the others
-    /// return at once. Cancel safe: if this future is dropped, the background thread goes on.
+    /// return at once.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -194,6 +196,9 @@ impl Guard {
     /// }
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
+    ///
+    /// # Cancel safety
+    /// A future that is dropped has released all the same: the background thread goes on.
     ///
     /// # Errors
     /// [`ErrorKind::Lost`] if the lock was lost before, so that what was done under it may have
@@ -277,8 +282,10 @@ impl Watch {
 
     /// The pause button of work that must not go on in jeopardy: returns at once while the hold is
     /// [`Held`](State::Held), waits while it is [`AtRisk`](State::AtRisk), and goes on when a renewal
-    /// was acknowledged after all. Call it between two steps. No I/O; cancel safe; works in any
-    /// executor.
+    /// was acknowledged after all. Call it between two steps. No I/O; works in any executor.
+    ///
+    /// # Cancel safety
+    /// May be dropped and called again: no change is missed.
     ///
     /// # Errors
     /// [`ErrorKind::Lost`] if the lock is lost, or is by the end of the wait; [`ErrorKind::Closed`]
@@ -303,7 +310,10 @@ impl Watch {
     }
 
     /// Waits for the state to change from what was last seen, and tells the new one. Does not
-    /// resolve any more after [`State::Lost`] or [`State::Released`]. Cancel safe.
+    /// resolve any more after [`State::Lost`] or [`State::Released`].
+    ///
+    /// # Cancel safety
+    /// May be dropped and called again: no change is missed.
     pub async fn changed(&mut self) -> State {
         match self.changes.changed().await {
             Ok(()) => *self.changes.borrow_and_update(),

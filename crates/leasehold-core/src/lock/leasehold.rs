@@ -52,7 +52,7 @@ impl Leasehold {
         Self { core: Arc::new(core) }
     }
 
-    /// A mutex: one holder at a time. A bad name is told by the call that takes the lock.
+    /// A mutex: one holder at a time. An invalid name is reported on acquisition.
     pub fn mutex(&self, name: impl AsRef<str>) -> Mutex {
         Mutex::new(LockHandle::new(&self.core, name.as_ref(), Kind::Mutex, 1))
     }
@@ -67,8 +67,8 @@ impl Leasehold {
         Semaphore::new(LockHandle::new(&self.core, name.as_ref(), Kind::Semaphore, permits))
     }
 
-    /// Who holds and who waits for one lock; `None` if nobody does. For people: it is old news
-    /// when it arrives. Cancel safe.
+    /// Who holds and who waits for one lock; `None` if nobody does. For diagnostics only: the
+    /// snapshot may be stale.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -82,6 +82,9 @@ impl Leasehold {
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
     ///
+    /// # Cancel safety
+    /// It only reads: dropped, nothing is left of it.
+    ///
     /// # Errors
     /// [`ErrorKind::InvalidName`], or as the store fails.
     pub async fn read(&self, name: impl AsRef<str>) -> Result<Option<LockInfo>> {
@@ -91,7 +94,10 @@ impl Leasehold {
         read.map_err(|e| e.during("show").on(&name).at(self.url()))
     }
 
-    /// All locks in use whose name starts with `prefix`, by name. Cancel safe.
+    /// All locks in use whose name starts with `prefix`, by name.
+    ///
+    /// # Cancel safety
+    /// It only reads: dropped, nothing is left of it.
     ///
     /// # Errors
     /// As the store fails.
@@ -103,8 +109,11 @@ impl Leasehold {
 
     /// Takes a lock away by a person's order, and tells how many holds ended. Their guards turn
     /// `Lost` at their next renewal, *after* the next holder may have begun: only resources that
-    /// check tokens are safe from that. A future that is dropped may have done it or not; doing it
-    /// again is safe with [`Evict::Token`].
+    /// check tokens are safe from that.
+    ///
+    /// # Cancel safety
+    /// A future that is dropped may have done it or not. Doing it again is safe with [`Evict::Token`]; with
+    /// [`Evict::Holders`] it could meet the next one.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidName`], or as the store fails.
@@ -121,10 +130,13 @@ impl Leasehold {
     /// `Ok` means that it was held when the store answered; it may be lost a moment later. What
     /// that does and does not protect is on [`sequencer`](crate::sequencer).
     ///
+    /// # Cancel safety
+    /// It only reads: dropped, nothing is left of it.
+    ///
     /// # Errors
     /// [`ErrorKind::Lost`] if it is not held any more (or never was); [`ErrorKind::Mismatch`] if the
     /// sequencer is of another store, or its name is in use as another kind of lock;
-    /// [`ErrorKind::Unreachable`], and nothing is known. Cancel safe.
+    /// [`ErrorKind::Unreachable`], and nothing is known.
     pub async fn check(&self, sequencer: &Sequencer) -> Result<ClaimInfo> {
         let checked = self.check_here(sequencer).await;
         checked.map_err(|e| e.during("check").on(sequencer.name()).at(self.url()))
@@ -167,7 +179,9 @@ impl Leasehold {
 
     /// Asks the store what is wrong with its set-up, worst first: settings that break or weaken what
     /// this kind of store can promise. What it promises as it is, is [`guarantees`](Self::guarantees).
-    /// Cancel safe.
+    ///
+    /// # Cancel safety
+    /// It only reads: dropped, nothing is left of it.
     ///
     /// # Errors
     /// As the store fails; then nothing is known.
@@ -181,7 +195,7 @@ impl Leasehold {
 
     /// What sequencers say of this store: all clients with the same identity share their locks. It
     /// is drawn from the store's address (on this machine: from the directory and the machine),
-    /// without credentials, or was set by [`Builder::identity`].
+    /// without credentials, or was set by [`Builder::identity`](crate::Builder::identity).
     pub fn identity(&self) -> &str {
         &self.core.identity
     }
@@ -210,7 +224,10 @@ impl Leasehold {
     /// was held has passed ([`close_timeout`](Self::close_timeout) sets another limit). Its guards
     /// are `Lost(Closed)`. Then it says goodbye to the servers ([`Store::disconnect`], two seconds
     /// at most): a client that is only dropped breaks its connections off, and MariaDB's log warns of
-    /// each. Dropped meanwhile, it goes on in the background.
+    /// each.
+    ///
+    /// # Cancel safety
+    /// A future that is dropped goes on in the background.
     ///
     /// # Errors
     /// [`ErrorKind::Unreachable`] if something may still be held at the store, which then ends
@@ -232,6 +249,9 @@ impl Leasehold {
     /// }
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
+    ///
+    /// # Cancel safety
+    /// As [`close`](Self::close).
     ///
     /// # Errors
     /// As [`close`](Self::close).

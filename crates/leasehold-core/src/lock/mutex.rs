@@ -39,8 +39,6 @@ impl Mutex {
     /// event (feature `tracing`); see also
     /// [`held_by_this_client`](crate::Error::held_by_this_client).
     ///
-    /// Cancel safe: a future that is dropped gives its place back.
-    ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// # let locks = leasehold::connect("memory:").await?;
@@ -49,6 +47,9 @@ impl Mutex {
     /// guard.release().await?;
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
+    ///
+    /// # Cancel safety
+    /// A future that is dropped gives its place back, in the background.
     ///
     /// # Errors
     /// [`Unreachable`](crate::ErrorKind::Unreachable) when the store has not answered for a lease,
@@ -60,7 +61,7 @@ impl Mutex {
         self.handle.acquire("lock", 1, Wait::Forever).await
     }
 
-    /// Takes the lock now or not at all. One round trip. Cancel safe.
+    /// Takes the lock now or not at all. One round trip.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -74,13 +75,16 @@ impl Mutex {
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
     ///
+    /// # Cancel safety
+    /// A future that is dropped gives back what it was granted, in the background.
+    ///
     /// # Errors
     /// [`Contended`](crate::ErrorKind::Contended), with who holds it; and as [`lock`](Self::lock).
     pub async fn try_lock(&self) -> Result<Guard> {
         self.handle.acquire("try_lock", 1, Wait::Try).await
     }
 
-    /// Waits its turn for at most this long. Cancel safe.
+    /// Waits its turn for at most this long.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -91,6 +95,9 @@ impl Mutex {
     /// assert!(error.store_answered()); // busy, and not away
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
+    ///
+    /// # Cancel safety
+    /// A future that is dropped gives its place back, in the background.
     ///
     /// # Errors
     /// [`Timeout`](crate::ErrorKind::Timeout), with who holds it, or with
@@ -109,6 +116,9 @@ impl Mutex {
     /// let total = locks.mutex("ledger").run(|guard| async move { guard.token().get() }).await?;
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
+    ///
+    /// # Cancel safety
+    /// Dropped, it drops the future of `work` where that awaits, and releases in the background.
     ///
     /// # Errors
     /// As [`lock`](Self::lock), and [`Lost`](crate::ErrorKind::Lost) if the lock was lost before

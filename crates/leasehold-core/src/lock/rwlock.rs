@@ -47,6 +47,9 @@ impl RwLock {
 
     /// Waits its turn and takes the lock for reading. One round trip when free.
     ///
+    /// # Cancel safety
+    /// As [`Mutex::lock`](crate::Mutex::lock).
+    ///
     /// # Errors
     /// As [`Mutex::lock`](crate::Mutex::lock).
     pub async fn read(&self) -> Result<Guard> {
@@ -54,6 +57,9 @@ impl RwLock {
     }
 
     /// Takes the lock for reading, now or not at all. One round trip.
+    ///
+    /// # Cancel safety
+    /// As [`Mutex::try_lock`](crate::Mutex::try_lock).
     ///
     /// # Errors
     /// As [`Mutex::try_lock`](crate::Mutex::try_lock).
@@ -63,6 +69,9 @@ impl RwLock {
 
     /// Waits for at most this long to read.
     ///
+    /// # Cancel safety
+    /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
+    ///
     /// # Errors
     /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
     pub async fn read_timeout(&self, limit: Duration) -> Result<Guard> {
@@ -70,6 +79,9 @@ impl RwLock {
     }
 
     /// Waits its turn and takes the lock for writing. One round trip when free.
+    ///
+    /// # Cancel safety
+    /// As [`Mutex::lock`](crate::Mutex::lock).
     ///
     /// # Errors
     /// As [`Mutex::lock`](crate::Mutex::lock).
@@ -79,6 +91,9 @@ impl RwLock {
 
     /// Takes the lock for writing, now or not at all. One round trip.
     ///
+    /// # Cancel safety
+    /// As [`Mutex::try_lock`](crate::Mutex::try_lock).
+    ///
     /// # Errors
     /// As [`Mutex::try_lock`](crate::Mutex::try_lock).
     pub async fn try_write(&self) -> Result<Guard> {
@@ -87,6 +102,9 @@ impl RwLock {
 
     /// Waits for at most this long to write.
     ///
+    /// # Cancel safety
+    /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
+    ///
     /// # Errors
     /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
     pub async fn write_timeout(&self, limit: Duration) -> Result<Guard> {
@@ -94,6 +112,9 @@ impl RwLock {
     }
 
     /// Runs `work` while reading; see [`Mutex::run`](crate::Mutex::run).
+    ///
+    /// # Cancel safety
+    /// As [`Mutex::run`](crate::Mutex::run).
     ///
     /// # Errors
     /// As [`Mutex::run`](crate::Mutex::run).
@@ -105,6 +126,9 @@ impl RwLock {
     }
 
     /// Runs `work` while writing; see [`Mutex::run`](crate::Mutex::run).
+    ///
+    /// # Cancel safety
+    /// As [`Mutex::run`](crate::Mutex::run).
     ///
     /// # Errors
     /// As [`Mutex::run`](crate::Mutex::run).

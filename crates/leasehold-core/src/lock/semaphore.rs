@@ -47,6 +47,9 @@ impl Semaphore {
 
     /// Waits its turn and takes one permit. One round trip when free.
     ///
+    /// # Cancel safety
+    /// As [`Mutex::lock`](crate::Mutex::lock).
+    ///
     /// # Errors
     /// As [`Mutex::lock`](crate::Mutex::lock).
     pub async fn acquire(&self) -> Result<Guard> {
@@ -54,6 +57,9 @@ impl Semaphore {
     }
 
     /// Waits its turn and takes `permits` at once.
+    ///
+    /// # Cancel safety
+    /// As [`Mutex::lock`](crate::Mutex::lock).
     ///
     /// # Errors
     /// As [`Mutex::lock`](crate::Mutex::lock).
@@ -63,6 +69,9 @@ impl Semaphore {
 
     /// Takes one permit now or not at all. One round trip.
     ///
+    /// # Cancel safety
+    /// As [`Mutex::try_lock`](crate::Mutex::try_lock).
+    ///
     /// # Errors
     /// As [`Mutex::try_lock`](crate::Mutex::try_lock).
     pub async fn try_acquire(&self) -> Result<Guard> {
@@ -70,6 +79,9 @@ impl Semaphore {
     }
 
     /// Takes `permits` now or not at all. One round trip.
+    ///
+    /// # Cancel safety
+    /// As [`Mutex::try_lock`](crate::Mutex::try_lock).
     ///
     /// # Errors
     /// As [`Mutex::try_lock`](crate::Mutex::try_lock).
@@ -79,6 +91,9 @@ impl Semaphore {
 
     /// Waits for at most this long for one permit.
     ///
+    /// # Cancel safety
+    /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
+    ///
     /// # Errors
     /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
     pub async fn acquire_timeout(&self, limit: Duration) -> Result<Guard> {
@@ -87,6 +102,9 @@ impl Semaphore {
 
     /// Waits for at most this long for `permits`.
     ///
+    /// # Cancel safety
+    /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
+    ///
     /// # Errors
     /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
     pub async fn acquire_many_timeout(&self, permits: u32, limit: Duration) -> Result<Guard> {
@@ -94,6 +112,9 @@ impl Semaphore {
     }
 
     /// Runs `work` with one permit; see [`Mutex::run`](crate::Mutex::run).
+    ///
+    /// # Cancel safety
+    /// As [`Mutex::run`](crate::Mutex::run).
     ///
     /// # Errors
     /// As [`Mutex::run`](crate::Mutex::run).

@@ -18,8 +18,8 @@ pub struct StoreInfo {
     /// Whether calls are answered without I/O to another machine. Then a dropped guard is released
     /// on the spot, and not by the background thread.
     pub is_local: bool,
-    /// How much longer than a server's answer a grant may take in [`Store::join`](super::Store::join) by
-    /// what the store was told to wait for, such as replicas. Asking again meanwhile would help nobody.
+    /// Extra time that a grant may need in [`Store::join`](super::Store::join) for replication, beside a
+    /// server's answer. Asking again meanwhile would help nobody.
     pub replication_timeout: Duration,
 }
 

@@ -108,11 +108,17 @@ impl<T: Clone> Waiters<T> {
     }
 
     /// Resolves when somebody was enlisted since it last did.
+    ///
+    /// # Cancel safety
+    /// May be dropped and called again: nothing is missed.
     pub async fn more(&self) {
         self.more.notified().await;
     }
 
     /// The next news of a claim; at once for one that does not wait here.
+    ///
+    /// # Cancel safety
+    /// May be dropped and called again: nothing is missed.
     pub async fn news(&self, id: ClaimId) -> Signal {
         let Some(waiter) = locked(&self.all).get(&id).cloned() else { return Signal::Ask };
         loop {

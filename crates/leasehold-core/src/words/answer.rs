@@ -18,7 +18,7 @@ pub enum Mode {
     Wait,
 }
 
-/// The answer to [`Store::join`].
+/// The answer to [`Store::join`](crate::store::Store::join).
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Joined {
@@ -55,7 +55,7 @@ pub struct Place {
     pub token: Option<Token>,
 }
 
-/// One claim of [`Store::renew`].
+/// One claim of [`Store::renew`](crate::store::Store::renew).
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Renew {
@@ -65,7 +65,7 @@ pub struct Renew {
     pub lease: Duration,
 }
 
-/// The answer to one claim of [`Store::renew`].
+/// The answer to one claim of [`Store::renew`](crate::store::Store::renew).
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Renewal {
@@ -108,7 +108,7 @@ impl Renewal {
     }
 }
 
-/// The answer to [`Store::changed`].
+/// The answer to [`Store::changed`](crate::store::Store::changed).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Signal {
@@ -120,7 +120,7 @@ pub enum Signal {
     Granted(Token),
 }
 
-/// Which claims [`Store::evict`] removes.
+/// Which claims [`Store::evict`](crate::store::Store::evict) removes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Evict {
@@ -143,7 +143,7 @@ pub struct LockInfo {
     pub capacity: u32,
     /// Everybody in the queue, in order.
     pub claims: Vec<ClaimInfo>,
-    /// Why the queue could not be read, in a list of many ([`Store::list`]): then nothing is known
+    /// Why the queue could not be read, in a list of many ([`Store::list`](crate::store::Store::list)): then nothing is known
     /// of this lock but its name.
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
     pub unreadable: Option<String>,

@@ -79,7 +79,7 @@ impl Shared {
                 }
                 None => return Err(no_answer()),
                 // Closed by the server while it lay idle, as likely as not.
-                // Whom a repeated eviction would meet is somebody else.
+                // Retrying an eviction could hit the next holder.
                 Some(Err(Failure::Broken(_)))
                     if pooled.used && replaced < 2 && !matches!(call, Call::Evict(..)) =>
                 {
