@@ -15,6 +15,7 @@ pub use crate::base::clock::wall_micros;
 pub use crate::base::duration::short;
 pub use crate::base::locked::locked;
 pub use crate::base::percent::{Escaped, decoded, decoded_bytes, unescape};
+pub use crate::store::inbox::Inbox;
 pub use crate::store::machine::{boot_id, file_system, identity_of, magic, remote};
 pub use crate::store::url::parts::{Host, UrlParts};
 pub use crate::store::url::redacted;

@@ -25,6 +25,7 @@ pub use crate::words::answer::{
 
 pub(crate) mod above;
 mod guarantees;
+pub(crate) mod inbox;
 mod info;
 pub(crate) mod machine;
 mod memory;

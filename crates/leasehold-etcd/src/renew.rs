@@ -12,6 +12,7 @@ use std::collections::HashMap;
 
 use super::Shared;
 use super::ask::{Found, get, range};
+use super::claims::Known;
 use super::fault::Failure;
 use super::keepalive::Pending;
 use super::leases::delay;
@@ -155,28 +156,39 @@ impl Shared {
                     let kvs = found.get(at).map(|f| f.kvs.as_slice()).unwrap_or_default();
                     Queue::of(&self.prefix(&claim.name), kvs)
                 });
-                let place = match &known {
-                    Some(known) => queue.position(&self.key_on(&claim.name, known.lease.id)),
-                    None => queue.find(claim.id),
-                };
-                let Some(place) = place else { return Stands::Gone };
-                let entry = queue.entries.get(place).filter(|e| !e.departed && is_its(e.token));
-                let Some(entry) = entry else { return Stands::Gone };
-                let (token, lease) = (entry.token, entry.lease);
-                if place < queue.granted {
-                    return Stands::Holds { token, lease };
-                }
-                self.claims.note(claim.id, |known| {
-                    known.ahead = place;
-                    if let Some((_, ahead)) = &mut known.behind {
-                        *ahead = place;
-                    }
-                });
-                let first = place == queue.granted && claim.kind != Kind::Mutex;
-                let place = Place { ahead: place, head_remaining: None, token: Some(token) };
-                Stands::Waits { place, lease, first }
+                self.stands_in(queue, claim, known.as_ref(), is_its)
             }
         }
+    }
+
+    /// How a claim stands in a queue that was read whole.
+    fn stands_in(
+        &self,
+        queue: &Queue,
+        claim: &Claim,
+        known: Option<&Known>,
+        is_its: impl Fn(Token) -> bool,
+    ) -> Stands {
+        let place = match known {
+            Some(known) => queue.position(&self.key_on(&claim.name, known.lease.id)),
+            None => queue.find(claim.id),
+        };
+        let Some(place) = place else { return Stands::Gone };
+        let entry = queue.entries.get(place).filter(|e| !e.departed && is_its(e.token));
+        let Some(entry) = entry else { return Stands::Gone };
+        let (token, lease) = (entry.token, entry.lease);
+        if place < queue.granted {
+            return Stands::Holds { token, lease };
+        }
+        self.claims.note(claim.id, |known| {
+            known.ahead = place;
+            if let Some((_, ahead)) = &mut known.behind {
+                *ahead = place;
+            }
+        });
+        let first = place == queue.granted && claim.kind != Kind::Mutex;
+        let place = Place { ahead: place, head_remaining: None, token: Some(token) };
+        Stands::Waits { place, lease, first }
     }
 
     async fn answer(

@@ -1,15 +1,12 @@
 //! The waiters of this client: what they were told, and the task that watches for each.
-//!
-//! What a waiter is told is kept until it leaves, so that nothing is lost between the answer
-//! "waiting" and `changed`.
 
-use leasehold_core::kit::locked;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
+use leasehold_core::kit::{Inbox, locked};
 use leasehold_core::store::Signal;
 use leasehold_core::{ClaimId, Token};
 
@@ -22,8 +19,7 @@ pub(super) struct Waiters {
 #[derive(Debug)]
 pub(super) struct Waiter {
     pub(super) token: Token,
-    told: Mutex<Told>,
-    wake: Notify,
+    inbox: Inbox,
     /// Its task should look again, whatever it watches.
     look: Notify,
     task: Mutex<Task>,
@@ -37,12 +33,6 @@ enum Task {
     Ended,
 }
 
-#[derive(Debug, Default)]
-struct Told {
-    granted: bool,
-    ask: bool,
-}
-
 impl Waiters {
     /// Enlists a claim that stands under this token; `None` if it is there already.
     pub(super) fn enlist(&self, id: ClaimId, token: Token) -> Option<Arc<Waiter>> {
@@ -52,8 +42,7 @@ impl Waiters {
         }
         let waiter = Arc::new(Waiter {
             token,
-            told: Mutex::default(),
-            wake: Notify::new(),
+            inbox: Inbox::default(),
             look: Notify::new(),
             task: Mutex::default(),
         });
@@ -84,18 +73,10 @@ impl Waiters {
 
     /// The next news of a claim; at once for one that does not wait here.
     pub(super) async fn news(&self, id: ClaimId) -> Signal {
-        let Some(waiter) = locked(&self.all).get(&id).cloned() else { return Signal::Ask };
-        loop {
-            {
-                let mut told = locked(&waiter.told);
-                if told.granted {
-                    return Signal::Granted(waiter.token);
-                }
-                if std::mem::take(&mut told.ask) {
-                    return Signal::Ask;
-                }
-            }
-            waiter.wake.notified().await;
+        let waiter = locked(&self.all).get(&id).cloned();
+        match waiter {
+            Some(waiter) => waiter.inbox.news().await,
+            None => Signal::Ask,
         }
     }
 }
@@ -116,14 +97,11 @@ impl Waiter {
     }
 
     pub(super) fn tell(&self, signal: Signal) {
-        {
-            let mut told = locked(&self.told);
-            match signal {
-                Signal::Granted(_) => told.granted = true,
-                Signal::Ask => told.ask = true,
-            }
-        }
-        self.wake.notify_one();
+        self.inbox.tell(match signal {
+            // It stands under this one, and is granted under no other.
+            Signal::Granted(_) => Signal::Granted(self.token),
+            Signal::Ask => Signal::Ask,
+        });
     }
 
     /// Resolves when somebody wants its task to look again.

@@ -1,21 +1,19 @@
 //! The waiters of this process: whom to wake, and whose deaths they must hear of.
 //!
 //! A waiter is enlisted inside the section that puts its claim into the queue, so that no push
-//! finds nobody. What it is told is kept until it asks, so that nothing is lost between the answer
-//! "waiting" and the call of `changed`. One watch for each session is shared by all waiters here.
+//! finds nobody. One watch for each session is shared by all waiters here.
 
-use leasehold_core::kit::locked;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use tokio::net::unix::pipe::Sender;
 use tokio::runtime::Handle;
-use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use super::session::{self, Clients, Life};
+use leasehold_core::ClaimId;
+use leasehold_core::kit::{Inbox, locked};
 use leasehold_core::store::Signal;
-use leasehold_core::{ClaimId, Token};
 
 #[derive(Debug)]
 pub(super) struct Waiters {
@@ -32,21 +30,8 @@ struct State {
 
 #[derive(Debug, Default)]
 struct Waiter {
-    told: Arc<Told>,
+    inbox: Arc<Inbox>,
     watching: Vec<String>,
-}
-
-/// What a waiter was told and has not yet asked for.
-#[derive(Debug, Default)]
-struct Told {
-    news: Mutex<News>,
-    wake: Notify,
-}
-
-#[derive(Debug, Default)]
-struct News {
-    granted: Option<Token>,
-    ask: bool,
 }
 
 #[derive(Debug)]
@@ -74,8 +59,8 @@ impl Waiters {
     /// Keeps what this claim is told from now on; what it was told before is answered by the
     /// section that this is called in.
     pub(super) fn enlist(&self, id: ClaimId) {
-        let told = self.lock().waiters.entry(id).or_default().told.clone();
-        locked(&told.news).ask = false;
+        let inbox = self.lock().waiters.entry(id).or_default().inbox.clone();
+        inbox.asked();
     }
 
     /// Forgets a claim that waits no more.
@@ -87,43 +72,26 @@ impl Waiters {
     }
 
     pub(super) fn tell(&self, id: ClaimId, signal: Signal) {
-        let told = {
+        let inbox = {
             let mut state = self.lock();
             let Some(waiter) = state.waiters.get_mut(&id) else { return };
-            let told = waiter.told.clone();
+            let inbox = waiter.inbox.clone();
             if let Signal::Granted(_) = signal {
                 // Nothing is in its way any more.
                 let watching = std::mem::take(&mut waiter.watching);
                 state.unwatch(id, &watching);
             }
-            told
+            inbox
         };
-        {
-            let mut news = locked(&told.news);
-            match signal {
-                Signal::Granted(token) => news.granted = Some(token),
-                Signal::Ask => news.ask = true,
-            }
-        }
-        told.wake.notify_one();
+        inbox.tell(signal);
     }
 
     /// The next news of a claim; at once for one that does not wait here.
     pub(super) async fn news(&self, id: ClaimId) -> Signal {
-        let Some(told) = self.lock().waiters.get(&id).map(|w| w.told.clone()) else {
-            return Signal::Ask;
-        };
-        loop {
-            {
-                let mut news = locked(&told.news);
-                if let Some(token) = news.granted {
-                    return Signal::Granted(token);
-                }
-                if std::mem::take(&mut news.ask) {
-                    return Signal::Ask;
-                }
-            }
-            told.wake.notified().await;
+        let inbox = self.lock().waiters.get(&id).map(|waiter| waiter.inbox.clone());
+        match inbox {
+            Some(inbox) => inbox.news().await,
+            None => Signal::Ask,
         }
     }
 

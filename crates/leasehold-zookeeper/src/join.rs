@@ -5,7 +5,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use zookeeper_client::{CreateMode, Error as Fault, Stat};
+use zookeeper_client::{CreateMode, CreateSequence, Error as Fault, Stat};
 
 use super::claims::{Stage, Standing};
 use super::fault::explain;
@@ -99,66 +99,20 @@ impl Shared {
         let lock = self.lock_path(&claim.name);
         let prefix = format!("{lock}/{}", node::prefix(self.naming(), &claim));
         let data = serde_json::to_vec(&*claim.holder).unwrap_or_default();
-        let options = CreateMode::EphemeralSequential.with_acls(self.acls());
-        let container = self.lock_mode().with_acls(self.acls());
         let mut tries = 0;
         loop {
             self.claims.asked(&claim, mode, &lock, self.clock.now());
-            let sent = session.write(|c| async {
-                // Requests go out in the order of these lines. Where the lock's node was not there, it
-                // is made in the same breath.
-                let make = (tries > 0).then(|| c.create(&lock, &[], &container));
-                let create = c.create(&prefix, &data, &options);
-                let list = c.list_children(&lock);
-                let make = async {
-                    match make {
-                        Some(make) => make.await.map(drop),
-                        None => Ok(()),
-                    }
-                };
-                let (made, created, listed) = tokio::join!(make, create, list);
-                match created {
-                    Ok(created) => Ok((created, listed)),
-                    // Why the lock's node cannot be made, rather than that it is not there.
-                    Err(Fault::NoNode) => {
-                        Err((Fault::NoNode, made.err().filter(|fault| *fault != Fault::NodeExists)))
-                    }
-                    Err(fault) => Err((fault, None)),
-                }
-            });
-            match sent.await {
-                Ok(((stat, sequence), listed)) => {
+            match self.make_child(session, &lock, &prefix, &data, tries > 0).await {
+                Ok((stat, sequence, listed)) => {
                     let Some(token) = token_of(&stat) else {
                         let what = "the server tells no transaction of what it creates: leasehold \
                                     needs ZooKeeper 3.6 or later";
                         return Err(Error::new(ErrorKind::Unsupported, what));
                     };
                     let node = format!("{}{sequence}", &prefix[lock.len() + 1..]);
-                    let standing = Standing {
-                        session: session.id(),
-                        lock: lock.clone(),
-                        node,
-                        token,
-                        sequence: sequence.into_i64(),
-                    };
-                    if !self.claims.stands(claim.id, standing.clone()) {
-                        self.delete(session, &standing).await?;
-                        return Err(explain(Fault::Timeout, &lock));
-                    }
-                    let node = standing.clone();
-                    let decided = match listed {
-                        Ok(names) => {
-                            self.decide(session, &claim, mode, started, standing, names).await
-                        }
-                        Err(fault) => Err(explain(fault, &lock)),
-                    };
-                    return match decided {
-                        // Refused, it is not asked for again, and nobody would leave for it.
-                        Err(error) if error.kind() != ErrorKind::Unreachable => {
-                            Err(self.undone(session, &claim, &node, error).await)
-                        }
-                        decided => decided,
-                    };
+                    let (session_id, sequence) = (session.id(), sequence.into_i64());
+                    let standing = Standing { session: session_id, lock, node, token, sequence };
+                    return self.stand(session, &claim, mode, started, standing, listed).await;
                 }
                 Err((Fault::NoNode, refused)) if tries < MAKE_TRIES => {
                     tries += 1;
@@ -178,6 +132,71 @@ impl Shared {
                     return Err(error);
                 }
             }
+        }
+    }
+
+    /// Makes a child, and lists who is there with it; with `container`, the lock's node before it. A
+    /// second fault tells why the lock's node cannot be made.
+    async fn make_child(
+        &self,
+        session: &Session,
+        lock: &str,
+        prefix: &str,
+        data: &[u8],
+        container: bool,
+    ) -> Result<(Stat, CreateSequence, Result<Vec<String>, Fault>), (Fault, Option<Fault>)> {
+        let options = CreateMode::EphemeralSequential.with_acls(self.acls());
+        let above = self.lock_mode().with_acls(self.acls());
+        let sent = session.write(|c| async {
+            // Requests go out in the order of these lines. Where the lock's node was not there, it is
+            // made in the same breath.
+            let make = container.then(|| c.create(lock, &[], &above));
+            let create = c.create(prefix, data, &options);
+            let list = c.list_children(lock);
+            let make = async {
+                match make {
+                    Some(make) => make.await.map(drop),
+                    None => Ok(()),
+                }
+            };
+            let (made, created, listed) = tokio::join!(make, create, list);
+            match created {
+                Ok((stat, sequence)) => Ok((stat, sequence, listed)),
+                // Why the lock's node cannot be made, rather than that it is not there.
+                Err(Fault::NoNode) => {
+                    Err((Fault::NoNode, made.err().filter(|fault| *fault != Fault::NodeExists)))
+                }
+                Err(fault) => Err((fault, None)),
+            }
+        });
+        sent.await
+    }
+
+    /// A child was made: what that comes to for its claim.
+    async fn stand(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        claim: &Claim,
+        mode: Mode,
+        started: Moment,
+        standing: Standing,
+        listed: Result<Vec<String>, Fault>,
+    ) -> Result<Joined> {
+        if !self.claims.stands(claim.id, standing.clone()) {
+            self.delete(session, &standing).await?;
+            return Err(explain(Fault::Timeout, &standing.lock));
+        }
+        let node = standing.clone();
+        let decided = match listed {
+            Ok(names) => self.decide(session, claim, mode, started, standing, names).await,
+            Err(fault) => Err(explain(fault, &node.lock)),
+        };
+        match decided {
+            // Refused, it is not asked for again, and nobody would leave for it.
+            Err(error) if error.kind() != ErrorKind::Unreachable => {
+                Err(self.undone(session, claim, &node, error).await)
+            }
+            decided => decided,
         }
     }
 

@@ -17,10 +17,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
-use async_trait::async_trait;
-use tokio::sync::Notify;
-
 use super::guarantees::ALL_KINDS;
+use super::inbox::Inbox;
 use super::{
     ClockModel, Durability, Evict, Guarantees, Joined, Liveness, LockInfo, Mode, Renew, Renewal,
     Signal, Stall, Store, StoreInfo, Survival, Wakeup, mismatch,
@@ -31,7 +29,7 @@ use crate::words::claim::{Claim, ClaimId};
 use crate::words::doctor::{Finding, own_clock};
 use crate::words::error::{Error, ErrorKind, Result};
 use crate::words::name::Name;
-use crate::words::token::Token;
+use async_trait::async_trait;
 
 /// Queues in this process. See the module's documentation.
 #[derive(Debug)]
@@ -51,13 +49,7 @@ struct State {
 #[derive(Debug)]
 struct Lock {
     queue: Queue,
-    waiters: HashMap<ClaimId, Arc<Waiter>>,
-}
-
-#[derive(Debug, Default)]
-struct Waiter {
-    granted: Mutex<Option<Token>>,
-    wake: Notify,
+    waiters: HashMap<ClaimId, Arc<Inbox>>,
 }
 
 impl MemoryStore {
@@ -141,23 +133,16 @@ impl Lock {
             let here: HashSet<ClaimId> = self.queue.entries().map(|e| e.id).collect();
             self.waiters.retain(|id, _| here.contains(id));
         }
-        *self.waiters.entry(id).or_default().granted() = None;
+        self.waiters.entry(id).or_default().clear();
     }
 
     fn tell(&mut self) {
         for id in self.queue.take_fresh_grants() {
             let entry = self.queue.entries().find(|e| e.id == id);
             if let (Some(entry), Some(waiter)) = (entry, self.waiters.get(&id)) {
-                *waiter.granted() = Some(entry.token);
-                waiter.wake.notify_one();
+                waiter.tell(Signal::Granted(entry.token));
             }
         }
-    }
-}
-
-impl Waiter {
-    fn granted(&self) -> MutexGuard<'_, Option<Token>> {
-        locked(&self.granted)
     }
 }
 
@@ -217,15 +202,11 @@ impl Store for MemoryStore {
 
     async fn changed(&self, claim: &Claim) -> Result<Signal> {
         let find = |state: &State| state.locks.get(&claim.name)?.waiters.get(&claim.id).cloned();
-        let Some(waiter) = find(&self.lock()) else { return Ok(Signal::Ask) };
-        loop {
-            // Looked at after each wake-up, so that what came before this call is found as well.
-            let granted = *waiter.granted();
-            if let Some(token) = granted {
-                return Ok(Signal::Granted(token));
-            }
-            waiter.wake.notified().await;
-        }
+        let waiter = find(&self.lock());
+        Ok(match waiter {
+            Some(waiter) => waiter.news().await,
+            None => Signal::Ask,
+        })
     }
 
     async fn read(&self, name: &Name) -> Result<Option<LockInfo>> {

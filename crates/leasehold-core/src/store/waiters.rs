@@ -1,18 +1,17 @@
 //! The waiters of this client, and what they were told.
 //!
-//! A waiter is enlisted before its claim goes out, so that no grant finds nobody; what it is told
-//! is kept until it leaves, so that nothing is lost between the answer "waiting" and `changed`.
-//! Shared by the stores that are told of grants by messages.
+//! A waiter is enlisted before its claim goes out, so that no grant finds nobody. Shared by the stores
+//! that are told of grants by messages.
 
-use crate::base::locked::locked;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::Notify;
 
+use super::inbox::Inbox;
+use crate::base::locked::locked;
 use crate::words::answer::Signal;
 use crate::words::claim::ClaimId;
-use crate::words::token::Token;
 
 /// The waiters, each with what the store keeps for it.
 #[derive(Debug)]
@@ -25,8 +24,7 @@ pub struct Waiters<T = ()> {
 #[derive(Debug)]
 struct Waiter<T> {
     kept: T,
-    told: Mutex<Told>,
-    wake: Notify,
+    inbox: Inbox,
 }
 
 impl<T> Default for Waiters<T> {
@@ -35,16 +33,10 @@ impl<T> Default for Waiters<T> {
     }
 }
 
-#[derive(Debug, Default)]
-struct Told {
-    granted: Option<Token>,
-    ask: bool,
-}
-
 impl<T: Clone> Waiters<T> {
     /// Enlists a claim; tells what is kept for it, which is made when it is enlisted first.
     pub fn enlist(&self, id: ClaimId, keep: impl FnOnce() -> T) -> T {
-        let waiter = |kept| Waiter { kept, told: Mutex::default(), wake: Notify::new() };
+        let waiter = |kept| Waiter { kept, inbox: Inbox::default() };
         let kept = {
             let mut all = locked(&self.all);
             all.entry(id).or_insert_with(|| Arc::new(waiter(keep()))).kept.clone()
@@ -56,8 +48,7 @@ impl<T: Clone> Waiters<T> {
     /// What is kept for a claim that was last seen waiting and was not told of a grant since.
     pub fn waiting(&self, id: ClaimId) -> Option<T> {
         let waiter = locked(&self.all).get(&id).cloned()?;
-        let granted = locked(&waiter.told).granted.is_some();
-        (!granted).then(|| waiter.kept.clone())
+        waiter.inbox.granted().is_none().then(|| waiter.kept.clone())
     }
 
     /// What is kept for a claim.
@@ -82,16 +73,10 @@ impl<T: Clone> Waiters<T> {
 
     /// Tells a waiter, if it is enlisted.
     pub fn tell(&self, id: ClaimId, signal: Signal) {
-        let Some(waiter) = locked(&self.all).get(&id).cloned() else { return };
-        {
-            let mut told = locked(&waiter.told);
-            match signal {
-                Signal::Granted(token) if told.granted == Some(token) => return,
-                Signal::Granted(token) => told.granted = Some(token),
-                Signal::Ask => told.ask = true,
-            }
+        let waiter = locked(&self.all).get(&id).cloned();
+        if let Some(waiter) = waiter {
+            waiter.inbox.tell(signal);
         }
-        waiter.wake.notify_one();
     }
 
     /// Lets everybody ask: what was pushed meanwhile may have been missed.
@@ -104,7 +89,7 @@ impl<T: Clone> Waiters<T> {
 
     /// How many have not been told of a grant.
     pub fn count(&self) -> usize {
-        locked(&self.all).values().filter(|w| locked(&w.told).granted.is_none()).count()
+        locked(&self.all).values().filter(|w| w.inbox.granted().is_none()).count()
     }
 
     /// Resolves when somebody was enlisted since it last did.
@@ -120,18 +105,10 @@ impl<T: Clone> Waiters<T> {
     /// # Cancel safety
     /// May be dropped and called again: nothing is missed.
     pub async fn news(&self, id: ClaimId) -> Signal {
-        let Some(waiter) = locked(&self.all).get(&id).cloned() else { return Signal::Ask };
-        loop {
-            {
-                let mut told = locked(&waiter.told);
-                if let Some(token) = told.granted {
-                    return Signal::Granted(token);
-                }
-                if std::mem::take(&mut told.ask) {
-                    return Signal::Ask;
-                }
-            }
-            waiter.wake.notified().await;
+        let waiter = locked(&self.all).get(&id).cloned();
+        match waiter {
+            Some(waiter) => waiter.inbox.news().await,
+            None => Signal::Ask,
         }
     }
 }

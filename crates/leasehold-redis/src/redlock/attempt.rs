@@ -167,28 +167,7 @@ impl Shared {
                 },
             };
             let Some((i, answer)) = answer else { break Decision::Failed };
-            let heard = match answer {
-                Ok(Vote::Granted { stored, last }) => {
-                    entry.saw(last);
-                    Answer::Granted { stored, last }
-                }
-                Ok(Vote::Busy(other)) => {
-                    entry.saw(other.last);
-                    if let Some(slot) = others.get_mut(i) {
-                        *slot = Some(other);
-                    }
-                    Answer::Refused
-                }
-                Err(trouble) => {
-                    let abstains = matches!(trouble, Trouble::Forgot);
-                    if abstains {
-                        self.tell_later(i);
-                    }
-                    troubles.push((i, trouble));
-                    if abstains { Answer::Abstained } else { Answer::Silent }
-                }
-            };
-            round.hear(i, heard);
+            round.hear(i, self.heard(entry, i, answer, &mut others, &mut troubles));
         };
         let mut refused: Vec<bool> = others.iter().map(Option::is_some).collect();
         for (i, _) in troubles.iter().filter(|(_, trouble)| trouble.undone()) {
@@ -221,6 +200,38 @@ impl Shared {
             ));
         }
         self.not_held(round, others, troubles, elapsed)
+    }
+
+    /// What a node's answer is for the round; what else it says is noted.
+    fn heard(
+        self: &Arc<Self>,
+        entry: &Entry,
+        node: usize,
+        answer: Result<Vote, Trouble>,
+        others: &mut [Option<Other>],
+        troubles: &mut Vec<(usize, Trouble)>,
+    ) -> Answer {
+        match answer {
+            Ok(Vote::Granted { stored, last }) => {
+                entry.saw(last);
+                Answer::Granted { stored, last }
+            }
+            Ok(Vote::Busy(other)) => {
+                entry.saw(other.last);
+                if let Some(slot) = others.get_mut(node) {
+                    *slot = Some(other);
+                }
+                Answer::Refused
+            }
+            Err(trouble) => {
+                let abstains = matches!(trouble, Trouble::Forgot);
+                if abstains {
+                    self.tell_later(node);
+                }
+                troubles.push((node, trouble));
+                if abstains { Answer::Abstained } else { Answer::Silent }
+            }
+        }
     }
 
     /// What an attempt came to that is not held.

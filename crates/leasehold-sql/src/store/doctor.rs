@@ -322,7 +322,7 @@ const MANY: u64 = 5_000;
 #[cfg(feature = "mysql")]
 fn judge_mysql(settings: &Settings, pool: usize) -> Vec<Finding> {
     let value = |name: &str| settings.get(name).map_or("", String::as_str);
-    let on = |name: &str| matches!(value(name).to_ascii_uppercase().as_str(), "ON" | "1");
+    let on = |name: &str| is_on(value(name));
     let mut found = Vec::new();
     // 3 is MariaDB's way to write 1.
     if !matches!(value("innodb_flush_log_at_trx_commit"), "1" | "3") {
@@ -353,25 +353,7 @@ fn judge_mysql(settings: &Settings, pool: usize) -> Vec<Finding> {
             "connect to the primary",
         ));
     }
-    if on("log_bin") {
-        if value("binlog_format").eq_ignore_ascii_case("statement") {
-            found.push(Finding::broken(
-                "binlog_format",
-                "binlog_format is STATEMENT",
-                "InnoDB refuses to write at the isolation level that locks need",
-                "set binlog_format = ROW (or MIXED)",
-            ));
-        }
-        if value("sync_binlog") != "1" {
-            found.push(Finding::weak(
-                "sync_binlog",
-                format!("sync_binlog is {}", value("sync_binlog")),
-                "after a crash, replicas may lack grants that the primary has, or the other way \
-                 round; a fail-over then lets two hold at once. Tokens still rise",
-                "set sync_binlog = 1",
-            ));
-        }
-    }
+    found.extend(binary_log(settings));
     if number(settings, "wait_timeout").is_some_and(|seconds| seconds < 60) {
         found.push(Finding::weak(
             "wait_timeout",
@@ -393,6 +375,39 @@ fn judge_mysql(settings: &Settings, pool: usize) -> Vec<Finding> {
     }
     found.extend(connections(settings, "Threads_connected", pool));
     found
+}
+
+/// What the binary log, where there is one, does to grants.
+#[cfg(feature = "mysql")]
+fn binary_log(settings: &Settings) -> Vec<Finding> {
+    let value = |name: &str| settings.get(name).map_or("", String::as_str);
+    let mut found = Vec::new();
+    if !is_on(value("log_bin")) {
+        return found;
+    }
+    if value("binlog_format").eq_ignore_ascii_case("statement") {
+        found.push(Finding::broken(
+            "binlog_format",
+            "binlog_format is STATEMENT",
+            "InnoDB refuses to write at the isolation level that locks need",
+            "set binlog_format = ROW (or MIXED)",
+        ));
+    }
+    if value("sync_binlog") != "1" {
+        found.push(Finding::weak(
+            "sync_binlog",
+            format!("sync_binlog is {}", value("sync_binlog")),
+            "after a crash, replicas may lack grants that the primary has, or the other way \
+             round; a fail-over then lets two hold at once. Tokens still rise",
+            "set sync_binlog = 1",
+        ));
+    }
+    found
+}
+
+#[cfg(feature = "mysql")]
+fn is_on(value: &str) -> bool {
+    value.eq_ignore_ascii_case("on") || value == "1"
 }
 
 /// Who else writes, or has what was written.
