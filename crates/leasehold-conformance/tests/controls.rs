@@ -167,8 +167,8 @@ const ALL: [Broken; 24] = [
     broken(
         "who is granted the lock is not told",
         "store/inbox.rs",
-        "        self.wake.notify_one();",
-        "        if false { self.wake.notify_one(); }",
+        "Signal::Granted(token) => told.granted = Some(token),",
+        "Signal::Granted(_) => told.granted = None,",
     ),
     broken(
         "who leaves hands over to nobody",
