@@ -97,7 +97,7 @@ impl SqlUrl {
                 }
                 "pool" => match value.parse() {
                     Ok(n) if (1..=MAX_POOL).contains(&n) => parsed.pool = n,
-                    _ => return refused(format!("pool={value:?}: give 1 to {MAX_POOL}")),
+                    _ => return refused(format!("pool={}: give 1 to {MAX_POOL}", shown(value))),
                 },
                 "pooler" if scheme.starts_with("postgres") => match value {
                     "transaction" => parsed.pooler = true,
@@ -223,14 +223,23 @@ fn unknown(scheme: &str, dialect: Dialect, key: &str) -> String {
     format!("{scheme}: has no parameter {named}; it has {}", known.join(", "))
 }
 
+/// What is told of a parameter's value that cannot be: nothing of what may be a URL with a password, pasted
+/// there.
+fn shown(value: &str) -> String {
+    match value.contains([':', '@', '/']) {
+        true => "…".to_owned(),
+        false => format!("{:?}", value.chars().take(60).collect::<String>()),
+    }
+}
+
 /// Lower-case letters, digits and `_` only: these are written into SQL as they are.
 fn identifier(what: &str, text: &str) -> Result<String> {
     let first = text.chars().next().is_some_and(|c| c.is_ascii_lowercase() || c == '_');
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     if !first || text.len() > 40 || !text.chars().all(plain) {
         let what = format!(
-            "{what}={:?}: use a lower-case letter, then letters, digits and _, at most 40",
-            text.chars().take(60).collect::<String>()
+            "{what}={}: use a lower-case letter, then letters, digits and _, at most 40",
+            shown(text)
         );
         return Err(Error::new(ErrorKind::Config, what));
     }
@@ -312,6 +321,10 @@ mod tests {
         }
         assert_eq!(SqlUrl::parse("sqlite:///a/b.db?pool=1").unwrap().path().unwrap(), "/a/b.db");
         assert!(SqlUrl::parse("sqlite:/a?mode=ro").is_err());
+        for pasted in ["pool=3mysql://u:secret@h/d", "prefix=xmysql://u:secret@h/d"] {
+            let error = SqlUrl::parse(&format!("sqlite:/a?{pasted}")).unwrap_err().to_string();
+            assert!(!error.contains("secret") && error.contains("…"), "{error}");
+        }
         assert!(SqlUrl::parse("postgres:u:p@h").is_err());
     }
 

@@ -843,9 +843,9 @@ const UNTIL_SOMEBODY_WAITS: &str = "CREATE PROCEDURE until_somebody_waits() BEGI
 
 async fn s46_a_deadlock_is_retried<S: Server>() {
     let is_postgres = std::any::type_name::<S>().contains("Postgres");
-    // Who began to wait first is ended; the other must have begun before that.
+    // Who looks first for a deadlock is ended: ours, in this time, by which theirs must have begun to wait.
     let setup = if is_postgres {
-        Setup::new().fast().arg("-c").arg("deadlock_timeout=3s")
+        Setup::new().fast().arg("-c").arg("deadlock_timeout=4s")
     } else {
         Setup::new().fast()
     };
@@ -856,13 +856,16 @@ async fn s46_a_deadlock_is_retried<S: Server>() {
     let held = holder.mutex("blocked").lease(lease).lock().await.unwrap();
     server.script(&url, DEAD_WAITER).await;
     if is_postgres {
-        server.script(&url, "ALTER TABLE heavy OWNER TO lh").await;
+        let and = "ALTER TABLE heavy OWNER TO lh; GRANT SET ON PARAMETER deadlock_timeout TO lh";
+        server.script(&url, and).await;
     }
     // Another transaction has the dead waiter's row, and then wants the lock's; a claim that joins
     // has the lock's, and wants to remove the dead waiter. (MariaDB ends who has written less.)
     let first = "INSERT INTO heavy VALUES (1), (2), (3), (4), (5), (6), (7), (8), (9), (10), (11), \
                  (12), (13), (14), (15), (16), (17), (18), (19), (20); \
                  SELECT name FROM leasehold_claims WHERE name = 'blocked' FOR UPDATE";
+    let patient = if is_postgres { "SET LOCAL deadlock_timeout = '60s'; " } else { "" };
+    let first: &'static str = format!("{patient}{first}").leak();
     // The server itself looks who waits: nobody waits long for a row, and looking from here may take
     // longer.
     let [postgres, mariadb, mysql] = WAITED_FOR;
