@@ -154,7 +154,7 @@ run waiting 6 "$@" "${command[@]}" --config "$runner" -- "${tell[@]}" $faults
 wait
 
 printf '\nThe ten slowest tests:\n'
-cat "$logs"/* | sed -nE 's/^test (.*) \.\.\. ok <([0-9.]+)s>$/\2 s  \1/p' | sort -rn | head -n 10
+cat "$logs"/* | sed -nE 's/^test (.*) \.\.\. ok <([0-9.]+)s>$/\2 s  \1/p' | sort -rn | sed -n 1,10p
 status=0
 for failed in "$logs"/*.failed; do
     [ -e "$failed" ] || continue
