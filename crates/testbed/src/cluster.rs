@@ -123,8 +123,7 @@ impl Cluster {
         let replica = dead + self.masters;
         wait("the fail-over", &|| {
             let other = &self.nodes[replica];
-            other.info("replication", "role") == "master"
-                && other.command(&["CLUSTER", "INFO"]).contains("cluster_state:ok")
+            other.is_master() && other.command(&["CLUSTER", "INFO"]).contains("cluster_state:ok")
         });
     }
 
@@ -152,7 +151,7 @@ impl Cluster {
     /// other's epochs: another move before that could leave them at odds for ever.
     pub fn end_move(&self, slot: u16, to: usize) {
         let (number, id) = (slot.to_string(), self.id(to));
-        let masters = || self.nodes.iter().filter(|n| n.info("replication", "role") == "master");
+        let masters = || self.nodes.iter().filter(|n| n.is_master());
         wait("the nodes to agree on who has the slot", &|| {
             // The new owner first, so that there is always one.
             for node in std::iter::once(&self.nodes[to]).chain(masters()) {

@@ -104,11 +104,21 @@ impl Redis {
     /// Runs a command as its default user; an array's elements are put on lines of their own.
     /// Panics if the server refuses.
     pub fn command(&self, args: &[&str]) -> String {
-        let mut line = Line::open(self.port).expect("the server runs");
+        self.try_command(args).unwrap_or_else(|why| panic!("{args:?}: {why}"))
+    }
+
+    fn try_command(&self, args: &[&str]) -> Result<String, String> {
+        let mut line = Line::open(self.port).map_err(|why| why.to_string())?;
         if let Some(password) = &self.password {
-            line.command(&["AUTH", password]).expect("the password that it was started with");
+            line.command(&["AUTH", password])?;
         }
-        line.command(args).unwrap_or_else(|why| panic!("{args:?}: {why}"))
+        line.command(args)
+    }
+
+    /// What it tells of replication; nothing while it tells nothing. A sentinel that makes it a master
+    /// closes all connections to it, ours included.
+    fn replication(&self) -> String {
+        self.try_command(&["INFO", "replication"]).unwrap_or_default()
     }
 
     /// One figure of INFO.
@@ -133,15 +143,17 @@ impl Redis {
     /// Returns when so many replicas follow this master, and have told it so.
     pub fn wait_for_replicas(&self, count: usize) {
         crate::wait::wait("the replicas to be in step", &|| {
-            self.command(&["INFO", "replication"]).matches("state=online").count() == count
+            self.replication().matches("state=online").count() == count
         });
     }
 
     /// Returns when somebody has made this replica a master.
     pub fn wait_for_master(&self) {
-        crate::wait::wait("a replica to become master", &|| {
-            self.info("replication", "role") == "master"
-        });
+        crate::wait::wait("a replica to become master", &|| self.is_master());
+    }
+
+    pub(crate) fn is_master(&self) -> bool {
+        self.replication().lines().any(|line| line.trim() == "role:master")
     }
 
     /// What it logged.
