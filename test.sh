@@ -6,6 +6,7 @@
 #   ./test.sh --faults          and torture while servers are killed, stopped and failed over: what CI runs
 #   ./test.sh --long            and all in full size: crowds of thousands, a minute of torture of each
 #                               store, all versions that are broken on purpose
+#   ./test.sh --install         only installs
 #   ./test.sh --no-run          only installs and builds
 #   ./test.sh -p leasehold      any arguments of `cargo test`
 #
@@ -103,6 +104,10 @@ fi
 # The newest versions of the servers, beside the ones that are installed.
 crates/testbed/newer-servers.sh >/dev/null
 
+if [ "$*" = --install ]; then
+    exit
+fi
+
 if [ $# -gt 0 ] && [[ " $* " != ' --locked ' && " $* " != ' --no-fail-fast ' ]]; then
     exec cargo test --workspace --all-features "$@"
 fi
@@ -112,7 +117,11 @@ fi
 runner="target.'cfg(all())'.runner = ['env', 'RUSTC_BOOTSTRAP=1']"
 tell=(-Z unstable-options --report-time)
 # All is built before anything runs.
-cargo test --workspace --all-features "$@" --lib --bins --tests --examples --config "$runner" --no-run
+cargo test --workspace --all-features "$@" --lib --bins --tests --config "$runner" --no-run
+locked=()
+[[ " $* " != *' --locked '* ]] || locked=(--locked)
+# Examples are programs that a test runs; they have no tests in them.
+cargo build --workspace --all-features "${locked[@]}" --examples
 
 # What waits and what computes, side by side.
 logs=$(mktemp -d)
@@ -130,28 +139,36 @@ run() {
 }
 
 # The programs that compute. The others wait: for leases to end, for servers to start.
-computing=(controls docs features layers model queue_properties redlock_model simulation)
-command=() others=()
+computing=(controls features layers model queue_properties redlock_model simulation)
+command=() torture=() others=()
 for file in crates/*/tests/*.rs crates/*/tests/*/main.rs examples/*/tests/*.rs; do
     name=$(basename "${file%/main.rs}" .rs)
     case $file in
     */stores/main.rs) ;;
+    */torture*.rs | */fenced_writes.rs) torture+=("--test=$name") ;;
     crates/leasehold-cli/*) command+=("--test=$name") ;;
     *) [[ " ${computing[*]} " = *" $name "* ]] || others+=("--test=$name") ;;
     esac
 done
 
-# With what is left of the processors.
+# With what is left of the processors, to the end.
 (
     renice -n 19 -p "$BASHPID" >/dev/null
     run computing 4 "$@" "${computing[@]/#/--test=}" --config "$runner" -- "${tell[@]}"
     run computing 4 "$@" --doc
 ) &
+computes=$!
 # In an order by chance, so that what burdens one server does not come all at once.
-run waiting 10 "$@" --test stores --config "$runner" -- "${tell[@]}" --shuffle
-run waiting 8 "$@" --lib --bins --examples "${others[@]}" --config "$runner" -- "${tell[@]}"
-run waiting 6 "$@" "${command[@]}" --config "$runner" -- "${tell[@]}" $faults
-wait
+run waiting 12 "$@" --test stores --config "$runner" -- "${tell[@]}" --shuffle &
+waits=$!
+# Most of these wait for one thing at a time.
+run others 4 "$@" --lib --bins "${others[@]}" --config "$runner" -- "${tell[@]}"
+# Its crowds of forty processes come one at a time.
+run command 4 "$@" "${command[@]}" --config "$runner" -- "${tell[@]}"
+wait "$waits"
+# With leases of half a second: a disk that is busy with something else is a fault that nobody made.
+run torture 6 "$@" "${torture[@]}" --config "$runner" -- "${tell[@]}" $faults
+wait "$computes"
 
 printf '\nThe ten slowest tests:\n'
 cat "$logs"/* | sed -nE 's/^test (.*) \.\.\. ok <([0-9.]+)s>$/\2 s  \1/p' | sort -rn | sed -n 1,10p

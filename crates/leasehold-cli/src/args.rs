@@ -51,6 +51,8 @@ pub(crate) enum Command {
     Ls(LsArgs),
     /// Shows who holds a lock and who waits for it
     Show(ShowArgs),
+    /// Waits until a lock is free, or held, and takes nothing
+    Wait(WaitArgs),
     /// Prints the SQL that makes leasehold's tables in a database
     Schema(SchemaArgs),
     /// Is my set-up safe? Fights for locks while processes are stopped, killed and cut off
@@ -349,6 +351,27 @@ pub(crate) struct LsArgs {
     #[arg(default_value = "", hide_default_value = true)]
     pub(crate) prefix: String,
 }
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = WAIT_HELP)]
+pub(crate) struct WaitArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+    /// Until somebody holds it
+    #[arg(long)]
+    pub(crate) held: bool,
+    /// No longer than this (10s, 5m, 1h30m; a bare number is seconds), then exit with 75
+    #[arg(long, value_name = "DUR", value_parser = duration)]
+    pub(crate) timeout: Option<Duration>,
+    /// Name of the lock
+    pub(crate) name: String,
+}
+
+const WAIT_HELP: &str = "\
+It takes nothing: as soon as it has ended, somebody else may have the lock. Who wants it takes it with
+`run`. A lock is free when nobody holds it, waits for it, or keeps it closed for a while.
+
+Exit codes: 0 it is so; 2 bad usage; 69 the store cannot be reached or used; 75 not in that time";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = SHOW_HELP)]

@@ -23,6 +23,7 @@ mod signals;
 mod table;
 mod take;
 mod terminal;
+mod wait;
 mod watchdog;
 
 use std::process::ExitCode;
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::main(&args),
         Command::Ls(args) => list::ls(args),
         Command::Show(args) => list::show(args),
+        Command::Wait(args) => wait::main(&args),
         Command::Keep(args) => keeper::main(args),
         Command::Schema(args) => schema::main(&args),
         Command::Torture(args) => leasehold_torture::main(&args),

@@ -12,18 +12,35 @@
 
 mod torture_common;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde_json::Value;
 use testbed::{Setup, ZooKeepers};
 use torture_common::*;
 
-/// One run at a time: with more, their many processes are in each other's way, and the machine keeps
-/// holders waiting for longer than their leases last.
-fn turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+/// How many runs there are at a time. One leaves most of two processors idle; with many, their processes
+/// are in each other's way, and the machine keeps holders waiting for longer than their leases last.
+const TURNS: usize = 2;
+
+static TAKEN: Mutex<usize> = Mutex::new(0);
+static FREE: Condvar = Condvar::new();
+
+/// A place among the runs, until it is dropped.
+struct Turn(());
+
+fn turn() -> Turn {
+    let taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let full = FREE.wait_while(taken, |taken| *taken == TURNS);
+    *full.unwrap_or_else(PoisonError::into_inner) += 1;
+    Turn(())
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        *TAKEN.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        FREE.notify_one();
+    }
 }
 
 /// A run with the fence in the store, in which every worker's fault comes, the unfenced resource is

@@ -15,8 +15,8 @@ use leasehold_core::store::{
     Evict, Joined, Liveness, Mode, Renew, Renewal, Signal, Standing, Wakeup,
 };
 use leasehold_core::{
-    Builder, Claim, Clock, ErrorKind, Guard, Kind, Leasehold, LostReason, Name, Owner, Result,
-    Sequencer, State,
+    Builder, Claim, Clock, ErrorKind, Guard, Kind, Leasehold, LostReason, Name, OncePer, Owner,
+    Result, Sequencer, State, Watch,
 };
 
 // --- helpers -----------------------------------------------------------------------------------
@@ -951,6 +951,25 @@ pub async fn s11_guards_may_be_dropped_anywhere(subject: &Subject) {
     is_free_soon(&other, &name).await;
 }
 
+/// What a client has dropped is given back before it asks again: it finds nobody else, and never itself.
+pub async fn who_dropped_a_guard_is_not_in_his_own_way(subject: &Subject) {
+    let name = subject.name("own-way");
+    let locks = subject.client().await;
+    let mut last = None;
+    for _ in 0..10 {
+        let guard = must("try_lock, just after a drop", locks.mutex(&name).try_lock().await);
+        assert!(last.is_none_or(|last| last < guard.token()));
+        last = Some(guard.token());
+        drop(guard);
+    }
+    // It waits for nothing of another name.
+    let other = subject.name("own-way-not");
+    let held = must("lock", locks.mutex(&other).try_lock().await);
+    drop(must("try_lock", locks.mutex(&name).try_lock().await));
+    must("release", held.release().await);
+    is_free_soon(&locks, &name).await;
+}
+
 pub async fn s12_a_panic_releases(subject: &Subject) {
     let name = subject.name("s12");
     let locks = subject.client().await;
@@ -1531,6 +1550,41 @@ pub async fn at_least_keeps_the_lock_taken(subject: &Subject) {
     }
 }
 
+pub async fn once_per_period_by_one_of_many(subject: &Subject) {
+    let name = subject.name("once-per");
+    let (locks, other) = (subject.client().await, subject.client().await);
+    let period = LEASE * 6;
+    let [ours, theirs] = [&locks, &other].map(|locks| locks.mutex(&name).label("reports"));
+    if !subject.guarantees().at_least {
+        assert_eq!(kind_of("once_per", ours.once_per(period).await), ErrorKind::Unsupported);
+        return;
+    }
+    let start = Instant::now();
+    let OncePer::Ran(guard) = must("once_per", ours.once_per(period).await) else {
+        panic!("nobody has done it yet")
+    };
+    match must("once_per", theirs.once_per(period).await) {
+        OncePer::Running(holder) => {
+            assert_eq!((holder.token, &*holder.holder.label), (Some(guard.token()), "reports"));
+        }
+        was => panic!("{was:?} while somebody is at it"),
+    }
+    must("release", guard.release().await);
+    let next = match must("once_per", theirs.once_per(period).await) {
+        OncePer::Done { next } => next,
+        // The machine was away for a whole period.
+        OncePer::Ran(_) if start.elapsed() >= period => return,
+        was => panic!("{was:?} in a period in which it was done"),
+    };
+    // Some stores round up, to seconds.
+    assert!(next > Duration::ZERO && next <= period * 3, "{next:?}");
+    eventually("the next period", async || {
+        must("once_per", theirs.once_per(period).await).ran().is_some()
+    })
+    .await;
+    assert!(start.elapsed() + Duration::from_millis(20) >= period, "{:?}", start.elapsed());
+}
+
 pub async fn at_least_keeps_every_kind_taken(subject: &Subject) {
     if !subject.claims("to stay closed after a release", subject.guarantees().at_least) {
         return;
@@ -1778,4 +1832,195 @@ pub async fn the_queue_is_the_reference_queue(subject: &Subject) {
             compare(&**locks.store(), &name, *kind, seed * 7919, 300).await;
         }
     }
+}
+
+// --- election ----------------------------------------------------------------------------------
+
+/// A term that ends from outside drops the work and is followed by another, of this candidate or the
+/// other; one that resigns stands again; and each term is greater than all before.
+pub async fn an_election_goes_on_after_terms_that_were_lost(subject: &Subject) {
+    let name = subject.name("election");
+    let clients = [subject.client().await, subject.client().await];
+    let (terms, leading) = (std::sync::Mutex::new(Vec::new()), AtomicI64::new(0));
+    let last: std::sync::Mutex<Option<Watch>> = std::sync::Mutex::new(None);
+    let mut observer = clients[0].election(&name).observe();
+    assert!(must("observe", observer.changed().await).is_none(), "nobody has stood yet");
+    let first = taken(&clients[1], &name).await;
+    let leader = must("observe", observer.changed().await);
+    assert_eq!(leader.and_then(|leader| leader.token), Some(first.token()));
+    let before = first.token();
+    must("release", first.release().await);
+    let pauses = Arc::new(AtomicU64::new(0));
+    let one = async |i: usize| {
+        let told = pauses.clone();
+        let election = clients[i].election(&name).max_hold(Duration::from_millis(300));
+        let election = election.on_pause(move |error, _| {
+            assert_eq!(error.lost_reason(), Some(LostReason::MaxHold), "{error}");
+            told.fetch_add(1, Ordering::SeqCst);
+        });
+        let work = async |guard: Guard| {
+            leading.fetch_add(1, Ordering::SeqCst);
+            let before = last.lock().map(|mut last| last.replace(guard.watch()));
+            let before = before.ok().flatten().map(|before| before.state());
+            let still = matches!(before, Some(State::Held | State::AtRisk(_)));
+            assert!(guard.is_held() && !still, "two lead: {before:?} and {guard:?}");
+            let term = {
+                let mut terms = terms.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                terms.push(guard.token());
+                terms.len()
+            };
+            // However it ends, it is dropped.
+            let _ended = Ended(&leading);
+            match term {
+                1 | 3 => std::future::pending().await,
+                2 | 4 => std::ops::ControlFlow::Continue(()),
+                _ => std::ops::ControlFlow::Break(()),
+            }
+        };
+        must("lead", election.lead(work).await);
+    };
+    join_all((0..2).map(one)).await;
+    let terms = terms.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    assert!(terms.len() >= 6 && terms.is_sorted_by(|a, b| a < b), "{terms:?}");
+    assert!(terms.iter().all(|term| *term > before), "{terms:?}");
+    assert_eq!(leading.into_inner(), 0, "work goes on after its term");
+    assert_eq!(pauses.load(Ordering::SeqCst), 2, "two terms ended from outside");
+    assert!(must("observe", observer.changed().await).is_none(), "nobody leads any more");
+    is_free_soon(&clients[0], &name).await;
+}
+
+struct Ended<'a>(&'a AtomicI64);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+// --- several locks at once ---------------------------------------------------------------------
+
+fn several(subject: &Subject, what: &str) -> [String; 3] {
+    // Not in the order in which they are taken.
+    ["b", "a", "c"].map(|which| subject.name(&format!("several-{what}-{which}")))
+}
+
+/// Nobody holds or waits for any of them.
+async fn all_are_free(locks: &Leasehold, names: &[String]) {
+    for name in names {
+        eventually(name, async || must("read", locks.read(name).await).is_none()).await;
+    }
+}
+
+pub async fn several_locks_are_taken_together_or_not_at_all(subject: &Subject) {
+    let names = several(subject, "together");
+    let [b, _, c] = &names;
+    let (locks, other) = (subject.client().await, subject.client().await);
+    let all = must("lock_all", locks.lock_all(names.iter().chain([b])).await);
+    assert_eq!(all.iter().count(), 3, "a lock that is named twice is taken once");
+    assert!(all.is_held() && all.remaining() > Duration::ZERO);
+    for name in &names {
+        let Some(guard) = all.get(name) else { panic!("{name} is not among {all:?}") };
+        assert!(guard.is_held());
+        assert_eq!(
+            kind_of("a second holder", other.mutex(name).try_lock().await),
+            ErrorKind::Contended
+        );
+    }
+    assert!(all.get("another").is_none());
+    must("release", all.release().await);
+    all_are_free(&other, &names).await;
+    // The last of them in the order is held: nothing of the others stays with who asks in vain.
+    let held = taken(&other, c).await;
+    for (what, limit) in [("now", None), ("soon", Some(Duration::from_millis(100)))] {
+        let (asked, expected) = match limit {
+            None => (locks.try_lock_all(&names).await, ErrorKind::Contended),
+            Some(limit) => (locks.lock_all_timeout(&names, limit).await, ErrorKind::Timeout),
+        };
+        let error = match asked {
+            Err(error) => error,
+            Ok(all) => panic!("{all:?} beside a holder"),
+        };
+        assert_eq!(error.kind(), expected, "{what}: {error}");
+        assert_eq!(error.name().map(Name::as_str), Some(c.as_str()), "{what}: {error}");
+        all_are_free(&other, &names[..2]).await;
+    }
+    // Nor with who waits and gives up.
+    until_waiting(&other, c, 0).await;
+    {
+        let mut waiting = pin!(locks.lock_all(&names));
+        eventually("waiting for the last", async || {
+            assert!(poll_once(&mut waiting).await.is_pending());
+            waiters(&other, c).await == 1
+        })
+        .await;
+        assert_eq!(
+            kind_of("held meanwhile", other.mutex(b).try_lock().await),
+            ErrorKind::Contended
+        );
+    }
+    all_are_free(&other, &names[..2]).await;
+    must("release", held.release().await);
+    let both_ways = [locks.mutex(b).into(), locks.rwlock(b).to_read()];
+    assert_eq!(kind_of("one lock in two ways", locks.lock_all(both_ways).await), ErrorKind::Config);
+    let none: [&str; 0] = [];
+    assert!(must("no locks at all", locks.lock_all(none).await).is_held());
+    all_are_free(&other, &names).await;
+}
+
+pub async fn several_locks_of_all_kinds_are_lost_together(subject: &Subject) {
+    let names = several(subject, "kinds");
+    let [a, b, c] = &names;
+    let locks = subject.client().await;
+    let keeps = |kind| subject.guarantees().keeps(kind);
+    let ends_soon = locks.mutex(b).max_hold(Duration::from_millis(400));
+    let mut wanted = vec![ends_soon.into()];
+    if keeps(Kind::RwLock) {
+        wanted.push(locks.rwlock(a).to_read());
+    }
+    if keeps(Kind::Semaphore) {
+        wanted.push(locks.semaphore(c, 3).to_acquire(2));
+    }
+    let all = must("lock_all", locks.lock_all(wanted).await);
+    if keeps(Kind::RwLock) {
+        drop(must("another reader", locks.rwlock(a).try_read().await));
+        assert_eq!(kind_of("a writer", locks.rwlock(a).try_write().await), ErrorKind::Contended);
+    }
+    if keeps(Kind::Semaphore) {
+        assert_eq!(all.get(c).map(|guard| guard.permits()), Some(2));
+    }
+    let (lost, reason) = all.lost().await;
+    assert_eq!((lost.as_str(), reason), (b.as_str(), LostReason::MaxHold));
+    assert!(!all.is_held());
+    assert_eq!(kind_of("what one must not do now", all.ensure(Duration::ZERO)), ErrorKind::Lost);
+    let error = match all.release().await {
+        Err(error) => error,
+        Ok(released) => panic!("{released:?} of what was lost"),
+    };
+    assert_eq!(error.name().map(Name::as_str), Some(b.as_str()), "{error}");
+    all_are_free(&locks, &names).await;
+}
+
+/// Whoever names them in whatever order: nobody waits for one who waits for him, and one is alone with
+/// each of them.
+pub async fn several_locks_are_taken_in_one_order(subject: &Subject) {
+    let names = several(subject, "order");
+    let clients = [subject.client().await, subject.client().await];
+    let inside = [(); 3].map(|()| AtomicI64::new(0));
+    let one = async |i: usize| {
+        for round in 0..4 {
+            let (first, second) = ((i + round) % 3, (i * 2 + round + 1) % 3);
+            let two = [&names[first], &names[second]];
+            let all = must("lock_all", clients[i % 2].lock_all_timeout(two, PATIENCE).await);
+            for which in BTreeSet::from([first, second]) {
+                assert_eq!(inside[which].fetch_add(1, Ordering::SeqCst), 0, "not alone");
+            }
+            tokio::task::yield_now().await;
+            for which in BTreeSet::from([first, second]) {
+                inside[which].fetch_sub(1, Ordering::SeqCst);
+            }
+            must("release", all.release().await);
+        }
+    };
+    join_all((0..6).map(one)).await;
+    all_are_free(&clients[0], &names).await;
 }

@@ -3,5 +3,6 @@
 pub(crate) mod clock;
 pub(crate) mod duration;
 pub(crate) mod locked;
+pub(crate) mod park;
 pub(crate) mod percent;
 pub(crate) mod world;

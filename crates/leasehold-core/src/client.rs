@@ -3,9 +3,11 @@
 pub(crate) mod ask;
 pub(crate) mod background;
 pub(crate) mod core;
+mod ids;
 pub(crate) mod keeper;
 pub(crate) mod lease;
 pub(crate) mod leave;
+pub(crate) mod leaving;
 mod schedule;
 pub mod telemetry;
 pub(crate) mod waiting;

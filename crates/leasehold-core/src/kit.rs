@@ -14,6 +14,7 @@ use crate::words::error::{Error, ErrorKind, Result};
 pub use crate::base::clock::wall_micros;
 pub use crate::base::duration::short;
 pub use crate::base::locked::locked;
+pub use crate::base::park::listen;
 pub use crate::base::percent::{Escaped, decoded, decoded_bytes, unescape};
 pub use crate::store::inbox::Inbox;
 pub use crate::store::machine::{boot_id, file_system, identity_of, magic, remote};

@@ -3,13 +3,17 @@
 pub(crate) mod acquire;
 pub mod blocking;
 pub(crate) mod builder;
+pub(crate) mod election;
 pub mod fence;
 pub(crate) mod guard;
 pub(crate) mod leasehold;
 pub(crate) mod mutex;
+pub(crate) mod once_per;
 mod options;
 pub(crate) mod owner;
 mod run;
 pub(crate) mod rwlock;
 pub(crate) mod semaphore;
+pub(crate) mod several;
 mod wait;
+pub(crate) mod wanted;

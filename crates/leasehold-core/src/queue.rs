@@ -25,10 +25,13 @@
 //!
 //! Times are microseconds on whatever clock the store has; `expires <= now` is expired.
 
+mod index;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use self::index::{Found, Index};
 use crate::words::answer::{ClaimInfo, Evict, Joined, Mode, Place, Renewal, Standing};
 use crate::words::claim::{Claim, ClaimId, Kind};
 use crate::words::error::HolderInfo;
@@ -122,19 +125,49 @@ pub struct Queue {
     /// Granted by settling, not yet told to the store's pusher.
     #[cfg_attr(feature = "serde", serde(skip))]
     fresh: Vec<ClaimId>,
+    #[cfg_attr(feature = "serde", serde(skip))]
+    index: Index,
 }
 
 impl Queue {
     /// An empty queue. With `leases: false`, nothing in it expires but what is kept closed, and
     /// the store [removes](Self::retain) the dead itself.
     pub fn new(kind: Kind, capacity: u32, leases: bool) -> Self {
-        let (entries, fresh) = (VecDeque::new(), Vec::new());
-        Self { kind, capacity, leases, last: 0, entries, next_expiry: 0, fresh }
+        let (entries, fresh, index) = (VecDeque::new(), Vec::new(), Index::default());
+        Self { kind, capacity, leases, last: 0, entries, next_expiry: 0, fresh, index }
+    }
+
+    /// Finds a claim among thousands at once; for a queue that lives long, and is still empty.
+    pub(crate) fn indexed(self) -> Self {
+        Self { index: Index::kept(), ..self }
+    }
+
+    /// Keeps room for this many at most that are not here.
+    pub(crate) fn shrink_to(&mut self, room: usize) {
+        if self.entries.capacity() > room {
+            self.entries.shrink_to(room);
+            self.index.shrink(self.entries.len());
+        }
     }
 
     /// The queue that a store kept, with leases: entries in order, and the highest token drawn.
     pub fn restored(kind: Kind, capacity: u32, last: u64, entries: Vec<Entry>) -> Self {
         Self { last, entries: entries.into(), ..Self::new(kind, capacity, true) }
+    }
+
+    /// The same of a store without leases.
+    pub fn restored_without_leases(
+        kind: Kind,
+        capacity: u32,
+        last: u64,
+        entries: Vec<Entry>,
+    ) -> Self {
+        Self { last, entries: entries.into(), ..Self::new(kind, capacity, false) }
+    }
+
+    /// Whether what is in it expires.
+    pub fn has_leases(&self) -> bool {
+        self.leases
     }
 
     /// What the lock is.
@@ -170,6 +203,9 @@ impl Queue {
     /// Those granted by settling since this was last asked, and still holding: whom the store may
     /// wake. One that was granted and removed in the same step must not be told that it holds.
     pub fn take_fresh_grants(&mut self) -> Vec<ClaimId> {
+        if self.fresh.is_empty() {
+            return Vec::new();
+        }
         let mut fresh = std::mem::take(&mut self.fresh);
         let holds = |id: &ClaimId| {
             self.entries.iter().any(|e| e.id == *id && e.standing == Standing::Holding)
@@ -242,8 +278,9 @@ impl Queue {
         if !same || claim.weight == 0 || claim.weight > self.capacity {
             return Err(Mismatch { kind: self.kind, capacity: self.capacity });
         }
-        let ahead: u64 = self.entries.iter().map(|e| u64::from(e.weight)).sum();
-        let fits = ahead + u64::from(claim.weight) <= u64::from(self.capacity);
+        // Counted no further than to the first that does not fit: thousands may wait.
+        let all = self.entries.iter().map(|e| e.weight).chain([claim.weight]);
+        let fits = granted(all, self.capacity) > self.entries.len();
         if !fits && mode == Mode::Try {
             return Ok(Joined::Busy { holders: self.holders(at.now) });
         }
@@ -262,6 +299,7 @@ impl Queue {
             holder: claim.holder.clone(),
             session: session.to_owned(),
         });
+        self.index.joined(self.entries.iter().map(|e| (e.id, e.token)));
         Ok(match fits {
             true => Joined::Holding { token, remaining: self.leases.then_some(lease) },
             false => Joined::Waiting(self.place(self.entries.len() - 1, at.now)),
@@ -385,6 +423,20 @@ impl Queue {
 
     /// The place of a claim, or `None` if it is not in the queue.
     pub fn position(&self, id: ClaimId) -> Option<usize> {
+        // Who leaves stands in front, mostly.
+        if self.entries.front().is_some_and(|e| e.id == id) {
+            return Some(0);
+        }
+        match self.index.place_of(id) {
+            Found::Nowhere => return None,
+            Found::Under(token) => {
+                let found = self.entries.binary_search_by_key(&token, |e| e.token).ok();
+                if let Some(i) = found.filter(|&i| self.entries[i].id == id) {
+                    return Some(i);
+                }
+            }
+            Found::Unknown => {}
+        }
         self.entries.iter().position(|e| e.id == id)
     }
 

@@ -29,6 +29,7 @@ pub(crate) mod inbox;
 mod info;
 pub(crate) mod machine;
 mod memory;
+pub(crate) mod namespaced;
 pub(crate) mod open;
 pub(crate) mod registry;
 pub(crate) mod url;

@@ -168,6 +168,12 @@ impl Client {
         locked(&self.current)
     }
 
+    /// The generation of the connection in use, and which member of the URL it is to.
+    pub(super) fn place(&self) -> (u64, usize) {
+        let current = self.current();
+        (current.generation, current.at)
+    }
+
     /// The connection in use, with our user's token.
     pub(super) async fn connection(&self) -> Result<Connection, Failure> {
         let ready = |current: &Current| {

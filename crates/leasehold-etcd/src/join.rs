@@ -1,7 +1,10 @@
 //! Joining: one transaction.
 //!
 //! One who tries makes its key if nobody is there. One who waits makes it also if all that are there
-//! are claims for the same kind of lock, and sees in the same transaction who they are. Order
+//! are claims for the same kind of lock, and sees in the same transaction who they are. That one is large
+//! (the value stands in it twice), so where the lock was free the last time ([`Contended`](super::contended::Contended)) it is sent
+//! only after the small one found that others are there: each is atomic, and what the first found
+//! decides nothing. Order
 //! in the queue is the order of create revisions, which is etcd's own order of transactions; the
 //! revision is the token.
 //!
@@ -9,6 +12,10 @@
 //! not its own (those of a lock `a/b` in that of `a`), reads the queue and then joins under the
 //! condition that nothing has been made there since: what was decided about the queue is still true
 //! then, since leaving only makes room.
+//!
+//! One who tries where the lock was taken the last time, or for whom there is no lease yet, reads first: in
+//! vain, it has written nothing, not even to etcd's log. What it read is a condition of what it
+//! then writes, as above.
 //!
 //! A repeated `join` finds its key, and keeps the lease alive that the key hangs on.
 
@@ -23,13 +30,17 @@ use super::proto::{
     Done, KeyValue, Op, RangeRequest, RequestOp, ResponseOp, TxnRequest, TxnResponse,
 };
 use super::queue::{Queue, agree, end_of, is_departed, value};
+use super::stand::Ahead;
 use leasehold_core::store::{Joined, Mode, Place, mismatch};
 use leasehold_core::{Claim, Error, ErrorKind, Kind, Moment, Token};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// How many of the front a joining transaction shows.
 const FRONT: i64 = 16;
+/// How many it shows where they are keys only.
+const KEYS: i64 = 64;
 /// How often others may get in the way of one who joins slowly.
 const TRIES: u32 = 100;
 /// How often a lease may end before anything hangs on it.
@@ -45,6 +56,14 @@ struct Shown {
     count: usize,
     /// Whether the front is all of it.
     complete: bool,
+    /// At which revision.
+    revision: i64,
+}
+
+/// A whole queue, as it was at a revision.
+struct Seen {
+    queue: Queue,
+    revision: i64,
 }
 
 /// A claim as it is sent.
@@ -61,13 +80,10 @@ struct Going<'a> {
 }
 
 impl Going<'_> {
-    /// Makes the claim's key if nobody is there; else shows its own key and the oldest.
-    fn if_free(&self) -> TxnRequest {
-        TxnRequest {
-            compare: vec![absent(self.prefix.clone(), self.end())],
-            success: vec![self.put()],
-            failure: self.own_and_front(),
-        }
+    /// Makes the claim's key if nobody is there; else does this.
+    fn if_free(&self, failure: Vec<RequestOp>) -> TxnRequest {
+        let compare = vec![absent(self.prefix.clone(), self.end())];
+        TxnRequest { compare, success: vec![self.put()], failure }
     }
 
     fn own_and_front(&self) -> Vec<RequestOp> {
@@ -80,8 +96,7 @@ impl Going<'_> {
     /// order a free lock costs etcd one look at the lock's keys: among them are those that were deleted
     /// since it last compacted.
     fn if_free_or_behind_others(&self) -> TxnRequest {
-        let failure = vec![op(Op::Txn(self.behind_others()))];
-        TxnRequest { failure, ..self.if_free() }
+        self.if_free(vec![op(Op::Txn(self.behind_others()))])
     }
 
     /// Makes the claim's key if others are there and all agree what the lock is; else shows its own key
@@ -94,12 +109,24 @@ impl Going<'_> {
         // In a mutex all weigh the same, and values say nothing more.
         let keys_only = self.claim.capacity == 1;
         let some = range(self.prefix.clone(), self.end());
-        let some = op(Op::Range(RangeRequest { limit: FRONT, keys_only, ..some }));
+        let limit = if keys_only { KEYS } else { FRONT };
+        let some = op(Op::Range(RangeRequest { limit, keys_only, ..some }));
         TxnRequest { compare, success: vec![self.put(), some], failure: self.own_and_front() }
     }
 
     fn put(&self) -> RequestOp {
         put(self.key.clone(), value(self.claim, false), self.lease.id)
+    }
+
+    /// Our key, as it was made at this revision.
+    fn made(&self, revision: i64) -> KeyValue {
+        KeyValue {
+            key: self.key.clone(),
+            create_revision: revision,
+            mod_revision: revision,
+            value: Vec::new(),
+            lease: self.lease.id,
+        }
     }
 
     fn end(&self) -> Vec<u8> {
@@ -129,6 +156,12 @@ impl Shared {
             tries += 1;
             let joined = self.join_once(claim, mode, called).await;
             match joined {
+                Ok(Joined::Holding { .. } | Joined::Waiting(_)) => {
+                    if claim.lock_delay.is_zero() {
+                        self.leases.keep_ready(seconds(claim.lease));
+                    }
+                    return joined;
+                }
                 // Ended while it lay idle, or taken away by a person: nothing was done.
                 Err(Failure::NoLease) if tries < LEASES => {
                     self.claims.forget(claim.id);
@@ -182,36 +215,91 @@ impl Shared {
         mode: Mode,
         called: Moment,
     ) -> Result<Joined, Failure> {
+        let seen = match mode {
+            Mode::Try if self.looks_first(claim) => match self.look_before_trying(claim).await? {
+                ControlFlow::Break(busy) => return Ok(busy),
+                ControlFlow::Continue(seen) => Some(seen),
+            },
+            _ => None,
+        };
         let lease = self.lease_of(claim).await?;
         let begun = self.leases.now();
         let (key, prefix) = (self.key_on(&claim.name, lease.id), self.prefix(&claim.name));
-        let mut going = Going { claim, mode, key, prefix, lease, called, begun };
-        let (made, responses, revision) = match mode {
-            Mode::Try => {
-                let answer = self.send_place(claim, going.if_free()).await?;
-                let free = answer.succeeded.then(|| revision_of(&answer));
-                (false, answer.responses, free)
+        let going = Going { claim, mode, key, prefix, lease, called, begun };
+        match (mode, seen) {
+            (Mode::Try, Some(seen)) => self.join_slowly(going, seen).await,
+            (Mode::Try, None) => self.try_once(going).await,
+            (Mode::Wait, _) => self.wait_once(going).await,
+        }
+    }
+
+    /// Whether one who tries reads first: what is likely to be in vain shall write nothing, not even a
+    /// lease.
+    fn looks_first(&self, claim: &Claim) -> bool {
+        let has_lease = claim.lock_delay.is_zero() && self.leases.has(seconds(claim.lease));
+        self.claims.get(claim.id).is_none() && (!has_lease || self.contended.was(&claim.name))
+    }
+
+    /// What one who tries sees of the lock before it has a lease; breaks where it is in vain.
+    async fn look_before_trying(
+        &self,
+        claim: &Claim,
+    ) -> Result<ControlFlow<Joined, Option<Seen>>, Failure> {
+        let prefix = self.prefix(&claim.name);
+        let found = self.client.range(oldest(prefix.clone(), end_of(&prefix), FRONT)).await?;
+        let complete = found.kvs.len() == found.count;
+        let seen = Seen { queue: Queue::of(&prefix, &found.kvs), revision: found.revision };
+        self.contended.note(&claim.name, !found.kvs.is_empty());
+        Ok(match in_vain(claim, &seen.queue, complete)? {
+            Some(busy) => ControlFlow::Break(busy),
+            None => ControlFlow::Continue(complete.then_some(seen)),
+        })
+    }
+
+    /// One transaction of one who tries.
+    async fn try_once(self: &Arc<Self>, mut going: Going<'_>) -> Result<Joined, Failure> {
+        let claim = going.claim;
+        let answer = self.send_place(claim, going.if_free(going.own_and_front())).await?;
+        let revision = revision_of(&answer);
+        self.contended.note(&claim.name, !answer.succeeded);
+        if answer.succeeded {
+            return Ok(self.holding(&going, token_of(revision)?));
+        }
+        let shown = shown(&going, false, revision, answer.responses)?;
+        if shown.own.is_some() {
+            return self.standing(&mut going, shown).await;
+        }
+        match in_vain(claim, &shown.front, shown.complete)? {
+            Some(busy) => Ok(busy),
+            None => {
+                let seen = Seen { queue: shown.front, revision };
+                self.join_slowly(going, shown.complete.then_some(seen)).await
             }
-            Mode::Wait => {
-                let answer = self.send_place(claim, going.if_free_or_behind_others()).await?;
-                let revision = revision_of(&answer);
-                if answer.succeeded {
-                    (false, answer.responses, Some(revision))
-                } else {
-                    let nested = nested(answer)?;
-                    let made = nested.succeeded;
-                    (made, nested.responses, made.then_some(revision))
-                }
+        }
+    }
+
+    /// One transaction of one who waits; two, where the lock is taken that was free the last time.
+    async fn wait_once(self: &Arc<Self>, mut going: Going<'_>) -> Result<Joined, Failure> {
+        let name = &going.claim.name;
+        let mut all = self.contended.was(name);
+        let answer = loop {
+            let txn =
+                if all { going.if_free_or_behind_others() } else { going.if_free(Vec::new()) };
+            let answer = self.send_place(going.claim, txn).await?;
+            self.contended.note(name, !answer.succeeded);
+            if answer.succeeded {
+                return Ok(self.holding(&going, token_of(revision_of(&answer))?));
+            }
+            if std::mem::replace(&mut all, true) {
+                break answer;
             }
         };
-        if let (false, Some(revision)) = (made, revision) {
-            let token = token_of(revision)?;
-            return Ok(self.holding(&going, token));
-        }
-        let shown = shown(&going, revision, responses)?;
+        let revision = revision_of(&answer);
+        let nested = nested(answer)?;
+        let shown = shown(&going, nested.succeeded, revision, nested.responses)?;
         match shown.own {
             Some(_) => self.standing(&mut going, shown).await,
-            None => self.join_slowly(going).await,
+            None => self.join_slowly(going, None).await,
         }
     }
 
@@ -274,14 +362,14 @@ impl Shared {
         // Of a long queue for a mutex, it is enough to know that others came before and how many.
         let others = shown.front.entries.iter().any(|e| e.key != going.key);
         let far = shown.made && claim.capacity == 1 && others;
-        let (queue, at) = match (shown.front.position(&going.key), shown.complete, far) {
-            (Some(at), true, _) => (shown.front, at),
-            (_, false, true) => (Queue::default(), shown.count.saturating_sub(1)),
+        let (queue, at, revision) = match (shown.front.position(&going.key), shown.complete, far) {
+            (Some(at), true, _) => (shown.front, at, shown.revision),
+            (_, false, true) => (Queue::default(), shown.count.saturating_sub(1), shown.revision),
             _ => {
                 let found = self.client.range(range(going.prefix.clone(), going.end())).await?;
                 let queue = Queue::of(&going.prefix, &found.kvs);
                 match queue.position(&going.key) {
-                    Some(at) => (queue, at),
+                    Some(at) => (queue, at, found.revision),
                     None => return Err(gone()),
                 }
             }
@@ -298,9 +386,12 @@ impl Shared {
             (known.holds, known.behind, known.ahead) = (false, None, at);
         });
         self.claims.holds_for(claim, going.called, claim.waiter_lease);
-        let before = at.checked_sub(1).filter(|_| claim.kind == Kind::Mutex);
-        let before = before.and_then(|at| queue.entries.get(at)).map(|entry| entry.key.clone());
-        self.watch_for(claim, token, before);
+        let before = queue.entries.get(..at).filter(|_| claim.kind == Kind::Mutex && !queue.mixed);
+        let ahead = before.map(|before| {
+            let keys = before.iter().map(|entry| entry.key.clone()).collect();
+            Ahead { keys, revision }
+        });
+        self.watch_for(claim, token, ahead);
         Ok(Joined::Waiting(Place { ahead: at, head_remaining: None, token: Some(token) }))
     }
 
@@ -315,17 +406,29 @@ impl Shared {
         Ok(())
     }
 
-    /// Reads, decides, and joins if nobody came since.
-    async fn join_slowly(self: &Arc<Self>, mut going: Going<'_>) -> Result<Joined, Failure> {
+    /// Reads, decides, and joins if nobody came since. What was seen before may serve as the first reading.
+    async fn join_slowly(
+        self: &Arc<Self>,
+        mut going: Going<'_>,
+        mut seen: Option<Seen>,
+    ) -> Result<Joined, Failure> {
         let claim = going.claim;
         for _ in 0..TRIES {
-            let found = self.client.range(range(going.prefix.clone(), going.end())).await?;
-            let front = Queue::of(&going.prefix, &found.kvs);
-            if let Some(own) = found.kvs.iter().find(|kv| kv.key == going.key).cloned() {
-                let count = found.count;
-                let shown = Shown { made: false, own: Some(own), front, count, complete: true };
-                return self.standing(&mut going, shown).await;
-            }
+            let Seen { queue: front, revision } = match seen.take() {
+                Some(seen) => seen,
+                None => {
+                    let found = self.client.range(range(going.prefix.clone(), going.end())).await?;
+                    let queue = Queue::of(&going.prefix, &found.kvs);
+                    let revision = found.revision;
+                    if let Some(own) = found.kvs.iter().find(|kv| kv.key == going.key).cloned() {
+                        let (own, count) = (Some(own), found.count);
+                        let (made, complete, front) = (false, true, queue);
+                        let shown = Shown { made, own, front, count, complete, revision };
+                        return self.standing(&mut going, shown).await;
+                    }
+                    Seen { queue, revision }
+                }
+            };
             // Of all, not of the first alone: one who waits with another client comes next.
             if let Some((kind, capacity)) = front.disagrees(claim) {
                 return Err(Failure::Final(mismatch(claim, kind, capacity)));
@@ -336,7 +439,7 @@ impl Shared {
             }
             going.begun = self.leases.now();
             let txn = TxnRequest {
-                compare: vec![none_since(going.prefix.clone(), going.end(), found.revision)],
+                compare: vec![none_since(going.prefix.clone(), going.end(), revision)],
                 success: vec![going.put()],
                 failure: Vec::new(),
             };
@@ -349,16 +452,10 @@ impl Shared {
             if fits {
                 return Ok(self.holding(&going, token));
             }
-            let own = KeyValue {
-                key: going.key.clone(),
-                create_revision: revision,
-                mod_revision: revision,
-                value: Vec::new(),
-                lease: going.lease.id,
-            };
+            let own = going.made(revision);
             // It is read anew where it stands: who was there may have left.
-            let (count, front) = (found.count, Queue::default());
-            let shown = Shown { made: true, own: Some(own), front, count, complete: false };
+            let (own, front, count) = (Some(own), Queue::default(), 0);
+            let shown = Shown { made: true, own, front, count, complete: false, revision };
             return self.standing(&mut going, shown).await;
         }
         let what = "others join this lock all the time and get in the way: try again";
@@ -369,6 +466,16 @@ impl Shared {
 /// The key was there a moment ago, and its lease has ended.
 fn gone() -> Failure {
     Failure::Passing(unreachable("the claim's lease has just ended".into()))
+}
+
+/// What one is told who tries in vain, where this front of the queue tells as much.
+fn in_vain(claim: &Claim, front: &Queue, complete: bool) -> Result<Option<Joined>, Failure> {
+    if let Some((kind, capacity)) = front.disagrees(claim) {
+        return Err(Failure::Final(mismatch(claim, kind, capacity)));
+    }
+    // Where several hold at once, another client may stand behind all that are seen, and disagree.
+    let enough = complete || claim.kind == Kind::Mutex;
+    Ok((enough && !front.fits(claim)).then(|| Joined::Busy { holders: front.holders() }))
 }
 
 fn token_of(revision: i64) -> Result<Token, Failure> {
@@ -382,30 +489,22 @@ fn nested(answer: TxnResponse) -> Result<TxnResponse, Failure> {
     }
 }
 
-/// What came back where the queue was not empty; `made`: the revision of our key, made just now.
+/// What came back where the queue was not empty; `made`: our key was made just now.
 fn shown(
     going: &Going<'_>,
-    made: Option<i64>,
+    made: bool,
+    revision: i64,
     responses: Vec<ResponseOp>,
 ) -> Result<Shown, Failure> {
     let mut responses = responses.into_iter();
     let first = responses.next();
     let own = match made {
         // The answer to the put says nothing more.
-        Some(create_revision) => {
-            let (key, lease) = (going.key.clone(), going.lease.id);
-            Some(KeyValue {
-                key,
-                create_revision,
-                mod_revision: create_revision,
-                value: Vec::new(),
-                lease,
-            })
-        }
-        None => ranged(first)?.kvs.into_iter().next(),
+        true => Some(going.made(revision)),
+        false => ranged(first)?.kvs.into_iter().next(),
     };
     let some = ranged(responses.next())?;
     let front = Queue::of(&going.prefix, &some.kvs);
     let complete = some.kvs.len() == some.count;
-    Ok(Shown { made: made.is_some(), own, front, count: some.count, complete })
+    Ok(Shown { made, own, front, count: some.count, complete, revision })
 }

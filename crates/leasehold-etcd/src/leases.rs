@@ -81,6 +81,13 @@ pub(super) fn delay(claim: &Claim) -> Duration {
     Duration::from_secs(u64::try_from(seconds(claim.lock_delay)).unwrap_or(0))
 }
 
+impl Idle {
+    /// Nearly all of it is left.
+    fn is_fresh(&self, now: Moment) -> bool {
+        self.lease.ends.since(now) >= self.lease.granted * 5 / 6
+    }
+}
+
 impl Leases {
     pub(super) fn new(client: Arc<Client>, keep_alives: Arc<KeepAlives>) -> Self {
         Self {
@@ -105,24 +112,33 @@ impl Leases {
 
     /// A lease of so many seconds, nearly all of which are left: an idle one, or a new one.
     pub(super) async fn get(self: &Arc<Self>, asked: i64) -> Result<Lease, Failure> {
-        let (found, more) = self.take(asked);
-        if !more && self.wanted.swap(true, Ordering::Relaxed) {
-            self.prepare(asked);
-        }
-        match found {
+        match self.take(asked) {
             Some(lease) => Ok(lease),
             None => self.grant(asked).await,
         }
     }
 
-    /// An idle lease, and whether there are more of them.
-    fn take(&self, asked: i64) -> (Option<Lease>, bool) {
+    /// Whether an idle lease is there that is good for a claim.
+    pub(super) fn has(&self, asked: i64) -> bool {
+        let now = self.now();
+        self.idle().get(&asked).is_some_and(|all| all.iter().any(|idle| idle.is_fresh(now)))
+    }
+
+    fn take(&self, asked: i64) -> Option<Lease> {
         let now = self.now();
         let mut idle = self.idle();
-        let Some(all) = idle.get_mut(&asked) else { return (None, false) };
-        let fresh = |i: &Idle| i.lease.ends.since(now) >= i.lease.granted * 5 / 6;
-        let found = all.iter().rposition(fresh).map(|at| all.swap_remove(at).lease);
-        (found, !all.is_empty())
+        let all = idle.get_mut(&asked)?;
+        let found = all.iter().rposition(|idle| idle.is_fresh(now))?;
+        Some(all.swap_remove(found).lease)
+    }
+
+    /// A claim has its place on a lease of so many seconds: has one more lie ready for the next, from the
+    /// second time on. (Not before: one that tries in vain writes nothing.)
+    pub(super) fn keep_ready(self: &Arc<Self>, asked: i64) {
+        let none = self.idle().get(&asked).is_none_or(Vec::is_empty);
+        if none && self.wanted.swap(true, Ordering::Relaxed) {
+            self.prepare(asked);
+        }
     }
 
     /// Has one more lie ready, for the claim after this one.

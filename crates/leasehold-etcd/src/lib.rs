@@ -8,11 +8,13 @@
 //! for whoever came before. Our keys have values as well, which say what the lock is and who claims.
 //!
 //! # One call
-//! - *join* (`etcd/join.rs`): one transaction, whether it holds at once or stands in the queue.
+//! - *join* (`etcd/join.rs`): one transaction, whether it holds at once or stands in the queue; where the
+//!   last guess was wrong (`etcd/contended.rs`), two.
 //! - *leave* (`etcd/leave.rs`): one transaction.
 //! - *renew* (`etcd/renew.rs`): keep-alives, all of a client's on a few streams, and a look at the keys.
-//! - *changed* (`etcd/stand.rs`): a watch from the present on what blocks the claim, and after each event a
-//!   look, which shows the waiter's own key as well.
+//! - *changed* (`etcd/stand.rs`): a watch from the present on what blocks the claim. Near the front of a
+//!   mutex its events tell all (`etcd/front.rs`); else there is a look after each, which shows the waiter's
+//!   own key as well.
 //!
 //! # Leases
 //! Each claim has one of its own (two claims on one lease would be one claim, scenario 81), for as long
@@ -45,8 +47,10 @@ mod calls;
 mod claims;
 mod client;
 mod compare;
+mod contended;
 mod doctor;
 mod fault;
+mod front;
 mod inspect;
 mod join;
 mod keepalive;
@@ -112,6 +116,7 @@ struct Shared {
     claims: claims::Claims,
     waiters: Waiters,
     turns: turns::Turns,
+    contended: contended::Contended,
 }
 
 impl EtcdStore {
@@ -139,6 +144,7 @@ impl EtcdStore {
             claims: claims::Claims::default(),
             waiters: Waiters::default(),
             turns: turns::Turns::default(),
+            contended: contended::Contended::default(),
         });
         let identity = match found.cluster {
             Some(id) => format!("etcd:{id:x}/{}", shared.namespace),

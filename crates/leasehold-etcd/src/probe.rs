@@ -22,22 +22,12 @@ pub(super) struct Found {
 
 /// Whether a majority answers and lets us in; and what it is.
 pub(super) async fn probe(client: &Client, url: &EtcdUrl) -> Result<Found> {
-    let key = format!("{}leasehold", url.namespace).into_bytes();
-    let one = RangeRequest { keys_only: true, ..get(key) };
-    match client.range(one).await {
-        Ok(_) => {}
-        // A user may have a right to some locks and not to this key.
-        Err(Failure::Final(error))
-            if error.kind() == ErrorKind::Denied
-                && url.namespace.is_empty()
-                && error.to_string().contains("permission denied") => {}
-        Err(failure) => return Err(closed(failure, &url.namespace).into()),
-    }
+    let (let_in, each) = tokio::join!(lets_us_in(client, url), told(client));
+    let_in?;
     let path = "/etcdserverpb.Cluster/MemberList";
     let key = format!("{}leasehold", url.namespace).into_bytes();
-    let (listed, each, renumbers) = tokio::join!(
+    let (listed, renumbers) = tokio::join!(
         client.call::<_, MemberListResponse>(path, MemberListRequest {}),
-        client.each(VERSIONS),
         watch::renumbers(client, key),
     );
     // Not everybody may ask; then the URL names what there is.
@@ -53,6 +43,36 @@ pub(super) async fn probe(client: &Client, url: &EtcdUrl) -> Result<Found> {
     let ignores_old_leaders = all_ignore_old_leaders(voters.as_deref(), &each);
     let members = voters.map_or(url.endpoints.len(), |voters| voters.len());
     Ok(Found { members, cluster, ignores_old_leaders })
+}
+
+/// Whether a majority answers and lets us in.
+async fn lets_us_in(client: &Client, url: &EtcdUrl) -> Result<()> {
+    let key = format!("{}leasehold", url.namespace).into_bytes();
+    let one = RangeRequest { keys_only: true, ..get(key) };
+    match client.range(one).await {
+        Ok(_) => Ok(()),
+        // A user may have a right to some locks and not to this key.
+        Err(Failure::Final(error))
+            if error.kind() == ErrorKind::Denied
+                && url.namespace.is_empty()
+                && error.to_string().contains("permission denied") =>
+        {
+            Ok(())
+        }
+        Err(failure) => Err(closed(failure, &url.namespace).into()),
+    }
+}
+
+/// What each member says of itself. The one that we began with is left at once where it says nothing and
+/// another does: it would be waited for as if it had ever answered.
+async fn told(client: &Client) -> Vec<(String, Option<StatusResponse>)> {
+    let (began, at) = client.place();
+    let each = client.each(VERSIONS).await;
+    let silent = each.get(at).is_some_and(|(_, told)| told.is_none());
+    if silent && each.iter().any(|(_, told)| told.is_some()) {
+        client.condemn(began);
+    }
+    each
 }
 
 /// How long a client that connects waits to hear from all members which etcd they run.

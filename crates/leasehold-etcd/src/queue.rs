@@ -89,6 +89,8 @@ pub(super) struct Queue {
     pub(super) entries: Vec<Entry>,
     /// How many of the front hold.
     pub(super) granted: usize,
+    /// Keys lie among these that are no places of this lock.
+    pub(super) mixed: bool,
 }
 
 /// What the keys of a lock begin with.
@@ -263,7 +265,12 @@ impl Entry {
 impl Queue {
     /// The queue that these keys are, in whatever order they come.
     pub(super) fn of<'a>(prefix: &[u8], kvs: impl IntoIterator<Item = &'a KeyValue>) -> Self {
-        let places = kvs.into_iter().filter(|kv| is_place(prefix, kv));
+        let mut mixed = false;
+        let places = kvs.into_iter().filter(|kv| {
+            let is = is_place(prefix, kv);
+            mixed |= !is;
+            is
+        });
         let mut entries: Vec<Entry> = places.filter_map(Entry::of).collect();
         // Keys that one transaction made have one revision: their own order is as good as any.
         entries.sort_by(|a, b| (a.token, &a.key).cmp(&(b.token, &b.key)));
@@ -273,7 +280,7 @@ impl Queue {
             entry.weight = capacity;
         }
         let granted = granted(entries.iter().map(|e| e.weight), capacity);
-        Self { entries, granted }
+        Self { entries, granted, mixed }
     }
 
     /// What the lock is, by whoever came first.

@@ -1,7 +1,9 @@
 //! Waiting: each waiter has a task that watches what blocks it, and nothing else.
 //!
-//! *In a mutex* that is the claim just before it, as in the official Go client. Where *several hold
-//! at once*, watching the one before would miss wake-ups: it may be granted and stay. There the first
+//! *In a mutex, near the front*, that is everybody before it: all deletions under the lock's name, and what the
+//! joining transaction has shown, tell without a reading when it holds (`etcd/front.rs`). *Farther back* it is
+//! one claim some places before it, so that each release wakes few, and all are near in time.
+//! Where *several hold at once*, watching one before would miss wake-ups: it may be granted and stay. There the first
 //! that does not fit watches all who were before it (the deletions under the lock's name), and
 //! whoever finds itself granted in that way tells the others: it writes the keys of those who now fit
 //! as well, and of the one who is now the first that does not. These others watch their own keys, and
@@ -11,8 +13,8 @@
 //! one more, however many wait.
 //!
 //! *Nothing is lost*: a watch begins at the present, and the queue is read after it was confirmed (or it
-//! lay idle and began before our place was made: then it tells all that is to be known) and
-//! after each thing that it tells. The reading after an event is served by the member that told it,
+//! lay idle and began before our place was made: then it tells all that is to be known) and, but near
+//! the front of a mutex, after each thing that it tells. The reading after an event is served by the member that told it,
 //! from its own memory, if that has the event in it; it shows the waiter's own key (scenario 80: a
 //! waiter whose lease ended in the queue is not told that it holds). If the task is cut off, or
 //! somebody died before telling, the heartbeat asks.
@@ -23,6 +25,7 @@ use std::time::Duration;
 use super::Shared;
 use super::ask::{Found, OPERATIONS, get, op, range, still, touch, youngest};
 use super::fault::Failure;
+use super::front::{Decided, Front, NEAR};
 use super::leases::delay;
 use super::proto::{KeyValue, Op, RangeRequest, TxnRequest};
 use super::queue::{Queue, end_of, is_place};
@@ -43,6 +46,15 @@ enum Sight {
     Gone,
     /// We wait for this.
     Blocked(Vec<Watched>),
+    /// In a mutex: these are before us, and few.
+    Near(Front),
+}
+
+/// The keys before ours in a mutex, the nearest last, as of a revision: all, or more than are [`NEAR`].
+#[derive(Clone, Debug)]
+pub(super) struct Ahead {
+    pub(super) keys: Vec<Vec<u8>>,
+    pub(super) revision: i64,
 }
 
 /// The end of a wait.
@@ -54,26 +66,16 @@ enum Turn {
 impl Shared {
     /// Has a task watch for a claim that waits, unless one does. In a mutex, the joining transaction may
     /// have shown who is before it: then the first look is one that is made already.
-    pub(super) fn watch_for(
-        self: &Arc<Self>,
-        claim: &Claim,
-        token: Token,
-        before: Option<Vec<u8>>,
-    ) {
+    pub(super) fn watch_for(self: &Arc<Self>, claim: &Claim, token: Token, ahead: Option<Ahead>) {
         let Some(waiter) = self.waiters.enlist(claim.id, token) else { return };
-        let standing = self.clone().stand(claim.clone(), waiter.clone(), before);
+        let standing = self.clone().stand(claim.clone(), waiter.clone(), ahead);
         waiter.watched_by(self.client.runtime().spawn(standing).abort_handle());
     }
 
-    async fn stand(
-        self: Arc<Self>,
-        claim: Claim,
-        waiter: Arc<Waiter>,
-        mut before: Option<Vec<u8>>,
-    ) {
+    async fn stand(self: Arc<Self>, claim: Claim, waiter: Arc<Waiter>, mut ahead: Option<Ahead>) {
         let mut pause = PAUSES[0];
         loop {
-            match self.wait(&claim, &waiter, before.take()).await {
+            match self.wait(&claim, &waiter, ahead.take()).await {
                 Ok(Turn::Granted) => {
                     let token = waiter.token;
                     self.claims.holds(claim.id, token);
@@ -102,15 +104,15 @@ impl Shared {
         &self,
         claim: &Claim,
         waiter: &Waiter,
-        before: Option<Vec<u8>>,
+        ahead: Option<Ahead>,
     ) -> Result<Turn, Failure> {
-        let mut sight = match before {
-            Some(before) => self.behind(claim, before),
+        let mut sight = match ahead {
+            Some(ahead) => self.behind(claim, ahead),
             None => self.look(claim, waiter.token, None).await?,
         };
         let mut told = false;
         loop {
-            let blocked = match sight {
+            sight = match sight {
                 Sight::Gone => return Ok(Turn::Gone),
                 Sight::Granted(queue) => {
                     let last = |queue: &Queue| queue.is_last_written(&self.key(claim));
@@ -119,40 +121,64 @@ impl Shared {
                     }
                     return Ok(Turn::Granted);
                 }
-                Sight::Blocked(blocked) => blocked,
+                Sight::Near(front) => self.follow(claim, waiter.token, front).await?,
+                Sight::Blocked(blocked) => self.watch(claim, waiter, blocked, &mut told).await?,
             };
-            // Who is before us was there when our place was made, or we had not seen them.
-            let made = i64::try_from(waiter.token.get()).unwrap_or(0);
-            let watching = match self.watches.idle_since(&blocked, made) {
-                Some(watching) => {
-                    sight = Sight::Blocked(blocked.clone());
-                    watching
-                }
-                None => {
-                    let watching = self.watches.watch(&blocked).await?;
-                    watching.confirmed().await?;
-                    sight = self.look_again(claim, waiter.token, blocked.clone()).await?;
-                    watching
-                }
-            };
-            told = false;
-            while matches!(&sight, Sight::Blocked(now) if *now == blocked) {
-                let seen = tokio::select! {
-                    happened = watching.happened() => {
-                        watching.clear();
-                        let happened = happened?;
-                        told = happened.written && !happened.deleted;
-                        Some(happened.revision)
-                    }
-                    () = waiter.wanted() => {
-                        told = false;
-                        None
-                    }
-                };
-                sight = self.look(claim, waiter.token, seen).await?;
-            }
-            self.watches.put_back(&blocked, watching);
         }
+    }
+
+    /// Near the front of a mutex: follows who leaves until that decides.
+    async fn follow(
+        &self,
+        claim: &Claim,
+        token: Token,
+        mut front: Front,
+    ) -> Result<Sight, Failure> {
+        let departures = self.watches.departures(&self.prefix(&claim.name)).await?;
+        Ok(match departures.departed(|departures| front.take_in(departures)).await? {
+            Decided::First => Sight::Granted(None),
+            Decided::Gone => Sight::Gone,
+            Decided::Unknown => self.look(claim, token, None).await?,
+        })
+    }
+
+    /// Watches what blocks the claim until something else does; `told`: the last that happened was that
+    /// somebody wrote our key.
+    async fn watch(
+        &self,
+        claim: &Claim,
+        waiter: &Waiter,
+        blocked: Vec<Watched>,
+        told: &mut bool,
+    ) -> Result<Sight, Failure> {
+        // Who is before us was there when our place was made, or we had not seen them.
+        let made = i64::try_from(waiter.token.get()).unwrap_or(0);
+        let (watching, mut sight) = match self.watches.idle_since(&blocked, made) {
+            Some(watching) => (watching, Sight::Blocked(blocked.clone())),
+            None => {
+                let watching = self.watches.watch(&blocked).await?;
+                watching.confirmed().await?;
+                (watching, self.look_again(claim, waiter.token, blocked.clone()).await?)
+            }
+        };
+        *told = false;
+        while matches!(&sight, Sight::Blocked(now) if *now == blocked) {
+            let seen = tokio::select! {
+                latest = watching.happened() => {
+                    watching.clear();
+                    let latest = latest?;
+                    *told = latest.written && !latest.deleted;
+                    Some(latest.revision)
+                }
+                () = waiter.wanted() => {
+                    *told = false;
+                    None
+                }
+            };
+            sight = self.look(claim, waiter.token, seen).await?;
+        }
+        self.watches.put_back(&blocked, watching);
+        Ok(sight)
     }
 
     /// Reads what blocks the claim; with `seen`, from the member that told of that revision.
@@ -160,10 +186,12 @@ impl Shared {
         let prefix = self.prefix(&claim.name);
         let end = end_of(&prefix);
         if claim.kind == Kind::Mutex {
-            let two = youngest(prefix.clone(), end.clone(), token.get(), 2);
-            let found = self.read(two, seen).await?;
+            // Ours, and one more than are near.
+            let some = i64::try_from(NEAR + 2).unwrap_or(i64::MAX);
+            let some = youngest(prefix.clone(), end.clone(), token.get(), some);
+            let found = self.read(some, seen).await?;
             if found.kvs.iter().all(|kv| is_place(&prefix, kv)) {
-                return Ok(self.sight_of_two(claim, token, &found));
+                return Ok(self.sight_of_some(claim, token, found));
             }
         }
         let found = self.read(range(prefix.clone(), end.clone()), seen).await?;
@@ -212,25 +240,35 @@ impl Shared {
         self.look(claim, token, None).await
     }
 
-    /// In a mutex: our own key, and the one before it.
-    fn sight_of_two(&self, claim: &Claim, token: Token, found: &Found) -> Sight {
-        let own = self.key(claim);
-        let is_ours = |at: usize| {
-            found.kvs.get(at).is_some_and(|kv| {
-                kv.key == own && u64::try_from(kv.create_revision) == Ok(token.get())
-            })
+    /// In a mutex: our own key, and those before it.
+    fn sight_of_some(&self, claim: &Claim, token: Token, found: Found) -> Sight {
+        let mut keys: Vec<_> =
+            found.kvs.into_iter().map(|kv| (kv.key, kv.create_revision)).collect();
+        // The youngest came first.
+        keys.reverse();
+        let is_ours = |(key, made): (Vec<u8>, i64)| {
+            key == self.key(claim) && u64::try_from(made) == Ok(token.get())
         };
-        if !is_ours(0) {
+        if !keys.pop().is_some_and(is_ours) {
             return Sight::Gone;
         }
-        let Some(before) = found.kvs.get(1) else { return Sight::Granted(None) };
-        self.behind(claim, before.key.clone())
+        let keys = keys.into_iter().map(|(key, _)| key).collect();
+        self.behind(claim, Ahead { keys, revision: found.revision })
     }
 
     /// In a mutex: who is before us is in the way, and nobody else.
-    fn behind(&self, claim: &Claim, before: Vec<u8>) -> Sight {
+    fn behind(&self, claim: &Claim, Ahead { keys, revision }: Ahead) -> Sight {
+        let near = keys.len() <= NEAR;
+        let nearest = if near { 1 } else { NEAR / 2 };
+        let Some(before) = keys.len().checked_sub(nearest).and_then(|at| keys.get(at)).cloned()
+        else {
+            return Sight::Granted(None);
+        };
         self.claims.note(claim.id, |known| known.behind = Some((before.clone(), known.ahead)));
-        Sight::Blocked(vec![Watched::Deletion(before)])
+        match near {
+            true => Sight::Near(Front::new(self.key(claim), keys, revision)),
+            false => Sight::Blocked(vec![Watched::Deletion(before)]),
+        }
     }
 
     /// A reading that has in it what was seen.

@@ -11,6 +11,9 @@
 //! before a place was made has seen all that happened since: its owner need not read, and etcd does not
 //! have to begin anything. (A watch that begins while etcd writes much may be served from that loop,
 //! too: its first news are up to 100 ms late.)
+//!
+//! Those who wait for a mutex near its front need all deletions under its name ([`Departures`]), and all of
+//! a client have one watch for that. It lies idle in the same way, whole from where it began.
 
 use leasehold_core::kit::locked;
 use std::collections::HashMap;
@@ -18,14 +21,16 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{mpsc, watch};
 
 use super::client::{Client, Connection};
 use super::fault::{Failure, unreachable};
+use super::front::Departures;
 use super::proto::{
-    EventKind, WatchCancelRequest, WatchCreateRequest, WatchFilter, WatchOrder, WatchRequest,
-    WatchResponse,
+    Event, EventKind, WatchCancelRequest, WatchCreateRequest, WatchFilter, WatchOrder,
+    WatchRequest, WatchResponse,
 };
+use super::queue::end_of;
 
 /// Our numbers begin here. etcd takes them as they are; a proxy that numbers watches itself begins at 0.
 const OURS: i64 = 1 << 32;
@@ -48,6 +53,8 @@ pub(super) struct Watches {
 struct AllIdle {
     /// The one that lies longest is the first.
     all: Vec<Idle>,
+    /// Those that tell what leaves a whole queue, in use or idle, by the queue's prefix.
+    whole: HashMap<Vec<u8>, Whole>,
     /// A task is there that cancels them in the end.
     tended: bool,
 }
@@ -58,6 +65,14 @@ struct Idle {
     key: Vec<u8>,
     watching: Watching,
     since: Instant,
+}
+
+/// A watch of a whole queue, which all of a client have in common.
+#[derive(Debug)]
+struct Whole {
+    watching: Arc<Watching>,
+    /// Nobody has wanted it since it was last looked at.
+    unused: bool,
 }
 
 #[derive(Debug)]
@@ -80,13 +95,21 @@ pub(super) enum Watched {
 }
 
 /// What has happened to what is watched together.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Happened {
+#[derive(Debug, Default)]
+struct Happened {
     /// How many of the watches etcd has confirmed.
     confirmed: usize,
     /// All that has happened since this revision is told, once they are confirmed.
     began: i64,
     broken: bool,
+    latest: Latest,
+    /// Kept where a whole queue is watched.
+    departures: Option<Departures>,
+}
+
+/// What an owner was not told before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Latest {
     /// Something was written.
     pub(super) written: bool,
     /// Something was deleted.
@@ -96,10 +119,7 @@ pub(super) struct Happened {
 }
 
 #[derive(Debug, Default)]
-struct News {
-    happened: Mutex<Happened>,
-    wake: Notify,
-}
+struct News(watch::Sender<Happened>);
 
 /// Watches of one owner. Dropped, they are cancelled.
 #[derive(Debug)]
@@ -134,17 +154,51 @@ impl Watches {
             idle.all.remove(0);
         }
         idle.all.push(Idle { key: key.clone(), watching, since: Instant::now() });
+        self.have_tended(&mut idle);
+    }
+
+    fn have_tended(&self, idle: &mut AllIdle) {
         if !std::mem::replace(&mut idle.tended, true) {
             self.client.runtime().spawn(tend(Arc::downgrade(&self.idle)));
         }
+    }
+
+    /// The watch of what leaves the queue with this prefix, [confirmed](Watching::confirmed) or not.
+    pub(super) async fn departures(&self, prefix: &[u8]) -> Result<Arc<Watching>, Failure> {
+        let connection = self.client.connection().await?;
+        let mut idle = locked(&self.idle);
+        if let Some(whole) = idle.whole.get_mut(prefix)
+            && !whole.watching.is_broken()
+        {
+            whole.unused = false;
+            return Ok(whole.watching.clone());
+        }
+        if idle.whole.len() >= MAX_IDLE {
+            idle.whole.retain(|_, whole| whole.is_in_use());
+        }
+        let all = [Watched::Deletions(prefix.to_vec(), end_of(prefix))];
+        let happened = Happened { departures: Some(Departures::default()), ..Happened::default() };
+        let watching = Arc::new(self.begin(&connection, &all, happened)?);
+        idle.whole.insert(prefix.to_vec(), Whole { watching: watching.clone(), unused: false });
+        self.have_tended(&mut idle);
+        Ok(watching)
     }
 
     /// Watches all of these from now on; what happened before etcd has
     /// [confirmed](Watching::confirmed) them is not told.
     pub(super) async fn watch(&self, all: &[Watched]) -> Result<Watching, Failure> {
         let connection = self.client.connection().await?;
-        let stream = self.stream(&connection);
-        let news = Arc::<News>::default();
+        self.begin(&connection, all, Happened::default())
+    }
+
+    fn begin(
+        &self,
+        connection: &Connection,
+        all: &[Watched],
+        happened: Happened,
+    ) -> Result<Watching, Failure> {
+        let stream = self.stream(connection);
+        let news = Arc::new(News(watch::Sender::new(happened)));
         let first =
             self.last_id.fetch_add(i64::try_from(all.len()).unwrap_or(1), Ordering::Relaxed);
         let ids: Vec<i64> = (first + 1..).take(all.len()).collect();
@@ -204,42 +258,56 @@ impl Watching {
     /// Resolves when etcd has confirmed all: what happens from here on is told.
     pub(super) async fn confirmed(&self) -> Result<(), Failure> {
         let all = self.ids.len();
-        self.client_news(|h| h.confirmed >= all).await.map(drop)
+        self.news(|h| (h.confirmed >= all).then_some(())).await
     }
 
     /// Resolves when something happened since it was confirmed.
-    pub(super) async fn happened(&self) -> Result<Happened, Failure> {
-        self.client_news(|h| h.written || h.deleted).await
+    pub(super) async fn happened(&self) -> Result<Latest, Failure> {
+        self.news(|h| (h.latest.written || h.latest.deleted).then_some(h.latest)).await
+    }
+
+    /// Resolves when this tells something of what has left the queue.
+    pub(super) async fn departed<T>(
+        &self,
+        mut tells: impl FnMut(&Departures) -> Option<T>,
+    ) -> Result<T, Failure> {
+        let all = self.ids.len();
+        let mut told = |h: &Happened| h.departures.as_ref().and_then(&mut tells);
+        self.news(|h| if h.confirmed >= all { told(h) } else { None }).await
     }
 
     /// Forgets what has happened so far.
     pub(super) fn clear(&self) {
-        let mut happened = locked(&self.news.happened);
-        (happened.written, happened.deleted) = (false, false);
+        self.news.tell(|h| (h.latest.written, h.latest.deleted) = (false, false));
+    }
+
+    fn is_broken(&self) -> bool {
+        self.news.0.borrow().broken
     }
 
     /// Whether it tells all that has happened since this revision. It tells anew what an owner before
     /// may have heard already, and nothing that is older.
     fn has_all_since(&self, revision: i64) -> bool {
-        let mut happened = locked(&self.news.happened);
-        let whole = !happened.broken && happened.confirmed >= self.ids.len();
-        (happened.written, happened.deleted) = (false, happened.revision > revision);
-        whole && happened.began <= revision
+        self.news.tell(|h| {
+            (h.latest.written, h.latest.deleted) = (false, h.latest.revision > revision);
+        });
+        let happened = self.news.0.borrow();
+        !happened.broken && happened.confirmed >= self.ids.len() && happened.began <= revision
     }
 
-    async fn client_news(&self, enough: impl Fn(&Happened) -> bool) -> Result<Happened, Failure> {
-        loop {
-            {
-                let happened = *locked(&self.news.happened);
-                if happened.broken {
-                    return Err(ended());
-                }
-                if enough(&happened) {
-                    return Ok(happened);
-                }
-            }
-            self.news.wake.notified().await;
-        }
+    async fn news<T>(&self, mut tells: impl FnMut(&Happened) -> Option<T>) -> Result<T, Failure> {
+        let mut told = None;
+        // It has no end: the sender is ours.
+        let _ = self
+            .news
+            .0
+            .subscribe()
+            .wait_for(|h| {
+                told = if h.broken { Some(Err(ended())) } else { tells(h).map(Ok) };
+                told.is_some()
+            })
+            .await;
+        told.unwrap_or_else(|| Err(ended()))
     }
 }
 
@@ -255,10 +323,15 @@ impl Drop for Watching {
     }
 }
 
+impl Whole {
+    fn is_in_use(&self) -> bool {
+        Arc::strong_count(&self.watching) > 1
+    }
+}
+
 impl News {
     fn tell(&self, change: impl FnOnce(&mut Happened)) {
-        change(&mut locked(&self.happened));
-        self.wake.notify_one();
+        self.0.send_modify(change);
     }
 }
 
@@ -269,7 +342,9 @@ async fn tend(idle: Weak<Mutex<AllIdle>>) {
         let Some(idle) = idle.upgrade() else { return };
         let mut idle = locked(&idle);
         idle.all.retain(|i| i.since.elapsed() < IDLE_FOR);
-        if idle.all.is_empty() {
+        idle.whole
+            .retain(|_, whole| whole.is_in_use() || !std::mem::replace(&mut whole.unused, true));
+        if idle.all.is_empty() && idle.whole.is_empty() {
             idle.tended = false;
             return;
         }
@@ -363,16 +438,27 @@ fn take_in(stream: &Stream, response: &WatchResponse) {
         news.tell(|h| {
             h.confirmed += 1;
             h.began = h.began.max(revision);
+            if let Some(departures) = &mut h.departures {
+                departures.begin(revision);
+            }
         });
     }
     if response.events.is_empty() {
         return;
     }
-    let is = |kind: EventKind| response.events.iter().any(|e| e.kind == i32::from(kind));
+    let is_deletion = |e: &&Event| e.kind == i32::from(EventKind::Delete);
+    let deleted = || response.events.iter().filter(is_deletion);
     news.tell(|h| {
-        h.written |= is(EventKind::Put);
-        h.deleted |= is(EventKind::Delete);
-        h.revision = h.revision.max(revision);
+        let latest = &mut h.latest;
+        latest.written |= deleted().count() < response.events.len();
+        latest.deleted |= deleted().next().is_some();
+        latest.revision = latest.revision.max(revision);
+        if let Some(departures) = &mut h.departures {
+            // All of one revision come together, so nobody looks in between.
+            for kv in deleted().filter_map(|event| event.kv.as_ref()) {
+                departures.note(kv.mod_revision, kv.key.clone());
+            }
+        }
     });
 }
 
@@ -386,7 +472,7 @@ impl Drop for Watches {
 
 #[cfg(test)]
 mod tests {
-    use super::super::proto::{Event, Header};
+    use super::super::proto::Header;
     use super::*;
 
     /// One watch on a stream of which nothing is sent.
@@ -417,12 +503,12 @@ mod tests {
         assert!(!watching.has_all_since(9), "it began later");
         assert!(watching.has_all_since(10));
         told(&watching, 12, false);
-        let deleted = || locked(&watching.news.happened).deleted;
+        let deleted = || watching.news.0.borrow().latest.deleted;
         assert!(watching.has_all_since(11) && deleted(), "that one's news");
         assert!(watching.has_all_since(12) && !deleted(), "an earlier one's");
         assert!(watching.has_all_since(11) && deleted(), "that one's, though another has heard it");
         told(&watching, 13, false);
-        locked(&watching.news.happened).broken = true;
+        watching.news.tell(|h| h.broken = true);
         assert!(!watching.has_all_since(12), "broken");
     }
 }

@@ -1,6 +1,6 @@
 //! The control files: one lock's queue each, worked on by one client at a time.
 //!
-//! A **section** is flock, fstat, read, work, write, unlock: microseconds, all in one poll, nothing
+//! A **section** is flock, lstat, read, work, write, unlock: microseconds, all in one poll, nothing
 //! awaited. So every call on the store is atomic to everybody, and a dropped future was either
 //! before its section or after it.
 //!
@@ -40,10 +40,11 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::fault::fault;
-use super::held::{self, Held, PAGE};
+use super::held::{self, Held, Inode, PAGE};
 use super::path;
 use super::place::Place;
 use super::sweep;
+use super::text::{self, Holders};
 use super::tokens::{self, Tokens};
 use leasehold_core::queue::Queue;
 use leasehold_core::{ClaimId, Clock, Error, ErrorKind, Kind, Name, Result};
@@ -90,6 +91,7 @@ struct Cache {
 #[derive(Debug)]
 struct Control {
     file: Arc<File>,
+    inode: Inode,
     path: PathBuf,
     /// Whether it is ours beyond doubt: we made it, or it said so.
     ours: bool,
@@ -101,12 +103,8 @@ struct Control {
     long: Option<Long>,
     /// Kept for the next reading.
     spare: Vec<u8>,
-}
-
-#[derive(Serialize)]
-struct Written<'a> {
-    leasehold: u32,
-    queue: &'a Queue,
+    /// Those that were read or written here.
+    holders: Holders,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -222,10 +220,10 @@ impl Controls {
                 },
             };
             let failed = |e| fault("lock", &self.path(name), e);
-            let Some(held) = Held::try_take(&control.file).map_err(failed)? else {
+            let Some(_held) = Held::try_take(&control.file).map_err(failed)? else {
                 return Ok(Turn::Locked);
             };
-            let Some(stat) = held.stat_at(&control.path).map_err(failed)? else {
+            let Some(stat) = control.inode.at_path(&control.path).map_err(failed)? else {
                 *slot = None;
                 continue;
             };
@@ -268,16 +266,15 @@ impl Controls {
     }
 
     fn write(&self, control: &mut Control, queue: &Queue, len: usize) -> Result<()> {
-        let path = control.path.clone();
-        let failed = |e| fault("write", &path, e);
         let mut text = std::mem::take(&mut control.spare);
         text.clear();
-        let written = serde_json::to_writer(&mut text, &Written { leasehold: FORMAT, queue });
-        written.map_err(|e| failed(e.into()))?;
+        let written = text::write(FORMAT, queue, &mut control.holders, &mut text);
+        written.map_err(|e| fault("write", &control.path, e.into()))?;
         text.push(b'\n');
         let mut long = None;
         if text.len() > PAGE {
             let new = control.room_for(text.len())?;
+            let failed = |e| fault("write", &control.path, e);
             control.file.write_all_at(&text, new.at).map_err(failed)?;
             text.clear();
             let first = Found { leasehold: FORMAT, queue: None, long: Some(new.clone()) };
@@ -286,7 +283,8 @@ impl Controls {
         }
         let covered = if long.is_some() { PAGE } else { len.min(PAGE) };
         text.resize(text.len().max(covered), b'\n');
-        held::write_page(&control.file, &text, &control.text, len as u64).map_err(failed)?;
+        let written = held::write_page(&control.file, &text, &control.text, len as u64);
+        written.map_err(|e| fault("write", &control.path, e))?;
         (control.long, control.ours) = (long, true);
         control.spare = std::mem::replace(&mut control.text, text);
         Ok(())
@@ -295,7 +293,10 @@ impl Controls {
     fn open(&self, path: PathBuf, create: bool) -> Result<Option<Control>> {
         for _ in 0..REPLACED {
             match held::open(&path, create, self.place.rights) {
-                Ok((file, created)) => return Ok(Some(Control::new(file, path, created))),
+                Ok((file, created)) => {
+                    let opened = Control::new(file, path.clone(), created);
+                    return opened.map(Some).map_err(|e| fault("inspect", &path, e));
+                }
                 Err(e) if e.kind() != io::ErrorKind::NotFound => {
                     return Err(fault("open", &path, e));
                 }
@@ -340,8 +341,8 @@ impl Controls {
     /// a small file behind.
     fn retire(&self, control: Option<Control>) {
         let Some(mut control) = control else { return };
-        let Ok(Some(held)) = Held::try_take(&control.file) else { return };
-        let Ok(Some(stat)) = held.stat_at(&control.path) else { return };
+        let Ok(Some(_held)) = Held::try_take(&control.file) else { return };
+        let Ok(Some(stat)) = control.inode.at_path(&control.path) else { return };
         if control.read(&stat).is_err() {
             return;
         }
@@ -446,9 +447,10 @@ impl Drop for Controls {
 }
 
 impl Control {
-    fn new(file: File, path: PathBuf, ours: bool) -> Self {
-        let (text, spare) = (Vec::new(), Vec::new());
-        Self { file: Arc::new(file), path, ours, text, queue: None, long: None, spare }
+    fn new(file: File, path: PathBuf, ours: bool) -> io::Result<Self> {
+        let (inode, file) = (Inode::of(&file)?, Arc::new(file));
+        let (text, spare, holders) = (Vec::new(), Vec::new(), Holders::default());
+        Ok(Self { file, inode, path, ours, text, queue: None, long: None, spare, holders })
     }
 
     /// Reads the first page; what was parsed is forgotten if it changed. Tells the file's length.
@@ -537,7 +539,11 @@ impl Control {
     }
 
     fn found(&mut self, stat: &Stat) -> io::Result<serde_json::Result<Found>> {
-        let first = serde_json::from_slice::<Found>(self.said());
+        let line = line(&self.text);
+        if let Some(queue) = line.and_then(|said| text::read(FORMAT, said, &mut self.holders)) {
+            return Ok(Ok(Found { leasehold: FORMAT, queue: Some(queue), long: None }));
+        }
+        let first = serde_json::from_slice::<Found>(line.unwrap_or(self.said()));
         let Ok(Found { leasehold: FORMAT, long: Some(long), .. }) = first else {
             return Ok(first);
         };
@@ -547,8 +553,18 @@ impl Control {
         let mut text = Vec::new();
         held::read(&self.file, long.at, usize::try_from(len).unwrap_or(0), &mut text)?;
         self.long = Some(long);
+        if let Some(queue) = text::read(FORMAT, &text, &mut self.holders) {
+            return Ok(Ok(Found { leasehold: FORMAT, queue: Some(queue), long: None }));
+        }
         Ok(serde_json::from_slice(&text))
     }
+}
+
+/// A text that is one line, and nothing but blank lines behind it.
+fn line(text: &[u8]) -> Option<&[u8]> {
+    const BLANK: [u8; PAGE] = [b'\n'; PAGE];
+    let (line, blank) = text.split_at(text.iter().position(|&b| b == b'\n')?);
+    BLANK.starts_with(blank).then_some(line)
 }
 
 /// Whether the file was last changed before the machine was started: all claims in it are dead.

@@ -28,6 +28,30 @@ use leasehold_core::ClaimId;
 /// The most bytes that one `pwrite` at offset 0 changes in one step.
 pub(super) const PAGE: usize = 4096;
 
+/// Which file it is, whatever it is called: the same for as long as somebody has it open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Inode(u64, u64);
+
+impl Inode {
+    fn seen(stat: &Stat) -> Self {
+        Self(stat.st_dev, stat.st_ino)
+    }
+
+    /// That of an open file.
+    pub(super) fn of(file: &File) -> io::Result<Self> {
+        Ok(Self::seen(&rustix::fs::fstat(file)?))
+    }
+
+    /// What the file is now, if it is what `path` leads to.
+    pub(super) fn at_path(self, path: &Path) -> io::Result<Option<Stat>> {
+        match rustix::fs::lstat(path) {
+            Ok(found) => Ok((Self::seen(&found) == self).then_some(found)),
+            Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
+            Err(e) => Err(e.into()),
+        }
+    }
+}
+
 /// The exclusive flock of an open file, until this is dropped.
 pub(super) struct Held(Arc<File>);
 
@@ -42,26 +66,6 @@ impl Held {
                 Err(e) => return Err(e.into()),
             }
         }
-    }
-
-    /// What the file is now, if it is what everybody else finds under `path`. `None`: it was
-    /// unlinked or replaced since we opened it, or a directory above it was moved: its lock means
-    /// nothing, and the path must be opened again.
-    pub(super) fn stat_at(&self, path: &Path) -> io::Result<Option<Stat>> {
-        at_path(&self.0, path)
-    }
-}
-
-/// What an open file is, if that is what `path` leads to now.
-pub(super) fn at_path(file: &File, path: &Path) -> io::Result<Option<Stat>> {
-    let ours = rustix::fs::fstat(file)?;
-    match rustix::fs::lstat(path) {
-        Ok(found) => {
-            let same = (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino);
-            Ok(same.then_some(found))
-        }
-        Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
-        Err(e) => Err(e.into()),
     }
 }
 
@@ -80,14 +84,21 @@ pub(super) fn open(path: &Path, create: bool, rights: Rights) -> io::Result<(Fil
     for _ in 0..RACES {
         match existing(path, rights) {
             Err(e) if create && e.kind() == io::ErrorKind::NotFound => {}
-            other => return other.map(|file| (file, false)),
+            other => return other.map(|file| (unnoted(file), false)),
         }
         match created(path, rights) {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-            other => return other.map(|file| (file, true)),
+            other => return other.map(|file| (unnoted(file), true)),
         }
     }
     Err(Errno::AGAIN.into())
+}
+
+/// That it is read is not to be noted: the kernel would write the file's inode with each reading
+/// that follows a writing, a tenth of what a pair costs. Only a file's owner may have it so.
+pub(super) fn unnoted(file: File) -> File {
+    let _ = rustix::fs::fcntl_setfl(&file, OFlags::NONBLOCK | OFlags::NOATIME);
+    file
 }
 
 fn existing(path: &Path, rights: Rights) -> io::Result<File> {

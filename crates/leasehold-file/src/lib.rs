@@ -6,8 +6,8 @@
 //! ends), or when a person evicts it, and never because somebody was slow.
 //!
 //! ```text
-//! ROOT/locks/NAME.lock   the queue, as JSON for people to read   (control.rs, path.rs)
-//! ROOT/clients/ID        a session: sign of life and inbox       (session.rs)
+//! ROOT/locks/NAME.lock   the queue, as JSON for people to read   (control.rs, text.rs, path.rs)
+//! ROOT/clients/ID        a session: sign of life and inbox       (session.rs, peers.rs, inbox.rs)
 //! ROOT/tokens[.boot]     what makes tokens rise over restarts    (tokens.rs)
 //! ```
 //! To whom all that is open, the directory says (rights.rs); what the dead leave is cleared up a
@@ -67,11 +67,14 @@ mod control;
 mod doctor;
 mod fault;
 mod held;
+mod inbox;
 mod path;
+mod peers;
 mod place;
 mod rights;
 mod session;
 mod sweep;
+mod text;
 mod tokens;
 mod waiters;
 
@@ -81,18 +84,20 @@ mod tests;
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::fs::File;
+use std::future::poll_fn;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::fd::BorrowedFd;
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use tokio::runtime::Handle;
-use tokio::task::AbortHandle;
 
 use self::control::{Controls, Turn};
+use self::inbox::Reader;
+use self::peers::WriteEnd;
 use self::place::Place as Directory;
 use self::session::{Clients, Life, Session};
 use self::tokens::Tokens;
@@ -120,7 +125,7 @@ pub struct FileStore {
     info: StoreInfo,
     clients: Clients,
     session: Session,
-    inbox: AbortHandle,
+    inbox: Arc<Reader>,
     waiters: Arc<Waiters>,
     controls: Arc<Controls>,
     runtime: Handle,
@@ -148,12 +153,7 @@ impl FileStore {
         let session = Session::begin(&directory, &clients)?;
         let controls = Arc::new(Controls::new(directory, tokens)?);
         let waiters = Waiters::new(clients.clone(), runtime.clone());
-        let told = Arc::downgrade(&waiters);
-        let inbox = session.listen(runtime, move |id, signal| {
-            if let Some(waiters) = told.upgrade() {
-                waiters.tell(id, signal);
-            }
-        })?;
+        let inbox = Reader::new(session.inbox(), &waiters, runtime);
         let identity = identity_of("file", &root);
         let store = Self {
             info: StoreInfo::new(url_of(&root), guarantees()).identified(identity).local(),
@@ -285,7 +285,7 @@ impl FileStore {
     /// next in line granted instead.
     fn granted(&self, queue: &mut Queue, now: u64) -> News {
         let mut news = News::new();
-        let mut lives: HashMap<String, Life> = HashMap::new();
+        let mut lives: HashMap<String, Life<WriteEnd>> = HashMap::new();
         loop {
             let fresh: HashSet<ClaimId> = queue.take_fresh_grants().into_iter().collect();
             if fresh.is_empty() {
@@ -294,7 +294,7 @@ impl FileStore {
             let mut someone_died = false;
             for e in queue.entries().filter(|e| fresh.contains(&e.id)) {
                 if !self.is_ours(e) && !lives.contains_key(&e.session) {
-                    let life = self.clients.probe(&e.session);
+                    let life = self.waiters.probe(&e.session);
                     someone_died |= matches!(life, Life::Dead);
                     lives.insert(e.session.clone(), life);
                 }
@@ -316,14 +316,14 @@ impl FileStore {
 
     /// After the section: everybody is told what concerns them.
     fn spread<T>(&self, news: News, done: T) -> T {
-        let mut inboxes: HashMap<String, Option<File>> = HashMap::new();
+        let mut inboxes: HashMap<String, Option<WriteEnd>> = HashMap::new();
         for (id, session, signal, inbox) in news {
             if session == self.session.id() {
                 self.waiters.tell(id, signal);
                 continue;
             }
             let inbox = inboxes.entry(session).or_insert_with_key(|session| {
-                inbox.or_else(|| match self.clients.probe(session) {
+                inbox.or_else(|| match self.waiters.probe(session) {
                     Life::Alive(fifo) => fifo,
                     Life::Dead => None,
                 })
@@ -340,16 +340,21 @@ impl FileStore {
     }
 
     /// Removes the claims of the dead among `entries`; tells whether there were any.
-    fn bury(&self, queue: &mut Queue, now: u64, which: impl Fn(usize, &Entry) -> bool) -> bool {
+    fn bury(
+        &self,
+        queue: &mut Queue,
+        now: u64,
+        which: impl Fn(usize, &Entry) -> bool,
+        is_dead: impl Fn(&str) -> bool,
+    ) -> bool {
         let mut sessions: HashSet<&str> = HashSet::new();
         for (i, e) in queue.entries().enumerate() {
             if e.standing != Standing::Departed && !self.is_ours(e) && which(i, e) {
                 sessions.insert(&e.session);
             }
         }
-        let is_dead = |s: &&str| matches!(self.clients.probe(s), Life::Dead);
         let dead: HashSet<String> =
-            sessions.into_iter().filter(is_dead).map(ToOwned::to_owned).collect();
+            sessions.into_iter().filter(|s| is_dead(s)).map(ToOwned::to_owned).collect();
         if dead.is_empty() {
             return false;
         }
@@ -358,13 +363,16 @@ impl FileStore {
     }
 
     fn bury_all(&self, queue: &mut Queue, now: u64) -> bool {
-        self.bury(queue, now, |_, _| true)
+        // They may be many and strangers: not worth being kept.
+        self.bury(queue, now, |_, _| true, |s| matches!(self.clients.probe(s), Life::Dead))
     }
 
     /// Removes the dead that this waiter waits for.
     fn bury_before(&self, queue: &mut Queue, now: u64, id: ClaimId) -> bool {
         let Some(mine) = queue.position(id) else { return false };
-        self.bury(queue, now, |i, e| i + 1 == mine || (i < mine && e.standing == Standing::Holding))
+        let before =
+            |i: usize, e: &Entry| i + 1 == mine || (i < mine && e.standing == Standing::Holding);
+        self.bury(queue, now, before, |s| matches!(self.waiters.probe(s), Life::Dead))
     }
 
     /// The sessions whose death this waiter must hear of.
@@ -525,7 +533,7 @@ impl FileStore {
 }
 
 /// Claims, their sessions, what they are told, and the inbox where it was opened already.
-type News = Vec<(ClaimId, String, Signal, Option<File>)>;
+type News = Vec<(ClaimId, String, Signal, Option<WriteEnd>)>;
 
 fn standings(queue: &Queue) -> impl Iterator<Item = (ClaimId, bool)> {
     queue.entries().map(|e| (e.id, e.standing == Standing::Waiting))
@@ -638,7 +646,13 @@ impl Store for FileStore {
     }
 
     async fn changed(&self, claim: &Claim) -> Result<Signal> {
-        Ok(self.waiters.news(claim.id).await)
+        let mut news = pin!(self.waiters.news(claim.id));
+        poll_fn(|context| {
+            // Who cannot be told asks by heartbeats.
+            let _ = self.inbox.read_or_listen(context);
+            news.as_mut().poll(context).map(Ok)
+        })
+        .await
     }
 
     async fn read(&self, name: &Name) -> Result<Option<LockInfo>> {
@@ -675,12 +689,6 @@ impl Store for FileStore {
             other => other,
         };
         Ok(evicted.map_err(|e| e.on(name).at(&self.info.url))?.unwrap_or(0))
-    }
-}
-
-impl Drop for FileStore {
-    fn drop(&mut self) {
-        self.inbox.abort();
     }
 }
 

@@ -13,8 +13,8 @@
 //! is gone for good: the FIFO is unlinked wherever it is now, so that what we held is not found
 //! held by somebody alive when the directory is moved back.
 //!
-//! **Who is told.** A write end that is kept open gets `EPOLLERR` when the last read end closes:
-//! that is how a waiter learns of a death without asking. The descriptor is close-on-exec; a child
+//! **Who is told.** A write end that is kept open (`peers.rs`) gets `EPOLLERR` when the last read end
+//! closes: that is how a waiter learns of a death without asking. The descriptor is close-on-exec; a child
 //! that inherits it on purpose ([`Store::lifeline`](leasehold_core::store::Store::lifeline)) keeps the
 //! session alive after its parent.
 //!
@@ -23,18 +23,18 @@
 //! loses it, and the heartbeat is the fallback. What is no such line is skipped.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use tokio::io::Interest;
-use tokio::net::unix::pipe::{Receiver, Sender};
+use tokio::net::unix::pipe::Sender;
 
 use super::fault::fault;
-use super::held;
+use super::held::{self, Inode};
 use super::place::Place;
 use super::rights::Acting;
 use leasehold_core::store::Signal;
@@ -50,7 +50,8 @@ pub(super) const UNBORN: &str = ".new~";
 pub(super) struct Session {
     id: String,
     path: PathBuf,
-    fifo: File,
+    fifo: Arc<File>,
+    inode: Inode,
     /// The directory that it was made in, wherever that is now.
     clients: File,
 }
@@ -71,16 +72,17 @@ impl Session {
                 .read(true)
                 .write(true)
                 .custom_flags((OFlags::NONBLOCK | OFlags::NOFOLLOW).bits().cast_signed())
-                .open(&unborn)?;
+                .open(&unborn)
+                .map(held::unnoted)?;
             place.rights.share(&fifo, mode);
             fs::rename(&unborn, &path)?;
-            Ok((fifo, File::open(clients)?))
+            Ok((Inode::of(&fifo)?, Arc::new(fifo), File::open(clients)?))
         })();
         if born.is_err() {
             let _ = fs::remove_file(&unborn);
         }
-        let (fifo, clients) = born.map_err(|e| fault("create the FIFO", &path, e))?;
-        Ok(Self { id, path, fifo, clients })
+        let (inode, fifo, clients) = born.map_err(|e| fault("create the FIFO", &path, e))?;
+        Ok(Self { id, path, fifo, inode, clients })
     }
 
     pub(super) fn id(&self) -> &str {
@@ -90,7 +92,7 @@ impl Session {
     /// Whether others find us no more: whatever we have, or take, is taken by others too. On a
     /// doubt they do.
     pub(super) fn is_gone(&self) -> bool {
-        let gone = matches!(held::at_path(&self.fifo, &self.path), Ok(None));
+        let gone = matches!(self.inode.at_path(&self.path), Ok(None));
         if gone {
             self.unlink();
         }
@@ -120,30 +122,9 @@ impl Session {
         self.fifo.as_fd()
     }
 
-    /// Reads the inbox until the returned task is aborted.
-    pub(super) fn listen(
-        &self,
-        runtime: &tokio::runtime::Handle,
-        mut told: impl FnMut(ClaimId, Signal) + Send + 'static,
-    ) -> Result<tokio::task::AbortHandle> {
-        let _context = runtime.enter();
-        let inbox = self.fifo.try_clone().and_then(Receiver::from_file);
-        let inbox = inbox.map_err(|e| fault("wait for", &self.path, e))?;
-        let task = runtime.spawn(async move {
-            let mut lines = Lines::default();
-            let mut bytes = [0; 4096];
-            while let Ok(()) = inbox.readable().await {
-                match inbox.try_read(&mut bytes) {
-                    Ok(n) => lines.feed(&bytes[..n], &mut told),
-                    Err(e) => match e.kind() {
-                        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => {}
-                        // A FIFO that we have open for writing too has no end and no errors.
-                        _ => return,
-                    },
-                }
-            }
-        });
-        Ok(task.abort_handle())
+    /// The FIFO that others write to.
+    pub(super) fn inbox(&self) -> Arc<File> {
+        self.fifo.clone()
     }
 }
 
@@ -170,13 +151,19 @@ impl Clients {
         let _as_owner = self.acting.now();
         probe(&self.dir, id)
     }
+
+    /// Whether this FIFO is where others look for that session. On a doubt it is.
+    pub(super) fn is_at(&self, id: &str, fifo: Inode) -> bool {
+        let _as_owner = self.acting.now();
+        !matches!(fifo.at_path(&self.dir.join(id)), Ok(None))
+    }
 }
 
 /// Whether a session lives.
 #[derive(Debug)]
-pub(super) enum Life {
+pub(super) enum Life<F = File> {
     /// Somebody has its read end. With its write end, if we may open that.
-    Alive(Option<File>),
+    Alive(Option<F>),
     /// Gone, for ever.
     Dead,
 }
@@ -207,8 +194,8 @@ fn probe(clients: &Path, id: &str) -> Life {
     }
 }
 
-/// Resolves when this session, whose write end it is, has died.
-pub(super) async fn death(fifo: Sender) {
+/// Resolves when the session whose write end this is has died.
+pub(super) async fn death(fifo: &Sender) {
     while let Ok(ready) = fifo.ready(Interest::ERROR).await {
         if ready.is_error() {
             return;
@@ -217,24 +204,24 @@ pub(super) async fn death(fifo: Sender) {
 }
 
 /// Tells a session something about one of its claims, if there is room in its inbox.
-pub(super) fn tell(mut fifo: &File, id: ClaimId, signal: Signal) {
+pub(super) fn tell(fifo: impl AsFd, id: ClaimId, signal: Signal) {
     let line = match signal {
         Signal::Granted(token) => format!("granted {} {token}\n", id.to_hex()),
         Signal::Ask => format!("ask {}\n", id.to_hex()),
     };
     // SIGPIPE is ignored by Rust's runtime; a failure is a lost hint.
-    let _ = fifo.write(line.as_bytes());
+    let _ = rustix::io::write(fifo, line.as_bytes());
 }
 
 /// Cuts what arrives into lines, and keeps only what is one of ours.
-#[derive(Default)]
-struct Lines {
+#[derive(Debug, Default)]
+pub(super) struct Lines {
     begun: Vec<u8>,
     too_long: bool,
 }
 
 impl Lines {
-    fn feed(&mut self, bytes: &[u8], told: &mut impl FnMut(ClaimId, Signal)) {
+    pub(super) fn feed(&mut self, bytes: &[u8], told: &mut impl FnMut(ClaimId, Signal)) {
         for &byte in bytes {
             if byte != b'\n' {
                 self.too_long |= self.begun.len() == LONGEST_LINE;

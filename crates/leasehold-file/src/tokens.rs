@@ -39,7 +39,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::fault::fault;
-use super::held::{self, Held};
+use super::held::{self, Held, Inode};
 use super::place::Place;
 use super::rights::{Acting, Rights};
 use leasehold_core::{Error, ErrorKind, Result, Token};
@@ -246,8 +246,9 @@ impl Tokens {
                     none.insert(Arc::new(opened.map_err(failed)?.0)).clone()
                 }
             };
-            let Some(held) = Held::try_take(&file).map_err(failed)? else { return Ok(None) };
-            if held.stat_at(&self.of_boot).map_err(failed)?.is_none() {
+            let Some(_held) = Held::try_take(&file).map_err(failed)? else { return Ok(None) };
+            let found = Inode::of(&file).and_then(|inode| inode.at_path(&self.of_boot));
+            if found.map_err(failed)?.is_none() {
                 *open = None;
                 continue;
             }

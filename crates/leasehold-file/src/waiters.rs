@@ -1,15 +1,17 @@
 //! The waiters of this process: whom to wake, and whose deaths they must hear of.
 //!
 //! A waiter is enlisted inside the section that puts its claim into the queue, so that no push
-//! finds nobody. One watch for each session is shared by all waiters here.
+//! finds nobody. One watch for each session is shared by all waiters here (`peers.rs`).
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
+use std::fs::File;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use tokio::net::unix::pipe::Sender;
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
+use super::peers::{Peers, WriteEnd};
 use super::session::{self, Clients, Life};
 use leasehold_core::ClaimId;
 use leasehold_core::kit::{Inbox, locked};
@@ -17,15 +19,14 @@ use leasehold_core::store::Signal;
 
 #[derive(Debug)]
 pub(super) struct Waiters {
-    clients: Clients,
     runtime: Handle,
     state: Mutex<State>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
     waiters: HashMap<ClaimId, Waiter>,
-    watches: HashMap<String, Watch>,
+    peers: Peers,
 }
 
 #[derive(Debug, Default)]
@@ -34,21 +35,15 @@ struct Waiter {
     watching: Vec<String>,
 }
 
-#[derive(Debug)]
-struct Watch {
-    waiters: HashSet<ClaimId>,
-    task: AbortHandle,
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
 impl Waiters {
     pub(super) fn new(clients: Clients, runtime: Handle) -> Arc<Self> {
-        Arc::new(Self { clients, runtime, state: Mutex::default() })
+        let state = State { waiters: HashMap::new(), peers: Peers::new(clients) };
+        Arc::new(Self { runtime, state: Mutex::new(state) })
+    }
+
+    /// Looks whether a session lives, as [`Peers`] know.
+    pub(super) fn probe(&self, session: &str) -> Life<WriteEnd> {
+        self.lock().peers.probe(session)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -67,7 +62,7 @@ impl Waiters {
     pub(super) fn dismiss(&self, id: ClaimId) {
         let mut state = self.lock();
         if let Some(waiter) = state.waiters.remove(&id) {
-            state.unwatch(id, &waiter.watching);
+            state.peers.unwatch(id, &waiter.watching);
         }
     }
 
@@ -79,11 +74,17 @@ impl Waiters {
             if let Signal::Granted(_) = signal {
                 // Nothing is in its way any more.
                 let watching = std::mem::take(&mut waiter.watching);
-                state.unwatch(id, &watching);
+                state.peers.unwatch(id, &watching);
             }
             inbox
         };
         inbox.tell(signal);
+    }
+
+    /// Whether there is no more than one here that still waits.
+    pub(super) fn has_but_one(&self) -> bool {
+        let state = self.lock();
+        state.waiters.values().filter(|w| w.inbox.granted().is_none()).nth(1).is_none()
     }
 
     /// The next news of a claim; at once for one that does not wait here.
@@ -102,66 +103,44 @@ impl Waiters {
         let Some(waiter) = state.waiters.get_mut(&id) else { return true };
         let before = std::mem::replace(&mut waiter.watching, sessions.clone());
         let ended: Vec<String> = before.into_iter().filter(|s| !sessions.contains(s)).collect();
-        state.unwatch(id, &ended);
         let mut all_live = true;
         for session in sessions {
-            match state.watches.get_mut(&session) {
-                Some(watch) => {
-                    watch.waiters.insert(id);
-                }
-                None => match self.clients.probe(&session) {
-                    Life::Dead => all_live = false,
-                    // Not ours to open: the heartbeat looks again.
-                    Life::Alive(None) => {}
-                    Life::Alive(Some(fifo)) => {
-                        if let Some(task) = self.await_death(&session, fifo) {
-                            let waiters = HashSet::from([id]);
-                            state.watches.insert(session, Watch { waiters, task });
-                        }
-                    }
-                },
-            }
+            let listen = |fifo| self.await_death(&session, fifo);
+            all_live &= state.peers.watch(id, &session, listen);
         }
+        state.peers.unwatch(id, &ended);
         all_live
     }
 
     /// Without descriptors or memory to wait with, the heartbeat looks again: `None`.
-    fn await_death(self: &Arc<Self>, session: &str, fifo: std::fs::File) -> Option<AbortHandle> {
+    fn await_death(
+        self: &Arc<Self>,
+        session: &str,
+        fifo: File,
+    ) -> Option<(Arc<Sender>, AbortHandle)> {
         let _context = self.runtime.enter();
-        let fifo = Sender::from_file(fifo).ok()?;
+        let fifo = Arc::new(Sender::from_file(fifo).ok()?);
+        let told = fifo.clone();
         let (waiters, session) = (Arc::downgrade(self), session.to_owned());
         let task = self.runtime.spawn(async move {
-            session::death(fifo).await;
+            session::death(&told).await;
             if let Some(waiters) = waiters.upgrade() {
                 waiters.died(&session);
             }
         });
-        Some(task.abort_handle())
+        Some((fifo, task.abort_handle()))
     }
 
     fn died(&self, session: &str) {
-        let watch = self.lock().watches.remove(session);
-        for id in watch.iter().flat_map(|w| &w.waiters) {
-            self.tell(*id, Signal::Ask);
+        let told = self.lock().peers.died(session);
+        for id in told {
+            self.tell(id, Signal::Ask);
         }
     }
 
     #[cfg(test)]
     pub(super) fn counts(&self) -> (usize, usize) {
         let state = self.lock();
-        (state.waiters.len(), state.watches.len())
-    }
-}
-
-impl State {
-    fn unwatch(&mut self, id: ClaimId, sessions: &[String]) {
-        for session in sessions {
-            if let Some(watch) = self.watches.get_mut(session) {
-                watch.waiters.remove(&id);
-                if watch.waiters.is_empty() {
-                    self.watches.remove(session);
-                }
-            }
-        }
+        (state.waiters.len(), state.peers.watched())
     }
 }

@@ -15,8 +15,18 @@
 //!
 //! # One call
 //! Each call is one script, which Redis runs alone: so it is atomic. It settles first: whom the
-//! server's clock (`TIME`) says to be over goes, and who then fits is granted. An uncontended take and
-//! release return before that: a free main key without a queue *is* a settled lock.
+//! server's clock (`TIME`) says to be over goes, and who then fits is granted.
+//!
+//! What is usual is settled as it is, and comes first in the scripts of mutexes, before all that the
+//! rest needs (`join_mutex.lua`, `leave_mutex.lua`). Where something else is found, nothing was changed
+//! yet but dead waiters removed, and the rest does the whole of it:
+//! - *a free main key without a queue*, to take;
+//! - *one of ours in it, the claim not in the queue and no place there over*, to wait, or to try: that
+//!   reads and does no more;
+//! - *our own claim in it, without a lock-delay*, to release: the first in the queue has it if it lives.
+//!
+//! A script is told the main key and calls the companions after it, but in a cluster: a node must see in
+//! the request whether all keys are there, when their slot moves.
 //!
 //! *A reply is lost*: the claim's id is found again in the value or the queue, and answered the same.
 //! *A caller is dropped*: the script ran or did not. *We die*: the lease is the key's own expiry; a
@@ -69,6 +79,8 @@ mod replicas;
 mod request;
 mod sentinel;
 mod servers;
+#[cfg(test)]
+mod tests;
 pub(crate) mod url;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -78,7 +90,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use redis::{Cmd, RedisError, Value};
+use redis::{Cmd, RedisError, RedisWrite, Value};
 use tokio::runtime::Handle;
 
 use self::answer::{HolderCache, Page, Scripts, kind_word, micros, millis};
@@ -100,8 +112,11 @@ use leasehold_core::{Claim, ClaimId, Error, ErrorKind, Kind, Name, Result, Token
 /// How many keys one step of a listing looks at.
 const SCANNED: usize = 1_000;
 
-/// Which word of a member is the channel of whoever waits.
-const INBOX: usize = 2;
+/// Room in a call of one lock: how many arguments there are at most, and about how many bytes are in them
+/// besides texts of any length.
+const ARGUMENTS: usize = 11;
+const ARGUMENTS_OF_JOIN: usize = 120;
+const ARGUMENTS_OF_LEAVE: usize = 48;
 /// How often a release is repeated that meets dead waiters, a thousand each time.
 const BURIALS: u32 = 1_000;
 
@@ -119,8 +134,25 @@ pub struct RedisStore {
     was_master: AtomicBool,
 }
 
-/// The waiters of this client, each with what its place in a mutex's queue is called.
-type Inbox = Waiters<Arc<str>>;
+/// The waiters of this client, each with its place.
+type Inbox = Waiters<Member>;
+
+/// A place in a mutex's queue; shown as it is called there.
+#[derive(Clone, Debug)]
+struct Member {
+    id: ClaimId,
+    delay: u64,
+    /// The channel on which it is told.
+    inbox: Arc<str>,
+    who: Arc<str>,
+}
+
+impl fmt::Display for Member {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { id, delay, inbox, who } = self;
+        write!(f, "{} {delay} {inbox} {who}", id.to_hex())
+    }
+}
 
 impl PushListener for Inbox {
     fn message(&self, text: &[u8]) {
@@ -139,8 +171,7 @@ impl PushListener for Inbox {
     }
 
     fn expected(&self) -> Vec<String> {
-        let inbox = |member: Arc<str>| member.split(' ').nth(INBOX).map(str::to_owned);
-        self.all_kept().into_iter().filter_map(inbox).collect()
+        self.all_kept().into_iter().map(|member| member.inbox.to_string()).collect()
     }
 }
 
@@ -219,12 +250,11 @@ impl RedisStore {
         told.at(&self.info.url)
     }
 
-    /// A request with the keys of one lock.
-    fn request(script: &Arc<Script>, keys: &Keys) -> Request {
-        let mut call = script.call(6);
-        for key in keys.all() {
-            call.arg(key);
-        }
+    /// A request with the keys of one lock, and room for arguments of so many bytes.
+    fn request(script: &Arc<Script>, keys: &Keys, bytes: usize) -> Request {
+        let (count, size) = keys.size();
+        let mut call = script.sized_call(count, ARGUMENTS, size + bytes);
+        keys.write(&mut call);
         Request { slot: keys.slot, script: script.clone(), call, divisible: false }
     }
 
@@ -232,37 +262,36 @@ impl RedisStore {
         self.servers.send(request).await.map_err(|error| self.fault(&error))
     }
 
-    /// What the place of a claim in a mutex's queue is called.
-    fn member(claim: &Claim, inbox: &str, who: &str) -> Arc<str> {
-        format!("{} {} {inbox} {who}", claim.id.to_hex(), millis(claim.lock_delay)).into()
-    }
-
     async fn try_join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
         self.check(claim)?;
         let keys = self.keyspace.keys(&claim.name)?;
         let node = self.servers.node(keys.slot).await.map_err(|e| self.fault(&e))?;
         let who = self.holder_cache.text(&claim.holder);
-        let channel = node.channel().unwrap_or_default();
+        let (id, delay) = (claim.id, millis(claim.lock_delay));
+        let member = || Member { id, delay, inbox: node.channel().unwrap_or_default(), who };
         // Before the claim goes out: no grant shall find nobody.
-        let member = self.waiters.enlist(claim.id, || Self::member(claim, &channel, &who));
-        let inbox = member.split(' ').nth(INBOX).unwrap_or(&channel);
-        let script = match is_mutex(claim) {
-            true => &self.scripts.join_mutex,
-            false => &self.scripts.join_shared,
+        let member = self.waiters.enlist(id, member);
+        let request = match is_mutex(claim) {
+            true => join_of_mutex(&self.scripts.join_mutex, claim, mode, &keys, &member),
+            false => self.join_of_shared(claim, mode, &keys, &member),
         };
-        let mut request = Self::request(script, &keys);
-        let call = &mut request.call;
-        call.arg(claim.id.to_hex()).arg(if mode == Mode::Try { "t" } else { "w" });
-        call.arg(millis(claim.lease)).arg(micros(claim.waiter_lease)).arg(claim.seen);
-        call.arg(millis(claim.lock_delay)).arg(inbox).arg(&*who);
-        if !is_mutex(claim) {
-            call.arg(kind_word(claim.kind)).arg(claim.capacity).arg(claim.weight);
-        }
         let joined = answer::joined(claim, self.send(&request).await?)?;
         if !matches!(joined, Joined::Busy { .. }) {
             self.was_master.store(true, Ordering::Relaxed);
         }
         Ok(joined)
+    }
+
+    fn join_of_shared(&self, claim: &Claim, mode: Mode, keys: &Keys, member: &Member) -> Request {
+        let Member { delay, inbox, who, .. } = member;
+        let bytes = ARGUMENTS_OF_JOIN + who.len() + inbox.len();
+        let mut request = Self::request(&self.scripts.join_shared, keys, bytes);
+        let call = &mut request.call;
+        call.arg(claim.id.to_hex()).arg(letter(mode));
+        call.arg(millis(claim.lease)).arg(micros(claim.waiter_lease)).arg(claim.seen);
+        call.arg(*delay).arg(&**inbox).arg(&**who);
+        call.arg(kind_word(claim.kind)).arg(claim.capacity).arg(claim.weight);
+        request
     }
 
     /// Refuses a lease of which a server that restarted may let in the next before it is over.
@@ -361,9 +390,7 @@ impl RedisStore {
         for (slot, locks) in slots {
             let mut call = self.scripts.beat.call(locks.len() * 6);
             for (name, _) in locks.keys() {
-                for key in self.keyspace.keys(name)?.all() {
-                    call.arg(key);
-                }
+                self.keyspace.keys(name)?.write_all(&mut call);
             }
             let mut order = Vec::new();
             for (n, some) in locks.values().enumerate() {
@@ -371,7 +398,11 @@ impl RedisStore {
                     let Renew { claim, lease } = &renewals[i];
                     let member = self.waiters.kept(claim.id);
                     call.arg(n + 1).arg(if is_mutex(claim) { "m" } else { "s" });
-                    call.arg(claim.id.to_hex()).arg(member.as_deref().unwrap_or_default());
+                    call.arg(claim.id.to_hex());
+                    match member {
+                        Some(member) => call.write_arg_fmt(member),
+                        None => call.write_arg(b""),
+                    }
                     call.arg(millis(*lease)).arg(micros(claim.waiter_lease));
                     order.push(i);
                 }
@@ -483,15 +514,20 @@ impl RedisStore {
         // Whatever comes of it, also if it is dropped: nobody asks for this claim any more.
         let _forgotten = Forgotten { store: self, id: claim.id };
         let keys = self.keyspace.keys(&claim.name)?;
-        let member = self.waiters.kept(claim.id);
+        // Who was told of a grant stands in no queue any more.
+        let member = self.waiters.waiting(claim.id);
         let script = match is_mutex(claim) {
             true => &self.scripts.leave_mutex,
             false => &self.scripts.leave_shared,
         };
-        let mut request = Self::request(script, &keys);
-        request.call.arg(claim.id.to_hex()).arg(keep.map_or(0, millis));
-        if is_mutex(claim) {
-            request.call.arg(member.as_deref().unwrap_or_default());
+        let mut request = Self::request(script, &keys, ARGUMENTS_OF_LEAVE);
+        let call = &mut request.call;
+        call.arg(claim.id.to_hex());
+        if keep.is_some() || member.is_some() || !is_mutex(claim) {
+            call.arg(keep.map_or(0, millis));
+        }
+        if let Some(member) = member.filter(|_| is_mutex(claim)) {
+            call.write_arg_fmt(member);
         }
         let mut doubt = false;
         let left = self.servers.send_noting(&request, &mut doubt).await;
@@ -501,7 +537,7 @@ impl RedisStore {
                 break;
             }
             // It is left, whatever comes of this; whoever waits goes on with it.
-            let Ok(again) = self.send(&request).await else { break };
+            let Ok(again) = Box::pin(self.send(&request)).await else { break };
             (_, more) = answer::left(&again)?;
         }
         // Sent again because no answer came, it may find gone what it removed the first time.
@@ -510,7 +546,7 @@ impl RedisStore {
 
     /// One part of a lock's queue.
     fn part(&self, name: &Name, part: &str, after: u64) -> Result<Request> {
-        let mut request = Self::request(&self.scripts.read, &self.keyspace.keys(name)?);
+        let mut request = Self::request(&self.scripts.read, &self.keyspace.keys(name)?, 0);
         request.call.arg(part).arg(after);
         Ok(request)
     }
@@ -625,6 +661,31 @@ fn is_mutex(claim: &Claim) -> bool {
     claim.kind == Kind::Mutex && claim.capacity == 1 && claim.weight == 1
 }
 
+/// A claim on a mutex: what each needs first, and what few need in one.
+fn join_of_mutex(
+    script: &Arc<Script>,
+    claim: &Claim,
+    mode: Mode,
+    keys: &Keys,
+    member: &Member,
+) -> Request {
+    let Member { delay, inbox, who, .. } = member;
+    let lease = millis(claim.lease);
+    let bytes = ARGUMENTS_OF_JOIN + who.len() + inbox.len();
+    let mut request = RedisStore::request(script, keys, bytes);
+    let call = &mut request.call;
+    call.arg(claim.id.to_hex()).arg(lease + delay).arg(claim.seen);
+    call.write_arg_fmt(format_args!("{delay} {who}"));
+    let waiter_lease = micros(claim.waiter_lease);
+    call.write_arg_fmt(format_args!("{} {lease} {waiter_lease} {inbox}", letter(mode)));
+    request
+}
+
+/// A mode as the scripts read it.
+fn letter(mode: Mode) -> &'static str {
+    if mode == Mode::Try { "t" } else { "w" }
+}
+
 /// Takes in the answers about some holders of mutexes.
 fn renewed(value: Value, some: &[(usize, Keys)], answers: &mut [Renewal]) -> Result<()> {
     for ((i, _), renewal) in some.iter().zip(answer::renewed(value)?) {
@@ -674,7 +735,7 @@ impl Store for RedisStore {
 
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
         let joined = match &self.confirm {
-            Some(confirm) => self.join_confirmed(confirm, claim, mode).await,
+            Some(confirm) => Box::pin(self.join_confirmed(confirm, claim, mode)).await,
             None => self.try_join(claim, mode).await,
         };
         match joined {
@@ -719,7 +780,7 @@ impl Store for RedisStore {
     }
 
     async fn evict(&self, name: &Name, which: Evict) -> Result<usize> {
-        let mut request = Self::request(&self.scripts.evict, &self.keyspace.keys(name)?);
+        let mut request = Self::request(&self.scripts.evict, &self.keyspace.keys(name)?, 0);
         request.call.arg(match which {
             Evict::Token(token) => token.get(),
             Evict::Holders => 0,

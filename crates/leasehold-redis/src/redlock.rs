@@ -16,7 +16,8 @@
 //!   fail, until each has answered or its lease is over.
 //! - *Extending* needs a majority that still has the key, and never takes away what still stands.
 //! - *Waiting*: each node writes down who waits. Who releases has each node tell the one who waited
-//!   longest; told by a majority, that one asks at once. A message that is lost costs a pause of 60
+//!   longest, and keep itself for that one for a moment ([`scripts`](self)), so that who comes anew does not
+//!   overtake it; told by a majority, that one asks at once. A message that is lost costs a pause of 60
 //!   milliseconds at random, longer the more wait.
 //!
 //! # What is atomic
@@ -373,8 +374,8 @@ impl Store for RedlockStore {
 fn guarantees(url: &RedlockUrl) -> Guarantees {
     let delayed = url.restart_delay >= url.max_lease;
     let mut notes: Vec<Cow<'static, str>> = vec![
-        "There is no queue: who waits asks again at random times, woken early by a message, and \
-         may be overtaken."
+        "There is no common queue: who has waited longest is told, and servers keep themselves for it \
+         for a moment; others who wait may still overtake it."
             .into(),
         "One holder and rising tokens need clocks that run alike, and that no server loses a key \
          unnoticed within a lease (its wall clock stepped forward, the key deleted): beside a holder \

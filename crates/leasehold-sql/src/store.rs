@@ -17,13 +17,21 @@
 //!   taken, or fails because it is there.) It must
 //!   not look at `claims` instead of the count of them: that would be read as of the time before it
 //!   waited (scenario 45a).
-//! - *The slow path*, for all else: a short transaction locks the lock's row, and only then reads
-//!   the clock and the claims into a [`Queue`](leasehold_core::queue::Queue), lets it decide, and writes back what changed.
+//! - *The slow path*, for all else, and at once for a name for which this client has just waited: a
+//!   short transaction locks the lock's row, and only then reads the clock and the claims into a [`Queue`](leasehold_core::queue::Queue), lets it decide, and writes back what changed.
+//! - *A plain turn*, on servers: a mutex that changes hands is decided at the server, by one message
+//!   (`store/plain.rs`).
 //!
-//! Both agree, since each does to the row what the queue would do: taking a free lock is joining an
+//! They agree, since each does to the row what the queue would do: taking a free lock is joining an
 //! empty queue, and releasing it with nobody behind is leaving a queue of one. Whatever either does
 //! under a name, it does with that row locked, so the calls on one lock are in one order, the order
 //! of their commits; tokens are drawn inside, so they are in it as well (scenario 45).
+//!
+//! SQLite has one writer for all, and a thread of the driver's for each connection, so what costs is to be
+//! in each other's way and to switch between threads. There the fast path is done in the caller's task
+//! (`store/quick.rs`) and left out where it would be in vain (`store/contended.rs`), a section's reads
+//! are one statement and its writes are sent at once with the COMMIT, and whoever finds somebody else
+//! writing tries again sooner than SQLite would (`store/sqlite.rs`).
 //!
 //! A claim that took the fast path and lost the reply finds, when it asks again, a head that is not
 //! over, goes the slow way, and is recognised there by its id.
@@ -44,10 +52,13 @@
 //! transaction, and to nobody when nobody waited (NOTIFY makes commits wait for each other, flush and
 //! all). One connection of each client listens, from the first time that it waits, and serves for
 //! calls too (`store/ear.rs`); if nothing is heard on it for a while, it is asked whether it still leads
-//! anywhere. SQLite, MySQL, PostgreSQL behind a pooler, and whoever finds no room for a connection that
-//! listens: one task of each client asks, for all its waiters in one statement. The heartbeat is the
-//! fallback of both. Nobody who waits has a connection, or a transaction open; a client of which one
-//! waits gets on with one connection.
+//! anywhere. MySQL: who grants ends the sleep of the client's session, likewise right after the transaction
+//! (`store/wake.rs`). SQLite: who grants rings the client's doorbell, a FIFO beside the database file
+//! (`store/doorbell.rs`), and each client looks now and then for what nobody rang for (`store/listen.rs`).
+//! PostgreSQL behind a pooler, SQLite where no file can be made, and whoever finds no room for a
+//! connection that listens or sleeps: one task of each client asks, for all its waiters in one statement.
+//! The heartbeat is the fallback of all. Nobody who waits has a transaction open, or a connection that is
+//! needed elsewhere; a client of which one waits gets on with one connection.
 //!
 //! # Dropped and repeated calls
 //! Each call runs in a task of the client's own thread, which its caller's drop does not stop (but a
@@ -76,32 +87,49 @@
 mod background;
 mod beat;
 mod call;
+mod contended;
 mod doctor;
 mod ear;
 mod fault;
+mod here;
 mod identity;
 mod join;
 mod joins;
 mod limits;
 mod loaded;
+mod message;
+mod plain;
+mod plain_words;
 mod pool;
 mod promises;
+mod quick;
 mod renew;
 mod rows;
 mod schema;
 mod section;
+mod session;
 mod shared;
 mod statements;
 mod url;
 mod version;
 mod wire;
 
+#[cfg(feature = "sqlite")]
+mod doorbell;
+#[cfg(feature = "sqlite")]
+mod listen;
 #[cfg(feature = "mysql")]
 mod mysql;
+#[cfg(feature = "mysql")]
+mod plain_mysql;
+#[cfg(feature = "postgres")]
+mod plain_postgres;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+#[cfg(feature = "mysql")]
+mod wake;
 
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -114,11 +142,13 @@ use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::Instant;
 
 use self::call::{Answer, Call, out_of_step};
+use self::contended::Contended;
 use self::fault::{closed, no_answer};
+use self::here::Here;
 use self::joins::Joins;
 use self::limits::{LIMIT, SLOW};
 use self::pool::Pool;
-use self::shared::{LISTENS, Shared};
+use self::shared::Shared;
 use self::statements::Statements;
 use self::url::{Dialect, SqlUrl, is_file};
 use self::wire::Connect;
@@ -182,12 +212,25 @@ impl SqlStore {
             #[cfg(feature = "mysql")]
             Dialect::MySql => Arc::new(mysql::MySql::new(&url)?),
         };
-        #[cfg(feature = "postgres")]
-        let pushes = listener.is_some();
-        #[cfg(not(feature = "postgres"))]
-        let pushes = false;
+        #[cfg(feature = "sqlite")]
+        let doorbells = match url.dialect {
+            Dialect::Sqlite => sqlite::doorbells(&url).ok().map(Arc::new),
+            #[cfg(any(feature = "postgres", feature = "mysql"))]
+            _ => None,
+        };
+        // What its clients are called says how they are told.
+        let (pushes, called) = match url.dialect {
+            #[cfg(feature = "sqlite")]
+            Dialect::Sqlite => (doorbells.is_some(), session::ASKS),
+            #[cfg(feature = "postgres")]
+            Dialect::Postgres if listener.is_some() => (true, session::LISTENS),
+            #[cfg(feature = "postgres")]
+            Dialect::Postgres => (false, session::ASKS),
+            #[cfg(feature = "mysql")]
+            Dialect::MySql => (true, session::SLEEPS),
+        };
         let id = ClaimId::random()?.to_hex();
-        let (pool, beats) = Pool::pair(connect, url.pool, BEATS);
+        let (pool, beats) = Pool::pair(connect.clone(), url.pool, BEATS);
         let shared = Arc::new(Shared {
             url: shown,
             dialect: url.dialect,
@@ -197,14 +240,13 @@ impl SqlStore {
             settling: Mutex::default(),
             waiters: Arc::default(),
             joins: Joins::default(),
+            contended: Contended::default(),
             joining: Semaphore::new(url.pool.saturating_sub(1).max(1)),
             waiting: Semaphore::new(BEATS - 1),
-            session: format!(
-                "{}{}",
-                if pushes { LISTENS } else { "leasehold_asks_" },
-                id.get(..16).unwrap_or(&id)
-            ),
+            session: format!("{called}{}", id.get(..16).unwrap_or(&id)),
             pushes,
+            #[cfg(feature = "sqlite")]
+            doorbells: doorbells.clone(),
         });
         let prepared = tokio::time::timeout(LIMIT, shared.prepare(&url)).await;
         let (guarantees, sweep_is_due) = match prepared {
@@ -219,6 +261,14 @@ impl SqlStore {
             let listening = postgres::listen(options, shared.clone());
             tasks.push(runtime.spawn(listening).abort_handle());
         }
+        #[cfg(feature = "mysql")]
+        if url.dialect == Dialect::MySql {
+            tasks.push(runtime.spawn(wake::sleep(connect, shared.clone())).abort_handle());
+        }
+        #[cfg(feature = "sqlite")]
+        if let Some(doorbells) = doorbells {
+            tasks.push(runtime.spawn(shared.clone().listen(doorbells)).abort_handle());
+        }
         if !is_file(url.dialect) {
             tasks.push(runtime.spawn(shared.clone().trim()).abort_handle());
         }
@@ -226,6 +276,17 @@ impl SqlStore {
             tasks.push(runtime.spawn(shared.clone().poll()).abort_handle());
         }
         Ok(Self { shared, parsed: url, info, runtime, tasks })
+    }
+
+    /// Takes a lock that is free where that costs nobody a switch between threads. `None`: it is not to
+    /// be had that way.
+    async fn take_here(&self, claim: &Claim) -> Option<Result<Joined>> {
+        let (shared, claim) = (self.shared.clone(), claim.clone());
+        if !is_file(shared.dialect) || shared.contended.lately(&claim.name) {
+            return None;
+        }
+        shared.joins.begin(claim.id);
+        Here::new(&self.runtime, async move { shared.take_or_leave(claim).await }).await
     }
 
     /// Runs a call where its caller's drop does not stop it.
@@ -297,6 +358,10 @@ impl Store for SqlStore {
     async fn disconnect(&self) {
         let shared = self.shared.clone();
         let gone = async move {
+            #[cfg(feature = "sqlite")]
+            if let Some(doorbells) = &shared.doorbells {
+                doorbells.take_down(&shared.session);
+            }
             tokio::join!(shared.pool.disconnect(), shared.beats.disconnect());
             shared.pool.ear().close().await;
         };
@@ -304,6 +369,9 @@ impl Store for SqlStore {
     }
 
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
+        if let Some(joined) = self.take_here(claim).await {
+            return joined.map_err(|e| e.on(&claim.name).at(&self.info.url));
+        }
         let (caller, answer) = oneshot::channel();
         let (shared, mine) = (self.shared.clone(), claim.clone());
         shared.joins.begin(claim.id);
@@ -336,7 +404,15 @@ impl Store for SqlStore {
         let in_doubt = self.shared.joins.give_up(claim.id);
         let waited = self.shared.waiters.has(claim.id);
         self.shared.waiters.dismiss(claim.id);
-        match self.call(Call::Leave(claim.clone(), keep, waited)).await {
+        let quick = is_file(self.shared.dialect) && !waited && keep.is_none_or(|d| d.is_zero());
+        let left = match quick {
+            true => {
+                let leave = self.shared.clone().release_or_leave(claim.clone(), keep);
+                Here::new(&self.runtime, leave).await
+            }
+            false => self.call(Call::Leave(claim.clone(), keep, waited)).await,
+        };
+        match left {
             Ok(Answer::Left(left)) => Ok(left || in_doubt),
             Ok(_) => out_of_step(),
             Err(error) => Err(error.on(&claim.name).at(&self.info.url)),

@@ -9,6 +9,7 @@
 
 use leasehold_core::kit::locked;
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -35,6 +36,56 @@ impl Standing {
     /// The whole path of its node.
     pub(super) fn path(&self) -> String {
         format!("{}/{}", self.lock, self.node)
+    }
+}
+
+/// Whether a queue is followed, and those who wait in it are told of their turn.
+#[derive(Debug)]
+pub(super) struct Open(AtomicBool);
+
+impl Default for Open {
+    fn default() -> Self {
+        Self(AtomicBool::new(true))
+    }
+}
+
+impl Open {
+    pub(super) fn is_open(&self) -> bool {
+        self.0.load(Relaxed)
+    }
+
+    pub(super) fn close(&self) {
+        self.0.store(false, Relaxed);
+    }
+}
+
+/// What tells a claim that waits of its turn.
+#[derive(Debug)]
+pub(super) enum Listening {
+    /// A task of its own, which ends with this.
+    Task(AbortHandle),
+    /// Whoever follows the whole queue.
+    Queue(Arc<Open>),
+}
+
+impl Listening {
+    fn is_open(&self) -> bool {
+        match self {
+            Self::Task(task) => !task.is_finished(),
+            Self::Queue(open) => open.is_open(),
+        }
+    }
+
+    fn is_to(&self, queue: &Arc<Open>) -> bool {
+        matches!(self, Self::Queue(open) if Arc::ptr_eq(open, queue))
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        if let Self::Task(task) = self {
+            task.abort();
+        }
     }
 }
 
@@ -65,12 +116,12 @@ struct Kept {
     /// What the lock's node was when a heartbeat listed its queue last: when it was made, and how
     /// often its children had changed.
     listed: Option<(i64, i32)>,
-    /// When the last request was begun that was answered "waiting".
-    beat: Moment,
+    /// For how long it was last known to wait: what a pushed grant is taken for.
+    waits_until: Moment,
     told: Option<Signal>,
     wake: Arc<Notify>,
     /// Listens for what stands in its way.
-    listening: Option<AbortHandle>,
+    listening: Option<Listening>,
 }
 
 impl Default for Kept {
@@ -84,7 +135,7 @@ impl Default for Kept {
             holding: false,
             ahead: 0,
             listed: None,
-            beat: Moment::from_nanos(0),
+            waits_until: Moment::from_nanos(0),
             told: None,
             wake: Arc::default(),
             listening: None,
@@ -96,19 +147,35 @@ impl Kept {
     fn give_up(&mut self) {
         self.expires = Moment::NEVER;
         self.given_up = true;
-        if let Some(listening) = self.listening.take() {
-            listening.abort();
-        }
+        self.listening = None;
         self.told = Some(Signal::Ask);
         self.wake.notify_one();
     }
-}
 
-impl Drop for Kept {
-    fn drop(&mut self) {
-        if let Some(listening) = &self.listening {
-            listening.abort();
+    /// Nobody tells it of its turn any more.
+    fn is_alone(&mut self) {
+        self.listening = None;
+        self.told.get_or_insert(Signal::Ask);
+        self.wake.notify_one();
+    }
+
+    /// It was granted; `certain` is how long its session lives. It is told so if that covers what a
+    /// pushed grant is taken for, a waiter's lease from the last answer; else it is told to ask.
+    fn grant(&mut self, certain: Moment) {
+        self.holding = true;
+        if let Stage::Standing(standing) = &self.stage {
+            self.told = Some(match self.waits_until <= certain {
+                true => Signal::Granted(standing.token),
+                false => Signal::Ask,
+            });
         }
+        self.wake.notify_one();
+    }
+
+    /// Whether it has this child, and its turn is told by who follows this queue.
+    fn waits_in(&self, queue: &Arc<Open>, node: &str) -> bool {
+        let here = matches!(&self.stage, Stage::Standing(standing) if standing.node == node);
+        here && self.listening.as_ref().is_some_and(|listening| listening.is_to(queue))
     }
 }
 
@@ -211,9 +278,7 @@ impl Claims {
         let kept = ledger.claims.get_mut(&id).filter(|kept| !kept.given_up);
         let Some(kept) = kept else { return false };
         kept.holding = true;
-        if let Some(listening) = kept.listening.take() {
-            listening.abort();
-        }
+        kept.listening = None;
         // Never shortened: a late duplicate must not take back what was told.
         let expires =
             if kept.expires == Moment::NEVER { expires } else { expires.max(kept.expires) };
@@ -226,7 +291,7 @@ impl Claims {
         let mut ledger = self.lock();
         let kept = ledger.claims.get_mut(&claim.id).filter(|kept| !kept.given_up);
         let Some(kept) = kept else { return false };
-        (kept.ahead, kept.beat) = (ahead, beat);
+        (kept.ahead, kept.waits_until) = (ahead, beat.plus(claim.waiter_lease));
         self.expire_at(ledger, claim.id, beat.plus(claim.waiter_lease));
         true
     }
@@ -239,7 +304,7 @@ impl Claims {
     /// Whether a heartbeat need not list its queue: it is watched who is in the way, and nobody has come
     /// or gone.
     pub(super) fn may_rest(&self, id: ClaimId, version: (i64, i32)) -> bool {
-        let is_open = |kept: &mut Kept| kept.listening.as_ref().is_some_and(|l| !l.is_finished());
+        let is_open = |kept: &mut Kept| kept.listening.as_ref().is_some_and(Listening::is_open);
         self.with(id, |kept| is_open(kept) && kept.listed == Some(version)).unwrap_or(false)
     }
 
@@ -276,41 +341,47 @@ impl Claims {
         self.with(id, |kept| kept.trying).unwrap_or(false)
     }
 
-    /// Takes over the task that listens for it.
-    pub(super) fn listens(&self, id: ClaimId, listening: AbortHandle) {
-        let mut listening = Some(listening);
-        self.alive(id, |kept| {
-            if let Some(before) = std::mem::replace(&mut kept.listening, listening.take()) {
-                before.abort();
-            }
-        });
-        // Given up meanwhile: nobody is there to be told.
-        if let Some(listening) = listening {
-            listening.abort();
-        }
+    /// Takes over what listens for it. Given up meanwhile, nobody is there to be told.
+    pub(super) fn listens(&self, id: ClaimId, listening: Listening) {
+        self.alive(id, |kept| kept.listening = Some(listening));
     }
 
     pub(super) fn is_listening(&self, id: ClaimId) -> bool {
-        let is_open = |kept: &mut Kept| kept.listening.as_ref().is_some_and(|l| !l.is_finished());
+        let is_open = |kept: &mut Kept| kept.listening.as_ref().is_some_and(Listening::is_open);
         self.with(id, is_open).unwrap_or(false)
     }
 
-    /// It was granted; `certain` is how long its session lives. It is told so if that covers what a
-    /// pushed grant is taken for, a waiter's lease from the last answer; else it is told to ask.
-    pub(super) fn granted(&self, id: ClaimId, waiter_lease: Duration, certain: Moment) {
-        let wake = self.alive(id, |kept| {
-            kept.holding = true;
-            if let Stage::Standing(standing) = &kept.stage {
-                let covered = kept.beat.plus(waiter_lease) <= certain;
-                kept.told = Some(match covered {
-                    true => Signal::Granted(standing.token),
-                    false => Signal::Ask,
-                });
+    /// It was granted; `certain` is how long its session lives.
+    pub(super) fn granted(&self, id: ClaimId, certain: Moment) {
+        self.alive(id, |kept| kept.grant(certain));
+    }
+
+    /// The child of this name holds by now: granted, if its claim waits there for this queue's news.
+    pub(super) fn turn_of(&self, id: ClaimId, node: &str, queue: &Arc<Open>, certain: Moment) {
+        self.alive(id, |kept| {
+            if kept.waits_in(queue, node) {
+                kept.listening = None;
+                kept.grant(certain);
             }
-            kept.wake.clone()
         });
-        if let Some(wake) = wake {
-            wake.notify_one();
+    }
+
+    /// The child of this name was deleted: its claim is to ask, if it waits there for this queue's news.
+    pub(super) fn gone(&self, id: ClaimId, node: &str, queue: &Arc<Open>) {
+        self.alive(id, |kept| {
+            if kept.waits_in(queue, node) {
+                kept.is_alone();
+            }
+        });
+    }
+
+    /// Those who wait for this queue's news, but whose children are not there, are to ask.
+    pub(super) fn ask_unless(&self, queue: &Arc<Open>, is_there: impl Fn(&str) -> bool) {
+        for kept in self.lock().claims.values_mut() {
+            let Stage::Standing(standing) = &kept.stage else { continue };
+            if kept.waits_in(queue, &standing.node) && !is_there(&standing.node) {
+                kept.is_alone();
+            }
         }
     }
 

@@ -1,6 +1,7 @@
 //! Joining: a sequential child of the lock's node, and the listing that shows who is before it, in one
-//! breath. Who tries looks first; who waits and does not fit watches what blocks it
-//! ([`stand`](super::stand)). A claim that is refused takes its child back.
+//! breath; without the listing where the queue is followed ([`follow`](super::follow)). Who tries looks
+//! first, and makes no child where others hold. Who waits and does not fit is told of its turn by who follows
+//! the queue, or watches what blocks it ([`stand`](super::stand)). A claim that is refused takes its child back.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -9,17 +10,49 @@ use zookeeper_client::{CreateMode, CreateSequence, Error as Fault, Stat};
 
 use super::claims::{Stage, Standing};
 use super::fault::explain;
+use super::followed::Followed;
 use super::node;
+use super::node::{Children, Stand};
 use super::session::Session;
 use super::shared::Shared;
-use leasehold_core::store::{Joined, Mode, holders_of, mismatch};
+use leasehold_core::store::{Joined, Mode, Place, holders_of, mismatch};
 use leasehold_core::{Claim, Error, ErrorKind, Moment, Result, Token};
 
 /// How often the lock's node is made when it vanishes again before its child is.
 const MAKE_TRIES: u32 = 8;
 
+/// What a child comes to, by who is before it.
+pub(super) enum Verdict {
+    Holds,
+    Waits(Stand),
+    /// It was to hold at once, but these do.
+    Busy(Children),
+    /// It is not there any more.
+    Gone,
+}
+
+/// What is sent with the creation of a child.
+#[derive(Clone, Copy)]
+enum Beside {
+    /// The queue is followed: nothing else is needed.
+    Nothing,
+    Listing,
+    /// The creation of the lock's node before it, and the listing after it.
+    LockAndListing,
+}
+
+/// A child as it was made, and the listing that came with it.
+type Made = (Stat, CreateSequence, Option<Result<Vec<String>, Fault>>);
+
 pub(super) fn token_of(stat: &Stat) -> Option<Token> {
     u64::try_from(stat.czxid).ok().and_then(Token::new)
+}
+
+async fn if_any<F: Future>(future: Option<F>) -> Option<F::Output> {
+    match future {
+        Some(future) => Some(future.await),
+        None => None,
+    }
 }
 
 impl Shared {
@@ -99,10 +132,24 @@ impl Shared {
         let lock = self.lock_path(&claim.name);
         let prefix = format!("{lock}/{}", node::prefix(self.naming(), &claim));
         let data = serde_json::to_vec(&*claim.holder).unwrap_or_default();
+        if mode == Mode::Try {
+            let refused = self.look_first(session, &claim, &lock).await.transpose();
+            if let Some(refused) = refused {
+                self.claims.remove(claim.id);
+                return refused;
+            }
+        }
+        let followed = self.follows.of(session.id(), &lock);
+        let followed = followed.filter(|followed| followed.picture().is_some());
         let mut tries = 0;
         loop {
             self.claims.asked(&claim, mode, &lock, self.clock.now());
-            match self.make_child(session, &lock, &prefix, &data, tries > 0).await {
+            let beside = match (&followed, tries) {
+                (Some(_), 0) => Beside::Nothing,
+                (None, 0) => Beside::Listing,
+                _ => Beside::LockAndListing,
+            };
+            match self.make_child(session, &lock, &prefix, &data, beside).await {
                 Ok((stat, sequence, listed)) => {
                     let Some(token) = token_of(&stat) else {
                         let what = "the server tells no transaction of what it creates: leasehold \
@@ -112,7 +159,8 @@ impl Shared {
                     let node = format!("{}{sequence}", &prefix[lock.len() + 1..]);
                     let (session_id, sequence) = (session.id(), sequence.into_i64());
                     let standing = Standing { session: session_id, lock, node, token, sequence };
-                    return self.stand(session, &claim, mode, started, standing, listed).await;
+                    let known = (listed, followed.as_deref());
+                    return self.stand(session, &claim, mode, started, standing, known).await;
                 }
                 Err((Fault::NoNode, refused)) if tries < MAKE_TRIES => {
                     tries += 1;
@@ -135,36 +183,32 @@ impl Shared {
         }
     }
 
-    /// Makes a child, and lists who is there with it; with `container`, the lock's node before it. A
-    /// second fault tells why the lock's node cannot be made.
+    /// Makes a child, with what is to be sent beside it. A second fault tells why the lock's node cannot
+    /// be made.
     async fn make_child(
         &self,
         session: &Session,
         lock: &str,
         prefix: &str,
         data: &[u8],
-        container: bool,
-    ) -> Result<(Stat, CreateSequence, Result<Vec<String>, Fault>), (Fault, Option<Fault>)> {
+        beside: Beside,
+    ) -> Result<Made, (Fault, Option<Fault>)> {
         let options = CreateMode::EphemeralSequential.with_acls(self.acls());
         let above = self.lock_mode().with_acls(self.acls());
         let sent = session.write(|c| async {
             // Requests go out in the order of these lines. Where the lock's node was not there, it is
             // made in the same breath.
-            let make = container.then(|| c.create(lock, &[], &above));
+            let make =
+                matches!(beside, Beside::LockAndListing).then(|| c.create(lock, &[], &above));
             let create = c.create(prefix, data, &options);
-            let list = c.list_children(lock);
-            let make = async {
-                match make {
-                    Some(make) => make.await.map(drop),
-                    None => Ok(()),
-                }
-            };
-            let (made, created, listed) = tokio::join!(make, create, list);
+            let list = (!matches!(beside, Beside::Nothing)).then(|| c.list_children(lock));
+            let (made, created, listed) = tokio::join!(if_any(make), create, if_any(list));
             match created {
                 Ok((stat, sequence)) => Ok((stat, sequence, listed)),
                 // Why the lock's node cannot be made, rather than that it is not there.
                 Err(Fault::NoNode) => {
-                    Err((Fault::NoNode, made.err().filter(|fault| *fault != Fault::NodeExists)))
+                    let refused = made.and_then(Result::err);
+                    Err((Fault::NoNode, refused.filter(|fault| *fault != Fault::NodeExists)))
                 }
                 Err(fault) => Err((fault, None)),
             }
@@ -172,7 +216,8 @@ impl Shared {
         sent.await
     }
 
-    /// A child was made: what that comes to for its claim.
+    /// A child was made: what that comes to for its claim, by the listing that came with it or by what is
+    /// known of a queue that is followed.
     async fn stand(
         self: &Arc<Self>,
         session: &Arc<Session>,
@@ -180,59 +225,139 @@ impl Shared {
         mode: Mode,
         started: Moment,
         standing: Standing,
-        listed: Result<Vec<String>, Fault>,
+        (listed, followed): (Option<Result<Vec<String>, Fault>>, Option<&Followed>),
     ) -> Result<Joined> {
         if !self.claims.stands(claim.id, standing.clone()) {
             self.delete(session, &standing).await?;
             return Err(explain(Fault::Timeout, &standing.lock));
         }
-        let node = standing.clone();
-        let decided = match listed {
-            Ok(names) => self.decide(session, claim, mode, started, standing, names).await,
-            Err(fault) => Err(explain(fault, &node.lock)),
+        let joined = match (&listed, followed) {
+            (None, Some(followed)) => {
+                self.stand_in(session, claim, mode, started, &standing, followed).await
+            }
+            _ => None,
+        };
+        let decided = match joined {
+            Some(joined) => joined,
+            None => self.look_and_stand(session, claim, mode, started, &standing, listed).await,
         };
         match decided {
             // Refused, it is not asked for again, and nobody would leave for it.
             Err(error) if error.kind() != ErrorKind::Unreachable => {
-                Err(self.undone(session, claim, &node, error).await)
+                Err(self.undone(session, claim, &standing, error).await)
             }
             decided => decided,
         }
     }
 
-    /// What the listing that came with a new child means for it.
-    pub(super) async fn decide(
+    /// What a listing means for a new child: the one that came with it, or another.
+    async fn look_and_stand(
         self: &Arc<Self>,
         session: &Arc<Session>,
         claim: &Claim,
         mode: Mode,
         started: Moment,
-        standing: Standing,
-        names: Vec<String>,
+        standing: &Standing,
+        listed: Option<Result<Vec<String>, Fault>>,
     ) -> Result<Joined> {
+        let listed = match listed {
+            Some(listed) => listed,
+            None => session.read(|c| c.list_children(&standing.lock)).await,
+        };
+        let names = listed.map_err(|fault| explain(fault, &standing.lock))?;
         let children = self.order(&standing.lock, names)?;
-        if let Some((kind, capacity)) = children.mismatch(claim, &standing.node) {
+        match self.judge(claim, mode, &standing.node, &children)? {
+            Verdict::Waits(stand) => self.wait(session, claim, started, stand).await,
+            verdict => self.answer(session, claim, started, standing, verdict).await,
+        }
+    }
+
+    /// What a child of this name comes to among the others.
+    pub(super) fn judge(
+        &self,
+        claim: &Claim,
+        mode: Mode,
+        own: &str,
+        children: &Children,
+    ) -> Result<Verdict> {
+        if let Some((kind, capacity)) = children.mismatch(claim, own) {
             return Err(mismatch(claim, kind, capacity));
         }
-        let Some(stand) = children.stand(&standing.node) else {
-            self.claims.remove(claim.id);
-            return Ok(Joined::Busy { holders: Vec::new() });
-        };
-        if stand.blockers.is_empty() {
-            return self.hold(session, claim, started, standing.token);
+        Ok(match children.stand(own) {
+            None => Verdict::Gone,
+            Some(stand) if stand.blockers.is_empty() => Verdict::Holds,
+            Some(stand) if mode == Mode::Try => {
+                Verdict::Busy(children.front(children.holding().min(stand.ahead)))
+            }
+            Some(stand) => Verdict::Waits(stand),
+        })
+    }
+
+    /// The answer to one that was judged; who waits is told of its turn already.
+    pub(super) async fn answer(
+        &self,
+        session: &Session,
+        claim: &Claim,
+        started: Moment,
+        standing: &Standing,
+        verdict: Verdict,
+    ) -> Result<Joined> {
+        match verdict {
+            Verdict::Holds => self.hold(session, claim, started, standing.token),
+            Verdict::Waits(stand) => Ok(self.waiting(standing, stand.ahead)),
+            Verdict::Busy(front) => {
+                let (left, busy) = tokio::join!(
+                    self.delete(session, standing),
+                    self.busy(session, claim, &standing.lock, &front)
+                );
+                left?;
+                self.claims.remove(claim.id);
+                busy
+            }
+            Verdict::Gone => {
+                self.claims.remove(claim.id);
+                Ok(Joined::Busy { holders: Vec::new() })
+            }
         }
-        if mode == Mode::Try {
-            let front = &children.nodes()[..children.holding().min(stand.ahead)];
-            let (left, seen) = tokio::join!(
-                self.delete(session, &standing),
-                self.look_at(session, &standing.lock, front)
-            );
-            left?;
-            self.claims.remove(claim.id);
-            let info = self.describe(&claim.name, &children, front.iter().zip(seen?));
-            return Ok(Joined::Busy { holders: holders_of(&info) });
+    }
+
+    /// The answer to one that tries while these hold.
+    async fn busy(
+        &self,
+        session: &Session,
+        claim: &Claim,
+        lock: &str,
+        front: &Children,
+    ) -> Result<Joined> {
+        let seen = self.look_at(session, lock, front.nodes()).await?;
+        let info = self.describe(&claim.name, front, front.nodes().iter().zip(seen));
+        Ok(Joined::Busy { holders: holders_of(&info) })
+    }
+
+    /// Looks, before it makes a child, whether one that tries would hold; the answer, if not. By the
+    /// leader's word: what was released before is free.
+    async fn look_first(
+        &self,
+        session: &Session,
+        claim: &Claim,
+        lock: &str,
+    ) -> Result<Option<Joined>> {
+        let Some(names) = self.list_synced(session, lock).await? else { return Ok(None) };
+        let children = self.order(lock, names)?;
+        if let Some((kind, capacity)) = children.mismatch(claim, "") {
+            return Err(mismatch(claim, kind, capacity));
         }
-        self.wait(session, claim, started, stand).await
+        if children.has_room_for(claim) {
+            return Ok(None);
+        }
+        let front = children.front(children.holding());
+        self.busy(session, claim, lock, &front).await.map(Some)
+    }
+
+    /// The answer to one that waits, behind so many.
+    pub(super) fn waiting(&self, standing: &Standing, ahead: usize) -> Joined {
+        let token = Some(standing.token);
+        Joined::Waiting(Place { ahead, head_remaining: None, token })
     }
 
     /// The claim is refused: its child goes first.

@@ -13,7 +13,9 @@
 //! - *join* sends the creation of the child and the listing of all children together, so a free
 //!   lock costs one round trip. The session is served in order: the listing has our child and
 //!   every one numbered before it. Nobody is ever put before us, so what we see before us can only
-//!   become less. Token is the transaction that made the child (its `czxid`): it rises over all nodes
+//!   become less. Where the queue is followed (`follow.rs`) the creation goes alone: the news of it comes
+//!   after the news of everybody before it. Who only tries looks first, and where others hold nothing is
+//!   written. Token is the transaction that made the child (its `czxid`): it rises over all nodes
 //!   of the ensemble, over deletion of the lock's node, crash and fail-over.
 //! - *leave* deletes the child. The server tells those who watch it, which are the ones that fit now.
 //! - *renew* is one write that changes nothing: a transaction that only checks that our children
@@ -21,7 +23,12 @@
 //!   answer worth something (`session.rs`).
 //!
 //! # Who wakes whom
-//! A waiter watches the nearest claims before it that together leave it no room, and no others: of
+//! A waiter that has few before it follows the whole queue, together with all others of its client: one
+//! persistent recursive watch tells of each child that comes or goes, so that the next holds with the news
+//! of a departure, and joining anew costs no look either (`follow.rs`). Not everybody may do so, or each
+//! turn would be told to everybody.
+//!
+//! Any other watches the nearest claims before it that together leave it no room, and no others: of
 //! a mutex its predecessor, of a reader the writer before it, of one of n permits the n before it.
 //! While they all stay it cannot hold; when the last that was in its way is deleted it holds, and
 //! knows it without asking. When another of them is deleted, it watches one more in its stead, and
@@ -56,6 +63,8 @@
 mod claims;
 mod doctor;
 mod fault;
+mod follow;
+mod followed;
 mod inspect;
 mod join;
 mod leave;
@@ -63,6 +72,7 @@ mod members;
 mod node;
 mod ownership;
 mod path;
+mod picture;
 mod queue;
 mod relay;
 mod renew;
@@ -87,6 +97,7 @@ use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
 use self::claims::{Claims, Stage};
+use self::followed::Follows;
 use self::leave::reap;
 use self::ownership::SCHEME;
 pub use self::ownership::ZooKeeperGuardExt;
@@ -130,6 +141,7 @@ impl ZooKeeperStore {
             current: Mutex::new(session.clone()),
             opening: tokio::sync::Mutex::default(),
             claims: Claims::default(),
+            follows: Follows::default(),
             warned: Mutex::default(),
         });
         let looking = session.clone();

@@ -279,10 +279,35 @@ impl Children {
             names.into_iter().map(|name| Node::parse(naming, name)).collect();
         let mut nodes = nodes?;
         nodes.sort_unstable_by(|a, b| a.digits().cmp(b.digits()));
+        Ok(Self::in_order(nodes))
+    }
+
+    fn in_order(nodes: Vec<Node>) -> Self {
         let lock = nodes.iter().find_map(|n| n.shape.lock());
         // Nobody says: kazoo's locks only, for all that can be seen mutexes.
         let lock = lock.or((!nodes.is_empty()).then_some((Kind::Mutex, 1)));
-        Ok(Self { nodes, lock })
+        Self { nodes, lock }
+    }
+
+    /// One has come, with the greatest number of all.
+    pub(super) fn push(&mut self, node: Node) {
+        let mut nodes = std::mem::take(&mut self.nodes);
+        nodes.push(node);
+        *self = Self::in_order(nodes);
+    }
+
+    /// The child of this name has gone; tells where it stood.
+    pub(super) fn remove(&mut self, name: &str) -> Option<usize> {
+        let place = self.nodes.iter().position(|node| node.name == name)?;
+        let mut nodes = std::mem::take(&mut self.nodes);
+        nodes.remove(place);
+        *self = Self::in_order(nodes);
+        Some(place)
+    }
+
+    /// The first of them, as many.
+    pub(super) fn front(&self, count: usize) -> Self {
+        Self { nodes: self.nodes.iter().take(count).cloned().collect(), lock: self.lock }
     }
 
     pub(super) fn nodes(&self) -> &[Node] {
@@ -316,6 +341,12 @@ impl Children {
     /// How many of the front hold.
     pub(super) fn holding(&self) -> usize {
         granted(self.nodes.iter().map(|n| self.weight(n)), self.capacity())
+    }
+
+    /// Whether one that came now would hold at once, as far as those before it say what the lock is.
+    pub(super) fn has_room_for(&self, claim: &Claim) -> bool {
+        let ahead: u64 = self.nodes.iter().map(|n| u64::from(self.weight(n))).sum();
+        ahead + u64::from(claim.weight) <= u64::from(claim.capacity)
     }
 
     /// What somebody else's claim makes of the lock, if this claim wants another one. A claim that

@@ -9,11 +9,12 @@ use zookeeper_client::{Acls, CreateMode, Error as Fault};
 
 use super::claims::Claims;
 use super::fault::{explain, shut_down};
-use super::node::Naming;
+use super::followed::Follows;
+use super::node::{Naming, Node};
 use super::path;
 use super::session::Session;
 use super::url::{Access, ZooKeeperUrl};
-use leasehold_core::{Clock, Name, Result};
+use leasehold_core::{ClaimId, Clock, Name, Result};
 
 /// What calls and tasks share.
 #[derive(Debug)]
@@ -26,6 +27,7 @@ pub(super) struct Shared {
     /// Held while a new one is opened.
     pub(super) opening: tokio::sync::Mutex<()>,
     pub(super) claims: Claims,
+    pub(super) follows: Follows,
     /// Locks whose numbers were said to run out.
     pub(super) warned: Mutex<HashSet<String>>,
 }
@@ -73,6 +75,11 @@ impl Shared {
 
     pub(super) fn naming(&self) -> Naming {
         self.url.naming
+    }
+
+    /// The claim whose child has this name.
+    pub(super) fn claim_of(&self, node: &str) -> Option<ClaimId> {
+        Node::parse(self.naming(), node.to_owned()).ok()?.id(self.naming())
     }
 
     /// Makes sure at connecting that there is a node to put locks under.

@@ -1,11 +1,11 @@
-//! Standing in the queue: what is in a claim's way is watched, and nothing else, until it is gone; and
-//! where a claim stands, when somebody asks.
+//! Standing in the queue where it is not followed (`follow.rs`): what is in a claim's way is watched, and
+//! nothing else, until it is gone; and where a claim stands, when somebody asks.
 
 use std::sync::{Arc, Weak};
 
 use zookeeper_client::{Error as Fault, OneshotWatcher};
 
-use super::claims::Standing;
+use super::claims::{Listening, Standing};
 use super::fault::explain;
 use super::join::token_of;
 use super::node;
@@ -15,7 +15,7 @@ use super::session::{Session, Watching};
 use super::shared::Shared;
 use super::together::all_of;
 use super::watch::{Event, Heard, Lacks, Watches, event};
-use leasehold_core::store::{Joined, Place, Renew, Renewal};
+use leasehold_core::store::{Joined, Renew, Renewal};
 use leasehold_core::{Claim, ClaimId, Moment, Result};
 
 /// Waits for what is in a claim's way, and tells it of its turn.
@@ -46,7 +46,7 @@ pub(super) async fn listen(
             }
             Ok(Watched::Fits) => {
                 let certain = session.certain_until();
-                return shared.claims.granted(claim.id, claim.waiter_lease, certain);
+                return shared.claims.granted(claim.id, certain);
             }
             // The heartbeat listens anew.
             Ok(Watched::Gone) | Err(_) => return shared.claims.tell_to_ask(claim.id),
@@ -86,6 +86,10 @@ impl Shared {
             return Ok(Joined::Busy { holders: Vec::new() });
         };
         self.claims.waits(claim, stand.ahead, started);
+        let followed = self.wait_in(session, claim, started, &standing, stand.ahead).await;
+        if let Some(joined) = followed {
+            return joined;
+        }
         let mut now = self.watch(session, &standing, stand, (None, Vec::new())).await?;
         if let Watched::Waits(watches) = now {
             now = self.settle(session, &standing, Next::On(watches)).await?;
@@ -107,9 +111,9 @@ impl Shared {
                     watches,
                     session.watching(),
                 );
-                self.claims.listens(claim.id, self.runtime.spawn(listening).abort_handle());
-                let token = Some(standing.token);
-                Ok(Joined::Waiting(Place { ahead, head_remaining: None, token }))
+                let task = self.runtime.spawn(listening).abort_handle();
+                self.claims.listens(claim.id, Listening::Task(task));
+                Ok(self.waiting(&standing, ahead))
             }
         }
     }

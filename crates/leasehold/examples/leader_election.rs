@@ -1,64 +1,37 @@
-//! Leader election: a mutex, and `lost()`.
+//! Leader election: one of many leads, and another takes over when it is gone.
 //!
 //! ```sh
 //! cargo run -p leasehold --example leader_election
 //! cargo run -p leasehold --features redis --example leader_election -- redis://host
 //! ```
 //!
-//! Whoever holds the mutex leads. Each candidate waits for it in the queue, leads until it is done or
-//! until it *loses* the lock, and stands again. What the leader does to others goes out with its
-//! token (its "term"), so that who gets orders from two leaders obeys the later one.
+//! Each candidate stands in the queue, leads until it is done or deposed, and stands again. What the
+//! leader does to others goes out with its token (its "term"), so that who gets orders from two
+//! leaders obeys the later one.
 //!
-//! **Outages.** A store that is away deposes the leader when its lease is over, and after a while
-//! ends the candidates' `lock()` with an error. That is no reason to stand no more: what [may work
-//! later](Error::is_retryable) is tried again, with growing pauses, for as long as it takes.
+//! **Outages.** A store that is away deposes the leader when its lease is over. That is no reason to
+//! stand no more: it is tried again, with growing pauses, for as long as it takes.
 //!
 //! With a store's URL there is one candidate, which stands until it is killed. Start it on several
 //! machines, and stop the store for a minute. Without, three candidates
 //! share a store in this process. The first leader is deposed by a person; the
 //! second one cannot renew its lease (it asked for none) and finds out by itself.
 
+use std::ops::ControlFlow;
 use std::time::Duration;
 
-use leasehold::{Error, Guard, Leasehold};
+use leasehold::{Error, Leasehold};
 use tokio::sync::mpsc;
 
 /// What a follower hears: who leads, under which term.
 type Order = (&'static str, u64);
 
-/// Leads until the hold is lost. Everything a leader does stands in here.
-async fn lead(name: &'static str, guard: &Guard, orders: &mpsc::UnboundedSender<Order>) {
-    let term = guard.token().get();
-    loop {
-        tokio::select! {
-            reason = guard.lost() => {
-                println!("{name} leads no more: {reason}");
-                return;
-            }
-            () = tokio::time::sleep(Duration::from_millis(100)) => {
-                if orders.send((name, term)).is_err() {
-                    return;
-                }
-            }
-        }
-    }
-}
-
-/// Does it until it works or can never work: an outage ends no candidate.
-async fn patiently<T, F>(mut what: impl FnMut() -> F) -> Result<T, Error>
-where
-    F: Future<Output = Result<T, Error>>,
-{
-    let mut pause = Duration::from_millis(100);
-    loop {
-        match what().await {
-            Err(error) if error.is_retryable() => {
-                println!("again in {pause:?}: {error}");
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(Duration::from_secs(10));
-            }
-            done => return done,
-        }
+/// Leads until nobody listens any more. Everything a leader does stands in here; it is dropped when the
+/// leader is deposed.
+async fn lead(name: &'static str, term: u64, orders: mpsc::UnboundedSender<Order>) {
+    println!("{name} leads, term {term}");
+    while orders.send((name, term)).is_ok() {
+        tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
 
@@ -67,24 +40,30 @@ async fn candidate(
     name: &'static str,
     orders: mpsc::UnboundedSender<Order>,
 ) -> Result<(), Error> {
-    let leadership = locks.mutex("example:leader").label(name);
-    let leadership = match name {
-        "bob" => leadership.lease(Duration::from_secs(2)).no_renewal(),
+    let election = locks.election("example:leader").label(name);
+    let election = match name {
+        "bob" => election.lease(Duration::from_secs(2)).no_renewal(),
         // Who is deposed hears of it at the next renewal, after a third of this.
-        _ => leadership.lease(Duration::from_secs(4)),
+        _ => election.lease(Duration::from_secs(4)),
     };
-    while !orders.is_closed() {
-        let guard = patiently(|| leadership.lock()).await?;
-        println!("{name} leads, term {}", guard.token());
-        lead(name, &guard, &orders).await;
-        // A lost lock is nobody's to release; dropping the guard is all there is to do.
-    }
-    Ok(())
+    let election = election.on_pause(move |error, pause| match error.lost_reason() {
+        Some(reason) => println!("{name} leads no more: {reason}"),
+        None => println!("again in {pause:?}: {error}"),
+    });
+    election
+        .lead(|guard| {
+            let orders = orders.clone();
+            async move {
+                lead(name, guard.token().get(), orders).await;
+                ControlFlow::Break(())
+            }
+        })
+        .await
 }
 
 /// One candidate, for ever, and a follower beside it.
 async fn stand(url: &str) -> Result<(), Error> {
-    let locks = patiently(|| leasehold::connect(url)).await?;
+    let locks = leasehold::connect(url).await?;
     let (orders, mut heard) = mpsc::unbounded_channel();
     let follower = tokio::spawn(async move { while heard.recv().await.is_some() {} });
     candidate(locks, "this one", orders).await?;

@@ -22,6 +22,7 @@
 //! - [`Leasehold`] is a client of one store; [`Mutex`], [`RwLock`] and [`Semaphore`] are its locks.
 //! - [`Guard`] means "held", and never claims more than it knows: `Held`, `AtRisk`, `Lost`
 //!   ([`State`]).
+//! - [`lock_all`](Leasehold::lock_all) takes several locks at once; [`Election`] keeps one of many leading.
 //! - [`Owner`] may re-enter; [`blocking`] is the same without a runtime.
 //! - [`Error`] is one line and a [kind](ErrorKind); [`is_retryable`](Error::is_retryable) is what a
 //!   loop goes on for.
@@ -68,11 +69,11 @@ pub use leasehold_conformance as conformance;
 pub use leasehold_conformance::conformance_suite;
 #[doc(inline)]
 pub use leasehold_core::{
-    Builder, Claim, ClaimId, Clock, DEFAULT_LEASE, DEFAULT_WAITER_LEASE, Deadline, Error,
-    ErrorKind, Guard, Holder, HolderInfo, Kind, Leasehold, LostReason, MAX_LEASE, MAX_NAME_BYTES,
-    MAX_READERS, MIN_LEASE, Moment, Mutex, Name, Opener, Opening, Owner, Registry, Released,
-    Result, RwLock, Semaphore, Sequencer, StaleToken, StaleVersion, State, Token, Watch, doctor,
-    kit, queue, sequencer, telemetry,
+    Builder, Claim, ClaimId, Clock, DEFAULT_LEASE, DEFAULT_WAITER_LEASE, Deadline, Election, Error,
+    ErrorKind, Guard, Guards, Holder, HolderInfo, IntoWanted, Kind, Leasehold, LostReason,
+    MAX_LEASE, MAX_NAME_BYTES, MAX_READERS, MIN_LEASE, Moment, Mutex, Name, Observer, OncePer,
+    Opener, Opening, Owner, Registry, Released, Result, RwLock, Semaphore, Sequencer, StaleToken,
+    StaleVersion, State, Token, Wanted, Watch, doctor, kit, queue, sequencer, telemetry,
 };
 #[cfg(feature = "etcd")]
 pub use leasehold_etcd::EtcdGuardExt;
@@ -108,6 +109,32 @@ pub async fn connect(url: impl AsRef<str>) -> Result<Leasehold> {
     builder().connect(url).await
 }
 
+/// Connects to the store that the environment names: LEASEHOLD_STORE, as for the command.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # if std::env::var_os("LEASEHOLD_STORE").is_none() {
+/// let error = leasehold::from_env().await.unwrap_err(); // nothing is guessed
+/// assert!(error.to_string().contains("LEASEHOLD_STORE"));
+/// # }}) ;
+/// ```
+///
+/// # Cancel safety
+/// Dropped, nothing is left of it.
+///
+/// # Errors
+/// [`ErrorKind::Config`] if it is not set, empty or no text; and as [`connect`].
+pub async fn from_env() -> Result<Leasehold> {
+    connect(store_of_the_environment()?).await
+}
+
+fn store_of_the_environment() -> Result<String> {
+    std::env::var("LEASEHOLD_STORE").ok().filter(|url| !url.is_empty()).ok_or_else(|| {
+        let what = "LEASEHOLD_STORE is not set: set it to the URL of a store, such as file: or redis://host";
+        Error::new(ErrorKind::Config, what).during("connect")
+    })
+}
+
 /// Connects with options, to any store that is in this build.
 pub fn builder() -> Builder {
     Builder::new(registry())
@@ -127,7 +154,7 @@ pub mod blocking {
     //! Renewal goes on in the background while your thread works or blocks. In async code use the async
     //! face: a blocked executor thread runs nothing else.
 
-    use crate::{Result, builder};
+    use crate::{Result, builder, store_of_the_environment};
 
     #[doc(inline)]
     pub use leasehold_core::blocking::*;
@@ -138,6 +165,14 @@ pub mod blocking {
     /// As there.
     pub fn connect(url: impl AsRef<str>) -> Result<Leasehold> {
         builder().connect_blocking(url)
+    }
+
+    /// See [`leasehold::from_env`](crate::from_env).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn from_env() -> Result<Leasehold> {
+        connect(store_of_the_environment()?)
     }
 }
 

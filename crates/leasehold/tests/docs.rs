@@ -11,6 +11,13 @@
     feature = "zookeeper"
 ))]
 
+#[path = "../benches/ratios/figures.rs"]
+mod figures;
+#[path = "../benches/ratios/glance.rs"]
+mod glance;
+#[path = "../benches/ratios/numbers.rs"]
+mod numbers;
+
 use std::fmt::Write;
 
 use leasehold::database::Dialect;
@@ -152,6 +159,27 @@ fn up_to_date(name: &str, wanted: &str) {
         "docs/{name} is not up to date: run UPDATE_DOCS=1 cargo test -p leasehold --all-features \
          --test docs"
     );
+}
+
+/// The page begins with what the last run of the benchmark showed, and so does its picture.
+#[test]
+fn the_page_about_benchmarks_shows_the_last_run() {
+    let kept = std::fs::read_to_string(format!("{DOCS}/benchmarks/figures.tsv")).unwrap();
+    let figures = figures::Figures::parse(&kept).unwrap();
+    assert_eq!(figures.to_string(), kept, "the bench writes it");
+    let table = glance::table(&figures);
+    for &scheme in BUILT_IN {
+        assert!(table.contains(&format!("| `{scheme}:` |")), "no line for {scheme}:");
+    }
+    let written = std::fs::read_to_string(format!("{DOCS}/benchmarks.md")).unwrap();
+    let page = between(
+        &written,
+        "<!-- at a glance",
+        "<!-- end of the glance -->",
+        &format!("\n{table}\n"),
+    );
+    up_to_date("benchmarks.md", &page);
+    up_to_date("benchmarks/hand-over.svg", &glance::picture(&figures));
 }
 
 /// The page has the fence's SQL for each database between two marks, and its scripts for Redis.

@@ -15,11 +15,8 @@ use std::sync::OnceLock;
 fn directory() -> &'static std::path::Path {
     static BUILT: OnceLock<std::path::PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
-        let mut cargo = Command::new(env!("CARGO"));
+        let mut cargo = testbed::cargo();
         cargo.args(["build", "--workspace", "--all-features", "--examples", "--locked", "-q"]);
-        // What ./test.sh says to test programs is nothing that was said as all was built: with it,
-        // cargo would build half of it again.
-        cargo.env_remove("RUSTC_BOOTSTRAP");
         let built = cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status().unwrap();
         assert!(built.success());
         let tests = std::env::current_exe().unwrap();

@@ -1,12 +1,11 @@
 //! What a program builds for the features that it names: its store, what that stands on, and no other.
 
 use std::collections::BTreeSet;
-use std::process::Command;
 
 /// The packages that are built for these features.
 fn packages(features: &str) -> BTreeSet<String> {
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo.current_dir(env!("CARGO_MANIFEST_DIR")).env_remove("RUSTC_BOOTSTRAP");
+    let mut cargo = testbed::cargo();
+    cargo.current_dir(env!("CARGO_MANIFEST_DIR"));
     cargo.args(["tree", "--offline", "--locked", "-p", "leasehold", "--no-default-features"]);
     cargo.args(["--features", features, "-e", "normal", "--prefix", "none", "--format", "{p}"]);
     let output = cargo.output().unwrap();

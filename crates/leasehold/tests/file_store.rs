@@ -1019,3 +1019,45 @@ fn f54_a_place_where_no_store_can_be_is_told_at_once() {
         assert!(error.to_string().contains(&url[7..]), "{error}");
     }
 }
+
+/// Blocked threads that wait alone read their client's inbox themselves, all others are told by the
+/// client's thread, and each of them may become the other at any time.
+#[test]
+fn whoever_waits_is_told_whoever_reads_the_inbox() {
+    let tmp = tempfile::tempdir().unwrap();
+    let inside = AtomicU32::new(0);
+    let started = Instant::now();
+    let clients: Vec<_> =
+        (0..3).map(|_| leasehold::blocking::connect(url(tmp.path())).unwrap()).collect();
+    let turns = |i: usize, lock: leasehold::blocking::Mutex| {
+        for turn in 0..150 {
+            let guard = lock.lock().unwrap();
+            assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two holders");
+            inside.fetch_sub(1, Ordering::SeqCst);
+            guard.release().unwrap();
+            // Now and then somebody is away, and another one is alone.
+            if turn % 30 == i * 7 {
+                std::thread::sleep(Duration::from_millis(3));
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        let turns = &turns;
+        // Three threads of one client, one of each of two more, and a task of a fourth.
+        for (i, which) in [0, 0, 0, 1, 2].into_iter().enumerate() {
+            let lock = clients[which].mutex("x");
+            scope.spawn(move || turns(i, lock));
+        }
+        let root = tmp.path();
+        scope.spawn(move || {
+            runtime().block_on(async {
+                let lock = leasehold::connect(url(root)).await.unwrap().mutex("x");
+                for _ in 0..150 {
+                    lock.lock().await.unwrap().release().await.unwrap();
+                }
+            });
+        });
+    });
+    // A news that nobody read is made good by a heartbeat, seconds later.
+    assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
+}

@@ -19,6 +19,23 @@ pub(crate) fn succeeds(command: &mut Command) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
+/// Cargo, for a test that has it do something: as from a shell, and not as from within the run of tests
+/// that cargo has begun. What that says to test programs (whose package they are, that they may use what
+/// is unstable) some packages' builds are told to look at: they would all be built again here, with all
+/// that stands on them, and then once more by whoever builds next.
+pub fn cargo() -> Command {
+    const TOLD: [&str; 4] = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_CRATE_", "CARGO_BIN_"];
+    const MORE: [&str; 3] = ["CARGO_PRIMARY_PACKAGE", "OUT_DIR", "RUSTC_BOOTSTRAP"];
+    let mut cargo = Command::new(env!("CARGO"));
+    for (name, _) in std::env::vars_os() {
+        let Some(text) = name.to_str() else { continue };
+        if MORE.contains(&text) || TOLD.iter().any(|told| text.starts_with(told)) {
+            cargo.env_remove(text);
+        }
+    }
+    cargo
+}
+
 /// Where a program is: in one of the folders, or on the PATH.
 pub(crate) fn program(name: &str, folders: &[PathBuf], package: &str) -> PathBuf {
     let path = std::env::var_os("PATH").unwrap_or_default();

@@ -40,6 +40,7 @@ mod reaper;
 mod redis;
 mod redlock;
 mod sentinel;
+mod template;
 mod texts;
 mod version;
 mod wait;
@@ -49,6 +50,7 @@ use std::sync::OnceLock;
 
 pub use cert::Certificates;
 pub use cluster::Cluster;
+pub use command::cargo;
 pub use daemon::Setup;
 pub use etcd::Etcd;
 pub use mariadb::{MariaDb, MySql};

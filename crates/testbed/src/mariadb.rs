@@ -2,14 +2,16 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::cert::Certificates;
 use crate::clock::MovableClock;
 use crate::command::{program, run, succeeds};
 use crate::daemon::{Daemon, Launch, Setup};
-use crate::daemon::{start_somewhere, we_are_root};
+use crate::daemon::{accepts, start_somewhere, we_are_root};
 use crate::reaper;
+use crate::template;
 use crate::version::{Server, Version};
 
 /// A MariaDB server. The user `admin` may do everything; `lh` (password `lh`) may use the
@@ -54,6 +56,10 @@ CREATE USER IF NOT EXISTS 'lh'@'127.0.0.1' IDENTIFIED BY 'lh';
 GRANT ALL ON `test%`.* TO 'lh'@'127.0.0.1';
 ";
 
+/// What keeps MySQL as small as MariaDB is by itself: its log of changes, and no books kept on what
+/// each of its threads does, which half of its start would be spent on.
+const MYSQL: [&str; 2] = ["--innodb-redo-log-capacity=8M", "--performance-schema=OFF"];
+
 impl MariaDb {
     /// A server of the test's own.
     pub fn start() -> Self {
@@ -76,10 +82,15 @@ impl MariaDb {
         // Each its own: a server that starts deletes the temporary tables that it finds.
         std::fs::create_dir(directory.join("tmp")).expect("a directory in our directory");
         std::fs::write(directory.join("init.sql"), INIT).expect("a file in our directory");
-        let program = match server {
-            Server::MySql => make_mysql_data(version, &directory),
-            _ => make_mariadb_data(version, &directory),
-        };
+        let program =
+            server.program(version, if server == Server::MySql { "mysqld" } else { "mariadbd" });
+        template::copy(server, version, &directory.join("data"), |place| {
+            std::fs::create_dir(place.join("tmp")).expect("a directory in our directory");
+            match server {
+                Server::MySql => make_mysql_data(version, place),
+                _ => make_mariadb_data(version, place),
+            }
+        });
         let path = |name: &str| directory.join(name).display().to_string();
         let mut args = places(server, version);
         // Unasked, it refuses to serve as root.
@@ -96,16 +107,21 @@ impl MariaDb {
         args.push(format!("--init-file={}", path("init.sql")));
         match server {
             Server::MySql => {
-                args.extend(["--mysqlx=OFF", "--secure-file-priv=NULL"].map(Into::into))
+                args.extend(["--mysqlx=OFF", "--secure-file-priv=NULL"].map(Into::into));
+                args.extend(MYSQL.map(Into::into));
             }
             _ => args.push("--innodb-log-file-size=8M".into()),
         }
         if setup.fast {
             args.push("--innodb-flush-log-at-trx-commit=0".into());
         }
-        if let Some(certificates) = &certificates {
-            args.push(format!("--ssl-cert={}", certificates.certificate.display()));
-            args.push(format!("--ssl-key={}", certificates.key.display()));
+        let passing = || {
+            // Older ones offer no TLS by themselves, and MySQL's files came with a certificate.
+            (server == Server::MariaDb && version == Version::Newest).then(passing_certificate)
+        };
+        if let Some(shown) = certificates.as_ref().or_else(passing) {
+            args.push(format!("--ssl-cert={}", shown.certificate.display()));
+            args.push(format!("--ssl-key={}", shown.key.display()));
         }
         args.extend(setup.args.iter().cloned());
         let launch = Launch { program, args, user: None };
@@ -198,29 +214,40 @@ fn places(server: Server, version: Version) -> Vec<String> {
     options
 }
 
-/// Makes the files of a new MariaDB; returns the server's program.
+/// For servers of which nobody wants TLS in particular. They offer it, as they do where nobody says
+/// anything; the certificate that they would make at each start is of RSA, which takes long.
+fn passing_certificate() -> &'static Certificates {
+    static MADE: OnceLock<Certificates> = OnceLock::new();
+    MADE.get_or_init(|| Certificates::make(&reaper::directory("mariadb-tls")))
+}
+
+/// Makes the files of a new MariaDB, and says where.
 fn make_mariadb_data(version: Version, directory: &Path) -> PathBuf {
     let server = Server::MariaDb;
+    let data = directory.join("data");
     let mut install = Command::new(server.program(version, "mariadb-install-db"));
     install.args(places(server, version)).arg("--auth-root-authentication-method=normal");
     install.args(["--skip-test-db", "--skip-name-resolve", "--innodb-log-file-size=8M"]);
-    install.arg(format!("--datadir={}", directory.join("data").display()));
+    install.arg(format!("--datadir={}", data.display()));
     install.env("TMPDIR", directory.join("tmp"));
     install.args(we_are_root().then_some("--user=root"));
     run(&mut install);
-    server.program(version, "mariadbd")
+    data
 }
 
 /// The same of a new MySQL.
 fn make_mysql_data(version: Version, directory: &Path) -> PathBuf {
-    let program = Server::MySql.program(version, "mysqld");
-    let mut install = Command::new(&program);
+    let data = directory.join("data");
+    let mut install = Command::new(Server::MySql.program(version, "mysqld"));
     install.args(places(Server::MySql, version)).arg("--initialize-insecure");
-    install.arg(format!("--datadir={}", directory.join("data").display()));
+    install.args(MYSQL);
+    install.arg(format!("--datadir={}", data.display()));
     install.arg(format!("--tmpdir={}", directory.join("tmp").display()));
     install.args(we_are_root().then_some("--user=root"));
     run(&mut install);
-    program
+    // Its identity is what a server gives itself as it starts.
+    std::fs::remove_file(data.join("auto.cnf")).expect("it has been made");
+    data
 }
 
 fn client(port: u16, user: &str) -> Command {
@@ -232,5 +259,5 @@ fn client(port: u16, user: &str) -> Command {
 
 /// When the users of the init file can log in: it answers pings before that.
 fn is_ready(port: u16) -> bool {
-    succeeds(client(port, "lh").args(["-e", "SELECT 1"]))
+    accepts(port) && succeeds(client(port, "lh").args(["-e", "SELECT 1"]))
 }

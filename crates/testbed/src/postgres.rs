@@ -8,8 +8,9 @@ use crate::cert::Certificates;
 use crate::clock::MovableClock;
 use crate::command::{run, succeeds};
 use crate::daemon::{Daemon, Launch, Setup};
-use crate::daemon::{as_user, give_to, start_somewhere};
+use crate::daemon::{accepts, as_user, give_to, start_somewhere};
 use crate::reaper;
+use crate::template;
 use crate::version::{Server, Version};
 
 /// It refuses to run as root.
@@ -45,9 +46,14 @@ impl Postgres {
         let clock = setup.movable_clock.then(|| MovableClock::new(&directory));
         give_to(USER, &directory);
         let data = directory.join("data");
-        let mut initdb = as_user(Some(USER), &programs.join("initdb"));
-        initdb.args(["-U", USER, "-A", "trust", "-N", "--no-instructions", "-E", "UTF8"]);
-        run(initdb.args(["--locale=C", "-D"]).arg(&data).current_dir(&directory));
+        template::copy(Server::Postgres, setup.version(), &data, |place| {
+            let made = place.join("data");
+            give_to(USER, place);
+            let mut initdb = as_user(Some(USER), &programs.join("initdb"));
+            initdb.args(["-U", USER, "-A", "trust", "-N", "--no-instructions", "-E", "UTF8"]);
+            run(initdb.args(["--locale=C", "-D"]).arg(&made).current_dir(place));
+            made
+        });
         let access = "host all postgres 127.0.0.1/32 trust\n\
                       host all all 127.0.0.1/32 scram-sha-256\n";
         std::fs::write(data.join("pg_hba.conf"), access).expect("initdb has made the directory");
@@ -164,6 +170,9 @@ fn programs(version: Version) -> PathBuf {
 }
 
 fn is_ready(programs: &Path, port: u16) -> bool {
+    if !accepts(port) {
+        return false;
+    }
     let mut ask = Command::new(programs.join("pg_isready"));
     succeeds(ask.args(["-q", "-h", "127.0.0.1", "-p", &port.to_string()]))
 }

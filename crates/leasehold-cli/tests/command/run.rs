@@ -411,6 +411,32 @@ fn show_and_ls_tell_who_holds_and_who_waits() {
 }
 
 #[test]
+fn wait_ends_when_a_lock_is_free_or_held_and_takes_nothing() {
+    let place = Place::new();
+    let code = |words: &[&str]| {
+        let output = place.output(words);
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    // Who looks makes no store.
+    assert_eq!(code(&["wait", "job"]).0, Some(69));
+    assert_eq!(code(&["run", "job", "--", "true"]).0, Some(0));
+    assert_eq!(code(&["wait", "job"]), (Some(0), String::new()));
+    let (late, why) = code(&["wait", "--held", "--timeout", "100ms", "job"]);
+    assert_eq!((late, why.as_str()), (Some(75), "leasehold: nobody holds job\n"));
+    let mut until_held = Running::start(place.leasehold(["wait", "--held", "job"]));
+    let holder = place.hold("job", "echo ready; sleep 1000");
+    assert!(until_held.child.wait().unwrap().success());
+    let (late, why) = code(&["wait", "--timeout", "100ms", "job"]);
+    assert!(late == Some(75) && why.contains("has held job for"), "{late:?} {why}");
+    let mut until_free = Running::start(place.leasehold(["wait", "job"]));
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(until_free.child.try_wait().unwrap().is_none(), "it is held");
+    assert_eq!(place.claims("job"), 1, "who looks does not stand in the queue");
+    drop(holder);
+    assert!(until_free.child.wait().unwrap().success());
+}
+
+#[test]
 fn help_names_what_is_not_covered() {
     let place = Place::new();
     let help = String::from_utf8(place.output(&["run", "--help"]).stdout).unwrap();

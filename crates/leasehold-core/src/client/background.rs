@@ -144,27 +144,28 @@ impl Background {
         drop(self.handle.spawn(work));
     }
 
-    /// As [`spawn`](Self::spawn), and keeps the thread alive until it is done. With `at_once` the
-    /// first step is taken here and now, for work that is not expected to wait.
-    pub(crate) fn spawn_cleanup(
-        &self,
-        work: impl Future<Output = ()> + Send + 'static,
-        at_once: bool,
-    ) {
+    /// As [`spawn`](Self::spawn), and keeps the thread alive until it is done.
+    pub(crate) fn spawn_cleanup(&self, work: impl Future<Output = ()> + Send + 'static) {
         let debt = PendingCleanup::new(&self.debts);
-        let mut work: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async move {
+        let work: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(async move {
             let _debt = debt;
             work.await;
         });
+        self.spawn(work);
+    }
+
+    /// What comes of `work` here and now, which is not expected to wait. `None` if it does.
+    pub(crate) fn at_once<F: Future + ?Sized>(&self, work: Pin<&mut F>) -> Option<F::Output> {
         // A thread that is just ending may have no context left to enter.
         let ending = Handle::try_current().is_err_and(|e| e.is_thread_local_destroyed());
-        if at_once && !ending {
-            let _context = self.handle.enter();
-            if work.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready() {
-                return;
-            }
+        if ending {
+            return None;
         }
-        self.spawn(work);
+        let _context = self.handle.enter();
+        match work.poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(done) => Some(done),
+            Poll::Pending => None,
+        }
     }
 
     pub(crate) async fn all_paid(&self) {
@@ -177,9 +178,12 @@ impl Background {
         tokio::time::sleep(d)
     }
 
-    /// Polls `work` inside the caller's tokio runtime, or inside ours where the caller has none.
-    pub(crate) async fn with_runtime<F: Future>(&self, work: F) -> F::Output {
-        let mut work = pin!(work);
+    /// Polls `work` inside the caller's tokio runtime, or inside ours where the caller has none. It is
+    /// pinned by the caller: a future that is handed over takes its place twice in that of the caller.
+    pub(crate) async fn with_runtime<F: Future + ?Sized>(
+        &self,
+        mut work: Pin<&mut F>,
+    ) -> F::Output {
         poll_fn(|cx| {
             let _context = Handle::try_current().is_err().then(|| self.handle.enter());
             work.as_mut().poll(cx)
@@ -187,18 +191,23 @@ impl Background {
         .await
     }
 
-    /// `work`, or `None` if it takes longer than `limit`. No timer is made for work that is ready
-    /// at once.
-    pub(crate) async fn within<F: Future>(&self, limit: Duration, work: F) -> Option<F::Output> {
+    /// `work`, or `None` if it takes longer than `limit`. For work that is ready at once no timer is
+    /// made, nor asked how long the limit is; and no caller's future has room for one.
+    pub(crate) async fn within<F: Future>(
+        &self,
+        limit: impl FnOnce() -> Duration,
+        work: F,
+    ) -> Option<F::Output> {
         let mut work = pin!(work);
         let first = poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await;
         if let Poll::Ready(done) = first {
             return Some(done);
         }
+        let over = Box::pin(self.sleep(limit()));
         tokio::select! {
             biased;
             done = work => Some(done),
-            () = self.sleep(limit) => None,
+            () = over => None,
         }
     }
 }
@@ -226,7 +235,7 @@ mod tests {
             sleep.await;
             sender.send(()).unwrap();
         };
-        background.spawn_cleanup(work, true);
+        background.spawn_cleanup(work);
         drop(background);
         paid.recv_timeout(Duration::from_secs(10)).unwrap();
     }
@@ -235,8 +244,8 @@ mod tests {
     fn limits_hold_without_a_runtime() {
         let background = Background::start().unwrap();
         let never = std::future::pending::<()>();
-        assert_eq!(pollster::block_on(background.within(Duration::from_millis(5), never)), None);
-        let ready = background.within(Duration::ZERO, std::future::ready(7));
+        assert_eq!(pollster::block_on(background.within(|| Duration::from_millis(5), never)), None);
+        let ready = background.within(|| Duration::ZERO, std::future::ready(7));
         assert_eq!(pollster::block_on(ready), Some(7));
     }
 }

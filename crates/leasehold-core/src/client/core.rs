@@ -5,13 +5,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::background::Background;
+use super::ids::Ids;
 use super::keeper::Keeper;
 use super::leave::leave_with_retry;
+use super::leaving::{Leaving, PATIENCE};
 use crate::base::clock::{Clock, Moment};
 use crate::store::Store;
-use crate::words::claim::Claim;
+use crate::words::claim::{Claim, ClaimId};
 use crate::words::error::{Error, ErrorKind, Result};
 use crate::words::holder::Holder;
+use crate::words::name::Name;
 use crate::words::token::Token;
 
 #[derive(Debug)]
@@ -24,6 +27,8 @@ pub(crate) struct Core {
     pub(crate) holder: Arc<Holder>,
     /// What sequencers say of the store.
     pub(crate) identity: String,
+    leaving: Arc<Leaving>,
+    ids: Ids,
     seen: AtomicU64,
     closed: AtomicBool,
 }
@@ -41,7 +46,20 @@ impl Core {
         background.spawn(keeper.clone().run());
         let holder = Arc::new(Holder::this_process(&label));
         let (seen, closed) = (AtomicU64::new(0), AtomicBool::new(false));
-        Self { store, keeper, background, clock, label, holder, identity, seen, closed }
+        let (ids, leaving) = (Ids::default(), Arc::default());
+        Self {
+            store,
+            keeper,
+            background,
+            clock,
+            label,
+            holder,
+            identity,
+            leaving,
+            ids,
+            seen,
+            closed,
+        }
     }
 
     /// Nothing can be taken through it any more.
@@ -56,6 +74,12 @@ impl Core {
             return Err(Error::new(ErrorKind::Closed, what));
         }
         Ok(())
+    }
+
+    /// The id of a claim that is made now, in the process that connected: see [`ids`](super::ids).
+    pub(crate) fn draw(&self, now: Moment) -> Result<ClaimId> {
+        self.check_ours()?;
+        self.ids.draw(now)
     }
 
     /// The store, in the process that connected: in a forked child its connections are the
@@ -90,13 +114,36 @@ impl Core {
 
     /// Gives a claim back without a caller to wait for it: at once where the store is local, else
     /// on the background thread, until the store answers or the claim can no longer live there.
-    pub(crate) fn leave_in_background(self: &Arc<Self>, claim: Claim, keep_until: Moment) {
-        if !self.holder_is_us() {
-            return;
+    /// Only in the process that connected. What was begun here and did not come to an end at once is begun
+    /// again there: leaving twice is leaving once.
+    pub(crate) fn leave_in_background(&self, claim: &Claim, keep_until: Moment) {
+        if self.store.info().is_local {
+            let mut leave = self.store.leave(claim, self.keep(keep_until));
+            if let Some(Ok(_)) = self.background.at_once(leave.as_mut()) {
+                return;
+            }
         }
         let (store, clock) = (self.store.clone(), self.clock.clone());
-        let local = store.info().is_local;
-        self.background.spawn_cleanup(leave_with_retry(store, clock, claim, keep_until), local);
+        let left = self.leaving.begin(claim);
+        let leave = leave_with_retry(store, clock, claim.clone(), keep_until);
+        self.background.spawn_cleanup(async move {
+            leave.await;
+            drop(left);
+        });
+    }
+
+    /// Waits for what this client has let go of before, so that nobody stands behind himself; not for long,
+    /// and not beyond `give_up`. Only in the process that connected.
+    pub(crate) async fn nothing_leaves(&self, name: &Name, give_up: Moment) -> Result<()> {
+        self.check_ours()?;
+        let limit = || PATIENCE.min(give_up.since(self.clock.now()));
+        self.background.within(limit, self.leaving.answered(name)).await;
+        Ok(())
+    }
+
+    /// Whether there may be something to wait for.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.leaving.any()
     }
 
     pub(crate) fn holder_is_us(&self) -> bool {

@@ -12,7 +12,8 @@
 //! the store's own word end a hold.
 //!
 //! Taking or releasing a lock wakes this task only if something is due earlier than it would have
-//! looked anyway, so the uncontended path pays for a map entry and no thread switch.
+//! looked anyway, so the uncontended path pays for two entries in
+//! [maps](super::schedule), and no thread switch.
 
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -94,7 +95,7 @@ impl Keeper {
             Tracked::Lease(lease) => lease.claim.name == *name,
             Tracked::Waiting(_) => false,
         };
-        self.lock().entries.values().any(held)
+        self.lock().entries().any(held)
     }
 
     /// Keeps this claim no longer.
@@ -104,11 +105,7 @@ impl Keeper {
 
     /// Gives up all claims because the client is being closed: the holds and the waits.
     pub(crate) fn close(&self) -> (Vec<Arc<Lease>>, Vec<Arc<Waiting>>) {
-        let mut kept = self.lock();
-        kept.due.clear();
-        let mut entries: Vec<Entry> = kept.entries.drain().map(|(_, entry)| entry).collect();
-        drop(kept);
-        entries.sort_unstable_by_key(|entry| entry.kept.claim().id);
+        let entries = self.lock().take_all();
         let (mut held, mut waited) = (Vec::new(), Vec::new());
         for entry in entries {
             match entry.kept {
@@ -149,8 +146,8 @@ impl Keeper {
     fn plan(&self) -> Duration {
         let now = self.clock.now();
         let mut kept = self.lock();
-        let glance = if kept.entries.is_empty() { Duration::from_secs(3600) } else { CLOCK_POLL };
-        let next = kept.due.first().map_or(Moment::NEVER, |&(due, _)| due);
+        let glance = if kept.is_empty() { Duration::from_secs(3600) } else { CLOCK_POLL };
+        let next = kept.first_due().unwrap_or(Moment::NEVER);
         let next = next.min(now.plus(glance));
         kept.planned = Some(next);
         next.since(now)
@@ -162,16 +159,12 @@ impl Keeper {
         let now = self.clock.now();
         let mut kept = self.lock();
         kept.planned = Some(now);
-        while let Some(mut entry) = kept.take_due(now) {
-            let ended = match &entry.kept {
-                Tracked::Lease(lease) => {
-                    looked_at.push(lease.clone());
-                    lease.has_ended(now)
+        let mut look = |entry: &mut Entry| {
+            if let Tracked::Lease(lease) = &entry.kept {
+                looked_at.push(lease.clone());
+                if lease.has_ended(now) {
+                    return None;
                 }
-                Tracked::Waiting(_) => false,
-            };
-            if ended {
-                continue;
             }
             if entry.send <= now {
                 match &entry.kept {
@@ -180,17 +173,14 @@ impl Keeper {
                 }
                 entry.send = Moment::NEVER;
             }
-            entry.due = match &entry.kept {
-                Tracked::Lease(lease) => entry.send.min(lease.next_change(now)),
-                Tracked::Waiting(_) => entry.send,
-            };
-            kept.put(entry);
-        }
+            Some(entry.kept.next_look(entry.send, now))
+        };
+        while kept.look(now, &mut look) {}
         drop(kept);
         // After the lock: telling runs the wakers and the log of the program.
         for lease in looked_at {
-            lease.publish();
-            if !lease.is_held() {
+            // Nobody has forked this thread, so nobody is asked which process this is.
+            if lease.publish_at(now) == State::Lost(LostReason::MaxHold) {
                 self.clean_up(&lease);
             }
         }
@@ -202,9 +192,6 @@ impl Keeper {
     /// closed for what is left of `at_least`, and, since the holder may still be at work, for the
     /// lock-delay.
     fn clean_up(&self, lease: &Arc<Lease>) {
-        if lease.state() != State::Lost(LostReason::MaxHold) {
-            return;
-        }
         let (store, claim) = (self.store.clone(), lease.claim.clone());
         let keep_until = match store.guarantees().at_least {
             true => lease.keep_until.max(self.clock.now().plus(claim.lock_delay)),
@@ -265,11 +252,12 @@ impl Keeper {
     /// Takes in the answers to one batch, of which some may be unknown.
     fn all_answered(&self, batch: Vec<Tracked>, sent: Moment, answers: Vec<Renewal>) {
         let (mut known, mut unknown, mut first) = (0, 0, None);
+        let now = self.clock.now();
         for (kept, renewal) in batch.into_iter().zip(answers) {
             match renewal.known() {
                 Ok(renewal) => {
                     known += 1;
-                    self.answered(kept, sent, renewal);
+                    self.answered(kept, sent, renewal, now);
                 }
                 Err(error) => {
                     unknown += 1;
@@ -284,14 +272,14 @@ impl Keeper {
         }
     }
 
-    fn answered(&self, kept: Tracked, sent: Moment, renewal: Renewal) {
+    fn answered(&self, kept: Tracked, sent: Moment, renewal: Renewal, now: Moment) {
         match kept {
             Tracked::Lease(lease) => match renewal {
                 Renewal::Holding { token, remaining } if token == lease.token => {
                     if lease.acknowledge(Granted { sent, remaining }) {
                         let period = lease.claim.lease;
                         let next = aligned(sent.plus(period / 3), period);
-                        self.schedule(Tracked::Lease(lease), next);
+                        self.schedule(&Tracked::Lease(lease), next, now);
                     }
                 }
                 // Another token is another grant: ours was lost (evicted), and a late duplicate of
@@ -308,12 +296,11 @@ impl Keeper {
                 if waiting.is_decided() {
                     self.drop_kept(&Tracked::Waiting(waiting));
                 } else {
-                    let now = self.clock.now();
                     if waiting.is_long(now) && self.holds(&waiting.claim.name) {
                         telemetry::waits_behind_itself(&waiting.claim);
                     }
                     let next = waiting.next_beat(now);
-                    self.schedule(Tracked::Waiting(waiting), next);
+                    self.schedule(&Tracked::Waiting(waiting), next, now);
                 }
             }
         }
@@ -335,7 +322,7 @@ impl Keeper {
         }
         let pause =
             (kept.period() / 30).clamp(Duration::from_millis(5), Duration::from_millis(500));
-        self.schedule(kept, now.plus(pause));
+        self.schedule(&kept, now.plus(pause), now);
     }
 
     /// Keeps this wait or this hold no longer, but what its claim became meanwhile.
@@ -344,20 +331,14 @@ impl Keeper {
     }
 
     /// Sends for this claim at `send`, unless it was forgotten meanwhile.
-    fn schedule(&self, kept: Tracked, send: Moment) {
-        let now = self.clock.now();
-        let mut all = self.lock();
-        let Some(mut entry) = all.take_same(&kept) else { return };
-        entry.send = match &kept {
+    fn schedule(&self, kept: &Tracked, send: Moment, now: Moment) {
+        let send = match kept {
             Tracked::Lease(lease) if !lease.wants_renewal() => Moment::NEVER,
             _ => send,
         };
-        entry.due = match &kept {
-            Tracked::Lease(lease) => entry.send.min(lease.next_change(now)),
-            Tracked::Waiting(_) => entry.send,
-        };
-        let early = all.planned.is_some_and(|planned| entry.due < planned);
-        all.put(entry);
+        let due = kept.next_look(send, now);
+        let mut all = self.lock();
+        let early = all.plan(kept, send, due) && all.planned.is_some_and(|planned| due < planned);
         drop(all);
         if early {
             self.wake.notify_one();

@@ -255,7 +255,7 @@ impl Lease {
     /// A renewal was acknowledged. Never revives a lost lease. Tells whether it is held.
     pub(crate) fn acknowledge(&self, granted: Granted) -> bool {
         let new = granted.deadline().min(self.ends).as_nanos();
-        loop {
+        let now = loop {
             let old = self.deadline.load(Ordering::SeqCst);
             let now = self.clock.now();
             if old == LOST {
@@ -269,14 +269,14 @@ impl Lease {
             let swap =
                 self.deadline.compare_exchange(old, later, Ordering::SeqCst, Ordering::SeqCst);
             if swap.is_ok() {
-                break;
+                break now;
             }
-        }
+        };
         if self.is_of_full_length(granted) {
             self.full.store(true, Ordering::SeqCst);
         }
         self.set_at_risk(granted);
-        self.publish();
+        self.publish_at(now);
         true
     }
 
@@ -312,10 +312,15 @@ impl Lease {
 
     /// The state by the clock, as it is now.
     pub(crate) fn state(&self) -> State {
-        if !self.is_ours() {
-            return State::Lost(LostReason::Forked);
+        if self.is_ours() {
+            self.state_at(self.clock.now())
+        } else {
+            State::Lost(LostReason::Forked)
         }
-        let now = self.clock.now();
+    }
+
+    /// The state, in the process that took the lock.
+    pub(crate) fn state_at(&self, now: Moment) -> State {
         let left = self.left_at(now);
         if let Some(reason) = self.lost_reason() {
             return State::Lost(reason);
@@ -338,7 +343,17 @@ impl Lease {
 
     /// Tells the subscribers what the clock says.
     pub(crate) fn publish(&self) {
-        let now = self.state();
+        self.show(self.state());
+    }
+
+    /// As [`publish`](Self::publish), in the process that took the lock, and tells the caller as well.
+    pub(crate) fn publish_at(&self, now: Moment) -> State {
+        let state = self.state_at(now);
+        self.show(state);
+        state
+    }
+
+    fn show(&self, now: State) {
         let kind = std::mem::discriminant::<State>;
         self.tell(|shown| {
             // `now` may be old by now: what is final stays.

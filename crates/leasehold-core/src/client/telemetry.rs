@@ -19,8 +19,8 @@
 //! | `leasehold_fence_failures_total` | counter | | requests that it refused because its memory failed |
 //!
 //! `kind` is `mutex`, `rwlock` or `semaphore`. `reason` is one word: for what was not acquired
-//! [`ErrorKind::word`](crate::ErrorKind::word) (`contended`, `timeout`, `unreachable`, …), for what
-//! was lost [`LostReason::word`](crate::LostReason::word)
+//! [`ErrorKind::as_str`](crate::ErrorKind::as_str) (`contended`, `timeout`, `unreachable`, …), for what
+//! was lost [`LostReason::as_str`](crate::LostReason::as_str)
 //! (`expired`, `gone`, `max_hold`, `closed`). Names of locks are no labels: there is no end to
 //! them.
 //!
@@ -102,7 +102,7 @@ pub(crate) fn acquired(claim: &Claim, token: Token, waited: impl FnOnce() -> Dur
 pub(crate) fn not_acquired(kind: Kind, error: &Error) {
     #[cfg(feature = "metrics")]
     {
-        let (kind, reason) = (kind_of(kind), error.kind().word());
+        let (kind, reason) = (kind_of(kind), error.kind().as_str());
         metrics::counter!("leasehold_not_acquired_total", "kind" => kind, "reason" => reason)
             .increment(1);
     }
@@ -120,7 +120,7 @@ pub(crate) fn released(claim: &Claim, token: Token) {
 
 pub(crate) fn lost(claim: &Claim, token: Token, reason: LostReason) {
     #[cfg(feature = "metrics")]
-    metrics::counter!("leasehold_lost_total", "kind" => kind(claim), "reason" => reason.word())
+    metrics::counter!("leasehold_lost_total", "kind" => kind(claim), "reason" => reason.as_str())
         .increment(1);
     #[cfg(feature = "tracing")]
     tracing::warn!(target: TARGET, name = %claim.name, %token, %reason, "lock lost");

@@ -118,8 +118,12 @@ impl Waiting {
             // It moves nothing; whoever asks takes it for the error that it is.
             Renewal::Unknown { .. } => {}
         }
+        let news = state.outcome.is_some() || state.place_is_news;
         drop(state);
-        self.news.notify_one();
+        // Of a place that is as it was nobody needs to hear: thousands may wait.
+        if news {
+            self.news.notify_one();
+        }
     }
 
     pub(crate) fn fail(&self, error: Error) {

@@ -13,11 +13,14 @@
 //!   what it made, and it is gone within a lease (scenario 5).
 //! - *We die*: our place ends with the waiter's lease, our grant with the lease.
 //! - *A wake-up is lost*: the keeper's heartbeat asks every third of the waiter's lease (P6).
+//! - *We have just dropped a guard of this lock*: its release is on its way from another thread, and is
+//!   waited for, or we would stand behind ourselves ([`leaving`](crate::client::leaving)).
 //! - *A grant comes late*: its deadline counts from the last request sent before it could have
 //!   been made. A grant that is already at risk is renewed before anybody gets to see it. While the
 //!   store is silent or too slow for that, who waits goes on waiting: for as long as for any other
 //!   answer. A renewal never joins, so the store's own word ends it: still ours, or a new claim.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,8 +35,10 @@ use crate::lock::guard::{Guard, Hold};
 use crate::lock::options::Options;
 use crate::lock::owner::{Asked, Owner};
 use crate::lock::wait::Wait;
-use crate::words::answer::{Joined, Mode, Place, Renewal, Signal, foreigner_of, holders_of};
-use crate::words::claim::{Claim, ClaimId, Kind};
+use crate::words::answer::{
+    Joined, LockInfo, Mode, Place, Renewal, Signal, foreigner_of, holders_of,
+};
+use crate::words::claim::{Claim, Kind};
 use crate::words::error::{Error, ErrorKind, Result};
 use crate::words::holder::Holder;
 use crate::words::limits::{drift, request_timeout, waiter_lease};
@@ -83,42 +88,63 @@ impl LockHandle {
         weight: u32,
         wait: Wait,
     ) -> Result<Guard> {
+        let taken = pin!(self.take(weight, wait));
+        let taken = self.core.background.with_runtime(taken).await;
+        taken.map_err(|e| self.not_acquired(operation, e))
+    }
+
+    /// Who holds and who waits.
+    pub(crate) async fn read(&self) -> Result<Option<LockInfo>> {
+        let read = async {
+            let name = self.name.as_ref().map_or_else(Name::new, |name| Ok(name.clone()))?;
+            self.core.ours()?.read(&name).await.map_err(|e| e.on(&name))
+        };
+        let read = self.core.background.with_runtime(pin!(read)).await;
+        read.map_err(|e| e.during("show").at(self.core.store.url()))
+    }
+
+    #[cold]
+    fn not_acquired(&self, operation: &'static str, error: Error) -> Error {
         let core = &self.core;
-        let taken = core.background.with_runtime(async {
-            // A local store answers at once: without this, a task that takes lock after lock
-            // would never let the others of its runtime have their turn.
-            tokio::task::coop::consume_budget().await;
-            let name = self.check(weight)?;
-            let taken = match &self.owner {
-                Some(owner) => {
-                    let take = |wait| acquire_once(self, &name, weight, wait);
-                    owner.acquire(&self.asked(&name, weight), wait, take).await
-                }
-                None => acquire_once(self, &name, weight, wait).await,
-            };
-            taken.map_err(|e| e.on(&name))
-        });
-        taken.await.map_err(|e| {
-            let mut error = e.during(operation).at(core.store.url());
-            let busy = matches!(error.kind(), ErrorKind::Contended | ErrorKind::Timeout);
-            if busy && error.name().is_some_and(|name| core.keeper.holds(name)) {
-                error = error.by_this_client();
-            }
-            telemetry::not_acquired(self.kind, &error);
-            error
-        })
+        let mut error = error.during(operation).at(core.store.url());
+        let busy = matches!(error.kind(), ErrorKind::Contended | ErrorKind::Timeout);
+        if busy && error.name().is_some_and(|name| core.keeper.holds(name)) {
+            error = error.by_this_client();
+        }
+        telemetry::not_acquired(self.kind, &error);
+        error
+    }
+
+    async fn take(&self, weight: u32, wait: Wait) -> Result<Guard> {
+        // A local store answers at once: without this, a task that takes lock after lock would never let
+        // the others of its runtime have their turn.
+        tokio::task::coop::consume_budget().await;
+        let name = match &self.name {
+            Ok(name) => name,
+            Err(given) => &Name::new(given)?,
+        };
+        let taken = match self.check(name, weight) {
+            Ok(()) => match &self.owner {
+                Some(owner) => Box::pin(self.take_for(owner, name, weight, wait)).await,
+                None => acquire_once(self, name, weight, wait).await,
+            },
+            Err(error) => Err(error),
+        };
+        taken.map_err(|e| e.on(name))
+    }
+
+    async fn take_for(&self, owner: &Owner, name: &Name, weight: u32, wait: Wait) -> Result<Guard> {
+        // A forked child must not wait for a mutex of the owner's.
+        self.core.check_ours()?;
+        let take = |wait| acquire_once(self, name, weight, wait);
+        owner.acquire(&self.asked(name, weight), wait, take).await
     }
 
     /// Refuses what could never work, before anything is sent.
-    fn check(&self, weight: u32) -> Result<Name> {
-        let name = match &self.name {
-            Ok(name) => name.clone(),
-            Err(given) => Name::new(given)?,
-        };
-        self.core.check_ours()?;
+    fn check(&self, name: &Name, weight: u32) -> Result<()> {
         self.core.check_open()?;
-        self.options.check(self.lease()).map_err(|e| e.on(&name))?;
-        let refused = |kind, what: String| Err(Error::new(kind, what).on(&name));
+        self.options.check(self.lease())?;
+        let refused = |kind, what: String| Err(Error::new(kind, what).on(name));
         let promises = self.core.store.guarantees();
         if !promises.keeps(self.kind) {
             let what = format!("this store keeps no {}: choose another store", self.kind);
@@ -146,7 +172,7 @@ impl LockHandle {
             );
             return refused(ErrorKind::Config, what);
         }
-        Ok(name)
+        Ok(())
     }
 
     /// What was asked for, or as much of it as the store can vouch for.
@@ -165,14 +191,15 @@ impl LockHandle {
         }
     }
 
-    fn claim(&self, name: &Name, weight: u32) -> Result<Claim> {
+    /// A new claim, for which nothing was sent yet. Only in the process that connected.
+    fn claim(&self, name: &Name, weight: u32, now: Moment) -> Result<Claim> {
         let lease = self.lease();
         let holder = match self.options.label == self.core.label {
             true => self.core.holder.clone(),
             false => Arc::new(Holder::this_process(&self.options.label)),
         };
         Ok(Claim {
-            id: ClaimId::random()?,
+            id: self.core.draw(now)?,
             name: name.clone(),
             kind: self.kind,
             weight,
@@ -205,12 +232,21 @@ pub(crate) async fn acquire_once(
         Wait::For(d) => started.plus(d),
         Wait::Try | Wait::Forever => Moment::NEVER,
     };
-    let mut heard = started;
+    let (mut began, mut heard) = (started, started);
+    if core.is_leaving() {
+        Box::pin(core.nothing_leaves(name, give_up)).await?;
+        (began, heard) = (core.clock.now(), core.clock.now());
+    }
     loop {
-        let claim = handle.claim(name, weight)?;
-        let heard = &mut heard;
-        let attempt = Attempt { handle, claim, wait, started, give_up, heard, armed: false };
-        if let Some(guard) = attempt.run().await? {
+        let claim = handle.claim(name, weight, began)?;
+        let taken = {
+            let heard = &mut heard;
+            let armed = false;
+            let mut attempt =
+                Attempt { handle, claim, wait, started, began, give_up, heard, armed };
+            attempt.run().await?
+        };
+        if let Some(guard) = taken {
             return Ok(guard);
         }
         if wait == Wait::Try {
@@ -221,7 +257,9 @@ pub(crate) async fn acquire_once(
             ));
         }
         // Places that are lost as soon as they are taken must not keep a processor busy.
-        core.background.sleep(LISTEN_AGAIN.min(give_up.since(core.clock.now()))).await;
+        let pause = LISTEN_AGAIN.min(give_up.since(core.clock.now()));
+        Box::pin(core.background.sleep(pause)).await;
+        began = core.clock.now();
     }
 }
 
@@ -230,7 +268,10 @@ struct Attempt<'a> {
     handle: &'a LockHandle,
     claim: Claim,
     wait: Wait,
+    /// When the caller asked for the lock.
     started: Moment,
+    /// When this claim was made, before anything was sent for it.
+    began: Moment,
     give_up: Moment,
     /// When the store last answered one of our claims: patience counts from here.
     heard: &'a mut Moment,
@@ -242,7 +283,7 @@ impl Drop for Attempt<'_> {
         // A forked child must not even wait for a mutex that its parent's threads may hold.
         if self.armed && self.core().holder_is_us() {
             self.core().keeper.forget(self.claim.id);
-            self.core().leave_in_background(self.claim.clone(), Moment::from_nanos(0));
+            self.core().leave_in_background(&self.claim, Moment::from_nanos(0));
         }
     }
 }
@@ -270,14 +311,15 @@ impl Attempt<'_> {
         self.core().clock.now()
     }
 
-    /// `None`: this claim came to nothing, and another one may try.
-    async fn run(mut self) -> Result<Option<Guard>> {
+    /// `None`: this claim came to nothing, and another one may try. What only those need who wait is
+    /// in boxes: most locks are free, and every future that is made is moved, with all its room.
+    async fn run(&mut self) -> Result<Option<Guard>> {
         match self.join().await? {
             Step::Holding(token, granted) => {
-                let enough = self.claim.lease / 3;
-                self.finish(token, granted, true, enough).await
+                let (enough, now) = (self.claim.lease / 3, *self.heard);
+                self.finish(token, granted, true, enough, now).await
             }
-            Step::Waiting(sent, place) => self.wait_for_grant(sent, place).await,
+            Step::Waiting(sent, place) => Box::pin(self.wait_for_grant(sent, place)).await,
             Step::Stale => Ok(None),
         }
     }
@@ -285,16 +327,17 @@ impl Attempt<'_> {
     /// Sends the claim until it is answered.
     async fn join(&mut self) -> Result<Step> {
         let mode = if self.wait == Wait::Try { Mode::Try } else { Mode::Wait };
-        let first_sent = self.now();
-        let certain = self.claim.waiter_lease.saturating_sub(drift(self.claim.waiter_lease));
-        let confirms = self.core().store.info().replication_timeout;
+        let first_sent = self.began;
+        let mut sent = first_sent;
         let mut pause = Duration::from_millis(10);
         self.armed = true;
         let mut only = true;
         loop {
-            let sent = self.now();
-            let limit = request_timeout(self.claim.lease).saturating_add(confirms);
-            let limit = limit.min(self.give_up.since(sent));
+            let limit = || {
+                let confirms = self.core().store.info().replication_timeout;
+                let limit = request_timeout(self.claim.lease).saturating_add(confirms);
+                limit.min(self.give_up.since(sent))
+            };
             let join = self.core().store.join(&self.claim, mode);
             let error = match self.core().background.within(limit, join).await {
                 Some(Ok(joined)) => {
@@ -315,7 +358,7 @@ impl Attempt<'_> {
                 *self.heard = now;
             }
             if now >= self.give_up {
-                let late = self.out_of_time(*self.heard).await;
+                let late = Box::pin(self.out_of_time(*self.heard)).await;
                 return Err(match error {
                     Some(error) => late.because(error.to_string()),
                     None => late,
@@ -334,15 +377,17 @@ impl Attempt<'_> {
             if in_vain || silent >= patient {
                 return Err(error.unwrap_or_else(|| Error::no_reply(silent)));
             }
+            let certain = self.claim.waiter_lease.saturating_sub(drift(self.claim.waiter_lease));
             if now.since(first_sent) >= certain {
                 return Ok(Step::Stale);
             }
             // What was sent may still arrive after whatever the next answer is.
             only = false;
             let pause_now = pause.min(self.give_up.since(now));
-            self.core().background.sleep(pause_now).await;
+            Box::pin(self.core().background.sleep(pause_now)).await;
             self.core().check_open()?;
             pause = (pause * 2).min(Duration::from_millis(500));
+            sent = self.now();
         }
     }
 
@@ -363,7 +408,7 @@ impl Attempt<'_> {
     }
 
     /// Stands in the queue until granted.
-    async fn wait_for_grant(self, sent: Moment, place: Place) -> Result<Option<Guard>> {
+    async fn wait_for_grant(&mut self, sent: Moment, place: Place) -> Result<Option<Guard>> {
         let core = self.core().clone();
         let waiting = Waiting::new(self.claim.clone(), sent, place);
         core.keeper.wait(waiting.clone());
@@ -375,7 +420,7 @@ impl Attempt<'_> {
         loop {
             let changed = async {
                 if !deaf.is_zero() {
-                    core.background.sleep(deaf).await;
+                    Box::pin(core.background.sleep(deaf)).await;
                 }
                 core.store.changed(&self.claim).await
             };
@@ -387,8 +432,10 @@ impl Attempt<'_> {
                         self.tell_place(place);
                     }
                     WaiterEvent::Outcome(Outcome::Holding { token, granted }) => {
+                        core.keeper.forget(self.claim.id);
                         let enough = self.claim.lease / 3;
-                        return self.finish(token, granted, true, enough).await;
+                        let now = self.now();
+                        return self.finish(token, granted, true, enough, now).await;
                     }
                     WaiterEvent::Outcome(Outcome::Gone) => {
                         *self.heard = self.now();
@@ -399,16 +446,18 @@ impl Attempt<'_> {
                 signal = changed => match signal {
                     // A push for another place of this claim says nothing of ours.
                     Ok(Signal::Granted(token)) if !waiting.stands_under(token) => {
-                        self.ask(&waiting).await;
+                        Box::pin(self.ask(&waiting)).await;
                         deaf = (deaf * 2).clamp(LISTEN_AGAIN, self.claim.waiter_lease);
                     }
                     Ok(Signal::Granted(token)) => {
                         let granted = self.pushed(waiting.last_answer());
                         let full = granted.remaining.is_none();
+                        core.keeper.forget(self.claim.id);
                         let enough = self.claim.waiter_lease / 3;
-                        return self.finish(token, granted, full, enough).await;
+                        let now = self.now();
+                        return self.finish(token, granted, full, enough, now).await;
                     }
-                    Ok(Signal::Ask) if asked < ASKED_IN_VAIN && self.ask(&waiting).await => {
+                    Ok(Signal::Ask) if asked < ASKED_IN_VAIN && Box::pin(self.ask(&waiting)).await => {
                         asked += 1;
                         deaf = Duration::ZERO;
                     }
@@ -437,7 +486,7 @@ impl Attempt<'_> {
         let sent = self.now();
         let limit = request_timeout(self.claim.lease).min(self.give_up.since(sent));
         let asked = renew_one(&*core.store, &self.claim, self.claim.lease);
-        match core.background.within(limit, asked).await {
+        match core.background.within(|| limit, asked).await {
             Some(Ok(renewal)) => waiting.answered(sent, renewal),
             Some(Err(error)) if !error.is_transient() => waiting.refused(&error),
             Some(Err(_)) | None => return false,
@@ -451,16 +500,31 @@ impl Attempt<'_> {
         }
     }
 
-    /// Makes a guard of a grant, if enough is left of it; else renews it first.
+    /// Makes a guard of a grant, if enough is left of it; else renews it first. The keeper does not
+    /// know of it by now: two would renew it.
     async fn finish(
-        mut self,
+        &mut self,
+        token: Token,
+        granted: Granted,
+        full: bool,
+        enough: Duration,
+        now: Moment,
+    ) -> Result<Option<Guard>> {
+        *self.heard = now;
+        if granted.deadline().since(now) >= enough.max(self.handle.options.min_validity) {
+            return self.hold(token, granted, full, now).map(Some);
+        }
+        Box::pin(self.renew_and_hold(token, granted, full, enough)).await
+    }
+
+    async fn renew_and_hold(
+        &mut self,
         token: Token,
         mut granted: Granted,
         mut full: bool,
         enough: Duration,
     ) -> Result<Option<Guard>> {
         let core = self.core().clone();
-        core.keeper.forget(self.claim.id);
         let mut enough = enough.max(self.handle.options.min_validity);
         let mut tries = 0;
         let began = self.now();
@@ -483,7 +547,7 @@ impl Attempt<'_> {
             tries += 1;
             let limit = request_timeout(self.claim.lease).min(self.give_up.since(sent));
             let renewal = renew_one(&*core.store, &self.claim, self.claim.lease);
-            match core.background.within(limit, renewal).await {
+            match core.background.within(|| limit, renewal).await {
                 Some(Ok(Renewal::Holding { token: told, remaining })) if told == token => {
                     *self.heard = self.now();
                     (granted, full) = (Granted { sent, remaining }, true);
@@ -499,7 +563,8 @@ impl Attempt<'_> {
                 None => {}
             }
         }
-        Ok(Some(self.hold(token, granted, full)?))
+        let now = self.now();
+        self.hold(token, granted, full, now).map(Some)
     }
 
     /// A grant of which not enough was left, however often it was renewed. Our drop gives it back.
@@ -522,9 +587,8 @@ impl Attempt<'_> {
         Error::new(ErrorKind::AtRisk, what)
     }
 
-    fn hold(&mut self, token: Token, granted: Granted, full: bool) -> Result<Guard> {
-        let core = self.core().clone();
-        let now = self.now();
+    fn hold(&mut self, token: Token, granted: Granted, full: bool, now: Moment) -> Result<Guard> {
+        let core = &self.handle.core;
         let options = &self.handle.options;
         let leased = core.store.guarantees().has_leases();
         let lease = Arc::new(Lease::new(NewLease {
@@ -559,7 +623,7 @@ impl Attempt<'_> {
         let silent = self.now().since(last);
         let Wait::For(limit) = self.wait else { return Error::no_reply(silent) };
         let read = core.store.holders(&self.claim.name, None);
-        let read = core.background.within(Duration::from_millis(100), read).await;
+        let read = core.background.within(|| Duration::from_millis(100), read).await;
         let answered = match &read {
             Some(Ok(_)) => true,
             Some(Err(error)) => !error.is_transient(),
@@ -593,7 +657,7 @@ impl Attempt<'_> {
 async fn sleep_until(core: &Core, moment: Moment) {
     match moment {
         Moment::NEVER => std::future::pending().await,
-        moment => core.background.sleep(moment.since(core.clock.now())).await,
+        moment => Box::pin(core.background.sleep(moment.since(core.clock.now()))).await,
     }
 }
 

@@ -14,18 +14,22 @@
 use std::ops::Deref;
 use std::time::Duration;
 
+use crate::base::park;
 use crate::client::background::Background;
 use crate::lock::guard::Released;
+use crate::lock::leasehold::IntoWanted;
+use crate::lock::once_per::OncePer;
 use crate::words::answer::{ClaimInfo, Evict, LockInfo};
 use crate::words::doctor::Finding;
 use crate::words::error::{LostReason, Result};
+use crate::words::name::Name;
 use crate::words::sequencer::Sequencer;
 
 /// Blocks in the context of the background thread: a runtime of the caller's, whose thread we
 /// block, could answer nothing.
 pub(crate) fn block_on<T>(background: &Background, work: impl Future<Output = T>) -> T {
     let _context = background.handle().enter();
-    pollster::block_on(work)
+    park::block_on(work)
 }
 
 /// A client of one store; see [`crate::Leasehold`].
@@ -46,6 +50,45 @@ impl Leasehold {
     /// See [`crate::Leasehold::semaphore`].
     pub fn semaphore(&self, name: impl AsRef<str>, permits: u32) -> Semaphore {
         Semaphore(self.0.semaphore(name, permits))
+    }
+
+    /// See [`crate::Leasehold::lock_all`].
+    ///
+    /// ```
+    /// let locks = leasehold::blocking::connect("memory:")?;
+    /// let both = locks.lock_all(["stock:a", "stock:b"])?;
+    /// assert!(both.is_held());
+    /// both.release()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As there.
+    pub fn lock_all(&self, wanted: impl IntoIterator<Item = impl IntoWanted>) -> Result<Guards> {
+        block_on(self.0.background(), self.0.lock_all(wanted)).map(Guards)
+    }
+
+    /// See [`crate::Leasehold::try_lock_all`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn try_lock_all(
+        &self,
+        wanted: impl IntoIterator<Item = impl IntoWanted>,
+    ) -> Result<Guards> {
+        block_on(self.0.background(), self.0.try_lock_all(wanted)).map(Guards)
+    }
+
+    /// See [`crate::Leasehold::lock_all_timeout`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn lock_all_timeout(
+        &self,
+        wanted: impl IntoIterator<Item = impl IntoWanted>,
+        limit: Duration,
+    ) -> Result<Guards> {
+        block_on(self.0.background(), self.0.lock_all_timeout(wanted, limit)).map(Guards)
     }
 
     /// See [`crate::Leasehold::read`].
@@ -86,6 +129,14 @@ impl Leasehold {
     /// As there.
     pub fn diagnose(&self) -> Result<Vec<Finding>> {
         block_on(self.0.background(), self.0.diagnose())
+    }
+
+    /// See [`crate::Leasehold::ping`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn ping(&self, limit: Duration) -> Result<()> {
+        block_on(self.0.background(), self.0.ping(limit))
     }
 
     /// See [`crate::Leasehold::close`].
@@ -130,7 +181,7 @@ impl Guard {
 
     /// Blocks until the lock is lost; see [`crate::Guard::lost`].
     pub fn lost(&self) -> LostReason {
-        pollster::block_on(self.0.lost())
+        park::block_on(self.0.lost())
     }
 
     /// See [`crate::Guard::watch`].
@@ -147,6 +198,37 @@ impl Deref for Guard {
     }
 }
 
+/// Several held locks: all of [`crate::Guards`], with calls that block.
+#[derive(Debug)]
+#[must_use = "the locks are released when the guards are dropped"]
+pub struct Guards(crate::Guards);
+
+impl Guards {
+    /// See [`crate::Guards::release`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn release(self) -> Result<Released> {
+        match self.0.core() {
+            Some(core) => block_on(&core.background, self.0.release()),
+            None => Ok(Released::Now),
+        }
+    }
+
+    /// Blocks until one of the locks is lost; see [`crate::Guards::lost`].
+    pub fn lost(&self) -> (Name, LostReason) {
+        park::block_on(self.0.lost())
+    }
+}
+
+impl Deref for Guards {
+    type Target = crate::Guards;
+
+    fn deref(&self) -> &crate::Guards {
+        &self.0
+    }
+}
+
 /// How a hold stands: all of [`crate::Watch`], with a [`wait_until_held`](Self::wait_until_held) that blocks.
 #[derive(Clone, Debug)]
 pub struct Watch(crate::Watch);
@@ -157,7 +239,7 @@ impl Watch {
     /// # Errors
     /// As there.
     pub fn wait_until_held(&mut self) -> Result<()> {
-        pollster::block_on(self.0.wait_until_held())
+        park::block_on(self.0.wait_until_held())
     }
 }
 
@@ -205,6 +287,16 @@ macro_rules! blocking {
             )+
         }
     };
+}
+
+impl Mutex {
+    /// See [`crate::Mutex::once_per`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn once_per(&self, period: Duration) -> Result<OncePer<Guard>> {
+        block_on(&self.0.core().background, self.0.once_per(period)).map(|ran| ran.map(Guard))
+    }
 }
 
 blocking!(Mutex: lock(), try_lock(), lock_timeout(limit: Duration));

@@ -1,6 +1,8 @@
 //! Making a client: of which store, under which conditions.
 
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::blocking;
 use super::leasehold::Leasehold;
@@ -9,11 +11,15 @@ use crate::client::background::Background;
 use crate::client::core::Core;
 use crate::client::telemetry;
 use crate::store::above::above;
+use crate::store::namespaced::namespaced;
 use crate::store::open::open;
 use crate::store::registry::Registry;
 use crate::store::{Guarantee, Store};
 use crate::words::error::{Error, ErrorKind, Result};
 use crate::words::sequencer::MAX_IDENTITY_BYTES;
+
+/// How long it is waited before a store is connected to again, at first and at most.
+const CONNECT_AGAIN: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(5)];
 
 /// Connects with options. The default knows the store `memory:` alone; `leasehold::builder()` knows
 /// all that are in the build.
@@ -35,6 +41,8 @@ pub struct Builder {
     required: Vec<Guarantee>,
     identity: Option<String>,
     token_offset: u64,
+    namespace: String,
+    patience: Duration,
     registry: Registry,
 }
 
@@ -78,6 +86,43 @@ impl Builder {
         self
     }
 
+    /// Goes on for this long where the store cannot be connected to, with growing pauses (0.1 to 5 s): for
+    /// a service that starts at the same time as its store. What no waiting mends is told at once. The default is
+    /// not to.
+    ///
+    /// ```no_run
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # use std::time::Duration;
+    /// let patient = leasehold::builder().connect_retry(Duration::from_secs(60));
+    /// let locks = patient.connect("redis://localhost").await?;
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    #[must_use]
+    pub fn connect_retry(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+
+    /// Puts this before the name of every lock of this client, and out of its sight: several applications or
+    /// environments in one store, of which none can name another's locks. Such as `"acme/"`; at most 256 bytes,
+    /// without control characters, and so much shorter are the longest names. It is a convention
+    /// among clients, and no right: the server's own rights keep out who must be kept out.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// let acme = leasehold::builder().namespace("acme/").connect("memory:of-many").await?;
+    /// let all = leasehold::connect("memory:of-many").await?;
+    /// let _guard = acme.mutex("order:42").lock().await?;
+    /// assert!(all.read("order:42").await?.is_none());
+    /// assert!(all.read("acme/order:42").await?.is_some());
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    #[must_use]
+    pub fn namespace(mut self, prefix: impl Into<String>) -> Self {
+        self.namespace = prefix.into();
+        self
+    }
+
     /// Judges leases by this clock; for tests.
     #[must_use]
     pub fn clock(mut self, clock: Clock) -> Self {
@@ -96,8 +141,8 @@ impl Builder {
     /// given; otherwise as the store fails.
     pub async fn connect(self, url: impl AsRef<str>) -> Result<Leasehold> {
         let background = Background::start()?;
-        let opened = open(url.as_ref(), &self.registry, background.handle());
-        let store = background.with_runtime(opened).await?;
+        let opened = self.opened(url.as_ref(), &background);
+        let store = background.with_runtime(pin!(opened)).await?;
         self.start(store, background)
     }
 
@@ -107,9 +152,22 @@ impl Builder {
     /// As there.
     pub fn connect_blocking(self, url: impl AsRef<str>) -> Result<blocking::Leasehold> {
         let background = Background::start()?;
-        let opened = open(url.as_ref(), &self.registry, background.handle());
-        let store = blocking::block_on(&background, opened)?;
+        let store = blocking::block_on(&background, self.opened(url.as_ref(), &background))?;
         self.start(store, background).map(Into::into)
+    }
+
+    async fn opened(&self, url: &str, background: &Background) -> Result<Arc<dyn Store>> {
+        let (started, [mut pause, longest]) = (self.clock.now(), CONNECT_AGAIN);
+        loop {
+            let opened = open(url, &self.registry, background.handle()).await;
+            let spent = self.clock.now().since(started);
+            match opened {
+                Err(error) if error.is_retryable() && spent + pause < self.patience => {}
+                done => return done,
+            }
+            background.sleep(pause).await;
+            pause = (pause * 2).min(longest);
+        }
     }
 
     /// A client of a store of your own.
@@ -133,7 +191,13 @@ impl Builder {
     fn start(self, store: Arc<dyn Store>, background: Background) -> Result<Leasehold> {
         telemetry::describe();
         let url = store.url().to_owned();
-        let store = above(store, self.token_offset).map_err(|e| e.during("connect").at(&url))?;
+        // Its sequencers are of a store of its own, whatever that is called.
+        let namespace = match &*self.namespace {
+            "" => String::new(),
+            prefix => format!("#{prefix}"),
+        };
+        let store = above(store, self.token_offset).and_then(|s| namespaced(s, self.namespace));
+        let store = store.map_err(|e| e.during("connect").at(&url))?;
         for wanted in self.required {
             if !store.guarantees().meets(wanted) {
                 let what = format!("this store does not promise {wanted}: choose another");
@@ -143,6 +207,7 @@ impl Builder {
             }
         }
         let identity = self.identity.unwrap_or_else(|| store.identity().to_owned());
+        let identity = identity + &namespace;
         let length = 1..=MAX_IDENTITY_BYTES;
         if !length.contains(&identity.len()) || identity.contains(char::is_control) {
             let what = "a store's identity is 1 to 1024 bytes without control characters: set one";
@@ -160,5 +225,93 @@ impl Leasehold {
     /// As there.
     pub fn with_store(store: Arc<dyn Store>) -> Result<Self> {
         Builder::default().store(store)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{Evict, MemoryStore};
+    use crate::words::name::MAX_NAME_BYTES;
+
+    const LONGEST: usize = MAX_NAME_BYTES / 2;
+
+    fn locks(store: &Arc<MemoryStore>, namespace: &str) -> Result<Leasehold> {
+        Builder::default().namespace(namespace).store(store.clone())
+    }
+
+    async fn names(locks: &Leasehold) -> Vec<String> {
+        locks.list("").await.unwrap().iter().map(|lock| lock.name.as_str().into()).collect()
+    }
+
+    #[tokio::test]
+    async fn each_namespace_has_its_own_locks_and_names() {
+        let store = Arc::new(MemoryStore::default());
+        let all = locks(&store, "").unwrap();
+        let [acme, other] = ["acme/", "ac"].map(|namespace| locks(&store, namespace).unwrap());
+        let ours = acme.mutex("job").try_lock().await.unwrap();
+        let theirs = other.mutex("job").try_lock().await.unwrap();
+        assert_eq!(ours.name().as_str(), "job");
+        assert_eq!((names(&acme).await, names(&all).await.len()), (vec!["job".into()], 2));
+        // What another namespace begins with is a name like any other.
+        assert_eq!(names(&other).await, ["job", "me/job"]);
+        assert!(all.read("job").await.unwrap().is_none());
+        assert_eq!(all.read("acme/job").await.unwrap().unwrap().name.as_str(), "acme/job");
+        let error = acme.mutex("job").try_lock().await.unwrap_err();
+        assert_eq!(error.name().unwrap().as_str(), "job");
+        acme.check(&ours.sequencer()).await.unwrap();
+        assert_eq!(other.check(&ours.sequencer()).await.unwrap_err().kind(), ErrorKind::Mismatch);
+        // Who waits is told, and its place is kept meanwhile.
+        let (other, waited) = (other.mutex("job"), Duration::from_secs(60));
+        let waiting = tokio::spawn(async move { other.lock_timeout(waited).await });
+        while all.read("acjob").await.unwrap().map_or(0, |lock| lock.claims.len()) < 2 {
+            tokio::task::yield_now().await;
+        }
+        theirs.release().await.unwrap();
+        waiting.await.unwrap().unwrap().release().await.unwrap();
+        assert_eq!(acme.evict("job", Evict::Holders).await.unwrap(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_store_that_starts_late_is_waited_for_and_a_mistake_is_not() {
+        use std::sync::atomic::{AtomicUsize, Ordering};
+        static TRIES: AtomicUsize = AtomicUsize::new(0);
+        let registry = || {
+            Registry::default().with("late", &["late"], |url, _| {
+                Box::pin(async move {
+                    let kind = match TRIES.fetch_add(1, Ordering::SeqCst) {
+                        _ if url == "late:no" => ErrorKind::Denied,
+                        0 | 1 => ErrorKind::Unreachable,
+                        _ => return Ok(Arc::new(MemoryStore::new()) as Arc<dyn Store>),
+                    };
+                    Err(Error::new(kind, "not yet"))
+                })
+            })
+        };
+        let connect = async |patience, url| {
+            TRIES.store(0, Ordering::SeqCst);
+            let builder = Builder::new(registry()).connect_retry(patience);
+            let connected = builder.connect(url).await.map_err(|e| e.kind());
+            (connected.map(drop), TRIES.load(Ordering::SeqCst))
+        };
+        let minute = Duration::from_secs(60);
+        assert_eq!(connect(minute, "late:yes").await, (Ok(()), 3));
+        assert_eq!(connect(minute, "late:no").await, (Err(ErrorKind::Denied), 1));
+        let soon = connect(Duration::ZERO, "late:yes").await;
+        assert_eq!(soon, (Err(ErrorKind::Unreachable), 1));
+    }
+
+    #[tokio::test]
+    async fn a_namespace_leaves_room_for_names() {
+        let store = Arc::new(MemoryStore::default());
+        for bad in ["x".repeat(LONGEST + 1), "a\n".into()] {
+            assert_eq!(locks(&store, &bad).unwrap_err().kind(), ErrorKind::Config);
+        }
+        let locks = locks(&store, &"x".repeat(LONGEST)).unwrap();
+        let room = MAX_NAME_BYTES - LONGEST;
+        locks.mutex("y".repeat(room)).try_lock().await.unwrap().release().await.unwrap();
+        let error = locks.mutex("y".repeat(room + 1)).try_lock().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidName);
+        assert!(error.to_string().contains(&format!("at most {room} bytes")), "{error}");
     }
 }

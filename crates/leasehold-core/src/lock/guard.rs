@@ -1,6 +1,7 @@
 //! The value that means "held".
 
 use std::fmt;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -341,72 +342,73 @@ impl Hold {
     }
 
     async fn release(mut self) -> Result<Released> {
-        let core = self.core.clone();
-        let released = core.background.with_runtime(self.leave()).await;
-        let told = |e: Error| e.during("release").on(&self.lease.claim.name).at(core.store.url());
+        let (core, lease) = (&self.core, &self.lease);
+        let leaving = pin!(leave(core, lease, &mut self.done));
+        let released = core.background.with_runtime(leaving).await;
+        let told = |e: Error| e.during("release").on(&lease.claim.name).at(core.store.url());
         released.map_err(told)
     }
+}
 
-    /// Gives the claim back; until it is answered, dropping us goes on with it.
-    async fn leave(&mut self) -> Result<Released> {
-        // Looked at before it is marked: a passed deadline is found and told.
-        let before = self.lease.state();
-        if before == State::Lost(LostReason::Forked) {
-            return Err(Error::lost(LostReason::Forked));
-        }
-        let (core, claim) = (&self.core, &self.lease.claim);
-        core.keeper.forget(claim.id);
-        self.lease.mark_released();
-        let started = core.clock.now();
-        let mut pause = Duration::from_millis(10);
-        let (mut first, mut said_again) = (true, SAID_AGAIN);
-        let patient = claim.lease.min(DEFAULT_LEASE);
-        loop {
-            // Of a connection that fell silent nobody notices anything: soon said again, on another.
-            let limit = request_timeout(claim.lease).min(said_again);
-            said_again *= 2;
-            let leave = core.store.leave(claim, core.keep(self.lease.keep_until));
-            let error = match core.background.within(limit, leave).await {
-                // An attempt before this one may have taken it out; the first finds the truth.
-                Some(Ok(false)) if first => {
-                    self.done = true;
-                    if let State::Lost(reason) = self.lease.state() {
-                        return Err(Error::lost(reason));
-                    }
-                    // The lease may have run out while this was on its way.
-                    let reason = match self.lease.has_ended(core.clock.now()) {
-                        true => LostReason::Expired,
-                        false => LostReason::Gone,
-                    };
-                    telemetry::lost(claim, self.lease.token, reason);
+/// Gives the claim back. Until it is answered, and `done`, dropping the hold goes on with it.
+async fn leave(core: &Core, lease: &Lease, done: &mut bool) -> Result<Released> {
+    if !lease.is_ours() {
+        return Err(Error::lost(LostReason::Forked));
+    }
+    let started = core.clock.now();
+    // Looked at before it is marked: a passed deadline is found and told.
+    let before = lease.state_at(started);
+    let claim = &lease.claim;
+    core.keeper.forget(claim.id);
+    lease.mark_released();
+    let mut pause = Duration::from_millis(10);
+    let (mut first, mut said_again) = (true, SAID_AGAIN);
+    let patient = claim.lease.min(DEFAULT_LEASE);
+    loop {
+        // Of a connection that fell silent nobody notices anything: soon said again, on another.
+        let limit = || request_timeout(claim.lease).min(said_again);
+        let leave = core.store.leave(claim, core.keep(lease.keep_until));
+        let error = match core.background.within(limit, leave).await {
+            // An attempt before this one may have taken it out; the first finds the truth.
+            Some(Ok(false)) if first => {
+                *done = true;
+                if let State::Lost(reason) = lease.state() {
                     return Err(Error::lost(reason));
                 }
-                Some(Ok(_)) => break,
-                Some(Err(error)) => error,
-                None => Error::no_reply(limit),
-            };
-            if !error.is_transient() {
-                return Err(error);
-            }
-            let spent = core.clock.now().since(started);
-            if spent > patient {
-                telemetry::release_owed(claim, self.lease.token, &error);
-                // What was lost before is told all the same.
-                return match before {
-                    State::Lost(reason) => Err(Error::lost(reason)),
-                    _ => Ok(Released::Owed),
+                // The lease may have run out while this was on its way.
+                let reason = match lease.has_ended(core.clock.now()) {
+                    true => LostReason::Expired,
+                    false => LostReason::Gone,
                 };
+                telemetry::lost(claim, lease.token, reason);
+                return Err(Error::lost(reason));
             }
-            first = false;
-            core.background.sleep(pause).await;
-            pause = (pause * 2).min(Duration::from_millis(500));
+            Some(Ok(_)) => break,
+            Some(Err(error)) => error,
+            None => Error::no_reply(limit()),
+        };
+        said_again *= 2;
+        if !error.is_transient() {
+            return Err(error);
         }
-        self.done = true;
-        telemetry::released(claim, self.lease.token);
-        match (before, self.lease.lost_reason()) {
-            (State::Lost(reason), _) | (_, Some(reason)) => Err(Error::lost(reason)),
-            _ => Ok(Released::Now),
+        let spent = core.clock.now().since(started);
+        if spent > patient {
+            telemetry::release_owed(claim, lease.token, &error);
+            // What was lost before is told all the same.
+            return match before {
+                State::Lost(reason) => Err(Error::lost(reason)),
+                _ => Ok(Released::Owed),
+            };
         }
+        first = false;
+        core.background.sleep(pause).await;
+        pause = (pause * 2).min(Duration::from_millis(500));
+    }
+    *done = true;
+    telemetry::released(claim, lease.token);
+    match (before, lease.lost_reason()) {
+        (State::Lost(reason), _) | (_, Some(reason)) => Err(Error::lost(reason)),
+        _ => Ok(Released::Now),
     }
 }
 
@@ -419,7 +421,7 @@ impl Drop for Hold {
         }
         self.core.keeper.forget(self.lease.claim.id);
         self.lease.mark_released();
-        self.core.leave_in_background(self.lease.claim.clone(), self.lease.keep_until);
+        self.core.leave_in_background(&self.lease.claim, self.lease.keep_until);
         telemetry::released(&self.lease.claim, self.lease.token);
     }
 }

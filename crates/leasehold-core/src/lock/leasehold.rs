@@ -1,12 +1,17 @@
 //! A client of one store, and the kinds of lock it hands out.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::acquire::LockHandle;
+use super::election::Election;
 use super::mutex::Mutex;
 use super::rwlock::RwLock;
 use super::semaphore::Semaphore;
+use super::several::{Guards, acquire_all};
+use super::wait::Wait;
+use super::wanted::Wanted;
 use crate::base::clock::Moment;
 use crate::client::background::Background;
 use crate::client::core::Core;
@@ -67,6 +72,97 @@ impl Leasehold {
         Semaphore::new(LockHandle::new(&self.core, name.as_ref(), Kind::Semaphore, permits))
     }
 
+    /// An election: of all who stand under this name, one leads. It is the mutex of this name.
+    pub fn election(&self, name: impl AsRef<str>) -> Election {
+        Election::new(LockHandle::new(&self.core, name.as_ref(), Kind::Mutex, 1))
+    }
+
+    /// Takes several locks, or waits until it has all of them: names (each a mutex), mutexes with options of
+    /// yours, and parts of other kinds.
+    ///
+    /// They are taken one after the other, by name, so that callers who want some of the same never wait
+    /// for each other in a circle; those that are free cost one round trip each. While one is waited for, those before it are held. A lock
+    /// that is named twice is taken once.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # use std::time::Duration;
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let stock = locks.lock_all(["stock:a", "stock:b"]).await?;
+    /// stock.release().await?;
+    /// // Of different kinds, with options:
+    /// let all = [
+    ///     locks.rwlock("config").to_read(),
+    ///     locks.semaphore("convert", 3).to_acquire(2),
+    ///     locks.mutex("order:42").lease(Duration::from_secs(60)).into(),
+    /// ];
+    /// let all = locks.lock_all(all).await?;
+    /// assert!(all.is_held());
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// A future that is dropped gives back what it has and its place, in the background.
+    ///
+    /// # Errors
+    /// As [`Mutex::lock`], and says of which lock; then none of them is held by this call.
+    /// [`ErrorKind::Config`] if one lock is asked for in two different ways.
+    pub async fn lock_all(
+        &self,
+        wanted: impl IntoIterator<Item = impl IntoWanted>,
+    ) -> Result<Guards> {
+        self.take_all("lock_all", wanted, Wait::Forever).await
+    }
+
+    /// Takes all of these locks now, or none: see [`lock_all`](Self::lock_all).
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let _held = locks.mutex("b").lock().await?;
+    /// let error = locks.try_lock_all(["a", "b"]).await.unwrap_err();
+    /// assert_eq!(error.name().unwrap().as_str(), "b");
+    /// assert!(locks.mutex("a").try_lock().await.is_ok()); // nothing stays
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// A future that is dropped gives back what it has, in the background.
+    ///
+    /// # Errors
+    /// As [`Mutex::try_lock`], and says of which lock; and as [`lock_all`](Self::lock_all).
+    pub async fn try_lock_all(
+        &self,
+        wanted: impl IntoIterator<Item = impl IntoWanted>,
+    ) -> Result<Guards> {
+        self.take_all("try_lock_all", wanted, Wait::Try).await
+    }
+
+    /// Waits for all of these locks, for at most this long: see [`lock_all`](Self::lock_all).
+    ///
+    /// # Cancel safety
+    /// A future that is dropped gives back what it has and its place, in the background.
+    ///
+    /// # Errors
+    /// As [`Mutex::lock_timeout`], and says of which lock; and as [`lock_all`](Self::lock_all).
+    pub async fn lock_all_timeout(
+        &self,
+        wanted: impl IntoIterator<Item = impl IntoWanted>,
+        limit: Duration,
+    ) -> Result<Guards> {
+        self.take_all("lock_all", wanted, Wait::For(limit)).await
+    }
+
+    async fn take_all(
+        &self,
+        operation: &'static str,
+        wanted: impl IntoIterator<Item = impl IntoWanted>,
+        wait: Wait,
+    ) -> Result<Guards> {
+        let wanted: Vec<Wanted> = wanted.into_iter().map(|one| one.into_wanted(self)).collect();
+        acquire_all(&self.core, operation, wanted, wait).await
+    }
+
     /// Who holds and who waits for one lock; `None` if nobody does. For diagnostics only: the
     /// snapshot may be stale.
     ///
@@ -88,10 +184,7 @@ impl Leasehold {
     /// # Errors
     /// [`ErrorKind::InvalidName`], or as the store fails.
     pub async fn read(&self, name: impl AsRef<str>) -> Result<Option<LockInfo>> {
-        let name = Name::new(name)?;
-        let read = async { self.core.ours()?.read(&name).await };
-        let read = self.core.background.with_runtime(read).await;
-        read.map_err(|e| e.during("show").on(&name).at(self.url()))
+        LockHandle::new(&self.core, name.as_ref(), Kind::Mutex, 1).read().await
     }
 
     /// All locks in use whose name starts with `prefix`, by name.
@@ -103,7 +196,7 @@ impl Leasehold {
     /// As the store fails.
     pub async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
         let listed = async { self.core.ours()?.list(prefix).await };
-        let listed = self.core.background.with_runtime(listed).await;
+        let listed = self.core.background.with_runtime(pin!(listed)).await;
         listed.map_err(|e| e.during("list").at(self.url()))
     }
 
@@ -120,7 +213,7 @@ impl Leasehold {
     pub async fn evict(&self, name: impl AsRef<str>, which: Evict) -> Result<usize> {
         let name = Name::new(name)?;
         let evicted = async { self.core.ours()?.evict(&name, which).await };
-        let evicted = self.core.background.with_runtime(evicted).await;
+        let evicted = self.core.background.with_runtime(pin!(evicted)).await;
         evicted.map_err(|e| e.during("evict").on(&name).at(self.url()))
     }
 
@@ -156,7 +249,7 @@ impl Leasehold {
         let store = core.ours()?;
         let token = Some(sequencer.token());
         let read = store.holders(sequencer.name(), token);
-        let read = core.background.with_runtime(read).await?;
+        let read = core.background.with_runtime(pin!(read)).await?;
         let Some(info) = read else { return Err(Error::lost(LostReason::Gone)) };
         let same = |c: &&ClaimInfo| {
             c.token == Some(sequencer.token())
@@ -187,10 +280,34 @@ impl Leasehold {
     /// As the store fails; then nothing is known.
     pub async fn diagnose(&self) -> Result<Vec<Finding>> {
         let asked = async { self.core.ours()?.diagnose().await };
-        let asked = self.core.background.with_runtime(asked).await;
+        let asked = self.core.background.with_runtime(pin!(asked)).await;
         let mut findings = asked.map_err(|e| e.during("diagnose").at(self.url()))?;
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
         Ok(findings)
+    }
+
+    /// Whether the store answers, within `limit`: one round trip, for a probe of readiness. It reads; that
+    /// it may also be written is what [`diagnose`](Self::diagnose) and the first lock tell.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # use std::time::Duration;
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let ready = locks.ping(Duration::from_secs(1)).await.is_ok();
+    /// # assert!(ready); Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// It only reads: dropped, nothing is left of it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unreachable`] if there is no answer by then; or as the store fails.
+    pub async fn ping(&self, limit: Duration) -> Result<()> {
+        let probe = self.read("leasehold:ping");
+        match self.core.background.within(|| limit, probe).await {
+            Some(read) => read.map(drop).map_err(|e| e.during("ping")),
+            None => Err(Error::no_reply(limit).during("ping").at(self.url())),
+        }
     }
 
     /// What sequencers say of this store: all clients with the same identity share their locks. It
@@ -269,22 +386,48 @@ impl Leasehold {
         for waiting in waited {
             waiting.fail(Error::closed());
             // Its caller does so too, but perhaps is polled only after we have returned.
-            core.leave_in_background(waiting.claim.clone(), Moment::from_nanos(0));
+            core.leave_in_background(&waiting.claim, Moment::from_nanos(0));
         }
         for lease in held {
             longest = longest.max(lease.claim.lease);
             if lease.lose(LostReason::Closed) {
-                core.leave_in_background(lease.claim.clone(), lease.keep_until);
+                core.leave_in_background(&lease.claim, lease.keep_until);
             }
         }
         let longest = longest.min(until.since(core.clock.now()));
-        let paid = core.background.within(longest, core.background.all_paid()).await;
+        let paid = core.background.within(|| longest, core.background.all_paid()).await;
         if paid.is_none() {
             return Err(Error::no_reply(longest).during("close").at(self.url()));
         }
         let farewell = CLOSE_TIMEOUT.min(until.since(core.clock.now()));
-        let goodbye = core.background.with_runtime(core.store.disconnect());
-        let _ = core.background.within(farewell, goodbye).await;
+        let mut goodbye = core.store.disconnect();
+        let goodbye = core.background.with_runtime(goodbye.as_mut());
+        let _ = core.background.within(|| farewell, goodbye).await;
         Ok(())
+    }
+}
+
+/// What can be asked for in [`lock_all`](Leasehold::lock_all): a name, which is a mutex with the
+/// usual options, a [`Mutex`] with yours, or a [`Wanted`] part of another kind of lock.
+pub trait IntoWanted {
+    /// As one of the locks to take.
+    fn into_wanted(self, locks: &Leasehold) -> Wanted;
+}
+
+impl IntoWanted for Wanted {
+    fn into_wanted(self, _: &Leasehold) -> Wanted {
+        self
+    }
+}
+
+impl IntoWanted for Mutex {
+    fn into_wanted(self, _: &Leasehold) -> Wanted {
+        self.into()
+    }
+}
+
+impl<N: AsRef<str>> IntoWanted for N {
+    fn into_wanted(self, locks: &Leasehold) -> Wanted {
+        locks.mutex(self).into()
     }
 }

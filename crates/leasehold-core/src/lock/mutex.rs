@@ -5,10 +5,12 @@ use std::time::Duration;
 use crate::client::core::Core;
 use crate::lock::acquire::LockHandle;
 use crate::lock::guard::Guard;
+use crate::lock::once_per::{OncePer, once_per};
 use crate::lock::options::option_methods;
-use crate::lock::run::run;
+use crate::lock::run::{run, try_run};
 use crate::lock::wait::Wait;
-use crate::words::error::Result;
+use crate::lock::wanted::Wanted;
+use crate::words::error::{Error, Result};
 
 /// A lock with one holder at a time. Cheap to clone; nothing is sent until it is taken.
 ///
@@ -61,7 +63,8 @@ impl Mutex {
         self.handle.acquire("lock", 1, Wait::Forever).await
     }
 
-    /// Takes the lock now or not at all. One round trip.
+    /// Takes the lock now or not at all. One round trip. (A guard of the same client that was dropped just
+    /// before is given back first.)
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -125,5 +128,69 @@ impl Mutex {
     /// `work` was done.
     pub async fn run<T, F: Future<Output = T>>(&self, work: impl FnOnce(Guard) -> F) -> Result<T> {
         run(self.lock().await?, work).await
+    }
+
+    /// As [`run`](Self::run), for work that fails by itself: its error is yours, and ours becomes one of
+    /// those. The lock is released whether it fails or not.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// type Error = Box<dyn std::error::Error + Send + Sync>; // anyhow's, or an enum with `#[from]`
+    /// let total: Result<u64, Error> =
+    ///     locks.mutex("ledger").try_run(|_| async { Ok("41".parse::<u64>()? + 1) }).await;
+    /// assert_eq!(total.unwrap(), 42);
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// As [`run`](Self::run).
+    ///
+    /// # Errors
+    /// As [`run`](Self::run), and as `work`.
+    pub async fn try_run<T, E, F>(&self, work: impl FnOnce(Guard) -> F) -> Result<T, E>
+    where
+        E: From<Error>,
+        F: Future<Output = Result<T, E>>,
+    {
+        try_run(self.lock().await?, work).await
+    }
+
+    /// For what is done once in each `period`, on however many machines: takes the lock if nobody has
+    /// had it for that long, and tells how it stands if somebody has. Nobody waits.
+    ///
+    /// The period begins with the grant. A hold that is lost (its holder died) does not count, so another may
+    /// do it; work that takes longer than the period is followed at once by the next. One round trip, and
+    /// one more to say how it stands.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # use std::time::Duration;
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// use leasehold::OncePer;
+    /// let report = locks.mutex("report");
+    /// match report.once_per(Duration::from_secs(3600)).await? {
+    ///     OncePer::Ran(guard) => println!("doing it, token {}", guard.token()),
+    ///     OncePer::Running(holder) => println!("{} is at it", holder.holder),
+    ///     OncePer::Done { next } => println!("done; the next time in {next:?}"),
+    ///     # _ => {}
+    /// }
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// As [`try_lock`](Self::try_lock).
+    ///
+    /// # Errors
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) where the store cannot keep a lock
+    /// [taken](Self::at_least); and as [`try_lock`](Self::try_lock), but for `Contended`.
+    pub async fn once_per(&self, period: Duration) -> Result<OncePer> {
+        once_per(&self.handle, period).await
+    }
+}
+
+impl From<Mutex> for Wanted {
+    fn from(mutex: Mutex) -> Self {
+        Self::new(mutex.handle, 1)
     }
 }

@@ -42,8 +42,9 @@ impl Options {
                 self.lease
             ));
         }
-        let longest = lease.saturating_sub(drift(lease));
-        if self.min_validity > longest {
+        let longest = || lease.saturating_sub(drift(lease));
+        if !self.min_validity.is_zero() && self.min_validity > longest() {
+            let longest = longest();
             return refused(format!(
                 "min_validity {:?} can never be met by a lease of {lease:?} (at most \
                  {longest:?}): ask for less or lease for longer",

@@ -81,7 +81,7 @@ impl Owner {
                 Error::new(ErrorKind::Contended, what)
             })?,
             Wait::For(limit) => {
-                let gate = core.background.within(limit, slot.gate.lock()).await;
+                let gate = core.background.within(|| limit, slot.gate.lock()).await;
                 gate.ok_or_else(|| {
                     let what = format!(
                         "another task of the same owner was taking it for all of {limit:?}"

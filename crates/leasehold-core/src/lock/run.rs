@@ -9,6 +9,36 @@ use crate::client::lease::State;
 use crate::lock::guard::Guard;
 use crate::words::error::{Error, Result};
 
+impl Guard {
+    /// Runs `work` under this hold, then releases it: [`Mutex::run`](crate::Mutex::run), for a lock that is
+    /// held already.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let guard = locks.mutex("ledger").try_lock().await?;
+    /// let total = guard.run(|guard| async move { guard.token().get() }).await?;
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// As [`Mutex::run`](crate::Mutex::run).
+    ///
+    /// # Errors
+    /// [`ErrorKind::Lost`](crate::ErrorKind::Lost) if the lock was lost before `work` was done.
+    pub async fn run<T, F: Future<Output = T>>(self, work: impl FnOnce(Guard) -> F) -> Result<T> {
+        run(self, work).await
+    }
+}
+
+/// As [`run`], for work that fails by itself: one result for both.
+pub(crate) async fn try_run<T, E: From<Error>, F: Future<Output = Result<T, E>>>(
+    guard: Guard,
+    work: impl FnOnce(Guard) -> F,
+) -> Result<T, E> {
+    run(guard, work).await.map_err(E::from)?
+}
+
 /// Runs `work` until it is done or the lock is lost, then releases.
 ///
 /// The clock is looked at before each poll of `work`, so a process that was stopped for longer

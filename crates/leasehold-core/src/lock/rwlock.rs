@@ -8,6 +8,7 @@ use crate::lock::guard::Guard;
 use crate::lock::options::option_methods;
 use crate::lock::run::run;
 use crate::lock::wait::Wait;
+use crate::lock::wanted::Wanted;
 use crate::words::claim::MAX_READERS;
 use crate::words::error::Result;
 
@@ -109,6 +110,16 @@ impl RwLock {
     /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
     pub async fn write_timeout(&self, limit: Duration) -> Result<Guard> {
         self.handle.acquire("write", MAX_READERS, Wait::For(limit)).await
+    }
+
+    /// This lock for reading, as one of several: see [`lock_all`](crate::Leasehold::lock_all).
+    pub fn to_read(&self) -> Wanted {
+        Wanted::new(self.handle.clone(), 1)
+    }
+
+    /// This lock for writing, as one of several: see [`lock_all`](crate::Leasehold::lock_all).
+    pub fn to_write(&self) -> Wanted {
+        Wanted::new(self.handle.clone(), MAX_READERS)
     }
 
     /// Runs `work` while reading; see [`Mutex::run`](crate::Mutex::run).

@@ -8,6 +8,7 @@ use crate::lock::guard::Guard;
 use crate::lock::options::option_methods;
 use crate::lock::run::run;
 use crate::lock::wait::Wait;
+use crate::lock::wanted::Wanted;
 use crate::words::error::Result;
 
 /// A pool of permits, first come, first served: who asks for many is not overtaken by those who
@@ -109,6 +110,11 @@ impl Semaphore {
     /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
     pub async fn acquire_many_timeout(&self, permits: u32, limit: Duration) -> Result<Guard> {
         self.handle.acquire("acquire", permits, Wait::For(limit)).await
+    }
+
+    /// So many permits, as one of several locks: see [`lock_all`](crate::Leasehold::lock_all).
+    pub fn to_acquire(&self, permits: u32) -> Wanted {
+        Wanted::new(self.handle.clone(), permits)
     }
 
     /// Runs `work` with one permit; see [`Mutex::run`](crate::Mutex::run).

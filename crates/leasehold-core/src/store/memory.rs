@@ -3,9 +3,13 @@
 //! One [`Queue`] for each name in use. Every call takes the mutex, works on one queue and leaves;
 //! nothing is awaited while it is held, so every call is atomic and a dropped future has either
 //! done nothing or everything. Leases count on the boot clock, tokens are drawn from the wall
-//! clock. A queue that nobody stands in is forgotten but for the highest token ever drawn in the
-//! namespace, from which every new queue starts: memory does not grow with the names ever used,
-//! and tokens still rise.
+//! clock.
+//!
+//! A queue that nobody stands in is *idle*. It is nothing to anybody who looks, and is what the next claim says;
+//! it stays only because most locks are taken again, and making it anew costs more than all else in a
+//! call. When there are more idle ones than others, and some, all of them are forgotten but for the highest token
+//! ever drawn in the namespace, from which every new queue starts: memory does not grow with the names
+//! ever used, and tokens still rise. Names come from outside, so they are found by a keyed hash.
 //!
 //! `memory:` is one namespace for the whole process, `memory:NAME` another for each NAME; a
 //! namespace lives as long as somebody is connected to it.
@@ -25,7 +29,7 @@ use super::{
 };
 use crate::base::clock::{Clock, wall_micros};
 use crate::queue::{Queue, StoreTime};
-use crate::words::claim::{Claim, ClaimId};
+use crate::words::claim::{Claim, ClaimId, IdMap};
 use crate::words::doctor::{Finding, own_clock};
 use crate::words::error::{Error, ErrorKind, Result};
 use crate::words::name::Name;
@@ -41,15 +45,28 @@ pub struct MemoryStore {
 
 #[derive(Debug, Default)]
 struct State {
-    locks: BTreeMap<Name, Lock>,
+    locks: HashMap<Name, Lock>,
+    /// How many of them nobody stands in.
+    idle: usize,
     last_token: u64,
 }
 
-/// One name in use.
+/// How many locks may be idle at least.
+const IDLE: usize = 64;
+/// How much room an idle lock may keep for each, its queue and its waiters.
+const ROOM: usize = 16;
+
+/// What one call made of a lock.
+enum Turn {
+    InUse,
+    Idle { last_token: u64 },
+}
+
+/// One name in use, or idle.
 #[derive(Debug)]
 struct Lock {
     queue: Queue,
-    waiters: HashMap<ClaimId, Arc<Inbox>>,
+    waiters: IdMap<Arc<Inbox>>,
 }
 
 impl MemoryStore {
@@ -106,24 +123,85 @@ impl Default for MemoryStore {
 }
 
 impl State {
-    /// Works on the lock of `name` if it is in use, then tells those that it granted.
+    /// Works on the lock of `name` if it is there, then tells those that it granted.
     fn with<T>(&mut self, name: &Name, work: impl FnOnce(&mut Lock) -> T) -> Option<T> {
-        let lock = self.locks.get_mut(name)?;
-        let done = work(lock);
-        lock.tell();
-        if lock.queue.is_empty() {
-            self.last_token = self.last_token.max(lock.queue.last_token());
-            self.locks.remove(name);
-        }
+        let (done, turn) = self.locks.get_mut(name)?.work(work);
+        self.turned(turn);
         Some(done)
+    }
+
+    /// Works on the lock that this claim is for, which is made if it is not there.
+    fn with_new<T>(&mut self, claim: &Claim, work: impl FnOnce(&mut Lock) -> T) -> T {
+        let lock = match self.locks.get_mut(&claim.name) {
+            Some(lock) => lock,
+            None => {
+                self.idle += 1;
+                let new = || Lock::new(claim, self.last_token);
+                self.locks.entry(claim.name.clone()).or_insert_with(new)
+            }
+        };
+        let (done, turn) = lock.work(work);
+        self.turned(turn);
+        done
+    }
+
+    fn turned(&mut self, turn: Option<Turn>) {
+        match turn {
+            None => {}
+            Some(Turn::InUse) => self.idle -= 1,
+            Some(Turn::Idle { last_token }) => {
+                self.last_token = self.last_token.max(last_token);
+                self.idle += 1;
+                self.sweep();
+            }
+        }
+    }
+
+    /// Forgets the idle locks when there are many of them.
+    fn sweep(&mut self) {
+        if self.idle <= IDLE.max(self.locks.len() / 2) {
+            return;
+        }
+        self.locks.retain(|_, lock| !lock.queue.is_empty());
+        self.idle = 0;
+        self.locks.shrink_to(2 * (self.locks.len() + IDLE));
+    }
+
+    /// The locks in use.
+    fn used(&self, name: &Name) -> Option<&Queue> {
+        self.locks.get(name).map(|lock| &lock.queue).filter(|queue| !queue.is_empty())
     }
 }
 
 impl Lock {
     fn new(claim: &Claim, last_token: u64) -> Self {
-        let mut queue = Queue::new(claim.kind, claim.capacity, true);
+        let mut queue = Queue::new(claim.kind, claim.capacity, true).indexed();
         queue.raise_last_token(last_token);
-        Self { queue, waiters: HashMap::new() }
+        Self { queue, waiters: IdMap::default() }
+    }
+
+    fn work<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> (T, Option<Turn>) {
+        let was_idle = self.queue.is_empty();
+        let done = work(self);
+        self.tell();
+        let turn = match (was_idle, self.queue.is_empty()) {
+            (true, false) => Some(Turn::InUse),
+            (false, true) => {
+                self.rest();
+                Some(Turn::Idle { last_token: self.queue.last_token() })
+            }
+            _ => None,
+        };
+        (done, turn)
+    }
+
+    /// Nobody stands here any more: keeps little room.
+    fn rest(&mut self) {
+        self.queue.shrink_to(ROOM);
+        if self.waiters.capacity() > 2 * ROOM {
+            // Waiters that expired and never left were told already.
+            self.waiters = IdMap::default();
+        }
     }
 
     /// Registers who shall be told of a grant.
@@ -164,20 +242,14 @@ impl Store for MemoryStore {
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
         let mut state = self.lock();
         let at = StoreTime { now: self.now(), stamp: self.clock.wall_micros() };
-        let last = state.last_token;
-        state.locks.entry(claim.name.clone()).or_insert_with(|| Lock::new(claim, last));
-        let joined = state.with(&claim.name, |lock| {
+        let joined = state.with_new(claim, |lock| {
             let joined = lock.queue.join(claim, mode, at, "");
             if let Ok(Joined::Waiting(_)) = &joined {
                 lock.enlist(claim.id);
             }
             joined
         });
-        match joined {
-            Some(Ok(joined)) => Ok(joined),
-            Some(Err(m)) => Err(mismatch(claim, m.kind, m.capacity)),
-            None => Ok(Joined::Busy { holders: Vec::new() }),
-        }
+        joined.map_err(|m| mismatch(claim, m.kind, m.capacity))
     }
 
     async fn renew(&self, renewals: &[Renew]) -> Result<Vec<Renewal>> {
@@ -194,7 +266,9 @@ impl Store for MemoryStore {
         let mut state = self.lock();
         let now = self.now();
         let left = state.with(&claim.name, |lock| {
-            lock.waiters.remove(&claim.id);
+            if !lock.waiters.is_empty() {
+                lock.waiters.remove(&claim.id);
+            }
             lock.queue.leave(claim.id, keep, now)
         });
         Ok(left.unwrap_or(false))
@@ -213,18 +287,19 @@ impl Store for MemoryStore {
         let mut state = self.lock();
         let now = self.now();
         state.with(name, |l| l.queue.settle(now));
-        Ok(state.locks.get(name).map(|l| describe(name, &l.queue, now)))
+        Ok(state.used(name).map(|queue| describe(name, queue, now)))
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
         let mut state = self.lock();
         let now = self.now();
         let matching = |n: &&Name| n.as_str().starts_with(prefix);
-        let names: Vec<Name> = state.locks.keys().filter(matching).cloned().collect();
+        let mut names: Vec<Name> = state.locks.keys().filter(matching).cloned().collect();
+        names.sort_unstable();
         for name in &names {
             state.with(name, |l| l.queue.settle(now));
         }
-        let shown = names.iter().filter_map(|n| Some(describe(n, &state.locks.get(n)?.queue, now)));
+        let shown = names.iter().filter_map(|n| Some(describe(n, state.used(n)?, now)));
         Ok(shown.collect())
     }
 
@@ -265,5 +340,78 @@ fn guarantees() -> Guarantees {
                  back over it.",
             ),
         ]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::words::claim::Kind;
+
+    fn claim(name: &str, kind: Kind, capacity: u32) -> Claim {
+        Claim::new(Name::new(name).unwrap(), kind, 1, capacity).unwrap()
+    }
+
+    fn block<T>(work: impl Future<Output = Result<T>>) -> T {
+        pollster::block_on(work).unwrap()
+    }
+
+    fn pair(store: &MemoryStore, claim: &Claim) -> u64 {
+        let joined = block(store.join(claim, Mode::Try));
+        assert!(block(store.leave(claim, None)));
+        let Joined::Holding { token, .. } = joined else { panic!("{joined:?}") };
+        token.get()
+    }
+
+    #[test]
+    fn an_idle_lock_is_nothing_to_anybody() {
+        let store = MemoryStore::new();
+        let mutex = claim("a", Kind::Mutex, 1);
+        let first = pair(&store, &mutex);
+        assert_eq!(locked(&store.state).locks.len(), 1, "it is made anew each time");
+        assert!(block(store.read(&mutex.name)).is_none());
+        assert!(block(store.list("")).is_empty());
+        assert!(!block(store.leave(&mutex, None)));
+        let renewed = block(store.renew(&[Renew { claim: mutex.clone(), lease: mutex.lease }]));
+        assert!(matches!(renewed[..], [Renewal::Lost]));
+        assert_eq!(block(store.evict(&mutex.name, Evict::Holders)), 0);
+        assert!(pair(&store, &claim("a", Kind::Semaphore, 3)) > first, "of another kind");
+    }
+
+    #[test]
+    fn names_that_were_used_once_are_forgotten() {
+        let store = MemoryStore::new();
+        let held: Vec<Claim> =
+            (0..100).map(|n| claim(&format!("held {n}"), Kind::Mutex, 1)).collect();
+        for claim in &held {
+            assert!(matches!(block(store.join(claim, Mode::Try)), Joined::Holding { .. }));
+        }
+        let mut last = 0;
+        for n in 0..10_000 {
+            let token = pair(&store, &claim(&n.to_string(), Kind::Mutex, 1));
+            assert!(token > last, "tokens of new names rise above all");
+            last = token;
+        }
+        let state = locked(&store.state);
+        assert!(state.locks.len() < 350, "{} locks are kept", state.locks.len());
+        assert_eq!(state.idle, state.locks.len() - held.len());
+        drop(state);
+        assert_eq!(block(store.list("held")).len(), held.len());
+    }
+
+    #[test]
+    fn a_crowd_that_is_gone_leaves_no_room_behind() {
+        let store = MemoryStore::new();
+        let crowd: Vec<Claim> = (0..2_000).map(|_| claim("a", Kind::Mutex, 1)).collect();
+        for claim in &crowd {
+            block(store.join(claim, Mode::Wait));
+        }
+        for claim in &crowd {
+            assert!(block(store.leave(claim, None)));
+        }
+        let state = locked(&store.state);
+        let lock = &state.locks[&crowd[0].name];
+        assert!(lock.waiters.capacity() <= 4 * ROOM);
+        assert!(format!("{lock:?}").len() < 1_000);
     }
 }

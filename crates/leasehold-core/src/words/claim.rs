@@ -1,6 +1,8 @@
 //! What a store is asked to keep: one request to hold a lock, its secret id, and the lock's kind.
 
+use std::collections::HashMap;
 use std::fmt;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,7 +38,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// The secret name of one claim: 128 bits from the system's random source, chosen before any I/O.
+/// The secret name of one claim: 128 random bits of the system's, chosen before any I/O.
 ///
 /// Who knows it may release or renew, so it is never logged: its `Debug` form hides it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -52,9 +54,7 @@ impl ClaimId {
             return Ok(Self(drawn));
         }
         let mut bytes = [0; 16];
-        getrandom::fill(&mut bytes).map_err(|e| {
-            Error::new(ErrorKind::Config, format!("the system's random source failed: {e}"))
-        })?;
+        fill(&mut bytes)?;
         Ok(Self(u128::from_le_bytes(bytes)))
     }
 
@@ -83,6 +83,13 @@ impl ClaimId {
     }
 }
 
+/// Fills it from the system's random source.
+pub(crate) fn fill(bytes: &mut [u8]) -> Result<()> {
+    getrandom::fill(bytes).map_err(|e| {
+        Error::new(ErrorKind::Config, format!("the system's random source failed: {e}"))
+    })
+}
+
 impl fmt::Debug for ClaimId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("ClaimId(…)")
@@ -101,6 +108,33 @@ impl<'de> serde::Deserialize<'de> for ClaimId {
     fn deserialize<D: serde::Deserializer<'de>>(d: D) -> std::result::Result<Self, D::Error> {
         let hex = <std::borrow::Cow<'de, str>>::deserialize(d)?;
         Self::from_hex(&hex).ok_or_else(|| serde::de::Error::custom("a claim id is 32 hex digits"))
+    }
+}
+
+/// What is kept for claims of this process. Their ids are random already, and secret: nobody can choose
+/// them so that they meet, and a hash that is hard to predict would cost more than all else here.
+pub(crate) type IdMap<T> = HashMap<ClaimId, T, BuildHasherDefault<IdHasher>>;
+
+/// Makes a hash of an id that was drawn at random.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct IdHasher(u64);
+
+impl Hasher for IdHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for part in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..part.len()].copy_from_slice(part);
+            self.write_u64(u64::from_le_bytes(word));
+        }
+    }
+
+    /// Spread over all bits, for ids that tests chose.
+    fn write_u64(&mut self, n: u64) {
+        self.0 = (self.0.rotate_left(29) ^ n).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
 }
 

@@ -58,7 +58,7 @@ pub enum ErrorKind {
 
 impl ErrorKind {
     /// The kind as one word, for metrics' labels: `contended`, `at_risk`, …
-    pub fn word(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Contended => "contended",
             Self::Timeout => "timeout",
@@ -144,7 +144,7 @@ pub enum LostReason {
 
 impl LostReason {
     /// The reason as one word, for metrics' labels: `expired`, `max_hold`, …
-    pub fn word(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Expired => "expired",
             Self::Gone => "gone",
@@ -528,9 +528,38 @@ impl StdError for Error {
     }
 }
 
+/// For callers whose errors are of that type; ours is its inner one.
+impl From<Error> for std::io::Error {
+    fn from(error: Error) -> Self {
+        use std::io::ErrorKind as Io;
+        let kind = match error.kind() {
+            ErrorKind::Contended => Io::WouldBlock,
+            ErrorKind::Timeout => Io::TimedOut,
+            ErrorKind::Unsupported => Io::Unsupported,
+            ErrorKind::InvalidName | ErrorKind::Config => Io::InvalidInput,
+            ErrorKind::Denied => Io::PermissionDenied,
+            ErrorKind::Full => Io::StorageFull,
+            ErrorKind::Corrupt => Io::InvalidData,
+            ErrorKind::Unreachable => Io::NotConnected,
+            _ => Io::Other,
+        };
+        Self::new(kind, error)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_io_error_has_ours_in_it() {
+        let error = std::io::Error::from(Error::lost(LostReason::Gone).during("run"));
+        assert_eq!(error.kind(), std::io::ErrorKind::Other);
+        let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()).unwrap();
+        assert_eq!(inner.lost_reason(), Some(LostReason::Gone));
+        let busy = std::io::Error::from(Error::new(ErrorKind::Contended, "held"));
+        assert_eq!(busy.kind(), std::io::ErrorKind::WouldBlock);
+    }
 
     #[test]
     fn an_error_is_one_line_that_says_everything() {

@@ -37,6 +37,13 @@ impl fmt::Display for Token {
     }
 }
 
+/// For a `BIGINT`.
+impl From<Token> for i64 {
+    fn from(token: Token) -> Self {
+        token.get().cast_signed()
+    }
+}
+
 impl From<Token> for u64 {
     fn from(token: Token) -> Self {
         token.get()

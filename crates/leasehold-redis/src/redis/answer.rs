@@ -30,6 +30,13 @@ macro_rules! script {
     };
 }
 
+/// A script that has no usual case that comes before all others.
+macro_rules! common {
+    ($file:literal) => {
+        script!("restart", "clock", "companions", "grant", "common", $file)
+    };
+}
+
 impl Scripts {
     /// Scripts by which a server lets nobody in for so long after its start.
     pub(super) fn new(restart_delay: Duration) -> Self {
@@ -38,15 +45,39 @@ impl Scripts {
             delay => Arc::new(script.with("local RESTART = 0", &restart_line(delay))),
         };
         Self {
-            join_mutex: started(script!("restart", "join_mutex", "common", "join_mutex_queue")),
-            join_shared: started(script!("restart", "common", "join_shared")),
+            join_mutex: started(script!(
+                "restart",
+                "clock",
+                "companions",
+                "join_mutex",
+                "grant",
+                "common",
+                "join_mutex_queue"
+            )),
+            join_shared: started(common!("join_shared")),
             renew: script!("renew"),
-            beat: started(script!("restart", "common", "beat")),
-            leave_mutex: started(script!("restart", "leave_mutex", "common", "leave_mutex_queue")),
-            leave_shared: started(script!("restart", "common", "leave_shared")),
-            evict: started(script!("restart", "common", "evict")),
-            read: started(script!("restart", "common", "read")),
+            beat: started(common!("beat")),
+            leave_mutex: started(script!(
+                "restart",
+                "clock",
+                "grant",
+                "leave_mutex",
+                "companions",
+                "common",
+                "leave_mutex_queue"
+            )),
+            leave_shared: started(common!("leave_shared")),
+            evict: started(common!("evict")),
+            read: started(common!("read")),
         }
+    }
+}
+
+#[cfg(test)]
+impl Scripts {
+    /// Those of mutexes, to join and to leave, by the general way alone.
+    pub(super) fn without_the_usual() -> (Arc<Script>, Arc<Script>) {
+        (common!("join_mutex_queue"), common!("leave_mutex_queue"))
     }
 }
 
@@ -209,6 +240,27 @@ fn token(value: Option<&Value>) -> Result<Token> {
     n.and_then(Token::new).ok_or_else(out_of_step)
 }
 
+/// The answer to what is usual: the token of whoever holds; or how many are before a waiter and itself,
+/// when to ask again, and its token.
+fn joined_as_usual(claim: &Claim, answer: &[u8]) -> Result<Joined> {
+    let words = std::str::from_utf8(answer).map_err(|_| out_of_step())?.split(' ');
+    let mut numbers = words.map(|word| word.parse::<i64>().map_err(|_| out_of_step()));
+    let mut number = || numbers.next().transpose();
+    let token = |n: i64| u64::try_from(n).ok().and_then(Token::new).ok_or_else(out_of_step);
+    match (number()?, number()?, number()?, number()?) {
+        (Some(held), None, ..) => Ok(Joined::Holding {
+            token: token(held)?,
+            remaining: Some(Duration::from_millis(millis(claim.lease))),
+        }),
+        (Some(ahead), Some(head), Some(drawn), None) => Ok(Joined::Waiting(Place {
+            ahead: usize::try_from(ahead).unwrap_or(0),
+            head_remaining: u64::try_from(head).ok().map(Duration::from_micros),
+            token: Some(token(drawn)?),
+        })),
+        _ => Err(out_of_step()),
+    }
+}
+
 fn duration(value: Option<&Value>) -> Result<Duration> {
     Ok(Duration::from_micros(u64::try_from(int(value)?).unwrap_or(0)))
 }
@@ -223,6 +275,9 @@ fn place(parts: &[Value]) -> Result<Place> {
 }
 
 pub(super) fn joined(claim: &Claim, value: Value) -> Result<Joined> {
+    if let Value::BulkString(answer) = &value {
+        return joined_as_usual(claim, answer);
+    }
     let parts = parts(value)?;
     match int(parts.first())? {
         0 => Ok(Joined::Holding {

@@ -86,7 +86,7 @@ struct Channel {
 #[derive(Debug)]
 struct Link {
     runtime: Handle,
-    channel: Option<String>,
+    channel: Option<Arc<str>>,
     current: Mutex<Option<Connected>>,
     /// Held by whoever connects.
     connecting: tokio::sync::Mutex<()>,
@@ -123,8 +123,15 @@ impl Script {
 
     /// The call of it by its hash, with so many keys; keys and arguments are to be appended.
     pub(crate) fn call(&self, keys: usize) -> Cmd {
-        let mut cmd = Cmd::new();
-        cmd.arg("EVALSHA").arg(&self.hash).arg(keys);
+        self.sized_call(keys, 0, 0)
+    }
+
+    /// The same, with room for so many keys and arguments, and bytes in them.
+    pub(crate) fn sized_call(&self, keys: usize, arguments: usize, bytes: usize) -> Cmd {
+        const BEFORE: &str = "EVALSHA";
+        let mut cmd =
+            Cmd::with_capacity(3 + keys + arguments, BEFORE.len() + self.hash.len() + 4 + bytes);
+        cmd.arg(BEFORE).arg(&self.hash).arg(keys);
         cmd
     }
 
@@ -186,7 +193,7 @@ impl Node {
     }
 
     /// The channel on which a claim that is sent now, from here, hears of its grant.
-    pub(crate) fn channel(&self) -> Option<String> {
+    pub(crate) fn channel(&self) -> Option<Arc<str>> {
         self.link().channel.clone()
     }
 
@@ -251,7 +258,7 @@ impl Node {
     ) -> RedisResult<Value> {
         match self.call_noting(call, doubt).await {
             Err(error) if fault::refusal(&error) == Some(Refusal::NoScript) => {
-                self.call_noting(&script.in_full(call), doubt).await
+                Box::pin(self.call_noting(&script.in_full(call), doubt)).await
             }
             answer => answer,
         }
@@ -288,7 +295,7 @@ impl Node {
         }
         // Runtimes that are gone took their connections with them.
         links.retain(|_, link| link.is_wanted());
-        let channel = self.channel.as_ref().map(|c| format!("{}:{}", c.name, runtime.id()));
+        let channel = self.channel.as_ref().map(|c| format!("{}:{}", c.name, runtime.id()).into());
         let link = Arc::new(Link {
             runtime: runtime.clone(),
             channel,
@@ -303,7 +310,7 @@ impl Node {
 
     /// What the connection of a link listens to.
     fn channels(&self, link: &Link) -> Vec<String> {
-        let mut channels: Vec<String> = link.channel.iter().cloned().collect();
+        let mut channels: Vec<String> = link.channel.iter().map(ToString::to_string).collect();
         if link.runtime.id() == self.runtime.id() {
             channels.extend(locked(&self.adopted).iter().cloned());
         }
@@ -312,9 +319,14 @@ impl Node {
 
     async fn connected(&self) -> RedisResult<Connected> {
         let link = self.link();
-        if let Some(connected) = link.up() {
-            return Ok(connected);
+        match link.up() {
+            Some(connected) => Ok(connected),
+            None => Box::pin(self.connect(link)).await,
         }
+    }
+
+    /// Connects, unless somebody else does just now. Dropped, it leaves that to end by itself.
+    async fn connect(&self, link: Arc<Link>) -> RedisResult<Connected> {
         let connecting = link.connecting.lock().await;
         if let Some(connected) = link.up() {
             return Ok(connected);

@@ -6,13 +6,19 @@
 //! `{}x` (nothing counts, all does), so companions carry a *tag* instead, from a table of one short
 //! string for each of the 16,384 slots.
 
+use std::fmt;
 use std::sync::OnceLock;
+
+use redis::{Cmd, RedisWrite};
 
 use super::url::RESERVED;
 use leasehold_core::{Error, ErrorKind, Name, Result};
 
 /// How many slots a cluster has.
 pub(super) const SLOTS: u16 = 16_384;
+/// How many keys a lock has, and about how many bytes one of them has more than the main key.
+const ALL: usize = 6;
+const COMPANION: usize = 20;
 
 /// Where the keys of locks are.
 #[derive(Debug)]
@@ -21,33 +27,69 @@ pub(super) struct Keyspace {
     cluster: bool,
 }
 
-/// The keys of one lock, in the order in which the scripts take them.
+/// The keys of one lock.
 #[derive(Clone, Debug)]
 pub(super) struct Keys {
     /// In a cluster; else 0.
     pub(super) slot: u16,
     pub(super) main: String,
-    /// The hybrid clock of the slot, which is never deleted.
-    clock: String,
-    waiters: String,
-    expiries: String,
-    meta: String,
-    holders: String,
+    /// In a cluster.
+    tag: Option<&'static str>,
 }
 
 impl Keys {
-    pub(super) fn all(&self) -> [&str; 6] {
-        [&self.main, &self.clock, &self.waiters, &self.expiries, &self.meta, &self.holders]
+    /// How many keys [`write`](Self::write) tells, and about how many bytes they have.
+    pub(super) fn size(&self) -> (usize, usize) {
+        match self.tag {
+            Some(_) => (ALL, ALL * (self.main.len() + COMPANION)),
+            None => (1, self.main.len()),
+        }
+    }
+
+    /// Tells a script of one lock its keys. A cluster must be told of each, to see which are on their
+    /// way to another node. A single server need not be, and a key costs it as much as a command, so
+    /// there the scripts call the companions after the main key.
+    pub(super) fn write(&self, call: &mut Cmd) {
+        match self.tag {
+            Some(_) => self.write_all(call),
+            None => call.write_arg(self.main.as_bytes()),
+        }
+    }
+
+    /// Tells all keys, in the order in which the scripts take them: the main key, the hybrid clock of
+    /// the slot, which is never deleted, who waits, until when each does, the hash of a lock that has no
+    /// main key, and who holds that.
+    pub(super) fn write_all(&self, call: &mut Cmd) {
+        call.arg(&self.main);
+        call.write_arg_fmt(self.clock());
+        for letter in ['w', 'x', 'm', 'h'] {
+            call.write_arg_fmt(self.companion(letter));
+        }
     }
 
     /// The hash of a lock that has no main key.
-    pub(super) fn meta(&self) -> &str {
-        &self.meta
+    pub(super) fn meta(&self) -> String {
+        self.companion('m').to_string()
     }
 
     /// A key in the same slot to write for the sake of writing.
     pub(super) fn mark(&self) -> String {
-        format!("{}:mark", self.clock)
+        format!("{}:mark", self.clock())
+    }
+
+    fn clock(&self) -> impl fmt::Display {
+        self.beside("clock", "")
+    }
+
+    fn companion(&self, letter: char) -> impl fmt::Display {
+        fmt::from_fn(move |f| write!(f, "{}", self.beside(letter, format_args!(":{}", self.main))))
+    }
+
+    fn beside(&self, what: impl fmt::Display, of: impl fmt::Display) -> impl fmt::Display {
+        fmt::from_fn(move |f| match self.tag {
+            Some(tag) => write!(f, "{RESERVED}{{{tag}}}:{what}{of}"),
+            None => write!(f, "{RESERVED}{what}{of}"),
+        })
     }
 }
 
@@ -66,17 +108,7 @@ impl Keyspace {
             return Err(Error::new(ErrorKind::InvalidName, what).on(name));
         }
         let slot = if self.cluster { slot(main.as_bytes()) } else { 0 };
-        let tag = if self.cluster { format!("{{{}}}:", tag(slot)) } else { String::new() };
-        let companion = |letter| format!("{RESERVED}{tag}{letter}:{main}");
-        Ok(Keys {
-            slot,
-            clock: format!("{RESERVED}{tag}clock"),
-            waiters: companion('w'),
-            expiries: companion('x'),
-            meta: companion('m'),
-            holders: companion('h'),
-            main,
-        })
+        Ok(Keys { slot, main, tag: self.cluster.then(|| tag(slot)) })
     }
 
     /// Patterns of SCAN that find every lock in use whose name starts so: main keys, and companions
@@ -188,16 +220,28 @@ mod tests {
         assert_eq!(slot(b"foo{{bar}}zap"), crc16(b"{bar") % SLOTS);
     }
 
+    fn simple(arg: redis::Arg<&[u8]>) -> &[u8] {
+        match arg {
+            redis::Arg::Simple(bytes) => bytes,
+            other => panic!("{other:?}"),
+        }
+    }
+
     #[test]
     fn s26_companions_are_in_the_slot_of_their_lock() {
         let space = Keyspace::new("", true);
         for name in ["a", "a}b", "{}x", "{a}b", "a{b", "}", "{", "💥{x}"] {
             let name = Name::new(name).unwrap();
             let keys = space.keys(&name).unwrap();
-            for key in keys.all() {
-                assert_eq!(slot(key.as_bytes()), keys.slot, "{key}");
+            let mut call = Cmd::new();
+            keys.write(&mut call);
+            let told: Vec<&[u8]> = call.args_iter().map(simple).collect();
+            assert_eq!(told.len(), ALL);
+            for key in told {
+                assert_eq!(slot(key), keys.slot, "{}", key.escape_ascii());
             }
-            assert_eq!(space.lock_of(&keys.waiters), Some((name.clone(), false)));
+            let waiters = keys.companion('w').to_string();
+            assert_eq!(space.lock_of(&waiters), Some((name.clone(), false)));
             assert_eq!(space.lock_of(&keys.main), Some((name, true)));
         }
         for n in 0..SLOTS {

@@ -4,6 +4,8 @@
 //! Every request here may be repeated: what it does is decided by the claim's id. So a request whose
 //! connection broke is sent again, over a new connection or to another server, a few times; then it
 //! is for those above to say how long they are patient.
+//!
+//! What is rare or long is in a box: a call's future is copied as it is made, all branches of it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,8 +59,8 @@ impl Servers {
     pub(super) async fn node(&self, slot: u16) -> RedisResult<Arc<Node>> {
         match self {
             Self::Single(node) => Ok(node.clone()),
-            Self::Sentinel(sentinel) => sentinel.master().await,
-            Self::Cluster(cluster) => cluster.node(slot).await,
+            Self::Sentinel(sentinel) => Box::pin(sentinel.master()).await,
+            Self::Cluster(cluster) => Box::pin(cluster.node(slot)).await,
         }
     }
 
@@ -121,11 +123,13 @@ impl Servers {
         match self {
             Self::Single(node) => match node.run_noting(script, call, doubt).await {
                 // The server may have been restarted since the connection was last used.
-                Err(error) if fault::is_gone(&error) => node.run_noting(script, call, doubt).await,
+                Err(error) if fault::is_gone(&error) => {
+                    Box::pin(node.run_noting(script, call, doubt)).await
+                }
                 answer => answer,
             },
-            Self::Sentinel(sentinel) => sentinel.run(script, call, doubt).await,
-            Self::Cluster(cluster) => cluster.run(request, doubt).await,
+            Self::Sentinel(sentinel) => Box::pin(sentinel.run(script, call, doubt)).await,
+            Self::Cluster(cluster) => Box::pin(cluster.run(request, doubt)).await,
         }
     }
 

@@ -14,9 +14,11 @@
 //! - *We die*: each vote ends with its lease.
 
 use std::collections::HashMap;
-use std::pin::pin;
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
@@ -24,7 +26,7 @@ use tokio::sync::mpsc;
 use super::claims::Entry;
 use super::node::Trouble;
 use super::round::{self, Answer, Decision, Round, Tally, majority};
-use super::scripts::Elements;
+use super::scripts::{self, Elements};
 use super::shared::Shared;
 use leasehold_core::kit::{drift, wall_micros};
 use leasehold_core::{Claim, Error, ErrorKind, Holder, HolderInfo, Moment, Token};
@@ -95,7 +97,7 @@ pub(super) type Answers<T> = mpsc::UnboundedReceiver<(usize, Result<T, Trouble>)
 impl Shared {
     /// Asks every node at once, each with `limit` to answer. What is not answered by then goes on
     /// for `late` longer: a request that was not sent yet would be missing from the votes, or from
-    /// the releases.
+    /// the releases. One task asks them all, with one timer: each costs as much as a request.
     pub(super) fn ask_each<T, F>(
         &self,
         limit: Duration,
@@ -107,20 +109,17 @@ impl Shared {
         F: Future<Output = Result<T, Trouble>> + Send + 'static,
     {
         let (sender, answers) = mpsc::unbounded_channel();
-        for i in 0..self.nodes.len() {
-            let (sender, work) = (sender.clone(), ask(i));
-            self.runtime.spawn(async move {
-                let mut work = pin!(work);
-                tokio::select! {
-                    biased;
-                    answer = &mut work => drop(sender.send((i, answer))),
-                    () = tokio::time::sleep(limit) => {
-                        drop(sender.send((i, Err(Trouble::Slow(limit)))));
-                        drop(tokio::time::timeout(late, work).await);
-                    }
-                }
-            });
-        }
+        let mut asked: Vec<_> = (0..self.nodes.len()).map(|i| Some(Box::pin(ask(i)))).collect();
+        self.runtime.spawn(async move {
+            let hear = |i, answer| drop(sender.send((i, answer)));
+            if tokio::time::timeout(limit, all(&mut asked, hear)).await.is_ok() {
+                return;
+            }
+            for (i, _) in asked.iter().enumerate().filter(|(_, work)| work.is_some()) {
+                hear(i, Err(Trouble::Slow(limit)));
+            }
+            drop(tokio::time::timeout(late, all(&mut asked, |_, _| ())).await);
+        });
         answers
     }
 
@@ -351,6 +350,7 @@ impl Shared {
         }
         at.has_voted();
         match word.as_deref() {
+            Some("stored") => Ok(Vote::Granted { stored: true, last: ballot.proposal }),
             Some("granted") => match (answer.natural(), answer.natural()) {
                 (Some(stored), Some(last)) => Ok(Vote::Granted { stored: stored == 1, last }),
                 _ => Err(Trouble::Strange),
@@ -428,6 +428,25 @@ impl Shared {
     }
 }
 
+/// Waits for all that is asked; what was answered is no more in its slot.
+async fn all<F: Future>(asked: &mut [Option<Pin<Box<F>>>], mut hear: impl FnMut(usize, F::Output)) {
+    poll_fn(|context| {
+        for (i, slot) in asked.iter_mut().enumerate() {
+            if let Some(work) = slot
+                && let Poll::Ready(answer) = work.as_mut().poll(context)
+            {
+                *slot = None;
+                hear(i, answer);
+            }
+        }
+        match asked.iter().all(Option::is_none) {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        }
+    })
+    .await;
+}
+
 trait MaxByToken {
     fn max_by_token(self, other: Self) -> Self;
 }
@@ -461,7 +480,7 @@ impl Ballot {
 
     fn fill(&self, mut call: redis::Cmd, channel: &str) -> redis::Cmd {
         call.arg(&self.keys[..]).arg("take").arg(&self.claim).arg(self.number).arg(self.lease);
-        call.arg(self.proposal).arg(&self.holder).arg("");
+        call.arg(self.proposal).arg(&self.holder).arg(self.lease.saturating_add(scripts::MEMORY));
         if let Some((waited, alive)) = self.waits {
             call.arg(waiter(&self.claim, channel, &self.holder)).arg(waited).arg(alive);
         }

@@ -198,8 +198,9 @@ impl Shared {
         let entry = entry.as_deref();
         let waited = entry.filter(|entry| entry.waits.load(std::sync::atomic::Ordering::SeqCst));
         let waited = waited.is_some_and(|entry| entry.held().is_none());
+        let released = Released::new(self, claim);
         let mut answers = self.ask_each(self.node_timeout, claim.lease, |i| {
-            let call = self.release_call(claim, u64::MAX, i, entry.is_some());
+            let call = self.release_call(&released, u64::MAX, i, entry.is_some());
             self.clone().release_at(i, call, claim.lease)
         });
         let mut tally = Tally::new(self.nodes.len());
@@ -228,24 +229,23 @@ impl Shared {
         up_to: u64,
         which: impl Fn(usize) -> bool,
     ) {
+        let released = Released::new(self, claim);
         for i in (0..self.nodes.len()).filter(|i| which(*i)) {
-            let call = self.release_call(claim, up_to, i, false);
+            let call = self.release_call(&released, up_to, i, false);
             let release = self.clone().release_at(i, call, claim.lease);
             self.runtime.spawn(async move { drop(release.await) });
         }
     }
 
     /// The call that releases at one node, and takes the claim from among those who wait.
-    fn release_call(&self, claim: &Claim, up_to: u64, node: usize, waits: bool) -> Cmd {
-        let keys = self.keys(&claim.name);
-        let id = claim.id.to_hex();
+    fn release_call(&self, released: &Released, up_to: u64, node: usize, waits: bool) -> Cmd {
+        let Released { keys, id, holder } = released;
         let mut call = self.scripts.release.call(4);
-        call.arg(&[&keys[0], &keys[1], &keys[3], &keys[4]]).arg(&id);
+        call.arg(&[&keys[0], &keys[1], &keys[3], &keys[4]]).arg(id);
         // Beyond 2^53 Lua would not count exactly.
         call.arg(up_to.min(1 << 52));
         if waits {
-            let holder = serde_json::to_string(&*claim.holder).unwrap_or_default();
-            call.arg(waiter(&id, &self.nodes[node].channel(), &holder));
+            call.arg(waiter(id, &self.nodes[node].channel(), holder));
         }
         call
     }
@@ -314,6 +314,20 @@ impl Shared {
                 }
             }
         });
+    }
+}
+
+/// What all nodes are told of a claim that is released.
+struct Released {
+    keys: [String; 5],
+    id: String,
+    holder: String,
+}
+
+impl Released {
+    fn new(shared: &Shared, claim: &Claim) -> Self {
+        let holder = serde_json::to_string(&*claim.holder).unwrap_or_default();
+        Self { keys: shared.keys(&claim.name), id: claim.id.to_hex(), holder }
     }
 }
 

@@ -264,7 +264,7 @@ impl Node {
     }
 
     /// Where its messages reach us, from this runtime.
-    pub(super) fn channel(&self) -> String {
+    pub(super) fn channel(&self) -> Arc<str> {
         self.connection.channel().unwrap_or_default()
     }
 

@@ -3,7 +3,7 @@
 //! Redlock has no common order of events: five servers know nothing of each other. This module
 //! makes one all the same, for the fencing tokens of one lock. The [`Round`] is the client's half
 //! and runs in the store; the [`Node`] is the server's half: the scripts do what it does (a test
-//! compares them), and the model checker runs both (`tests/redlock_model.rs`).
+//! compares them), and the model checker runs both (`crates/leasehold-model/tests/redlock_model.rs`).
 //!
 //! # The protocol
 //! 1. The client sends its attempt to all nodes at once, with a *proposal*: a token above all that

@@ -17,6 +17,36 @@
 //!   taken another name.
 //! - *who waits*, by since when, and until when each counts as alive.
 //!
+//! # Who is told is kept the node for
+//! A node that is freed while somebody waits tells the one who has waited longest, and *keeps* itself
+//! for it: the main key is that claim's, as if by an attempt number 0, for [`KEPT`]. So who has just released
+//! does not take the node again before the message has arrived: newcomers, and other clients of the
+//! recipe, find it taken. Whoever *waits* at the node may take it all the same: nodes may disagree about
+//! who has waited longest, and then nobody would get a majority of what is kept.
+//! - *It is no vote*: no attempt has the number 0, so nobody counts it, extends it or holds by it; for the
+//!   tokens it does not exist.
+//! - *Who is told and does not come* (it died, or the message was lost and it asks again later) costs
+//!   newcomers that time, once: it counts as alive for [`SOON`] at the most then, until it asks again, at the place
+//!   that it had, since it says for how long it has waited.
+//! - *Who leaves* deletes what was kept for it, and the next is told.
+//! - *Where there is no room* for it nothing is kept: the release must not fail of that.
+//!
+//! # What is usual
+//! A free key, a proposal above all that the node has stored, and nobody who waits: that needs eleven
+//! commands for a pair, and comes first in the scripts ([`TAKE_FREE`], [`RELEASE_ALONE`]); what is not so
+//! has changed nothing by then, and goes on to the rest, which can do everything.
+//! - *The record need not be read*: whatever is stored raises `cur` as well, so a proposal above `cur` is
+//!   above every name's last token. (A record may be older than a memory that was lost. Who stored its
+//!   token has had its lease's time since, as the delay is longer, and the memory was told of every token
+//!   that was complete: it is as if the record had gone too.)
+//! - *SET NX* looks and takes in one. Refused, or without room for it, it has written nothing.
+//! - *Who waits* is one look at the first of them: where there is none, there is nobody to be taken out or
+//!   told. Whoever comes to wait later finds the key free.
+//! - *The record is left as it is by a release*: it counts only while its id is in the main key, and an
+//!   attempt that was released is never made again.
+//!
+//! A lost reply, a client that dies and a call that is dropped are as before: it is still one script.
+//!
 //! # The server's run
 //! A restart may lose data, so a vote counts only in the run of the server in which the memory was
 //! kept. `INFO` in every script would tell, but costs more than all the rest. Instead the script that
@@ -39,7 +69,11 @@ use redis::Value;
 use crate::redis::connection::Script;
 
 /// For how many milliseconds the record outlives the lock.
-const MEMORY: u64 = 120_000;
+pub(super) const MEMORY: u64 = 120_000;
+/// For how many milliseconds a node is kept for who was told: a message and a request, also from afar.
+const KEPT: u64 = 200;
+/// For how many more milliseconds who was told counts as alive, until it asks.
+const SOON: u64 = 1_000;
 /// What is read where the key of a lock's name is something else.
 pub(super) const NO_LOCK: &str = "no lock";
 
@@ -73,8 +107,9 @@ local function lapsed(memory, current, at)
   end
   return since
 end
--- Tells the one who has waited longest, of those who seem to be alive, that the node is free.
-local function wake(waiting, alive, at)
+-- Tells the one who has waited longest, of those who seem to be alive, that the node is free, and keeps
+-- it for that one.
+local function wake(main, waiting, alive, at)
   local ms = math.floor(at / 1000)
   local dead = redis.call('ZRANGEBYSCORE', alive, '-inf', ms, 'LIMIT', 0, 100)
   for _, who in ipairs(dead) do
@@ -84,13 +119,47 @@ local function wake(waiting, alive, at)
   local first = redis.call('ZRANGE', waiting, 0, 0)[1]
   if first then
     local id, channel = string.match(first, '^(%x+) (%S+) ')
-    if channel then redis.call('PUBLISH', channel, id) end
+    if not channel then return end
+    redis.pcall('SET', main, id .. '.0', 'NX', 'PX', KEPT)
+    local ends = redis.call('ZSCORE', alive, first)
+    if ends and tonumber(ends) > ms + SOON then redis.pcall('ZADD', alive, ms + SOON, first) end
+    redis.call('PUBLISH', channel, id)
+  end
+end
+-- Whether the node is only kept for somebody.
+local function is_kept(value)
+  local _, number = owner(value)
+  return number == '0'
+end
+";
+
+/// A key that is free, and a proposal above all that the node has stored: what nearly every vote is, so
+/// it comes before all that [`TAKE`] needs. What it stores is what that would; where it cannot it has
+/// written nothing, and leaves everything to that. Who asks for the first time does not wait here yet.
+const TAKE_FREE: &str = r"
+local known = ARGV[1] == 'take' and redis.REDIS_VERSION_NUM and redis.call('HMGET', KEYS[3], 'run', 'cur', 'told')
+if known and known[1] == RUN then
+  local mine, proposal = ARGV[2] .. '.' .. ARGV[3], ARGV[5]
+  local new = tonumber(proposal)
+  local set = new > tonumber(known[2] or 0) and new > tonumber(known[3] or 0)
+    and redis.pcall('SET', KEYS[1], mine, 'NX', 'PX', ARGV[4])
+  if set and set.ok then
+    redis.call('HSET', KEYS[3], 'cur', proposal)
+    if ARGV[8] and ARGV[3] ~= '1' then
+      redis.call('ZREM', KEYS[4], ARGV[8])
+      redis.call('ZREM', KEYS[5], ARGV[8])
+    end
+    local t = redis.call('TIME')
+    redis.call('HSET', KEYS[2], 'id', mine, 'last', proposal, 'token', proposal, 'holder', ARGV[6],
+      'since', t[1] .. string.sub('00000' .. t[2], -6, -4))
+    redis.call('PEXPIRE', KEYS[2], ARGV[7])
+    return 'stored'
   end
 end
 ";
 
 /// KEYS: main, record, memory, waiting, alive. ARGV: `check` and nothing else, or
-/// `take`, claim, attempt, lease ms, proposal, holder, nothing, then for who waits: entry, for how
+/// `take`, claim, attempt, lease ms, proposal, holder, for how many ms the record is kept, then for who waits: entry, for how
 /// many ms it has waited, for how many ms from now it counts as alive.
 const TAKE: &str = r"
 if ARGV[1] == 'check' then
@@ -108,7 +177,8 @@ local at = now()
 local value = redis.call('GET', KEYS[1])
 if value then
   local claim, number = owner(value)
-  if claim ~= ARGV[2] or tonumber(number) > tonumber(ARGV[3]) then
+  local waits_here = is_kept(value) and ARGV[8] and redis.call('ZSCORE', KEYS[4], ARGV[8])
+  if not waits_here and (claim ~= ARGV[2] or tonumber(number) > tonumber(ARGV[3])) then
     local ahead = 0
     if ARGV[8] then
       local ms = math.floor(at / 1000) + tonumber(ARGV[10])
@@ -127,8 +197,7 @@ if value then
   end
 end
 local mine = ARGV[2] .. '.' .. ARGV[3]
-local lease = tonumber(ARGV[4])
-redis.call('SET', KEYS[1], mine, 'PX', lease)
+redis.call('SET', KEYS[1], mine, 'PX', ARGV[4])
 if ARGV[8] then
   redis.call('ZREM', KEYS[4], ARGV[8])
   redis.call('ZREM', KEYS[5], ARGV[8])
@@ -142,7 +211,7 @@ if stored then
 end
 redis.call('HSET', KEYS[2], 'id', mine, 'last', highest, 'token', stored and proposal or 0,
   'holder', ARGV[6], 'since', math.floor(at / 1000))
-redis.call('PEXPIRE', KEYS[2], lease + MEMORY)
+redis.call('PEXPIRE', KEYS[2], ARGV[7])
 return {'granted', stored and 1 or 0, highest}
 ";
 
@@ -180,6 +249,16 @@ redis.call('PEXPIRE', KEYS[2], lease + MEMORY)
 return 1
 ";
 
+/// A release while nobody waits, before all that [`RELEASE`] needs. The record stays: who holds by it
+/// counts only while the main key has its id, and the name's last token is needed.
+const RELEASE_ALONE: &str = r"
+if not redis.call('ZRANGE', KEYS[3], 0, 0)[1] then
+  local claim, number = string.match(redis.call('GET', KEYS[1]) or '', '^(%x+)%.(%d+)$')
+  if claim ~= ARGV[1] or tonumber(number) > tonumber(ARGV[2]) then return 0 end
+  return redis.call('DEL', KEYS[1])
+end
+";
+
 /// KEYS: main, record, waiting, alive. ARGV: claim, last attempt to release, entry of who waited or
 /// nothing.
 const RELEASE: &str = r"
@@ -191,17 +270,17 @@ local claim, number = owner(redis.call('GET', KEYS[1]))
 if claim ~= ARGV[1] or tonumber(number) > tonumber(ARGV[2]) then return 0 end
 redis.call('DEL', KEYS[1])
 redis.call('HDEL', KEYS[2], 'id', 'token', 'holder', 'since')
-wake(KEYS[3], KEYS[4], now())
+wake(KEYS[1], KEYS[3], KEYS[4], now())
 return 1
 ";
 
 /// KEYS: main, record, waiting, alive. ARGV: value, or nothing for whatever is there.
 const EVICT: &str = r"
 local value = redis.call('GET', KEYS[1])
-if not value or (ARGV[1] and value ~= ARGV[1]) then return 0 end
+if not value or is_kept(value) or (ARGV[1] and value ~= ARGV[1]) then return 0 end
 redis.call('DEL', KEYS[1])
 redis.call('HDEL', KEYS[2], 'id', 'token', 'holder', 'since')
-wake(KEYS[3], KEYS[4], now())
+wake(KEYS[1], KEYS[3], KEYS[4], now())
 return 1
 ";
 
@@ -217,6 +296,7 @@ end
 local at = math.floor(now() / 1000)
 local value, odd = read('GET', KEYS[1])
 if odd then value = NO_LOCK end
+if is_kept(value) then value = nil end
 local r = read('HMGET', KEYS[2], 'id', 'token', 'holder', 'since') or {}
 local holder = value and r[1] == value
 local out = {value or '', value and redis.call('PTTL', KEYS[1]) or 0,
@@ -274,30 +354,44 @@ pub(super) struct Scripts {
     pub(super) tell: Script,
 }
 
-fn script(body: &str, run: &str) -> Script {
-    let head = format!("local RUN, MEMORY, NO_LOCK = '{run}', {MEMORY}, '{NO_LOCK}'\n");
-    Script::new(format!("{head}{COMMON}{body}"))
+/// A script, whose `usual` case needs nothing of what several share.
+fn script(usual: &str, body: &str, run: &str) -> Script {
+    keeping(KEPT, usual, body, run)
+}
+
+/// The same, where a node is kept for so many milliseconds.
+fn keeping(kept: u64, usual: &str, body: &str, run: &str) -> Script {
+    let head = format!(
+        "local RUN, MEMORY, NO_LOCK, KEPT, SOON = '{run}', {MEMORY}, '{NO_LOCK}', {kept}, {SOON}\n"
+    );
+    Script::new(format!("{head}{usual}{COMMON}{body}"))
 }
 
 /// The script that votes in this run of a server, which is 40 hexadecimal digits.
 pub(super) fn take(run: &str) -> Script {
-    script(TAKE, run)
+    script(TAKE_FREE, TAKE, run)
 }
 
 /// The same as a server before Redis 7 runs it.
 #[cfg(test)]
 pub(super) fn take_of_old(run: &str) -> Script {
-    script(&TAKE.replace("redis.REDIS_VERSION_NUM", "redis.NOT_THERE"), run)
+    let old = |body: &str| body.replace("redis.REDIS_VERSION_NUM", "redis.NOT_THERE");
+    script(&old(TAKE_FREE), &old(TAKE), run)
 }
 
 impl Scripts {
     pub(super) fn new() -> Self {
-        let plain = |body| script(body, "");
+        Self::keeping(KEPT)
+    }
+
+    /// Where a node is kept for so many milliseconds.
+    pub(super) fn keeping(kept: u64) -> Self {
+        let plain = |body| keeping(kept, "", body, "");
         Self {
             write_back: plain(WRITE_BACK),
             extend: plain(EXTEND),
             heal: plain(HEAL),
-            release: plain(RELEASE),
+            release: keeping(kept, RELEASE_ALONE, RELEASE, ""),
             evict: plain(EVICT),
             read: plain(READ),
             known: plain(KNOWN),

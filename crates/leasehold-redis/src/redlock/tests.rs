@@ -65,12 +65,13 @@ impl Bench {
         let claim = ClaimId::from_u128(who.claim).to_hex();
         let fill = |mut call: redis::Cmd| {
             call.arg(&keys[..]).arg("take").arg(&claim).arg(who.number).arg(3_600_000);
-            call.arg(proposal).arg("{}").arg("");
+            call.arg(proposal).arg("{}").arg(3_720_000);
             call
         };
         let taken = self.runtime.block_on(self.node.take(fill, || false));
         let mut answer = taken?;
         Ok(match answer.text().as_deref() {
+            Some("stored") => Answer::Granted { stored: true, last: proposal },
             Some("granted") => Answer::Granted {
                 stored: answer.natural() == Some(1),
                 last: answer.natural().unwrap(),
@@ -155,6 +156,109 @@ fn the_scripts_do_what_the_model_does() {
             assert_eq!(held, model.key.map(|(who, _)| value(who)), "{}", said("the key"));
         }
     }
+}
+
+/// One server among those who wait for it.
+struct Kept<'a> {
+    bench: &'a Bench,
+    server: &'a testbed::Redis,
+    keys: [String; 5],
+}
+
+impl Kept<'_> {
+    fn entry(claim: u128) -> String {
+        super::attempt::waiter(&ClaimId::from_u128(claim).to_hex(), "nobody-listens", "{}")
+    }
+
+    /// Asks as one who has waited for so long, and would go on.
+    fn take(&self, claim: u128, number: u64, waited: u64) -> String {
+        let id = ClaimId::from_u128(claim).to_hex();
+        let fill = |mut call: redis::Cmd| {
+            call.arg(&self.keys[..]).arg("take").arg(&id).arg(number).arg(3_600_000);
+            call.arg(1_000_000).arg("{}").arg(3_720_000);
+            call.arg(Self::entry(claim)).arg(waited).arg(60_000);
+            call
+        };
+        let bench = self.bench;
+        bench.runtime.block_on(bench.node.take(fill, || false)).unwrap().text().unwrap()
+    }
+
+    fn release(&self, claim: u128, waits: bool) -> i64 {
+        let mut call = self.bench.scripts.release.call(4);
+        call.arg(&[&self.keys[0], &self.keys[1], &self.keys[3], &self.keys[4]]);
+        call.arg(ClaimId::from_u128(claim).to_hex()).arg(1_000);
+        if waits {
+            call.arg(Self::entry(claim));
+        }
+        self.bench.first(&self.bench.scripts.release, &call)
+    }
+
+    /// For whom the node is kept.
+    fn kept_for(&self) -> Option<u128> {
+        let value = self.server.command(&["GET", &self.keys[0]]);
+        let id = value.strip_suffix(".0")?;
+        ClaimId::from_hex(id).map(|id| id.as_u128())
+    }
+}
+
+#[test]
+fn a_node_is_kept_for_who_is_told() {
+    let server = testbed::Redis::with(testbed::Setup::new().fast());
+    // Longer than any machine stands still.
+    let long = || Bench { scripts: Scripts::keeping(3_600_000), ..Bench::new(&server) };
+    let bench = long();
+    bench.tell(7);
+    let kept = |name: &str| Kept { bench: &bench, server: &server, keys: Bench::keys(name) };
+    // 1 holds; 2 has waited longer than 3.
+    let held_and_waited_for = |name: &str| {
+        let kept = kept(name);
+        assert_ne!(kept.take(1, 1, 0), "busy");
+        assert_eq!(kept.take(3, 1, 100), "busy");
+        assert_eq!(kept.take(2, 1, 200), "busy");
+        kept
+    };
+
+    let told = held_and_waited_for("told");
+    assert_eq!(told.release(1, false), 1);
+    assert_eq!(told.kept_for(), Some(2));
+    assert_eq!(told.take(4, 1, 0), "busy", "a newcomer");
+    assert_ne!(told.take(2, 2, 201), "busy", "who was told");
+    assert_eq!(told.kept_for(), None);
+    assert_eq!(told.release(2, false), 1);
+    assert_eq!(told.kept_for(), Some(3));
+
+    let disputed = held_and_waited_for("disputed");
+    assert_eq!(disputed.release(1, false), 1);
+    assert_ne!(disputed.take(3, 2, 101), "busy", "who waits may be another node's first");
+
+    let left = held_and_waited_for("left");
+    assert_eq!(left.release(1, false), 1);
+    assert_eq!(left.release(2, true), 1);
+    assert_eq!(left.kept_for(), Some(3), "who leaves passes it on");
+
+    let evicted = held_and_waited_for("evicted");
+    assert_eq!(evicted.release(1, false), 1);
+    let mut call = bench.scripts.evict.call(4);
+    call.arg(&[&evicted.keys[0], &evicted.keys[1], &evicted.keys[3], &evicted.keys[4]]);
+    assert_eq!(bench.first(&bench.scripts.evict, &call), 0, "nobody holds");
+    assert_eq!(evicted.kept_for(), Some(2));
+
+    let mut call = bench.scripts.read.call(4);
+    call.arg(&[&evicted.keys[0], &evicted.keys[1], &evicted.keys[3], &evicted.keys[4]]);
+    let mut view = bench.runtime.block_on(bench.node.ask(&bench.scripts.read, &call)).unwrap();
+    assert_eq!(view.text().as_deref(), Some(""), "nobody holds");
+
+    // Nobody comes.
+    let bench = Bench { scripts: Scripts::keeping(1), ..Bench::new(&server) };
+    let alone = Kept { bench: &bench, ..held_and_waited_for("alone") };
+    assert_eq!(alone.release(1, false), 1);
+    std::thread::sleep(Duration::from_millis(1_100));
+    assert_eq!(alone.kept_for(), None);
+    assert_ne!(alone.take(5, 1, 0), "busy");
+    let bench = long();
+    let alone = Kept { bench: &bench, ..alone };
+    assert_eq!(alone.release(5, false), 1);
+    assert_eq!(alone.kept_for(), Some(3), "who was told and did not come counts as alive no more");
 }
 
 /// A name's record goes away by the server's clock; its tokens must not, however that is stepped.
@@ -245,7 +349,7 @@ fn s33_an_old_server_that_remembers_the_script_of_an_earlier_run_does_not_vote()
     let vote = |number: u32| {
         let mut call = script.call(5);
         call.arg(&keys[..]).arg("take").arg(ClaimId::from_u128(1).to_hex()).arg(number);
-        call.arg(60_000).arg(9).arg("{}").arg("");
+        call.arg(60_000).arg(9).arg("{}").arg(180_000);
         bench.runtime.block_on(bench.node.ask(&script, &call)).map(|mut a| a.text().unwrap())
     };
     assert_eq!(vote(1).unwrap(), "granted");

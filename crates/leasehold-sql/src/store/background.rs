@@ -41,17 +41,23 @@ impl Shared {
 
     /// Tells those of our waiters that hold by now, and who they are; `None` if it is not known.
     pub(super) async fn ask_who_holds(&self) -> Option<BTreeSet<String>> {
-        let rows = self.ask(&self.sql.granted, vec![self.session.clone().into()]).await?;
         let mut hold = BTreeSet::new();
-        for row in rows {
-            let mut cells = Cells::new(row);
-            let (Ok(id), Ok(token)) = (cells.text(), cells.count()) else { continue };
-            if let (Some(claim), Some(token)) = (ClaimId::from_hex(&id), Token::new(token)) {
-                hold.insert(id);
-                self.waiters.tell(claim, Signal::Granted(token));
-            }
+        for (id, token) in self.who_holds().await? {
+            hold.insert(id.to_hex());
+            self.waiters.tell(id, Signal::Granted(token));
         }
         Some(hold)
+    }
+
+    /// Who of those that waited holds by now; `None` if it is not known.
+    pub(super) async fn who_holds(&self) -> Option<Vec<(ClaimId, Token)>> {
+        let rows = self.ask(&self.sql.granted, vec![self.session.clone().into()]).await?;
+        let holds = |row| {
+            let mut cells = Cells::new(row);
+            let (id, token) = (cells.text().ok()?, cells.count().ok()?);
+            Some((ClaimId::from_hex(&id)?, Token::new(token)?))
+        };
+        Some(rows.into_iter().filter_map(holds).collect())
     }
 
     /// One statement for a task that can do without the answer.
@@ -139,7 +145,7 @@ impl Shared {
 }
 
 /// The poller's pauses, from just after something happened to long after.
-const POLL: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(40)];
+pub(super) const POLL: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(40)];
 /// How often it is looked whether it is time to look for what nobody uses any more.
 const SWEEP: Duration = Duration::from_secs(600);
 /// How often connections are looked for that nobody uses.

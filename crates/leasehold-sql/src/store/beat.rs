@@ -7,9 +7,10 @@ use super::fault::Failure;
 use super::loaded::{self, Loaded};
 use super::rows::Cells;
 use super::shared::Shared;
-use super::statements::Many;
 use super::url::Dialect;
-use super::wire::{Row, Wire};
+#[cfg(feature = "mysql")]
+use super::wire::Step;
+use super::wire::{Row, Statement, Wire};
 use leasehold_core::store::{Renew, Renewal};
 use leasehold_core::{ClaimId, Name, Result, Token};
 
@@ -92,32 +93,25 @@ impl Shared {
     async fn lengthen(
         &self,
         wire: &mut dyn Wire,
-        many: &Many,
+        statement: &Statement,
         renewals: &[&Renew],
     ) -> Result<AllLengthened, Failure> {
-        let mut done = AllLengthened::new();
+        let mut lengthened = AllLengthened::new();
         if renewals.is_empty() {
-            return Ok(done);
+            return Ok(lengthened);
         }
-        let all = json(renewals, self.dialect);
-        let Some(find) = &many.find else {
-            for row in wire.rows(&many.renew, vec![all.into()]).await? {
-                note(row, &mut done)?;
-            }
-            return Ok(done);
-        };
-        // What was seen under the lock is not over before it is let go.
-        wire.raw(self.sql.begin).await?;
-        for row in wire.rows(find, vec![all.into()]).await? {
-            note(row, &mut done)?;
+        let all = vec![json(renewals, self.dialect).into()];
+        let mut done = Vec::new();
+        match self.dialect {
+            #[cfg(feature = "mysql")]
+            Dialect::MySql => wire.script(vec![Step::Rows(statement, all)], &mut done).await?,
+            #[cfg(any(feature = "sqlite", feature = "postgres"))]
+            _ => done.push(wire.rows(statement, all).await?),
         }
-        let those: Vec<&Renew> =
-            renewals.iter().copied().filter(|r| done.contains_key(&r.claim.id)).collect();
-        if !those.is_empty() {
-            wire.run(&many.renew, vec![json(&those, self.dialect).into()]).await?;
+        for row in done.into_iter().flatten() {
+            note(row, &mut lengthened)?;
         }
-        wire.raw("COMMIT").await?;
-        Ok(done)
+        Ok(lengthened)
     }
 }
 
@@ -174,4 +168,60 @@ fn in_json(name: &Name, dialect: Dialect) -> String {
 #[cfg(feature = "mysql")]
 fn hex(name: &str) -> String {
     name.bytes().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(all(test, any(feature = "postgres", feature = "mysql")))]
+mod tests {
+    use super::super::SqlStore;
+    use super::*;
+    use leasehold_core::store::{Joined, Mode, Store};
+    use leasehold_core::{Claim, Kind};
+
+    /// Somebody has the rows of one lock in hand, and lets them go only when all others have been renewed.
+    async fn leaves_out_what_somebody_has_locked(url: &str) {
+        let store = SqlStore::open(url, &tokio::runtime::Handle::current()).await.unwrap();
+        let shared = &store.shared;
+        let mut renewals = Vec::new();
+        for name in ["one", "other"] {
+            for stands in ["holds", "waits"] {
+                let claim = Claim::new(Name::new(name).unwrap(), Kind::Mutex, 1, 1).unwrap();
+                let joined = store.join(&claim, Mode::Wait).await.unwrap();
+                assert_eq!(stands == "waits", matches!(joined, Joined::Waiting(_)));
+                renewals.push(Renew { lease: claim.lease, claim });
+            }
+        }
+        let mut pooled = shared.pool.take().await.unwrap();
+        let mut beats = shared.beats.take().await.unwrap();
+        pooled.wire.raw(shared.sql.begin).await.unwrap();
+        for table in ["locks", "claims"] {
+            let lock = format!("SELECT 1 FROM leasehold_{table} WHERE name = 'one' FOR UPDATE");
+            pooled.wire.raw(&lock).await.unwrap();
+        }
+        let beaten = shared.beat(&mut *beats.wire, &renewals).await.unwrap();
+        let left_out: Vec<bool> = beaten.iter().map(|beaten| beaten.left_out).collect();
+        assert_eq!(left_out, [true, true, false, false]);
+        pooled.wire.raw("COMMIT").await.unwrap();
+        let beaten = shared.beat(&mut *beats.wire, &renewals).await.unwrap();
+        assert!(beaten.iter().all(|beaten| !beaten.left_out), "{beaten:?}");
+    }
+
+    #[cfg(feature = "postgres")]
+    #[tokio::test]
+    async fn postgres_waits_for_no_row_that_it_renews() {
+        leaves_out_what_somebody_has_locked(&testbed::postgres().database()).await;
+    }
+
+    #[cfg(feature = "mysql")]
+    #[tokio::test]
+    async fn mariadb_waits_for_no_row_that_it_renews() {
+        leaves_out_what_somebody_has_locked(&testbed::mariadb().database()).await;
+    }
+
+    #[cfg(feature = "mysql")]
+    #[tokio::test]
+    async fn mysql_waits_for_no_row_that_it_renews() {
+        if testbed::Server::MySql.in_this_run() {
+            leaves_out_what_somebody_has_locked(&testbed::mysql().database()).await;
+        }
+    }
 }

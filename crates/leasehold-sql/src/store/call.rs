@@ -19,7 +19,7 @@ use super::url::is_file;
 use super::wire::{Arg, Wire};
 use leasehold_core::queue::Queue;
 use leasehold_core::store::{Evict, Joined, LockInfo, Mode, Renew, Renewal};
-use leasehold_core::{Claim, ClaimId, Error, ErrorKind, Name, Result};
+use leasehold_core::{Claim, ClaimId, Error, ErrorKind, Name, Result, Token};
 
 /// Whether nobody waits for the answer any more.
 pub(super) type Gone<'a> = &'a (dyn Fn() -> bool + Send + Sync);
@@ -28,6 +28,10 @@ pub(super) type Gone<'a> = &'a (dyn Fn() -> bool + Send + Sync);
 #[derive(Clone, Debug)]
 pub(super) enum Call {
     Join(Claim, Mode),
+    /// A join by the one statement that takes a free lock.
+    Take(Claim),
+    /// A leave by the one statement that releases a lock which nobody waits for.
+    Release(Claim),
     Beat(Vec<Renew>),
     /// Renewals on one lock, with its row locked.
     Renew(Vec<Renew>),
@@ -44,6 +48,7 @@ pub(super) enum Call {
 #[derive(Debug)]
 pub(super) enum Answer {
     Joined(Joined),
+    Taken(Option<Token>),
     /// A join that can never be.
     Refused(Error),
     Beaten(Vec<Beaten>),
@@ -126,9 +131,9 @@ impl Shared {
 
     /// What could fill a pool with calls of its kind takes turns, so that the others find room in it:
     /// a release must not stand behind a thousand joins, nor a holder's renewal behind waiters'.
-    async fn turn(&self, call: &Call) -> Option<SemaphorePermit<'_>> {
+    pub(super) async fn turn(&self, call: &Call) -> Option<SemaphorePermit<'_>> {
         let turns = match call {
-            Call::Join(..) => &self.joining,
+            Call::Join(..) | Call::Take(_) => &self.joining,
             Call::Beat(all) if all.iter().all(|r| self.waiters.has(r.claim.id)) => &self.waiting,
             _ => return None,
         };
@@ -145,7 +150,7 @@ impl Shared {
         }
     }
 
-    async fn perform(
+    pub(super) async fn perform(
         &self,
         wire: &mut dyn Wire,
         call: &Call,
@@ -153,6 +158,8 @@ impl Shared {
     ) -> Result<Answer, Failure> {
         Ok(match call {
             Call::Join(claim, mode) => self.join(wire, claim, *mode).await?,
+            Call::Take(claim) => Answer::Taken(self.take(wire, claim).await?),
+            Call::Release(claim) => Answer::Left(self.release(wire, claim).await?),
             Call::Beat(renewals) => Answer::Beaten(self.beat(wire, renewals).await?),
             Call::Renew(renewals) => {
                 let Some(first) = renewals.first() else { return Ok(Answer::Renewed(Vec::new())) };
@@ -208,7 +215,7 @@ impl Shared {
 
 /// A call's work, if it comes to an end in time. One that takes longer than most has perhaps been sent
 /// into the void: whoever comes next gets a connection that is known to lead somewhere.
-async fn in_time<T>(pool: &Pool, work: impl Future<Output = T>) -> Option<T> {
+pub(super) async fn in_time<T>(pool: &Pool, work: impl Future<Output = T>) -> Option<T> {
     let mut work = pin!(work);
     if let Ok(done) = tokio::time::timeout(SLOW, work.as_mut()).await {
         return Some(done);

@@ -491,6 +491,14 @@ fn sqlite(url: &SqlUrl) -> Result<Vec<Finding>> {
             "leave synchronous out of the URL: full is the default",
         )),
     }
+    if let Err(error) = super::sqlite::doorbells(url).and_then(|bells| bells.try_one()) {
+        found.push(Finding::weak(
+            "doorbell",
+            format!("no FIFO can be made beside the database file: {error}"),
+            "nobody can tell a client of this user that its turn has come: it asks, every 2 to 40 ms",
+            "give this user the right to make files in the database file's directory",
+        ));
+    }
     found.push(Finding::note(
         "one-writer",
         "SQLite lets one process write at a time",

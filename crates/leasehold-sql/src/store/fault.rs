@@ -41,21 +41,14 @@ impl From<sqlx::Error> for Failure {
             (sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_), _) => {
                 Self::Final(explain(error))
             }
+            // A row was changed meanwhile, of which a script was to change what it had read.
+            (sqlx::Error::RowNotFound, _) => Self::Conflict(error),
             _ => Self::Broken(error),
         }
     }
 }
 
 impl Failure {
-    /// The same, of what may have been done although the database says that it undid it.
-    #[cfg(feature = "postgres")]
-    pub(super) fn in_doubt(self) -> Self {
-        match self {
-            Self::Conflict(error) => Self::Broken(error),
-            other => other,
-        }
-    }
-
     /// What the caller is told when there is no more trying.
     pub(super) fn into_error(self) -> Error {
         match self {
@@ -107,6 +100,18 @@ pub(super) fn is_duplicate(error: &sqlx::Error) -> bool {
     code_of(error).is_some_and(|code| code == "m1062")
 }
 
+/// SQLite: whether a statement has refused to go on.
+#[cfg(feature = "sqlite")]
+pub(super) fn is_refused(error: &sqlx::Error) -> bool {
+    code_of(error).is_some_and(|code| code == "s1")
+}
+
+/// SQLite: whether somebody else is writing just now.
+#[cfg(feature = "sqlite")]
+pub(super) fn is_busy(error: &sqlx::Error) -> bool {
+    code_of(error).is_some_and(|code| code == "s5")
+}
+
 /// Undone by the database, because of others: serialization, deadlock, lock wait, busy; and what
 /// two that create the tables at once do to each other.
 fn is_conflict(code: &str) -> bool {
@@ -120,6 +125,9 @@ fn is_conflict(code: &str) -> bool {
             | "42P07"
             | "42710"
             | "57014"
+            // A script's write has not changed the row that it was to change.
+            | "22012"
+            | "m1242"
             // What we have seen was changed by somebody since (MariaDB with innodb_snapshot_isolation, its
             // default from 11.6 on).
             | "m1020"
@@ -175,15 +183,15 @@ fn is_full(code: &str) -> bool {
     matches!(code, "53300" | "m1040" | "m1203" | "m1226")
 }
 
+/// Another session has ended our statement, and nothing else.
+#[cfg(feature = "mysql")]
+pub(super) fn is_interrupted(error: &sqlx::Error) -> bool {
+    code_of(error).is_some_and(|code| code == "m1317")
+}
+
 /// The server has no room for another connection.
 pub(super) fn has_no_room(error: &sqlx::Error) -> bool {
     code_of(error).is_some_and(|code| is_full(&code))
-}
-
-/// Nobody has heard PostgreSQL's notifications for so long that there is no room for more.
-#[cfg(feature = "postgres")]
-pub(super) fn is_full_of_news(error: &sqlx::Error) -> bool {
-    code_of(error).is_some_and(|code| code == "54000")
 }
 
 /// One line for what no repetition can help.

@@ -20,8 +20,8 @@ use super::fault::Failure;
 use super::rows::{
     Cells, LockRow, common, corrupt, int, kind_number, nobody, standing_number, time,
 };
-use super::statements::{self, FRONT, Statements, Write};
-use super::wire::{Arg, Row, Wire};
+use super::statements::{FRONT, Statements, Write};
+use super::wire::{Arg, Row, Step, Wire};
 use leasehold_core::queue::{Entry, Queue};
 use leasehold_core::store::{Joined, Place, Renewal, Standing};
 use leasehold_core::{Claim, ClaimId, Name, Token};
@@ -50,23 +50,54 @@ pub(super) struct Loaded {
     last_before: u64,
 }
 
-/// Reads the queue of `name` with its row locked. `None`: there is no such row.
+/// What a section begins by.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum First<'a> {
+    Begin,
+    /// Makes the row of a lock that never was.
+    Create(&'a Claim),
+    /// It has begun.
+    Again,
+}
+
+/// Reads the queue of `name` with its row locked, in one round trip where the database can. `None`:
+/// there is no such row.
 pub(super) async fn load(
     wire: &mut dyn Wire,
     sql: &Statements,
     name: &Name,
     reach: Reach,
+    first: First<'_>,
 ) -> Result<Option<Loaded>, Failure> {
     let named = || Arg::Name(name.as_str().into());
-    let rows = wire.rows(&sql.lock, vec![named()]).await?;
-    let Some(lock) = rows.into_iter().next() else { return Ok(None) };
-    let lock = Cells::new(lock).lock()?;
-    let rows = match reach {
-        Reach::All => wire.rows(&sql.claims, vec![named()]).await?,
-        Reach::FrontAnd(claim) => {
-            wire.rows(&sql.front, vec![named(), named(), claim.to_hex().into()]).await?
+    if sql.one_writer {
+        match first {
+            First::Begin => wire.raw(sql.begin).await?,
+            First::Create(claim) => wire.script(vec![create(sql, claim)], &mut Vec::new()).await?,
+            First::Again => {}
         }
+        return match reach {
+            Reach::All => snapshot(wire.rows(&sql.read, vec![named()]).await?),
+            Reach::FrontAnd(claim) => look(wire, sql, name, claim).await,
+        };
+    }
+    let mut steps = match first {
+        First::Begin => vec![Step::Raw(sql.begin.into())],
+        First::Create(claim) => vec![create(sql, claim)],
+        First::Again => Vec::new(),
     };
+    steps.push(Step::Rows(&sql.lock, vec![named()]));
+    steps.push(match reach {
+        Reach::All => Step::Rows(&sql.claims, vec![named()]),
+        Reach::FrontAnd(claim) => {
+            Step::Rows(&sql.front, vec![named(), named(), named(), claim.to_hex().into()])
+        }
+    });
+    let mut read = Vec::new();
+    wire.script(steps, &mut read).await?;
+    let (rows, locks) = (read.pop().unwrap_or_default(), read.pop().unwrap_or_default());
+    let Some(lock) = locks.into_iter().next() else { return Ok(None) };
+    let lock = Cells::new(lock).lock()?;
     let mut now = 0;
     let mut claims: Vec<Entry> = Vec::new();
     for row in rows {
@@ -88,24 +119,20 @@ pub(super) async fn look(
     claim: ClaimId,
 ) -> Result<Option<Loaded>, Failure> {
     let named = || Arg::Name(name.as_str().into());
-    let rows = wire.rows(&sql.look, vec![named(), named(), claim.to_hex().into(), named()]).await?;
+    let args = vec![named(), named(), named(), claim.to_hex().into(), named()];
+    let rows = wire.rows(&sql.look, args).await?;
     let read = lock_and_claims(rows)?;
     Ok(read.map(|(lock, claims, now)| Loaded::of_front(lock, claims, now)))
 }
 
-/// Makes the row of a lock that never was.
-pub(super) async fn create(
-    wire: &mut dyn Wire,
-    sql: &Statements,
-    claim: &Claim,
-) -> Result<(), Failure> {
+/// Makes the row of a lock, unless somebody has.
+fn create<'a>(sql: &'a Statements, claim: &Claim) -> Step<'a> {
     let args = vec![
         Arg::Name(claim.name.as_str().into()),
         kind_number(claim.kind).into(),
         i64::from(claim.capacity).into(),
     ];
-    wire.run(&sql.create, args).await?;
-    Ok(())
+    Step::Rows(&sql.create, args)
 }
 
 /// Reads rows that begin with the clock, a lock and a claim, all of one lock.
@@ -271,9 +298,16 @@ impl Loaded {
         ];
         // The row of a free lock goes on telling of its last holder.
         let last = self.before.first().filter(|e| Some(e.token) == self.head);
-        args.extend(head.or(last).map_or_else(nobody, common));
+        args.extend(head.or(last).map_or_else(|| nobody(self.all_are_above()), common));
         args.push(Arg::Name(name.as_str().to_owned()));
         (&sql.write_lock, args)
+    }
+
+    /// A number below the tokens of all who have rows of their own: the lock's row says it, so that
+    /// nobody who looks for the front has to walk over what the index still has of those who left.
+    fn all_are_above(&self) -> u64 {
+        let first = self.queue.entries().next().map(|e| e.token.get().saturating_sub(1));
+        first.unwrap_or_else(|| self.queue.last_token())
     }
 }
 
@@ -303,39 +337,6 @@ fn update<'a>(sql: &'a Statements, name: &Name, old: &Entry, e: &Entry) -> Write
             (&sql.turn_claim, args)
         }
         Standing::Holding | Standing::Waiting => (&sql.extend_claim, args),
-    }
-}
-
-/// How many writes are made one statement of: what hands a lock over, and no more, since each
-/// combination is another statement for the server to keep prepared.
-const JOINED: usize = 6;
-
-/// Does what was to be written, at once where the database can.
-pub(super) async fn write(
-    wire: &mut dyn Wire,
-    sql: &Statements,
-    writes: Vec<Write<'_>>,
-) -> Result<(), Failure> {
-    if sql.joins_writes && (2..=JOINED).contains(&writes.len()) {
-        let (statement, args) = statements::joined(writes);
-        let row = wire.rows(&statement, args).await?.into_iter().next();
-        let mut cells = Cells::new(row.unwrap_or_default());
-        for _ in statement.shape.bytes() {
-            one(cells.count()?)?;
-        }
-        return Ok(());
-    }
-    for (statement, args) in writes {
-        one(wire.run(statement, args).await?.affected)?;
-    }
-    Ok(())
-}
-
-/// Another than one row: it was renewed meanwhile.
-fn one(affected: u64) -> Result<(), Failure> {
-    match affected {
-        1 => Ok(()),
-        _ => Err(Failure::Conflict(sqlx::Error::RowNotFound)),
     }
 }
 

@@ -5,8 +5,9 @@ use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlQueryResult, MySqlR
 use sqlx::{ConnectOptions, Row};
 
 use super::fault::Failure;
+use super::message::{self, Message};
 use super::url::SqlUrl;
-use super::wire::{Arg, Connect, Done, Row as Cells, Statement, Wire, wire};
+use super::wire::{Arg, Connect, Done, Row as Cells, Statement, Step, Wire, wire};
 use leasehold_core::Result;
 
 fn text(row: &MySqlRow, i: usize) -> sqlx::Result<Option<String>> {
@@ -21,38 +22,83 @@ fn last_id(done: &MySqlQueryResult) -> u64 {
 
 wire!(MySqlConnection, String::into_bytes, text, last_id);
 
-/// A connection to MySQL, which has no limit for a transaction that does nothing, as MariaDB and
-/// PostgreSQL have. But it has one for a session that does, and that can be set from one statement to
-/// the next: a client that is stopped, or whose machine dies, with a lock's row in its hands keeps it
-/// no longer than this. Nothing else changes, since both settings travel with the BEGIN and the end.
-struct Watched(MySqlConnection);
+/// A connection that sends scripts as one message.
+///
+/// MariaDB ends a transaction that does nothing for a second (`idle_transaction_timeout`). MySQL has
+/// no such limit, but one for a session that does nothing, which can be set from one statement to the
+/// next: so a client that is stopped, or whose machine dies, with a lock's row in its hands keeps it no
+/// longer than that. Nothing else changes, since both settings travel with the BEGIN and the end.
+struct Session {
+    connection: MySqlConnection,
+    /// Whether it is the session whose limit ends a transaction.
+    is_watched: bool,
+}
 
 const BEGIN: &str = "SET SESSION wait_timeout = 2; START TRANSACTION";
 const COMMIT: &str = "COMMIT; SET SESSION wait_timeout = DEFAULT";
 const ROLLBACK: &str = "ROLLBACK; SET SESSION wait_timeout = DEFAULT";
 
+/// Fails, with error 1242, if the statement before it has not changed exactly one row.
+const CHANGED_ONE: &str = "SELECT IF(ROW_COUNT() = 1, 1, (SELECT 1 UNION ALL SELECT 2))";
+
+impl Session {
+    fn words<'a>(&self, sql: &'a str) -> &'a str {
+        match sql {
+            "START TRANSACTION" if self.is_watched => BEGIN,
+            "COMMIT" if self.is_watched => COMMIT,
+            "ROLLBACK" if self.is_watched => ROLLBACK,
+            other => other,
+        }
+    }
+
+    fn written(&self, step: Step<'_>) -> Vec<(String, &'static str)> {
+        match step {
+            Step::Raw(sql) => message::words(self.words(&sql)),
+            Step::Rows(statement, args) => message::each(statement, &args, literal),
+            Step::One(statement, args) => vec![
+                (message::filled(&statement.sql, &args, literal), ""),
+                (CHANGED_ONE.to_owned(), ""),
+            ],
+        }
+    }
+}
+
+/// A name is bytes, all other text is text.
+fn literal(arg: &Arg) -> String {
+    match arg {
+        Arg::Int(n) => n.to_string(),
+        Arg::Text(text) => format!("_utf8mb4 x'{}'", message::hex(text)),
+        Arg::Name(name) => format!("x'{}'", message::hex(name)),
+    }
+}
+
 #[async_trait]
-impl Wire for Watched {
+impl Wire for Session {
     async fn rows(&mut self, statement: &Statement, args: Vec<Arg>) -> sqlx::Result<Vec<Cells>> {
-        Wire::rows(&mut self.0, statement, args).await
+        Wire::rows(&mut self.connection, statement, args).await
     }
 
     async fn run(&mut self, statement: &Statement, args: Vec<Arg>) -> sqlx::Result<Done> {
-        Wire::run(&mut self.0, statement, args).await
+        Wire::run(&mut self.connection, statement, args).await
     }
 
     async fn raw(&mut self, sql: &str) -> sqlx::Result<()> {
-        let sql = match sql {
-            "START TRANSACTION" => BEGIN,
-            "COMMIT" => COMMIT,
-            "ROLLBACK" => ROLLBACK,
-            other => other,
-        };
-        Wire::raw(&mut self.0, sql).await
+        let words = self.words(sql);
+        Wire::raw(&mut self.connection, words).await
+    }
+
+    async fn script(
+        &mut self,
+        steps: Vec<Step<'_>>,
+        done: &mut Vec<Vec<Cells>>,
+    ) -> sqlx::Result<()> {
+        let message = Message::of(steps, |step| self.written(step));
+        let sql = sqlx::raw_sql(sqlx::AssertSqlSafe(message.sql.clone()));
+        message.read::<sqlx::MySql>(sql.fetch_many(&mut self.connection), text, done).await
     }
 
     async fn close(self: Box<Self>) -> sqlx::Result<()> {
-        Wire::close(Box::new(self.0)).await
+        Wire::close(Box::new(self.connection)).await
     }
 }
 
@@ -82,11 +128,12 @@ impl Connect for MySql {
         }
         // Ends a client that was stopped with a lock's row in its hands: MariaDB has a word for it.
         let limited = Wire::raw(&mut connection, "SET SESSION idle_transaction_timeout = 1").await;
-        Ok(match limited {
-            Ok(()) => Box::new(connection),
-            Err(sqlx::Error::Database(_)) => Box::new(Watched(connection)),
+        let is_watched = match limited {
+            Ok(()) => false,
+            Err(sqlx::Error::Database(_)) => true,
             Err(error) => return Err(error),
-        })
+        };
+        Ok(Box::new(Session { connection, is_watched }))
     }
 }
 

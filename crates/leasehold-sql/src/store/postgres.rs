@@ -1,5 +1,6 @@
 //! PostgreSQL.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,10 +13,11 @@ use tokio::runtime::Handle;
 
 use super::ear::Heard;
 use super::fault::Failure;
+use super::message::{self, Message};
 use super::shared::Shared;
 use super::statements::BEGIN_POOLED;
 use super::url::SqlUrl;
-use super::wire::{Arg, Connect, Done, Row as Cells, Statement, Wire, wire};
+use super::wire::{Arg, Connect, Done, Row as Cells, Statement, Step, Wire, wire};
 use leasehold_core::kit::Waiters;
 use leasehold_core::store::Signal;
 use leasehold_core::{ClaimId, Result};
@@ -29,6 +31,118 @@ fn no_id(_: &PgQueryResult) -> u64 {
 }
 
 wire!(PgConnection, std::convert::identity, text, no_id);
+
+/// A connection of ours alone: what its scripts are made of is prepared on it.
+#[derive(Debug)]
+struct Own {
+    connection: PgConnection,
+    plans: Plans,
+}
+
+/// What was prepared on a connection, for scripts: a message without arguments is planned anew each
+/// time, which costs more than the work.
+#[derive(Debug, Default)]
+struct Plans {
+    names: HashMap<Arc<str>, String>,
+    made: usize,
+}
+
+impl Plans {
+    /// The statements of a step, and before them what prepares it if it is new.
+    fn written(&mut self, step: Step<'_>) -> Vec<(String, &'static str)> {
+        let (statement, args, sql) = match step {
+            Step::Raw(sql) => return message::words(&sql),
+            Step::Rows(statement, args) => (statement, args, statement.sql.to_string()),
+            Step::One(statement, args) => (statement, args, changing_one(&statement.sql)),
+        };
+        let mut written = Vec::new();
+        let name = self.names.get(&statement.sql).cloned().unwrap_or_else(|| {
+            self.made += 1;
+            let name = format!("leasehold_{}", self.made);
+            let types: Vec<_> = args.iter().map(type_of).collect();
+            written.push((format!("PREPARE {name} ({}) AS {sql}", types.join(", ")), ""));
+            self.names.insert(statement.sql.clone(), name.clone());
+            name
+        });
+        let values: Vec<_> = args.iter().map(literal).collect();
+        written.push((format!("EXECUTE {name} ({})", values.join(", ")), statement.shape));
+        written
+    }
+}
+
+/// Fails, by dividing by zero, unless the statement changes exactly one row: the row of a key.
+fn changing_one(sql: &str) -> String {
+    format!("WITH w AS ({sql} RETURNING 1) SELECT 1 / count(*) FROM w")
+}
+
+fn type_of(arg: &Arg) -> &'static str {
+    match arg {
+        Arg::Int(_) => "bigint",
+        Arg::Text(_) | Arg::Name(_) => "text",
+    }
+}
+
+fn literal(arg: &Arg) -> String {
+    match arg {
+        Arg::Int(n) => format!("({n})::bigint"),
+        Arg::Text(text) | Arg::Name(text) if message::is_word(text) => format!("'{text}'::text"),
+        Arg::Text(text) | Arg::Name(text) => {
+            format!("convert_from(decode('{}', 'hex'), 'UTF8')", message::hex(text))
+        }
+    }
+}
+
+async fn send(
+    connection: &mut PgConnection,
+    message: Message,
+    done: &mut Vec<Vec<Cells>>,
+) -> sqlx::Result<()> {
+    let sql = sqlx::raw_sql(sqlx::AssertSqlSafe(message.sql.clone()));
+    message.read::<sqlx::Postgres>(sql.fetch_many(connection), text, done).await
+}
+
+/// Sends a script of what is prepared on this connection, or is from now on. After a failure nobody
+/// knows how much of it was prepared: all is prepared anew, under other names.
+async fn send_prepared(
+    connection: &mut PgConnection,
+    plans: &mut Plans,
+    steps: Vec<Step<'_>>,
+    done: &mut Vec<Vec<Cells>>,
+) -> sqlx::Result<()> {
+    let made = plans.made;
+    let sent = send(connection, Message::of(steps, |step| plans.written(step)), done).await;
+    if sent.is_err() && plans.made > made {
+        plans.names.clear();
+    }
+    sent
+}
+
+#[async_trait]
+impl Wire for Own {
+    async fn rows(&mut self, statement: &Statement, args: Vec<Arg>) -> sqlx::Result<Vec<Cells>> {
+        Wire::rows(&mut self.connection, statement, args).await
+    }
+
+    async fn run(&mut self, statement: &Statement, args: Vec<Arg>) -> sqlx::Result<Done> {
+        Wire::run(&mut self.connection, statement, args).await
+    }
+
+    async fn raw(&mut self, sql: &str) -> sqlx::Result<()> {
+        Wire::raw(&mut self.connection, sql).await
+    }
+
+    async fn script(
+        &mut self,
+        steps: Vec<Step<'_>>,
+        done: &mut Vec<Vec<Cells>>,
+    ) -> sqlx::Result<()> {
+        send_prepared(&mut self.connection, &mut self.plans, steps, done).await
+    }
+
+    async fn close(self: Box<Self>) -> sqlx::Result<()> {
+        Wire::close(Box::new(self.connection)).await
+    }
+}
 
 /// A connection on which nothing may be left prepared.
 struct Unprepared(PgConnection);
@@ -95,8 +209,36 @@ impl Wire for Pooled {
         Ok(())
     }
 
+    async fn script(
+        &mut self,
+        steps: Vec<Step<'_>>,
+        done: &mut Vec<Vec<Cells>>,
+    ) -> sqlx::Result<()> {
+        let is = |step: &Step<'_>, word| matches!(step, Step::Raw(sql) if sql.starts_with(word));
+        // Whatever comes of it: what was begun is rolled back.
+        self.begun |= steps.iter().any(|step| is(step, "BEGIN"));
+        let end = steps.iter().position(|step| is(step, "COMMIT"));
+        let before = done.len();
+        let message = Message::of(steps, unprepared);
+        let sent = send(&mut self.connection.0, message, done).await;
+        self.begun &= end.is_none_or(|end| done.len() - before <= end);
+        sent
+    }
+
     async fn close(self: Box<Self>) -> sqlx::Result<()> {
         Box::new(self.connection).close().await
+    }
+}
+
+fn unprepared(step: Step<'_>) -> Vec<(String, &'static str)> {
+    match step {
+        Step::Raw(sql) => message::words(&sql),
+        Step::Rows(statement, args) => {
+            vec![(message::filled(&statement.sql, &args, literal), statement.shape)]
+        }
+        Step::One(statement, args) => {
+            vec![(message::filled(&changing_one(&statement.sql), &args, literal), "")]
+        }
     }
 }
 
@@ -141,7 +283,7 @@ impl Connect for Postgres {
     async fn connect(&self) -> sqlx::Result<Box<dyn Wire>> {
         let connection = self.options.connect().await?;
         Ok(match self.pooler {
-            false => Box::new(connection),
+            false => Box::new(Own { connection, plans: Plans::default() }),
             true => Box::new(Pooled { connection: Unprepared(connection), begun: false }),
         })
     }
@@ -197,6 +339,7 @@ async fn ask_meanwhile(shared: &Shared) {
 /// A connection that listens.
 struct Hearing {
     listener: Option<PgListener>,
+    plans: Plans,
     pool: PgPool,
     /// What the listener leaves behind as it is dropped is done there.
     runtime: Handle,
@@ -223,7 +366,8 @@ impl Hearing {
         // Another connection in the middle of a call would be outside of its transaction.
         listener.eager_reconnect(false);
         listener.listen(channel).await?;
-        Ok(Self { listener: Some(listener), pool, runtime: Handle::current() })
+        let plans = Plans::default();
+        Ok(Self { listener: Some(listener), plans, pool, runtime: Handle::current() })
     }
 
     async fn connection(&mut self) -> sqlx::Result<&mut PgConnection> {
@@ -246,6 +390,15 @@ impl Wire for Hearing {
 
     async fn raw(&mut self, sql: &str) -> sqlx::Result<()> {
         Wire::raw(self.connection().await?, sql).await
+    }
+
+    async fn script(
+        &mut self,
+        steps: Vec<Step<'_>>,
+        done: &mut Vec<Vec<Cells>>,
+    ) -> sqlx::Result<()> {
+        let Some(listener) = &mut self.listener else { return Err(sqlx::Error::PoolClosed) };
+        send_prepared(listener.acquire().await?, &mut self.plans, steps, done).await
     }
 
     async fn close(mut self: Box<Self>) -> sqlx::Result<()> {
@@ -279,23 +432,18 @@ pub(super) fn message(id: ClaimId, token: leasehold_core::Token) -> String {
     format!("{} {token}", id.to_hex())
 }
 
-/// A COMMIT with the notifications after it, in one round trip, each a transaction of its own: a
-/// NOTIFY makes a commit wait for every other in the server that has one, to the end of its flush. So
-/// what is durable is not in it, and what is in it need not be: it is not flushed. Channels that are
-/// not a client's name are left out, since this is written into SQL.
-pub(super) fn commit_and_tell(told: &[(&str, String)]) -> String {
+/// The notifications that follow a COMMIT in its message, as a transaction of their own: a NOTIFY makes
+/// a commit wait for every other in the server that has one, to the end of its flush. So what is durable
+/// is not in it, and what is in it need not be: it is not flushed. Channels that are not a client's
+/// name are left out, since this is written into SQL.
+pub(super) fn telling(told: &[(&str, String)]) -> Option<String> {
     let plain = |channel: &str| {
         channel.len() < 64 && channel.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
     };
-    let mut sql = "COMMIT".to_owned();
-    for (channel, message) in told.iter().filter(|(channel, _)| plain(channel)) {
-        sql.push_str(match sql.as_str() {
-            "COMMIT" => "; SELECT set_config('synchronous_commit', 'off', true)",
-            _ => "",
-        });
-        sql.push_str(&format!(", pg_notify('{channel}', '{message}')"));
-    }
-    sql
+    let told = told.iter().filter(|(channel, _)| plain(channel));
+    let all: String =
+        told.map(|(channel, message)| format!(", pg_notify('{channel}', '{message}')")).collect();
+    (!all.is_empty()).then(|| format!("SELECT set_config('synchronous_commit', 'off', true){all}"))
 }
 
 fn read(message: &str) -> Option<(ClaimId, Signal)> {
@@ -309,15 +457,17 @@ mod tests {
 
     #[test]
     fn f37_news_travels_behind_the_commit_and_is_never_sql() {
-        let told = |channel| commit_and_tell(&[(channel, "a 7".to_owned())]);
+        let told = |channel| telling(&[(channel, "a 7".to_owned())]);
         assert_eq!(
-            told("leasehold_hears_1f"),
-            "COMMIT; SELECT set_config('synchronous_commit', 'off', true), \
-             pg_notify('leasehold_hears_1f', 'a 7')"
+            told("leasehold_hears_1f").as_deref(),
+            Some(
+                "SELECT set_config('synchronous_commit', 'off', true), \
+                 pg_notify('leasehold_hears_1f', 'a 7')"
+            )
         );
-        assert_eq!(told("leasehold_hears_'); DROP TABLE x; --"), "COMMIT");
-        let two = [("a", "x".to_owned()), ("b", "y".to_owned())];
-        assert!(commit_and_tell(&two).ends_with(", pg_notify('a', 'x'), pg_notify('b', 'y')"));
+        assert_eq!(told("leasehold_hears_'); DROP TABLE x; --"), None);
+        let two = telling(&[("a", "x".to_owned()), ("b", "y".to_owned())]).unwrap();
+        assert!(two.ends_with(", pg_notify('a', 'x'), pg_notify('b', 'y')"));
     }
 
     proptest::proptest! {

@@ -20,8 +20,9 @@ pub(super) struct LockRow {
 }
 
 /// What [`common`] gives, of nobody.
-pub(super) fn nobody() -> Vec<Arg> {
-    let mut args = vec![Arg::Int(0); 6];
+pub(super) fn nobody(token: u64) -> Vec<Arg> {
+    let mut args = vec![int(token)];
+    args.extend(vec![Arg::Int(0); 5]);
     args.extend(["".into(), 0.into(), "".into()]);
     args
 }

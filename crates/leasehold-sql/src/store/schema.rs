@@ -68,10 +68,22 @@ pub(super) fn statements(url: &SqlUrl) -> Vec<String> {
              label {text} NOT NULL,\n  \
              session {text} NOT NULL,\n  \
              PRIMARY KEY (name, token){inline}\n){options}",
+            options = match url.dialect {
+                // Likewise: who waits, beats and is let in.
+                #[cfg(feature = "postgres")]
+                Dialect::Postgres => " WITH (fillfactor = 50)",
+                _ => options,
+            },
         ),
     ];
     if !types.inline_indexes {
-        for (name, columns) in [("claim", "claim"), ("session", "session, standing")] {
+        let session = match url.dialect {
+            // What is let in keeps its place in every index.
+            #[cfg(feature = "postgres")]
+            Dialect::Postgres => "session",
+            _ => "session, standing",
+        };
+        for (name, columns) in [("claim", "claim"), ("session", session)] {
             all.push(format!(
                 "CREATE INDEX IF NOT EXISTS {index}_by_{name} ON {claims} ({columns})"
             ));

@@ -5,16 +5,15 @@ use std::sync::{Arc, Mutex};
 
 use tokio::sync::Semaphore;
 
+use super::contended::Contended;
+#[cfg(feature = "sqlite")]
+use super::doorbell::Doorbells;
 use super::joins::Joins;
 use super::pool::Pool;
 use super::statements::Statements;
 use super::url::Dialect;
 use leasehold_core::Name;
 use leasehold_core::kit::Waiters;
-
-/// What the name of a client begins with that listens for notifications; also those tell it that
-/// cannot listen themselves.
-pub(super) const LISTENS: &str = "leasehold_hears_";
 
 /// What the calls' tasks share.
 #[derive(Debug)]
@@ -30,6 +29,7 @@ pub(super) struct Shared {
     pub(super) settling: Mutex<HashSet<Name>>,
     pub(super) waiters: Arc<Waiters>,
     pub(super) joins: Joins,
+    pub(super) contended: Contended,
     /// Whose turn it is: all but one of the connections for calls are for joins, and all but one of
     /// those for renewals for heartbeats of waiters.
     pub(super) joining: Semaphore,
@@ -37,4 +37,7 @@ pub(super) struct Shared {
     /// This client, as its claims' rows name it; PostgreSQL's channel.
     pub(super) session: String,
     pub(super) pushes: bool,
+    /// SQLite: where clients are told of grants, if files can be made there.
+    #[cfg(feature = "sqlite")]
+    pub(super) doorbells: Option<Arc<Doorbells>>,
 }

@@ -6,7 +6,7 @@
 //! file system SQLite's own locks do not exclude other machines, so there it is refused.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use sqlx::sqlite::{
@@ -14,9 +14,11 @@ use sqlx::sqlite::{
 };
 use sqlx::{ConnectOptions, Row};
 
-use super::rows::Cells;
+use super::doorbell::Doorbells;
+use super::fault;
+use super::rows;
 use super::url::{SqlUrl, Synchronous};
-use super::wire::{Connect, Statement, Wire, wire};
+use super::wire::{Arg, Connect, Done, Row as Cells, Statement, Step, Wire, wire};
 use leasehold_core::{Error, ErrorKind, Result, kit};
 
 fn text(row: &SqliteRow, i: usize) -> sqlx::Result<Option<String>> {
@@ -28,6 +30,185 @@ fn no_id(_: &SqliteQueryResult) -> u64 {
 }
 
 wire!(SqliteConnection, std::convert::identity, text, no_id);
+
+/// A connection of ours.
+///
+/// A transaction begins together with the first statement in it: each time that we ask the driver's
+/// thread is two switches between threads, and in a transaction everybody waits.
+///
+/// Where somebody else is writing, *we* try again, since SQLite would sleep for a millisecond at least, and
+/// one of our transactions takes a tenth of that: who releases often meets who just joins the queue.
+/// Within a transaction nothing is tried again but its end: what was sent at once may be half done.
+struct Alone {
+    connection: SqliteConnection,
+    begun: Begun,
+}
+
+/// How far a transaction is.
+enum Begun {
+    No,
+    /// It begins so, with the next statement.
+    Next(String),
+    Yes,
+}
+
+#[async_trait]
+impl Wire for Alone {
+    async fn rows(&mut self, statement: &Statement, args: Vec<Arg>) -> sqlx::Result<Vec<Cells>> {
+        let mut others = Others::default();
+        let together = match &self.begun {
+            Begun::Yes => return self.connection.rows(statement, args).await,
+            Begun::Next(begin) => {
+                let sql = format!("{begin}; {}", statement.sql).into();
+                Some(Statement { sql, shape: statement.shape })
+            }
+            Begun::No => None,
+        };
+        loop {
+            let statement = together.as_ref().unwrap_or(statement);
+            match self.connection.rows(statement, args.clone()).await {
+                Err(error) if others.are_waited_for(&error).await => {}
+                done => {
+                    self.begun = if together.is_some() { Begun::Yes } else { Begun::No };
+                    return done;
+                }
+            }
+        }
+    }
+
+    async fn run(&mut self, statement: &Statement, args: Vec<Arg>) -> sqlx::Result<Done> {
+        match std::mem::replace(&mut self.begun, Begun::Yes) {
+            Begun::Yes => return self.connection.run(statement, args).await,
+            // By itself, since what the last statement has changed would be counted again.
+            Begun::Next(begin) => {
+                self.now(&begin).await?;
+                return self.connection.run(statement, args).await;
+            }
+            Begun::No => self.begun = Begun::No,
+        }
+        let mut others = Others::default();
+        loop {
+            match self.connection.run(statement, args.clone()).await {
+                Err(error) if others.are_waited_for(&error).await => {}
+                done => return done,
+            }
+        }
+    }
+
+    async fn raw(&mut self, sql: &str) -> sqlx::Result<()> {
+        let ends = matches!(sql, COMMIT | "ROLLBACK");
+        match std::mem::replace(&mut self.begun, Begun::No) {
+            Begun::No if sql.starts_with("BEGIN") => self.begun = Begun::Next(sql.to_owned()),
+            // It ends what never began.
+            Begun::Next(_) if ends => {}
+            Begun::Next(begin) => {
+                self.begun = Begun::Yes;
+                self.now(&format!("{begin}; {sql}")).await?;
+            }
+            Begun::Yes if !ends => {
+                self.begun = Begun::Yes;
+                Wire::raw(&mut self.connection, sql).await?;
+            }
+            Begun::Yes | Begun::No => self.now(sql).await?,
+        }
+        Ok(())
+    }
+
+    /// As it comes, but for the writes at the end of a transaction, which go with its COMMIT.
+    async fn script(
+        &mut self,
+        steps: Vec<Step<'_>>,
+        done: &mut Vec<Vec<Cells>>,
+    ) -> sqlx::Result<()> {
+        let mut writes = Vec::new();
+        for step in steps {
+            match step {
+                Step::One(statement, args) => writes.push((statement, args)),
+                Step::Raw(sql) if sql == COMMIT && !writes.is_empty() => {
+                    let steps = writes.len() + 1;
+                    self.end_with(std::mem::take(&mut writes)).await?;
+                    done.extend(std::iter::repeat_with(Vec::new).take(steps));
+                }
+                Step::Raw(sql) => {
+                    self.raw(&sql).await?;
+                    done.push(Vec::new());
+                }
+                Step::Rows(statement, args) => done.push(self.rows(statement, args).await?),
+            }
+        }
+        Ok(())
+    }
+
+    async fn close(self: Box<Self>) -> sqlx::Result<()> {
+        sqlx::Connection::close(self.connection).await
+    }
+}
+
+const COMMIT: &str = "COMMIT";
+
+/// Fails unless the statement before it has changed one row: SQLite's abs() of that number is an error,
+/// and its only one.
+const CHANGED_ONE: &str = "SELECT iif(changes() = 1, 1, abs(-9223372036854775808))";
+
+impl Alone {
+    /// Several writes, one after the other, and their COMMIT, sent at once.
+    async fn end_with(&mut self, writes: Vec<(&Statement, Vec<Arg>)>) -> sqlx::Result<()> {
+        let (mut sql, mut all) = (String::new(), Vec::new());
+        for (statement, args) in writes {
+            sql.push_str(&format!("{}; {CHANGED_ONE}; ", statement.sql));
+            all.extend(args);
+        }
+        sql.push_str(COMMIT);
+        let ended = self.rows(&Statement { sql: sql.into(), shape: "" }, all).await;
+        match ended {
+            Ok(_) => {
+                self.begun = Begun::No;
+                Ok(())
+            }
+            Err(error) if fault::is_refused(&error) => Err(sqlx::Error::RowNotFound),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn now(&mut self, sql: &str) -> sqlx::Result<()> {
+        let mut others = Others::default();
+        loop {
+            match Wire::raw(&mut self.connection, sql).await {
+                Err(error) if others.are_waited_for(&error).await => {}
+                done => return done,
+            }
+        }
+    }
+}
+
+/// Others that write, for as long as one statement waits for them.
+#[derive(Default)]
+struct Others {
+    since: Option<Instant>,
+    tries: u32,
+}
+
+impl Others {
+    /// Whether to try again, after a while, what failed because of others.
+    async fn are_waited_for(&mut self, error: &sqlx::Error) -> bool {
+        let since = *self.since.get_or_insert_with(Instant::now);
+        if !fault::is_busy(error) || since.elapsed() > PATIENCE {
+            return false;
+        }
+        self.tries += 1;
+        if let Some(slow) = self.tries.checked_sub(EAGER) {
+            tokio::time::sleep(PAUSE * (slow + 1).min(10)).await;
+        }
+        true
+    }
+}
+
+/// How long others that write are waited for.
+const PATIENCE: Duration = Duration::from_secs(4);
+/// How often it is tried at once: as long as a short transaction takes that does not wait for its disk.
+const EAGER: u32 = 30;
+/// The pauses after that, at first.
+const PAUSE: Duration = Duration::from_millis(1);
 
 #[derive(Debug)]
 pub(super) struct Sqlite {
@@ -52,7 +233,7 @@ pub(super) async fn shared_with(
 ) -> sqlx::Result<Option<String>> {
     let statement = Statement { sql: foreign.into(), shape: "t" };
     let rows = wire.rows(&statement, Vec::new()).await?;
-    let name = rows.into_iter().next().and_then(|row| Cells::new(row).text().ok());
+    let name = rows.into_iter().next().and_then(|row| rows::Cells::new(row).text().ok());
     Ok(name.map(|name| name.chars().filter(|c| !c.is_control()).take(60).collect()))
 }
 
@@ -90,10 +271,15 @@ impl Sqlite {
                 Synchronous::Normal => SqliteSynchronous::Normal,
                 Synchronous::Off => SqliteSynchronous::Off,
             })
-            .busy_timeout(Duration::from_secs(4))
+            .busy_timeout(PATIENCE)
             .disable_statement_logging();
         Ok(Self { options, foreign: foreign(url) })
     }
+}
+
+/// Where the clients of this file are told of their grants.
+pub(super) fn doorbells(url: &SqlUrl) -> std::io::Result<Doorbells> {
+    Doorbells::beside(Path::new(url.path().map_err(std::io::Error::other)?))
 }
 
 #[async_trait]
@@ -103,7 +289,8 @@ impl Connect for Sqlite {
         if shared_with(&mut connection, &self.foreign).await?.is_none() {
             Wire::raw(&mut connection, "PRAGMA journal_mode = WAL").await?;
         }
-        Ok(Box::new(connection))
+        Wire::raw(&mut connection, "PRAGMA busy_timeout = 0").await?;
+        Ok(Box::new(Alone { connection, begun: Begun::No }))
     }
 }
 
@@ -112,7 +299,10 @@ mod tests {
     use super::super::SqlStore;
     use super::super::pool::Pooled;
     use super::super::rows::Cells;
-    use super::super::wire::Statement;
+    use super::super::wire::{Arg, Statement, Step};
+    use super::COMMIT;
+    use leasehold_core::store::{Mode, Store};
+    use leasehold_core::{Claim, Kind, Name};
 
     async fn setting(pooled: &mut Pooled, sql: &str, shape: &'static str) -> String {
         let statement = Statement { sql: sql.into(), shape };
@@ -142,6 +332,33 @@ mod tests {
                 assert_eq!(synchronous, expected, "{wish}");
                 assert_eq!(setting(&mut pooled, "PRAGMA journal_mode", "t").await, "wal");
             }
+        }
+    }
+
+    /// Where nobody else writes, each finds its row. If ever one does not, nothing is half done.
+    #[tokio::test]
+    async fn of_writes_that_are_sent_at_once_all_or_none_are_committed() {
+        let directory = tempfile::tempdir().unwrap();
+        let url = format!("sqlite:{}", directory.path().join("locks.db").display());
+        let store = SqlStore::open(&url, &tokio::runtime::Handle::current()).await.unwrap();
+        let claim = Claim::new(Name::new("x").unwrap(), Kind::Mutex, 1, 1).unwrap();
+        store.join(&claim, Mode::Try).await.unwrap();
+        let sql = &store.shared.sql;
+        let release =
+            || Step::One(&sql.release, vec![Arg::Name("x".into()), claim.id.to_hex().into()]);
+        let mut pooled = store.shared.pool.take().await.unwrap();
+        for (mut writes, done) in [(vec![release(), release()], false), (vec![release()], true)] {
+            pooled.wire.raw(sql.begin).await.unwrap();
+            let version = pooled.wire.rows(&sql.version, Vec::new()).await.unwrap();
+            assert_eq!(version.len(), 1);
+            writes.push(Step::Raw(COMMIT.into()));
+            let mut answers = Vec::new();
+            assert_eq!(pooled.wire.script(writes, &mut answers).await.is_ok(), done);
+            assert_eq!(answers.len(), if done { 2 } else { 0 });
+            if !done {
+                pooled.wire.raw("ROLLBACK").await.unwrap();
+            }
+            assert_eq!(store.read(&claim.name).await.unwrap().is_none(), done);
         }
     }
 

@@ -1,5 +1,6 @@
 //! One connection to a database: statements, their arguments and their rows.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -56,6 +57,17 @@ pub(super) struct Done {
     pub(super) last_id: u64,
 }
 
+/// One step of a [script](Wire::script).
+#[derive(Debug)]
+pub(super) enum Step<'a> {
+    /// Words without arguments, each of them one statement.
+    Raw(Cow<'a, str>),
+    /// Its rows.
+    Rows(&'a Statement, Vec<Arg>),
+    /// Changes exactly one row, or fails with what [`Failure`](super::fault::Failure) calls a conflict.
+    One(&'a Statement, Vec<Arg>),
+}
+
 /// One connection to a database.
 #[async_trait]
 pub(super) trait Wire: Send {
@@ -65,6 +77,24 @@ pub(super) trait Wire: Send {
     async fn run(&mut self, statement: &Statement, args: Vec<Arg>) -> sqlx::Result<Done>;
     /// Runs several statements without arguments in one round trip.
     async fn raw(&mut self, sql: &str) -> sqlx::Result<()>;
+    /// Runs these steps one after the other, in one round trip where the database can. It stops at the
+    /// first that fails; `done` gets the rows of those that were done.
+    async fn script(&mut self, steps: Vec<Step<'_>>, done: &mut Vec<Vec<Row>>) -> sqlx::Result<()> {
+        for step in steps {
+            done.push(match step {
+                Step::Raw(sql) => {
+                    self.raw(&sql).await?;
+                    Vec::new()
+                }
+                Step::Rows(statement, args) => self.rows(statement, args).await?,
+                Step::One(statement, args) => match self.run(statement, args).await?.affected {
+                    1 => Vec::new(),
+                    _ => return Err(sqlx::Error::RowNotFound),
+                },
+            });
+        }
+        Ok(())
+    }
     /// Says goodbye, as the server's protocol wants it.
     async fn close(self: Box<Self>) -> sqlx::Result<()>;
     /// The next message that was sent to the channel it listens to; may be dropped at any time. `None`:

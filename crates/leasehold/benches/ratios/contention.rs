@@ -17,14 +17,15 @@ use leasehold::{Mutex, blocking};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 
+use crate::figures::Kind;
 use crate::measure::{
-    Effort, Measured, Result, Subject, alternate, digits, duration, jain, now, percentile, rate,
-    table,
+    Effort, Measured, Result, Subject, alternate, digits, duration, jain, keep, now, percentile,
+    rate, table,
 };
 use crate::raw::{Flock, Ring};
 use crate::scratch::Scratch;
 
-const CONTENDERS: [usize; 2] = [2, 32];
+const CONTENDERS: [usize; 3] = [2, 8, 32];
 
 /// Tasks on two threads, beside tokio's mutex, which is first come, first served as well.
 pub(crate) fn memory(effort: Effort) -> Result<()> {
@@ -264,6 +265,7 @@ impl Outcome {
 
 /// The first `raws` subjects are what the others are compared with.
 pub(crate) fn show(title: &str, measured: &[Measured<'_, Outcome>], raws: usize) {
+    keep(Kind::HandOver, title, measured, |outcome| outcome.handover_p50);
     let raws = &measured[..raws];
     let against: Vec<String> = raws.iter().map(|raw| format!("of {}", raw.name)).collect();
     let against = || against.iter().map(String::as_str);

@@ -22,14 +22,17 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Streaming};
 use tonic_prost::ProstCodec;
 
+use crate::figures::Kind;
+use crate::kept;
 use crate::measure::{
-    Effort, Measured, Result, Subject, alternate, digits, duration, percentile, rate, table,
+    Effort, Measured, Result, Subject, alternate, digits, duration, keep, percentile, rate, table,
 };
 use crate::queued;
 
 const CONTENDERS: [usize; 2] = [8, 32];
 /// How many clients the contenders share.
 const CLIENTS: usize = 8;
+const MANY: &str = "etcd:, many want one lock";
 /// How many names are locked at once.
 const NAMES: usize = 32;
 
@@ -91,6 +94,7 @@ fn pair(effort: Effort, server: &Etcd, raw: &Raw) -> Result<()> {
         ]
     };
     let head = ["", "time", "pairs/s", "speed of the raw requests"];
+    keep(Kind::Pair, "etcd:, uncontended pair", &measured, |nanos| *nanos);
     table("etcd:, uncontended pair", &head, measured.iter().map(row).collect());
     Ok(())
 }
@@ -154,7 +158,8 @@ impl Job {
 fn hand_over(effort: Effort, server: &Etcd, raw: &Raw) -> Result<()> {
     let runtime = two_threads()?;
     let hops = || runtime.block_on(raw.hops(effort.time));
-    let measured = alternate(effort, vec![Subject::new("write + event", hops)])?;
+    let measured = alternate(effort, vec![Subject::new("write + event, bare", hops)])?;
+    keep(Kind::HandOver, MANY, &measured, |hops| percentile(hops.clone(), 0.5));
     let hop = measured[0].median(|hops| percentile(hops.clone(), 0.5));
     let slow = measured[0].median(|hops| percentile(hops.clone(), 0.99));
     let mut rows = vec![vec![
@@ -176,8 +181,10 @@ fn hand_over(effort: Effort, server: &Etcd, raw: &Raw) -> Result<()> {
         rows.push(contended(n, effort, &runtime, &clients, hop)?);
     }
     let theirs = etcdctl(effort, server, CONTENDERS[0])?;
+    let name = format!("etcdctl lock, {} loops of processes", CONTENDERS[0]);
+    kept::keep(Kind::HandOver, MANY, &name, vec![percentile(theirs.clone(), 0.5)]);
     rows.push(vec![
-        format!("etcdctl lock, {} loops of processes", CONTENDERS[0]),
+        name,
         rate(1e9 / percentile(theirs.clone(), 0.5)),
         duration(percentile(theirs.clone(), 0.5)),
         digits(percentile(theirs.clone(), 0.5) / hop),
@@ -187,7 +194,7 @@ fn hand_over(effort: Effort, server: &Etcd, raw: &Raw) -> Result<()> {
     ]);
     let head =
         ["", "turns/s", "hand-over p50", "of the bare hop", "p99", "Jain", "requests a turn"];
-    table("etcd:, many want one lock", &head, rows);
+    table(MANY, &head, rows);
     // Told last and alone, since it takes long.
     let longer = Effort { rounds: effort.rounds.min(3), time: effort.time * 4, ..effort };
     let crowd = contended(effort.crowd, longer, &runtime, &clients, hop)?;
@@ -208,8 +215,15 @@ fn contended(
     let ours = || runtime.block_on(queued::contend(&locks, n, effort, Duration::ZERO, sent));
     let measured = alternate(effort, vec![Subject::new("leasehold", ours)])?;
     let m = &measured[0];
+    let name = format!("leasehold, {n} contenders on {CLIENTS} clients");
+    kept::keep(
+        Kind::HandOver,
+        MANY,
+        &name,
+        m.rounds.iter().map(|outcome| outcome.handover_p50).collect(),
+    );
     let row = vec![
-        format!("leasehold, {n} contenders on {CLIENTS} clients"),
+        name,
         rate(m.median(|o| o.turns_per_second)),
         duration(m.median(|o| o.handover_p50)),
         digits(m.median(|o| o.handover_p50) / hop),

@@ -6,22 +6,24 @@
 //! cargo bench -p leasehold --bench ratios --all-features -- sql   # real databases, started by it
 //! taskset -c 0 cargo bench -p leasehold --bench ratios --features redis -- redis
 //! cargo bench -p leasehold --bench ratios -- --quick       # only to see that it runs
+//! cargo bench -p leasehold --all-features --bench ratios -- --keep docs/benchmarks   # for the documentation
 //! cargo bench -p leasehold --features etcd --bench ratios -- etcd   # beside a real etcd
 //! ```
-//! The tables go to the standard output as Markdown; `docs/benchmarks.md` keeps a run of them. No
-//! figure here is a test.
+//! The tables go to the standard output as Markdown; `docs/benchmarks` keeps a run of them. No figure
+//! here is a test.
 
+mod bytes;
 mod contention;
+mod crowds;
 #[cfg(feature = "etcd")]
 mod etcd;
+mod figures;
+mod glance;
+mod kept;
 mod kill;
 mod measure;
+mod numbers;
 mod pair;
-#[cfg(any(
-    feature = "redis",
-    feature = "etcd",
-    all(feature = "sqlite", feature = "postgres", feature = "mysql")
-))]
 mod queued;
 mod raw;
 #[cfg(feature = "redis")]
@@ -34,12 +36,23 @@ mod sql;
 #[cfg(feature = "zookeeper")]
 mod zookeeper;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use measure::{Effort, Result};
 
-const PARTS: [&str; 8] =
-    ["pair", "contention", "kill", "sql", "redis", "redlock", "zookeeper", "etcd"];
+const PARTS: [&str; 11] = [
+    "pair",
+    "contention",
+    "kill",
+    "sql",
+    "redis",
+    "redlock",
+    "zookeeper",
+    "etcd",
+    "crowd",
+    "held",
+    "bytes",
+];
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -51,49 +64,89 @@ fn main() -> Result<()> {
         ["hold", subject, dir] => return kill::child(subject, Path::new(dir)),
         _ => {}
     }
-    // Cargo adds `--bench`.
-    let quick = arguments.iter().any(|a| a == "--quick");
-    let effort = if quick { Effort::QUICK } else { Effort::FULL };
-    let chosen: Vec<&String> = arguments.iter().filter(|a| !a.starts_with("--")).collect();
-    let wanted = |part: &str| chosen.is_empty() || chosen.iter().any(|c| *c == part);
-    let known = |c: &&&String| PARTS.contains(&c.as_str());
-    if let Some(unknown) = chosen.iter().find(|c| !known(c)) {
-        return Err(format!("no such part: {unknown}; there are {}", PARTS.join(", ")).into());
+    let Asked { effort, parts, folder } = Asked::of(&arguments)?;
+    for part in parts {
+        run(part, effort)?;
+        kept::end_part(part, effort, folder.as_deref())?;
     }
-    if wanted("pair") {
-        pair::memory(effort)?;
-        pair::file(effort)?;
+    kept::end(folder.as_deref())
+}
+
+/// What the arguments ask for.
+struct Asked {
+    effort: Effort,
+    parts: Vec<&'static str>,
+    /// Where what is shown is to be kept.
+    folder: Option<PathBuf>,
+}
+
+impl Asked {
+    fn of(arguments: &[String]) -> Result<Self> {
+        let mut asked = Self { effort: Effort::FULL, parts: Vec::new(), folder: None };
+        let mut arguments = arguments.iter().map(String::as_str);
+        while let Some(argument) = arguments.next() {
+            match argument {
+                // Cargo adds it.
+                "--bench" => {}
+                "--quick" => asked.effort = Effort::QUICK,
+                "--keep" => {
+                    let folder = arguments.next().ok_or("--keep in which folder?")?;
+                    // Cargo starts us in the package's.
+                    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+                    asked.folder = Some(root.join(folder));
+                }
+                part => {
+                    let known = PARTS.into_iter().find(|known| *known == part);
+                    asked.parts.push(known.ok_or_else(|| {
+                        format!("no such part: {part}; there are {}", PARTS.join(", "))
+                    })?);
+                }
+            }
+        }
+        if asked.parts.is_empty() {
+            asked.parts = PARTS.to_vec();
+        }
+        Ok(asked)
     }
-    if wanted("contention") {
-        contention::memory(effort)?;
-        contention::file_in_one_process(effort)?;
-        contention::file_in_processes(effort)?;
-    }
-    if wanted("kill") {
-        kill::file(effort)?;
-    }
-    #[cfg(all(feature = "sqlite", feature = "postgres", feature = "mysql"))]
-    if wanted("sql") {
-        sql::sqlite(effort)?;
-        sql::postgres(effort)?;
-        sql::mariadb(effort)?;
-    }
-    #[cfg(feature = "redis")]
-    if wanted("redis") {
-        redis::pair(effort)?;
-        redis::contention(effort)?;
-    }
-    #[cfg(feature = "redlock")]
-    if wanted("redlock") {
-        redlock::pair(effort)?;
-    }
-    #[cfg(feature = "zookeeper")]
-    if wanted("zookeeper") {
-        zookeeper::all(effort)?;
-    }
-    #[cfg(feature = "etcd")]
-    if wanted("etcd") {
-        etcd::all(effort)?;
+}
+
+fn run(part: &str, effort: Effort) -> Result<()> {
+    match part {
+        "pair" => {
+            pair::memory(effort)?;
+            pair::file(effort)?;
+        }
+        "contention" => {
+            contention::memory(effort)?;
+            contention::file_in_one_process(effort)?;
+            contention::file_in_processes(effort)?;
+        }
+        "kill" => kill::file(effort)?,
+        #[cfg(all(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+        "sql" => {
+            sql::sqlite(effort)?;
+            sql::postgres(effort)?;
+            sql::mariadb(effort)?;
+            sql::mysql(effort)?;
+        }
+        #[cfg(feature = "redis")]
+        "redis" => {
+            redis::pair(effort)?;
+            redis::contention(effort)?;
+        }
+        #[cfg(feature = "redlock")]
+        "redlock" => {
+            redlock::pair(effort)?;
+            redlock::contention(effort)?;
+        }
+        #[cfg(feature = "zookeeper")]
+        "zookeeper" => zookeeper::all(effort)?,
+        #[cfg(feature = "etcd")]
+        "etcd" => etcd::all(effort)?,
+        "crowd" => crowds::waiting(effort)?,
+        "held" => crowds::held(effort)?,
+        "bytes" => bytes::all(effort)?,
+        _ => {}
     }
     Ok(())
 }

@@ -8,6 +8,10 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::figures::Kind;
+use crate::kept;
+pub(crate) use crate::numbers::{digits, duration, median, percentile};
+
 pub(crate) type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
 
 /// How long to measure.
@@ -19,7 +23,6 @@ pub(crate) struct Effort {
     /// How many holders are killed in a round.
     pub(crate) kills: usize,
     /// How many contenders are many.
-    #[allow(dead_code, reason = "only servers are crowded, and each is a feature")]
     pub(crate) crowd: usize,
 }
 
@@ -62,6 +65,18 @@ impl<T> Measured<'_, T> {
     }
 }
 
+/// Keeps what each round of a table showed, for [`glance`](crate::glance).
+pub(crate) fn keep<T>(
+    kind: Kind,
+    title: &str,
+    measured: &[Measured<'_, T>],
+    figure: impl Fn(&T) -> f64,
+) {
+    for m in measured {
+        kept::keep(kind, title, m.name, m.rounds.iter().map(&figure).collect());
+    }
+}
+
 /// Measures the subjects in turn, after one round of each that does not count.
 pub(crate) fn alternate<T>(
     effort: Effort,
@@ -86,33 +101,11 @@ pub(crate) fn now() -> u64 {
     t.tv_sec.unsigned_abs() * 1_000_000_000 + t.tv_nsec.unsigned_abs()
 }
 
-fn median(values: Vec<f64>) -> f64 {
-    percentile(values, 0.5)
-}
-
-/// The value that this share of the others does not exceed; NaN if there is none.
-pub(crate) fn percentile(mut values: Vec<f64>, share: f64) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let rank = (values.len() as f64 * share).ceil() as usize;
-    values.get(rank.saturating_sub(1)).copied().unwrap_or(f64::NAN)
-}
-
 /// Jain's fairness index of what each got: 1 when all got the same, 1/n when one got it all.
 pub(crate) fn jain(shares: &[f64]) -> f64 {
     let sum: f64 = shares.iter().sum();
     let squares: f64 = shares.iter().map(|x| x * x).sum();
     sum * sum / (shares.len() as f64 * squares)
-}
-
-/// A duration in nanoseconds with three digits.
-pub(crate) fn duration(nanos: f64) -> String {
-    let (value, unit) = match nanos {
-        n if n < 1e3 => (n, "ns"),
-        n if n < 1e6 => (n / 1e3, "µs"),
-        n if n < 1e9 => (n / 1e6, "ms"),
-        n => (n / 1e9, "s"),
-    };
-    format!("{} {unit}", digits(value))
 }
 
 /// A count per second with three digits.
@@ -124,23 +117,13 @@ pub(crate) fn rate(per_second: f64) -> String {
     }
 }
 
-/// A plain number with three digits.
-pub(crate) fn digits(value: f64) -> String {
-    let places = match value.abs() {
-        v if v >= 99.95 => 0,
-        v if v >= 9.995 => 1,
-        v if v >= 0.0995 => 2,
-        _ => 3,
-    };
-    format!("{value:.places$}")
-}
-
 /// Prints a table in Markdown.
 pub(crate) fn table(title: &str, head: &[&str], rows: Vec<Vec<String>>) {
-    println!("\n### {title}\n");
-    println!("| {} |", head.join(" | "));
-    println!("|---|{}", "--:|".repeat(head.len() - 1));
+    let mut table = format!("\n### {title}\n\n| {} |\n", head.join(" | "));
+    table += &format!("|---|{}\n", "--:|".repeat(head.len() - 1));
     for row in rows {
-        println!("| {} |", row.join(" | "));
+        table += &format!("| {} |\n", row.join(" | "));
     }
+    print!("{table}");
+    kept::keep_table(&table);
 }

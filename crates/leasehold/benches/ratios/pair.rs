@@ -5,7 +5,10 @@ use std::time::{Duration, Instant};
 use leasehold::Leasehold;
 use tokio::runtime::{Builder, Runtime};
 
-use crate::measure::{Effort, Measured, Result, Subject, alternate, digits, duration, rate, table};
+use crate::figures::Kind;
+use crate::measure::{
+    Effort, Measured, Result, Subject, alternate, digits, duration, keep, rate, table,
+};
 use crate::raw::{Flock, open_flock_close};
 use crate::scratch::Scratch;
 
@@ -93,6 +96,7 @@ pub(crate) fn runtime() -> Result<Runtime> {
 
 /// The first `raws` subjects are what the others are compared with.
 pub(crate) fn show(title: &str, measured: &[Measured<'_, f64>], raws: usize) {
+    keep(Kind::Pair, title, measured, |nanos| *nanos);
     let mut head = vec!["", "time", "pairs/s"];
     let against: Vec<String> =
         measured[..raws].iter().map(|raw| format!("speed of {}", raw.name)).collect();

@@ -152,6 +152,20 @@ fn many(effort: Effort, server: &Redis) -> Result<()> {
             })
         }))
     };
+    let rslock = rslock::LockManager::from_clients(vec![client(server)?]);
+    let theirs = || {
+        runtime.block_on(spread(effort, |i| {
+            let (rslock, name) = (rslock.clone(), format!("rslock {i}"));
+            Box::new(move || {
+                let (rslock, name) = (rslock.clone(), name.clone());
+                Box::pin(async move {
+                    let lock = rslock.lock(name.as_str(), Duration::from_secs(15)).await?;
+                    rslock.unlock(&lock).await;
+                    Ok(())
+                })
+            })
+        }))
+    };
     let ours = || {
         runtime.block_on(spread(effort, |i| {
             let mutex = locks.mutex(format!("ours {i}"));
@@ -163,6 +177,7 @@ fn many(effort: Effort, server: &Redis) -> Result<()> {
     };
     let subjects = vec![
         Subject::new("SET NX PX + compare-and-delete", recipe),
+        Subject::new("rslock", theirs),
         Subject::new("leasehold", ours),
     ];
     let title = format!("redis:, {TASKS} tasks with a lock each");
@@ -340,7 +355,7 @@ async fn poll(
 }
 
 /// How many scripts clients have sent.
-fn sent(server: &Redis) -> f64 {
+pub(crate) fn sent(server: &Redis) -> f64 {
     let calls = server.calls();
     calls.iter().filter(|(name, _)| name == "evalsha").map(|(_, calls)| *calls as f64).sum()
 }

@@ -2,11 +2,22 @@
 //! deletes, on one server, over the same driver. Ours does more on each of three or five servers
 //! (the token, who holds, who waits), and all servers of the run share this machine's processors.
 
-use redis::aio::MultiplexedConnection;
-use testbed::{Redlock, Setup};
+use std::sync::Arc;
+use std::time::Duration;
 
-use crate::measure::{Effort, Result, Subject, alternate};
+use ::redis::aio::MultiplexedConnection;
+use testbed::{Redis, Redlock, Setup};
+use tokio::runtime::Builder;
+use tokio::task::JoinSet;
+
+use crate::contention::{self, Outcome, Window};
+use crate::measure::{Effort, Result, Subject, alternate, now};
 use crate::pair::{self, time_pairs};
+use crate::queued;
+use crate::redis;
+
+const CLIENTS: usize = 8;
+const LEASE: Duration = Duration::from_secs(15);
 
 const RELEASE: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', \
                        KEYS[1]) else return 0 end";
@@ -19,10 +30,20 @@ pub(crate) fn pair(effort: Effort) -> Result<()> {
         let url = servers.url() + "?restart_delay_ms=0&node_timeout_ms=1000";
         let locks = runtime.block_on(leasehold::connect(url))?;
         let raw = runtime.block_on(connect(&servers))?;
-        let script = redis::Script::new(RELEASE);
+        let script = ::redis::Script::new(RELEASE);
         let recipe =
             time_pairs(&runtime, effort, async || by_hand(&mut raw.clone(), &script).await);
-        let mut subjects = vec![Subject::new("SET NX PX + compare-and-delete, one server", recipe)];
+        let rslock = rslock(&servers)?;
+        let theirs = time_pairs(&runtime, effort, async || {
+            let lock = rslock.lock("rslock", LEASE).await?;
+            rslock.unlock(&lock).await;
+            Ok(())
+        });
+        let name = format!("rslock on {nodes} servers");
+        let mut subjects = vec![
+            Subject::new("SET NX PX + compare-and-delete, one server", recipe),
+            Subject::new(&name, theirs),
+        ];
         subjects.extend(pair::ours(&runtime, effort, &locks));
         let title = format!("redlock: on {nodes} servers, uncontended pair");
         pair::show(&title, &alternate(effort, subjects)?, 1);
@@ -30,19 +51,73 @@ pub(crate) fn pair(effort: Effort) -> Result<()> {
     Ok(())
 }
 
+/// Beside rslock, whose waiters ask again, here after 5 ms or so.
+pub(crate) fn contention(effort: Effort) -> Result<()> {
+    let servers = Redlock::with(3, Setup::new().fast());
+    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let url = servers.url() + "?restart_delay_ms=0&node_timeout_ms=1000&max_lease_ms=60000";
+    // One more, that holds until all wait.
+    let clients: std::result::Result<Vec<_>, _> =
+        (0..=CLIENTS).map(|_| runtime.block_on(leasehold::connect(&url))).collect();
+    let clients = clients?;
+    for n in [8, 32] {
+        let mut polling = Vec::new();
+        for _ in 0..n {
+            let mut rslock = rslock(&servers)?;
+            rslock.set_retry(u32::MAX, Duration::from_millis(5));
+            polling.push(Arc::new(rslock));
+        }
+        let theirs = || runtime.block_on(poll(&polling, effort));
+        let ours = || {
+            // Of one server.
+            let count = async || Ok(servers.nodes().first().map_or(0.0, redis::sent));
+            runtime.block_on(queued::contend(&clients, n, effort, Duration::ZERO, count))
+        };
+        let subjects =
+            vec![Subject::new("rslock, asking again", theirs), Subject::new("leasehold", ours)];
+        let title = format!("redlock: on 3 servers, {n} contenders");
+        contention::show(&title, &alternate(effort, subjects)?, 1);
+    }
+    Ok(())
+}
+
+async fn poll(contenders: &[Arc<rslock::LockManager>], effort: Effort) -> Result<Outcome> {
+    let window = Window::next(effort);
+    let mut running = JoinSet::new();
+    for contender in contenders {
+        running.spawn(contention::contend(window, contender.clone(), |rslock| async move {
+            let held = rslock.lock("polled", LEASE).await?;
+            let note = now();
+            rslock.unlock(&held).await;
+            Ok(note)
+        }));
+    }
+    let notes: Result<Vec<_>> = running.join_all().await.into_iter().collect();
+    Ok(Outcome::of(&notes?, effort.time))
+}
+
+fn rslock(servers: &Redlock) -> Result<rslock::LockManager> {
+    let clients = servers.nodes().iter().map(client).collect::<Result<Vec<_>>>()?;
+    Ok(rslock::LockManager::from_clients(clients))
+}
+
+fn client(node: &Redis) -> Result<::redis::Client> {
+    let info: ::redis::ConnectionInfo =
+        ::redis::IntoConnectionInfo::into_connection_info(node.url())?;
+    let tcp = ::redis::io::tcp::TcpSettings::default().set_nodelay(true);
+    Ok(::redis::Client::open(info.set_tcp_settings(tcp))?)
+}
+
 async fn connect(servers: &Redlock) -> Result<MultiplexedConnection> {
     // As ours is: no delay for small packets, no timer for each answer.
-    let node = servers.nodes().first().ok_or("no servers")?;
-    let info: redis::ConnectionInfo = redis::IntoConnectionInfo::into_connection_info(node.url())?;
-    let tcp = redis::io::tcp::TcpSettings::default().set_nodelay(true);
-    let client = redis::Client::open(info.set_tcp_settings(tcp))?;
-    let config = redis::AsyncConnectionConfig::new().set_response_timeout(None);
+    let client = client(servers.nodes().first().ok_or("no servers")?)?;
+    let config = ::redis::AsyncConnectionConfig::new().set_response_timeout(None);
     Ok(client.get_multiplexed_async_connection_with_config(&config).await?)
 }
 
-async fn by_hand(c: &mut MultiplexedConnection, script: &redis::Script) -> Result<()> {
+async fn by_hand(c: &mut MultiplexedConnection, script: &::redis::Script) -> Result<()> {
     let id = "0123456789abcdef0123456789abcdef";
-    let mut set = redis::cmd("SET");
+    let mut set = ::redis::cmd("SET");
     set.arg("raw").arg(id).arg("NX").arg("PX").arg(15_000);
     let taken: Option<String> = set.query_async(c).await?;
     let deleted: i64 = script.key("raw").arg(id).invoke_async(c).await?;

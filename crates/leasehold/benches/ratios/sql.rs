@@ -11,6 +11,7 @@
 //! row by hand, have a connection for each contender, so that a thousand are too many for them. Who
 //! finds the row by hand taken asks again after 10 ms, as people do.
 
+use std::ops::Deref;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +19,7 @@ use std::time::Duration;
 use leasehold::Leasehold;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
 use sqlx::{ConnectOptions, Connection, MySqlConnection, PgConnection, SqliteConnection};
-use testbed::{MariaDb, Postgres, Setup};
+use testbed::{MariaDb, MySql, Postgres, Setup};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 
@@ -33,7 +34,7 @@ const CONNECTIONS: usize = 100;
 const CLIENTS: usize = 8;
 
 fn contenders(effort: Effort) -> [usize; 3] {
-    [2, 32, effort.crowd]
+    [8, 32, effort.crowd]
 }
 
 /// Getting so many into the queue, and out of it again, takes far longer than the window.
@@ -171,8 +172,22 @@ pub(crate) fn postgres(effort: Effort) -> Result<()> {
 }
 
 pub(crate) fn mariadb(effort: Effort) -> Result<()> {
+    mysqls(effort, "MariaDB", "information_schema", |setup| Box::new(MariaDb::with(setup)))
+}
+
+pub(crate) fn mysql(effort: Effort) -> Result<()> {
+    mysqls(effort, "MySQL", "performance_schema", MySql::with)
+}
+
+/// One of the two, which has its counters in this schema.
+fn mysqls<S: Deref<Target = MariaDb>>(
+    effort: Effort,
+    name: &str,
+    counters: &'static str,
+    start: impl Fn(Setup) -> S,
+) -> Result<()> {
     for (setup, disk) in [(Setup::new().fast(), "without disk"), (Setup::new(), "on disk")] {
-        let server = MariaDb::with(setup);
+        let server = start(setup);
         let url = server.database();
         let runtime = pair::runtime()?;
         let locks = runtime.block_on(leasehold::connect(&url))?;
@@ -199,7 +214,7 @@ pub(crate) fn mariadb(effort: Effort) -> Result<()> {
             Subject::new("GET_LOCK + RELEASE_LOCK", session),
         ];
         subjects.extend(pair::ours(&runtime, effort, &locks));
-        let title = format!("mysql: (MariaDB), {disk}, uncontended pair");
+        let title = format!("mysql: ({name}), {disk}, uncontended pair");
         pair::show(&title, &alternate(effort, subjects)?, 2);
         if disk != "on disk" {
             continue;
@@ -207,7 +222,7 @@ pub(crate) fn mariadb(effort: Effort) -> Result<()> {
         let admin = server.url("admin", "admin", "mysql");
         for n in contenders(effort) {
             let effort = effort_of(n, effort);
-            let bed = Bed::new(&url, n, || Some(Counter::MariaDb(admin.clone())))?;
+            let bed = Bed::new(&url, n, || Some(Counter::MariaDb(admin.clone(), counters)))?;
             let runtime = &bed.runtime;
             let connect = || async { Ok(MySqlConnection::connect(&url).await?) };
             let sessions = runtime.block_on(sessions(n, connect))?;
@@ -226,7 +241,7 @@ pub(crate) fn mariadb(effort: Effort) -> Result<()> {
             }
             let raws = subjects.len();
             subjects.push(Subject::new("leasehold", || bed.contend(n, effort)));
-            let title = format!("mysql: (MariaDB), {n} contenders");
+            let title = format!("mysql: ({name}), {n} contenders");
             contention::show(&title, &alternate(effort, subjects)?, raws);
         }
     }
@@ -352,20 +367,23 @@ async fn contend(effort: Effort, turns: Vec<Turn>) -> Result<Outcome> {
 /// Where a server counts the statements that it is sent.
 enum Counter {
     Postgres(String),
-    MariaDb(String),
+    /// And in which schema.
+    MariaDb(String, &'static str),
 }
 
 /// A connection to ask for the count on.
 enum Counting {
     Postgres(PgConnection),
-    MariaDb(MySqlConnection),
+    MariaDb(MySqlConnection, &'static str),
 }
 
 impl Counter {
     async fn connect(&self) -> Result<Counting> {
         Ok(match self {
             Self::Postgres(url) => Counting::Postgres(PgConnection::connect(url).await?),
-            Self::MariaDb(url) => Counting::MariaDb(MySqlConnection::connect(url).await?),
+            Self::MariaDb(url, counters) => {
+                Counting::MariaDb(MySqlConnection::connect(url).await?, counters)
+            }
         })
     }
 }
@@ -377,10 +395,12 @@ impl Counting {
                 let sql = "SELECT sum(calls)::bigint FROM pg_stat_statements";
                 sqlx::query_scalar(sql).fetch_one(c).await?
             }
-            Self::MariaDb(c) => {
-                let sql = "SELECT CAST(variable_value AS SIGNED) FROM \
-                           information_schema.global_status WHERE variable_name = 'QUESTIONS'";
-                sqlx::query_scalar(sql).fetch_one(c).await?
+            Self::MariaDb(c, counters) => {
+                let sql = format!(
+                    "SELECT CAST(variable_value AS SIGNED) FROM {counters}.global_status WHERE \
+                     variable_name = 'QUESTIONS'"
+                );
+                sqlx::query_scalar(sqlx::AssertSqlSafe(sql)).fetch_one(c).await?
             }
         };
         Ok(count as f64)

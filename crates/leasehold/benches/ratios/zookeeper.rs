@@ -15,9 +15,10 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 use zookeeper_client::{Acls, Client, CreateMode, LockPrefix};
 
+use crate::figures::Kind;
 use crate::measure::{
-    Effort, Measured, Result, Subject, alternate, digits, duration, jain, now, percentile, rate,
-    table,
+    Effort, Measured, Result, Subject, alternate, digits, duration, jain, keep, now, percentile,
+    rate, table,
 };
 use crate::pair::show;
 
@@ -359,6 +360,7 @@ fn clients(runtime: &Runtime, server: &ZooKeeper) -> Result<Clients> {
 }
 
 fn show_rounds(title: &str, measured: &[Measured<'_, Round>]) {
+    keep(Kind::HandOver, title, measured, |round| percentile(round.handovers.clone(), 0.5));
     let first = &measured[0];
     let head = ["", "turns/s", "of the first", "hand-over p50", "p99", "Jain", "requests a turn"];
     let row = |m: &Measured<'_, Round>| {

@@ -94,7 +94,7 @@ leasehold::conformance_suite!(third_party, async {
 
 #[test]
 fn every_built_in_store_is_in_the_suite() {
-    // That of redlock: is in a binary of its own.
+    // That of redlock: is in a file of its own.
     let suites =
         ["memory", "file", "sqlite", "postgres", "mysql", "redis", "redlock", "zookeeper", "etcd"];
     for scheme in BUILT_IN {

@@ -2,34 +2,51 @@
 //! waiting, for leases to end and for servers to start.
 //!
 //! A server that a test breaks is its own; the others share one of each kind (crates/testbed).
+//!
+//! A store's tests lie by their subject: `…_queue` (who waits, and who is told of a turn), `…_requests` (what
+//! it costs), `…_leases` (what is kept and what is lost), `…_foreign` (what is others'), `…_access` (who is
+//! let in, and what is refused), `…_members` (several servers that fail; Redis's are three: `failover`,
+//! `cluster` and `replicas`, and `redis_faults` is one server that goes wrong). `…_common` is what a store's
+//! tests share.
 
 mod common;
+mod dice;
 mod etcd_common;
-mod review_common;
+mod pushes;
+mod redis_common;
+mod redlock_common;
 mod sql_common;
 mod zookeeper_common;
 
 mod conformance;
 mod doctor;
-mod etcd_cluster;
-mod etcd_real_use;
-mod etcd_review;
-mod etcd_scenarios;
+mod etcd_access;
+mod etcd_foreign;
+mod etcd_leases;
+mod etcd_members;
+mod etcd_queue;
+mod etcd_requests;
 mod fence_etcd;
 mod fence_http;
 mod fence_redis;
 mod fence_zookeeper;
+mod redis_access;
+mod redis_cluster;
 mod redis_deployments;
 mod redis_failover;
+mod redis_faults;
 mod redis_foreign;
-mod redis_input;
-mod redis_real_use;
-mod redis_review;
-mod redis_server;
-mod redlock;
+mod redis_leases;
+mod redis_queue;
+mod redis_replicas;
+mod redis_requests;
+mod redlock_access;
 mod redlock_conformance;
-mod redlock_real_use;
-mod redlock_review;
+mod redlock_foreign;
+mod redlock_leases;
+mod redlock_members;
+mod redlock_queue;
+mod redlock_requests;
 mod sql_postgres;
 mod sql_real_use;
 mod sql_review;
@@ -38,9 +55,12 @@ mod sql_sqlite;
 mod sql_statements;
 mod sql_transactions;
 mod sql_transactions_servers;
+mod zookeeper_access;
 mod zookeeper_driver;
-mod zookeeper_ensemble;
+mod zookeeper_followed;
+mod zookeeper_foreign;
 mod zookeeper_interop;
-mod zookeeper_real_use;
-mod zookeeper_review;
-mod zookeeper_server;
+mod zookeeper_leases;
+mod zookeeper_members;
+mod zookeeper_queue;
+mod zookeeper_requests;

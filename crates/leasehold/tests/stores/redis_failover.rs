@@ -1,4 +1,5 @@
-//! Redis with sentinels and as a cluster: masters killed and stopped, slots moved.
+//! Masters that are killed, stopped or demoted, with sentinels and in a cluster: who waits, who holds, who is
+//! believed.
 
 #![cfg(feature = "redis")]
 
@@ -6,11 +7,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::common::*;
-use leasehold::store::{Guarantee, Joined, Mode, Renew, Renewal};
-use leasehold::{Claim, ErrorKind, Guard, Kind, Leasehold, LostReason, Name, State};
-use testbed::{Cluster, Redis, Sentinel, Setup};
-
-const LEASE: Duration = Duration::from_millis(1_500);
+use crate::redis_common::*;
+use leasehold::store::{Guarantee, Renew, Renewal};
+use leasehold::{Claim, ErrorKind, Leasehold, LostReason, Released};
+use testbed::{Cluster, Sentinel, Setup};
 
 /// Counts under a lock while something is broken, until that is over. After a fail-over two may hold
 /// until a lease is over: only the tokens keep order, so that is what is looked at.
@@ -72,6 +72,33 @@ fn r42_s25_sentinels_fail_over_from_a_killed_master() {
         set.kill_sentinel(0);
         let third = connect_patiently(&url).await;
         hammer(&[clients, [third.clone(), third]].concat(), "after", 2, 10).await;
+    });
+}
+
+#[test]
+fn a_cluster_fails_over_from_a_killed_master() {
+    run(async {
+        // Else all nodes refuse everything until the replica is promoted.
+        let setup = Setup::new().fast().arg("--cluster-require-full-coverage").arg("no");
+        let cluster = Arc::new(Cluster::with(3, 1, setup));
+        let clients = [connect(&cluster.url()).await, connect(&cluster.url()).await];
+        // In the first third of the slots, on the node that is killed; and beside it.
+        let (dying, living) = ("b", "a");
+        let lease = Duration::from_secs(6);
+        let steady = clients[0].mutex(living).lease(lease).lock().await.unwrap();
+        let begun = Instant::now();
+        let breaking = cluster.clone();
+        tokens_rise_while(&clients, dying, move || {
+            std::thread::sleep(Duration::from_millis(200));
+            breaking.nodes()[0].kill();
+            breaking.wait_for_failover(0);
+        })
+        .await;
+        // However quick that was: nothing is held by now that was not renewed.
+        tokio::time::sleep((lease * 3 / 2).saturating_sub(begun.elapsed())).await;
+        assert!(steady.is_held(), "a node's end cost another node's lease");
+        release(steady).await;
+        hammer(&clients, dying, 4, 10).await;
     });
 }
 
@@ -143,419 +170,141 @@ fn s25_sentinels_fail_over_from_a_stopped_master_in_mid_wait() {
     });
 }
 
+/// Redis 7 demotes whom it is told to; the name leads to another server, or to this one again.
 #[test]
-fn r30_s23_wait_was_satisfied_and_another_replica_is_promoted() {
+fn f14_a_demotion_is_waited_for() {
     run(async {
-        let master = Redis::with(Setup::new().fast());
-        let _fresh = Redis::replica_of(master.port(), Setup::new().fast());
-        let stale = Redis::replica_of(master.port(), Setup::new().fast());
-        master.wait_for_replicas(2);
-        // This one hears nothing of what follows.
-        stale.command(&["REPLICAOF", "NO", "ONE"]);
-        let locks = connect(&format!("{}?replicas=1&replicas_ms=20000", master.url())).await;
-        let guard = locks.mutex("lost").lease(PATIENCE).lock().await.unwrap();
-        let notes = locks.guarantees().notes.join("\n");
-        assert!(notes.contains("the replica that is promoted may be another"), "{notes}");
-        assert!(!locks.guarantees().meets(Guarantee::ExclusiveOnStoreCrash));
-        let other = connect(&stale.url()).await;
-        // No claim of safety: both hold. But the order of the tokens holds too.
-        let second = other.mutex("lost").try_lock().await.unwrap();
-        assert!(guard.is_held() && second.token() > guard.token());
-        release(second).await;
-    });
-}
-
-#[test]
-fn r30_too_few_replicas_give_the_lock_back_or_are_accepted() {
-    run(async {
-        let master = Redis::with(Setup::new().fast());
-        let replica = Redis::replica_of(master.port(), Setup::new().fast());
-        master.wait_for_replicas(1);
-        let two = format!("{}?replicas=2&replicas_ms=100", master.url());
-        let error = connect(&two).await.mutex("short").try_lock().await.unwrap_err();
-        assert_told(&error, ErrorKind::Unconfirmed, "secret");
-        assert_eq!(master.command(&["EXISTS", "short"]), "0", "it was not given back");
-        // Time enough for the one that there is: a replica that has just synced is slow to say so.
-        let patient = connect(&format!("{}?replicas=1&replicas_ms=20000", master.url())).await;
-        release(patient.mutex("first").lease(PATIENCE).lock().await.unwrap()).await;
-        let two = format!("{}?replicas=2&replicas_ms=4000", master.url());
-        let accepting = connect(&format!("{two}&replicas_short=accept")).await;
-        let guard = accepting.mutex("short").lock().await.unwrap();
-        assert_eq!(guard.replicas(), Some(1), "of the two that were wished for");
-        release(guard).await;
-        let unasked = connect(&master.url()).await;
-        let guard = unasked.mutex("short").try_lock().await.unwrap();
-        assert_eq!(guard.replicas(), None);
-        release(guard).await;
-        // A pushed grant counts only once it is confirmed, too.
-        let one = connect(&format!("{}?replicas=1&replicas_ms=5000", master.url())).await;
-        let guard = one.mutex("pushed").lock().await.unwrap();
+        let (server, other) = (fast(), fast());
+        let locks = connect(&server.url()).await;
+        let held = locks.mutex("demoted").lock().await.unwrap();
         let waiter = tokio::spawn({
-            let one = one.clone();
-            async move { one.mutex("pushed").lock().await }
+            let mutex = locks.mutex("demoted").lease(PATIENCE);
+            async move { mutex.lock().await }
         });
-        while one.read("pushed").await.unwrap().is_none_or(|info| info.waiters().count() == 0) {
-            tokio::time::sleep(Duration::from_millis(5)).await;
+        until_waiting(&locks, "demoted", 1).await;
+        server.command(&["REPLICAOF", "127.0.0.1", &other.port().to_string()]);
+        until("the replica", || server.info("replication", "master_link_status") == "up").await;
+        let lease = Duration::from_secs(3);
+        let error = locks.mutex("tried").lease(lease).try_lock().await.unwrap_err();
+        assert_told(&error, ErrorKind::Unreachable, "secret");
+        assert!(error.to_string().contains("replica"), "{error}");
+        // Given back meanwhile: that is still owed when there is a master again.
+        match held.release().await {
+            Ok(released) => assert_eq!(released, Released::Owed),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Lost, "{error}"),
         }
-        replica.stop();
-        release(guard).await;
-        let refused = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap();
-        assert_eq!(refused.unwrap_err().kind(), ErrorKind::Unconfirmed);
-        // It may take longer than any server's answer, and wait for what was asked before.
-        let slow = connect(&format!("{}?replicas=1&replicas_ms=8000", master.url())).await;
-        let joined = ["joined", "joined too"].map(|name| slow.mutex(name).lease(PATIENCE));
-        let [first, second] = &joined;
-        let both = tokio::join!(first.try_lock(), second.try_lock());
-        for refused in [both.0, both.1] {
-            let error = refused.unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Unconfirmed, "{error}");
-        }
-        replica.cont();
-        hammer(&[one], "confirmed", 8, 10).await;
+        server.command(&["REPLICAOF", "NO", "ONE"]);
+        let guard = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap();
+        release(guard.unwrap_or_else(|error| panic!("{error}"))).await;
     });
 }
 
-#[test]
-fn r30_a_server_that_is_away_is_not_taken_for_replicas() {
-    run(async {
-        let master = Redis::with(Setup::new().fast());
-        let replica = Redis::replica_of(master.port(), Setup::new().fast());
-        master.wait_for_replicas(1);
-        let locks = connect(&format!("{}?replicas=1", master.url())).await;
-        // A lease that is over before it is clear that there are too few could never be held.
-        let accepting = format!("{}?replicas=2&replicas_short=accept", master.url());
-        let short = connect(&accepting).await.mutex("short").lease(Duration::from_secs(2));
-        assert_told(&short.lock().await.unwrap_err(), ErrorKind::Config, "secret");
-        // While the master waits for its replica, it stands still for longer than that may take.
-        replica.stop();
-        let waiting = tokio::spawn({
-            let mutex = locks.mutex("stands still").lease(PATIENCE);
-            async move { mutex.lock().await }
-        });
-        while master.command(&["EXISTS", "stands still"]) == "0" {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-        master.stop();
-        replica.cont();
-        tokio::time::sleep(Duration::from_secs(4)).await;
-        master.cont();
-        release(waiting.await.unwrap().unwrap()).await;
-        master.kill();
-        let error = locks.mutex("dead").try_lock().await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
-    });
+/// Whether a master was there to renew it, and has it.
+async fn renewed(locks: &Leasehold, claim: &Claim) -> bool {
+    let renewal = Renew { claim: claim.clone(), lease: claim.lease };
+    let told = locks.store().renew(&[renewal]).await;
+    told.is_ok_and(|told| matches!(told[..], [Renewal::Holding { .. }]))
 }
 
-/// The server that was asked is demoted while it waits for its replicas, and the next one is asked.
+/// Who waited when the master died hears of its grant from the replica that was promoted.
 #[test]
-fn r30_a_failover_while_replicas_are_waited_for_is_waited_for() {
+fn f49_who_joined_before_a_failover_of_a_cluster_is_told_of_its_grant() {
     run(async {
-        let cluster = Cluster::with(3, 1, Setup::new().fast());
-        let [master, replica] = [0, 3].map(|node| &cluster.nodes()[node]);
-        let url = format!("{}?replicas=2&replicas_ms=15000&replicas_short=accept", cluster.url());
-        let locks = connect(&url).await;
-        let waiting = tokio::spawn({
-            let mutex = locks.mutex("b").lease(Duration::from_secs(120));
-            async move { mutex.lock().await }
-        });
+        let setup = Setup::new().fast().arg("--cluster-require-full-coverage").arg("no");
+        let cluster = Cluster::with(3, 1, setup);
+        let locks = connect_patiently(&cluster.url()).await;
+        let (holder, waiter) = (mutex("b"), mutex("b"));
+        hold(&locks, &holder).await;
+        wait(&locks, &waiter).await;
+        // Key, clock and the two sets of the queue.
+        until("the replica has all", || cluster.nodes()[3].command(&["DBSIZE"]) == "4").await;
+        cluster.nodes()[0].kill();
+        cluster.wait_for_failover(0);
         let end = Instant::now() + PATIENCE;
-        // The grant is known to the replica, and the master waits for a second one.
-        let known = || replica.command(&["DBSIZE"]) != "0";
-        while !known() || !master.command(&["CLIENT", "LIST"]).contains("cmd=wait") {
-            assert!(Instant::now() < end, "nothing waits for replicas");
-            tokio::time::sleep(Duration::from_millis(5)).await;
+        while !renewed(&locks, &holder).await {
+            assert!(Instant::now() < end, "the new master was never found");
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        assert_eq!(replica.command(&["CLUSTER", "FAILOVER"]), "OK");
-        let guard = tokio::time::timeout(PATIENCE, waiting).await.unwrap().unwrap().unwrap();
-        assert!(guard.replicas() < Some(2), "{:?}", guard.replicas());
-        assert!(replica.command(&["ROLE"]).starts_with("master"));
-        release(guard).await;
-    });
-}
-
-/// One heartbeat asks for all of them: each is told for itself, and all within one wait.
-#[test]
-fn r30_too_few_replicas_are_told_to_each_of_many_waiters() {
-    const MANY: usize = 50;
-    run(async {
-        let master = Redis::with(Setup::new().fast());
-        let replica = Redis::replica_of(master.port(), Setup::new().fast());
-        master.wait_for_replicas(1);
-        let locks = connect(&format!("{}?replicas=1&replicas_ms=4000", master.url())).await;
-        let store = locks.store();
-        let claim = |name: String| Claim::new(Name::new(name).unwrap(), Kind::Mutex, 1, 1).unwrap();
-        let held: Vec<Claim> = (0..MANY).map(|n| claim(format!("many {n}"))).collect();
-        let waiting: Vec<Claim> = held.iter().map(|c| claim(c.name.as_str().to_owned())).collect();
-        let steady = claim("steady".into());
-        for claim in held.iter().chain([&steady]) {
-            let joined = store.join(claim, Mode::Wait).await.unwrap();
-            assert!(matches!(joined, Joined::Holding { .. }), "{joined:?}");
-        }
-        for claim in &waiting {
-            let joined = store.join(claim, Mode::Wait).await.unwrap();
-            assert!(matches!(joined, Joined::Waiting(_)), "{joined:?}");
-        }
-        replica.stop();
-        for claim in &held {
-            assert!(store.leave(claim, None).await.unwrap());
-        }
-        let all = waiting.iter().chain([&steady]);
-        let all: Vec<Renew> = all.map(|c| Renew { claim: c.clone(), lease: c.lease }).collect();
-        let begun = Instant::now();
-        // Those that have not been answered within a heartbeat's time are asked about again.
-        let is_open = |renewal: &Renewal| {
-            matches!(renewal, Renewal::Unknown { kind: ErrorKind::Unreachable, .. })
-        };
-        let mut told = store.renew(&all).await.unwrap();
-        while told.iter().any(is_open) {
-            let open = all.iter().zip(&told).filter(|(_, told)| is_open(told));
-            let open: Vec<Renew> = open.map(|(renew, _)| renew.clone()).collect();
-            let again = store.renew(&open).await;
-            // Of one alone it is an error.
-            let mut again = again.unwrap_or_else(|e| vec![Renewal::unknown(&e)]).into_iter();
-            for told in told.iter_mut().filter(|told| is_open(told)) {
-                *told = again.next().unwrap();
-            }
-        }
-        // One by one, it would be two hundred seconds.
-        assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
-        // What was confirmed before is renewed all the same.
-        assert!(matches!(told.pop(), Some(Renewal::Holding { .. })));
-        replica.cont();
-        for (renewal, claim) in told.into_iter().zip(&waiting) {
-            let error = renewal.known().unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Unconfirmed, "{error}");
-            // The replica is back: whoever else asks for this claim is told the same all the same,
-            // and does not hold what the first one gives back.
-            let again = [Renew { claim: claim.clone(), lease: claim.lease }];
-            let error = store.renew(&again).await.unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Unconfirmed, "{error}");
-            assert!(store.leave(claim, None).await.unwrap(), "it was there to be given back");
-        }
-    });
-}
-
-#[test]
-fn s26_a_slot_that_moves_costs_no_lease() {
-    run(async {
-        let cluster = testbed::cluster();
-        let (locks, other) = (connect(&cluster.url()).await, connect(&cluster.url()).await);
-        let lease = Duration::from_secs(6);
-        // Names that a cluster hashes in odd ways.
-        for (n, name) in ["b", "a}b", "{}x", "x{y}z"].into_iter().enumerate() {
-            let slot: u16 =
-                cluster.nodes()[0].command(&["CLUSTER", "KEYSLOT", name]).parse().unwrap();
-            let owner = |slot: u16| {
-                let mut nodes = cluster.nodes().iter();
-                let owns = |node: &Redis| {
-                    !node
-                        .command(&["CLUSTER", "COUNTKEYSINSLOT", &slot.to_string()])
-                        .starts_with('0')
-                };
-                nodes.position(owns)
-            };
-            let guard = locks.mutex(name).lease(lease).lock().await.unwrap();
-            let waiter = tokio::spawn({
-                let mutex = other.mutex(name).lease(lease);
-                async move { mutex.lock().await }
-            });
-            while locks.read(name).await.unwrap().unwrap().waiters().count() == 0 {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-            let from = owner(slot).expect("the lock's key is somewhere");
-            let to = (from + 1) % 3;
-            cluster.begin_move(slot, from, to);
-            // Some of the keys are here and some there, for longer than a lease.
-            cluster.move_keys(slot, from, to, 1 + n % 3);
-            tokio::time::sleep(lease * 3 / 2).await;
-            assert!(guard.is_held(), "{name:?} was lost while its slot moved");
-            while cluster.move_keys(slot, from, to, 100) > 0 {}
-            cluster.end_move(slot, to);
-            let first = guard.token();
-            release(guard).await;
-            let next = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap().unwrap();
-            assert!(next.token() > first);
-            release(next).await;
-        }
-    });
-}
-
-/// One batch renews them all, and the semaphore of a slot that is half moved cannot be asked about.
-#[test]
-fn s26_a_semaphore_in_a_moving_slot_costs_no_mutex_its_lease() {
-    run(async {
-        let cluster = Cluster::unbroken();
-        let locks = connect(&cluster.url()).await;
-        let slot_of = |name: &str| -> u16 {
-            cluster.nodes()[0].command(&["CLUSTER", "KEYSLOT", name]).parse().unwrap()
-        };
-        let moving = slot_of("permits");
-        let node = usize::from(moving) * 3 / 16_384;
-        let beside = |name: &String| {
-            let slot = slot_of(name);
-            slot != moving && usize::from(slot) * 3 / 16_384 == node
-        };
-        let names: Vec<String> = (0..).map(|n| format!("m{n}")).filter(beside).take(10).collect();
-        // The connections are there: then all are taken, and due, at once.
-        release(locks.mutex(&names[0]).lock().await.unwrap()).await;
-        let lease = Duration::from_secs(6);
-        let mut taking = tokio::task::JoinSet::new();
-        for name in &names {
-            let mutex = locks.mutex(name).lease(lease);
-            taking.spawn(async move { mutex.lock().await });
-        }
-        let permit = locks.semaphore("permits", 3).lease(lease).acquire().await.unwrap();
-        let held: Vec<_> = taking.join_all().await.into_iter().map(Result::unwrap).collect();
-        cluster.begin_move(moving, node, (node + 1) % 3);
-        tokio::time::sleep(lease * 3 / 2).await;
-        for guard in &held {
-            assert!(guard.is_held(), "{} was lost with its neighbour", guard.name());
-        }
-        // Its own keys are several: it is lost, and says so.
-        assert_eq!(permit.state(), State::Lost(LostReason::Expired));
-        for end in [node, (node + 1) % 3] {
-            let slot = moving.to_string();
-            cluster.nodes()[end].command(&["CLUSTER", "SETSLOT", &slot, "STABLE"]);
-        }
-        release(locks.semaphore("permits", 3).acquire().await.unwrap()).await;
-        for guard in held {
-            release(guard).await;
-        }
-    });
-}
-
-#[test]
-fn exact_while_slots_move_to_and_fro() {
-    run(async {
-        let cluster = testbed::cluster();
-        let clients = [connect(&cluster.url()).await, connect(&cluster.url()).await];
-        let slot: u16 =
-            cluster.nodes()[0].command(&["CLUSTER", "KEYSLOT", "moving"]).parse().unwrap();
-        let home = usize::from(slot) * 3 / 16_384;
-        let breaking = tokio::task::spawn_blocking(move || {
-            for round in 0..6 {
-                let (from, to) = ((home + round) % 3, (home + round + 1) % 3);
-                cluster.begin_move(slot, from, to);
-                while cluster.move_keys(slot, from, to, 100) > 0 {}
-                cluster.end_move(slot, to);
-            }
+        let hearing = tokio::spawn({
+            let (locks, waiter) = (locks.clone(), waiter.clone());
+            async move { told(&locks, &waiter).await }
         });
-        loop {
-            hammer(&clients, "moving", 4, 10).await;
-            if breaking.is_finished() {
-                break;
-            }
-        }
-        breaking.await.unwrap();
+        assert!(locks.store().leave(&holder, None).await.unwrap());
+        let heard = tokio::time::timeout(PATIENCE / 2, hearing).await;
+        heard.expect("nobody was told").unwrap();
     });
 }
 
-#[test]
-fn a_cluster_renews_by_one_command_a_slot() {
-    const SLOTS: usize = 100;
-    run(async {
-        let cluster = Cluster::unbroken();
-        let locks = connect(&cluster.url()).await;
-        let mut held = Vec::new();
-        for slot in 0..SLOTS {
-            for n in 0..30 {
-                held.push(locks.mutex(format!("{{{slot}}} {n}")).lock().await.unwrap());
-            }
+/// Has the sentinels promote the replica though the master is well.
+async fn fail_over(set: &Sentinel) {
+    let [old, new] = [&set.servers()[0], &set.servers()[1]];
+    let ports: Vec<String> = set.sentinel_ports().iter().map(u16::to_string).collect();
+    let ask_of = |port: &str, words: &[&str]| {
+        let mut cli = std::process::Command::new("redis-cli");
+        let said = cli.args(["-p", port, "SENTINEL"]).args(words).output().unwrap();
+        String::from_utf8_lossy(&said.stdout).into_owned()
+    };
+    // As by default: else the others demote the new master before the one that promotes it has seen it.
+    for port in &ports {
+        ask_of(port, &["DEBUG", "publish-period", "2000"]);
+    }
+    let ask = |words: &[&str]| ask_of(&ports[0], words);
+    let named = |port: u16| {
+        ask(&["GET-MASTER-ADDR-BY-NAME", "mymaster"]).lines().nth(1) == Some(&port.to_string())
+    };
+    let end = Instant::now() + PATIENCE;
+    // One that takes longer than two seconds is given up, and then asked for again.
+    while !named(new.port()) {
+        assert!(Instant::now() < end, "never failed over");
+        ask(&["FAILOVER", "mymaster"]);
+        let pause = Instant::now() + Duration::from_secs(5);
+        while !named(new.port()) && Instant::now() < pause {
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        // Once round, so that they are in their common batches.
-        tokio::time::sleep(Duration::from_secs(5)).await;
-        for node in cluster.nodes() {
-            node.command(&["CONFIG", "RESETSTAT"]);
-        }
-        let begun = Instant::now();
-        tokio::time::sleep(Duration::from_secs(10)).await;
-        let calls: Vec<_> = cluster.nodes().iter().flat_map(Redis::calls).collect();
-        let sent: u64 = calls.iter().filter(|(name, _)| name == "evalsha").map(|(_, n)| n).sum();
-        // Locks of one slot that were taken on both sides of a grid line are renewed by two.
-        let periods = begun.elapsed().as_secs_f64() / 5.0;
-        let most = periods.ceil() as u64 * SLOTS as u64 * 2;
-        assert!((1..=most).contains(&sent), "{sent} commands in {periods:.1} periods");
-        assert!(held.iter().all(Guard::is_held));
-        // It waits for a lease's time, which three thousand releases may exceed.
-        let _ = locks.close().await;
-    });
+    }
+    set.wait_for_failover(old.port());
 }
 
+/// A refusal is no doubt: the release that is sent to the new master is the first that is done.
 #[test]
-fn a_cluster_that_is_down_is_told_of() {
+fn f49_a_release_that_was_refused_elsewhere_still_tells_the_loss() {
     run(async {
-        let cluster = Cluster::unbroken();
-        let locks = connect(&cluster.url()).await;
-        release(locks.mutex("b").lock().await.unwrap()).await;
-        for node in cluster.nodes() {
-            node.command(&["CLUSTER", "DELSLOTSRANGE", "0", "5460"]);
-        }
-        let told = |error: &leasehold::Error| {
-            assert_told(error, ErrorKind::Unreachable, "secret");
-            let text = error.to_string();
-            assert!(text.contains("CLUSTER INFO") && text.contains("CLUSTERDOWN"), "{text}");
+        let set = Sentinel::unbroken();
+        let locks = connect_patiently(&set.url()).await;
+        let holder = mutex("lost");
+        hold(&locks, &holder).await;
+        fail_over(&set).await;
+        until("the demotion", || set.servers()[0].info("replication", "role") == "slave").await;
+        set.servers()[1].command(&["DEL", "lost"]);
+        let end = Instant::now() + PATIENCE;
+        let left = loop {
+            match locks.store().leave(&holder, None).await {
+                Ok(left) => break left,
+                Err(error) => assert!(Instant::now() < end, "{error}"),
+            }
         };
-        told(&locks.mutex("b").try_lock().await.unwrap_err());
-        // One who comes only now finds no node for the slot on the map.
-        let late = leasehold::connect(&cluster.url()).await.unwrap();
-        told(&late.mutex("b").try_lock().await.unwrap_err());
-        // And a cluster of which nobody has made one yet.
-        let setup = Setup::new().fast().arg("--cluster-enabled").arg("yes");
-        let bare = Redis::with(setup.arg("--cluster-port").arg(unused_port().to_string()));
-        let url = format!("redis+cluster://127.0.0.1:{}/", bare.port());
-        told(&leasehold::connect(&url).await.unwrap_err());
+        assert!(!left, "it was lost, and its holder is told that all went well");
     });
 }
 
-/// A port where nobody listens.
-fn unused_port() -> u16 {
-    let taken = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    taken.local_addr().unwrap().port()
-}
-
+/// A master that nobody can demote goes on: only the sentinels know that it is one no more.
 #[test]
-fn a_cluster_fails_over_from_a_killed_master() {
+fn f59_the_sentinels_are_believed_before_a_master_that_goes_on() {
     run(async {
-        // Else all nodes refuse everything until the replica is promoted.
-        let setup = Setup::new().fast().arg("--cluster-require-full-coverage").arg("no");
-        let cluster = Arc::new(Cluster::with(3, 1, setup));
-        let clients = [connect(&cluster.url()).await, connect(&cluster.url()).await];
-        // In the first third of the slots, on the node that is killed; and beside it.
-        let (dying, living) = ("b", "a");
-        let lease = Duration::from_secs(6);
-        let steady = clients[0].mutex(living).lease(lease).lock().await.unwrap();
-        let begun = Instant::now();
-        let breaking = cluster.clone();
-        tokens_rise_while(&clients, dying, move || {
-            std::thread::sleep(Duration::from_millis(200));
-            breaking.nodes()[0].kill();
-            breaking.wait_for_failover(0);
-        })
-        .await;
-        // However quick that was: nothing is held by now that was not renewed.
-        tokio::time::sleep((lease * 3 / 2).saturating_sub(begun.elapsed())).await;
-        assert!(steady.is_held(), "a node's end cost another node's lease");
-        release(steady).await;
-        hammer(&clients, dying, 4, 10).await;
-    });
-}
-
-#[test]
-fn a_stopped_node_costs_only_its_own_leases() {
-    run(async {
-        // Else the others soon refuse everything too.
-        let setup = Setup::new().fast().arg("--cluster-require-full-coverage").arg("no");
-        let cluster = Cluster::with(3, 0, setup);
-        let locks = connect(&cluster.url()).await;
-        let (stopped, living) = ("b", "a");
-        let lease = Duration::from_secs(6);
-        // The one that is to stay first: it is lost before the other, if nobody renews it.
-        let on_living = locks.mutex(living).lease(lease).lock().await.unwrap();
-        let on_stopped = locks.mutex(stopped).lease(lease).lock().await.unwrap();
-        cluster.nodes()[0].stop();
-        assert_eq!(on_stopped.lost().await, LostReason::Expired);
-        assert!(on_living.is_held());
-        cluster.nodes()[0].cont();
-        release(on_living).await;
+        let set = Sentinel::unbroken();
+        let [old, new] = [&set.servers()[0], &set.servers()[1]];
+        let locks = connect_patiently(&set.url()).await;
+        let guard = locks.mutex("kept").lease(Duration::from_secs(6)).lock().await.unwrap();
+        until("the replica has it", || new.command(&["EXISTS", "kept"]) == "1").await;
+        old.command(&["ACL", "SETUSER", "default", "-replicaof", "-slaveof"]);
+        fail_over(&set).await;
+        // As if it had been granted too late to be replicated.
+        new.command(&["DEL", "kept"]);
+        let lost = tokio::time::timeout(PATIENCE, guard.lost()).await;
+        assert_eq!(lost.expect("renewed by the old master"), LostReason::Gone);
+        assert_eq!(old.info("replication", "role"), "master");
+        let next = locks.mutex("kept").lock().await.unwrap();
+        assert!(new.command(&["EXISTS", "kept"]) == "1" && next.token() > guard.token());
+        release(next).await;
     });
 }

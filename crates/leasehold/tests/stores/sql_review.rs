@@ -535,20 +535,25 @@ fn s42_s46_after_a_conflict_behind_a_pooler_all_is_still_in_transactions() {
         let mut executed = 0;
         for line in log.lines() {
             let (session, what) = line.split_once(' ').unwrap_or_default();
-            match what.split_once("LOG:  ").map(|(_, what)| what) {
-                Some(what) if what.starts_with("statement: BEGIN") => {
-                    // A client that is stopped here keeps a lock's row for so long.
-                    for limit in ["idle_in_transaction_session_timeout", "lock_timeout"] {
-                        assert!(what.contains(&format!("SET LOCAL {limit}")), "no limit: {what}");
+            let Some((_, what)) = what.split_once("LOG:  ") else { continue };
+            let message = what.strip_prefix("statement: ").unwrap_or(what);
+            if message.starts_with("BEGIN") {
+                // A client that is stopped here keeps a lock's row for so long.
+                for limit in ["idle_in_transaction_session_timeout", "lock_timeout"] {
+                    assert!(what.contains(&format!("SET LOCAL {limit}")), "no limit: {what}");
+                }
+            }
+            // A message may be several statements; what is executed alone is one.
+            for statement in message.split("; ") {
+                match statement.split(' ').next().unwrap_or_default() {
+                    "BEGIN" => drop(open.insert(session)),
+                    "COMMIT" | "ROLLBACK" => drop(open.remove(session)),
+                    "execute" | "SELECT" | "INSERT" | "WITH" => {
+                        executed += 1;
+                        assert!(open.contains(session), "outside of a transaction: {what}");
                     }
-                    open.insert(session);
+                    _ => {}
                 }
-                Some("statement: COMMIT" | "statement: ROLLBACK") => drop(open.remove(session)),
-                Some(what) if what.starts_with("execute") => {
-                    executed += 1;
-                    assert!(open.contains(session), "outside of a transaction: {what}");
-                }
-                _ => {}
             }
         }
         assert!(executed > 10, "looked at nothing: {log}");

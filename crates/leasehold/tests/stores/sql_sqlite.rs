@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use leasehold::store::Durability;
+use leasehold::store::{Durability, Wakeup};
 use leasehold::{ErrorKind, Leasehold};
 use sqlx::Connection;
 
@@ -243,5 +243,52 @@ fn files_that_are_not_ours() {
         refused(&text, ErrorKind::Corrupt).await;
         refused(&nowhere, ErrorKind::Config).await;
         assert_eq!(std::fs::read_to_string(&text).unwrap(), words, "left as it was");
+    });
+}
+
+/// Whoever may make no files beside the database cannot be told of his turn, and has it all the same. (Only
+/// root can be somebody else.)
+#[test]
+fn a_directory_in_which_we_may_make_no_files() {
+    use std::os::unix::fs::PermissionsExt;
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let open = |path: &Path, mode| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("locks.db");
+    run(async {
+        // As long as somebody has the file open, its log is there as well.
+        let ours = connect(&file).await;
+        assert_eq!(ours.guarantees().wakeup, Wakeup::Push);
+        let guard = ours.mutex("x").lock().await.unwrap();
+        for beside in std::fs::read_dir(directory.path()).unwrap() {
+            open(&beside.unwrap().path(), 0o666);
+        }
+        open(directory.path(), 0o755);
+        let theirs = file.clone();
+        let other = tokio::task::spawn_blocking(move || {
+            let as_nobody = || {
+                nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65_534));
+                run(async {
+                    let locks = connect(&theirs).await;
+                    assert_eq!(locks.guarantees().wakeup, Wakeup::Poll);
+                    let found = locks.diagnose().await.unwrap();
+                    assert!(found.iter().any(|found| found.id == "doorbell"), "{found:?}");
+                    let guard = locks.mutex("x").lock().await.unwrap();
+                    guard.release().await.unwrap();
+                });
+            };
+            std::thread::scope(|scope| scope.spawn(as_nobody).join().unwrap());
+        });
+        let waiters = async || ours.read("x").await.unwrap().map_or(0, |lock| lock.claims.len());
+        while waiters().await < 2 && !other.is_finished() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        guard.release().await.unwrap();
+        other.await.unwrap();
+        ours.mutex("x").lock().await.unwrap().release().await.unwrap();
     });
 }

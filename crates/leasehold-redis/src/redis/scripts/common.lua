@@ -1,18 +1,18 @@
--- What the scripts share. KEYS come in sixes, one for each lock; `use` turns to the n-th of them.
+-- What the scripts share. KEYS come in sixes, one for each lock; `use` turns to the n-th of them. Where
+-- there is no cluster, a single main key may stand for its six.
 local main, clock, W, X, M, H
 
 local function use(n)
   local k = 6 * (n - 1)
   main, clock, W, X, M, H = KEYS[k + 1], KEYS[k + 2], KEYS[k + 3], KEYS[k + 4], KEYS[k + 5], KEYS[k + 6]
+  if not clock then
+    local function companion(letter) return 'leasehold:' .. letter .. ':' .. main end
+    clock, W, X, M, H = 'leasehold:clock', companion('w'), companion('x'), companion('m'), companion('h')
+  end
 end
 
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
-
--- Companions outlive their last entry by this, so that nothing is left for ever of those who died.
-local SLACK = 60000
--- Tokens are doubles here, exact to 2^53; no clock and no client lifts them above half of that.
-local MOST = 4503599627370496
+local at = stamp()
+local now = tonumber(at)
 
 -- How many of those who died one call takes out of a queue: the server serves nobody else meanwhile.
 local MANY = 1000
@@ -42,17 +42,6 @@ local function touch()
   if touched then return end
   touched = true
   redis.call('ZREM', X, '')
-end
-
--- The slot's hybrid clock: above the server's clock, what was drawn before and what was seen.
-local function draw(seen)
-  local token = math.min(math.max(now, seen + 1), MOST)
-  local last = tonumber(redis.call('GETSET', clock, text(token)) or 0) or 0
-  if last >= token then
-    token = last + 1
-    redis.call('SET', clock, text(token))
-  end
-  return token
 end
 
 -- A mutex. Its holder is the value of the main key: `id token since delay who`, with a `!` in
@@ -105,7 +94,7 @@ end
 
 -- Those whose time is over, as many as one call removes.
 local function expired()
-  return redis.call('ZRANGEBYSCORE', X, '-inf', text(now), 'LIMIT', 0, MANY)
+  return redis.call('ZRANGEBYSCORE', X, '-inf', at, 'LIMIT', 0, MANY)
 end
 
 -- Removes waiters of a mutex that died.
@@ -118,35 +107,22 @@ local function bury()
   end
 end
 
--- Whether a server that has just started lets nobody in yet.
+-- Whether a server that has just started lets nobody in yet. It tells its age in whole seconds, which
+-- may be one too many.
 local function is_closed()
-  local left = starting()
+  if RESTART == 0 then return false end
+  local up = tonumber(string.match(redis.call('INFO', 'server'), 'uptime_in_seconds:(%d+)') or 0)
+  local left = math.max(RESTART + 1000 - up * 1000, 0)
   if left > 0 then again = left * 1000 end
   return left > 0
 end
 
--- Grants a mutex that is free to the first that lives and waits. Such a grant lasts as long as the
--- place did. Who asks just now is told by the answer, and everybody else by a message.
+-- Grants a mutex that is free to the first that lives and waits.
 local function hand_over(asking)
   if is_closed() then return false end
   for _ = 1, MANY do
-    local head = redis.call('ZPOPMIN', W)
-    local member = head[1]
-    if not member then return false end
-    local ends = tonumber(redis.call('ZSCORE', X, member) or 0)
-    redis.call('ZREM', X, member)
-    -- What is left of a semaphore whose hash somebody deleted is nobody's place.
-    local id, delay, inbox, who = string.match(member, '^(%x+) (%d+) (%S+) (.*)$')
-    if id and ends > now then
-      local token = head[2]
-      local left = math.ceil((ends - now) / 1000) + 1 + tonumber(delay)
-      redis.call('SET', main, id .. ' ' .. text(tonumber(token)) .. ' ' .. text(now) .. ' ' .. delay .. ' ' .. who,
-        'PX', left)
-      if id ~= asking then
-        redis.call('PUBLISH', inbox, id .. ' ' .. text(tonumber(token)))
-      end
-      return true
-    end
+    local granted = grant_first(main, W, X, at, asking)
+    if granted ~= nil then return granted end
   end
   again = SOON
   return false
@@ -161,7 +137,7 @@ local function settle(asking)
 end
 
 local function keep_companions(waiter_lease)
-  local ms = math.ceil(waiter_lease / 1000) * 2 + SLACK
+  local ms = kept_for(waiter_lease)
   redis.call('PEXPIRE', W, ms)
   redis.call('PEXPIRE', X, ms)
 end

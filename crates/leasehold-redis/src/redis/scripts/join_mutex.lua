@@ -1,18 +1,44 @@
--- A free mutex that nobody waits for, before anything else: the uncontended path. Looked at before
--- a token is drawn, so that who finds it held and does not wait writes nothing.
--- ARGV: id, mode, lease ms, waiter's lease us, seen, delay ms, inbox, who
-if redis.call('EXISTS', KEYS[1], KEYS[3], KEYS[5]) == 0 and starting() == 0 then
-  local time = redis.call('TIME')
-  local now = time[1] * 1000000 + time[2]
-  local token = math.min(math.max(now, ARGV[5] + 1), 4503599627370496)
-  local written = string.format('%.0f', token)
-  local last = tonumber(redis.call('GETSET', KEYS[2], written) or 0) or 0
-  if last >= token then
-    token = last + 1
-    written = string.format('%.0f', token)
-    redis.call('SET', KEYS[2], written)
+-- What nearly every claim on a mutex meets, before what all scripts share: it is free and nobody waits,
+-- or one of ours has it. Looked at before a token is drawn, so that who finds it held and does not wait
+-- writes nothing. Whatever is less usual has changed nothing when it leaves this block.
+-- ARGV: id, for how many ms the main key is set (the lease and the lock-delay), seen, `delay who`, and
+-- what few need, `mode lease ms waiter's-lease us inbox`.
+do
+  local main = KEYS[1]
+  local clock, W = KEYS[2] or 'leasehold:clock', KEYS[3] or 'leasehold:w:' .. main
+  local M = KEYS[5] or 'leasehold:m:' .. main
+  local there = redis.call('EXISTS', main, W, M)
+  if there == 0 and RESTART == 0 then
+    local at = stamp()
+    local token = draw(clock, at, tonumber(ARGV[3]))
+    redis.call('SET', main, ARGV[1] .. ' ' .. token .. ' ' .. at .. ' ' .. ARGV[4], 'NX', 'PX', ARGV[2])
+    return token
   end
-  local value = ARGV[1] .. ' ' .. written .. ' ' .. string.format('%.0f', now) .. ' ' .. ARGV[6] .. ' ' .. ARGV[8]
-  redis.call('SET', KEYS[1], value, 'NX', 'PX', ARGV[3] + ARGV[6])
-  return {0, token, ARGV[3] * 1000}
+  local value = there > 0 and redis.pcall('GET', main)
+  local id, held, since, who
+  if type(value) == 'string' then
+    id, held, since, who = string.match(value, '^(%x+) (%d+) (%d+) 0 (.*)$')
+  end
+  if id and #id == 32 and id ~= ARGV[1] and (there == 1 or redis.call('EXISTS', M) == 0) then
+    local at, X = stamp(), KEYS[4] or 'leasehold:x:' .. main
+    local delay, mine = string.match(ARGV[4], '^(%d+) (.*)$')
+    local mode, waiter_lease, inbox = string.match(ARGV[5], '^(%a) %d+ (%d+) (%S*)$')
+    local member = ARGV[1] .. ' ' .. delay .. ' ' .. inbox .. ' ' .. mine
+    local alone = there == 1
+    if alone or not redis.call('ZSCORE', W, member)
+      and not redis.call('ZRANGEBYSCORE', X, '-inf', at, 'LIMIT', 0, 1)[1] then
+      if mode == 't' then
+        return {2, held .. ' ' .. string.format('%.0f', math.max(at - since, 0)) .. ' ' .. who}
+      end
+      local token = draw(clock, at, tonumber(ARGV[3]))
+      redis.call('ZADD', W, token, member)
+      redis.call('ZADD', X, string.format('%.0f', at + waiter_lease), member)
+      local kept = tostring(kept_for(waiter_lease))
+      redis.call('PEXPIRE', W, kept)
+      redis.call('PEXPIRE', X, kept)
+      if alone then return '1 ' .. math.max(redis.call('PTTL', main), 1) .. '000 ' .. token end
+      -- Behind another waiter nobody asks.
+      return redis.call('ZCARD', W) .. ' -1 ' .. token
+    end
+  end
 end

@@ -1,7 +1,8 @@
 use(1)
-local id, mode = ARGV[1], ARGV[2]
-local lease, waiter_lease, seen = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
-local delay, inbox, who = ARGV[6], ARGV[7], ARGV[8]
+local id, seen = ARGV[1], tonumber(ARGV[3])
+local delay, who = string.match(ARGV[4], '^(%d+) (.*)$')
+local mode, lease, waiter_lease, inbox = string.match(ARGV[5], '^(%a) (%d+) (%d+) (%S*)$')
+lease, waiter_lease = tonumber(lease), tonumber(waiter_lease)
 if settle_all('') then
   -- The name is used as something else.
   return {3, redis.call('HGET', M, 'k'), tonumber(redis.call('HGET', M, 'c'))}
@@ -11,8 +12,8 @@ local member = id .. ' ' .. delay .. ' ' .. inbox .. ' ' .. who
 local answer = beat(h, id, member, lease, waiter_lease)
 if answer then return answer end
 if not h and not again then
-  local token = draw(seen)
-  redis.call('SET', main, id .. ' ' .. text(token) .. ' ' .. text(now) .. ' ' .. delay .. ' ' .. who, 'PX', lease + delay)
+  local token = draw(clock, at, seen)
+  redis.call('SET', main, id .. ' ' .. token .. ' ' .. at .. ' ' .. delay .. ' ' .. who, 'PX', lease + delay)
   return {0, token, lease * 1000}
 end
 if h and h.foreign and h.left == -1 then return {4, h.foreign} end
@@ -25,8 +26,8 @@ if mode == 't' or h and h.id == id then
   end
   return busy
 end
-local token = draw(seen)
-redis.call('ZADD', W, text(token), member)
+local token = draw(clock, at, seen)
+redis.call('ZADD', W, token, member)
 redis.call('ZADD', X, text(now + waiter_lease), member)
 keep_companions(waiter_lease)
 local ahead = redis.call('ZCARD', W)

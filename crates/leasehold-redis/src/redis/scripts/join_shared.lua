@@ -35,11 +35,11 @@ if not there then
   redis.call('HSET', M, 'k', kind, 'c', capacity)
 end
 if delay > tonumber(redis.call('HGET', M, 'd') or 0) then redis.call('HSET', M, 'd', delay) end
-local token = draw(seen)
+local token = draw(clock, at, seen)
 local ends = now + (fits and lease * 1000 or waiter_lease)
 put(id, {state = fits and 'h' or 'w', weight = weight, delay = delay, inbox = ARGV[7],
   since = now, who = ARGV[8]})
-redis.call('ZADD', fits and H or W, text(token), id)
+redis.call('ZADD', fits and H or W, token, id)
 redis.call('ZADD', X, text(ends), id)
 if fits then redis.call('HINCRBY', M, 'h', weight) end
 local answer = beat_all(id, lease, waiter_lease)

@@ -1,9 +1,15 @@
--- ARGV: id, keep ms or 0, member. A holder with a lease that stands, first: the uncontended path.
-do
-  local value = redis.call('GET', KEYS[1])
-  if value and ARGV[2] == '0' and string.sub(value, 1, 33) == ARGV[1] .. ' '
-    and redis.call('EXISTS', KEYS[3]) == 0 and string.match(value, '^%d+ %d+ 0 ', 34) then
-    redis.call('DEL', KEYS[1])
-    return 1
+-- What nearly every release of a mutex is, before what all scripts share: by a holder whose lease
+-- stands, without a lock-delay; and whoever waits first lives. Otherwise nobody has it when it leaves
+-- this block but this holder, and nobody was granted anything.
+-- ARGV: id; keep ms or 0, and member, where either is needed.
+if not ARGV[2] then
+  local main = KEYS[1]
+  local W = KEYS[3] or 'leasehold:w:' .. main
+  local value = redis.call('GET', main)
+  if value and string.find(value, '^' .. ARGV[1] .. ' %d+ %d+ 0 ') then
+    if redis.call('EXISTS', W) == 0 then
+      return redis.call('DEL', main)
+    end
+    if RESTART == 0 and grant_first(main, W, KEYS[4] or 'leasehold:x:' .. main, stamp(), '') then return 1 end
   end
 end

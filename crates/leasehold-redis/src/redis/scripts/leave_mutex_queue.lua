@@ -1,14 +1,14 @@
 -- Answers 1 if the claim was there; and 2 more if the lock is free and nobody has it, since there may
 -- be more dead ones before the next that lives: then this is to be called again.
 use(1)
-local id, keep, member = ARGV[1], tonumber(ARGV[2]), ARGV[3]
+local id, keep, member = ARGV[1], tonumber(ARGV[2] or 0), ARGV[3] or ''
 
 -- Ends the holder's hold.
 local function finish(h)
   if h.gone then return 1 end
   if keep > 0 then
     touch()
-    redis.call('SET', main, id .. '!' .. text(h.token) .. ' ' .. text(now) .. ' 0 ' .. h.who, 'PX', keep)
+    redis.call('SET', main, id .. '!' .. text(h.token) .. ' ' .. at .. ' 0 ' .. h.who, 'PX', keep)
   elseif not hand_over('') then
     redis.call('DEL', main)
   end

@@ -1,0 +1,259 @@
+//! Blocking a thread on a future; and, where the future waits for what others write into a descriptor, on
+//! that as well.
+//!
+//! News that come through a descriptor are usually read by a thread that then wakes the one which
+//! waits: two switches between threads for one message. A future that is polled by [`block_on`] may
+//! say instead that it reads the descriptor itself whenever it is polled ([`listen`]): then its thread
+//! sleeps on it.
+//!
+//! # Why no wake-up is lost
+//! - *Between the poll and the sleep*: who wakes first sets `woken`, then rings. The sleeper has its bell
+//!   hung up before it looks at `woken` for the last time: either it sees that it is woken, or who sets it
+//!   later finds the bell. A descriptor that can be read is noticed whenever the sleep begins.
+//! - *For somebody else*: a `block_on` inside another one has a parker of its own. A waker that comes late, when
+//!   its `block_on` is over, costs the thread's next one a poll.
+//! - *By another executor*: whoever polls with a waker of its own does not sleep here; [`listen`] tells
+//!   that by the waker, and refuses.
+
+use std::cell::RefCell;
+use std::os::fd::{AsFd, OwnedFd};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+
+/// How often a forked child looks.
+const IN_A_CHILD: Duration = Duration::from_millis(10);
+
+/// A descriptor whose owner may be gone before the sleep is over.
+type Ear = Arc<dyn AsFd + Send + Sync>;
+
+thread_local! {
+    /// The thread's parker, while no `block_on` has it.
+    static IDLE: RefCell<Option<Arc<Parker>>> = const { RefCell::new(None) };
+    /// The `block_on` that polls on this thread now, and what it is to listen to.
+    static POLLING: RefCell<Option<(Waker, Option<Ear>)>> = const { RefCell::new(None) };
+}
+
+/// How one thread sleeps and is woken.
+struct Parker {
+    thread: Thread,
+    woken: AtomicBool,
+    /// From the first time that it slept on a descriptor, it is woken through one too.
+    bell: OnceLock<OwnedFd>,
+    process: u32,
+}
+
+impl Wake for Parker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if self.woken.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        match self.bell.get() {
+            // It is never full, and nobody else has it.
+            Some(bell) => drop(rustix::io::write(bell, &1_u64.to_ne_bytes())),
+            None => self.thread.unpark(),
+        }
+    }
+}
+
+impl Parker {
+    fn of_this_thread() -> Arc<Self> {
+        let idle = IDLE.try_with(|idle| idle.borrow_mut().take()).ok().flatten();
+        idle.unwrap_or_else(|| {
+            let (woken, bell) = (AtomicBool::new(false), OnceLock::new());
+            let (thread, process) = (thread::current(), std::process::id());
+            Arc::new(Self { thread, woken, bell, process })
+        })
+    }
+
+    /// Sleeps until it is woken or `ear` can be read; or for no reason.
+    fn sleep(&self, ear: Option<&Ear>) {
+        if ear.is_some() && self.bell.get().is_none() {
+            // Without a descriptor for it, whoever listens hears of it from others, later.
+            if let Ok(bell) = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK) {
+                let _ = self.bell.set(bell);
+            }
+        }
+        if self.woken.swap(false, Ordering::SeqCst) {
+            return;
+        }
+        let Some(bell) = self.bell.get() else {
+            thread::park();
+            self.woken.swap(false, Ordering::SeqCst);
+            return;
+        };
+        if self.process != std::process::id() {
+            // A forked child has its parent's bell, and must not hear what it is rung for.
+            thread::sleep(IN_A_CHILD);
+            return;
+        }
+        let mut both = vec![PollFd::new(bell, PollFlags::IN)];
+        both.extend(ear.map(|ear| PollFd::new(ear, PollFlags::IN)));
+        let _ = poll(&mut both, None);
+        if both[0].revents().contains(PollFlags::IN) {
+            let _ = rustix::io::read(bell, &mut [0; 8]);
+        }
+        self.woken.swap(false, Ordering::SeqCst);
+    }
+}
+
+/// Polls `work` until it is ready, and sleeps meanwhile.
+pub(crate) fn block_on<T>(work: impl Future<Output = T>) -> T {
+    let parker = Parker::of_this_thread();
+    let waker = Waker::from(parker.clone());
+    let mut context = Context::from_waker(&waker);
+    let mut work = pin!(work);
+    loop {
+        let outer = polling(Some((waker.clone(), None)));
+        let polled = work.as_mut().poll(&mut context);
+        let ear = polling(outer).and_then(|(_, ear)| ear);
+        match polled {
+            Poll::Pending => parker.sleep(ear.as_ref()),
+            Poll::Ready(done) => {
+                let _ = IDLE.try_with(|idle| idle.replace(Some(parker)));
+                return done;
+            }
+        }
+    }
+}
+
+/// Replaces what this thread polls for.
+fn polling(now: Option<(Waker, Option<Ear>)>) -> Option<(Waker, Option<Ear>)> {
+    POLLING.try_with(|polling| polling.replace(now)).ok().flatten()
+}
+
+/// For a future that reads `ear` whenever it is polled: whether its thread will sleep on that until the next
+/// poll. If not, somebody else must read it and wake the future.
+pub fn listen(context: &Context<'_>, ear: &Ear) -> bool {
+    let listens = POLLING.try_with(|polling| match &mut *polling.borrow_mut() {
+        Some((waker, listened)) if waker.will_wake(context.waker()) => {
+            *listened = Some(ear.clone());
+            true
+        }
+        _ => false,
+    });
+    listens.unwrap_or(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::io::{PipeReader, Read, Write, pipe};
+
+    use super::*;
+
+    /// A byte of a pipe, read by the future itself.
+    async fn byte(reader: Arc<PipeReader>) -> u8 {
+        let flags = rustix::fs::OFlags::NONBLOCK;
+        rustix::fs::fcntl_setfl(&reader, flags).unwrap();
+        let ear: Ear = reader.clone();
+        poll_fn(|context| {
+            let mut one = [0];
+            match (&*reader).read(&mut one) {
+                Ok(1) => Poll::Ready(one[0]),
+                _ => {
+                    assert!(listen(context, &ear), "nobody would wake us");
+                    Poll::Pending
+                }
+            }
+        })
+        .await
+    }
+
+    fn after_a_while(work: impl FnOnce() + Send + 'static) -> thread::JoinHandle<()> {
+        thread::spawn(|| {
+            thread::sleep(Duration::from_millis(5));
+            work();
+        })
+    }
+
+    #[test]
+    fn a_thread_is_woken_by_what_it_listens_to_and_by_wakers() {
+        for i in 0..20 {
+            let (reader, mut writer) = pipe().unwrap();
+            let other = after_a_while(move || writer.write_all(&[i]).unwrap());
+            assert_eq!(block_on(byte(Arc::new(reader))), i);
+            other.join().unwrap();
+            // By wakers, with the bell that it has now.
+            let (sender, receiver) = tokio::sync::oneshot::channel();
+            let other = after_a_while(move || sender.send(i).unwrap());
+            assert_eq!(block_on(receiver).unwrap(), i);
+            other.join().unwrap();
+            // By a waker, while it listens to what never comes.
+            let (reader, _writer) = pipe().unwrap();
+            let (sender, receiver) = tokio::sync::oneshot::channel();
+            let other = after_a_while(move || sender.send(i).unwrap());
+            let told = block_on(async {
+                tokio::select! {
+                    told = receiver => told.unwrap(),
+                    _ = byte(Arc::new(reader)) => unreachable!(),
+                }
+            });
+            assert_eq!(told, i);
+            other.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn wakers_that_race_the_sleep_are_not_missed() {
+        let (reader, _writer) = pipe().unwrap();
+        let ear: Ear = Arc::new(reader);
+        let (sender, mut receiver) = tokio::sync::mpsc::channel::<u32>(1);
+        let other = thread::spawn(move || {
+            for i in 0..20_000 {
+                block_on(sender.send(i)).unwrap();
+            }
+        });
+        for expected in 0..20_000 {
+            let got = block_on(poll_fn(|context| {
+                let listens = expected % 3 != 0 && listen(context, &ear);
+                assert_eq!(listens, expected % 3 != 0);
+                receiver.poll_recv(context)
+            }));
+            assert_eq!(got, Some(expected));
+        }
+        other.join().unwrap();
+    }
+
+    #[test]
+    fn one_inside_another_has_wakers_of_its_own() {
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        let (inner_sender, inner_receiver) = tokio::sync::oneshot::channel();
+        let other = after_a_while(move || {
+            sender.send(1).unwrap();
+            thread::sleep(Duration::from_millis(5));
+            inner_sender.send(2).unwrap();
+        });
+        let mut receiver = pin!(receiver);
+        let mut inner_receiver = Some(inner_receiver);
+        let both = block_on(poll_fn(|context| {
+            // Waits inside, after the outer waker was handed out; that is used meanwhile.
+            let outer = receiver.as_mut().poll(context);
+            if let Some(inner) = inner_receiver.take() {
+                assert_eq!(block_on(inner), Ok(2));
+            }
+            outer
+        }));
+        assert_eq!(both, Ok(1));
+        other.join().unwrap();
+    }
+
+    #[test]
+    fn who_is_polled_by_another_executor_is_told_so() {
+        let (reader, _writer) = pipe().unwrap();
+        let ear: Ear = Arc::new(reader);
+        let asked = || poll_fn(|context| Poll::Ready(listen(context, &ear)));
+        assert!(block_on(asked()));
+        assert!(!pollster::block_on(asked()));
+        assert!(!block_on(async { pollster::block_on(asked()) }));
+    }
+}

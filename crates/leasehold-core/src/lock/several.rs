@@ -1,0 +1,240 @@
+//! Several locks, taken together and given back together.
+//!
+//! # The argument
+//! - *No two callers wait for each other*: everybody takes the locks in one order, by store and name,
+//!   and keeps what it has while it waits for the next. In a circle of callers, one would wait for a name
+//!   before one that it has. (A lock that somebody holds besides, by another call, is not in that order.)
+//! - *Nothing stays*: what was taken is in a list that belongs to the future; a failure gives it back before it
+//!   is told, and a future that is dropped does so in the background.
+//! - *The first are held while the last is waited for*, and renewed. One that was lost meanwhile is found
+//!   when the last is there: nobody is given a part, and all begins anew.
+
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use crate::client::core::Core;
+use crate::client::lease::State;
+use crate::lock::guard::{Guard, Released};
+use crate::lock::wait::Wait;
+use crate::lock::wanted::{Wanted, in_order};
+use crate::words::error::{Error, LostReason, Result};
+use crate::words::name::Name;
+
+/// Takes all of them, or none.
+pub(crate) async fn acquire_all(
+    core: &Core,
+    operation: &'static str,
+    wanted: impl IntoIterator<Item = Wanted>,
+    wait: Wait,
+) -> Result<Guards> {
+    let wanted = in_order(wanted);
+    let wanted = wanted.map_err(|e| e.during(operation).at(core.store.url()))?;
+    let clock = &core.clock;
+    let started = clock.now();
+    loop {
+        let mut all = Guards { guards: Vec::with_capacity(wanted.len()) };
+        for one in &wanted {
+            let wait = match wait {
+                Wait::For(limit) => Wait::For(limit.saturating_sub(clock.now().since(started))),
+                wait => wait,
+            };
+            match one.handle.acquire(operation, one.weight, wait).await {
+                Ok(guard) => all.guards.push(guard),
+                Err(error) => {
+                    // What cannot be told now is told in the background.
+                    let _ = all.release().await;
+                    return Err(error);
+                }
+            }
+        }
+        match all.iter().try_for_each(|guard| guard.ensure(Duration::ZERO)) {
+            Ok(()) => return Ok(all),
+            Err(error) => {
+                let _ = all.release().await;
+                if wait == Wait::Try {
+                    return Err(error.during(operation));
+                }
+            }
+        }
+    }
+}
+
+/// Several held locks, as [`lock_all`](crate::Leasehold::lock_all) takes them. Dropping it releases all of
+/// them in the background; [`release`](Self::release) also tells whether that worked.
+///
+/// It is held while *all* of them are: a loss of one is a loss, and [`lost`](Self::lost) says of which.
+/// Each has a token of its own, for the resource that it protects.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # let locks = leasehold::connect("memory:").await?;
+/// let both = locks.lock_all(["account:1", "account:2"]).await?;
+/// for guard in &both {
+///     println!("{} is held, token {}", guard.name(), guard.token());
+/// }
+/// assert_eq!(both.get("account:2").unwrap().name().as_str(), "account:2");
+/// both.release().await?;
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
+#[derive(Debug)]
+#[must_use = "the locks are released when the guards are dropped"]
+pub struct Guards {
+    /// In the order in which they were taken.
+    guards: Vec<Guard>,
+}
+
+impl Guards {
+    /// The hold of the lock of this name.
+    pub fn get(&self, name: impl AsRef<str>) -> Option<&Guard> {
+        self.guards.iter().find(|guard| guard.name().as_str() == name.as_ref())
+    }
+
+    /// Each of the holds, in the order in which they were taken.
+    pub fn iter(&self) -> std::slice::Iter<'_, Guard> {
+        self.guards.iter()
+    }
+
+    /// Whether all of them are certainly held now. No I/O.
+    pub fn is_held(&self) -> bool {
+        self.guards.iter().all(Guard::is_held)
+    }
+
+    /// For how long all of them are certainly held if no renewal succeeds any more: the least of theirs.
+    /// No I/O.
+    pub fn remaining(&self) -> Duration {
+        self.guards.iter().map(Guard::remaining).min().unwrap_or(Duration::MAX)
+    }
+
+    /// To be called before a step that cannot be undone: is at least `min` of validity left to each?
+    /// No I/O.
+    ///
+    /// # Errors
+    /// As [`Guard::ensure`], of the first lock that is not as it should be.
+    pub fn ensure(&self, min: Duration) -> Result<()> {
+        self.guards.iter().try_for_each(|guard| guard.ensure(min))
+    }
+
+    /// Resolves when one of the locks is lost, and tells which, and why. Works in any executor. Of no
+    /// locks at all, none is ever lost.
+    ///
+    /// # Cancel safety
+    /// It only waits: drop it, and call it again.
+    pub async fn lost(&self) -> (Name, LostReason) {
+        let lost = async |guard: &Guard| (guard.name().clone(), guard.lost().await);
+        let mut all: Vec<_> = self.guards.iter().map(|guard| Box::pin(lost(guard))).collect();
+        std::future::poll_fn(|cx| {
+            let told = all.iter_mut().map(|one| one.as_mut().poll(cx)).find(Poll::is_ready);
+            told.unwrap_or(Poll::Pending)
+        })
+        .await
+    }
+
+    /// Runs `work` while all of them are held, then releases them; when one is lost meanwhile, the
+    /// future of `work` is dropped at its next await and the error says so.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let moved = locks.lock_all(["account:1", "account:2"]).await?.run(async { 42 }).await?;
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// Dropped, it drops the future of `work` where that awaits, and releases in the background.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Lost`](crate::ErrorKind::Lost) if a lock was lost before `work` was done.
+    pub async fn run<T>(self, work: impl Future<Output = T>) -> Result<T> {
+        let done = {
+            let (mut work, mut lost) = (pin!(work), pin!(self.lost()));
+            std::future::poll_fn(|cx| {
+                // The clock is looked at before each step of the work: who was stopped takes none.
+                let over = self.guards.iter().find_map(|guard| match guard.state() {
+                    State::Lost(reason) => Some((guard.name().clone(), reason)),
+                    _ => None,
+                });
+                if let Some(over) = over {
+                    return Poll::Ready(Err(over));
+                }
+                if let Poll::Ready(over) = lost.as_mut().poll(cx) {
+                    return Poll::Ready(Err(over));
+                }
+                work.as_mut().poll(cx).map(Ok)
+            })
+            .await
+        };
+        match done {
+            Ok(done) => match self.release().await {
+                Err(error) if error.lost_reason().is_some() => Err(error),
+                // An unheard release undoes nothing: the background thread goes on with it.
+                Ok(_) | Err(_) => Ok(done),
+            },
+            Err((name, reason)) => Err(Error::lost(reason).during("run").on(&name)),
+        }
+    }
+
+    /// Releases all of them at once: one round trip. What it tells is what is owed, if anything is: see
+    /// [`Guard::release`].
+    ///
+    /// # Cancel safety
+    /// A future that is dropped has released all the same: the background thread goes on.
+    ///
+    /// # Errors
+    /// As [`Guard::release`]: of the first lock, in their order, that was lost. All are released in any
+    /// case.
+    pub async fn release(self) -> Result<Released> {
+        let mut released = Ok(Released::Now);
+        for one in together(self.guards.into_iter().map(Guard::release)).await {
+            released = match (released, one) {
+                (Err(error), _) | (Ok(_), Err(error)) => Err(error),
+                (Ok(Released::Owed), Ok(_)) | (Ok(_), Ok(Released::Owed)) => Ok(Released::Owed),
+                (Ok(Released::Shared), Ok(_)) => Ok(Released::Shared),
+                (Ok(Released::Now), Ok(one)) => Ok(one),
+            };
+        }
+        released
+    }
+
+    pub(crate) fn core(&self) -> Option<Arc<Core>> {
+        self.guards.first().map(Guard::core)
+    }
+}
+
+impl<'a> IntoIterator for &'a Guards {
+    type Item = &'a Guard;
+    type IntoIter = std::slice::Iter<'a, Guard>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+/// Each holds on by itself, and gives back by itself.
+impl IntoIterator for Guards {
+    type Item = Guard;
+    type IntoIter = std::vec::IntoIter<Guard>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.guards.into_iter()
+    }
+}
+
+/// What all of them came to, done side by side.
+async fn together<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
+    let mut pending: Vec<Pin<Box<F>>> = futures.map(Box::pin).collect();
+    let mut done: Vec<Option<F::Output>> = pending.iter().map(|_| None).collect();
+    std::future::poll_fn(|cx| {
+        for (future, done) in pending.iter_mut().zip(&mut done) {
+            if done.is_none()
+                && let Poll::Ready(output) = future.as_mut().poll(cx)
+            {
+                *done = Some(output);
+            }
+        }
+        if done.iter().all(Option::is_some) { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    done.into_iter().flatten().collect()
+}

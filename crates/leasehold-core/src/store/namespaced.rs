@@ -1,0 +1,138 @@
+//! A store in which all names of one client begin with one prefix that it does not see: several
+//! applications, tenants or environments in one store, and none can name another's locks.
+//!
+//! Nothing else changes: each name that goes to the store gets the prefix, and each that comes from there
+//! loses it. A name that does not begin with it is never told. Sequencers carry names without the prefix, so
+//! clients of another namespace are of another store to them (the client's identity says so). It is a convention among clients and no right:
+//! who may use the store may use it without a namespace, too, and sees the names as they are there.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::{Evict, Joined, LockInfo, Mode, Ownership, Renew, Renewal, Signal, Store, StoreInfo};
+use crate::words::claim::Claim;
+use crate::words::doctor::Finding;
+use crate::words::error::{Error, ErrorKind, Result};
+use crate::words::name::{MAX_NAME_BYTES, Name};
+use crate::words::token::Token;
+
+/// The longest prefix: behind it there must be room for names.
+const LONGEST: usize = MAX_NAME_BYTES / 2;
+
+#[derive(Debug)]
+struct Namespaced {
+    inner: Arc<dyn Store>,
+    prefix: String,
+}
+
+/// `store`, with this before all names; as it is, if that is empty.
+pub(crate) fn namespaced(store: Arc<dyn Store>, prefix: String) -> Result<Arc<dyn Store>> {
+    if prefix.is_empty() {
+        return Ok(store);
+    }
+    if prefix.len() > LONGEST || prefix.contains(char::is_control) {
+        let what = format!("a namespace is at most {LONGEST} bytes without control characters");
+        return Err(Error::new(ErrorKind::Config, what));
+    }
+    Ok(Arc::new(Namespaced { inner: store, prefix }))
+}
+
+impl Namespaced {
+    /// As the store knows it.
+    fn there(&self, name: &Name) -> Result<Name> {
+        Name::new(format!("{}{}", self.prefix, name.as_str())).map_err(|_| {
+            let most = MAX_NAME_BYTES - self.prefix.len();
+            let what = format!(
+                "with its namespace the name is too long: at most {most} bytes behind {:?}",
+                self.prefix
+            );
+            Error::new(ErrorKind::InvalidName, what)
+        })
+    }
+
+    fn claim_there(&self, claim: &Claim) -> Result<Claim> {
+        Ok(Claim { name: self.there(&claim.name)?, ..claim.clone() })
+    }
+
+    /// As its clients know it; `None` if it is not theirs.
+    fn here(&self, mut info: LockInfo) -> Option<LockInfo> {
+        info.name = Name::new(info.name.as_str().strip_prefix(&self.prefix)?).ok()?;
+        Some(info)
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl Store for Namespaced {
+    fn info(&self) -> &StoreInfo {
+        self.inner.info()
+    }
+
+    async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
+        self.inner.join(&self.claim_there(claim)?, mode).await
+    }
+
+    async fn renew(&self, renewals: &[Renew]) -> Result<Vec<Renewal>> {
+        let there = |r: &Renew| Ok(Renew { claim: self.claim_there(&r.claim)?, lease: r.lease });
+        let renewals: Vec<Renew> = renewals.iter().map(there).collect::<Result<_>>()?;
+        self.inner.renew(&renewals).await
+    }
+
+    async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
+        self.inner.leave(&self.claim_there(claim)?, keep).await
+    }
+
+    async fn changed(&self, claim: &Claim) -> Result<Signal> {
+        self.inner.changed(&self.claim_there(claim)?).await
+    }
+
+    async fn read(&self, name: &Name) -> Result<Option<LockInfo>> {
+        let read = self.inner.read(&self.there(name)?).await?;
+        Ok(read.and_then(|info| self.here(info)))
+    }
+
+    async fn holders(&self, name: &Name, token: Option<Token>) -> Result<Option<LockInfo>> {
+        let read = self.inner.holders(&self.there(name)?, token).await?;
+        Ok(read.and_then(|info| self.here(info)))
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
+        let all = self.inner.list(&format!("{}{prefix}", self.prefix)).await?;
+        Ok(all.into_iter().filter_map(|info| self.here(info)).collect())
+    }
+
+    async fn evict(&self, name: &Name, which: Evict) -> Result<usize> {
+        self.inner.evict(&self.there(name)?, which).await
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        self.inner.diagnose().await
+    }
+
+    async fn disconnect(&self) {
+        self.inner.disconnect().await;
+    }
+
+    fn longest_lease(&self) -> Duration {
+        self.inner.longest_lease()
+    }
+
+    fn shard(&self, name: &Name) -> u64 {
+        self.there(name).map_or(0, |name| self.inner.shard(&name))
+    }
+
+    fn confirmed(&self, claim: &Claim) -> Option<u32> {
+        self.inner.confirmed(&self.claim_there(claim).ok()?)
+    }
+
+    fn ownership(&self, claim: &Claim) -> Result<Option<Ownership>> {
+        self.inner.ownership(&self.claim_there(claim)?)
+    }
+
+    fn lifeline(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.lifeline()
+    }
+}

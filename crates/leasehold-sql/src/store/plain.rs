@@ -1,0 +1,346 @@
+//! A plain turn of a contended mutex, on PostgreSQL and MySQL: to stand behind others is one message, and to
+//! hand over to the next is one. That is what nearly all calls on a contended lock are; a section is two.
+//!
+//! A message is *begin, lock the lock's row, decide and write, commit*, and after a hand-over *tell*.
+//! The server does one after the other, whatever becomes of the client meanwhile. So nobody who stops or
+//! dies keeps the row, and the next in line waits for the server alone and not for us.
+//!
+//! *What is decided there?* Only what the queue would decide without a second thought
+//! ([`Queue`](leasehold_core::queue::Queue)); everything else changes nothing, answers no row, and is done in full by
+//! a section. A claim **stands** behind the others if it is a mutex's, the first in the queue holds, nobody
+//! in the front is over, and it has no place there yet: it gets the next token, and a row. A claim
+//! **hands over** if it is the first and holds, and whoever is next waits and is not over, or nobody is
+//! next: its place goes, the next one holds, and keeps its end. Neither can be done twice: who has a place
+//! does not stand again, and who has left is not the first.
+//!
+//! *What is it decided on?* The row is locked by a statement of its own, so the one that decides sees what
+//! was committed before: READ COMMITTED gives each statement its own snapshot. Whoever changes the queue
+//! has that row, so nothing of the queue changes meanwhile but the ends of places, which others lengthen:
+//! one that is seen as over may be not, and then a section finds out.
+//!
+//! *Who is told?* The message cannot say whom before the server has decided. So what hands over leaves it in
+//! a variable of the session, and the statement behind the COMMIT tells whom it finds there; where anything
+//! failed, that one is not reached. If it fails itself, the news is lost, which the waiter's heartbeat makes
+//! good. PostgreSQL undoes the variable with the transaction, and empties it when it has told (see
+//! [`telling`](super::postgres::telling)); MySQL's is set anew by each message before anybody is told. So at worst
+//! somebody is told twice, and news is believed only of a place that is granted.
+//!
+//! *If the reply is lost*, the call is repeated, finds its place or that it is gone, and is done in full.
+
+use std::time::Duration;
+
+use super::fault::Failure;
+use super::plain_words::Plain;
+use super::rows::{Cells, int, micros, plain};
+use super::shared::Shared;
+use super::wire::{Arg, Row, Step, Wire};
+use leasehold_core::store::{Joined, Place, Signal};
+use leasehold_core::{Claim, ClaimId, Kind, Token};
+
+/// What a hand-over came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HandedOver {
+    Done,
+    /// It is no plain one.
+    Not,
+}
+
+impl Shared {
+    fn plain(&self, claim: &Claim) -> Option<&Plain> {
+        let plain = claim.kind == Kind::Mutex && claim.capacity == 1 && claim.weight == 1;
+        self.sql.plain.as_ref().filter(|_| plain)
+    }
+
+    /// Stands behind others. `None`: it is not as simple as that.
+    pub(super) async fn stand(
+        &self,
+        wire: &mut dyn Wire,
+        claim: &Claim,
+    ) -> Result<Option<Joined>, Failure> {
+        let Some(plain) = self.plain(claim) else { return Ok(None) };
+        let args = vec![
+            Arg::Name(claim.name.as_str().into()),
+            claim.id.to_hex().into(),
+            int(claim.seen.saturating_add(1).min(Token::MAX / 2)),
+            micros(claim.waiter_lease),
+            micros(claim.lock_delay),
+            self::plain(&claim.holder.host).into(),
+            i64::from(claim.holder.pid).into(),
+            self::plain(&claim.holder.label).into(),
+            self.session.clone().into(),
+        ];
+        let answer = self.decide(wire, plain, Step::Rows(&plain.stand, args), None).await?;
+        let Some(row) = answer else { return Ok(None) };
+        let mut cells = Cells::new(row);
+        let token = Token::new(cells.count()?);
+        let (ahead, remains) = (cells.count()?, cells.count()?);
+        // The second is the one whom nobody tells when the first one's lease ends.
+        let head_remaining = (ahead == 1).then(|| Duration::from_micros(remains));
+        Ok(Some(Joined::Waiting(Place { ahead, head_remaining, token })))
+    }
+
+    /// Leaves, and lets the next one in.
+    pub(super) async fn hand_over(
+        &self,
+        wire: &mut dyn Wire,
+        claim: &Claim,
+    ) -> Result<HandedOver, Failure> {
+        let Some(plain) = self.plain(claim) else { return Ok(HandedOver::Not) };
+        let args = vec![Arg::Name(claim.name.as_str().into()), claim.id.to_hex().into()];
+        let tell = Step::Rows(&plain.tell, vec![self.session.clone().into(), plain.told.into()]);
+        let step = Step::Rows(&plain.hand_over, args);
+        let Some(row) = self.decide(wire, plain, step, Some(tell)).await? else {
+            return Ok(HandedOver::Not);
+        };
+        let mut cells = Cells::new(row);
+        let next = ClaimId::from_hex(&cells.text()?);
+        if let (Some(id), Some(token)) = (next, Token::new(cells.count()?)) {
+            self.waiters.tell(id, Signal::Granted(token));
+        }
+        Ok(HandedOver::Done)
+    }
+
+    /// One message; what `step` answers, if it does anything. What comes after the COMMIT may fail.
+    async fn decide<'a>(
+        &'a self,
+        wire: &mut dyn Wire,
+        plain: &'a Plain,
+        step: Step<'a>,
+        tell: Option<Step<'a>>,
+    ) -> Result<Option<Row>, Failure> {
+        let name = match &step {
+            Step::Rows(_, args) => args.first().cloned(),
+            Step::Raw(_) | Step::One(..) => None,
+        };
+        let mut steps = vec![
+            Step::Raw(self.sql.begin.into()),
+            Step::Rows(&plain.lock, name.into_iter().collect()),
+            step,
+            Step::Raw("COMMIT".into()),
+        ];
+        let durable = steps.len();
+        steps.extend(tell);
+        let mut done = Vec::new();
+        match wire.script(steps, &mut done).await {
+            Err(error) if done.len() < durable => return Err(error.into()),
+            Ok(()) | Err(_) => {}
+        }
+        Ok(done.into_iter().nth(2).and_then(|rows| rows.into_iter().next()))
+    }
+}
+
+#[cfg(all(test, any(feature = "postgres", feature = "mysql")))]
+mod tests {
+    use super::super::SqlStore;
+    use super::super::call::Answer;
+    use super::super::loaded::Loaded;
+    use super::*;
+    use leasehold_core::Name;
+    use leasehold_core::queue::Entry;
+    use leasehold_core::store::{LockInfo, Mode, Standing, Store};
+
+    const BY_MESSAGE: &str = "by one message";
+    const BY_SECTION: &str = "by a section";
+
+    fn mutex(name: &str) -> Claim {
+        Claim::new(Name::new(name).unwrap(), Kind::Mutex, 1, 1).unwrap()
+    }
+
+    /// Numbers that are the same each time.
+    struct Dice(u64);
+
+    impl Dice {
+        fn below(&mut self, n: u64) -> u64 {
+            self.0 = self
+                .0
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (self.0 >> 33) % n
+        }
+    }
+
+    /// Who stands how.
+    fn queue(info: Option<LockInfo>) -> Vec<(u32, Standing)> {
+        let claims = info.map(|info| info.claims).unwrap_or_default();
+        claims.into_iter().map(|c| (c.holder.pid, c.standing)).collect()
+    }
+
+    fn told(answer: &Answer) -> String {
+        match answer {
+            Answer::Joined(Joined::Holding { .. }) => "holds".into(),
+            Answer::Joined(Joined::Waiting(place)) => {
+                format!("{} before it, asks: {}", place.ahead, place.head_remaining.is_some())
+            }
+            Answer::Joined(Joined::Busy { .. }) => "is gone, and its place kept".into(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// All that is written of a queue, but the ends of places.
+    fn written(loaded: Option<Loaded>) -> String {
+        let Some(loaded) = loaded else { return String::new() };
+        let entry =
+            |e: &Entry| format!("{} {} {:?} {}\n", e.token, e.id.to_hex(), e.standing, e.session);
+        loaded.queue.entries().map(entry).collect()
+    }
+
+    /// Whatever comes after whatever: one of two locks goes by messages where these do it, the other by
+    /// sections, and nobody can tell the difference.
+    async fn does_what_a_section_would_have_done(url: &str, rounds: usize) {
+        let store = SqlStore::open(url, &tokio::runtime::Handle::current()).await.unwrap();
+        let shared = &store.shared;
+        let mut pooled = shared.pool.take().await.unwrap();
+        // On a machine that stands still, the server ends an open section: nothing of it was done.
+        macro_rules! done {
+            (|$wire:ident| $call:expr) => {
+                loop {
+                    let $wire = &mut *pooled.wire;
+                    match $call.await {
+                        Ok(done) => break done,
+                        Err(Failure::Conflict(_)) => pooled = shared.pool.take().await.unwrap(),
+                        Err(failure) => panic!("{failure:?}"),
+                    }
+                }
+            };
+        }
+        let (mut dice, mut stood, mut handed) = (Dice(7), 0, 0);
+        for round in 0..rounds {
+            let names = [BY_MESSAGE, BY_SECTION].map(|how| format!("{how} {round}"));
+            let claims: Vec<[Claim; 2]> = (0..5)
+                .map(|pid| {
+                    let (host, label) = ("here".to_owned(), "it's a test".to_owned());
+                    let holder = std::sync::Arc::new(leasehold_core::Holder { host, pid, label });
+                    names.clone().map(|name| {
+                        let mut claim = mutex(&name);
+                        claim.holder = holder.clone();
+                        claim
+                    })
+                })
+                .collect();
+            for _ in 0..30 {
+                let what = dice.below(10);
+                let name = &claims[0][0].name;
+                let first = done!(|w| shared.snapshot(w, name));
+                let first = first.and_then(|kept| Some(kept.queue.entries().next()?.holder.pid));
+                // Who leaves is mostly the first.
+                let n = match (what, first) {
+                    (5..8, Some(first)) if dice.below(3) > 0 => first as usize,
+                    _ => dice.below(5) as usize,
+                };
+                let [quick, slow] = &claims[n];
+                match what {
+                    0..5 => {
+                        let by_section = done!(|w| shared.join_in_section(w, slow, Mode::Wait));
+                        let before = written(done!(|w| shared.snapshot(w, &quick.name)));
+                        let stands = done!(|w| shared.stand(w, quick));
+                        let after = written(done!(|w| shared.snapshot(w, &quick.name)));
+                        assert_eq!(stands.is_none(), before == after, "round {round}");
+                        stood += usize::from(stands.is_some());
+                        let answer = match stands {
+                            Some(stands) => Answer::Joined(stands),
+                            None => done!(|w| shared.join_in_section(w, quick, Mode::Wait)),
+                        };
+                        assert_eq!(told(&answer), told(&by_section), "round {round}");
+                    }
+                    5..8 => {
+                        let by_section = done!(|w| shared.leave_in_section(w, slow, None));
+                        let before = written(done!(|w| shared.snapshot(w, &quick.name)));
+                        let handed_over = done!(|w| shared.hand_over(w, quick));
+                        let after = written(done!(|w| shared.snapshot(w, &quick.name)));
+                        let is_done = handed_over == HandedOver::Done;
+                        assert_eq!(!is_done, before == after, "round {round}: {before} {after}");
+                        let left = match handed_over {
+                            HandedOver::Done => {
+                                handed += 1;
+                                true
+                            }
+                            HandedOver::Not => {
+                                done!(|w| shared.leave_in_section(w, quick, None))
+                            }
+                        };
+                        assert_eq!(left, by_section, "round {round}");
+                        let mut firsts = Vec::new();
+                        for claim in [quick, slow] {
+                            let kept = done!(|w| shared.snapshot(w, &claim.name));
+                            let kept = kept.map(|kept| kept.queue);
+                            let first = kept.as_ref().and_then(|queue| queue.entries().next());
+                            firsts.push(first.map(|e| (e.holder.pid, e.standing)));
+                        }
+                        assert_eq!(firsts[0], firsts[1], "who is let in, round {round}");
+                    }
+                    8 => {
+                        for claim in [quick, slow] {
+                            let keep = Some(Duration::from_secs(60));
+                            done!(|w| shared.leave_in_section(w, claim, keep));
+                        }
+                    }
+                    _ => {
+                        // Its time is over.
+                        for table in ["locks", "claims"] {
+                            let set = format!(
+                                "UPDATE leasehold_{table} SET expires = 1 WHERE claim IN ('{}', '{}')",
+                                quick.id.to_hex(),
+                                slow.id.to_hex()
+                            );
+                            pooled.wire.raw(&set).await.unwrap();
+                        }
+                    }
+                }
+                let [quick, slow] = [quick, slow].map(|claim| store.read(&claim.name));
+                assert_eq!(
+                    queue(quick.await.unwrap()),
+                    queue(slow.await.unwrap()),
+                    "round {round}"
+                );
+            }
+        }
+        assert!(stood > 2 * rounds && handed > rounds, "{stood} stood, {handed} handed over");
+    }
+
+    /// Who had to wait for the row judges, and is dated, by the clock as it is then.
+    async fn reads_the_clock_after_the_wait(url: &str) {
+        let store = SqlStore::open(url, &tokio::runtime::Handle::current()).await.unwrap();
+        let shared = &store.shared;
+        let (held, waits) = (mutex("dated"), mutex("dated"));
+        store.join(&held, Mode::Try).await.unwrap();
+        let mut section = shared.pool.take().await.unwrap();
+        let mut other = shared.pool.take().await.unwrap();
+        let name = vec![Arg::Name("dated".into())];
+        section.wire.raw(shared.sql.begin).await.unwrap();
+        section.wire.rows(&shared.sql.lock, name).await.unwrap();
+        let commits = async {
+            tokio::time::sleep(Duration::from_millis(400)).await;
+            let seen = shared.snapshot(&mut *section.wire, &held.name).await.unwrap();
+            section.wire.raw("COMMIT").await.unwrap();
+            seen.unwrap().now
+        };
+        let (stands, committed) = tokio::join!(shared.stand(&mut *other.wire, &waits), commits);
+        assert!(matches!(stands, Ok(Some(Joined::Waiting(_)))), "{stands:?}");
+        let seen = shared.snapshot(&mut *other.wire, &held.name).await.unwrap().unwrap();
+        let stood = seen.queue.entries().find(|e| e.id == waits.id).unwrap();
+        assert!(stood.since >= committed && stood.token.get() >= committed, "{stood:?}");
+    }
+
+    #[cfg(feature = "postgres")]
+    #[tokio::test]
+    async fn what_one_message_does_on_postgres_a_section_would_have_done() {
+        reads_the_clock_after_the_wait(&testbed::postgres().database()).await;
+        does_what_a_section_would_have_done(&testbed::postgres().database(), 40).await;
+    }
+
+    #[cfg(feature = "mysql")]
+    #[tokio::test]
+    async fn what_one_message_does_on_mariadb_a_section_would_have_done() {
+        reads_the_clock_after_the_wait(&testbed::mariadb().database()).await;
+        does_what_a_section_would_have_done(&testbed::mariadb().database(), 20).await;
+    }
+
+    #[cfg(feature = "mysql")]
+    #[tokio::test]
+    async fn what_one_message_does_on_mysql_a_section_would_have_done() {
+        if testbed::Server::MySql.in_this_run() {
+            reads_the_clock_after_the_wait(&testbed::mysql().database()).await;
+            does_what_a_section_would_have_done(&testbed::mysql().database(), 20).await;
+        }
+    }
+}

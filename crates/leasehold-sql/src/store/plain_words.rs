@@ -1,0 +1,18 @@
+//! What a plain turn says to the server (`plain.rs` says why it is right).
+
+use super::wire::Statement;
+
+/// The statements of a plain turn (`plain_postgres.rs`, `plain_mysql.rs`).
+#[derive(Debug)]
+pub(super) struct Plain {
+    /// Argument: name.
+    pub(super) lock: Statement,
+    /// Token, how many are before it, and for how long the first of them holds at most; no row: it is not
+    /// as simple as that.
+    pub(super) stand: Statement,
+    /// The next one's claim, token and client, if there is one; no row: it is not as simple as that.
+    pub(super) hand_over: Statement,
+    pub(super) tell: Statement,
+    /// What the names of those begin with whom it tells.
+    pub(super) told: &'static str,
+}
