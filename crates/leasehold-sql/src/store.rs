@@ -65,7 +65,8 @@
 //! renewal, which may be stopped anywhere). What the database undid for others' sake (deadlock,
 //! serialization, busy) is tried again with the same claim, as long as somebody waits for it; a broken
 //! connection is replaced, and the call repeated. A join that ends after its claim was given up
-//! leaves again (`store/joins.rs`).
+//! leaves again (`store/joins.rs`). A leave that is said again while it is only slow is sent once
+//! (`store/leaves.rs`).
 //!
 //! # Whose clock
 //! The database's, in microseconds since 1970: PostgreSQL's `clock_timestamp()`, MySQL's
@@ -95,6 +96,7 @@ mod here;
 mod identity;
 mod join;
 mod joins;
+mod leaves;
 mod limits;
 mod loaded;
 mod message;
@@ -141,11 +143,12 @@ use tokio::sync::{Semaphore, oneshot};
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::Instant;
 
-use self::call::{Answer, Call, out_of_step};
+use self::call::{Answer, Call, Told, out_of_step};
 use self::contended::Contended;
 use self::fault::{closed, no_answer};
 use self::here::Here;
 use self::joins::Joins;
+use self::leaves::Leave;
 use self::limits::{LIMIT, SLOW};
 use self::pool::Pool;
 use self::shared::Shared;
@@ -240,6 +243,7 @@ impl SqlStore {
             settling: Mutex::default(),
             waiters: Arc::default(),
             joins: Joins::default(),
+            leaves: Arc::default(),
             contended: Contended::default(),
             joining: Semaphore::new(url.pool.saturating_sub(1).max(1)),
             waiting: Semaphore::new(BEATS - 1),
@@ -285,6 +289,7 @@ impl SqlStore {
         if !is_file(shared.dialect) || shared.contended.lately(&claim.name) {
             return None;
         }
+        shared.leaves.forget(claim.id);
         shared.joins.begin(claim.id);
         Here::new(&self.runtime, async move { shared.take_or_leave(claim).await }).await
     }
@@ -299,6 +304,38 @@ impl SqlStore {
             let _ = caller.send(done);
         }));
         answer.await.unwrap_or_else(|_| Err(closed()))
+    }
+
+    /// A leave, or the answer to one that is under way. It is owed, whether anybody waits for it or not.
+    async fn leave_once(
+        &self,
+        claim: &Claim,
+        keep: Option<Duration>,
+        told: Told,
+    ) -> Result<Answer> {
+        loop {
+            match self.shared.leaves.begin(claim.id) {
+                Leave::Again(mut answer) => {
+                    // Of one that failed nothing is told: it is for us then.
+                    if let Ok(Some(left)) = answer.wait_for(Option::is_some).await.map(|left| *left)
+                    {
+                        return Ok(Answer::Left(left));
+                    }
+                }
+                Leave::First(first) => {
+                    let (shared, call) =
+                        (self.shared.clone(), Call::Leave(claim.clone(), keep, told));
+                    let leaving = self.runtime.spawn(async move {
+                        let done = shared.call(call, &|| first.is_overtaken()).await;
+                        if let Ok(Answer::Left(left)) = done {
+                            first.answered(left);
+                        }
+                        done
+                    });
+                    return leaving.await.unwrap_or_else(|_| Err(closed()));
+                }
+            }
+        }
     }
 }
 
@@ -374,6 +411,7 @@ impl Store for SqlStore {
         }
         let (caller, answer) = oneshot::channel();
         let (shared, mine) = (self.shared.clone(), claim.clone());
+        shared.leaves.forget(claim.id);
         shared.joins.begin(claim.id);
         drop(self.runtime.spawn(async move {
             let done = shared.join_or_leave(mine, mode, &|| caller.is_closed()).await;
@@ -402,15 +440,20 @@ impl Store for SqlStore {
     async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
         // A join that nobody waits for any more, of a claim that another was answered for.
         let in_doubt = self.shared.joins.give_up(claim.id);
-        let waited = self.shared.waiters.has(claim.id);
+        let told = match self.shared.waiters.has(claim.id) {
+            true => Told::Waits,
+            false if in_doubt => Told::Nothing,
+            false => Told::Whatever,
+        };
         self.shared.waiters.dismiss(claim.id);
-        let quick = is_file(self.shared.dialect) && !waited && keep.is_none_or(|d| d.is_zero());
+        let quick =
+            is_file(self.shared.dialect) && told != Told::Waits && keep.is_none_or(|d| d.is_zero());
         let left = match quick {
             true => {
                 let leave = self.shared.clone().release_or_leave(claim.clone(), keep);
                 Here::new(&self.runtime, leave).await
             }
-            false => self.call(Call::Leave(claim.clone(), keep, waited)).await,
+            false => self.leave_once(claim, keep, told).await,
         };
         match left {
             Ok(Answer::Left(left)) => Ok(left || in_doubt),

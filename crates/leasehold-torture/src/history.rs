@@ -4,7 +4,7 @@
 //! events of different processes can be compared. Each event says on which side of what it tells
 //! its time was read; the [checker](super::checker) needs that to claim no more than was seen.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::time::Duration;
 
@@ -176,4 +176,65 @@ pub(super) struct History {
     pub(super) residue: Vec<String>,
     /// When the workers were all gone.
     pub(super) ended: Time,
+}
+
+impl History {
+    /// What a worker is at: the last that it told of each operation of which it told no end.
+    pub(super) fn under_way(&self, worker: WorkerId) -> String {
+        let mut open: BTreeMap<OpId, (usize, &Event)> = BTreeMap::new();
+        for event in self.events.iter().filter(|event| event.op.worker == worker) {
+            match &event.what {
+                What::Abandoned | What::Failed { .. } | What::Released => {
+                    open.remove(&event.op);
+                }
+                What::Invoked { lock, .. } => {
+                    open.insert(event.op, (*lock, event));
+                }
+                _ => {
+                    if let Some((_, last)) = open.get_mut(&event.op) {
+                        *last = event;
+                    }
+                }
+            }
+        }
+        let now = now();
+        let told = open.values().map(|(lock, last)| {
+            let name = self.locks.get(*lock).map_or("", |spec| spec.name.as_str());
+            let ago = Duration::from_nanos(now.saturating_sub(last.at));
+            format!("{name}: {:?} {ago:.1?} ago", last.what)
+        });
+        // Of what was dropped no end is told: so it is the last ones that matter.
+        let mut told: Vec<String> = told.collect();
+        match told.split_off(told.len().saturating_sub(4)) {
+            last if last.is_empty() => "closing its client".into(),
+            last => last.join("; "),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_worker_is_at_is_what_it_told_no_end_of() {
+        let mut history = History::default();
+        let spec = |name: &str| LockSpec { name: name.into(), kind: Kind::Mutex, capacity: 1 };
+        history.locks = vec![spec("a"), spec("b")];
+        let mut tell =
+            |n, what| history.events.push(Event { op: OpId { worker: 3, n }, at: now(), what });
+        let invoked = |lock| What::Invoked { lock, weight: 1, ask: Ask::Lock };
+        tell(1, invoked(0));
+        tell(1, What::Released);
+        tell(2, invoked(1));
+        tell(3, invoked(0));
+        tell(3, What::Waiting { ahead: 2 });
+        tell(4, invoked(1));
+        tell(4, What::Abandoned);
+        let told = history.under_way(3);
+        let (first, second) = told.split_once("; ").unwrap();
+        assert!(first.starts_with("b: Invoked"), "{told}");
+        assert!(second.starts_with("a: Waiting { ahead: 2 }"), "{told}");
+        assert_eq!(history.under_way(4), "closing its client");
+    }
 }

@@ -132,7 +132,10 @@ impl State {
         for (id, worker) in &mut self.workers {
             // Not a fault that was injected, so no death that excuses what is missing.
             worker.dead = true;
-            let what = format!("worker {id} did not end within {patience:?} of being asked to");
+            let at = self.history.under_way(*id);
+            let what = format!(
+                "worker {id} did not end within {patience:?} of being asked to. Last heard of it: {at}"
+            );
             self.history.crashes.push(what);
             let _ = kill_process(worker.pid, Signal::KILL);
         }

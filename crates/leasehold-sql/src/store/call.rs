@@ -5,6 +5,7 @@
 //! one that must tell the difference (`leave`) is told when it may be the second time.
 
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::SemaphorePermit;
@@ -21,7 +22,7 @@ use leasehold_core::queue::Queue;
 use leasehold_core::store::{Evict, Joined, LockInfo, Mode, Renew, Renewal};
 use leasehold_core::{Claim, ClaimId, Error, ErrorKind, Name, Result, Token};
 
-/// Whether nobody waits for the answer any more.
+/// Whether nobody needs the answer any more.
 pub(super) type Gone<'a> = &'a (dyn Fn() -> bool + Send + Sync);
 
 /// One call.
@@ -35,13 +36,23 @@ pub(super) enum Call {
     Beat(Vec<Renew>),
     /// Renewals on one lock, with its row locked.
     Renew(Vec<Renew>),
-    /// The last tells whether it was seen waiting.
-    Leave(Claim, Option<Duration>, bool),
+    Leave(Claim, Option<Duration>, Told),
     Read(Name),
     List(String),
     Evict(Name, Evict),
     /// Removes what is over.
     Settle(Name),
+}
+
+/// What this client was told of a claim that leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Told {
+    /// Perhaps nothing: a join of it is under way, and leaves when it ends.
+    Nothing,
+    /// That it waits.
+    Waits,
+    /// That it holds, or whatever else.
+    Whatever,
 }
 
 /// Its answer.
@@ -70,8 +81,7 @@ impl Shared {
         loop {
             let pooled = pool.take().await;
             let mut pooled = pooled.map_err(|error| Failure::from(error).into_error())?;
-            // A leave is owed all the same.
-            if gone() && (tries > 0 || !matches!(call, Call::Leave(..))) {
+            if gone() {
                 pool.put(pooled);
                 return Err(given_up());
             }
@@ -117,11 +127,17 @@ impl Shared {
         gone: Gone<'_>,
     ) -> Result<Answer> {
         let id = claim.id;
-        let done = self.call(Call::Join(claim.clone(), mode), gone).await;
+        let sent = AtomicBool::new(false);
+        let gone = || {
+            let is_gone = gone();
+            sent.fetch_or(!is_gone, Ordering::SeqCst);
+            is_gone
+        };
+        let done = self.call(Call::Join(claim.clone(), mode), &gone).await;
         let ended = self.joins.end(id, matches!(done, Ok(Answer::Joined(Joined::Waiting(_)))));
-        if ended.given_up {
+        if ended.given_up && sent.into_inner() {
             // Unheard, the claim's lease says it later.
-            let _ = self.call(Call::Leave(claim, None, true), &|| false).await;
+            let _ = self.call(Call::Leave(claim, None, Told::Waits), &|| false).await;
         }
         if ended.given_up || ended.idle {
             self.waiters.dismiss(id);
@@ -171,8 +187,8 @@ impl Shared {
                 let lost = || vec![Renewal::Lost; renewals.len()];
                 Answer::Renewed(renewed.await?.unwrap_or_else(lost))
             }
-            Call::Leave(claim, keep, waited) => {
-                Answer::Left(self.leave(wire, claim, *keep, *waited).await? || in_doubt)
+            Call::Leave(claim, keep, told) => {
+                Answer::Left(self.leave(wire, claim, *keep, *told).await? || in_doubt)
             }
             Call::Read(name) => {
                 let mut loaded = self.snapshot(wire, name).await?;

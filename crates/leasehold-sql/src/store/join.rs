@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::call::Answer;
+use super::call::{Answer, Told};
 use super::fault::{self, Failure};
 use super::loaded::{self, Reach};
 use super::plain::HandedOver;
@@ -165,11 +165,15 @@ impl Shared {
         wire: &mut dyn Wire,
         claim: &Claim,
         keep: Option<Duration>,
-        waited: bool,
+        told: Told,
     ) -> Result<bool, Failure> {
+        // Mostly nothing came of it yet, and to see that, nobody has to be waited for.
+        if told == Told::Nothing && !self.is_there(wire, claim).await? {
+            return Ok(false);
+        }
         if keep.is_none_or(|keep| keep.is_zero()) {
             let plain = self.sql.plain.is_some();
-            let contended = waited || plain && self.contended.lately(&claim.name);
+            let contended = told == Told::Waits || plain && self.contended.lately(&claim.name);
             if !contended && self.release(wire, claim).await? {
                 return Ok(true);
             }
@@ -178,6 +182,12 @@ impl Shared {
             }
         }
         self.leave_in_section(wire, claim, keep).await
+    }
+
+    /// As it was committed last.
+    async fn is_there(&self, wire: &mut dyn Wire, claim: &Claim) -> Result<bool, Failure> {
+        let seen = loaded::look(wire, &self.sql, &claim.name, claim.id).await?;
+        Ok(seen.is_some_and(|seen| seen.queue.entries().any(|entry| entry.id == claim.id)))
     }
 
     pub(super) async fn leave_in_section(
@@ -268,7 +278,7 @@ mod tests {
                 let held = matches!(joined, Answer::Joined(Joined::Holding { .. }));
                 assert!(held, "{name}: {joined:?}");
                 assert_eq!(std::mem::take(&mut wire.sent), expected, "to take {name}");
-                assert!(store.shared.leave(&mut wire, &claim, keep, false).await.unwrap());
+                assert!(store.shared.leave(&mut wire, &claim, keep, Told::Whatever).await.unwrap());
                 assert_eq!(std::mem::take(&mut wire.sent), 1, "to release {name}");
             }
         }
@@ -284,15 +294,15 @@ mod tests {
         store.shared.join(&mut wire, &held, Mode::Wait).await.unwrap();
         let joined = store.shared.join(&mut wire, &waits, Mode::Wait).await.unwrap();
         assert!(matches!(joined, Answer::Joined(Joined::Waiting(_))), "{joined:?}");
-        for (left, waited) in [(&held, false), (&waits, true)] {
-            assert!(store.shared.leave(&mut wire, left, None, waited).await.unwrap());
+        for (left, told) in [(&held, Told::Whatever), (&waits, Told::Waits)] {
+            assert!(store.shared.leave(&mut wire, left, None, told).await.unwrap());
         }
         for turn in ["first", "second", "third"] {
             let next = claim();
             wire.sent = 0;
             let joined = store.shared.join(&mut wire, &next, Mode::Wait).await.unwrap();
             assert!(matches!(joined, Answer::Joined(Joined::Holding { .. })), "{joined:?}");
-            assert!(store.shared.leave(&mut wire, &next, None, false).await.unwrap());
+            assert!(store.shared.leave(&mut wire, &next, None, Told::Whatever).await.unwrap());
             assert!(turn == "first" || wire.sent == 2, "{turn}: {} messages", wire.sent);
         }
     }
@@ -354,7 +364,7 @@ mod tests {
         store.shared.join(&mut wire, &waiter, Mode::Wait).await.unwrap();
         for _ in 0..5 {
             wire.sent = 0;
-            assert!(store.shared.leave(&mut wire, &holder, None, true).await.unwrap());
+            assert!(store.shared.leave(&mut wire, &holder, None, Told::Waits).await.unwrap());
             assert_eq!(wire.sent, 1, "to hand over");
             let news = store.shared.waiters.news(waiter.id).await;
             assert!(matches!(news, leasehold_core::store::Signal::Granted(_)), "{news:?}");
@@ -434,7 +444,9 @@ mod tests {
         }
         for _ in 0..5 {
             wire.sent = 0;
-            assert!(store.shared.leave(&mut wire, &queue.remove(0), None, true).await.unwrap());
+            assert!(
+                store.shared.leave(&mut wire, &queue.remove(0), None, Told::Waits).await.unwrap()
+            );
             assert!(wire.sent <= 3, "{} calls to hand over", wire.sent);
             queue.push(claim());
             wire.sent = 0;

@@ -193,6 +193,12 @@ impl Pool {
         &self.common.ear
     }
 
+    /// For how many calls there is room.
+    #[cfg(test)]
+    pub(super) fn free(&self) -> usize {
+        self.room.available_permits()
+    }
+
     pub(super) async fn take(&self) -> sqlx::Result<Pooled> {
         let room = self.room.clone().acquire_owned().await;
         let room = room.map_err(|_| sqlx::Error::PoolClosed)?;

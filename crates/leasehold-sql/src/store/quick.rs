@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::call::{Answer, Call, in_time};
+use super::call::{Answer, Call, Told, in_time};
 use super::fault::{Failure, closed, given_up, no_answer};
 use super::shared::Shared;
 use leasehold_core::store::Joined;
@@ -20,7 +20,7 @@ impl Shared {
         if self.joins.end(claim.id, false).given_up {
             // Unheard, the claim's lease says it later.
             let id = claim.id;
-            let _ = self.call(Call::Leave(claim, None, true), &|| false).await;
+            let _ = self.call(Call::Leave(claim, None, Told::Waits), &|| false).await;
             self.waiters.dismiss(id);
             return Some(Err(given_up()));
         }
@@ -49,7 +49,8 @@ impl Shared {
             Ok(_) | Err(Failure::Conflict(_)) => false,
             Err(_) => true,
         };
-        let leave = async move { self.call(Call::Leave(claim, keep, true), &|| false).await };
+        let leave =
+            async move { self.call(Call::Leave(claim, keep, Told::Waits), &|| false).await };
         match tokio::spawn(leave).await.unwrap_or_else(|_| Err(closed()))? {
             Answer::Left(left) => Ok(Answer::Left(left || in_doubt)),
             other => Ok(other),

@@ -9,6 +9,7 @@ use super::contended::Contended;
 #[cfg(feature = "sqlite")]
 use super::doorbell::Doorbells;
 use super::joins::Joins;
+use super::leaves::Leaves;
 use super::pool::Pool;
 use super::statements::Statements;
 use super::url::Dialect;
@@ -29,6 +30,7 @@ pub(super) struct Shared {
     pub(super) settling: Mutex<HashSet<Name>>,
     pub(super) waiters: Arc<Waiters>,
     pub(super) joins: Joins,
+    pub(super) leaves: Arc<Leaves>,
     pub(super) contended: Contended,
     /// Whose turn it is: all but one of the connections for calls are for joins, and all but one of
     /// those for renewals for heartbeats of waiters.
