@@ -35,7 +35,7 @@ tools='cc:gcc cc:libc6-dev bash:bash dash:dash flock:util-linux setsid:util-linu
     setpriv:util-linux unshare:util-linux ip:iproute2 nft:nftables openssl:openssl initdb:postgresql psql:postgresql-client
     mariadbd:mariadb-server mariadb:mariadb-client pgbouncer:pgbouncer
     redis-server:redis-server python3:python3 python3:python3-venv
-    etcd:etcd-server etcdctl:etcd-client java:default-jre-headless javac:default-jdk-headless
+    etcd:etcd-server etcdctl:etcd-client node:nodejs java:default-jre-headless javac:default-jdk-headless
     mmdebstrap:mmdebstrap patchelf:patchelf'
 
 if ! command -v cargo >/dev/null; then

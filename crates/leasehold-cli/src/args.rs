@@ -41,6 +41,8 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Takes a lock for a shell script and prints its token
     Acquire(AcquireArgs),
+    /// Holds a lock for a program in any language, and says on stdout what becomes of it
+    Hold(HoldArgs),
     /// Releases what `acquire` took, or takes a lock away from whoever holds it
     Release(ReleaseArgs),
     /// Asks the store whether the hold that a sequencer tells of is still held
@@ -145,7 +147,7 @@ pub(crate) struct TakeArgs {
     /// How long a crashed holder's lock stays taken, where the store works with leases (not file:)
     #[arg(long, value_name = "DUR", value_parser = duration, default_value = "15s")]
     pub(crate) lease: Duration,
-    /// Hold no longer than this (`run` ends its command in time, `acquire` just releases)
+    /// Hold no longer than this (`run` ends its command in time, `acquire` and `hold` just release)
     #[arg(long, value_name = "DUR", value_parser = duration)]
     pub(crate) max_hold: Option<Duration>,
     /// Keep the lock taken this long from when it was taken, even if it is released earlier
@@ -278,6 +280,41 @@ without --pid $$ nothing is taken (2). Exit codes as in `leasehold run`.
 
 Nothing stops the script when the lock is lost (where the store works with leases): a script that
 must be stopped is better run by `leasehold run`.";
+
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = HOLD_HELP, after_help = "More, with examples: leasehold hold --help")]
+pub(crate) struct HoldArgs {
+    #[command(flatten)]
+    pub(crate) take: TakeArgs,
+    /// Say it as one JSON object per line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+const HOLD_HELP: &str = "\
+Example, in bash:
+  exec {lock}< <(leasehold hold deploy < /dev/null)   # starts it, and has its stdout
+  while read -r word token rest <&$lock && [ \"$word\" = waiting ]; do :; done
+  [ \"$word\" = held ] || exit
+  ./deploy.sh \"$token\"
+  exec {lock}<&-                                      # nobody reads any more: released
+
+It says on stdout, each on a line:
+  waiting N               it stands in the queue, N before it
+  held TOKEN SEQUENCER S  the lock is yours; renewed again and again, certain for S seconds
+  at_risk S               it could not be renewed in time: certain for S seconds more
+  recovered S             it was renewed after all
+  lost REASON             the lock may be another's by now; the last line
+  released TOKEN          the last line
+  failed CODE MESSAGE     nothing is held; the last line
+With --json these are objects with \"event\", \"time\" (seconds since 1970) and the same values by name.
+
+It holds until `release` is written to its stdin, or that ends (where it is a pipe or a socket: another
+stdin is not touched), or nobody reads its stdout, or a signal ends it: a caller that dies gives the lock
+back. If its stdout ends without a last line, it was killed, and the lock is not certain any more.
+
+Nothing stops the caller when the lock is lost: it has to read. Exit codes as in `leasehold run`; 74 if the
+lock was lost.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = RELEASE_HELP)]

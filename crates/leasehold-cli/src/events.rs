@@ -91,15 +91,20 @@ impl Event {
 
     /// One JSON object, with the time in seconds since 1970.
     pub(crate) fn json(&self) -> String {
-        #[derive(Serialize)]
-        struct Timed<'a> {
-            time: f64,
-            #[serde(flatten)]
-            event: &'a Event,
-        }
-        let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
-        serde_json::to_string(&Timed { time, event: self }).unwrap_or_default()
+        timed(self)
     }
+}
+
+/// What happened, as one JSON object with the time in seconds since 1970.
+pub(crate) fn timed(event: &impl Serialize) -> String {
+    #[derive(Serialize)]
+    struct Timed<'a, T> {
+        time: f64,
+        #[serde(flatten)]
+        event: &'a T,
+    }
+    let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+    serde_json::to_string(&Timed { time, event }).unwrap_or_default()
 }
 
 /// How events are told.

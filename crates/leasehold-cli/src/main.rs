@@ -9,6 +9,7 @@ mod doctor;
 mod drive;
 mod events;
 mod exit;
+mod hold;
 mod inherited;
 mod keeper;
 mod list;
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
     match Args::parse().command {
         Command::Run(args) => run::main(args),
         Command::Acquire(args) => acquire::main(args),
+        Command::Hold(args) => hold::main(&args),
         Command::Release(args) => release::main(args),
         Command::Check(args) => check::main(&args),
         Command::Doctor(args) => doctor::main(&args),

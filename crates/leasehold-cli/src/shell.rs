@@ -41,6 +41,12 @@ impl Process {
         Ok(Self { pid, started: stat.ok_or_else(gone)?.started() })
     }
 
+    /// Whoever started us, if it is there.
+    pub(crate) fn parent() -> Option<Self> {
+        let pid = i32::try_from(parent_id()).ok()?;
+        Some(Self { pid, started: Stat::of(pid)?.started() })
+    }
+
     /// The shell that called us.
     pub(crate) fn calling_shell() -> Result<Self, Failure> {
         let parent = i32::try_from(parent_id()).unwrap_or_default();

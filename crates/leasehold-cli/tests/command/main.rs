@@ -4,9 +4,11 @@
 mod common;
 
 mod check;
+mod clients;
 mod database;
 mod doctor;
 mod file_store;
+mod hold;
 mod leases;
 mod run;
 mod run_real_use;

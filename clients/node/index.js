@@ -1,0 +1,174 @@
+'use strict';
+// Locks for programs on more than one process or machine.
+//
+// The lock is held by the command `leasehold hold`, which this module starts and follows: it waits its turn,
+// renews the lease, and gives the lock back when it is told to, or when this process is gone, however that came.
+// Nothing stops a program when its lock is lost: look at `held.lost` before what matters, listen to 'lost', or
+// give `held.token` to a resource that refuses the smaller of two.
+
+const { spawn } = require('node:child_process');
+const { EventEmitter } = require('node:events');
+const { createInterface } = require('node:readline');
+
+/** The command said no. `code` is its exit code, the message its own line. */
+class LeaseholdError extends Error {
+  constructor(message, code) {
+    super(message);
+    this.name = new.target.name;
+    this.code = code;
+  }
+}
+/** Somebody else held the lock for as long as was waited (75). */
+class NotAcquired extends LeaseholdError {}
+/** The store cannot be reached or used (69). */
+class Unavailable extends LeaseholdError {}
+/** The lock was held, and is not any more (74). */
+class Lost extends LeaseholdError {}
+
+const ERRORS = { 69: Unavailable, 74: Lost, 75: NotAcquired };
+// How long the command has to say that it has released: it gives up on a silent store before that.
+const FAREWELL = 30_000;
+
+/** A lock that is held, until it is released or lost. Emits 'lost', 'at_risk' and 'recovered'. */
+class Held extends EventEmitter {
+  constructor(name) {
+    super();
+    this.name = name;
+    /** The fencing token, a BigInt: it rises from holder to holder. */
+    this.token = null;
+    /** The hold as a string, for `leasehold check`. */
+    this.sequencer = null;
+    /** 'waiting', 'held', 'at_risk', 'lost' or 'released'. */
+    this.state = 'waiting';
+    /** How many are before it, while it waits. */
+    this.ahead = null;
+    /** Why it was lost. */
+    this.reason = null;
+  }
+
+  /** Whether it is not held any more, though nobody released it. */
+  get lost() {
+    return this.state === 'lost';
+  }
+
+  /** Throws `Lost` if the lock is not held any more. Asks nobody. */
+  check() {
+    if (this.lost) throw this._loss();
+  }
+
+  /** Gives the lock back. Rejects with `Lost` if it was lost before. A second time it says the same. */
+  async release() {
+    this._leaving = true;
+    this._process.stdin.end();
+    // One that does not end is not waited for for ever; the lease ends what it held.
+    const timer = setTimeout(() => this._process.kill('SIGKILL'), FAREWELL);
+    await this._ended.finally(() => clearTimeout(timer));
+    this.check();
+  }
+
+  _loss() {
+    return new Lost(`lost ${JSON.stringify(this.name)}: ${this.reason}`, 74);
+  }
+}
+
+/**
+ * Takes a lock; resolves with what is `Held`.
+ *
+ * Options, all of them optional. `store`: its URL. `wait`: for how many milliseconds; 0: not at all; without it:
+ * for ever. `lease`, `maxHold`, `atLeast`, `lockDelay`: milliseconds. `shared`, `exclusive`: the sides of a
+ * read-write lock. `of`, `permits`: a semaphore. `label`: what others read about this holder. `signal`: an
+ * AbortSignal that ends the waiting. `command`: the program, if it is not the one in the PATH.
+ */
+function lock(name, options = {}) {
+  const { store, shared, exclusive, signal, command = process.env.LEASEHOLD_COMMAND ?? 'leasehold' } = options;
+  const times = { wait: options.wait, lease: options.lease, 'max-hold': options.maxHold };
+  Object.assign(times, { 'at-least': options.atLeast, 'lock-delay': options.lockDelay });
+  const values = { of: options.of, permits: options.permits, label: options.label };
+  const said = (all, unit) =>
+    Object.entries(all).flatMap(([word, value]) => (value == null ? [] : [`--${word}=${value}${unit}`]));
+  const words = ['hold', '--json', ...said(times, 'ms'), ...said(values, '')];
+  if (shared) words.push('--shared');
+  if (exclusive) words.push('--exclusive');
+  words.push('--', name);
+  // Not among the words, which anybody on this machine can read: it may have a password.
+  const env = store == null ? process.env : { ...process.env, LEASEHOLD_STORE: store };
+  if (signal?.aborted) return Promise.reject(signal.reason);
+  return new Promise((resolve, reject) => follow(new Held(name), { command, words, env, signal }, resolve, reject));
+}
+
+function follow(held, { command, words, env, signal }, resolve, reject) {
+  // In a session of its own: Ctrl-C is for us, who may have to clean up under the lock.
+  const child = spawn(command, words, { env, stdio: ['pipe', 'pipe', 'pipe'], detached: true });
+  held._process = child;
+  let last = {};
+  let errors = '';
+  const abort = () => {
+    child.stdin.end();
+    reject(signal.reason);
+  };
+  signal?.addEventListener('abort', abort, { once: true });
+  child.stdin.on('error', () => {});
+  child.stderr.on('data', (data) => (errors += data));
+  const lines = createInterface({ input: child.stdout });
+  lines.on('line', (line) => {
+    try {
+      last = JSON.parse(line);
+      hear(held, last, line, resolve);
+    } catch {
+      errors = `${command} speaks of other things: is it leasehold?`;
+      child.kill('SIGKILL');
+    }
+    if (held.state !== 'waiting') signal?.removeEventListener('abort', abort);
+  });
+  held._ended = new Promise((ended) => {
+    const end = (message, code) => {
+      signal?.removeEventListener('abort', abort);
+      if (held.state === 'waiting') {
+        reject(new (ERRORS[code] ?? LeaseholdError)(last.message ?? message, code));
+      } else if (last.event === 'released') {
+        held.state = 'released';
+      } else if (!held.lost) {
+        // Without a word it was killed: nobody renews the lock any more.
+        held.reason = last.event === 'lost' ? last.reason : message;
+        held.state = 'lost';
+        if (!held._leaving) held.emit('lost', held._loss());
+      }
+      ended();
+    };
+    child.on('error', (error) => end(`cannot start ${command}: ${error.message}`));
+    child.on('close', (code, by) => end(errors.trim() || `leasehold ended with ${code ?? by}`, code));
+  });
+}
+
+function hear(held, told, line, resolve) {
+  if (told.event === 'waiting') {
+    held.ahead = told.ahead;
+  } else if (told.event === 'held') {
+    held.state = 'held';
+    // All its digits: a number here has 53 bits.
+    held.token = BigInt(/"token":(\d+)/.exec(line)[1]);
+    held.sequencer = told.sequencer;
+    resolve(held);
+  } else if (told.event === 'at_risk' || told.event === 'recovered') {
+    held.state = told.event === 'at_risk' ? 'at_risk' : 'held';
+    held.emit(told.event);
+  }
+}
+
+/** Takes the lock, does `work` with what is held, and gives it back. Rejects with `Lost` if it was lost meanwhile. */
+async function withLock(name, options, work) {
+  if (typeof options === 'function') [options, work] = [{}, options];
+  const held = await lock(name, options);
+  let done;
+  try {
+    done = await work(held);
+  } catch (error) {
+    // What went wrong inside says more than that the lock was lost.
+    await held.release().catch(() => {});
+    throw error;
+  }
+  await held.release();
+  return done;
+}
+
+module.exports = { lock, withLock, Held, LeaseholdError, NotAcquired, Unavailable, Lost };

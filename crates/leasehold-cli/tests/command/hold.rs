@@ -1,0 +1,209 @@
+//! `leasehold hold`: what it says, what ends it, and that nobody's death leaves a lock held.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use crate::common::{LEASEHOLD, PATIENCE, Place, Running, eventually, signals_end};
+
+fn command(store: &str, words: &[&str]) -> Command {
+    let mut command = Command::new(LEASEHOLD);
+    command.arg("hold").args(words).env("LEASEHOLD_STORE", store).stdin(Stdio::piped());
+    command
+}
+
+fn hold(place: &Place, words: &[&str]) -> Running {
+    Running::start(command(&place.store(), words))
+}
+
+/// The next line of one with `--json`.
+#[track_caller]
+fn told(running: &mut Running) -> Value {
+    let line = running.line();
+    serde_json::from_str(&line).unwrap_or_else(|e| panic!("{line:?}: {e}: {}", running.errors()))
+}
+
+#[test]
+fn hold_says_what_it_holds_and_releases_when_it_is_told_to() {
+    let place = Place::new();
+    let mut first = hold(&place, &["--json", "--label", "first", "x"]);
+    let held = told(&mut first);
+    assert_eq!((&held["event"], &held["name"]), (&"held".into(), &"x".into()), "{held}");
+    let token = held["token"].as_u64().unwrap();
+    assert!(held["remaining_seconds"].is_null(), "a file's lock has no lease: {held}");
+    let sequencer = held["sequencer"].as_str().unwrap().to_owned();
+    assert_eq!(place.code(&["check", &sequencer]), 0);
+
+    let mut second = hold(&place, &["x"]);
+    assert_eq!(second.line(), "waiting 1");
+    let mut stdin = first.child.stdin.take().unwrap();
+    writeln!(stdin, "not a word of ours").unwrap();
+    writeln!(stdin, "release").unwrap();
+    let released = told(&mut first);
+    assert_eq!(released["event"], "released", "{released}");
+    assert_eq!((released["token"].as_u64(), first.code()), (Some(token), 0));
+    assert_eq!(place.code(&["check", &sequencer]), 1);
+
+    let line = second.line();
+    let ["held", later, sequencer] = line.split(' ').collect::<Vec<_>>()[..] else {
+        panic!("{line}")
+    };
+    assert!(later.parse::<u64>().unwrap() > token, "{line}");
+    assert_eq!(place.code(&["check", sequencer]), 0);
+    drop(second.child.stdin.take());
+    assert_eq!((second.line(), second.code()), (format!("released {later}"), 0));
+    assert_eq!(place.claims("x"), 0);
+}
+
+/// However the caller ends: its pipes end with it.
+#[test]
+fn hold_ends_with_who_reads_it() {
+    let place = Place::new();
+    for signal in [Signal::SIGKILL, Signal::SIGTERM] {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "read -r line; echo \"$line\"; exec sleep 1000"]);
+        let mut holder = command(&place.store(), &["x"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut reader = Running::start({
+            shell.stdin(Stdio::from(holder.stdout.take().unwrap()));
+            shell
+        });
+        assert!(reader.line().starts_with("held "));
+        assert_eq!(place.claims("x"), 1);
+        reader.signal(signal);
+        let _ = reader.child.wait();
+        assert_eq!(holder.wait().unwrap().code(), Some(0));
+        assert_eq!(place.claims("x"), 0);
+    }
+}
+
+#[test]
+fn hold_ends_with_a_waiting_caller_too() {
+    let place = Place::new();
+    let mut holder = hold(&place, &["x"]);
+    assert!(holder.line().starts_with("held "));
+    let mut waiter = hold(&place, &["x"]);
+    assert_eq!(waiter.line(), "waiting 1");
+    drop(waiter.child.stdin.take());
+    assert_eq!((waiter.line(), waiter.code()), (String::new(), 0));
+    assert_eq!(place.claims("x"), 1);
+    let mut waiter = hold(&place, &["x"]);
+    assert_eq!(waiter.line(), "waiting 1");
+    waiter.signal(Signal::SIGTERM);
+    // Waiting for it would close it.
+    let _stdin = waiter.child.stdin.take();
+    let status = waiter.child.wait().unwrap();
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(15));
+    assert_eq!(place.claims("x"), 1);
+}
+
+#[test]
+fn hold_that_gets_nothing_says_so() {
+    let place = Place::new();
+    let mut holder = hold(&place, &["x"]);
+    assert!(holder.line().starts_with("held "));
+    let mut refused = hold(&place, &["--json", "--try", "x"]);
+    let failed = told(&mut refused);
+    assert_eq!((&failed["event"], &failed["code"]), (&"failed".into(), &75.into()), "{failed}");
+    assert!(failed["message"].as_str().unwrap().contains("is not free"), "{failed}");
+    assert_eq!((refused.code(), refused.errors()), (75, String::new()));
+    let mut refused = hold(&place, &["--wait", "10ms", "x"]);
+    assert_eq!(refused.line(), "waiting 1");
+    assert!(refused.line().starts_with("failed 75 \"x\" did not become free within "));
+    assert_eq!(refused.code(), 75);
+    assert!(refused.errors().starts_with("leasehold: \"x\" did not become free"));
+}
+
+/// In bash, as its help says.
+#[test]
+fn hold_serves_a_shell() {
+    let place = Place::new();
+    let script = r#"
+        exec {lock}< <("$1" hold deploy < /dev/null)
+        while read -r word token rest <&$lock && [ "$word" = waiting ]; do :; done
+        [ "$word" = held ] || exit 9
+        echo "$token"
+        read -r go
+        exec {lock}<&-
+        echo closed
+        read -r go
+    "#;
+    let mut bash = Command::new("bash");
+    bash.args(["-c", script, "bash", LEASEHOLD]).env("LEASEHOLD_STORE", place.store());
+    let mut bash = Running::start({
+        bash.stdin(Stdio::piped());
+        bash
+    });
+    assert!(bash.line().parse::<u64>().is_ok());
+    assert_eq!(place.claims("deploy"), 1);
+    let mut stdin = bash.child.stdin.take().unwrap();
+    writeln!(stdin).unwrap();
+    assert_eq!(bash.line(), "closed");
+    eventually("it is given back", || place.claims("deploy") == 0);
+    writeln!(stdin).unwrap();
+    assert_eq!(bash.code(), 0);
+}
+
+/// On a store with leases: renewed, then taken away by somebody.
+fn is_told_of_its_loss(store: &str) {
+    let mut holder = Running::start(command(store, &["--json", "--lease", "3s", "x"]));
+    let held = told(&mut holder);
+    assert_eq!(held["event"], "held", "{held}");
+    let left = held["remaining_seconds"].as_f64().unwrap();
+    assert!(left > 1.0 && left <= 3.0, "{held}");
+    let ask = |words: &[&str]| {
+        let mut command = Command::new(LEASEHOLD);
+        // SAFETY: between fork and exec it only tells the kernel some numbers, which is allowed there.
+        unsafe { std::os::unix::process::CommandExt::pre_exec(&mut command, signals_end) };
+        command.args(words).env("LEASEHOLD_STORE", store).output().unwrap()
+    };
+    std::thread::sleep(std::time::Duration::from_secs(4));
+    let checked = ask(&["check", held["sequencer"].as_str().unwrap()]);
+    assert_eq!(checked.status.code(), Some(0), "not renewed: {checked:?}");
+    assert_eq!(ask(&["release", "--force", "x"]).status.code(), Some(0));
+    let lost = told(&mut holder);
+    assert_eq!((&lost["event"], &lost["name"]), (&"lost".into(), &"x".into()), "{lost}");
+    assert_eq!((holder.line(), holder.code()), (String::new(), 74));
+}
+
+/// Who holds is killed, caller and all: the next has it within the lease.
+fn is_free_when_all_are_killed(store: &str) {
+    let mut holder = Running::start(command(store, &["--lease", "2s", "y"]));
+    assert!(holder.line().starts_with("held "));
+    let mut waiter = Running::start(command(store, &["y"]));
+    assert_eq!(waiter.line(), "waiting 1");
+    holder.signal(Signal::SIGKILL);
+    let killed = std::time::Instant::now();
+    while !waiter.line().starts_with("held ") {
+        assert!(killed.elapsed() < PATIENCE);
+    }
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn hold_on_redis() {
+    let store = testbed::redis().url();
+    is_told_of_its_loss(&store);
+    is_free_when_all_are_killed(&store);
+}
+
+#[cfg(feature = "postgres")]
+#[test]
+fn hold_on_postgres() {
+    let store = testbed::postgres().database();
+    is_told_of_its_loss(&store);
+    is_free_when_all_are_killed(&store);
+}
+
+#[cfg(feature = "etcd")]
+#[test]
+fn hold_on_etcd() {
+    let store = testbed::etcd().url();
+    is_told_of_its_loss(&store);
+    is_free_when_all_are_killed(&store);
+}
