@@ -41,6 +41,8 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Takes a lock for a shell script and prints its token
     Acquire(AcquireArgs),
+    /// Runs a command on one of many machines, for ever: another takes over when this one ends
+    Elect(ElectArgs),
     /// Holds a lock for a program in any language, and says on stdout what becomes of it
     Hold(HoldArgs),
     /// Releases what `acquire` took, or takes a lock away from whoever holds it
@@ -57,6 +59,10 @@ pub(crate) enum Command {
     Wait(WaitArgs),
     /// Prints the SQL that makes leasehold's tables in a database
     Schema(SchemaArgs),
+    /// Prints what a shell completes
+    Completions(CompletionsArgs),
+    /// Prints the manual page, or writes all of them
+    Man(ManArgs),
     /// Is my set-up safe? Fights for locks while processes are stopped, killed and cut off
     Torture(leasehold_torture::Args),
     /// Fights in `torture`
@@ -78,6 +84,27 @@ pub(crate) struct SchemaArgs {
     /// Which tables to make
     #[arg(long, value_enum, default_value_t)]
     pub(crate) tables: Tables,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "In bash: leasehold completions bash > \
+                        ~/.local/share/bash-completion/completions/leasehold")]
+pub(crate) struct CompletionsArgs {
+    /// Which shell
+    #[arg(value_enum)]
+    pub(crate) shell: clap_complete::Shell,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "To read: leasehold man run | man -l -\n\
+                        To install: leasehold man --into ~/.local/share/man/man1")]
+pub(crate) struct ManArgs {
+    /// Write the pages of all commands into this directory
+    #[arg(long, value_name = "DIR", conflicts_with = "subcommand")]
+    pub(crate) into: Option<std::path::PathBuf>,
+    /// Which command's page; none: leasehold's
+    #[arg(value_name = "COMMAND")]
+    pub(crate) subcommand: Option<String>,
 }
 
 /// Which of leasehold's tables.
@@ -256,6 +283,73 @@ over to a member that had not heard of the hold (a replica of Redis or of a data
 may go on renewing it until it is demoted. Where that matters, let the resource check the token. A
 job that was stopped with Ctrl-Z stops renewing too: on a store with leases it is ended before its
 lease is over.";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = ELECT_HELP)]
+pub(crate) struct ElectArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+    /// How long after this machine's death another takes over, where the store works with leases
+    #[arg(long, value_name = "DUR", value_parser = duration, default_value = "15s")]
+    pub(crate) lease: Duration,
+    /// Nobody leads for so long after a crash, where the store can see to that
+    #[arg(long, value_name = "DUR", value_parser = duration)]
+    pub(crate) lock_delay: Option<Duration>,
+    /// What `show` and those who wait read about this candidate
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) label: Option<String>,
+    /// Say on stderr what happens
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+    /// Say on stderr what happens, as one JSON object per line
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Name of the lock that the leader holds
+    pub(crate) name: String,
+    /// The command and its arguments: executed directly, never through a shell
+    #[arg(last = true, required = true, value_name = "CMD")]
+    pub(crate) command: Vec<OsString>,
+}
+
+impl ElectArgs {
+    /// One term: a lock that is waited for, for as long as it takes.
+    pub(crate) fn term(self) -> RunArgs {
+        let take = TakeArgs {
+            store: self.store,
+            try_only: false,
+            wait: None,
+            shared: false,
+            exclusive: false,
+            permits: None,
+            of: None,
+            lease: self.lease,
+            max_hold: None,
+            at_least: None,
+            lock_delay: self.lock_delay,
+            label: self.label,
+            conflict_exit_code: None,
+            quiet: false,
+            name: self.name,
+        };
+        RunArgs {
+            take,
+            once_per: None,
+            close: false,
+            verbose: self.verbose,
+            json: self.json,
+            command: self.command,
+        }
+    }
+}
+
+const ELECT_HELP: &str = "\
+Each term is a `leasehold run`, with all that its help says: the command has LEASEHOLD_TOKEN, the number of
+the term, and is ended before the lock can be another's. When it ends, by itself or so, or the store is
+away, this stands in the queue again, after a pause of 1 to 30 s. INT, QUIT and TERM are passed on and end
+it.
+
+Exit codes: the command's own once it was told to end; 128+n for the signal that ended the waiting; 2, 126
+and 127 as in `leasehold run`.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = ACQUIRE_HELP, after_help = "More, with examples: leasehold acquire --help")]

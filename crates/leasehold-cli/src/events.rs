@@ -115,6 +115,17 @@ pub(crate) enum Style {
     Json,
 }
 
+impl Style {
+    /// As `--json` and `--verbose` ask for it.
+    pub(crate) fn of(json: bool, verbose: bool) -> Self {
+        match (json, verbose) {
+            (true, _) => Self::Json,
+            (false, true) => Self::Plain,
+            (false, false) => Self::Quiet,
+        }
+    }
+}
+
 #[derive(Debug)]
 enum Said {
     Line(String),

@@ -5,8 +5,10 @@ mod args;
 mod boottime;
 mod check;
 mod child;
+mod describe;
 mod doctor;
 mod drive;
+mod elect;
 mod events;
 mod exit;
 mod hold;
@@ -37,6 +39,7 @@ fn main() -> ExitCode {
     match Args::parse().command {
         Command::Run(args) => run::main(args),
         Command::Acquire(args) => acquire::main(args),
+        Command::Elect(args) => elect::main(args),
         Command::Hold(args) => hold::main(&args),
         Command::Release(args) => release::main(args),
         Command::Check(args) => check::main(&args),
@@ -45,6 +48,8 @@ fn main() -> ExitCode {
         Command::Show(args) => list::show(args),
         Command::Wait(args) => wait::main(&args),
         Command::Keep(args) => keeper::main(args),
+        Command::Completions(args) => describe::completions(&args),
+        Command::Man(args) => describe::man(&args),
         Command::Schema(args) => schema::main(&args),
         Command::Torture(args) => leasehold_torture::main(&args),
         Command::TortureWorker => leasehold_torture::worker_main(),

@@ -59,25 +59,22 @@ const SHORT_FAREWELL: Duration = Duration::from_secs(1);
 
 pub(crate) fn main(mut args: RunArgs) -> ExitCode {
     let max_hold = settle(&mut args);
-    let style = match (args.json, args.verbose) {
-        (true, _) => Style::Json,
-        (false, true) => Style::Plain,
-        (false, false) => Style::Quiet,
-    };
-    let mut events = Events::new(style);
-    let code = drive(run(&args, max_hold, &events)).unwrap_or_else(|failure| {
+    let mut events = Events::new(Style::of(args.json, args.verbose));
+    let end = drive(async {
+        let mut signals = catch()?;
+        run(&args, max_hold, &events, &mut signals).await
+    });
+    let end = end.unwrap_or_else(|failure| {
         events.tell(&failure.event());
         End::Code(failure.code)
     });
     events.finish();
-    match code {
-        End::Code(code) => ExitCode::from(code),
-        End::Signal(number) => ExitCode::from(signals::die_of(number)),
-        End::Interrupted => {
-            terminal::interrupt_our_group();
-            ExitCode::from(signals::die_of(Signal::SIGINT as i32))
-        }
-    }
+    end.exit()
+}
+
+/// Catches what would end us while we wait.
+pub(crate) fn catch() -> Result<Signals, Failure> {
+    Signals::while_waiting().map_err(|e| Failure::system("cannot catch signals", e))
 }
 
 /// Says the same in fewer words: once per period is a lock that is kept and only tried for, and
@@ -98,7 +95,7 @@ fn settle(args: &mut RunArgs) -> Option<Duration> {
 
 /// How leasehold is to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+pub(crate) enum End {
     Code(u8),
     /// By the signal that ended our waiting.
     Signal(i32),
@@ -106,9 +103,27 @@ enum End {
     Interrupted,
 }
 
-async fn run(args: &RunArgs, max_hold: Option<Duration>, events: &Events) -> Result<End, Failure> {
-    let refused = |e| Failure::system("cannot catch signals", e);
-    let mut signals = Signals::while_waiting().map_err(refused)?;
+impl End {
+    /// Ends so, or gives the code to end with.
+    pub(crate) fn exit(self) -> ExitCode {
+        match self {
+            Self::Code(code) => ExitCode::from(code),
+            Self::Signal(number) => ExitCode::from(signals::die_of(number)),
+            Self::Interrupted => {
+                terminal::interrupt_our_group();
+                ExitCode::from(signals::die_of(Signal::SIGINT as i32))
+            }
+        }
+    }
+}
+
+/// Once: waits, runs CMD, releases.
+pub(crate) async fn run(
+    args: &RunArgs,
+    max_hold: Option<Duration>,
+    events: &Events,
+    signals: &mut Signals,
+) -> Result<End, Failure> {
     let started = Instant::now();
     let locks = tokio::select! {
         locks = take::connect_to_take(&args.take, started) => locks?,
@@ -123,7 +138,7 @@ async fn run(args: &RunArgs, max_hold: Option<Duration>, events: &Events) -> Res
         }
     };
     let ends = max_hold.and_then(boottime::after);
-    signals.all().map_err(refused)?;
+    signals.all().map_err(|e| Failure::system("cannot catch signals", e))?;
     let job = Job { args, locks: &locks, events, ends };
     let ended = supervise(&job, guard, signals).await;
     // Whatever is still owed to the store; a release that was answered left nothing.
@@ -262,7 +277,7 @@ struct Supervisor<'a> {
     is_over: bool,
 }
 
-async fn supervise(job: &Job<'_>, guard: Guard, mut signals: Signals) -> Result<End, Failure> {
+async fn supervise(job: &Job<'_>, guard: Guard, signals: &mut Signals) -> Result<End, Failure> {
     // Before CMD is started, so that none of its SIGCHLD is missed; and whoever started us with
     // SIGCHLD ignored would leave us no status to reap.
     let mut sigchld =

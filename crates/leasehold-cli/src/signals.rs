@@ -36,21 +36,32 @@ pub(crate) struct Signals {
     arrived: mpsc::UnboundedReceiver<i32>,
     catcher: mpsc::UnboundedSender<i32>,
     ignored: u64,
+    catches_all: bool,
+    told_to_end: bool,
 }
 
 impl Signals {
     /// Catches what would end us while we wait.
     pub(crate) fn while_waiting() -> std::io::Result<Self> {
         let (catcher, arrived) = mpsc::unbounded_channel();
-        let signals = Self { arrived, catcher, ignored: ignored_from_the_start() };
+        let ignored = ignored_from_the_start();
+        let signals = Self { arrived, catcher, ignored, catches_all: false, told_to_end: false };
         ENDING.iter().try_for_each(|&s| signals.catch(s as i32))?;
         Ok(signals)
     }
 
     /// From now on catches everything that is passed on.
-    pub(crate) fn all(&self) -> std::io::Result<()> {
+    pub(crate) fn all(&mut self) -> std::io::Result<()> {
+        if std::mem::replace(&mut self.catches_all, true) {
+            return Ok(());
+        }
         OTHERS.iter().try_for_each(|&s| self.catch(s as i32))?;
         (libc::SIGRTMIN()..=libc::SIGRTMAX()).try_for_each(|s| self.catch(s))
+    }
+
+    /// Whether INT, QUIT or TERM has come.
+    pub(crate) fn told_to_end(&self) -> bool {
+        self.told_to_end
     }
 
     fn catch(&self, number: i32) -> std::io::Result<()> {
@@ -68,7 +79,11 @@ impl Signals {
     /// The next one. Cancel safe.
     pub(crate) async fn next(&mut self) -> i32 {
         match self.arrived.recv().await {
-            Some(number) => number,
+            Some(number) => {
+                // A program that is hung up on may read its settings again.
+                self.told_to_end |= ENDING[1..].iter().any(|&s| s as i32 == number);
+                number
+            }
             // We keep a sender ourselves.
             None => std::future::pending().await,
         }

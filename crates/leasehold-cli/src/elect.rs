@@ -1,0 +1,83 @@
+//! `leasehold elect`: one of many machines runs CMD, for ever.
+//!
+//! A term is a [`run`](crate::run): it stands in the queue, runs CMD while it holds the lock, and releases. Then it
+//! stands again, whatever ended the term: CMD itself, a lock that was lost, a store that is away. It ends when
+//! it is told to (INT, QUIT, TERM), and where another term could only end as this one did: CMD is not there, or
+//! what was asked for is refused.
+//!
+//! Between two terms it pauses, longer each time, so that a CMD which fails at once is no burden; who has led for
+//! a while stands again at once. Others lead meanwhile.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use crate::args::ElectArgs;
+use crate::drive::drive;
+use crate::events::{Event, Events, Style};
+use crate::exit::{self, Failure};
+use crate::run::{End, catch, run};
+use crate::signals::Signals;
+use crate::table::short;
+
+/// The pauses between terms, at first and at most. A term that was longer than the longest is followed at once
+/// by the next.
+const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
+
+pub(crate) fn main(args: ElectArgs) -> ExitCode {
+    let mut events = Events::new(Style::of(args.json, args.verbose));
+    let end = drive(async { elect(args, &events, &mut catch()?).await });
+    let end = end.unwrap_or_else(|failure| {
+        events.tell(&failure.event());
+        End::Code(failure.code)
+    });
+    events.finish();
+    end.exit()
+}
+
+async fn elect(args: ElectArgs, events: &Events, signals: &mut Signals) -> Result<End, Failure> {
+    let args = args.term();
+    let [first, longest] = PAUSES;
+    let mut pause = first;
+    loop {
+        let began = Instant::now();
+        let term = run(&args, None, events, signals).await;
+        let is_over = match &term {
+            Ok(End::Signal(_) | End::Interrupted) => true,
+            _ if signals.told_to_end() => true,
+            Ok(End::Code(code)) => [exit::NOT_FOUND, exit::NOT_EXECUTABLE].contains(code),
+            Err(failure) => {
+                [exit::USAGE, exit::NOT_FOUND, exit::NOT_EXECUTABLE].contains(&failure.code)
+            }
+        };
+        if is_over {
+            return term;
+        }
+        if began.elapsed() > longest {
+            pause = first;
+        }
+        let why = match term {
+            Ok(End::Code(code)) => format!("the command exited with {code}"),
+            Ok(_) => "the term is over".to_owned(),
+            Err(failure) => failure.message,
+        };
+        let message = format!("{why}; standing again in {}", short(pause));
+        events.tell(&Event::Warning { message });
+        if let Some(number) = rest(pause, signals).await {
+            return Ok(End::Signal(number));
+        }
+        pause = (pause * 2).min(longest);
+    }
+}
+
+/// The signal that ends the pause, and us, if one comes.
+async fn rest(pause: Duration, signals: &mut Signals) -> Option<i32> {
+    let mut over = std::pin::pin!(tokio::time::sleep(pause));
+    loop {
+        tokio::select! {
+            () = &mut over => return None,
+            number = signals.next() => if signals.told_to_end() {
+                return Some(number);
+            },
+        }
+    }
+}
