@@ -49,7 +49,7 @@ fn acquire(args: &AcquireArgs) -> Result<(), Failure> {
         .arg(format!("--started={}", shell.started))
         .args(events.shows_progress().then_some("--progress"))
         .args(words(&args.take))
-        .env("LEASEHOLD_STORE", args.take.store.url())
+        .envs(args.take.store.environment())
         .current_dir("/")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

@@ -131,6 +131,12 @@ pub(crate) struct StoreArgs {
     /// machine, the same for your shell and for cron. `leasehold show NAME` and -v say which.
     #[arg(long, value_name = "URL", default_value = default_store(), hide_default_value = true)]
     store: String,
+    /// What stands before all names, such as acme/: several applications in one store, of which none
+    /// can name another's locks
+    ///
+    /// The default is what LEASEHOLD_NAMESPACE says, or else nothing.
+    #[arg(long, value_name = "PREFIX", default_value = default_namespace(), hide_default_value = true)]
+    namespace: String,
 }
 
 /// Not by clap, which would take the variable for something said on the command line, and show it
@@ -141,10 +147,30 @@ fn default_store() -> &'static OsStr {
     &STORE
 }
 
+fn default_namespace() -> &'static OsStr {
+    static NAMESPACE: LazyLock<OsString> =
+        LazyLock::new(|| std::env::var_os("LEASEHOLD_NAMESPACE").unwrap_or_default());
+    &NAMESPACE
+}
+
 impl StoreArgs {
     /// The store's URL; an empty LEASEHOLD_STORE is as good as none.
     pub(crate) fn url(&self) -> &str {
         if self.store.is_empty() { "file:" } else { &self.store }
+    }
+
+    /// Connects to it.
+    pub(crate) async fn connect(&self) -> leasehold::Result<leasehold::Leasehold> {
+        leasehold::builder().namespace(&self.namespace).connect(self.url()).await
+    }
+
+    /// What a program finds in its environment that is to mean the same.
+    pub(crate) fn environment(&self) -> [(&'static str, String); 2] {
+        // As we were told it.
+        [
+            ("LEASEHOLD_STORE", self.url().to_owned()),
+            ("LEASEHOLD_NAMESPACE", self.namespace.clone()),
+        ]
     }
 }
 

@@ -39,7 +39,7 @@ struct Seen {
 async fn examine(args: &DoctorArgs) -> Result<Seen, Failure> {
     let url = args.store.url();
     let scheme = url.split(':').next().unwrap_or_default();
-    let locks = match leasehold::connect(url).await {
+    let locks = match args.store.connect().await {
         Ok(locks) => locks,
         Err(error) if is_refusal(&error) && is_known(scheme) => {
             let store = error.store().map(str::to_owned);

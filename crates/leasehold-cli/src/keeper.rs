@@ -79,7 +79,7 @@ async fn keep(args: &KeepArgs) -> Result<(), Failure> {
         _ = orders.read_u8() => return close(locks).await,
         _ = &mut shell_ended => return close(locks).await,
     };
-    let door = Door::new(locks.url(), &args.take.name, guard.token().get());
+    let door = Door::new(locks.identity(), &args.take.name, guard.token().get());
     let listener = door.open().ok();
     report(&Event::Acquired {
         name: args.take.name.clone(),

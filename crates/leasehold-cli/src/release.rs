@@ -31,7 +31,7 @@ async fn release(locks: &Leasehold, args: &ReleaseArgs) -> Result<(), Failure> {
             _ => Ok(()),
         };
     };
-    if let Some(answer) = Door::new(locks.url(), name, token.get()).knock().await {
+    if let Some(answer) = Door::new(locks.identity(), name, token.get()).knock().await {
         return answer;
     }
     match locks.evict(name, Evict::Token(token)).await? {

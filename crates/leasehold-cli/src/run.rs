@@ -373,9 +373,9 @@ fn start_child(
             ("LEASEHOLD_NAME", take.name.clone()),
             ("LEASEHOLD_TOKEN", guard.token().to_string()),
             ("LEASEHOLD_SEQUENCER", guard.sequencer().to_string()),
-            // As we were told it: what runs under the lock means the same store.
-            ("LEASEHOLD_STORE", take.store.url().to_owned()),
         ]);
+        // What runs under the lock means the same store.
+        environment.extend(take.store.environment());
         let tty = terminal.and_then(Terminal::for_child);
         let around =
             Surroundings { environment, watchdog: watchdog.pipe()?, tty, lifeline, deadline };

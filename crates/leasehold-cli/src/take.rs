@@ -48,7 +48,7 @@ pub(crate) async fn with_store<T>(
 ) -> Result<T, Failure> {
     check_shared(store.url())?;
     check_there(store.url())?;
-    let locks = leasehold::connect(store.url()).await?;
+    let locks = store.connect().await?;
     let done = work(&locks).await;
     // Nothing is held; there is only the goodbye that can fail.
     let _ = locks.close().await;
@@ -76,7 +76,7 @@ pub(crate) async fn connect_to_take(
     };
     let [mut pause, longest] = PAUSES;
     loop {
-        let error = match leasehold::connect(args.store.url()).await {
+        let error = match args.store.connect().await {
             Ok(locks) => return Ok(locks),
             Err(error) => error,
         };

@@ -40,6 +40,7 @@ pub use words::error::{
 pub use words::holder::Holder;
 pub use words::limits::{DEFAULT_LEASE, DEFAULT_WAITER_LEASE, MAX_LEASE, MIN_LEASE};
 pub use words::name::{MAX_NAME_BYTES, Name};
+pub use words::options::LockOptions;
 pub use words::sequencer::Sequencer;
 pub use words::token::Token;
 pub use words::{doctor, sequencer};

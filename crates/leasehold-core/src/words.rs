@@ -7,6 +7,7 @@ pub(crate) mod error;
 pub(crate) mod holder;
 pub(crate) mod limits;
 pub(crate) mod name;
+pub(crate) mod options;
 mod outside;
 pub mod sequencer;
 pub(crate) mod token;

@@ -70,10 +70,11 @@ pub use leasehold_conformance::conformance_suite;
 #[doc(inline)]
 pub use leasehold_core::{
     Builder, Claim, ClaimId, Clock, DEFAULT_LEASE, DEFAULT_WAITER_LEASE, Deadline, Election, Error,
-    ErrorKind, Guard, Guards, Holder, HolderInfo, IntoWanted, Kind, Leasehold, LostReason,
-    MAX_LEASE, MAX_NAME_BYTES, MAX_READERS, MIN_LEASE, Moment, Mutex, Name, Observer, OncePer,
-    Opener, Opening, Owner, Registry, Released, Result, RwLock, Semaphore, Sequencer, StaleToken,
-    StaleVersion, State, Token, Wanted, Watch, doctor, kit, queue, sequencer, telemetry,
+    ErrorKind, Guard, Guards, Holder, HolderInfo, IntoWanted, Kind, Leasehold, LockOptions,
+    LostReason, MAX_LEASE, MAX_NAME_BYTES, MAX_READERS, MIN_LEASE, Moment, Mutex, Name, Observer,
+    OncePer, Opener, Opening, Owner, Registry, Released, Result, RwLock, Semaphore, Sequencer,
+    StaleToken, StaleVersion, State, Token, Wanted, Watch, doctor, kit, queue, sequencer,
+    telemetry,
 };
 #[cfg(feature = "etcd")]
 pub use leasehold_etcd::EtcdGuardExt;
@@ -109,7 +110,8 @@ pub async fn connect(url: impl AsRef<str>) -> Result<Leasehold> {
     builder().connect(url).await
 }
 
-/// Connects to the store that the environment names: LEASEHOLD_STORE, as for the command.
+/// Connects as the environment says, which is the same for the command: LEASEHOLD_STORE is the store's URL,
+/// LEASEHOLD_NAMESPACE, if it is there, what stands [before all names](Builder::namespace).
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -123,16 +125,25 @@ pub async fn connect(url: impl AsRef<str>) -> Result<Leasehold> {
 /// Dropped, nothing is left of it.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] if it is not set, empty or no text; and as [`connect`].
+/// [`ErrorKind::Config`] if LEASEHOLD_STORE is not set or empty, or either is no text; and as [`connect`].
 pub async fn from_env() -> Result<Leasehold> {
-    connect(store_of_the_environment()?).await
+    let (builder, url) = of_the_environment()?;
+    builder.connect(url).await
 }
 
-fn store_of_the_environment() -> Result<String> {
-    std::env::var("LEASEHOLD_STORE").ok().filter(|url| !url.is_empty()).ok_or_else(|| {
+fn of_the_environment() -> Result<(Builder, String)> {
+    let refused = |what: &str| Error::new(ErrorKind::Config, what).during("connect");
+    let said = |name| match std::env::var(name) {
+        Ok(text) => Ok(text),
+        Err(std::env::VarError::NotPresent) => Ok(String::new()),
+        Err(_) => Err(refused(&format!("{name} is not UTF-8: set it anew"))),
+    };
+    let (url, namespace) = (said("LEASEHOLD_STORE")?, said("LEASEHOLD_NAMESPACE")?);
+    if url.is_empty() {
         let what = "LEASEHOLD_STORE is not set: set it to the URL of a store, such as file: or redis://host";
-        Error::new(ErrorKind::Config, what).during("connect")
-    })
+        return Err(refused(what));
+    }
+    Ok((builder().namespace(namespace), url))
 }
 
 /// Connects with options, to any store that is in this build.
@@ -154,7 +165,7 @@ pub mod blocking {
     //! Renewal goes on in the background while your thread works or blocks. In async code use the async
     //! face: a blocked executor thread runs nothing else.
 
-    use crate::{Result, builder, store_of_the_environment};
+    use crate::{Result, builder, of_the_environment};
 
     #[doc(inline)]
     pub use leasehold_core::blocking::*;
@@ -172,7 +183,8 @@ pub mod blocking {
     /// # Errors
     /// As there.
     pub fn from_env() -> Result<Leasehold> {
-        connect(store_of_the_environment()?)
+        let (builder, url) = of_the_environment()?;
+        builder.connect_blocking(url)
     }
 }
 

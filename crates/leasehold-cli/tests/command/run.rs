@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
 use std::time::{Duration, Instant};
 
-use crate::common::{Place, Running, eventually, runs};
+use crate::common::{LEASEHOLD, Place, Running, eventually, runs};
 use nix::sys::signal::Signal;
 
 #[test]
@@ -447,4 +447,32 @@ fn help_names_what_is_not_covered() {
     let help = String::from_utf8(place.output(&["--help"]).stdout).unwrap();
     assert!(help.contains("leasehold run nightly-report -- ./report.sh"));
     assert!(!help.contains("watchdog") && !help.contains("\n  keep"), "hidden: {help}");
+}
+
+#[test]
+fn a_namespace_stands_before_all_names_and_is_handed_on() {
+    let place = Place::new();
+    let script = format!(
+        "echo $LEASEHOLD_NAMESPACE; {LEASEHOLD} show x >/dev/null && {LEASEHOLD} check $LEASEHOLD_SEQUENCER && \
+         {LEASEHOLD} ls --namespace '' --json"
+    );
+    let output = place.output(&["run", "--namespace", "acme/", "x", "--", "sh", "-c", &script]);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{output:?}");
+    assert!(said.starts_with("acme/\n") && said.contains("\"acme/x\""), "{said}");
+    // The keeper of a script's lock is asked by the same way.
+    let word = |word: &str| {
+        let mut command = place.leasehold(["sh"; 0]);
+        command.arg(word).env("LEASEHOLD_NAMESPACE", "acme/");
+        command
+    };
+    let pid = std::process::id().to_string();
+    let token = word("acquire").args(["--pid", &pid, "x"]).output().unwrap();
+    assert!(token.status.success(), "{token:?}");
+    let token = String::from_utf8(token.stdout).unwrap();
+    assert_eq!(place.code(&["show", "x"]), 1);
+    assert_eq!(place.code(&["run", "--try", "acme/x", "--", "true"]), 75);
+    let released = word("release").args(["--token", token.trim(), "x"]).output().unwrap();
+    assert!(released.status.success(), "{released:?}");
+    assert_eq!(place.code(&["run", "--namespace", "a\nb", "x", "--", "true"]), 2);
 }

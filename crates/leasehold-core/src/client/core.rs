@@ -15,6 +15,7 @@ use crate::words::claim::{Claim, ClaimId};
 use crate::words::error::{Error, ErrorKind, Result};
 use crate::words::holder::Holder;
 use crate::words::name::Name;
+use crate::words::options::LockOptions;
 use crate::words::token::Token;
 
 #[derive(Debug)]
@@ -23,7 +24,8 @@ pub(crate) struct Core {
     pub(crate) keeper: Arc<Keeper>,
     pub(crate) background: Background,
     pub(crate) clock: Clock,
-    pub(crate) label: String,
+    /// What its locks have unless they say otherwise.
+    pub(crate) options: LockOptions,
     pub(crate) holder: Arc<Holder>,
     /// What sequencers say of the store.
     pub(crate) identity: String,
@@ -39,12 +41,12 @@ impl Core {
         store: Arc<dyn Store>,
         background: Background,
         clock: Clock,
-        label: String,
+        options: LockOptions,
         identity: String,
     ) -> Self {
         let keeper = Keeper::new(store.clone(), clock.clone());
         background.spawn(keeper.clone().run());
-        let holder = Arc::new(Holder::this_process(&label));
+        let holder = Arc::new(Holder::this_process(&options.label));
         let (seen, closed) = (AtomicU64::new(0), AtomicBool::new(false));
         let (ids, leaving) = (Ids::default(), Arc::default());
         Self {
@@ -52,7 +54,7 @@ impl Core {
             keeper,
             background,
             clock,
-            label,
+            options,
             holder,
             identity,
             leaving,

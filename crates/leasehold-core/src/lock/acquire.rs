@@ -32,7 +32,6 @@ use crate::client::lease::{Granted, Lease, NewLease};
 use crate::client::telemetry;
 use crate::client::waiting::{Outcome, WaiterEvent, Waiting};
 use crate::lock::guard::{Guard, Hold};
-use crate::lock::options::Options;
 use crate::lock::owner::{Asked, Owner};
 use crate::lock::wait::Wait;
 use crate::words::answer::{
@@ -43,6 +42,7 @@ use crate::words::error::{Error, ErrorKind, Result};
 use crate::words::holder::Holder;
 use crate::words::limits::{drift, request_timeout, waiter_lease};
 use crate::words::name::Name;
+use crate::words::options::LockOptions;
 use crate::words::token::Token;
 
 pub(crate) type OnWaiting = Arc<dyn Fn(Place) + Send + Sync>;
@@ -55,7 +55,7 @@ pub(crate) struct LockHandle {
     pub(crate) name: Result<Name, String>,
     pub(crate) kind: Kind,
     pub(crate) capacity: u32,
-    pub(crate) options: Options,
+    pub(crate) options: LockOptions,
     pub(crate) owner: Option<Owner>,
     pub(crate) on_waiting: Option<OnWaiting>,
 }
@@ -69,15 +69,21 @@ impl std::fmt::Debug for LockHandle {
 
 impl LockHandle {
     pub(crate) fn new(core: &Arc<Core>, name: &str, kind: Kind, capacity: u32) -> Self {
-        let options = Options { label: core.label.clone(), ..Options::default() };
         Self {
             core: core.clone(),
             name: Name::new(name).map_err(|_| name.to_owned()),
             kind,
             capacity,
-            options,
+            options: core.options.clone(),
             owner: None,
             on_waiting: None,
+        }
+    }
+
+    pub(crate) fn set_options(&mut self, options: LockOptions) {
+        self.options = options;
+        if self.options.label.is_empty() {
+            self.options.label.clone_from(&self.core.options.label);
         }
     }
 
@@ -194,7 +200,7 @@ impl LockHandle {
     /// A new claim, for which nothing was sent yet. Only in the process that connected.
     fn claim(&self, name: &Name, weight: u32, now: Moment) -> Result<Claim> {
         let lease = self.lease();
-        let holder = match self.options.label == self.core.label {
+        let holder = match self.options.label == self.core.options.label {
             true => self.core.holder.clone(),
             false => Arc::new(Holder::this_process(&self.options.label)),
         };

@@ -16,6 +16,7 @@ use crate::store::open::open;
 use crate::store::registry::Registry;
 use crate::store::{Guarantee, Store};
 use crate::words::error::{Error, ErrorKind, Result};
+use crate::words::options::LockOptions;
 use crate::words::sequencer::MAX_IDENTITY_BYTES;
 
 /// How long it is waited before a store is connected to again, at first and at most.
@@ -37,6 +38,7 @@ const CONNECT_AGAIN: [Duration; 2] = [Duration::from_millis(100), Duration::from
 #[derive(Clone, Debug, Default)]
 pub struct Builder {
     label: String,
+    options: LockOptions,
     clock: Clock,
     required: Vec<Guarantee>,
     identity: Option<String>,
@@ -56,6 +58,25 @@ impl Builder {
     #[must_use]
     pub fn label(mut self, text: impl Into<String>) -> Self {
         self.label = text.into();
+        self
+    }
+
+    /// What every lock of this client begins with. A lock's own methods change one by one, its
+    /// [`options`](crate::Mutex::options) all of them.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # use std::time::Duration;
+    /// let mut short = leasehold::LockOptions::default(); // or out of the service's settings (feature `serde`)
+    /// short.lease = Duration::from_secs(5);
+    /// let locks = leasehold::builder().options(short).connect("memory:").await?;
+    /// let guard = locks.mutex("order:42").lock().await?;
+    /// assert!(guard.remaining() <= Duration::from_secs(5));
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    #[must_use]
+    pub fn options(mut self, options: LockOptions) -> Self {
+        self.options = options;
         self
     }
 
@@ -213,7 +234,11 @@ impl Builder {
             let what = "a store's identity is 1 to 1024 bytes without control characters: set one";
             return Err(Error::new(ErrorKind::Config, what).during("connect").at(store.url()));
         }
-        let core = Core::new(store, background, self.clock, self.label, identity);
+        let mut options = self.options;
+        if options.label.is_empty() {
+            options.label = self.label;
+        }
+        let core = Core::new(store, background, self.clock, options, identity);
         Ok(Leasehold::new(core))
     }
 }

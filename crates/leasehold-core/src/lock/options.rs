@@ -1,74 +1,26 @@
-//! The options of an acquisition.
-
-use std::time::Duration;
-
-use crate::words::error::{Error, ErrorKind, Result};
-use crate::words::limits::{DEFAULT_LEASE, MAX_LEASE, MIN_LEASE, drift};
-
-/// What the builder methods of every lock set.
-#[derive(Clone, Debug)]
-pub(crate) struct Options {
-    pub(crate) lease: Duration,
-    pub(crate) renew: bool,
-    pub(crate) max_hold: Option<Duration>,
-    pub(crate) min_validity: Duration,
-    pub(crate) lock_delay: Duration,
-    pub(crate) at_least: Duration,
-    pub(crate) label: String,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            lease: DEFAULT_LEASE,
-            renew: true,
-            max_hold: None,
-            min_validity: Duration::ZERO,
-            lock_delay: Duration::ZERO,
-            at_least: Duration::ZERO,
-            label: String::new(),
-        }
-    }
-}
-
-impl Options {
-    /// Refuses what could never work, before anything is sent. `lease` is what the store makes of the
-    /// lease asked for.
-    pub(crate) fn check(&self, lease: Duration) -> Result<()> {
-        let refused = |what: String| Err(Error::new(ErrorKind::Config, what));
-        if self.lease < MIN_LEASE || self.lease > MAX_LEASE {
-            return refused(format!(
-                "a lease of {:?} is out of range: choose {MIN_LEASE:?} to {MAX_LEASE:?}",
-                self.lease
-            ));
-        }
-        let longest = || lease.saturating_sub(drift(lease));
-        if !self.min_validity.is_zero() && self.min_validity > longest() {
-            let longest = longest();
-            return refused(format!(
-                "min_validity {:?} can never be met by a lease of {lease:?} (at most \
-                 {longest:?}): ask for less or lease for longer",
-                self.min_validity
-            ));
-        }
-        if self.max_hold.is_some_and(|m| m.is_zero()) {
-            return refused("max_hold is zero: nothing could be held".into());
-        }
-        if self.max_hold.is_some_and(|m| m < self.min_validity) {
-            return refused("max_hold is shorter than min_validity: nothing could be held".into());
-        }
-        for (what, d) in [("lock_delay", self.lock_delay), ("at_least", self.at_least)] {
-            if d > MAX_LEASE * 366 {
-                return refused(format!("{what} {d:?} is longer than a year"));
-            }
-        }
-        Ok(())
-    }
-}
+//! The options of an acquisition, set one by one.
 
 /// The builder methods that every kind of lock has.
 macro_rules! option_methods {
     () => {
+        /// All of these options at once, in the place of those that were set before (but for
+        /// [`on_waiting`](Self::on_waiting)). Without a label, the client's is said.
+        ///
+        /// ```
+        /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+        /// # use std::time::Duration;
+        /// # let locks = leasehold::connect("memory:").await?;
+        /// let mut nightly = leasehold::LockOptions::default();
+        /// nightly.lease = Duration::from_secs(60);
+        /// nightly.max_hold = Some(Duration::from_secs(3600));
+        /// let guard = locks.mutex("report").options(&nightly).lock().await?;
+        /// # drop(guard); Ok::<(), leasehold::Error>(()) }).unwrap();
+        /// ```
+        pub fn options(mut self, options: &crate::LockOptions) -> Self {
+            self.handle.set_options(options.clone());
+            self
+        }
+
         /// How long a grant lasts unrenewed (default 15 s, at least 50 ms). A crashed holder's
         /// lock is free after this; a store without leases (`file:`) takes it for information.
         ///
@@ -131,25 +83,3 @@ macro_rules! option_methods {
     };
 }
 pub(crate) use option_methods;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bad_options_are_refused_in_one_line() {
-        let bad = [
-            Options { lease: Duration::ZERO, ..Options::default() },
-            Options { lease: Duration::MAX, ..Options::default() },
-            Options { min_validity: DEFAULT_LEASE, ..Options::default() },
-            Options { max_hold: Some(Duration::ZERO), ..Options::default() },
-            Options { lock_delay: Duration::MAX, ..Options::default() },
-        ];
-        for options in bad {
-            let error = options.check(options.lease).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Config);
-            assert_eq!(error.to_string().lines().count(), 1);
-        }
-        Options::default().check(DEFAULT_LEASE).unwrap();
-    }
-}

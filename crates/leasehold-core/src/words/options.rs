@@ -1,0 +1,187 @@
+//! The options of an acquisition.
+
+use std::time::Duration;
+
+use crate::words::error::{Error, ErrorKind, Result};
+use crate::words::limits::{DEFAULT_LEASE, MAX_LEASE, MIN_LEASE, drift};
+
+/// How a lock is to be taken, as one value: for [all locks of a client](crate::Builder::options), or for
+/// [one](crate::Mutex::options). Each is what the lock's method of that name sets.
+///
+/// With the feature `serde` it is read from a service's own settings, where times are text as people write
+/// it, what is left out is the default, and what is misspelt is refused:
+///
+/// ```
+/// # #[cfg(feature = "serde")] {
+/// let options: leasehold::LockOptions =
+///     serde_json::from_str(r#"{"lease": "1m 30s", "max_hold": "2h", "label": "billing"}"#).unwrap();
+/// assert_eq!(options.lease.as_secs(), 90);
+/// assert!(serde_json::from_str::<leasehold::LockOptions>(r#"{"leese": "1m"}"#).is_err());
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
+#[non_exhaustive]
+pub struct LockOptions {
+    /// See [`Mutex::lease`](crate::Mutex::lease).
+    #[cfg_attr(feature = "serde", serde(with = "as_text"))]
+    pub lease: Duration,
+    /// Whether the lease is renewed: see [`Mutex::no_renewal`](crate::Mutex::no_renewal).
+    pub renew: bool,
+    /// See [`Mutex::max_hold`](crate::Mutex::max_hold).
+    #[cfg_attr(
+        feature = "serde",
+        serde(with = "as_text_if_any", skip_serializing_if = "Option::is_none")
+    )]
+    pub max_hold: Option<Duration>,
+    /// See [`Mutex::min_validity`](crate::Mutex::min_validity).
+    #[cfg_attr(feature = "serde", serde(with = "as_text"))]
+    pub min_validity: Duration,
+    /// See [`Mutex::lock_delay`](crate::Mutex::lock_delay).
+    #[cfg_attr(feature = "serde", serde(with = "as_text"))]
+    pub lock_delay: Duration,
+    /// See [`Mutex::at_least`](crate::Mutex::at_least).
+    #[cfg_attr(feature = "serde", serde(with = "as_text"))]
+    pub at_least: Duration,
+    /// See [`Mutex::label`](crate::Mutex::label); empty: the client's.
+    pub label: String,
+}
+
+impl Default for LockOptions {
+    fn default() -> Self {
+        Self {
+            lease: DEFAULT_LEASE,
+            renew: true,
+            max_hold: None,
+            min_validity: Duration::ZERO,
+            lock_delay: Duration::ZERO,
+            at_least: Duration::ZERO,
+            label: String::new(),
+        }
+    }
+}
+
+impl LockOptions {
+    /// Refuses what could never work, before anything is sent. `lease` is what the store makes of the
+    /// lease asked for.
+    pub(crate) fn check(&self, lease: Duration) -> Result<()> {
+        let refused = |what: String| Err(Error::new(ErrorKind::Config, what));
+        if self.lease < MIN_LEASE || self.lease > MAX_LEASE {
+            return refused(format!(
+                "a lease of {:?} is out of range: choose {MIN_LEASE:?} to {MAX_LEASE:?}",
+                self.lease
+            ));
+        }
+        let longest = || lease.saturating_sub(drift(lease));
+        if !self.min_validity.is_zero() && self.min_validity > longest() {
+            let longest = longest();
+            return refused(format!(
+                "min_validity {:?} can never be met by a lease of {lease:?} (at most \
+                 {longest:?}): ask for less or lease for longer",
+                self.min_validity
+            ));
+        }
+        if self.max_hold.is_some_and(|m| m.is_zero()) {
+            return refused("max_hold is zero: nothing could be held".into());
+        }
+        if self.max_hold.is_some_and(|m| m < self.min_validity) {
+            return refused("max_hold is shorter than min_validity: nothing could be held".into());
+        }
+        for (what, d) in [("lock_delay", self.lock_delay), ("at_least", self.at_least)] {
+            if d > MAX_LEASE * 366 {
+                return refused(format!("{what} {d:?} is longer than a year"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Durations as people write them.
+#[cfg(feature = "serde")]
+mod as_text {
+    use std::time::Duration;
+
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(d: &Duration, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(&humantime::format_duration(*d))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+        let text = String::deserialize(from)?;
+        humantime::parse_duration(&text).map_err(|e| {
+            D::Error::custom(format!("{text:?} is no time: {e}; write it like 15s or 1h 30m"))
+        })
+    }
+}
+
+#[cfg(feature = "serde")]
+mod as_text_if_any {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    /// One that is there or not.
+    #[derive(Deserialize)]
+    struct Text(#[serde(with = "super::as_text")] Duration);
+
+    pub(super) fn serialize<S: Serializer>(d: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
+        match d {
+            Some(d) => super::as_text::serialize(d, to),
+            None => to.serialize_none(),
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Option<Duration>, D::Error> {
+        Ok(Option::<Text>::deserialize(from)?.map(|text| text.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bad_options_are_refused_in_one_line() {
+        let bad = [
+            LockOptions { lease: Duration::ZERO, ..LockOptions::default() },
+            LockOptions { lease: Duration::MAX, ..LockOptions::default() },
+            LockOptions { min_validity: DEFAULT_LEASE, ..LockOptions::default() },
+            LockOptions { max_hold: Some(Duration::ZERO), ..LockOptions::default() },
+            LockOptions { lock_delay: Duration::MAX, ..LockOptions::default() },
+        ];
+        for options in bad {
+            let error = options.check(options.lease).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config);
+            assert_eq!(error.to_string().lines().count(), 1);
+        }
+        LockOptions::default().check(DEFAULT_LEASE).unwrap();
+    }
+
+    #[cfg(feature = "serde")]
+    #[test]
+    fn options_are_text_and_back() {
+        let mut options = LockOptions { label: "x".into(), ..LockOptions::default() };
+        options.lease = Duration::from_millis(61_500);
+        let text = serde_json::to_value(&options).unwrap();
+        assert_eq!(text["lease"], "1m 1s 500ms");
+        assert!(text.get("max_hold").is_none());
+        assert_eq!(serde_json::from_value::<LockOptions>(text).unwrap(), options);
+        options.max_hold = Some(Duration::from_secs(3600));
+        let text = serde_json::to_value(&options).unwrap();
+        assert_eq!(text["max_hold"], "1h");
+        assert_eq!(serde_json::from_value::<LockOptions>(text).unwrap(), options);
+        let read = |text: &str| serde_json::from_str::<LockOptions>(text);
+        assert_eq!(read("{}").unwrap(), LockOptions::default());
+        assert_eq!(read(r#"{"max_hold": null}"#).unwrap(), LockOptions::default());
+        for bad in [r#"{"lease": "soon"}"#, r#"{"max_hold": "soon"}"#] {
+            let error = read(bad).unwrap_err().to_string();
+            assert!(error.contains("\"soon\" is no time") && error.contains("like 15s"), "{error}");
+        }
+        assert!(read(r#"{"lese": "1s"}"#).unwrap_err().to_string().contains("lese"));
+    }
+}
