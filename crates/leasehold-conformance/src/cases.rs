@@ -1665,6 +1665,36 @@ pub async fn no_renewal_lets_the_lease_end(subject: &Subject) {
     drop(next);
 }
 
+/// Here and at the store; and what was taken away is not taken back.
+pub async fn a_hold_is_renewed_by_hand(subject: &Subject) {
+    let name = subject.name("by-hand");
+    let locks = subject.client().await;
+    let lock = locks.mutex(&name).lease(LEASE * 10).no_renewal();
+    let guard = must("lock", lock.lock().await);
+    let at_store = async || {
+        let info = must("read", locks.read(&name).await);
+        info.and_then(|info| info.holders().next().and_then(|holder| holder.remaining))
+    };
+    if subject.claims_leases() {
+        tokio::time::sleep(LEASE).await;
+        let (here, there) = (guard.remaining(), at_store().await);
+        let left = must("renew", guard.renew().await);
+        assert!(left > here, "{left:?} after {here:?}");
+        assert!(guard.remaining() <= left);
+        if let (Some(before), Some(after)) = (there, at_store().await) {
+            // Whole seconds, in some.
+            assert!(after >= before, "{after:?} after {before:?}");
+        }
+    } else {
+        assert_eq!(must("renew", guard.renew().await), Duration::MAX);
+    }
+    must("evict", locks.evict(&name, Evict::Holders).await);
+    assert_eq!(kind_of("renew", guard.renew().await), ErrorKind::Lost);
+    assert!(matches!(guard.state(), State::Lost(_)));
+    assert_eq!(kind_of("renew", guard.renew().await), ErrorKind::Lost);
+    is_free_soon(&locks, &name).await;
+}
+
 pub async fn people_see_and_evict(subject: &Subject) {
     let name = subject.name("people");
     let (locks, other) = (subject.client().await, subject.client().await);

@@ -216,6 +216,7 @@ list_cases![
     r41_a_late_release_frees_nothing_of_the_next,
     r48_min_validity_is_met,
     no_renewal_lets_the_lease_end,
+    a_hold_is_renewed_by_hand,
     list_is_by_prefix_and_in_order,
     people_see_and_evict,
     people_evict_a_waiter_by_its_token,

@@ -179,6 +179,15 @@ impl Guard {
         block_on(&core.background, self.0.release())
     }
 
+    /// See [`crate::Guard::renew`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn renew(&self) -> Result<Duration> {
+        let core = self.0.core();
+        block_on(&core.background, self.0.renew())
+    }
+
     /// Blocks until the lock is lost; see [`crate::Guard::lost`].
     pub fn lost(&self) -> LostReason {
         park::block_on(self.0.lost())

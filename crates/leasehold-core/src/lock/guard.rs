@@ -7,10 +7,12 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
+use crate::client::ask::renew_one;
 use crate::client::core::Core;
-use crate::client::lease::{Lease, State};
+use crate::client::lease::{Granted, Lease, State};
 use crate::client::telemetry;
 use crate::store::Store;
+use crate::words::answer::Renewal;
 use crate::words::claim::Kind;
 use crate::words::error::{Error, ErrorKind, LostReason, Result};
 use crate::words::limits::{DEFAULT_LEASE, request_timeout};
@@ -158,6 +160,35 @@ impl Guard {
         ensure(self.lease(), min).map_err(|e| e.at(self.hold.core.store.url()))
     }
 
+    /// Renews the lease now, and tells for how long the lock is certain then: one round trip. For a lock taken with
+    /// [`no_renewal`](crate::Mutex::no_renewal), whose holder says by this that it still works; any other is renewed
+    /// by itself, and need not be. [`max_hold`](crate::Mutex::max_hold) stays.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # use std::time::Duration;
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let guard = locks.mutex("import").lease(Duration::from_secs(60)).no_renewal().lock().await?;
+    /// for _part in 0..3 {
+    ///     // A part that hangs costs the lock; one that ends has a minute more for the next.
+    ///     guard.renew().await?;
+    /// }
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// Dropped, it may have been renewed; the guard does not believe it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Lost`] if the lock is lost. Where the store is silent (for a third of the lease, 5 s at most)
+    /// or fails, nothing has changed: the lock is held for as long as [`remaining`](Self::remaining) says.
+    pub async fn renew(&self) -> Result<Duration> {
+        let (core, lease) = (&self.hold.core, self.lease());
+        let renewing = pin!(renew(core, lease));
+        let renewed = core.background.with_runtime(renewing).await;
+        renewed.map_err(|e| e.during("renew").on(self.name()).at(core.store.url()))
+    }
+
     /// Resolves when the lock is lost, and tells why. Works in any executor. It resolves when
     /// the background thread notices, which after a pause of the whole process may be a moment after [`is_held`](Self::is_held) turned false.
     ///
@@ -210,6 +241,32 @@ impl Guard {
             Some(hold) => hold.release().await,
             None => Ok(Released::Shared),
         }
+    }
+}
+
+/// Renews a hold out of turn.
+async fn renew(core: &Core, lease: &Lease) -> Result<Duration> {
+    if let State::Lost(reason) = lease.state() {
+        return Err(Error::lost(reason));
+    }
+    let sent = core.clock.now();
+    let limit = || request_timeout(lease.claim.lease);
+    let renewing = renew_one(&*core.store, &lease.claim, lease.next_lease(sent));
+    let renewal = core.background.within(limit, renewing).await;
+    let is_held = match renewal.unwrap_or_else(|| Err(Error::no_reply(limit())))? {
+        Renewal::Holding { token, remaining } if token == lease.token => {
+            lease.acknowledge(Granted { sent, remaining })
+        }
+        // Another token is another grant: see the keeper, who would say the same.
+        _ => {
+            lease.lose(LostReason::Gone);
+            core.keeper.forget(lease.claim.id);
+            false
+        }
+    };
+    match is_held {
+        true => Ok(lease.remaining()),
+        false => Err(Error::lost(lease.lost_reason().unwrap_or(LostReason::Expired))),
     }
 }
 
