@@ -129,13 +129,14 @@ trap 'rm -rf "$logs"' EXIT
 
 # run WHICH THREADS ARGUMENTS…: tells of each test as it ends, and keeps the whole.
 run() {
-    local which=$1 threads=$2
+    local which=$1 threads=$2 began=$SECONDS
     shift 2
     {
         RUST_TEST_THREADS=$threads cargo test --workspace --all-features "$@" 2>&1 ||
             touch "$logs/$which.failed"
     } | tee -a "$logs/$which" |
         grep --line-buffered -E '^(test |     Running|   Doc-tests|error)' || true
+    echo "$((SECONDS - began)) s  $which" >>"$logs/lanes"
 }
 
 # The programs that compute. The others wait: for leases to end, for servers to start.
@@ -170,6 +171,8 @@ wait "$waits"
 run torture 6 "$@" "${torture[@]}" --config "$runner" -- "${tell[@]}" $faults
 wait "$computes"
 
+printf '\nHow long what took that runs side by side:\n'
+cat "$logs/lanes"
 printf '\nThe ten slowest tests:\n'
 cat "$logs"/* | sed -nE 's/^test (.*) \.\.\. ok <([0-9.]+)s>$/\2 s  \1/p' | sort -rn | sed -n 1,10p
 status=0

@@ -1,0 +1,164 @@
+//! What the service does, under its locks.
+
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+use axum::extract::{Query, State};
+use axum::http::{HeaderMap, StatusCode};
+use leasehold::once::Ran;
+use leasehold::{Guard, Leasehold, database, fence, once};
+use serde::Deserialize;
+use sqlx::PgPool;
+
+use crate::App;
+use crate::error::{Failure, Reply};
+use crate::locked::Locked;
+
+/// How many reports are made at once, on all machines.
+const REPORTS: u32 = 2;
+
+/// Makes the tables. One instance at a time: `CREATE TABLE IF NOT EXISTS` of two at once fails in PostgreSQL.
+pub(crate) async fn install(pool: &PgPool, locks: &Leasehold) -> leasehold::Result<()> {
+    locks
+        .mutex("bank:install")
+        .try_run(async |_| {
+            for sql in [
+                "CREATE TABLE IF NOT EXISTS bank_orders (id BIGSERIAL PRIMARY KEY, item TEXT NOT NULL)",
+                "CREATE TABLE IF NOT EXISTS bank_accounts (id BIGINT PRIMARY KEY, balance BIGINT NOT NULL)",
+                "CREATE TABLE IF NOT EXISTS bank_books (term BIGINT NOT NULL, entry BIGSERIAL)",
+            ] {
+                sqlx::query(sql).execute(pool).await.map_err(database::error)?;
+            }
+            Ok(())
+        })
+        .await
+}
+
+#[derive(Deserialize)]
+pub(crate) struct Order {
+    item: String,
+}
+
+/// Done once for each key, however often it is sent, and whichever instance gets it: key and order are in one
+/// transaction. No lock is needed for that.
+pub(crate) async fn order(
+    State(app): State<App>,
+    headers: HeaderMap,
+    Query(order): Query<Order>,
+) -> Reply<(StatusCode, String)> {
+    let key = headers.get("idempotency-key").and_then(|key| key.to_str().ok());
+    let key = key.ok_or(Failure::Bad("say which order it is: Idempotency-Key\n"))?;
+    let mut tx = app.pool.begin().await.map_err(database::error)?;
+    let ran = once(format!("order:{key}")).run_in(&mut tx, async |tx| {
+        let insert = "INSERT INTO bank_orders (item) VALUES ($1) RETURNING id";
+        let id: i64 = sqlx::query_scalar(insert)
+            .bind(&order.item)
+            .fetch_one(&mut **tx)
+            .await
+            .map_err(database::error)?;
+        Ok::<_, leasehold::Error>(id.to_string())
+    });
+    let ran = ran.await?;
+    tx.commit().await.map_err(database::error)?;
+    Ok(match ran {
+        Ran::First(id) => (StatusCode::CREATED, id),
+        Ran::Duplicate(id) => (StatusCode::OK, id),
+    })
+}
+
+#[derive(Deserialize)]
+pub(crate) struct Deposit {
+    amount: i64,
+}
+
+/// Reads, thinks, writes: two at once would lose money, so the account is locked. And if this process is stopped
+/// between reading and writing for longer than its lease, somebody else has written meanwhile: then the fence
+/// refuses what comes late.
+pub(crate) async fn deposit(
+    State(app): State<App>,
+    locked: Locked,
+    Query(deposit): Query<Deposit>,
+) -> Reply<String> {
+    let balance = "SELECT balance FROM bank_accounts WHERE id = $1";
+    let before: Option<i64> = sqlx::query_scalar(balance)
+        .bind(locked.id)
+        .fetch_optional(&app.pool)
+        .await
+        .map_err(database::error)?;
+    let after = before.unwrap_or(0).checked_add(deposit.amount);
+    let after = after.ok_or(Failure::Bad("more than there is\n"))?;
+
+    let mut tx = app.pool.begin().await.map_err(database::error)?;
+    fence::sql::check_guard(&mut tx, &locked.guard).await?;
+    let write =
+        "INSERT INTO bank_accounts VALUES ($1, $2) ON CONFLICT (id) DO UPDATE SET balance = $2";
+    let writing = sqlx::query(write).bind(locked.id).bind(after).execute(&mut *tx);
+    writing.await.map_err(database::error)?;
+    tx.commit().await.map_err(database::error)?;
+    Ok(after.to_string())
+}
+
+/// Dear, so only a few at once; who comes third is told so at once, and does not wait.
+pub(crate) async fn report(State(app): State<App>) -> Reply<&'static str> {
+    let _permit = app.locks.semaphore("reports", REPORTS).try_acquire().await?;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    Ok("all is well\n")
+}
+
+/// One instance does this, for as long as it leads; another takes over.
+pub(crate) async fn close_the_books(app: App) {
+    let election = app.locks.election("books").on_pause(|error, pause| {
+        eprintln!("{error}; standing again in {pause:?}");
+    });
+    let ended = election
+        .lead(|term| {
+            let app = app.clone();
+            async move {
+                let _leads = Leads::announce(&app, &term);
+                let failed = keep_books(&app, &term).await;
+                eprintln!("term {} ends: {failed}", term.token());
+                // Stand again: the next term may have a database that answers.
+                ControlFlow::<()>::Continue(())
+            }
+        })
+        .await;
+    if let Err(error) = ended {
+        // No permission, a bad name: what no waiting mends.
+        eprintln!("nobody closes the books here: {error}");
+    }
+}
+
+/// Says that we lead, until it is dropped: at the end of the term, however that comes.
+struct Leads<'a>(&'a App);
+
+impl<'a> Leads<'a> {
+    fn announce(app: &'a App, term: &Guard) -> Self {
+        app.term.send_replace(Some(term.token().get()));
+        Self(app)
+    }
+}
+
+impl Drop for Leads<'_> {
+    fn drop(&mut self) {
+        self.0.term.send_replace(None);
+    }
+}
+
+/// Writes an entry now and then, each with the term: one of an earlier term is refused. Why it cannot go on.
+async fn keep_books(app: &App, term: &Guard) -> leasehold::Error {
+    loop {
+        if let Err(error) = write_entry(app, term).await {
+            return error;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+async fn write_entry(app: &App, term: &Guard) -> leasehold::Result<()> {
+    let mut tx = app.pool.begin().await.map_err(database::error)?;
+    fence::sql::check_guard(&mut tx, term).await?;
+    let token = i64::try_from(term.token().get()).unwrap_or(i64::MAX);
+    let entry = sqlx::query("INSERT INTO bank_books (term) VALUES ($1)").bind(token);
+    entry.execute(&mut *tx).await.map_err(database::error)?;
+    tx.commit().await.map_err(database::error)
+}

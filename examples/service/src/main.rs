@@ -1,0 +1,103 @@
+//! A small bank as a web service, of which any number runs on one PostgreSQL: what each part of leasehold is
+//! for, in one program. docs/service.md walks through it.
+//!
+//! ```sh
+//! DATABASE_URL=postgres://user@host/db LISTEN=127.0.0.1:8080 cargo run -p service
+//! ```
+//!
+//! | request | shows |
+//! |---|---|
+//! | `POST /orders`, header `Idempotency-Key` | `once`: however often it is sent, it is done once |
+//! | `POST /accounts/{id}/deposit?amount=7` | a lock as an extractor, and the fenced write under it |
+//! | `POST /reports` | a semaphore: two at once on all machines, the third is told to come later |
+//! | `GET /leader` | an election: one instance closes the books, another takes over |
+//! | `GET /ready`, `GET /metrics` | for whoever runs it |
+
+mod bank;
+mod error;
+mod locked;
+
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::State;
+use axum::routing::{get, post};
+use leasehold::{Leasehold, LockOptions, database};
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use sqlx::PgPool;
+use tokio::sync::watch;
+
+use crate::error::{Failure, Reply};
+
+/// What all requests share. Clones are the same.
+#[derive(Clone)]
+struct App {
+    /// The service's own data. Each request that writes takes one connection of it.
+    pool: PgPool,
+    /// The locks. They have connections of their own, four at most (`?pool=` in their URL): a lock
+    /// must be renewed however busy the service is.
+    locks: Leasehold,
+    /// The term that this instance leads, if it does.
+    term: watch::Sender<Option<u64>>,
+    metrics: PrometheusHandle,
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let metrics = PrometheusBuilder::new().install_recorder()?;
+    let url = std::env::var("DATABASE_URL")?;
+    let mut options = LockOptions::default();
+    options.lease = Duration::from_secs(5);
+    // The database may start at the same time as we.
+    let patient = leasehold::builder().options(options).label("bank");
+    let locks = patient.connect_retry(Duration::from_secs(60)).connect(&url).await?;
+    let pool = PgPool::connect(&url).await?;
+    database::install(&pool).await?;
+    bank::install(&pool, &locks).await?;
+    let app = App { pool, locks, term: watch::Sender::new(None), metrics };
+
+    let leading = tokio::spawn(bank::close_the_books(app.clone()));
+    let router = Router::new()
+        .route("/orders", post(bank::order))
+        .route("/accounts/{id}/deposit", post(bank::deposit))
+        .route("/reports", post(bank::report))
+        .route("/leader", get(leader))
+        .route("/ready", get(ready))
+        .route("/metrics", get(async |State(app): State<App>| app.metrics.render()))
+        .with_state(app.clone());
+    let listen = std::env::var("LISTEN").unwrap_or_else(|_| "127.0.0.1:0".into());
+    let listener = tokio::net::TcpListener::bind(listen).await?;
+    println!("listening on {}", listener.local_addr()?);
+    axum::serve(listener, router).with_graceful_shutdown(told_to_end()).await?;
+
+    // Its requests are done. The leader steps down, so that the next need not wait for a lease.
+    leading.abort();
+    let _ = leading.await;
+    app.locks.close_timeout(Duration::from_secs(5)).await?;
+    app.pool.close().await;
+    Ok(())
+}
+
+async fn told_to_end() {
+    let terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate());
+    match terminate {
+        Ok(mut terminate) => tokio::select! {
+            _ = terminate.recv() => {}
+            _ = tokio::signal::ctrl_c() => {}
+        },
+        // Without signals it is killed.
+        Err(_) => std::future::pending().await,
+    }
+}
+
+/// Whether requests can be served: who routes them asks this, and not whether the process lives.
+async fn ready(State(app): State<App>) -> Reply<&'static str> {
+    app.locks.ping(Duration::from_secs(1)).await?;
+    sqlx::query("SELECT 1").execute(&app.pool).await.map_err(database::error)?;
+    Ok("ready\n")
+}
+
+async fn leader(State(app): State<App>) -> Reply<String> {
+    let ours = *app.term.borrow();
+    ours.map(|term| format!("{term}\n")).ok_or(Failure::NotHere)
+}

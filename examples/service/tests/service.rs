@@ -1,0 +1,164 @@
+//! The service, as it is run: two instances on one database, asked, killed, told to end and started again.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+const PATIENCE: Duration = Duration::from_secs(120);
+
+struct Instance {
+    child: Child,
+    address: String,
+}
+
+impl Instance {
+    fn start(database: &str) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_service"))
+            .env("DATABASE_URL", database)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let address =
+            line.trim().strip_prefix("listening on ").unwrap_or_else(|| panic!("{line:?}"));
+        Self { address: address.into(), child }
+    }
+
+    /// Status and text.
+    fn ask(&self, request: &str, header: &str) -> (u16, String) {
+        let mut connection = TcpStream::connect(&self.address).unwrap();
+        connection.set_read_timeout(Some(PATIENCE)).unwrap();
+        let ends = "Connection: close\r\nContent-Length: 0\r\n\r\n";
+        write!(connection, "{request} HTTP/1.1\r\nHost: bank\r\n{header}{ends}").unwrap();
+        let mut reply = String::new();
+        connection.read_to_string(&mut reply).unwrap();
+        let status = reply.split(' ').nth(1).and_then(|status| status.parse().ok());
+        let text = reply.split_once("\r\n\r\n").map_or("", |(_, text)| text);
+        (status.unwrap_or_else(|| panic!("{reply:?}")), text.to_owned())
+    }
+
+    fn get(&self, path: &str) -> (u16, String) {
+        self.ask(&format!("GET {path}"), "")
+    }
+
+    fn post(&self, path: &str) -> (u16, String) {
+        self.ask(&format!("POST {path}"), "")
+    }
+
+    fn term(&self) -> Option<u64> {
+        let (status, text) = self.get("/leader");
+        (status == 200).then(|| text.trim().parse().unwrap())
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
+    }
+}
+
+impl Drop for Instance {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let began = Instant::now();
+    loop {
+        if let Some(seen) = look() {
+            return seen;
+        }
+        assert!(began.elapsed() < PATIENCE, "never: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn leader<'a>(all: &[&'a Instance]) -> (&'a Instance, u64) {
+    eventually("one leads", || all.iter().find_map(|one| Some((*one, one.term()?))))
+}
+
+#[test]
+fn an_order_is_done_once_however_often_and_wherever_it_is_sent() {
+    let database = testbed::postgres().database();
+    let all = [Instance::start(&database), Instance::start(&database)];
+    let order = |n: usize| {
+        let one = &all[n % 2];
+        one.ask("POST /orders?item=tea", &format!("Idempotency-Key: k-{}\r\n", n / 8))
+    };
+    let mut replies: Vec<(u16, String)> = std::thread::scope(|scope| {
+        let sent: Vec<_> = (0..16).map(|n| scope.spawn(move || order(n))).collect();
+        sent.into_iter().map(|reply| reply.join().unwrap()).collect()
+    });
+    for (status, id) in &replies {
+        assert!([200, 201].contains(status), "{status}: {id}");
+    }
+    assert_eq!(replies.iter().filter(|(status, _)| *status == 201).count(), 2);
+    replies.sort_by(|a, b| a.1.cmp(&b.1));
+    replies.dedup_by(|a, b| a.1 == b.1);
+    assert_eq!(replies.len(), 2, "two orders");
+    assert_eq!(all[0].post("/orders?item=tea").0, 400);
+}
+
+#[test]
+fn deposits_lose_nothing_and_reports_come_two_at_a_time() {
+    let database = testbed::postgres().database();
+    let all = [Instance::start(&database), Instance::start(&database)];
+    let all = &all;
+    let deposit = |n: usize| {
+        // Who has not had its turn in time is told, and comes again.
+        eventually("a turn", || match all[n % 2].post("/accounts/7/deposit?amount=5").0 {
+            200 => Some(()),
+            423 | 503 => None,
+            other => panic!("{other}"),
+        });
+    };
+    std::thread::scope(|scope| {
+        for n in 0..20 {
+            scope.spawn(move || deposit(n));
+        }
+    });
+    assert_eq!(all[0].post("/accounts/7/deposit?amount=0"), (200, "100".into()));
+    assert_eq!(all[0].post("/accounts/x/deposit?amount=1").0, 400);
+    let told: Vec<u16> = std::thread::scope(|scope| {
+        let asked: Vec<_> =
+            (0..3).map(|n| scope.spawn(move || all[n % 2].post("/reports").0)).collect();
+        asked.into_iter().map(|reply| reply.join().unwrap()).collect()
+    });
+    // On a busy machine the third may come when the first is done.
+    assert!(told.iter().filter(|status| **status == 200).count() >= 2, "{told:?}");
+    assert!(told.iter().all(|status| [200, 423].contains(status)), "{told:?}");
+    let (status, metrics) = all[0].get("/metrics");
+    assert_eq!(status, 200);
+    assert!(metrics.contains("leasehold_acquired_total{kind=\"mutex\"}"), "{metrics}");
+}
+
+#[test]
+fn another_instance_leads_when_the_leader_is_killed_or_told_to_end() {
+    let database = testbed::postgres().database();
+    let (one, two) = (Instance::start(&database), Instance::start(&database));
+    assert_eq!(one.get("/ready").0, 200);
+    let (first, term) = leader(&[&one, &two]);
+    let other = if std::ptr::eq(first, &one) { &two } else { &one };
+    assert_eq!(other.term(), None, "there is one leader");
+    first.signal(Signal::SIGKILL);
+    let (_, second) = leader(&[other]);
+    assert!(second > term);
+    let mut third = Instance::start(&database);
+    assert_eq!(third.term(), None);
+    // Told to end, it steps down at once: nobody waits for its lease.
+    other.signal(Signal::SIGTERM);
+    let (_, last) = leader(&[&third]);
+    assert!(last > second);
+    third.signal(Signal::SIGTERM);
+    let status = third.child.wait().unwrap();
+    assert!(status.success(), "{status}");
+    // Nothing is left behind.
+    let locks = leasehold::blocking::connect(&database).unwrap();
+    let left = locks.list("").unwrap();
+    assert!(left.is_empty(), "{left:?}");
+}
