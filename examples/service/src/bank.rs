@@ -10,7 +10,7 @@ use leasehold::{Guard, Leasehold, database, fence, once};
 use serde::Deserialize;
 use sqlx::PgPool;
 
-use crate::App;
+use crate::app::App;
 use crate::error::{Failure, Reply};
 use crate::locked::Locked;
 

@@ -6,7 +6,7 @@ use axum::extract::{FromRequestParts, Path};
 use axum::http::request::Parts;
 use leasehold::Guard;
 
-use crate::App;
+use crate::app::App;
 use crate::error::Failure;
 
 /// How long a request waits for its turn: less than whoever sent it does.

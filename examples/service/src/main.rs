@@ -13,6 +13,7 @@
 //! | `GET /leader` | an election: one instance closes the books, another takes over |
 //! | `GET /ready`, `GET /metrics` | for whoever runs it |
 
+mod app;
 mod bank;
 mod error;
 mod locked;
@@ -22,25 +23,13 @@ use std::time::Duration;
 use axum::Router;
 use axum::extract::State;
 use axum::routing::{get, post};
-use leasehold::{Leasehold, LockOptions, database};
-use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use leasehold::{LockOptions, database};
+use metrics_exporter_prometheus::PrometheusBuilder;
 use sqlx::PgPool;
 use tokio::sync::watch;
 
+use crate::app::App;
 use crate::error::{Failure, Reply};
-
-/// What all requests share. Clones are the same.
-#[derive(Clone)]
-struct App {
-    /// The service's own data. Each request that writes takes one connection of it.
-    pool: PgPool,
-    /// The locks. They have connections of their own, four at most (`?pool=` in their URL): a lock
-    /// must be renewed however busy the service is.
-    locks: Leasehold,
-    /// The term that this instance leads, if it does.
-    term: watch::Sender<Option<u64>>,
-    metrics: PrometheusHandle,
-}
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
