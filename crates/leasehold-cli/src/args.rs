@@ -55,6 +55,8 @@ pub(crate) enum Command {
     Ls(LsArgs),
     /// Shows who holds a lock and who waits for it
     Show(ShowArgs),
+    /// Says what changes: who waits, who holds, who has ended
+    Events(FollowArgs),
     /// Waits until a lock is free, or held, and takes nothing
     Wait(WaitArgs),
     /// Prints the SQL that makes leasehold's tables in a database
@@ -508,6 +510,37 @@ pub(crate) struct LsArgs {
     #[arg(default_value = "", hide_default_value = true)]
     pub(crate) prefix: String,
 }
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = FOLLOW_HELP)]
+pub(crate) struct FollowArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+    /// Say it as one JSON object per line
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// How often to look
+    #[arg(long, value_name = "DUR", value_parser = pause, default_value = "500ms")]
+    pub(crate) every: Duration,
+    /// Only names that begin so
+    #[arg(default_value = "", hide_default_value = true)]
+    pub(crate) prefix: String,
+}
+
+/// No less than a server can bear.
+fn pause(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        pause if pause < Duration::from_millis(10) => Err("no less than 10ms".to_owned()),
+        pause => Ok(pause),
+    }
+}
+
+const FOLLOW_HELP: &str = "\
+It begins with all that is there. Each look is one request, and what comes and goes between two looks is not
+seen; `ended` is given back, lost, or given up.
+
+Ctrl-C ends it. Exit codes: 0 its reader has seen enough; 2 bad usage; 69 there is no store, or it cannot be
+reached at the start.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = WAIT_HELP)]

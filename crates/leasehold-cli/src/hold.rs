@@ -28,7 +28,6 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use leasehold::{Guard, Leasehold, State};
-use rustix::event::{PollFd, PollFlags, poll};
 use serde::Serialize;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
@@ -38,6 +37,7 @@ use crate::events::timed;
 use crate::exit::{self, Failure};
 use crate::inherited;
 use crate::progress::Ahead;
+use crate::reader;
 use crate::shell::Process;
 use crate::signals::{self, Signals};
 use crate::take::{connect_to_take, take};
@@ -143,7 +143,7 @@ impl Ends {
         let (tell, told) = unbounded_channel();
         let cannot = |e| Failure::system("cannot follow stdin and stdout", e);
         listen(tell.clone()).map_err(cannot)?;
-        watch_reader(tell).map_err(cannot)?;
+        reader::watch(move || _ = tell.send(End::Gone)).map_err(cannot)?;
         Ok(Self { told, signals })
     }
 
@@ -176,25 +176,6 @@ fn listen(tell: UnboundedSender<End>) -> io::Result<()> {
         let _ = tell.send(End::Asked);
     };
     thread::Builder::new().name("stdin".into()).spawn(read).map(drop)
-}
-
-/// Tells when nobody reads stdout any more, where that can be known.
-fn watch_reader(tell: UnboundedSender<End>) -> io::Result<()> {
-    let out = stdout().as_fd().try_clone_to_owned()?;
-    let watch = move || {
-        loop {
-            // An error, or a hang-up, is told in any case.
-            let mut watched = [PollFd::new(&out, PollFlags::empty())];
-            match poll(&mut watched, None) {
-                Ok(_) => break,
-                Err(rustix::io::Errno::INTR) => {}
-                // No more memory: then only stdin tells.
-                Err(_) => return,
-            }
-        }
-        let _ = tell.send(End::Gone);
-    };
-    thread::Builder::new().name("stdout".into()).spawn(watch).map(drop)
 }
 
 pub(crate) fn main(args: &HoldArgs) -> ExitCode {

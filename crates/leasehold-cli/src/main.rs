@@ -11,6 +11,7 @@ mod drive;
 mod elect;
 mod events;
 mod exit;
+mod follow;
 mod hold;
 mod inherited;
 mod keeper;
@@ -18,6 +19,7 @@ mod list;
 mod nested;
 mod proc;
 mod progress;
+mod reader;
 mod release;
 mod run;
 mod schema;
@@ -40,6 +42,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::main(args),
         Command::Acquire(args) => acquire::main(args),
         Command::Elect(args) => elect::main(args),
+        Command::Events(args) => follow::main(&args),
         Command::Hold(args) => hold::main(&args),
         Command::Release(args) => release::main(args),
         Command::Check(args) => check::main(&args),

@@ -10,6 +10,7 @@ mod describe;
 mod doctor;
 mod elect;
 mod file_store;
+mod follow;
 mod hold;
 mod leases;
 mod run;

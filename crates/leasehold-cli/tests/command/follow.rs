@@ -1,0 +1,75 @@
+//! `leasehold events`: what changes is told, whatever the store.
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use crate::common::{Place, Running};
+
+fn tells_who_waits_and_holds(store: &str) {
+    let place = Place::new();
+    let on = |words: &[&str]| {
+        let mut command = place.leasehold(words);
+        command.env("LEASEHOLD_STORE", store);
+        Running::start(command)
+    };
+    let name = "events:a";
+    let hold = |label: &str| {
+        on(&["run", "--label", label, name, "--", "sh", "-c", "echo ready; sleep 1000"])
+    };
+    let mut first = hold("first");
+    first.wait_for("ready");
+    let mut events = on(&["events", "--json", "--every", "20ms", "events:"]);
+    let mut next = move || {
+        let told: Value = serde_json::from_str(&events.line()).unwrap();
+        assert_eq!(told["name"], name, "{told}");
+        let word = |key: &str| told[key].as_str().unwrap().to_owned();
+        (word("event"), word("label"))
+    };
+    let told = |event: &str, label: &str| (event.to_owned(), label.to_owned());
+    assert_eq!(next(), told("holds", "first"), "it begins with what is there");
+    let second = hold("second");
+    assert_eq!(next(), told("waits", "second"));
+    first.signal(Signal::SIGTERM);
+    assert_eq!(next(), told("ended", "first"));
+    assert_eq!(next(), told("holds", "second"));
+    second.signal(Signal::SIGTERM);
+    assert_eq!(next(), told("ended", "second"));
+}
+
+#[test]
+fn events_of_files() {
+    let place = Place::new();
+    tells_who_waits_and_holds(&place.store());
+}
+
+#[cfg(feature = "redis")]
+#[test]
+fn events_of_redis() {
+    tells_who_waits_and_holds(&testbed::redis().url());
+}
+
+#[cfg(feature = "postgres")]
+#[test]
+fn events_of_postgres() {
+    tells_who_waits_and_holds(&testbed::postgres().database());
+}
+
+#[cfg(feature = "etcd")]
+#[test]
+fn events_of_etcd() {
+    tells_who_waits_and_holds(&testbed::etcd().url());
+}
+
+#[test]
+fn events_end_with_their_reader_and_refuse_what_makes_no_sense() {
+    let place = Place::new();
+    let mut held = place.hold("x", "echo ready; sleep 1000");
+    let script = format!("{} events | head -1", crate::common::LEASEHOLD);
+    let mut shell = std::process::Command::new("sh");
+    let said = shell.args(["-c", &script]).env("LEASEHOLD_STORE", place.store()).output().unwrap();
+    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    assert!(said.starts_with("holds     x  ") && said.contains(" token "), "{said}");
+    assert_eq!(place.code(&["events", "--every", "1ms"]), 2);
+    held.signal(Signal::SIGTERM);
+    assert_eq!(held.code(), 143);
+}
