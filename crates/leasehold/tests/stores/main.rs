@@ -4,10 +4,10 @@
 //! A server that a test breaks is its own; the others share one of each kind (crates/testbed).
 //!
 //! A store's tests lie by their subject: `…_queue` (who waits, and who is told of a turn), `…_requests` (what
-//! it costs), `…_leases` (what is kept and what is lost), `…_foreign` (what is others'), `…_access` (who is
-//! let in, and what is refused), `…_members` (several servers that fail; Redis's are three: `failover`,
-//! `cluster` and `replicas`, and `redis_faults` is one server that goes wrong). `…_common` is what a store's
-//! tests share.
+//! it costs, and what becomes of it), `…_leases` (what is kept and what is lost), `…_foreign` (what is others';
+//! of SQL: `sql_tables`), `…_access` (who is let in, and what is refused), `…_faults` (one server that goes
+//! wrong), `…_members` (several servers that fail; Redis's are three: `failover`, `cluster` and `replicas`).
+//! `…_common` is what a store's tests share.
 
 mod common;
 mod dice;
@@ -47,13 +47,18 @@ mod redlock_leases;
 mod redlock_members;
 mod redlock_queue;
 mod redlock_requests;
+mod sql_access;
+mod sql_connections;
+mod sql_faults;
+mod sql_leases;
 mod sql_postgres;
-mod sql_real_use;
-mod sql_review;
-mod sql_servers;
+mod sql_queue;
+mod sql_requests;
 mod sql_sqlite;
 mod sql_statements;
+mod sql_tables;
 mod sql_transactions;
+mod sql_transactions_levels;
 mod sql_transactions_servers;
 mod zookeeper_access;
 mod zookeeper_driver;

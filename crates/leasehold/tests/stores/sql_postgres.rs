@@ -8,7 +8,7 @@ use crate::sql_common::*;
 use leasehold::store::sql::SqlStore;
 use leasehold::store::{Joined, Mode, Signal, Store};
 use leasehold::{Claim, ErrorKind, Kind, Name};
-use testbed::{PgBouncer, Postgres, Proxy};
+use testbed::{PgBouncer, Postgres, Proxy, Setup};
 
 #[test]
 fn s42_behind_a_pooler_in_transaction_mode() {
@@ -199,5 +199,63 @@ fn who_cannot_listen_still_notifies() {
             tokio::time::timeout(PATIENCE, told).await.expect("nobody was told");
             assert!(store.leave(&waiter, None).await.unwrap());
         }
+    });
+}
+
+/// Fails the first insert of a claim as another transaction in the way would.
+const FAIL_ONCE: &str = "CREATE SEQUENCE inserts; GRANT USAGE ON inserts TO lh; \
+     CREATE FUNCTION fail_once() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+     IF nextval('inserts') = 1 THEN RAISE EXCEPTION 'on purpose' USING ERRCODE = '40001'; END IF; \
+     RETURN NEW; END $$; CREATE TRIGGER fail_once BEFORE INSERT ON leasehold_claims \
+     FOR EACH ROW EXECUTE FUNCTION fail_once()";
+
+/// Behind a pooler every statement stands in a transaction, also after one was rolled back: outside
+/// of one it would be prepared on one of the server's sessions and run on another.
+#[test]
+fn s42_s46_after_a_conflict_behind_a_pooler_all_is_still_in_transactions() {
+    run(async {
+        let setup = Setup::new().fast().arg("-c").arg("log_statement=all");
+        let server = Postgres::with(setup.arg("-c").arg("log_line_prefix=%p "));
+        let direct = Server::database(&server);
+        release(connect(&direct).await.mutex("first").lock().await.unwrap()).await;
+        Server::admin(&server, &direct, FAIL_ONCE);
+        let pooler = PgBouncer::before(&server);
+        let url = pooler.in_front_of(&server, &direct) + "?pooler=transaction&pool=1";
+        let locks = connect(&url).await;
+        let before = server.log().len();
+        let semaphore = locks.semaphore("permits", 2);
+        let permits = [semaphore.acquire().await.unwrap(), semaphore.acquire().await.unwrap()];
+        for n in 0..3 {
+            locks.mutex(format!("{n}")).lock().await.unwrap().release().await.unwrap();
+        }
+        permits.into_iter().for_each(drop);
+        let log = server.log().split_off(before);
+        assert!(log.contains("on purpose"), "nothing was in the way");
+        let mut open = std::collections::HashSet::new();
+        let mut executed = 0;
+        for line in log.lines() {
+            let (session, what) = line.split_once(' ').unwrap_or_default();
+            let Some((_, what)) = what.split_once("LOG:  ") else { continue };
+            let message = what.strip_prefix("statement: ").unwrap_or(what);
+            if message.starts_with("BEGIN") {
+                // A client that is stopped here keeps a lock's row for so long.
+                for limit in ["idle_in_transaction_session_timeout", "lock_timeout"] {
+                    assert!(what.contains(&format!("SET LOCAL {limit}")), "no limit: {what}");
+                }
+            }
+            // A message may be several statements; what is executed alone is one.
+            for statement in message.split("; ") {
+                match statement.split(' ').next().unwrap_or_default() {
+                    "BEGIN" => drop(open.insert(session)),
+                    "COMMIT" | "ROLLBACK" => drop(open.remove(session)),
+                    "execute" | "SELECT" | "INSERT" | "WITH" => {
+                        executed += 1;
+                        assert!(open.contains(session), "outside of a transaction: {what}");
+                    }
+                    _ => {}
+                }
+            }
+        }
+        assert!(executed > 10, "looked at nothing: {log}");
     });
 }

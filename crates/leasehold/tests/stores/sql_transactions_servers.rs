@@ -3,12 +3,15 @@
 
 #![cfg(all(feature = "postgres", feature = "mysql"))]
 
+use std::time::Duration;
+
 use crate::sql_common::*;
 use leasehold::fence::sql::{TokenColumn, check};
 use leasehold::once::Ran;
 use leasehold::versioned::{Retry, Versioned, retry};
 use leasehold::{Error, ErrorKind, Token, database, lock_in, once};
-use testbed::Setup;
+use sqlx::Connection;
+use testbed::{MariaDb, Setup};
 
 const CALLERS_TABLE: &str = "CREATE TABLE t (id BIGINT NOT NULL PRIMARY KEY, n BIGINT NOT NULL, \
                              version BIGINT NOT NULL, token BIGINT)";
@@ -252,5 +255,81 @@ fn s42_behind_a_pooler_in_transaction_mode() {
         assert_eq!(ran.iter().filter(|ran| ran.is_first()).count(), 10, "{ran:?}");
         let counted = sqlx::query_scalar::<_, i64>("SELECT n FROM t").fetch_one(&direct);
         assert_eq!(counted.await.unwrap(), 10);
+    });
+}
+
+/// An old key is in the hands of somebody's transaction, and the clean-up waits for it: meanwhile
+/// others begin.
+#[test]
+fn f43_cleaning_up_holds_up_nobody_who_begins() {
+    run(async {
+        let server = testbed::mariadb();
+        let url = server.database();
+        let pool = sqlx::MySqlPool::connect(&url).await.unwrap();
+        leasehold::database::install(&pool).await.unwrap();
+        for n in 1..=3 {
+            let work = |_| async { Ok::<_, leasehold::Error>("done".to_owned()) };
+            assert!(once(format!("old {n}")).run(&pool, work).await.unwrap().is_first());
+        }
+        let sql = "UPDATE leasehold_once SET done_at = RIGHT(name, 1)";
+        sqlx::query(sql).execute(&pool).await.unwrap();
+        let sql = "SELECT name FROM leasehold_once WHERE name = 'old 3' FOR UPDATE";
+        let holder = server.hold(&url, sql).await;
+        let before = server.blocked();
+        let cleaning = tokio::spawn({
+            let pool = pool.clone();
+            async move { once::clean_up(&pool, Duration::from_secs(60)).await }
+        });
+        until("it waits for that key", async || server.blocked() > before).await;
+        let work = |_| async { Ok::<_, leasehold::Error>("new".to_owned()) };
+        let began = once("new").run(&pool, work);
+        let began = tokio::time::timeout(Duration::from_secs(20), began).await;
+        assert!(began.expect("the clean-up is in the way").unwrap().is_first());
+        assert!(!cleaning.is_finished());
+        drop(holder);
+        assert_eq!(cleaning.await.unwrap().unwrap(), 3);
+    });
+}
+
+/// The hour that comes twice when summer ends: by the session's time it is the first, by the clock
+/// the second.
+#[test]
+fn f43_an_attempt_lasts_its_lease_while_summer_ends() {
+    run(async {
+        let server = MariaDb::with(Setup::new().fast());
+        let url = server.database();
+        for sql in [
+            "INSERT INTO mysql.time_zone (Time_zone_id, Use_leap_seconds) VALUES (77, 'N')",
+            "INSERT INTO mysql.time_zone_name (Name, Time_zone_id) VALUES ('Test/Falls', 77)",
+            "INSERT INTO mysql.time_zone_transition_type VALUES (77, 0, 3600, 1, 'SUM'), \
+             (77, 1, 0, 0, 'WIN')",
+            "INSERT INTO mysql.time_zone_transition VALUES (77, UNIX_TIMESTAMP() - 864000, 0), \
+             (77, UNIX_TIMESTAMP() - 60, 1)",
+        ] {
+            Server::admin(&server, &url, sql);
+        }
+        let options = sqlx::mysql::MySqlPoolOptions::new().max_connections(2);
+        let pool = options
+            .after_connect(|connection, _| {
+                Box::pin(async move {
+                    let sql = "SET SESSION time_zone = 'Test/Falls'";
+                    sqlx::raw_sql(sql).execute(connection).await.map(drop)
+                })
+            })
+            .connect(&url)
+            .await
+            .unwrap();
+        leasehold::database::install(&pool).await.unwrap();
+        let ran = once("key").lease(Duration::from_secs(600)).run(&pool, |_| async {
+            // By a clock that knows no summer.
+            let sql = "SELECT CAST(lease_end / 1000000 - UNIX_TIMESTAMP() AS SIGNED) \
+                       FROM leasehold_once";
+            let mut plain = sqlx::MySqlConnection::connect(&url).await.map_err(database::error)?;
+            let left: i64 =
+                sqlx::query_scalar(sql).fetch_one(&mut plain).await.map_err(database::error)?;
+            assert!((300..=660).contains(&left), "{left} s are left of 600");
+            Ok::<_, leasehold::Error>("done".to_owned())
+        });
+        assert!(ran.await.unwrap().is_first());
     });
 }

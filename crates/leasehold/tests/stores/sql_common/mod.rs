@@ -1,12 +1,53 @@
 //! What the tests against SQL servers share: one face for PostgreSQL, MariaDB and MySQL.
 
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
 pub(crate) use crate::common::*;
+use leasehold::store::sql::SqlStore;
+use leasehold::store::{Joined, LockInfo, Renew, Renewal, Standing, Store};
+use leasehold::{Claim, Kind, Name, Token};
 use sqlx::Connection;
 #[cfg(feature = "mysql")]
 use testbed::MariaDb;
 #[cfg(feature = "postgres")]
 use testbed::Postgres;
 use testbed::Setup;
+use tokio::runtime::Handle;
+
+/// Cases for PostgreSQL, MariaDB and MySQL.
+macro_rules! on_all {
+    ($($case:ident),+ $(,)?) => {
+        #[cfg(feature = "postgres")]
+        mod postgres {
+            $(#[test] fn $case() { super::run(super::$case::<testbed::Postgres>()); })+
+        }
+        #[cfg(feature = "mysql")]
+        mod mariadb {
+            $(#[test] fn $case() { super::run(super::$case::<testbed::MariaDb>()); })+
+        }
+        #[cfg(feature = "mysql")]
+        mod mysql {
+            $(#[test] fn $case() {
+                if <testbed::MySql as super::Server>::is_here() {
+                    super::run(super::$case::<testbed::MySql>());
+                }
+            })+
+        }
+    };
+}
+
+/// Cases for PostgreSQL and MariaDB.
+macro_rules! without_mysql {
+    ($($case:ident),+ $(,)?) => {
+        mod without_mysql {
+            mod postgres { $(#[test] fn $case() { super::super::run(super::super::$case::<testbed::Postgres>()); })+ }
+            mod mariadb { $(#[test] fn $case() { super::super::run(super::super::$case::<testbed::MariaDb>()); })+ }
+        }
+    };
+}
+
+pub(crate) use {on_all, without_mysql};
 
 /// A server with databases for tests.
 pub(crate) trait Server: Send + Sync + Sized + 'static {
@@ -372,3 +413,103 @@ impl Server for $server {
 mysql_server!(MariaDb, testbed::Server::MariaDb, testbed::mariadb());
 #[cfg(feature = "mysql")]
 mysql_server!(testbed::MySql, testbed::Server::MySql, testbed::mysql());
+
+/// Locks one lock's row, as another transaction in its middle does.
+pub(crate) const BLOCK: &str = "SELECT name FROM leasehold_locks WHERE name = 'blocked' FOR UPDATE";
+
+/// Waits until it is so.
+pub(crate) async fn until(what: &str, mut so: impl AsyncFnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !so().await {
+        assert!(Instant::now() < end, "never came: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// What a client is told that is not let in: by connecting, or at the latest by its first lock.
+pub(crate) async fn refusal(url: &str) -> leasehold::Error {
+    match leasehold::connect(url).await {
+        Err(error) => error,
+        Ok(locks) => match locks.mutex("refused").try_lock().await {
+            Err(error) => error,
+            Ok(_) => panic!("the lock was given on {}", locks.url()),
+        },
+    }
+}
+
+pub(crate) const LONG: Duration = Duration::from_secs(60);
+pub(crate) const SHORT: Duration = Duration::from_millis(300);
+
+pub(crate) type Two = [Arc<SqlStore>; 2];
+
+pub(crate) async fn two(url: &str) -> Two {
+    let open = async || SqlStore::open(url, &Handle::current()).await.unwrap();
+    [open().await, open().await]
+}
+
+pub(crate) fn claim(name: &str, lease: Duration, waiter_lease: Duration) -> Claim {
+    let mut claim = Claim::new(Name::new(name).unwrap(), Kind::Mutex, 1, 1).unwrap();
+    (claim.lease, claim.waiter_lease) = (lease, waiter_lease);
+    claim
+}
+
+#[track_caller]
+pub(crate) fn holding(joined: &Joined) -> Token {
+    match joined {
+        Joined::Holding { token, .. } => *token,
+        other => panic!("it does not hold: {other:?}"),
+    }
+}
+
+#[track_caller]
+pub(crate) fn waiting(joined: &Joined) -> Token {
+    match joined {
+        Joined::Waiting(place) => place.token.expect("drawn as it joined"),
+        other => panic!("it does not wait: {other:?}"),
+    }
+}
+
+pub(crate) async fn renewed(store: &SqlStore, claim: &Claim) -> Renewal {
+    let renewal = Renew { claim: claim.clone(), lease: claim.lease };
+    store.renew(&[renewal]).await.unwrap().remove(0)
+}
+
+pub(crate) fn standings(info: Option<LockInfo>) -> Vec<(Standing, Option<Token>)> {
+    let claims = info.map(|info| info.claims).unwrap_or_default();
+    claims.into_iter().map(|c| (c.standing, c.token)).collect()
+}
+
+/// The administrator lets no statement of this user run for longer than this.
+pub(crate) trait Hasty {
+    fn hasty(&self, url: &str);
+    fn few_connections(&self, url: &str);
+    /// How many statements the server has cut short.
+    fn cut_short(&self) -> usize;
+}
+
+#[cfg(feature = "postgres")]
+impl Hasty for Postgres {
+    fn hasty(&self, url: &str) {
+        Server::admin(self, url, "ALTER ROLE hasty SET statement_timeout = '300ms'");
+    }
+    fn few_connections(&self, url: &str) {
+        Server::admin(self, url, "ALTER ROLE few CONNECTION LIMIT 1");
+    }
+    fn cut_short(&self) -> usize {
+        Server::log(self).matches("canceling statement due to statement timeout").count()
+    }
+}
+
+#[cfg(feature = "mysql")]
+impl Hasty for MariaDb {
+    fn hasty(&self, url: &str) {
+        Server::admin(self, url, "ALTER USER 'hasty'@'127.0.0.1' WITH MAX_STATEMENT_TIME 0.3");
+    }
+    fn few_connections(&self, url: &str) {
+        Server::admin(self, url, "ALTER USER 'few'@'127.0.0.1' WITH MAX_USER_CONNECTIONS 1");
+    }
+    fn cut_short(&self) -> usize {
+        let told = MariaDb::admin(self, "SHOW GLOBAL STATUS LIKE 'Max_statement_time_exceeded'");
+        told.rsplit('\t').next().and_then(|n| n.parse().ok()).expect("a number")
+    }
+}

@@ -1,0 +1,85 @@
+//! Renewals and leases: what a hold survives, and whom its loss concerns.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::common::*;
+use leasehold::store::MemoryStore;
+use leasehold::{Guard, LostReason};
+
+/// A heartbeat of the waiter is under way when the grant is pushed; its answer, which is about the
+/// claim and not about the wait, must not end the renewals of the hold.
+#[tokio::test]
+async fn s14_an_answer_to_a_waiters_heartbeat_does_not_stop_the_holders_renewals() {
+    let memory = Arc::new(MemoryStore::new());
+    let odd = Arc::new(Odd::new(&memory));
+    let (first, second) = (client(memory), client(odd.clone()));
+    let blocker = first.mutex("a").lock().await.unwrap();
+    let waiting = waiting_lock(&second, "a", 6_000);
+    while waiters(&first, "a").await == 0 {
+        tokio::task::yield_now().await;
+    }
+    odd.before_renew.forget_permits(OPEN);
+    let before = odd.renewals_sent.load(Ordering::SeqCst);
+    until(|| odd.renewals_sent.load(Ordering::SeqCst) > before).await;
+    blocker.release().await.unwrap();
+    let guard = waiting.await.unwrap().unwrap();
+    odd.before_renew.add_permits(OPEN);
+    tokio::time::sleep(Duration::from_millis(9_000)).await;
+    assert!(guard.is_held(), "{guard:?}");
+}
+
+/// One damaged lock must not take the client's other locks down with it.
+#[tokio::test]
+async fn one_lock_that_cannot_be_renewed_does_not_lose_the_others() {
+    let memory = Arc::new(MemoryStore::new());
+    let odd = Arc::new(Odd { poisoned: Some("bad"), ..Odd::new(&memory) });
+    let locks = client(odd);
+    let lease = Duration::from_secs(6);
+    let bad = locks.mutex("bad").lease(lease).lock().await.unwrap();
+    let mut good = Vec::new();
+    for i in 0..20 {
+        good.push(locks.mutex(format!("good {i}")).lease(lease).lock().await.unwrap());
+    }
+    assert_eq!(bad.lost().await, LostReason::Expired);
+    tokio::time::sleep(lease).await;
+    assert!(good.iter().all(Guard::is_held));
+}
+
+#[tokio::test]
+async fn a_store_that_answers_absurd_times_panics_nobody() {
+    for absurd in [Duration::MAX, Duration::MAX / 2 + Duration::from_nanos(1), Duration::ZERO] {
+        let odd = Arc::new(Odd::new(&Arc::new(MemoryStore::new())));
+        *odd.remaining.lock().unwrap() = Some(absurd);
+        let locks = client(odd);
+        let guard = locks.mutex("a").lock().await.unwrap();
+        assert!(guard.is_held());
+        guard.release().await.unwrap();
+    }
+}
+
+/// Who is woken by the loss of a lock may use the client from within its waker.
+#[test]
+fn the_keeper_tells_a_loss_without_holding_its_lock() {
+    struct UsesLocks(leasehold::blocking::Leasehold, AtomicBool);
+    impl std::task::Wake for UsesLocks {
+        fn wake(self: Arc<Self>) {
+            self.0.mutex("b").try_lock().unwrap().release().unwrap();
+            self.1.store(true, Ordering::SeqCst);
+        }
+    }
+    let locks = client(Arc::new(MemoryStore::new()));
+    let waker = Arc::new(UsesLocks(locks.clone().into(), AtomicBool::new(false)));
+    let lock = leasehold::blocking::Leasehold::from(locks).mutex("a");
+    let guard = lock.with(|m| m.max_hold(Duration::from_secs(2))).lock().unwrap();
+    let mut lost = std::pin::pin!(leasehold::Guard::lost(&guard));
+    let task = std::task::Waker::from(waker.clone());
+    let polled = lost.as_mut().poll(&mut std::task::Context::from_waker(&task));
+    assert!(polled.is_pending());
+    let started = std::time::Instant::now();
+    while !waker.1.load(Ordering::SeqCst) {
+        assert!(started.elapsed() < Duration::from_secs(10), "the keeper waits for itself");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}

@@ -1,0 +1,12 @@
+//! The client on stores in memory: what it does whatever the store. One program, so that its waits overlap.
+
+mod common;
+
+mod closing;
+mod errors;
+mod leases;
+mod options;
+mod processes;
+mod releases;
+mod tokens;
+mod waiting;
