@@ -279,9 +279,9 @@ Examples:
 not run again before the next period, one whose machine dies is (its lease runs out).
 
 The command finds LEASEHOLD_NAME, LEASEHOLD_TOKEN (the fencing token), LEASEHOLD_SEQUENCER (for
-`leasehold check`) and LEASEHOLD_STORE (as it was given) in its environment. It runs in a process
-group of its own; signals are passed on to that group, and on a terminal it is the foreground job:
-Ctrl-C and Ctrl-Z work as ever.
+`leasehold check`), LEASEHOLD_STORE and LEASEHOLD_NAMESPACE (as given) in its environment. It runs
+in a process group of its own; signals are passed on to that group, and on a terminal it is the
+foreground job: Ctrl-C and Ctrl-Z work as ever.
 
 To hold two locks, run one under the other, in the same order everywhere; the same lock twice is
 refused (2).
@@ -302,15 +302,15 @@ tenth.
 If leasehold itself is killed, or stopped for too long, a watchdog does the same. With the file
 store nothing runs out, and the command inherits the lock as with flock (--close prevents it).
 
-Not covered: descendants that leave the command's process group (daemons, setsid), or that run on
-in it after the command itself has ended; a command that becomes another user (sudo, setuid
-programs), which leasehold may not signal: it says so, renews for as long as the command lives, and
-exits with 74; a machine that is suspended or frozen as a whole until the lease is over (the command
-is ended as soon as it wakes); whatever the command set off on other machines; and a store that fails
-over to a member that had not heard of the hold (a replica of Redis or of a database): the old member
-may go on renewing it until it is demoted. Where that matters, let the resource check the token. A
-job that was stopped with Ctrl-Z stops renewing too: on a store with leases it is ended before its
-lease is over.";
+Not covered: descendants that leave the command's process group (daemons, setsid), or that run on in
+it after the command itself has ended; a command that becomes another user (sudo, setuid programs),
+which leasehold may not signal: it says so, renews for as long as the command lives, and exits with
+74; a machine that is suspended or frozen as a whole until the lease is over (the command is ended
+as soon as it wakes); whatever the command set off on other machines; and a store that fails over to
+a member that had not heard of the hold (a replica of Redis or of a database): the old member may go
+on renewing it until it is demoted. Where that matters, let the resource check the token. A job that
+was stopped with Ctrl-Z stops renewing too: on a store with leases it is ended before its lease is
+over.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = ELECT_HELP)]
@@ -371,13 +371,13 @@ impl ElectArgs {
 }
 
 const ELECT_HELP: &str = "\
-Each term is a `leasehold run`, with all that its help says: the command has LEASEHOLD_TOKEN, the number of
-the term, and is ended before the lock can be another's. When it ends, by itself or so, or the store is
-away, this stands in the queue again, after a pause of 1 to 30 s. INT, QUIT and TERM are passed on and end
-it.
+Each term is a `leasehold run`, with all that its help says: the command has LEASEHOLD_TOKEN, the
+number of the term, and is ended before the lock can be another's. When it ends, by itself or so, or
+the store is away, this stands in the queue again, after a pause of 1 to 30 s. INT, QUIT and TERM
+are passed on and end it.
 
-Exit codes: the command's own once it was told to end; 128+n for the signal that ended the waiting; 2, 126
-and 127 as in `leasehold run`.";
+Exit codes: the command's own once it was told to end; 128+n for the signal that ended the waiting;
+2, 126 and 127 as in `leasehold run`.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = ACQUIRE_HELP, after_help = "More, with examples: leasehold acquire --help")]
@@ -431,12 +431,13 @@ It says on stdout, each on a line:
   failed CODE MESSAGE     nothing is held; the last line
 With --json these are objects with \"event\", \"time\" (seconds since 1970) and the same values by name.
 
-It holds until `release` is written to its stdin, or that ends (where it is a pipe or a socket: another
-stdin is not touched), or nobody reads its stdout, or a signal ends it: a caller that dies gives the lock
-back. If its stdout ends without a last line, it was killed, and the lock is not certain any more.
+It holds until `release` is written to its stdin, or that ends (where it is a pipe or a socket:
+another stdin is not touched), or nobody reads its stdout, or a signal ends it: a caller that dies
+gives the lock back. If its stdout ends without a last line, it was killed, and the lock is not
+certain any more.
 
-Nothing stops the caller when the lock is lost: it has to read. Exit codes as in `leasehold run`; 74 if the
-lock was lost.";
+Nothing stops the caller when the lock is lost: it has to read. Exit codes as in `leasehold run`; 74
+if the lock was lost.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = RELEASE_HELP)]
@@ -536,11 +537,11 @@ fn pause(text: &str) -> Result<Duration, String> {
 }
 
 const FOLLOW_HELP: &str = "\
-It begins with all that is there. Each look is one request, and what comes and goes between two looks is not
-seen; `ended` is given back, lost, or given up.
+It begins with all that is there. Each look is one request, and what comes and goes between two
+looks is not seen; `ended` is given back, lost, or given up.
 
-Ctrl-C ends it. Exit codes: 0 its reader has seen enough; 2 bad usage; 69 there is no store, or it cannot be
-reached at the start.";
+Ctrl-C ends it. Exit codes: 0 its reader has seen enough; 2 bad usage; 69 there is no store, or it
+cannot be reached at the start.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = WAIT_HELP)]
@@ -558,8 +559,8 @@ pub(crate) struct WaitArgs {
 }
 
 const WAIT_HELP: &str = "\
-It takes nothing: as soon as it has ended, somebody else may have the lock. Who wants it takes it with
-`run`. A lock is free when nobody holds it, waits for it, or keeps it closed for a while.
+It takes nothing: as soon as it has ended, somebody else may have the lock. Who wants it takes it
+with `run`. A lock is free when nobody holds it, waits for it, or keeps it closed for a while.
 
 Exit codes: 0 it is so; 2 bad usage; 69 the store cannot be reached or used; 75 not in that time";
 
