@@ -263,7 +263,7 @@ fn s42_behind_a_pooler_in_transaction_mode() {
 #[test]
 fn f43_cleaning_up_holds_up_nobody_who_begins() {
     run(async {
-        let server = testbed::mariadb();
+        let server = MariaDb::with(Setup::new().fast());
         let url = server.database();
         let pool = sqlx::MySqlPool::connect(&url).await.unwrap();
         leasehold::database::install(&pool).await.unwrap();
