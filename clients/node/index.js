@@ -59,7 +59,7 @@ class Held extends EventEmitter {
   /** Gives the lock back. Rejects with `Lost` if it was lost before. A second time it says the same. */
   async release() {
     this._leaving = true;
-    this._process.stdin.end();
+    this._process.stdin.end('release\n');
     // One that does not end is not waited for for ever; the lease ends what it held.
     const timer = setTimeout(() => this._process.kill('SIGKILL'), FAREWELL);
     await this._ended.finally(() => clearTimeout(timer));
@@ -99,11 +99,17 @@ function lock(name, options = {}) {
 function follow(held, { command, words, env, signal }, resolve, reject) {
   // In a session of its own: Ctrl-C is for us, who may have to clean up under the lock.
   const child = spawn(command, words, { env, stdio: ['pipe', 'pipe', 'pipe'], detached: true });
+  const cannot = (error) => `cannot start ${command}: ${error.message}`;
+  if (!child.stdin) {
+    // No more processes, or no more files.
+    child.on('error', (error) => reject(new LeaseholdError(cannot(error))));
+    return;
+  }
   held._process = child;
   let last = {};
   let errors = '';
   const abort = () => {
-    child.stdin.end();
+    child.stdin.end('release\n');
     reject(signal.reason);
   };
   signal?.addEventListener('abort', abort, { once: true });
@@ -112,30 +118,32 @@ function follow(held, { command, words, env, signal }, resolve, reject) {
   const lines = createInterface({ input: child.stdout });
   lines.on('line', (line) => {
     try {
-      last = JSON.parse(line);
-      hear(held, last, line, resolve);
+      last = JSON.parse(line) ?? {};
     } catch {
+      last = {};
+    }
+    if (!last.event) {
       errors = `${command} speaks of other things: is it leasehold?`;
       child.kill('SIGKILL');
+      return;
     }
+    hear(held, last, line, resolve);
     if (held.state !== 'waiting') signal?.removeEventListener('abort', abort);
   });
   held._ended = new Promise((ended) => {
     const end = (message, code) => {
       signal?.removeEventListener('abort', abort);
+      ended();
       if (held.state === 'waiting') {
         reject(new (ERRORS[code] ?? LeaseholdError)(last.message ?? message, code));
       } else if (last.event === 'released') {
         held.state = 'released';
-      } else if (!held.lost) {
+      } else {
         // Without a word it was killed: nobody renews the lock any more.
-        held.reason = last.event === 'lost' ? last.reason : message;
-        held.state = 'lost';
-        if (!held._leaving) held.emit('lost', held._loss());
+        lose(held, message);
       }
-      ended();
     };
-    child.on('error', (error) => end(`cannot start ${command}: ${error.message}`));
+    child.on('error', (error) => end(cannot(error)));
     child.on('close', (code, by) => end(errors.trim() || `leasehold ended with ${code ?? by}`, code));
   });
 }
@@ -152,7 +160,17 @@ function hear(held, told, line, resolve) {
   } else if (told.event === 'at_risk' || told.event === 'recovered') {
     held.state = told.event === 'at_risk' ? 'at_risk' : 'held';
     held.emit(told.event);
+  } else if (told.event === 'lost') {
+    // At once: it may take its time to end, where the store is silent.
+    lose(held, told.reason);
   }
+}
+
+function lose(held, reason) {
+  if (held.lost) return;
+  held.reason = reason;
+  held.state = 'lost';
+  if (!held._leaving) held.emit('lost', held._loss());
 }
 
 /** Takes the lock, does `work` with what is held, and gives it back. Rejects with `Lost` if it was lost meanwhile. */

@@ -5,7 +5,7 @@ const assert = require('node:assert');
 const { spawn, spawnSync } = require('node:child_process');
 const { randomUUID } = require('node:crypto');
 const { once } = require('node:events');
-const { mkdtempSync, rmSync } = require('node:fs');
+const { chmodSync, mkdtempSync, rmSync, writeFileSync } = require('node:fs');
 const { tmpdir } = require('node:os');
 const { join } = require('node:path');
 const { test } = require('node:test');
@@ -78,6 +78,22 @@ test('a caller that is killed holds nothing', async (t) => {
   child.kill('SIGKILL');
   const held = await lock('x', { store, wait: 60_000 });
   await held.release();
+});
+
+test('a loss is believed before the command has ended', async (t) => {
+  const directory = mkdtempSync(join(tmpdir(), 'leasehold-node-'));
+  t.after(() => rmSync(directory, { recursive: true }));
+  const script = join(directory, 'stand-in');
+  const says = (line) => `echo '${JSON.stringify(line)}'\n`;
+  const lines = [{ event: 'held', token: 7, sequencer: 's' }, { event: 'at_risk' }, { event: 'lost', reason: 'expired' }];
+  writeFileSync(script, `#!/bin/sh\n${says(lines[0])}sleep 0.3\n${says(lines[1])}${says(lines[2])}exec sleep 1000\n`);
+  chmodSync(script, 0o700);
+  const held = await lock('x', { command: script });
+  const [loss] = await once(held, 'lost');
+  assert(loss instanceof Lost && /expired/.test(loss.message));
+  assert.throws(() => held.check(), Lost);
+  held._process.kill('SIGKILL');
+  await assert.rejects(held.release(), Lost);
 });
 
 test('what is said wrong is told', async (t) => {

@@ -1,6 +1,7 @@
 """Against the real command: LEASEHOLD_COMMAND says where it is, LEASEHOLD_STORE a store with leases."""
 
 import asyncio
+import contextvars
 import json
 import os
 import signal
@@ -130,6 +131,61 @@ class OnFiles(unittest.TestCase):
         self.assertEqual(child.communicate(timeout=60)[0], b"clean\n")
         self.assertEqual(child.returncode, 0)
 
+    def test_a_fork_neither_keeps_the_lock_nor_gives_it_back(self):
+        held = self.lock().acquire()
+        child = os.fork()
+        if child == 0:
+            held.release()
+            time.sleep(60)
+            os._exit(0)
+        try:
+            self.assertTrue(self.is_held())
+            began = time.monotonic()
+            held.release()
+            self.assertLess(time.monotonic() - began, 25)
+            self.assertFalse(self.is_held())
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+    def test_who_leaves_in_another_context_leaves_all_the_same(self):
+        lock = self.lock()
+        contextvars.copy_context().run(lock.__enter__)
+        self.assertTrue(self.is_held())
+        contextvars.copy_context().run(lock.__exit__, None, None, None)
+        self.assertFalse(self.is_held())
+
+    def test_a_wait_that_is_cancelled_is_no_loss(self):
+        lost = []
+
+        async def work():
+            with self.lock():
+                waits = self.lock(on_lost=lost.append).acquire_async()
+                with self.assertRaises(asyncio.TimeoutError):
+                    await asyncio.wait_for(waits, 0.3)
+                while self.claims() > 1:
+                    await asyncio.sleep(0.01)
+
+        asyncio.run(work())
+        self.assertEqual(lost, [])
+
+    def test_a_loss_is_believed_before_the_command_has_ended(self):
+        with tempfile.NamedTemporaryFile("w", suffix=".sh", delete=False) as script:
+            script.write(
+                "#!/bin/sh\n"
+                'echo \'{"event":"held","token":7,"sequencer":"s"}\'\n'
+                'echo \'{"event":"lost","reason":"expired"}\'\nexec sleep 1000\n'
+            )
+        self.addCleanup(os.unlink, script.name)
+        os.chmod(script.name, 0o700)
+        held = self.lock(command=script.name).acquire()
+        self.assertTrue(held.lost.wait(60))
+        with self.assertRaisesRegex(leasehold.Lost, "expired"):
+            held.check()
+        with self.assertRaises(leasehold.Lost):
+            held.release()
+        held._process.kill()
+
     def test_what_is_said_wrong_is_told(self):
         for options in ({"shared": True, "exclusive": True}, {"permits": 2}):
             with self.assertRaises(leasehold.Error) as refused:
@@ -137,6 +193,12 @@ class OnFiles(unittest.TestCase):
             self.assertEqual(refused.exception.code, 2)
         with self.assertRaisesRegex(leasehold.Error, "is it leasehold"):
             self.lock(command="echo").acquire()
+        with tempfile.NamedTemporaryFile("w", suffix=".sh", delete=False) as script:
+            script.write("#!/bin/sh\necho 5\n")
+        self.addCleanup(os.unlink, script.name)
+        os.chmod(script.name, 0o700)
+        with self.assertRaisesRegex(leasehold.Error, "is it leasehold"):
+            self.lock(command=script.name).acquire()
         with self.assertRaisesRegex(leasehold.Error, "cannot start /nowhere"):
             self.lock(command="/nowhere").acquire()
         with self.assertRaises(leasehold.Unavailable):

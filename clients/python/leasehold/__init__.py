@@ -103,6 +103,9 @@ class Lock:
         # Not among the words, which anybody on this machine can read: it may have a password.
         self._environment = {**os.environ, **({"LEASEHOLD_STORE": store} if store is not None else {})}
         self._on_lost = on_lost
+        # What was entered and not left: by whoever leaves in another context than it entered in.
+        self._entries = []
+        self._entries_lock = threading.Lock()
 
     def acquire(self):
         """Takes the lock, and returns a :class:`Held`."""
@@ -148,17 +151,22 @@ class Lock:
                 raise
 
     def _entered(self, held):
-        _ENTERED.set((*_ENTERED.get(), (self, held)))
+        _ENTERED.set((*_ENTERED.get(), held))
+        with self._entries_lock:
+            self._entries.append(held)
         return held
 
     def _left(self):
-        entered = _ENTERED.get()
-        at = max(i for i, (lock, _) in enumerate(entered) if lock is self)
-        _ENTERED.set(entered[:at] + entered[at + 1 :])
-        return entered[at][1]
+        with self._entries_lock:
+            ours = [held for held in _ENTERED.get() if held in self._entries]
+            held = (ours or self._entries)[-1]
+            self._entries.remove(held)
+        _ENTERED.set(tuple(other for other in _ENTERED.get() if other is not held))
+        return held
 
 
-# What this thread, or this task, is inside of: one lock may be entered by many at once.
+# What this thread, or this task, is inside of: one lock may be entered by many at once. (A generator that is left in
+# another context than it was entered in finds its own only if nobody else is inside: give each its own `Lock`.)
 _ENTERED = contextvars.ContextVar("leasehold", default=())
 
 
@@ -183,6 +191,7 @@ class Held:
         self._granted = concurrent.futures.Future()
         self._ended = concurrent.futures.Future()
         self._leaving = False
+        self._owner = os.getpid()
         try:
             # In a session of its own: Ctrl-C is for us, who may have to clean up under the lock.
             self._process = subprocess.Popen(
@@ -204,7 +213,10 @@ class Held:
 
     def release(self):
         """Gives the lock back. Raises ``Lost`` if it was lost before. A second time it says the same."""
-        self._leave().result()
+        if os.getpid() != self._owner:
+            # A fork of whoever took it: it is not ours to give back.
+            return self._abandon()
+        return self._leave().result()
 
     async def until_lost(self):
         """Returns when the lock is lost, or was released."""
@@ -217,7 +229,6 @@ class Held:
         return Lost(f"lost {self.name!r}: {self.reason}", 74)
 
     def _leave(self):
-        self._leaving = True
         self._abandon()
         # One that does not end is not waited for for ever; the lease ends what it held.
         timer = threading.Timer(_FAREWELL, self._process.kill)
@@ -227,10 +238,14 @@ class Held:
         return self._ended
 
     def _abandon(self):
-        """Closes its stdin: it gives back what it has, or its place in the queue."""
+        """Has it give back what it has, or its place in the queue."""
+        self._leaving = True
         try:
+            if os.getpid() == self._owner:
+                # A fork may have its stdin open, too: then it sees no end of it.
+                self._process.stdin.write(b"release\n")
             self._process.stdin.close()
-        except OSError:
+        except (OSError, ValueError):
             pass
 
     def _follow(self):
@@ -238,6 +253,9 @@ class Held:
         try:
             for line in self._process.stdout:
                 last = json.loads(line)
+                if not isinstance(last, dict):
+                    last = {}
+                    raise ValueError(line)
                 self._hear(last)
             said = self._process.stderr.read().decode(errors="replace").strip()
         except (ValueError, KeyError, TypeError):
@@ -260,25 +278,32 @@ class Held:
                 self._granted.set_result(self)
         elif event in ("at_risk", "recovered") and self.state != "lost":
             self.state = "at_risk" if event == "at_risk" else "held"
+        elif event == "lost":
+            # At once: it may take its time to end, where the store is silent.
+            self._lose(told["reason"])
 
     def _end(self, last, code, said):
-        event = last.get("event")
-        if not self._granted.done():
+        if self.token is None:
+            # It was never held.
             message = last.get("message") or said or f"leasehold ended with {code}"
-            if self._granted.set_running_or_notify_cancel():
+            if not self._granted.cancelled() and self._granted.set_running_or_notify_cancel():
                 self._granted.set_exception(_ERRORS.get(code, Error)(message, code))
             self._ended.set_result(None)
-        elif event == "released":
+        elif last.get("event") == "released":
             self.state = "released"
             self._ended.set_result(None)
         else:
             # Without a word it was killed: nobody renews the lock any more.
-            self.reason = last["reason"] if event == "lost" else said or f"its leasehold ended with {code}"
-            self.state = "lost"
-            self.lost.set()
-            self._ended.set_exception(self._loss())
-            if self._on_lost and not self._leaving:
-                self._on_lost(self)
+            self._lose(said or f"its leasehold ended with {code}")
+
+    def _lose(self, reason):
+        if self.state == "lost":
+            return
+        self.state, self.reason = "lost", reason
+        self.lost.set()
+        self._ended.set_exception(self._loss())
+        if self._on_lost and not self._leaving:
+            self._on_lost(self)
 
     def __repr__(self):
         return f"<leasehold.Held {self.name!r} {self.state} token={self.token}>"

@@ -6,10 +6,11 @@
 //! what was asked for is refused.
 //!
 //! Between two terms it pauses, longer each time, so that a CMD which fails at once is no burden; who has led for
-//! a while stands again at once. Others lead meanwhile.
+//! a while stands again after a second. Others lead meanwhile.
 
+use std::cell::Cell;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::args::ElectArgs;
 use crate::drive::drive;
@@ -19,8 +20,8 @@ use crate::run::{End, catch, run};
 use crate::signals::Signals;
 use crate::table::short;
 
-/// The pauses between terms, at first and at most. A term that was longer than the longest is followed at once
-/// by the next.
+/// The pauses between terms, at first and at most. After a term that was longer than the longest it is the first
+/// again.
 const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
 
 pub(crate) fn main(args: ElectArgs) -> ExitCode {
@@ -39,12 +40,13 @@ async fn elect(args: ElectArgs, events: &Events, signals: &mut Signals) -> Resul
     let [first, longest] = PAUSES;
     let mut pause = first;
     loop {
-        let began = Instant::now();
-        let term = run(&args, None, events, signals).await;
+        let led_since = Cell::default();
+        let term = run(&args, None, events, signals, &led_since).await;
         let is_over = match &term {
             Ok(End::Signal(_) | End::Interrupted) => true,
             _ if signals.told_to_end() => true,
-            Ok(End::Code(code)) => [exit::NOT_FOUND, exit::NOT_EXECUTABLE].contains(code),
+            // What CMD itself exits with is its own, whatever the number.
+            Ok(End::Code(_)) => false,
             Err(failure) => {
                 [exit::USAGE, exit::NOT_FOUND, exit::NOT_EXECUTABLE].contains(&failure.code)
             }
@@ -52,7 +54,7 @@ async fn elect(args: ElectArgs, events: &Events, signals: &mut Signals) -> Resul
         if is_over {
             return term;
         }
-        if began.elapsed() > longest {
+        if led_since.get().is_some_and(|since| since.elapsed() > longest) {
             pause = first;
         }
         let why = match term {

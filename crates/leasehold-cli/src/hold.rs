@@ -171,8 +171,8 @@ fn listen(tell: UnboundedSender<End>) -> io::Result<()> {
     }
     let read = move || {
         // A caller that speaks of other things is not asking for the end.
-        let asked = |line: &String| line.trim() == "release";
-        let _ = stdin().lock().lines().map_while(Result::ok).find(asked);
+        let asked = |line: &Vec<u8>| line.trim_ascii() == b"release";
+        let _ = stdin().lock().split(b'\n').map_while(Result::ok).find(asked);
         let _ = tell.send(End::Asked);
     };
     thread::Builder::new().name("stdin".into()).spawn(read).map(drop)

@@ -30,6 +30,7 @@
 //! CMD does: a CMD that became another user (sudo) cannot be ended by us. That is said at once,
 //! renewals go on for as long as it lives, and we exit with 74 and the reason.
 
+use std::cell::Cell;
 use std::pin::pin;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -62,7 +63,7 @@ pub(crate) fn main(mut args: RunArgs) -> ExitCode {
     let mut events = Events::new(Style::of(args.json, args.verbose));
     let end = drive(async {
         let mut signals = catch()?;
-        run(&args, max_hold, &events, &mut signals).await
+        run(&args, max_hold, &events, &mut signals, &Cell::default()).await
     });
     let end = end.unwrap_or_else(|failure| {
         events.tell(&failure.event());
@@ -117,26 +118,28 @@ impl End {
     }
 }
 
-/// Once: waits, runs CMD, releases.
+/// Once: waits, runs CMD, releases. Tells since when it has had the lock.
 pub(crate) async fn run(
     args: &RunArgs,
     max_hold: Option<Duration>,
     events: &Events,
     signals: &mut Signals,
+    held_since: &Cell<Option<Instant>>,
 ) -> Result<End, Failure> {
     let started = Instant::now();
     let locks = tokio::select! {
         locks = take::connect_to_take(&args.take, started) => locks?,
-        number = signals.next() => return Ok(End::Signal(number)),
+        number = signals.next_ending() => return Ok(End::Signal(number)),
     };
     events.tell(&Event::Store { store: locks.url().to_owned() });
     let guard = tokio::select! {
         guard = wait(&locks, args, started, events) => guard?,
-        number = signals.next() => {
+        number = signals.next_ending() => {
             let _ = tokio::time::timeout(CLOSE_TIMEOUT, locks.close()).await;
             return Ok(End::Signal(number));
         }
     };
+    held_since.set(Some(Instant::now()));
     let ends = max_hold.and_then(boottime::after);
     signals.all().map_err(|e| Failure::system("cannot catch signals", e))?;
     let job = Job { args, locks: &locks, events, ends };

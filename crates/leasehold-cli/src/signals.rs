@@ -59,6 +59,20 @@ impl Signals {
         (libc::SIGRTMIN()..=libc::SIGRTMAX()).try_for_each(|s| self.catch(s))
     }
 
+    /// The next one that ends a program. Of the others, which are caught for the sake of a CMD that does not run
+    /// now, the one that stops a job stops us. Cancel safe.
+    pub(crate) async fn next_ending(&mut self) -> i32 {
+        loop {
+            let number = self.next().await;
+            if ENDING.iter().any(|&s| s as i32 == number) {
+                return number;
+            }
+            if number == Signal::SIGTSTP as i32 {
+                let _ = raise(Signal::SIGSTOP);
+            }
+        }
+    }
+
     /// Whether INT, QUIT or TERM has come.
     pub(crate) fn told_to_end(&self) -> bool {
         self.told_to_end

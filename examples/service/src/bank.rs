@@ -59,6 +59,7 @@ pub(crate) async fn order(
         Ok::<_, leasehold::Error>(id.to_string())
     });
     let ran = ran.await?;
+    // Without an answer it is asked again, under its key.
     tx.commit().await.map_err(database::error)?;
     Ok(match ran {
         Ran::First(id) => (StatusCode::CREATED, id),
@@ -72,30 +73,35 @@ pub(crate) struct Deposit {
 }
 
 /// Reads, thinks, writes: two at once would lose money, so the account is locked. And if this process is stopped
-/// between reading and writing for longer than its lease, somebody else has written meanwhile: then the fence
-/// refuses what comes late.
+/// for longer than its lease, somebody else may have the lock: so it shows its token to the fence before it reads
+/// anything, in the transaction that writes. From there to the commit nobody else gets past the fence, and whoever
+/// has been past it with a greater token has this one refused.
 pub(crate) async fn deposit(
     State(app): State<App>,
     locked: Locked,
     Query(deposit): Query<Deposit>,
 ) -> Reply<String> {
     let balance = "SELECT balance FROM bank_accounts WHERE id = $1";
+    let mut tx = app.pool.begin().await.map_err(database::error)?;
+    fence::sql::check_guard(&mut tx, &locked.guard).await?;
     let before: Option<i64> = sqlx::query_scalar(balance)
         .bind(locked.id)
-        .fetch_optional(&app.pool)
+        .fetch_optional(&mut *tx)
         .await
         .map_err(database::error)?;
     let after = before.unwrap_or(0).checked_add(deposit.amount);
     let after = after.ok_or(Failure::Bad("more than there is\n"))?;
-
-    let mut tx = app.pool.begin().await.map_err(database::error)?;
-    fence::sql::check_guard(&mut tx, &locked.guard).await?;
     let write =
         "INSERT INTO bank_accounts VALUES ($1, $2) ON CONFLICT (id) DO UPDATE SET balance = $2";
     let writing = sqlx::query(write).bind(locked.id).bind(after).execute(&mut *tx);
     writing.await.map_err(database::error)?;
-    tx.commit().await.map_err(database::error)?;
+    commit(tx).await?;
     Ok(after.to_string())
+}
+
+/// Of a commit without an answer nobody knows what became of it.
+async fn commit(tx: sqlx::Transaction<'_, sqlx::Postgres>) -> Reply<()> {
+    tx.commit().await.map_err(|error| Failure::Unknown(database::error(error)))
 }
 
 /// Dear, so only a few at once; who comes third is told so at once, and does not wait.

@@ -13,6 +13,8 @@ pub(crate) type Reply<T> = Result<T, Failure>;
 pub(crate) enum Failure {
     /// A lock or the database said so.
     Lock(leasehold::Error),
+    /// The database did not say whether it has done it.
+    Unknown(leasehold::Error),
     /// The request makes no sense, and why.
     Bad(&'static str),
     /// Somebody else has that.
@@ -29,6 +31,11 @@ impl IntoResponse for Failure {
     fn into_response(self) -> Response {
         let error = match self {
             Self::Lock(error) => error,
+            Self::Unknown(error) => {
+                // Perhaps it is done: not to be sent again without a key by which that is seen.
+                eprintln!("perhaps done: {error}");
+                return StatusCode::INTERNAL_SERVER_ERROR.into_response();
+            }
             Self::Bad(why) => return (StatusCode::BAD_REQUEST, why).into_response(),
             Self::NotHere => return StatusCode::NOT_FOUND.into_response(),
         };

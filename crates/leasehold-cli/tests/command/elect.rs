@@ -95,6 +95,38 @@ fn a_leader_whose_command_ends_stands_again_until_it_is_told_to_end() {
     assert_eq!(place.claims("leader"), 0);
 }
 
+/// In its first term it has caught them for its command's sake.
+#[test]
+fn a_candidate_that_waits_again_is_not_ended_by_signals_that_end_nothing() {
+    let place = Place::new();
+    let script = format!("echo x >> '{}'; exit 3", place.path("terms").display());
+    let mut candidate =
+        Running::start(place.leasehold(["elect", "leader", "--", "sh", "-c", &script]));
+    eventually("a term", || place.read("terms").lines().count() == 1);
+    let mut other = place.hold("leader", "echo ready; sleep 1000");
+    eventually("it waits", || place.claims("leader") == 2);
+    for signal in [Signal::SIGWINCH, Signal::SIGCONT, Signal::SIGUSR1] {
+        candidate.signal(signal);
+    }
+    other.signal(Signal::SIGTERM);
+    assert_eq!(other.code(), 143);
+    eventually("another term", || place.read("terms").lines().count() >= 2);
+    candidate.signal(Signal::SIGTERM);
+    let _ = candidate.child.wait();
+}
+
+/// What a command exits with is its own.
+#[test]
+fn a_command_that_does_not_find_another_is_run_again() {
+    let place = Place::new();
+    let script = format!("echo x >> '{}'; exit 127", place.path("terms").display());
+    let mut candidate =
+        Running::start(place.leasehold(["elect", "leader", "--", "sh", "-c", &script]));
+    eventually("another term", || place.read("terms").lines().count() >= 2);
+    candidate.signal(Signal::SIGTERM);
+    let _ = candidate.child.wait();
+}
+
 #[test]
 fn what_no_term_would_mend_ends_it() {
     let place = Place::new();

@@ -167,7 +167,8 @@ impl Shared {
         keep: Option<Duration>,
         told: Told,
     ) -> Result<bool, Failure> {
-        // Mostly nothing came of it yet, and to see that, nobody has to be waited for.
+        // Mostly nothing came of it yet, and to see that, nobody has to be waited for. (What a connection that
+        // was given up still does at the server ends with its lease, as whatever comes late.)
         if told == Told::Nothing && !self.is_there(wire, claim).await? {
             return Ok(false);
         }
