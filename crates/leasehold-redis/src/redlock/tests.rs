@@ -14,18 +14,7 @@ use super::scripts::{Elements, Scripts};
 use super::url::RedlockUrl;
 use leasehold_core::store::{Joined, Mode, Store};
 use leasehold_core::{Claim, ClaimId, Kind, Name};
-
-/// Small numbers that come again in the same order (xorshift64*).
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) % n
-    }
-}
+use testbed::Dice;
 
 struct Bench {
     runtime: Runtime,

@@ -138,25 +138,13 @@ mod tests {
     use leasehold_core::Name;
     use leasehold_core::queue::Entry;
     use leasehold_core::store::{LockInfo, Mode, Standing, Store};
+    use testbed::Dice;
 
     const BY_MESSAGE: &str = "by one message";
     const BY_SECTION: &str = "by a section";
 
     fn mutex(name: &str) -> Claim {
         Claim::new(Name::new(name).unwrap(), Kind::Mutex, 1, 1).unwrap()
-    }
-
-    /// Numbers that are the same each time.
-    struct Dice(u64);
-
-    impl Dice {
-        fn below(&mut self, n: u64) -> u64 {
-            self.0 = self
-                .0
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1_442_695_040_888_963_407);
-            (self.0 >> 33) % n
-        }
     }
 
     /// Who stands how.

@@ -5,12 +5,12 @@
 
 use std::time::{Duration, Instant};
 
-use crate::dice::Dice;
 use crate::etcd_common::*;
 use crate::pushes::pushes_agree;
 use leasehold::store::etcd::EtcdStore;
 use leasehold::store::{Joined, Mode, Renew, Renewal, Signal, Store};
 use leasehold::{Claim, Kind, Name};
+use testbed::Dice;
 use testbed::{Etcd, Proxy};
 use tokio::runtime::Handle;
 

@@ -10,7 +10,6 @@
 //! `…_common` is what a store's tests share.
 
 mod common;
-mod dice;
 mod etcd_common;
 mod pushes;
 mod redis_common;

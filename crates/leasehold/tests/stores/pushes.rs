@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use crate::dice::Dice;
 use leasehold::queue::{Queue, StoreTime};
 use leasehold::store::{Evict, Joined, Mode, Renew, Renewal, Signal, Store};
 use leasehold::{Claim, Kind, Leasehold, Name, Token};
+use testbed::Dice;
 
 /// Shorter than any of the leases, so that nobody is told because one has ended.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -136,21 +136,15 @@ fn exact_while_slots_move_to_and_fro() {
         let slot: u16 =
             cluster.nodes()[0].command(&["CLUSTER", "KEYSLOT", "moving"]).parse().unwrap();
         let home = usize::from(slot) * 3 / 16_384;
-        let breaking = tokio::task::spawn_blocking(move || {
+        let breaking = move || {
             for round in 0..6 {
                 let (from, to) = ((home + round) % 3, (home + round + 1) % 3);
                 cluster.begin_move(slot, from, to);
                 while cluster.move_keys(slot, from, to, 100) > 0 {}
                 cluster.end_move(slot, to);
             }
-        });
-        loop {
-            hammer(&clients, "moving", 4, 10).await;
-            if breaking.is_finished() {
-                break;
-            }
-        }
-        breaking.await.unwrap();
+        };
+        hammer_while(&clients, "moving", 4, 10, breaking).await;
     });
 }
 

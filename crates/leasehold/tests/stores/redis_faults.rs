@@ -321,7 +321,7 @@ fn exact_while_the_server_is_killed_and_restarted() {
         let server = Arc::new(Redis::start());
         let url = server.url();
         let clients = [connect(&url).await, connect(&url).await, connect(&url).await];
-        let breaking = tokio::task::spawn_blocking({
+        let breaking = {
             let server = server.clone();
             move || {
                 for _ in 0..3 {
@@ -330,15 +330,8 @@ fn exact_while_the_server_is_killed_and_restarted() {
                     server.restart();
                 }
             }
-        });
-        // Rounds until the breaking is over, so that it cannot miss.
-        loop {
-            hammer(&clients, "counted", 4, 20).await;
-            if breaking.is_finished() {
-                break;
-            }
-        }
-        breaking.await.unwrap();
+        };
+        hammer_while(&clients, "counted", 4, 20, breaking).await;
     });
 }
 
@@ -348,7 +341,7 @@ fn s25_exact_while_scripts_are_flushed_and_connections_killed() {
         let server = Arc::new(fast());
         let url = server.url();
         let clients = [connect(&url).await, connect(&url).await, connect(&url).await];
-        let breaking = tokio::task::spawn_blocking({
+        let breaking = {
             let server = server.clone();
             move || {
                 for round in 0..20 {
@@ -358,13 +351,7 @@ fn s25_exact_while_scripts_are_flushed_and_connections_killed() {
                     server.command(&["CLIENT", "KILL", "TYPE", kind]);
                 }
             }
-        });
-        loop {
-            hammer(&clients, "counted", 4, 20).await;
-            if breaking.is_finished() {
-                break;
-            }
-        }
-        breaking.await.unwrap();
+        };
+        hammer_while(&clients, "counted", 4, 20, breaking).await;
     });
 }

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::common::*;
-use crate::dice::Dice;
 use crate::pushes::pushes_agree;
 use crate::redis_common::*;
 use leasehold::queue::{Queue, StoreTime};
 use leasehold::store::{Evict, Joined, Mode, Place, Renewal, Signal};
 use leasehold::{Claim, ClaimId, ErrorKind, Guard, Kind, Leasehold, Name, Token};
+use testbed::Dice;
 use testbed::{Proxy, Redis, Setup};
 use tokio::task::JoinHandle;
 

@@ -48,7 +48,7 @@ async fn exact_while_the_server_is_killed_and_restarted<S: Server>() {
     let server = Arc::new(S::with(Setup::new()));
     let url = server.database();
     let clients = [connect(&url).await, connect(&url).await, connect(&url).await];
-    let breaking = tokio::task::spawn_blocking({
+    let breaking = {
         let server = server.clone();
         move || {
             for _ in 0..2 {
@@ -57,22 +57,15 @@ async fn exact_while_the_server_is_killed_and_restarted<S: Server>() {
                 server.restart();
             }
         }
-    });
-    // Rounds until the breaking is over, so that it cannot miss.
-    loop {
-        hammer(&clients, "counted", 4, 20).await;
-        if breaking.is_finished() {
-            break;
-        }
-    }
-    breaking.await.unwrap();
+    };
+    hammer_while(&clients, "counted", 4, 20, breaking).await;
 }
 
 async fn s52_exact_while_our_sessions_are_ended<S: Server>() {
     let server = Arc::new(S::with(Setup::new().fast()));
     let url = server.database();
     let clients = [connect(&url).await, connect(&url).await, connect(&url).await];
-    let breaking = tokio::task::spawn_blocking({
+    let breaking = {
         let server = server.clone();
         move || {
             for _ in 0..10 {
@@ -80,15 +73,9 @@ async fn s52_exact_while_our_sessions_are_ended<S: Server>() {
                 server.end_sessions();
             }
         }
-    });
+    };
     let held = clients[0].mutex("held").lock().await.unwrap();
-    loop {
-        hammer(&clients, "counted", 4, 20).await;
-        if breaking.is_finished() {
-            break;
-        }
-    }
-    breaking.await.unwrap();
+    hammer_while(&clients, "counted", 4, 20, breaking).await;
     assert!(held.is_held(), "a lease is not bound to a session");
     release(held).await;
 }

@@ -147,6 +147,23 @@ async fn an_eviction_is_never_done_twice<S: Server>() {
     assert!(lost > 2, "only {lost} answers were lost");
 }
 
+/// A join is sent, and hangs on its way until the proxy thaws; its caller gives up.
+async fn joins_and_hangs(
+    proxy: &Proxy,
+    store: &std::sync::Arc<SqlStore>,
+    claim: &leasehold::Claim,
+) {
+    proxy.hold_requests_so_far();
+    let sent = proxy.requests();
+    let joining = tokio::spawn({
+        let (store, claim) = (store.clone(), claim.clone());
+        async move { store.join(&claim, Mode::Wait).await.map(|_| ()) }
+    });
+    until("the join is sent", async || proxy.requests() > sent).await;
+    joining.abort();
+    assert!(joining.await.unwrap_err().is_cancelled());
+}
+
 /// A join is on its way, and takes its time. Then its caller gives up; the leave that is owed goes out
 /// on another connection and finds nothing. Then the join gets through.
 async fn p9_a_join_that_is_late_is_taken_back<S: Server>() {
@@ -159,15 +176,7 @@ async fn p9_a_join_that_is_late_is_taken_back<S: Server>() {
     let late = claim("late", LONG, LONG);
     // The name is known, so that one statement takes it.
     release(reader.mutex("late").lock().await.unwrap()).await;
-    proxy.hold_requests_so_far();
-    let sent = proxy.requests();
-    let joining = tokio::spawn({
-        let (store, late) = (store.clone(), late.clone());
-        async move { store.join(&late, Mode::Wait).await.map(|_| ()) }
-    });
-    until("the join is sent", async || proxy.requests() > sent).await;
-    joining.abort();
-    assert!(joining.await.unwrap_err().is_cancelled());
+    joins_and_hangs(&proxy, &store, &late).await;
     let left = store.leave(&late, None).await.unwrap();
     assert!(left, "there was nothing to leave yet, but who knows what becomes of the join");
     proxy.thaw();
@@ -191,14 +200,7 @@ async fn p9_a_release_beside_a_join_that_hangs_is_no_loss<S: Server>() {
     let reader = connect(&url).await;
     let twice = claim("twice", LONG, LONG);
     release(reader.mutex("twice").lock().await.unwrap()).await;
-    proxy.hold_requests_so_far();
-    let sent = proxy.requests();
-    let hanging = tokio::spawn({
-        let (store, twice) = (store.clone(), twice.clone());
-        async move { store.join(&twice, Mode::Wait).await.map(|_| ()) }
-    });
-    until("the join is sent", async || proxy.requests() > sent).await;
-    hanging.abort();
+    joins_and_hangs(&proxy, &store, &twice).await;
     let joined = store.join(&twice, Mode::Wait).await.unwrap();
     assert!(matches!(joined, Joined::Holding { .. }), "{joined:?}");
     // What the first join will do, once it is answered; here it is the faster one.

@@ -103,6 +103,24 @@ pub(crate) async fn hammer(
     witness
 }
 
+/// Hammers in rounds until `breaking` is over, so that it cannot miss.
+pub(crate) async fn hammer_while(
+    clients: &[Leasehold],
+    name: &str,
+    tasks: usize,
+    rounds: u64,
+    breaking: impl FnOnce() + Send + 'static,
+) {
+    let breaking = tokio::task::spawn_blocking(breaking);
+    loop {
+        hammer(clients, name, tasks, rounds).await;
+        if breaking.is_finished() {
+            break;
+        }
+    }
+    breaking.await.unwrap();
+}
+
 /// One line of this kind, without the secret in any of its forms.
 #[track_caller]
 pub(crate) fn assert_told(error: &Error, kind: ErrorKind, secret: &str) {
