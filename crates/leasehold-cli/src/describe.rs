@@ -49,12 +49,11 @@ fn page(command: clap::Command) -> Result<Vec<u8>, Failure> {
 /// The command line, without what is not to be seen.
 fn seen() -> clap::Command {
     let all = Args::command();
-    let hidden: Vec<clap::Command> = all.get_subcommands().cloned().collect();
     let bare = clap::Command::new("leasehold")
         .version(env!("CARGO_PKG_VERSION"))
         .about(all.get_about().cloned().unwrap_or_default())
         .after_help(all.get_after_help().cloned().unwrap_or_default());
-    bare.subcommands(hidden.into_iter().filter(|command| !command.is_hide_set()))
+    bare.subcommands(all.get_subcommands().filter(|command| !command.is_hide_set()).cloned())
 }
 
 fn print(text: &[u8]) -> ExitCode {

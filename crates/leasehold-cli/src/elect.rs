@@ -13,10 +13,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use crate::args::ElectArgs;
-use crate::drive::drive;
 use crate::events::{Event, Events, Style};
 use crate::exit::{self, Failure};
-use crate::run::{End, catch, run};
+use crate::run::{End, run, told};
 use crate::signals::Signals;
 use crate::table::short;
 
@@ -25,14 +24,9 @@ use crate::table::short;
 const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
 
 pub(crate) fn main(args: ElectArgs) -> ExitCode {
-    let mut events = Events::new(Style::of(args.json, args.verbose));
-    let end = drive(async { elect(args, &events, &mut catch()?).await });
-    let end = end.unwrap_or_else(|failure| {
-        events.tell(&failure.event());
-        End::Code(failure.code)
-    });
-    events.finish();
-    end.exit()
+    told(Style::of(args.json, args.verbose), async |events, signals| {
+        elect(args, events, signals).await
+    })
 }
 
 async fn elect(args: ElectArgs, events: &Events, signals: &mut Signals) -> Result<End, Failure> {

@@ -86,14 +86,15 @@ impl Told {
 }
 
 /// Tells the caller, who may not be reading.
+#[derive(Clone)]
 struct Caller {
     lines: mpsc::Sender<String>,
-    writer: JoinHandle<()>,
     json: bool,
 }
 
 impl Caller {
-    fn new(json: bool) -> Self {
+    /// The thread that writes ends when there is nobody left who tells.
+    fn new(json: bool) -> (Self, JoinHandle<()>) {
         let (lines, said) = mpsc::channel::<String>();
         let writer = thread::spawn(move || {
             for line in said {
@@ -102,21 +103,11 @@ impl Caller {
                 let _ = writeln!(stdout, "{line}").and_then(|()| stdout.flush());
             }
         });
-        Self { lines, writer, json }
+        (Self { lines, json }, writer)
     }
 
     fn tell(&self, told: &Told) {
         let _ = self.lines.send(if self.json { timed(told) } else { told.words() });
-    }
-
-    /// Returns when all is written, or nobody reads it.
-    async fn finish(self, gone: &mut Ends) {
-        drop(self.lines);
-        let written = tokio::task::spawn_blocking(|| self.writer.join());
-        tokio::select! {
-            _ = written => {}
-            () = gone.reader_gone() => {}
-        }
     }
 }
 
@@ -193,7 +184,7 @@ async fn hold(args: &HoldArgs) -> Result<Option<i32>, Failure> {
         let what = "nothing was taken: nobody can be told that it is held";
         return Err(Failure::system(what, "stdout is closed"));
     }
-    let caller = Caller::new(args.json);
+    let (caller, writer) = Caller::new(args.json);
     let mut ends = Ends::new()?;
     let done = hold_for(args, &caller, &mut ends).await;
     if let Err(Failure { code, message, .. }) = &done
@@ -201,7 +192,13 @@ async fn hold(args: &HoldArgs) -> Result<Option<i32>, Failure> {
     {
         caller.tell(&Told::Failed { code: *code, message: message.clone() });
     }
-    caller.finish(&mut ends).await;
+    drop(caller);
+    // All is written, or nobody reads it.
+    let written = tokio::task::spawn_blocking(|| writer.join());
+    tokio::select! {
+        _ = written => {}
+        () = ends.reader_gone() => {}
+    }
     done
 }
 
@@ -244,24 +241,16 @@ async fn wait(
     started: Instant,
     caller: &Caller,
 ) -> Result<Guard, Failure> {
-    let name = &args.take.name;
-    let (news, mut waiting) = unbounded_channel();
+    let (name, caller) = (args.take.name.clone(), caller.clone());
     let known = Ahead::default();
     let label = Process::parent()
         .map_or_else(|| "hold".into(), |of| format!("for {} {}", of.program(), of.pid));
-    let taking = take(locks, &args.take, started, label, move |ahead| {
+    let waits = move |ahead| {
         if known.learn(ahead) {
-            let _ = news.send(ahead);
+            caller.tell(&Told::Waiting { name: name.clone(), ahead });
         }
-    });
-    let mut taking = std::pin::pin!(taking);
-    loop {
-        tokio::select! {
-            biased;
-            Some(ahead) = waiting.recv() => caller.tell(&Told::Waiting { name: name.clone(), ahead }),
-            guard = &mut taking => return guard,
-        }
-    }
+    };
+    take(locks, &args.take, started, label, waits).await
 }
 
 fn seconds(left: Duration) -> Option<f64> {

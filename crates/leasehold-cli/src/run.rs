@@ -60,10 +60,21 @@ const SHORT_FAREWELL: Duration = Duration::from_secs(1);
 
 pub(crate) fn main(mut args: RunArgs) -> ExitCode {
     let max_hold = settle(&mut args);
-    let mut events = Events::new(Style::of(args.json, args.verbose));
+    told(Style::of(args.json, args.verbose), async |events, signals| {
+        run(&args, max_hold, events, signals, &Cell::default()).await
+    })
+}
+
+/// Does this, tells what happens meanwhile, and ends as it ends.
+pub(crate) fn told(
+    style: Style,
+    work: impl AsyncFnOnce(&Events, &mut Signals) -> Result<End, Failure>,
+) -> ExitCode {
+    let mut events = Events::new(style);
     let end = drive(async {
-        let mut signals = catch()?;
-        run(&args, max_hold, &events, &mut signals, &Cell::default()).await
+        let signals = Signals::while_waiting();
+        let mut signals = signals.map_err(|e| Failure::system("cannot catch signals", e))?;
+        work(&events, &mut signals).await
     });
     let end = end.unwrap_or_else(|failure| {
         events.tell(&failure.event());
@@ -71,11 +82,6 @@ pub(crate) fn main(mut args: RunArgs) -> ExitCode {
     });
     events.finish();
     end.exit()
-}
-
-/// Catches what would end us while we wait.
-pub(crate) fn catch() -> Result<Signals, Failure> {
-    Signals::while_waiting().map_err(|e| Failure::system("cannot catch signals", e))
 }
 
 /// Says the same in fewer words: once per period is a lock that is kept and only tried for, and
