@@ -39,7 +39,7 @@ fn acquire(args: &AcquireArgs) -> Result<(), Failure> {
         return Err(Failure::system("the token cannot be printed", "stdout is closed"));
     }
     let refused = |e: std::io::Error| Failure::system("cannot start the keeper of the lock", e);
-    let mut events = Events::new(Style::Quiet);
+    let events = Events::new(Style::Quiet);
     keep_descriptors_to_ourselves();
     let mut keeper = Command::new("/proc/self/exe");
     keeper
@@ -48,7 +48,7 @@ fn acquire(args: &AcquireArgs) -> Result<(), Failure> {
         .arg(format!("--pid={}", shell.pid))
         .arg(format!("--started={}", shell.started))
         .args(events.shows_progress().then_some("--progress"))
-        .args(words(&args.take))
+        .args(words(&args.take, &args.name))
         .envs(args.take.store.environment())
         .current_dir("/")
         .stdin(Stdio::piped())
@@ -94,15 +94,15 @@ fn outcome(report: impl BufRead, events: &Events) -> Result<u64, Failure> {
 
 /// The same options, for the keeper. The store's URL is not among them: it may hold a password, and
 /// command lines are for all to read.
-fn words(take: &TakeArgs) -> Vec<OsString> {
+fn words(take: &TakeArgs, name: &str) -> Vec<OsString> {
     let mut words: Vec<OsString> = Vec::new();
     let mut flag = |set: bool, name: &str| words.extend(set.then(|| name.into()));
     flag(take.try_only, "--try");
     flag(take.shared, "--shared");
     flag(take.exclusive, "--exclusive");
     flag(take.quiet, "--quiet");
-    let mut value = |name: &str, value: Option<String>| {
-        words.extend(value.map(|v| format!("--{name}={v}").into()));
+    let mut value = |option: &str, value: Option<String>| {
+        words.extend(value.map(|v| format!("--{option}={v}").into()));
     };
     let exact = |d: Duration| humantime::format_duration(d).to_string();
     value("wait", take.wait.map(exact));
@@ -112,9 +112,10 @@ fn words(take: &TakeArgs) -> Vec<OsString> {
     value("max-hold", take.max_hold.map(exact));
     value("at-least", take.at_least.map(exact));
     value("lock-delay", take.lock_delay.map(exact));
+    value("retry-store", take.retry_store.map(exact));
     value("label", take.label.clone());
     value("conflict-exit-code", take.conflict_exit_code.map(|code| code.to_string()));
-    words.extend(["--".into(), take.name.clone().into()]);
+    words.extend(["--".into(), name.into()]);
     words
 }
 
@@ -141,17 +142,17 @@ mod tests {
     #[test]
     fn the_keeper_is_told_what_we_were_told() {
         let said = "leasehold acquire --wait 1500ms --of 3 --permits 2 --lease 7s --max-hold 1m \
-                    --at-least 3s --lock-delay 4s --label=--x -q -E 9 -- -name";
+                    --at-least 3s --lock-delay 4s --retry-store 5s --label=--x -q -E 9 -- -name";
         let Command::Acquire(said) = Args::parse_from(said.split_whitespace()).command else {
             panic!("not acquire");
         };
         let keep = ["leasehold", "keep", "--pid=1", "--started=2"].map(OsString::from);
         let Command::Keep(told) =
-            Args::parse_from(keep.into_iter().chain(words(&said.take))).command
+            Args::parse_from(keep.into_iter().chain(words(&said.take, &said.name))).command
         else {
             panic!("not keep");
         };
         assert_eq!(format!("{:?}", told.take), format!("{:?}", said.take));
-        assert_eq!(told.take.name, "-name");
+        assert_eq!(told.name, "-name");
     }
 }

@@ -7,14 +7,18 @@
 //! semaphore. Plain is not silently "the exclusive side": a mutex is what every store keeps and
 //! what other programs' locks of that name are, so two kinds that meet in one name are told so.
 
-use std::ffi::{OsStr, OsString};
-use std::sync::LazyLock;
+mod run;
+mod take;
+
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use leasehold::Token;
 
 use leasehold_torture::duration::duration;
+
+pub(crate) use run::{ElectArgs, RunArgs};
+pub(crate) use take::{StoreArgs, TakeArgs};
 
 /// Run any program under a lock: on one machine without a server, on many with the store you have.
 #[derive(Debug, Parser)]
@@ -47,6 +51,10 @@ pub(crate) enum Command {
     Hold(HoldArgs),
     /// Releases what `acquire` took, or takes a lock away from whoever holds it
     Release(ReleaseArgs),
+    /// Closes a lock for a while: nobody gets it, and who asks reads why
+    Close(CloseArgs),
+    /// Opens what `close` closed
+    Open(OpenArgs),
     /// Asks the store whether the hold that a sequencer tells of is still held
     Check(CheckArgs),
     /// Says what a store promises as it is set up, what breaks that, and what to do
@@ -121,264 +129,6 @@ pub(crate) enum Tables {
     Transactions,
 }
 
-#[derive(Clone, Debug, clap::Args)]
-pub(crate) struct StoreArgs {
-    /// Where the locks are kept: file:, file:/some/directory, sqlite:/some/file,
-    /// postgres://user@host/db, mysql://user@host/db, redis://host,
-    /// redis+sentinel://host,host,host/master, redis+cluster://host,host,
-    /// redlock://host,host,host,
-    /// zookeeper://host,host/path, etcd://host,host,host, …
-    ///
-    /// The default is what LEASEHOLD_STORE says, or else file:, a directory of yours on this
-    /// machine, the same for your shell and for cron. `leasehold show NAME` and -v say which.
-    #[arg(long, value_name = "URL", default_value = default_store(), hide_default_value = true)]
-    store: String,
-    /// What stands before all names, such as acme/: several applications in one store, of which none
-    /// can name another's locks
-    ///
-    /// The default is what LEASEHOLD_NAMESPACE says, or else nothing.
-    #[arg(long, value_name = "PREFIX", default_value = default_namespace(), hide_default_value = true)]
-    namespace: String,
-}
-
-/// Not by clap, which would take the variable for something said on the command line, and show it
-/// in usage lines as if it had to be there.
-fn default_store() -> &'static OsStr {
-    static STORE: LazyLock<OsString> =
-        LazyLock::new(|| std::env::var_os("LEASEHOLD_STORE").unwrap_or_default());
-    &STORE
-}
-
-fn default_namespace() -> &'static OsStr {
-    static NAMESPACE: LazyLock<OsString> =
-        LazyLock::new(|| std::env::var_os("LEASEHOLD_NAMESPACE").unwrap_or_default());
-    &NAMESPACE
-}
-
-impl StoreArgs {
-    /// The store's URL; an empty LEASEHOLD_STORE is as good as none.
-    pub(crate) fn url(&self) -> &str {
-        if self.store.is_empty() { "file:" } else { &self.store }
-    }
-
-    /// Connects to it.
-    pub(crate) async fn connect(&self) -> leasehold::Result<leasehold::Leasehold> {
-        leasehold::builder().namespace(&self.namespace).connect(self.url()).await
-    }
-
-    /// What a program finds in its environment that is to mean the same.
-    pub(crate) fn environment(&self) -> [(&'static str, String); 2] {
-        // As we were told it.
-        [
-            ("LEASEHOLD_STORE", self.url().to_owned()),
-            ("LEASEHOLD_NAMESPACE", self.namespace.clone()),
-        ]
-    }
-}
-
-/// How to take a lock: what `run` and `acquire` share.
-#[derive(Clone, Debug, clap::Args)]
-pub(crate) struct TakeArgs {
-    #[command(flatten)]
-    pub(crate) store: StoreArgs,
-    /// Do not wait: exit with 75 if somebody else holds the lock
-    #[arg(long = "try", conflicts_with = "wait")]
-    pub(crate) try_only: bool,
-    /// Wait no longer than this (10s, 5m, 1h30m; a bare number is seconds), then exit with 75
-    #[arg(long, value_name = "DUR", value_parser = duration)]
-    pub(crate) wait: Option<Duration>,
-    /// Take the lock as one of many readers (a read-write lock)
-    #[arg(long, conflicts_with_all = ["exclusive", "permits", "of"])]
-    pub(crate) shared: bool,
-    /// Take the lock as its only writer, against --shared
-    #[arg(long, conflicts_with_all = ["permits", "of"])]
-    pub(crate) exclusive: bool,
-    /// Take this many permits of a semaphore
-    #[arg(long, value_name = "K", requires = "of", value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) permits: Option<u32>,
-    /// The lock is a semaphore of N permits: up to N may hold at once
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) of: Option<u32>,
-    /// How long a crashed holder's lock stays taken, where the store works with leases (not file:)
-    #[arg(long, value_name = "DUR", value_parser = duration, default_value = "15s")]
-    pub(crate) lease: Duration,
-    /// Hold no longer than this (`run` ends its command in time, `acquire` and `hold` just release)
-    #[arg(long, value_name = "DUR", value_parser = duration)]
-    pub(crate) max_hold: Option<Duration>,
-    /// Keep the lock taken this long from when it was taken, even if it is released earlier
-    #[arg(long, value_name = "DUR", value_parser = duration)]
-    pub(crate) at_least: Option<Duration>,
-    /// Keep the lock closed this long after a crash, where the store can
-    #[arg(long, value_name = "DUR", value_parser = duration)]
-    pub(crate) lock_delay: Option<Duration>,
-    /// What `show` and those who wait read about this holder
-    #[arg(long, value_name = "TEXT")]
-    pub(crate) label: Option<String>,
-    /// Exit with this code when the lock was not acquired [default: 75]
-    #[arg(short = 'E', long, value_name = "CODE")]
-    pub(crate) conflict_exit_code: Option<u8>,
-    /// Say nothing when the lock was not acquired
-    #[arg(short, long)]
-    pub(crate) quiet: bool,
-    /// Name of the lock: 1 to 512 bytes of UTF-8 without control characters
-    pub(crate) name: String,
-}
-
-impl TakeArgs {
-    /// Whether nothing is waited for.
-    pub(crate) fn tries_only(&self) -> bool {
-        self.try_only || self.wait == Some(Duration::ZERO)
-    }
-
-    /// What to exit with when the lock was not acquired.
-    pub(crate) fn conflict_code(&self) -> u8 {
-        self.conflict_exit_code.unwrap_or(crate::exit::NOT_ACQUIRED)
-    }
-}
-
-#[derive(Debug, clap::Args)]
-#[command(after_long_help = RUN_HELP, after_help = "More, with examples: leasehold run --help")]
-pub(crate) struct RunArgs {
-    #[command(flatten)]
-    pub(crate) take: TakeArgs,
-    /// Run at most once in this time, on however many machines: who comes second exits with 0
-    /// and says nothing (-E changes the code, -v tells). For cron; give a little less than
-    /// the period
-    #[arg(
-        long,
-        value_name = "DUR",
-        value_parser = duration,
-        conflicts_with_all = ["try_only", "wait", "at_least"],
-    )]
-    pub(crate) once_per: Option<Duration>,
-    /// Do not let the command inherit the lock: it is free the moment leasehold dies (file:)
-    #[arg(long)]
-    pub(crate) close: bool,
-    /// Say on stderr what happens
-    #[arg(short, long, conflicts_with = "quiet")]
-    pub(crate) verbose: bool,
-    /// Say on stderr what happens, as one JSON object per line
-    #[arg(long, conflicts_with = "quiet")]
-    pub(crate) json: bool,
-    /// The command and its arguments: executed directly, never through a shell
-    #[arg(last = true, required = true, value_name = "CMD")]
-    pub(crate) command: Vec<OsString>,
-}
-
-const RUN_HELP: &str = "\
-Examples:
-  leasehold run nightly-report -- ./report.sh
-  leasehold run --wait 30s -q -E 0 sync -- rsync -a src/ d/ # gives up quietly after 30 s
-  leasehold run --of 4 --permits 2 gpu -- ./train           # two of four permits
-  leasehold run --shared db -- ./read.sh                    # together with other --shared …
-  leasehold run --exclusive db -- ./migrate.sh              # … but never with this one
-  leasehold run --once-per 50m hourly -- ./hourly.sh        # from cron on many machines: once
-  leasehold run stock -- sh -c 'update \"$LEASEHOLD_TOKEN\"'  # the shell is yours to ask for
-
---once-per counts from when the lock was taken, whatever becomes of the command: one that fails is
-not run again before the next period, one whose machine dies is (its lease runs out).
-
-The command finds LEASEHOLD_NAME, LEASEHOLD_TOKEN (the fencing token), LEASEHOLD_SEQUENCER (for
-`leasehold check`), LEASEHOLD_STORE and LEASEHOLD_NAMESPACE (as given) in its environment. It runs
-in a process group of its own; signals are passed on to that group, and on a terminal it is the
-foreground job: Ctrl-C and Ctrl-Z work as ever.
-
-To hold two locks, run one under the other, in the same order everywhere; the same lock twice is
-refused (2).
-
-Exit codes: the command's own, 128+n if it died of signal n; or
-    2  usage, an invalid name or option, or a name in use as another kind of lock
-   69  the store cannot be reached (for 15 s, --lease or --wait; with --try: at once) or used
-   71  the system refused (no more processes, no more files)
-   74  the lock was lost, or about to be, while the command ran: it was ended; or before it could
-       be started: it was not run
-   75  the lock was not acquired (-E changes this)
-  126  the command cannot be executed
-  127  the command was not found
-
-The lock is not given away under a running command. Where it is a lease that cannot be renewed,
-the command's group gets SIGTERM when a third of the lease is left, and SIGKILL before the last
-tenth.
-If leasehold itself is killed, or stopped for too long, a watchdog does the same. With the file
-store nothing runs out, and the command inherits the lock as with flock (--close prevents it).
-
-Not covered: descendants that leave the command's process group (daemons, setsid), or that run on in
-it after the command itself has ended; a command that becomes another user (sudo, setuid programs),
-which leasehold may not signal: it says so, renews for as long as the command lives, and exits with
-74; a machine that is suspended or frozen as a whole until the lease is over (the command is ended
-as soon as it wakes); whatever the command set off on other machines; and a store that fails over to
-a member that had not heard of the hold (a replica of Redis or of a database): the old member may go
-on renewing it until it is demoted. Where that matters, let the resource check the token. A job that
-was stopped with Ctrl-Z stops renewing too: on a store with leases it is ended before its lease is
-over.";
-
-#[derive(Debug, clap::Args)]
-#[command(after_help = ELECT_HELP)]
-pub(crate) struct ElectArgs {
-    #[command(flatten)]
-    pub(crate) store: StoreArgs,
-    /// How long after this machine's death another takes over, where the store works with leases
-    #[arg(long, value_name = "DUR", value_parser = duration, default_value = "15s")]
-    pub(crate) lease: Duration,
-    /// Nobody leads for so long after a crash, where the store can see to that
-    #[arg(long, value_name = "DUR", value_parser = duration)]
-    pub(crate) lock_delay: Option<Duration>,
-    /// What `show` and those who wait read about this candidate
-    #[arg(long, value_name = "TEXT")]
-    pub(crate) label: Option<String>,
-    /// Say on stderr what happens
-    #[arg(short, long)]
-    pub(crate) verbose: bool,
-    /// Say on stderr what happens, as one JSON object per line
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// Name of the lock that the leader holds
-    pub(crate) name: String,
-    /// The command and its arguments: executed directly, never through a shell
-    #[arg(last = true, required = true, value_name = "CMD")]
-    pub(crate) command: Vec<OsString>,
-}
-
-impl ElectArgs {
-    /// One term: a lock that is waited for, for as long as it takes.
-    pub(crate) fn term(self) -> RunArgs {
-        let take = TakeArgs {
-            store: self.store,
-            try_only: false,
-            wait: None,
-            shared: false,
-            exclusive: false,
-            permits: None,
-            of: None,
-            lease: self.lease,
-            max_hold: None,
-            at_least: None,
-            lock_delay: self.lock_delay,
-            label: self.label,
-            conflict_exit_code: None,
-            quiet: false,
-            name: self.name,
-        };
-        RunArgs {
-            take,
-            once_per: None,
-            close: false,
-            verbose: self.verbose,
-            json: self.json,
-            command: self.command,
-        }
-    }
-}
-
-const ELECT_HELP: &str = "\
-Each term is a `leasehold run`, with all that its help says: the command has LEASEHOLD_TOKEN, the
-number of the term, and is ended before the lock can be another's. When it ends, by itself or so, or
-the store is away, this stands in the queue again, after a pause of 1 to 30 s. INT, QUIT and TERM
-are passed on and end it.
-
-Exit codes: the command's own once it was told to end; 128+n for the signal that ended the waiting;
-2, 126 and 127 as in `leasehold run`.";
-
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = ACQUIRE_HELP, after_help = "More, with examples: leasehold acquire --help")]
 pub(crate) struct AcquireArgs {
@@ -387,6 +137,8 @@ pub(crate) struct AcquireArgs {
     /// The process whose end releases the lock [default: the shell that reads the token]
     #[arg(long, value_parser = clap::value_parser!(i32).range(1..))]
     pub(crate) pid: Option<i32>,
+    /// Name of the lock: 1 to 512 bytes of UTF-8 without control characters
+    pub(crate) name: String,
 }
 
 const ACQUIRE_HELP: &str = "\
@@ -411,6 +163,8 @@ pub(crate) struct HoldArgs {
     /// Say it as one JSON object per line
     #[arg(long)]
     pub(crate) json: bool,
+    /// Name of the lock: 1 to 512 bytes of UTF-8 without control characters
+    pub(crate) name: String,
 }
 
 const HOLD_HELP: &str = "\
@@ -461,6 +215,72 @@ released); 1 with --force, nobody held it; 2 and 69 as in `leasehold run`.
 --force hands the lock to the next in the queue while its holder may still be at work: only a
 resource that checks tokens is safe from that. On Redis it refuses what is not certainly a lock, and
 a lock of Redisson's (69).";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = CLOSE_HELP)]
+pub(crate) struct CloseArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+    /// How long it stays closed (30m, 8h, 2days; a year at most)
+    #[arg(long = "for", value_name = "DUR", value_parser = duration)]
+    time: Duration,
+    /// What whoever asks for the lock reads
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) reason: Option<String>,
+    /// Do not wait: exit with 75 if somebody holds the lock
+    #[arg(long = "try", conflicts_with = "wait")]
+    try_only: bool,
+    /// Wait no longer than this for those who have it or came before, then exit with 75
+    #[arg(long, value_name = "DUR", value_parser = duration)]
+    wait: Option<Duration>,
+    /// The lock is a read-write lock
+    #[arg(long, conflicts_with = "of")]
+    exclusive: bool,
+    /// The lock is a semaphore of N permits
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    of: Option<u32>,
+    /// Name of the lock
+    pub(crate) name: String,
+}
+
+impl CloseArgs {
+    /// All of the lock, to be kept for that long.
+    pub(crate) fn take(self, label: String) -> TakeArgs {
+        TakeArgs {
+            try_only: self.try_only,
+            wait: self.wait,
+            exclusive: self.exclusive,
+            permits: self.of,
+            of: self.of,
+            at_least: Some(self.time),
+            label: Some(label),
+            ..TakeArgs::of(self.store)
+        }
+    }
+}
+
+const CLOSE_HELP: &str = "\
+Example:
+  leasehold close deploy --for 8h --reason 'the database is moved, ask Ana'
+  leasehold open deploy
+
+It takes the lock in its turn, and leaves it closed: whoever holds it, or waited before, comes first. No
+process stays. `show` and `ls` tell of it, and who tries to take the lock reads the reason.
+
+Exit codes: 0 it is closed; 2, 69 and 75 as in `leasehold run`.";
+
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Exit codes: 0 it was closed, and is not any more; 1 it is not closed; 2 and 69 as in \
+                        `leasehold run`. A lock that a job keeps (--at-least, --once-per) is not opened by \
+                        this: see `leasehold release --force`."
+)]
+pub(crate) struct OpenArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+    /// Name of the lock
+    pub(crate) name: String,
+}
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = CHECK_HELP)]
@@ -596,6 +416,8 @@ pub(crate) struct KeepArgs {
     /// Report the queue too: somebody watches
     #[arg(long)]
     pub(crate) progress: bool,
+    /// Name of the lock: 1 to 512 bytes of UTF-8 without control characters
+    pub(crate) name: String,
 }
 
 #[derive(Debug, clap::Args)]

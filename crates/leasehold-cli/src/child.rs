@@ -164,16 +164,23 @@ pub(crate) fn own_lifeline(lifeline: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 }
 
 fn not_started(program: &std::ffi::OsStr, error: &io::Error) -> NotStarted {
-    NotStarted::Failed(match error.kind() {
-        _ if error.raw_os_error() == Some(TOO_LATE as i32) => return NotStarted::TooLate,
-        ErrorKind::BrokenPipe => return NotStarted::Unwatched,
+    match error.kind() {
+        _ if error.raw_os_error() == Some(TOO_LATE as i32) => NotStarted::TooLate,
+        ErrorKind::BrokenPipe => NotStarted::Unwatched,
+        _ => NotStarted::Failed(cannot_be_run(program, error)),
+    }
+}
+
+/// Why a program cannot be run.
+pub(crate) fn cannot_be_run(program: &std::ffi::OsStr, error: &io::Error) -> Failure {
+    match error.kind() {
         ErrorKind::NotFound => Failure::new(NOT_FOUND, format!("{program:?}: command not found")),
         _ if exit::is_shortage(error) => Failure::system("cannot start the command", error),
         ErrorKind::InvalidInput => {
             Failure::new(exit::USAGE, format!("{program:?} cannot be a command: {error}"))
         }
         _ => Failure::new(NOT_EXECUTABLE, format!("{program:?} cannot be executed: {error}")),
-    })
+    }
 }
 
 #[cfg(test)]

@@ -13,9 +13,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use crate::args::ElectArgs;
+use crate::end::End;
 use crate::events::{Event, Events, Style};
 use crate::exit::{self, Failure};
-use crate::run::{End, run, told};
+use crate::run::{run, told};
 use crate::signals::Signals;
 use crate::table::short;
 

@@ -5,10 +5,11 @@
 //! whoever is stopped renews nothing and reacts to nothing. stdout is CMD's alone.
 
 use std::io::{IsTerminal, Write, stderr};
-use std::sync::mpsc;
+use std::sync::{Mutex, mpsc};
 use std::thread::JoinHandle;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use leasehold::kit::locked;
 use serde::{Deserialize, Serialize};
 
 /// One thing that happened. Its JSON form is documented by its fields, and only grows.
@@ -23,6 +24,8 @@ pub(crate) enum Event {
     Progress { line: String },
     /// The lock is held.
     Acquired { name: String, token: u64, waited_seconds: f64 },
+    /// A leasehold above us holds the lock: CMD runs under that hold.
+    Reentered { name: String, token: u64, pid: u32 },
     /// CMD runs.
     Started { pid: i32 },
     /// A signal that came to us was passed on.
@@ -67,6 +70,11 @@ impl Event {
             Self::Progress { line } => plain(line),
             Self::Acquired { name, token, waited_seconds } => {
                 format!("acquired {name:?}, token {token}, after {waited_seconds:.3} s")
+            }
+            Self::Reentered { name, token, pid } => {
+                format!(
+                    "{name:?} is held above, by pid {pid}, token {token}: the command runs under it"
+                )
             }
             Self::Started { pid } => format!("the command runs as process group {pid}"),
             Self::Forwarded { signal } => format!("passed on signal {signal}"),
@@ -137,7 +145,7 @@ enum Said {
 pub(crate) struct Events {
     style: Style,
     on_terminal: bool,
-    writer: Option<(mpsc::Sender<Said>, JoinHandle<()>)>,
+    writer: Mutex<Option<(mpsc::Sender<Said>, JoinHandle<()>)>>,
 }
 
 impl Events {
@@ -147,7 +155,7 @@ impl Events {
         Self {
             style,
             on_terminal: style != Style::Json && stderr().is_terminal(),
-            writer: writer.ok().map(|thread| (sender, thread)),
+            writer: Mutex::new(writer.ok().map(|thread| (sender, thread))),
         }
     }
 
@@ -177,14 +185,15 @@ impl Events {
     }
 
     fn say(&self, what: Said) {
-        if let Some((sender, _)) = &self.writer {
+        if let Some((sender, _)) = &*locked(&self.writer) {
             let _ = sender.send(what);
         }
     }
 
     /// Returns when everything is written.
-    pub(crate) fn finish(&mut self) {
-        if let Some((sender, thread)) = self.writer.take() {
+    pub(crate) fn finish(&self) {
+        let writer = locked(&self.writer).take();
+        if let Some((sender, thread)) = writer {
             drop(sender);
             let _ = thread.join();
         }

@@ -23,7 +23,7 @@ use std::io::{self, BufRead, Write, stdin, stdout};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
 use std::process::ExitCode;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -40,10 +40,7 @@ use crate::progress::Ahead;
 use crate::reader;
 use crate::shell::Process;
 use crate::signals::{self, Signals};
-use crate::take::{connect_to_take, take};
-
-/// How long we wait for a store that does not answer before we leave the rest to the lease.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+use crate::take::{CLOSE_TIMEOUT, Taking, connect_to_take};
 
 /// What the caller is told. Its fields are what is documented, and only grow.
 #[derive(Debug, Serialize)]
@@ -241,16 +238,15 @@ async fn wait(
     started: Instant,
     caller: &Caller,
 ) -> Result<Guard, Failure> {
-    let (name, caller) = (args.take.name.clone(), caller.clone());
-    let known = Ahead::default();
+    let (caller, known) = (caller.clone(), Ahead::default());
     let label = Process::parent()
         .map_or_else(|| "hold".into(), |of| format!("for {} {}", of.program(), of.pid));
-    let waits = move |ahead| {
-        if known.learn(ahead) {
-            caller.tell(&Told::Waiting { name: name.clone(), ahead });
+    let on_waiting = Arc::new(move |name: &str, ahead| {
+        if known.learn(name, ahead) {
+            caller.tell(&Told::Waiting { name: name.to_owned(), ahead });
         }
-    };
-    take(locks, &args.take, started, label, waits).await
+    });
+    Taking { locks, args: &args.take, started, label, on_waiting }.one(&args.name).await
 }
 
 fn seconds(left: Duration) -> Option<f64> {

@@ -18,6 +18,7 @@ use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leasehold::{Guard, Leasehold};
@@ -34,7 +35,7 @@ use crate::events::Event;
 use crate::exit::{self, Failure};
 use crate::progress::{self, Ahead};
 use crate::shell::Process;
-use crate::take::{connect_to_take, take};
+use crate::take::{Taking, connect_to_take};
 
 /// What `acquire` says once the caller has the token.
 pub(crate) const DELIVERED: &[u8] = b"delivered\n";
@@ -79,10 +80,10 @@ async fn keep(args: &KeepArgs) -> Result<(), Failure> {
         _ = orders.read_u8() => return close(locks).await,
         _ = &mut shell_ended => return close(locks).await,
     };
-    let door = Door::new(locks.identity(), &args.take.name, guard.token().get());
+    let door = Door::new(locks.identity(), &args.name, guard.token().get());
     let listener = door.open().ok();
     report(&Event::Acquired {
-        name: args.take.name.clone(),
+        name: args.name.clone(),
         token: guard.token().get(),
         waited_seconds: started.elapsed().as_secs_f64(),
     });
@@ -107,13 +108,11 @@ async fn wait(
     let ahead = Ahead::default();
     let learnt = ahead.clone();
     let label = format!("for {} {}", shell.program(), shell.pid);
-    let taking = take(locks, &args.take, started, label, move |ahead| {
-        learnt.learn(ahead);
-    });
-    let name = &args.take.name;
-    let showing = progress::show(locks, name, &ahead, |line| report(&Event::Progress { line }));
+    let on_waiting = Arc::new(move |name: &str, ahead| _ = learnt.learn(name, ahead));
+    let taking = Taking { locks, args: &args.take, started, label, on_waiting };
+    let showing = progress::show(locks, &ahead, |line| report(&Event::Progress { line }));
     tokio::select! {
-        guard = taking => guard,
+        guard = taking.one(&args.name) => guard,
         never = showing, if args.progress => match never {},
     }
 }

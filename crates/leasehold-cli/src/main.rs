@@ -5,26 +5,34 @@ mod args;
 mod boottime;
 mod check;
 mod child;
+mod close;
+mod closed;
+mod danger;
 mod describe;
 mod doctor;
 mod drive;
 mod elect;
+mod end;
 mod events;
 mod exit;
 mod follow;
+mod held;
 mod hold;
 mod inherited;
 mod keeper;
 mod list;
 mod nested;
+mod on_lost;
 mod proc;
 mod progress;
 mod reader;
+mod reenter;
 mod release;
 mod run;
 mod schema;
 mod shell;
 mod signals;
+mod supervise;
 mod table;
 mod take;
 mod terminal;
@@ -41,6 +49,8 @@ fn main() -> ExitCode {
     match Args::parse().command {
         Command::Run(args) => run::main(args),
         Command::Acquire(args) => acquire::main(args),
+        Command::Close(args) => close::close(args),
+        Command::Open(args) => close::open(&args),
         Command::Elect(args) => elect::main(args),
         Command::Events(args) => follow::main(&args),
         Command::Hold(args) => hold::main(&args),

@@ -12,7 +12,7 @@
 use std::env;
 use std::time::Duration;
 
-use leasehold::{Kind, Leasehold, Sequencer};
+use leasehold::{Kind, Leasehold, Sequencer, Token};
 
 use crate::args::TakeArgs;
 use crate::exit::{self, Failure};
@@ -33,34 +33,33 @@ pub(crate) fn grace(ours: Duration) -> Duration {
     given().map_or(ours, |given| ours.min(given / 2))
 }
 
-/// What CMD finds in its environment: this hold among the others, and how long all below it have
+/// What CMD finds in its environment: these holds among the others, and how long all below it have
 /// once CMD is killed (`None`: our lock is not lost before they have ended).
-pub(crate) fn handed_down(
-    hold: &Sequencer,
-    limit: Option<Duration>,
-) -> Vec<(&'static str, String)> {
+pub(crate) fn handed_down(holds: &str, limit: Option<Duration>) -> Vec<(&'static str, String)> {
     let mut held = env::var(HELD).unwrap_or_default();
     if !held.is_empty() {
         held.push(' ');
     }
-    held.push_str(&hold.to_string());
+    held.push_str(holds);
     let mut down = vec![(HELD, held)];
     let left = [limit, given().map(|given| given / 2)].into_iter().flatten().min();
     down.extend(left.map(|left| (GRACE, left.as_millis().to_string())));
     down
 }
 
-/// Refuses a wait for what a `leasehold run` above us holds.
-pub(crate) async fn refuse_what_is_held_above(
-    locks: &Leasehold,
-    args: &TakeArgs,
-) -> Result<(), Failure> {
-    if args.tries_only() {
-        return Ok(());
-    }
+/// A hold of a `leasehold run` above us.
+pub(crate) struct Above {
+    pub(crate) sequencer: Sequencer,
+    pub(crate) token: Token,
+    /// Its process.
+    pub(crate) holder: u32,
+}
+
+/// The hold above us that keeps us from having this lock.
+pub(crate) async fn held_above(locks: &Leasehold, args: &TakeArgs, name: &str) -> Option<Above> {
     let held = env::var(HELD).unwrap_or_default();
     let held = held.split(' ').filter_map(|text| text.parse::<Sequencer>().ok());
-    let ours = held.filter(|s| s.name().as_str() == args.name && s.store() == locks.identity());
+    let ours = held.filter(|s| s.name().as_str() == name && s.store() == locks.identity());
     let ourselves = i32::try_from(std::process::id()).unwrap_or(0);
     let mut permits = args.permits.unwrap_or(1);
     for sequencer in ours {
@@ -77,13 +76,26 @@ pub(crate) async fn refuse_what_is_held_above(
             Kind::Semaphore => args.of.is_some_and(|of| permits > of),
         };
         if excludes {
-            let what = format!(
-                "{:?} is held by the leasehold above this command (pid {holder}), which would be \
-                 waited for for ever: take it once",
-                args.name
-            );
-            return Err(Failure::new(exit::USAGE, what));
+            let token = sequencer.token();
+            return Some(Above { sequencer, token, holder });
         }
     }
-    Ok(())
+    None
+}
+
+/// Refuses a wait for what a `leasehold run` above us holds.
+pub(crate) async fn refuse_what_is_held_above(
+    locks: &Leasehold,
+    args: &TakeArgs,
+    name: &str,
+) -> Result<(), Failure> {
+    if args.tries_only() {
+        return Ok(());
+    }
+    let Some(Above { holder, .. }) = held_above(locks, args, name).await else { return Ok(()) };
+    let what = format!(
+        "{name:?} is held by the leasehold above this command (pid {holder}), which would be \
+         waited for for ever: take it once, or `run --reenter` under its hold"
+    );
+    Err(Failure::new(exit::USAGE, what))
 }

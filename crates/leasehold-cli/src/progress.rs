@@ -13,35 +13,35 @@ use crate::take::held_by;
 const FIRST: Duration = Duration::from_millis(300);
 const EACH: Duration = Duration::from_secs(1);
 
-/// How many are before us, as we last learnt; none: not waiting.
+/// Which lock we wait for and how many are before us, as we last learnt; none: not waiting.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Ahead(Arc<Mutex<Option<usize>>>);
+pub(crate) struct Ahead(Arc<Mutex<Option<(String, usize)>>>);
 
 impl Ahead {
     /// Notes it, and tells whether it is news.
-    pub(crate) fn learn(&self, ahead: usize) -> bool {
+    pub(crate) fn learn(&self, name: &str, ahead: usize) -> bool {
+        let learnt = Some((name.to_owned(), ahead));
         let mut known = locked(&self.0);
-        known.replace(ahead) != Some(ahead)
+        std::mem::replace(&mut *known, learnt.clone()) != learnt
     }
 
-    fn get(&self) -> Option<usize> {
-        *locked(&self.0)
+    fn get(&self) -> Option<(String, usize)> {
+        locked(&self.0).clone()
     }
 }
 
 /// Shows the line for as long as it is polled. Reads the queue once a second.
 pub(crate) async fn show(
     locks: &Leasehold,
-    name: &str,
     ahead: &Ahead,
     mut line: impl FnMut(String),
 ) -> std::convert::Infallible {
     tokio::time::sleep(FIRST).await;
     loop {
-        if let Some(ahead) = ahead.get() {
+        if let Some((name, ahead)) = ahead.get() {
             // A store that does not answer now is the acquisition's to report.
-            let info = locks.read(name).await.ok().flatten();
-            line(describe(name, info.as_ref(), ahead));
+            let info = locks.read(&name).await.ok().flatten();
+            line(describe(&name, info.as_ref(), ahead));
         }
         tokio::time::sleep(EACH).await;
     }

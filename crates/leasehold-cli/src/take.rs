@@ -3,15 +3,20 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use leasehold::store::{LockInfo, Standing};
-use leasehold::{Error, ErrorKind, Guard, Holder, Leasehold, MIN_LEASE};
+use leasehold::{Error, ErrorKind, Guard, Guards, Holder, Leasehold, MIN_LEASE, Wanted};
 
 use crate::args::{StoreArgs, TakeArgs};
 use crate::exit::{Failure, NOT_ACQUIRED, UNAVAILABLE, USAGE};
-use crate::nested;
 use crate::table::short;
+use crate::{closed, nested};
+
+/// How long a store that does not answer is waited for before the rest is left to the lease.
+pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Refuses a store that no other process sees.
 fn check_shared(url: &str) -> Result<(), Failure> {
@@ -58,21 +63,30 @@ pub(crate) async fn with_store<T>(
 /// For how long a store that is away is asked again, whatever the lease: the library's patience
 /// with one that goes away while we wait.
 const PATIENCE: Duration = Duration::from_secs(15);
+
+/// The same, where the lease is longer.
+fn patience(args: &TakeArgs) -> Duration {
+    PATIENCE.max(args.lease)
+}
+
 /// The pauses between tries to connect, from the first to the longest.
 const PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(1)];
 
 /// Connects to the store as patiently as the lock is waited for: one that cannot be reached is
 /// tried again for as long as the library would if it went away while we wait (a lease, at least
-/// 15 s), and no longer than `--wait` since `started`; with `--try`, once.
+/// 15 s) or as `--retry-store` says, and no longer than `--wait` since `started`; with `--try` alone,
+/// once.
 pub(crate) async fn connect_to_take(
     args: &TakeArgs,
     started: Instant,
 ) -> Result<Leasehold, Failure> {
     check_shared(args.store.url())?;
-    let patience = match args.wait {
-        _ if args.tries_only() => Duration::ZERO,
-        Some(wait) => wait.min(PATIENCE.max(args.lease)),
-        None => PATIENCE.max(args.lease),
+    let patience = match (args.retry_store, args.wait) {
+        (None, _) if args.tries_only() => Duration::ZERO,
+        (longest, Some(wait)) if !args.tries_only() => {
+            wait.min(longest.unwrap_or_else(|| patience(args)))
+        }
+        (longest, _) => longest.unwrap_or_else(|| patience(args)),
     };
     let [mut pause, longest] = PAUSES;
     loop {
@@ -96,13 +110,13 @@ pub(crate) async fn connect_to_take(
 
 /// The lease to ask for: no longer than the lock is to be held, so that the fractions of it at
 /// which a command is ended are fractions of that.
-fn wanted(args: &TakeArgs) -> Duration {
+fn wanted_lease(args: &TakeArgs) -> Duration {
     args.max_hold.map_or(args.lease, |longest| args.lease.min(longest.max(MIN_LEASE)))
 }
 
 /// What the store can make of it at most.
 pub(crate) fn lease(locks: &Leasehold, args: &TakeArgs) -> Duration {
-    wanted(args).min(locks.store().longest_lease())
+    wanted_lease(args).min(locks.store().longest_lease())
 }
 
 /// What must be left of this lease when the lock is ours: more than a grant that was pushed to a
@@ -111,102 +125,192 @@ fn least(lease: Duration, args: &TakeArgs) -> Duration {
     args.max_hold.unwrap_or(lease).min(lease / 2)
 }
 
-/// Takes the lock. What `--wait` allows counts from `started`. `label` is what it says of itself
-/// unless the caller said; `on_waiting` is told how many are before us. Dropping the future gives
-/// the place in the queue up.
-pub(crate) async fn take(
-    locks: &Leasehold,
-    args: &TakeArgs,
-    started: Instant,
-    label: String,
-    on_waiting: impl Fn(usize) + Send + Sync + 'static,
-) -> Result<Guard, Failure> {
-    /// Every kind of lock has these.
-    macro_rules! with_options {
-        ($lock:expr) => {{
-            let mut lock = $lock
-                .lease(wanted(args))
-                .min_validity(least(lease(locks, args), args))
-                .label(args.label.clone().unwrap_or(label))
-                .on_waiting(move |place| on_waiting(place.ahead));
-            if let Some(longest) = args.max_hold {
-                lock = lock.max_hold(longest);
-            }
-            if let Some(period) = args.at_least {
-                lock = lock.at_least(period);
-            }
-            if let Some(delay) = args.lock_delay {
-                lock = lock.lock_delay(delay);
-            }
-            lock
-        }};
-    }
-
-    nested::refuse_what_is_held_above(locks, args).await?;
-    let try_only = args.tries_only();
-    let wait = args.wait.map(|wait| wait.saturating_sub(started.elapsed()));
-    let taken = if let Some(capacity) = args.of {
-        let permits = args.permits.unwrap_or(1);
-        let lock = with_options!(locks.semaphore(&args.name, capacity));
-        match wait {
-            _ if try_only => lock.try_acquire_many(permits).await,
-            Some(limit) => lock.acquire_many_timeout(permits, limit).await,
-            None => lock.acquire_many(permits).await,
-        }
-    } else if args.shared {
-        let lock = with_options!(locks.rwlock(&args.name));
-        match wait {
-            _ if try_only => lock.try_read().await,
-            Some(limit) => lock.read_timeout(limit).await,
-            None => lock.read().await,
-        }
-    } else if args.exclusive {
-        let lock = with_options!(locks.rwlock(&args.name));
-        match wait {
-            _ if try_only => lock.try_write().await,
-            Some(limit) => lock.write_timeout(limit).await,
-            None => lock.write().await,
-        }
-    } else {
-        let lock = with_options!(locks.mutex(&args.name));
-        match wait {
-            _ if try_only => lock.try_lock().await,
-            Some(limit) => lock.lock_timeout(limit).await,
-            None => lock.lock().await,
-        }
-    };
-    match taken {
-        Ok(guard) => Ok(guard),
-        Err(error) => Err(not_taken(locks, args, error).await),
-    }
+/// Takes locks as the command line says. Dropping one of its futures gives the places in the queues up,
+/// and what it has.
+#[derive(Clone)]
+pub(crate) struct Taking<'a> {
+    pub(crate) locks: &'a Leasehold,
+    pub(crate) args: &'a TakeArgs,
+    /// What `--wait` allows counts from here.
+    pub(crate) started: Instant,
+    /// What it says of itself unless the caller said.
+    pub(crate) label: String,
+    /// Told of which lock it waits, and how many are before us.
+    pub(crate) on_waiting: OnWaiting,
 }
 
-/// What the library says to programmers, in the words of the command line.
-async fn not_taken(locks: &Leasehold, args: &TakeArgs, error: Error) -> Failure {
-    let what = match error.kind() {
-        ErrorKind::Contended if args.quiet => "is not free".to_owned(),
-        ErrorKind::Contended => "is not free (wait with --wait)".to_owned(),
-        ErrorKind::Timeout => {
-            format!("did not become free within {}", short(args.wait.unwrap_or_default()))
+pub(crate) type OnWaiting = Arc<dyn Fn(&str, usize) + Send + Sync>;
+
+impl Taking<'_> {
+    /// The lock of this name.
+    pub(crate) async fn one(&self, name: &str) -> Result<Guard, Failure> {
+        let mut guards = self.all(&[name.to_owned()]).await?.into_iter();
+        guards.next().ok_or_else(|| Failure::new(USAGE, "no lock is named"))
+    }
+
+    /// All of these, or none.
+    pub(crate) async fn all(&self, names: &[String]) -> Result<Guards, Failure> {
+        for name in names {
+            nested::refuse_what_is_held_above(self.locks, self.args, name).await?;
         }
-        _ => {
-            let failure = Failure::from(error);
-            let busy = failure.code == NOT_ACQUIRED;
-            let code = if busy { args.conflict_code() } else { failure.code };
-            return Failure { code, silent: busy && args.quiet, ..failure };
+        let taken = self.patiently(async || self.take(names, self.args.tries_only()).await).await;
+        match taken {
+            Ok(guards) => Ok(guards),
+            Err(error) => Err(self.not_taken(names, error).await),
         }
-    };
-    let reading = tokio::time::timeout(ASK, locks.read(&args.name)).await;
-    let info = reading.ok().and_then(Result::ok).flatten();
-    let by = info.as_ref().and_then(held_by).or_else(|| {
-        let [first, others @ ..] = error.holders() else { return None };
-        Some(held_by_these(&first.holder, first.since, others.len()))
-    });
-    let message = match by {
-        Some(by) => format!("{:?} {what}: {by}", args.name),
-        None => format!("{:?} {what}", args.name),
-    };
-    Failure { silent: args.quiet, ..Failure::new(args.conflict_code(), message) }
+    }
+
+    /// The first of these that is free, in this order; and where none is, the first that becomes free.
+    pub(crate) async fn any(&self, names: &[String]) -> Result<Guards, Failure> {
+        if !self.args.tries_only() {
+            for name in names {
+                nested::refuse_what_is_held_above(self.locks, self.args, name).await?;
+            }
+        }
+        let taken = self.patiently(async || {
+            let mut busy = None;
+            for name in names {
+                match self.take(std::slice::from_ref(name), true).await {
+                    Err(error) if error.kind() == ErrorKind::Contended => busy = Some(error),
+                    taken => return taken,
+                }
+            }
+            match busy {
+                Some(busy) if self.args.tries_only() => Err(busy),
+                _ => self.first(names).await,
+            }
+        });
+        match taken.await {
+            Ok(guards) => Ok(guards),
+            Err(error) => {
+                let is_busy = matches!(error.kind(), ErrorKind::Contended | ErrorKind::Timeout);
+                let mut failure = self.not_taken(names, error).await;
+                if is_busy && names.len() > 1 {
+                    let none = format!("none of {} locks was free: ", names.len());
+                    failure.message.insert_str(0, &none);
+                }
+                Err(failure)
+            }
+        }
+    }
+
+    /// Stands in all of these queues, until one lock is ours.
+    async fn first(&self, names: &[String]) -> leasehold::Result<Guards> {
+        let takes = names.iter().map(|name| self.take(std::slice::from_ref(name), false));
+        let mut takes: Vec<_> = takes.map(Box::pin).collect();
+        std::future::poll_fn(|cx| {
+            let told = takes.iter_mut().map(|take| take.as_mut().poll(cx)).find(Poll::is_ready);
+            told.unwrap_or(Poll::Pending)
+        })
+        .await
+    }
+
+    async fn take(&self, names: &[String], tries_only: bool) -> leasehold::Result<Guards> {
+        let wanted: Vec<Wanted> = names.iter().map(|name| self.wanted(name)).collect();
+        match self.args.wait {
+            _ if tries_only => self.locks.try_lock_all(wanted).await,
+            Some(limit) => {
+                let left = limit.saturating_sub(self.started.elapsed());
+                self.locks.lock_all_timeout(wanted, left).await
+            }
+            None => self.locks.lock_all(wanted).await,
+        }
+    }
+
+    /// One lock, as it is wanted.
+    fn wanted(&self, name: &str) -> Wanted {
+        let Self { locks, args, label, .. } = self;
+        let (tell, named) = (self.on_waiting.clone(), name.to_owned());
+        /// Every kind of lock has these.
+        macro_rules! with_options {
+            ($lock:expr) => {{
+                let mut lock = $lock
+                    .lease(wanted_lease(args))
+                    .min_validity(least(lease(locks, args), args))
+                    .label(args.label.as_ref().unwrap_or(label))
+                    .on_waiting(move |place| tell(&named, place.ahead));
+                if let Some(longest) = args.max_hold {
+                    lock = lock.max_hold(longest);
+                }
+                if let Some(period) = args.at_least {
+                    lock = lock.at_least(period);
+                }
+                if let Some(delay) = args.lock_delay {
+                    lock = lock.lock_delay(delay);
+                }
+                lock
+            }};
+        }
+        if let Some(capacity) = args.of {
+            let permits = args.permits.unwrap_or(1);
+            with_options!(locks.semaphore(name, capacity)).to_acquire(permits)
+        } else if args.shared {
+            with_options!(locks.rwlock(name)).to_read()
+        } else if args.exclusive {
+            with_options!(locks.rwlock(name)).to_write()
+        } else {
+            with_options!(locks.mutex(name)).into()
+        }
+    }
+
+    /// Again, as long as the store may be away (`--retry-store`). The library gives up after its own
+    /// patience with a silent store, so the outage is that much older than the first error.
+    async fn patiently<T>(
+        &self,
+        take: impl AsyncFn() -> leasehold::Result<T>,
+    ) -> leasehold::Result<T> {
+        let longest = self.args.retry_store.unwrap_or_default();
+        let mut away_since = None;
+        loop {
+            let asked = Instant::now();
+            let error = match take().await {
+                Err(error) if error.kind() == ErrorKind::Unreachable => error,
+                taken => return taken,
+            };
+            // Who was answered for a while meanwhile is in another outage.
+            let since = match away_since {
+                Some(since) if asked.elapsed() < 2 * patience(self.args) => since,
+                _ => asked.max(Instant::now().checked_sub(patience(self.args)).unwrap_or(asked)),
+            };
+            away_since = Some(since);
+            let is_late = self.args.wait.is_some_and(|limit| self.started.elapsed() >= limit);
+            if since.elapsed() >= longest || is_late {
+                return Err(error);
+            }
+            tokio::time::sleep(PAUSES[1]).await;
+        }
+    }
+
+    /// What the library says to programmers, in the words of the command line.
+    async fn not_taken(&self, names: &[String], error: Error) -> Failure {
+        let args = self.args;
+        let what = match error.kind() {
+            ErrorKind::Contended if args.quiet => "is not free".to_owned(),
+            ErrorKind::Contended => "is not free (wait with --wait)".to_owned(),
+            ErrorKind::Timeout => {
+                format!("did not become free within {}", short(args.wait.unwrap_or_default()))
+            }
+            _ => {
+                let failure = Failure::from(error);
+                let busy = failure.code == NOT_ACQUIRED;
+                let code = if busy { args.conflict_code() } else { failure.code };
+                return Failure { code, silent: busy && args.quiet, ..failure };
+            }
+        };
+        let name = error.name().map(leasehold::Name::as_str).or(names.first().map(String::as_str));
+        let name = name.unwrap_or_default();
+        let reading = tokio::time::timeout(ASK, self.locks.read(name)).await;
+        let info = reading.ok().and_then(Result::ok).flatten();
+        let by = info.as_ref().and_then(held_by).or_else(|| {
+            let [first, others @ ..] = error.holders() else { return None };
+            Some(held_by_these(&first.holder, first.since, others.len()))
+        });
+        let message = match by {
+            Some(by) => format!("{name:?} {what}: {by}"),
+            None => format!("{name:?} {what}"),
+        };
+        Failure { silent: args.quiet, ..Failure::new(args.conflict_code(), message) }
+    }
 }
 
 /// How long we ask who it was that we did not get the lock for.
@@ -221,7 +325,14 @@ pub(crate) fn held_by(info: &LockInfo) -> Option<String> {
     let departed = info.claims.iter().find(|c| c.standing == Standing::Departed)?;
     let left =
         departed.remaining.map_or(String::new(), |left| format!(" for {} more", short(left)));
-    Some(format!("kept closed{left} after {} had it", departed.holder))
+    Some(match closed::reason(departed) {
+        Some("") => format!("closed{left} by {}", departed.holder.host.escape_debug()),
+        Some(reason) => {
+            let by = departed.holder.host.escape_debug();
+            format!("closed{left} by {by}: {}", reason.escape_debug())
+        }
+        None => format!("kept closed{left} after {} had it", departed.holder),
+    })
 }
 
 fn held_by_these(first: &Holder, since: Duration, others: usize) -> String {

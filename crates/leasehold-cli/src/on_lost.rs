@@ -1,0 +1,31 @@
+//! What is started when CMD is ended because of its lock: for whoever has to be woken.
+//!
+//! It is a program and no shell's line, runs in a process group of its own, and is not waited for: neither it
+//! nor CMD holds the other up, and it may outlive us. It has what CMD had in its environment, and why.
+
+use std::ffi::OsStr;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use crate::events::{Event, Events};
+
+/// What is to be started, once.
+pub(crate) struct OnLost<'a> {
+    pub(crate) program: Option<&'a OsStr>,
+    /// CMD's.
+    pub(crate) environment: Vec<(&'static str, String)>,
+}
+
+impl OnLost<'_> {
+    /// Starts it, the first time. That it could not be started is said.
+    pub(crate) fn start(&mut self, why: &str, events: &Events) {
+        let Some(program) = self.program.take() else { return };
+        let mut command = Command::new(program);
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
+        command.env("LEASEHOLD_REASON", why).stdin(Stdio::null()).process_group(0);
+        if let Err(error) = command.spawn() {
+            let message = format!("cannot start {program:?} (--on-lost): {error}");
+            events.tell(&Event::Warning { message });
+        }
+    }
+}

@@ -1,0 +1,363 @@
+//! CMD while it runs under its locks, and the end of both: see [danger](crate::danger) for when it is ended
+//! because of them.
+
+use std::time::Duration;
+
+use leasehold::{ErrorKind, Leasehold, Released, State};
+use nix::sys::signal::Signal;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::args::RunArgs;
+use crate::child::{Change, Child, NotStarted, Surroundings, own_lifeline};
+use crate::danger::{Danger, after_kill, danger, deadlines, until_next};
+use crate::end::End;
+use crate::events::{Event, Events};
+use crate::exit::{self, Failure};
+use crate::held::{Held, Watched};
+use crate::on_lost::OnLost;
+use crate::signals::{self, Signals};
+use crate::take::{self, CLOSE_TIMEOUT};
+use crate::terminal::Terminal;
+use crate::watchdog::{Deadlines, Watchdog, terminate};
+use crate::{boottime, nested};
+
+/// How long CMD has to end by itself after we were killed, while it keeps the lock alive itself.
+const GRACE: Duration = Duration::from_secs(2);
+/// How long we wait for a store that does not answer when the lease is as good as over.
+pub(crate) const SHORT_FAREWELL: Duration = Duration::from_secs(1);
+
+/// What is to be done.
+#[derive(Clone, Copy)]
+pub(crate) struct Job<'a> {
+    pub(crate) args: &'a RunArgs,
+    pub(crate) locks: &'a Leasehold,
+    pub(crate) events: &'a Events,
+    /// When max-hold is over, by the [boot clock](boottime).
+    pub(crate) ends: Option<u64>,
+}
+
+impl Job<'_> {
+    /// What is left of max-hold.
+    fn of_hold(&self) -> Duration {
+        self.ends.map_or(Duration::MAX, boottime::until)
+    }
+
+    /// What is left of lock and max-hold.
+    fn left(&self, watch: &Watched) -> Duration {
+        watch.remaining().min(self.of_hold())
+    }
+}
+
+/// CMD and all that looks after it.
+struct Supervisor<'a> {
+    job: Job<'a>,
+    /// The longest lease that there may be, and the longest that there was: L.
+    asked: Duration,
+    lease: Duration,
+    watch: Watched,
+    watchdog: Watchdog,
+    child: Child,
+    terminal: Option<Terminal>,
+    done: Danger,
+    at_risk: bool,
+    /// CMD became another user's, and a signal of ours was refused, or would be.
+    is_anothers: bool,
+    /// What was done was done because max-hold is over.
+    is_over: bool,
+    /// What is to be started when CMD is ended.
+    on_lost: OnLost<'a>,
+}
+
+pub(crate) async fn supervise(
+    job: &Job<'_>,
+    held: Held,
+    signals: &mut Signals,
+) -> Result<End, Failure> {
+    // Before CMD is started, so that none of its SIGCHLD is missed; and whoever started us with
+    // SIGCHLD ignored would leave us no status to reap.
+    let mut sigchld =
+        signal(SignalKind::child()).map_err(|e| Failure::system("cannot catch signals", e))?;
+    let mut supervisor = match start(job, &held) {
+        Ok(supervisor) => supervisor,
+        Err(failure) => {
+            give_back(held, job.events, CLOSE_TIMEOUT).await.ok();
+            return Err(failure);
+        }
+    };
+    let timed = job.left(&supervisor.watch) < Duration::MAX;
+    let mut changes = supervisor.watch.clone();
+    supervisor.look();
+    loop {
+        tokio::select! {
+            _ = sigchld.recv() => match supervisor.child_changed() {
+                true => break,
+                false => supervisor.look(),
+            },
+            number = signals.next() => supervisor.forward(number),
+            _ = changes.changed() => supervisor.look(),
+            () = tokio::time::sleep(supervisor.until_next_look()), if timed => supervisor.look(),
+        }
+    }
+    supervisor.end(held).await
+}
+
+/// Starts the watchdog, then CMD.
+fn start<'a>(job: &Job<'a>, held: &Held) -> Result<Supervisor<'a>, Failure> {
+    let Job { args, locks, events, .. } = *job;
+    let watch = held.watch();
+    let asked = take::lease(locks, &args.take);
+    let lease = asked.min(watch.remaining());
+    // Without leases and lifeline, the lock dies with us.
+    let inherits = locks.store().lifeline().is_some() && !args.close;
+    let outlives_us = inherits || locks.guarantees().has_leases();
+    let orphaned = args.term_grace.unwrap_or(GRACE);
+    let orphaned = nested::grace(if outlives_us { orphaned } else { Duration::ZERO });
+    let due = |left| deadlines(left, lease, args.term_grace, false);
+    let mut watchdog = Watchdog::start(orphaned, due(job.left(&watch)))?;
+    let timed = job.left(&watch) < Duration::MAX;
+    let after_kill = match outlives_us {
+        true => timed.then(|| after_kill(lease)),
+        false => Some(Duration::ZERO),
+    };
+    let terminal = Terminal::open();
+    let mut environment = nested::handed_down(&held.sequencers(), after_kill);
+    environment.extend(held.environment(args.names()));
+    // What runs under the lock means the same store.
+    environment.extend(args.take.store.environment());
+    let started = start_child(job, &environment, &mut watchdog, terminal.as_ref(), || {
+        due(job.left(&watch)).kill
+    });
+    let child = match started {
+        Ok(child) => child,
+        Err(failure) => {
+            if let Some(terminal) = &terminal {
+                terminal.take_back_from_the_dead();
+            }
+            watchdog.done();
+            return Err(failure);
+        }
+    };
+    watchdog.watches(child.group());
+    events.tell(&Event::Started { pid: child.group().as_raw() });
+    Ok(Supervisor {
+        job: *job,
+        asked,
+        lease,
+        watch,
+        watchdog,
+        child,
+        terminal,
+        done: Danger::None,
+        at_risk: false,
+        is_anothers: false,
+        is_over: false,
+        on_lost: OnLost { program: args.on_lost.as_deref(), environment },
+    })
+}
+
+/// Starts CMD under a watchdog that is there, in the time that is left.
+fn start_child(
+    job: &Job<'_>,
+    environment: &[(&'static str, String)],
+    watchdog: &mut Watchdog,
+    terminal: Option<&Terminal>,
+    deadline: impl Fn() -> Option<u64>,
+) -> Result<Child, Failure> {
+    let Job { args, locks, .. } = *job;
+    loop {
+        let lifeline = locks.store().lifeline().filter(|_| !args.close).map(own_lifeline);
+        let lifeline = lifeline.transpose();
+        let lifeline = lifeline.map_err(|e| Failure::system("cannot copy the lifeline", e))?;
+        let tty = terminal.and_then(Terminal::for_child);
+        let (environment, deadline) = (environment.to_vec(), deadline());
+        let around =
+            Surroundings { environment, watchdog: watchdog.pipe()?, tty, lifeline, deadline };
+        match Child::start(&args.command, around) {
+            Ok(child) => return Ok(child),
+            Err(NotStarted::Failed(failure)) => return Err(failure),
+            Err(NotStarted::Unwatched) => watchdog.replace_broken()?,
+            Err(NotStarted::TooLate) => {
+                let what = format!(
+                    "the lock {:?} was lost before the command could be started: it was not run",
+                    args.name()
+                );
+                return Err(Failure::new(exit::LOST, what));
+            }
+        }
+    }
+}
+
+impl Supervisor<'_> {
+    /// Looks at what is left of the lock, does what must be done, and tells the watchdog.
+    fn look(&mut self) {
+        let (left, of_hold) = (self.watch.remaining(), self.job.of_hold());
+        let (state, name) = self.watch.worst();
+        let name = name.to_owned();
+        self.lease = self.lease.max(left.min(self.asked));
+        let grace = self.job.args.term_grace;
+        let danger = danger(state, left, of_hold, self.lease, grace);
+        let (events, group) = (self.job.events, self.child.group());
+        let timed = left.min(of_hold) < Duration::MAX;
+        if timed && signals::is_anothers(group) {
+            self.say_that_it_is_anothers();
+        }
+        if danger >= Danger::Terminate && self.done < Danger::Terminate {
+            let sent = terminate(group).is_ok();
+            self.done = Danger::Terminate;
+            self.at_risk = true;
+            self.is_over = of_hold <= left;
+            let remaining_seconds = left.min(of_hold).as_secs_f64();
+            events.tell(&Event::AtRisk { name: name.clone(), remaining_seconds, sent });
+        }
+        if danger == Danger::Kill && self.done < Danger::Kill {
+            let sent = signals::send(group, Signal::SIGKILL as i32).is_ok();
+            self.done = Danger::Kill;
+            events.tell(&match state {
+                State::Lost(reason) => {
+                    Event::Lost { name: name.clone(), reason: reason.to_string() }
+                }
+                _ => Event::Killed { name: name.clone(), sent },
+            });
+            if !sent {
+                self.say_that_it_is_anothers();
+            }
+            // There is nothing left for it to do unless we die.
+            self.watchdog.tell(Deadlines::default());
+        }
+        if danger == Danger::None && self.done == Danger::Terminate && self.at_risk {
+            self.at_risk = false;
+            events.tell(&Event::Recovered { name });
+        }
+        if self.done > Danger::None {
+            self.on_lost.start(&why(&self.watch, self.is_over), events);
+        }
+        if timed && self.done < Danger::Kill {
+            let terminated = self.done >= Danger::Terminate;
+            self.watchdog.tell(deadlines(left.min(of_hold), self.lease, grace, terminated));
+        }
+    }
+
+    /// Once, as soon as it is seen.
+    fn say_that_it_is_anothers(&mut self) {
+        if !std::mem::replace(&mut self.is_anothers, true) {
+            let message = format!(
+                "the command runs as another user, whom leasehold may not signal: it cannot be \
+                 ended when its lock {:?} is lost",
+                self.job.args.name()
+            );
+            self.job.events.tell(&Event::Warning { message });
+        }
+    }
+
+    /// A fraction of the lease, so that the watchdog's news are fresh; less if something is due before.
+    fn until_next_look(&self) -> Duration {
+        let soonest = Duration::from_millis(2);
+        let until = match self.done {
+            Danger::Kill => self.lease / 20,
+            _ => until_next(self.job.left(&self.watch), self.lease, self.job.args.term_grace),
+        };
+        until.max(soonest)
+    }
+
+    fn forward(&self, number: i32) {
+        self.child.send(number);
+        self.job.events.tell(&Event::Forwarded { signal: number });
+    }
+
+    /// After SIGCHLD. Tells whether CMD has ended.
+    fn child_changed(&mut self) -> bool {
+        while let Some(change) = self.child.change() {
+            match change {
+                Change::Ended => return true,
+                Change::Stopped(signal) => {
+                    self.job.events.tell(&Event::Stopped { signal });
+                    if let Some(terminal) = &mut self.terminal {
+                        terminal.relay_stop(self.child.group(), signal);
+                    }
+                }
+            }
+        }
+        if let Err(failure) = self.watchdog.check() {
+            // Better unwatched than not at all supervised; the next SIGCHLD tries again.
+            self.job.events.tell(&Event::Warning { message: failure.message });
+        }
+        false
+    }
+
+    /// CMD has ended.
+    async fn end(mut self, held: Held) -> Result<End, Failure> {
+        let group = self.child.group();
+        if self.done > Danger::None {
+            // What it started must not run on either.
+            self.is_anothers |= signals::send(group, Signal::SIGKILL as i32).is_err();
+        }
+        if self.watchdog.done() {
+            // We were stopped meanwhile, and are back before we had our own look.
+            self.is_over |= self.job.of_hold() <= self.lease / 3;
+            self.done = Danger::Kill;
+            self.on_lost.start(&why(&self.watch, self.is_over), self.job.events);
+        }
+        let had_terminal = self.terminal.as_ref().is_some_and(|t| t.take_back(group));
+        let reaped = self.child.reap();
+        let status =
+            reaped.map_err(|e| Failure::system("cannot learn how the command ended", e))?;
+        let (code, number) =
+            (status.code(), std::os::unix::process::ExitStatusExt::signal(&status));
+        let events = self.job.events;
+        events.tell(&Event::Exited { code, signal: number });
+        let (name, why) = (self.watch.worst().1.to_owned(), why(&self.watch, self.is_over));
+        if self.done > Danger::None {
+            // A leasehold that was killed with CMD ends its own command in this time.
+            tokio::time::sleep(after_kill(self.lease).min(self.job.left(&self.watch))).await;
+        }
+        let limit = if self.done > Danger::None { SHORT_FAREWELL } else { CLOSE_TIMEOUT };
+        let released = give_back(held, events, limit).await;
+        if self.done > Danger::None {
+            let what = match self.is_anothers {
+                true => "should have been ended, but runs as another user,",
+                false => "was ended",
+            };
+            let what = format!("the command {what} because of its lock {name:?}: {why}");
+            return Err(Failure::new(exit::LOST, what));
+        }
+        released?;
+        let interrupted = had_terminal && number == Some(Signal::SIGINT as i32);
+        Ok(if interrupted { End::Interrupted } else { End::Code(exit::of(status)) })
+    }
+}
+
+/// Why CMD is ended.
+fn why(watch: &Watched, is_over: bool) -> String {
+    match watch.worst().0 {
+        State::Lost(reason) => reason.to_string(),
+        _ if is_over => "its --max-hold is over".to_owned(),
+        _ => "its lease could not be renewed in time".to_owned(),
+    }
+}
+
+/// Releases the locks. That the store does not answer is said, but is no failure of CMD's: the
+/// lease ends the hold.
+async fn give_back(held: Held, events: &Events, limit: Duration) -> Result<(), Failure> {
+    let tokens = held.tokens();
+    let error = match tokio::time::timeout(limit, held.release()).await {
+        Ok(Ok(Released::Now | Released::Shared)) => {
+            for (name, token) in tokens {
+                events.tell(&Event::Released { name, token: token.get() });
+            }
+            return Ok(());
+        }
+        Ok(Err(error)) => error,
+        Ok(Ok(_)) | Err(_) => {
+            leasehold::Error::new(ErrorKind::Unreachable, "no answer to the release")
+        }
+    };
+    let names: Vec<String> = tokens.iter().map(|(name, _)| format!("{name:?}")).collect();
+    let names = error.name().map_or_else(|| names.join(", "), |name| format!("{name}"));
+    if error.kind() == ErrorKind::Lost {
+        let message = format!("lost {names} while the command ran: {error}");
+        return Err(Failure::new(exit::LOST, message));
+    }
+    let message = format!("{error}; {names}: free when the lease is over");
+    events.tell(&Event::Warning { message });
+    Ok(())
+}

@@ -1,0 +1,93 @@
+//! A command that is ended because of its lock: how long it has, and who is told. And a store that is away.
+
+use std::time::{Duration, Instant};
+
+use crate::common::{Place, Running, eventually};
+
+/// By SIGTERM at first, with the time that was asked for, and then by SIGKILL.
+#[test]
+fn a_command_has_the_grace_that_was_asked_for() {
+    let place = Place::new();
+    let ended = |grace: &str| {
+        let script = "trap 'date +%s.%N > term' TERM; echo ready; while :; do sleep 0.01; done";
+        let words = ["run", "--max-hold", "8s", "--term-grace", grace, "x", "--", "bash", "-c"];
+        let mut command = place.leasehold([&words[..], &[script]].concat());
+        command.current_dir(place.path("."));
+        let mut run = Running::start(command);
+        assert_eq!(run.code(), 74, "{}", run.errors());
+        let ended = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+        let term: f64 = place.read("term").trim().parse().unwrap();
+        ended.as_secs_f64() - term
+    };
+    let (short, long) = (ended("300ms"), ended("3s"));
+    // After SIGKILL, a tenth of the lease is waited before the lock is given back.
+    assert!((0.2..2.9).contains(&short), "{short}");
+    assert!((2.9..8.0).contains(&long), "{long}");
+
+    let refused =
+        place.output(&["run", "--max-hold", "2s", "--term-grace", "1s", "x", "--", "true"]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(2), "{said}");
+    assert!(said.contains("of 2.666") && said.lines().count() == 1, "{said}");
+    // Where nothing runs out, there is room for any.
+    assert_eq!(place.code(&["run", "--term-grace", "1h", "x", "--", "true"]), 0);
+}
+
+#[test]
+fn who_is_to_know_of_a_loss_is_told() {
+    let place = Place::new();
+    let told = place.path("told");
+    let program = place.path("tell");
+    let script = format!(
+        "#!/bin/sh\necho \"$LEASEHOLD_NAME $LEASEHOLD_TOKEN $LEASEHOLD_REASON\" >> '{}'\n",
+        told.display()
+    );
+    std::fs::write(&program, script).unwrap();
+    let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&program, executable).unwrap();
+    let program = program.to_str().unwrap();
+
+    let script = "echo $LEASEHOLD_TOKEN; exec sleep 1000";
+    let words = ["run", "--on-lost", program, "--max-hold", "500ms", "x", "--", "sh", "-c", script];
+    let mut run = Running::start(place.leasehold(words));
+    let token = run.line().trim().to_owned();
+    assert_eq!(run.code(), 74, "{}", run.errors());
+    eventually("it is told", || place.read("told").ends_with('\n'));
+    assert_eq!(place.read("told"), format!("x {token} its --max-hold is over\n"));
+
+    // Nobody, of a command that ended by itself; and of who cannot be told, it is said.
+    assert_eq!(place.code(&["run", "--on-lost", program, "x", "--", "false"]), 1);
+    assert_eq!(place.read("told").lines().count(), 1);
+    let words = ["run", "--on-lost", "/no/such", "--max-hold", "500ms", "x", "--", "sleep", "1000"];
+    let output = place.output(&words);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(74), "{said}");
+    assert!(said.contains("cannot start \"/no/such\" (--on-lost): No such file"), "{said}");
+}
+
+/// As long as was said, however short that is; and it goes on where the store comes back.
+#[cfg(feature = "redis")]
+#[test]
+fn a_store_that_is_away_is_asked_again_for_as_long_as_was_said() {
+    let place = Place::new();
+    let server = testbed::Redis::start();
+    let store = server.url();
+    let run = |limit: &str| {
+        let mut command =
+            place.leasehold(["run", "--retry-store", limit, "x", "--", "echo", "ran"]);
+        command.env("LEASEHOLD_STORE", &store);
+        command
+    };
+    server.kill();
+    let started = Instant::now();
+    let output = run("300ms").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(69), "{said}");
+    assert!(started.elapsed() < Duration::from_secs(10), "{said}");
+    let mut patient = Running::start(run("10m"));
+    // Longer than is waited without being told to.
+    std::thread::sleep(Duration::from_secs(17));
+    server.restart();
+    patient.wait_for("ran");
+    assert_eq!(patient.code(), 0);
+}
