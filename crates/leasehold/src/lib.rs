@@ -222,3 +222,8 @@ pub mod store {
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
+
+/// And so are those of the recipes, which also need a database.
+#[cfg(all(doctest, feature = "sqlite"))]
+#[doc = include_str!("../../../docs/recipes.md")]
+struct Recipes;

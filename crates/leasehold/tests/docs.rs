@@ -17,6 +17,7 @@ mod figures;
 mod glance;
 #[path = "../benches/ratios/numbers.rs"]
 mod numbers;
+mod sources;
 
 use std::fmt::Write;
 
@@ -245,13 +246,7 @@ fn the_readme_names_every_store_and_every_feature() {
 /// The design's table of rows: every row is there, and every test that it names is.
 #[test]
 fn every_row_is_shown_by_tests_that_exist() {
-    let mut sources = String::new();
-    let crates = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
-    for one in std::fs::read_dir(crates).unwrap() {
-        for part in ["src", "tests"] {
-            read_sources(&one.as_ref().unwrap().path().join(part), &mut sources);
-        }
-    }
+    let sources = sources::all();
     let page = std::fs::read_to_string(format!("{DOCS}/design.md")).unwrap();
     let rows = page.lines().filter_map(|line| line.strip_prefix("| R")?.split_once(" |"));
     let mut numbers = Vec::new();
@@ -260,46 +255,14 @@ fn every_row_is_shown_by_tests_that_exist() {
         numbers.push(number);
         let (_, tests) = rest.trim_end_matches(" |").rsplit_once('|').unwrap();
         for test in tests.split('`').skip(1).step_by(2) {
-            assert!(runs(&sources, test), "docs/design.md: R{row} names {test}, which is no test");
+            assert!(
+                sources::runs(&sources, test),
+                "docs/design.md: R{row} names {test}, which is no test"
+            );
         }
     }
     let all = (1..=14).chain(20..=35).chain(40..=52);
     assert_eq!(numbers, all.collect::<Vec<u32>>());
-}
-
-/// Whether a function of this name is a test, or is named by what makes tests of it.
-fn runs(sources: &str, test: &str) -> bool {
-    let is_part = |c: char| c.is_alphanumeric() || c == '_';
-    let whole = |at: usize| {
-        let (before, after) = (&sources[..at], &sources[at + test.len()..]);
-        !before.ends_with(is_part) && !after.starts_with(is_part)
-    };
-    let named: Vec<usize> =
-        sources.match_indices(test).map(|(at, _)| at).filter(|&at| whole(at)).collect();
-    let (defined, elsewhere): (Vec<usize>, Vec<usize>) =
-        named.into_iter().partition(|&at| sources[..at].ends_with("fn "));
-    // The attribute is between the function and the end of what is before it.
-    let is_marked = |&at: &usize| {
-        let above = sources[..at].rsplit("\n\n").next().unwrap_or_default();
-        above.contains("#[test]") || above.contains("::test")
-    };
-    // A comment makes no test of it.
-    let is_code = |&at: &usize| {
-        let line = sources[..at].rsplit('\n').next().unwrap_or_default();
-        !line.trim_start().starts_with("//") && !line.contains('"')
-    };
-    !defined.is_empty() && (defined.iter().any(is_marked) || elsewhere.iter().any(is_code))
-}
-
-fn read_sources(directory: &std::path::Path, all: &mut String) {
-    let Ok(entries) = std::fs::read_dir(directory) else { return };
-    for path in entries.map(|entry| entry.unwrap().path()) {
-        if path.is_dir() {
-            read_sources(&path, all);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            *all += &std::fs::read_to_string(&path).unwrap();
-        }
-    }
 }
 
 /// Every `pub async fn` of the packages that programs and stores use, with what is written above it.
