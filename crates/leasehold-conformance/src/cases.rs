@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::future::poll_fn;
+use std::ops::ControlFlow;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -15,13 +16,13 @@ use leasehold_core::store::{
     Evict, Joined, Liveness, Mode, Renew, Renewal, Signal, Standing, Wakeup,
 };
 use leasehold_core::{
-    Builder, Claim, Clock, ErrorKind, Guard, Kind, Leasehold, LostReason, Name, OncePer, Owner,
-    Result, Sequencer, State, Watch,
+    Became, Builder, Change, Changes, Claim, Clock, ErrorKind, Guard, Kind, Leasehold, LostReason,
+    Name, OncePer, Owner, Result, Sequencer, State, Watch, blocking,
 };
 
 // --- helpers -----------------------------------------------------------------------------------
 
-fn must<T>(what: &str, result: Result<T>) -> T {
+fn must<T, E: std::fmt::Display>(what: &str, result: std::result::Result<T, E>) -> T {
     match result {
         Ok(value) => value,
         Err(error) => panic!("{what}: {error}"),
@@ -1702,6 +1703,78 @@ pub async fn a_hold_is_renewed_by_hand(subject: &Subject) {
     assert!(matches!(guard.state(), State::Lost(_)));
     assert_eq!(kind_of("renew", guard.renew().await), ErrorKind::Lost);
     is_free_soon(&locks, &name).await;
+}
+
+/// Of one queue, and of all of a prefix: who came to hold, to wait, and that it ended.
+pub async fn changes_in_queues_are_followed(subject: &Subject) {
+    let (name, other) = (subject.name("followed:a"), subject.name("followed:b"));
+    let (locks, others) = (subject.client().await, subject.client().await);
+    let often = Duration::from_millis(20);
+    let mut of_one = others.watch(&name).every(often);
+    let mut of_all = others.watch_all(subject.name("followed:")).every(often);
+    /// The next that became so, of whichever claim.
+    async fn next(changes: &mut Changes, wanted: Became) -> Change {
+        loop {
+            let change = must("next", changes.next().await);
+            if change.became == wanted {
+                return change;
+            }
+        }
+    }
+    let first = must("lock", locks.mutex(&name).label("first").lock().await);
+    for changes in [&mut of_one, &mut of_all] {
+        let change = next(changes, Became::Holds).await;
+        assert_eq!((change.name.as_str(), change.claim.token), (&*name, Some(first.token())));
+        assert_eq!(change.claim.holder.label, "first");
+    }
+    let second = locks.mutex(&name).label("second");
+    let second = tokio::spawn(async move { second.lock().await });
+    let change = next(&mut of_one, Became::Waits).await;
+    assert_eq!(change.claim.holder.label, "second");
+    // Another lock is in the other queue only.
+    let third = must("lock", locks.mutex(&other).lock().await);
+    let change = next(&mut of_all, Became::Holds).await;
+    assert_eq!((change.name.as_str(), change.claim.token), (&*other, Some(third.token())));
+    let token = first.token();
+    must("release", first.release().await);
+    let second = must("wait", must("join", second.await));
+    let change = next(&mut of_one, Became::Ended).await;
+    assert_eq!(change.claim.token, Some(token));
+    let change = next(&mut of_one, Became::Holds).await;
+    assert_eq!((change.name.as_str(), change.claim.token), (&*name, Some(second.token())));
+}
+
+/// In threads without a runtime: each has a term, with greater tokens, and a candidate that resigns stands again.
+pub async fn a_blocking_candidate_leads_until_it_says_so(subject: &Subject) {
+    let name = subject.name("blocking-election");
+    let candidates = [subject.client().await, subject.client().await];
+    let mut observer = blocking::Leasehold::from(candidates[0].clone()).election(&name).observe();
+    let threads = candidates.map(|locks| {
+        let election = blocking::Leasehold::from(locks).election(&name);
+        tokio::task::spawn_blocking(move || {
+            let mut terms = Vec::new();
+            election.lead(|guard| {
+                assert!(guard.is_held());
+                terms.push(guard.token());
+                match terms.len() {
+                    1 => ControlFlow::Continue(()),
+                    _ => ControlFlow::Break(std::mem::take(&mut terms)),
+                }
+            })
+        })
+    });
+    let mut all = Vec::new();
+    for thread in threads {
+        let terms = must("lead", must("join", thread.await));
+        assert!(terms[0] < terms[1], "{terms:?}");
+        all.extend(terms);
+    }
+    all.sort_unstable();
+    all.dedup();
+    assert_eq!(all.len(), 4, "each term has a token of its own");
+    // Whoever leads now: nobody.
+    let last = tokio::task::spawn_blocking(move || observer.changed());
+    assert!(must("changed", must("join", last.await)).is_none());
 }
 
 pub async fn people_see_and_evict(subject: &Subject) {

@@ -29,10 +29,9 @@ use leasehold_core::{Builder, ClaimId, Leasehold};
 
 #[doc(hidden)]
 pub mod cases;
-mod faulty;
 mod reference;
 
-pub use faulty::{Fault, Faults, Faulty, Op};
+pub use leasehold_core::testing::{Fault, Faults, Faulty, Op};
 
 /// How long a case waits for what must happen.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -217,6 +216,8 @@ list_cases![
     r48_min_validity_is_met,
     no_renewal_lets_the_lease_end,
     a_hold_is_renewed_by_hand,
+    changes_in_queues_are_followed,
+    a_blocking_candidate_leads_until_it_says_so,
     list_is_by_prefix_and_in_order,
     people_see_and_evict,
     people_evict_a_waiter_by_its_token,

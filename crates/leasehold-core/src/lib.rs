@@ -12,6 +12,8 @@ pub mod kit;
 mod lock;
 pub mod queue;
 pub mod store;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod words;
 
 pub use base::clock::{Clock, Moment};
@@ -21,6 +23,7 @@ pub use base::world::{Process, World};
 pub use client::lease::{Deadline, State};
 pub use client::telemetry;
 pub use lock::builder::Builder;
+pub use lock::changes::{Became, Change, Changes};
 pub use lock::election::{Election, Observer};
 pub use lock::guard::{Guard, Released, Watch};
 pub use lock::leasehold::{IntoWanted, Leasehold};

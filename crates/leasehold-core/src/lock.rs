@@ -3,6 +3,7 @@
 pub(crate) mod acquire;
 pub mod blocking;
 pub(crate) mod builder;
+pub(crate) mod changes;
 pub(crate) mod election;
 pub mod fence;
 pub(crate) mod guard;

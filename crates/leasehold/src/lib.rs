@@ -67,14 +67,17 @@ mod registry;
 pub use leasehold_conformance as conformance;
 #[cfg(feature = "conformance")]
 pub use leasehold_conformance::conformance_suite;
+#[cfg(feature = "testing")]
+#[doc(inline)]
+pub use leasehold_core::testing;
 #[doc(inline)]
 pub use leasehold_core::{
-    Builder, Claim, ClaimId, Clock, DEFAULT_LEASE, DEFAULT_WAITER_LEASE, Deadline, Election, Error,
-    ErrorKind, Guard, Guards, Holder, HolderInfo, IntoWanted, Kind, Leasehold, LockOptions,
-    LostReason, MAX_LEASE, MAX_NAME_BYTES, MAX_READERS, MIN_LEASE, Moment, Mutex, Name, Observer,
-    OncePer, Opener, Opening, Owner, Registry, Released, Result, RwLock, Semaphore, Sequencer,
-    StaleToken, StaleVersion, State, Token, Wanted, Watch, doctor, kit, queue, sequencer,
-    telemetry,
+    Became, Builder, Change, Changes, Claim, ClaimId, Clock, DEFAULT_LEASE, DEFAULT_WAITER_LEASE,
+    Deadline, Election, Error, ErrorKind, Guard, Guards, Holder, HolderInfo, IntoWanted, Kind,
+    Leasehold, LockOptions, LostReason, MAX_LEASE, MAX_NAME_BYTES, MAX_READERS, MIN_LEASE, Moment,
+    Mutex, Name, Observer, OncePer, Opener, Opening, Owner, Registry, Released, Result, RwLock,
+    Semaphore, Sequencer, StaleToken, StaleVersion, State, Token, Wanted, Watch, doctor, kit,
+    queue, sequencer, telemetry,
 };
 #[cfg(feature = "etcd")]
 pub use leasehold_etcd::EtcdGuardExt;
@@ -227,3 +230,8 @@ struct Readme;
 #[cfg(all(doctest, feature = "sqlite"))]
 #[doc = include_str!("../../../docs/recipes.md")]
 struct Recipes;
+
+/// And those of the page on tests.
+#[cfg(all(doctest, feature = "testing"))]
+#[doc = include_str!("../../../docs/testing.md")]
+struct Testing;

@@ -11,11 +11,13 @@
 //! Renewal goes on in the background while your thread works or blocks. In async code use the async
 //! face: a blocked executor thread runs nothing else.
 
-use std::ops::Deref;
+use std::cell::RefCell;
+use std::ops::{ControlFlow, Deref};
 use std::time::Duration;
 
 use crate::base::park;
 use crate::client::background::Background;
+use crate::lock::changes::Change;
 use crate::lock::guard::Released;
 use crate::lock::leasehold::IntoWanted;
 use crate::lock::once_per::OncePer;
@@ -50,6 +52,21 @@ impl Leasehold {
     /// See [`crate::Leasehold::semaphore`].
     pub fn semaphore(&self, name: impl AsRef<str>, permits: u32) -> Semaphore {
         Semaphore(self.0.semaphore(name, permits))
+    }
+
+    /// See [`crate::Leasehold::election`].
+    pub fn election(&self, name: impl AsRef<str>) -> Election {
+        Election(self.0.election(name))
+    }
+
+    /// See [`crate::Leasehold::watch`].
+    pub fn watch(&self, name: impl AsRef<str>) -> Changes {
+        Changes(self.0.watch(name))
+    }
+
+    /// See [`crate::Leasehold::watch_all`].
+    pub fn watch_all(&self, prefix: impl AsRef<str>) -> Changes {
+        Changes(self.0.watch_all(prefix))
     }
 
     /// See [`crate::Leasehold::lock_all`].
@@ -305,6 +322,98 @@ impl Mutex {
     /// As there.
     pub fn once_per(&self, period: Duration) -> Result<OncePer<Guard>> {
         block_on(&self.0.core().background, self.0.once_per(period)).map(|ran| ran.map(Guard))
+    }
+}
+
+/// One of many leads; see [`crate::Election`].
+#[derive(Clone, Debug)]
+#[must_use = "nobody stands until `lead` is called"]
+pub struct Election(crate::Election);
+
+impl Election {
+    /// Sets options: takes the async election's builder methods.
+    pub fn with(self, options: impl FnOnce(crate::Election) -> crate::Election) -> Self {
+        Self(options(self.0))
+    }
+
+    /// Stands, leads while `work` runs in this thread, and stands again: see [`crate::Election::lead`].
+    ///
+    /// Nothing can stop a thread from outside, so `work` looks at its guard between its steps
+    /// ([`is_held`](crate::Guard::is_held), [`ensure`](crate::Guard::ensure)), and says
+    /// [`Continue`](ControlFlow::Continue) when it is deposed.
+    ///
+    /// ```
+    /// # use std::ops::ControlFlow;
+    /// let locks = leasehold::blocking::connect("memory:")?;
+    /// let term = locks.election("leader").lead(|guard| {
+    ///     while guard.is_held() {
+    ///         // … a step …
+    ///         return ControlFlow::Break(guard.token()); // done for good
+    ///     }
+    ///     ControlFlow::Continue(()) // deposed: stand again
+    /// })?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As there.
+    pub fn lead<T>(&self, work: impl FnMut(Guard) -> ControlFlow<T>) -> Result<T> {
+        let work = RefCell::new(work);
+        // It works when it is polled, and not before: what it says then counts, whatever became of its term.
+        let term = |guard| async { (work.borrow_mut())(Guard(guard)) };
+        block_on(self.0.background(), self.0.lead(term))
+    }
+
+    /// See [`crate::Election::leader`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn leader(&self) -> Result<Option<ClaimInfo>> {
+        block_on(self.0.background(), self.0.leader())
+    }
+
+    /// See [`crate::Election::observe`].
+    pub fn observe(&self) -> Observer {
+        Observer { election: self.0.clone(), observer: self.0.observe() }
+    }
+}
+
+/// Follows who leads; see [`crate::Observer`].
+#[derive(Clone, Debug)]
+pub struct Observer {
+    election: crate::Election,
+    observer: crate::Observer,
+}
+
+impl Observer {
+    /// Blocks until another one leads, or nobody; see [`crate::Observer::changed`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn changed(&mut self) -> Result<Option<ClaimInfo>> {
+        block_on(self.election.background(), self.observer.changed())
+    }
+}
+
+/// Follows what changes in queues; see [`crate::Changes`].
+#[derive(Clone, Debug)]
+pub struct Changes(crate::Changes);
+
+impl Changes {
+    /// See [`crate::Changes::every`].
+    #[must_use]
+    pub fn every(self, pause: Duration) -> Self {
+        Self(self.0.every(pause))
+    }
+
+    /// Blocks until something changes; see [`crate::Changes::next`].
+    ///
+    /// # Errors
+    /// As there.
+    #[allow(clippy::should_implement_trait, reason = "it has no end, and an error does not end it")]
+    pub fn next(&mut self) -> Result<Change> {
+        let core = self.0.core().clone();
+        block_on(&core.background, self.0.next())
     }
 }
 

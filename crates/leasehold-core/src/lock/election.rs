@@ -18,6 +18,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
+use crate::client::background::Background;
 use crate::client::lease::State;
 use crate::lock::acquire::LockHandle;
 use crate::lock::guard::Guard;
@@ -159,6 +160,10 @@ impl Election {
         // Whatever is not told now is told in the background; and what was done is done.
         let _ = guard.release().await;
         done.map_err(|why| why.err().unwrap_or_else(|| Error::lost(LostReason::Gone)))
+    }
+
+    pub(crate) fn background(&self) -> &Background {
+        &self.handle.core.background
     }
 
     fn now(&self) -> Moment {

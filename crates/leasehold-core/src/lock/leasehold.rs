@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::acquire::LockHandle;
+use super::changes::{Changes, list};
 use super::election::Election;
 use super::mutex::Mutex;
 use super::rwlock::RwLock;
@@ -75,6 +76,26 @@ impl Leasehold {
     /// An election: of all who stand under this name, one leads. It is the mutex of this name.
     pub fn election(&self, name: impl AsRef<str>) -> Election {
         Election::new(LockHandle::new(&self.core, name.as_ref(), Kind::Mutex, 1))
+    }
+
+    /// Follows what changes in the queue of this lock: who waits, who holds, who has ended. Nothing is taken; each
+    /// look is one request.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let _guard = locks.mutex("deploy").label("release 7").lock().await?;
+    /// let change = locks.watch("deploy").next().await?; // at first, what is there
+    /// assert_eq!(change.claim.holder.label, "release 7");
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    pub fn watch(&self, name: impl AsRef<str>) -> Changes {
+        Changes::of(&self.core, name.as_ref())
+    }
+
+    /// Follows what changes in all queues whose names begin so: see [`watch`](Self::watch).
+    pub fn watch_all(&self, prefix: impl AsRef<str>) -> Changes {
+        Changes::of_all(&self.core, prefix.as_ref())
     }
 
     /// Takes several locks, or waits until it has all of them: names (each a mutex), mutexes with options of
@@ -195,9 +216,7 @@ impl Leasehold {
     /// # Errors
     /// As the store fails.
     pub async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
-        let listed = async { self.core.ours()?.list(prefix).await };
-        let listed = self.core.background.with_runtime(pin!(listed)).await;
-        listed.map_err(|e| e.during("list").at(self.url()))
+        list(&self.core, prefix).await
     }
 
     /// Takes a lock away by a person's order, and tells how many holds ended. Their guards turn

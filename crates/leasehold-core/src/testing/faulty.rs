@@ -4,8 +4,6 @@
 //! stop a request that was sent. In *stepping* mode it runs inside the caller's future instead and
 //! yields before and after the store is asked, so that a test can drop it at each point.
 
-use leasehold_core::doctor::Finding;
-use leasehold_core::kit::locked;
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,13 +13,20 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::sync::watch;
 
-use leasehold_core::store::{
+use crate::base::locked::locked;
+use crate::lock::leasehold::Leasehold;
+use crate::store::{
     Evict, Joined, LockInfo, Mode, Ownership, Renew, Renewal, Signal, Store, StoreInfo,
 };
-use leasehold_core::{Claim, Error, ErrorKind, Leasehold, Name, Result, Token};
+use crate::words::claim::Claim;
+use crate::words::doctor::Finding;
+use crate::words::error::{Error, ErrorKind, Result};
+use crate::words::name::Name;
+use crate::words::token::Token;
 
 /// The calls that can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Op {
     /// [`Store::join`].
     Join,
@@ -31,10 +36,14 @@ pub enum Op {
     Leave,
     /// [`Store::changed`].
     Changed,
+    /// What asks and changes no claim of the client's own: [`Store::read`], [`Store::holders`],
+    /// [`Store::list`], [`Store::evict`].
+    Ask,
 }
 
 /// What happens to a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Fault {
     /// It reaches the store later.
     DelayRequest(Duration),
@@ -247,19 +256,35 @@ impl Store for Faulty {
     }
 
     async fn read(&self, name: &Name) -> Result<Option<LockInfo>> {
-        self.inner.store().read(name).await
+        let read = |store: Arc<dyn Store>| {
+            let name = name.clone();
+            async move { store.read(&name).await }
+        };
+        self.call(Op::Ask, read).await
     }
 
     async fn holders(&self, name: &Name, token: Option<Token>) -> Result<Option<LockInfo>> {
-        self.inner.store().holders(name, token).await
+        let holders = |store: Arc<dyn Store>| {
+            let name = name.clone();
+            async move { store.holders(&name, token).await }
+        };
+        self.call(Op::Ask, holders).await
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
-        self.inner.store().list(prefix).await
+        let list = |store: Arc<dyn Store>| {
+            let prefix = prefix.to_owned();
+            async move { store.list(&prefix).await }
+        };
+        self.call(Op::Ask, list).await
     }
 
     async fn evict(&self, name: &Name, which: Evict) -> Result<usize> {
-        self.inner.store().evict(name, which).await
+        let evict = |store: Arc<dyn Store>| {
+            let name = name.clone();
+            async move { store.evict(&name, which).await }
+        };
+        self.call_merging(Op::Ask, evict, |first, second| first + second).await
     }
 
     fn shard(&self, name: &Name) -> u64 {

@@ -1,0 +1,276 @@
+//! What changes in queues: the difference between one look and the next.
+//!
+//! It looks again and again and takes nothing, so it is in nobody's way; each look is one request. What came
+//! and went between two looks is not seen, and of what ended nobody knows whether it was given back or ran
+//! out. Two claims that look alike (two tasks of one process that wait) are told apart by their tokens, and before
+//! they have any by their order.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::client::core::Core;
+use crate::lock::acquire::LockHandle;
+use crate::words::answer::{ClaimInfo, LockInfo, Standing};
+use crate::words::claim::Kind;
+use crate::words::error::Result;
+use crate::words::name::Name;
+
+/// How often it looks.
+const EVERY: Duration = Duration::from_millis(500);
+
+/// What became of a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum Became {
+    /// It stands in the queue.
+    Waits,
+    /// It holds.
+    Holds,
+    /// Its holder is gone, and the lock is kept closed in its place.
+    Departed,
+    /// It is in the queue no more: given back, lost, or given up.
+    Ended,
+}
+
+impl From<Standing> for Became {
+    fn from(standing: Standing) -> Self {
+        match standing {
+            Standing::Waiting => Self::Waits,
+            Standing::Holding => Self::Holds,
+            Standing::Departed => Self::Departed,
+        }
+    }
+}
+
+/// One thing that changed.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Change {
+    /// In which queue.
+    pub name: Name,
+    /// What became of the claim.
+    pub became: Became,
+    /// The claim, as it was seen last.
+    pub claim: ClaimInfo,
+}
+
+/// All that stays the same of a claim while it stands in its queue, but for the token: some stores draw that when
+/// they grant, so that who waits has none.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    name: Name,
+    host: String,
+    pid: u32,
+    label: String,
+    weight: u32,
+}
+
+/// Those that are alike are in the order of their queue.
+type Seen = BTreeMap<Key, Vec<ClaimInfo>>;
+
+fn seen(locks: Vec<LockInfo>) -> Seen {
+    let mut seen = Seen::new();
+    for lock in locks {
+        for claim in lock.claims {
+            let key = Key {
+                name: lock.name.clone(),
+                host: claim.holder.host.clone(),
+                pid: claim.holder.pid,
+                label: claim.holder.label.clone(),
+                weight: claim.weight,
+            };
+            seen.entry(key).or_default().push(claim);
+        }
+    }
+    seen
+}
+
+/// What ended, and then what came: in this order a lock is free before it is held again.
+fn changes(before: &Seen, now: &Seen) -> VecDeque<Change> {
+    let keys: BTreeSet<&Key> = before.keys().chain(now.keys()).collect();
+    let (mut ended, mut came) = (VecDeque::new(), VecDeque::new());
+    for key in keys {
+        let alike = |seen: &'_ Seen| seen.get(key).cloned().unwrap_or_default();
+        let mut gone = alike(before);
+        let mut there = alike(now);
+        let change = |claim: ClaimInfo, became| Change { name: key.name.clone(), became, claim };
+        // By their tokens, and then whoever had none yet.
+        for has_token in [true, false] {
+            there.retain(|claim| {
+                let is_same = |old: &ClaimInfo| match has_token {
+                    true => claim.token.is_some() && old.token == claim.token,
+                    false => old.token.is_none(),
+                };
+                let Some(same) = gone.iter().position(is_same) else { return true };
+                if gone.remove(same).standing != claim.standing {
+                    came.push_back(change(claim.clone(), claim.standing.into()));
+                }
+                false
+            });
+        }
+        ended.extend(gone.into_iter().map(|claim| change(claim, Became::Ended)));
+        let new = |claim: ClaimInfo| {
+            let became = claim.standing.into();
+            change(claim, became)
+        };
+        came.extend(there.into_iter().map(new));
+    }
+    ended.append(&mut came);
+    ended
+}
+
+/// Which queues.
+#[derive(Clone, Debug)]
+enum Which {
+    Of(LockHandle),
+    All { prefix: String },
+}
+
+/// All queues of this prefix.
+pub(crate) async fn list(core: &Core, prefix: &str) -> Result<Vec<LockInfo>> {
+    let listed = async { core.ours()?.list(prefix).await };
+    let listed = core.background.with_runtime(pin!(listed)).await;
+    listed.map_err(|e| e.during("list").at(core.store.url()))
+}
+
+/// Follows what changes in one queue, or in many: [`Leasehold::watch`](crate::Leasehold::watch) and
+/// [`Leasehold::watch_all`](crate::Leasehold::watch_all) make it.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use std::time::Duration;
+///
+/// use leasehold::Became;
+/// # let locks = leasehold::connect("memory:").await?;
+/// let mut changes = locks.watch_all("stock:").every(Duration::from_millis(10));
+/// let guard = locks.mutex("stock:7").lock().await?;
+/// let change = changes.next().await?;
+/// assert_eq!((change.name.as_str(), change.became), ("stock:7", Became::Holds));
+/// guard.release().await?;
+/// assert_eq!(changes.next().await?.became, Became::Ended);
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone, Debug)]
+pub struct Changes {
+    core: Arc<Core>,
+    which: Which,
+    every: Duration,
+    looked: bool,
+    seen: Seen,
+    told: VecDeque<Change>,
+}
+
+impl Changes {
+    pub(crate) fn of(core: &Arc<Core>, name: &str) -> Self {
+        Self::new(core, Which::Of(LockHandle::new(core, name, Kind::Mutex, 1)))
+    }
+
+    pub(crate) fn of_all(core: &Arc<Core>, prefix: &str) -> Self {
+        Self::new(core, Which::All { prefix: prefix.to_owned() })
+    }
+
+    fn new(core: &Arc<Core>, which: Which) -> Self {
+        let (core, seen, told) = (core.clone(), Seen::new(), VecDeque::new());
+        Self { core, which, every: EVERY, looked: false, seen, told }
+    }
+
+    /// How long it pauses between two looks (default 500 ms, 10 ms at least). Each look is one request to the
+    /// store.
+    #[must_use]
+    pub fn every(mut self, pause: Duration) -> Self {
+        self.every = pause.max(Duration::from_millis(10));
+        self
+    }
+
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
+
+    /// The next change: at first all that is there, and then what is new. What ended is told before what came.
+    ///
+    /// # Cancel safety
+    /// May be dropped and called again: nothing is missed that a look saw.
+    ///
+    /// # Errors
+    /// As [`Leasehold::read`](crate::Leasehold::read), for each look that fails. It may be called again; what changed meanwhile is told
+    /// then.
+    pub async fn next(&mut self) -> Result<Change> {
+        loop {
+            if let Some(change) = self.told.pop_front() {
+                return Ok(change);
+            }
+            if std::mem::replace(&mut self.looked, true) {
+                self.core.background.sleep(self.every).await;
+            }
+            let now = seen(match &self.which {
+                Which::Of(lock) => lock.read().await?.into_iter().collect(),
+                Which::All { prefix } => list(&self.core, prefix).await?,
+            });
+            self.told = changes(&self.seen, &now);
+            self.seen = now;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::words::holder::Holder;
+    use crate::words::token::Token;
+
+    fn claim(standing: Standing, token: Option<u64>) -> ClaimInfo {
+        let holder = Holder { host: "web-1".into(), pid: 7, label: "x".into() };
+        ClaimInfo::new(standing, holder, token.and_then(Token::new), 1, Duration::ZERO, None)
+    }
+
+    fn lock(name: &str, claims: Vec<ClaimInfo>) -> LockInfo {
+        LockInfo::new(Name::new(name).unwrap(), Kind::Mutex, 1, claims)
+    }
+
+    fn told(before: &Seen, now: &Seen) -> Vec<(String, Option<u64>, Became)> {
+        let told =
+            |c: Change| (c.name.as_str().to_owned(), c.claim.token.map(Token::get), c.became);
+        changes(before, now).into_iter().map(told).collect()
+    }
+
+    #[test]
+    fn a_lock_is_free_before_it_is_held_again() {
+        use Standing::{Departed, Holding, Waiting};
+        let before = seen(vec![
+            lock("a", vec![claim(Holding, Some(3))]),
+            lock("b", vec![claim(Holding, Some(1)), claim(Waiting, Some(2))]),
+        ]);
+        let now = seen(vec![
+            lock("a", vec![claim(Departed, Some(3))]),
+            lock("b", vec![claim(Holding, Some(2))]),
+        ]);
+        let b = |token, became| ("b".to_owned(), Some(token), became);
+        let departed = ("a".to_owned(), Some(3), Became::Departed);
+        assert_eq!(told(&before, &now), [b(1, Became::Ended), departed, b(2, Became::Holds)]);
+        assert_eq!(told(&now, &now), []);
+    }
+
+    #[test]
+    fn who_looks_like_another_is_another() {
+        let waits = |n| seen(vec![lock("a", vec![claim(Standing::Waiting, None); n])]);
+        let waiting = || ("a".to_owned(), None, Became::Waits);
+        assert_eq!(told(&Seen::new(), &waits(2)), [waiting(), waiting()]);
+        assert_eq!(told(&waits(1), &waits(2)), [waiting()]);
+        assert_eq!(told(&waits(2), &waits(1)).len(), 1);
+    }
+
+    /// Where who waits has no token: the first of those who wait becomes the holder, and does not end.
+    #[test]
+    fn who_is_granted_is_who_waited() {
+        use Standing::{Holding, Waiting};
+        let waits = || claim(Waiting, None);
+        let before = seen(vec![lock("a", vec![claim(Holding, Some(1)), waits(), waits()])]);
+        let now = seen(vec![lock("a", vec![claim(Holding, Some(2)), waits()])]);
+        let a = |token, became| ("a".to_owned(), Some(token), became);
+        assert_eq!(told(&before, &now), [a(1, Became::Ended), a(2, Became::Holds)]);
+    }
+}

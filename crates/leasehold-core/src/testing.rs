@@ -1,0 +1,165 @@
+//! For tests of *your* program: a store in which time passes when you say so, and which fails as you tell it to.
+//!
+//! What a program does while it holds a lock is easy to test. What it does when the lock is lost, when the store is
+//! away, or when an answer does not come, is what goes wrong at night, and no real server fails on request. Here
+//! all of it happens in the test's own process, in milliseconds:
+//!
+//! ```
+//! # tokio::runtime::Runtime::new().unwrap().block_on(async {
+//! use std::time::Duration;
+//!
+//! use leasehold::testing::TestStore;
+//!
+//! let store = TestStore::new()?;
+//! let (ours, theirs) = (store.client()?, store.client()?); // as two processes have them
+//! let guard = ours.mutex("report").lock().await?;
+//! assert!(theirs.mutex("report").try_lock().await.is_err());
+//!
+//! store.advance(Duration::from_secs(60)); // our machine slept: nobody renewed
+//! assert!(!guard.is_held());
+//! let next = theirs.mutex("report").try_lock().await?;
+//! assert!(next.token() > guard.token());
+//! # Ok::<(), leasehold::Error>(()) }).unwrap();
+//! ```
+//!
+//! The clients are those that programs have, with their threads, deadlines and retries; only the store is this
+//! one. It keeps queues as `memory:` does: all kinds of locks, tokens, `at_least`, `lock_delay`, eviction.
+//!
+//! For a store of your own, see the suite that all stores pass (feature `conformance`).
+
+mod faulty;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use faulty::{Fault, Faults, Faulty, Op};
+
+use crate::base::clock::Clock;
+use crate::lock::builder::Builder;
+use crate::lock::leasehold::Leasehold;
+use crate::store::{MemoryStore, Store};
+use crate::words::error::Result;
+
+/// A store for tests, and the clock of all who use it. Clones are the same store.
+#[derive(Clone, Debug)]
+pub struct TestStore {
+    clock: Clock,
+    store: Arc<Faulty>,
+}
+
+impl TestStore {
+    /// A store in which nothing is locked, which works as long as it is not told otherwise.
+    ///
+    /// # Errors
+    /// [`Config`](crate::ErrorKind::Config) if the system has no more threads.
+    pub fn new() -> Result<Self> {
+        let clock = Clock::stepped();
+        let memory: Arc<dyn Store> = Arc::new(MemoryStore::with_clock(clock.clone()));
+        let inner = Builder::default().clock(clock.clone()).store(memory)?;
+        Ok(Self { clock, store: Arc::new(Faulty::around(inner)) })
+    }
+
+    /// A client of this store: what one process of yours has.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn client(&self) -> Result<Leasehold> {
+        self.client_with(Builder::default())
+    }
+
+    /// A client with options, such as a [namespace](Builder::namespace) or [`LockOptions`](crate::LockOptions) for all of
+    /// its locks.
+    ///
+    /// # Errors
+    /// As [`Builder::store`].
+    pub fn client_with(&self, builder: Builder) -> Result<Leasehold> {
+        builder.clock(self.clock.clone()).store(self.store.clone())
+    }
+
+    /// Lets this much time pass at once, for the store and all of its clients, in which nobody does anything: as when
+    /// the machine slept. Leases end, and `max_hold`, `at_least`, `lock_delay`. Otherwise time passes as it always
+    /// does.
+    ///
+    /// What is asked for ([`is_held`](crate::Guard::is_held), [`remaining`](crate::Guard::remaining), a lock) knows at
+    /// once; who waits to be told ([`lost`](crate::Guard::lost), [`run`](crate::Mutex::run), a place in a queue)
+    /// is told within about a second.
+    pub fn advance(&self, by: Duration) {
+        self.clock.advance(by);
+    }
+
+    /// What shall fail, and how often was asked.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # use std::time::Duration;
+    /// use leasehold::testing::{Fault, Op, TestStore};
+    /// use leasehold::ErrorKind;
+    ///
+    /// let store = TestStore::new()?;
+    /// let locks = store.client()?;
+    /// // The lock is ours, and we do not hear of it: asked again, it is still one hold.
+    /// store.faults().next(Op::Join, 1, Fault::ErrorAfter);
+    /// let guard = locks.mutex("a").lock().await?;
+    /// assert_eq!(locks.read("a").await?.unwrap().claims.len(), 1);
+    ///
+    /// // The store is away: no answer to anything, until it is healed.
+    /// store.faults().freeze();
+    /// let error = locks.ping(Duration::from_millis(50)).await.unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::Unreachable);
+    /// assert!(guard.is_held()); // for as long as its lease is certain
+    /// store.faults().heal();
+    /// locks.ping(Duration::from_secs(5)).await?;
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    pub fn faults(&self) -> Arc<Faults> {
+        self.store.faults()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::lease::State;
+    use crate::words::error::{ErrorKind, LostReason};
+
+    #[tokio::test]
+    async fn time_that_passes_ends_leases_and_what_a_lock_is_kept_for() {
+        let store = TestStore::new().unwrap();
+        let (ours, theirs) = (store.client().unwrap(), store.client().unwrap());
+        let guard = ours.mutex("a").lock().await.unwrap();
+        let waiting = tokio::spawn(async move { theirs.mutex("a").lock().await });
+        store.advance(crate::DEFAULT_LEASE);
+        assert!(!guard.is_held());
+        assert_eq!(guard.lost().await, LostReason::Expired);
+        let next = waiting.await.unwrap().unwrap();
+        assert!(next.token() > guard.token());
+
+        let hour = Duration::from_secs(3600);
+        let hourly = ours.mutex("hourly").at_least(hour);
+        hourly.try_lock().await.unwrap().release().await.unwrap();
+        store.advance(hour / 2);
+        assert_eq!(hourly.try_lock().await.unwrap_err().kind(), ErrorKind::Contended);
+        store.advance(hour / 2);
+        assert_eq!(hourly.try_lock().await.unwrap().state(), State::Held);
+    }
+
+    #[tokio::test]
+    async fn a_store_that_is_frozen_answers_nobody_and_nothing() {
+        let store = TestStore::new().unwrap();
+        let locks = store.client().unwrap();
+        store.faults().freeze();
+        let short = Duration::from_millis(50);
+        let asked = tokio::time::timeout(short, locks.read("a")).await;
+        assert!(asked.is_err(), "{asked:?}");
+        assert!(tokio::time::timeout(short, locks.list("")).await.is_err());
+        assert_eq!(
+            locks.mutex("a").lock_timeout(short).await.unwrap_err().kind(),
+            ErrorKind::Timeout
+        );
+        store.faults().heal();
+        assert!(locks.mutex("a").lock().await.unwrap().is_held());
+        store.faults().next(Op::Ask, 1, Fault::ErrorBefore);
+        assert_eq!(locks.read("a").await.unwrap_err().kind(), ErrorKind::Unreachable);
+        assert!(locks.read("a").await.is_ok());
+    }
+}
