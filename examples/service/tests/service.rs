@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -10,18 +11,44 @@ use nix::unistd::Pid;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// Which of the two: this one, or the one in clients/python/examples, which is to do the same.
+#[derive(Clone, Copy, PartialEq)]
+enum Program {
+    Rust,
+    Python,
+}
+
+impl Program {
+    fn command(self) -> Command {
+        let ours = Path::new(env!("CARGO_BIN_EXE_service"));
+        if self == Self::Rust {
+            return Command::new(ours);
+        }
+        let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let leasehold = ours.with_file_name("leasehold");
+        if !leasehold.exists() {
+            let mut build = Command::new(env!("CARGO"));
+            let build = build.args(["build", "-p", "leasehold-cli"]).current_dir(&workspace);
+            assert!(build.status().unwrap().success());
+        }
+        let clients = workspace.join("clients/python");
+        let mut command = Command::new(testbed::python());
+        command.arg(clients.join("examples/bank.py")).env("PYTHONPATH", clients);
+        command.env("PYTHONDONTWRITEBYTECODE", "1").env("LEASEHOLD_COMMAND", leasehold);
+        command
+    }
+}
+
 struct Instance {
     child: Child,
     address: String,
 }
 
 impl Instance {
-    fn start(database: &str) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_service"))
-            .env("DATABASE_URL", database)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+    fn start(program: Program, database: &str) -> Self {
+        let mut command = program.command();
+        command.env("DATABASE_URL", database).env_remove("LEASEHOLD_STORE");
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let address =
@@ -82,10 +109,9 @@ fn leader<'a>(all: &[&'a Instance]) -> (&'a Instance, u64) {
     eventually("one leads", || all.iter().find_map(|one| Some((*one, one.term()?))))
 }
 
-#[test]
-fn an_order_is_done_once_however_often_and_wherever_it_is_sent() {
+fn an_order_is_done_once_however_often_and_wherever_it_is_sent(program: Program) {
     let database = testbed::postgres().database();
-    let all = [Instance::start(&database), Instance::start(&database)];
+    let all = [Instance::start(program, &database), Instance::start(program, &database)];
     let order = |n: usize| {
         let one = &all[n % 2];
         one.ask("POST /orders?item=tea", &format!("Idempotency-Key: k-{}\r\n", n / 8))
@@ -104,10 +130,34 @@ fn an_order_is_done_once_however_often_and_wherever_it_is_sent() {
     assert_eq!(all[0].post("/orders?item=tea").0, 400);
 }
 
-#[test]
-fn deposits_lose_nothing_and_reports_come_two_at_a_time() {
+/// Each of them in both programs.
+macro_rules! in_both {
+    ($($case:ident),* $(,)?) => {$(
+        mod $case {
+            use super::Program;
+
+            #[test]
+            fn in_rust() {
+                super::$case(Program::Rust);
+            }
+
+            #[test]
+            fn in_python() {
+                super::$case(Program::Python);
+            }
+        }
+    )*};
+}
+
+in_both!(
+    an_order_is_done_once_however_often_and_wherever_it_is_sent,
+    deposits_lose_nothing_and_reports_come_two_at_a_time,
+    another_instance_leads_when_the_leader_is_killed_or_told_to_end,
+);
+
+fn deposits_lose_nothing_and_reports_come_two_at_a_time(program: Program) {
     let database = testbed::postgres().database();
-    let all = [Instance::start(&database), Instance::start(&database)];
+    let all = [Instance::start(program, &database), Instance::start(program, &database)];
     let all = &all;
     let deposit = |n: usize| {
         // Who has not had its turn in time is told, and comes again.
@@ -132,15 +182,16 @@ fn deposits_lose_nothing_and_reports_come_two_at_a_time() {
     // On a busy machine the third may come when the first is done.
     assert!(told.iter().filter(|status| **status == 200).count() >= 2, "{told:?}");
     assert!(told.iter().all(|status| [200, 423].contains(status)), "{told:?}");
-    let (status, metrics) = all[0].get("/metrics");
-    assert_eq!(status, 200);
-    assert!(metrics.contains("leasehold_acquired_total{kind=\"mutex\"}"), "{metrics}");
+    if program == Program::Rust {
+        let (status, metrics) = all[0].get("/metrics");
+        assert_eq!(status, 200);
+        assert!(metrics.contains("leasehold_acquired_total{kind=\"mutex\"}"), "{metrics}");
+    }
 }
 
-#[test]
-fn another_instance_leads_when_the_leader_is_killed_or_told_to_end() {
+fn another_instance_leads_when_the_leader_is_killed_or_told_to_end(program: Program) {
     let database = testbed::postgres().database();
-    let (one, two) = (Instance::start(&database), Instance::start(&database));
+    let (one, two) = (Instance::start(program, &database), Instance::start(program, &database));
     assert_eq!(one.get("/ready").0, 200);
     let (first, term) = leader(&[&one, &two]);
     let other = if std::ptr::eq(first, &one) { &two } else { &one };
@@ -148,7 +199,7 @@ fn another_instance_leads_when_the_leader_is_killed_or_told_to_end() {
     first.signal(Signal::SIGKILL);
     let (_, second) = leader(&[other]);
     assert!(second > term);
-    let mut third = Instance::start(&database);
+    let mut third = Instance::start(program, &database);
     assert_eq!(third.term(), None);
     // Told to end, it steps down at once: nobody waits for its lease.
     other.signal(Signal::SIGTERM);

@@ -1,0 +1,95 @@
+"""The small bank of examples/service, in Python: any number of these run on one PostgreSQL.
+
+    pip install ./clients/python pg8000
+    DATABASE_URL=postgres://user@host/db LISTEN=127.0.0.1:8080 python bank.py
+"""
+import os, signal, subprocess, sys, threading, urllib.parse
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import leasehold, pg8000.native
+
+URL = os.environ["DATABASE_URL"]
+FENCE = """INSERT INTO leasehold_fence AS f (name, seen) VALUES (:name, :token)
+    ON CONFLICT (name) DO UPDATE SET seen = GREATEST(f.seen, EXCLUDED.seen) RETURNING seen"""
+TABLES = """CREATE TABLE IF NOT EXISTS py_orders (key TEXT PRIMARY KEY, id BIGSERIAL, item TEXT NOT NULL);
+    CREATE TABLE IF NOT EXISTS py_accounts (id BIGINT PRIMARY KEY, balance BIGINT NOT NULL);
+    CREATE TABLE IF NOT EXISTS py_books (term BIGINT NOT NULL, entry BIGSERIAL)"""
+leader, stopping = {"term": None}, threading.Event()
+
+def transaction(work, fenced_by=None):
+    url = urllib.parse.urlsplit(URL)
+    db = pg8000.native.Connection(url.username, url.hostname, url.path[1:], url.port or 5432, url.password)
+    try:  # What is not committed when the connection ends, is undone.
+        db.run("BEGIN")
+        if fenced_by and db.run(FENCE, name=fenced_by.name, token=fenced_by.token)[0][0] > fenced_by.token:
+            return 409, "a later holder has written"  # we were stopped for longer than our lease
+        answer = work(db)
+        db.run("COMMIT")
+        return answer
+    finally:
+        db.close()
+
+def order(key, item):  # Once for each key, however often it is sent: whoever comes second waits for the first.
+    def work(db):
+        new = db.run("INSERT INTO py_orders (key, item) VALUES (:key, :item) ON CONFLICT DO NOTHING RETURNING id", key=key, item=item)
+        return (201, new[0][0]) if new else (200, db.run("SELECT id FROM py_orders WHERE key = :key", key=key)[0][0])
+    return transaction(work) if key else (400, "which order is it: Idempotency-Key")
+
+def deposit(account, amount):  # Reads, thinks, writes: under a lock, and behind its fence.
+    def work(db):
+        before = db.run("SELECT balance FROM py_accounts WHERE id = :id", id=account)
+        after = (before[0][0] if before else 0) + amount
+        db.run("INSERT INTO py_accounts VALUES (:id, :b) ON CONFLICT (id) DO UPDATE SET balance = :b", id=account, b=after)
+        return 200, after
+    with leasehold.lock(f"account:{account}", store=URL, wait=2) as held:
+        return transaction(work, fenced_by=held)
+
+def report():  # Two at once on all machines; the third is told to come later.
+    with leasehold.lock("reports", store=URL, of=2, wait=0):
+        return 200, "all is well" if not stopping.wait(1) else "all is over"
+
+def close_the_books():  # One instance does this, for as long as it leads; another takes over.
+    while not stopping.is_set():
+        try:
+            with leasehold.lock("books", store=URL, wait=1) as term:
+                leader["term"] = term.token
+                entry = lambda db: (db.run("INSERT INTO py_books (term) VALUES (:t)", t=term.token), 201)[::-1]
+                while not (stopping.wait(0.1) or term.lost.is_set()) and transaction(entry, fenced_by=term)[0] == 201:
+                    pass
+        except leasehold.NotAcquired:
+            continue  # somebody else leads
+        except Exception as error:
+            print(f"the term ends: {error}", file=sys.stderr)
+            stopping.wait(1)
+        finally:
+            leader["term"] = None
+
+class Bank(BaseHTTPRequestHandler):
+    def answer(self):
+        path, _, query = self.path.partition("?")
+        asked = dict(urllib.parse.parse_qsl(query))
+        try:
+            match [self.command, *path.split("/")[1:]]:
+                case ["POST", "orders"]: status, text = order(self.headers["Idempotency-Key"], asked["item"])
+                case ["POST", "accounts", account, "deposit"]: status, text = deposit(int(account), int(asked["amount"]))
+                case ["POST", "reports"]: status, text = report()
+                case ["GET", "leader"]: status, text = (200, leader["term"]) if leader["term"] else (404, "")
+                case ["GET", "ready"]: status, text = transaction(lambda db: (200, "ready"))
+                case _: status, text = 404, ""
+        except (KeyError, ValueError): status, text = 400, "that makes no sense"
+        except leasehold.NotAcquired: status, text = 423, "somebody is at it"
+        except leasehold.Unavailable: status, text = 503, "later, perhaps"
+        except Exception as error: status, text = 500, (print(error, file=sys.stderr), "")[1]
+        self.send_response(status), self.end_headers(), self.wfile.write(str(text).encode())
+    do_GET = do_POST = answer
+
+if __name__ == "__main__":
+    schema = subprocess.run([os.environ.get("LEASEHOLD_COMMAND", "leasehold"), "schema", "--tables", "transactions", "--store", URL], capture_output=True, text=True, check=True)
+    with leasehold.lock("bank:install", store=URL):  # two at once would fail
+        transaction(lambda db: (db.run(schema.stdout), db.run(TABLES)))
+    host, port = os.environ.get("LISTEN", "127.0.0.1:0").rsplit(":", 1)
+    server, books = ThreadingHTTPServer((host, int(port)), Bank), threading.Thread(target=close_the_books)
+    signal.signal(signal.SIGTERM, lambda *_: (stopping.set(), threading.Thread(target=server.shutdown).start()))
+    books.start()
+    print("listening on %s:%d" % server.server_address, flush=True)
+    server.serve_forever()
+    books.join()
