@@ -33,6 +33,8 @@
 //! a warning, and a unique index of the caller's own table may be hit for reasons that are no
 //! duplicate request. Here the insert of the key stands alone; an error of the work is the work's.
 
+mod fingerprint;
+
 use std::borrow::Cow;
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -46,6 +48,7 @@ use sqlx::{ConnectOptions as _, Connection as _, Pool, Transaction};
 
 use crate::database::{self, Column, Database, Dialect, Value, micros};
 use crate::versioned::jittered;
+use fingerprint::Fingerprint;
 use leasehold_core::kit::drift;
 use leasehold_core::{
     ClaimId, Clock, DEFAULT_LEASE, Error, ErrorKind, LostReason, MAX_LEASE, MIN_LEASE, Moment,
@@ -75,7 +78,8 @@ pub const DEFAULT_WAIT: Duration = Duration::from_secs(30);
 /// # Ok(()) }
 /// ```
 pub fn once(key: impl AsRef<str>) -> Once {
-    Once { key: Name::new(key), lease: DEFAULT_LEASE, wait: DEFAULT_WAIT }
+    let fingerprint = Fingerprint::default();
+    Once { key: Name::new(key), lease: DEFAULT_LEASE, wait: DEFAULT_WAIT, fingerprint }
 }
 
 /// An idempotency key; made by [`once()`].
@@ -85,6 +89,7 @@ pub struct Once {
     key: Result<Name>,
     lease: Duration,
     wait: Duration,
+    fingerprint: Fingerprint,
 }
 
 /// Who did the work. The text is the work's outcome, the first time and every other.
@@ -182,6 +187,31 @@ impl Once {
         self
     }
 
+    /// What is asked for under this key, such as the request's body: then the same key with another body is refused, as
+    /// payment services do, instead of answered with an outcome that is not its own. A digest of it is kept with
+    /// the key. Where the earlier call did not say what it asked for, nothing is known, and nothing is refused.
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use leasehold::{ErrorKind, database, once};
+    /// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+    /// # let pool = options.connect("sqlite::memory:").await.map_err(database::error)?;
+    /// # database::install(&pool).await?;
+    /// let pay = async |amount: &'static str| {
+    ///     let work = |_| async { Ok::<_, leasehold::Error>(format!("paid {amount}")) };
+    ///     once("payment:8a1f").fingerprint(amount).run(&pool, work).await
+    /// };
+    /// assert!(pay("100").await?.is_first());
+    /// assert!(!pay("100").await?.is_first());
+    /// assert_eq!(pay("200").await.unwrap_err().kind(), ErrorKind::Mismatch); // HTTP: 422
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    pub fn fingerprint(mut self, request: impl AsRef<[u8]>) -> Self {
+        self.fingerprint = Fingerprint::of(request.as_ref());
+        self
+    }
+
     /// Does `work` in `tx` if no committed transaction has done it under this key. Key, outcome
     /// and what `work` writes commit together, when the caller commits `tx`; if `work` fails, both
     /// are undone and the transaction is usable (after [`ErrorKind::Conflict`] it never is).
@@ -192,7 +222,8 @@ impl Once {
     /// Dropped meanwhile, it leaves the transaction as the driver leaves it: roll back.
     ///
     /// # Errors
-    /// Those of `work`, as they are; [`ErrorKind::Contended`] while an attempt of
+    /// Those of `work`, as they are; [`ErrorKind::Mismatch`] if the key was used with another
+    /// [`fingerprint`](Self::fingerprint); [`ErrorKind::Contended`] while an attempt of
     /// [`run`](Self::run) has this key; [`ErrorKind::Conflict`], [`ErrorKind::Timeout`] (a racing
     /// caller was waited for in vain) and what else the database answers.
     pub async fn run_in<DB, E, F>(self, tx: &mut Transaction<'_, DB>, work: F) -> Result<Ran, E>
@@ -204,7 +235,7 @@ impl Once {
         let key = self.key.map_err(|e| e.during("once"))?;
         let failed = |e: Error| e.during("once").on(&key);
         let mut savepoint = tx.begin().await.map_err(|e| failed(database::error(e)))?;
-        let done = match begin::<DB>(&mut savepoint, &key, &As::Done).await {
+        let done = match begin::<DB>(&mut savepoint, &key, &self.fingerprint, &As::Done).await {
             Ok(Begun::Before(outcome)) => {
                 outcome.map(Ran::Duplicate).ok_or_else(|| failed(outcome_gone()).into())
             }
@@ -261,7 +292,8 @@ impl Once {
     /// A future that is dropped stops `work`, and leaves the key to the next attempt when the lease is over.
     ///
     /// # Errors
-    /// Those of `work`, as they are; [`ErrorKind::Timeout`] if somebody else was at it for all of
+    /// Those of `work`, as they are; [`ErrorKind::Mismatch`] if the key was used with another
+    /// [`fingerprint`](Self::fingerprint); [`ErrorKind::Timeout`] if somebody else was at it for all of
     /// the [wait](Self::wait), in a transaction or out of one; [`ErrorKind::Lost`] if the lease was lost before the outcome was
     /// stored (the work may be done, and may be done again); [`ErrorKind::Corrupt`] if it was done
     /// before and its outcome could not be stored then; what the database answers.
@@ -275,7 +307,7 @@ impl Once {
         E: From<Error>,
         F: Future<Output = Result<String, E>>,
     {
-        let Self { key, lease, wait } = self;
+        let Self { key, lease, wait, fingerprint } = self;
         let key = key.map_err(|e| e.during("once"))?;
         let failed = |e: Error| e.during("once").on(&key);
         if !(MIN_LEASE..=MAX_LEASE).contains(&lease) {
@@ -283,8 +315,8 @@ impl Once {
             return Err(failed(Error::new(ErrorKind::Config, what)).into());
         }
         let id = ClaimId::random().map_err(failed)?;
-        let (id, beside) = (Value::Text(id.to_hex()), tokio::sync::Mutex::new(None));
-        let row = Row { pool, key: &key, id, lease, beside };
+        let (id, beside) = (Value::Text(fingerprint.attempt_id(id)), tokio::sync::Mutex::new(None));
+        let row = Row { pool, key: &key, fingerprint, id, lease, beside };
         let (attempt, sent) = match row.begin(wait).await.map_err(failed)? {
             (Begun::Before(outcome), _) => {
                 let outcome = outcome.ok_or_else(|| failed(outcome_gone()))?;
@@ -394,10 +426,15 @@ enum Begun {
 /// Inserts the key's row, or takes over from an attempt whose lease has ended, or tells what is
 /// there. Each step is one statement that decides by itself; what it finds may be gone at the next
 /// (the other rolled back, or was cleaned up), hence the few rounds.
-async fn begin<DB: Database>(c: &mut DB::Connection, key: &Name, how: &As) -> Result<Begun> {
+async fn begin<DB: Database>(
+    c: &mut DB::Connection,
+    key: &Name,
+    fingerprint: &Fingerprint,
+    how: &As,
+) -> Result<Begun> {
     let now = DB::NOW;
     let (state, id, lease, done_at) = match how {
-        As::Done => ("done", Value::Text(String::new()), 0, now),
+        As::Done => ("done", Value::Text(fingerprint.without_attempt()), 0, now),
         As::Started { id, lease } => ("started", id.clone(), micros(*lease), "NULL"),
     };
     let (lease, name) = (Value::Int(lease), DB::name(key));
@@ -429,6 +466,7 @@ async fn begin<DB: Database>(c: &mut DB::Connection, key: &Name, how: &As) -> Re
         else {
             continue;
         };
+        fingerprint.check(&id_there.clone().text())?;
         if state_there.text() == "done" {
             let kept = !matches!(outcome, Value::Null);
             return Ok(Begun::Before(kept.then(|| read_back(outcome.text()))));
@@ -492,6 +530,7 @@ async fn keep<DB: Database>(c: &mut DB::Connection, key: &Name, outcome: String)
 struct Row<'a, DB: Database> {
     pool: &'a Pool<DB>,
     key: &'a Name,
+    fingerprint: Fingerprint,
     id: Value,
     lease: Duration,
     /// A connection of our own, once the pool had none for us.
@@ -523,7 +562,7 @@ impl<DB: Database> Row<'_, DB> {
             let begin = async {
                 let mut c = self.pool.acquire().await.map_err(database::error)?;
                 let sent = Self::now();
-                Ok((begin::<DB>(&mut c, self.key, &how).await?, sent))
+                Ok((begin::<DB>(&mut c, self.key, &self.fingerprint, &how).await?, sent))
             };
             // A transaction of somebody else's, with the key in it, may go on for ever.
             let limit = until.since(Self::now()).max(self.patience());

@@ -33,7 +33,8 @@ pub enum ErrorKind {
     Unconfirmed,
     /// The store cannot do this, and leasehold does not pretend.
     Unsupported,
-    /// The name is in use as another kind of lock or with another capacity.
+    /// The name is in use as another kind of lock or with another capacity; or an idempotency key comes with another
+    /// request.
     Mismatch,
     /// The name is empty, too long, or has control characters.
     InvalidName,

@@ -466,6 +466,52 @@ async fn r26_a_crashed_attempt_is_taken_over_and_a_failed_one_at_once() {
     assert_eq!(ran.unwrap(), Ran::Duplicate("done".into()));
 }
 
+/// In a transaction and out of one, done or under way; and nothing is refused of those who did not say.
+#[tokio::test]
+async fn r26_a_key_that_comes_with_another_request_is_refused() {
+    let bed = bed().await;
+    let run = async |key: &'static str, request: Option<&'static str>| {
+        let key = once(key).wait(Duration::ZERO);
+        let key = if let Some(request) = request { key.fingerprint(request) } else { key };
+        key.run(&bed.pool, |_| async { Ok::<_, Error>("done".into()) }).await
+    };
+    let run_in = async |key: &'static str, request: &'static str| {
+        let mut tx = bed.pool.begin().await.unwrap();
+        let key = once(key).fingerprint(request);
+        let ran = key.run_in(&mut tx, async |_| Ok::<_, Error>("done".into())).await;
+        tx.commit().await.unwrap();
+        ran
+    };
+    assert!(run("out", Some("a")).await.unwrap().is_first());
+    assert!(run_in("in", "a").await.unwrap().is_first());
+    for key in ["out", "in"] {
+        assert!(!run(key, Some("a")).await.unwrap().is_first());
+        assert!(!run_in(key, "a").await.unwrap().is_first());
+        assert!(!run(key, None).await.unwrap().is_first());
+        for refused in [run(key, Some("b")).await, run_in(key, "b").await] {
+            let error = refused.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
+            assert!(error.to_string().contains("another request"), "{error}");
+        }
+    }
+    // Under way; and one that crashed may be another's by mistake all the more.
+    let (began, begun) = tokio::sync::oneshot::channel();
+    let crashing = once("crashed").fingerprint("a").run(&bed.pool, |_| async {
+        began.send(()).unwrap();
+        std::future::pending::<Result<String>>().await
+    });
+    tokio::select! {
+        _ = crashing => panic!("ended"),
+        _ = begun => {}
+    }
+    assert_eq!(run("crashed", Some("b")).await.unwrap_err().kind(), ErrorKind::Mismatch);
+    assert_eq!(run("crashed", Some("a")).await.unwrap_err().kind(), ErrorKind::Timeout);
+    let over = "UPDATE leasehold_once SET lease_end = 0 WHERE state = 'started'";
+    sqlx::query(over).execute(&bed.pool).await.unwrap();
+    assert_eq!(run("crashed", Some("b")).await.unwrap_err().kind(), ErrorKind::Mismatch);
+    assert!(run("crashed", Some("a")).await.unwrap().is_first());
+}
+
 #[tokio::test]
 async fn r26_an_attempt_outlives_its_lease_by_renewal_and_a_late_one_stores_nothing() {
     let bed = bed().await;
