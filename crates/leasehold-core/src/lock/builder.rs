@@ -55,6 +55,12 @@ impl Builder {
     }
 
     /// What every lock of this client says of its holder, unless the lock says otherwise.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// let locks = leasehold::builder().label("web 7").connect("memory:").await?;
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     #[must_use]
     pub fn label(mut self, text: impl Into<String>) -> Self {
         self.label = text.into();
@@ -81,6 +87,14 @@ impl Builder {
     }
 
     /// Refuses to connect to a store that does not promise this.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use leasehold::store::Guarantee;
+    /// // Refused where a restart of the server may let two hold.
+    /// let locks = leasehold::builder().require(Guarantee::ExclusiveOnStoreCrash).connect("memory:").await;
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     #[must_use]
     pub fn require(mut self, guarantee: Guarantee) -> Self {
         self.required.push(guarantee);
@@ -152,6 +166,12 @@ impl Builder {
     }
 
     /// Connects to the store of this URL.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// let locks = leasehold::builder().connect("memory:").await?;
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// Dropped, nothing is left of it.

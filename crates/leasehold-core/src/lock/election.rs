@@ -76,6 +76,13 @@ impl Election {
     /// Stops leading as soon as the hold is [at risk](State::AtRisk), and not only when it is lost: for work
     /// that must not go on while nobody knows whether it may. It costs terms that a late renewal would
     /// have saved.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let election = locks.election("leader").stop_at_risk();
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     pub fn stop_at_risk(mut self) -> Self {
         self.prudent = true;
         self
@@ -83,6 +90,15 @@ impl Election {
 
     /// Called before each pause, with what ended the term or the waiting: by [`Lost`](crate::ErrorKind::Lost), who led is
     /// deposed; by [`AtRisk`](crate::ErrorKind::AtRisk), it stopped; by anything else, the store is away.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let election = locks
+    ///     .election("leader")
+    ///     .on_pause(|why, pause| eprintln!("{why}; standing again in {pause:?}"));
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     pub fn on_pause(mut self, tell: impl Fn(&Error, Duration) + Send + Sync + 'static) -> Self {
         self.on_pause = Some(Arc::new(tell));
         self
@@ -171,6 +187,13 @@ impl Election {
     }
 
     /// Who leads now, as the store knows it; a moment later it may be another. One round trip.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// assert!(locks.election("leader").leader().await?.is_none());
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// It only reads: dropped, nothing is left of it.

@@ -102,28 +102,69 @@ impl Guard {
     }
 
     /// The fencing token of this hold. Hand it to whatever the lock protects.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let lock = locks.mutex("a");
+    /// let first = lock.lock().await?;
+    /// let token = first.token();
+    /// first.release().await?;
+    /// assert!(lock.lock().await?.token() > token);
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     pub fn token(&self) -> Token {
         self.lease().token
     }
 
     /// This hold as a printable string, which whoever it is shown to can have
     /// [checked](crate::Leasehold::check) at the store. No I/O.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let guard = locks.mutex("a").lock().await?;
+    /// let shown = guard.sequencer().to_string(); // to another program, which asks:
+    /// locks.check(&shown.parse()?).await?;
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     pub fn sequencer(&self) -> Sequencer {
         let (name, side) = (self.name().clone(), self.lease().side());
         Sequencer::new(name, side, self.token(), self.hold.core.identity.clone())
     }
 
     /// The lock's name.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// assert_eq!(locks.mutex("a").lock().await?.name().as_str(), "a");
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     pub fn name(&self) -> &Name {
         &self.lease().claim.name
     }
 
     /// What kind of lock is held.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// assert_eq!(locks.mutex("a").lock().await?.kind(), leasehold::Kind::Mutex);
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     pub fn kind(&self) -> Kind {
         self.lease().claim.kind
     }
 
     /// How many permits are held (a mutex: 1).
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// assert_eq!(locks.semaphore("s", 3).acquire_many(2).await?.permits(), 2);
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     pub fn permits(&self) -> u32 {
         self.lease().claim.weight
     }
@@ -135,23 +176,64 @@ impl Guard {
     }
 
     /// Whether the lock is certainly held now. No I/O.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let guard = locks.mutex("a").lock().await?;
+    /// while guard.is_held() {
+    ///     // … a step …
+    ///     # break;
+    /// }
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     pub fn is_held(&self) -> bool {
         self.lease().is_held()
     }
 
     /// For how long the lock is certainly held if no renewal succeeds any more; zero once lost,
     /// [`Duration::MAX`] where the store has no leases. No I/O.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let guard = locks.mutex("a").lock().await?;
+    /// assert!(guard.remaining() <= leasehold::DEFAULT_LEASE);
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     pub fn remaining(&self) -> Duration {
         self.lease().remaining()
     }
 
     /// How the hold stands now. No I/O.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// use leasehold::State;
+    /// let guard = locks.mutex("a").lock().await?;
+    /// match guard.state() {
+    ///     State::Held => println!("go on"),
+    ///     State::AtRisk(until) => println!("begin nothing new: {:?} left", until.remaining()),
+    ///     other => println!("stop: {other:?}"),
+    /// }
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     pub fn state(&self) -> State {
         self.lease().state()
     }
 
     /// To be called before a step that cannot be undone: is at least `min` of validity left?
     /// No I/O.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let guard = locks.mutex("a").lock().await?;
+    /// // The payment takes up to two seconds, and cannot be undone.
+    /// guard.ensure(std::time::Duration::from_secs(2))?;
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Errors
     /// [`ErrorKind::Lost`] if the lock is lost, [`ErrorKind::AtRisk`] if it is held but less than
@@ -192,6 +274,17 @@ impl Guard {
     /// Resolves when the lock is lost, and tells why. Works in any executor. It resolves when
     /// the background thread notices, which after a pause of the whole process may be a moment after [`is_held`](Self::is_held) turned false.
     ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// use leasehold::{LostReason, store::Evict};
+    /// let short = std::time::Duration::from_millis(300);
+    /// let guard = locks.mutex("a").lease(short).lock().await?;
+    /// locks.evict("a", Evict::Holders).await?;
+    /// assert_eq!(guard.lost().await, LostReason::Gone); // at its next renewal
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// It only waits: drop it, and call it again.
     pub async fn lost(&self) -> LostReason {
@@ -205,6 +298,15 @@ impl Guard {
     }
 
     /// Follows the state of the hold, from wherever it is wanted; outlives the guard.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let guard = locks.mutex("a").lock().await?;
+    /// let watch = guard.watch(); // for the part of the program that does the work
+    /// assert_eq!(watch.token(), guard.token());
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     pub fn watch(&self) -> Watch {
         Watch { lease: self.hold.lease.clone(), changes: self.lease().subscribe() }
     }

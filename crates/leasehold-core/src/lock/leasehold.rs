@@ -59,21 +59,51 @@ impl Leasehold {
     }
 
     /// A mutex: one holder at a time. An invalid name is reported on acquisition.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let _guard = locks.mutex("order:42").lock().await?;
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     pub fn mutex(&self, name: impl AsRef<str>) -> Mutex {
         Mutex::new(LockHandle::new(&self.core, name.as_ref(), Kind::Mutex, 1))
     }
 
     /// A read-write lock: any number of readers or one writer, in the order in which they asked.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let _reader = locks.rwlock("config").read().await?;
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     pub fn rwlock(&self, name: impl AsRef<str>) -> RwLock {
         RwLock::new(LockHandle::new(&self.core, name.as_ref(), Kind::RwLock, MAX_READERS))
     }
 
     /// A semaphore of this many permits. All who use one name must agree on the number.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let _permit = locks.semaphore("convert", 3).acquire().await?;
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     pub fn semaphore(&self, name: impl AsRef<str>, permits: u32) -> Semaphore {
         Semaphore::new(LockHandle::new(&self.core, name.as_ref(), Kind::Semaphore, permits))
     }
 
     /// An election: of all who stand under this name, one leads. It is the mutex of this name.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// use std::ops::ControlFlow;
+    /// let lead = |term: leasehold::Guard| async move { ControlFlow::Break(term.token()) };
+    /// let term = locks.election("leader").lead(lead).await?;
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     pub fn election(&self, name: impl AsRef<str>) -> Election {
         Election::new(LockHandle::new(&self.core, name.as_ref(), Kind::Mutex, 1))
     }
@@ -94,6 +124,15 @@ impl Leasehold {
     }
 
     /// Follows what changes in all queues whose names begin so: see [`watch`](Self::watch).
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let _guard = locks.mutex("deploy:web").lock().await?;
+    /// let change = locks.watch_all("deploy:").next().await?;
+    /// assert_eq!(change.name.as_str(), "deploy:web");
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     pub fn watch_all(&self, prefix: impl AsRef<str>) -> Changes {
         Changes::of_all(&self.core, prefix.as_ref())
     }
@@ -161,6 +200,14 @@ impl Leasehold {
 
     /// Waits for all of these locks, for at most this long: see [`lock_all`](Self::lock_all).
     ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let limit = std::time::Duration::from_secs(2);
+    /// let _both = locks.lock_all_timeout(["stock:a", "stock:b"], limit).await?;
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// A future that is dropped gives back what it has and its place, in the background.
     ///
@@ -210,6 +257,15 @@ impl Leasehold {
 
     /// All locks in use whose name starts with `prefix`, by name.
     ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let _guard = locks.mutex("order:42").lock().await?;
+    /// let in_use = locks.list("order:").await?;
+    /// assert_eq!(in_use[0].name.as_str(), "order:42");
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// It only reads: dropped, nothing is left of it.
     ///
@@ -222,6 +278,15 @@ impl Leasehold {
     /// Takes a lock away by a person's order, and tells how many holds ended. Their guards turn
     /// `Lost` at their next renewal, *after* the next holder may have begun: only resources that
     /// check tokens are safe from that.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// use leasehold::store::Evict;
+    /// let guard = locks.mutex("stuck").lock().await?;
+    /// assert_eq!(locks.evict("stuck", Evict::Token(guard.token())).await?, 1);
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// A future that is dropped may have done it or not. Doing it again is safe with [`Evict::Token`]; with
@@ -241,6 +306,17 @@ impl Leasehold {
     ///
     /// `Ok` means that it was held when the store answered; it may be lost a moment later. What
     /// that does and does not protect is on [`sequencer`](crate::sequencer).
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let guard = locks.mutex("a").lock().await?;
+    /// let sequencer = guard.sequencer();
+    /// assert_eq!(locks.check(&sequencer).await?.token, Some(guard.token()));
+    /// guard.release().await?;
+    /// assert!(locks.check(&sequencer).await.is_err());
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// It only reads: dropped, nothing is left of it.
@@ -292,6 +368,15 @@ impl Leasehold {
     /// Asks the store what is wrong with its set-up, worst first: settings that break or weaken what
     /// this kind of store can promise. What it promises as it is, is [`guarantees`](Self::guarantees).
     ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// for finding in locks.diagnose().await? {
+    ///     println!("{finding:?}");
+    /// }
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// It only reads: dropped, nothing is left of it.
     ///
@@ -341,11 +426,27 @@ impl Leasehold {
     }
 
     /// What this store promises, as it was found.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// if !locks.guarantees().has_leases() {
+    ///     println!("a holder that hangs holds on");
+    /// }
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     pub fn guarantees(&self) -> &Guarantees {
         self.core.store.guarantees()
     }
 
     /// The store's URL, without credentials.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// println!("locks are in {}", locks.url()); // without credentials
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     pub fn url(&self) -> &str {
         self.core.store.url()
     }
@@ -361,6 +462,13 @@ impl Leasehold {
     /// are `Lost(Closed)`. Then it says goodbye to the servers ([`Store::disconnect`], two seconds
     /// at most): a client that is only dropped breaks its connections off, and MariaDB's log warns of
     /// each.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// locks.close().await?; // all is given back, and the store knows
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// A future that is dropped goes on in the background.

@@ -57,6 +57,15 @@ struct Slot {
 
 impl Owner {
     /// A new owner, different from all others.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let owner = leasehold::Owner::new();
+    /// let lock = locks.mutex("a").owner(&owner);
+    /// let (_outer, _inner) = (lock.lock().await?, lock.lock().await?); // not a wait for oneself
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     pub fn new() -> Self {
         Self::default()
     }

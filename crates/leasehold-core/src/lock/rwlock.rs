@@ -48,6 +48,15 @@ impl RwLock {
 
     /// Waits its turn and takes the lock for reading. One round trip when free.
     ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let reader = locks.rwlock("config").read().await?;
+    /// let other = locks.rwlock("config").read().await?; // side by side
+    /// assert!(reader.is_held() && other.is_held());
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// As [`Mutex::lock`](crate::Mutex::lock).
     ///
@@ -58,6 +67,15 @@ impl RwLock {
     }
 
     /// Takes the lock for reading, now or not at all. One round trip.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let _writer = locks.rwlock("config").write().await?;
+    /// let error = locks.rwlock("config").try_read().await.unwrap_err();
+    /// assert_eq!(error.kind(), leasehold::ErrorKind::Contended);
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// As [`Mutex::try_lock`](crate::Mutex::try_lock).
@@ -70,6 +88,14 @@ impl RwLock {
 
     /// Waits for at most this long to read.
     ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let limit = std::time::Duration::from_secs(2);
+    /// let _reader = locks.rwlock("config").read_timeout(limit).await?;
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
     ///
@@ -80,6 +106,14 @@ impl RwLock {
     }
 
     /// Waits its turn and takes the lock for writing. One round trip when free.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let writer = locks.rwlock("config").write().await?; // alone
+    /// println!("write, token {}", writer.token());
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// As [`Mutex::lock`](crate::Mutex::lock).
@@ -92,6 +126,14 @@ impl RwLock {
 
     /// Takes the lock for writing, now or not at all. One round trip.
     ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let _reader = locks.rwlock("config").read().await?;
+    /// assert!(locks.rwlock("config").try_write().await.is_err());
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// As [`Mutex::try_lock`](crate::Mutex::try_lock).
     ///
@@ -103,6 +145,14 @@ impl RwLock {
 
     /// Waits for at most this long to write.
     ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let limit = std::time::Duration::from_secs(2);
+    /// let _writer = locks.rwlock("config").write_timeout(limit).await?;
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
     ///
@@ -113,16 +163,40 @@ impl RwLock {
     }
 
     /// This lock for reading, as one of several: see [`lock_all`](crate::Leasehold::lock_all).
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let both = [locks.rwlock("config").to_read(), locks.mutex("order:42").into()];
+    /// let _both = locks.lock_all(both).await?;
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     pub fn to_read(&self) -> Wanted {
         Wanted::new(self.handle.clone(), 1)
     }
 
     /// This lock for writing, as one of several: see [`lock_all`](crate::Leasehold::lock_all).
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let both = [locks.rwlock("config").to_write(), locks.mutex("order:42").into()];
+    /// let _both = locks.lock_all(both).await?;
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     pub fn to_write(&self) -> Wanted {
         Wanted::new(self.handle.clone(), MAX_READERS)
     }
 
     /// Runs `work` while reading; see [`Mutex::run`](crate::Mutex::run).
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let read = locks.rwlock("config").run_read(|_| async { 42 }).await?;
+    /// assert_eq!(read, 42);
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// As [`Mutex::run`](crate::Mutex::run).
@@ -137,6 +211,13 @@ impl RwLock {
     }
 
     /// Runs `work` while writing; see [`Mutex::run`](crate::Mutex::run).
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let term = locks.rwlock("config").run_write(|guard| async move { guard.token() }).await?;
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// As [`Mutex::run`](crate::Mutex::run).

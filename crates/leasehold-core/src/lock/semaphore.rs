@@ -48,6 +48,14 @@ impl Semaphore {
 
     /// Waits its turn and takes one permit. One round trip when free.
     ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let permit = locks.semaphore("convert", 3).acquire().await?; // at most three at once
+    /// assert_eq!(permit.permits(), 1);
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// As [`Mutex::lock`](crate::Mutex::lock).
     ///
@@ -58,6 +66,14 @@ impl Semaphore {
     }
 
     /// Waits its turn and takes `permits` at once.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let two = locks.semaphore("convert", 3).acquire_many(2).await?;
+    /// assert_eq!(two.permits(), 2);
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// As [`Mutex::lock`](crate::Mutex::lock).
@@ -70,6 +86,15 @@ impl Semaphore {
 
     /// Takes one permit now or not at all. One round trip.
     ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let one_only = locks.semaphore("license", 1);
+    /// let _permit = one_only.try_acquire().await?;
+    /// assert!(one_only.try_acquire().await.is_err());
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// As [`Mutex::try_lock`](crate::Mutex::try_lock).
     ///
@@ -80,6 +105,15 @@ impl Semaphore {
     }
 
     /// Takes `permits` now or not at all. One round trip.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let convert = locks.semaphore("convert", 3);
+    /// let _two = convert.try_acquire_many(2).await?;
+    /// assert!(convert.try_acquire_many(2).await.is_err()); // one is left
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// As [`Mutex::try_lock`](crate::Mutex::try_lock).
@@ -92,6 +126,14 @@ impl Semaphore {
 
     /// Waits for at most this long for one permit.
     ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let limit = std::time::Duration::from_secs(2);
+    /// let _permit = locks.semaphore("convert", 3).acquire_timeout(limit).await?;
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
     ///
@@ -103,6 +145,14 @@ impl Semaphore {
 
     /// Waits for at most this long for `permits`.
     ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let limit = std::time::Duration::from_secs(2);
+    /// let _two = locks.semaphore("convert", 3).acquire_many_timeout(2, limit).await?;
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
     ///
@@ -113,11 +163,26 @@ impl Semaphore {
     }
 
     /// So many permits, as one of several locks: see [`lock_all`](crate::Leasehold::lock_all).
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let both = [locks.semaphore("convert", 3).to_acquire(2), locks.mutex("order:42").into()];
+    /// let _both = locks.lock_all(both).await?;
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     pub fn to_acquire(&self, permits: u32) -> Wanted {
         Wanted::new(self.handle.clone(), permits)
     }
 
     /// Runs `work` with one permit; see [`Mutex::run`](crate::Mutex::run).
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let done = locks.semaphore("convert", 3).run(|_permit| async { "done" }).await?;
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// As [`Mutex::run`](crate::Mutex::run).

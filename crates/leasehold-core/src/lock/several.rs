@@ -87,28 +87,67 @@ pub struct Guards {
 
 impl Guards {
     /// The hold of the lock of this name.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let both = locks.lock_all(["a", "b"]).await?;
+    /// assert!(both.get("a").is_some() && both.get("c").is_none());
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     pub fn get(&self, name: impl AsRef<str>) -> Option<&Guard> {
         self.guards.iter().find(|guard| guard.name().as_str() == name.as_ref())
     }
 
     /// Each of the holds, in the order in which they were taken.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let both = locks.lock_all(["b", "a"]).await?;
+    /// let names: Vec<&str> = both.iter().map(|guard| guard.name().as_str()).collect();
+    /// assert_eq!(names, ["a", "b"]); // as they were taken
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     pub fn iter(&self) -> std::slice::Iter<'_, Guard> {
         self.guards.iter()
     }
 
     /// Whether all of them are certainly held now. No I/O.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// assert!(locks.lock_all(["a", "b"]).await?.is_held());
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     pub fn is_held(&self) -> bool {
         self.guards.iter().all(Guard::is_held)
     }
 
     /// For how long all of them are certainly held if no renewal succeeds any more: the least of theirs.
     /// No I/O.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// assert!(locks.lock_all(["a", "b"]).await?.remaining() <= leasehold::DEFAULT_LEASE);
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     pub fn remaining(&self) -> Duration {
         self.guards.iter().map(Guard::remaining).min().unwrap_or(Duration::MAX)
     }
 
     /// To be called before a step that cannot be undone: is at least `min` of validity left to each?
     /// No I/O.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let both = locks.lock_all(["a", "b"]).await?;
+    /// both.ensure(std::time::Duration::from_secs(2))?;
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Errors
     /// As [`Guard::ensure`], of the first lock that is not as it should be.
@@ -177,6 +216,14 @@ impl Guards {
 
     /// Releases all of them at once: one round trip. What it tells is what is owed, if anything is: see
     /// [`Guard::release`].
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let both = locks.lock_all(["a", "b"]).await?;
+    /// both.release().await?;
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// A future that is dropped has released all the same: the background thread goes on.
