@@ -14,7 +14,7 @@ const ops = data.ops.map(([worker, n, lock, weight, times, token, how, written],
 }));
 const span = Math.max(data.span, 1);
 
-const LABEL = 150, AXIS = 22, ROW = 12, THIN = 8, TRACK = 12, QUEUE = 14, GAP = 6;
+const LABEL = 150, AXIS = 34, ROW = 12, THIN = 8, TRACK = 12, QUEUE = 14, GAP = 6;
 const MOST_ROWS = 24;
 
 // ---- Lanes -------------------------------------------------------------------------------------
@@ -168,6 +168,7 @@ function paint(all = false) {
   for (const lane of inSight) label(lane);
   pen.restore();
   axis();
+  servers();
   tell(performance.now() - began);
 }
 
@@ -187,9 +188,6 @@ function bands(top) {
     pen.fillStyle = color[band.fault] ?? color.stall;
     pen.fillRect(from, y, wide, high);
     drawn.bands += 1;
-    if (!lane && band.fault === 'servers') {
-      text('server down', from + 3, top + AXIS - 3, wide - 4, color.lost);
-    }
   }
 }
 
@@ -322,8 +320,16 @@ function axis() {
   const step = [1, 2, 5, 10].map(n => n * power).find(n => n >= room);
   for (let t = Math.ceil(view.from / step) * step; t <= view.to; t += step) {
     pen.fillStyle = color.rule;
-    pen.fillRect(Math.round(x(t)), AXIS - 8, 1, view.height);
+    pen.fillRect(Math.round(x(t)), 16, 1, view.height);
     text(shown(t, step), x(t) + 3, 12, 100, color.faint);
+  }
+}
+
+// What is wide enough says what it is.
+function servers() {
+  for (const band of data.bands) {
+    const from = Math.max(x(band.from), LABEL), to = Math.min(x(band.to), view.width);
+    if (band.fault === 'servers' && to > from) text('server down', from + 3, AXIS - 9, to - from - 4, color.ink);
   }
 }
 
@@ -536,10 +542,11 @@ if (data.command || data.seed) {
   $('again').hidden = false;
   $('command').textContent = data.command || `seed ${data.seed}`;
 }
-$('height').style.height = '0';
 legend();
 violations();
 readColors();
+// No higher than its lanes; the style says how high at most.
+chart.style.height = height + 4 + 'px';
 // The canvas is as high as the frame, and sticks to it: what is behind it makes the frame scroll.
 $('height').style.height = Math.max(height - chart.clientHeight, 0) + 'px';
 window.addEventListener('hashchange', byAddress);
