@@ -230,7 +230,10 @@ impl fmt::Display for Report {
             self.seed.map(|n| format!("seed {n}")),
         ];
         let said: Vec<String> = said.into_iter().flatten().collect();
-        writeln!(f, "{}: {}", self.store, said.join(", "))?;
+        match said.is_empty() {
+            true => writeln!(f, "{}", self.store)?,
+            false => writeln!(f, "{}: {}", self.store, said.join(", "))?,
+        }
         let by_kind: Vec<String> =
             self.grants_by_kind.iter().map(|(kind, n)| format!("{kind} {n}")).collect();
         let (operations, grants) = (self.operations, self.grants);
