@@ -155,6 +155,25 @@ fn names_from_outside_stay_text() {
     assert!(heading.contains("&lt;b&gt;&amp;amp;"), "{heading}");
 }
 
+#[test]
+fn of_very_many_violations_the_first_are_listed_and_the_others_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("many.jsonl");
+    let history = std::fs::read_to_string(HISTORY).unwrap();
+    let (all, end) = history.trim_end().rsplit_once('\n').unwrap();
+    let left = "{\"event\":\"residue\",\"what\":\"something\"}\n".repeat(700);
+    std::fs::write(&file, format!("{all}\n{left}{end}\n")).unwrap();
+    let page = page(directory.path(), &file, "", "");
+    let document = Browser::new(1200, 900).document(&page, "#v702");
+    drawn(&document);
+    let list =
+        document.split_once("<ol id=\"violations\">").unwrap().1.split_once("</ol>").unwrap().0;
+    assert_eq!(list.matches("<li>").count(), 501, "{list}");
+    assert!(list.contains("<li>and 202 more"), "{list}");
+    let detail = document.split_once("id=\"detail\"").unwrap().1.split_once("</p>").unwrap().0;
+    assert!(detail.ends_with("something"), "{detail}");
+}
+
 /// The picture alone, without text.
 const BARE: &str = "<style>
     :root { --ink: transparent !important; --faint: transparent !important; --on-hold: transparent !important; }

@@ -38,15 +38,16 @@ impl Browser {
 
     /// What is seen, as PNG.
     pub fn picture(&self, page: &Path, address: &str) -> Vec<u8> {
-        self.into_file("--screenshot", page, address)
+        self.filed("--screenshot", page, address)
     }
 
     /// What is printed, as PDF.
     pub fn print(&self, page: &Path) -> Vec<u8> {
-        self.into_file("--print-to-pdf", page, "")
+        self.filed("--print-to-pdf", page, "")
     }
 
-    fn into_file(&self, what: &str, page: &Path, address: &str) -> Vec<u8> {
+    /// What Chromium writes into a file.
+    fn filed(&self, what: &str, page: &Path, address: &str) -> Vec<u8> {
         let file = self.directory.join("result.png");
         let _ = std::fs::remove_file(&file);
         self.run(&[&format!("{what}={}", file.display())], page, address);

@@ -485,6 +485,8 @@ canvas.addEventListener('pointerup', event => {
   if (grip && !grip.moved) select(under(event));
   grip = null;
 });
+// The browser scrolls by itself, under a finger.
+canvas.addEventListener('pointercancel', () => { grip = null; });
 for (const [id, act] of Object.entries({ fit, in: KEYS['+'], out: KEYS['-'], left: KEYS.ArrowLeft, right: KEYS.ArrowRight, before: KEYS.p, next: KEYS.n })) {
   $(id).addEventListener('click', act);
 }
@@ -515,9 +517,11 @@ function legend() {
   }
 }
 
+// With thousands the list would be slower than the picture.
+const MOST_LISTED = 500;
 function violations() {
   $('broken').hidden = data.violations.length === 0;
-  data.violations.forEach((broken, index) => {
+  data.violations.slice(0, MOST_LISTED).forEach((broken, index) => {
     const item = document.createElement('li'), link = document.createElement('a');
     link.href = `#v${index + 1}`;
     link.textContent = `${broken.name}: ${broken.what}`;
@@ -526,6 +530,12 @@ function violations() {
     item.append(link);
     $('violations').append(item);
   });
+  const more = data.violations.length - MOST_LISTED;
+  if (more > 0) {
+    const item = document.createElement('li');
+    item.textContent = `and ${more} more, which the key v goes on to`;
+    $('violations').append(item);
+  }
 }
 
 // #v3 is the third violation, #t=1.5,2 the time from 1.5 to 2 ms.
