@@ -11,7 +11,14 @@ use super::judged::Judged;
 
 const TEMPLATE: &str = include_str!("page/page.html");
 const STYLE: &str = include_str!("page/page.css");
-const PROGRAM: &str = include_str!("page/page.js");
+/// One program, each part of which uses those before.
+const PROGRAM: &str = concat!(
+    include_str!("page/lanes.js"),
+    include_str!("page/draw.js"),
+    include_str!("page/find.js"),
+    include_str!("page/hands.js"),
+    include_str!("page/page.js"),
+);
 
 /// The page of a run.
 pub(super) fn page(judged: &Judged) -> String {
