@@ -29,14 +29,14 @@ case ${1-} in
 esac
 
 # The tools, each with the Debian package that has it: a linker, the shells that the command's
-# tests write scripts for, a terminal for those that need one, and the servers of the stores, which
-# tests start privately (crates/testbed).
+# tests write scripts for, a terminal for those that need one, a browser for pages, and the servers of
+# the stores, which tests start privately (crates/testbed).
 tools='cc:gcc cc:libc6-dev bash:bash dash:dash flock:util-linux setsid:util-linux script:bsdutils
     setpriv:util-linux unshare:util-linux ip:iproute2 nft:nftables openssl:openssl initdb:postgresql psql:postgresql-client
     mariadbd:mariadb-server mariadb:mariadb-client pgbouncer:pgbouncer
     redis-server:redis-server python3:python3 python3:python3-venv
     etcd:etcd-server etcdctl:etcd-client node:nodejs java:default-jre-headless javac:default-jdk-headless
-    mmdebstrap:mmdebstrap patchelf:patchelf'
+    mmdebstrap:mmdebstrap patchelf:patchelf chromium:chromium'
 
 if ! command -v cargo >/dev/null; then
     echo 'test.sh: no cargo: install Rust 1.95 or later first (rustup.rs)' >&2

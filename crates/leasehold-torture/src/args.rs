@@ -29,7 +29,8 @@ use crate::duration::duration;
 #[command(after_help = "Examples:\n  \
     leasehold torture --store memory: --seconds 30\n  \
     leasehold torture --store file:/var/tmp/locks --clients 12 --fault pause,kill --json\n  \
-    leasehold torture --store redis+sentinel://a,b,c/main --seconds 60 --fence process -- ./fail-over")]
+    leasehold torture --store redis+sentinel://a,b,c/main --seconds 60 --html report.html -- ./fail-over\n  \
+    leasehold torture --check history.jsonl --html report.html")]
 pub struct Args {
     /// The store.
     #[arg(
@@ -69,6 +70,22 @@ pub struct Args {
     /// The report as JSON.
     #[arg(long)]
     pub(super) json: bool,
+    /// Writes the run as a page into this file: who waited, who held, what was done to whom, what was
+    /// written, and first what was broken. One file, to be opened in a browser.
+    #[arg(long, value_name = "FILE")]
+    pub(super) html: Option<PathBuf>,
+    /// Writes all that the checker saw into this file, in the format of docs/torture.md.
+    #[arg(long, value_name = "FILE")]
+    pub(super) history: Option<PathBuf>,
+    /// Tortures nothing, and judges the history in this file: of an earlier run, or of other people's
+    /// locks.
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with_all = ["seconds", "clients", "kind", "fault", "fence", "lease", "seed",
+            "history", "command"]
+    )]
+    pub(super) check: Option<PathBuf>,
     /// A program that does something to the store's servers and ends when they serve again: kills and
     /// restarts one, makes another the master, stops one for a while. It is run again and again, and
     /// what the store promises for a crash and a fail-over is what is checked.
@@ -195,6 +212,35 @@ impl Plan {
         }
     }
 
+    /// The words that do the same again, on the store of this URL, which shows no credentials.
+    pub(super) fn command_again(&self, store: &str, time: Duration) -> Vec<String> {
+        let kind = |kind: &Kind| match kind {
+            Kind::Mutex => "mutex",
+            Kind::RwLock => "rwlock",
+            Kind::Semaphore => "semaphore",
+        };
+        let kinds: Vec<&str> = self.kinds.iter().map(kind).collect();
+        let faults: Vec<String> = self.faults.iter().map(Fault::to_string).collect();
+        let options = [
+            ("--store", store.to_owned()),
+            ("--seconds", time.as_secs().to_string()),
+            ("--clients", self.clients.to_string()),
+            ("--kind", if self.any_kind { "all".into() } else { kinds.join(",") }),
+            ("--fault", if faults.is_empty() { "none".into() } else { faults.join(",") }),
+            ("--fence", if self.fence_in_store { "store".into() } else { "process".into() }),
+            ("--lease", humantime::format_duration(self.lease).to_string().replace(' ', "")),
+            ("--seed", self.seed.to_string()),
+        ];
+        let words = options.into_iter().flat_map(|(name, value)| [name.to_owned(), value]);
+        let mut words: Vec<String> =
+            ["leasehold", "torture"].map(Into::into).into_iter().chain(words).collect();
+        if !self.command.is_empty() {
+            words.push("--".into());
+            words.extend(self.command.iter().map(|word| word.to_string_lossy().into_owned()));
+        }
+        words
+    }
+
     /// The kinds of lock to use.
     ///
     /// # Errors
@@ -259,6 +305,22 @@ mod tests {
         let file = plan("--store file:/x").unwrap();
         assert_eq!(file.faults().unwrap(), [Fault::Pause, Fault::Kill]);
         assert!(plan("--store memory: --fault none").unwrap().faults().unwrap().is_empty());
+    }
+
+    #[test]
+    fn the_command_again_is_the_same_plan() {
+        for line in [
+            "--store memory: --seed 7",
+            "--store memory: --fault none --kind mutex,semaphore --lease 2500ms --seed 1",
+            "--store etcd://a --fence store --clients 9 --fault kill --seed 3 -- ./fail-over now",
+        ] {
+            let first = plan(line).unwrap();
+            let time = first.time(Duration::from_secs(3));
+            let words = first.command_again(&first.store, time);
+            let mut again = plan(&words[2..].join(" ")).unwrap();
+            assert_eq!(again.seconds.take(), u32::try_from(time.as_secs()).ok());
+            assert_eq!(format!("{again:?}"), format!("{first:?}"), "{words:?}");
+        }
     }
 
     #[test]

@@ -19,12 +19,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use super::history::{Ask, Event, History, OpId, Resource, Time, Trouble, What, WorkerId};
+use super::history::{Ask, History, OpId, Resource, Time, Trouble, WorkerId};
+use super::op::Op;
 
 /// What is checked. P1 to P9 are the library's promises, R the rows of its requirements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Property {
     /// P1: while a guard may say that it is held, no conflicting one is.
@@ -91,12 +92,14 @@ impl fmt::Display for Property {
 }
 
 /// What the store promised for the faults that were injected.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Terms {
+    #[serde(rename = "promises")]
     pub(super) claimed: BTreeSet<Property>,
-    /// A dead holder's lock is free after this.
-    pub(super) recovery: Duration,
+    /// A dead holder's lock is free after so many milliseconds.
+    pub(super) recovery_ms: Option<u64>,
     /// Whoever is stopped may stop others for so long that it costs them their places.
+    #[serde(default)]
     pub(super) shared_stalls: bool,
 }
 
@@ -106,6 +109,17 @@ pub(super) struct Violation {
     pub(super) property: Property,
     /// The offending events, in one line.
     pub(super) what: String,
+    #[serde(skip)]
+    pub(super) place: Place,
+}
+
+/// Where in a history to look.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Nowhere,
+    Lock(usize),
+    /// The operations that were in each other's way.
+    Ops(Vec<OpId>),
 }
 
 /// What the checker found.
@@ -120,9 +134,9 @@ pub(super) struct Findings {
     /// Holds that ended by loss.
     pub(super) lost_holds: usize,
     /// Acknowledged updates of the unfenced resources that are gone.
-    pub(super) plain_lost: usize,
+    pub(super) plain_lost: Vec<OpId>,
     /// Writes that the unfenced resources took although a greater token had written before.
-    pub(super) plain_late: usize,
+    pub(super) plain_late: Vec<OpId>,
     /// Writes that the fenced resources refused.
     pub(super) fenced_refused: usize,
     /// Acknowledged updates of the fenced resources.
@@ -147,8 +161,11 @@ pub(super) fn check(history: &History, terms: &Terms) -> Findings {
         findings: Findings::default(),
     };
     check.outcomes(&ops);
-    for lock in 0..history.locks.len() {
-        let here: Vec<&Op> = ops.iter().filter(|op| op.lock == lock).collect();
+    let mut by_lock: Vec<Vec<&Op>> = vec![Vec::new(); history.locks.len()];
+    for op in &ops {
+        by_lock[op.lock].push(op);
+    }
+    for (lock, here) in by_lock.into_iter().enumerate() {
         let holds = check.holds(&here);
         check.exclusion(lock, &holds);
         check.tokens_of_conflicting(lock, &holds);
@@ -164,92 +181,6 @@ pub(super) fn check(history: &History, terms: &Terms) -> Findings {
     check.residue();
     check.findings.operations = ops.len();
     check.findings
-}
-
-/// One operation: its events, folded.
-#[derive(Clone, Debug)]
-struct Op {
-    id: OpId,
-    lock: usize,
-    weight: u32,
-    ask: Ask,
-    invoked: Time,
-    /// When it first knew that it waits.
-    waiting: Option<Time>,
-    acquired: Option<(Time, u64)>,
-    /// The last moment at which the guard is known to have said "held".
-    held: Option<Time>,
-    /// Until when the guard promised to hold, as far as it was asked.
-    until: Time,
-    lost: Option<(Time, bool, String)>,
-    releasing: Option<Time>,
-    abandoned: bool,
-    failed: Option<(Time, String, String)>,
-    plain: Option<bool>,
-    fenced: Option<bool>,
-}
-
-impl Op {
-    fn fold(events: &[Event]) -> Vec<Self> {
-        let mut at: HashMap<OpId, usize> = HashMap::new();
-        let mut ops: Vec<Self> = Vec::new();
-        for event in events {
-            if let What::Invoked { lock, weight, ask } = event.what {
-                at.insert(event.op, ops.len());
-                ops.push(Self::invoked(event, lock, weight, ask));
-            } else if let Some(&i) = at.get(&event.op) {
-                ops[i].learn(event);
-            }
-        }
-        ops
-    }
-
-    fn invoked(event: &Event, lock: usize, weight: u32, ask: Ask) -> Self {
-        Self {
-            id: event.op,
-            lock,
-            weight,
-            ask,
-            invoked: event.at,
-            waiting: None,
-            acquired: None,
-            held: None,
-            until: 0,
-            lost: None,
-            releasing: None,
-            abandoned: false,
-            failed: None,
-            plain: None,
-            fenced: None,
-        }
-    }
-
-    fn learn(&mut self, event: &Event) {
-        match &event.what {
-            What::Invoked { .. } | What::Released => {}
-            What::Waiting { .. } => self.waiting = self.waiting.or(Some(event.at)),
-            What::Acquired { token } => self.acquired = Some((event.at, *token)),
-            What::Held { until } => {
-                self.held = Some(event.at);
-                self.until = self.until.max(*until);
-            }
-            What::Lost { expired, reason } => {
-                self.lost.get_or_insert((event.at, *expired, reason.clone()));
-            }
-            What::Wrote { plain, fenced } => {
-                (self.plain, self.fenced) = (Some(*plain), *fenced);
-            }
-            What::Releasing => self.releasing = Some(event.at),
-            What::Failed { kind, error } => {
-                self.failed = Some((event.at, kind.clone(), error.clone()));
-            }
-            What::Abandoned => self.abandoned = true,
-        }
-    }
-
-    fn is_over(&self) -> bool {
-        self.releasing.is_some() || self.abandoned || self.failed.is_some()
-    }
 }
 
 /// The time in which an operation held beyond doubt.
@@ -275,11 +206,13 @@ impl Troubles {
         let mut everybody = Vec::new();
         for t in troubles {
             match t.worker {
-                Some(worker) => by_worker.entry(worker).or_default().push((t.from, t.to)),
-                None => everybody.push((t.from, t.to)),
+                Some(worker) => {
+                    by_worker.entry(worker).or_default().push((t.from, t.excuses_until))
+                }
+                None => everybody.push((t.from, t.excuses_until)),
             }
         }
-        let anybody = merged(troubles.iter().map(|t| (t.from, t.to)).collect());
+        let anybody = merged(troubles.iter().map(|t| (t.from, t.excuses_until)).collect());
         let by_worker = by_worker.into_iter().map(|(w, spans)| (w, merged(spans))).collect();
         Self { by_worker, everybody: merged(everybody), anybody }
     }
@@ -320,9 +253,9 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
-    fn violated(&mut self, property: Property, what: String) {
+    fn violated(&mut self, property: Property, place: Place, what: String) {
         if self.terms.claimed.contains(&property) {
-            self.findings.violations.push(Violation { property, what });
+            self.findings.violations.push(Violation { property, what, place });
         }
     }
 
@@ -338,22 +271,19 @@ impl Check<'_> {
 
     fn shown(&self, hold: &Hold<'_>) -> String {
         let (from, to) = (self.ms(hold.from), self.ms(hold.to));
-        format!("{} (token {}, held {from} to {to} ms)", hold.op.id, hold.token)
+        let token = match hold.token {
+            0 => String::new(),
+            token => format!("token {token}, "),
+        };
+        format!("{} ({token}held {from} to {to} ms)", hold.op.id)
     }
 
     /// In order of their beginning.
     fn holds<'o>(&self, ops: &[&'o Op]) -> Vec<Hold<'o>> {
         let hold = |op: &&'o Op| {
-            let (from, token) = op.acquired?;
-            let held = op.held?;
-            // Lost by its own clock is what the guard promised; lost in any other way came we
-            // do not know when after it last said "held".
-            let lost = op.lost.as_ref();
-            let lost = lost.map(|(at, expired, _)| if *expired { *at } else { held });
-            let died = self.history.deaths.get(&op.id.worker).copied();
-            let ends = [Some(op.until), lost, op.releasing, died, Some(self.history.ended)];
-            let to = ends.into_iter().flatten().min()?;
-            (from < to).then_some(Hold { op, token, from, to })
+            let (_, token) = op.acquired?;
+            let (from, to) = op.held_beyond_doubt(self.history)?;
+            Some(Hold { op, token, from, to })
         };
         let mut holds: Vec<Hold<'o>> = ops.iter().filter_map(hold).collect();
         holds.sort_unstable_by_key(|h| (h.from, h.op.id));
@@ -377,11 +307,12 @@ impl Check<'_> {
             }
             sum += weight;
             if sum > capacity {
-                let others: Vec<String> =
-                    active.iter().take(3).map(|&j: &usize| self.shown(&holds[j])).collect();
+                let others: Vec<usize> = active.iter().take(3).copied().collect();
+                let shown: Vec<String> = others.iter().map(|j| self.shown(&holds[*j])).collect();
                 let (name, new) = (self.name(lock), self.shown(&holds[i]));
-                let what = format!("{name}: {new} while {} held", others.join(", "));
-                self.violated(Property::Exclusion, what);
+                let what = format!("{name}: {new} while {} held", shown.join(", "));
+                let ops = std::iter::once(i).chain(others).map(|j| holds[j].op.id).collect();
+                self.violated(Property::Exclusion, Place::Ops(ops), what);
             }
             active.insert(i);
         }
@@ -397,9 +328,10 @@ impl Check<'_> {
                 .map(|(_, h)| h)
                 .max_by_key(|h| h.token);
             if let Some(before) = conflicting.filter(|h| h.token > hold.token) {
+                let place = Place::Ops(vec![hold.op.id, before.op.id]);
                 let (before, now) = (self.shown(before), self.shown(hold));
                 let what = format!("{}: {now} came after {before}", self.name(lock));
-                self.violated(Property::TokenOrder, what);
+                self.violated(Property::TokenOrder, place, what);
             }
             let max = greatest.entry(hold.op.weight).or_insert(*hold);
             if hold.token > max.token {
@@ -430,7 +362,7 @@ impl Check<'_> {
                     op.id,
                     self.ms(op.invoked),
                 );
-                self.violated(Property::TokenOrder, what);
+                self.violated(Property::TokenOrder, Place::Ops(vec![op.id, id]), what);
             }
         }
     }
@@ -442,7 +374,7 @@ impl Check<'_> {
             if let Some(other) = seen.insert(token, op.id) {
                 let name = self.name(op.lock);
                 let what = format!("{name}: token {token} was granted to {other} and {}", op.id);
-                self.violated(Property::TokenUnique, what);
+                self.violated(Property::TokenUnique, Place::Ops(vec![op.id, other]), what);
             }
         }
     }
@@ -471,7 +403,8 @@ impl Check<'_> {
                     self.shown(&waiter),
                     self.ms(since),
                 );
-                self.violated(Property::Fifo, what);
+                let place = Place::Ops(vec![hold.op.id, waiter.op.id]);
+                self.violated(Property::Fifo, place, what);
             }
             let op = hold.op;
             let Some(since) = op.waiting else { continue };
@@ -511,7 +444,8 @@ impl Check<'_> {
             if last_death == died {
                 self.findings.recoveries.push(taken);
             }
-            if taken > self.terms.recovery {
+            let Some(promised) = self.terms.recovery_ms else { continue };
+            if taken > Duration::from_millis(promised) {
                 let what = format!(
                     "{}: {} died holding at {} ms; {} waited, and held only {} ms later (promised: {} ms)",
                     self.name(lock),
@@ -519,9 +453,10 @@ impl Check<'_> {
                     self.ms(died),
                     waiter.id,
                     taken.as_millis(),
-                    self.terms.recovery.as_millis(),
+                    promised,
                 );
-                self.violated(Property::Recovery, what);
+                let place = Place::Ops(vec![waiter.id, hold.op.id]);
+                self.violated(Property::Recovery, place, what);
             }
         }
     }
@@ -548,7 +483,7 @@ impl Check<'_> {
         let (plain_taken, fenced_taken) =
             (log(Resource::Plain).count() as u64, log(Resource::Fenced).count() as u64);
 
-        self.findings.plain_late += plain_late.len();
+        self.findings.plain_late.extend(plain_late.iter().map(|w| w.op));
         for w in fenced_late {
             let what = format!(
                 "{}: the write of {} with token {} was taken after a greater token's",
@@ -556,7 +491,7 @@ impl Check<'_> {
                 w.op,
                 w.token
             );
-            self.violated(Property::Effect, what);
+            self.violated(Property::Effect, Place::Ops(vec![w.op]), what);
         }
 
         let lost = |set: &[OpId], acked: fn(&Op) -> bool| {
@@ -565,7 +500,7 @@ impl Check<'_> {
             gone.map(|op| op.id).collect::<Vec<_>>()
         };
         let plain_lost = lost(&plain.set, |op| op.plain == Some(true));
-        self.findings.plain_lost += plain_lost.len();
+        self.findings.plain_lost.extend(&plain_lost);
         self.findings.fenced_refused += ops.iter().filter(|op| op.fenced == Some(false)).count();
         self.findings.fenced_kept += ops.iter().filter(|op| op.fenced == Some(true)).count();
         let fenced_lost = lost(&fenced.set, |op| op.fenced == Some(true));
@@ -577,7 +512,7 @@ impl Check<'_> {
             for id in lost {
                 let name = self.name(lock);
                 let what = format!("{name}: the update of {id} was acknowledged and is gone");
-                self.violated(property, what);
+                self.violated(property, Place::Ops(vec![id]), what);
             }
             if end.value != taken || end.set.len() as u64 != taken {
                 let what = format!(
@@ -586,7 +521,7 @@ impl Check<'_> {
                     end.value,
                     end.set.len(),
                 );
-                self.violated(property, what);
+                self.violated(property, Place::Lock(lock), what);
             }
         }
     }
@@ -594,7 +529,7 @@ impl Check<'_> {
     /// How calls ended, and how holds did.
     fn outcomes(&mut self, ops: &[Op]) {
         for crash in &self.history.crashes {
-            self.violated(Property::Outcome, crash.clone());
+            self.violated(Property::Outcome, Place::Nowhere, crash.clone());
         }
         for op in ops {
             if !op.is_over() && !self.history.deaths.contains_key(&op.id.worker) {
@@ -604,13 +539,13 @@ impl Check<'_> {
                     op.id,
                     self.ms(op.invoked)
                 );
-                self.violated(Property::Wakeup, what);
+                self.violated(Property::Wakeup, Place::Ops(vec![op.id]), what);
             }
             if let Some((at, kind, error)) = &op.failed
                 && !self.has_cause(op, kind, *at)
             {
                 let what = format!("{} failed without a cause: {error}", op.id);
-                self.violated(Property::Outcome, what);
+                self.violated(Property::Outcome, Place::Ops(vec![op.id]), what);
             }
             let Some((at, expired, reason)) = &op.lost else { continue };
             self.findings.lost_holds += 1;
@@ -628,17 +563,17 @@ impl Check<'_> {
                         false => "it lived and reached the store".into(),
                     },
                 );
-                self.violated(Property::Renewal, what);
+                self.violated(Property::Renewal, Place::Ops(vec![op.id]), what);
             }
         }
     }
 
     fn has_cause(&mut self, op: &Op, kind: &str, at: Time) -> bool {
         match kind {
-            "Contended" => op.ask == Ask::Try,
-            "Timeout" => op.ask == Ask::Timeout,
-            "Lost" => self.is_hit(op.id.worker, op.invoked, at),
-            "AtRisk" | "Unreachable" => {
+            "contended" => op.ask == Ask::Try,
+            "timeout" => op.ask == Ask::Timeout,
+            "lost" => self.is_hit(op.id.worker, op.invoked, at),
+            "at_risk" | "unreachable" => {
                 // Somebody else's trouble is a cause as well: who is stopped inside a store of
                 // files bars the others.
                 if !self.troubles.hit_anybody(op.invoked, at) {
@@ -652,7 +587,7 @@ impl Check<'_> {
 
     fn residue(&mut self) {
         for left in &self.history.residue {
-            self.violated(Property::Residue, left.clone());
+            self.violated(Property::Residue, Place::Nowhere, left.clone());
         }
     }
 }
@@ -661,11 +596,12 @@ fn is_write_of(w: &super::history::Write, lock: usize, resource: Resource) -> bo
     w.lock == lock && w.resource == resource
 }
 
-/// The terms of a store that promises everything, for a run with these faults.
+/// The terms of a store that promises everything.
 #[cfg(test)]
 pub(super) fn strict(recovery: Duration) -> Terms {
-    Terms { claimed: Property::ALL.into_iter().collect(), recovery, shared_stalls: false }
+    let recovery_ms = u64::try_from(recovery.as_millis()).ok();
+    Terms { claimed: Property::ALL.into_iter().collect(), recovery_ms, shared_stalls: false }
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

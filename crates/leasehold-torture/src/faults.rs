@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use super::ambush::Ambush;
-use super::history::{Fault, Time, Trouble, WorkerId, nanos, now};
+use super::history::{Fault, Time, Trouble, WorkerId, now};
 use super::line::Line;
 use super::parent::Parent;
 
@@ -96,7 +96,7 @@ async fn pause(parent: &Parent, end: Instant, rng: &mut Rng) {
     rest(long, end).await;
     let mut state = parent.state();
     state.signal(worker, Signal::CONT);
-    state.over(Fault::Pause, trouble(parent, worker, from));
+    state.over(trouble(parent, Fault::Pause, worker, from));
 }
 
 async fn kill(parent: &Arc<Parent>, end: Instant, rng: &mut Rng) {
@@ -107,7 +107,6 @@ async fn kill(parent: &Arc<Parent>, end: Instant, rng: &mut Rng) {
     if hit.is_none() {
         return;
     }
-    parent.state().count(Fault::Kill);
     parent.respawn();
     // Its locks come back first: faster than that, and nobody would ever hold one.
     rest(pace(parent), end).await;
@@ -121,7 +120,7 @@ async fn cut(parent: &Parent, end: Instant, rng: &mut Rng) {
     lines.set(worker, line);
     rest(some_leases(parent.runs_out, rng), end).await;
     lines.set(worker, Line::Up);
-    parent.state().over(Fault::Cut, trouble(parent, worker, from));
+    parent.state().over(trouble(parent, Fault::Cut, worker, from));
 }
 
 /// Runs the user's program again and again, until `end`. While it runs, and for as long as the store
@@ -150,8 +149,8 @@ pub(super) async fn disturb(
         if !status.success() {
             return Err(format!("{shown}: {status}"));
         }
-        let trouble = Trouble { worker: None, from, to: now() + nanos(recovery) };
-        parent.state().over(Fault::Servers, trouble);
+        let trouble = Trouble::ends_now(Fault::Servers, None, from, recovery);
+        parent.state().over(trouble);
         // As long again without a fault of this kind: what is promised then must be seen to be kept.
         rest(recovery * 2, end).await;
     }
@@ -160,6 +159,6 @@ pub(super) async fn disturb(
 
 /// What a trouble has kept waiting takes a moment to be made up for: calls whose answers were lost
 /// are repeated only after a third of the lease.
-fn trouble(parent: &Parent, worker: WorkerId, from: Time) -> Trouble {
-    Trouble { worker: Some(worker), from, to: now() + nanos(parent.lease / 2) }
+fn trouble(parent: &Parent, fault: Fault, worker: WorkerId, from: Time) -> Trouble {
+    Trouble::ends_now(fault, Some(worker), from, parent.lease / 2)
 }

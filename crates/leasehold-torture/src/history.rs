@@ -43,7 +43,7 @@ impl fmt::Display for OpId {
 }
 
 /// One of the locks that are fought for.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct LockSpec {
     pub(super) name: String,
     pub(super) kind: Kind,
@@ -51,9 +51,11 @@ pub(super) struct LockSpec {
 }
 
 /// How the worker asks for the lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(super) enum Ask {
     /// Waits as long as it takes.
+    #[default]
     Lock,
     /// Does not wait.
     Try,
@@ -83,7 +85,8 @@ pub(super) enum What {
     Releasing,
     /// The release was acknowledged.
     Released,
-    /// The call returned an error of this kind.
+    /// The call returned an error of this kind, as [`ErrorKind::as_str`](leasehold::ErrorKind)
+    /// has it.
     Failed { kind: String, error: String },
     /// The future was dropped before it was ready. Read before the drop.
     Abandoned,
@@ -123,16 +126,40 @@ impl fmt::Display for Fault {
 }
 
 /// A time during which a worker (or, with `None`, the parent and with it everybody) could not do
-/// what it should: an injected fault, or a machine so busy that it did not run.
-#[derive(Clone, Copy, Debug)]
+/// what it should.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Trouble {
     pub(super) worker: Option<WorkerId>,
+    /// What was injected; `None`: nothing, the machine was so busy that it did not run.
+    pub(super) fault: Option<Fault>,
     pub(super) from: Time,
     pub(super) to: Time,
+    /// What was kept waiting takes until then to be made up for.
+    pub(super) excuses_until: Time,
+}
+
+impl Trouble {
+    /// A process did not get to run.
+    pub(super) fn stall(worker: Option<WorkerId>, from: Time, to: Time) -> Self {
+        Self { worker, fault: None, from, to, excuses_until: to }
+    }
+
+    /// A fault that ends now, and needs so long to be made up for.
+    pub(super) fn ends_now(
+        fault: Fault,
+        worker: Option<WorkerId>,
+        from: Time,
+        grace: Duration,
+    ) -> Self {
+        let to = now();
+        let excuses_until = to.saturating_add(nanos(grace));
+        Self { worker, fault: Some(fault), from, to, excuses_until }
+    }
 }
 
 /// Which of the two resources under each lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(super) enum Resource {
     /// Takes every write.
     Plain,
@@ -141,16 +168,18 @@ pub(super) enum Resource {
 }
 
 /// A write that a resource took, in its own order.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Write {
     pub(super) lock: usize,
     pub(super) resource: Resource,
     pub(super) op: OpId,
     pub(super) token: u64,
+    /// When, where the resource knows.
+    pub(super) at: Option<Time>,
 }
 
 /// What a resource holds in the end.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Final {
     /// The register: how often it was incremented.
     pub(super) value: u64,
@@ -159,7 +188,7 @@ pub(super) struct Final {
 }
 
 /// Everything that happened in one run.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct History {
     pub(super) locks: Vec<LockSpec>,
     /// In any order; those of one operation are in order.

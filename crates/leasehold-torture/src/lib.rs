@@ -3,7 +3,8 @@
 //! Processes fight for locks, and under each lock they increment a register and add to a set,
 //! which live in the parent as a database would. Meanwhile they are stopped, killed and
 //! cut off. Everything they saw goes into a history, and the checker says
-//! which promise of the store it breaks, if any.
+//! which promise of the store it breaks, if any. A history can be kept in a file, which is judged again
+//! as often as one likes; other people's locks are judged by writing one.
 //!
 //! The same work is done on two resources: one takes every write, the other refuses
 //! late tokens. Where the store has leases, a holder that is stopped for longer than its lease
@@ -17,59 +18,86 @@
 #![forbid(unsafe_code)]
 
 mod ambush;
+mod archive;
 mod args;
 mod checker;
 pub mod duration;
 mod faults;
 mod history;
+mod judged;
 mod ledger;
 mod line;
+mod op;
+mod outputs;
+mod page;
 mod parent;
 mod reach;
+mod record;
 mod relay;
 mod report;
 mod resource;
 mod run;
 mod served;
+mod trial;
 mod wire;
 mod worker;
 
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use leasehold::{Error, ErrorKind};
 use tokio::signal::unix::{SignalKind, signal};
+
+use history::History;
+use judged::Judged;
+use trial::Trial;
 
 pub use args::Args;
 pub use wire::WORKER;
 
 /// `leasehold torture`.
 pub fn main(args: &Args) -> ExitCode {
-    match torture(args) {
+    let judged = outputs::Outputs::open(args).and_then(|outputs| {
+        let tried = match &args.check {
+            Some(file) => from_file(file).map(Some),
+            None => torture(args),
+        };
+        tried.map(|tried| tried.map(|(trial, history)| (outputs, Judged::new(trial, history))))
+    });
+    match judged {
         Ok(None) => {
             eprintln!("leasehold torture: interrupted; nothing can be said of half a run");
             ExitCode::from(130)
         }
-        Ok(Some(report)) => {
+        Ok(Some((outputs, judged))) => {
             match args.json {
-                true => println!("{}", wire::line(&report).trim_end()),
-                false => println!("{report}"),
+                true => println!("{}", wire::line(&judged.report).trim_end()),
+                false => println!("{}", judged.report),
             }
-            report.exit_code()
+            outputs.save(&judged).map_or_else(|e| failed(&e), |()| judged.report.exit_code())
         }
-        Err(error) => {
-            eprintln!("leasehold torture: {error}");
-            ExitCode::from(match error.kind() {
-                ErrorKind::Unreachable => 69,
-                _ => 2,
-            })
-        }
+        Err(error) => failed(&error),
     }
 }
 
+fn failed(error: &Error) -> ExitCode {
+    eprintln!("leasehold torture: {error}");
+    ExitCode::from(match error.kind() {
+        ErrorKind::Unreachable => 69,
+        _ => 2,
+    })
+}
+
+/// What was written down earlier, by us or by others.
+fn from_file(file: &Path) -> leasehold::Result<(Trial, History)> {
+    let refused = |why: String| Error::new(ErrorKind::Config, format!("{}: {why}", file.display()));
+    let opened = std::fs::File::open(file).map_err(|e| refused(e.to_string()))?;
+    archive::read(std::io::BufReader::new(opened)).map_err(refused)
+}
+
 /// `None`: interrupted. Then the runtime's end kills the workers, stopped ones as well.
-fn torture(args: &Args) -> leasehold::Result<Option<report::Report>> {
+fn torture(args: &Args) -> leasehold::Result<Option<(Trial, History)>> {
     let failed = |e: std::io::Error| Error::new(ErrorKind::Config, "cannot start").because(e);
     // The runtime panics where it cannot have its own descriptors.
     let spare = || std::fs::File::open("/dev/null");
@@ -87,7 +115,7 @@ fn torture(args: &Args) -> leasehold::Result<Option<report::Report>> {
         let mut interrupted = signal(SignalKind::interrupt()).map_err(failed)?;
         let mut terminated = signal(SignalKind::terminate()).map_err(failed)?;
         tokio::select! {
-            report = run::run(plan) => report.map(Some),
+            tried = run::run(plan) => tried.map(Some),
             _ = interrupted.recv() => Ok(None),
             _ = terminated.recv() => Ok(None),
         }
@@ -120,6 +148,7 @@ pub fn report_on(
     let command = <Command as clap::Parser>::try_parse_from(words).map_err(|e| refused(&e))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let plan = args::Plan::new(&command.args, program);
-    let report = runtime.map_err(|e| refused(&e))?.block_on(run::run_on(store, plan))?;
-    serde_json::to_value(report).map_err(|e| refused(&e))
+    let tried = runtime.map_err(|e| refused(&e))?.block_on(run::run_on(store, plan));
+    let (trial, history) = tried?;
+    serde_json::to_value(Judged::new(trial, history).report).map_err(|e| refused(&e))
 }

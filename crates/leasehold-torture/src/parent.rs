@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::ambush::Ambush;
 use super::history::{
-    Fault, History, LockSpec, OpId, Resource, Time, Trouble, WorkerId, Write, nanos, now,
+    History, LockSpec, OpId, Resource, Time, Trouble, WorkerId, Write, nanos, now,
 };
 use super::reach::Reach;
 use super::resource::Cell;
@@ -49,7 +49,6 @@ pub(super) struct State {
     pub(super) cells: Vec<(Cell, Cell)>,
     pub(super) workers: BTreeMap<WorkerId, Worker>,
     pub(super) next_worker: WorkerId,
-    pub(super) injected: BTreeMap<Fault, usize>,
     pub(super) rng: Rng,
     /// Why no worker can begin.
     pub(super) unable: Option<String>,
@@ -109,13 +108,8 @@ impl State {
         true
     }
 
-    pub(super) fn count(&mut self, fault: Fault) {
-        *self.injected.entry(fault).or_default() += 1;
-    }
-
     /// A fault is over, and its worker may be given another.
-    pub(super) fn over(&mut self, fault: Fault, trouble: Trouble) {
-        self.count(fault);
+    pub(super) fn over(&mut self, trouble: Trouble) {
         if let Some(w) = trouble.worker.and_then(|id| self.workers.get_mut(&id)) {
             w.in_trouble = false;
         }
@@ -158,17 +152,18 @@ impl State {
             FromWorker::Read { op, lock, token } => self.read(worker, op, lock, token),
             FromWorker::Write { op, lock, token, plain, fenced } => {
                 let Some((p, f)) = self.cells.get_mut(lock) else { return };
+                let at = Some(now());
                 let plain = p.write(token, plain, op);
                 let fenced = fenced.is_some_and(|read| f.write(token, read, op));
                 for (taken, resource) in [(plain, Resource::Plain), (fenced, Resource::Fenced)] {
                     if taken {
-                        self.history.writes.push(Write { lock, resource, op, token });
+                        self.history.writes.push(Write { lock, resource, op, token, at });
                     }
                 }
                 self.send(worker, &ToWorker::Wrote { op, plain, fenced });
             }
             FromWorker::Stalled { from, to } => {
-                self.history.troubles.push(Trouble { worker: Some(worker), from, to });
+                self.history.troubles.push(Trouble::stall(Some(worker), from, to));
             }
             FromWorker::Unable(why) => self.unable = Some(why),
             FromWorker::Bye => {
@@ -294,7 +289,7 @@ impl Parent {
     fn note_if_late(&self, from: Time, usual: Duration) {
         let to = now();
         if to - from > nanos(usual + self.lease / 10) {
-            self.state().history.troubles.push(Trouble { worker: None, from, to });
+            self.state().history.troubles.push(Trouble::stall(None, from, to));
         }
     }
 

@@ -6,12 +6,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use leasehold::Kind;
-use leasehold::store::Guarantees;
 use serde::Serialize;
 
-use super::args::Plan;
-use super::checker::{Findings, Property, Terms, Violation};
+use super::checker::{Findings, Property, Violation};
 use super::history::{Fault, History};
+use super::trial::{Fence, Trial};
 
 /// How many violations of one property are shown; all are counted.
 const SHOWN: usize = 3;
@@ -59,12 +58,12 @@ pub(super) struct Report {
     /// Why the run is void, if it is.
     void: Vec<String>,
     store: String,
-    seconds: u64,
-    clients: u32,
-    lease_ms: u128,
-    seed: u64,
+    seconds: Option<u64>,
+    clients: Option<u32>,
+    lease_ms: Option<u64>,
+    seed: Option<u64>,
     /// Where the fenced resource was.
-    fence: &'static str,
+    fence: Fence,
     leases: bool,
     operations: usize,
     grants: usize,
@@ -80,25 +79,18 @@ pub(super) struct Report {
     recoveries: usize,
     median_recovery_ms: Option<u128>,
     longest_recovery_ms: Option<u128>,
-    allowed_recovery_ms: u128,
+    allowed_recovery_ms: Option<u64>,
     properties: Vec<Line>,
     violations: Vec<Violation>,
 }
 
 impl Report {
-    pub(super) fn new(
-        (plan, time): (&Plan, Duration),
-        store: &str,
-        promises: &Guarantees,
-        terms: &Terms,
-        injected: &BTreeMap<Fault, usize>,
-        history: &History,
-        findings: Findings,
-    ) -> Self {
+    pub(super) fn new(trial: &Trial, history: &History, findings: &Findings) -> Self {
+        let injected = trial.injected(history);
         let line = |property: Property| Line {
             property,
             name: property.to_string(),
-            claimed: terms.claimed.contains(&property),
+            claimed: trial.terms.claimed.contains(&property),
             violations: findings.violations.iter().filter(|v| v.property == property).count(),
             cases: match property {
                 Property::Exclusion | Property::TokenOrder | Property::TokenUnique => {
@@ -112,7 +104,7 @@ impl Report {
         };
         let properties: Vec<Line> = Property::ALL.into_iter().map(line).collect();
         let mut shown: BTreeMap<Property, usize> = BTreeMap::new();
-        let mut violations = findings.violations;
+        let mut violations = findings.violations.clone();
         violations.sort_by_key(|v| v.property);
         violations.retain(|v| {
             let n = shown.entry(v.property).or_default();
@@ -121,9 +113,9 @@ impl Report {
         });
         let excludes = history.locks.iter().any(|l| l.kind != Kind::Semaphore);
         let negative_control = NegativeControl {
-            required: promises.has_leases() && injected.contains_key(&Fault::Pause) && excludes,
-            acknowledged_updates_lost: findings.plain_lost,
-            late_writes_taken: findings.plain_late,
+            required: trial.leases && injected.contains_key(&Fault::Pause) && excludes,
+            acknowledged_updates_lost: findings.plain_lost.len(),
+            late_writes_taken: findings.plain_late.len(),
         };
         let words = |kind: Kind| match kind {
             Kind::Mutex => "mutex",
@@ -134,24 +126,24 @@ impl Report {
         for (lock, grants) in history.locks.iter().zip(&findings.grants_by_lock) {
             *grants_by_kind.entry(words(lock.kind).to_owned()).or_default() += grants;
         }
-        let mut recoveries = findings.recoveries;
+        let mut recoveries = findings.recoveries.clone();
         recoveries.sort_unstable();
         let mut report = Self {
             verdict: Verdict::Fine,
             summary: String::new(),
             void: Vec::new(),
-            store: store.to_owned(),
-            seconds: time.as_secs(),
-            clients: plan.clients,
-            lease_ms: plan.lease.as_millis(),
-            seed: plan.seed,
-            fence: if plan.fence_in_store { "store" } else { "process" },
-            leases: promises.has_leases(),
+            store: trial.store.clone(),
+            seconds: trial.seconds,
+            clients: trial.clients,
+            lease_ms: trial.lease_ms,
+            seed: trial.seed,
+            fence: trial.fence,
+            leases: trial.leases,
             operations: findings.operations,
             grants: findings.grants,
             grants_by_kind,
             lost_holds: findings.lost_holds,
-            faults: injected.clone(),
+            faults: injected,
             unanswered: findings.unanswered,
             fenced_updates_kept: findings.fenced_kept,
             fenced_writes_refused: findings.fenced_refused,
@@ -159,7 +151,7 @@ impl Report {
             recoveries: recoveries.len(),
             median_recovery_ms: recoveries.get(recoveries.len() / 2).map(Duration::as_millis),
             longest_recovery_ms: recoveries.last().map(Duration::as_millis),
-            allowed_recovery_ms: terms.recovery.as_millis(),
+            allowed_recovery_ms: trial.terms.recovery_ms,
             properties,
             violations,
         };
@@ -209,6 +201,16 @@ impl Report {
         };
     }
 
+    /// The outcome in one word.
+    pub(super) fn verdict(&self) -> Verdict {
+        self.verdict
+    }
+
+    /// The outcome in a sentence.
+    pub(super) fn summary(&self) -> &str {
+        &self.summary
+    }
+
     /// 0 fine, 1 a promise broken, 3 void.
     pub(super) fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self.verdict {
@@ -221,11 +223,17 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "{}: {} clients for {} s, lease {} ms, seed {}",
-            self.store, self.clients, self.seconds, self.lease_ms, self.seed
-        )?;
+        let said = [
+            self.clients.map(|n| format!("{n} clients")),
+            self.seconds.map(|n| format!("{n} s")),
+            self.lease_ms.map(|n| format!("lease {n} ms")),
+            self.seed.map(|n| format!("seed {n}")),
+        ];
+        let said: Vec<String> = said.into_iter().flatten().collect();
+        match said.is_empty() {
+            true => writeln!(f, "{}", self.store)?,
+            false => writeln!(f, "{}: {}", self.store, said.join(", "))?,
+        }
         let by_kind: Vec<String> =
             self.grants_by_kind.iter().map(|(kind, n)| format!("{kind} {n}")).collect();
         let (operations, grants) = (self.operations, self.grants);
@@ -237,7 +245,12 @@ impl fmt::Display for Report {
         writeln!(
             f,
             "fenced in the {}: {} updates kept, {} late writes refused",
-            self.fence, self.fenced_updates_kept, self.fenced_writes_refused
+            match self.fence {
+                Fence::Process => "process",
+                Fence::Store => "store",
+            },
+            self.fenced_updates_kept,
+            self.fenced_writes_refused
         )?;
         let NegativeControl { required, acknowledged_updates_lost, late_writes_taken } =
             &self.negative_control;
@@ -255,8 +268,9 @@ impl fmt::Display for Report {
             writeln!(
                 f,
                 "{} killed holders with somebody waiting: the lock was free after {median} ms \
-                 (median), {longest} ms (longest; allowed: {} ms)",
-                self.recoveries, self.allowed_recovery_ms
+                 (median), {longest} ms (longest{})",
+                self.recoveries,
+                self.allowed_recovery_ms.map_or(String::new(), |ms| format!("; allowed: {ms} ms")),
             )?;
         }
         if self.unanswered > 0 {

@@ -1,4 +1,4 @@
-//! One run, from the first worker to the report.
+//! One run, from the first worker to the last, and what the store had promised for it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -12,14 +12,14 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use super::args::Plan;
-use super::checker::{self, Property, Terms};
+use super::checker::{Property, Terms};
 use super::faults::{disturb, inject};
 use super::history::{Fault, Final, History, LockSpec, Resource, Write, now};
 use super::ledger::{self, Entry, Ledger};
 use super::parent::{Parent, State};
 use super::reach::Reach;
-use super::report::Report;
 use super::resource::Cell;
+use super::trial::{Fence, Trial};
 
 /// How many locks of each kind: while one is blocked by a fault, others go on.
 const LOCKS: u32 = 2;
@@ -103,14 +103,15 @@ fn terms(promises: &Guarantees, faults: &[Fault], lease: Duration) -> Terms {
     }
     // Without leases nobody's place runs out, whatever stands still.
     let shared_stalls = promises.has_leases() && promises.stall.longest() > lease / 3;
-    Terms { claimed, recovery: recovery(promises, lease), shared_stalls }
+    let recovery_ms = u64::try_from(recovery(promises, lease).as_millis()).ok();
+    Terms { claimed, recovery_ms, shared_stalls }
 }
 
-/// One run, from the first worker to the report.
+/// One run, from the first worker to the last: what was tried, and what happened.
 ///
 /// # Errors
 /// If the store cannot be reached, or no worker can begin.
-pub(super) async fn run(plan: Plan) -> leasehold::Result<Report> {
+pub(super) async fn run(plan: Plan) -> leasehold::Result<(Trial, History)> {
     // Refused before anything is made.
     plan.faults()?;
     plan.fence()?;
@@ -119,7 +120,7 @@ pub(super) async fn run(plan: Plan) -> leasehold::Result<Report> {
 }
 
 /// As [`run`], on a store that is open already.
-pub(super) async fn run_on(store: Leasehold, plan: Plan) -> leasehold::Result<Report> {
+pub(super) async fn run_on(store: Leasehold, plan: Plan) -> leasehold::Result<(Trial, History)> {
     let promises = store.guarantees().clone();
     let kinds = plan.kinds(&promises)?;
     let mut faults = plan.faults()?;
@@ -144,7 +145,6 @@ pub(super) async fn run_on(store: Leasehold, plan: Plan) -> leasehold::Result<Re
         cells,
         workers: BTreeMap::new(),
         next_worker: 0,
-        injected: faults.iter().map(|f| (*f, 0)).collect(),
         rng: rng.fork(),
         unable: None,
     };
@@ -182,10 +182,19 @@ pub(super) async fn run_on(store: Leasehold, plan: Plan) -> leasehold::Result<Re
         end.1 = fenced;
         history.writes.extend(writes);
     }
-    let terms = terms(&promises, &faults, plan.lease);
-    let findings = checker::check(&history, &terms);
-    let tried = (&plan, time);
-    Ok(Report::new(tried, store.url(), &promises, &terms, &state.injected, &history, findings))
+    let trial = Trial {
+        store: store.url().to_owned(),
+        command: plan.command_again(store.url(), time),
+        seed: Some(plan.seed),
+        seconds: Some(time.as_secs()),
+        clients: Some(plan.clients),
+        lease_ms: u64::try_from(plan.lease.as_millis()).ok(),
+        fence: if plan.fence_in_store { Fence::Store } else { Fence::Process },
+        leases: promises.has_leases(),
+        terms: terms(&promises, &faults, plan.lease),
+        faults: faults.into_iter().collect(),
+    };
+    Ok((trial, history))
 }
 
 /// What each fenced resource in the store has come to, and what it took. Removes them.
@@ -198,6 +207,7 @@ async fn stored(ledger: &dyn Ledger, locks: usize) -> leasehold::Result<Vec<(Fin
             resource: Resource::Fenced,
             op: entry.op,
             token: entry.token,
+            at: None,
         };
         all.push((ledger::replay(&entries)?.end(), entries.iter().map(write).collect()));
     }

@@ -295,7 +295,7 @@ impl Worker {
     }
 
     fn failed(&self, op: OpId, error: &leasehold::Error) {
-        let (kind, error) = (format!("{:?}", error.kind()), error.to_string());
+        let (kind, error) = (error.kind().as_str().to_owned(), error.to_string());
         self.event(op, now(), What::Failed { kind, error });
     }
 

@@ -23,6 +23,7 @@
 //! Everything panics with a message for the reader of a failed test: there is nobody else to
 //! handle an error. One file for each kind of server; what they share is in `daemon.rs`.
 
+mod browser;
 mod cert;
 mod clock;
 mod cluster;
@@ -49,6 +50,7 @@ mod zookeeper;
 
 use std::sync::OnceLock;
 
+pub use browser::Browser;
 pub use cert::Certificates;
 pub use cluster::Cluster;
 pub use command::cargo;

@@ -1,0 +1,241 @@
+//! A history in a file: a run is written down, and judged again when it is over or elsewhere.
+//!
+//! What is read may be anybody's, so nothing of it is believed: the checker is given only what it
+//! would be given by a run of ours, and the first line that is no such thing is named.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io::{self, BufRead};
+
+use super::checker::{Property, Terms};
+use super::history::{
+    Event, Fault, Final, History, LockSpec, OpId, Resource, Trouble, What, Write,
+};
+use super::record::{FORMAT, Header, Preamble, Record, Told, VERSION, clean};
+use super::trial::Trial;
+use super::wire::line;
+
+/// How many locks a history may have: each costs time whether or not anything is told of it.
+const MOST_LOCKS: usize = 1_000;
+
+/// Writes what was tried and what happened.
+///
+/// # Errors
+/// Those of `out`.
+pub(super) fn write(trial: &Trial, history: &History, out: &mut impl io::Write) -> io::Result<()> {
+    let header = Header {
+        preamble: Preamble { format: FORMAT.into(), version: VERSION },
+        trial: trial.clone(),
+        locks: history.locks.clone(),
+    };
+    out.write_all(line(&header).as_bytes())?;
+    let mut put = |record: Record| out.write_all(line(&record).as_bytes());
+    history.events.iter().try_for_each(|event| put(event.into()))?;
+    history.writes.iter().try_for_each(|write| put(write.into()))?;
+    history.troubles.iter().try_for_each(|trouble| put(trouble.into()))?;
+    let deaths: BTreeMap<_, _> = history.deaths.iter().collect();
+    deaths
+        .iter()
+        .try_for_each(|(worker, at)| put(Record::Killed { worker: **worker, at: **at }))?;
+    let (crashes, residue) = (history.crashes.iter(), history.residue.iter());
+    crashes.cloned().try_for_each(|what| put(Record::Crashed { what }))?;
+    residue.cloned().try_for_each(|what| put(Record::Residue { what }))?;
+    for (lock, (plain, fenced)) in history.finals.iter().enumerate() {
+        for (resource, end) in [(Resource::Plain, plain), (Resource::Fenced, fenced)] {
+            let set = end.set.iter().map(|op| (op.worker, op.n)).collect();
+            put(Record::Final { lock, resource, value: end.value, set })?;
+        }
+    }
+    put(Record::End { at: history.ended })
+}
+
+/// Reads what was written, or what somebody else wrote.
+///
+/// # Errors
+/// In one line, which of its lines is not part of a history, and why.
+pub(super) fn read(input: impl BufRead) -> Result<(Trial, History), String> {
+    let mut reader: Option<Reader> = None;
+    for (number, line) in (1_u64..).zip(input.split(b'\n')) {
+        let line = line.map_err(|e| format!("cannot be read: {e}"))?;
+        let told = match &mut reader {
+            None => Reader::begin(&line).map(|begun| reader = Some(begun)),
+            Some(reader) => reader.hear(&line),
+        };
+        told.map_err(|why| clean(&format!("line {number}: {why}")))?;
+    }
+    let reader =
+        reader.ok_or("is empty, and no history: leasehold torture --history writes one")?;
+    reader.end().map_err(|why| clean(&why))
+}
+
+struct Reader {
+    trial: Trial,
+    history: History,
+    finals: BTreeMap<(usize, bool), Final>,
+    /// Where something was written, by lock and whether it is the fenced one.
+    written: BTreeSet<(usize, bool)>,
+    lock_of: HashMap<OpId, usize>,
+    /// Whether something has no token.
+    tokenless: bool,
+    ended: bool,
+}
+
+impl Reader {
+    fn begin(line: &[u8]) -> Result<Self, String> {
+        let no_header = |e: serde_json::Error| {
+            format!("no header of a history ({e}): it begins with {{\"format\":\"{FORMAT}\",…")
+        };
+        let preamble: Preamble = serde_json::from_slice(line).map_err(no_header)?;
+        if preamble.format != FORMAT {
+            return Err(format!("the format is {:?}, not {FORMAT:?}", preamble.format));
+        }
+        if preamble.version != VERSION {
+            let version = preamble.version;
+            return Err(format!("version {version} of the format: this program reads {VERSION}"));
+        }
+        let header: Header =
+            serde_json::from_slice(line).map_err(|e| format!("the header: {e}"))?;
+        let Header { mut trial, mut locks, .. } = header;
+        if locks.len() > MOST_LOCKS {
+            return Err(format!("{} locks are more than {MOST_LOCKS}", locks.len()));
+        }
+        for LockSpec { name, capacity, .. } in &mut locks {
+            *name = clean(name);
+            if *capacity == 0 {
+                return Err(format!("the lock {name} has no capacity: nobody could ever hold it"));
+            }
+        }
+        if trial.terms.claimed.contains(&Property::Recovery) && trial.terms.recovery_ms.is_none() {
+            return Err("it promises recovery, and not within which recovery_ms".into());
+        }
+        trial.store = clean(&trial.store);
+        trial.command.iter_mut().for_each(|word| *word = clean(word));
+        let history = History { locks, ..History::default() };
+        Ok(Self {
+            trial,
+            history,
+            finals: BTreeMap::new(),
+            written: BTreeSet::new(),
+            lock_of: HashMap::new(),
+            tokenless: false,
+            ended: false,
+        })
+    }
+
+    fn hear(&mut self, line: &[u8]) -> Result<(), String> {
+        if line.trim_ascii().is_empty() {
+            return Ok(());
+        }
+        if self.ended {
+            return Err("there is more behind the end".into());
+        }
+        let record: Record = serde_json::from_slice(line).map_err(|e| e.to_string())?;
+        match record.into() {
+            Told::Event(event) => self.event(event)?,
+            Told::Write(write) => self.write(write)?,
+            Told::Trouble(trouble) => self.trouble(trouble)?,
+            Told::Killed(worker, at) => {
+                if self.history.deaths.insert(worker, at).is_some() {
+                    return Err(format!("worker {worker} was killed twice"));
+                }
+            }
+            Told::Crashed(what) => self.history.crashes.push(what),
+            Told::Residue(what) => self.history.residue.push(what),
+            Told::Final(lock, resource, end) => {
+                self.lock(lock)?;
+                if self.finals.insert((lock, resource == Resource::Fenced), end).is_some() {
+                    return Err(format!("a second final of this resource of lock {lock}"));
+                }
+            }
+            Told::End(at) => (self.history.ended, self.ended) = (at, true),
+        }
+        Ok(())
+    }
+
+    fn lock(&self, lock: usize) -> Result<&LockSpec, String> {
+        let locks = self.history.locks.len();
+        let spec = self.history.locks.get(lock);
+        spec.ok_or_else(|| format!("there is no lock {lock}: the header has {locks}, from 0"))
+    }
+
+    fn event(&mut self, event: Event) -> Result<(), String> {
+        let op = event.op;
+        if let What::Invoked { lock, weight, .. } = event.what {
+            let capacity = self.lock(lock)?.capacity;
+            if weight == 0 || weight > capacity {
+                return Err(format!("the weight is {weight}, and not from 1 to {capacity}"));
+            }
+            if self.lock_of.insert(op, lock).is_some() {
+                return Err(format!("operation {op} was invoked already"));
+            }
+        }
+        let Some(&lock) = self.lock_of.get(&op) else {
+            return Err(format!("operation {op} was not invoked before"));
+        };
+        match event.what {
+            What::Acquired { token: 0 } => self.tokenless = true,
+            What::Wrote { plain, fenced } => {
+                self.written.extend(plain.then_some((lock, false)));
+                self.written.extend((fenced == Some(true)).then_some((lock, true)));
+            }
+            _ => {}
+        }
+        self.history.events.push(event);
+        Ok(())
+    }
+
+    fn write(&mut self, write: Write) -> Result<(), String> {
+        self.lock(write.lock)?;
+        self.tokenless |= write.token == 0;
+        self.written.insert((write.lock, write.resource == Resource::Fenced));
+        self.history.writes.push(write);
+        Ok(())
+    }
+
+    fn trouble(&mut self, trouble: Trouble) -> Result<(), String> {
+        if trouble.to < trouble.from || trouble.excuses_until < trouble.to {
+            return Err("it ends before it begins".into());
+        }
+        if trouble.fault == Some(Fault::Kill) {
+            return Err("a kill is told by {\"event\":\"killed\",…".into());
+        }
+        self.history.troubles.push(trouble);
+        Ok(())
+    }
+
+    fn end(mut self) -> Result<(Trial, History), String> {
+        if !self.ended {
+            return Err("it was cut short: its last line is not {\"event\":\"end\",…".into());
+        }
+        self.promises_can_be_judged(&self.trial.terms)?;
+        let finals = &mut self.finals;
+        for lock in 0..self.history.locks.len() {
+            let mut end = |fenced| match finals.remove(&(lock, fenced)) {
+                // What was never written to is as it was.
+                None if !self.written.contains(&(lock, fenced)) => Ok(Final::default()),
+                None => {
+                    let which = if fenced { "fenced" } else { "plain" };
+                    Err(format!(
+                        "the {which} resource of lock {lock} was written to, and has no final"
+                    ))
+                }
+                Some(end) => Ok(end),
+            };
+            let ends = (end(false)?, end(true)?);
+            self.history.finals.push(ends);
+        }
+        Ok((self.trial, self.history))
+    }
+
+    fn promises_can_be_judged(&self, terms: &Terms) -> Result<(), String> {
+        let by_token = [Property::TokenOrder, Property::TokenUnique, Property::Effect];
+        match by_token.into_iter().find(|property| terms.claimed.contains(property)) {
+            Some(property) if self.tokenless => Err(format!(
+                "it promises \"{property}\", but not every grant and write has a token"
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

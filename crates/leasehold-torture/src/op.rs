@@ -1,0 +1,119 @@
+//! One operation: what its events come to, for whoever judges it or draws it.
+
+use std::collections::HashMap;
+
+use super::history::{Ask, Event, History, OpId, Time, What};
+
+/// One operation: its events, folded.
+#[derive(Clone, Debug)]
+pub(super) struct Op {
+    pub(super) id: OpId,
+    pub(super) lock: usize,
+    pub(super) weight: u32,
+    pub(super) ask: Ask,
+    pub(super) invoked: Time,
+    /// When it first knew that it waits.
+    pub(super) waiting: Option<Time>,
+    pub(super) acquired: Option<(Time, u64)>,
+    /// The last moment at which the guard is known to have said "held".
+    pub(super) held: Option<Time>,
+    /// Until when the guard promised to hold, as far as it was asked.
+    pub(super) until: Time,
+    /// When, whether by its own clock, and why.
+    pub(super) lost: Option<(Time, bool, String)>,
+    pub(super) releasing: Option<Time>,
+    pub(super) released: Option<Time>,
+    pub(super) abandoned: Option<Time>,
+    /// When, with which kind of error, and what it said.
+    pub(super) failed: Option<(Time, String, String)>,
+    /// When the resources answered.
+    pub(super) wrote: Option<Time>,
+    /// Whether the unfenced resource took its write.
+    pub(super) plain: Option<bool>,
+    /// Whether the fenced one did.
+    pub(super) fenced: Option<bool>,
+}
+
+impl Op {
+    /// All operations, in the order in which they were invoked.
+    pub(super) fn fold(events: &[Event]) -> Vec<Self> {
+        let mut at: HashMap<OpId, usize> = HashMap::new();
+        let mut ops: Vec<Self> = Vec::new();
+        for event in events {
+            if let What::Invoked { lock, weight, ask } = event.what {
+                at.insert(event.op, ops.len());
+                ops.push(Self::invoked(event, lock, weight, ask));
+            } else if let Some(&i) = at.get(&event.op) {
+                ops[i].learn(event);
+            }
+        }
+        ops
+    }
+
+    fn invoked(event: &Event, lock: usize, weight: u32, ask: Ask) -> Self {
+        Self {
+            id: event.op,
+            lock,
+            weight,
+            ask,
+            invoked: event.at,
+            waiting: None,
+            acquired: None,
+            held: None,
+            until: 0,
+            lost: None,
+            releasing: None,
+            released: None,
+            abandoned: None,
+            failed: None,
+            wrote: None,
+            plain: None,
+            fenced: None,
+        }
+    }
+
+    fn learn(&mut self, event: &Event) {
+        match &event.what {
+            What::Invoked { .. } => {}
+            What::Waiting { .. } => self.waiting = self.waiting.or(Some(event.at)),
+            What::Acquired { token } => self.acquired = Some((event.at, *token)),
+            What::Held { until } => {
+                self.held = Some(event.at);
+                self.until = self.until.max(*until);
+            }
+            What::Lost { expired, reason } => {
+                self.lost.get_or_insert((event.at, *expired, reason.clone()));
+            }
+            What::Wrote { plain, fenced } => {
+                self.wrote = Some(event.at);
+                (self.plain, self.fenced) = (Some(*plain), *fenced);
+            }
+            What::Releasing => self.releasing = Some(event.at),
+            What::Released => self.released = Some(event.at),
+            What::Failed { kind, error } => {
+                self.failed = Some((event.at, kind.clone(), error.clone()));
+            }
+            What::Abandoned => self.abandoned = Some(event.at),
+        }
+    }
+
+    /// Whether its end is known.
+    pub(super) fn is_over(&self) -> bool {
+        self.releasing.is_some() || self.abandoned.is_some() || self.failed.is_some()
+    }
+
+    /// The time in which it held beyond doubt: from the moment after the grant to the earliest of
+    /// what may have ended it. `None`: its guard never said that it held.
+    pub(super) fn held_beyond_doubt(&self, history: &History) -> Option<(Time, Time)> {
+        let (from, _) = self.acquired?;
+        let held = self.held?;
+        // Lost by its own clock is what the guard promised; lost in any other way came we
+        // do not know when after it last said "held".
+        let lost = self.lost.as_ref();
+        let lost = lost.map(|(at, expired, _)| if *expired { *at } else { held });
+        let died = history.deaths.get(&self.id.worker).copied();
+        let ends = [Some(self.until), lost, self.releasing, died, Some(history.ended)];
+        let to = ends.into_iter().flatten().min()?;
+        (from < to).then_some((from, to))
+    }
+}

@@ -1,0 +1,74 @@
+//! The files that a run is written into.
+//!
+//! They are opened before the run: whoever misspelt a path learns so at once, and not after an hour.
+//! What was in them stays until there is something to put in its place.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use leasehold::{Error, ErrorKind, Result};
+
+use super::args::Args;
+use super::judged::Judged;
+use super::{archive, page};
+
+/// The files that were asked for.
+pub(super) struct Outputs {
+    html: Option<Output>,
+    history: Option<Output>,
+}
+
+impl Outputs {
+    /// # Errors
+    /// [`ErrorKind::Config`] for one that cannot be written.
+    pub(super) fn open(args: &Args) -> Result<Self> {
+        let open = |file: &Option<PathBuf>| file.as_deref().map(Output::open).transpose();
+        Ok(Self { html: open(&args.html)?, history: open(&args.history)? })
+    }
+
+    /// # Errors
+    /// [`ErrorKind::Config`] for one that cannot be written to its end.
+    pub(super) fn save(self, judged: &Judged) -> Result<()> {
+        if let Some(output) = self.history {
+            output.write(|out| archive::write(&judged.trial, &judged.history, out))?;
+        }
+        if let Some(output) = self.html {
+            output.write(|out| out.write_all(page::page(judged).as_bytes()))?;
+        }
+        Ok(())
+    }
+}
+
+struct Output {
+    path: PathBuf,
+    file: File,
+}
+
+impl Output {
+    fn open(path: &Path) -> Result<Self> {
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(path);
+        let file = file.map_err(|e| cannot_write(path, &e))?;
+        Ok(Self { path: path.to_owned(), file })
+    }
+
+    fn write(
+        self,
+        content: impl FnOnce(&mut BufWriter<File>) -> std::io::Result<()>,
+    ) -> Result<()> {
+        let written = || {
+            // A pipe or a terminal has nothing in it to be taken away.
+            if self.file.metadata()?.is_file() {
+                self.file.set_len(0)?;
+            }
+            let mut out = BufWriter::new(self.file);
+            content(&mut out)?;
+            out.flush()
+        };
+        written().map_err(|e| cannot_write(&self.path, &e))
+    }
+}
+
+fn cannot_write(path: &Path, why: &std::io::Error) -> Error {
+    Error::new(ErrorKind::Config, format!("cannot write {}: {why}", path.display()))
+}

@@ -1,0 +1,60 @@
+// The rest of the page, and the beginning of all.
+
+
+function legend() {
+  const entries = [['wait', 'waits'], ['hold', 'believes that it holds'], ['doubt', 'not beyond doubt'], ['pause', 'paused'], ['cut', 'cut off'], ['kill', 'killed'],
+    ['servers', 'server down'], ['stall', 'did not run'], ['taken', 'write taken'], ['refused', '✕ refused'], ['lost', '● lost, ○ late']];
+  for (const [name, what] of entries) {
+    const entry = document.createElement('span'), patch = document.createElement('i');
+    patch.style.background = `var(--${name})`;
+    entry.append(patch, what);
+    $('legend').append(entry);
+  }
+}
+
+// With thousands the list would be slower than the picture.
+const MOST_LISTED = 500;
+function violations() {
+  $('broken').hidden = data.violations.length === 0;
+  data.violations.slice(0, MOST_LISTED).forEach((broken, index) => {
+    const item = document.createElement('li'), link = document.createElement('a');
+    link.href = `#v${index + 1}`;
+    link.textContent = `${broken.name}: ${broken.what}`;
+    // A second time as well, when the address is the same.
+    link.addEventListener('click', () => showViolation(index));
+    item.append(link);
+    $('violations').append(item);
+  });
+  const more = data.violations.length - MOST_LISTED;
+  if (more > 0) {
+    const item = document.createElement('li');
+    item.textContent = `and ${more} more, which the key v goes on to`;
+    $('violations').append(item);
+  }
+}
+
+// #v3 is the third violation, #t=1.5,2 the time from 1.5 to 2 ms.
+function byAddress() {
+  const violation = /^#v(\d+)$/.exec(location.hash), window = /^#t=([\d.]+),([\d.]+)$/.exec(location.hash);
+  if (violation) showViolation(Number(violation[1]) - 1);
+  if (window) look(Number(window[1]) * 1e3, Number(window[2]) * 1e3);
+}
+
+$('summary').textContent = data.summary;
+$('summary').classList.add(data.verdict);
+document.title = `${data.verdict}: ${data.store}`;
+if (data.command || data.seed) {
+  $('again').hidden = false;
+  $('command').textContent = data.command || `seed ${data.seed}`;
+}
+legend();
+violations();
+readColors();
+// No higher than its lanes; the style says how high at most.
+chart.style.height = height + 4 + 'px';
+// The canvas is as high as the frame, and sticks to it: what is behind it makes the frame scroll.
+$('height').style.height = Math.max(height - chart.clientHeight, 0) + 'px';
+window.addEventListener('hashchange', byAddress);
+fit();
+paint();
+byAddress();
