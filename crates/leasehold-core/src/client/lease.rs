@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
+use super::telemetry::{self, Gauged};
 use crate::base::clock::{Clock, Moment};
 use crate::words::claim::Claim;
 use crate::words::error::LostReason;
@@ -105,6 +106,7 @@ pub(crate) struct Lease {
     full: AtomicBool,
     reason: OnceLock<LostReason>,
     released: AtomicBool,
+    gauged: Gauged,
     /// Made when somebody first wants to be told: most holds end before anybody does.
     told: OnceLock<watch::Sender<State>>,
 }
@@ -129,6 +131,7 @@ impl Lease {
             ends => ends.minus(new.claim.lease.min(ends.since(new.clock.now())) / 3),
         };
         let pid = new.claim.holder.pid;
+        let gauged = Gauged::held(&new.claim);
         let lease = Self {
             claim: new.claim,
             token: new.token,
@@ -143,6 +146,7 @@ impl Lease {
             full: AtomicBool::new(new.full),
             reason: OnceLock::new(),
             released: AtomicBool::new(false),
+            gauged,
             told: OnceLock::new(),
         };
         lease.set_at_risk(new.granted);
@@ -233,16 +237,18 @@ impl Lease {
 
     fn lost_because(&self, reason: LostReason) {
         let reason = *self.reason.get_or_init(|| reason);
+        self.gauged.over();
         self.tell(|state| {
             *state = State::Lost(reason);
             true
         });
-        crate::client::telemetry::lost(&self.claim, self.token, reason);
+        telemetry::lost(&self.claim, self.token, reason);
     }
 
     /// The owner gives the lock back: nobody may believe in it from here on.
     pub(crate) fn mark_released(&self) {
         self.released.store(true, Ordering::SeqCst);
+        self.gauged.over();
         self.tell(|state| {
             let end = !matches!(state, State::Lost(_));
             if end {

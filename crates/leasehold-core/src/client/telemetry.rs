@@ -7,6 +7,8 @@
 //!
 //! | metric | kind | labels | what it counts |
 //! |---|---|---|---|
+//! | `leasehold_held` | gauge | `kind` | locks that are held now |
+//! | `leasehold_waiting` | gauge | `kind` | calls that stand in a queue now |
 //! | `leasehold_acquired_total` | counter | `kind` | locks taken |
 //! | `leasehold_acquire_seconds` | histogram | `kind` | from asking for a lock to holding it |
 //! | `leasehold_not_acquired_total` | counter | `kind`, `reason` | calls that did not get one |
@@ -61,11 +63,67 @@ fn kind_of(kind: Kind) -> &'static str {
     }
 }
 
+#[cfg(feature = "metrics")]
+const HELD: &str = "leasehold_held";
+#[cfg(feature = "metrics")]
+const WAITING: &str = "leasehold_waiting";
+
+/// One in a gauge, until that is over: by what ends it, or at the latest when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Gauged {
+    #[cfg(feature = "metrics")]
+    gauge: &'static str,
+    #[cfg(feature = "metrics")]
+    kind: Kind,
+    #[cfg(feature = "metrics")]
+    over: std::sync::atomic::AtomicBool,
+}
+
+impl Gauged {
+    /// A lock that is held.
+    pub(crate) fn held(claim: &Claim) -> Self {
+        #[cfg(feature = "metrics")]
+        return Self::counted(HELD, claim.kind);
+        #[cfg(not(feature = "metrics"))]
+        Self {}
+    }
+
+    /// A call that stands in a queue.
+    pub(crate) fn waiting(claim: &Claim) -> Self {
+        #[cfg(feature = "metrics")]
+        return Self::counted(WAITING, claim.kind);
+        #[cfg(not(feature = "metrics"))]
+        Self {}
+    }
+
+    #[cfg(feature = "metrics")]
+    fn counted(gauge: &'static str, kind: Kind) -> Self {
+        metrics::gauge!(gauge, "kind" => kind_of(kind)).increment(1.0);
+        Self { gauge, kind, over: false.into() }
+    }
+
+    /// It is over; the second time, nothing.
+    pub(crate) fn over(&self) {
+        #[cfg(feature = "metrics")]
+        if !self.over.swap(true, std::sync::atomic::Ordering::Relaxed) {
+            metrics::gauge!(self.gauge, "kind" => kind_of(self.kind)).decrement(1.0);
+        }
+    }
+}
+
+impl Drop for Gauged {
+    fn drop(&mut self) {
+        self.over();
+    }
+}
+
 /// Tells the recorder what the metrics are.
 pub(crate) fn describe() {
     #[cfg(feature = "metrics")]
     {
-        use metrics::{Unit, describe_counter, describe_histogram};
+        use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
+        describe_gauge!(HELD, Unit::Count, "Locks that are held.");
+        describe_gauge!(WAITING, Unit::Count, "Calls that stand in a queue.");
         for (counter, what) in [
             ("leasehold_acquired_total", "Locks taken."),
             ("leasehold_not_acquired_total", "Calls that did not get a lock, by reason."),

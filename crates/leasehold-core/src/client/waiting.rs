@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use super::lease::Granted;
+use super::telemetry::Gauged;
 use crate::base::clock::Moment;
 use crate::base::locked::locked;
 use crate::words::answer::{Place, Renewal};
@@ -19,6 +20,7 @@ pub(crate) struct Waiting {
     pub(crate) claim: Claim,
     state: Mutex<WaitingState>,
     news: Notify,
+    _gauged: Gauged,
 }
 
 #[derive(Debug)]
@@ -56,7 +58,8 @@ impl Waiting {
             place_is_news: false,
             unquestioned: Some(sent),
         };
-        Arc::new(Self { claim, state: Mutex::new(state), news: Notify::new() })
+        let (_gauged, news) = (Gauged::waiting(&claim), Notify::new());
+        Arc::new(Self { claim, state: Mutex::new(state), news, _gauged })
     }
 
     fn lock(&self) -> MutexGuard<'_, WaitingState> {
