@@ -10,7 +10,7 @@ use super::checker::{Property, Terms};
 use super::history::{
     Event, Fault, Final, History, LockSpec, OpId, Resource, Trouble, What, Write,
 };
-use super::record::{FORMAT, Header, Preamble, Record, Told, VERSION, clean};
+use super::record::{FORMAT, Header, Locks, Preamble, Record, Told, VERSION, clean};
 use super::trial::Trial;
 use super::wire::line;
 
@@ -24,8 +24,9 @@ const MOST_LOCKS: usize = 1_000;
 pub(super) fn write(trial: &Trial, history: &History, out: &mut impl io::Write) -> io::Result<()> {
     let header = Header {
         preamble: Preamble { format: FORMAT.into(), version: VERSION },
-        trial: trial.clone(),
-        locks: history.locks.clone(),
+        trial,
+        terms: &trial.terms,
+        locks: &history.locks,
     };
     out.write_all(line(&header).as_bytes())?;
     let mut put = |record: Record| out.write_all(line(&record).as_bytes());
@@ -92,9 +93,10 @@ impl Reader {
             let version = preamble.version;
             return Err(format!("version {version} of the format: this program reads {VERSION}"));
         }
-        let header: Header =
-            serde_json::from_slice(line).map_err(|e| format!("the header: {e}"))?;
-        let Header { mut trial, mut locks, .. } = header;
+        let bad = |e: serde_json::Error| format!("the header: {e}");
+        let mut trial: Trial = serde_json::from_slice(line).map_err(bad)?;
+        trial.terms = serde_json::from_slice(line).map_err(bad)?;
+        let Locks { mut locks } = serde_json::from_slice(line).map_err(bad)?;
         if locks.len() > MOST_LOCKS {
             return Err(format!("{} locks are more than {MOST_LOCKS}", locks.len()));
         }

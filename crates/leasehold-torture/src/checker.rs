@@ -92,7 +92,7 @@ impl fmt::Display for Property {
 }
 
 /// What the store promised for the faults that were injected.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Terms {
     #[serde(rename = "promises")]
     pub(super) claimed: BTreeSet<Property>,

@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::checker::Terms;
 use super::history::{
     Ask, Event, Fault, LockSpec, OpId, Resource, Time, Trouble, What, WorkerId, Write,
 };
@@ -22,13 +23,22 @@ pub(super) struct Preamble {
     pub(super) version: u32,
 }
 
-/// The first line.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Header {
+/// The first line, as it is written. It is read a part at a time, each of which passes over what the others
+/// have.
+#[derive(Debug, Serialize)]
+pub(super) struct Header<'a> {
     #[serde(flatten)]
     pub(super) preamble: Preamble,
     #[serde(flatten)]
-    pub(super) trial: Trial,
+    pub(super) trial: &'a Trial,
+    #[serde(flatten)]
+    pub(super) terms: &'a Terms,
+    pub(super) locks: &'a [LockSpec],
+}
+
+/// The part of the first line that belongs to the history.
+#[derive(Debug, Deserialize)]
+pub(super) struct Locks {
     pub(super) locks: Vec<LockSpec>,
 }
 

@@ -41,7 +41,8 @@ pub(super) struct Trial {
     /// What was to be done, whether or not it came to that.
     #[serde(default)]
     pub(super) faults: BTreeSet<Fault>,
-    #[serde(flatten)]
+    /// What the store had promised.
+    #[serde(skip)]
     pub(super) terms: Terms,
 }
 
