@@ -198,6 +198,30 @@ fn who_holds_is_evicted_after_a_question() {
     assert_eq!(top.ends().code(), Some(0));
 }
 
+/// Of several who hold, the one that is pointed at.
+#[test]
+fn nobody_else_is_evicted() {
+    let place = Place::new();
+    let hold = |label| {
+        place.hold_with(&["--of", "3", "--label", label], "x", "echo ready; exec sleep 1000")
+    };
+    let _held = [hold("one"), hold("two"), hold("three")];
+    let mut top = Top::start(&place, &[]);
+    top.sees(&["> x ", "semaphore", "3/3"]);
+    top.press("\rj");
+    top.sees(&["> holds", "two"]);
+    top.press("e");
+    top.sees(&["Evict token"]);
+    top.sees(&["x: held by", "two"]);
+    top.press("y");
+    top.sees(&["evicted token"]);
+    let left = place.show("x");
+    let labels = left["claims"].as_array().unwrap().iter().map(|claim| &claim["label"]);
+    assert_eq!(labels.collect::<Vec<_>>(), ["one", "three"]);
+    top.press("qq");
+    assert_eq!(top.ends().code(), Some(0));
+}
+
 #[test]
 fn what_is_kept_closed_is_opened_after_a_question() {
     let place = Place::new();
@@ -360,7 +384,12 @@ fn s90_a_label_with_sequences_is_shown_harmless() {
 
 fn walk(directory: &std::path::Path) -> Vec<std::path::PathBuf> {
     let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
-    entries.flat_map(|path| if path.is_dir() { walk(&path) } else { vec![path] }).collect()
+    // Not what a client is told through: who reads that waits for it.
+    let files = |path: std::path::PathBuf| match path.is_dir() {
+        true => walk(&path),
+        false => Vec::from_iter(path.is_file().then_some(path)),
+    };
+    entries.flat_map(files).collect()
 }
 
 #[test]
