@@ -65,6 +65,8 @@ pub(crate) enum Command {
     Show(ShowArgs),
     /// Says what changes: who waits, who holds, who has ended
     Events(FollowArgs),
+    /// Shows on a terminal what is held and waited for, as it changes
+    Top(TopArgs),
     /// Waits until a lock is free, or held, and takes nothing
     Wait(WaitArgs),
     /// Prints the SQL that makes leasehold's tables in a database
@@ -362,6 +364,29 @@ looks is not seen; `ended` is given back, lost, or given up.
 
 Ctrl-C ends it. Exit codes: 0 its reader has seen enough; 2 bad usage; 69 there is no store, or it
 cannot be reached at the start.";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = TOP_HELP)]
+pub(crate) struct TopArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+    /// How often to look
+    #[arg(long, value_name = "DUR", value_parser = pause, default_value = "1s")]
+    pub(crate) every: Duration,
+    /// Only names that begin so
+    #[arg(default_value = "", hide_default_value = true)]
+    pub(crate) prefix: String,
+}
+
+const TOP_HELP: &str = "\
+The longest hold stands first, or with s the oldest wait. Enter shows who stands in a queue, and
+there e evicts, after a question. ? tells all keys. Each look is one request, and takes nothing.
+
+There are no colours with NO_COLOR, or on a terminal that is not known to have any; nothing is told
+by colour alone. The terminal has to understand ANSI sequences.
+
+Exit codes: 0 it was quit; 2 bad usage, or stdin or stdout is no terminal; 69 there is no store, it
+cannot be reached at the start, or it refuses; 128+n it was ended by signal n.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = WAIT_HELP)]

@@ -117,7 +117,8 @@ fn json(value: &impl Serialize) -> String {
     serde_json::to_string_pretty(value).map(|text| text + "\n").unwrap_or_default()
 }
 
-fn kind(info: &LockInfo) -> String {
+/// What a lock is, in words.
+pub(crate) fn kind(info: &LockInfo) -> String {
     match info.kind {
         Kind::Semaphore => format!("semaphore of {}", info.capacity),
         kind => kind.to_string(),
@@ -150,11 +151,7 @@ fn lines(locks: &[LockInfo]) -> String {
 /// One line a claim.
 fn details(info: &LockInfo, store: &str) -> String {
     let (name, kind, store) = (clean(info.name.as_str()), kind(info), clean(store));
-    let mut rows = vec![
-        ["STATE", "HOST", "PID", "LABEL", "TOKEN", "SINCE", "REMAINING"]
-            .map(str::to_owned)
-            .to_vec(),
-    ];
+    let mut rows = vec![CLAIM.map(str::to_owned).to_vec()];
     rows.extend(info.claims.iter().map(|c| row(info, c)));
     format!("lock   {name} ({kind})\nstore  {store}\n\n{}", aligned(&rows))
 }
@@ -167,7 +164,12 @@ fn waits_for_its_own_process(info: &LockInfo, c: &ClaimInfo) -> bool {
     c.standing == Standing::Waiting && c.holder.pid != 0 && info.holders().any(same)
 }
 
-fn row(info: &LockInfo, c: &ClaimInfo) -> Vec<String> {
+/// What stands over the columns of a queue.
+pub(crate) const CLAIM: [&str; 7] =
+    ["STATE", "HOST", "PID", "LABEL", "TOKEN", "SINCE", "REMAINING"];
+
+/// One claim, in these columns.
+pub(crate) fn row(info: &LockInfo, c: &ClaimInfo) -> Vec<String> {
     let state = match c.standing {
         Standing::Holding => "holds",
         Standing::Waiting if waits_for_its_own_process(info, c) => "waits for its own process",

@@ -36,6 +36,7 @@ mod supervise;
 mod table;
 mod take;
 mod terminal;
+mod top;
 mod wait;
 mod watchdog;
 
@@ -59,6 +60,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::main(&args),
         Command::Ls(args) => list::ls(args),
         Command::Show(args) => list::show(args),
+        Command::Top(args) => top::main(&args),
         Command::Wait(args) => wait::main(&args),
         Command::Keep(args) => keeper::main(args),
         Command::Completions(args) => describe::completions(&args),

@@ -73,6 +73,15 @@ impl Signals {
         }
     }
 
+    /// From now on what ends a program ends us at once.
+    pub(crate) fn let_go(&self) {
+        for signal in ENDING {
+            if self.ignored & (1 << (signal as i32 - 1)) == 0 {
+                let _ = set(signal, SigHandler::SigDfl);
+            }
+        }
+    }
+
     /// Whether INT, QUIT or TERM has come.
     pub(crate) fn told_to_end(&self) -> bool {
         self.told_to_end

@@ -120,7 +120,7 @@ pub(crate) fn hand_over(tty: impl AsFd, group: Pid) {
 }
 
 /// Stops our process group and returns when we are continued.
-fn stop_our_group() {
+pub(crate) fn stop_our_group() {
     let tstp = Signal::SIGTSTP;
     // The others first, and our own copy of that signal is thrown away; then ourselves, by a signal
     // to this very thread, which is delivered before `raise` returns. So we cannot run on into the

@@ -19,5 +19,6 @@ mod run_real_use;
 mod script;
 mod several;
 mod terminal;
+mod top;
 mod watchdog;
 mod zookeeper;

@@ -18,15 +18,15 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, setsid};
 
 /// A shell on a terminal.
-struct Session {
-    shell: Child,
-    keys: File,
+pub(crate) struct Session {
+    pub(crate) shell: Child,
+    pub(crate) keys: File,
     seen: Arc<Mutex<String>>,
     read: usize,
 }
 
 impl Session {
-    fn start(place: &Place, program: &[&str]) -> Self {
+    pub(crate) fn start(place: &Place, program: &[&str]) -> Self {
         let pty = openpty(None, None).unwrap();
         let copy = |fd: &OwnedFd| fd.try_clone().unwrap();
         let mut command = Command::new(program[0]);
@@ -67,21 +67,21 @@ impl Session {
         Self { shell, keys, seen, read: 0 }
     }
 
-    fn bash(place: &Place) -> Self {
+    pub(crate) fn bash(place: &Place) -> Self {
         Self::start(place, &["bash", "--norc", "--noprofile", "-i"])
     }
 
-    fn press(&mut self, keys: &str) {
+    pub(crate) fn press(&mut self, keys: &str) {
         self.keys.write_all(keys.as_bytes()).unwrap();
     }
 
-    fn enter(&mut self, line: &str) {
+    pub(crate) fn enter(&mut self, line: &str) {
         self.press(&format!("{line}\n"));
     }
 
     /// Waits until this is shown, after what was waited for before.
     #[track_caller]
-    fn expect(&mut self, text: &str) {
+    pub(crate) fn expect(&mut self, text: &str) {
         let end = std::time::Instant::now() + crate::common::PATIENCE;
         loop {
             let seen = self.seen.lock().unwrap();
@@ -97,11 +97,11 @@ impl Session {
 
     /// Waits for the shell to be ready: what is typed before a Ctrl-C is handled is thrown away.
     #[track_caller]
-    fn prompt(&mut self) {
+    pub(crate) fn prompt(&mut self) {
         self.expect("$ ");
     }
 
-    fn since(&self, start: usize) -> String {
+    pub(crate) fn since(&self, start: usize) -> String {
         self.seen.lock().unwrap()[start..].to_owned()
     }
 }
@@ -114,9 +114,9 @@ impl Drop for Session {
     }
 }
 
-const CTRL_C: &str = "\x03";
+pub(crate) const CTRL_C: &str = "\x03";
 const CTRL_D: &str = "\x04";
-const CTRL_Z: &str = "\x1a";
+pub(crate) const CTRL_Z: &str = "\x1a";
 
 #[test]
 fn ctrl_c_reaches_the_command_alone() {

@@ -1,0 +1,265 @@
+//! `leasehold top`: what is held and waited for, on a terminal, as it changes.
+//!
+//! What is known and what a key does with it is the [state](state); what is seen of it is the [view](view): neither
+//! touches anything outside. Here they meet the store, the [terminal](screen) and the signals, one thing at a
+//! time: a request that is not answered keeps nobody from quitting, and the last picture stays.
+//!
+//! It looks with one request at a time, and the next one begins a while after the last was answered. While we
+//! are stopped, or behind another job, nobody looks.
+
+mod colours;
+mod keys;
+mod screen;
+mod state;
+mod view;
+
+use std::io::{IsTerminal, stdin, stdout};
+use std::pin::Pin;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use leasehold::Leasehold;
+use leasehold::store::{Evict, LockInfo};
+use nix::sys::signal::Signal;
+use tokio::time::{Instant, sleep_until};
+
+use self::colours::Colours;
+use self::keys::{Decoder, Key};
+use self::screen::Screen;
+use self::state::{Action, State, Victim};
+use crate::args::TopArgs;
+use crate::drive::drive;
+use crate::exit::{Failure, USAGE};
+use crate::signals::{self, Signals};
+use crate::take::with_store;
+use crate::terminal::stop_our_group;
+
+/// The pause after a look that failed.
+const AGAIN: Duration = Duration::from_secs(1);
+/// How often the age of the picture is told, at least.
+const TICK: Duration = Duration::from_secs(1);
+/// How often who is behind another job looks whether it is in front.
+const BEHIND: Duration = Duration::from_millis(100);
+/// After this nothing belongs to an Esc any more.
+const DOUBT: Duration = Duration::from_millis(50);
+
+pub(crate) fn main(args: &TopArgs) -> ExitCode {
+    if !stdin().is_terminal() || !stdout().is_terminal() {
+        let what = "top needs a terminal on stdin and on stdout; for programs there are `leasehold ls \
+                    --json` and `leasehold events --json`";
+        return Failure::new(USAGE, what).report();
+    }
+    let ended = drive(with_store(&args.store, async |locks| {
+        let caught = |e| Failure::system("cannot catch signals", e);
+        let mut signals = Signals::while_waiting().map_err(caught)?;
+        // The others would end us, too, and leave the terminal as it is.
+        signals.all().map_err(caught)?;
+        let ended = Top::new(args, locks)?.run(&mut signals).await;
+        signals.let_go();
+        ended
+    }));
+    match ended {
+        Ok(Ended::Quit) => ExitCode::SUCCESS,
+        Ok(Ended::By(number)) => ExitCode::from(signals::die_of(number)),
+        Err(failure) => failure.report(),
+    }
+}
+
+/// What ended it.
+enum Ended {
+    Quit,
+    /// The signal of this number.
+    By(i32),
+}
+
+impl Ended {
+    /// The terminal is gone: what its end would have told us a moment later.
+    const HUNG_UP: Self = Self::By(Signal::SIGHUP as i32);
+}
+
+/// A request that is under way.
+type Asked<'a, T> = Option<Pin<Box<dyn Future<Output = leasehold::Result<T>> + 'a>>>;
+
+/// Its answer; where there is none to come, for ever. Cancel safe.
+async fn answer<T>(asked: &mut Asked<'_, T>) -> leasehold::Result<T> {
+    let answer = match asked {
+        Some(asked) => asked.await,
+        None => std::future::pending().await,
+    };
+    *asked = None;
+    answer
+}
+
+struct Top<'a> {
+    locks: &'a Leasehold,
+    args: &'a TopArgs,
+    colours: Colours,
+    screen: Screen,
+    state: State,
+    decoder: Decoder,
+    /// Until when an Esc may be the beginning of another key.
+    doubt: Option<Instant>,
+    answered: Option<Instant>,
+    next_look: Instant,
+    looking: Asked<'a, Vec<LockInfo>>,
+    evicting: Asked<'a, usize>,
+}
+
+impl<'a> Top<'a> {
+    fn new(args: &'a TopArgs, locks: &'a Leasehold) -> Result<Self, Failure> {
+        let colours = Colours::of(|name| std::env::var(name).ok());
+        let screen = Screen::open(colours);
+        Ok(Self {
+            locks,
+            args,
+            colours,
+            screen: screen.map_err(|e| Failure::system("cannot use the terminal", e))?,
+            state: State::new(locks.url(), &args.prefix, args.every),
+            decoder: Decoder::default(),
+            doubt: None,
+            answered: None,
+            next_look: Instant::now(),
+            looking: None,
+            evicting: None,
+        })
+    }
+
+    async fn run(mut self, signals: &mut Signals) -> Result<Ended, Failure> {
+        let mut typed =
+            screen::typed().map_err(|e| Failure::system("cannot read the terminal", e))?;
+        loop {
+            if self.show().is_err() {
+                return Ok(Ended::HUNG_UP);
+            }
+            self.look();
+            let until = self.until();
+            let ended = tokio::select! {
+                bytes = typed.recv() => match bytes {
+                    Some(bytes) => self.read(&bytes),
+                    None => Some(Ended::HUNG_UP),
+                },
+                number = signals.next() => self.obey(number),
+                found = answer(&mut self.looking) => { self.see(found)?; None }
+                ended = answer(&mut self.evicting) => { self.evicted(ended); None }
+                () = sleep_until(until) => self.settle(),
+            };
+            if let Some(ended) = ended {
+                return Ok(ended);
+            }
+        }
+    }
+
+    fn age(&self) -> Option<Duration> {
+        self.answered.map(|answered| answered.elapsed())
+    }
+
+    /// Draws, if we are in front.
+    fn show(&mut self) -> std::io::Result<()> {
+        if !self.screen.is_on() {
+            self.screen.turn_on()?;
+        }
+        if !self.screen.is_on() {
+            return Ok(());
+        }
+        let (state, age, colours) = (&self.state, self.age(), self.colours);
+        self.screen.draw(|area, buffer| view::draw(state, age, colours, area, buffer))
+    }
+
+    /// Asks the store, if it is time.
+    fn look(&mut self) {
+        if self.looking.is_none() && self.screen.is_on() && self.next_look <= Instant::now() {
+            self.looking = Some(Box::pin(self.locks.list(&self.args.prefix)));
+        }
+    }
+
+    /// When there is something to do at the latest.
+    fn until(&self) -> Instant {
+        let now = Instant::now();
+        let tick = now + if self.screen.is_on() { TICK } else { BEHIND };
+        let look = match self.looking.is_none() && self.screen.is_on() {
+            true => self.next_look.max(now),
+            false => tick,
+        };
+        tick.min(look).min(self.doubt.unwrap_or(tick))
+    }
+
+    fn read(&mut self, bytes: &[u8]) -> Option<Ended> {
+        let keys = self.decoder.feed(bytes);
+        self.doubt = self.decoder.is_in_doubt().then(|| Instant::now() + DOUBT);
+        keys.into_iter().find_map(|key| self.press(key))
+    }
+
+    fn settle(&mut self) -> Option<Ended> {
+        if self.doubt.is_some_and(|until| until <= Instant::now()) {
+            self.doubt = None;
+            let key = self.decoder.settle()?;
+            return self.press(key);
+        }
+        None
+    }
+
+    fn press(&mut self, key: Key) -> Option<Ended> {
+        let page = view::page(&self.state, self.age(), self.screen.area());
+        match self.state.press(key, page) {
+            Action::None => {}
+            Action::Quit => return Some(Ended::Quit),
+            Action::Suspend => self.suspend(),
+            Action::Redraw => return self.redraw(),
+            Action::Evict(Victim { name, token }) => {
+                let locks = self.locks;
+                let evict = async move { locks.evict(name, Evict::Token(token)).await };
+                self.evicting = Some(Box::pin(evict));
+            }
+        }
+        None
+    }
+
+    fn obey(&mut self, number: i32) -> Option<Ended> {
+        match Signal::try_from(number) {
+            // It is drawn to its size in any case.
+            Ok(Signal::SIGWINCH) => None,
+            Ok(Signal::SIGTSTP) => {
+                self.suspend();
+                None
+            }
+            // Whoever had the terminal meanwhile may have changed it.
+            Ok(Signal::SIGCONT) => self.redraw(),
+            _ => Some(Ended::By(number)),
+        }
+    }
+
+    fn suspend(&mut self) {
+        screen::turn_off();
+        stop_our_group();
+        self.next_look = Instant::now();
+    }
+
+    fn redraw(&mut self) -> Option<Ended> {
+        self.screen.turn_on().err().map(|_| Ended::HUNG_UP)
+    }
+
+    fn see(&mut self, found: leasehold::Result<Vec<LockInfo>>) -> Result<(), Failure> {
+        let now = Instant::now();
+        match found {
+            Ok(locks) => {
+                self.state.see(locks);
+                (self.answered, self.next_look) = (Some(now), now + self.args.every);
+            }
+            Err(error) if error.is_retryable() => {
+                self.state.miss(&error.to_string());
+                self.next_look = now + AGAIN;
+            }
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    fn evicted(&mut self, ended: leasehold::Result<usize>) {
+        self.state.evicted(ended.map_err(|error| match error.store_answered() {
+            true => format!("not evicted: {error}"),
+            false => format!("whether it was evicted is not known: {error}"),
+        }));
+        // What was asked before does not tell of it.
+        (self.looking, self.next_look) = (None, Instant::now());
+    }
+}

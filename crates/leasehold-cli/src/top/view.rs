@@ -1,0 +1,484 @@
+//! What is seen: a state, drawn. Nothing here asks or changes anything.
+//!
+//! From the top: a line that says of what, the table, and at the bottom what must not be missed and the keys.
+//! What came from outside is made harmless before it is laid out, and is laid out by how wide it is on a
+//! terminal. All that matters is told in words; where there are colours they repeat it, and the line that is
+//! pointed at has a sign of its own.
+
+use std::time::Duration;
+
+use leasehold::Kind;
+use leasehold::store::{LockInfo, Standing};
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::{Line, Text};
+use ratatui::widgets::{Paragraph, Widget, Wrap};
+
+use super::colours::Colours;
+use super::state::{At, HELP, Over, Question, Sort, State, longest_hold, oldest_wait};
+use crate::list::{CLAIM, kind, row};
+use crate::table::{clean, cut, fitted, short};
+use crate::take::held_by;
+
+/// A picture is old when the next one is later than this.
+const LATE: Duration = Duration::from_secs(2);
+/// What stands over the columns of the locks.
+const LOCK: [&str; 7] =
+    ["NAME", "KIND", "HELD", "WAITING", "LONGEST HOLD", "OLDEST WAIT", "HELD BY"];
+/// What points at a line, and what does not.
+const SIGNS: [&str; 2] = ["> ", "  "];
+
+/// Draws the state into all of `area`, `age` after the store last answered.
+pub(crate) fn draw(
+    state: &State,
+    age: Option<Duration>,
+    colours: Colours,
+    area: Rect,
+    to: &mut Buffer,
+) {
+    let bottom = bottom(state, age, colours, area);
+    let [head, body, foot] = parts(area, bottom.len());
+    Line::styled(cut(&title(state), area.width.into()), Modifier::BOLD).render(head, to);
+    match &state.over {
+        Over::Help(line) => help(*line, body, to),
+        Over::Question(asked) => question(asked, colours, body, to),
+        Over::Nothing | Over::Filter => table(state, colours, body, to),
+    }
+    Text::from(bottom).render(foot, to);
+}
+
+/// How many lines of a table are seen.
+pub(crate) fn page(state: &State, age: Option<Duration>, area: Rect) -> usize {
+    let bottom = bottom(state, age, Colours(false), area);
+    let [_, body, _] = parts(area, bottom.len());
+    body.height.saturating_sub(1).into()
+}
+
+fn parts(area: Rect, bottom: usize) -> [Rect; 3] {
+    let foot = u16::try_from(bottom).unwrap_or(u16::MAX).min(area.height);
+    let head = 1.min(area.height - foot);
+    let line = |y, height| Rect { y: area.y + y, height, ..area };
+    let body = area.height - foot - head;
+    [line(0, head), line(head, body), line(head + body, foot)]
+}
+
+fn title(state: &State) -> String {
+    let State { store, prefix, .. } = state;
+    if let At::Queue(name) = &state.at {
+        let kind = state.queue().map_or("free".to_owned(), kind);
+        return format!("{} ({kind})  {store}", clean(name));
+    }
+    let all = state.all();
+    let [held, waiting] = [Standing::Holding, Standing::Waiting].map(|standing| {
+        all.iter().flat_map(|lock| &lock.claims).filter(|c| c.standing == standing).count()
+    });
+    let by = match state.sort {
+        Sort::LongestHold => "longest hold first",
+        Sort::OldestWait => "oldest wait first",
+    };
+    let mut title = format!("{} locks: {held} hold, {waiting} wait; {by}", all.len());
+    if !state.filter.is_empty() {
+        title.push_str(&format!("; with {}", clean(&state.filter)));
+    }
+    title.push_str(&format!("  {store}"));
+    if !prefix.is_empty() {
+        title.push_str(&format!("  {prefix}…"));
+    }
+    title
+}
+
+/// What must not be missed, and the keys; on a low terminal only the first of these.
+fn bottom(
+    state: &State,
+    age: Option<Duration>,
+    colours: Colours,
+    area: Rect,
+) -> Vec<Line<'static>> {
+    let line = |text: &str, style: Style| Line::styled(cut(text, area.width.into()), style);
+    let alarm = colours.of_text(Color::Red).add_modifier(Modifier::BOLD);
+    let mut lines = Vec::new();
+    if state.over == Over::Filter {
+        lines.push(line(&format!("/{}_", clean(&state.filter)), Style::new()));
+    }
+    lines.extend(old(state, age).map(|text| line(&text, alarm)));
+    lines.extend(state.said.iter().map(|said| line(said, Modifier::BOLD.into())));
+    lines.push(line(keys(state), Style::new()));
+    lines.truncate(area.height.saturating_sub(3).max(1).into());
+    lines
+}
+
+/// That the picture is not of now, or that there is none, and why.
+fn old(state: &State, age: Option<Duration>) -> Option<String> {
+    let why = state.away.as_deref();
+    let Some(age) = age else { return why.map(|why| format!("no answer yet: {why}")) };
+    match why {
+        Some(why) => Some(format!("OLD, of {} ago: {why}", short(age))),
+        None if age > state.every + LATE => {
+            Some(format!("OLD, of {} ago: the store has not answered", short(age)))
+        }
+        None => None,
+    }
+}
+
+fn keys(state: &State) -> &'static str {
+    match (&state.over, &state.at) {
+        (Over::Filter, _) => "Enter keeps  Esc drops",
+        (Over::Help(_), _) => "j k  any key: back",
+        (Over::Question(_), _) => "y evicts  n does not",
+        (Over::Nothing, At::Locks) => "q quit  ? help  Enter queue  s sort  / filter",
+        (Over::Nothing, At::Queue(_)) => "q back  ? help  e evict",
+    }
+}
+
+fn help(line: usize, area: Rect, to: &mut Buffer) {
+    Text::from_iter(HELP.iter().skip(line).map(|text| Line::raw(*text))).render(area, to);
+}
+
+fn question(question: &Question, colours: Colours, area: Rect, to: &mut Buffer) {
+    let Question { victim, who, holds } = question;
+    let means = match holds {
+        true => {
+            "Its holder may be at work still, and learns of it only after the next one has begun: only a \
+             resource that checks tokens is safe from that."
+        }
+        false => "Whoever waits, or asks next, has the lock before that time is over.",
+    };
+    let first = format!("Evict token {}? y/n", victim.token);
+    let alarm = colours.of_text(Color::Red).add_modifier(Modifier::BOLD);
+    let text = vec![
+        Line::styled(first, alarm),
+        Line::raw(format!("{}: {who}", clean(&victim.name))),
+        Line::raw(means),
+    ];
+    Paragraph::new(text).wrap(Wrap { trim: true }).render(area, to);
+}
+
+/// A table's lines, with their colour.
+type Rows = Vec<(Vec<String>, Option<Color>)>;
+
+fn table(state: &State, colours: Colours, area: Rect, to: &mut Buffer) {
+    let (rows, nothing): (Rows, _) = match (&state.at, state.queue()) {
+        (At::Locks, _) => {
+            let rows = state.shown().into_iter().map(|lock| (cells(lock), colour(lock)));
+            (rows.collect(), "no lock is in use")
+        }
+        (At::Queue(_), Some(lock)) => (claims(lock), lock.unreadable.as_deref().unwrap_or("")),
+        (At::Queue(_), None) => (Vec::new(), "free: nobody holds it or waits for it"),
+    };
+    if rows.is_empty() {
+        let text = match state.has_picture() {
+            true if state.all().is_empty() || matches!(state.at, At::Queue(_)) => clean(nothing),
+            true => "no lock in use has this text".to_owned(),
+            false => "asking …".to_owned(),
+        };
+        return Paragraph::new(text).wrap(Wrap { trim: true }).render(area, to);
+    }
+    let heading = if state.at == At::Locks { LOCK } else { CLAIM };
+    let seen = usize::from(area.height.saturating_sub(1));
+    let from = first_seen(state.index(), rows.len(), seen);
+    let mut text = vec![heading.map(str::to_owned).to_vec()];
+    let shown = rows.iter().skip(from).take(seen);
+    text.extend(shown.clone().map(|(cells, _)| cells.clone()));
+    let width = usize::from(area.width).saturating_sub(SIGNS[0].len());
+    let lines = fitted(&text, width);
+    let styles = shown.map(|(_, colour)| colour.map_or(Style::new(), |c| colours.of_text(c)));
+    let styles = std::iter::once(Modifier::BOLD.into()).chain(styles);
+    let drawn = lines.iter().zip(styles).enumerate().map(|(n, (line, style))| {
+        // The first is the heading.
+        let chosen = n > 0 && n - 1 + from == state.index();
+        let sign = SIGNS[usize::from(!chosen)];
+        let style = if chosen { style.add_modifier(Modifier::REVERSED) } else { style };
+        Line::styled(cut(&format!("{sign}{line}"), area.width.into()), style)
+    });
+    Text::from_iter(drawn).render(area, to);
+}
+
+/// The first line that is seen: so that the one that is pointed at is in the middle where it can be.
+fn first_seen(index: usize, rows: usize, seen: usize) -> usize {
+    index.saturating_sub(seen / 2).min(rows.saturating_sub(seen))
+}
+
+fn claims(lock: &LockInfo) -> Rows {
+    let of = |standing| match standing {
+        Standing::Holding => Color::Green,
+        Standing::Waiting => Color::Yellow,
+        Standing::Departed => Color::Magenta,
+    };
+    lock.claims.iter().map(|claim| (row(lock, claim), Some(of(claim.standing)))).collect()
+}
+
+fn colour(lock: &LockInfo) -> Option<Color> {
+    let waited_for = lock.waiters().next().map(|_| Color::Yellow);
+    lock.unreadable.as_ref().map(|_| Color::Red).or(waited_for)
+}
+
+/// One line of a lock.
+fn cells(lock: &LockInfo) -> Vec<String> {
+    let none = || "-".to_owned();
+    let name = clean(lock.name.as_str());
+    if let Some(why) = &lock.unreadable {
+        let unknown = [none(), none(), none(), none()];
+        let known = [name, "UNREADABLE".to_owned()];
+        return known.into_iter().chain(unknown).chain([clean(why)]).collect();
+    }
+    let more = match lock.holders().count() {
+        count @ 2.. => format!(" and {} more", count - 1),
+        _ => String::new(),
+    };
+    let by = match lock.holders().max_by_key(|claim| claim.since) {
+        Some(first) => format!("{}{more}", clean(&first.holder.to_string())),
+        // Perhaps it is kept closed.
+        None => held_by(lock).unwrap_or_else(none),
+    };
+    vec![
+        name,
+        kind(lock),
+        held(lock),
+        lock.waiters().count().to_string(),
+        longest_hold(lock).map_or_else(none, short),
+        oldest_wait(lock).map_or_else(none, short),
+        by,
+    ]
+}
+
+/// How much of it is held.
+fn held(lock: &LockInfo) -> String {
+    let taken: u64 = lock.holders().map(|claim| u64::from(claim.weight)).sum();
+    match lock.kind {
+        Kind::RwLock if lock.holders().any(|claim| claim.weight != 1) => "to write".to_owned(),
+        Kind::RwLock => format!("{} read", lock.holders().count()),
+        _ => format!("{taken}/{}", lock.capacity),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use leasehold::store::ClaimInfo;
+    use leasehold::{Holder, Name, Token};
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+
+    use super::super::keys::Key;
+    use super::*;
+
+    const EVIL: &str = "a\x1b]0;x\x07\u{9b}31m\u{202e}b";
+    const NOW: Option<Duration> = Some(Duration::ZERO);
+
+    fn claim(standing: Standing, token: u64, since: u64, label: &str) -> ClaimInfo {
+        let holder = Holder { host: "web-1".into(), pid: 7, label: label.into() };
+        let left = Some(Duration::from_secs(9));
+        ClaimInfo::new(standing, holder, Token::new(token), 1, Duration::from_secs(since), left)
+    }
+
+    fn lock(name: &str, claims: Vec<ClaimInfo>) -> LockInfo {
+        LockInfo::new(Name::new(name).unwrap(), Kind::Mutex, 1, claims)
+    }
+
+    fn busy(name: &str, label: &str) -> LockInfo {
+        let holds = claim(Standing::Holding, 42, 75, label);
+        let mut waits = claim(Standing::Waiting, 43, 60, "");
+        waits.holder.pid = 8;
+        lock(name, vec![holds, waits])
+    }
+
+    fn state(locks: Vec<LockInfo>) -> State {
+        let mut state = State::new("file:/x", "", Duration::from_secs(1));
+        state.see(locks);
+        state
+    }
+
+    /// What is drawn, and how.
+    fn drawn(state: &State, age: Option<Duration>, colours: bool, size: (u16, u16)) -> Buffer {
+        let mut terminal = Terminal::new(TestBackend::new(size.0, size.1)).unwrap();
+        let drawn = |frame: &mut ratatui::Frame<'_>| {
+            draw(state, age, Colours(colours), frame.area(), frame.buffer_mut());
+        };
+        terminal.draw(drawn).unwrap();
+        terminal.backend().buffer().clone()
+    }
+
+    fn lines(buffer: &Buffer) -> Vec<String> {
+        let width = usize::from(buffer.area.width).max(1);
+        let line = |cells: &[ratatui::buffer::Cell]| {
+            let text: String = cells.iter().map(|cell| cell.symbol()).collect();
+            text.trim_end().to_owned()
+        };
+        buffer.content.chunks(width).map(line).collect()
+    }
+
+    fn seen(state: &State, size: (u16, u16)) -> Vec<String> {
+        lines(&drawn(state, NOW, false, size))
+    }
+
+    fn press(state: &mut State, keys: &str) {
+        for c in keys.chars() {
+            state.press(if c == '\n' { Key::Enter } else { Key::Char(c) }, 3);
+        }
+    }
+
+    #[test]
+    fn the_table_says_who_holds_and_who_waits_for_how_long() {
+        let closed = claim(Standing::Departed, 1, 5, "closed: moved");
+        let mut state = state(vec![lock("deploy", vec![closed]), busy("x y", "nightly")]);
+        assert_eq!(
+            seen(&state, (100, 6)),
+            [
+                "2 locks: 1 hold, 1 wait; longest hold first  file:/x",
+                "  NAME    KIND   HELD  WAITING  LONGEST HOLD  OLDEST WAIT  HELD BY",
+                "> x y     mutex  1/1   1        1m 15s        1m 0s        web-1 pid 7 (nightly)",
+                "  deploy  mutex  0/1   0        -             -            closed for 9s more by web-1: moved",
+                "",
+                "q quit  ? help  Enter queue  s sort  / filter",
+            ]
+        );
+        press(&mut state, "s/moved\n");
+        let title = &seen(&state, (100, 6))[0];
+        assert_eq!(title, "2 locks: 1 hold, 1 wait; oldest wait first; with moved  file:/x");
+    }
+
+    #[test]
+    fn a_queue_is_told_in_the_words_of_show() {
+        let mut state = state(vec![busy("x y", "nightly")]);
+        press(&mut state, "\nj");
+        assert_eq!(
+            seen(&state, (80, 5)),
+            [
+                "x y (mutex)  file:/x",
+                "  STATE  HOST   PID  LABEL    TOKEN  SINCE   REMAINING",
+                "  holds  web-1  7    nightly  42     1m 15s  9s",
+                "> waits  web-1  8    -        43     1m 0s   9s",
+                "q back  ? help  e evict",
+            ]
+        );
+        state.see(Vec::new());
+        let text = seen(&state, (80, 5)).join("\n");
+        assert!(text.contains("x y (free)") && text.contains("free: nobody holds it"), "{text}");
+    }
+
+    #[test]
+    fn the_question_says_whom_and_what_it_means() {
+        let mut state = state(vec![busy("x", "nightly")]);
+        press(&mut state, "\ne");
+        let text = seen(&state, (60, 10)).join(" ");
+        for part in [
+            "Evict token 42? y/n",
+            "x: held by web-1 pid 7 (nightly) for 1m 15s",
+            "may be at work still",
+        ] {
+            assert!(text.contains(part), "no {part:?} in {text}");
+        }
+        // What is asked, and that it is asked, is seen on the smallest.
+        assert!(seen(&state, (20, 5)).contains(&"Evict token 42? y/n".to_owned()));
+    }
+
+    #[test]
+    fn an_old_picture_is_marked_with_its_age() {
+        let mut state = state(vec![busy("x", "")]);
+        let said = |state: &State, age: u64| {
+            lines(&drawn(state, Some(Duration::from_secs(age)), false, (60, 6))).join("\n")
+        };
+        assert!(!said(&state, 3).contains("OLD, of"));
+        // The request before has not been answered yet.
+        assert!(said(&state, 4).contains("OLD, of 4s ago"));
+        state.miss("cannot reach it");
+        let text = said(&state, 1);
+        assert!(text.contains("OLD, of 1s ago: cannot reach it") && text.contains("> x"), "{text}");
+        let mut empty = State::new("file:", "", Duration::from_secs(1));
+        empty.miss("cannot reach it");
+        let text = lines(&drawn(&empty, None, false, (60, 6))).join("\n");
+        assert!(text.contains("no answer yet: cannot reach it"), "{text}");
+    }
+
+    #[test]
+    fn s90_nothing_of_others_reaches_the_terminal_raw() {
+        let mut torn = LockInfo::unreadable(Name::new("torn").unwrap(), EVIL);
+        torn.claims.clear();
+        let mut state = state(vec![busy("a\u{202e}b", EVIL), torn]);
+        state.see(state.all().to_vec());
+        state.miss(EVIL);
+        for keys in ["", "/\u{202e}", "\n\n", "e"] {
+            press(&mut state, keys);
+            let text = lines(&drawn(&state, NOW, true, (200, 20))).join("");
+            let raw = |c: char| c.is_control() || c == '\u{202e}';
+            assert!(!text.contains(raw), "{keys:?}: {text:?}");
+            assert!(text.contains("\\u{1b}]0;x"), "{keys:?}: {text:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_wide_is_laid_out_by_its_width() {
+        let state = state(vec![busy("漢字", "x"), busy("abcd", "y")]);
+        let buffer = drawn(&state, NOW, false, (80, 6));
+        for y in [2, 3] {
+            let kind: String = (8..13).map(|x| buffer[(x, y)].symbol()).collect();
+            assert_eq!(kind, "mutex", "{:?}", lines(&buffer));
+        }
+    }
+
+    /// All that can be seen: each with what comes before it pressed.
+    fn everything() -> Vec<State> {
+        let many = (0..30).map(|n| busy(&format!("漢字漢字-{n}"), &"é漢".repeat(n)));
+        let torn = LockInfo::unreadable(Name::new("torn").unwrap(), "written by halves");
+        let many = state(many.chain([torn]).collect());
+        let mut all = vec![State::new("file:", "漢", Duration::from_secs(1)), state(Vec::new())];
+        for keys in [
+            "",
+            "jjj",
+            "?",
+            "?jjjjjjjjjjjjjjjjjjjj",
+            "/漢",
+            "/none\n",
+            "\n",
+            "\nj",
+            "\ne",
+            "\nen",
+            "\ney",
+        ] {
+            let mut one = many.clone();
+            press(&mut one, keys);
+            let mut old = one.clone();
+            old.miss("cannot reach 漢字 or anything else that has a long name");
+            all.extend([one, old]);
+        }
+        all
+    }
+
+    #[test]
+    fn it_is_drawn_to_any_size() {
+        for state in everything() {
+            for size in (0..24).flat_map(|width| (0..9).map(move |height| (width, height))) {
+                let lines = seen(&state, size);
+                let area = Rect::new(0, 0, size.0, size.1);
+                assert!(page(&state, NOW, area) <= usize::from(size.1));
+                assert_eq!(lines.len(), if size.0 == 0 { 0 } else { size.1.into() });
+            }
+            assert_ne!(seen(&state, (20, 5)).join(""), "");
+        }
+    }
+
+    #[test]
+    fn the_line_that_is_pointed_at_is_seen() {
+        let many = (0..30).map(|n| busy(&format!("lock-{n:02}"), "")).collect();
+        let mut state = state(many);
+        for n in 0..30 {
+            let lines = seen(&state, (20, 6));
+            assert!(lines.iter().any(|l| l.starts_with(&format!("> lock-{n:02}"))), "{lines:?}");
+            press(&mut state, "j");
+        }
+    }
+
+    #[test]
+    fn nothing_is_told_by_colour_alone() {
+        let mut coloured = 0;
+        for state in everything() {
+            let [without, with] = [false, true].map(|c| drawn(&state, NOW, c, (80, 12)));
+            assert_eq!(lines(&without), lines(&with));
+            let has_colour =
+                |cell: &&ratatui::buffer::Cell| (cell.fg, cell.bg) != Default::default();
+            assert_eq!(without.content.iter().filter(has_colour).count(), 0);
+            coloured += with.content.iter().filter(has_colour).count();
+        }
+        assert!(coloured > 0);
+    }
+}
