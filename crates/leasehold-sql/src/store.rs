@@ -12,11 +12,14 @@
 //! - *The fast path*: a free lock is taken by one statement that looks at, and changes, the lock's
 //!   row only; a head that nobody waits behind is released by another. "Free" is: no claims, and no
 //!   head whose time (with its lock-delay) is not over; "nobody waits" is: no claims. A statement
-//!   that had to wait for the row judges the row as it then is, by the clock as it then is. (MySQL has
-//!   no such statement for a name that has no row: there a second one inserts the row as already
-//!   taken, or fails because it is there.) It must
+//!   that had to wait for the row judges the row as it then is, by the clock as it then is (or, if nobody
+//!   has changed the row meanwhile, by the clock as it was before: the lease is the shorter for it). A name
+//!   that is not known to have a row (`store/known.rs`) takes a dearer statement, which makes it; on MySQL
+//!   a second one, which inserts the row as already taken or fails because it is there. It must
 //!   not look at `claims` instead of the count of them: that would be read as of the time before it
 //!   waited (scenario 45a).
+//!   It is done in the caller's task where a connection lies idle (`store/quick.rs`): handing it to the client's
+//!   thread and its answer back costs as much as the statement.
 //! - *The slow path*, for all else, and at once for a name for which this client has just waited: a
 //!   short transaction locks the lock's row, and only then reads the clock and the claims into a [`Queue`](leasehold_core::queue::Queue), lets it decide, and writes back what changed.
 //! - *A plain turn*, on servers: a mutex that changes hands is decided at the server, by one message
@@ -28,10 +31,10 @@
 //! of their commits; tokens are drawn inside, so they are in it as well (scenario 45).
 //!
 //! SQLite has one writer for all, and a thread of the driver's for each connection, so what costs is to be
-//! in each other's way and to switch between threads. There the fast path is done in the caller's task
-//! (`store/quick.rs`) and left out where it would be in vain (`store/contended.rs`), a section's reads
-//! are one statement and its writes are sent at once with the COMMIT, and whoever finds somebody else
-//! writing tries again sooner than SQLite would (`store/sqlite.rs`).
+//! in each other's way and to switch between threads. There the fast path is left out where it would be in
+//! vain (`store/contended.rs`), a section's reads are one statement and its writes are sent at once with
+//! the COMMIT, and whoever finds somebody else writing tries again sooner than SQLite would
+//! (`store/sqlite.rs`).
 //!
 //! A claim that took the fast path and lost the reply finds, when it asks again, a head that is not
 //! over, goes the slow way, and is recognised there by its id.
@@ -62,7 +65,7 @@
 //!
 //! # Dropped and repeated calls
 //! Each call runs in a task of the client's own thread, which its caller's drop does not stop (but a
-//! renewal, which may be stopped anywhere). What the database undid for others' sake (deadlock,
+//! renewal, which may be stopped anywhere), or is ended there if it was begun in its caller's. What the database undid for others' sake (deadlock,
 //! serialization, busy) is tried again with the same claim, as long as somebody waits for it; a broken
 //! connection is replaced, and the call repeated. A join that ends after its claim was given up
 //! leaves again (`store/joins.rs`). A leave that is said again while it is only slow is sent once
@@ -96,6 +99,7 @@ mod here;
 mod identity;
 mod join;
 mod joins;
+mod known;
 mod leaves;
 mod limits;
 mod loaded;
@@ -148,7 +152,8 @@ use self::contended::Contended;
 use self::fault::{closed, no_answer};
 use self::here::Here;
 use self::joins::Joins;
-use self::leaves::Leave;
+use self::known::Known;
+use self::leaves::{First, Leave};
 use self::limits::{LIMIT, SLOW};
 use self::pool::Pool;
 use self::shared::Shared;
@@ -245,6 +250,7 @@ impl SqlStore {
             joins: Joins::default(),
             leaves: Arc::default(),
             contended: Contended::default(),
+            known: Known::default(),
             joining: Semaphore::new(url.pool.saturating_sub(1).max(1)),
             waiting: Semaphore::new(BEATS - 1),
             session: format!("{called}{}", id.get(..16).unwrap_or(&id)),
@@ -286,7 +292,7 @@ impl SqlStore {
     /// be had that way.
     async fn take_here(&self, claim: &Claim) -> Option<Result<Joined>> {
         let (shared, claim) = (self.shared.clone(), claim.clone());
-        if !is_file(shared.dialect) || shared.contended.lately(&claim.name) {
+        if shared.contended.lately(&claim.name) {
             return None;
         }
         shared.leaves.forget(claim.id);
@@ -322,20 +328,28 @@ impl SqlStore {
                         return Ok(Answer::Left(left));
                     }
                 }
-                Leave::First(first) => {
-                    let (shared, call) =
-                        (self.shared.clone(), Call::Leave(claim.clone(), keep, told));
-                    let leaving = self.runtime.spawn(async move {
-                        let done = shared.call(call, &|| first.is_overtaken()).await;
-                        if let Ok(Answer::Left(left)) = done {
-                            first.answered(left);
-                        }
-                        done
-                    });
-                    return leaving.await.unwrap_or_else(|_| Err(closed()));
-                }
+                Leave::First(first) => return self.leave_first(claim, keep, told, first).await,
             }
         }
+    }
+
+    /// In the caller's task, if it may be one statement.
+    async fn leave_first(
+        &self,
+        claim: &Claim,
+        keep: Option<Duration>,
+        told: Told,
+        first: First,
+    ) -> Result<Answer> {
+        let (shared, claim) = (self.shared.clone(), claim.clone());
+        let may_be_free = told == Told::Whatever && !shared.is_contended(&claim, told);
+        if may_be_free && keep.is_none_or(|keep| keep.is_zero()) {
+            return Here::new(&self.runtime, shared.release_or_leave(claim, keep, first)).await;
+        }
+        let leaving = self
+            .runtime
+            .spawn(async move { shared.leave_first(claim, keep, told, false, &first).await });
+        leaving.await.unwrap_or_else(|_| Err(closed())).map(Answer::Left)
     }
 }
 
@@ -446,15 +460,7 @@ impl Store for SqlStore {
             false => Told::Whatever,
         };
         self.shared.waiters.dismiss(claim.id);
-        let quick =
-            is_file(self.shared.dialect) && told != Told::Waits && keep.is_none_or(|d| d.is_zero());
-        let left = match quick {
-            true => {
-                let leave = self.shared.clone().release_or_leave(claim.clone(), keep);
-                Here::new(&self.runtime, leave).await
-            }
-            false => self.leave_once(claim, keep, told).await,
-        };
+        let left = self.leave_once(claim, keep, told).await;
         match left {
             Ok(Answer::Left(left)) => Ok(left || in_doubt),
             Ok(_) => out_of_step(),

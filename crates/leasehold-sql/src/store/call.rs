@@ -12,6 +12,7 @@ use tokio::sync::SemaphorePermit;
 
 use super::beat::Beaten;
 use super::fault::{self, Failure, given_up, no_answer};
+use super::leaves::First;
 use super::limits::{LIMIT, SLOW, TRIES};
 use super::loaded::{self, Loaded, Reach};
 use super::pool::{Pool, Pooled};
@@ -143,6 +144,21 @@ impl Shared {
             self.waiters.dismiss(id);
         }
         if ended.given_up { Err(given_up()) } else { done }
+    }
+
+    /// A leave in full, and what it says to those who asked for it again.
+    pub(super) async fn leave_first(
+        &self,
+        claim: Claim,
+        keep: Option<Duration>,
+        told: Told,
+        in_doubt: bool,
+        first: &First,
+    ) -> Result<bool> {
+        let done = self.call(Call::Leave(claim, keep, told), &|| first.is_overtaken()).await?;
+        let Answer::Left(left) = done else { return out_of_step() };
+        first.answered(left || in_doubt);
+        Ok(left || in_doubt)
     }
 
     /// What could fill a pool with calls of its kind takes turns, so that the others find room in it:

@@ -309,10 +309,67 @@ mod tests {
         assert!(stood.since >= committed && stood.token.get() >= committed, "{stood:?}");
     }
 
+    /// Likewise who takes a lock by one statement: somebody else has it, and lets it go, while the statement
+    /// waits for the row.
+    async fn takes_by_the_clock_as_it_is_after_the_wait(url: &str) {
+        let store = SqlStore::open(url, &tokio::runtime::Handle::current()).await.unwrap();
+        let shared = &store.shared;
+        let mut section = shared.pool.take().await.unwrap();
+        let mut other = shared.pool.take().await.unwrap();
+        for round in 0..2 {
+            let [held, waits] = [mutex("taken"), mutex("taken")];
+            assert!(shared.take(&mut *section.wire, &held).await.unwrap().is_some());
+            section.wire.raw(shared.sql.begin).await.unwrap();
+            assert!(shared.release(&mut *section.wire, &held).await.unwrap());
+            let commits = async {
+                tokio::time::sleep(Duration::from_millis(300)).await;
+                let seen = shared.snapshot(&mut *section.wire, &held.name).await.unwrap();
+                section.wire.raw("COMMIT").await.unwrap();
+                seen.unwrap().now
+            };
+            let (taken, committed) = tokio::join!(shared.take(&mut *other.wire, &waits), commits);
+            // It was taken when it was looked at: then it need not be tried.
+            let Some(token) = taken.unwrap() else { continue };
+            assert!(token.get() >= committed, "round {round}: {token} before {committed}");
+            assert!(shared.release(&mut *other.wire, &waits).await.unwrap());
+        }
+    }
+
+    /// A client's statements are planned once. When the table was empty then, and is full of dead rows
+    /// by now, they find theirs through an index.
+    #[cfg(feature = "postgres")]
+    #[tokio::test]
+    async fn an_index_is_read_though_the_table_was_empty() {
+        let url = testbed::postgres().database();
+        let store = SqlStore::open(&url, &tokio::runtime::Handle::current()).await.unwrap();
+        let shared = &store.shared;
+        let mut pooled = shared.pool.take().await.unwrap();
+        let wire = &mut *pooled.wire;
+        wire.raw("VACUUM ANALYZE leasehold_claims").await.unwrap();
+        let scans = async |wire: &mut dyn Wire| {
+            let said = |sql: &str, shape| super::super::wire::Statement { sql: sql.into(), shape };
+            wire.rows(&said("SELECT pg_stat_force_next_flush()::text", "t"), vec![]).await.unwrap();
+            let sql = "SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 'leasehold_claims'";
+            let row = wire.rows(&said(sql, "i"), vec![]).await.unwrap().remove(0);
+            Cells::new(row).count::<u64>().unwrap()
+        };
+        let before = scans(wire).await;
+        let mut holds = mutex("popular");
+        assert!(shared.take(wire, &holds).await.unwrap().is_some());
+        for _ in 0..20 {
+            let next = mutex("popular");
+            assert!(shared.stand(wire, &next).await.unwrap().is_some());
+            assert_eq!(shared.hand_over(wire, &holds).await.unwrap(), HandedOver::Done);
+            holds = next;
+        }
+        assert_eq!(scans(wire).await, before, "all of the table was read");
+    }
+
     #[cfg(feature = "postgres")]
     #[tokio::test]
     async fn what_one_message_does_on_postgres_a_section_would_have_done() {
         reads_the_clock_after_the_wait(&testbed::postgres().database()).await;
+        takes_by_the_clock_as_it_is_after_the_wait(&testbed::postgres().database()).await;
         does_what_a_section_would_have_done(&testbed::postgres().database(), 40).await;
     }
 
@@ -320,6 +377,7 @@ mod tests {
     #[tokio::test]
     async fn what_one_message_does_on_mariadb_a_section_would_have_done() {
         reads_the_clock_after_the_wait(&testbed::mariadb().database()).await;
+        takes_by_the_clock_as_it_is_after_the_wait(&testbed::mariadb().database()).await;
         does_what_a_section_would_have_done(&testbed::mariadb().database(), 20).await;
     }
 

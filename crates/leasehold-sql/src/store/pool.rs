@@ -202,9 +202,20 @@ impl Pool {
     pub(super) async fn take(&self) -> sqlx::Result<Pooled> {
         let room = self.room.clone().acquire_owned().await;
         let room = room.map_err(|_| sqlx::Error::PoolClosed)?;
-        let (wire, ear, used, out) = self.find().await?;
+        Ok(self.out(self.find().await?, room))
+    }
+
+    /// One that lies idle, for somebody who may be stopped with it in his hands: so he leaves room for one
+    /// more call, which may be what he waits for.
+    pub(super) fn at_rest(&self) -> Option<Pooled> {
+        let mut rooms = self.room.clone().try_acquire_many_owned(2).ok()?;
+        let room = rooms.split(1)?;
+        Some(self.out(self.rested()?, room))
+    }
+
+    fn out(&self, (wire, ear, used, out): Found, room: OwnedSemaphorePermit) -> Pooled {
         let doubt = Doubt(Some([self.idle.clone(), self.others.clone()]));
-        Ok(Pooled { wire, used, ear, out, doubt, _room: room })
+        Pooled { wire, used, ear, out, doubt, _room: room }
     }
 
     /// One that is there, or one that comes back, or a new one: whichever comes first.

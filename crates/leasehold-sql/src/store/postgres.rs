@@ -250,6 +250,12 @@ const LIMITS: [(&str, &str); 2] =
 /// One of them, as the server shows it where it has arrived.
 pub(super) const LIMIT_SHOWN: (&str, &str) = ("lock_timeout", "5s");
 
+/// How our statements are planned. The server plans each once for a session, perhaps when the tables are empty,
+/// and reads all of an empty table rather than an index: rightly then, and wrongly from then on, for what
+/// others take and release leaves dead rows in it by the thousand, until they are swept. (What has no index
+/// is made so dear by that on older servers that they would compile it.)
+const PLANS: [(&str, &str); 2] = [("enable_seqscan", "off"), ("jit", "off")];
+
 #[derive(Debug)]
 pub(super) struct Postgres {
     options: PgConnectOptions,
@@ -268,7 +274,7 @@ impl Postgres {
         let options = match url.pooler {
             // It would refuse them, or give them to whoever comes next.
             true => options,
-            false => options.options(LIMITS),
+            false => options.options(LIMITS).options(PLANS),
         };
         Ok(Self { options, pooler: url.pooler })
     }

@@ -9,6 +9,7 @@ use super::contended::Contended;
 #[cfg(feature = "sqlite")]
 use super::doorbell::Doorbells;
 use super::joins::Joins;
+use super::known::Known;
 use super::leaves::Leaves;
 use super::pool::Pool;
 use super::statements::Statements;
@@ -32,6 +33,7 @@ pub(super) struct Shared {
     pub(super) joins: Joins,
     pub(super) leaves: Arc<Leaves>,
     pub(super) contended: Contended,
+    pub(super) known: Known,
     /// Whose turn it is: all but one of the connections for calls are for joins, and all but one of
     /// those for renewals for heartbeats of waiters.
     pub(super) joining: Semaphore,

@@ -26,9 +26,9 @@ pub(super) struct Statements {
     /// Whether nobody else writes while we are in a transaction: so a lock's row and its claims are
     /// read by one statement.
     pub(super) one_writer: bool,
-    /// Takes a free lock. On SQLite and PostgreSQL also one that never was; they answer the token.
+    /// Takes a free lock that has a row. (SQLite and PostgreSQL answer the token.)
     pub(super) take: Statement,
-    /// Takes a lock that never was, where `take` cannot (MySQL); fails if it is there.
+    /// Takes a lock that has none. On MySQL it fails if it is there; the others take it then if it is free.
     pub(super) take_new: Statement,
     /// Releases a lock that nobody waits for.
     pub(super) release: Statement,
@@ -115,7 +115,7 @@ impl Statements {
             begin: begin(url),
             one_writer: is_file(d),
             take: say("i", take(d)),
-            take_new: say("", take_new(d)),
+            take_new: say("i", take_new(d)),
             release: say(
                 "",
                 "UPDATE {locks} SET claim = '' WHERE name = ? AND claim = ? AND claims = 0 \
@@ -391,6 +391,30 @@ fn take(dialect: Dialect) -> &'static str {
              expires = since + ?, host = ?, pid = ?, label = ?, lock_delay = ? \
              WHERE name = ? AND claims = 0 AND (claim = '' OR expires + lock_delay <= {now})"
         }
+        // The inner SELECTs read the clock once for all columns.
+        _ => {
+            "UPDATE {locks} AS l SET kind = ?, capacity = ?, \
+             (last_token, token, since, expires) = (SELECT t.token, t.token, t.now, t.now + {int} FROM \
+             (SELECT {greatest3}(l.last_token + 1, n.now, {int}) AS token, n.now FROM \
+             (SELECT {now} AS now) n) t), \
+             claim = ?, weight = ?, standing = 1, lock_delay = ?, host = ?, pid = ?, label = ? \
+             WHERE name = ? AND claims = 0 AND (claim = '' OR expires + lock_delay <= {now}) \
+             RETURNING token"
+        }
+    }
+}
+
+/// On MySQL the arguments are name, kind, capacity, floor of the token, claim, weight, lease, lock_delay,
+/// host, pid, label; there a value may name the columns that stand before it.
+fn take_new(dialect: Dialect) -> &'static str {
+    match dialect {
+        #[cfg(feature = "mysql")]
+        Dialect::MySql => {
+            "INSERT INTO {locks} (name, kind, capacity, last_token, claims, claim, token, weight, \
+             standing, since, expires, lock_delay, host, pid, label) VALUES \
+             (?, ?, ?, LAST_INSERT_ID(GREATEST({now}, ?)), 0, ?, last_token, ?, 1, {now}, \
+             since + ?, ?, ?, ?, ?)"
+        }
         // The inner SELECTs read the clock once for both columns. Nothing but the row itself lets a
         // claim in, so that a statement that had to wait for it judges what it then finds. That a row
         // is seen which is taken, perhaps by now no longer, only keeps it from trying: on PostgreSQL
@@ -416,21 +440,6 @@ fn take(dialect: Dialect) -> &'static str {
              WHERE l.claims = 0 AND (l.claim = '' OR l.expires + l.lock_delay <= {now}) \
              RETURNING token"
         }
-    }
-}
-
-/// Arguments: name, kind, capacity, floor of the token, claim, weight, lease, lock_delay, host, pid,
-/// label. MySQL alone needs it; there a value may name the columns that stand before it.
-fn take_new(dialect: Dialect) -> &'static str {
-    match dialect {
-        #[cfg(feature = "mysql")]
-        Dialect::MySql => {
-            "INSERT INTO {locks} (name, kind, capacity, last_token, claims, claim, token, weight, \
-             standing, since, expires, lock_delay, host, pid, label) VALUES \
-             (?, ?, ?, LAST_INSERT_ID(GREATEST({now}, ?)), 0, ?, last_token, ?, 1, {now}, \
-             since + ?, ?, ?, ?, ?)"
-        }
-        _ => "",
     }
 }
 
@@ -467,7 +476,9 @@ fn write(url: &SqlUrl, sql: &str) -> String {
         // Not now(): that is the time at which the transaction began.
         #[cfg(feature = "postgres")]
         Dialect::Postgres => [
-            ("{now}", "(extract(epoch from clock_timestamp()) * 1000000)::bigint"),
+            // As a double, which holds microseconds exactly until 2255, and not as extract() gives it: a
+            // numeric, whose product costs more than all else in a condition.
+            ("{now}", "(date_part('epoch', clock_timestamp()) * 1000000)::bigint"),
             ("{greatest3}", "greatest"),
             ("{greatest}", "greatest"),
             ("{for_update}", " FOR UPDATE"),

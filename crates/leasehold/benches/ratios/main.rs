@@ -54,6 +54,9 @@ const PARTS: [&str; 11] = [
     "bytes",
 ];
 
+/// What is one part, one by one.
+const ALONE: [&str; 4] = ["sqlite", "postgres", "mariadb", "mysql"];
+
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     // The same program again, as a contender or a holder in a process of its own.
@@ -96,7 +99,7 @@ impl Asked {
                     asked.folder = Some(root.join(folder));
                 }
                 part => {
-                    let known = PARTS.into_iter().find(|known| *known == part);
+                    let known = PARTS.into_iter().chain(ALONE).find(|known| *known == part);
                     asked.parts.push(known.ok_or_else(|| {
                         format!("no such part: {part}; there are {}", PARTS.join(", "))
                     })?);
@@ -129,6 +132,14 @@ fn run(part: &str, effort: Effort) -> Result<()> {
             sql::mariadb(effort)?;
             sql::mysql(effort)?;
         }
+        #[cfg(all(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+        "sqlite" => sql::sqlite(effort)?,
+        #[cfg(all(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+        "postgres" => sql::postgres(effort)?,
+        #[cfg(all(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+        "mariadb" => sql::mariadb(effort)?,
+        #[cfg(all(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+        "mysql" => sql::mysql(effort)?,
         #[cfg(feature = "redis")]
         "redis" => {
             redis::pair(effort)?;
