@@ -12,8 +12,7 @@
 //! - *The fast path*: a free lock is taken by one statement that looks at, and changes, the lock's
 //!   row only; a head that nobody waits behind is released by another. "Free" is: no claims, and no
 //!   head whose time (with its lock-delay) is not over; "nobody waits" is: no claims. A statement
-//!   that had to wait for the row judges the row as it then is, by the clock as it then is (or, if nobody
-//!   has changed the row meanwhile, by the clock as it was before: the lease is the shorter for it). A name
+//!   that had to wait for the row judges the row as it then is, by the clock as it then is. A name
 //!   that is not known to have a row (`store/known.rs`) takes a dearer statement, which makes it; on MySQL
 //!   a second one, which inserts the row as already taken or fails because it is there. It must
 //!   not look at `claims` instead of the count of them: that would be read as of the time before it

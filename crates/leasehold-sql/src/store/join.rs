@@ -10,9 +10,9 @@ use super::plain::HandedOver;
 use super::rows::{Cells, int, kind_number, micros, plain};
 use super::shared::Shared;
 use super::url::Dialect;
-use super::wire::{Arg, Row, Wire};
+use super::wire::{Arg, Wire};
 use leasehold_core::queue::StoreTime;
-use leasehold_core::store::{Joined, Mode, mismatch};
+use leasehold_core::store::{Joined, Mode, Renew, Renewal, mismatch};
 use leasehold_core::{Claim, Token};
 
 impl Shared {
@@ -153,7 +153,15 @@ impl Shared {
                 args.push(delay());
                 args.extend(people());
                 args.push(name());
-                token_of(wire.rows(&self.sql.take, args).await?)
+                let Some(row) = wire.rows(&self.sql.take, args).await?.pop() else {
+                    return Ok(None);
+                };
+                let mut cells = Cells::new(row);
+                let (token, ago) = (Token::new(cells.count()?), cells.count()?);
+                match Duration::from_micros(ago) > SOON {
+                    true => self.begin_now(wire, claim, token).await,
+                    false => Ok(token),
+                }
             }
             _ => {
                 args.push(name());
@@ -164,11 +172,25 @@ impl Shared {
                 args.extend(people());
                 args.push(floor());
                 args.push(floor());
-                let taken = wire.rows(&self.sql.take_new, args).await?;
+                let taken = wire.rows(&self.sql.take_new, args).await?.pop();
                 self.known.note(&claim.name);
-                token_of(taken)
+                let Some(row) = taken else { return Ok(None) };
+                Ok(Token::new(Cells::new(row).count()?))
             }
         }
+    }
+
+    /// A lock that was just taken, after a wait: its lease begins when it was let in, not before.
+    async fn begin_now(
+        &self,
+        wire: &mut dyn Wire,
+        claim: &Claim,
+        token: Option<Token>,
+    ) -> Result<Option<Token>, Failure> {
+        let renewal = Renew { claim: claim.clone(), lease: claim.lease };
+        let begun = self.beat(wire, &[renewal]).await?;
+        let holds = begun.iter().any(|b| matches!(b.renewal, Renewal::Holding { .. }));
+        Ok(token.filter(|_| holds))
     }
 
     pub(super) async fn leave(
@@ -229,10 +251,8 @@ impl Shared {
     }
 }
 
-fn token_of(rows: Vec<Row>) -> Result<Option<Token>, Failure> {
-    let Some(row) = rows.into_iter().next() else { return Ok(None) };
-    Ok(Token::new(Cells::new(row).count()?))
-}
+/// A lease that begins less than this before its lock was taken begins with it.
+const SOON: Duration = Duration::from_millis(20);
 
 #[cfg(test)]
 mod tests {

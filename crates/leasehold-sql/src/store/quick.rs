@@ -7,7 +7,8 @@
 //!
 //! A caller that does something else meanwhile, even if it waits for another call of ours, keeps a connection
 //! in its hands. So only one that lies idle is taken, never the one that listens and never the last for
-//! which there is room: whatever else is called gets on. And renewals have connections of their own.
+//! which there is room, and a join leaves a turn for another: whatever else is called gets on. And renewals
+//! have connections of their own.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +23,10 @@ use leasehold_core::{Claim, Result};
 impl Shared {
     /// A join that has [begun](super::joins::Joins::begin), by one statement. `None`: that was not enough.
     pub(super) async fn take_or_leave(&self, claim: Claim) -> Option<Result<Joined>> {
-        let taken = self.once(&Call::Take(claim.clone())).await;
+        let taken = match self.joining.try_acquire_many(2).ok().and_then(|mut two| two.split(1)) {
+            Some(_turn) => self.once(&Call::Take(claim.clone())).await,
+            None => None,
+        };
         if self.joins.end(claim.id, false).given_up {
             // Unheard, the claim's lease says it later.
             let id = claim.id;

@@ -26,7 +26,8 @@ pub(super) struct Statements {
     /// Whether nobody else writes while we are in a transaction: so a lock's row and its claims are
     /// read by one statement.
     pub(super) one_writer: bool,
-    /// Takes a free lock that has a row. (SQLite and PostgreSQL answer the token.)
+    /// Takes a free lock that has a row. (SQLite and PostgreSQL answer the token, and how long ago the lease began:
+    /// PostgreSQL evaluates what it writes before it waits for a row that nobody then changes.)
     pub(super) take: Statement,
     /// Takes a lock that has none. On MySQL it fails if it is there; the others take it then if it is free.
     pub(super) take_new: Statement,
@@ -114,7 +115,7 @@ impl Statements {
         Self {
             begin: begin(url),
             one_writer: is_file(d),
-            take: say("i", take(d)),
+            take: say("ii", take(d)),
             take_new: say("i", take_new(d)),
             release: say(
                 "",
@@ -399,7 +400,7 @@ fn take(dialect: Dialect) -> &'static str {
              (SELECT {now} AS now) n) t), \
              claim = ?, weight = ?, standing = 1, lock_delay = ?, host = ?, pid = ?, label = ? \
              WHERE name = ? AND claims = 0 AND (claim = '' OR expires + lock_delay <= {now}) \
-             RETURNING token"
+             RETURNING token, {now} - since"
         }
     }
 }
