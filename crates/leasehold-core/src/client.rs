@@ -8,6 +8,9 @@ pub(crate) mod keeper;
 pub(crate) mod lease;
 pub(crate) mod leave;
 pub(crate) mod leaving;
+#[cfg(feature = "metrics")]
+mod oldest;
 mod schedule;
+pub(crate) mod spans;
 pub mod telemetry;
 pub(crate) mod waiting;

@@ -4,12 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use leasehold::store::{Evict, MemoryStore};
 use leasehold::{Builder, ErrorKind};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::format::FmtSpan;
 
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
@@ -48,7 +49,12 @@ impl Told {
             if description.is_none() {
                 self.undescribed.insert(name.clone());
             }
-            let labels = key.key().labels();
+            let is_more_than_nothing = match &value {
+                DebugValue::Counter(n) => *n > 0,
+                DebugValue::Gauge(n) => n.into_inner() != 0.0,
+                DebugValue::Histogram(all) => !all.is_empty(),
+            };
+            let labels = key.key().labels().filter(|_| is_more_than_nothing);
             self.labels.extend(labels.map(|l| format!("{name} {}={}", l.key(), l.value())));
             if let DebugValue::Gauge(since_the_last) = value {
                 *self.gauges.entry(name.clone()).or_default() += since_the_last.into_inner();
@@ -56,6 +62,13 @@ impl Told {
             self.seen.insert(name);
         }
     }
+}
+
+const NAME: &str = "line\u{2028}break";
+
+/// As it is shown.
+fn lock_name() -> String {
+    leasehold::Name::new(NAME).unwrap().to_string()
 }
 
 #[tokio::test]
@@ -67,11 +80,19 @@ async fn r14_metrics_and_events_tell_the_life_of_a_lock() {
     tracing_subscriber::fmt()
         .with_max_level(tracing::Level::TRACE)
         .with_ansi(false)
+        .with_span_events(FmtSpan::NEW | FmtSpan::CLOSE)
         .with_writer(log.clone())
         .init();
 
     let locks = Builder::default().store(Arc::new(MemoryStore::new())).unwrap();
-    let lock = locks.mutex("line\u{2028}break").lease(Duration::from_secs(9));
+    let lock = locks.mutex(NAME).lease(Duration::from_secs(9));
+    // What an alert is for begins at zero, so that the first is seen to rise.
+    let mut at_first = Told::default();
+    at_first.look(&metrics);
+    for name in ["leasehold_lost_total", "leasehold_renewal_failures_total", "leasehold_waiting"] {
+        assert!(at_first.seen.contains(name), "{name} is not in {:?}", at_first.seen);
+    }
+    assert!(at_first.labels.is_empty(), "{:?}", at_first.labels);
     let guard = lock.lock().await.unwrap();
     assert_eq!(lock.try_lock().await.unwrap_err().kind(), ErrorKind::Contended);
     let token = guard.token();
@@ -92,29 +113,32 @@ async fn r14_metrics_and_events_tell_the_life_of_a_lock() {
         told.look(&metrics);
         ["leasehold_held", "leasehold_waiting"].map(|name| told.gauges.get(name).copied())
     };
-    let of = |held, waiting| [Some(held), waiting];
-    assert_eq!(now(&mut told), of(1.0, None));
+    let of = |held, waiting| [Some(held), Some(waiting)];
+    assert_eq!(now(&mut told), of(1.0, 0.0));
     until(&mut told, "leasehold_renewals_total", "renewed").await;
     // f80: who waits behind its own client is told of after a while.
     let again = lock.clone();
     let waiting = tokio::spawn(async move { again.lock().await });
     until(&mut told, "leasehold_renewals_total", "waits for a lock that this client holds itself")
         .await;
-    assert_eq!(now(&mut told), of(1.0, Some(1.0)));
+    assert_eq!(now(&mut told), of(1.0, 1.0));
+    let since = told.gauges["leasehold_oldest_wait_timestamp_seconds"];
+    let clock = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs_f64();
+    assert!((0.0..60.0).contains(&(clock - since)), "{since} at {clock}");
     waiting.abort();
     assert!(waiting.await.unwrap_err().is_cancelled());
-    assert_eq!(now(&mut told), of(1.0, Some(0.0)));
+    assert_eq!(now(&mut told), of(1.0, 0.0));
     guard.release().await.unwrap();
-    assert_eq!(now(&mut told), of(0.0, Some(0.0)));
+    assert_eq!(now(&mut told), of(0.0, 0.0));
     drop(lock.lock().await.unwrap());
-    assert_eq!(now(&mut told), of(0.0, Some(0.0)));
+    assert_eq!(now(&mut told), of(0.0, 0.0));
     let guard = lock.lock().await.unwrap();
     locks.evict(guard.name().as_str(), Evict::Holders).await.unwrap();
     tokio::time::timeout(Duration::from_secs(30), guard.lost()).await.unwrap();
     until(&mut told, "leasehold_lost_total", "lock lost").await;
-    assert_eq!(now(&mut told), of(0.0, Some(0.0)));
+    assert_eq!(now(&mut told), of(0.0, 0.0));
     drop(guard);
-    assert_eq!(now(&mut told), of(0.0, Some(0.0)));
+    assert_eq!(now(&mut told), of(0.0, 0.0));
 
     for name in [
         "leasehold_acquired_total",
@@ -136,6 +160,7 @@ async fn r14_metrics_and_events_tell_the_life_of_a_lock() {
         "leasehold_lost_total reason=gone",
         "leasehold_not_acquired_total kind=mutex",
         "leasehold_not_acquired_total reason=contended",
+        "leasehold_oldest_wait_timestamp_seconds kind=mutex",
         "leasehold_released_total kind=mutex",
         "leasehold_waiting kind=mutex",
     ];
@@ -145,6 +170,18 @@ async fn r14_metrics_and_events_tell_the_life_of_a_lock() {
         assert!(log.contains(event), "{event:?} is not in the log: {log}");
     }
     assert!(log.contains(&token.to_string()));
+    // What lasts has a span, and a call of the store for a hold is under it.
+    let hold = format!("hold{{name={} kind=mutex token={token}}}", lock_name());
+    for (span, then) in [
+        (format!("wait{{operation=\"try_lock\" name={}}}", lock_name()), "close"),
+        (hold.clone(), "new"),
+        (format!("{hold}:call{{what=\"leave\"}}"), "close"),
+        (hold, "close"),
+        ("call{what=\"renew\"}".into(), "close"),
+    ] {
+        let told = |line: &str| line.contains(&format!("{span}: leasehold::telemetry: {then}"));
+        assert!(log.lines().any(told), "{span} {then} is not in the log: {log}");
+    }
     // s90, s91: one line an event, whatever the name; never the secret of a claim.
     assert!(!log.contains('\u{2028}'), "{log}");
     let secret = |word: &str| word.len() == 32 && word.bytes().all(|b| b.is_ascii_hexdigit());

@@ -33,7 +33,9 @@ use crate::error::{Failure, Reply};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let metrics = PrometheusBuilder::new().install_recorder()?;
+    // Buckets, and not quantiles of each instance, can be added up.
+    let waits = [0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0];
+    let metrics = PrometheusBuilder::new().set_buckets(&waits)?.install_recorder()?;
     let url = std::env::var("DATABASE_URL")?;
     let mut options = LockOptions::default();
     options.lease = Duration::from_secs(5);

@@ -1,5 +1,7 @@
 //! The service, as it is run: two instances on one database, asked, killed, told to end and started again.
 
+mod dashboard;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
@@ -186,6 +188,7 @@ fn deposits_lose_nothing_and_reports_come_two_at_a_time(program: Program) {
         let (status, metrics) = all[0].get("/metrics");
         assert_eq!(status, 200);
         assert!(metrics.contains("leasehold_acquired_total{kind=\"mutex\"}"), "{metrics}");
+        dashboard::asks_for_what_is_there(&metrics);
     }
 }
 

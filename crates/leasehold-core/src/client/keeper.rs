@@ -28,8 +28,8 @@ use super::ask::outage_timeout;
 use super::lease::{Granted, Lease, State};
 use super::leave::leave_with_retry;
 use super::schedule::{Entry, Schedule, Tracked};
-use super::telemetry;
 use super::waiting::{Waiting, aligned};
+use super::{spans, telemetry};
 use crate::base::clock::{Clock, Moment};
 use crate::base::duration::short;
 use crate::base::locked::locked;
@@ -237,7 +237,7 @@ impl Keeper {
     }
 
     async fn renew(&self, renewals: &[Renew], limit: Duration) -> Result<Vec<Renewal>> {
-        let renewing = caught(self.store.renew(renewals));
+        let renewing = caught(spans::call("renew", self.store.renew(renewals)));
         match tokio::time::timeout(limit, renewing).await {
             Ok(Ok(answers)) if answers.len() == renewals.len() => Ok(answers),
             Ok(Ok(_)) => Err(Error::new(ErrorKind::Corrupt, "the store answered out of step")),

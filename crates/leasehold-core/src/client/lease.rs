@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
+use super::spans::Holding;
 use super::telemetry::{self, Gauged};
 use crate::base::clock::{Clock, Moment};
 use crate::words::claim::Claim;
@@ -107,6 +108,7 @@ pub(crate) struct Lease {
     reason: OnceLock<LostReason>,
     released: AtomicBool,
     gauged: Gauged,
+    pub(crate) holding: Holding,
     /// Made when somebody first wants to be told: most holds end before anybody does.
     told: OnceLock<watch::Sender<State>>,
 }
@@ -147,6 +149,7 @@ impl Lease {
             reason: OnceLock::new(),
             released: AtomicBool::new(false),
             gauged,
+            holding: Holding::default(),
             told: OnceLock::new(),
         };
         lease.set_at_risk(new.granted);
@@ -156,6 +159,17 @@ impl Lease {
     fn set_at_risk(&self, granted: Granted) {
         let from = granted.at_risk_from().min(self.nears_end);
         self.at_risk_from.store(from.as_nanos(), Ordering::SeqCst);
+    }
+
+    /// The caller has it: from here on its span is his.
+    pub(crate) fn begins(&self) {
+        self.holding.begins(&self.claim, self.token);
+    }
+
+    /// Nobody holds it any more.
+    pub(crate) fn over(&self) {
+        self.gauged.over();
+        self.holding.ends();
     }
 
     /// Whether this process is the one that took the lock, and not a fork of it.
@@ -237,7 +251,7 @@ impl Lease {
 
     fn lost_because(&self, reason: LostReason) {
         let reason = *self.reason.get_or_init(|| reason);
-        self.gauged.over();
+        self.over();
         self.tell(|state| {
             *state = State::Lost(reason);
             true

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::telemetry;
+use super::{spans, telemetry};
 use crate::base::clock::{Clock, Moment};
 use crate::base::world;
 use crate::store::Store;
@@ -48,6 +48,7 @@ async fn leave_until(
     loop {
         let left = keep_until.since(clock.now());
         let leave = store.leave(claim, (!left.is_zero()).then_some(left));
+        let leave = spans::call("leave", leave);
         let error = match store.info().is_local {
             true => leave.await.err(),
             false => match tokio::time::timeout(limit, leave).await {

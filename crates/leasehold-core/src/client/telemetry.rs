@@ -3,12 +3,14 @@
 //! recorder and a subscriber of your choice; without the features everything here compiles to nothing.
 //!
 //! # Metrics
-//! Each is described to the recorder when a client connects.
+//! Each is described to the recorder when a client connects, and begins at zero there: a rate, or an alert on a first
+//! loss, needs something that it rises from.
 //!
 //! | metric | kind | labels | what it counts |
 //! |---|---|---|---|
 //! | `leasehold_held` | gauge | `kind` | locks that are held now |
 //! | `leasehold_waiting` | gauge | `kind` | calls that stand in a queue now |
+//! | `leasehold_oldest_wait_timestamp_seconds` | gauge | `kind` | when the longest of these began, since 1970; 0: nobody waits |
 //! | `leasehold_acquired_total` | counter | `kind` | locks taken |
 //! | `leasehold_acquire_seconds` | histogram | `kind` | from asking for a lock to holding it |
 //! | `leasehold_not_acquired_total` | counter | `kind`, `reason` | calls that did not get one |
@@ -26,9 +28,8 @@
 //! (`expired`, `gone`, `max_hold`, `closed`). Names of locks are no labels: there is no end to
 //! them.
 //!
-//! # Events
-//! There are no spans: a hold is a value that moves between tasks and threads, and no scope of
-//! code. A lock's name is in the field `name`, quoted; ids of claims, which are secret, are in
+//! # Events and spans
+//! A lock's name is in the field `name`, quoted; ids of claims, which are secret, are in
 //! none.
 //!
 //! | level | event |
@@ -36,18 +37,30 @@
 //! | `WARN` | `lock lost`, with the `reason`; `renewal failed; …`; `release failed; …`; `release owed; …`; `waits for a lock that this client holds itself; …`; `stale token refused`; what a store finds wrong |
 //! | `DEBUG` | `acquired` (after how long), `not acquired` (why), `released` |
 //! | `TRACE` | `renewed` (how many) |
+//!
+//! | level | span | fields | from, to |
+//! |---|---|---|---|
+//! | `DEBUG` | `wait` | `operation`, `name` | asking for a lock, by whatever method; the answer |
+//! | `DEBUG` | `hold` | `name`, `kind`, `token` | holding it; its release or its loss |
+//! | `TRACE` | `call` | `what`: `join`, `renew`, `leave` | each request to the store |
+//!
+//! A hold is a value that moves between tasks and threads, and no scope of code: its span is opened where the lock was
+//! taken, as a sibling of the wait, and nobody is in it but the calls that are for it alone. Renewals that were
+//! put together with others', and releases by drop, are calls of their own.
 
 #![cfg_attr(not(all(feature = "metrics", feature = "tracing")), allow(unused_variables))]
 
 use std::time::Duration;
 
 use crate::words::claim::{Claim, Kind};
+#[cfg(feature = "metrics")]
+use crate::words::error::ErrorKind;
 use crate::words::error::{Error, LostReason};
 use crate::words::token::Token;
 
 /// Where events come from, whichever package tells them: filters name it.
 #[cfg(feature = "tracing")]
-const TARGET: &str = "leasehold::telemetry";
+pub(super) const TARGET: &str = "leasehold::telemetry";
 
 #[cfg(feature = "metrics")]
 fn kind(claim: &Claim) -> &'static str {
@@ -67,6 +80,8 @@ fn kind_of(kind: Kind) -> &'static str {
 const HELD: &str = "leasehold_held";
 #[cfg(feature = "metrics")]
 const WAITING: &str = "leasehold_waiting";
+#[cfg(feature = "metrics")]
+const OLDEST_WAIT: &str = "leasehold_oldest_wait_timestamp_seconds";
 
 /// One in a gauge, until that is over: by what ends it, or at the latest when it is dropped.
 #[derive(Debug)]
@@ -77,13 +92,15 @@ pub(crate) struct Gauged {
     kind: Kind,
     #[cfg(feature = "metrics")]
     over: std::sync::atomic::AtomicBool,
+    #[cfg(feature = "metrics")]
+    _wait: Option<super::oldest::Wait>,
 }
 
 impl Gauged {
     /// A lock that is held.
     pub(crate) fn held(claim: &Claim) -> Self {
         #[cfg(feature = "metrics")]
-        return Self::counted(HELD, claim.kind);
+        return Self::counted(HELD, claim.kind, None);
         #[cfg(not(feature = "metrics"))]
         Self {}
     }
@@ -91,15 +108,22 @@ impl Gauged {
     /// A call that stands in a queue.
     pub(crate) fn waiting(claim: &Claim) -> Self {
         #[cfg(feature = "metrics")]
-        return Self::counted(WAITING, claim.kind);
+        return Self::counted(WAITING, claim.kind, Some(Self::wait(claim)));
         #[cfg(not(feature = "metrics"))]
         Self {}
     }
 
     #[cfg(feature = "metrics")]
-    fn counted(gauge: &'static str, kind: Kind) -> Self {
+    fn counted(gauge: &'static str, kind: Kind, wait: Option<super::oldest::Wait>) -> Self {
         metrics::gauge!(gauge, "kind" => kind_of(kind)).increment(1.0);
-        Self { gauge, kind, over: false.into() }
+        Self { gauge, kind, over: false.into(), _wait: wait }
+    }
+
+    #[cfg(feature = "metrics")]
+    fn wait(claim: &Claim) -> super::oldest::Wait {
+        super::oldest::Wait::begin(claim.kind, claim.holder.pid, |kind, since| {
+            metrics::gauge!(OLDEST_WAIT, "kind" => kind_of(kind)).set(since);
+        })
     }
 
     /// It is over; the second time, nothing.
@@ -124,6 +148,8 @@ pub(crate) fn describe() {
         use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
         describe_gauge!(HELD, Unit::Count, "Locks that are held.");
         describe_gauge!(WAITING, Unit::Count, "Calls that stand in a queue.");
+        let what = "When the longest wait began, since 1970; 0: nobody waits.";
+        describe_gauge!(OLDEST_WAIT, Unit::Seconds, what);
         for (counter, what) in [
             ("leasehold_acquired_total", "Locks taken."),
             ("leasehold_not_acquired_total", "Calls that did not get a lock, by reason."),
@@ -139,6 +165,41 @@ pub(crate) fn describe() {
         }
         let what = "From asking for a lock to holding it.";
         describe_histogram!("leasehold_acquire_seconds", Unit::Seconds, what);
+        begin_at_zero();
+    }
+}
+
+/// What is counted with labels that are known beforehand, and is worth an alert.
+#[cfg(feature = "metrics")]
+fn begin_at_zero() {
+    for kind in [Kind::Mutex, Kind::RwLock, Kind::Semaphore].map(kind_of) {
+        for gauge in [HELD, WAITING, OLDEST_WAIT] {
+            metrics::gauge!(gauge, "kind" => kind).increment(0.0);
+        }
+        for counter in [
+            "leasehold_acquired_total",
+            "leasehold_released_total",
+            "leasehold_releases_owed_total",
+        ] {
+            metrics::counter!(counter, "kind" => kind).increment(0);
+        }
+        for reason in LostReason::ALL.map(LostReason::as_str) {
+            metrics::counter!("leasehold_lost_total", "kind" => kind, "reason" => reason)
+                .increment(0);
+        }
+        for reason in [ErrorKind::Contended, ErrorKind::Timeout, ErrorKind::Unreachable] {
+            let reason = reason.as_str();
+            metrics::counter!("leasehold_not_acquired_total", "kind" => kind, "reason" => reason)
+                .increment(0);
+        }
+    }
+    for counter in [
+        "leasehold_renewals_total",
+        "leasehold_renewal_failures_total",
+        "leasehold_fence_refused_total",
+        "leasehold_fence_failures_total",
+    ] {
+        metrics::counter!(counter).increment(0);
     }
 }
 

@@ -29,8 +29,8 @@ use crate::base::duration::short;
 use crate::client::ask::{outage_timeout, renew_one};
 use crate::client::core::Core;
 use crate::client::lease::{Granted, Lease, NewLease};
-use crate::client::telemetry;
 use crate::client::waiting::{Outcome, WaiterEvent, Waiting};
+use crate::client::{spans, telemetry};
 use crate::lock::guard::{Guard, Hold};
 use crate::lock::owner::{Asked, Owner};
 use crate::lock::wait::Wait;
@@ -94,9 +94,15 @@ impl LockHandle {
         weight: u32,
         wait: Wait,
     ) -> Result<Guard> {
-        let taken = pin!(self.take(weight, wait));
+        let taken = pin!(spans::wait(operation, &self.name, self.take(weight, wait)));
         let taken = self.core.background.with_runtime(taken).await;
-        taken.map_err(|e| self.not_acquired(operation, e))
+        match taken {
+            Ok(guard) => {
+                guard.lease().begins();
+                Ok(guard)
+            }
+            Err(error) => Err(self.not_acquired(operation, error)),
+        }
     }
 
     /// Who holds and who waits.
@@ -344,7 +350,7 @@ impl Attempt<'_> {
                 let limit = request_timeout(self.claim.lease).saturating_add(confirms);
                 limit.min(self.give_up.since(sent))
             };
-            let join = self.core().store.join(&self.claim, mode);
+            let join = spans::call("join", self.core().store.join(&self.claim, mode));
             let error = match self.core().background.within(limit, join).await {
                 Some(Ok(joined)) => {
                     *self.heard = self.now();

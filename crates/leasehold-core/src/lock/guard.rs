@@ -354,6 +354,7 @@ async fn renew(core: &Core, lease: &Lease) -> Result<Duration> {
     let sent = core.clock.now();
     let limit = || request_timeout(lease.claim.lease);
     let renewing = renew_one(&*core.store, &lease.claim, lease.next_lease(sent));
+    let renewing = lease.holding.call("renew", renewing);
     let renewal = core.background.within(limit, renewing).await;
     let is_held = match renewal.unwrap_or_else(|| Err(Error::no_reply(limit())))? {
         Renewal::Holding { token, remaining } if token == lease.token => {
@@ -527,6 +528,7 @@ async fn leave(core: &Core, lease: &Lease, done: &mut bool) -> Result<Released> 
         // Of a connection that fell silent nobody notices anything: soon said again, on another.
         let limit = || request_timeout(claim.lease).min(said_again);
         let leave = core.store.leave(claim, core.keep(lease.keep_until));
+        let leave = lease.holding.call("leave", leave);
         let error = match core.background.within(limit, leave).await {
             // An attempt before this one may have taken it out; the first finds the truth.
             Some(Ok(false)) if first => {
@@ -564,6 +566,7 @@ async fn leave(core: &Core, lease: &Lease, done: &mut bool) -> Result<Released> 
         pause = (pause * 2).min(Duration::from_millis(500));
     }
     *done = true;
+    lease.over();
     telemetry::released(claim, lease.token);
     match (before, lease.lost_reason()) {
         (State::Lost(reason), _) | (_, Some(reason)) => Err(Error::lost(reason)),
@@ -580,6 +583,7 @@ impl Drop for Hold {
         }
         self.core.keeper.forget(self.lease.claim.id);
         self.lease.mark_released();
+        self.lease.over();
         self.core.leave_in_background(&self.lease.claim, self.lease.keep_until);
         telemetry::released(&self.lease.claim, self.lease.token);
     }

@@ -144,6 +144,10 @@ pub enum LostReason {
 }
 
 impl LostReason {
+    #[cfg(feature = "metrics")]
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Expired, Self::Gone, Self::MaxHold, Self::Forked, Self::Closed];
+
     /// The reason as one word, for metrics' labels: `expired`, `max_hold`, …
     pub const fn as_str(self) -> &'static str {
         match self {
