@@ -5,6 +5,8 @@ pub(crate) mod background;
 pub(crate) mod core;
 mod ids;
 pub(crate) mod keeper;
+#[cfg(feature = "metrics")]
+mod labels;
 pub(crate) mod lease;
 pub(crate) mod leave;
 pub(crate) mod leaving;

@@ -38,6 +38,8 @@ impl MakeWriter<'_> for Log {
 struct Told {
     seen: BTreeSet<String>,
     labels: BTreeSet<String>,
+    /// Those of what is zero, too.
+    series: BTreeSet<String>,
     undescribed: BTreeSet<String>,
     gauges: BTreeMap<String, f64>,
 }
@@ -54,6 +56,8 @@ impl Told {
                 DebugValue::Gauge(n) => n.into_inner() != 0.0,
                 DebugValue::Histogram(all) => !all.is_empty(),
             };
+            let labels = key.key().labels();
+            self.series.extend(labels.map(|l| format!("{name} {}={}", l.key(), l.value())));
             let labels = key.key().labels().filter(|_| is_more_than_nothing);
             self.labels.extend(labels.map(|l| format!("{name} {}={}", l.key(), l.value())));
             if let DebugValue::Gauge(since_the_last) = value {
@@ -165,6 +169,19 @@ async fn r14_metrics_and_events_tell_the_life_of_a_lock() {
         "leasehold_waiting kind=mutex",
     ];
     assert_eq!(told.labels.iter().map(String::as_str).collect::<Vec<_>>(), expected);
+    // Names, of as many locks as were asked for; and a loss of such a one is seen to rise from zero, too.
+    leasehold::telemetry::label_names(1);
+    for name in ["first", "second", "third", "first"] {
+        locks.mutex(name).lock().await.unwrap().release().await.unwrap();
+    }
+    let mut named = Told::default();
+    named.look(&metrics);
+    for metric in ["leasehold_acquired_total", "leasehold_acquire_seconds", "leasehold_lost_total"]
+    {
+        let begins = format!("{metric} name=");
+        let names = named.series.iter().filter_map(|series| series.strip_prefix(&begins));
+        assert_eq!(names.collect::<Vec<_>>(), ["first", "other"], "of {metric}");
+    }
     let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
     for event in ["acquired", "not acquired", "released", "renewed", "lock lost"] {
         assert!(log.contains(event), "{event:?} is not in the log: {log}");

@@ -25,8 +25,8 @@
 //! `kind` is `mutex`, `rwlock` or `semaphore`. `reason` is one word: for what was not acquired
 //! [`ErrorKind::as_str`](crate::ErrorKind::as_str) (`contended`, `timeout`, `unreachable`, …), for what
 //! was lost [`LostReason::as_str`](crate::LostReason::as_str)
-//! (`expired`, `gone`, `max_hold`, `closed`). Names of locks are no labels: there is no end to
-//! them.
+//! (`expired`, `gone`, `max_hold`, `closed`). Names of locks are no labels, since there is no end to
+//! them, unless you say of how many ([`label_names`]).
 //!
 //! # Events and spans
 //! A lock's name is in the field `name`, quoted; ids of claims, which are secret, are in
@@ -52,6 +52,9 @@
 
 use std::time::Duration;
 
+#[cfg(feature = "metrics")]
+use super::labels::{self, kind_of};
+
 use crate::words::claim::{Claim, Kind};
 #[cfg(feature = "metrics")]
 use crate::words::error::ErrorKind;
@@ -62,18 +65,41 @@ use crate::words::token::Token;
 #[cfg(feature = "tracing")]
 pub(super) const TARGET: &str = "leasehold::telemetry";
 
+/// The metrics of locks have a label `name` from now on, for the first `most` names that this process uses of each kind;
+/// all others share `name="other"`. Without this, and with 0, there is none: there is no end to names, and each is a
+/// series in your database. (What is counted before any lock is named, and the zeros that all begin with, has no such label.)
+///
+/// For all clients of the process, as the recorder is. Call it before the first of them connects.
+///
+/// ```
+/// leasehold::telemetry::label_names(50);
+/// ```
 #[cfg(feature = "metrics")]
-fn kind(claim: &Claim) -> &'static str {
-    kind_of(claim.kind)
+#[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
+pub fn label_names(most: usize) {
+    labels::most(most);
+}
+
+/// The labels of a lock's metrics.
+#[cfg(feature = "metrics")]
+fn labels_of(kind: Kind, name: Option<&crate::Name>) -> Vec<metrics::Label> {
+    let (labels, is_new) = labels::of(kind, name);
+    if is_new {
+        begin_lost_at_zero(&labels);
+    }
+    labels
 }
 
 #[cfg(feature = "metrics")]
-fn kind_of(kind: Kind) -> &'static str {
-    match kind {
-        Kind::Mutex => "mutex",
-        Kind::RwLock => "rwlock",
-        Kind::Semaphore => "semaphore",
-    }
+fn labels(claim: &Claim) -> Vec<metrics::Label> {
+    labels_of(claim.kind, Some(&claim.name))
+}
+
+/// The same, with a reason.
+#[cfg(feature = "metrics")]
+fn because(mut labels: Vec<metrics::Label>, reason: &'static str) -> Vec<metrics::Label> {
+    labels.push(metrics::Label::from_static_parts("reason", reason));
+    labels
 }
 
 #[cfg(feature = "metrics")]
@@ -87,9 +113,7 @@ const OLDEST_WAIT: &str = "leasehold_oldest_wait_timestamp_seconds";
 #[derive(Debug)]
 pub(crate) struct Gauged {
     #[cfg(feature = "metrics")]
-    gauge: &'static str,
-    #[cfg(feature = "metrics")]
-    kind: Kind,
+    gauge: metrics::Gauge,
     #[cfg(feature = "metrics")]
     over: std::sync::atomic::AtomicBool,
     #[cfg(feature = "metrics")]
@@ -100,7 +124,7 @@ impl Gauged {
     /// A lock that is held.
     pub(crate) fn held(claim: &Claim) -> Self {
         #[cfg(feature = "metrics")]
-        return Self::counted(HELD, claim.kind, None);
+        return Self::counted(HELD, claim, None);
         #[cfg(not(feature = "metrics"))]
         Self {}
     }
@@ -108,15 +132,16 @@ impl Gauged {
     /// A call that stands in a queue.
     pub(crate) fn waiting(claim: &Claim) -> Self {
         #[cfg(feature = "metrics")]
-        return Self::counted(WAITING, claim.kind, Some(Self::wait(claim)));
+        return Self::counted(WAITING, claim, Some(Self::wait(claim)));
         #[cfg(not(feature = "metrics"))]
         Self {}
     }
 
     #[cfg(feature = "metrics")]
-    fn counted(gauge: &'static str, kind: Kind, wait: Option<super::oldest::Wait>) -> Self {
-        metrics::gauge!(gauge, "kind" => kind_of(kind)).increment(1.0);
-        Self { gauge, kind, over: false.into(), _wait: wait }
+    fn counted(gauge: &'static str, claim: &Claim, wait: Option<super::oldest::Wait>) -> Self {
+        let gauge = metrics::gauge!(gauge, labels(claim));
+        gauge.increment(1.0);
+        Self { gauge, over: false.into(), _wait: wait }
     }
 
     #[cfg(feature = "metrics")]
@@ -130,7 +155,7 @@ impl Gauged {
     pub(crate) fn over(&self) {
         #[cfg(feature = "metrics")]
         if !self.over.swap(true, std::sync::atomic::Ordering::Relaxed) {
-            metrics::gauge!(self.gauge, "kind" => kind_of(self.kind)).decrement(1.0);
+            self.gauge.decrement(1.0);
         }
     }
 }
@@ -183,10 +208,7 @@ fn begin_at_zero() {
         ] {
             metrics::counter!(counter, "kind" => kind).increment(0);
         }
-        for reason in LostReason::ALL.map(LostReason::as_str) {
-            metrics::counter!("leasehold_lost_total", "kind" => kind, "reason" => reason)
-                .increment(0);
-        }
+        begin_lost_at_zero(&[metrics::Label::from_static_parts("kind", kind)]);
         for reason in [ErrorKind::Contended, ErrorKind::Timeout, ErrorKind::Unreachable] {
             let reason = reason.as_str();
             metrics::counter!("leasehold_not_acquired_total", "kind" => kind, "reason" => reason)
@@ -203,15 +225,22 @@ fn begin_at_zero() {
     }
 }
 
+#[cfg(feature = "metrics")]
+fn begin_lost_at_zero(labels: &[metrics::Label]) {
+    for reason in LostReason::ALL.map(LostReason::as_str) {
+        metrics::counter!("leasehold_lost_total", because(labels.to_vec(), reason)).increment(0);
+    }
+}
+
 #[inline]
 pub(crate) fn acquired(claim: &Claim, token: Token, waited: impl FnOnce() -> Duration) {
     #[cfg(any(feature = "metrics", feature = "tracing"))]
     let waited = waited();
     #[cfg(feature = "metrics")]
     {
-        metrics::counter!("leasehold_acquired_total", "kind" => kind(claim)).increment(1);
-        metrics::histogram!("leasehold_acquire_seconds", "kind" => kind(claim))
-            .record(waited.as_secs_f64());
+        let labels = labels(claim);
+        metrics::counter!("leasehold_acquired_total", labels.iter()).increment(1);
+        metrics::histogram!("leasehold_acquire_seconds", labels).record(waited.as_secs_f64());
     }
     #[cfg(feature = "tracing")]
     tracing::debug!(target: TARGET, name = %claim.name, %token, ?waited, "acquired");
@@ -221,9 +250,8 @@ pub(crate) fn acquired(claim: &Claim, token: Token, waited: impl FnOnce() -> Dur
 pub(crate) fn not_acquired(kind: Kind, error: &Error) {
     #[cfg(feature = "metrics")]
     {
-        let (kind, reason) = (kind_of(kind), error.kind().as_str());
-        metrics::counter!("leasehold_not_acquired_total", "kind" => kind, "reason" => reason)
-            .increment(1);
+        let labels = because(labels_of(kind, error.name()), error.kind().as_str());
+        metrics::counter!("leasehold_not_acquired_total", labels).increment(1);
     }
     #[cfg(feature = "tracing")]
     tracing::debug!(target: TARGET, %error, "not acquired");
@@ -232,15 +260,14 @@ pub(crate) fn not_acquired(kind: Kind, error: &Error) {
 #[inline]
 pub(crate) fn released(claim: &Claim, token: Token) {
     #[cfg(feature = "metrics")]
-    metrics::counter!("leasehold_released_total", "kind" => kind(claim)).increment(1);
+    metrics::counter!("leasehold_released_total", labels(claim)).increment(1);
     #[cfg(feature = "tracing")]
     tracing::debug!(target: TARGET, name = %claim.name, %token, "released");
 }
 
 pub(crate) fn lost(claim: &Claim, token: Token, reason: LostReason) {
     #[cfg(feature = "metrics")]
-    metrics::counter!("leasehold_lost_total", "kind" => kind(claim), "reason" => reason.as_str())
-        .increment(1);
+    metrics::counter!("leasehold_lost_total", because(labels(claim), reason.as_str())).increment(1);
     #[cfg(feature = "tracing")]
     tracing::warn!(target: TARGET, name = %claim.name, %token, %reason, "lock lost");
 }
@@ -273,7 +300,7 @@ pub(crate) fn waits_behind_itself(claim: &Claim) {
 /// The caller was told that the release is owed.
 pub(crate) fn release_owed(claim: &Claim, token: Token, error: &Error) {
     #[cfg(feature = "metrics")]
-    metrics::counter!("leasehold_releases_owed_total", "kind" => kind(claim)).increment(1);
+    metrics::counter!("leasehold_releases_owed_total", labels(claim)).increment(1);
     #[cfg(feature = "tracing")]
     tracing::warn!(target: TARGET, name = %claim.name, %token, %error, "release owed; trying on in the background");
 }
