@@ -101,7 +101,7 @@ impl Told<'_> {
         self.believes(Belief::StandsStill)
     }
 
-    pub(crate) fn is_dead(self) -> Self {
+    pub(crate) fn dies(self) -> Self {
         self.believes(Belief::Dead)
     }
 

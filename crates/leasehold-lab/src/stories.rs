@@ -1,15 +1,20 @@
 //! The stories, in the order in which they are listed. Each has a file.
 
+mod check_then_write;
 mod dead_holders_status_row;
 mod del_without_looking;
 mod for_update_without_index;
+mod guessed_lease;
 mod herd;
+mod late_answer;
 mod lost_failover;
 mod lost_reply;
 mod node_that_forgets;
 mod paused_holder;
 mod setnx_then_expire;
 mod setnx_time_getset;
+mod two_nodes;
+mod unfenced_read;
 
 use crate::story::Story;
 
@@ -25,6 +30,11 @@ pub const ALL: &[Story] = &[
     dead_holders_status_row::STORY,
     for_update_without_index::STORY,
     lost_reply::STORY,
+    guessed_lease::STORY,
+    late_answer::STORY,
+    unfenced_read::STORY,
+    check_then_write::STORY,
+    two_nodes::STORY,
 ];
 
 /// The story of this name.

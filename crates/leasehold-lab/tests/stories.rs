@@ -118,6 +118,40 @@ fn r52_for_update_without_index() {
     assert_eq!((at_the_end(&played.ours, "7"), at_the_end(&played.ours, "8")), ("C", "B"));
 }
 
+#[test]
+fn r46_guessed_lease() {
+    let played = played("guessed-lease");
+    assert_eq!((at_once(&played.naive), at_once(&played.ours)), (2, 1));
+    assert_eq!(at_the_end(&played.naive, "lock"), "B");
+}
+
+#[test]
+fn r48_late_answer() {
+    let played = played("late-answer");
+    assert_eq!((at_once(&played.naive), at_once(&played.ours)), (2, 1));
+}
+
+#[test]
+fn r50_unfenced_read() {
+    let played = played("unfenced-read");
+    // The same number: of three that were sold, or of two.
+    assert_eq!((at_the_end(&played.naive, "stock"), at_the_end(&played.ours, "stock")), ("8", "8"));
+    assert_eq!(at_the_end(&played.naive, "mark"), "t2");
+}
+
+#[test]
+fn r50_check_then_write() {
+    let played = played("check-then-write");
+    assert_eq!((at_the_end(&played.naive, "stock"), at_the_end(&played.ours, "stock")), ("9", "8"));
+}
+
+#[test]
+fn r51_two_nodes() {
+    let played = played("two-nodes");
+    let taken = |half: &Half| half.steps.iter().any(|step| step.says.contains("t1, A) → OK"));
+    assert!(taken(&played.naive) && !taken(&played.ours));
+}
+
 /// The documentation has all stories, in the words of the lab, and no pictures of others.
 #[test]
 fn the_page_of_failures_has_every_story() {

@@ -55,7 +55,7 @@ async fn naive(postgres: &Postgres) -> Result<Half> {
     let rows = take(&mut a, "A").await?;
     stage.step(A, format!("UPDATE … SET status = 'locked' → {rows} row")).holds().shows(ROW, "A");
     a.close_hard().await?;
-    stage.step(A, "is killed; its connection is gone").is_dead();
+    stage.step(A, "is killed; its connection is gone").dies();
     let changed = take(&mut b, "B").await?;
     stage.step(B, format!("UPDATE … WHERE status = 'free' → {changed} rows")).waits();
     let row = sqlx::query("SELECT status, holder FROM job").fetch_one(&mut b).await?;
@@ -75,7 +75,7 @@ async fn ours(postgres: &Postgres) -> Result<Half> {
     let guard = locks[A].mutex(NAME).lease(SHORT).no_renewal().lock().await?;
     stage.step(A, "lock() → held, for a lease").holds().shows(ROW, "A");
     ours::dies(guard);
-    stage.step(A, "is killed").is_dead();
+    stage.step(A, "is killed").dies();
     stage.step(B, "lock() → waits, for the rest of that lease at most").waits();
     let guard = locks[B].mutex(NAME).lock_timeout(LONG).await?;
     let holder = ours::holder(&locks[B]).await?;

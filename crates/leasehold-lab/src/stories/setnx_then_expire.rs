@@ -48,7 +48,7 @@ async fn naive(redis: &Redis) -> Result<Half> {
     let said = naive_redis::set_if_free(&mut a, "A").await?;
     stage.step(A, said.to_string()).holds().shows(LOCK, "A");
     drop(a);
-    stage.step(A, "is killed before it sends EXPIRE").is_dead().bad();
+    stage.step(A, "is killed before it sends EXPIRE").dies().bad();
     let said = naive_redis::set_if_free(&mut b, "B").await?;
     stage.step(B, said.to_string()).waits();
     let left = b.say(&["PTTL", NAME]).await?;
@@ -70,7 +70,7 @@ async fn ours(redis: &Redis) -> Result<Half> {
     let left = wire.ask(&["PTTL", NAME]).await?;
     let left: i64 = left.parse().map_err(|_| Trouble::new(format!("PTTL: {left}")))?;
     ours::dies(guard);
-    stage.step(A, "is killed").is_dead();
+    stage.step(A, "is killed").dies();
     let ends = (1..=i64::try_from(SHORT.as_millis())?).contains(&left);
     let says = if ends { "at most its lease is left" } else { "not what it should be" };
     stage.step(B, format!("PTTL order → {says}")).waits();

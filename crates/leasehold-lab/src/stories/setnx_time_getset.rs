@@ -80,8 +80,8 @@ async fn ahead(stage: &mut Stage, wire: &mut Wire) -> Result<bool> {
 
 /// Both are dead, and it is 1100 by everybody's clock. Whether a lock is left that nobody holds.
 async fn race(stage: &mut Stage, wire: &mut Wire) -> Result<bool> {
-    stage.step(A, "is killed").is_dead();
-    stage.step(B, "is killed").is_dead();
+    stage.step(A, "is killed").dies();
+    stage.step(B, "is killed").dies();
     let (c, d) = (Timed { clock: 1100, lease: 30 }, Timed { clock: 1101, lease: 30 });
     let read = wire.say(&["GET", NAME]).await?;
     let mut is_over = c.is_over(&read)?;
@@ -119,7 +119,7 @@ async fn ours(redis: &Redis) -> Result<Half> {
     guard.release().await?;
     let dead = a.mutex(NAME).lease(DYING).no_renewal().lock().await?;
     ours::dies(dead);
-    stage.step(A, "release(), and lock() once more; then it is killed").is_dead();
+    stage.step(A, "release(), and lock() once more; then it is killed").dies();
 
     let first = tokio::spawn({
         let lock = c.mutex(NAME);
