@@ -34,6 +34,7 @@ mod story;
 mod trouble;
 mod wire;
 
+use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -58,7 +59,7 @@ pub fn main(args: &Args) -> ExitCode {
         Err(why) => return failed(USAGE, &why),
     };
     if wanted.is_empty() {
-        print!("{}", terminal::list(ALL));
+        say(&terminal::list(ALL));
         return ExitCode::SUCCESS;
     }
     // What servers that cannot be started say by panicking is told as the story's error.
@@ -75,7 +76,7 @@ pub fn main(args: &Args) -> ExitCode {
         }
         match play(story) {
             Ok(played) => {
-                println!("{}", terminal::story(story, &played, colours));
+                say(&terminal::story(story, &played, colours));
                 code = if played.is_as_told() { code } else { OTHERWISE };
                 all.push((story, played));
             }
@@ -89,6 +90,12 @@ pub fn main(args: &Args) -> ExitCode {
         Ok(()) => ExitCode::from(code),
         Err(why) => failed(USAGE, &why),
     }
+}
+
+/// Prints it; whoever reads only the beginning has read enough.
+fn say(text: &str) {
+    let mut stdout = std::io::stdout().lock();
+    let _ = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
 }
 
 fn failed(code: u8, why: &str) -> ExitCode {
