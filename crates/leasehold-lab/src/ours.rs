@@ -10,8 +10,11 @@ use crate::trouble::{Result, Trouble};
 /// The lock of all stories.
 pub(crate) const NAME: &str = "order";
 
-/// A lease that a story waits for the end of: long enough for what is done within it.
+/// A lease that is over before anybody looks.
 pub(crate) const SHORT: Duration = Duration::from_millis(500);
+/// A lease within which something is looked at, or renewed, before its end is waited for: long enough for
+/// a machine that does much else.
+pub(crate) const SEEN: Duration = Duration::from_secs(2);
 /// A lease that ends in no story.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 

@@ -6,7 +6,7 @@ use leasehold::ErrorKind;
 use testbed::{Redis, Server};
 
 use crate::naive::redis as naive_redis;
-use crate::ours::{self, LONG, NAME, SHORT};
+use crate::ours::{self, LONG, NAME, SEEN, SHORT};
 use crate::scene::{Half, Lane, Played};
 use crate::server;
 use crate::stage::{NOTHING, Stage, client, thing};
@@ -86,11 +86,9 @@ async fn ours(redis: &Redis) -> Result<Half> {
     let (a, b) = (ours::client(&url, "A").await?, ours::client(&url, "B").await?);
     let c = ours::client(&url, "C").await?;
 
-    // Not so short that a machine that does much else is too slow to renew it.
-    let lease = SHORT * 3;
-    let guard = a.mutex(NAME).lease(lease).lock().await?;
+    let guard = a.mutex(NAME).lease(SEEN).lock().await?;
     stage.step(A, "lock() → held").holds().shows(LOCK, ours::holder(&a).await?);
-    outlast(&b, lease).await?;
+    outlast(&b, SEEN).await?;
     stage.step(A, "works for longer than a lease, which is renewed meanwhile");
     let error = b.mutex(NAME).try_lock().await.err();
     let is_out = error.is_some_and(|error| error.kind() == ErrorKind::Contended);

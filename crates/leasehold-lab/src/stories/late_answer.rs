@@ -3,7 +3,7 @@
 use testbed::{Proxy, Redis, Server};
 
 use crate::naive::redis as naive_redis;
-use crate::ours::{self, LONG, NAME, SHORT};
+use crate::ours::{self, LONG, NAME, SEEN};
 use crate::scene::{Half, Lane, Played};
 use crate::server;
 use crate::stage::{NOTHING, Stage, client, thing};
@@ -46,9 +46,9 @@ async fn naive(redis: &Redis) -> Result<Half> {
     a.say(&["PING"]).await?;
 
     proxy.hold_replies();
-    let taking = tokio::spawn(async move { naive_redis::take(&mut a, "A", "500").await });
+    let taking = tokio::spawn(async move { naive_redis::take(&mut a, "A", "2000").await });
     b.say_until(&["EXISTS", NAME], "1").await?;
-    let says = "SET order A NX PX 500 → the answer is under way";
+    let says = "SET order A NX PX 2000 → the answer is under way";
     stage.step(A, says).waits().shows(LOCK, "A");
     let second = naive_redis::take_at_last(&mut b, "B", "60000").await?;
     let says = format!("A's key is gone: {second}");
@@ -59,7 +59,7 @@ async fn naive(redis: &Redis) -> Result<Half> {
         Err(trouble) => return Err(trouble),
     };
     let shows = b.ask(&["GET", NAME]).await?;
-    let says = format!("{first}: it holds, it thinks, for 500 ms from now");
+    let says = format!("{first}: it holds, it thinks, for two seconds from now");
     stage.step(A, says).holds().shows(LOCK, &shows).bad();
     let is_kept = first.answer != "OK" || shows != "B";
     Ok(stage
@@ -77,7 +77,7 @@ async fn ours(redis: &Redis) -> Result<Half> {
 
     proxy.hold_replies();
     let taking = tokio::spawn({
-        let lock = locks[A].mutex(NAME).lease(SHORT);
+        let lock = locks[A].mutex(NAME).lease(SEEN);
         async move { lock.lock_timeout(LONG).await }
     });
     wire.say_until(&["EXISTS", NAME], "1").await?;

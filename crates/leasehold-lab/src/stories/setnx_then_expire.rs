@@ -5,7 +5,7 @@ use std::time::Duration;
 use testbed::{Redis, Server};
 
 use crate::naive::redis as naive_redis;
-use crate::ours::{self, LONG, NAME, SHORT};
+use crate::ours::{self, LONG, NAME, SEEN};
 use crate::scene::{Half, Lane, Played};
 use crate::server;
 use crate::stage::{NOTHING, Stage, client, thing};
@@ -65,13 +65,13 @@ async fn ours(redis: &Redis) -> Result<Half> {
     let locks = [ours::client(&redis.url(), "A").await?, ours::client(&redis.url(), "B").await?];
     let mut wire = Wire::open(redis.port()).await?;
 
-    let guard = locks[A].mutex(NAME).lease(SHORT).no_renewal().lock().await?;
+    let guard = locks[A].mutex(NAME).lease(SEEN).no_renewal().lock().await?;
     stage.step(A, "lock() → held: key and lease in one script").holds().shows(LOCK, "A");
     let left = wire.ask(&["PTTL", NAME]).await?;
     let left: i64 = left.parse().map_err(|_| Trouble::new(format!("PTTL: {left}")))?;
     ours::dies(guard);
     stage.step(A, "is killed").dies();
-    let ends = (1..=i64::try_from(SHORT.as_millis())?).contains(&left);
+    let ends = (1..=i64::try_from(SEEN.as_millis())?).contains(&left);
     let says = if ends { "at most its lease is left" } else { "not what it should be" };
     stage.step(B, format!("PTTL order → {says}")).waits();
     let guard = locks[B].mutex(NAME).lock_timeout(LONG).await?;

@@ -1,12 +1,10 @@
 //! A lock whose value is the time at which it ends, by its clients' clocks.
 
-use std::time::Duration;
-
 use leasehold::ErrorKind;
 use testbed::{Redis, Server};
 
 use crate::naive::redis::Timed;
-use crate::ours::{self, LONG, NAME};
+use crate::ours::{self, LONG, NAME, SEEN};
 use crate::scene::{Half, Lane, Played};
 use crate::server;
 use crate::stage::{NOTHING, Stage, client, thing};
@@ -38,9 +36,6 @@ const B: usize = 1;
 const C: usize = 2;
 const D: usize = 3;
 const LOCK: usize = 4;
-
-/// The lease of a client that is dead while others come to wait.
-const DYING: Duration = Duration::from_secs(2);
 
 async fn play() -> Result<Played> {
     let redis = server::redis();
@@ -117,7 +112,7 @@ async fn ours(redis: &Redis) -> Result<Half> {
     let says = format!("whatever its clock says: try_lock() → {says}");
     stage.step(B, says).shows(LOCK, ours::holder(&a).await?).good();
     guard.release().await?;
-    let dead = a.mutex(NAME).lease(DYING).no_renewal().lock().await?;
+    let dead = a.mutex(NAME).lease(SEEN).no_renewal().lock().await?;
     ours::dies(dead);
     stage.step(A, "release(), and lock() once more; then it is killed").dies();
 
