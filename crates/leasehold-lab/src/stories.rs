@@ -3,6 +3,7 @@
 mod check_then_write;
 mod dead_holders_status_row;
 mod del_without_looking;
+mod drained_pool;
 mod for_update_without_index;
 mod guessed_lease;
 mod herd;
@@ -29,6 +30,7 @@ pub const ALL: &[Story] = &[
     herd::STORY,
     dead_holders_status_row::STORY,
     for_update_without_index::STORY,
+    drained_pool::STORY,
     lost_reply::STORY,
     guessed_lease::STORY,
     late_answer::STORY,

@@ -119,6 +119,16 @@ fn r52_for_update_without_index() {
 }
 
 #[test]
+fn r52_drained_pool() {
+    let played = played("drained-pool");
+    assert_eq!(
+        (at_the_end(&played.naive, "pool"), at_the_end(&played.ours, "pool")),
+        ("3 of 3", "0 of 3")
+    );
+    assert_eq!((at_the_end(&played.naive, "open"), at_the_end(&played.ours, "open")), ("3", "0"));
+}
+
+#[test]
 fn r46_guessed_lease() {
     let played = played("guessed-lease");
     assert_eq!((at_once(&played.naive), at_once(&played.ours)), (2, 1));

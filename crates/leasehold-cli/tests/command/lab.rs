@@ -47,3 +47,22 @@ fn a_story_is_played_on_the_terminal_and_into_files() {
     assert!(picture.starts_with("<svg ") && picture.contains("PTTL order → -1"));
     assert!(std::fs::read_to_string(page).unwrap().contains("PTTL order → -1"));
 }
+
+/// What only tests need does not come with the servers that the lab starts.
+#[test]
+fn the_command_is_built_without_the_tests_tools() {
+    let packages = |features: &[&str]| {
+        let mut cargo = testbed::cargo();
+        cargo.current_dir(env!("CARGO_MANIFEST_DIR")).args(["tree", "--offline", "--locked"]);
+        cargo.args(["-e", "normal", "--prefix", "none", "--format", "{p}"]).args(features);
+        let output = cargo.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let lines = String::from_utf8(output.stdout).unwrap();
+        lines.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
+    };
+    let (whole, without): (Vec<String>, Vec<String>) =
+        (packages(&[]), packages(&["--no-default-features"]));
+    let has = |all: &[String], name: &str| all.iter().any(|one| one == name);
+    assert!(has(&whole, "testbed") && !has(&without, "testbed"));
+    assert!(!has(&whole, "proptest"));
+}

@@ -18,3 +18,12 @@ pub(crate) const WITHOUT_INDEX: &str =
 pub(crate) fn for_update(nr: u32) -> String {
     format!("SELECT nr FROM orders WHERE nr = {nr} FOR UPDATE")
 }
+
+/// A stock of one thing.
+pub(crate) const STOCK: [&str; 2] = [
+    "CREATE TABLE stock (id INT PRIMARY KEY, left_over INT NOT NULL)",
+    "INSERT INTO stock VALUES (1, 10)",
+];
+
+/// Locks it for as long as the transaction lasts, however long that is.
+pub(crate) const LOCK_STOCK: &str = "SELECT left_over FROM stock WHERE id = 1 FOR UPDATE";
