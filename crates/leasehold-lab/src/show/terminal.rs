@@ -37,13 +37,17 @@ impl Colours {
     }
 }
 
-/// The stories, a line each.
+/// The stories, a line each; with the packages that are missing here.
 pub fn list(stories: &[Story]) -> String {
     let mut text = String::new();
     let longest = stories.iter().map(|story| story.name.len()).max().unwrap_or(0);
     for story in stories {
         let (name, server) = (story.name, story.server.name());
-        let _ = writeln!(text, "{name:longest$}  {server:10}  {}", story.line);
+        let missing = match story.server.missing().join(" ") {
+            none if none.is_empty() => none,
+            packages => format!(" (not installed: {packages})"),
+        };
+        let _ = writeln!(text, "{name:longest$}  {server:10}  {}{missing}", story.line);
     }
     text.push_str("\nleasehold lab STORY… plays some of them, leasehold lab --all all.\n");
     text
@@ -53,7 +57,10 @@ pub fn list(stories: &[Story]) -> String {
 pub fn story(story: &Story, played: &Played, colours: Colours) -> String {
     let title = format!("{}: {}", story.name, story.line);
     let mut text = format!("{}\n", colours.on(BOLD, &title));
-    let _ = writeln!(text, "({}; {})", story.server.name(), story.rows);
+    let _ = writeln!(text, "({}; {})\n", story.server.name(), story.rows);
+    for line in lines(&story.telling.join(" "), WIDTH) {
+        let _ = writeln!(text, "{line}");
+    }
     for half in [&played.naive, &played.ours] {
         text.push('\n');
         text.push_str(&half_of(half, colours));
