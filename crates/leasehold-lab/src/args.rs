@@ -5,20 +5,24 @@ use std::path::PathBuf;
 use crate::stories::{ALL, named};
 use crate::story::Story;
 
+const HELP: &str = "\
+Each story is played twice, step by step: with the recipe that people know, which is broken on purpose, and
+with leasehold. Without a story, they are listed. The servers are those that are installed on this machine;
+they listen on free ports of 127.0.0.1, keep their data in a directory of their own, and are gone at the
+end.
+
+Exit codes: 0 all ended as they are told; 1 one did not; 2 bad usage; 69 a story that was asked for by
+name needs a server that is not installed, or a server could not be started.
+
+Examples:
+  leasehold lab
+  leasehold lab paused-holder
+  leasehold lab --all --html stories.html
+  leasehold lab --all --svg pictures";
+
 /// Shows how well-known recipes for locks fail, on servers that it starts itself.
-///
-/// Each story is played twice, step by step: with the recipe that people know, and with leasehold.
-/// Without a story, lists them. The servers are those that are installed on this machine; they listen
-/// on free ports of 127.0.0.1, keep their data in a directory of their own, and are gone at the end.
-///
-/// Exit code: 0 all ended as they are told; 1 one did not; 2 bad usage; 69 a story that was asked for
-/// by name needs a server that is not installed, or that cannot be started.
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = "Examples:\n  \
-    leasehold lab\n  \
-    leasehold lab paused-holder\n  \
-    leasehold lab --all --html stories.html\n  \
-    leasehold lab --all --svg pictures")]
+#[command(after_help = HELP)]
 pub struct Args {
     /// The stories to play.
     #[arg(value_name = "STORY", conflicts_with = "all")]

@@ -77,7 +77,7 @@ fn half_of(half: &Half, colours: Colours) -> String {
     let widths = widths(half);
     let names = half.lanes.iter().zip(&widths);
     let names: String = names.map(|(lane, width)| format!("{:width$}", lane.name)).collect();
-    let _ = writeln!(text, "\n{:NUMBER$}{names}", "");
+    let _ = writeln!(text, "\n{:NUMBER$}{}", "", names.trim_end());
     for (number, step) in (1..).zip(&half.steps) {
         row(&mut text, half, &widths, number, step, colours);
     }
