@@ -6,13 +6,13 @@ use crate::stories::{ALL, named};
 use crate::story::Story;
 
 const HELP: &str = "\
-Each story is played twice, step by step: with the recipe that people know, which is broken on purpose, and
-with leasehold. Without a story, they are listed. The servers are those that are installed on this machine;
-they listen on free ports of 127.0.0.1, keep their data in a directory of their own, and are gone at the
-end.
+Each story is played twice, step by step: with the recipe that people know, which is broken
+on purpose, and with leasehold. Without a story, they are listed. The servers are those that
+are installed on this machine; they listen on free ports of 127.0.0.1, keep their data in a
+directory of their own, and are gone at the end.
 
-Exit codes: 0 all ended as they are told; 1 one did not; 2 bad usage; 69 a story that was asked for by
-name needs a server that is not installed, or a server could not be started.
+Exit codes: 0 all ended as they are told; 1 one did not; 2 bad usage; 69 a story that was
+asked for by name needs a server that is not installed, or a server could not be started.
 
 Examples:
   leasehold lab
