@@ -77,6 +77,9 @@ pub(crate) enum Command {
     Man(ManArgs),
     /// Is my set-up safe? Fights for locks while processes are stopped, killed and cut off
     Torture(leasehold_torture::Args),
+    /// How do locks fail? Plays well-known recipes on real servers, step by step
+    #[cfg(feature = "lab")]
+    Lab(leasehold_lab::Args),
     /// Fights in `torture`
     #[command(name = leasehold_torture::WORKER, hide = true)]
     TortureWorker,

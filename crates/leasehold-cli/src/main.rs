@@ -67,6 +67,8 @@ fn main() -> ExitCode {
         Command::Man(args) => describe::man(&args),
         Command::Schema(args) => schema::main(&args),
         Command::Torture(args) => leasehold_torture::main(&args),
+        #[cfg(feature = "lab")]
+        Command::Lab(args) => leasehold_lab::main(&args),
         Command::TortureWorker => leasehold_torture::worker_main(),
         Command::Watchdog(args) => watchdog::main(&args),
     }

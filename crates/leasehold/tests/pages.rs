@@ -9,9 +9,10 @@ mod sources;
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
 /// The pages that are in Chinese as well.
-const PAIRS: [(&str, &str); 3] = [
+const PAIRS: [(&str, &str); 4] = [
     ("README.md", "docs/zh/README.md"),
     ("docs/choosing.md", "docs/zh/choosing.md"),
+    ("docs/failures.md", "docs/zh/failures.md"),
     ("docs/recipes.md", "docs/zh/recipes.md"),
 ];
 

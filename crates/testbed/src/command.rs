@@ -38,11 +38,16 @@ pub fn cargo() -> Command {
 
 /// Where a program is: in one of the folders, or on the PATH.
 pub(crate) fn program(name: &str, folders: &[PathBuf], package: &str) -> PathBuf {
+    find(name, folders).unwrap_or_else(|| {
+        panic!("no {name} on this machine: run ./test.sh, or install the package {package}")
+    })
+}
+
+/// The same, if it is there.
+pub(crate) fn find(name: &str, folders: &[PathBuf]) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     // Daemons are in folders that an ordinary user's PATH does not have.
     let system = [PathBuf::from("/usr/sbin"), PathBuf::from("/usr/local/sbin")];
     let all = folders.iter().cloned().chain(std::env::split_paths(&path)).chain(system);
-    all.map(|folder| folder.join(name)).find(|path| path.is_file()).unwrap_or_else(|| {
-        panic!("no {name} on this machine: run ./test.sh, or install the package {package}")
-    })
+    all.map(|folder| folder.join(name)).find(|path| path.is_file())
 }

@@ -35,7 +35,7 @@ impl Setup {
         Self::default()
     }
 
-    /// The oldest version that is tested.
+    /// The oldest version that is tested: the one that is installed on this machine.
     pub fn oldest() -> Self {
         Self { version: Some(Version::Oldest), ..Self::default() }
     }

@@ -1,4 +1,4 @@
-//! Real servers for tests: private, throw-away, breakable at will.
+//! Real servers for tests and demonstrations: private, throw-away, breakable at will.
 //!
 //! A test says what it needs and gets a server of its own, started from the machine's installed
 //! packages on a free loopback port with a directory of its own:
@@ -21,7 +21,8 @@
 //! and deletes it. So neither `kill -9` of the tests nor a panic leaves anything behind.
 //!
 //! Everything panics with a message for the reader of a failed test: there is nobody else to
-//! handle an error. One file for each kind of server; what they share is in `daemon.rs`.
+//! handle an error. Who must not panic asks first what is not installed ([`Server::missing`]), and
+//! starts servers on a thread of its own, whose panic is the error. One file for each kind of server; what they share is in `daemon.rs`.
 
 mod browser;
 mod cert;
@@ -43,6 +44,7 @@ mod redis;
 mod redlock;
 mod sentinel;
 mod template;
+#[cfg(feature = "texts")]
 mod texts;
 mod version;
 mod wait;
@@ -66,6 +68,7 @@ pub use python::python;
 pub use redis::Redis;
 pub use redlock::{Redlock, url_of as redlock_url};
 pub use sentinel::Sentinel;
+#[cfg(feature = "texts")]
 pub use texts::{cases, texts};
 pub use version::{Server, Version};
 pub use zookeeper::{ZooKeeper, ZooKeeperSetup, ZooKeepers};

@@ -76,15 +76,17 @@ fn place() -> &'static Place {
             Some(parent) => builder.tempdir_in(parent),
             None => builder.tempdir(),
         };
-        let directory = made.expect("a temporary directory").keep();
+        let made = made.expect("a temporary directory");
         // Links resolved: /proc shows the true path.
-        let directory = directory.canonicalize().expect("the directory was just made");
+        let directory = made.path().canonicalize().expect("the directory was just made");
         let mut reaper = Command::new("sh");
         reaper.args(["-c", SCRIPT, "reaper"]).arg(&directory).current_dir("/");
         reaper.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         // A group of its own: whoever kills the tests' group does not mean the reaper.
         std::os::unix::process::CommandExt::process_group(&mut reaper, 0);
         let reaper = reaper.spawn().expect("a shell to clean up after the tests");
+        // From here on the shell deletes it; where there is none, it is deleted at once.
+        let _ = made.keep();
         Place { directory, _reaper: reaper }
     })
 }

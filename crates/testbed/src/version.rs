@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use crate::command::{program, run};
+use crate::command::{find, program, run};
 
 /// One end of the range of versions that is tested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +90,26 @@ impl Server {
             (_, Version::Oldest) => true,
             (_, Version::Newest) => self.root(version).is_dir(),
         }
+    }
+
+    /// The Debian packages without which the server of this machine cannot be started; none: it can.
+    pub fn missing(self) -> Vec<&'static str> {
+        let needed: &[(&str, &str)] = match self {
+            Self::Postgres => &[("initdb", "postgresql"), ("psql", "postgresql-client")],
+            Self::MariaDb => &[("mariadbd", "mariadb-server"), ("mariadb", "mariadb-client")],
+            Self::MySql => &[("mysqld", "mysql-server"), ("mariadb", "mariadb-client")],
+            Self::Redis => &[("redis-server", "redis-server")],
+            Self::Valkey => &[("valkey-server", "valkey-server")],
+            Self::ZooKeeper => &[("java", "default-jre-headless")],
+            Self::Etcd => &[("etcd", "etcd-server")],
+        };
+        let folders = self.folders(Path::new("/"));
+        let lacks = needed.iter().filter(|(name, _)| find(name, &folders).is_none());
+        let mut packages: Vec<_> = lacks.map(|(_, package)| *package).collect();
+        if self == Self::ZooKeeper && !Path::new("/usr/share/java/zookeeper.jar").exists() {
+            packages.push("zookeeper");
+        }
+        packages
     }
 
     /// For a test that can run on this server only: whether it can in this run. Where it cannot, this

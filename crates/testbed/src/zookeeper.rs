@@ -23,7 +23,7 @@ pub struct ZooKeeperSetup {
     tls: bool,
     client_certificates: bool,
     members: usize,
-    version: Version,
+    version: Option<Version>,
 }
 
 impl Default for ZooKeeperSetup {
@@ -37,7 +37,7 @@ impl Default for ZooKeeperSetup {
             tls: false,
             client_certificates: false,
             members: 3,
-            version: Version::of_this_run(),
+            version: None,
         }
     }
 }
@@ -50,8 +50,13 @@ impl ZooKeeperSetup {
 
     /// One end of the range of versions that is tested, and not what this run uses.
     pub fn version(mut self, version: Version) -> Self {
-        self.version = version;
+        self.version = Some(version);
         self
+    }
+
+    /// The version that was asked for, or that of this run.
+    fn the_version(&self) -> Version {
+        self.version.unwrap_or_else(Version::of_this_run)
     }
 
     /// The unit of all the servers' times.
@@ -128,7 +133,7 @@ impl ZooKeeper {
                 let shown = if setup.client_certificates { "need" } else { "want" };
                 add_tls(&directory, *port, certificates, shown);
             }
-            let launch = launch(&directory, setup.version);
+            let launch = launch(&directory, setup.the_version());
             let daemon = Daemon::start("zookeeper", directory, launch, None, &|| is_ready(port))?;
             Ok(Self { daemon, port, tls })
         })
@@ -261,7 +266,7 @@ impl ZooKeepers {
             write_config(&directory, setup, ports[0], &seen);
             let id = (i + 1).to_string();
             std::fs::write(directory.join("data/myid"), id).expect("our own directory");
-            let mut launch = launch(&directory, setup.version);
+            let mut launch = launch(&directory, setup.the_version());
             if let Some(network) = &network {
                 network.admit(i, &mut launch, &directory);
             }

@@ -12,6 +12,8 @@ mod elect;
 mod file_store;
 mod follow;
 mod hold;
+#[cfg(feature = "lab")]
+mod lab;
 mod leases;
 mod loss;
 mod run;

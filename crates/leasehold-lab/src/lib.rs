@@ -1,0 +1,122 @@
+//! `leasehold lab`: how well-known recipes for locks fail, before one's eyes.
+//!
+//! A story is a list of steps that a few clients take one after the other on a real server, which the
+//! lab starts for it. Each story is played twice: once with the recipe that people know, where it goes
+//! wrong, and once with leasehold, where the same steps end well. What is told of a step is what the
+//! server answered.
+//!
+//! # Why it always goes the same way
+//! - *One step at a time.* The story says who is next, and no scheduler does.
+//! - *Nothing sleeps.* Where a lease must end, the server is asked until it has.
+//! - *Clocks are numbers.* A recipe that reads its client's clock is given the time that the story says.
+//! - *A dead client is one that does nothing more*: what it has taken is neither renewed nor released.
+//!   That is all that a server sees of `kill -9`; a holder that stands still is the same for a while.
+//! - *Chance is not told.* Tokens, ports and times differ from run to run: they are compared, and shown
+//!   as t1, t2, …
+//!
+//! So the picture of a story is the same in each run, and a test compares it with the one in the
+//! documentation.
+//!
+//! What the recipes themselves are made of is in `naive`, which is broken on purpose.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod naive;
+mod ours;
+mod play;
+mod scene;
+mod server;
+mod show;
+mod stage;
+mod stories;
+mod story;
+mod trouble;
+mod wire;
+
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+
+pub use args::Args;
+pub use play::play;
+pub use scene::{Belief, Cell, Half, Lane, Mark, Played, Step};
+pub use show::{html, svg, terminal};
+pub use stories::{ALL, named};
+pub use story::Story;
+
+/// A story did not end as it is told.
+const OTHERWISE: u8 = 1;
+/// Bad usage.
+const USAGE: u8 = 2;
+/// What a story needs is not there.
+const MISSING: u8 = 69;
+
+/// `leasehold lab`.
+pub fn main(args: &Args) -> ExitCode {
+    let wanted = match args.wanted() {
+        Ok(wanted) => wanted,
+        Err(why) => return failed(USAGE, &why),
+    };
+    if wanted.is_empty() {
+        say(&terminal::list(ALL));
+        return ExitCode::SUCCESS;
+    }
+    // What servers that cannot be started say by panicking is told as the story's error.
+    std::panic::set_hook(Box::new(|_| {}));
+    let colours = terminal::Colours::of_this_terminal();
+    let (mut code, mut all) = (0, Vec::new());
+    for story in wanted {
+        let missing = story.server.missing();
+        if !missing.is_empty() {
+            let (name, packages) = (story.name, missing.join(" "));
+            eprintln!("leasehold lab: {name} is left out: it needs the packages: {packages}");
+            code = if args.all { code } else { MISSING };
+            continue;
+        }
+        match play(story) {
+            Ok(played) => {
+                say(&terminal::story(story, &played, colours));
+                code = if played.is_as_told() { code } else { OTHERWISE };
+                all.push((story, played));
+            }
+            Err(why) => {
+                eprintln!("leasehold lab: {}: {why}", story.name);
+                code = MISSING;
+            }
+        }
+    }
+    match save(args, &all) {
+        Ok(()) => ExitCode::from(code),
+        Err(why) => failed(USAGE, &why),
+    }
+}
+
+/// Prints it; whoever reads only the beginning has read enough.
+fn say(text: &str) {
+    let mut stdout = std::io::stdout().lock();
+    let _ = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
+}
+
+fn failed(code: u8, why: &str) -> ExitCode {
+    eprintln!("leasehold lab: {why}");
+    ExitCode::from(code)
+}
+
+/// Writes what was asked for.
+fn save(args: &Args, all: &[(&Story, Played)]) -> Result<(), String> {
+    let write = |path: &Path, text: &str| {
+        std::fs::write(path, text).map_err(|e| format!("cannot write {}: {e}", path.display()))
+    };
+    if let Some(file) = &args.html {
+        write(file, &html::page(all))?;
+    }
+    if let Some(folder) = &args.svg {
+        std::fs::create_dir_all(folder)
+            .map_err(|e| format!("cannot make {}: {e}", folder.display()))?;
+        for (story, played) in all {
+            write(&folder.join(format!("{}.svg", story.name)), &svg::picture(story, played))?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,32 @@
+//! Playing one story, in a thread of its own.
+//!
+//! `testbed` is made for tests: where a server does not start, it panics. So each story has a thread,
+//! whose panic is that story's error and nobody else's.
+
+use std::any::Any;
+
+use crate::scene::Played;
+use crate::story::Story;
+
+/// Starts the servers of a story, plays it, and stops them.
+///
+/// # Errors
+/// Why it could not be played to its end, in one line.
+pub fn play(story: &'static Story) -> Result<Played, String> {
+    let thread = std::thread::Builder::new().name(story.name.to_owned());
+    let playing = thread.spawn(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|e| format!("cannot start: {e}"))?;
+        runtime.block_on((story.play)()).map_err(|trouble| trouble.to_string())
+    });
+    let playing = playing.map_err(|e| format!("cannot start: {e}"))?;
+    playing.join().unwrap_or_else(|panic| Err(first_line(&*panic)))
+}
+
+/// What was said by panicking.
+fn first_line(panic: &dyn Any) -> String {
+    let said = panic.downcast_ref::<String>().map(String::as_str);
+    let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it panicked");
+    let line = said.lines().next().unwrap_or_default();
+    format!("a server cannot be started or used: {line}")
+}

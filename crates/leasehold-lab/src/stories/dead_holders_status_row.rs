@@ -1,0 +1,86 @@
+//! A row that says "locked" for a client that is dead.
+
+use sqlx::{Connection, PgConnection, Row};
+use testbed::{Postgres, Server};
+
+use crate::naive::sql as naive_sql;
+use crate::ours::{self, LONG, NAME, SHORT};
+use crate::scene::{Half, Lane, Played};
+use crate::server;
+use crate::stage::{NOTHING, Stage, client, thing};
+use crate::story::Story;
+use crate::trouble::Result;
+
+pub(crate) const STORY: Story = Story {
+    name: "dead-holders-status-row",
+    line: "a row says \"locked\" for a client that is dead",
+    rows: "R4, R25",
+    server: Server::Postgres,
+    telling: [
+        "A sets the row's status to `locked`, commits, and dies; the row goes on saying so, and B \
+         waits until a person finds it.",
+        "The row outlives whoever wrote it, and there is nothing in it by which B could tell a \
+         dead holder from a slow one; the database rolls back what was open, and this was \
+         committed.",
+        "leasehold's row has the end of a lease in it, which a live holder moves on and the \
+         database's clock judges, so B holds as soon as the lease of the dead A is over.",
+    ],
+    play: || Box::pin(play()),
+};
+
+const LANES: &[Lane] = &[client("A"), client("B"), thing("row")];
+const A: usize = 0;
+const B: usize = 1;
+const ROW: usize = 2;
+
+async fn play() -> Result<Played> {
+    let postgres = server::postgres();
+    Ok(Played { naive: naive(&postgres).await?, ours: ours(&postgres).await? })
+}
+
+/// Tries to take the row, and tells how many rows were changed.
+async fn take(connection: &mut PgConnection, me: &str) -> Result<u64> {
+    Ok(sqlx::query(naive_sql::TAKE_STATUS).bind(me).execute(connection).await?.rows_affected())
+}
+
+async fn naive(postgres: &Postgres) -> Result<Half> {
+    let mut stage = Stage::naive("UPDATE job SET status = 'locked' WHERE status = 'free'", LANES);
+    let url = postgres.database();
+    let (mut a, mut b) = (PgConnection::connect(&url).await?, PgConnection::connect(&url).await?);
+    for statement in naive_sql::STATUS_ROW {
+        sqlx::query(statement).execute(&mut a).await?;
+    }
+    stage.begins(ROW, "free");
+
+    let rows = take(&mut a, "A").await?;
+    stage.step(A, format!("UPDATE … SET status = 'locked' → {rows} row")).holds().shows(ROW, "A");
+    a.close_hard().await?;
+    stage.step(A, "is killed; its connection is gone").dies();
+    let changed = take(&mut b, "B").await?;
+    stage.step(B, format!("UPDATE … WHERE status = 'free' → {changed} rows")).waits();
+    let row = sqlx::query("SELECT status, holder FROM job").fetch_one(&mut b).await?;
+    let (status, holder): (String, String) = (row.try_get(0)?, row.try_get(1)?);
+    let says = format!("SELECT status, holder → {status}, {holder}: it is dead, or slow?");
+    stage.step(B, says).shows(ROW, &holder).bad();
+    let again = take(&mut b, "B").await?;
+    stage.step(B, format!("UPDATE … WHERE status = 'free' → {again} rows, for ever")).bad();
+    Ok(stage.ends(changed + again > 0, "The row is locked by a dead client until a person comes."))
+}
+
+async fn ours(postgres: &Postgres) -> Result<Half> {
+    let mut stage = Stage::ours("mutex.lock(), postgres:", LANES);
+    let url = postgres.database();
+    let locks = [ours::client(&url, "A").await?, ours::client(&url, "B").await?];
+
+    let guard = locks[A].mutex(NAME).lease(SHORT).no_renewal().lock().await?;
+    stage.step(A, "lock() → held, for a lease").holds().shows(ROW, "A");
+    ours::dies(guard);
+    stage.step(A, "is killed").dies();
+    stage.step(B, "lock() → waits, for the rest of that lease at most").waits();
+    let guard = locks[B].mutex(NAME).lock_timeout(LONG).await?;
+    let holder = ours::holder(&locks[B]).await?;
+    stage.step(B, "→ held").holds().shows(ROW, &holder).good();
+    guard.release().await?;
+    stage.step(B, "release()").has_nothing().shows(ROW, NOTHING);
+    Ok(stage.ends(holder == "B", "The dead client's lock freed itself, and no person was needed."))
+}

@@ -1,0 +1,107 @@
+//! A lock that is deleted by somebody who does not hold it.
+
+use leasehold::{ErrorKind, Leasehold};
+use testbed::{Redis, Server};
+
+use crate::naive::redis as naive_redis;
+use crate::ours::{self, NAME, SHORT};
+use crate::scene::{Half, Lane, Played};
+use crate::server;
+use crate::stage::{NOTHING, Stage, client, thing};
+use crate::story::Story;
+use crate::trouble::Result;
+use crate::wire::Wire;
+
+pub(crate) const STORY: Story = Story {
+    name: "del-without-looking",
+    line: "whoever is late, or never had the lock, deletes somebody else's",
+    rows: "R41, R49",
+    server: Server::Redis,
+    telling: [
+        "A is slower than its lease and B takes the lock; at its end A deletes the key, which is \
+         B's, and C comes in beside B; then D, which did not get the lock, runs the same `finally` \
+         and deletes C's.",
+        "`DEL` takes away whatever is there: the recipe never asks whose lock that is, nor whether \
+         its own attempt succeeded.",
+        "A guard is the only thing that can release, there is none without the lock, and the \
+         release compares at the server: A is told that its lock was lost, and nothing of B's is \
+         touched.",
+    ],
+    play: || Box::pin(play()),
+};
+
+const LANES: &[Lane] = &[client("A"), client("B"), client("C"), client("D"), thing("lock")];
+const A: usize = 0;
+const B: usize = 1;
+const C: usize = 2;
+const D: usize = 3;
+const LOCK: usize = 4;
+
+async fn play() -> Result<Played> {
+    let redis = server::redis();
+    let naive = naive(&redis).await?;
+    redis.command(&["FLUSHALL"]);
+    Ok(Played { naive, ours: ours(&redis).await? })
+}
+
+async fn naive(redis: &Redis) -> Result<Half> {
+    let mut stage = Stage::naive("SET NX PX, and DEL in a finally", LANES);
+    let mut wire = Wire::open(redis.port()).await?;
+    let key = ["GET", NAME];
+
+    let said = naive_redis::take(&mut wire, "A", "500").await?;
+    stage.step(A, said.to_string()).holds().shows(LOCK, "A");
+    let said = naive_redis::take_at_last(&mut wire, "B", "60000").await?;
+    stage.step(B, format!("A is slow, and its lease is over: {said}")).holds().shows(LOCK, "B");
+    let said = naive_redis::delete(&mut wire).await?;
+    let says = format!("is done, and in its finally: {said}, which was B's");
+    stage.step(A, says).has_nothing().shows(LOCK, wire.ask(&key).await?).bad();
+    let beside = naive_redis::take(&mut wire, "C", "60000").await?;
+    let says = format!("{beside}, while B works");
+    stage.step(C, says).holds().shows(LOCK, wire.ask(&key).await?).bad();
+    let said = naive_redis::take(&mut wire, "D", "60000").await?;
+    stage.step(D, format!("{said}: it did not get the lock"));
+    let said = naive_redis::delete(&mut wire).await?;
+    let free = wire.ask(&key).await?;
+    let says = format!("gives up, and in its finally: {said}, which was C's");
+    stage.step(D, says).shows(LOCK, &free).bad();
+    let is_kept = beside.answer != "OK" && free != "nil";
+    Ok(stage.ends(is_kept, "B and C work at the same time, and whoever comes next joins them."))
+}
+
+async fn ours(redis: &Redis) -> Result<Half> {
+    let mut stage = Stage::ours("mutex.lock(), guard.release()", LANES);
+    let url = redis.url();
+    let locks: [Leasehold; 4] = [
+        ours::client(&url, "A").await?,
+        ours::client(&url, "B").await?,
+        ours::client(&url, "C").await?,
+        ours::client(&url, "D").await?,
+    ];
+
+    let late = locks[A].mutex(NAME).lease(SHORT).no_renewal().lock().await?;
+    stage.step(A, "lock() → held, without renewal").holds().shows(LOCK, "A");
+    let guard = locks[B].mutex(NAME).lock().await?;
+    let says = "A is slow, and its lease is over: lock() → held";
+    stage.step(B, says).holds().shows(LOCK, ours::holder(&locks[B]).await?);
+    let told = late.release().await;
+    let is_told = told.is_err_and(|error| error.kind() == ErrorKind::Lost);
+    let says = format!("is done: release() → {}", if is_told { "error: Lost" } else { "released" });
+    let still = ours::holder(&locks[B]).await?;
+    stage.step(A, says).has_nothing().shows(LOCK, &still).good();
+    let mut are_kept_out = true;
+    for (lane, guardless) in [(C, "has no guard"), (D, "has no guard, and nothing to release")] {
+        let error = locks[lane].mutex(NAME).try_lock().await.err();
+        let is_out = error.is_some_and(|error| error.kind() == ErrorKind::Contended);
+        are_kept_out &= is_out;
+        let says = if is_out { "error: Contended, B holds" } else { "held" };
+        let shows = ours::holder(&locks[B]).await?;
+        let told = stage.step(lane, format!("try_lock() → {says}; {guardless}"));
+        told.shows(LOCK, shows).good();
+    }
+    let is_held = guard.is_held();
+    guard.release().await?;
+    stage.step(B, "release()").has_nothing().shows(LOCK, NOTHING);
+    let is_kept = is_told && still == "B" && are_kept_out && is_held;
+    Ok(stage.ends(is_kept, "B worked alone, and A knows that it was too late."))
+}

@@ -1,0 +1,160 @@
+//! A lock that pins a connection, for who holds and for each who waits.
+
+use std::time::{Duration, Instant};
+
+use sqlx::postgres::{PgPool, PgPoolOptions};
+use sqlx::{Acquire, Executor};
+use testbed::{Postgres, Server};
+
+use crate::naive::sql as naive_sql;
+use crate::ours::{self, LONG, NAME};
+use crate::scene::{Half, Lane, Played};
+use crate::server;
+use crate::stage::{Stage, client, thing};
+use crate::story::Story;
+use crate::trouble::{Result, Trouble};
+
+pub(crate) const STORY: Story = Story {
+    name: "drained-pool",
+    line: "who waits for a row lock holds a connection, and soon there is none left",
+    rows: "R52",
+    server: Server::Postgres,
+    telling: [
+        "A locks a row and calls a slow service, B and C wait for the row, and with that the pool \
+         of three is empty: D, which wants no lock at all, gets no connection.",
+        "A row lock lives in a transaction and a transaction lives on a connection, so everybody \
+         who holds or waits keeps one for as long as that takes.",
+        "A mutex of leasehold is a row with a lease: who holds and who waits has no transaction \
+         open and takes nothing from the program's pool; `lock_in` is for what is short.",
+    ],
+    play: || Box::pin(play()),
+};
+
+const LANES: &[Lane] =
+    &[client("A"), client("B"), client("C"), client("D"), thing("pool"), thing("open")];
+const A: usize = 0;
+const B: usize = 1;
+const C: usize = 2;
+const D: usize = 3;
+const POOL: usize = 4;
+const OPEN: usize = 5;
+
+/// Transactions that last: they hold a lock, or wait for one.
+const LASTING: &str = "SELECT COUNT(*) FROM pg_stat_activity WHERE state = 'idle in transaction' \
+                       OR wait_event_type = 'Lock'";
+
+async fn play() -> Result<Played> {
+    let postgres = server::postgres();
+    Ok(Played { naive: naive(&postgres).await?, ours: ours(&postgres).await? })
+}
+
+/// A program's connections to its database.
+async fn pool(url: &str) -> Result<PgPool> {
+    let three = PgPoolOptions::new().max_connections(3).acquire_timeout(LONG);
+    Ok(three.connect(url).await?)
+}
+
+/// Returns when so many of them are in use, and so many transactions are open that last: what was given back
+/// a moment ago may still be on its way. Says how many of them are.
+async fn settled(
+    postgres: &Postgres,
+    pool: &PgPool,
+    (used, open): (usize, usize),
+) -> Result<(String, String)> {
+    let end = Instant::now() + LONG;
+    loop {
+        let in_use = (pool.size() as usize).saturating_sub(pool.num_idle());
+        let lasting = postgres.admin("postgres", LASTING);
+        if in_use == used && lasting == open.to_string() {
+            return Ok((format!("{in_use} of 3"), lasting));
+        }
+        if Instant::now() > end {
+            let found = format!("{in_use} connections are in use, {lasting} transactions open");
+            return Err(Trouble::new(format!("{found}, and not {used} and {open}")));
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Whether somebody who wants no lock is served within this time.
+async fn is_served(pool: &PgPool, limit: Duration) -> Result<bool> {
+    match tokio::time::timeout(limit, pool.execute("SELECT 1")).await {
+        Ok(answer) => Ok(answer.map(|_| true)?),
+        Err(_) => Ok(false),
+    }
+}
+
+/// Waits for the row, and lets it go.
+async fn wait_for_row(pool: PgPool) -> Result<()> {
+    let mut connection = pool.acquire().await?;
+    let mut tx = connection.begin().await?;
+    tx.execute(naive_sql::LOCK_STOCK).await?;
+    Ok(tx.commit().await?)
+}
+
+async fn naive(postgres: &Postgres) -> Result<Half> {
+    let mut stage = Stage::naive("BEGIN, SELECT … FOR UPDATE, slow work, COMMIT", LANES);
+    let pool = pool(&postgres.database()).await?;
+    for statement in naive_sql::STOCK {
+        pool.execute(statement).await?;
+    }
+    stage.begins(POOL, settled(postgres, &pool, (0, 0)).await?.0);
+
+    let mut tx = pool.begin().await?;
+    tx.execute(naive_sql::LOCK_STOCK).await?;
+    let (used, open) = settled(postgres, &pool, (1, 1)).await?;
+    let says = "BEGIN; SELECT … FOR UPDATE → held; it calls a slow service";
+    stage.step(A, says).holds().shows(POOL, used).shows(OPEN, open);
+    let mut waiting = Vec::new();
+    for (lane, count) in [(B, 2), (C, 3)] {
+        waiting.push(tokio::spawn(wait_for_row(pool.clone())));
+        let (used, open) = settled(postgres, &pool, (count, count)).await?;
+        let told = stage.step(lane, "BEGIN; SELECT … FOR UPDATE → waits").waits();
+        told.shows(POOL, used).shows(OPEN, open);
+    }
+    let is_kept = is_served(&pool, Duration::from_secs(1)).await?;
+    let says = if is_kept { "1" } else { "error: no connection within a second" };
+    stage.step(D, format!("wants no lock: SELECT 1 → {says}")).bad();
+    tx.commit().await?;
+    for waiting in waiting {
+        waiting.await??;
+    }
+    settled(postgres, &pool, (0, 0)).await?;
+    pool.close().await;
+    Ok(stage.ends(is_kept, "Three who wanted one row have stopped the whole program."))
+}
+
+async fn ours(postgres: &Postgres) -> Result<Half> {
+    let mut stage = Stage::ours("mutex.lock(), postgres:", LANES);
+    let url = postgres.database();
+    let pool = pool(&url).await?;
+    let locks = ours::client(&url, "A").await?;
+    pool.execute("SELECT 1").await?;
+    stage.begins(POOL, settled(postgres, &pool, (0, 0)).await?.0);
+
+    let guard = locks.mutex(NAME).lock().await?;
+    let (used, open) = settled(postgres, &pool, (0, 0)).await?;
+    let says = "lock() → held; it calls a slow service";
+    stage.step(A, says).holds().shows(POOL, used).shows(OPEN, open);
+    let mut waiting = Vec::new();
+    for lane in [B, C] {
+        let lock = locks.mutex(NAME);
+        waiting.push(tokio::spawn(async move { lock.lock_timeout(LONG).await }));
+        ours::until_waiting(&locks, waiting.len()).await?;
+        let (used, open) = settled(postgres, &pool, (0, 0)).await?;
+        stage.step(lane, "lock() → waits").waits().shows(POOL, used).shows(OPEN, open);
+    }
+    let is_served = is_served(&pool, LONG).await?;
+    let says = if is_served { "1" } else { "error: no connection within a second" };
+    stage.step(D, format!("wants no lock: SELECT 1 → {says}")).good();
+    guard.release().await?;
+    stage.step(A, "release()").has_nothing();
+    for (lane, waiting) in [B, C].into_iter().zip(waiting) {
+        let guard = waiting.await??;
+        stage.step(lane, "→ held").holds();
+        guard.release().await?;
+        stage.step(lane, "release()").has_nothing();
+    }
+    pool.close().await;
+    Ok(stage.ends(is_served, "Whoever waits for the lock waits for it alone."))
+}

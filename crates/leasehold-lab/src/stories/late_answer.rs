@@ -1,0 +1,104 @@
+//! A lock whose answer comes when its lease is nearly over, or quite.
+
+use testbed::{Proxy, Redis, Server};
+
+use crate::naive::redis as naive_redis;
+use crate::ours::{self, LONG, NAME, SEEN};
+use crate::scene::{Half, Lane, Played};
+use crate::server;
+use crate::stage::{NOTHING, Stage, client, thing};
+use crate::story::Story;
+use crate::trouble::Result;
+use crate::wire::Wire;
+
+pub(crate) const STORY: Story = Story {
+    name: "late-answer",
+    line: "the answer comes when the lease is over, and is believed for a whole lease",
+    rows: "R48",
+    server: Server::Redis,
+    telling: [
+        "A's `SET` is done at once and the answer is under way for longer than the lease; B has the \
+         lock by then, and A counts its lease from the answer.",
+        "The key's time begins at the server, before the answer is sent, and a client that counts \
+         from when it hears of it believes in a lock that is gone.",
+        "leasehold counts from before the request was sent: what comes too late is no hold, A asks \
+         again and stands in the queue behind B; `min_validity` asks for more than a rest.",
+    ],
+    play: || Box::pin(play()),
+};
+
+const LANES: &[Lane] = &[client("A"), client("B"), thing("lock")];
+const A: usize = 0;
+const B: usize = 1;
+const LOCK: usize = 2;
+
+async fn play() -> Result<Played> {
+    let redis = server::redis();
+    let naive = naive(&redis).await?;
+    redis.command(&["FLUSHALL"]);
+    Ok(Played { naive, ours: ours(&redis).await? })
+}
+
+async fn naive(redis: &Redis) -> Result<Half> {
+    let mut stage = Stage::naive("SET NX PX, the time counted from the answer", LANES);
+    let proxy = Proxy::before(redis.port());
+    let (mut a, mut b) = (Wire::open(proxy.port()).await?, Wire::open(redis.port()).await?);
+    a.say(&["PING"]).await?;
+
+    proxy.hold_replies();
+    let taking = tokio::spawn(async move { naive_redis::take(&mut a, "A", "2000").await });
+    b.say_until(&["EXISTS", NAME], "1").await?;
+    let says = "SET order A NX PX 2000 → the answer is under way";
+    stage.step(A, says).waits().shows(LOCK, "A");
+    let second = naive_redis::take_at_last(&mut b, "B", "60000").await?;
+    let says = format!("A's key is gone: {second}");
+    stage.step(B, says).holds().shows(LOCK, "B");
+    proxy.thaw();
+    let first = match taking.await? {
+        Ok(said) => said,
+        Err(trouble) => return Err(trouble),
+    };
+    let shows = b.ask(&["GET", NAME]).await?;
+    let says = format!("{first}: it holds, it thinks, for two seconds from now");
+    stage.step(A, says).holds().shows(LOCK, &shows).bad();
+    let is_kept = first.answer != "OK" || shows != "B";
+    Ok(stage
+        .ends(is_kept, "A and B work at the same time: A's lease was over when it heard of it."))
+}
+
+async fn ours(redis: &Redis) -> Result<Half> {
+    let mut stage = Stage::ours("mutex.lock()", LANES);
+    let proxy = Proxy::before(redis.port());
+    let through = format!("redis://127.0.0.1:{}/", proxy.port());
+    let locks = [ours::client(&through, "A").await?, ours::client(&redis.url(), "B").await?];
+    let mut wire = Wire::open(redis.port()).await?;
+    // So the connection is made, and the scripts are known.
+    locks[A].mutex("warm").lock().await?.release().await?;
+
+    proxy.hold_replies();
+    let taking = tokio::spawn({
+        let lock = locks[A].mutex(NAME).lease(SEEN);
+        async move { lock.lock_timeout(LONG).await }
+    });
+    wire.say_until(&["EXISTS", NAME], "1").await?;
+    let says = "lock() → the answer is under way";
+    stage.step(A, says).waits().shows(LOCK, ours::holder(&locks[B]).await?);
+    let second = locks[B].mutex(NAME).lock_timeout(LONG).await?;
+    let says = "A's lease is over: lock() → held";
+    stage.step(B, says).holds().shows(LOCK, ours::holder(&locks[B]).await?);
+    proxy.thaw();
+    ours::until_waiting(&locks[B], 1).await?;
+    let is_waiting = !taking.is_finished() && second.is_held();
+    let says = if is_waiting { "it asks again, and waits behind B" } else { "it holds" };
+    let says = format!("the answer is here, and too late: {says}");
+    stage.step(A, says).shows(LOCK, ours::holder(&locks[B]).await?).good();
+    second.release().await?;
+    stage.step(B, "release()").has_nothing().shows(LOCK, "A");
+    let guard = taking.await??;
+    let holder = ours::holder(&locks[B]).await?;
+    stage.step(A, "→ held").holds().shows(LOCK, &holder).good();
+    guard.release().await?;
+    stage.step(A, "release()").has_nothing().shows(LOCK, NOTHING);
+    let is_kept = is_waiting && holder == "A";
+    Ok(stage.ends(is_kept, "A did not believe an answer that was too late, and had its turn."))
+}

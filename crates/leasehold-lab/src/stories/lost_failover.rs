@@ -1,0 +1,151 @@
+//! A grant that is lost with the server that made it.
+
+use leasehold::{ErrorKind, fence};
+use testbed::{Proxy, Redis, Server};
+
+use crate::naive::redis as naive_redis;
+use crate::ours::{self, LONG, NAME};
+use crate::scene::{Half, Lane, Played};
+use crate::server;
+use crate::stage::{NOTHING, Stage, client, thing};
+use crate::story::Story;
+use crate::trouble::Result;
+use crate::wire::Wire;
+
+pub(crate) const STORY: Story = Story {
+    name: "lost-failover",
+    line: "a master grants and dies before its replica knows; the replica grants again",
+    rows: "R42",
+    server: Server::Redis,
+    telling: [
+        "A has the lock at the master, which dies before the replica has heard of it; the replica \
+         is promoted, knows of no holder, and B has the lock as well.",
+        "Redis answers before its replicas have what it answers for, so any fail-over may take back \
+         what somebody relies on, and the two clients cannot know.",
+        "leasehold does not promise one holder over a fail-over of Redis either: with `replicas=1` \
+         it lets in only whom a replica confirms, which narrows the gap and does not close it, for \
+         another replica may be the one that is promoted; and since tokens go on rising, a stock \
+         behind a fence takes no write of the first holder once the second has come by.",
+    ],
+    play: || Box::pin(play()),
+};
+
+const LANES: &[Lane] =
+    &[client("A"), client("B"), thing("master"), thing("replica"), thing("stock")];
+const A: usize = 0;
+const B: usize = 1;
+const MASTER: usize = 2;
+const REPLICA: usize = 3;
+const STOCK: usize = 4;
+
+/// A master, and a replica that can be kept from hearing of it; the stock is on a server of its own.
+struct Servers {
+    master: Redis,
+    replica: Redis,
+    between: Proxy,
+    stock: Redis,
+}
+
+impl Servers {
+    fn start() -> Self {
+        let master = server::redis();
+        let between = Proxy::before(master.port());
+        let replica = server::replica_of(between.port());
+        master.wait_for_replicas(1);
+        let stock = server::redis();
+        stock.command(&["SET", "stock", "10"]);
+        Self { master, replica, between, stock }
+    }
+
+    /// What sentinels do when the master is gone.
+    fn fail_over(&self) -> String {
+        self.master.kill();
+        let answer = self.replica.command(&["REPLICAOF", "NO", "ONE"]);
+        self.replica.wait_for_master();
+        answer
+    }
+}
+
+async fn play() -> Result<Played> {
+    Ok(Played { naive: naive(&Servers::start()).await?, ours: ours(&Servers::start()).await? })
+}
+
+async fn naive(servers: &Servers) -> Result<Half> {
+    let mut stage = Stage::naive("SET NX PX at the master", LANES);
+    let (mut a, mut b) =
+        (Wire::open(servers.master.port()).await?, Wire::open(servers.replica.port()).await?);
+    let mut stock = Wire::open(servers.stock.port()).await?;
+    stage.begins(STOCK, "10");
+
+    servers.between.freeze();
+    let said = naive_redis::take(&mut a, "A", "60000").await?;
+    let says = format!("{said}; the replica has not heard of it yet");
+    stage.step(A, says).holds().shows(MASTER, "A");
+    let read = stock.say(&["GET", "stock"]).await?;
+    stage.step(A, format!("{read}; it sells one, so 9 are left"));
+    let answer = servers.fail_over();
+    stage.step(MASTER, "dies").shows(MASTER, "dead").bad();
+    stage.step(REPLICA, format!("is promoted: REPLICAOF NO ONE → {answer}"));
+    let second = naive_redis::take(&mut b, "B", "60000").await?;
+    stage.step(B, second.to_string()).holds().shows(REPLICA, "B").bad();
+    let read = stock.say(&["GET", "stock"]).await?;
+    let wrote = stock.say(&["SET", "stock", "8"]).await?;
+    stage.step(B, format!("{read}; it sells two: {wrote}")).shows(STOCK, "8");
+    let wrote = stock.say(&["SET", "stock", "9"]).await?;
+    let left = stock.ask(&["GET", "stock"]).await?;
+    stage.step(A, format!("goes on: {wrote}")).shows(STOCK, &left).bad();
+    let verdict = format!("Of 10, three were sold, and {left} are left: B's update is lost.");
+    Ok(stage.ends(left == "7", verdict))
+}
+
+async fn ours(servers: &Servers) -> Result<Half> {
+    let mut stage = Stage::ours("redis://…?replicas=1, and fence::redis", LANES);
+    let mut stock = Wire::open(servers.stock.port()).await?;
+    stage.begins(STOCK, "10");
+
+    let url = servers.master.url();
+    let careful = ours::client(&format!("{url}?replicas=1&replicas_ms=300"), "A").await?;
+    servers.between.freeze();
+    let error = careful.mutex(NAME).try_lock().await.err();
+    let is_refused = error.is_some_and(|error| error.kind() == ErrorKind::Unconfirmed);
+    let given_back = ours::holder(&careful).await?;
+    let says = if is_refused { "error: Unconfirmed, and given back" } else { "held" };
+    let says = format!("replicas=1: try_lock() → {says}");
+    stage.step(A, says).shows(MASTER, &given_back).good();
+
+    let locks = ours::client(&url, "A").await?;
+    let first = locks.mutex(NAME).lease(LONG).lock().await?;
+    let t1 = stage.token(first.token())?;
+    let says = format!("without replicas=1: lock() → held, token {t1}");
+    stage.step(A, says).holds().shows(MASTER, ours::holder(&locks).await?);
+    fence::redis::check(stock.driver(), "stock", first.token()).await?;
+    let read = stock.say(&["GET", "stock"]).await?;
+    stage.step(A, format!("shows {t1} to the stock; {read}; it sells one, so 9 are left"));
+    let answer = servers.fail_over();
+    stage.step(MASTER, "dies").shows(MASTER, "dead");
+    stage.step(REPLICA, format!("is promoted: REPLICAOF NO ONE → {answer}"));
+    let next = ours::client(&servers.replica.url(), "B").await?;
+    let second = next.mutex(NAME).lock().await?;
+    let t2 = stage.token(second.token())?;
+    let says = format!("lock() → held, token {t2}, greater than {t1}: two believe that they hold");
+    stage.step(B, says).holds().shows(REPLICA, ours::holder(&next).await?);
+    fence::redis::check(stock.driver(), "stock", &second).await?;
+    let read = stock.say(&["GET", "stock"]).await?;
+    fence::redis::set(stock.driver(), "stock", &second, "8").await?;
+    let says = format!("shows {t2}; {read}; it sells two: set(stock, {t2}, 8) → OK");
+    stage.step(B, says).shows(STOCK, "8");
+    let late = fence::redis::set(stock.driver(), "stock", first.token(), "9").await;
+    let is_stale = late.is_err_and(|error| error.kind() == ErrorKind::StaleToken);
+    let answer = if is_stale { "refused: StaleToken" } else { "OK" };
+    let left = stock.ask(&["GET", "stock"]).await?;
+    let says = format!("goes on: set(stock, {t1}, 9) → {answer}; it begins anew");
+    stage.step(A, says).has_nothing().shows(STOCK, &left).good();
+    // There is nobody to give it back to.
+    ours::dies(first);
+    second.release().await?;
+    stage.step(B, "release()").has_nothing().shows(REPLICA, NOTHING);
+    let is_kept = is_refused && given_back == NOTHING && is_stale && left == "8";
+    let verdict = "Two believed that they hold, as the guarantees say of a fail-over; the stock took \
+                   the writes of the later one only.";
+    Ok(stage.ends(is_kept, verdict))
+}

@@ -1,0 +1,117 @@
+//! A lock that was taken, and whose taker never heard of it.
+
+use std::time::Duration;
+
+use testbed::{Proxy, Redis, Server};
+
+use crate::naive::redis as naive_redis;
+use crate::ours::{self, NAME};
+use crate::scene::{Half, Lane, Played};
+use crate::server;
+use crate::stage::{NOTHING, Stage, client, thing};
+use crate::story::Story;
+use crate::trouble::{Result, Trouble};
+use crate::wire::Wire;
+
+pub(crate) const STORY: Story = Story {
+    name: "lost-reply",
+    line: "the lock is taken, the answer is lost, and the taker waits for itself",
+    rows: "R44",
+    server: Server::Redis,
+    telling: [
+        "A's `SET` is done at the server and its answer is lost with the connection; A asks again, \
+         is told that the lock is taken, and waits for a whole lease, as everybody else does, for a \
+         lock that is its own.",
+        "After an error nobody knows whether the command was done, and the second `SET NX` cannot \
+         tell a stranger's key from A's.",
+        "A claim has an id that was chosen before anything was sent: asked again under the same id, \
+         the server gives the same grant once more, with the same token, and never a second one.",
+    ],
+    play: || Box::pin(play()),
+};
+
+const LANES: &[Lane] = &[client("A"), client("B"), thing("lock")];
+const A: usize = 0;
+const B: usize = 1;
+const LOCK: usize = 2;
+
+async fn play() -> Result<Played> {
+    let redis = server::redis();
+    let naive = naive(&redis).await?;
+    redis.command(&["FLUSHALL"]);
+    Ok(Played { naive, ours: ours(&redis).await? })
+}
+
+/// Returns when an answer was lost, and has broken the connection.
+async fn lose(proxy: &Proxy) -> Result<()> {
+    for _ in 0..12_000 {
+        if proxy.has_dropped() {
+            proxy.pass_replies();
+            proxy.cut();
+            return Ok(());
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    Err(Trouble::new("no answer came that could be lost"))
+}
+
+async fn naive(redis: &Redis) -> Result<Half> {
+    let mut stage = Stage::naive("SET NX PX, and once more after an error", LANES);
+    let proxy = Proxy::before(redis.port());
+    let (mut a, mut b) = (Wire::open(proxy.port()).await?, Wire::open(redis.port()).await?);
+    a.say(&["PING"]).await?;
+
+    proxy.drop_replies_after(0);
+    let taking = tokio::spawn(async move { naive_redis::take(&mut a, "A", "60000").await.is_ok() });
+    lose(&proxy).await?;
+    let is_told = taking.await?;
+    let holder = b.ask(&["GET", NAME]).await?;
+    let says = if is_told { "answered" } else { "the connection breaks; was it done?" };
+    let says = format!("SET order A NX PX 60000 → {says}");
+    stage.step(A, says).waits().shows(LOCK, &holder);
+    let mut a = Wire::open(proxy.port()).await?;
+    let again = naive_redis::take(&mut a, "A", "60000").await?;
+    let says = format!("connects anew: {again}: somebody else has it");
+    stage.step(A, says).shows(LOCK, &holder).bad();
+    let said = naive_redis::take(&mut b, "B", "60000").await?;
+    stage.step(B, said.to_string()).waits();
+    stage.step(A, "waits for a minute for its own key").bad();
+    let is_kept = is_told || again.answer == "OK" || holder != "A";
+    Ok(stage.ends(is_kept, "Nobody works for a whole lease: A has the lock and does not know it."))
+}
+
+async fn ours(redis: &Redis) -> Result<Half> {
+    let mut stage = Stage::ours("mutex.lock()", LANES);
+    let proxy = Proxy::before(redis.port());
+    let through = format!("redis://127.0.0.1:{}/", proxy.port());
+    let locks = [ours::client(&through, "A").await?, ours::client(&redis.url(), "B").await?];
+    // So the connection is made, and the scripts are known.
+    locks[A].mutex("warm").lock().await?.release().await?;
+
+    proxy.drop_replies_after(0);
+    let taking = tokio::spawn({
+        let lock = locks[A].mutex(NAME);
+        async move { lock.lock().await }
+    });
+    lose(&proxy).await?;
+    let info = locks[B].read(NAME).await?;
+    let granted = info.iter().flat_map(|info| info.holders()).find_map(|claim| claim.token);
+    let holder = ours::holder(&locks[B]).await?;
+    let says = "lock() → the connection breaks; was it done?";
+    stage.step(A, says).waits().shows(LOCK, &holder);
+    let guard = taking.await??;
+    let is_same = granted == Some(guard.token());
+    let token = stage.token(guard.token())?;
+    let says = if is_same { "the grant that it had" } else { "another grant" };
+    let says = format!("connects anew and asks under the same id → held, token {token}: {says}");
+    stage.step(A, says).holds().shows(LOCK, ours::holder(&locks[B]).await?).good();
+    guard.release().await?;
+    let free = ours::holder(&locks[B]).await?;
+    stage.step(A, "release()").has_nothing().shows(LOCK, &free);
+    let guard = locks[B].mutex(NAME).try_lock().await?;
+    stage.step(B, "try_lock() → held").holds().shows(LOCK, "B");
+    guard.release().await?;
+    stage.step(B, "release()").has_nothing().shows(LOCK, NOTHING);
+    let verdict = "A holds what it was granted, once, and nobody waits for nobody.";
+    Ok(stage.ends(is_same && free == NOTHING, verdict))
+}

@@ -1,0 +1,109 @@
+//! A server of a majority that comes back without its memory, and votes again.
+
+use std::time::Duration;
+
+use testbed::{Redis, Server, redlock_url};
+
+use crate::naive::redlock;
+use crate::ours::{self, LONG, NAME};
+use crate::scene::{Half, Lane, Played};
+use crate::server;
+use crate::stage::{NOTHING, Stage, client, thing};
+use crate::story::Story;
+use crate::trouble::Result;
+use crate::wire::Wire;
+
+pub(crate) const STORY: Story = Story {
+    name: "node-that-forgets",
+    line: "Redlock: a server restarts without its data and votes again",
+    rows: "R43",
+    server: Server::Redis,
+    telling: [
+        "A has the votes of N1 and N2 while N3 is down; N2 restarts without its data, N3 comes \
+         back, and both vote for B: two majorities of the same three servers.",
+        "A vote is a promise until the lease is over, and a server that keeps its keys in memory \
+         forgets its promises with the rest.",
+        "leasehold gives no vote to a server that has not been up for as long as the longest lease \
+         that anybody may ask for, so whatever it forgot is over when it votes again; B waits until \
+         then.",
+    ],
+    play: || Box::pin(play()),
+};
+
+const LANES: &[Lane] = &[client("A"), client("B"), thing("N1"), thing("N2"), thing("N3")];
+const A: usize = 0;
+const B: usize = 1;
+const N1: usize = 2;
+const N2: usize = 3;
+const N3: usize = 4;
+
+/// The longest lease that anybody may ask for, and one that is.
+const URL: &str = "?max_lease_ms=3000&node_timeout_ms=1000";
+const LEASE: Duration = Duration::from_millis(2_900);
+
+async fn play() -> Result<Played> {
+    let nodes = [server::redis(), server::redis(), server::redis()];
+    let naive = naive(&nodes).await?;
+    nodes.iter().for_each(Redis::restart_empty);
+    Ok(Played { naive, ours: ours(&nodes).await? })
+}
+
+async fn naive(nodes: &[Redis; 3]) -> Result<Half> {
+    let mut stage = Stage::naive("Redlock, with servers that vote as soon as they are up", LANES);
+    nodes[2].kill();
+    stage.step(N3, "is down").shows(N3, "down");
+    let [n1, n2, _] = nodes;
+    let mut up = [Some(Wire::open(n1.port()).await?), Some(Wire::open(n2.port()).await?), None];
+    let first = redlock::votes(&mut up, "A").await?;
+    let says = format!("asks N1, N2, N3 → {}: two of three", first.join(", "));
+    stage.step(A, says).holds().shows(N1, "A").shows(N2, "A");
+    n2.restart_empty();
+    stage.step(N2, "restarts, and has no disk to remember by").shows(N2, NOTHING).bad();
+    nodes[2].restart();
+    stage.step(N3, "is up again").shows(N3, NOTHING);
+    let mut up = [None, None, None];
+    for (wire, node) in up.iter_mut().zip(nodes) {
+        *wire = Some(Wire::open(node.port()).await?);
+    }
+    let second = redlock::votes(&mut up, "B").await?;
+    let says = format!("asks N1, N2, N3 → {}: two of three", second.join(", "));
+    stage.step(B, says).holds().shows(N2, "B").shows(N3, "B").bad();
+    let are_two = redlock::is_majority(&first) && redlock::is_majority(&second);
+    Ok(stage.ends(!are_two, "A and B have a majority each, and work at the same time."))
+}
+
+async fn ours(nodes: &[Redis; 3]) -> Result<Half> {
+    let mut stage = Stage::ours("redlock: and its delay after a restart", LANES);
+    let url = redlock_url(nodes.iter().map(Redis::port)) + URL;
+    let locks = [ours::client(&url, "A").await?, ours::client(&url, "B").await?];
+    // New servers have no vote either.
+    for locks in &locks {
+        locks.mutex("warm").lease(LEASE).lock_timeout(LONG).await?.release().await?;
+    }
+
+    nodes[2].kill();
+    stage.step(N3, "is down").shows(N3, "down");
+    let first = locks[A].mutex(NAME).lease(LEASE).no_renewal().lock_timeout(LONG).await?;
+    let t1 = stage.token(first.token())?;
+    let says = format!("lock() → held by N1 and N2, token {t1}");
+    stage.step(A, says).holds().shows(N1, "A").shows(N2, "A");
+    nodes[1].restart_empty();
+    stage.step(N2, "restarts, and has no disk to remember by").shows(N2, NOTHING);
+    nodes[2].restart();
+    stage.step(N3, "is up again").shows(N3, NOTHING);
+    let tried = locks[B].mutex(NAME).lease(LEASE).try_lock().await;
+    let is_kept_out = tried.is_err() && first.is_held();
+    let says = if is_kept_out { "not held: N2 and N3 have no vote yet" } else { "held" };
+    stage.step(B, format!("try_lock() → {says}")).waits().good();
+    let second = locks[B].mutex(NAME).lease(LEASE).lock_timeout(LONG).await?;
+    let is_alone = !first.is_held();
+    stage.step(A, "its lease is over").has_nothing().shows(N1, NOTHING);
+    let t2 = stage.token(second.token())?;
+    let says = format!("lock() → held, token {t2}, when that is surely over");
+    stage.step(B, says).holds().shows(N1, "B").shows(N2, "B").shows(N3, "B").good();
+    second.release().await?;
+    let told = stage.step(B, "release()").has_nothing();
+    told.shows(N1, NOTHING).shows(N2, NOTHING).shows(N3, NOTHING);
+    let verdict = "B waited until nothing that N2 forgot could still be held.";
+    Ok(stage.ends(is_kept_out && is_alone, verdict))
+}

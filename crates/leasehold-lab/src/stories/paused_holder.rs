@@ -1,0 +1,118 @@
+//! A holder that stands still for longer than its lease, and then writes.
+
+use leasehold::{ErrorKind, State, fence};
+use testbed::{Redis, Server};
+
+use crate::naive::redis as naive_redis;
+use crate::ours::{self, NAME, SHORT};
+use crate::scene::{Half, Lane, Played};
+use crate::server;
+use crate::stage::{NOTHING, Stage, client, thing};
+use crate::story::Story;
+use crate::trouble::Result;
+use crate::wire::Wire;
+
+pub(crate) const STORY: Story = Story {
+    name: "paused-holder",
+    line: "a holder stands still for longer than its lease, wakes, and writes",
+    rows: "R40",
+    server: Server::Redis,
+    telling: [
+        "A reads the stock under the lock and stands still (garbage collection, SIGSTOP, a VM that \
+         is moved) until its lease is over; B takes the lock, sells two and leaves; A wakes and \
+         writes what it had worked out before.",
+        "The recipe is the right one for a single Redis and cannot help: the lock is at one place, \
+         the write goes to another, and nothing in between knows that A is late.",
+        "leasehold cannot keep A from sending either, but its tokens rise from holder to holder, \
+         and the stock, behind `fence::redis`, refuses a token that is smaller than the greatest \
+         it has seen.",
+    ],
+    play: || Box::pin(play()),
+};
+
+const LANES: &[Lane] = &[client("A"), client("B"), thing("lock"), thing("stock")];
+const A: usize = 0;
+const B: usize = 1;
+const LOCK: usize = 2;
+const STOCK: usize = 3;
+
+async fn play() -> Result<Played> {
+    let redis = server::redis();
+    Ok(Played { naive: naive(&redis).await?, ours: ours(&redis).await? })
+}
+
+async fn naive(redis: &Redis) -> Result<Half> {
+    let mut stage = Stage::naive("SET NX PX, then a script that compares and deletes", LANES);
+    let (mut a, mut b) = (Wire::open(redis.port()).await?, Wire::open(redis.port()).await?);
+    a.say(&["SET", "stock", "10"]).await?;
+    stage.begins(STOCK, "10");
+
+    let said = naive_redis::take(&mut a, "A", "500").await?;
+    stage.step(A, said.to_string()).holds().shows(LOCK, "A");
+    let read = a.say(&["GET", "stock"]).await?;
+    stage.step(A, format!("{read}; it sells one, so 9 are left"));
+    stage.step(A, "stands still, and its lease is over").stands_still().shows(LOCK, NOTHING);
+    let said = naive_redis::take_at_last(&mut b, "B", "60000").await?;
+    stage.step(B, said.to_string()).holds().shows(LOCK, "B");
+    let read = b.say(&["GET", "stock"]).await?;
+    let wrote = b.say(&["SET", "stock", "8"]).await?;
+    stage.step(B, format!("{read}; it sells two: {wrote}")).shows(STOCK, "8");
+    let said = naive_redis::release(&mut b, "B").await?;
+    stage.step(B, said.to_string()).has_nothing().shows(LOCK, NOTHING);
+    let wrote = a.say(&["SET", "stock", "9"]).await?;
+    let left = a.ask(&["GET", "stock"]).await?;
+    stage.step(A, format!("wakes and goes on: {wrote}")).holds().shows(STOCK, &left).bad();
+    let said = naive_redis::release(&mut a, "A").await?;
+    stage.step(A, format!("{said}: now it could know")).has_nothing();
+    let verdict = format!("Of 10, three were sold, and {left} are left: B's update is lost.");
+    Ok(stage.ends(left == "7", verdict))
+}
+
+async fn ours(redis: &Redis) -> Result<Half> {
+    let mut stage = Stage::ours("mutex.lock() and fence::redis", LANES);
+    let locks = [ours::client(&redis.url(), "A").await?, ours::client(&redis.url(), "B").await?];
+    let (mut a, mut b) = (Wire::open(redis.port()).await?, Wire::open(redis.port()).await?);
+    a.say(&["SET", "stock", "10"]).await?;
+    stage.begins(STOCK, "10");
+
+    // One that stands still renews nothing.
+    let late = locks[A].mutex(NAME).lease(SHORT).no_renewal().lock().await?;
+    let t1 = stage.token(late.token())?;
+    stage.step(A, format!("lock() → held, token {t1}")).holds().shows(LOCK, "A");
+    fence::redis::check(a.driver(), "stock", late.token()).await?;
+    let read = a.say(&["GET", "stock"]).await?;
+    stage.step(A, format!("shows {t1} to the stock; {read}; it sells one, so 9 are left"));
+    stage.step(A, "stands still, and its lease is over").stands_still().shows(LOCK, NOTHING);
+    let guard = locks[B].mutex(NAME).lock().await?;
+    let t2 = stage.token(guard.token())?;
+    let says = format!("lock() → held, token {t2}, greater than {t1}");
+    stage.step(B, says).holds().shows(LOCK, ours::holder(&locks[B]).await?);
+    fence::redis::check(b.driver(), "stock", &guard).await?;
+    let read = b.say(&["GET", "stock"]).await?;
+    fence::redis::set(b.driver(), "stock", &guard, "8").await?;
+    let says = format!("shows {t2}; {read}; it sells two: set(stock, {t2}, 8) → OK");
+    stage.step(B, says).shows(STOCK, "8");
+    guard.release().await?;
+    stage.step(B, "release()").has_nothing().shows(LOCK, NOTHING);
+    let refused = fence::redis::set(a.driver(), "stock", late.token(), "9").await;
+    let is_refused = refused.is_err_and(|error| error.kind() == ErrorKind::StaleToken);
+    let answer = if is_refused { "refused: StaleToken" } else { "OK" };
+    let left = a.ask(&["GET", "stock"]).await?;
+    let says = format!("wakes and sends what it was about to: set(stock, {t1}, 9) → {answer}");
+    stage.step(A, says).holds().shows(STOCK, &left).good();
+    let is_lost = matches!(late.state(), State::Lost(_));
+    let says = format!("asks its guard, without I/O: {}", if is_lost { "Lost" } else { "Held" });
+    stage.step(A, says).has_nothing();
+    let guard = locks[A].mutex(NAME).lock().await?;
+    let t3 = stage.token(guard.token())?;
+    fence::redis::check(a.driver(), "stock", &guard).await?;
+    let read = a.say(&["GET", "stock"]).await?;
+    fence::redis::set(a.driver(), "stock", &guard, "7").await?;
+    let left = a.ask(&["GET", "stock"]).await?;
+    let says = format!("begins anew, token {t3}: {read}, set(stock, {t3}, 7) → OK");
+    stage.step(A, says).holds().shows(LOCK, "A").shows(STOCK, &left);
+    guard.release().await?;
+    stage.step(A, "release()").has_nothing().shows(LOCK, NOTHING);
+    let verdict = format!("Of 10, three were sold, and {left} are left: no update is lost.");
+    Ok(stage.ends(is_refused && is_lost && left == "7", verdict))
+}

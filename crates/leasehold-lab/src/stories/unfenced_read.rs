@@ -1,0 +1,116 @@
+//! A fence that is shown the token when something is written, and not when it is read.
+
+use leasehold::{ErrorKind, fence};
+use testbed::{Redis, Server};
+
+use crate::ours::{self, NAME, SHORT};
+use crate::scene::{Half, Lane, Played};
+use crate::server;
+use crate::stage::{NOTHING, Stage, client, thing};
+use crate::story::Story;
+use crate::trouble::Result;
+use crate::wire::Wire;
+
+pub(crate) const STORY: Story = Story {
+    name: "unfenced-read",
+    line: "late writers come in the order of their tokens, and the fence sees nothing",
+    rows: "R50",
+    server: Server::Redis,
+    telling: [
+        "A stands still until B has the lock and has read the stock; A wakes and writes, and no \
+         greater token has been seen yet; then B writes what it worked out from what it had read \
+         before.",
+        "A fence knows of a new holder only once that holder has come by, and B came by to read \
+         without saying who it is: both writes come in the order of their tokens, and A's is lost.",
+        "What is read for a write shows the token too: `fence::redis::check` first, then the read, \
+         so that from there on nobody older can change what was read.",
+    ],
+    play: || Box::pin(play()),
+};
+
+const LANES: &[Lane] = &[client("A"), client("B"), thing("lock"), thing("stock"), thing("mark")];
+const A: usize = 0;
+const B: usize = 1;
+const LOCK: usize = 2;
+const STOCK: usize = 3;
+const MARK: usize = 4;
+
+async fn play() -> Result<Played> {
+    let redis = server::redis();
+    let naive = half(&redis, false).await?;
+    redis.command(&["FLUSHALL"]);
+    Ok(Played { naive, ours: half(&redis, true).await? })
+}
+
+/// The same steps, with the token shown before reading or not.
+async fn half(redis: &Redis, shows_first: bool) -> Result<Half> {
+    let mut stage = match shows_first {
+        true => Stage::ours("fence::redis::check, then read, then set", LANES),
+        false => Stage::naive("a token with each write, and reads without", LANES),
+    };
+    let locks = [ours::client(&redis.url(), "A").await?, ours::client(&redis.url(), "B").await?];
+    let mut wire = Wire::open(redis.port()).await?;
+    wire.say(&["SET", "stock", "10"]).await?;
+    stage.begins(STOCK, "10");
+
+    let first = locks[A].mutex(NAME).lease(SHORT).no_renewal().lock().await?;
+    let late = first.token();
+    let t1 = stage.token(late)?;
+    stage.step(A, format!("lock() → held, token {t1}")).holds().shows(LOCK, "A");
+    read(&mut stage, &mut wire, A, (late, &t1), shows_first).await?;
+    stage.step(A, "stands still, and its lease is over").stands_still().shows(LOCK, NOTHING);
+    let guard = locks[B].mutex(NAME).lock().await?;
+    let t2 = stage.token(guard.token())?;
+    let says = format!("lock() → held, token {t2}");
+    stage.step(B, says).holds().shows(LOCK, ours::holder(&locks[B]).await?);
+    read(&mut stage, &mut wire, B, (guard.token(), &t2), shows_first).await?;
+
+    let wrote = fence::redis::set(wire.driver(), "stock", late, "9").await;
+    let is_refused = wrote.is_err_and(|error| error.kind() == ErrorKind::StaleToken);
+    let answer = if is_refused { "refused: StaleToken" } else { "OK" };
+    let says = format!("wakes: set(stock, {t1}, 9) → {answer}");
+    let left = wire.ask(&["GET", "stock"]).await?;
+    let mark = if is_refused { &t2 } else { &t1 };
+    let told = stage.step(A, says).has_nothing().shows(STOCK, left).shows(MARK, mark);
+    if is_refused {
+        told.good()
+    } else {
+        told
+    };
+    fence::redis::set(wire.driver(), "stock", &guard, "8").await?;
+    let left = wire.ask(&["GET", "stock"]).await?;
+    let says = format!("set(stock, {t2}, 8) → OK");
+    let told = stage.step(B, says).shows(STOCK, &left).shows(MARK, &t2);
+    if is_refused {
+        told
+    } else {
+        told.bad()
+    };
+    guard.release().await?;
+    stage.step(B, "release()").has_nothing().shows(LOCK, NOTHING);
+    let verdict = match is_refused {
+        true => {
+            format!("Two were sold, and {left} of 10 are left; A knows that its sale is not in.")
+        }
+        false => format!("Three were sold, and {left} of 10 are left: A's update is lost."),
+    };
+    Ok(stage.ends(is_refused && left == "8", verdict))
+}
+
+/// Reads the stock, with or without a word of who does.
+async fn read(
+    stage: &mut Stage,
+    wire: &mut Wire,
+    who: usize,
+    (token, name): (leasehold::Token, &str),
+    shows_first: bool,
+) -> Result<()> {
+    if shows_first {
+        fence::redis::check(wire.driver(), "stock", token).await?;
+        stage.step(who, format!("check(stock, {name}) → OK")).shows(MARK, name);
+    }
+    let read = wire.say(&["GET", "stock"]).await?;
+    let sells = if who == A { "one" } else { "two" };
+    stage.step(who, format!("{read}; it sells {sells}"));
+    Ok(())
+}

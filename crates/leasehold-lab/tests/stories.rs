@@ -1,0 +1,203 @@
+//! Each story, played: the recipe fails as it is told, leasehold keeps its promise in the same steps,
+//! and the picture is the one in the documentation. To draw them anew:
+//! `UPDATE_DOCS=1 cargo test -p leasehold-lab --test stories`.
+
+use std::path::{Path, PathBuf};
+
+use leasehold_lab::{ALL, Belief, Cell, Half, Played, html, named, play, svg, terminal};
+
+const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs");
+
+/// Plays it, and compares the picture.
+fn played(name: &str) -> Played {
+    let story = named(name).unwrap_or_else(|| panic!("no story {name}"));
+    let played = play(story).unwrap_or_else(|why| panic!("{name}: {why}"));
+    let told = terminal::story(story, &played, terminal::Colours::NONE);
+    assert!(played.is_as_told(), "{told}");
+    let (file, picture) = (picture_of(name), svg::picture(story, &played));
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(&file, &picture).unwrap();
+    }
+    let drawn = std::fs::read_to_string(&file).unwrap_or_default();
+    assert!(drawn == picture, "{} is not what was played: see above\n{told}", file.display());
+    played
+}
+
+fn picture_of(name: &str) -> PathBuf {
+    Path::new(DOCS).join(format!("failures/{name}.svg"))
+}
+
+/// How many clients believed that they hold at the same time, at most.
+fn at_once(half: &Half) -> usize {
+    half.steps.iter().map(|step| step.holders()).max().unwrap_or(0)
+}
+
+/// What a lane that is looked at showed at the end.
+fn at_the_end<'a>(half: &'a Half, lane: &str) -> &'a str {
+    let at = half.lanes.iter().position(|one| one.name == lane).unwrap();
+    match &half.steps.last().unwrap().cells[at] {
+        Cell::Thing(shows) => shows,
+        Cell::Client(_) => panic!("{lane} is a client"),
+    }
+}
+
+#[test]
+fn r40_paused_holder() {
+    let played = played("paused-holder");
+    assert_eq!(at_the_end(&played.naive, "stock"), "9");
+    assert_eq!(at_the_end(&played.ours, "stock"), "7");
+    // Not the lock keeps them apart: the late one does believe for a moment.
+    assert_eq!((at_once(&played.naive), at_once(&played.ours)), (2, 2));
+}
+
+#[test]
+fn r41_r49_del_without_looking() {
+    let played = played("del-without-looking");
+    assert_eq!((at_once(&played.naive), at_once(&played.ours)), (2, 2));
+    assert_eq!(at_the_end(&played.naive, "lock"), "–");
+}
+
+#[test]
+fn r45_setnx_then_expire() {
+    let played = played("setnx-then-expire");
+    assert_eq!(at_the_end(&played.naive, "lock"), "A");
+    assert_eq!(played.naive.steps.last().unwrap().cells[0], Cell::Client(Belief::Dead));
+    assert_eq!(at_the_end(&played.ours, "lock"), "–");
+}
+
+#[test]
+fn r28_r45_setnx_time_getset() {
+    let played = played("setnx-time-getset");
+    assert_eq!((at_once(&played.naive), at_once(&played.ours)), (2, 1));
+    assert_eq!(at_the_end(&played.naive, "lock"), "1131");
+}
+
+#[test]
+fn r42_lost_failover() {
+    let played = played("lost-failover");
+    assert_eq!((at_once(&played.naive), at_once(&played.ours)), (2, 2));
+    assert_eq!(at_the_end(&played.naive, "stock"), "9");
+    assert_eq!(at_the_end(&played.ours, "stock"), "8");
+}
+
+#[test]
+fn r43_node_that_forgets() {
+    let played = played("node-that-forgets");
+    assert_eq!((at_once(&played.naive), at_once(&played.ours)), (2, 1));
+}
+
+#[test]
+fn r44_lost_reply() {
+    let played = played("lost-reply");
+    // Not even the one that has it.
+    assert_eq!((at_once(&played.naive), at_once(&played.ours)), (0, 1));
+    assert_eq!(at_the_end(&played.naive, "lock"), "A");
+}
+
+#[test]
+fn r47_herd() {
+    let played = played("herd");
+    assert_eq!(
+        (at_the_end(&played.naive, "in all"), at_the_end(&played.ours, "in all")),
+        ("55", "10")
+    );
+}
+
+#[test]
+fn r4_r25_dead_holders_status_row() {
+    let played = played("dead-holders-status-row");
+    assert_eq!((at_the_end(&played.naive, "row"), at_the_end(&played.ours, "row")), ("A", "–"));
+}
+
+#[test]
+fn r52_for_update_without_index() {
+    let played = played("for-update-without-index");
+    // Nobody has it, and yet it is locked.
+    assert_eq!(at_the_end(&played.naive, "8"), "A");
+    assert_eq!((at_the_end(&played.ours, "7"), at_the_end(&played.ours, "8")), ("C", "B"));
+}
+
+#[test]
+fn r52_drained_pool() {
+    let played = played("drained-pool");
+    assert_eq!(
+        (at_the_end(&played.naive, "pool"), at_the_end(&played.ours, "pool")),
+        ("3 of 3", "0 of 3")
+    );
+    assert_eq!((at_the_end(&played.naive, "open"), at_the_end(&played.ours, "open")), ("3", "0"));
+}
+
+#[test]
+fn r46_guessed_lease() {
+    let played = played("guessed-lease");
+    assert_eq!((at_once(&played.naive), at_once(&played.ours)), (2, 1));
+    assert_eq!(at_the_end(&played.naive, "lock"), "B");
+}
+
+#[test]
+fn r48_late_answer() {
+    let played = played("late-answer");
+    assert_eq!((at_once(&played.naive), at_once(&played.ours)), (2, 1));
+}
+
+#[test]
+fn r50_unfenced_read() {
+    let played = played("unfenced-read");
+    // The same number: of three that were sold, or of two.
+    assert_eq!((at_the_end(&played.naive, "stock"), at_the_end(&played.ours, "stock")), ("8", "8"));
+    assert_eq!(at_the_end(&played.naive, "mark"), "t2");
+}
+
+#[test]
+fn r50_check_then_write() {
+    let played = played("check-then-write");
+    assert_eq!((at_the_end(&played.naive, "stock"), at_the_end(&played.ours, "stock")), ("9", "8"));
+}
+
+#[test]
+fn r51_two_nodes() {
+    let played = played("two-nodes");
+    let taken = |half: &Half| half.steps.iter().any(|step| step.says.contains("t1, A) → OK"));
+    assert!(taken(&played.naive) && !taken(&played.ours));
+}
+
+/// The documentation has all stories, in the words of the lab, and no pictures of others.
+#[test]
+fn the_page_of_failures_has_every_story() {
+    let page = std::fs::read_to_string(format!("{DOCS}/failures.md")).unwrap();
+    let flat = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let page = flat(&page);
+    for story in ALL {
+        let name = story.name;
+        for sentence in story.telling {
+            assert!(page.contains(&flat(sentence)), "docs/failures.md does not say: {sentence}");
+        }
+        for part in [format!("(failures/{name}.svg)"), format!("leasehold lab {name}")] {
+            assert!(page.contains(&part), "docs/failures.md has no {part}");
+        }
+    }
+    let pictures = std::fs::read_dir(format!("{DOCS}/failures")).unwrap();
+    assert_eq!(pictures.count(), ALL.len(), "pictures of stories that there are not");
+}
+
+/// In a browser: all that is drawn is there, in light and in dark, and nothing is fetched.
+#[test]
+fn the_page_is_whole_in_a_browser() {
+    let story = named("setnx-then-expire").unwrap();
+    let all = [(story, play(story).unwrap())];
+    let page = html::page(&all);
+    for reference in ["http:", "https:", "src=", "url(", "@import", "<script", "<link"] {
+        let of_svg = page.matches("xmlns=\"http://www.w3.org/2000/svg\"").count();
+        let allowed = if reference == "http:" { of_svg } else { 0 };
+        assert_eq!(page.matches(reference).count(), allowed, "{reference}");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("page.html");
+    std::fs::write(&file, &page).unwrap();
+    let light = testbed::Browser::new(1000, 1400);
+    let document = light.document(&file, "");
+    assert!(document.contains("id=\"setnx-then-expire\"") && document.contains("class=\"two\""));
+    let dark = testbed::Browser::new(1000, 1400).dark();
+    assert_ne!(light.picture(&file, ""), dark.picture(&file, ""));
+}
