@@ -11,6 +11,8 @@ mod join;
 mod keys;
 mod known;
 mod leave;
+#[cfg(feature = "memcached")]
+pub mod memcached;
 pub mod memory;
 mod renew;
 mod session;
