@@ -73,11 +73,9 @@ impl Shared {
 
     pub(crate) async fn evict(&self, name: &Name, which: Evict) -> Result<usize> {
         let none: Option<Seen> = None;
-        self.change(name, About::Nobody, none, |queue| {
-            match queue.evict(which, self.time().now) {
-                0 => Turn::Told(0),
-                n => Turn::Write(n),
-            }
+        self.change(name, About::Nobody, none, |queue| match queue.evict(which, self.time().now) {
+            0 => Turn::Told(0),
+            n => Turn::Write(n),
         })
         .await
     }

@@ -6,8 +6,12 @@ use leasehold_core::queue::Queue;
 use leasehold_core::store::{Joined, Mode, mismatch};
 use leasehold_core::{Claim, Moment, Result};
 
+use crate::known::Guess;
 use crate::session::Session;
 use crate::shared::{About, Shared, Turn};
+
+/// How long others go first, about.
+const AFTER_YOU: Duration = Duration::from_millis(8);
 
 impl Shared {
     pub(crate) async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
@@ -23,11 +27,13 @@ impl Shared {
             // Found out just now: the next one is another.
             return Box::pin(self.join_again(claim, mode)).await;
         }
-        let guess = self.known.take(&claim.name, Queue::is_empty);
+        if self.known.is_polite(&claim.name, self.clock.now()) {
+            self.sleep(AFTER_YOU.mul_f64(0.5 + fastrand::f64())).await;
+        }
+        let guess = self.known.guess(&claim.name, Guess::Free, Queue::is_empty);
         let about = About::Joins(claim.id);
-        let joined = self.change(&claim.name, about, guess, |queue| {
-            self.stand(queue, claim, mode, &session.id)
-        });
+        let joined = self
+            .change(&claim.name, about, guess, |queue| self.stand(queue, claim, mode, &session.id));
         let joined = joined.await??;
         Ok(self.noted(claim, &session, joined))
     }

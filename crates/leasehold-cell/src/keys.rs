@@ -3,6 +3,7 @@
 //! ```text
 //! PREFIXl:NAME      a lock's queue; the name percent-encoded
 //! PREFIXh:DIGITS    the same of a name that is too long for a key; the name itself is in the cell
+//! PREFIXk:…         somebody wants that lock in vain: a sign that ends by itself
 //! PREFIXs:DIGITS    a client's session
 //! PREFIXe           since when the system knows what it knows
 //! ```
@@ -14,6 +15,7 @@ use leasehold_core::Name;
 use leasehold_core::kit::{Escaped, unescape};
 
 /// The longest prefix: what is left is enough for a session's or a long name's digits.
+#[cfg(any(test, feature = "memcached"))]
 pub(crate) const LONGEST_PREFIX: usize = 64;
 
 /// How the cells' keys are called.
@@ -34,6 +36,10 @@ impl Keys {
             true => key,
             false => format!("{}h:{:032x}", self.prefix, digits(name.as_str())),
         }
+    }
+
+    pub(crate) fn knock(&self, name: &Name) -> String {
+        format!("{}k:{:032x}", self.prefix, digits(name.as_str()))
     }
 
     pub(crate) fn session(&self, id: &str) -> String {

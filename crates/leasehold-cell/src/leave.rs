@@ -6,6 +6,7 @@ use std::time::Duration;
 use leasehold_core::queue::Queue;
 use leasehold_core::{Claim, ClaimId, Name, Result};
 
+use crate::known::Guess;
 use crate::shared::{About, Shared, Turn};
 
 /// After a departure that the system did not hear of.
@@ -23,11 +24,9 @@ impl Shared {
     /// With the gate of the claim in hand.
     pub(crate) async fn take_out(&self, name: &Name, id: ClaimId) -> Result<bool> {
         // Alone, or nearly: a longer queue is not kept in mind.
-        let guess = self.known.take(name, |queue| queue.position(id).is_some());
+        let guess = self.known.guess(name, Guess::Alone, |queue| queue.position(id).is_some());
         let was_leaving = self.claims.is_leaving(id);
-        let left = self.change(name, About::Leaves(id), guess, |queue| {
-            self.without(queue, id)
-        });
+        let left = self.change(name, About::Leaves(id), guess, |queue| self.without(queue, id));
         Ok(left.await? || was_leaving)
     }
 

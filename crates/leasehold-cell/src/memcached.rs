@@ -37,6 +37,8 @@ use crate::store::{CellStore, Options, promises};
 
 /// How long the list of all keys may take.
 const LISTING: Duration = Duration::from_secs(20);
+/// After an answer that the server is at it for somebody else.
+const BUSY: Duration = Duration::from_millis(50);
 /// The most keys that are listed.
 const MOST: usize = 100_000;
 
@@ -92,7 +94,8 @@ pub async fn connect(url: &str, runtime: &Handle) -> Result<CellStore> {
         }
         Ok(Link::new(server, first))
     });
-    let link = opened.await.map_err(|_| fault::unreachable(&parsed.host, "the runtime has ended"))??;
+    let link =
+        opened.await.map_err(|_| fault::unreachable(&parsed.host, "the runtime has ended"))??;
     let options = parsed.options.clone();
     let identity = format!("memcached:{}/{}", parsed.host, options.prefix);
     let info = StoreInfo::new(shown, guarantees(&options)).identified(identity);
@@ -110,9 +113,20 @@ impl Memcached {
     ) -> Result<Vec<String>> {
         let url = self.url.clone();
         let asked = self.runtime.spawn(async move {
-            let mut open = Connection::open(&url).await?;
-            let lines = timeout(LISTING, open.lines(what, MOST, wanted)).await;
-            lines.unwrap_or_else(|_| Err(fault::unreachable(&url.host, "no answer in time")))
+            let lines = async {
+                let mut open = Connection::open(&url).await?;
+                // One at a time has the crawler.
+                loop {
+                    match open.lines(what, MOST, &wanted).await {
+                        Err(error) if error.to_string().contains("BUSY") => {
+                            tokio::time::sleep(BUSY).await;
+                        }
+                        told => return told,
+                    }
+                }
+            };
+            let told = timeout(LISTING, lines).await;
+            told.unwrap_or_else(|_| Err(fault::unreachable(&url.host, "no answer in time")))
         });
         let ended = |_| fault::unreachable(&self.url.host, "the runtime has ended");
         asked.await.map_err(ended)?
@@ -143,7 +157,7 @@ impl Cells for Memcached {
         let beginning = prefix.to_owned();
         let is_wanted =
             move |line: &str| dumped(line).is_some_and(|key| key.starts_with(&beginning));
-        let lines = self.lines("lru_crawler metadump all", is_wanted).await?;
+        let lines = self.lines("lru_crawler metadump hash", is_wanted).await?;
         Ok(lines.iter().filter_map(|line| dumped(line)).collect())
     }
 
@@ -166,7 +180,11 @@ fn guarantees(options: &Options) -> Guarantees {
     (promised.grant, promised.token) = (Durability::Process, Durability::Process);
     // As long as everybody keeps to the delay.
     promised.on_store_crash = match options.closed_for(system().grain) {
-        closed if closed >= Options { restart_delay: None, ..options.clone() }.closed_for(system().grain) => {
+        closed
+            if closed
+                >= Options { restart_delay: None, ..options.clone() }
+                    .closed_for(system().grain) =>
+        {
             Survival::Fenced
         }
         _ => Survival::Unsafe,

@@ -4,7 +4,9 @@
 //!   from that is right or comes to nothing. Versions never come again, so a write that arrives late is
 //!   refused too as soon as anybody has written since.
 //! - *A conflict* is a race that somebody else won: so somebody always gets on. The loser looks again, after a
-//!   pause by chance that grows with each time.
+//!   pause by chance that grows with each time. Whoever takes a lock again and again, without a look, could
+//!   keep all others from ever finding it as they left it. So who comes in vain *knocks*: a cell beside the
+//!   lock's, at which those look who write by guess, and then let others go first for a moment.
 //! - *The reply is lost, the future is dropped, we die*: it is unknown whether the write was done, and a look
 //!   tells, by the claim's id. It may still be done later, as long as the cell stays what it was: who
 //!   must be certain that it will not, writes the cell anew as it is.
@@ -25,12 +27,18 @@ use crate::cells::{Answer, Cells, Request};
 use crate::claims::Claims;
 use crate::epoch::Epochs;
 use crate::keys::Keys;
-use crate::known::{Known, Seen};
+use crate::known::{Guess, Known, Seen};
 use crate::session::Sessions;
 use crate::text;
 
 /// How long a queue stays where nobody stands: for so long its last token is remembered.
 const IDLE: Duration = Duration::from_secs(86_400);
+/// After so many conflicts one who joins knocks.
+const IN_VAIN: u32 = 1;
+/// How long a knock is to be heard.
+const KNOCK: Duration = Duration::from_secs(2);
+/// How long whoever has heard it lets others go first.
+const POLITE: Duration = Duration::from_millis(200);
 /// The longest pause after a conflict.
 const LONGEST_PAUSE: Duration = Duration::from_millis(60);
 
@@ -57,12 +65,33 @@ pub(crate) enum Turn<T> {
     Write(T),
 }
 
+/// What a write was worked out from.
+pub(crate) enum Because {
+    /// What we wrote last.
+    Guessed,
+    /// A look.
+    Looked,
+    /// The same, while the system knew what it had known since this epoch began.
+    LookedIn(String),
+}
+
 /// Whose claim a write is about, and what it does to it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum About {
     Joins(ClaimId),
     Leaves(ClaimId),
     Nobody,
+}
+
+impl About {
+    /// What may be guessed at before it.
+    fn guess(self) -> Option<Guess> {
+        match self {
+            Self::Joins(_) => Some(Guess::Free),
+            Self::Leaves(_) => Some(Guess::Alone),
+            Self::Nobody => None,
+        }
+    }
 }
 
 impl Shared {
@@ -91,31 +120,52 @@ impl Shared {
             let is_guess = guessed.is_some();
             let (mut seen, epoch) = match guessed {
                 Some(seen) => (seen, None),
-                None => self.look_to_write(name, about).await?,
+                None => self.look_to_write(name, about, conflicts).await?,
             };
+            if let Some(guess) = about.guess().filter(|_| !is_guess) {
+                self.known.looked(name, guess, &seen);
+            }
             let settled = !is_guess && self.settle(&mut seen.queue).await?;
             let done = match work(&mut seen.queue) {
                 Turn::Told(told) if !settled => return Ok(told),
                 Turn::Told(done) | Turn::Write(done) => done,
             };
-            if self.write(name, about, seen, epoch.as_deref()).await? {
+            let because = match epoch {
+                _ if is_guess => Because::Guessed,
+                Some(epoch) => Because::LookedIn(epoch),
+                None => Because::Looked,
+            };
+            if self.write(name, about, seen, because).await? {
                 return Ok(done);
             }
-            if !is_guess {
-                conflicts += 1;
-                self.sleep(pause_after(conflicts)).await;
+            match about.guess().filter(|_| is_guess) {
+                Some(guess) => self.known.was_wrong(name, guess),
+                None => {
+                    conflicts += 1;
+                    self.sleep(pause_after(conflicts)).await;
+                }
             }
         }
     }
 
-    /// The queue as it is; the epoch too where it matters.
-    async fn look_to_write(&self, name: &Name, about: About) -> Result<(Seen, Option<String>)> {
-        let is_entering = matches!(about, About::Joins(_)) && self.cells.system().forgets;
+    /// The queue as it is; the epoch too where it matters. Who has come in vain before knocks.
+    async fn look_to_write(
+        &self,
+        name: &Name,
+        about: About,
+        conflicts: u32,
+    ) -> Result<(Seen, Option<String>)> {
+        let joins = matches!(about, About::Joins(_));
+        let is_entering = joins && self.cells.system().forgets;
         let mut requests = vec![Request::Get { key: self.keys.lock(name) }];
         requests.extend(is_entering.then(|| self.epochs.get()));
+        let knocks = joins && conflicts >= IN_VAIN;
+        let (key, lives) = (self.keys.knock(name), Some(KNOCK));
+        requests.extend(knocks.then(|| Request::Create { key, value: Vec::new(), lives }));
+        let is_entering = is_entering.then_some(());
         let mut answers = self.cells.run(requests).await?.into_iter();
-        let (cell, epoch) = (answers.next().unwrap_or(Answer::Absent), answers.next());
-        let epoch = match epoch {
+        let cell = answers.next().unwrap_or(Answer::Absent);
+        let epoch = match is_entering.and_then(|()| answers.next()) {
             Some(epoch) => Some(self.epochs.open(&*self.cells, epoch).await?),
             None => None,
         };
@@ -170,7 +220,7 @@ impl Shared {
         name: &Name,
         about: About,
         mut seen: Seen,
-        epoch: Option<&str>,
+        because: Because,
     ) -> Result<bool> {
         let system = self.cells.system();
         let value = text::written(name, &seen.queue, system.largest_value)?;
@@ -182,7 +232,15 @@ impl Shared {
         };
         let is_new = matches!(write, Request::Create { .. });
         let mut requests = vec![write];
-        requests.extend((is_new && epoch.is_some()).then(|| self.epochs.get()));
+        let joins = matches!(about, About::Joins(_));
+        match &because {
+            Because::LookedIn(_) if is_new => requests.push(self.epochs.get()),
+            // In the same round trip.
+            Because::Guessed if joins => {
+                requests.push(Request::Get { key: self.keys.knock(name) });
+            }
+            _ => {}
+        }
         self.is_sent(about);
         let mut answers = self.cells.run(requests).await?.into_iter();
         let Some(Answer::Written(version)) = answers.next() else {
@@ -190,10 +248,18 @@ impl Shared {
             return Ok(false);
         };
         seen.version = Some(version);
-        let is_still = |answer: &Answer| epoch.is_some_and(|id| self.epochs.is_still(id, answer));
-        if answers.next().is_some_and(|answer| !is_still(&answer)) {
-            let what = "the server has just forgotten all that it knew: it was restarted or emptied";
-            return Err(Error::new(ErrorKind::Unreachable, what));
+        match (because, answers.next()) {
+            (Because::LookedIn(epoch), Some(answer)) if !self.epochs.is_still(&epoch, &answer) => {
+                let what =
+                    "the server has just forgotten all that it knew: it was restarted or emptied";
+                return Err(Error::new(ErrorKind::Unreachable, what));
+            }
+            (Because::Guessed, Some(Answer::Found(_))) => {
+                self.known.keep(name, seen);
+                self.known.knocked(name, self.clock.now().plus(POLITE));
+                return Ok(true);
+            }
+            _ => {}
         }
         self.known.keep(name, seen);
         Ok(true)

@@ -12,9 +12,7 @@ use leasehold_core::store::{
     ALL_KINDS, ClockModel, Evict, Guarantees, Joined, Liveness, LockInfo, Mode, Renew, Renewal,
     Signal, Stall, Store, StoreInfo, Survival, Wakeup,
 };
-use leasehold_core::{
-    Claim, Clock, DEFAULT_LEASE, Error, ErrorKind, Name, Result,
-};
+use leasehold_core::{Claim, Clock, DEFAULT_LEASE, Error, ErrorKind, Name, Result};
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 

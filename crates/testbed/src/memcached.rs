@@ -54,7 +54,10 @@ impl Memcached {
         stream.set_read_timeout(Some(Duration::from_secs(20))).expect("not zero");
         let mut stream = BufReader::new(stream);
         // What follows tells where the answer ends.
-        stream.get_mut().write_all(format!("{line}\r\nmn\r\nquit\r\n").as_bytes()).expect("it reads");
+        stream
+            .get_mut()
+            .write_all(format!("{line}\r\nmn\r\nquit\r\n").as_bytes())
+            .expect("it reads");
         let mut said = String::new();
         stream.by_ref().read_to_string(&mut said).expect("text");
         said.lines().take_while(|line| *line != "MN").map(str::to_owned).collect()

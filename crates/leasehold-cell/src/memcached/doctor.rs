@@ -100,7 +100,10 @@ fn restarts(stats: &Stats, closed: Duration) -> Option<Finding> {
         Finding::note(
             "restarted",
             format!("the server was started {} ago", short(up)),
-            format!("nobody is let in before those whom it may have forgotten are gone, {}", short(closed)),
+            format!(
+                "nobody is let in before those whom it may have forgotten are gone, {}",
+                short(closed)
+            ),
         )
     })
 }

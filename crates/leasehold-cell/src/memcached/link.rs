@@ -75,7 +75,8 @@ impl Link {
 
     pub(super) async fn run(&self, requests: Vec<Request>) -> Result<Vec<Answer>> {
         let (reply, answer) = oneshot::channel();
-        let ended = || Error::new(ErrorKind::Closed, "the client's runtime has ended: connect again");
+        let ended =
+            || Error::new(ErrorKind::Closed, "the client's runtime has ended: connect again");
         self.jobs.send(Job { requests, reply }).map_err(|_| ended())?;
         answer.await.map_err(|_| ended())?
     }
@@ -168,9 +169,8 @@ async fn exchange(
     shared.round_trips.fetch_add(1, Relaxed);
     let mut jobs = jobs.into_iter().zip(sent);
     let (read, write) = (&mut open.read, &mut open.write);
-    let sending = async {
-        write.write_all(&bytes).await.map_err(|e| unreachable(host, &e.to_string()))
-    };
+    let sending =
+        async { write.write_all(&bytes).await.map_err(|e| unreachable(host, &e.to_string())) };
     let reading = async {
         for (job, sent) in &mut jobs {
             let answers = answers(read, number, host, &job.requests, &sent).await;
@@ -189,7 +189,9 @@ async fn exchange(
             tell_all(jobs.map(|(job, _)| job), || unreachable(host, &error.reason()));
         }
         // It was one answer that was not to be had: others of the same time may be.
-        Ok(Err(_)) => tell_all(jobs.map(|(job, _)| job), || unreachable(host, "it was out of step")),
+        Ok(Err(_)) => {
+            tell_all(jobs.map(|(job, _)| job), || unreachable(host, "it was out of step"))
+        }
         Err(_) => tell_all(jobs.map(|(job, _)| job), || unreachable(host, "no answer in time")),
     }
     None
@@ -326,7 +328,8 @@ impl Connection {
         let mut said = self.say(what).await?;
         while said != b"END" {
             let text = String::from_utf8_lossy(&said);
-            if ["ERROR", "CLIENT_ERROR", "SERVER_ERROR", "BUSY"].iter().any(|e| text.starts_with(e)) {
+            if ["ERROR", "CLIENT_ERROR", "SERVER_ERROR", "BUSY"].iter().any(|e| text.starts_with(e))
+            {
                 let what = "the server does not tell that now: try again";
                 return Err(Error::new(ErrorKind::Unreachable, what).because(text.into_owned()));
             }

@@ -36,7 +36,9 @@ impl MemcachedUrl {
         parts.done("prefix, session_ms, poll_ms and restart_delay_ms")?;
         let host = match &parts.hosts[..] {
             [host] => host.clone(),
-            [] => return refused(format!("a memcached store needs its server: write it as {FORM}")),
+            [] => {
+                return refused(format!("a memcached store needs its server: write it as {FORM}"));
+            }
             _ => {
                 return refused(
                     "locks are kept on one memcached server, not on several: name the one that all \
@@ -45,7 +47,9 @@ impl MemcachedUrl {
             }
         };
         if !matches!(parts.path.as_str(), "" | "/") {
-            return refused("memcached has no databases: leave the path out, and write ?prefix=… instead");
+            return refused(
+                "memcached has no databases: leave the path out, and write ?prefix=… instead",
+            );
         }
         let login = match (parts.user, parts.password) {
             (None, _) => None,
@@ -92,7 +96,8 @@ mod tests {
         let url = MemcachedUrl::parse("memcached://h").unwrap();
         assert_eq!((url.host.to_string().as_str(), url.login), ("h:11211", None));
         assert_eq!(url.options.prefix, "leasehold:");
-        let url = "memcached://u:p%40@[::1]:7/?prefix=a%3A&session_ms=5000&poll_ms=20&restart_delay_ms=0";
+        let url =
+            "memcached://u:p%40@[::1]:7/?prefix=a%3A&session_ms=5000&poll_ms=20&restart_delay_ms=0";
         let url = MemcachedUrl::parse(url).unwrap();
         assert_eq!(url.login, Some(("u".into(), "p@".into())));
         assert_eq!(url.options.prefix, "a:");

@@ -169,7 +169,8 @@ mod tests {
             Head::Whole(Answer::Written(Version("3.12".into())))
         );
         assert_eq!(told("ERROR"), Head::Refused("ERROR".into()));
-        for bad in ["", "HD", "VA", "VA x c1", "VA 5", "VA 1000001 c1 t-1", "-ERR unknown command"] {
+        for bad in ["", "HD", "VA", "VA x c1", "VA 5", "VA 1000001 c1 t-1", "-ERR unknown command"]
+        {
             assert_eq!(told(bad), Head::Garbage, "{bad}");
         }
     }

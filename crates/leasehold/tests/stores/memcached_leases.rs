@@ -1,0 +1,1 @@
+//! memcached: what is kept, what is lost, and what becomes of those who hold.

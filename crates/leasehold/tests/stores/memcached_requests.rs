@@ -1,0 +1,1 @@
+//! memcached: what calls cost, and what becomes of them.
