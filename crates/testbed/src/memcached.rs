@@ -44,7 +44,7 @@ impl Memcached {
 
     /// Its URL.
     pub fn url(&self) -> String {
-        format!("memcached://127.0.0.1:{}", self.port)
+        format!("memcached://127.0.0.1:{}/", self.port)
     }
 
     /// Says one line, and tells the lines of the answer, up to the last that it begins with `END`, or the
