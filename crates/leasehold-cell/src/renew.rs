@@ -61,7 +61,8 @@ impl Shared {
                     && all.any(|e| e.id == id && e.standing == Standing::Waiting)
             });
             if waits {
-                self.clear_front(name, seen).await?;
+                // Not now, then at the next look: neighbours must not pay for it.
+                let _ = self.clear_front(name, seen).await;
             }
         }
         Ok(queues)

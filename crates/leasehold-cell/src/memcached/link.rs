@@ -32,8 +32,9 @@ use crate::cells::{Answer, Request};
 
 /// How long connecting, and all that comes first, may take.
 const CONNECT: Duration = Duration::from_secs(3);
-/// How long the answers to what was sent together may take.
-const ANSWER: Duration = Duration::from_secs(3);
+/// How long the answers to what was sent together may take, at least and at most: as long as a session
+/// waits for its next touch.
+const ANSWER: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(3)];
 /// The longest line that is read.
 const LINE: usize = 4_096;
 /// So much is sent together, about.
@@ -42,6 +43,7 @@ const TOGETHER: usize = 64 * 1_024;
 /// What callers have of the connection.
 #[derive(Debug)]
 pub(super) struct Link {
+    host: Host,
     jobs: UnboundedSender<Job>,
     shared: Arc<Shared>,
 }
@@ -69,16 +71,18 @@ impl Link {
         let (clock, round_trips) = Default::default();
         let shared = Arc::new(Shared { clock, ahead, round_trips });
         shared.learn(&first);
+        let host = url.host.clone();
         tokio::spawn(serve(url, first, todo, shared.clone()));
-        Self { jobs, shared }
+        Self { host, jobs, shared }
     }
 
     pub(super) async fn run(&self, requests: Vec<Request>) -> Result<Vec<Answer>> {
         let (reply, answer) = oneshot::channel();
-        let ended =
-            || Error::new(ErrorKind::Closed, "the client's runtime has ended: connect again");
-        self.jobs.send(Job { requests, reply }).map_err(|_| ended())?;
-        answer.await.map_err(|_| ended())?
+        let ended = "the client's runtime has ended: connect again";
+        let sent = self.jobs.send(Job { requests, reply });
+        sent.map_err(|_| Error::new(ErrorKind::Closed, ended))?;
+        // It was being read as its time was over.
+        answer.await.unwrap_or_else(|_| Err(unreachable(&self.host, "no answer in time")))
     }
 
     pub(super) fn round_trips(&self) -> u64 {
@@ -115,6 +119,7 @@ async fn serve(
 ) {
     let mut connection = Some(first);
     let mut number = 1;
+    let limit = (url.options.session / 5).clamp(ANSWER[0], ANSWER[1]);
     while let Some(job) = todo.recv().await {
         let mut jobs = vec![job];
         while jobs.len() < 256
@@ -141,7 +146,8 @@ async fn serve(
                 }
             },
         };
-        connection = exchange(open, number, &url.host, jobs, &shared).await;
+        shared.round_trips.fetch_add(1, Relaxed);
+        connection = exchange(open, number, &url.host, jobs, limit).await;
     }
 }
 
@@ -157,7 +163,7 @@ async fn exchange(
     number: u64,
     host: &Host,
     jobs: Vec<Job>,
-    shared: &Shared,
+    limit: Duration,
 ) -> Option<Connection> {
     let mut bytes = Vec::with_capacity(TOGETHER);
     let sent: Vec<Vec<bool>> = jobs
@@ -166,7 +172,6 @@ async fn exchange(
             job.requests.iter().map(|request| wire::write(request, number, &mut bytes)).collect()
         })
         .collect();
-    shared.round_trips.fetch_add(1, Relaxed);
     let mut jobs = jobs.into_iter().zip(sent);
     let (read, write) = (&mut open.read, &mut open.write);
     let sending =
@@ -182,7 +187,7 @@ async fn exchange(
         }
         Ok(())
     };
-    let done = timeout(ANSWER, async { tokio::try_join!(sending, reading) }).await;
+    let done = timeout(limit, async { tokio::try_join!(sending, reading) }).await;
     match done {
         Ok(Ok(_)) => return Some(open),
         Ok(Err(error)) if error.kind() == ErrorKind::Unreachable => {
