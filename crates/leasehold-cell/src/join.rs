@@ -1,5 +1,6 @@
 //! Into the queue, and "and now?".
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::queue::Queue;
@@ -22,11 +23,7 @@ impl Shared {
             self.take_out(&claim.name, claim.id).await?;
             self.claims.begin_anew(claim.id, self.clock.now().plus(longest));
         }
-        let session = self.sessions.open(|id| self.keys.session(id)).await?;
-        if !self.sessions.vouch(&session, longest).await? {
-            // Found out just now: the next one is another.
-            return Box::pin(self.join_again(claim, mode)).await;
-        }
+        let session = self.session_for(longest).await?;
         if self.known.is_polite(&claim.name, self.clock.now()) {
             self.sleep(AFTER_YOU.mul_f64(0.5 + fastrand::f64())).await;
         }
@@ -38,15 +35,15 @@ impl Shared {
         Ok(self.noted(claim, &session, joined))
     }
 
-    async fn join_again(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
-        let longest = claim.lease.max(claim.waiter_lease);
-        let session = self.sessions.open(|id| self.keys.session(id)).await?;
-        self.sessions.vouch(&session, longest).await?;
-        let about = About::Joins(claim.id);
-        let joined = self
-            .change(&claim.name, about, None, |queue| self.stand(queue, claim, mode, &session.id));
-        let joined = joined.await??;
-        Ok(self.noted(claim, &session, joined))
+    /// One that lives for as long as this.
+    async fn session_for(&self, lease: Duration) -> Result<Arc<Session>> {
+        loop {
+            let session = self.sessions.open(|id| self.keys.session(id)).await?;
+            if self.sessions.vouch(&session, lease).await? {
+                return Ok(session);
+            }
+            // Its end was found out just now: the next one is another.
+        }
     }
 
     /// Puts the claim into the queue, or finds it there.

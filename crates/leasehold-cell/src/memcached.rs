@@ -51,12 +51,6 @@ struct Memcached {
     runtime: Handle,
 }
 
-impl std::fmt::Debug for MemcachedUrl {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("MemcachedUrl").field("host", &self.host).finish_non_exhaustive()
-    }
-}
-
 fn system() -> System {
     System {
         longest_key: 250,
@@ -178,17 +172,11 @@ impl Cells for Memcached {
 fn guarantees(options: &Options) -> Guarantees {
     let mut promised = promises(&system(), options);
     (promised.grant, promised.token) = (Durability::Process, Durability::Process);
+    let grain = system().grain;
+    let usual = Options { restart_delay: None, ..options.clone() };
+    let waits_long_enough = options.closed_for(grain) >= usual.closed_for(grain);
     // As long as everybody keeps to the delay.
-    promised.on_store_crash = match options.closed_for(system().grain) {
-        closed
-            if closed
-                >= Options { restart_delay: None, ..options.clone() }
-                    .closed_for(system().grain) =>
-        {
-            Survival::Fenced
-        }
-        _ => Survival::Unsafe,
-    };
+    promised.on_store_crash = if waits_long_enough { Survival::Fenced } else { Survival::Unsafe };
     promised.on_failover = Survival::NotApplicable;
     promised.on_partition = Survival::Fenced;
     promised.notes = Cow::Borrowed(NOTES);

@@ -156,16 +156,16 @@ impl Shared {
         conflicts: u32,
     ) -> Result<(Seen, Option<String>)> {
         let joins = matches!(about, About::Joins(_));
-        let is_entering = joins && self.cells.system().forgets;
+        let asks_epoch = joins && self.cells.system().forgets;
         let mut requests = vec![Request::Get { key: self.keys.lock(name) }];
-        requests.extend(is_entering.then(|| self.epochs.get()));
-        let knocks = joins && conflicts >= IN_VAIN;
-        let (key, lives) = (self.keys.knock(name), Some(KNOCK));
-        requests.extend(knocks.then(|| Request::Create { key, value: Vec::new(), lives }));
-        let is_entering = is_entering.then_some(());
+        requests.extend(asks_epoch.then(|| self.epochs.get()));
+        if joins && conflicts >= IN_VAIN {
+            let (key, lives) = (self.keys.knock(name), Some(KNOCK));
+            requests.push(Request::Create { key, value: Vec::new(), lives });
+        }
         let mut answers = self.cells.run(requests).await?.into_iter();
         let cell = answers.next().unwrap_or(Answer::Absent);
-        let epoch = match is_entering.and_then(|()| answers.next()) {
+        let epoch = match answers.next().filter(|_| asks_epoch) {
             Some(epoch) => Some(self.epochs.open(&*self.cells, epoch).await?),
             None => None,
         };

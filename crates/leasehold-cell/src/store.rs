@@ -128,8 +128,8 @@ pub fn promises(system: &crate::cells::System, options: &Options) -> Guarantees 
     promised.clock = ClockModel::Monotonic;
     promised.on_clock_step = Survival::Exclusive;
     promised.stall = Stall::Nobody;
-    // Found by whoever is next, at its next look.
-    promised.recovery = lives.cell + system.grain + Duration::from_secs(1);
+    // Found by whoever is next, at its next look; where that one is dead as well, by another's heartbeat.
+    promised.recovery = lives.cell + system.grain + Duration::from_secs(3);
     promised.recovery_leases = 0;
     promised
 }

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use leasehold_core::Claim;
-use leasehold_core::store::{Renewal, Signal};
+use leasehold_core::store::{Renewal, Signal, Standing};
 
 use crate::shared::Shared;
 
@@ -30,7 +30,9 @@ impl Shared {
             unasked += pause;
             // What cannot be read now can be later; the heartbeat tells of what lasts.
             let Ok(mut seen) = self.look(&claim.name).await else { continue };
-            if ahead <= 1 && unasked >= SESSIONS {
+            let next = seen.queue.entries().find(|entry| entry.standing == Standing::Waiting);
+            let is_next = next.is_some_and(|entry| entry.id == claim.id);
+            if is_next && unasked >= SESSIONS {
                 unasked = Duration::ZERO;
                 if self.clear_front(&claim.name, &mut seen).await.is_err() {
                     continue;

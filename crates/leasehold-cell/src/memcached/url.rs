@@ -1,5 +1,6 @@
 //! The store's URL: `memcached://user:password@host:11211?prefix=…&session_ms=…&poll_ms=…`.
 
+use std::fmt;
 use std::time::Duration;
 
 use leasehold_core::kit::{Host, UrlParts};
@@ -19,6 +20,12 @@ pub(super) struct MemcachedUrl {
     /// User and password, of `-Y`.
     pub(super) login: Option<(String, String)>,
     pub(super) options: Options,
+}
+
+impl fmt::Debug for MemcachedUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemcachedUrl").field("host", &self.host).finish_non_exhaustive()
+    }
 }
 
 fn refused<T>(what: impl Into<String>) -> Result<T> {
