@@ -9,7 +9,7 @@
 //!   what [`guarantees`] says, and what `doctor` looks for.
 //! - *Numbers of values* begin anew with the server: each is good on the connection that it was read on.
 //! - *Tokens* go on where they were while the value is kept. Without it they begin at the clock, this
-//!   machine's, held to the server's to a second.
+//!   machine's, held to the server's to a few seconds.
 
 mod doctor;
 mod fault;
@@ -196,8 +196,8 @@ const NOTES: &[Cow<'static, str>] = &[
     ),
     Cow::Borrowed(
         "Tokens rise while the server keeps the lock's value, for a day after its last use. After a loss they \
-         begin at the clients' clocks, held to the server's to a second: they rise if these are not behind the \
-         last token.",
+         begin at the clients' clocks, held to the server's to a few seconds: they rise if these are not behind \
+         the last token.",
     ),
     Cow::Borrowed(
         "While its client lives, a claim that is not renewed ends with its lease; when the client dies, with \

@@ -35,6 +35,8 @@ const CONNECT: Duration = Duration::from_secs(3);
 /// How long the answers to what was sent together may take, at least and at most: as long as a session
 /// waits for its next touch.
 const ANSWER: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(3)];
+/// How far this machine's wall clock may be off the server's and is still believed, in microseconds.
+const OFF: i64 = 2_000_000;
 /// The longest line that is read.
 const LINE: usize = 4_096;
 /// So much is sent together, about.
@@ -89,12 +91,14 @@ impl Link {
         self.shared.round_trips.load(Relaxed)
     }
 
-    /// This machine's wall clock, held to the server's, which tells whole seconds.
+    /// This machine's wall clock, held to the server's. That tells whole seconds, and may be off by as many
+    /// as it had when it was started: where clients agree with each other, theirs is the better.
     pub(super) fn wall_micros(&self) -> u64 {
         let [least, most] = [0, 1].map(|i| self.shared.ahead[i].load(Relaxed));
         let now = boot_micros(&self.shared.clock);
         let theirs = |ahead: i64| now.saturating_add(ahead).max(0).cast_unsigned();
-        wall_micros().clamp(theirs(least), theirs(most).max(theirs(least)))
+        let (least, most) = (theirs(least.saturating_sub(OFF)), theirs(most.saturating_add(OFF)));
+        wall_micros().clamp(least, most.max(least))
     }
 }
 
