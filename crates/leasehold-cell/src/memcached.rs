@@ -6,7 +6,7 @@
 //!   end up to one earlier, and one more is left for a clock that ticks late.
 //! - *What is forgotten*: all, by a restart or `flush_all`, which is noticed (`epoch.rs`); and any value, when
 //!   the memory is full, which is not. Then the queue is gone whose value it was: two may hold. That is
-//!   what [`guarantees`] says, and what `doctor` looks for.
+//!   what the store says of itself, and what `doctor` looks for.
 //! - *Numbers of values* begin anew with the server: each is good on the connection that it was read on.
 //! - *Tokens* go on where they were while the value is kept. Without it they begin at the clock, this
 //!   machine's, held to the server's to a few seconds.
