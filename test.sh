@@ -34,7 +34,7 @@ esac
 tools='cc:gcc cc:libc6-dev bash:bash dash:dash flock:util-linux setsid:util-linux script:bsdutils
     setpriv:util-linux unshare:util-linux ip:iproute2 nft:nftables openssl:openssl initdb:postgresql psql:postgresql-client
     mariadbd:mariadb-server mariadb:mariadb-client pgbouncer:pgbouncer
-    redis-server:redis-server python3:python3 python3:python3-venv
+    redis-server:redis-server memcached:memcached python3:python3 python3:python3-venv
     etcd:etcd-server etcdctl:etcd-client node:nodejs java:default-jre-headless javac:default-jdk-headless
     mmdebstrap:mmdebstrap patchelf:patchelf chromium:chromium'
 

@@ -7,7 +7,8 @@
     feature = "redis",
     feature = "redlock",
     feature = "zookeeper",
-    feature = "etcd"
+    feature = "etcd",
+    feature = "memcached"
 ))]
 
 mod torture_common;
@@ -121,6 +122,18 @@ fn redlock_keeps_its_promises_under_pauses_kills_and_cuts() {
         assert!(report["faults"][fault].as_u64() >= Some(1), "{report}");
     }
     assert!(report["grants_by_kind"]["mutex"].as_u64() >= Some(10), "{report}");
+}
+
+#[test]
+fn r36_memcached_keeps_its_promises_under_pauses_kills_and_cuts() {
+    let _turn = turn();
+    let server = testbed::Memcached::start();
+    let store = server.url() + "?restart_delay_ms=0&session_ms=1000";
+    // A holder must be stopped for longer than its session, or it loses nothing.
+    let seconds = testbed::sized("90", "40");
+    let report = unbroken(&["--store", &store, "--seconds", seconds, "--fault", "pause,kill,cut"]);
+    println!("{store}: {}, {} grants", report["summary"], report["grants"]);
+    assert!(report["grants"].as_u64() >= Some(30), "{report}");
 }
 
 /// A run during which `disturb` is done to the servers, whenever torture's own command asks: as often

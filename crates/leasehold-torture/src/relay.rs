@@ -20,7 +20,7 @@ use super::history::WorkerId;
 use super::line::{Line, Lines};
 
 /// The schemes whose clients go where the URL says and nowhere else, and their servers' port.
-const PORTS: [(&str, u16); 8] = [
+const PORTS: [(&str, u16); 9] = [
     ("redis", 6379),
     ("redlock", 6379),
     ("postgres", 5432),
@@ -29,6 +29,7 @@ const PORTS: [(&str, u16); 8] = [
     ("mariadb", 3306),
     ("zookeeper", 2181),
     ("etcd", 2379),
+    ("memcached", 11211),
 ];
 
 /// A lease that the store of this URL keeps as it is, and no longer: etcd keeps none shorter than

@@ -33,4 +33,5 @@ stores! {
     "zookeeper": &["zookeeper", "zookeepers"], leasehold_zookeeper::open;
     "etcd": &["etcd", "etcds"], leasehold_etcd::open;
     "redlock": &["redlock", "redlocks"], leasehold_redis::redlock::open;
+    "memcached": &["memcached"], leasehold_cell::memcached::open;
 }

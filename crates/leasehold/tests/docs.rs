@@ -8,7 +8,8 @@
     feature = "redis",
     feature = "redlock",
     feature = "etcd",
-    feature = "zookeeper"
+    feature = "zookeeper",
+    feature = "memcached"
 ))]
 
 #[path = "../benches/ratios/figures.rs"]
@@ -72,6 +73,7 @@ async fn columns() -> Vec<(&'static str, Guarantees)> {
     // What can be relied on whatever the version: later ones ignore leaders that were left behind.
     let etcd = testbed::Etcd::with(testbed::Setup::oldest(), 3);
     let zookeeper = testbed::ZooKeepers::start();
+    let memcached = testbed::Memcached::start();
     let mut columns = Vec::new();
     for &scheme in BUILT_IN {
         let url = match scheme {
@@ -84,6 +86,7 @@ async fn columns() -> Vec<(&'static str, Guarantees)> {
             "redlock" => redlock.url(),
             "etcd" => etcd.url(),
             "zookeeper" => zookeeper.url(),
+            "memcached" => memcached.url(),
             other => {
                 panic!("the store {other}: has no column in docs/guarantees.md: add its URL here")
             }
@@ -261,7 +264,7 @@ fn every_row_is_shown_by_tests_that_exist() {
             );
         }
     }
-    let all = (1..=14).chain(20..=35).chain(40..=52);
+    let all = (1..=14).chain(20..=36).chain(40..=52);
     assert_eq!(numbers, all.collect::<Vec<u32>>());
 }
 

@@ -15,7 +15,7 @@ fn packages(features: &str) -> BTreeSet<String> {
 }
 
 /// A feature, and the packages of ours that it needs beside the core.
-const FEATURES: [(&str, &[&str]); 10] = [
+const FEATURES: [(&str, &[&str]); 11] = [
     ("", &[]),
     ("file", &["leasehold-file"]),
     ("sqlite", &["leasehold-sql"]),
@@ -25,6 +25,7 @@ const FEATURES: [(&str, &[&str]); 10] = [
     ("redlock", &["leasehold-redis"]),
     ("zookeeper", &["leasehold-zookeeper"]),
     ("etcd", &["leasehold-etcd"]),
+    ("memcached", &["leasehold-cell"]),
     ("http", &["leasehold-http"]),
 ];
 

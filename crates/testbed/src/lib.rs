@@ -33,6 +33,7 @@ mod daemon;
 mod dice;
 mod etcd;
 mod mariadb;
+mod memcached;
 mod network;
 mod pgbouncer;
 mod port;
@@ -60,6 +61,7 @@ pub use daemon::Setup;
 pub use dice::Dice;
 pub use etcd::Etcd;
 pub use mariadb::{MariaDb, MySql};
+pub use memcached::Memcached;
 pub use network::{Cut, in_own_network};
 pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;
@@ -78,6 +80,12 @@ pub use zookeeper::{ZooKeeper, ZooKeeperSetup, ZooKeepers};
 pub fn sized<T>(long: T, short: T) -> T {
     let is_long = std::env::var_os("LEASEHOLD_TESTS").is_some_and(|tests| tests == "long");
     if is_long { long } else { short }
+}
+
+/// This test binary's memcached: not to be stopped or killed, or emptied.
+pub fn memcached() -> &'static Memcached {
+    static SHARED: OnceLock<Memcached> = OnceLock::new();
+    SHARED.get_or_init(Memcached::start)
 }
 
 /// This test binary's PostgreSQL: not to be stopped or killed.

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use testbed::{Etcd, MariaDb, PgBouncer, Postgres, Proxy, Setup};
+use testbed::{Etcd, MariaDb, Memcached, PgBouncer, Postgres, Proxy, Setup};
 
 /// Longer than anything here takes; only waited for in full when a test fails.
 const LONG: Duration = Duration::from_secs(30);
@@ -24,6 +24,21 @@ fn postgres_keeps_what_it_acknowledged_when_killed() {
     assert_eq!(server.port(), port);
     assert_ne!(server.pid(), pid);
     assert!(server.log().contains("database system was not properly shut down"));
+}
+
+#[test]
+fn memcached_forgets_all_when_killed() {
+    let server = Memcached::start();
+    assert_eq!(server.say("set a 0 0 1\r\n7"), ["STORED"]);
+    assert_eq!(server.say("get a"), ["VALUE a 0 1", "7", "END"]);
+    assert_eq!(server.figure("curr_items"), 1);
+    let (pid, port) = (server.pid(), server.port());
+    server.kill();
+    assert!(std::net::TcpStream::connect(("127.0.0.1", port)).is_err());
+    server.restart();
+    assert_eq!(server.say("get a"), ["END"]);
+    assert_eq!(server.port(), port);
+    assert_ne!(server.pid(), pid);
 }
 
 #[test]

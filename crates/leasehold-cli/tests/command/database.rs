@@ -6,7 +6,8 @@
     feature = "postgres",
     feature = "mysql",
     feature = "redis",
-    feature = "etcd"
+    feature = "etcd",
+    feature = "memcached"
 ))]
 
 use std::process::Stdio;
@@ -62,6 +63,17 @@ fn r27_forty_processes_count_exactly_while_redis_is_killed() {
             counting.in_the_midst(counted, || server.kill());
             server.restart();
         }
+    });
+}
+
+#[cfg(feature = "memcached")]
+#[test]
+fn r36_forty_processes_count_exactly_while_memcached_is_killed() {
+    let server = testbed::Memcached::start();
+    count(&(server.url() + "?session_ms=2000"), |counting| {
+        counting.in_the_midst(15, || server.kill());
+        // What it knew is gone; nobody is let in before those who held are gone too.
+        server.restart();
     });
 }
 

@@ -21,6 +21,7 @@ pub(crate) fn supported(url: &str) -> Result<()> {
         | "etcd" | "zookeeper" => return Ok(()),
         "file" => "files have no fence, and holds there never run out",
         "redlock" => "no one of its servers orders all writes, so none can keep the mark",
+        "memcached" => "it may throw the mark away",
         _ => "this program knows no resource to fence there",
     };
     Err(Error::new(ErrorKind::Unsupported, format!("--fence store: {why}; leave it out")))

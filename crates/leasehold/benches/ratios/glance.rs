@@ -35,7 +35,7 @@ const fn hand_over(
     Measurement { kind: Kind::HandOver, table, raw, others }
 }
 
-const STORES: [(&str, Measurement, Measurement); 9] = [
+const STORES: [(&str, Measurement, Measurement); 10] = [
     (
         "memory",
         pair("memory:, uncontended pair", "tokio::sync::Mutex", &[]),
@@ -112,6 +112,11 @@ const STORES: [(&str, Measurement, Measurement); 9] = [
             "write + event, bare",
             &["etcdctl lock, 8 loops of processes"],
         ),
+    ),
+    (
+        "memcached",
+        pair("memcached:, uncontended pair", "add + delete", &[]),
+        hand_over("memcached:, 8 contenders", "", &[]),
     ),
 ];
 

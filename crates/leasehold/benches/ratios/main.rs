@@ -22,6 +22,8 @@ mod glance;
 mod kept;
 mod kill;
 mod measure;
+#[cfg(feature = "memcached")]
+mod memcached;
 mod numbers;
 mod pair;
 mod queued;
@@ -40,7 +42,7 @@ use std::path::{Path, PathBuf};
 
 use measure::{Effort, Result};
 
-const PARTS: [&str; 11] = [
+const PARTS: [&str; 12] = [
     "pair",
     "contention",
     "kill",
@@ -49,6 +51,7 @@ const PARTS: [&str; 11] = [
     "redlock",
     "zookeeper",
     "etcd",
+    "memcached",
     "crowd",
     "held",
     "bytes",
@@ -154,6 +157,11 @@ fn run(part: &str, effort: Effort) -> Result<()> {
         "zookeeper" => zookeeper::all(effort)?,
         #[cfg(feature = "etcd")]
         "etcd" => etcd::all(effort)?,
+        #[cfg(feature = "memcached")]
+        "memcached" => {
+            memcached::pair(effort)?;
+            memcached::contention(effort)?;
+        }
         "crowd" => crowds::waiting(effort)?,
         "held" => crowds::held(effort)?,
         "bytes" => bytes::all(effort)?,

@@ -80,6 +80,13 @@ static ETCD: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| testbed::
 #[cfg(feature = "etcd")]
 leasehold::conformance_suite!(etcd, async { leasehold::connect(ETCD.as_str()).await.unwrap() });
 
+#[cfg(feature = "memcached")]
+leasehold::conformance_suite!(memcached, async {
+    // Nobody has held anything there before.
+    let url = format!("{}?restart_delay_ms=0", testbed::memcached().url());
+    leasehold::connect(url).await.unwrap()
+});
+
 // Every token is told greater than the store draws it.
 leasehold::conformance_suite!(token_offset, async {
     static STORE: std::sync::LazyLock<Arc<MemoryStore>> = std::sync::LazyLock::new(Arc::default);
@@ -95,8 +102,18 @@ leasehold::conformance_suite!(third_party, async {
 #[test]
 fn every_built_in_store_is_in_the_suite() {
     // That of redlock: is in a file of its own.
-    let suites =
-        ["memory", "file", "sqlite", "postgres", "mysql", "redis", "redlock", "zookeeper", "etcd"];
+    let suites = [
+        "memory",
+        "file",
+        "sqlite",
+        "postgres",
+        "mysql",
+        "redis",
+        "redlock",
+        "zookeeper",
+        "etcd",
+        "memcached",
+    ];
     for scheme in BUILT_IN {
         assert!(suites.contains(scheme), "the store {scheme}: has no conformance suite above");
     }

@@ -29,6 +29,8 @@ mod fence_etcd;
 mod fence_http;
 mod fence_redis;
 mod fence_zookeeper;
+mod memcached_leases;
+mod memcached_requests;
 mod redis_access;
 mod redis_cluster;
 mod redis_deployments;

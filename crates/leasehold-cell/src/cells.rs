@@ -1,0 +1,146 @@
+//! What a system must be able to do that is to keep locks: read one value, and write it if it is still
+//! what was read. What it can do besides is data ([`System`]).
+
+use std::fmt;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use leasehold_core::doctor::Finding;
+use leasehold_core::kit::wall_micros;
+use leasehold_core::{Error, ErrorKind, Result};
+
+/// Which state of a cell was read, as the system tells them apart. No two states that a cell ever had
+/// have the same, not even after it was removed and made again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Version(pub String);
+
+/// One step on one cell. Keys are printable ASCII without spaces, no longer than
+/// [`System::longest_key`].
+#[derive(Clone, Debug)]
+pub enum Request {
+    /// Reads it.
+    Get {
+        /// Which cell.
+        key: String,
+    },
+    /// Writes it if there is none.
+    Create {
+        /// Which cell.
+        key: String,
+        /// What is in it.
+        value: Vec<u8>,
+        /// When it goes by itself; `None`: never.
+        lives: Option<Duration>,
+    },
+    /// Writes it if it is still what was read.
+    Replace {
+        /// Which cell.
+        key: String,
+        /// What is in it from now on.
+        value: Vec<u8>,
+        /// What was read.
+        version: Version,
+        /// When it goes by itself; `None`: never.
+        lives: Option<Duration>,
+    },
+    /// Lets it live for that long from now, if it is there. It stays what it is, its version too.
+    Touch {
+        /// Which cell.
+        key: String,
+        /// How long.
+        lives: Duration,
+    },
+    /// Removes it if it is still what was read.
+    Remove {
+        /// Which cell.
+        key: String,
+        /// What was read.
+        version: Version,
+    },
+}
+
+/// What one [`Request`] came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// There is no such cell: what a `Get` and a `Touch` find.
+    Absent,
+    /// What a `Get` found.
+    Found(Found),
+    /// Created or replaced; this is what it is now.
+    Written(Version),
+    /// Touched or removed.
+    Done,
+    /// Not what was read, or not absent: nothing was written.
+    Refused,
+}
+
+/// A cell as it was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// What is in it.
+    pub value: Vec<u8>,
+    /// What it is to be compared with.
+    pub version: Version,
+    /// What is left of its life, where it ends by itself.
+    pub remaining: Option<Duration>,
+}
+
+/// What a system is like.
+#[derive(Clone, Debug)]
+pub struct System {
+    /// The longest key, in bytes: at least 100.
+    pub longest_key: usize,
+    /// The largest value, in bytes.
+    pub largest_value: usize,
+    /// By how much earlier than it was told to a cell may go by itself: the grain of the system's clock.
+    pub grain: Duration,
+    /// Whether it may lose all at once and go on, empty: then locks stay closed for as long as a holder
+    /// may go on that it has forgotten.
+    pub forgets: bool,
+}
+
+/// A system that can compare and set one value.
+#[async_trait]
+pub trait Cells: fmt::Debug + Send + Sync + 'static {
+    /// What it is like; does not change.
+    fn system(&self) -> &System;
+
+    /// Does these one after the other, in one round trip where the system has a way to; one answer for
+    /// each. Between two of them others may do theirs.
+    ///
+    /// # Cancel safety
+    /// Dropped, any of them may be done, also later.
+    ///
+    /// # Errors
+    /// As the system fails; then it is unknown which of them were done, and they may still be.
+    async fn run(&self, requests: Vec<Request>) -> Result<Vec<Answer>>;
+
+    /// The wall clock that tokens are drawn from, in microseconds since 1970: the system's where it can
+    /// be told. No I/O.
+    fn wall_micros(&self) -> u64 {
+        wall_micros()
+    }
+
+    /// The keys that begin so, for people: some that come or go meanwhile may be missing.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] where there is no such thing; otherwise as the system fails.
+    async fn keys(&self, prefix: &str) -> Result<Vec<String>> {
+        let _ = prefix;
+        let what = "this system cannot list its keys: ask for one lock by its name";
+        Err(Error::new(ErrorKind::Unsupported, what))
+    }
+
+    /// What is wrong with the set-up.
+    ///
+    /// # Errors
+    /// As the system fails.
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        Ok(Vec::new())
+    }
+
+    /// How many round trips it made so far: for measurements.
+    fn round_trips(&self) -> u64 {
+        0
+    }
+}

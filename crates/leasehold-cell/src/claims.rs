@@ -1,0 +1,202 @@
+//! The claims of this client: until when each may stand unrenewed, and what is not known of it.
+//!
+//! In the cells a claim lives as long as its client's session. That it ends with its *lease* is this
+//! book's doing, while the client lives: what was not renewed in time is given up at once, for all that is
+//! told of it, and then taken out of its queue (`reap.rs`).
+//!
+//! Calls about one claim that write go one after the other (its *gate*): a `leave` that follows a dropped
+//! `join` waits until that one is done or dropped, and finds what it left.
+
+use std::collections::HashMap;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use leasehold_core::kit::locked;
+use leasehold_core::{Claim, ClaimId, Moment, Name};
+use tokio::sync::{Notify, OwnedMutexGuard};
+
+/// What is known of a claim.
+#[derive(Debug)]
+struct Kept {
+    name: Name,
+    gate: Arc<tokio::sync::Mutex<()>>,
+    /// The session that it stands under, if it was seen standing.
+    session: Option<String>,
+    /// Unless it is renewed, it is given up then.
+    ends: Moment,
+    is_given_up: bool,
+    /// It was written into a queue, and whether that was done is not known.
+    is_doubtful: bool,
+    /// It was taken out, and whether that was done is not known.
+    is_leaving: bool,
+    /// How many were before it, and how long to wait until the next look.
+    waits: Option<(usize, Duration)>,
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub(crate) struct Claims {
+    all: Mutex<HashMap<ClaimId, Kept>>,
+    /// When the reaper looks next, in nanoseconds of the boot clock.
+    planned: AtomicU64,
+    /// Something ends before that.
+    pub(crate) sooner: Notify,
+}
+
+/// Whoever has this is the only one that writes about its claim.
+pub(crate) type Gate = OwnedMutexGuard<()>;
+
+impl Claims {
+    /// Waits for the claim's turn. It is known from then on, for as long at least.
+    pub(crate) async fn enter(&self, claim: &Claim, ends: Moment) -> Gate {
+        let gate = {
+            let mut all = locked(&self.all);
+            let kept = all.entry(claim.id).or_insert_with(|| Kept {
+                name: claim.name.clone(),
+                gate: Arc::default(),
+                session: None,
+                ends,
+                is_given_up: false,
+                is_doubtful: false,
+                is_leaving: false,
+                waits: None,
+            });
+            kept.gate.clone()
+        };
+        self.plan(ends);
+        gate.lock_owned().await
+    }
+
+    fn plan(&self, ends: Moment) {
+        if ends.as_nanos() < self.planned.load(Relaxed) {
+            self.sooner.notify_one();
+        }
+    }
+
+    fn with<T>(&self, id: ClaimId, work: impl FnOnce(&mut Kept) -> T) -> Option<T> {
+        locked(&self.all).get_mut(&id).map(work)
+    }
+
+    /// Whether it was given up, and may still stand in its queue.
+    pub(crate) fn is_given_up(&self, id: ClaimId) -> bool {
+        self.with(id, |kept| kept.is_given_up).unwrap_or(false)
+    }
+
+    /// It stands under this session, until then at least.
+    pub(crate) fn stands(&self, id: ClaimId, session: &str, ends: Moment, ahead: Option<usize>) {
+        self.with(id, |kept| {
+            kept.session = Some(session.to_owned());
+            kept.ends = kept.ends.max(ends);
+            kept.is_doubtful = false;
+            match (ahead, &kept.waits) {
+                (None, _) => kept.waits = None,
+                (Some(ahead), Some((before, _))) if *before == ahead => {}
+                (Some(ahead), _) => kept.waits = Some((ahead, Duration::ZERO)),
+            }
+        });
+    }
+
+    /// The session that it stands under, if it was not given up and has not ended.
+    pub(crate) fn standing(&self, id: ClaimId, now: Moment) -> Option<String> {
+        let session = self.with(id, |kept| {
+            let is_good = !kept.is_given_up && kept.ends > now;
+            kept.session.clone().filter(|_| is_good)
+        });
+        session.flatten()
+    }
+
+    /// Extends it, unless it is over by now. Until when it stands.
+    pub(crate) fn extend(&self, id: ClaimId, now: Moment, lease: Duration) -> Option<Moment> {
+        let extended = self.with(id, |kept| {
+            if kept.is_given_up || kept.ends <= now {
+                return None;
+            }
+            kept.ends = kept.ends.max(now.plus(lease));
+            Some(kept.ends)
+        });
+        extended.flatten()
+    }
+
+    /// Until when it stands.
+    pub(crate) fn ends(&self, id: ClaimId) -> Option<Moment> {
+        self.with(id, |kept| kept.ends)
+    }
+
+    /// What is about to be sent writes it into its queue.
+    pub(crate) fn doubt(&self, id: ClaimId) {
+        self.with(id, |kept| kept.is_doubtful = true);
+    }
+
+    /// It was answered: what is in the queue is known.
+    pub(crate) fn is_certain(&self, id: ClaimId) {
+        self.with(id, |kept| kept.is_doubtful = false);
+    }
+
+    /// Whether it may yet come into its queue.
+    pub(crate) fn is_doubtful(&self, id: ClaimId) -> bool {
+        self.with(id, |kept| kept.is_doubtful).unwrap_or(false)
+    }
+
+    /// What is about to be sent takes it out; or what was sent came to nothing.
+    pub(crate) fn leaves(&self, id: ClaimId, is_leaving: bool) {
+        self.with(id, |kept| kept.is_leaving = is_leaving);
+    }
+
+    /// Whether something was sent that takes it out.
+    pub(crate) fn is_leaving(&self, id: ClaimId) -> bool {
+        self.with(id, |kept| kept.is_leaving).unwrap_or(false)
+    }
+
+    /// Nothing of it is left.
+    pub(crate) fn forget(&self, id: ClaimId) {
+        locked(&self.all).remove(&id);
+    }
+
+    /// How many were before it when it was last looked at, and how long it has waited since the last look.
+    pub(crate) fn waits(&self, id: ClaimId) -> Option<(usize, Duration)> {
+        self.with(id, |kept| kept.waits.filter(|_| !kept.is_given_up)).flatten()
+    }
+
+    /// How long to wait before the next look.
+    pub(crate) fn pauses(&self, id: ClaimId, pause: Duration) {
+        self.with(id, |kept| {
+            if let Some((_, last)) = &mut kept.waits {
+                *last = pause;
+            }
+        });
+    }
+
+    /// Gives up what has ended; tells what that is, and when something ends next.
+    pub(crate) fn give_up(&self, now: Moment) -> (Vec<(ClaimId, Name)>, Moment) {
+        let mut all = locked(&self.all);
+        let mut over = Vec::new();
+        let mut next = Moment::NEVER;
+        for (id, kept) in all.iter_mut().filter(|(_, kept)| !kept.is_given_up) {
+            if kept.ends <= now {
+                kept.is_given_up = true;
+                over.push((*id, kept.name.clone()));
+            } else {
+                next = next.min(kept.ends);
+            }
+        }
+        self.planned.store(next.as_nanos(), Relaxed);
+        (over, next)
+    }
+
+    /// The gate of a claim that was given up.
+    pub(crate) fn gate(&self, id: ClaimId) -> Option<Arc<tokio::sync::Mutex<()>>> {
+        self.with(id, |kept| kept.gate.clone())
+    }
+
+    /// It was given up, and is asked for again: a new place.
+    pub(crate) fn begin_anew(&self, id: ClaimId, ends: Moment) {
+        self.with(id, |kept| {
+            (kept.session, kept.waits) = (None, None);
+            (kept.is_given_up, kept.is_doubtful, kept.is_leaving) = (false, false, false);
+            kept.ends = ends;
+        });
+        self.plan(ends);
+    }
+}

@@ -1,0 +1,103 @@
+//! Since when the system knows what it knows, where it may lose everything and go on: one cell that
+//! is there as long as nothing was lost.
+//!
+//! Whoever finds no such cell makes it, *closed*: the system was restarted or emptied, or never used.
+//! Those that it has forgotten may believe in their holds for as long as their sessions were vouched for
+//! when it forgot, which was before the cell was made. Until it is older than that, by the
+//! system's own clock, nobody is let in; then whoever looks opens it, for good.
+//!
+//! A queue's cell is created only while the epoch is open, and in the answer to its creation the epoch is
+//! looked at once more: the same before and after, nothing was lost in between. A queue that is there needs
+//! no such look: what it says was said in this epoch.
+
+use std::time::Duration;
+
+use leasehold_core::kit::short;
+use leasehold_core::{ClaimId, Error, ErrorKind, Result};
+
+use crate::cells::{Answer, Cells, Found, Request};
+use crate::text::Epoch;
+
+/// How long the cell of a closed epoch lives: from what is left of that its age is told.
+const LIFE: Duration = Duration::from_secs(14 * 86_400);
+
+/// The epochs of a system.
+#[derive(Debug)]
+pub(crate) struct Epochs {
+    key: String,
+    /// How long a new one is closed.
+    delay: Duration,
+    /// What the system's clock may be wrong by as it tells an age.
+    grain: Duration,
+}
+
+impl Epochs {
+    pub(crate) fn new(key: String, delay: Duration, grain: Duration) -> Self {
+        Self { key, delay, grain }
+    }
+
+    /// Looks at it.
+    pub(crate) fn get(&self) -> Request {
+        Request::Get { key: self.key.clone() }
+    }
+
+    /// What the present one is called, from the answer to [`get`](Self::get), if it is open.
+    ///
+    /// # Errors
+    /// If it is not, with the time that it takes.
+    pub(crate) async fn open(&self, cells: &dyn Cells, answer: Answer) -> Result<String> {
+        let found = match answer {
+            Answer::Found(found) => found,
+            _ => return self.begin(cells).await,
+        };
+        let epoch = Epoch::read(&found.value)?;
+        if epoch.is_open {
+            return Ok(epoch.id);
+        }
+        let left = self.delay.saturating_sub(self.age(&found));
+        if !left.is_zero() {
+            return Err(closed(left));
+        }
+        let Epoch { id, .. } = epoch;
+        let value = Epoch { id: id.clone(), is_open: true }.written();
+        let (key, version) = (self.key.clone(), found.version);
+        // Refused, somebody else has done it.
+        cells.run(vec![Request::Replace { key, value, version, lives: None }]).await?;
+        Ok(id)
+    }
+
+    /// At least this old.
+    fn age(&self, found: &Found) -> Duration {
+        let left = found.remaining.unwrap_or(LIFE);
+        LIFE.saturating_sub(left).saturating_sub(self.grain)
+    }
+
+    /// There is none: begins one.
+    async fn begin(&self, cells: &dyn Cells) -> Result<String> {
+        let id = ClaimId::random()?.to_hex();
+        let is_open = self.delay.is_zero();
+        let value = Epoch { id: id.clone(), is_open }.written();
+        let lives = (!is_open).then_some(LIFE);
+        let create = Request::Create { key: self.key.clone(), value, lives };
+        match cells.run(vec![create]).await?.pop() {
+            Some(Answer::Written(_)) if is_open => Ok(id),
+            // The other's is no older than ours.
+            _ => Err(closed(self.delay)),
+        }
+    }
+
+    /// Whether it is still the one that it was.
+    pub(crate) fn is_still(&self, id: &str, answer: &Answer) -> bool {
+        matches!(answer, Answer::Found(found)
+            if Epoch::read(&found.value).is_ok_and(|epoch| epoch.id == id))
+    }
+}
+
+fn closed(left: Duration) -> Error {
+    let what = format!(
+        "the server knows of no lock: it was restarted or emptied, or is new. Nobody is let in until those \
+         whom it may have forgotten are gone, for another {}",
+        short(left)
+    );
+    Error::new(ErrorKind::Unreachable, what).not_before(left)
+}

@@ -1,0 +1,82 @@
+//! For people: what stands in queues, and who is taken out of them.
+
+use leasehold_core::queue::Queue;
+use leasehold_core::store::{Evict, LockInfo};
+use leasehold_core::{Name, Result};
+
+use crate::cells::{Answer, Request};
+use crate::known::Seen;
+use crate::shared::{About, Shared, Turn};
+use crate::text;
+
+/// How many queues are asked for at once.
+const AT_ONCE: usize = 256;
+
+impl Shared {
+    pub(crate) async fn read(&self, name: &Name) -> Result<Option<LockInfo>> {
+        let mut seen = self.look(name).await?;
+        self.settle(&mut seen.queue).await?;
+        Ok(self.shown(name, &seen.queue))
+    }
+
+    /// `None` if nobody stands there.
+    fn shown(&self, name: &Name, queue: &Queue) -> Option<LockInfo> {
+        let mut claims = queue.claims(self.time().now);
+        let now = self.clock.now();
+        let certain = self.sessions.current().map(|session| session.certain());
+        // How long others' last is known to them alone.
+        for (claim, entry) in claims.iter_mut().zip(queue.entries()) {
+            let ours = self.claims.standing(entry.id, now).is_some();
+            let ends = self.claims.ends(entry.id).filter(|_| ours);
+            claim.remaining = ends.zip(certain).map(|(ends, certain)| ends.min(certain).since(now));
+        }
+        let info = LockInfo::new(name.clone(), queue.kind(), queue.capacity(), claims);
+        (!info.claims.is_empty()).then_some(info)
+    }
+
+    pub(crate) async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
+        let mut keys = Vec::new();
+        for beginning in self.keys.locks() {
+            keys.extend(self.cells.keys(&beginning).await?);
+        }
+        keys.sort_unstable();
+        keys.dedup();
+        // A name that can be told from its key is not asked for in vain.
+        keys.retain(|key| {
+            self.keys.name_of(key).is_none_or(|name| name.as_str().starts_with(prefix))
+        });
+        let mut shown = Vec::new();
+        for some in keys.chunks(AT_ONCE) {
+            let gets = some.iter().map(|key| Request::Get { key: key.clone() }).collect();
+            for (key, cell) in some.iter().zip(self.cells.run(gets).await?) {
+                let Answer::Found(found) = cell else { continue };
+                shown.extend(self.listed(prefix, key, &found.value).await?);
+            }
+        }
+        shown.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(shown)
+    }
+
+    async fn listed(&self, prefix: &str, key: &str, value: &[u8]) -> Result<Option<LockInfo>> {
+        match text::parsed(value) {
+            Ok((name, mut queue)) if name.as_str().starts_with(prefix) => {
+                self.settle(&mut queue).await?;
+                Ok(self.shown(&name, &queue))
+            }
+            Ok(_) => Ok(None),
+            Err(error) => {
+                let name = self.keys.name_of(key);
+                Ok(name.map(|name| LockInfo::unreadable(name, error.to_string())))
+            }
+        }
+    }
+
+    pub(crate) async fn evict(&self, name: &Name, which: Evict) -> Result<usize> {
+        let none: Option<Seen> = None;
+        self.change(name, About::Nobody, none, |queue| match queue.evict(which, self.time().now) {
+            0 => Turn::Told(0),
+            n => Turn::Write(n),
+        })
+        .await
+    }
+}

@@ -1,0 +1,104 @@
+//! Into the queue, and "and now?".
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_core::queue::Queue;
+use leasehold_core::store::{Joined, Mode, mismatch};
+use leasehold_core::{Claim, Moment, Result};
+
+use crate::known::Guess;
+use crate::session::Session;
+use crate::shared::{About, Shared, Turn};
+
+/// How long others go first, about.
+const AFTER_YOU: Duration = Duration::from_millis(8);
+
+impl Shared {
+    pub(crate) async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
+        let longest = claim.lease.max(claim.waiter_lease);
+        let _gate = self.claims.enter(claim, self.clock.now().plus(longest)).await;
+        if self.claims.is_given_up(claim.id) {
+            // Its place is over, and may still be there.
+            self.take_out(&claim.name, claim.id).await?;
+            self.claims.begin_anew(claim.id, self.clock.now().plus(longest));
+        }
+        let session = self.session_for(longest).await?;
+        if self.known.is_polite(&claim.name, self.clock.now()) {
+            self.sleep(AFTER_YOU.mul_f64(0.5 + fastrand::f64())).await;
+        }
+        let guess = self.known.guess(&claim.name, Guess::Free, Queue::is_empty);
+        let about = About::Joins(claim.id);
+        let joined = self
+            .change(&claim.name, about, guess, |queue| self.stand(queue, claim, mode, &session.id));
+        let joined = joined.await??;
+        Ok(self.noted(claim, &session, joined))
+    }
+
+    /// One that lives for as long as this.
+    async fn session_for(&self, lease: Duration) -> Result<Arc<Session>> {
+        loop {
+            let session = self.sessions.open(|id| self.keys.session(id)).await?;
+            if self.sessions.vouch(&session, lease).await? {
+                return Ok(session);
+            }
+            // Its end was found out just now: the next one is another.
+        }
+    }
+
+    /// Puts the claim into the queue, or finds it there.
+    fn stand(
+        &self,
+        queue: &mut Queue,
+        claim: &Claim,
+        mode: Mode,
+        session: &str,
+    ) -> Turn<Result<Joined>> {
+        let there = queue.entries().find(|entry| entry.id == claim.id);
+        let (is_there, is_another) =
+            (there.is_some(), there.is_some_and(|entry| entry.session != session));
+        if is_another {
+            // The session that it stood under is over, and its place with it.
+            queue.retain(self.time().now, |entry| entry.id != claim.id);
+            return Turn::Write(Ok(Joined::Busy { holders: Vec::new() }));
+        }
+        match queue.join(claim, mode, self.time(), session) {
+            Err(m) => Turn::Told(Err(mismatch(claim, m.kind, m.capacity))),
+            Ok(joined @ Joined::Busy { .. }) => Turn::Told(Ok(joined)),
+            // A write that is still under way would be no harm: it is the same place.
+            Ok(joined) if is_there => Turn::Told(Ok(joined)),
+            Ok(joined) => Turn::Write(Ok(joined)),
+        }
+    }
+
+    /// Keeps in mind what is told, and tells no more than is certain.
+    fn noted(&self, claim: &Claim, session: &Session, joined: Joined) -> Joined {
+        let now = self.clock.now();
+        match joined {
+            Joined::Holding { token, .. } => {
+                let ends = now.plus(claim.lease);
+                self.claims.stands(claim.id, &session.id, ends, None);
+                let remaining = Some(self.remaining(claim, session, now));
+                Joined::Holding { token, remaining }
+            }
+            Joined::Waiting(place) => {
+                let ends = now.plus(claim.waiter_lease);
+                self.claims.stands(claim.id, &session.id, ends, Some(place.ahead));
+                Joined::Waiting(place)
+            }
+            Joined::Busy { holders } => {
+                // Nothing of it is there, unless it may yet come.
+                if !self.claims.is_doubtful(claim.id) {
+                    self.claims.forget(claim.id);
+                }
+                Joined::Busy { holders }
+            }
+        }
+    }
+
+    /// How long a hold is certain.
+    pub(crate) fn remaining(&self, claim: &Claim, session: &Session, now: Moment) -> Duration {
+        let ends = self.claims.ends(claim.id).unwrap_or(now);
+        ends.min(session.certain()).since(now)
+    }
+}

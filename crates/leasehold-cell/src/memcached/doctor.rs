@@ -1,0 +1,138 @@
+//! What is wrong with a memcached server that is to keep locks: see [`leasehold_core::doctor`].
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use leasehold_core::doctor::{Finding, clocks};
+use leasehold_core::kit::short;
+
+/// What the server says of itself, by name.
+#[derive(Debug, Default)]
+pub(super) struct Stats(BTreeMap<String, String>);
+
+impl Stats {
+    /// From the lines that `stats` is answered by.
+    pub(super) fn of(lines: &[String]) -> Self {
+        let pairs = lines.iter().filter_map(|line| line.strip_prefix("STAT ")?.split_once(' '));
+        Self(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
+    }
+
+    pub(super) fn get(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str)
+    }
+
+    fn number(&self, name: &str) -> Option<u64> {
+        self.get(name)?.parse().ok()
+    }
+}
+
+/// Judges what the server says. Asked between `before` and `after` by our wall clock, in µs; nobody is let
+/// in for `closed` after a restart.
+pub(super) fn judge(
+    stats: &Stats,
+    settings: &Stats,
+    (before, after): (u64, u64),
+    closed: Duration,
+) -> Vec<Finding> {
+    let mut found: Vec<Finding> = evictions(stats, settings).into_iter().collect();
+    found.extend(room(stats, settings));
+    found.extend(restarts(stats, closed));
+    if let Some(time) = stats.number("time") {
+        // It tells whole seconds: any time within this one is right.
+        let second = 1_000_000;
+        let theirs = time.saturating_mul(second);
+        let within = before.clamp(theirs, theirs.saturating_add(second));
+        found.extend(clocks(before, within, after));
+    }
+    found
+}
+
+fn throws_away(settings: &Stats) -> bool {
+    settings.get("evictions") != Some("off")
+}
+
+fn evictions(stats: &Stats, settings: &Stats) -> Option<Finding> {
+    let thrown = stats.number("evictions").unwrap_or(0);
+    if thrown > 0 {
+        return Some(Finding::broken(
+            "eviction",
+            format!("the server has thrown away {thrown} values since it was started"),
+            "a lock that is held is a value like all others: thrown away, it is free, and two hold",
+            "give the locks a server of their own with more memory than they need (-m), and start it with \
+             -M: then it refuses what is new, and keeps what is held",
+        ));
+    }
+    throws_away(settings).then(|| {
+        Finding::weak(
+            "eviction-possible",
+            "the server throws values away when its memory is full",
+            "a lock that is held is a value like all others: thrown away, it is free, and two hold",
+            "give the locks a server of their own, and start it with -M: then it refuses what is new, and \
+             keeps what is held",
+        )
+    })
+}
+
+fn room(stats: &Stats, settings: &Stats) -> Option<Finding> {
+    let (used, most) = (stats.number("bytes")?, stats.number("limit_maxbytes")?);
+    (most > 0 && used > most / 5 * 4).then(|| {
+        let why = match throws_away(settings) {
+            true => "when it is full it throws away what was asked for least, locks that are held among it",
+            false => "when it is full, nothing can be locked",
+        };
+        let what = format!("{used} of the server's {most} bytes are used");
+        Finding::weak("room", what, why, "give it more memory (-m)")
+    })
+}
+
+fn restarts(stats: &Stats, closed: Duration) -> Option<Finding> {
+    if closed.is_zero() {
+        return Some(Finding::broken(
+            "restart-delay",
+            "nobody waits after a restart (restart_delay_ms=0)",
+            "a restart forgets locks that are held, so two may hold until a lease is over; tokens go on \
+             rising by the clock",
+            "leave restart_delay_ms out of the URLs of all clients",
+        ));
+    }
+    let up = Duration::from_secs(stats.number("uptime")?);
+    (up < closed).then(|| {
+        Finding::note(
+            "restarted",
+            format!("the server was started {} ago", short(up)),
+            format!(
+                "nobody is let in before those whom it may have forgotten are gone, {}",
+                short(closed)
+            ),
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: u64 = 1_800_000_000_000_000;
+
+    fn found(stats: &[(&str, &str)], settings: &[(&str, &str)], closed: u64) -> Vec<&'static str> {
+        let stats_of = |pairs: &[(&str, &str)]| {
+            Stats::of(&pairs.iter().map(|(k, v)| format!("STAT {k} {v}")).collect::<Vec<_>>())
+        };
+        let judged =
+            judge(&stats_of(stats), &stats_of(settings), (NOW, NOW), Duration::from_secs(closed));
+        judged.iter().map(|finding| finding.id).collect()
+    }
+
+    #[test]
+    fn what_stats_tell_is_judged() {
+        let kept = [("evictions", "off")];
+        assert_eq!(found(&[], &kept, 20), [""; 0]);
+        assert_eq!(found(&[("evictions", "3")], &[], 20), ["eviction"]);
+        assert_eq!(found(&[("evictions", "0")], &[("evictions", "on")], 20), ["eviction-possible"]);
+        assert_eq!(found(&[("bytes", "90"), ("limit_maxbytes", "100")], &kept, 20), ["room"]);
+        assert_eq!(found(&[("uptime", "5")], &kept, 20), ["restarted"]);
+        assert_eq!(found(&[("uptime", "5")], &kept, 0), ["restart-delay"]);
+        assert_eq!(found(&[("time", "1800000000")], &kept, 20), [""; 0]);
+        assert_eq!(found(&[("time", "1800000009")], &kept, 20), ["clock-difference"]);
+    }
+}

@@ -1,0 +1,171 @@
+//! Cells in this process's memory: for tests of the queue, and the shortest adapter that there can be.
+//!
+//! It does what a test tells it to: loses an answer after the deed, loses a cell or all of them, refuses
+//! to answer. Between two requests of one call others get their turn, as at a real system.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use leasehold_core::kit::locked;
+use leasehold_core::{Clock, Error, ErrorKind, Moment, Result};
+
+use crate::cells::{Answer, Cells, Found, Request, System, Version};
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct MemoryCells {
+    system: System,
+    clock: Clock,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    cells: HashMap<String, Kept>,
+    writes: u64,
+    round_trips: u64,
+    /// Of how many calls the answer is lost.
+    lost: usize,
+    is_away: bool,
+}
+
+#[derive(Debug)]
+struct Kept {
+    value: Vec<u8>,
+    version: u64,
+    ends: Moment,
+}
+
+impl Default for MemoryCells {
+    fn default() -> Self {
+        let system = System {
+            longest_key: 250,
+            largest_value: 1 << 20,
+            grain: Duration::ZERO,
+            forgets: true,
+        };
+        Self { system, clock: Clock::default(), state: Mutex::default() }
+    }
+}
+
+impl MemoryCells {
+    /// Forgets what is under this key, as a cache does that is full.
+    pub fn evict(&self, key: &str) {
+        locked(&self.state).cells.remove(key);
+    }
+
+    /// Forgets all.
+    pub fn flush(&self) {
+        locked(&self.state).cells.clear();
+    }
+
+    /// Puts something there that is not ours.
+    pub fn put(&self, key: &str, value: &[u8]) {
+        let mut state = locked(&self.state);
+        state.writes += 1;
+        let version = state.writes;
+        let kept = Kept { value: value.to_vec(), version, ends: Moment::NEVER };
+        state.cells.insert(key.to_owned(), kept);
+    }
+
+    /// What is there.
+    pub fn value(&self, key: &str) -> Option<Vec<u8>> {
+        locked(&self.state).cells.get(key).map(|kept| kept.value.clone())
+    }
+
+    /// The answers of the next so many calls are lost; what they ask for is done.
+    pub fn lose_answers(&self, calls: usize) {
+        locked(&self.state).lost = calls;
+    }
+
+    /// From now on it does not answer, and does nothing; or does again.
+    pub fn set_away(&self, is_away: bool) {
+        locked(&self.state).is_away = is_away;
+    }
+}
+
+impl State {
+    fn write(&mut self, key: String, value: Vec<u8>, ends: Moment) -> Answer {
+        self.writes += 1;
+        let version = self.writes;
+        self.cells.insert(key, Kept { value, version, ends });
+        Answer::Written(Version(version.to_string()))
+    }
+
+    fn is(&self, key: &str, version: &Version) -> bool {
+        self.cells.get(key).is_some_and(|kept| kept.version.to_string() == version.0)
+    }
+
+    fn one(&mut self, request: Request, now: Moment) -> Answer {
+        self.cells.retain(|_, kept| kept.ends > now);
+        let ends = |lives: Option<Duration>| lives.map_or(Moment::NEVER, |lives| now.plus(lives));
+        match request {
+            Request::Get { key } => match self.cells.get(&key) {
+                None => Answer::Absent,
+                Some(kept) => Answer::Found(Found {
+                    value: kept.value.clone(),
+                    version: Version(kept.version.to_string()),
+                    remaining: (kept.ends < Moment::NEVER).then(|| kept.ends.since(now)),
+                }),
+            },
+            Request::Create { key, value, lives } if !self.cells.contains_key(&key) => {
+                self.write(key, value, ends(lives))
+            }
+            Request::Replace { key, value, version, lives } if self.is(&key, &version) => {
+                self.write(key, value, ends(lives))
+            }
+            Request::Touch { key, lives } => match self.cells.get_mut(&key) {
+                Some(kept) => {
+                    kept.ends = now.plus(lives);
+                    Answer::Done
+                }
+                None => Answer::Absent,
+            },
+            Request::Remove { key, version } if self.is(&key, &version) => {
+                self.cells.remove(&key);
+                Answer::Done
+            }
+            Request::Create { .. } | Request::Replace { .. } | Request::Remove { .. } => {
+                Answer::Refused
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Cells for MemoryCells {
+    fn system(&self) -> &System {
+        &self.system
+    }
+
+    async fn run(&self, requests: Vec<Request>) -> Result<Vec<Answer>> {
+        let silent = || Error::new(ErrorKind::Unreachable, "told not to answer");
+        if locked(&self.state).is_away {
+            return Err(silent());
+        }
+        let mut answers = Vec::with_capacity(requests.len());
+        for request in requests {
+            tokio::task::yield_now().await;
+            answers.push(locked(&self.state).one(request, self.clock.now()));
+        }
+        tokio::task::yield_now().await;
+        let mut state = locked(&self.state);
+        state.round_trips += 1;
+        if state.lost > 0 {
+            state.lost -= 1;
+            return Err(silent());
+        }
+        Ok(answers)
+    }
+
+    async fn keys(&self, prefix: &str) -> Result<Vec<String>> {
+        let state = locked(&self.state);
+        Ok(state.cells.keys().filter(|key| key.starts_with(prefix)).cloned().collect())
+    }
+
+    fn round_trips(&self) -> u64 {
+        locked(&self.state).round_trips
+    }
+}

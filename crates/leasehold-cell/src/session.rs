@@ -1,0 +1,202 @@
+//! The session of this client: one cell that says that it lives, to which all its claims refer.
+//!
+//! The cell ends by the system's own clock unless it is touched. So whether a client lives is decided in
+//! one place, and whoever looks once (a `--try` from cron) knows as much as who looks all the time.
+//!
+//! # What is certain
+//! A touch that was sent at `t` and answered began the cell's life anew at `t` or later. So the cell is there
+//! at least until `t` + its life − the grain of the system's clock. Nothing that is held is promised for
+//! longer. An id is used for one cell only, which is created once: a cell that was touched has been there
+//! all along, and one that is gone never comes back. What comes late is a touch, which only makes it live
+//! longer, or a creation that we gave up: nobody refers to that.
+//!
+//! *One thing is taken for granted*: that the system reckons with the present. A server that was stopped, and
+//! goes on, may set the end of a cell before it has looked at its own clock. So an answer that took long
+//! proves nothing, and is asked for again.
+
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use leasehold_core::kit::locked;
+use leasehold_core::{ClaimId, Clock, Error, ErrorKind, Moment, Result};
+use tokio::sync::Notify;
+
+use crate::cells::{Answer, Cells, Request, Version};
+use crate::text::SESSION;
+
+/// An answer that took longer proves nothing.
+const SLOW: Duration = Duration::from_secs(1);
+/// After a touch that failed.
+const AGAIN: Duration = Duration::from_millis(300);
+
+/// How long sessions live.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lives {
+    /// The longest lease that a session vouches for at any time.
+    pub(crate) lease: Duration,
+    /// How often its cell is touched.
+    pub(crate) period: Duration,
+    /// How long the cell lives untouched.
+    pub(crate) cell: Duration,
+    /// By how much earlier it may end.
+    pub(crate) grain: Duration,
+}
+
+impl Lives {
+    /// For leases of up to this, on a system of this grain.
+    pub(crate) fn of(lease: Duration, grain: Duration) -> Self {
+        let period = lease / 5;
+        Self { lease, period, cell: lease + period + grain, grain }
+    }
+}
+
+/// One session.
+#[derive(Debug)]
+pub(crate) struct Session {
+    /// What claims refer to.
+    pub(crate) id: String,
+    key: String,
+    version: Version,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// It lives at least until then.
+    certain: Moment,
+    is_over: bool,
+}
+
+impl Session {
+    /// It lives at least until then; an earlier moment if it is over.
+    pub(crate) fn certain(&self) -> Moment {
+        let state = locked(&self.state);
+        if state.is_over { Moment::from_nanos(0) } else { state.certain }
+    }
+
+    fn end(&self) {
+        locked(&self.state).is_over = true;
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        locked(&self.state).is_over
+    }
+}
+
+/// The sessions of this client, one at a time.
+#[derive(Debug)]
+pub(crate) struct Sessions {
+    pub(crate) lives: Lives,
+    cells: Arc<dyn Cells>,
+    clock: Clock,
+    current: Mutex<Option<Arc<Session>>>,
+    opening: tokio::sync::Mutex<()>,
+    opened: Notify,
+}
+
+impl Sessions {
+    pub(crate) fn new(cells: Arc<dyn Cells>, lives: Lives, clock: Clock) -> Self {
+        let (current, opening, opened) = Default::default();
+        Self { lives, cells, clock, current, opening, opened }
+    }
+
+    /// The one that is not known to be over.
+    pub(crate) fn current(&self) -> Option<Arc<Session>> {
+        locked(&self.current).clone().filter(|session| !session.is_over())
+    }
+
+    /// The one that lives, or a new one.
+    pub(crate) async fn open(&self, key: impl Fn(&str) -> String) -> Result<Arc<Session>> {
+        if let Some(session) = self.current() {
+            return Ok(session);
+        }
+        let _alone = self.opening.lock().await;
+        if let Some(session) = self.current() {
+            return Ok(session);
+        }
+        let id = ClaimId::random()?.to_hex();
+        let key = key(&id);
+        let (value, lives) = (SESSION.to_vec(), Some(self.lives.cell));
+        let sent = self.clock.now();
+        let create = Request::Create { key: key.clone(), value, lives };
+        let answer = self.cells.run(vec![create]).await?.pop();
+        let Some(Answer::Written(version)) = answer else {
+            let what = "a session of ours is there that we have not made: report this";
+            return Err(Error::new(ErrorKind::Corrupt, what));
+        };
+        let state = State { certain: self.end_of(sent), is_over: false };
+        let session = Arc::new(Session { id, key, version, state: Mutex::new(state) });
+        *locked(&self.current) = Some(session.clone());
+        self.opened.notify_one();
+        Ok(session)
+    }
+
+    /// Until when a cell lives for certain that was touched by what was sent then.
+    fn end_of(&self, sent: Moment) -> Moment {
+        sent.plus(self.lives.cell.saturating_sub(self.lives.grain))
+    }
+
+    /// Sees to it that the session lives for as long as this from now. Whether it does.
+    ///
+    /// # Errors
+    /// As the system fails; then nothing is known.
+    pub(crate) async fn vouch(&self, session: &Session, lease: Duration) -> Result<bool> {
+        let lease = lease.min(self.lives.lease);
+        for _ in 0..2 {
+            if session.is_over() {
+                return Ok(false);
+            }
+            if session.certain().since(self.clock.now()) >= lease {
+                return Ok(true);
+            }
+            self.touch(session).await?;
+        }
+        if session.is_over() {
+            return Ok(false);
+        }
+        Err(Error::no_reply(SLOW))
+    }
+
+    async fn touch(&self, session: &Session) -> Result<()> {
+        let sent = self.clock.now();
+        let touch = Request::Touch { key: session.key.clone(), lives: self.lives.cell };
+        match self.cells.run(vec![touch]).await?.pop() {
+            Some(Answer::Absent) => session.end(),
+            _ if self.clock.now().since(sent) > SLOW => {}
+            _ => {
+                let mut state = locked(&session.state);
+                state.certain = state.certain.max(self.end_of(sent));
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the session's cell: its claims are free at once. What is asked for later opens another.
+    pub(crate) async fn close(&self) {
+        let Some(session) = locked(&self.current).take() else { return };
+        session.end();
+        let (key, version) = (session.key.clone(), session.version.clone());
+        // A courtesy.
+        let _ = self.cells.run(vec![Request::Remove { key, version }]).await;
+    }
+}
+
+/// Touches the session again and again, for as long as the client lives.
+pub(crate) async fn beat(sessions: Weak<Sessions>) {
+    let mut failed = false;
+    loop {
+        let Some(now) = sessions.upgrade() else { return };
+        let Some(session) = now.current() else {
+            // Nothing was asked for yet, or since it ended.
+            let (period, opened) = (now.lives.period, Arc::clone(&now));
+            drop(now);
+            let _ = tokio::time::timeout(period, opened.opened.notified()).await;
+            continue;
+        };
+        let pause = if failed { AGAIN.min(now.lives.period) } else { now.lives.period };
+        drop(now);
+        tokio::time::sleep(pause).await;
+        let Some(now) = sessions.upgrade() else { return };
+        failed = now.touch(&session).await.is_err();
+    }
+}

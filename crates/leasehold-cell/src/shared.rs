@@ -1,0 +1,300 @@
+//! One change of one queue: look, apply the rule, write if nothing changed, else again.
+//!
+//! - *What is atomic*: the write. It is refused unless the cell is what was looked at, so what was worked out
+//!   from that is right or comes to nothing. Versions never come again, so a write that arrives late is
+//!   refused too as soon as anybody has written since.
+//! - *A conflict* is a race that somebody else won: so somebody always gets on. The loser looks again, after a
+//!   pause by chance that grows with each time. Whoever takes a lock again and again, without a look, could
+//!   keep all others from ever finding it as they left it. So who comes in vain *knocks*: a cell beside the
+//!   lock's, at which those look who write by guess, and then let others go first for a moment.
+//! - *The reply is lost, the future is dropped, we die*: it is unknown whether the write was done, and a look
+//!   tells, by the claim's id. It may still be done later, as long as the cell stays what it was: who
+//!   must be certain that it will not, writes the cell anew as it is.
+//! - *A stale look* comes to nothing where it writes. Where it only tells (a waiter's place) it is as true as
+//!   any answer that took its time.
+//! - *The dead*: before the rule is applied, those in front whose sessions are gone are removed, as many
+//!   rounds as it takes. Those further back are found when they come near.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_core::queue::{Queue, StoreTime, granted};
+use leasehold_core::{ClaimId, Clock, Error, ErrorKind, Kind, Name, Result};
+use tokio::runtime::Handle;
+
+use crate::cells::{Answer, Cells, Request};
+use crate::claims::Claims;
+use crate::epoch::Epochs;
+use crate::keys::Keys;
+use crate::known::{Guess, Known, Seen};
+use crate::session::Sessions;
+use crate::text;
+
+/// How long a queue stays where nobody stands: for so long its last token is remembered.
+const IDLE: Duration = Duration::from_secs(86_400);
+/// After so many conflicts one who joins knocks.
+const IN_VAIN: u32 = 1;
+/// How long a knock is to be heard.
+const KNOCK: Duration = Duration::from_secs(2);
+/// How long whoever has heard it lets others go first.
+const POLITE: Duration = Duration::from_millis(200);
+/// The longest pause after a conflict.
+const LONGEST_PAUSE: Duration = Duration::from_millis(60);
+
+/// What all calls share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) cells: Arc<dyn Cells>,
+    pub(crate) runtime: Handle,
+    pub(crate) clock: Clock,
+    pub(crate) keys: Keys,
+    pub(crate) sessions: Arc<Sessions>,
+    pub(crate) epochs: Epochs,
+    pub(crate) claims: Claims,
+    pub(crate) known: Known,
+    /// The longest pause between two looks of a waiter.
+    pub(crate) poll: Duration,
+}
+
+/// What is made of a queue.
+pub(crate) enum Turn<T> {
+    /// Nothing was changed.
+    Told(T),
+    /// It is to be written.
+    Write(T),
+}
+
+/// What a write was worked out from.
+pub(crate) enum Because {
+    /// What we wrote last.
+    Guessed,
+    /// A look.
+    Looked,
+    /// The same, while the system knew what it had known since this epoch began.
+    LookedIn(String),
+}
+
+/// Whose claim a write is about, and what it does to it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum About {
+    Joins(ClaimId),
+    Leaves(ClaimId),
+    Nobody,
+}
+
+impl About {
+    /// What may be guessed at before it.
+    fn guess(self) -> Option<Guess> {
+        match self {
+            Self::Joins(_) => Some(Guess::Free),
+            Self::Leaves(_) => Some(Guess::Alone),
+            Self::Nobody => None,
+        }
+    }
+}
+
+impl Shared {
+    pub(crate) fn time(&self) -> StoreTime {
+        let now = self.cells.wall_micros();
+        StoreTime { now, stamp: now }
+    }
+
+    /// On the client's own runtime: the caller's may have no timer.
+    pub(crate) async fn sleep(&self, pause: Duration) {
+        let _ = self.runtime.spawn(tokio::time::sleep(pause)).await;
+    }
+
+    /// Does something to a queue. `guess`: what it is believed to be. One round trip with a guess that is
+    /// right, two without, and one more to ask for the sessions of those in front.
+    pub(crate) async fn change<T>(
+        &self,
+        name: &Name,
+        about: About,
+        mut guess: Option<Seen>,
+        mut work: impl FnMut(&mut Queue) -> Turn<T> + Send,
+    ) -> Result<T> {
+        let mut conflicts = 0;
+        loop {
+            let guessed = guess.take();
+            let is_guess = guessed.is_some();
+            let (mut seen, epoch) = match guessed {
+                Some(seen) => (seen, None),
+                None => self.look_to_write(name, about, conflicts).await?,
+            };
+            if let Some(guess) = about.guess().filter(|_| !is_guess) {
+                self.known.looked(name, guess, &seen);
+            }
+            let settled = !is_guess && self.settle(&mut seen.queue).await?;
+            let done = match work(&mut seen.queue) {
+                Turn::Told(told) if !settled => return Ok(told),
+                Turn::Told(done) | Turn::Write(done) => done,
+            };
+            let because = match epoch {
+                _ if is_guess => Because::Guessed,
+                Some(epoch) => Because::LookedIn(epoch),
+                None => Because::Looked,
+            };
+            if self.write(name, about, seen, because).await? {
+                return Ok(done);
+            }
+            match about.guess().filter(|_| is_guess) {
+                Some(guess) => self.known.was_wrong(name, guess),
+                None => {
+                    conflicts += 1;
+                    self.sleep(pause_after(conflicts)).await;
+                }
+            }
+        }
+    }
+
+    /// The queue as it is; the epoch too where it matters. Who has come in vain before knocks.
+    async fn look_to_write(
+        &self,
+        name: &Name,
+        about: About,
+        conflicts: u32,
+    ) -> Result<(Seen, Option<String>)> {
+        let joins = matches!(about, About::Joins(_));
+        let asks_epoch = joins && self.cells.system().forgets;
+        let mut requests = vec![Request::Get { key: self.keys.lock(name) }];
+        requests.extend(asks_epoch.then(|| self.epochs.get()));
+        if joins && conflicts >= IN_VAIN {
+            let (key, lives) = (self.keys.knock(name), Some(KNOCK));
+            requests.push(Request::Create { key, value: Vec::new(), lives });
+        }
+        let mut answers = self.cells.run(requests).await?.into_iter();
+        let cell = answers.next().unwrap_or(Answer::Absent);
+        let epoch = match answers.next().filter(|_| asks_epoch) {
+            Some(epoch) => Some(self.epochs.open(&*self.cells, epoch).await?),
+            None => None,
+        };
+        Ok((seen(name, cell)?, epoch))
+    }
+
+    /// The queue as it is.
+    pub(crate) async fn look(&self, name: &Name) -> Result<Seen> {
+        let get = Request::Get { key: self.keys.lock(name) };
+        let answer = self.cells.run(vec![get]).await?.pop();
+        seen(name, answer.unwrap_or(Answer::Absent))
+    }
+
+    /// Removes those in front whose sessions are gone, and grants what then fits. Whether there were any.
+    pub(crate) async fn settle(&self, queue: &mut Queue) -> Result<bool> {
+        let mut alive: HashSet<String> = HashSet::new();
+        let now = self.clock.now();
+        let ours = self.sessions.current().filter(|session| session.certain() > now);
+        alive.extend(ours.map(|session| session.id.clone()));
+        let mut settled = false;
+        loop {
+            let fit = granted(queue.entries().map(|e| e.weight), queue.capacity());
+            // And the first that does not fit, who must not be in everybody's way when its turn comes.
+            let front: HashSet<&str> =
+                queue.entries().take(fit + 1).map(|e| e.session.as_str()).collect();
+            let ask: Vec<String> = front
+                .into_iter()
+                .filter(|session| !alive.contains(*session))
+                .map(str::to_owned)
+                .collect();
+            if ask.is_empty() {
+                return Ok(settled);
+            }
+            let gets = ask.iter().map(|id| Request::Get { key: self.keys.session(id) });
+            let answers = self.cells.run(gets.collect()).await?;
+            let found = ask.into_iter().zip(answers);
+            let (gone, there): (Vec<_>, Vec<_>) =
+                found.partition(|(_, answer)| *answer == Answer::Absent);
+            alive.extend(there.into_iter().map(|(id, _)| id));
+            let gone: HashSet<String> = gone.into_iter().map(|(id, _)| id).collect();
+            if gone.is_empty() {
+                return Ok(settled);
+            }
+            queue.retain(self.time().now, |entry| !gone.contains(&entry.session));
+            settled = true;
+        }
+    }
+
+    /// Writes it, if it is still what was looked at. Whether it was.
+    pub(crate) async fn write(
+        &self,
+        name: &Name,
+        about: About,
+        mut seen: Seen,
+        because: Because,
+    ) -> Result<bool> {
+        let system = self.cells.system();
+        let value = text::written(name, &seen.queue, system.largest_value)?;
+        let lives = seen.queue.is_empty().then_some(IDLE);
+        let key = self.keys.lock(name);
+        let write = match seen.version.take() {
+            Some(version) => Request::Replace { key, value, version, lives },
+            None => Request::Create { key, value, lives },
+        };
+        let is_new = matches!(write, Request::Create { .. });
+        let mut requests = vec![write];
+        let joins = matches!(about, About::Joins(_));
+        match &because {
+            Because::LookedIn(_) if is_new => requests.push(self.epochs.get()),
+            // In the same round trip.
+            Because::Guessed if joins => {
+                requests.push(Request::Get { key: self.keys.knock(name) });
+            }
+            _ => {}
+        }
+        self.is_sent(about);
+        let mut answers = self.cells.run(requests).await?.into_iter();
+        let Some(Answer::Written(version)) = answers.next() else {
+            self.is_refused(about);
+            return Ok(false);
+        };
+        seen.version = Some(version);
+        match (because, answers.next()) {
+            (Because::LookedIn(epoch), Some(answer)) if !self.epochs.is_still(&epoch, &answer) => {
+                let what =
+                    "the server has just forgotten all that it knew: it was restarted or emptied";
+                return Err(Error::new(ErrorKind::Unreachable, what));
+            }
+            (Because::Guessed, Some(Answer::Found(_))) => {
+                self.known.keep(name, seen);
+                self.known.knocked(name, self.clock.now().plus(POLITE));
+                return Ok(true);
+            }
+            _ => {}
+        }
+        self.known.keep(name, seen);
+        Ok(true)
+    }
+
+    fn is_sent(&self, about: About) {
+        match about {
+            About::Joins(id) => self.claims.doubt(id),
+            About::Leaves(id) => self.claims.leaves(id, true),
+            About::Nobody => {}
+        }
+    }
+
+    fn is_refused(&self, about: About) {
+        match about {
+            About::Joins(id) => self.claims.is_certain(id),
+            About::Leaves(id) => self.claims.leaves(id, false),
+            About::Nobody => {}
+        }
+    }
+}
+
+/// What is in a lock's cell; without one, a queue that nobody has ever stood in.
+pub(crate) fn seen(name: &Name, cell: Answer) -> Result<Seen> {
+    match cell {
+        Answer::Found(found) => {
+            let queue = text::read(name, &found.value)?;
+            Ok(Seen { queue, version: Some(found.version) })
+        }
+        _ => Ok(Seen { queue: Queue::new(Kind::Mutex, 1, false), version: None }),
+    }
+}
+
+/// By chance, and longer each time.
+fn pause_after(conflicts: u32) -> Duration {
+    let most = LONGEST_PAUSE.min(Duration::from_millis(1) * (1 << conflicts.min(10)));
+    most.mul_f64(fastrand::f64())
+}

@@ -1,0 +1,190 @@
+//! The store on any [`Cells`].
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use leasehold_core::doctor::Finding;
+use leasehold_core::kit::redacted;
+use leasehold_core::store::{
+    ALL_KINDS, ClockModel, Evict, Guarantees, Joined, Liveness, LockInfo, Mode, Renew, Renewal,
+    Signal, Stall, Store, StoreInfo, Survival, Wakeup,
+};
+use leasehold_core::{Claim, Clock, DEFAULT_LEASE, Error, ErrorKind, Name, Result};
+use tokio::runtime::Handle;
+use tokio::task::AbortHandle;
+
+use crate::cells::Cells;
+use crate::claims::Claims;
+use crate::epoch::Epochs;
+use crate::keys::Keys;
+use crate::known::Known;
+use crate::leave::reap;
+use crate::session::{Lives, Sessions, beat};
+use crate::shared::Shared;
+
+/// What can be chosen about the queues in a system.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// What all keys begin with: printable ASCII without spaces, no more than 64 bytes.
+    pub prefix: String,
+    /// The longest lease; as long as that, and a little, a dead client's locks stay taken. The same for
+    /// all clients of a system that forgets.
+    pub session: Duration,
+    /// The longest pause between two looks of a waiter.
+    pub poll: Duration,
+    /// How long nobody is let in after the system has forgotten all; `None`: as long as a session lives.
+    pub restart_delay: Option<Duration>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let (session, poll) = (DEFAULT_LEASE, Duration::from_millis(100));
+        Self { prefix: "leasehold:".into(), session, poll, restart_delay: None }
+    }
+}
+
+impl Options {
+    /// How long a client's cell lives on a system of this grain.
+    fn lives(&self, grain: Duration) -> Lives {
+        Lives::of(self.session, grain)
+    }
+
+    /// How long nobody is let in after everything was forgotten.
+    pub fn closed_for(&self, grain: Duration) -> Duration {
+        self.restart_delay.unwrap_or(self.lives(grain).cell)
+    }
+}
+
+/// Queues in the cells of a system that can compare and set one value. See the crate's documentation.
+pub struct CellStore {
+    info: StoreInfo,
+    shared: Arc<Shared>,
+    tasks: [AbortHandle; 2],
+}
+
+impl CellStore {
+    /// The store of these cells. `info` tells what it promises ([`promises`] is where to begin); what it
+    /// does in the background lives on `runtime`. No I/O.
+    pub fn new(cells: Arc<dyn Cells>, options: Options, info: StoreInfo, runtime: &Handle) -> Self {
+        let (clock, system) = (Clock::default(), cells.system().clone());
+        let keys = Keys::new(options.prefix.clone(), system.longest_key);
+        let lives = options.lives(system.grain);
+        let sessions = Arc::new(Sessions::new(cells.clone(), lives, clock.clone()));
+        let beating = runtime.spawn(beat(Arc::downgrade(&sessions)));
+        let delay = options.closed_for(system.grain);
+        let shared = Arc::new(Shared {
+            epochs: Epochs::new(keys.epoch(), delay, system.grain),
+            cells,
+            runtime: runtime.clone(),
+            clock,
+            keys,
+            sessions,
+            claims: Claims::default(),
+            known: Known::default(),
+            poll: options.poll,
+        });
+        let reaping = runtime.spawn(reap(Arc::downgrade(&shared)));
+        let tasks = [beating.abort_handle(), reaping.abort_handle()];
+        Self { info, shared, tasks }
+    }
+
+    /// How many round trips this client has made so far: for measurements.
+    pub fn round_trips(&self) -> u64 {
+        self.shared.cells.round_trips()
+    }
+
+    fn told<T>(&self, name: Option<&Name>, done: Result<T>) -> Result<T> {
+        done.map_err(|e| match name {
+            Some(name) => e.on(name).at(&self.info.url),
+            None => e.at(&self.info.url),
+        })
+    }
+}
+
+impl Drop for CellStore {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(AbortHandle::abort);
+    }
+}
+
+impl fmt::Debug for CellStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CellStore").field("url", &redacted(&self.info.url)).finish_non_exhaustive()
+    }
+}
+
+/// What any such store promises, whatever the system; what the system keeps over a crash is the
+/// adapter's to say.
+pub fn promises(system: &crate::cells::System, options: &Options) -> Guarantees {
+    let lives = options.lives(system.grain);
+    let mut promised = Guarantees::least();
+    promised.kinds = Cow::Borrowed(ALL_KINDS);
+    promised.fifo = true;
+    promised.wakeup = Wakeup::Poll;
+    promised.liveness = Liveness::Session;
+    promised.clock = ClockModel::Monotonic;
+    promised.on_clock_step = Survival::Exclusive;
+    promised.stall = Stall::Nobody;
+    // Found by whoever is next, at its next look; where that one is dead as well, by another's heartbeat.
+    promised.recovery = lives.cell + system.grain + Duration::from_secs(3);
+    promised.recovery_leases = 0;
+    promised
+}
+
+#[async_trait]
+impl Store for CellStore {
+    fn info(&self) -> &StoreInfo {
+        &self.info
+    }
+
+    fn longest_lease(&self) -> Duration {
+        self.shared.sessions.lives.lease
+    }
+
+    async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
+        self.told(Some(&claim.name), self.shared.join(claim, mode).await)
+    }
+
+    async fn renew(&self, renewals: &[Renew]) -> Result<Vec<Renewal>> {
+        self.told(None, self.shared.renew(renewals).await)
+    }
+
+    async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
+        let left = match keep {
+            None => self.shared.leave(claim).await,
+            Some(_) => {
+                let what = "a place is gone when its holder is, so nothing keeps the lock taken: leave \
+                            at_least out, or use another store";
+                Err(Error::new(ErrorKind::Unsupported, what))
+            }
+        };
+        self.told(Some(&claim.name), left)
+    }
+
+    async fn changed(&self, claim: &Claim) -> Result<Signal> {
+        Ok(self.shared.changed(claim).await)
+    }
+
+    async fn read(&self, name: &Name) -> Result<Option<LockInfo>> {
+        self.told(Some(name), self.shared.read(name).await)
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
+        self.told(None, self.shared.list(prefix).await)
+    }
+
+    async fn evict(&self, name: &Name, which: Evict) -> Result<usize> {
+        self.told(Some(name), self.shared.evict(name, which).await)
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        self.told(None, self.shared.cells.diagnose().await)
+    }
+
+    async fn disconnect(&self) {
+        self.shared.sessions.close().await;
+    }
+}

@@ -1,0 +1,307 @@
+//! PURE: what is in the cells, written and read. What is read comes from outside: it is ours to the
+//! letter, or it is somebody else's, and then it is never written over.
+//!
+//! ```text
+//! leasehold queue 1 NAME-PERCENT-ENCODED    a lock's queue
+//! {"kind":"mutex",…}
+//!
+//! leasehold session 1                       a client's session
+//! leasehold epoch 1 DIGITS closed           since when the system knows what it knows
+//! ```
+//!
+//! What a queue is made of is checked as it is read (weights within the capacity, tokens that rise, each
+//! claim once, sessions that are digits), so that nothing that follows has to doubt it. It takes memory in
+//! proportion to its text, which is bounded.
+
+use std::collections::HashSet;
+
+use leasehold_core::kit::{Escaped, unescape};
+use leasehold_core::queue::Queue;
+use leasehold_core::store::Standing;
+use leasehold_core::{Error, ErrorKind, Name, Result, Token};
+
+const QUEUE: &str = "leasehold queue 1 ";
+pub(crate) const SESSION: &[u8] = b"leasehold session 1";
+const EPOCH: &str = "leasehold epoch 1 ";
+/// Hexadecimal digits of a session's id, and of an epoch's.
+const DIGITS: usize = 32;
+
+/// A queue as it is kept.
+pub(crate) fn written(name: &Name, queue: &Queue, largest: usize) -> Result<Vec<u8>> {
+    let mut text = format!("{QUEUE}{}\n", Escaped(name.as_str())).into_bytes();
+    let json = serde_json::to_writer(&mut text, queue);
+    json.map_err(|e| corrupt("a queue cannot be written").because(e.to_string()))?;
+    if text.len() > largest {
+        let what = format!(
+            "the queue of this lock is longer than the {largest} bytes that fit into a value: try again \
+             when fewer wait"
+        );
+        return Err(Error::new(ErrorKind::Full, what));
+    }
+    Ok(text)
+}
+
+/// Reads what [`written`] wrote for this name.
+pub(crate) fn read(name: &Name, value: &[u8]) -> Result<Queue> {
+    let (theirs, queue) = parsed(value)?;
+    if theirs != *name {
+        let what = "another long name has the same key as this one: use a shorter name";
+        return Err(Error::new(ErrorKind::Corrupt, what));
+    }
+    Ok(queue)
+}
+
+/// The name and the queue that are in a cell.
+pub(crate) fn parsed(value: &[u8]) -> Result<(Name, Queue)> {
+    let foreign = || {
+        corrupt(
+            "what is there is not leasehold's, and stays as it is: see what wrote it, or set another \
+             prefix in the URL",
+        )
+    };
+    let text = std::str::from_utf8(value).map_err(|_| foreign())?;
+    let (name, json) =
+        text.strip_prefix(QUEUE).and_then(|rest| rest.split_once('\n')).ok_or_else(foreign)?;
+    let name = unescape(name).and_then(|name| Name::new(name).ok()).ok_or_else(foreign)?;
+    let queue: Queue = serde_json::from_str(json).map_err(|e| foreign().because(e.to_string()))?;
+    match flaw(&queue) {
+        None => Ok((name, queue)),
+        Some(flaw) => {
+            Err(corrupt("the queue that is there is damaged, and stays as it is").because(flaw))
+        }
+    }
+}
+
+fn corrupt(what: &str) -> Error {
+    Error::new(ErrorKind::Corrupt, what)
+}
+
+/// What no queue of ours has.
+fn flaw(queue: &Queue) -> Option<&'static str> {
+    let capacity = queue.capacity();
+    let mut ids = HashSet::new();
+    let mut last = 0;
+    for entry in queue.entries() {
+        let rises = std::mem::replace(&mut last, entry.token.get()) < entry.token.get();
+        if !rises {
+            return Some("tokens that do not rise");
+        }
+        if entry.weight == 0 || entry.weight > capacity {
+            return Some("a weight that never fits");
+        }
+        if entry.expires.is_some() || entry.standing == Standing::Departed {
+            return Some("a place that ends by a clock");
+        }
+        if !is_id(&entry.session) {
+            return Some("a session that is none");
+        }
+        if !ids.insert(entry.id) {
+            return Some("a claim that stands twice");
+        }
+    }
+    if last > queue.last_token() || queue.last_token() > Token::MAX {
+        return Some("a last token that is not the last");
+    }
+    let mut standings = queue.entries().skip_while(|entry| entry.standing == Standing::Holding);
+    if standings.any(|entry| entry.standing == Standing::Holding) {
+        return Some("a holder behind one that waits");
+    }
+    (capacity == 0 || queue.has_leases()).then_some("no capacity, or leases of its own")
+}
+
+/// Whether this names a session or an epoch.
+fn is_id(text: &str) -> bool {
+    text.len() == DIGITS && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// Since when the system knows what it knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Epoch {
+    pub(crate) id: String,
+    /// Whether those that it may have forgotten are known to be gone.
+    pub(crate) is_open: bool,
+}
+
+impl Epoch {
+    pub(crate) fn written(&self) -> Vec<u8> {
+        format!("{EPOCH}{} {}", self.id, if self.is_open { "open" } else { "closed" }).into_bytes()
+    }
+
+    pub(crate) fn read(value: &[u8]) -> Result<Self> {
+        let parse = || {
+            let text = std::str::from_utf8(value).ok()?;
+            let (id, state) = text.strip_prefix(EPOCH)?.split_once(' ')?;
+            let is_open = match state {
+                "open" => true,
+                "closed" => false,
+                _ => return None,
+            };
+            is_id(id).then(|| Self { id: id.to_owned(), is_open })
+        };
+        parse().ok_or_else(|| {
+            corrupt(
+                "what is kept under the key that ends with e is not leasehold's: set another prefix in \
+                 the URL",
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use leasehold_core::queue::StoreTime;
+    use leasehold_core::store::{Evict, Mode};
+    use leasehold_core::{Claim, Kind, MAX_NAME_BYTES, MAX_READERS};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LARGEST: usize = 1 << 20;
+    const SESSION_ID: &str = "0123456789abcdef0123456789abcdef";
+
+    fn name() -> Name {
+        Name::new("a b/é").unwrap()
+    }
+
+    fn queue(kind: Kind, capacity: u32, weights: &[u32]) -> Queue {
+        let mut queue = Queue::new(kind, capacity, false);
+        for (i, &weight) in weights.iter().enumerate() {
+            let mut claim = Claim::new(name(), kind, weight, capacity).unwrap();
+            claim.lock_delay = Duration::from_micros(i as u64);
+            let at = StoreTime { now: 5, stamp: 1_000_000 };
+            queue.join(&claim, Mode::Wait, at, SESSION_ID).unwrap();
+        }
+        queue
+    }
+
+    fn text(queue: &Queue) -> Vec<u8> {
+        written(&name(), queue, LARGEST).unwrap()
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let samples = [
+            queue(Kind::Mutex, 1, &[]),
+            queue(Kind::Mutex, 1, &[1, 1]),
+            queue(Kind::Semaphore, 5, &[2, 3, 1]),
+            queue(Kind::RwLock, MAX_READERS, &[1, MAX_READERS, 1]),
+        ];
+        for queue in samples {
+            let again = read(&name(), &text(&queue)).unwrap();
+            assert_eq!(text(&again), text(&queue));
+            assert_eq!(again.last_token(), queue.last_token());
+        }
+        let epoch = Epoch { id: SESSION_ID.into(), is_open: false };
+        assert_eq!(Epoch::read(&epoch.written()).unwrap(), epoch);
+    }
+
+    #[test]
+    fn s90_foreign_values_are_told_of_and_another_name_is_never_taken_for_ours() {
+        let other = Name::new("other").unwrap();
+        let told = |result: Result<Queue>| result.map(drop).unwrap_err().to_string();
+        assert!(told(read(&other, &text(&queue(Kind::Mutex, 1, &[1])))).contains("another long"));
+        let damaged = |from: &str, to: &str| {
+            let text = String::from_utf8(text(&queue(Kind::Mutex, 1, &[1, 1]))).unwrap();
+            assert!(text.contains(from), "{text}");
+            text.replacen(from, to, 1).into_bytes()
+        };
+        for bad in [
+            b"".to_vec(),
+            b"42".to_vec(),
+            b"leasehold queue 2 a\n{}".to_vec(),
+            b"\xff".to_vec(),
+            damaged(SESSION_ID, "x y"),
+            damaged("\"capacity\":1", "\"capacity\":0"),
+            damaged("\"weight\":1", "\"weight\":0"),
+            damaged("\"leases\":false", "\"leases\":true"),
+            damaged("1000001", "1000000"),
+            damaged("\"waiting\"", "\"departed\""),
+            damaged("\"holding\"", "\"waiting\"").replacen_second(),
+            damaged("\"kind\"", "\"new\":1,\"kind\""),
+        ] {
+            let error = read(&name(), &bad).map(drop).unwrap_err();
+            let shown = String::from_utf8_lossy(&bad);
+            assert_eq!(error.kind(), ErrorKind::Corrupt, "{shown}");
+            assert!(error.to_string().contains("stays as it is"), "{shown}: {error}");
+        }
+    }
+
+    trait Second {
+        /// What waits as the second place holds.
+        fn replacen_second(self) -> Self;
+    }
+
+    impl Second for Vec<u8> {
+        fn replacen_second(self) -> Self {
+            let text = String::from_utf8(self).unwrap();
+            let at = text.rfind("\"waiting\"").unwrap();
+            format!("{}\"holding\"{}", &text[..at], &text[at + 9..]).into_bytes()
+        }
+    }
+
+    #[test]
+    fn a_queue_that_does_not_fit_is_refused_and_says_so() {
+        let error = written(&name(), &queue(Kind::Mutex, 1, &[1; 9]), 500).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Full);
+    }
+
+    /// Whatever was read, the queue can be worked with.
+    fn is_usable(value: &[u8]) {
+        let Ok((name, mut queue)) = parsed(value) else { return };
+        assert!(name.as_str().len() <= MAX_NAME_BYTES && queue.entries().len() <= value.len() / 50);
+        let again = parsed(&written(&name, &queue, LARGEST).unwrap()).unwrap();
+        assert_eq!(again.0, name);
+        let claim = Claim::new(name, queue.kind(), 1, queue.capacity()).unwrap();
+        let at = StoreTime { now: 7, stamp: 7 };
+        let last = queue.last_token();
+        if queue.join(&claim, Mode::Wait, at, SESSION_ID).is_ok() {
+            assert!(queue.last_token() > last || last == Token::MAX);
+        }
+        queue.leave(claim.id, None, 8);
+        queue.retain(9, |entry| entry.weight > 1);
+        queue.evict(Evict::Holders, 9);
+        let _ = (queue.claims(u64::MAX), queue.take_fresh_grants());
+    }
+
+    proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn any_bytes_are_read_or_refused(value in proptest::collection::vec(any::<u8>(), 0..300)) {
+            is_usable(&value);
+            let _ = Epoch::read(&value);
+        }
+
+        #[test]
+        fn damaged_queues_are_read_or_refused(
+            weights in proptest::collection::vec(1..4u32, 0..5),
+            cuts in proptest::collection::vec((any::<prop::sample::Index>(), 0..4usize, any::<u8>()), 0..6),
+        ) {
+            let mut value = text(&queue(Kind::Semaphore, 5, &weights));
+            for (at, what, byte) in cuts {
+                let at = at.index(value.len().max(1));
+                match what {
+                    0 if at < value.len() => value[at] = byte,
+                    1 => value.insert(at.min(value.len()), byte),
+                    2 if at < value.len() => drop(value.remove(at)),
+                    3 => value.extend_from_within(at.min(value.len())..),
+                    _ => {}
+                }
+            }
+            is_usable(&value);
+        }
+
+        #[test]
+        fn damaged_texts_are_read_or_refused(text in testbed::texts(&[
+            "leasehold queue 1 a\n{\"kind\":\"mutex\",\"capacity\":1,\"leases\":false,\"last\":1,\"entries\":[]}",
+            "leasehold epoch 1 0123456789abcdef0123456789abcdef open",
+        ])) {
+            is_usable(text.as_bytes());
+            if let Ok(epoch) = Epoch::read(text.as_bytes()) {
+                prop_assert_eq!(epoch.written(), text.into_bytes());
+            }
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! The suite that every store passes, on cells in memory.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
+
+use leasehold_cell::memory::MemoryCells;
+use leasehold_cell::{Answer, CellStore, Cells, Options, Request, promises};
+use leasehold_core::store::{Evict, Joined, Mode, Renew, Renewal, Store, StoreInfo, Survival};
+use leasehold_core::{Builder, Claim, ErrorKind, Kind, Leasehold, Name};
+use tokio::runtime::Handle;
+
+fn client(cells: &Arc<MemoryCells>, options: Options) -> Leasehold {
+    let mut promised = promises(cells.system(), &options);
+    promised.on_store_crash = Survival::NotApplicable;
+    let info = StoreInfo::new("cells:", promised);
+    let store = CellStore::new(cells.clone(), options, info, &Handle::current());
+    Builder::default().store(Arc::new(store)).unwrap()
+}
+
+fn open_at_once() -> Options {
+    Options { restart_delay: Some(Duration::ZERO), ..Options::default() }
+}
+
+static CELLS: LazyLock<Arc<MemoryCells>> = LazyLock::new(Arc::default);
+
+leasehold_conformance::conformance_suite!(cells, async { client(&CELLS, open_at_once()) });
+
+// What goes wrong, step by step.
+
+fn run(case: impl Future<Output = ()>) {
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    runtime.unwrap().block_on(async {
+        tokio::time::timeout(Duration::from_secs(120), case).await.expect("the case hangs");
+    });
+}
+
+fn key(name: &str) -> String {
+    format!("leasehold:l:{name}")
+}
+
+fn claim(name: &str) -> Claim {
+    Claim::new(Name::new(name).unwrap(), Kind::Mutex, 1, 1).unwrap()
+}
+
+fn store(cells: &Arc<MemoryCells>, options: Options) -> CellStore {
+    let info = StoreInfo::new("cells:", promises(cells.system(), &options));
+    CellStore::new(cells.clone(), options, info, &Handle::current())
+}
+
+fn held(joined: Joined) -> u64 {
+    match joined {
+        Joined::Holding { token, .. } => token.get(),
+        other => panic!("not held: {other:?}"),
+    }
+}
+
+/// Two to take, one where the version is known, one to release; and none of it more because 300 are held.
+#[test]
+fn r13_a_pair_is_three_round_trips_and_two_where_the_version_is_known() {
+    run(async {
+        let cells = Arc::new(MemoryCells::default());
+        let [ours, others] = [store(&cells, open_at_once()), store(&cells, open_at_once())];
+        // Sessions, the epoch and the lock's cell are made.
+        for store in [&ours, &others, &ours] {
+            let first = claim("r13");
+            held(store.join(&first, Mode::Try).await.unwrap());
+            assert!(store.leave(&first, None).await.unwrap());
+        }
+        // A guess that is wrong costs a third, once: then there is none until somebody is alone again.
+        let turns = [
+            (&others, 3),
+            (&ours, 3),
+            (&others, 2),
+            (&ours, 2),
+            (&ours, 2),
+            (&ours, 1),
+            (&ours, 1),
+        ];
+        for (store, take) in turns {
+            let (one, before) = (claim("r13"), cells.round_trips());
+            held(store.join(&one, Mode::Wait).await.unwrap());
+            let taken = cells.round_trips();
+            assert!(store.leave(&one, None).await.unwrap());
+            let trips = (taken - before, cells.round_trips() - taken);
+            assert!(trips.0 <= take && trips.1 == 1, "{trips:?}, and not {take} and 1");
+        }
+        let many: Vec<Claim> = (0..300).map(|n| claim(&format!("many-{n}"))).collect();
+        for one in &many {
+            held(ours.join(one, Mode::Try).await.unwrap());
+        }
+        let renewals: Vec<Renew> =
+            many.iter().map(|c| Renew { claim: c.clone(), lease: c.lease }).collect();
+        let before = cells.round_trips();
+        let renewed = ours.renew(&renewals).await.unwrap();
+        assert!(renewed.iter().all(|r| matches!(r, Renewal::Holding { .. })));
+        // Two looks at hundreds of queues; perhaps one touch of the session.
+        assert!(cells.round_trips() - before <= 3, "{}", cells.round_trips() - before);
+    });
+}
+
+#[test]
+fn s06_a_lost_reply_is_recognised_and_a_late_write_is_refused() {
+    run(async {
+        let cells = Arc::new(MemoryCells::default());
+        let store = store(&cells, open_at_once());
+        let first = claim("lost");
+        let token = held(store.join(&first, Mode::Try).await.unwrap());
+        // Known to be ours alone: one write, whose answer is lost.
+        cells.lose_answers(1);
+        assert!(store.leave(&first, None).await.is_err());
+        assert!(store.leave(&first, None).await.unwrap(), "it was there");
+        let second = claim("lost");
+        cells.lose_answers(1);
+        assert!(store.join(&second, Mode::Try).await.is_err());
+        let again = held(store.join(&second, Mode::Try).await.unwrap());
+        assert!(again > token);
+        assert!(store.leave(&second, None).await.unwrap());
+        // In doubt, and not there: the cell is written anew, so that what is under way is refused.
+        let third = claim("lost");
+        cells.set_away(true);
+        assert!(store.join(&third, Mode::Try).await.is_err());
+        cells.set_away(false);
+        let get = || vec![Request::Get { key: key("lost") }];
+        let read = async || match cells.run(get()).await.unwrap().remove(0) {
+            Answer::Found(found) => found.version,
+            other => panic!("{other:?}"),
+        };
+        let before = read().await;
+        assert!(!store.leave(&third, None).await.unwrap());
+        assert_ne!(read().await, before, "a write that is under way would still be done");
+    });
+}
+
+#[test]
+fn s90_what_is_not_ours_is_never_written_over() {
+    run(async {
+        let cells = Arc::new(MemoryCells::default());
+        let locks = client(&cells, open_at_once());
+        for foreign in [&b"42"[..], b"", b"leasehold queue 2 a\n{}", &[0xff; 100]] {
+            cells.put(&key("foreign"), foreign);
+            let error = locks.mutex("foreign").try_lock().await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+            assert!(error.to_string().contains("prefix"), "{error}");
+            assert!(locks.evict("foreign", Evict::Holders).await.is_err());
+            assert_eq!(cells.value(&key("foreign")).as_deref(), Some(foreign));
+        }
+        // Others are listed all the same.
+        let guard = locks.mutex("ours").lock().await.unwrap();
+        let listed = locks.list("").await.unwrap();
+        let shown: Vec<_> =
+            listed.iter().map(|l| (l.name.as_str(), l.unreadable.is_some())).collect();
+        assert_eq!(shown, [("foreign", true), ("ours", false)]);
+        guard.release().await.unwrap();
+        let long = "n".repeat(400);
+        let guard = locks.mutex(&long).lock().await.unwrap();
+        assert_eq!(locks.list("nn").await.unwrap()[0].name.as_str(), long);
+        drop(guard);
+    });
+}
+
+#[test]
+fn r36_a_system_that_forgot_all_is_closed_until_nobody_believes() {
+    run(async {
+        let cells = Arc::new(MemoryCells::default());
+        let session = Duration::from_secs(1);
+        let options = Options { session, ..Options::default() };
+        let delay = options.closed_for(Duration::ZERO);
+        assert!(delay >= session);
+        let [ours, other] = [client(&cells, options.clone()), client(&cells, options)];
+        // It is new.
+        let error = ours.mutex("a").try_lock().await.unwrap_err();
+        assert!(error.to_string().contains("Nobody is let in"), "{error}");
+        let guard = ours.mutex("a").lock().await.unwrap();
+        for _ in 0..2 {
+            let token = guard.token();
+            let began = Instant::now();
+            cells.flush();
+            let next = other.mutex("a").lock().await.unwrap();
+            assert!(began.elapsed() >= delay, "{:?}", began.elapsed());
+            assert!(!guard.is_held(), "two hold");
+            assert!(next.token() > token, "{} after {token}", next.token());
+            next.release().await.unwrap();
+        }
+    });
+}
+
+/// An eviction of one lock cannot be noticed: what is promised then is that the first finds out, and that
+/// tokens rise.
+#[test]
+fn r36_a_lock_that_was_thrown_away_is_found_lost_and_tokens_rise() {
+    run(async {
+        let cells = Arc::new(MemoryCells::default());
+        let [ours, other] = [client(&cells, open_at_once()), client(&cells, open_at_once())];
+        let guard = ours.mutex("a").lease(Duration::from_secs(1)).lock().await.unwrap();
+        cells.evict(&key("a"));
+        let next = other.mutex("a").try_lock().await.unwrap();
+        assert!(next.token() > guard.token());
+        tokio::time::timeout(Duration::from_secs(5), guard.lost()).await.expect("it finds out");
+        assert!(next.is_held());
+        // Of the session: all that is held under it is lost, and the next hold is another session's.
+        let sessions = cells.keys("leasehold:s:").await.unwrap();
+        sessions.iter().for_each(|key| cells.evict(key));
+        tokio::time::timeout(Duration::from_secs(20), next.lost()).await.expect("it finds out");
+        let third = ours.mutex("a").lock_timeout(Duration::from_secs(20)).await.unwrap();
+        assert!(third.token() > next.token());
+    });
+}
+
+/// A client that is gone, and nobody looks until its session is over: one look is enough to know.
+#[test]
+fn a_try_that_looks_once_finds_the_dead_gone() {
+    run(async {
+        let cells = Arc::new(MemoryCells::default());
+        let session = Duration::from_secs(1);
+        let options = || Options { session, ..open_at_once() };
+        let dead = store(&cells, options());
+        held(dead.join(&claim("a"), Mode::Try).await.unwrap());
+        assert!(matches!(dead.join(&claim("a"), Mode::Wait).await.unwrap(), Joined::Waiting(_)));
+        drop(dead);
+        let locks = client(&cells, options());
+        let error = locks.mutex("a").try_lock().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Contended);
+        tokio::time::sleep(session * 2).await;
+        assert!(locks.mutex("a").try_lock().await.unwrap().is_held());
+    });
+}
+
+/// Each of 32 clients takes the lock again and again: everybody gets on, and about equally often.
+#[test]
+fn r10_a_crowd_does_not_starve_anybody() {
+    run(async {
+        let cells = Arc::new(MemoryCells::default());
+        let inside = Arc::new(AtomicU64::new(0));
+        let ready = Arc::new(tokio::sync::Barrier::new(32));
+        let tasks: Vec<_> = (0..32)
+            .map(|_| {
+                let (locks, inside) = (client(&cells, open_at_once()), inside.clone());
+                let ready = ready.clone();
+                tokio::spawn(async move {
+                    let mut turns = 0_u32;
+                    ready.wait().await;
+                    // What happens while they all come at once is over by then.
+                    let begin = Instant::now() + Duration::from_millis(500);
+                    let end = begin + Duration::from_secs(4);
+                    while Instant::now() < end {
+                        let guard = locks.mutex("crowd").lock().await.unwrap();
+                        assert_eq!(inside.fetch_add(1, SeqCst), 0, "two hold");
+                        turns += u32::from(Instant::now() > begin);
+                        inside.fetch_sub(1, SeqCst);
+                        guard.release().await.unwrap();
+                    }
+                    f64::from(turns)
+                })
+            })
+            .collect();
+        let mut turns = Vec::new();
+        for task in tasks {
+            turns.push(task.await.unwrap());
+        }
+        let (sum, squares) = (turns.iter().sum::<f64>(), turns.iter().map(|n| n * n).sum::<f64>());
+        let jain = sum * sum / (32.0 * squares);
+        println!("{sum} turns in 4 s among 32, Jain {jain:.3}");
+        assert!(sum > 64.0 && jain >= 0.95, "{sum} turns, Jain {jain:.3}: {turns:?}");
+    });
+}
