@@ -22,7 +22,7 @@
 //! - *The slow path*, for all else, and at once for a name for which this client has just waited: a
 //!   short transaction locks the lock's row, and only then reads the clock and the claims into a [`Queue`](leasehold_core::queue::Queue), lets it decide, and writes back what changed.
 //! - *A plain turn*, on servers: a mutex that changes hands is decided at the server, by one message
-//!   (`store/plain.rs`).
+//!   (`store/plain.rs`), or one call of a procedure (`store/procedures.rs`).
 //!
 //! They agree, since each does to the row what the queue would do: taking a free lock is joining an
 //! empty queue, and releasing it with nobody behind is leaving a queue of one. Whatever either does
@@ -106,6 +106,8 @@ mod message;
 mod plain;
 mod plain_words;
 mod pool;
+mod procedure;
+mod procedures;
 mod promises;
 mod quick;
 mod renew;

@@ -66,7 +66,7 @@ impl Shared {
         found.extend(pooler(url.pooler, lent));
         let asked = format!(
             "SELECT name, setting FROM pg_settings WHERE name IN ('fsync', 'full_page_writes', \
-             'synchronous_commit', 'default_transaction_isolation', 'idle_session_timeout', \
+             'synchronous_commit', 'idle_session_timeout', \
              'max_connections', 'synchronous_standby_names') UNION ALL \
              SELECT 'connections', count(*)::text FROM pg_stat_activity UNION ALL \
              SELECT 'replicas', count(*)::text FROM pg_stat_replication UNION ALL \
@@ -78,6 +78,7 @@ impl Shared {
             url.table("locks")
         );
         found.extend(judge_postgres(&pairs(&mut *one.wire, &asked).await?, url.pool));
+        found.extend(self.lacks_procedures().then(no_procedures));
         let now = "SELECT (extract(epoch from clock_timestamp()) * 1000000)::bigint::text, ''";
         found.extend(clocks(&mut *one.wire, now).await?);
         self.pool.put(one);
@@ -118,6 +119,7 @@ impl Shared {
         let now = "SELECT CAST(CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED) AS CHAR), ''";
         found.extend(clocks(wire, now).await?);
         self.pool.put(pooled);
+        found.extend(self.lacks_procedures().then(no_procedures));
         Ok(found)
     }
 }
@@ -213,6 +215,16 @@ fn connections(settings: &Settings, used: &str, pool: usize) -> Option<Finding> 
     })
 }
 
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+fn no_procedures() -> Finding {
+    Finding::note(
+        "procedures",
+        "leasehold's procedures are not in this database, or not as this version has them, and this user may not make them",
+        "a lock that somebody waits for changes hands by three times the server's work; what \
+         `leasehold schema` prints makes them, by a user who may create in this schema",
+    )
+}
+
 #[cfg(feature = "postgres")]
 fn pooler(said: bool, lent: bool) -> Option<Finding> {
     match (said, lent) {
@@ -263,17 +275,6 @@ fn judge_postgres(settings: &Settings, pool: usize) -> Vec<Finding> {
             "a fail-over loses the grants that the replica had not got yet, and two hold at once; \
              tokens still rise",
             "name a synchronous standby, or let the resource check tokens",
-        ));
-    }
-    if !is("default_transaction_isolation", "read committed") {
-        found.push(Finding::weak(
-            "isolation",
-            format!(
-                "default_transaction_isolation is {}",
-                settings.get("default_transaction_isolation").map_or("unknown", String::as_str)
-            ),
-            "statements that meet on one lock undo each other and are tried again, which costs time",
-            "set it to 'read committed' for the user that locks",
         ));
     }
     if number(settings, "idle_session_timeout").is_some_and(|ms| ms > 0) {
@@ -569,10 +570,9 @@ mod tests {
     #[cfg(feature = "postgres")]
     #[test]
     fn replicas_that_nobody_waits_for_are_a_weakness() {
-        let read_committed = ("default_transaction_isolation", "read committed");
-        let lagging = [("replicas", "2"), ("synchronous_standby_names", ""), read_committed];
+        let lagging = [("replicas", "2"), ("synchronous_standby_names", "")];
         assert_eq!(ids(&judge_postgres(&settings(&lagging), 4)), ["asynchronous-replica"]);
-        let waited = [("replicas", "2"), ("synchronous_standby_names", "*"), read_committed];
+        let waited = [("replicas", "2"), ("synchronous_standby_names", "*")];
         assert!(judge_postgres(&settings(&waited), 4).is_empty());
     }
 
@@ -580,8 +580,7 @@ mod tests {
     #[test]
     fn f36_a_snapshot_that_is_kept_for_long_is_told_of() {
         let judged = |name, value| {
-            let all = [("default_transaction_isolation", "read committed"), (name, value)];
-            judge_postgres(&settings(&all), 4).iter().map(|f| f.id).collect::<Vec<_>>()
+            judge_postgres(&settings(&[(name, value)]), 4).iter().map(|f| f.id).collect::<Vec<_>>()
         };
         assert_eq!(judged("oldest_snapshot", "29"), Vec::<&str>::new());
         assert_eq!(judged("oldest_snapshot", "35"), ["old-snapshot"]);

@@ -205,15 +205,18 @@ impl Shared {
         if told == Told::Nothing && !self.is_there(wire, claim).await? {
             return Ok(false);
         }
+        let mut perhaps = false;
         if keep.is_none_or(|keep| keep.is_zero()) {
             if !self.is_contended(claim, told) && self.release(wire, claim).await? {
                 return Ok(true);
             }
-            if self.hand_over(wire, claim).await? == HandedOver::Done {
-                return Ok(true);
+            match self.hand_over(wire, claim).await? {
+                HandedOver::Done => return Ok(true),
+                HandedOver::Not => {}
+                HandedOver::Perhaps => perhaps = true,
             }
         }
-        self.leave_in_section(wire, claim, keep).await
+        Ok(self.leave_in_section(wire, claim, keep).await? || perhaps)
     }
 
     /// Whether somebody waits for what leaves, as far as is known: then it is not tried first whether

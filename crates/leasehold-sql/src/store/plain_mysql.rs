@@ -10,6 +10,7 @@
 //! who holds.
 
 use super::plain_words::Plain;
+use super::procedure::{Procedure, Procedures};
 use super::session::SLEEPS;
 use super::wire::Statement;
 
@@ -22,8 +23,42 @@ impl Plain {
             hand_over: write("tit", HAND_OVER),
             tell: write("", TELL),
             told: SLEEPS,
+            procedures: Some(procedures(front, write)),
         }
     }
+}
+
+/// They take the arguments of the two above, `hand_over` those of [`TELL`] besides.
+fn procedures(front: usize, write: impl Fn(&'static str, &str) -> Statement) -> Procedures {
+    let stand = include_str!("procedures/mysql_stand.sql").replace("{front}", &front.to_string());
+    let hand_over = include_str!("procedures/mysql_hand_over.sql");
+    Procedures::new(
+        procedure("{stand}", 9, "iii", &stand, &write),
+        procedure("{hand_over}", 4, "tit", hand_over, &write),
+        // There is no right to make one that could be asked for by name.
+        write("t", "SELECT 'perhaps'"),
+    )
+}
+
+/// Its text is seen by who made it, and by who may see all.
+fn procedure(
+    name: &str,
+    takes: usize,
+    shape: &'static str,
+    create: &str,
+    write: impl Fn(&'static str, &str) -> Statement,
+) -> Procedure {
+    // As the columns are: of variables in another order nothing can be compared with them.
+    let words = "VARCHAR(256) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin";
+    let create = write("", &create.replace("{words}", words)).sql.trim_end().to_owned();
+    let body = create.split_once("SQL SECURITY INVOKER\n").map_or("", |(_, body)| body).to_owned();
+    let find = format!(
+        "SELECT IF(r.SECURITY_TYPE = 'INVOKER', COALESCE(r.ROUTINE_DEFINITION, 'not seen'), 'not ours') \
+         FROM information_schema.ROUTINES r WHERE r.ROUTINE_TYPE = 'PROCEDURE' \
+         AND r.ROUTINE_SCHEMA = DATABASE() AND r.ROUTINE_NAME = '{name}'"
+    );
+    let call = format!("CALL {name}({})", vec!["?"; takes].join(", "));
+    Procedure { create, body, find: write("t", &find), call: write(shape, &call) }
 }
 
 /// An aggregate answers a row also where there is none: so it sets all.

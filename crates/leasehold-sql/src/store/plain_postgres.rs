@@ -1,13 +1,16 @@
 //! The SQL of a plain turn on PostgreSQL (`plain.rs` says why it is right).
 
 use super::plain_words::Plain;
+use super::procedure::{Procedure, Procedures};
 use super::session::LISTENS;
 use super::wire::Statement;
 
 impl Plain {
-    /// `write` puts a statement in the database's words, `front` is how many claims the front is.
+    /// `write` puts a statement in the database's words, `front` is how many claims the front is, and `schema` where
+    /// procedures are made, if they may be used.
     pub(super) fn of_postgres(
         front: usize,
+        schema: Option<&str>,
         write: impl Fn(&'static str, &str) -> Statement,
     ) -> Self {
         Self {
@@ -16,6 +19,7 @@ impl Plain {
             hand_over: write("tit", &hand_over()),
             tell: write("", TELL),
             told: LISTENS,
+            procedures: schema.map(|schema| procedures(front, schema, &write)),
         }
     }
 }
@@ -33,7 +37,7 @@ fn stand(most: usize) -> String {
          THEN m.standing = 1 AND m.expires > n.now \
          ELSE l.claim <> $2 AND l.standing = 1 AND l.expires > n.now END \
          AND NOT EXISTS (SELECT 1 FROM f WHERE f.expires <= n.now) \
-         AND NOT EXISTS (SELECT 1 FROM {{claims}} c WHERE c.name = $1 AND c.claim = $2)), \
+         AND NOT EXISTS (SELECT 1 FROM {{claims}} c WHERE c.name{{apart}} = $1 AND c.claim = $2)), \
          u AS (UPDATE {{locks}} l SET last_token = p.token, claims = l.claims + 1 FROM p \
          WHERE l.name = $1), \
          i AS (INSERT INTO {{claims}} (name, claim, token, weight, standing, since, expires, \
@@ -68,6 +72,66 @@ fn hand_over() -> String {
          FROM t",
         front = front(),
     )
+}
+
+/// They take the arguments of the two above, `hand_over` those of [`TELL`] besides.
+fn procedures(
+    front: usize,
+    schema: &str,
+    write: impl Fn(&'static str, &str) -> Statement,
+) -> Procedures {
+    let stand =
+        include_str!("procedures/postgres_stand.sql").replace("{front}", &front.to_string());
+    let hand_over = include_str!("procedures/postgres_hand_over.sql");
+    let may_make = format!("SELECT 'yes' WHERE has_schema_privilege({schema}, 'CREATE')");
+    Procedures::new(
+        procedure(
+            "{stand}",
+            [
+                "text, text, bigint, bigint, bigint, text, bigint, text, text",
+                "bigint, bigint, bigint",
+            ],
+            "iii",
+            &stand,
+            &write,
+        ),
+        procedure(
+            "{hand_over}",
+            ["text, text, text, text", "text, bigint, text"],
+            "tit",
+            hand_over,
+            &write,
+        ),
+        write("t", &may_make),
+    )
+}
+
+/// `takes` is what it is given, and what it gives back.
+fn procedure(
+    name: &str,
+    takes: [&str; 2],
+    shape: &'static str,
+    create: &str,
+    write: impl Fn(&'static str, &str) -> Statement,
+) -> Procedure {
+    let [given, back] = takes;
+    let numbers = (1..=given.split(", ").count()).map(|n| format!("${n}"));
+    let nothing = back.split(", ").map(|kind| format!("NULL::{kind}"));
+    let args: Vec<String> = numbers.chain(nothing).collect();
+    let create = write("", create).sql.to_string();
+    Procedure {
+        body: create.split("$procedure$").nth(1).unwrap_or_default().to_owned(),
+        create,
+        find: write(
+            "t",
+            &format!(
+                "SELECT CASE WHEN NOT p.prosecdef AND p.proconfig IS NULL AND \
+                 has_function_privilege(p.oid, 'EXECUTE') THEN p.prosrc ELSE 'not ours' END \
+                 FROM pg_catalog.pg_proc p WHERE p.oid = to_regprocedure('{name}({given}, {back})')"
+            ),
+        ),
+        call: write(shape, &format!("CALL {name}({})", args.join(", "))),
+    }
 }
 
 /// The claims that have rows of their own, in order, as far as a LIMIT says. All their tokens are above

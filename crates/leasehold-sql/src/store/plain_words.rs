@@ -1,5 +1,6 @@
 //! What a plain turn says to the server (`plain.rs` says why it is right).
 
+use super::procedure::Procedures;
 use super::wire::Statement;
 
 /// The statements of a plain turn (`plain_postgres.rs`, `plain_mysql.rs`).
@@ -15,4 +16,6 @@ pub(super) struct Plain {
     pub(super) tell: Statement,
     /// What the names of those begin with whom it tells.
     pub(super) told: &'static str,
+    /// The same as procedures of the server's, where it can be asked for them.
+    pub(super) procedures: Option<Procedures>,
 }

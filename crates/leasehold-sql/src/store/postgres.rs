@@ -254,7 +254,10 @@ pub(super) const LIMIT_SHOWN: (&str, &str) = ("lock_timeout", "5s");
 /// and reads all of an empty table rather than an index: rightly then, and wrongly from then on, for what
 /// others take and release leaves dead rows in it by the thousand, until they are swept. (What has no index
 /// is made so dear by that on older servers that they would compile it.)
-const PLANS: [(&str, &str); 2] = [("enable_seqscan", "off"), ("jit", "off")];
+const PLANS: [(&str, &str); 3] =
+    [("enable_seqscan", "off"), ("jit", "off"), ("plan_cache_mode", "force_generic_plan")];
+/// Each statement must see what was committed before it, also where nobody has said BEGIN.
+const ISOLATION: (&str, &str) = ("default_transaction_isolation", "read committed");
 
 #[derive(Debug)]
 pub(super) struct Postgres {
@@ -274,7 +277,7 @@ impl Postgres {
         let options = match url.pooler {
             // It would refuse them, or give them to whoever comes next.
             true => options,
-            false => options.options(LIMITS).options(PLANS),
+            false => options.options(LIMITS).options(PLANS).options([ISOLATION]),
         };
         Ok(Self { options, pooler: url.pooler })
     }

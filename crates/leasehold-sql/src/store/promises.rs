@@ -84,6 +84,7 @@ impl Shared {
             }
         }
         let swept = wire.rows(&self.sql.probe, Vec::new()).await?;
+        self.prepare_procedures(wire).await?;
         self.pool.put(pooled);
         Ok((guarantees, is_due(swept)?))
     }

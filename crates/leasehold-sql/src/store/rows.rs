@@ -86,6 +86,11 @@ pub(super) fn corrupt(what: &str) -> Failure {
     Failure::Final(Error::new(ErrorKind::Corrupt, what))
 }
 
+/// Whether there is nothing in it.
+pub(super) fn is_null(cell: &Cell) -> bool {
+    matches!(cell, Cell::Int(None) | Cell::Text(None))
+}
+
 /// A row, read from left to right.
 pub(super) struct Cells(std::vec::IntoIter<Cell>);
 

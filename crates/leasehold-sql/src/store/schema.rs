@@ -1,5 +1,6 @@
 //! The tables, as SQL that people can read and run themselves.
 
+use super::statements::Statements;
 use super::url::{Dialect, SqlUrl};
 
 /// The version of the tables that this code reads and writes.
@@ -114,6 +115,38 @@ pub(super) fn printed(url: &SqlUrl) -> String {
     for statement in statements(url) {
         text.push_str(&statement);
         text.push_str(";\n");
+    }
+    let plain = Statements::of(url).plain;
+    if let Some(procedures) = plain.and_then(|plain| plain.procedures) {
+        let creates = [&procedures.stand, &procedures.hand_over].map(|p| p.create.trim_end());
+        text.push_str(&optional(url.dialect, creates));
+    }
+    text
+}
+
+/// What speeds a hand-over up. (MySQL's tools each want to be told in a way of their own where a procedure ends.)
+fn optional(dialect: Dialect, creates: [&str; 2]) -> String {
+    let mut text = String::from(
+        "-- What follows may be left out: with it, a lock that somebody waits for changes hands by a\n\
+         -- third of the server's work. It runs with the rights of who calls it.\n",
+    );
+    match dialect {
+        #[cfg(feature = "mysql")]
+        Dialect::MySql => {
+            text.push_str(
+                "-- Clients whose user has CREATE ROUTINE make it by themselves, and clients of other users do not\n\
+                 -- call it. By hand, without the dashes:\n-- DELIMITER //\n",
+            );
+            for line in creates.join("\n//\n").lines().chain(["//", "DELIMITER ;"]) {
+                text.push_str(&format!("-- {line}\n"));
+            }
+        }
+        _ => {
+            for create in creates {
+                text.push_str(create);
+                text.push_str(";\n");
+            }
+        }
     }
     text
 }

@@ -104,7 +104,7 @@ fn front_and() -> String {
     format!(
         "SELECT f.* FROM (SELECT * FROM {{claims}} WHERE name = ? AND \
          token > (SELECT h.token FROM {{locks}} h WHERE h.name = ?) ORDER BY token LIMIT {FRONT}) f \
-         UNION ALL SELECT * FROM {{claims}} WHERE name = ? AND claim = ?"
+         UNION ALL SELECT * FROM {{claims}} WHERE name{{apart}} = ? AND claim = ?"
     )
 }
 
@@ -280,7 +280,15 @@ fn plain(url: &SqlUrl) -> Option<Plain> {
         #[cfg(feature = "sqlite")]
         Dialect::Sqlite => None,
         #[cfg(feature = "postgres")]
-        Dialect::Postgres => Some(Plain::of_postgres(FRONT, say)),
+        Dialect::Postgres => {
+            let schema = match &url.schema {
+                Some(schema) => format!("to_regnamespace('{schema}')::oid"),
+                None => "current_schema()::text".to_owned(),
+            };
+            // A pooler may put a call into a transaction, which a procedure cannot commit.
+            let schema = (!url.pooler).then_some(schema.as_str());
+            Some(Plain::of_postgres(FRONT, schema, say))
+        }
         #[cfg(feature = "mysql")]
         Dialect::MySql => Some(Plain::of_mysql(FRONT, say)),
     }
@@ -368,7 +376,7 @@ fn renew_claims(dialect: Dialect) -> Cow<'static, str> {
              CASE l.standing WHEN 1 THEN s.lease ELSE s.wait END) \
              FROM (SELECT k.name, k.token, r.lease, r.wait FROM {claims} k JOIN \
              json_to_recordset(?::json) AS r(name text, claim text, lease bigint, wait bigint) \
-             ON k.name = r.name AND k.claim = r.claim FOR UPDATE OF k SKIP LOCKED) s \
+             ON k.name{apart} = r.name AND k.claim = r.claim FOR UPDATE OF k SKIP LOCKED) s \
              WHERE l.name = s.name AND l.token = s.token AND l.standing < 2 \
              AND l.expires > {now} RETURNING l.claim, l.token, l.standing"
             .into(),
@@ -464,9 +472,10 @@ fn create(dialect: Dialect) -> &'static str {
 
 /// The statement in the words of one database.
 fn write(url: &SqlUrl, sql: &str) -> String {
-    let words: [(&str, &str); 6] = match url.dialect {
+    let words: [(&str, &str); 7] = match url.dialect {
         #[cfg(feature = "sqlite")]
         Dialect::Sqlite => [
+            ("{apart}", ""),
             ("{now}", "(CAST(ROUND(unixepoch('now', 'subsec') * 1000) AS INTEGER) * 1000)"),
             ("{greatest3}", "max"),
             ("{greatest}", "max"),
@@ -477,6 +486,9 @@ fn write(url: &SqlUrl, sql: &str) -> String {
         // Not now(): that is the time at which the transaction began.
         #[cfg(feature = "postgres")]
         Dialect::Postgres => [
+            // So a claim is looked for by its id. The server takes each index for as good while it knows nothing
+            // of the table; the other one would have it read all of a lock's queue, dead rows and all.
+            ("{apart}", " || ''"),
             // As a double, which holds microseconds exactly until 2255, and not as extract() gives it: a
             // numeric, whose product costs more than all else in a condition.
             ("{now}", "(date_part('epoch', clock_timestamp()) * 1000000)::bigint"),
@@ -489,6 +501,7 @@ fn write(url: &SqlUrl, sql: &str) -> String {
         // Not NOW(): that is the time at which the statement began.
         #[cfg(feature = "mysql")]
         Dialect::MySql => [
+            ("{apart}", ""),
             ("{now}", "CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)"),
             ("{greatest3}", "GREATEST"),
             ("{greatest}", "GREATEST"),
@@ -503,6 +516,10 @@ fn write(url: &SqlUrl, sql: &str) -> String {
     }
     for table in ["locks", "claims", "schema"] {
         text = text.replace(&format!("{{{table}}}"), &url.table(table));
+    }
+    for procedure in ["stand", "hand_over"] {
+        let name = url.table(&format!("{procedure}_{}", super::procedure::VERSION));
+        text = text.replace(&format!("{{{procedure}}}"), &name);
     }
     #[cfg(feature = "postgres")]
     if url.dialect == Dialect::Postgres {

@@ -1,0 +1,311 @@
+//! A plain turn (`plain.rs`) as procedures that the server keeps: what is decided is the same, and is decided by
+//! a third of the work, since the server has read and planned it before.
+//!
+//! *Who makes them?* Whoever connects and may, as with the tables; or a person who runs what
+//! `leasehold schema` prints. Who may not, where there are none, takes a plain turn by a message of many
+//! statements, as without them: all are in one queue.
+//!
+//! *Whose are they?* A procedure runs with the rights of who calls it, so none is called but one whose text is
+//! ours to the letter: somebody else may have made it. Another text has another name, which has a version, so that none is
+//! changed under those who call it.
+//!
+//! *What if it fails?* Before its COMMIT nothing was done. Behind it nothing is done but telling the next one,
+//! so that who hands over and gets an error knows that he has left, or else leaves by a section
+//! (`join.rs`). One that is gone, or may not be called any more, is not called again.
+
+use super::fault::{self, Failure};
+use super::procedure::{Procedure, Procedures};
+use super::rows::{Cells, is_null};
+use super::shared::Shared;
+use super::wire::{Arg, Row, Statement, Wire};
+
+/// What came of a call.
+#[derive(Debug)]
+pub(super) enum Called {
+    /// It is as simple as that: this is what it said.
+    Done(Row),
+    /// It is not, and nothing was done.
+    Nothing,
+    /// There is no such procedure.
+    No,
+    /// It failed in the end, perhaps when all was done.
+    Unsure,
+}
+
+impl Shared {
+    fn procedures(&self) -> Option<&Procedures> {
+        self.sql.plain.as_ref()?.procedures.as_ref()
+    }
+
+    /// Whether a turn takes more work here than it would with procedures.
+    pub(super) fn lacks_procedures(&self) -> bool {
+        self.procedures().is_some_and(|procedures| !procedures.are_ready())
+    }
+
+    /// Finds them, or makes them if there are none and we may. What the database cannot do is no failure.
+    pub(super) async fn prepare_procedures(&self, wire: &mut dyn Wire) -> Result<(), Failure> {
+        let Some(procedures) = self.procedures() else { return Ok(()) };
+        let mut ready = true;
+        for procedure in [&procedures.stand, &procedures.hand_over] {
+            ready = ready && self.prepare_procedure(wire, procedures, procedure).await?;
+        }
+        procedures.set_ready(ready);
+        Ok(())
+    }
+
+    async fn prepare_procedure(
+        &self,
+        wire: &mut dyn Wire,
+        procedures: &Procedures,
+        procedure: &Procedure,
+    ) -> Result<bool, Failure> {
+        let Some(mut found) = text(wire, &procedure.find).await? else { return Ok(false) };
+        if found.is_empty()
+            && text(wire, &procedures.may_make).await?.is_some_and(|t| !t.is_empty())
+        {
+            match wire.raw(&procedure.create).await {
+                // Or somebody else does so at this moment.
+                Ok(()) | Err(sqlx::Error::Database(_)) => {}
+                Err(error) => return Err(error.into()),
+            }
+            found = text(wire, &procedure.find).await?.unwrap_or_default();
+        }
+        Ok(found == procedure.body)
+    }
+
+    /// Calls a procedure.
+    pub(super) async fn call_procedure(
+        &self,
+        wire: &mut dyn Wire,
+        which: impl Fn(&Procedures) -> &Procedure,
+        args: Vec<Arg>,
+    ) -> Result<Called, Failure> {
+        let ready = self.procedures().filter(|procedures| procedures.are_ready());
+        let Some(procedures) = ready else { return Ok(Called::No) };
+        match wire.rows(&which(procedures).call, args).await {
+            Ok(mut rows) => Ok(match rows.pop() {
+                Some(row) if !row.iter().all(is_null) => Called::Done(row),
+                _ => Called::Nothing,
+            }),
+            Err(error) if fault::is_no_procedure(&error) => {
+                procedures.set_ready(false);
+                Ok(Called::No)
+            }
+            Err(error) => match Failure::from(error) {
+                Failure::Final(_) => Ok(Called::Unsure),
+                failure => Err(failure),
+            },
+        }
+    }
+}
+
+/// What a statement of one column says, in one text; `None`: the database does not know the question.
+async fn text(wire: &mut dyn Wire, statement: &Statement) -> Result<Option<String>, Failure> {
+    match wire.rows(statement, Vec::new()).await.map_err(Failure::from) {
+        Ok(rows) => {
+            let all: Result<String, _> =
+                rows.into_iter().map(|row| Cells::new(row).text()).collect();
+            all.map(Some)
+        }
+        Err(Failure::Final(_)) => Ok(None),
+        Err(failure) => Err(failure),
+    }
+}
+
+#[cfg(all(test, feature = "postgres", feature = "mysql"))]
+mod tests {
+    use std::sync::Arc;
+
+    use sha2::{Digest, Sha256};
+
+    use super::super::SqlStore;
+    use super::super::procedure::VERSION;
+    use leasehold_core::store::{Joined, Mode, Signal, Store};
+    use leasehold_core::{Claim, Kind, Name};
+
+    async fn open(url: &str) -> Arc<SqlStore> {
+        SqlStore::open(url, &tokio::runtime::Handle::current()).await.unwrap()
+    }
+
+    async fn run(store: &SqlStore, sql: &str) {
+        let mut pooled = store.shared.pool.take().await.unwrap();
+        pooled.wire.raw(sql).await.unwrap();
+        store.shared.pool.put(pooled);
+    }
+
+    fn claim() -> Claim {
+        Claim::new(Name::new("turn").unwrap(), Kind::Mutex, 1, 1).unwrap()
+    }
+
+    /// One holds, another waits, and is let in as the first one leaves, and told.
+    async fn hands_over(one: &SqlStore, other: &SqlStore) {
+        let (first, next) = (claim(), claim());
+        let holds = one.join(&first, Mode::Wait).await.unwrap();
+        assert!(matches!(holds, Joined::Holding { .. }), "{holds:?}");
+        let waits = other.join(&next, Mode::Wait).await.unwrap();
+        assert!(matches!(waits, Joined::Waiting(_)), "{waits:?}");
+        assert!(one.leave(&first, None).await.unwrap());
+        // As it begins to listen, it is told to ask.
+        while other.changed(&next).await.unwrap() == Signal::Ask {
+            let asked = other.join(&next, Mode::Wait).await.unwrap();
+            if matches!(asked, Joined::Holding { .. }) {
+                break;
+            }
+        }
+        assert!(other.leave(&next, None).await.unwrap());
+    }
+
+    /// A database on each server of this run.
+    fn databases() -> Vec<String> {
+        let mysql = testbed::Server::MySql.in_this_run().then(|| testbed::mysql().database());
+        let all = [testbed::postgres().database(), testbed::mariadb().database()];
+        all.into_iter().chain(mysql).collect()
+    }
+
+    async fn drop_both(store: &SqlStore) {
+        for name in ["leasehold_stand_1", "leasehold_hand_over_1"] {
+            run(store, &format!("DROP PROCEDURE {name}")).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn who_has_no_procedures_is_in_one_queue_with_who_has() {
+        for url in databases() {
+            are_in_one_queue(&url).await;
+        }
+    }
+
+    async fn are_in_one_queue(url: &str) {
+        let (one, other) = (open(url).await, open(url).await);
+        for ready in [[true, true], [true, false], [false, true], [false, false]] {
+            for (store, ready) in [&one, &other].into_iter().zip(ready) {
+                store.shared.procedures().unwrap().set_ready(ready);
+            }
+            hands_over(&one, &other).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_procedure_that_somebody_else_made_is_not_called() {
+        let url = testbed::postgres().database();
+        let store = open(&url).await;
+        assert!(!store.shared.lacks_procedures());
+        let ours = store.shared.procedures().unwrap().stand.create.clone();
+        let theirs =
+            ours.replace("IF head <> mine", "DELETE FROM leasehold_fence; IF head <> mine");
+        assert_ne!(ours, theirs);
+        run(&store, &theirs).await;
+        let later = open(&url).await;
+        assert!(later.shared.lacks_procedures());
+        hands_over(&later, &later).await;
+        // Nor is one that would have the rights of who made it, or settings of its own.
+        for altered in ["SECURITY DEFINER", "SET work_mem = '1MB'"] {
+            run(&store, "DROP PROCEDURE leasehold_stand_1").await;
+            run(&store, &ours.replace("LANGUAGE plpgsql", &format!("LANGUAGE plpgsql {altered}")))
+                .await;
+            assert!(open(&url).await.shared.lacks_procedures(), "{altered}");
+        }
+        run(&store, "DROP PROCEDURE leasehold_stand_1").await;
+        assert!(!open(&url).await.shared.lacks_procedures());
+    }
+
+    #[tokio::test]
+    async fn a_procedure_that_is_gone_is_done_without() {
+        for url in databases() {
+            is_done_without(&url).await;
+        }
+    }
+
+    async fn is_done_without(url: &str) {
+        let (one, other) = (open(url).await, open(url).await);
+        hands_over(&one, &other).await;
+        drop_both(&one).await;
+        hands_over(&one, &other).await;
+        assert!(one.shared.lacks_procedures() && other.shared.lacks_procedures());
+        // Who connects next makes them anew.
+        assert!(!open(url).await.shared.lacks_procedures());
+    }
+
+    #[tokio::test]
+    async fn who_may_not_make_them_does_without() {
+        let server = testbed::postgres();
+        let url = server.database();
+        let tables = open(&url).await;
+        drop_both(&tables).await;
+        let database = url.rsplit('/').next().unwrap();
+        server.admin(
+            database,
+            "REVOKE CREATE ON SCHEMA public FROM PUBLIC; CREATE ROLE plain LOGIN PASSWORD 'plain'; \
+             GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO plain",
+        );
+        let plain = open(&url.replace("lh:lh@", "plain:plain@")).await;
+        assert!(plain.shared.lacks_procedures());
+        hands_over(&plain, &plain).await;
+        // Once somebody has made them, they may be called.
+        assert!(!open(&url).await.shared.lacks_procedures());
+        let plain = open(&url.replace("lh:lh@", "plain:plain@")).await;
+        assert!(!plain.shared.lacks_procedures());
+        hands_over(&plain, &plain).await;
+    }
+
+    /// Its text is seen by nobody but its maker there: then it is not called.
+    #[tokio::test]
+    async fn another_user_of_mariadb_does_without() {
+        let server = testbed::mariadb();
+        let url = server.database();
+        let ours = open(&url).await;
+        let database = url.rsplit('/').next().unwrap();
+        server.admin(&format!(
+            "CREATE USER plain@'127.0.0.1' IDENTIFIED BY 'plain'; GRANT SELECT, INSERT, UPDATE, DELETE, EXECUTE \
+             ON {database}.* TO plain@'127.0.0.1'"
+        ));
+        let plain = open(&url.replace("lh:lh@", "plain:plain@")).await;
+        assert!(plain.shared.lacks_procedures() && !ours.shared.lacks_procedures());
+        hands_over(&ours, &plain).await;
+        hands_over(&plain, &ours).await;
+    }
+
+    /// The next one cannot be told: what was committed before that stays, and is no error.
+    #[tokio::test]
+    async fn who_hands_over_and_cannot_tell_has_left() {
+        let url = testbed::postgres().database();
+        let (one, other) = (open(&url).await, open(&url).await);
+        let (first, next) = (claim(), claim());
+        one.join(&first, Mode::Wait).await.unwrap();
+        other.join(&next, Mode::Wait).await.unwrap();
+        run(&one, "UPDATE leasehold_claims SET session = 'leasehold_hears_' || repeat('x', 200)")
+            .await;
+        let mut pooled = one.shared.pool.take().await.unwrap();
+        let wire = &mut *pooled.wire;
+        let handed_over = one.shared.hand_over(wire, &first).await.unwrap();
+        assert_eq!(handed_over, super::super::plain::HandedOver::Perhaps);
+        let kept = one.shared.snapshot(wire, &first.name).await.unwrap().unwrap();
+        assert_eq!(kept.queue.entries().map(|e| e.id).collect::<Vec<_>>(), [next.id]);
+        one.shared.pool.put(pooled);
+        // The same, as a call.
+        let again = claim();
+        one.join(&again, Mode::Wait).await.unwrap();
+        run(&one, "UPDATE leasehold_claims SET session = 'leasehold_hears_' || repeat('x', 200)")
+            .await;
+        assert!(other.leave(&next, None).await.unwrap());
+        assert!(one.leave(&again, None).await.unwrap());
+    }
+
+    /// A text that is changed under its name would be called by nobody who has the other one.
+    #[test]
+    fn another_text_has_another_name() {
+        let texts = [
+            include_str!("procedures/postgres_stand.sql"),
+            include_str!("procedures/postgres_hand_over.sql"),
+            include_str!("procedures/mysql_stand.sql"),
+            include_str!("procedures/mysql_hand_over.sql"),
+        ];
+        let sum: String =
+            Sha256::digest(texts.concat()).iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(
+            (VERSION, sum.get(..16).unwrap()),
+            (1, "92cbacbee36cc0e9"),
+            "raise the version with the text"
+        );
+    }
+}
