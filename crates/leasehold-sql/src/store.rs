@@ -52,7 +52,8 @@
 //! # Who wakes whom
 //! PostgreSQL: who grants sends a NOTIFY to the client of each claim that was granted, right after the
 //! transaction, and to nobody when nobody waited (NOTIFY makes commits wait for each other, flush and
-//! all). One connection of each client listens, from the first time that it waits, and serves for
+//! all). One connection of each client listens while somebody waits, and a while longer, for a notification wakes all
+//! who listen in the database, whomever it is for; it serves for
 //! calls too (`store/ear.rs`); if nothing is heard on it for a while, it is asked whether it still leads
 //! anywhere. MySQL: who grants ends the sleep of the client's session, likewise right after the transaction
 //! (`store/wake.rs`). SQLite: who grants rings the client's doorbell, a FIFO beside the database file

@@ -106,6 +106,20 @@ impl Ear {
         self.there.store(true, Ordering::SeqCst);
     }
 
+    /// Says something on it; whether it was understood. If not, it is gone.
+    #[cfg(feature = "postgres")]
+    pub(super) async fn say(&self, sql: &str) -> bool {
+        let mut slot = self.slot.lock().await;
+        let Some(wire) = slot.as_mut() else { return false };
+        let said = tokio::time::timeout(ANSWER, wire.raw(sql)).await;
+        let is_there = matches!(said, Ok(Ok(())));
+        if !is_there {
+            self.there.store(false, Ordering::SeqCst);
+            *slot = None;
+        }
+        is_there
+    }
+
     /// Listens, until there is something to tell.
     #[cfg(feature = "postgres")]
     pub(super) async fn hear(&self, silence: impl Future<Output = ()>) -> Heard {

@@ -10,8 +10,9 @@ use sqlx::postgres::{
 };
 use sqlx::{Acquire, ConnectOptions, Row};
 use tokio::runtime::Handle;
+use tokio::time::Instant;
 
-use super::ear::Heard;
+use super::ear::{Ear, Heard};
 use super::fault::Failure;
 use super::message::{self, Message};
 use super::shared::Shared;
@@ -303,6 +304,8 @@ const LISTEN_AGAIN: Duration = Duration::from_millis(200);
 /// How long nothing may be heard before it is asked whether the server is still there. A connection
 /// that somebody on the way has forgotten ends for neither side, and nothing is heard on it for ever.
 const SILENCE: Duration = Duration::from_secs(15);
+/// How long nobody may have waited before it does not listen any more.
+const REST: Duration = Duration::from_secs(10);
 /// How long it may take to begin to listen.
 const ANSWER: Duration = Duration::from_secs(5);
 
@@ -323,10 +326,14 @@ pub(super) async fn listen(options: PgConnectOptions, shared: Arc<Shared>) {
             ear.is_now(Box::new(hearing)).await;
             shared.waiters.ask_all();
             loop {
-                match ear.hear(silence(&shared.waiters)).await {
-                    Heard::Message(message) => tell(&shared.waiters, &message),
-                    Heard::Nothing => {}
-                    Heard::Gone => break,
+                tokio::select! {
+                    heard = ear.hear(silence(&shared.waiters)) => match heard {
+                        Heard::Message(message) => tell(&shared.waiters, &message),
+                        Heard::Nothing => {}
+                        Heard::Gone => break,
+                    },
+                    // Not in the middle of the question: that is asked only while somebody waits.
+                    () = rest(&shared.waiters) => if !be_deaf(&shared, ear).await { break },
                 }
             }
         }
@@ -428,6 +435,31 @@ async fn silence(waiters: &Waiters) {
     while waiters.count() == 0 {
         waiters.more().await;
     }
+}
+
+/// Resolves when nobody has waited for a while.
+async fn rest(waiters: &Waiters) {
+    let mut since = Instant::now();
+    while since.elapsed() < REST {
+        tokio::time::sleep(REST / 8).await;
+        if waiters.count() > 0 {
+            since = Instant::now();
+        }
+    }
+}
+
+/// Stops listening until somebody waits: any news wakes all who listen in that database, whomever it is
+/// for. What comes meanwhile is made good by asking. Whether the connection is still there.
+async fn be_deaf(shared: &Shared, ear: &Ear) -> bool {
+    if !ear.say("UNLISTEN *").await {
+        return false;
+    }
+    while shared.waiters.count() == 0 {
+        shared.waiters.more().await;
+    }
+    let listens = ear.say(&format!("LISTEN {}", shared.session)).await;
+    shared.waiters.ask_all();
+    listens
 }
 
 fn tell(waiters: &Waiters, message: &str) {

@@ -152,6 +152,43 @@ fn s24_a_listener_that_fell_silent_is_replaced() {
     });
 }
 
+/// Any news wakes each session of the database that listens, so who does not wait does not listen.
+#[test]
+fn who_has_not_waited_for_a_while_listens_no_more_and_is_told_again_when_it_waits() {
+    run(async {
+        let server = testbed::postgres();
+        let url = server.database();
+        let here = tokio::runtime::Handle::current();
+        let [holder, waiting] = [SqlStore::open(&url, &here), SqlStore::open(&url, &here)];
+        let (holder, waiting) = (holder.await.unwrap(), waiting.await.unwrap());
+        let claim = || Claim::new(Name::new("quiet").unwrap(), Kind::Mutex, 1, 1).unwrap();
+        let until = async |said: &str| {
+            let sql = format!(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
+                 AND usename = 'lh' AND query LIKE '{said}%'"
+            );
+            let end = std::time::Instant::now() + PATIENCE;
+            while Server::admin(server, &url, &sql) == "0" {
+                assert!(std::time::Instant::now() < end, "nobody said {said}");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        for _ in 0..2 {
+            let (held, waits) = (claim(), claim());
+            assert!(matches!(holder.join(&held, Mode::Try).await, Ok(Joined::Holding { .. })));
+            assert!(matches!(waiting.join(&waits, Mode::Wait).await, Ok(Joined::Waiting(_))));
+            until("LISTEN").await;
+            assert!(holder.leave(&held, None).await.unwrap());
+            let granted = async {
+                while !matches!(waiting.changed(&waits).await.unwrap(), Signal::Granted(_)) {}
+            };
+            tokio::time::timeout(PATIENCE, granted).await.expect("it is told");
+            assert!(waiting.leave(&waits, None).await.unwrap());
+            until("UNLISTEN").await;
+        }
+    });
+}
+
 #[test]
 fn read_only_standby() {
     run(async {
