@@ -92,7 +92,8 @@ impl Shared {
                 Ok(Called::No)
             }
             Err(error) => match Failure::from(error) {
-                Failure::Final(_) => Ok(Called::Unsure),
+                // A limit of the server's may have cut short what comes behind the COMMIT.
+                Failure::Final(_) | Failure::Conflict(_) => Ok(Called::Unsure),
                 failure => Err(failure),
             },
         }

@@ -30,6 +30,29 @@ leasehold::conformance_suite!(postgres, async {
     leasehold::connect(POSTGRES.as_str()).await.unwrap()
 });
 
+/// A user who may make nothing: turns are taken without procedures.
+#[cfg(feature = "postgres")]
+static POSTGRES_FEW_RIGHTS: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| {
+    let server = testbed::postgres();
+    let url = server.database();
+    let printed = leasehold::store::sql::schema(&url).unwrap();
+    let (tables, _) = printed.split_once("-- What follows may be left out").unwrap();
+    let database = url.rsplit('/').next().unwrap();
+    server.admin(
+        database,
+        &format!(
+            "{tables} REVOKE CREATE ON SCHEMA public FROM PUBLIC; CREATE ROLE few LOGIN PASSWORD 'few'; \
+             GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO few"
+        ),
+    );
+    url.replace("lh:lh@", "few:few@")
+});
+
+#[cfg(feature = "postgres")]
+leasehold::conformance_suite!(postgres_few_rights, async {
+    leasehold::connect(POSTGRES_FEW_RIGHTS.as_str()).await.unwrap()
+});
+
 #[cfg(feature = "mysql")]
 static MARIADB: std::sync::LazyLock<String> =
     std::sync::LazyLock::new(|| testbed::mariadb().database());
@@ -37,6 +60,24 @@ static MARIADB: std::sync::LazyLock<String> =
 #[cfg(feature = "mysql")]
 leasehold::conformance_suite!(mariadb, async {
     leasehold::connect(MARIADB.as_str()).await.unwrap()
+});
+
+/// A user who may make tables and no procedures.
+#[cfg(feature = "mysql")]
+static MARIADB_FEW_RIGHTS: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| {
+    let server = testbed::mariadb();
+    let url = server.database();
+    let database = url.rsplit('/').next().unwrap();
+    server.admin(&format!(
+        "CREATE USER few@'127.0.0.1' IDENTIFIED BY 'few'; \
+         GRANT SELECT, INSERT, UPDATE, DELETE, CREATE ON {database}.* TO few@'127.0.0.1'"
+    ));
+    url.replace("lh:lh@", "few:few@")
+});
+
+#[cfg(feature = "mysql")]
+leasehold::conformance_suite!(mariadb_few_rights, async {
+    leasehold::connect(MARIADB_FEW_RIGHTS.as_str()).await.unwrap()
 });
 
 #[cfg(feature = "mysql")]
