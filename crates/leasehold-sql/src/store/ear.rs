@@ -122,7 +122,11 @@ impl Ear {
 
     /// Listens, until there is something to tell.
     #[cfg(feature = "postgres")]
-    pub(super) async fn hear(&self, silence: impl Future<Output = ()>) -> Heard {
+    pub(super) async fn hear(
+        &self,
+        silence: impl Future<Output = ()>,
+        rest: impl Future<Output = ()>,
+    ) -> Heard {
         let mut slot = self.slot.lock().await;
         let Some(wire) = slot.as_mut() else { return Heard::Gone };
         tokio::select! {
@@ -132,6 +136,7 @@ impl Ear {
                 }
             }
             () = self.wanted.notified() => return Heard::Nothing,
+            () = rest => return Heard::Enough,
             () = silence => {
                 let asked = tokio::time::timeout(ANSWER, wire.raw("SELECT 1")).await;
                 if matches!(asked, Ok(Ok(()))) {
@@ -150,6 +155,8 @@ impl Ear {
 pub(super) enum Heard {
     Message(String),
     Nothing,
+    /// Nobody has waited for a while.
+    Enough,
     /// The connection is lost: begin anew.
     Gone,
 }

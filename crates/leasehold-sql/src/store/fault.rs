@@ -158,12 +158,6 @@ pub(super) fn undeclared_pooler() -> Error {
     Error::new(ErrorKind::Config, what)
 }
 
-/// There is no such procedure, or it may not be called, or not here.
-pub(super) fn is_no_procedure(error: &sqlx::Error) -> bool {
-    let codes = ["42883", "2D000", "42501", "m1305", "m1370"];
-    code_of(error).is_some_and(|code| codes.contains(&code.as_str()))
-}
-
 /// The server ends the session, or has no room for one; or a statement that was prepared on this
 /// connection does not fit the tables any more (0A000, 1615).
 fn is_ending(code: &str) -> bool {

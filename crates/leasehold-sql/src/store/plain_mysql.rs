@@ -40,7 +40,8 @@ fn procedures(front: usize, write: impl Fn(&'static str, &str) -> Statement) -> 
     )
 }
 
-/// Its text is seen by who made it, and by who may see all.
+/// Its text is seen by who made it, and by who may see all; and it is ours only if we made it, for its maker may change
+/// it.
 fn procedure(
     name: &str,
     takes: usize,
@@ -53,7 +54,8 @@ fn procedure(
     let create = write("", &create.replace("{words}", words)).sql.trim_end().to_owned();
     let body = create.split_once("SQL SECURITY INVOKER\n").map_or("", |(_, body)| body).to_owned();
     let find = format!(
-        "SELECT IF(r.SECURITY_TYPE = 'INVOKER', COALESCE(r.ROUTINE_DEFINITION, 'not seen'), 'not ours') \
+        "SELECT IF(r.SECURITY_TYPE = 'INVOKER' AND r.DEFINER = CURRENT_USER() \
+         AND r.SQL_MODE = @@SESSION.sql_mode, COALESCE(r.ROUTINE_DEFINITION, 'not seen'), 'not ours') \
          FROM information_schema.ROUTINES r WHERE r.ROUTINE_TYPE = 'PROCEDURE' \
          AND r.ROUTINE_SCHEMA = DATABASE() AND r.ROUTINE_NAME = '{name}'"
     );

@@ -85,39 +85,32 @@ fn procedures(
     let hand_over = include_str!("procedures/postgres_hand_over.sql");
     let may_make = format!("SELECT 'yes' WHERE has_schema_privilege({schema}, 'CREATE')");
     Procedures::new(
-        procedure(
-            "{stand}",
-            [
-                "text, text, bigint, bigint, bigint, text, bigint, text, text",
-                "bigint, bigint, bigint",
-            ],
-            "iii",
-            &stand,
-            &write,
-        ),
-        procedure(
-            "{hand_over}",
-            ["text, text, text, text", "text, bigint, text"],
-            "tit",
-            hand_over,
-            &write,
-        ),
+        procedure("{stand}", "iii", &stand, &write),
+        procedure("{hand_over}", "tit", hand_over, &write),
         write("t", &may_make),
     )
 }
 
-/// `takes` is what it is given, and what it gives back.
+/// It is ours if its text is, to the letter; if it takes what ours takes, by the same names; and if nobody can change
+/// it who could not change the tables.
 fn procedure(
     name: &str,
-    takes: [&str; 2],
     shape: &'static str,
     create: &str,
     write: impl Fn(&'static str, &str) -> Statement,
 ) -> Procedure {
-    let [given, back] = takes;
-    let numbers = (1..=given.split(", ").count()).map(|n| format!("${n}"));
-    let nothing = back.split(", ").map(|kind| format!("NULL::{kind}"));
-    let args: Vec<String> = numbers.chain(nothing).collect();
+    let takes = taken_by(create);
+    let all =
+        |what: fn(&Takes<'_>) -> String| takes.iter().map(what).collect::<Vec<_>>().join(", ");
+    let types = all(|takes| takes.kind.to_owned());
+    let names = all(|takes| takes.name.to_owned()).replace(' ', "");
+    let modes: String =
+        takes.iter().map(|takes| if takes.is_given_back { 'b' } else { 'i' }).collect();
+    let args = takes.iter().enumerate().map(|(i, takes)| match takes.is_given_back {
+        true => format!("NULL::{}", takes.kind),
+        false => format!("${}", i + 1),
+    });
+    let args = args.collect::<Vec<_>>().join(", ");
     let create = write("", create).sql.to_string();
     Procedure {
         body: create.split("$procedure$").nth(1).unwrap_or_default().to_owned(),
@@ -125,13 +118,38 @@ fn procedure(
         find: write(
             "t",
             &format!(
-                "SELECT CASE WHEN NOT p.prosecdef AND p.proconfig IS NULL AND \
-                 has_function_privilege(p.oid, 'EXECUTE') THEN p.prosrc ELSE 'not ours' END \
-                 FROM pg_catalog.pg_proc p WHERE p.oid = to_regprocedure('{name}({given}, {back})')"
+                "SELECT CASE WHEN NOT p.prosecdef AND p.proconfig IS NULL AND p.pronargdefaults = 0 \
+                 AND array_to_string(p.proargnames, ',') = '{names}' \
+                 AND array_to_string(p.proargmodes, '') = '{modes}' \
+                 AND has_function_privilege(p.oid, 'EXECUTE') \
+                 AND (o.rolsuper OR o.rolname = current_user OR o.oid = (SELECT t.relowner \
+                 FROM pg_catalog.pg_class t WHERE t.oid = to_regclass('{{locks}}'))) \
+                 THEN p.prosrc ELSE 'not ours' END \
+                 FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_roles o ON o.oid = p.proowner \
+                 WHERE p.oid = to_regprocedure('{name}({types})')"
             ),
         ),
-        call: write(shape, &format!("CALL {name}({})", args.join(", "))),
+        call: write(shape, &format!("CALL {name}({args})")),
     }
+}
+
+/// One of a procedure's arguments.
+struct Takes<'a> {
+    name: &'a str,
+    kind: &'a str,
+    is_given_back: bool,
+}
+
+/// What stands between the first brackets.
+fn taken_by(create: &str) -> Vec<Takes<'_>> {
+    let between = create.split_once('(').and_then(|(_, rest)| rest.split_once(')'));
+    let args = between.map_or("", |(args, _)| args).split(',');
+    args.filter_map(|arg| {
+        let back = arg.trim().strip_prefix("INOUT ");
+        let (name, kind) = back.unwrap_or(arg.trim()).split_once(' ')?;
+        Some(Takes { name, kind, is_given_back: back.is_some() })
+    })
+    .collect()
 }
 
 /// The claims that have rows of their own, in order, as far as a LIMIT says. All their tokens are above

@@ -1,6 +1,7 @@
 //! PostgreSQL.
 
 use std::collections::HashMap;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -325,15 +326,22 @@ pub(super) async fn listen(options: PgConnectOptions, shared: Arc<Shared>) {
             let ear = shared.pool.ear();
             ear.is_now(Box::new(hearing)).await;
             shared.waiters.ask_all();
+            // Whoever borrows the connection in between changes nothing of how long nobody has waited.
+            let mut resting = pin!(rest(&shared.waiters));
             loop {
-                tokio::select! {
-                    heard = ear.hear(silence(&shared.waiters)) => match heard {
-                        Heard::Message(message) => tell(&shared.waiters, &message),
-                        Heard::Nothing => {}
-                        Heard::Gone => break,
-                    },
-                    // Not in the middle of the question: that is asked only while somebody waits.
-                    () = rest(&shared.waiters) => if !be_deaf(&shared, ear).await { break },
+                match ear.hear(silence(&shared.waiters), resting.as_mut()).await {
+                    Heard::Message(message) => {
+                        tell(&shared.waiters, &message);
+                        resting.set(rest(&shared.waiters));
+                    }
+                    Heard::Nothing => {}
+                    Heard::Enough => {
+                        if !be_deaf(&shared, ear).await {
+                            break;
+                        }
+                        resting.set(rest(&shared.waiters));
+                    }
+                    Heard::Gone => break,
                 }
             }
         }

@@ -6,14 +6,15 @@
 //! statements, as without them: all are in one queue.
 //!
 //! *Whose are they?* A procedure runs with the rights of who calls it, so none is called but one whose text is
-//! ours to the letter: somebody else may have made it. Another text has another name, which has a version, so that none is
+//! ours to the letter, and that nobody can change who could not change the tables: somebody else may have made it. Another text has another name, which has a version, so that none is
 //! changed under those who call it.
 //!
 //! *What if it fails?* Before its COMMIT nothing was done. Behind it nothing is done but telling the next one,
 //! so that who hands over and gets an error knows that he has left, or else leaves by a section
-//! (`join.rs`). One that is gone, or may not be called any more, is not called again.
+//! (`join.rs`). One that is gone, may not be called any more, or fails for another reason of its own, is not called
+//! again.
 
-use super::fault::{self, Failure};
+use super::fault::Failure;
 use super::procedure::{Procedure, Procedures};
 use super::rows::{Cells, is_null};
 use super::shared::Shared;
@@ -87,13 +88,13 @@ impl Shared {
                 Some(row) if !row.iter().all(is_null) => Called::Done(row),
                 _ => Called::Nothing,
             }),
-            Err(error) if fault::is_no_procedure(&error) => {
-                procedures.set_ready(false);
-                Ok(Called::No)
-            }
             Err(error) => match Failure::from(error) {
                 // A limit of the server's may have cut short what comes behind the COMMIT.
-                Failure::Final(_) | Failure::Conflict(_) => Ok(Called::Unsure),
+                Failure::Conflict(_) => Ok(Called::Unsure),
+                Failure::Final(_) => {
+                    procedures.set_ready(false);
+                    Ok(Called::Unsure)
+                }
                 failure => Err(failure),
             },
         }
@@ -199,6 +200,21 @@ mod tests {
         let later = open(&url).await;
         assert!(later.shared.lacks_procedures());
         hands_over(&later, &later).await;
+        // Nor one that takes its arguments in another order, or belongs to somebody else.
+        run(&store, "DROP PROCEDURE leasehold_stand_1").await;
+        run(&store, &ours.replace("lock_name text, mine text", "mine text, lock_name text")).await;
+        assert!(open(&url).await.shared.lacks_procedures(), "swapped");
+        run(&store, "DROP PROCEDURE leasehold_stand_1").await;
+        let database = url.rsplit('/').next().unwrap();
+        let server = testbed::postgres();
+        run(&store, &ours).await;
+        server.admin(
+            database,
+            "CREATE ROLE mallory; ALTER PROCEDURE leasehold_stand_1 OWNER TO mallory",
+        );
+        assert!(open(&url).await.shared.lacks_procedures(), "another owner");
+        server.admin(database, "ALTER PROCEDURE leasehold_stand_1 OWNER TO lh");
+        assert!(!open(&url).await.shared.lacks_procedures());
         // Nor is one that would have the rights of who made it, or settings of its own.
         for altered in ["SECURITY DEFINER", "SET work_mem = '1MB'"] {
             run(&store, "DROP PROCEDURE leasehold_stand_1").await;

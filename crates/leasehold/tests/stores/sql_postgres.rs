@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::sql_common::*;
 use leasehold::store::sql::SqlStore;
-use leasehold::store::{Joined, Mode, Signal, Store};
+use leasehold::store::{Joined, Mode, Renew, Signal, Store};
 use leasehold::{Claim, ErrorKind, Kind, Name};
 use testbed::{PgBouncer, Postgres, Proxy, Setup};
 
@@ -163,6 +163,7 @@ fn who_has_not_waited_for_a_while_listens_no_more_and_is_told_again_when_it_wait
         let (holder, waiting) = (holder.await.unwrap(), waiting.await.unwrap());
         let claim = || Claim::new(Name::new("quiet").unwrap(), Kind::Mutex, 1, 1).unwrap();
         let until = async |said: &str| {
+            // It may have served for a renewal since, and that is seen for three seconds.
             let sql = format!(
                 "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
                  AND usename = 'lh' AND query LIKE '{said}%'"
@@ -173,6 +174,16 @@ fn who_has_not_waited_for_a_while_listens_no_more_and_is_told_again_when_it_wait
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         };
+        // It renews meanwhile, for which it borrows the connection that listens.
+        let other = Claim::new(Name::new("renewed").unwrap(), Kind::Mutex, 1, 1).unwrap();
+        assert!(matches!(waiting.join(&other, Mode::Try).await, Ok(Joined::Holding { .. })));
+        let (renewing, lease) = (waiting.clone(), other.lease);
+        let _renewing = tokio::spawn(async move {
+            loop {
+                renewing.renew(&[Renew { claim: other.clone(), lease }]).await.unwrap();
+                tokio::time::sleep(Duration::from_secs(3)).await;
+            }
+        });
         for _ in 0..2 {
             let (held, waits) = (claim(), claim());
             assert!(matches!(holder.join(&held, Mode::Try).await, Ok(Joined::Holding { .. })));
