@@ -51,6 +51,17 @@ pub(crate) type Gate = OwnedMutexGuard<()>;
 impl Claims {
     /// Waits for the claim's turn. It is known from then on, for as long at least.
     pub(crate) async fn enter(&self, claim: &Claim, ends: Moment) -> Gate {
+        loop {
+            let gate = self.gate_of(claim, ends);
+            let entered = gate.clone().lock_owned().await;
+            // Or it was forgotten by whoever had its turn before.
+            if self.gate(claim.id).is_some_and(|now| Arc::ptr_eq(&now, &gate)) {
+                return entered;
+            }
+        }
+    }
+
+    fn gate_of(&self, claim: &Claim, ends: Moment) -> Arc<tokio::sync::Mutex<()>> {
         let gate = {
             let mut all = locked(&self.all);
             let kept = all.entry(claim.id).or_insert_with(|| Kept {
@@ -66,7 +77,7 @@ impl Claims {
             kept.gate.clone()
         };
         self.plan(ends);
-        gate.lock_owned().await
+        gate
     }
 
     fn plan(&self, ends: Moment) {
@@ -105,6 +116,11 @@ impl Claims {
             kept.session.clone().filter(|_| is_good)
         });
         session.flatten()
+    }
+
+    /// Whether there is one that was not given up and has not ended.
+    pub(crate) fn any_stands(&self, now: Moment) -> bool {
+        locked(&self.all).values().any(|kept| !kept.is_given_up && kept.ends > now)
     }
 
     /// Extends it, unless it is over by now. Until when it stands.

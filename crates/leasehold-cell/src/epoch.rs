@@ -7,8 +7,13 @@
 //! system's own clock, nobody is let in; then whoever looks opens it, for good.
 //!
 //! A queue's cell is created only while the epoch is open, and in the answer to its creation the epoch is
-//! looked at once more: the same before and after, nothing was lost in between. A queue that is there needs
-//! no such look: what it says was said in this epoch.
+//! looked at once more: the same before and after, nothing was lost in between. A queue that is looked at
+//! and there needs no such look: what it says was said in this epoch. Who writes a queue by guess, to join it,
+//! looks at the epoch together with the write: it may have been a queue of somebody who left one, and nothing
+//! else, after all was lost.
+//!
+//! A system that loses the cell which it had no room to write anew is taken for one that has lost all: who
+//! was refused so ends the epoch.
 
 use std::time::Duration;
 
@@ -20,6 +25,9 @@ use crate::text::Epoch;
 
 /// How long the cell of a closed epoch lives: from what is left of that its age is told.
 const LIFE: Duration = Duration::from_secs(14 * 86_400);
+
+/// How often it is tried to end one.
+const ENDINGS: u32 = 3;
 
 /// The epochs of a system.
 #[derive(Debug)]
@@ -83,6 +91,19 @@ impl Epochs {
             Some(Answer::Written(_)) if is_open => Ok(id),
             // The other's is no older than ours.
             _ => Err(closed(self.delay)),
+        }
+    }
+
+    /// Ends the present one, whatever has become of it: whoever looks next begins another.
+    pub(crate) async fn end(&self, cells: &dyn Cells) {
+        for _ in 0..ENDINGS {
+            let Ok(mut found) = cells.run(vec![self.get()]).await else { continue };
+            let Some(Answer::Found(found)) = found.pop() else { return };
+            let (key, version) = (self.key.clone(), found.version);
+            let removed = cells.run(vec![Request::Remove { key, version }]).await;
+            if removed.is_ok_and(|answers| answers.contains(&Answer::Done)) {
+                return;
+            }
         }
     }
 

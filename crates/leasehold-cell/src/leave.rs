@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use leasehold_core::queue::Queue;
-use leasehold_core::{Claim, ClaimId, Name, Result};
+use leasehold_core::{Claim, ClaimId, ErrorKind, Name, Result};
 
 use crate::known::Guess;
 use crate::shared::{About, Shared, Turn};
@@ -51,8 +51,12 @@ impl Shared {
                 }
                 match self.take_out(&name, id).await {
                     Ok(_) => return self.claims.forget(id),
-                    // Never so, unless the cell is damaged.
-                    Err(error) if !error.is_transient() => return self.claims.forget(id),
+                    // Nobody will ever read it again; or nobody is left to.
+                    Err(error)
+                        if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Closed) =>
+                    {
+                        return self.claims.forget(id);
+                    }
                     Err(_) => {}
                 }
             }

@@ -6,7 +6,8 @@
 //!   end up to one earlier, and one more is left for a clock that ticks late.
 //! - *What is forgotten*: all, by a restart or `flush_all`, which is noticed (`epoch.rs`); and any value, when
 //!   the memory is full, which is not. Then the queue is gone whose value it was: two may hold. That is
-//!   what the store says of itself, and what `doctor` looks for.
+//!   what the store says of itself, and what `doctor` looks for. Where nothing is thrown away to make room
+//!   (`-M`), a write is refused instead, and its value is gone as well: who is refused ends the epoch.
 //! - *Numbers of values* begin anew with the server: each is good on the connection that it was read on.
 //! - *Tokens* go on where they were while the value is kept. Without it they begin at the clock, this
 //!   machine's, held to the server's to a few seconds.
@@ -39,6 +40,8 @@ use crate::store::{CellStore, Options, promises};
 const LISTING: Duration = Duration::from_secs(20);
 /// After an answer that the server is at it for somebody else.
 const BUSY: Duration = Duration::from_millis(50);
+/// What a value's head takes at most, in bytes.
+const HEAD: usize = 128;
 /// The most keys that are listed.
 const MOST: usize = 100_000;
 
@@ -86,14 +89,19 @@ pub async fn connect(url: &str, runtime: &Handle) -> Result<CellStore> {
                         without";
             return Err(Error::new(ErrorKind::Config, what));
         }
-        Ok(Link::new(server, first))
+        let item = settings.number("item_size_max").and_then(|size| usize::try_from(size).ok());
+        Ok((Link::new(server, first), item.unwrap_or(usize::MAX)))
     });
-    let link =
+    let (link, largest_item) =
         opened.await.map_err(|_| fault::unreachable(&parsed.host, "the runtime has ended"))??;
     let options = parsed.options.clone();
     let identity = format!("memcached:{}/{}", parsed.host, options.prefix);
     let info = StoreInfo::new(shown, guarantees(&options)).identified(identity);
-    let cells = Memcached { system: system(), url: parsed, link, runtime: runtime.clone() };
+    let mut system = system();
+    // Its key and head are part of an item. What is larger would be refused, and the old value lost by it.
+    system.largest_value =
+        system.largest_value.min(largest_item.saturating_sub(system.longest_key + HEAD));
+    let cells = Memcached { system, url: parsed, link, runtime: runtime.clone() };
     Ok(CellStore::new(Arc::new(cells), options, info, runtime))
 }
 
@@ -186,8 +194,9 @@ fn guarantees(options: &Options) -> Guarantees {
 const NOTES: &[Cow<'static, str>] = &[
     Cow::Borrowed(
         "UNSAFE when the server's memory is full: it throws away what was asked for least, locks that are held \
-         among it. Then two hold, and nobody is told before the next renewal. Started with -M it refuses \
-         instead.",
+         among it. Then two hold, and nobody is told before the next renewal. Started with -M it refuses what is \
+         written, and throws away what stood there: who is refused closes all locks for as long as a holder may \
+         believe in its hold, and for the moment in between two may hold.",
     ),
     Cow::Borrowed(
         "A restart or flush_all forgets every lock. Clients notice, and let nobody in for as long as a \

@@ -238,31 +238,57 @@ impl Shared {
             // In the same round trip.
             Because::Guessed if joins => {
                 requests.push(Request::Get { key: self.keys.knock(name) });
+                requests.extend(system.forgets.then(|| self.epochs.get()));
             }
             _ => {}
         }
         self.is_sent(about);
-        let mut answers = self.cells.run(requests).await?.into_iter();
+        let mut answers = match self.cells.run(requests).await {
+            Ok(answers) => answers.into_iter(),
+            Err(error) => return Err(self.was_not_kept(error).await),
+        };
         let Some(Answer::Written(version)) = answers.next() else {
             self.is_refused(about);
             return Ok(false);
         };
         seen.version = Some(version);
-        match (because, answers.next()) {
-            (Because::LookedIn(epoch), Some(answer)) if !self.epochs.is_still(&epoch, &answer) => {
+        let after = [answers.next(), answers.next()];
+        let knocked = self.is_let_in(because, after).await?;
+        self.known.keep(name, seen);
+        if knocked {
+            self.known.knocked(name, self.clock.now().plus(POLITE));
+        }
+        Ok(true)
+    }
+
+    /// Judges, by what was looked at together with a write, whether it stands: what the system has forgotten
+    /// before it may be believed by others. Whether somebody has knocked.
+    async fn is_let_in(&self, because: Because, after: [Option<Answer>; 2]) -> Result<bool> {
+        match (because, after) {
+            (Because::LookedIn(epoch), [Some(answer), _])
+                if !self.epochs.is_still(&epoch, &answer) =>
+            {
                 let what =
                     "the server has just forgotten all that it knew: it was restarted or emptied";
-                return Err(Error::new(ErrorKind::Unreachable, what));
+                Err(Error::new(ErrorKind::Unreachable, what))
             }
-            (Because::Guessed, Some(Answer::Found(_))) => {
-                self.known.keep(name, seen);
-                self.known.knocked(name, self.clock.now().plus(POLITE));
-                return Ok(true);
+            (Because::Guessed, [knock, epoch]) => {
+                if let Some(epoch) = epoch {
+                    self.epochs.open(&*self.cells, epoch).await?;
+                }
+                Ok(matches!(knock, Some(Answer::Found(_))))
             }
-            _ => {}
+            _ => Ok(false),
         }
-        self.known.keep(name, seen);
-        Ok(true)
+    }
+
+    /// A system that may lose a cell which it has no room to write anew has perhaps lost one: from now on
+    /// it is as if it had lost all.
+    async fn was_not_kept(&self, error: Error) -> Error {
+        if error.kind() == ErrorKind::Full && self.cells.system().forgets {
+            self.epochs.end(&*self.cells).await;
+        }
+        error
     }
 
     fn is_sent(&self, about: About) {

@@ -184,7 +184,10 @@ impl Store for CellStore {
         self.told(None, self.shared.cells.diagnose().await)
     }
 
+    /// Others may use the store too: while any of its claims stands, the session does.
     async fn disconnect(&self) {
-        self.shared.sessions.close().await;
+        if !self.shared.claims.any_stands(self.shared.clock.now()) {
+            self.shared.sessions.close().await;
+        }
     }
 }

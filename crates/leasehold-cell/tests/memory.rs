@@ -187,6 +187,51 @@ fn r36_a_system_that_forgot_all_is_closed_until_nobody_believes() {
     });
 }
 
+/// Whoever has left a queue behind, after all was forgotten, and guesses at it.
+#[test]
+fn r36_a_guess_lets_nobody_in_who_would_have_to_wait() {
+    run(async {
+        let cells = Arc::new(MemoryCells::default());
+        let session = Duration::from_secs(1);
+        let options = Options { session, ..Options::default() };
+        let [ours, other] = [store(&cells, options.clone()), store(&cells, options.clone())];
+        tokio::time::sleep(options.closed_for(Duration::ZERO)).await;
+        let holds = claim("a");
+        while other.join(&holds, Mode::Try).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        // It may still come, so that to leave writes the queue.
+        let gives_up = claim("a");
+        cells.lose_answers(1);
+        assert!(ours.join(&gives_up, Mode::Wait).await.is_err());
+        cells.flush();
+        let _ = ours.leave(&gives_up, None).await;
+        let next = claim("a");
+        let joined = ours.join(&next, Mode::Wait).await;
+        assert!(joined.is_err(), "two hold: {joined:?}");
+        ours.leave(&next, None).await.unwrap();
+    });
+}
+
+/// Two clients of one store: that one of them is closed does not end what the other holds.
+#[test]
+fn who_disconnects_ends_nothing_of_those_who_share_the_store() {
+    run(async {
+        let cells = Arc::new(MemoryCells::default());
+        let [shared, other] = [store(&cells, open_at_once()), store(&cells, open_at_once())];
+        let holds = claim("a");
+        held(shared.join(&holds, Mode::Try).await.unwrap());
+        shared.disconnect().await;
+        let tried = other.join(&claim("a"), Mode::Try).await.unwrap();
+        assert!(matches!(tried, Joined::Busy { .. }), "{tried:?}");
+        assert!(shared.leave(&holds, None).await.unwrap());
+        // Nobody holds: then it says goodbye.
+        shared.disconnect().await;
+        let next = claim("a");
+        held(other.join(&next, Mode::Try).await.unwrap());
+    });
+}
+
 /// An eviction of one lock cannot be noticed: what is promised then is that the first finds out, and that
 /// tokens rise.
 #[test]

@@ -21,7 +21,7 @@ impl Stats {
         self.0.get(name).map(String::as_str)
     }
 
-    fn number(&self, name: &str) -> Option<u64> {
+    pub(super) fn number(&self, name: &str) -> Option<u64> {
         self.get(name)?.parse().ok()
     }
 }
@@ -59,7 +59,7 @@ fn evictions(stats: &Stats, settings: &Stats) -> Option<Finding> {
             format!("the server has thrown away {thrown} values since it was started"),
             "a lock that is held is a value like all others: thrown away, it is free, and two hold",
             "give the locks a server of their own with more memory than they need (-m), and start it with \
-             -M: then it refuses what is new, and keeps what is held",
+             -M: then it says so when it has no more, and clients close all locks for a while",
         ));
     }
     throws_away(settings).then(|| {
@@ -67,8 +67,8 @@ fn evictions(stats: &Stats, settings: &Stats) -> Option<Finding> {
             "eviction-possible",
             "the server throws values away when its memory is full",
             "a lock that is held is a value like all others: thrown away, it is free, and two hold",
-            "give the locks a server of their own, and start it with -M: then it refuses what is new, and \
-             keeps what is held",
+            "give the locks a server of their own with more memory than they need (-m), and start it with \
+             -M: then it says so when it has no more, and clients close all locks for a while",
         )
     })
 }
@@ -78,7 +78,7 @@ fn room(stats: &Stats, settings: &Stats) -> Option<Finding> {
     (most > 0 && used > most / 5 * 4).then(|| {
         let why = match throws_away(settings) {
             true => "when it is full it throws away what was asked for least, locks that are held among it",
-            false => "when it is full, nothing can be locked",
+            false => "when it is full, what cannot be written is lost, and all locks are closed",
         };
         let what = format!("{used} of the server's {most} bytes are used");
         Finding::weak("room", what, why, "give it more memory (-m)")

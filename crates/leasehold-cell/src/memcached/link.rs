@@ -182,11 +182,13 @@ async fn exchange(
         async { write.write_all(&bytes).await.map_err(|e| unreachable(host, &e.to_string())) };
     let reading = async {
         for (job, sent) in &mut jobs {
-            let answers = answers(read, number, host, &job.requests, &sent).await;
-            let failed = answers.as_ref().err().map(|e| (e.kind(), e.to_string()));
-            let _ = job.reply.send(answers);
-            if let Some((kind, why)) = failed {
-                return Err(Error::new(kind, why));
+            match answers(read, number, host, &job.requests, &sent).await {
+                Ok(answers) => _ = job.reply.send(answers),
+                Err(error) => {
+                    let (kind, why) = (error.kind(), error.to_string());
+                    let _ = job.reply.send(Err(error));
+                    return Err(Error::new(kind, why));
+                }
             }
         }
         Ok(())
@@ -206,14 +208,17 @@ async fn exchange(
     None
 }
 
+/// Reads the answers to these, or what one of them was refused with; an error of the outer kind leaves the
+/// connection out of step.
 async fn answers(
     read: &mut BufReader<OwnedReadHalf>,
     number: u64,
     host: &Host,
     requests: &[Request],
     sent: &[bool],
-) -> Result<Vec<Answer>> {
+) -> Result<Result<Vec<Answer>>> {
     let mut answers = Vec::with_capacity(requests.len());
+    let mut refusal = None;
     for (request, sent) in requests.iter().zip(sent) {
         if !sent {
             answers.push(Answer::Refused);
@@ -222,6 +227,11 @@ async fn answers(
         let line = line(read, host).await?;
         answers.push(match wire::head(request, &line, number) {
             Head::Whole(answer) => answer,
+            // A whole answer: the server has passed over what came with the request.
+            Head::Refused(said) if said.starts_with("SERVER_ERROR") => {
+                refusal = refusal.or_else(|| Some(refused(&said)));
+                Answer::Refused
+            }
             Head::Refused(said) => return Err(refused(&said)),
             Head::Garbage => return Err(stranger(host, &line)),
             Head::Value { length, number: version, remaining } => {
@@ -233,7 +243,7 @@ async fn answers(
             }
         });
     }
-    Ok(answers)
+    Ok(refusal.map_or(Ok(answers), Err))
 }
 
 /// One line, without its end.
@@ -307,6 +317,9 @@ impl Connection {
             }
             said if said.starts_with(b"CLIENT_ERROR") => {
                 return Err(refused(&String::from_utf8_lossy(said)));
+            }
+            said if said.starts_with(b"ERROR Too many open connections") => {
+                return Err(unreachable(host, "it has no room for another connection (-c)"));
             }
             said => return Err(stranger(host, said)),
         }

@@ -59,6 +59,56 @@ fn r36_an_evicted_lock_is_found_lost_and_tokens_rise() {
     });
 }
 
+/// Fills every size of values, until none is taken.
+fn fill(server: &Memcached) {
+    use std::io::{BufRead, BufReader, Write};
+    let stream = std::net::TcpStream::connect(("127.0.0.1", server.port())).unwrap();
+    let mut stream = BufReader::new(stream);
+    for size in [40, 60, 80, 100, 130, 170, 210, 270, 340, 430, 540, 700, 900, 1_200, 5_000] {
+        for n in 0.. {
+            let value = "x".repeat(size);
+            let mut all = String::new();
+            for m in 0..200 {
+                all += &format!("ms fill-{size}-{n}-{m} {size}\r\n{value}\r\n");
+            }
+            stream.get_mut().write_all(all.as_bytes()).unwrap();
+            let mut refused = 0;
+            for _ in 0..200 {
+                let mut line = String::new();
+                stream.read_line(&mut line).unwrap();
+                refused += usize::from(line.starts_with("SERVER_ERROR"));
+            }
+            if refused == 200 {
+                break;
+            }
+        }
+    }
+}
+
+/// What is written where there is no room is refused, and what stood there is gone.
+#[test]
+fn r36_a_server_without_room_closes_all_locks() {
+    run(async {
+        let server = Memcached::with(Setup::new().arg("-M").arg("-m").arg("8"));
+        let url = server.url() + SHORT;
+        let (ours, other, late) = (connect(&url).await, connect(&url).await, connect(&url).await);
+        // Each has its session, and the lock's value as it was.
+        for locks in [&late, &other] {
+            locks.mutex("a").lock().await.unwrap().release().await.unwrap();
+        }
+        let guard = ours.mutex("a").lease(Duration::from_secs(1)).lock().await.unwrap();
+        fill(&server);
+        // Those who wait for it write, and are refused.
+        let waits = other.mutex("a").lock_timeout(Duration::from_millis(300)).await;
+        assert!(waits.is_err(), "two hold");
+        assert_eq!(server.say("mg leasehold:l:a s"), ["EN"], "the lock's value is gone");
+        while guard.is_held() {
+            let tried = late.mutex("a").try_lock().await;
+            assert!(tried.is_err() || !guard.is_held(), "two hold");
+        }
+    });
+}
+
 /// A client that is cut off: its lock is free when its session is over, and it knows that before.
 #[test]
 fn r46_a_client_that_is_cut_off_is_replaced_and_knows_it_first() {
