@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use leasehold_core::doctor::Finding;
 use leasehold_core::kit::wall_micros;
 use leasehold_core::{Error, ErrorKind, Result};
+use tokio::sync::mpsc::UnboundedSender;
 
 /// Which state of a cell was read, as the system tells them apart. No two states that a cell ever had
 /// have the same, not even after it was removed and made again.
@@ -43,10 +44,15 @@ pub enum Request {
         /// When it goes by itself; `None`: never.
         lives: Option<Duration>,
     },
-    /// Lets it live for that long from now, if it is there. It stays what it is, its version too.
+    /// Lets it live for that long from now, if it is there. Where that takes a write, it is written as it
+    /// was, if it is still what was read.
     Touch {
         /// Which cell.
         key: String,
+        /// What is in it.
+        value: Vec<u8>,
+        /// What was read.
+        version: Version,
         /// How long.
         lives: Duration,
     },
@@ -59,6 +65,19 @@ pub enum Request {
     },
 }
 
+impl Request {
+    /// Which cell it is about.
+    pub fn key(&self) -> &str {
+        match self {
+            Self::Get { key }
+            | Self::Create { key, .. }
+            | Self::Replace { key, .. }
+            | Self::Touch { key, .. }
+            | Self::Remove { key, .. } => key,
+        }
+    }
+}
+
 /// What one [`Request`] came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
@@ -66,9 +85,9 @@ pub enum Answer {
     Absent,
     /// What a `Get` found.
     Found(Found),
-    /// Created or replaced; this is what it is now.
+    /// Created, replaced, or touched by a write; this is what it is now.
     Written(Version),
-    /// Touched or removed.
+    /// Removed; or touched, and it is what it was, its version too.
     Done,
     /// Not what was read, or not absent: nothing was written.
     Refused,
@@ -85,6 +104,9 @@ pub struct Found {
     pub remaining: Option<Duration>,
 }
 
+/// How long a queue stays where nobody stands, if not for good: clocks are not off by as much.
+pub(crate) const IDLE: Duration = Duration::from_secs(86_400);
+
 /// What a system is like.
 #[derive(Clone, Debug)]
 pub struct System {
@@ -97,6 +119,35 @@ pub struct System {
     /// Whether it may lose all at once and go on, empty: then locks stay closed for as long as a holder
     /// may go on that it has forgotten.
     pub forgets: bool,
+    /// Whether a look may show what was, and is no more: then no session is taken for gone that only a
+    /// look says is gone.
+    pub looks_behind: bool,
+    /// How long a queue stays where nobody stands: for so long its last token is remembered. `None`: for
+    /// good.
+    pub idle: Option<Duration>,
+}
+
+/// What is heard of other clients.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// One of them said this.
+    Said(String),
+    /// Something may have been said that was not heard.
+    Missed,
+}
+
+/// How clients tell each other something, where the system has a way to: what is said arrives at once, or
+/// not at all.
+#[async_trait]
+pub trait Bells: fmt::Debug + Send + Sync {
+    /// Hears from now on what is said to this name, and no more what is said to the one before.
+    ///
+    /// # Errors
+    /// As the system fails.
+    async fn listen(&self, name: &str, heard: UnboundedSender<Heard>) -> Result<()>;
+
+    /// Says this to whoever listens under that name. No answer is waited for.
+    async fn ring(&self, name: &str, what: String);
 }
 
 /// A system that can compare and set one value.
@@ -105,8 +156,8 @@ pub trait Cells: fmt::Debug + Send + Sync + 'static {
     /// What it is like; does not change.
     fn system(&self) -> &System;
 
-    /// Does these one after the other, in one round trip where the system has a way to; one answer for
-    /// each. Between two of them others may do theirs.
+    /// Does these, in one round trip where the system has a way to; one answer for each. Between two of
+    /// them others may do theirs. One after the other where the system [`forgets`](System::forgets).
     ///
     /// # Cancel safety
     /// Dropped, any of them may be done, also later.
@@ -119,6 +170,11 @@ pub trait Cells: fmt::Debug + Send + Sync + 'static {
     /// be told. No I/O.
     fn wall_micros(&self) -> u64 {
         wall_micros()
+    }
+
+    /// The bells of clients, where the system has any.
+    fn bells(&self) -> Option<&dyn Bells> {
+        None
     }
 
     /// The keys that begin so, for people: some that come or go meanwhile may be missing.

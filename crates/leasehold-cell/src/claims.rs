@@ -13,7 +13,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leasehold_core::kit::locked;
+use leasehold_core::kit::{Inbox, locked};
+use leasehold_core::store::Signal;
 use leasehold_core::{Claim, ClaimId, Moment, Name};
 use tokio::sync::{Notify, OwnedMutexGuard};
 
@@ -33,6 +34,7 @@ struct Kept {
     is_leaving: bool,
     /// How many were before it, and how long to wait until the next look.
     waits: Option<(usize, Duration)>,
+    inbox: Arc<Inbox>,
 }
 
 /// All of them.
@@ -73,6 +75,7 @@ impl Claims {
                 is_doubtful: false,
                 is_leaving: false,
                 waits: None,
+                inbox: Arc::default(),
             });
             kept.gate.clone()
         };
@@ -165,6 +168,21 @@ impl Claims {
         self.with(id, |kept| kept.is_leaving).unwrap_or(false)
     }
 
+    /// What it is told.
+    pub(crate) fn inbox(&self, id: ClaimId) -> Option<Arc<Inbox>> {
+        self.with(id, |kept| kept.inbox.clone())
+    }
+
+    /// Tells it.
+    pub(crate) fn tell(&self, id: ClaimId, signal: Signal) {
+        self.with(id, |kept| kept.inbox.tell(signal));
+    }
+
+    /// Lets all of them look: something may have been missed.
+    pub(crate) fn ask_all(&self) {
+        locked(&self.all).values().for_each(|kept| kept.inbox.tell(Signal::Ask));
+    }
+
     /// Nothing of it is left.
     pub(crate) fn forget(&self, id: ClaimId) {
         locked(&self.all).remove(&id);
@@ -211,6 +229,7 @@ impl Claims {
         self.with(id, |kept| {
             (kept.session, kept.waits) = (None, None);
             (kept.is_given_up, kept.is_doubtful, kept.is_leaving) = (false, false, false);
+            kept.inbox.clear();
             kept.ends = ends;
         });
         self.plan(ends);

@@ -6,7 +6,7 @@ use leasehold_core::{Name, Result};
 
 use crate::cells::{Answer, Request};
 use crate::known::Seen;
-use crate::shared::{About, Shared, Turn};
+use crate::shared::{About, Proof, Shared, Turn};
 use crate::text;
 
 /// How many queues are asked for at once.
@@ -15,7 +15,7 @@ const AT_ONCE: usize = 256;
 impl Shared {
     pub(crate) async fn read(&self, name: &Name) -> Result<Option<LockInfo>> {
         let mut seen = self.look(name).await?;
-        self.settle(&mut seen.queue).await?;
+        self.settle(&mut seen.queue, Proof::Shown).await?;
         Ok(self.shown(name, &seen.queue))
     }
 
@@ -60,7 +60,7 @@ impl Shared {
     async fn listed(&self, prefix: &str, key: &str, value: &[u8]) -> Result<Option<LockInfo>> {
         match text::parsed(value) {
             Ok((name, mut queue)) if name.as_str().starts_with(prefix) => {
-                self.settle(&mut queue).await?;
+                self.settle(&mut queue, Proof::Shown).await?;
                 Ok(self.shown(&name, &queue))
             }
             Ok(_) => Ok(None),

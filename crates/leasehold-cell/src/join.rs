@@ -9,10 +9,7 @@ use leasehold_core::{Claim, Moment, Result};
 
 use crate::known::Guess;
 use crate::session::Session;
-use crate::shared::{About, Shared, Turn};
-
-/// How long others go first, about.
-const AFTER_YOU: Duration = Duration::from_millis(8);
+use crate::shared::{AFTER_YOU, About, Shared, Turn};
 
 impl Shared {
     pub(crate) async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {

@@ -15,7 +15,7 @@ use leasehold_core::Name;
 use leasehold_core::kit::{Escaped, unescape};
 
 /// The longest prefix: what is left is enough for a session's or a long name's digits.
-#[cfg(any(test, feature = "memcached"))]
+#[cfg(any(test, feature = "memcached", feature = "nats"))]
 pub(crate) const LONGEST_PREFIX: usize = 64;
 
 /// How the cells' keys are called.

@@ -1,5 +1,5 @@
 //! One fair queue with fencing tokens in any system that can do one thing: write a value if it is still
-//! what was read ([`Cells`]). memcached is the first.
+//! what was read ([`Cells`]): memcached, NATS JetStream, objects in S3.
 //!
 //! # The cells
 //! - One for each *lock*: its queue, in which each claim stands with its token and the session of its
@@ -18,7 +18,8 @@
 //! - *leave* (`leave.rs`): the write, where nobody has come since we did; else a look before it. Whoever is next
 //!   is granted in the same write.
 //! - *renew* (`renew.rs`): a look at the queues, hundreds in one round trip; nothing is written.
-//! - *changed* (`wake.rs`): looks, with growing pauses.
+//! - *changed* (`wake.rs`): looks, with growing pauses; where clients can tell each other ([`Bells`]), whoever lets
+//!   somebody in tells exactly that one.
 //!
 //! # One holder
 //! The cell has one value at a time, and each value was worked out from the one before it. So there is one
@@ -40,7 +41,7 @@
 //! - *the caller's future is dropped*: the same. The `leave` that follows waits for the call's turn, and knows
 //!   that something was sent (`claims.rs`);
 //! - *we die*: our session's cell ends, and whoever is next finds that out at its next look;
-//! - *a look is stale*: what is written by it is refused;
+//! - *a look is stale*: what is written by it is refused, and nobody is taken for dead by it;
 //! - *a write is late*: refused as soon as anybody has written since, for versions never come again;
 //! - *many want it at once*: each refusal means that somebody else was let in, and each pause is by chance. To
 //!   join is the only race: afterwards everybody stands in the queue;
@@ -70,6 +71,10 @@ mod leave;
 #[cfg(feature = "memcached")]
 pub mod memcached;
 pub mod memory;
+#[cfg(feature = "nats")]
+pub mod nats;
+#[cfg(any(feature = "s3", feature = "gs", feature = "az"))]
+pub mod objects;
 mod renew;
 mod session;
 mod shared;
@@ -77,5 +82,5 @@ mod store;
 mod text;
 mod wake;
 
-pub use self::cells::{Answer, Cells, Found, Request, System, Version};
+pub use self::cells::{Answer, Bells, Cells, Found, Heard, Request, System, Version};
 pub use self::store::{CellStore, Options, promises};

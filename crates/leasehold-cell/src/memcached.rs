@@ -33,7 +33,7 @@ use tokio::time::timeout;
 use self::doctor::{Stats, judge};
 use self::link::{Connection, Link};
 use self::url::MemcachedUrl;
-use crate::cells::{Answer, Cells, Request, System};
+use crate::cells::{Answer, Cells, IDLE, Request, System};
 use crate::store::{CellStore, Options, promises};
 
 /// How long the list of all keys may take.
@@ -60,6 +60,8 @@ fn system() -> System {
         largest_value: wire::LARGEST,
         grain: Duration::from_secs(2),
         forgets: true,
+        looks_behind: false,
+        idle: Some(IDLE),
     }
 }
 

@@ -1,17 +1,19 @@
 //! Cells in this process's memory: for tests of the queue, and the shortest adapter that there can be.
 //!
 //! It does what a test tells it to: loses an answer after the deed, loses a cell or all of them, refuses
-//! to answer. Between two requests of one call others get their turn, as at a real system.
+//! to answer. Between two requests of one call others get their turn, as at a real system. It can also be
+//! [like a stream](MemoryCells::like_a_stream) of messages, with all that is odd there.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::kit::locked;
 use leasehold_core::{Clock, Error, ErrorKind, Moment, Result};
+use tokio::sync::mpsc::UnboundedSender;
 
-use crate::cells::{Answer, Cells, Found, Request, System, Version};
+use crate::cells::{Answer, Bells, Cells, Found, Heard, IDLE, Request, System, Version};
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -29,6 +31,12 @@ struct State {
     /// Of how many calls the answer is lost.
     lost: usize,
     is_away: bool,
+    /// What looks do not see.
+    hidden: HashSet<String>,
+    /// A touch is a write.
+    rewrites: bool,
+    /// Who listens, and under which name.
+    listening: HashMap<String, UnboundedSender<Heard>>,
 }
 
 #[derive(Debug)]
@@ -45,12 +53,34 @@ impl Default for MemoryCells {
             largest_value: 1 << 20,
             grain: Duration::ZERO,
             forgets: true,
+            looks_behind: false,
+            idle: Some(IDLE),
         };
         Self { system, clock: Clock::default(), state: Mutex::default() }
     }
 }
 
 impl MemoryCells {
+    /// Forgets nothing; a touch is a write, a look may be behind, and clients can ring.
+    pub fn like_a_stream() -> Self {
+        let mut cells = Self::default();
+        let system = &mut cells.system;
+        (system.forgets, system.looks_behind) = (false, true);
+        (system.idle, system.grain) = (None, Duration::from_millis(500));
+        locked(&cells.state).rewrites = true;
+        cells
+    }
+
+    /// From now on looks do not see what is under this key, as at a server that is behind; or do again.
+    pub fn hide(&self, key: &str, is_hidden: bool) {
+        let mut state = locked(&self.state);
+        if is_hidden {
+            state.hidden.insert(key.to_owned())
+        } else {
+            state.hidden.remove(key)
+        };
+    }
+
     /// Forgets what is under this key, as a cache does that is full.
     pub fn evict(&self, key: &str) {
         locked(&self.state).cells.remove(key);
@@ -103,6 +133,7 @@ impl State {
         let ends = |lives: Option<Duration>| lives.map_or(Moment::NEVER, |lives| now.plus(lives));
         match request {
             Request::Get { key } => match self.cells.get(&key) {
+                _ if self.hidden.contains(&key) => Answer::Absent,
                 None => Answer::Absent,
                 Some(kept) => Answer::Found(Found {
                     value: kept.value.clone(),
@@ -116,7 +147,13 @@ impl State {
             Request::Replace { key, value, version, lives } if self.is(&key, &version) => {
                 self.write(key, value, ends(lives))
             }
-            Request::Touch { key, lives } => match self.cells.get_mut(&key) {
+            Request::Touch { key, value, version, lives } if self.rewrites => {
+                match self.is(&key, &version) {
+                    true => self.write(key, value, now.plus(lives)),
+                    false => Answer::Refused,
+                }
+            }
+            Request::Touch { key, lives, .. } => match self.cells.get_mut(&key) {
                 Some(kept) => {
                     kept.ends = now.plus(lives);
                     Answer::Done
@@ -160,6 +197,10 @@ impl Cells for MemoryCells {
         Ok(answers)
     }
 
+    fn bells(&self) -> Option<&dyn Bells> {
+        locked(&self.state).rewrites.then_some(self)
+    }
+
     async fn keys(&self, prefix: &str) -> Result<Vec<String>> {
         let state = locked(&self.state);
         Ok(state.cells.keys().filter(|key| key.starts_with(prefix)).cloned().collect())
@@ -167,5 +208,22 @@ impl Cells for MemoryCells {
 
     fn round_trips(&self) -> u64 {
         locked(&self.state).round_trips
+    }
+}
+
+#[async_trait]
+impl Bells for MemoryCells {
+    async fn listen(&self, name: &str, heard: UnboundedSender<Heard>) -> Result<()> {
+        let mut state = locked(&self.state);
+        state.listening.retain(|_, others| !others.is_closed() && !others.same_channel(&heard));
+        state.listening.insert(name.to_owned(), heard);
+        Ok(())
+    }
+
+    async fn ring(&self, name: &str, what: String) {
+        if let Some(heard) = locked(&self.state).listening.get(name) {
+            // Gone since.
+            let _ = heard.send(Heard::Said(what));
+        }
     }
 }

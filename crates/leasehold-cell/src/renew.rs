@@ -11,7 +11,7 @@ use leasehold_core::{Name, Result};
 use crate::cells::{Answer, Request};
 use crate::known::Seen;
 use crate::session::Session;
-use crate::shared::{About, Because, Shared, seen};
+use crate::shared::{About, Because, Proof, Shared, seen};
 
 /// How many queues are asked for at once.
 const AT_ONCE: usize = 256;
@@ -71,7 +71,7 @@ impl Shared {
     /// Removes the dead in front, if there are any, and nobody else does at this moment.
     pub(crate) async fn clear_front(&self, name: &Name, seen: &mut Seen) -> Result<()> {
         let mut settled = seen.clone();
-        if self.settle(&mut settled.queue).await? {
+        if self.settle(&mut settled.queue, Proof::Sure).await? {
             let written = self.write(name, About::Nobody, settled.clone(), Because::Looked).await?;
             *seen = if written { settled } else { self.look(name).await? };
         }

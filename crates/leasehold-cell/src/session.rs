@@ -10,6 +10,15 @@
 //! all along, and one that is gone never comes back. What comes late is a touch, which only makes it live
 //! longer, or a creation that we gave up: nobody refers to that.
 //!
+//! Where a touch is a write, it is refused unless the cell is what was read. If that is since an answer was
+//! lost, the cell is still ours, and is looked at and touched again.
+//!
+//! *What was certain is over*: then the session is over for us, and is not touched any more, even if its cell
+//! is there: the system may just be about to remove it.
+//!
+//! *A look that may be behind* proves of no session that it is gone. Who finds one gone puts a cell of its
+//! own in its place, which is refused if the session is there; and no touch is done after that.
+//!
 //! *One thing is taken for granted*: that the system reckons with the present. A server that was stopped, and
 //! goes on, may set the end of a cell before it has looked at its own clock. So an answer that took long
 //! proves nothing, and is asked for again.
@@ -20,8 +29,9 @@ use std::time::Duration;
 use leasehold_core::kit::locked;
 use leasehold_core::{ClaimId, Clock, Error, ErrorKind, Moment, Result};
 use tokio::sync::Notify;
+use tokio::sync::mpsc::UnboundedSender;
 
-use crate::cells::{Answer, Cells, Request, Version};
+use crate::cells::{Answer, Cells, Heard, Request, Version};
 use crate::text::SESSION;
 
 /// An answer that took longer proves nothing.
@@ -56,12 +66,14 @@ pub(crate) struct Session {
     /// What claims refer to.
     pub(crate) id: String,
     key: String,
-    version: Version,
     state: Mutex<State>,
+    /// One touch at a time: the second would be refused.
+    touching: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug)]
 struct State {
+    version: Version,
     /// It lives at least until then.
     certain: Moment,
     is_over: bool,
@@ -92,12 +104,19 @@ pub(crate) struct Sessions {
     current: Mutex<Option<Arc<Session>>>,
     opening: tokio::sync::Mutex<()>,
     opened: Notify,
+    heard: UnboundedSender<Heard>,
 }
 
 impl Sessions {
-    pub(crate) fn new(cells: Arc<dyn Cells>, lives: Lives, clock: Clock) -> Self {
+    /// What is said to a session of ours comes to `heard`.
+    pub(crate) fn new(
+        cells: Arc<dyn Cells>,
+        lives: Lives,
+        clock: Clock,
+        heard: UnboundedSender<Heard>,
+    ) -> Self {
         let (current, opening, opened) = Default::default();
-        Self { lives, cells, clock, current, opening, opened }
+        Self { lives, cells, clock, current, opening, opened, heard }
     }
 
     /// The one that is not known to be over.
@@ -115,6 +134,9 @@ impl Sessions {
             return Ok(session);
         }
         let id = ClaimId::random()?.to_hex();
+        if let Some(bells) = self.cells.bells() {
+            bells.listen(&id, self.heard.clone()).await?;
+        }
         let key = key(&id);
         let (value, lives) = (SESSION.to_vec(), Some(self.lives.cell));
         let sent = self.clock.now();
@@ -124,8 +146,9 @@ impl Sessions {
             let what = "a session of ours is there that we have not made: report this";
             return Err(Error::new(ErrorKind::Corrupt, what));
         };
-        let state = State { certain: self.end_of(sent), is_over: false };
-        let session = Arc::new(Session { id, key, version, state: Mutex::new(state) });
+        let state = State { version, certain: self.end_of(sent), is_over: false };
+        let (state, touching) = (Mutex::new(state), Default::default());
+        let session = Arc::new(Session { id, key, state, touching });
         *locked(&self.current) = Some(session.clone());
         self.opened.notify_one();
         Ok(session)
@@ -158,15 +181,55 @@ impl Sessions {
     }
 
     async fn touch(&self, session: &Session) -> Result<()> {
-        let sent = self.clock.now();
-        let touch = Request::Touch { key: session.key.clone(), lives: self.lives.cell };
-        match self.cells.run(vec![touch]).await?.pop() {
-            Some(Answer::Absent) => session.end(),
-            _ if self.clock.now().since(sent) > SLOW => {}
-            _ => {
-                let mut state = locked(&session.state);
-                state.certain = state.certain.max(self.end_of(sent));
+        let _alone = session.touching.lock().await;
+        let (key, lives) = (session.key.clone(), self.lives.cell);
+        for _ in 0..2 {
+            let sent = self.clock.now();
+            let version = {
+                let state = locked(&session.state);
+                (!state.is_over && state.certain > sent).then(|| state.version.clone())
+            };
+            let Some(version) = version else {
+                session.end();
+                return Ok(());
+            };
+            let touch =
+                Request::Touch { key: key.clone(), value: SESSION.to_vec(), version, lives };
+            match self.cells.run(vec![touch]).await?.pop() {
+                Some(Answer::Absent) => session.end(),
+                Some(Answer::Refused) => {
+                    self.look_again(session).await?;
+                    continue;
+                }
+                answer => self.is_touched(session, answer, sent),
             }
+            return Ok(());
+        }
+        Ok(())
+    }
+
+    /// It was touched by what was sent then.
+    fn is_touched(&self, session: &Session, answer: Option<Answer>, sent: Moment) {
+        let now = self.clock.now();
+        let mut state = locked(&session.state);
+        if let Some(Answer::Written(version)) = answer {
+            state.version = version;
+        }
+        if now >= state.certain {
+            state.is_over = true;
+        } else if now.since(sent) <= SLOW {
+            state.certain = state.certain.max(self.end_of(sent));
+        }
+    }
+
+    /// It is not what we know of it.
+    async fn look_again(&self, session: &Session) -> Result<()> {
+        let get = Request::Get { key: session.key.clone() };
+        match self.cells.run(vec![get]).await?.pop() {
+            Some(Answer::Found(found)) if found.value == SESSION => {
+                locked(&session.state).version = found.version;
+            }
+            _ => session.end(),
         }
         Ok(())
     }
@@ -175,7 +238,7 @@ impl Sessions {
     pub(crate) async fn close(&self) {
         let Some(session) = locked(&self.current).take() else { return };
         session.end();
-        let (key, version) = (session.key.clone(), session.version.clone());
+        let (key, version) = (session.key.clone(), locked(&session.state).version.clone());
         // A courtesy.
         let _ = self.cells.run(vec![Request::Remove { key, version }]).await;
     }

@@ -7,6 +7,8 @@
 //!   pause by chance that grows with each time. Whoever takes a lock again and again, without a look, could
 //!   keep all others from ever finding it as they left it. So who comes in vain *knocks*: a cell beside the
 //!   lock's, at which those look who write by guess, and then let others go first for a moment.
+//!   Where nothing is forgotten, who was refused once writes and looks in one round trip from then on, and tries
+//!   again with what it saw.
 //! - *The reply is lost, the future is dropped, we die*: it is unknown whether the write was done, and a look
 //!   tells, by the claim's id. It may still be done later, as long as the cell stays what it was: who
 //!   must be certain that it will not, writes the cell anew as it is.
@@ -14,12 +16,15 @@
 //!   any answer that took its time.
 //! - *The dead*: before the rule is applied, those in front whose sessions are gone are removed, as many
 //!   rounds as it takes. Those further back are found when they come near.
+//! - *Who is let in* is told by whoever wrote that it is: at once where it is one of our own, by a
+//!   [bell](crate::Bells) where there are any. If we die before, it finds out at its next look.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::queue::{Queue, StoreTime, granted};
+use leasehold_core::store::Signal;
 use leasehold_core::{ClaimId, Clock, Error, ErrorKind, Kind, Name, Result};
 use tokio::runtime::Handle;
 
@@ -31,14 +36,18 @@ use crate::known::{Guess, Known, Seen};
 use crate::session::Sessions;
 use crate::text;
 
-/// How long a queue stays where nobody stands: for so long its last token is remembered.
-const IDLE: Duration = Duration::from_secs(86_400);
+/// How long it is to be seen that a session is gone: for longer than any call that found it so.
+const GONE_FOR: Duration = Duration::from_secs(60);
 /// After so many conflicts one who joins knocks.
 const IN_VAIN: u32 = 1;
+/// So often one who is refused begins anew.
+const KNOCKS: u32 = 8;
 /// How long a knock is to be heard.
 const KNOCK: Duration = Duration::from_secs(2);
 /// How long whoever has heard it lets others go first.
 const POLITE: Duration = Duration::from_millis(200);
+/// How long others go first, about.
+pub(crate) const AFTER_YOU: Duration = Duration::from_millis(8);
 /// The longest pause after a conflict.
 const LONGEST_PAUSE: Duration = Duration::from_millis(60);
 
@@ -57,6 +66,13 @@ pub(crate) struct Shared {
     pub(crate) poll: Duration,
 }
 
+/// What became of a write.
+enum Written {
+    Yes,
+    /// It was refused; what is there, if that was asked for.
+    No(Option<Seen>),
+}
+
 /// What is made of a queue.
 pub(crate) enum Turn<T> {
     /// Nothing was changed.
@@ -73,6 +89,15 @@ pub(crate) enum Because {
     Looked,
     /// The same, while the system knew what it had known since this epoch began.
     LookedIn(String),
+}
+
+/// How certain it must be of a session that it is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Proof {
+    /// For people: a look is enough, and nothing is written.
+    Shown,
+    /// For good.
+    Sure,
 }
 
 /// Whose claim a write is about, and what it does to it.
@@ -115,17 +140,24 @@ impl Shared {
         mut work: impl FnMut(&mut Queue) -> Turn<T> + Send,
     ) -> Result<T> {
         let mut conflicts = 0;
+        let mut since: Option<Seen> = None;
+        // Who was seen alive a few conflicts ago is not asked for again.
+        let mut alive = HashSet::new();
         loop {
             let guessed = guess.take();
             let is_guess = guessed.is_some();
-            let (mut seen, epoch) = match guessed {
+            let (mut seen, epoch) = match guessed.or_else(|| since.take()) {
                 Some(seen) => (seen, None),
                 None => self.look_to_write(name, about, conflicts).await?,
             };
             if let Some(guess) = about.guess().filter(|_| !is_guess) {
                 self.known.looked(name, guess, &seen);
             }
-            let settled = !is_guess && self.settle(&mut seen.queue).await?;
+            if conflicts % KNOCKS == 0 {
+                alive.clear();
+            }
+            let settled =
+                !is_guess && self.settle_but(&mut seen.queue, Proof::Sure, &mut alive).await?;
             let done = match work(&mut seen.queue) {
                 Turn::Told(told) if !settled => return Ok(told),
                 Turn::Told(done) | Turn::Write(done) => done,
@@ -135,14 +167,21 @@ impl Shared {
                 Some(epoch) => Because::LookedIn(epoch),
                 None => Because::Looked,
             };
-            if self.write(name, about, seen, because).await? {
-                return Ok(done);
+            // Now and then it begins anew, and knocks again.
+            let looks = conflicts % KNOCKS != 0 && !self.cells.system().forgets;
+            match self.write_and_look(name, about, seen, because, looks).await? {
+                Written::Yes => return Ok(done),
+                Written::No(seen) => since = seen,
             }
             match about.guess().filter(|_| is_guess) {
                 Some(guess) => self.known.was_wrong(name, guess),
                 None => {
                     conflicts += 1;
-                    self.sleep(pause_after(conflicts)).await;
+                    // Where who is next is told, all wait for who leaves.
+                    let hurries = matches!(about, About::Leaves(_)) && self.cells.bells().is_some();
+                    if since.is_none() && !hurries {
+                        self.sleep(pause_after(conflicts)).await;
+                    }
                 }
             }
         }
@@ -163,8 +202,21 @@ impl Shared {
             let (key, lives) = (self.keys.knock(name), Some(KNOCK));
             requests.push(Request::Create { key, value: Vec::new(), lives });
         }
+        // Where who is next is told, turns come so quickly that who comes in vain may come in vain for long.
+        let minds_others = joins && conflicts == 0 && self.cells.bells().is_some() && !asks_epoch;
+        if minds_others {
+            requests.push(Request::Get { key: self.keys.knock(name) });
+        }
+        let sent = self.clock.now();
         let mut answers = self.cells.run(requests).await?.into_iter();
-        let cell = answers.next().unwrap_or(Answer::Absent);
+        let mut cell = answers.next().unwrap_or(Answer::Absent);
+        if minds_others && matches!(answers.next(), Some(Answer::Found(_))) {
+            // For as long as a look and a write take.
+            let once = self.clock.now().since(sent);
+            self.sleep((once * 2).max(AFTER_YOU).mul_f64(0.5 + fastrand::f64())).await;
+            let get = Request::Get { key: self.keys.lock(name) };
+            cell = self.cells.run(vec![get]).await?.pop().unwrap_or(Answer::Absent);
+        }
         let epoch = match answers.next().filter(|_| asks_epoch) {
             Some(epoch) => Some(self.epochs.open(&*self.cells, epoch).await?),
             None => None,
@@ -180,8 +232,17 @@ impl Shared {
     }
 
     /// Removes those in front whose sessions are gone, and grants what then fits. Whether there were any.
-    pub(crate) async fn settle(&self, queue: &mut Queue) -> Result<bool> {
-        let mut alive: HashSet<String> = HashSet::new();
+    pub(crate) async fn settle(&self, queue: &mut Queue, proof: Proof) -> Result<bool> {
+        self.settle_but(queue, proof, &mut HashSet::new()).await
+    }
+
+    /// The same, without a look at those that are known to be alive.
+    async fn settle_but(
+        &self,
+        queue: &mut Queue,
+        proof: Proof,
+        alive: &mut HashSet<String>,
+    ) -> Result<bool> {
         let now = self.clock.now();
         let ours = self.sessions.current().filter(|session| session.certain() > now);
         alive.extend(ours.map(|session| session.id.clone()));
@@ -202,10 +263,22 @@ impl Shared {
             let gets = ask.iter().map(|id| Request::Get { key: self.keys.session(id) });
             let answers = self.cells.run(gets.collect()).await?;
             let found = ask.into_iter().zip(answers);
-            let (gone, there): (Vec<_>, Vec<_>) =
-                found.partition(|(_, answer)| *answer == Answer::Absent);
-            alive.extend(there.into_iter().map(|(id, _)| id));
-            let gone: HashSet<String> = gone.into_iter().map(|(id, _)| id).collect();
+            let mut gone: HashSet<String> = HashSet::new();
+            let mut absent: Vec<String> = Vec::new();
+            for (id, answer) in found {
+                match answer {
+                    Answer::Absent => absent.push(id),
+                    Answer::Found(found) if found.value == text::GONE => _ = gone.insert(id),
+                    _ => _ = alive.insert(id),
+                }
+            }
+            if self.cells.system().looks_behind && proof == Proof::Sure && !absent.is_empty() {
+                for (id, is_gone) in self.make_sure(absent).await? {
+                    if is_gone { &mut gone } else { &mut *alive }.insert(id);
+                }
+            } else {
+                gone.extend(absent);
+            }
             if gone.is_empty() {
                 return Ok(settled);
             }
@@ -214,23 +287,65 @@ impl Shared {
         }
     }
 
+    /// Puts something in the place of each of these sessions, if there is nothing: none of them is touched
+    /// after that. Whether there was nothing.
+    async fn make_sure(&self, absent: Vec<String>) -> Result<Vec<(String, bool)>> {
+        let creates = absent.iter().map(|id| {
+            let (key, value) = (self.keys.session(id), text::GONE.to_vec());
+            Request::Create { key, value, lives: Some(GONE_FOR) }
+        });
+        let answers = self.cells.run(creates.collect()).await?;
+        let is_gone = answers.into_iter().map(|answer| matches!(answer, Answer::Written(_)));
+        Ok(absent.into_iter().zip(is_gone).collect())
+    }
+
+    /// Tells those whom what was written lets in.
+    async fn tell(&self, about: About, queue: &mut Queue) {
+        for id in queue.take_fresh_grants() {
+            let Some(entry) = queue.entries().find(|entry| entry.id == id) else { continue };
+            if matches!(about, About::Joins(ours) if ours == id) {
+                continue;
+            }
+            let is_ours = self.sessions.current().is_some_and(|ours| ours.id == entry.session);
+            if is_ours {
+                self.claims.tell(id, Signal::Granted(entry.token));
+            } else if let Some(bells) = self.cells.bells() {
+                bells.ring(&entry.session, text::rung(id, entry.token)).await;
+            }
+        }
+    }
+
     /// Writes it, if it is still what was looked at. Whether it was.
     pub(crate) async fn write(
         &self,
         name: &Name,
         about: About,
-        mut seen: Seen,
+        seen: Seen,
         because: Because,
     ) -> Result<bool> {
+        let written = self.write_and_look(name, about, seen, because, false).await?;
+        Ok(matches!(written, Written::Yes))
+    }
+
+    /// The same; and looks at once what is there if it was not, if asked to.
+    async fn write_and_look(
+        &self,
+        name: &Name,
+        about: About,
+        mut seen: Seen,
+        because: Because,
+        looks: bool,
+    ) -> Result<Written> {
         let system = self.cells.system();
         let value = text::written(name, &seen.queue, system.largest_value)?;
-        let lives = seen.queue.is_empty().then_some(IDLE);
+        let lives = if seen.queue.is_empty() { system.idle } else { None };
         let key = self.keys.lock(name);
         let write = match seen.version.take() {
             Some(version) => Request::Replace { key, value, version, lives },
             None => Request::Create { key, value, lives },
         };
         let is_new = matches!(write, Request::Create { .. });
+        let look = Request::Get { key: write.key().to_owned() };
         let mut requests = vec![write];
         let joins = matches!(about, About::Joins(_));
         match &because {
@@ -240,6 +355,7 @@ impl Shared {
                 requests.push(Request::Get { key: self.keys.knock(name) });
                 requests.extend(system.forgets.then(|| self.epochs.get()));
             }
+            Because::Looked if looks => requests.push(look),
             _ => {}
         }
         self.is_sent(about);
@@ -249,16 +365,18 @@ impl Shared {
         };
         let Some(Answer::Written(version)) = answers.next() else {
             self.is_refused(about);
-            return Ok(false);
+            let now = answers.next().filter(|_| looks && matches!(because, Because::Looked));
+            return Ok(Written::No(now.map(|now| self::seen(name, now)).transpose()?));
         };
         seen.version = Some(version);
         let after = [answers.next(), answers.next()];
         let knocked = self.is_let_in(because, after).await?;
+        self.tell(about, &mut seen.queue).await;
         self.known.keep(name, seen);
         if knocked {
             self.known.knocked(name, self.clock.now().plus(POLITE));
         }
-        Ok(true)
+        Ok(Written::Yes)
     }
 
     /// Judges, by what was looked at together with a write, whether it stands: what the system has forgotten

@@ -14,7 +14,8 @@ use leasehold_core::store::{
 };
 use leasehold_core::{Claim, Clock, DEFAULT_LEASE, Error, ErrorKind, Name, Result};
 use tokio::runtime::Handle;
-use tokio::task::AbortHandle;
+use tokio::sync::mpsc::unbounded_channel;
+use tokio::task::{AbortHandle, JoinHandle};
 
 use crate::cells::Cells;
 use crate::claims::Claims;
@@ -24,6 +25,7 @@ use crate::known::Known;
 use crate::leave::reap;
 use crate::session::{Lives, Sessions, beat};
 use crate::shared::Shared;
+use crate::wake::hear;
 
 /// What can be chosen about the queues in a system.
 #[derive(Clone, Debug)]
@@ -62,7 +64,7 @@ impl Options {
 pub struct CellStore {
     info: StoreInfo,
     shared: Arc<Shared>,
-    tasks: [AbortHandle; 2],
+    tasks: [AbortHandle; 3],
 }
 
 impl CellStore {
@@ -72,7 +74,8 @@ impl CellStore {
         let (clock, system) = (Clock::default(), cells.system().clone());
         let keys = Keys::new(options.prefix.clone(), system.longest_key);
         let lives = options.lives(system.grain);
-        let sessions = Arc::new(Sessions::new(cells.clone(), lives, clock.clone()));
+        let (say, heard) = unbounded_channel();
+        let sessions = Arc::new(Sessions::new(cells.clone(), lives, clock.clone(), say));
         let beating = runtime.spawn(beat(Arc::downgrade(&sessions)));
         let delay = options.closed_for(system.grain);
         let shared = Arc::new(Shared {
@@ -87,7 +90,8 @@ impl CellStore {
             poll: options.poll,
         });
         let reaping = runtime.spawn(reap(Arc::downgrade(&shared)));
-        let tasks = [beating.abort_handle(), reaping.abort_handle()];
+        let hearing = runtime.spawn(hear(Arc::downgrade(&shared), heard));
+        let tasks = [&beating, &reaping, &hearing].map(JoinHandle::abort_handle);
         Self { info, shared, tasks }
     }
 

@@ -6,6 +6,7 @@
 //! {"kind":"mutex",…}
 //!
 //! leasehold session 1                       a client's session
+//! leasehold session 1 gone                  a client's session is over, for certain
 //! leasehold epoch 1 DIGITS closed           since when the system knows what it knows
 //! ```
 //!
@@ -18,10 +19,12 @@ use std::collections::HashSet;
 use leasehold_core::kit::{Escaped, unescape};
 use leasehold_core::queue::Queue;
 use leasehold_core::store::Standing;
-use leasehold_core::{Error, ErrorKind, Name, Result, Token};
+use leasehold_core::{ClaimId, Error, ErrorKind, Name, Result, Token};
 
 const QUEUE: &str = "leasehold queue 1 ";
 pub(crate) const SESSION: &[u8] = b"leasehold session 1";
+/// In the place of a session that is gone, so that it stays so.
+pub(crate) const GONE: &[u8] = b"leasehold session 1 gone";
 const EPOCH: &str = "leasehold epoch 1 ";
 /// Hexadecimal digits of a session's id, and of an epoch's.
 const DIGITS: usize = 32;
@@ -107,6 +110,17 @@ fn flaw(queue: &Queue) -> Option<&'static str> {
         return Some("a holder behind one that waits");
     }
     (capacity == 0 || queue.has_leases()).then_some("no capacity, or leases of its own")
+}
+
+/// What a claim is told that is let in.
+pub(crate) fn rung(id: ClaimId, token: Token) -> String {
+    format!("granted {} {token}", id.to_hex())
+}
+
+/// Reads what [`rung`] wrote.
+pub(crate) fn heard(said: &str) -> Option<(ClaimId, Token)> {
+    let (id, token) = said.strip_prefix("granted ")?.split_once(' ')?;
+    Some((ClaimId::from_hex(id)?, Token::new(token.parse().ok()?)?))
 }
 
 /// Whether this names a session or an epoch.

@@ -1,16 +1,27 @@
 //! Who waits looks: at first often, then less, and never less often than the URL's `poll_ms`. Who is next
 //! looks more often than who stands far behind, and whoever came nearer begins anew. Each pause is by
 //! chance half as long or half as long again, so that a crowd does not come all at once.
+//!
+//! Where the system has [bells](crate::Bells), whoever lets somebody in tells exactly that one, whatever the
+//! queue's length. Looks are then what is left when nobody could tell: the one before died, or a message was
+//! lost. A grant that was heard is believed as one that was looked at, under its token; the next heartbeat
+//! looks.
 
+use std::sync::Weak;
 use std::time::Duration;
 
 use leasehold_core::Claim;
 use leasehold_core::store::{Renewal, Signal, Standing};
+use tokio::sync::mpsc::UnboundedReceiver;
 
+use crate::cells::Heard;
 use crate::shared::Shared;
+use crate::text;
 
-/// The first pause of who is next.
-const FIRST: Duration = Duration::from_millis(2);
+/// The first pause of who is next is this part of the longest.
+const FIRST: u32 = 50;
+/// The same of who would have been told.
+const FIRST_UNTOLD: Duration = Duration::from_millis(250);
 /// How often who is next sees to it that those in front live, at most.
 const SESSIONS: Duration = Duration::from_millis(400);
 
@@ -26,8 +37,13 @@ impl Shared {
             let pause = self.next_pause(ahead, last);
             self.claims.pauses(claim.id, pause);
             let pause = pause.mul_f64(0.5 + fastrand::f64());
-            self.sleep(pause).await;
-            unasked += pause;
+            let Some(inbox) = self.claims.inbox(claim.id) else { return Signal::Ask };
+            tokio::select! {
+                news = inbox.news() => if news != Signal::Ask {
+                    return news;
+                },
+                () = self.sleep(pause) => unasked += pause,
+            }
             // What cannot be read now can be later; the heartbeat tells of what lasts.
             let Ok(mut seen) = self.look(&claim.name).await else { continue };
             let next = seen.queue.entries().find(|entry| entry.standing == Standing::Waiting);
@@ -48,7 +64,24 @@ impl Shared {
 
     fn next_pause(&self, ahead: usize, last: Duration) -> Duration {
         let far = u32::try_from(ahead).unwrap_or(u32::MAX);
-        let first = FIRST.saturating_mul(far.max(1));
+        let first = if self.cells.bells().is_some() { FIRST_UNTOLD } else { self.poll / FIRST };
+        let first = first.saturating_mul(far.max(1));
         (last + last / 2).max(first).min(self.poll)
+    }
+}
+
+/// Passes on what is heard, for as long as the client lives.
+pub(crate) async fn hear(shared: Weak<Shared>, mut heard: UnboundedReceiver<Heard>) {
+    while let Some(heard) = heard.recv().await {
+        let Some(now) = shared.upgrade() else { return };
+        match heard {
+            Heard::Missed => now.claims.ask_all(),
+            // What is no word of ours is nobody's.
+            Heard::Said(said) => {
+                if let Some((id, token)) = text::heard(&said) {
+                    now.claims.tell(id, Signal::Granted(token));
+                }
+            }
+        }
     }
 }

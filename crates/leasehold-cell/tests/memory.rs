@@ -27,6 +27,13 @@ static CELLS: LazyLock<Arc<MemoryCells>> = LazyLock::new(Arc::default);
 
 leasehold_conformance::conformance_suite!(cells, async { client(&CELLS, open_at_once()) });
 
+static STREAM: LazyLock<Arc<MemoryCells>> =
+    LazyLock::new(|| Arc::new(MemoryCells::like_a_stream()));
+
+leasehold_conformance::conformance_suite!(like_a_stream, async {
+    client(&STREAM, Options { poll: Duration::from_secs(2), ..Options::default() })
+});
+
 // What goes wrong, step by step.
 
 fn run(case: impl Future<Output = ()>) {
@@ -270,6 +277,89 @@ fn a_try_that_looks_once_finds_the_dead_gone() {
         assert_eq!(error.kind(), ErrorKind::Contended);
         tokio::time::sleep(session * 2).await;
         assert!(locks.mutex("a").try_lock().await.unwrap().is_held());
+    });
+}
+
+/// Whoever looks at a server that is behind finds no session, and lets nobody in by that.
+#[test]
+fn who_only_a_look_says_is_gone_keeps_the_lock() {
+    run(async {
+        let cells = Arc::new(MemoryCells::like_a_stream());
+        let [ours, other] = [client(&cells, open_at_once()), client(&cells, open_at_once())];
+        let guard = ours.mutex("a").lock().await.unwrap();
+        let session = cells.keys("leasehold:s:").await.unwrap().remove(0);
+        cells.hide(&session, true);
+        for _ in 0..3 {
+            let error = other.mutex("a").try_lock().await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
+        }
+        assert!(guard.is_held());
+        cells.hide(&session, false);
+        // Who is gone for certain is not touched any more, however late the touch is.
+        cells.evict(&session);
+        let next = other.mutex("a").try_lock().await.unwrap();
+        assert!(cells.value(&session).is_some_and(|value| value.ends_with(b"gone")));
+        tokio::time::timeout(Duration::from_secs(20), guard.lost()).await.expect("it finds out");
+        assert!(next.is_held());
+    });
+}
+
+/// Where a touch is a write, the one after a lost answer is refused, and the session goes on.
+#[test]
+fn s14_a_session_goes_on_after_touches_whose_answers_are_lost() {
+    run(async {
+        let cells = Arc::new(MemoryCells::like_a_stream());
+        let session = Duration::from_secs(1);
+        let locks = client(&cells, Options { session, ..open_at_once() });
+        let guard = locks.mutex("a").lock().await.unwrap();
+        for _ in 0..8 {
+            cells.lose_answers(1);
+            tokio::time::sleep(Duration::from_millis(400)).await;
+            assert!(guard.is_held());
+        }
+        assert_eq!(cells.keys("leasehold:s:").await.unwrap().len(), 1);
+    });
+}
+
+/// A session is over for its client before its cell is, and not touched any more.
+#[test]
+fn a_session_that_is_not_certain_any_more_is_over() {
+    run(async {
+        let cells = Arc::new(MemoryCells::like_a_stream());
+        let session = Duration::from_secs(1);
+        let locks = client(&cells, Options { session, ..open_at_once() });
+        let guard = locks.mutex("a").lock().await.unwrap();
+        cells.set_away(true);
+        tokio::time::timeout(Duration::from_secs(20), guard.lost()).await.expect("its lease ends");
+        // Certain for 1.2 s, there for 1.7 s.
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        cells.set_away(false);
+        let before = cells.keys("leasehold:s:").await.unwrap();
+        let next = locks.mutex("b").lock().await.unwrap();
+        let after = cells.keys("leasehold:s:").await.unwrap();
+        assert!(after.iter().any(|session| !before.contains(session)), "{before:?}, {after:?}");
+        assert!(next.is_held());
+    });
+}
+
+/// Who waits looks once a minute here: it is told, or this takes for ever.
+#[test]
+fn r10_who_is_let_in_is_told_at_once() {
+    run(async {
+        let cells = Arc::new(MemoryCells::like_a_stream());
+        let options = || Options { poll: Duration::from_secs(60), ..open_at_once() };
+        let [ours, other] = [client(&cells, options()), client(&cells, options())];
+        let mut guard = ours.mutex("a").lock().await.unwrap();
+        for locks in [&other, &ours] {
+            let lock = locks.mutex("a");
+            let waiting = tokio::spawn(async move { lock.lock().await });
+            // Its first looks are over, the next is far away.
+            tokio::time::sleep(Duration::from_secs(4)).await;
+            let began = Instant::now();
+            guard.release().await.unwrap();
+            guard = waiting.await.unwrap().unwrap();
+            assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
+        }
     });
 }
 

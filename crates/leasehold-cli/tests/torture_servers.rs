@@ -8,7 +8,8 @@
     feature = "redlock",
     feature = "zookeeper",
     feature = "etcd",
-    feature = "memcached"
+    feature = "memcached",
+    feature = "nats"
 ))]
 
 mod torture_common;
@@ -129,6 +130,18 @@ fn r36_memcached_keeps_its_promises_under_pauses_kills_and_cuts() {
     let _turn = turn();
     let server = testbed::Memcached::start();
     let store = server.url() + "?restart_delay_ms=0&session_ms=1000";
+    // A holder must be stopped for longer than its session, or it loses nothing.
+    let seconds = testbed::sized("90", "40");
+    let report = unbroken(&["--store", &store, "--seconds", seconds, "--fault", "pause,kill,cut"]);
+    println!("{store}: {}, {} grants", report["summary"], report["grants"]);
+    assert!(report["grants"].as_u64() >= Some(30), "{report}");
+}
+
+#[test]
+fn r36_nats_keeps_its_promises_under_pauses_kills_and_cuts() {
+    let _turn = turn();
+    let server = testbed::Nats::start();
+    let store = server.url() + "/?session_ms=1000";
     // A holder must be stopped for longer than its session, or it loses nothing.
     let seconds = testbed::sized("90", "40");
     let report = unbroken(&["--store", &store, "--seconds", seconds, "--fault", "pause,kill,cut"]);

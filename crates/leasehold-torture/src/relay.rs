@@ -20,7 +20,7 @@ use super::history::WorkerId;
 use super::line::{Line, Lines};
 
 /// The schemes whose clients go where the URL says and nowhere else, and their servers' port.
-const PORTS: [(&str, u16); 9] = [
+const PORTS: [(&str, u16); 10] = [
     ("redis", 6379),
     ("redlock", 6379),
     ("postgres", 5432),
@@ -30,6 +30,7 @@ const PORTS: [(&str, u16); 9] = [
     ("zookeeper", 2181),
     ("etcd", 2379),
     ("memcached", 11211),
+    ("nats", 4222),
 ];
 
 /// A lease that the store of this URL keeps as it is, and no longer: etcd keeps none shorter than

@@ -34,4 +34,6 @@ stores! {
     "etcd": &["etcd", "etcds"], leasehold_etcd::open;
     "redlock": &["redlock", "redlocks"], leasehold_redis::redlock::open;
     "memcached": &["memcached"], leasehold_cell::memcached::open;
+    "nats": &["nats"], leasehold_cell::nats::open;
+    "s3": &["s3"], leasehold_cell::objects::open;
 }

@@ -9,7 +9,8 @@
     feature = "redlock",
     feature = "etcd",
     feature = "zookeeper",
-    feature = "memcached"
+    feature = "memcached",
+    feature = "nats"
 ))]
 
 #[path = "../benches/ratios/figures.rs"]
@@ -74,6 +75,7 @@ async fn columns() -> Vec<(&'static str, Guarantees)> {
     let etcd = testbed::Etcd::with(testbed::Setup::oldest(), 3);
     let zookeeper = testbed::ZooKeepers::start();
     let memcached = testbed::Memcached::start();
+    let nats = testbed::NatsCluster::start();
     let mut columns = Vec::new();
     for &scheme in BUILT_IN {
         let url = match scheme {
@@ -87,6 +89,7 @@ async fn columns() -> Vec<(&'static str, Guarantees)> {
             "etcd" => etcd.url(),
             "zookeeper" => zookeeper.url(),
             "memcached" => memcached.url(),
+            "nats" => nats.url(),
             other => {
                 panic!("the store {other}: has no column in docs/guarantees.md: add its URL here")
             }
@@ -165,6 +168,9 @@ fn up_to_date(name: &str, wanted: &str) {
     );
 }
 
+/// What no kept run has measured yet.
+const UNMEASURED: &[&str] = &["nats"];
+
 /// The page begins with what the last run of the benchmark showed, and so does its picture.
 #[test]
 fn the_page_about_benchmarks_shows_the_last_run() {
@@ -173,7 +179,8 @@ fn the_page_about_benchmarks_shows_the_last_run() {
     assert_eq!(figures.to_string(), kept, "the bench writes it");
     let table = glance::table(&figures);
     for &scheme in BUILT_IN {
-        assert!(table.contains(&format!("| `{scheme}:` |")), "no line for {scheme}:");
+        let is_there = table.contains(&format!("| `{scheme}:` |"));
+        assert_eq!(is_there, !UNMEASURED.contains(&scheme), "the line for {scheme}:");
     }
     let written = std::fs::read_to_string(format!("{DOCS}/benchmarks.md")).unwrap();
     let page = between(

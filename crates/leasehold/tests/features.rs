@@ -15,7 +15,7 @@ fn packages(features: &str) -> BTreeSet<String> {
 }
 
 /// A feature, and the packages of ours that it needs beside the core.
-const FEATURES: [(&str, &[&str]); 11] = [
+const FEATURES: [(&str, &[&str]); 12] = [
     ("", &[]),
     ("file", &["leasehold-file"]),
     ("sqlite", &["leasehold-sql"]),
@@ -26,6 +26,7 @@ const FEATURES: [(&str, &[&str]); 11] = [
     ("zookeeper", &["leasehold-zookeeper"]),
     ("etcd", &["leasehold-etcd"]),
     ("memcached", &["leasehold-cell"]),
+    ("nats", &["leasehold-cell"]),
     ("http", &["leasehold-http"]),
 ];
 

@@ -34,6 +34,7 @@ mod dice;
 mod etcd;
 mod mariadb;
 mod memcached;
+mod nats;
 mod network;
 mod pgbouncer;
 mod port;
@@ -43,6 +44,7 @@ mod python;
 mod reaper;
 mod redis;
 mod redlock;
+mod seaweed;
 mod sentinel;
 mod template;
 #[cfg(feature = "texts")]
@@ -62,6 +64,7 @@ pub use dice::Dice;
 pub use etcd::Etcd;
 pub use mariadb::{MariaDb, MySql};
 pub use memcached::Memcached;
+pub use nats::{Nats, NatsCluster};
 pub use network::{Cut, in_own_network};
 pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;
@@ -69,6 +72,7 @@ pub use proxy::Proxy;
 pub use python::python;
 pub use redis::Redis;
 pub use redlock::{Redlock, url_of as redlock_url};
+pub use seaweed::SeaweedFs;
 pub use sentinel::Sentinel;
 #[cfg(feature = "texts")]
 pub use texts::{cases, texts};
@@ -86,6 +90,18 @@ pub fn sized<T>(long: T, short: T) -> T {
 pub fn memcached() -> &'static Memcached {
     static SHARED: OnceLock<Memcached> = OnceLock::new();
     SHARED.get_or_init(Memcached::start)
+}
+
+/// This test binary's SeaweedFS: not to be stopped or killed.
+pub fn seaweed() -> &'static SeaweedFs {
+    static SHARED: OnceLock<SeaweedFs> = OnceLock::new();
+    SHARED.get_or_init(SeaweedFs::start)
+}
+
+/// This test binary's NATS server: not to be stopped or killed.
+pub fn nats() -> &'static Nats {
+    static SHARED: OnceLock<Nats> = OnceLock::new();
+    SHARED.get_or_init(Nats::start)
 }
 
 /// This test binary's PostgreSQL: not to be stopped or killed.

@@ -31,6 +31,10 @@ done
 for server in "$1"/*/data/postmaster.pid; do
     [ -r "$server" ] && ipcrm -m "$(sed -n '7s/.* //p' "$server")" 2>/dev/null
 done
+# What SeaweedFS puts there, wherever else it was told to work.
+cat "$1"/*/ports 2>/dev/null | while read -r port; do
+    rm -f "/tmp/seaweedfs-"*"-grpc-$port.sock"
+done
 rm -rf -- "$1"
 "#;
 

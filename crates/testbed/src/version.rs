@@ -56,11 +56,13 @@ pub enum Server {
     ZooKeeper,
     /// etcd.
     Etcd,
+    /// NATS, of which there is only a newest.
+    Nats,
 }
 
 impl Server {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Postgres,
         Self::MariaDb,
         Self::MySql,
@@ -68,6 +70,7 @@ impl Server {
         Self::Valkey,
         Self::ZooKeeper,
         Self::Etcd,
+        Self::Nats,
     ];
 
     /// What people call it.
@@ -80,13 +83,14 @@ impl Server {
             Self::Valkey => "Valkey",
             Self::ZooKeeper => "ZooKeeper",
             Self::Etcd => "etcd",
+            Self::Nats => "NATS",
         }
     }
 
     /// Whether there is one of this version on this machine.
     pub fn exists(self, version: Version) -> bool {
         match (self, version) {
-            (Self::MySql | Self::Valkey, Version::Oldest) => false,
+            (Self::MySql | Self::Valkey | Self::Nats, Version::Oldest) => false,
             (_, Version::Oldest) => true,
             (_, Version::Newest) => self.root(version).is_dir(),
         }
@@ -102,6 +106,7 @@ impl Server {
             Self::Valkey => &[("valkey-server", "valkey-server")],
             Self::ZooKeeper => &[("java", "default-jre-headless")],
             Self::Etcd => &[("etcd", "etcd-server")],
+            Self::Nats => &[("nats-server", "nats-server")],
         };
         let folders = self.folders(Path::new("/"));
         let lacks = needed.iter().filter(|(name, _)| find(name, &folders).is_none());
@@ -133,6 +138,7 @@ impl Server {
             Self::MySql => "mysqld",
             Self::Redis => "redis-server",
             Self::Valkey => "valkey-server",
+            Self::Nats => "nats-server",
             Self::Etcd | Self::ZooKeeper => "etcd",
         };
         let told = run(Command::new(self.program(version, name)).arg("--version"));
@@ -209,6 +215,7 @@ impl Server {
             Self::Valkey => "valkey-server",
             Self::ZooKeeper => "zookeeper",
             Self::Etcd => "etcd-server",
+            Self::Nats => "nats-server",
         }
     }
 }

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use testbed::{Etcd, MariaDb, Memcached, PgBouncer, Postgres, Proxy, Setup};
+use testbed::{Etcd, MariaDb, Memcached, Nats, NatsCluster, PgBouncer, Postgres, Proxy, Setup};
 
 /// Longer than anything here takes; only waited for in full when a test fails.
 const LONG: Duration = Duration::from_secs(30);
@@ -39,6 +39,37 @@ fn memcached_forgets_all_when_killed() {
     assert_eq!(server.say("get a"), ["END"]);
     assert_eq!(server.port(), port);
     assert_ne!(server.pid(), pid);
+}
+
+const STREAM: &str = r#"{"name":"S","subjects":["s"],"storage":"file","num_replicas":N}"#;
+
+#[test]
+fn nats_keeps_what_it_acknowledged_when_killed() {
+    let server = Nats::start();
+    assert!(server.ask("$JS.API.STREAM.CREATE.S", &STREAM.replace('N', "1")).contains("created"));
+    assert_eq!(server.ask("s", "7"), r#"{"stream":"S","seq":1}"#);
+    let (pid, port) = (server.pid(), server.port());
+    server.kill();
+    assert!(std::net::TcpStream::connect(("127.0.0.1", port)).is_err());
+    server.restart();
+    assert_eq!(server.ask("s", "8"), r#"{"stream":"S","seq":2}"#);
+    assert_eq!(server.port(), port);
+    assert_ne!(server.pid(), pid);
+    let without = Nats::without_jetstream();
+    assert!(without.ask("$JS.API.INFO", "").starts_with("NATS/1.0 503"), "nobody answers");
+}
+
+#[test]
+fn nats_elects_another_leader() {
+    let cluster = NatsCluster::start();
+    let first = cluster.ask(0, "$JS.API.STREAM.CREATE.S", &STREAM.replace('N', "3"));
+    assert!(first.contains("created"), "{first}");
+    let leader = cluster.leader("S");
+    cluster.kill(leader);
+    let next = cluster.leader("S");
+    assert_ne!(next, leader);
+    cluster.restart(leader);
+    assert!(cluster.ask(leader, "s", "7").contains(r#""seq":1"#));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Every server of both ends of the range of versions starts and answers.
 
 use testbed::{
-    Etcd, MariaDb, MySql, Postgres, Redis, Server, Setup, Version, ZooKeeper, ZooKeeperSetup,
+    Etcd, MariaDb, MySql, Nats, Postgres, Redis, Server, Setup, Version, ZooKeeper, ZooKeeperSetup,
 };
 
 /// Starts one and asks it which version it is; the answer begins with what its program says.
@@ -20,6 +20,7 @@ fn answers(server: Server, version: Version) {
         Server::MySql => MySql::with(setup).admin("SELECT VERSION()"),
         Server::Redis => Redis::with(setup).info("server", "redis_version"),
         Server::Valkey => Redis::with(Setup::valkey()).info("server", "valkey_version"),
+        Server::Nats => Nats::with(setup).info(),
         Server::Etcd => Etcd::with(setup, 1).etcdctl(&["endpoint", "status", "-w", "json"]),
         Server::ZooKeeper => ZooKeeper::with(&ZooKeeperSetup::new().version(version)).ask("srvr"),
     };

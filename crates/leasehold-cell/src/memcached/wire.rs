@@ -24,7 +24,7 @@ pub(super) fn write(request: &Request, connection: u64, into: &mut Vec<u8>) -> b
     // Writing to a string does not fail.
     let _ = match request {
         Request::Get { key } => write!(line, "mg {key} v c t"),
-        Request::Touch { key, lives } => write!(line, "mg {key} T{}", seconds(*lives)),
+        Request::Touch { key, lives, .. } => write!(line, "mg {key} T{}", seconds(*lives)),
         Request::Create { key, value, lives } => {
             data = Some(value);
             write!(line, "ms {key} {} ME c{}", value.len(), ends(*lives))
@@ -145,7 +145,9 @@ mod tests {
         let lives = Duration::from_millis(1_001);
         let create = Request::Create { key: "k".into(), value: Vec::new(), lives: Some(lives) };
         assert_eq!(sent(&create).unwrap(), "ms k 0 ME c T2\r\n\r\n");
-        assert_eq!(sent(&Request::Touch { key: "k".into(), lives }).unwrap(), "mg k T2\r\n");
+        let (key, value, version) = ("k".into(), Vec::new(), Version("3.7".into()));
+        let touch = Request::Touch { key, value, version, lives };
+        assert_eq!(sent(&touch).unwrap(), "mg k T2\r\n");
     }
 
     /// Another server at the same address numbers its values from the beginning.

@@ -7,7 +7,8 @@
     feature = "mysql",
     feature = "redis",
     feature = "etcd",
-    feature = "memcached"
+    feature = "memcached",
+    feature = "nats"
 ))]
 
 use std::process::Stdio;
@@ -73,6 +74,16 @@ fn r36_forty_processes_count_exactly_while_memcached_is_killed() {
     count(&(server.url() + "?session_ms=2000"), |counting| {
         counting.in_the_midst(15, || server.kill());
         // What it knew is gone; nobody is let in before those who held are gone too.
+        server.restart();
+    });
+}
+
+#[cfg(feature = "nats")]
+#[test]
+fn r36_forty_processes_count_exactly_while_nats_is_killed() {
+    let server = testbed::Nats::start();
+    count(&server.url(), |counting| {
+        counting.in_the_midst(15, || server.kill());
         server.restart();
     });
 }

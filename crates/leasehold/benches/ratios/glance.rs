@@ -35,7 +35,7 @@ const fn hand_over(
     Measurement { kind: Kind::HandOver, table, raw, others }
 }
 
-const STORES: [(&str, Measurement, Measurement); 10] = [
+const STORES: [(&str, Measurement, Measurement); 11] = [
     (
         "memory",
         pair("memory:, uncontended pair", "tokio::sync::Mutex", &[]),
@@ -117,6 +117,11 @@ const STORES: [(&str, Measurement, Measurement); 10] = [
         "memcached",
         pair("memcached:, uncontended pair", "add + delete", &[]),
         hand_over("memcached:, 8 contenders", "", &[]),
+    ),
+    (
+        "nats",
+        pair("nats:, uncontended pair", "create + delete", &[]),
+        hand_over("nats:, 8 contenders", "", &[]),
     ),
 ];
 

@@ -24,6 +24,8 @@ mod kill;
 mod measure;
 #[cfg(feature = "memcached")]
 mod memcached;
+#[cfg(feature = "nats")]
+mod nats;
 mod numbers;
 mod pair;
 mod queued;
@@ -42,7 +44,7 @@ use std::path::{Path, PathBuf};
 
 use measure::{Effort, Result};
 
-const PARTS: [&str; 12] = [
+const PARTS: [&str; 13] = [
     "pair",
     "contention",
     "kill",
@@ -52,6 +54,7 @@ const PARTS: [&str; 12] = [
     "zookeeper",
     "etcd",
     "memcached",
+    "nats",
     "crowd",
     "held",
     "bytes",
@@ -161,6 +164,11 @@ fn run(part: &str, effort: Effort) -> Result<()> {
         "memcached" => {
             memcached::pair(effort)?;
             memcached::contention(effort)?;
+        }
+        #[cfg(feature = "nats")]
+        "nats" => {
+            nats::pair(effort)?;
+            nats::contention(effort)?;
         }
         "crowd" => crowds::waiting(effort)?,
         "held" => crowds::held(effort)?,

@@ -128,6 +128,11 @@ leasehold::conformance_suite!(memcached, async {
     leasehold::connect(url).await.unwrap()
 });
 
+#[cfg(feature = "nats")]
+leasehold::conformance_suite!(nats, async {
+    leasehold::connect(testbed::nats().url()).await.unwrap()
+});
+
 // Every token is told greater than the store draws it.
 leasehold::conformance_suite!(token_offset, async {
     static STORE: std::sync::LazyLock<Arc<MemoryStore>> = std::sync::LazyLock::new(Arc::default);
@@ -154,6 +159,7 @@ fn every_built_in_store_is_in_the_suite() {
         "zookeeper",
         "etcd",
         "memcached",
+        "nats",
     ];
     for scheme in BUILT_IN {
         assert!(suites.contains(scheme), "the store {scheme}: has no conformance suite above");

@@ -1,0 +1,344 @@
+//! `nats://a,b,c/bucket`: a key-value bucket of NATS JetStream, which is a stream that keeps one message for
+//! each subject.
+//!
+//! - *What is atomic*: a message that the stream takes only if the last one of its subject has the number
+//!   that was read. Where there are several copies, a majority has it before it is answered. Numbers rise
+//!   with the stream, so that none comes again for as long as the stream keeps what it answered.
+//! - *Whose clock*: the servers' wall clocks, which end a session's message when its life is over. A leader
+//!   reckons with its own, so those of all servers must agree within a second, which is granted (`grain`).
+//! - *What a look shows* may be old: a leader that was replaced, and was stopped or parted meanwhile, answers
+//!   looks until it finds out; and by its own clock it has ended sessions that are alive elsewhere. So no
+//!   session is taken for gone before a message in its place was taken by a majority (`session.rs`), and
+//!   what is older than what we know is no answer (`link.rs`).
+//! - *Who is let in is told* by whoever let it in (`bells.rs`); a look finds out what was not heard.
+//! - *What is lost*: nothing by servers that are killed and come back with their disks. By a power cut, what
+//!   was answered in the last two minutes, unless the servers are told to write it first
+//!   (`sync_interval: always`); then two may hold, and tokens go on above the clock.
+//! - *A queue where nobody stands* ends after a day. If the bucket puts markers in the place of what ended (`nats
+//!   kv add --marker-ttl`), it stays: a marker asks for no number, and could take the place of what was
+//!   written at that very moment. A session is not touched any more by the time that its end comes near.
+
+mod bells;
+mod bucket;
+mod doctor;
+mod fault;
+mod link;
+mod url;
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use async_nats::jetstream::stream::Info;
+use async_nats::jetstream::{self, Context};
+use async_nats::{Client, ConnectOptions};
+use async_trait::async_trait;
+use futures_util::future::try_join_all;
+use leasehold_core::doctor::Finding;
+use leasehold_core::kit::{Host, redacted};
+use leasehold_core::store::{
+    ClockModel, Durability, Guarantees, Store, StoreInfo, Survival, Wakeup,
+};
+use leasehold_core::{Error, ErrorKind, Opening, Result};
+use tokio::runtime::Handle;
+use tokio::time::timeout;
+
+use self::bells::{NatsBells, News};
+use self::bucket::Missing;
+use self::link::Link;
+use self::url::{Login, NatsUrl};
+use crate::cells::{Answer, Bells, Cells, IDLE, Request, System};
+use crate::store::{CellStore, Options, promises};
+
+/// How long connecting may take, and each of the questions that come first.
+const CONNECT: Duration = Duration::from_secs(3);
+/// How long an answer may take, at least and at most: as long as a session waits for its next touch.
+const ANSWER: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(3)];
+/// How long the list of all keys may take.
+const LISTING: Duration = Duration::from_secs(20);
+/// A server that is silent for three of these is given up for another.
+const PING: Duration = Duration::from_secs(1);
+/// The longest pause between two attempts to connect again.
+const AGAIN: Duration = Duration::from_millis(500);
+/// What the clocks of the servers may be apart, and how early a life may end.
+const GRAIN: Duration = Duration::from_secs(1);
+/// Lives are told in whole seconds, and looked after about once in one.
+const LATE: Duration = Duration::from_secs(3);
+/// Until there is another leader.
+const ELECTION: Duration = Duration::from_secs(10);
+/// The longest pause between two looks of who is told, and of who is not.
+const POLL: [Duration; 2] = [Duration::from_secs(2), Duration::from_millis(100)];
+/// The largest value, and what a message needs beside it.
+const LARGEST: usize = 1_000_000;
+const HEADERS: usize = 1_024;
+
+/// The cells of one bucket.
+struct Nats {
+    system: System,
+    url: NatsUrl,
+    client: Client,
+    context: Context,
+    link: Arc<Link>,
+    news: Arc<News>,
+    bells: Option<NatsBells>,
+    limit: Duration,
+    round_trips: AtomicU64,
+    runtime: Handle,
+}
+
+impl fmt::Debug for Nats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Nats").field("url", &self.url).finish_non_exhaustive()
+    }
+}
+
+/// Opens the store of a URL: what a [`Registry`](leasehold_core::Registry) is given.
+pub fn open(url: String, runtime: Handle) -> Opening {
+    Box::pin(async move { Ok(Arc::new(connect(&url, &runtime).await?) as Arc<dyn Store>) })
+}
+
+/// Opens the store of a URL. Its connection and tasks live on `runtime`. A bucket that is missing is made,
+/// unless the URL says otherwise.
+///
+/// # Cancel safety
+/// Dropped, nothing is left of it but a connection that is closed, and perhaps a new bucket.
+///
+/// # Errors
+/// One line that says what to do: [`ErrorKind::Config`] for a URL, a server or a bucket that cannot keep
+/// locks, [`ErrorKind::Denied`] without the rights, [`ErrorKind::Unreachable`] if nobody answers within 3 s.
+pub async fn connect(url: &str, runtime: &Handle) -> Result<CellStore> {
+    let (parsed, shown) = (NatsUrl::parse(url)?, redacted(url));
+    let servers = parsed.servers();
+    let home = runtime.clone();
+    // The caller's runtime may have no I/O.
+    let opened = runtime.spawn(async move { Nats::open(parsed, home).await }).await;
+    let (nats, info) =
+        opened.map_err(|_| fault::unreachable(&servers, "the runtime has ended"))??;
+    let is_told = nats.bells.is_some();
+    let options = Options {
+        prefix: nats.url.prefix.clone(),
+        session: nats.url.session,
+        poll: nats.url.poll.unwrap_or(if is_told { POLL[0] } else { POLL[1] }),
+        restart_delay: None,
+    };
+    let promised = guarantees(&nats.system, &options, info.config.num_replicas, is_told);
+    // A bucket of the same name that is made later is another.
+    let identity = format!("nats:{}/{}/{}", info.created, nats.url.bucket, options.prefix);
+    let info = StoreInfo::new(shown, promised).identified(identity);
+    Ok(CellStore::new(Arc::new(nats), options, info, runtime))
+}
+
+impl Nats {
+    async fn open(url: NatsUrl, runtime: Handle) -> Result<(Self, Info)> {
+        let servers = url.servers();
+        let news = Arc::new(News::default());
+        let client = greeted(&url, &news).await?;
+        let server = client.server_info();
+        if doctor::version(&server.version).is_none_or(|version| version < doctor::LEAST) {
+            let what = format!(
+                "NATS at {servers} is {}, whose keys do not end by themselves: run 2.11 or later, best 2.12.2 \
+                 or later",
+                server.version
+            );
+            return Err(Error::new(ErrorKind::Config, what));
+        }
+        let limit = (url.session / 5).clamp(ANSWER[0], ANSWER[1]);
+        let mut context = match &url.domain {
+            None => jetstream::new(client.clone()),
+            Some(domain) => jetstream::with_domain(client.clone(), domain),
+        };
+        context.set_timeout(CONNECT);
+        let found = match bucket::find(&url, &context).await {
+            Ok(None) => bucket::make(&url, &context, server.cluster.is_some()).await.map(Some),
+            found => found,
+        };
+        let info = match found {
+            Ok(Some(info)) => info,
+            Ok(None) => return Err(fault::unreachable(&servers, "the bucket came and went")),
+            Err(Missing::Told(error)) => return Err(error),
+            Err(Missing::Silent(why)) => {
+                return Err(match news.take_violation() {
+                    Some(violation) => fault::denied(&url.bucket, &violation),
+                    None => fault::unreachable(&servers, why),
+                });
+            }
+        };
+        bucket::check(&url, &info.config)?;
+        context.set_timeout(limit);
+        let (name, subjects) = (bucket::stream(&url.bucket), bucket::subjects(&url.bucket));
+        let handle = context.get_stream_no_info(name).await;
+        let handle = handle.map_err(|why| fault::unreachable(&servers, why))?;
+        let link = Arc::new(Link::new(context.clone(), handle, subjects, servers));
+        let bells = NatsBells::new(client.clone(), news.clone(), &url.bucket, runtime.clone());
+        let bells = bells.are_heard().await?.then_some(bells);
+        // That it may not ring is known, and nothing that a later call is refused for.
+        news.take_violation();
+        let system = system(server.max_payload, &info);
+        let round_trips = AtomicU64::new(0);
+        let nats =
+            Self { system, url, client, context, link, news, bells, limit, round_trips, runtime };
+        Ok((nats, info))
+    }
+
+    /// On our runtime, since the caller's may have no timers, and for so long at most.
+    async fn ask<T: Send + 'static>(
+        &self,
+        limit: Duration,
+        asked: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        let asked = self.runtime.spawn(timeout(limit, asked)).await;
+        let error = match asked {
+            Ok(Ok(Err(error))) if error.kind() == ErrorKind::Unreachable => error,
+            Ok(Ok(told)) => return told,
+            Ok(Err(_)) => fault::unreachable(&self.url.servers(), "no answer in time"),
+            Err(_) => fault::unreachable(&self.url.servers(), "the runtime has ended"),
+        };
+        // A refusal comes beside the answer, which never does.
+        Err(match self.news.take_violation() {
+            Some(violation) => fault::denied(&self.url.bucket, &violation),
+            None => error,
+        })
+    }
+}
+
+/// A connection that shows who we are, and goes where the URL says and nowhere else.
+async fn greeted(url: &NatsUrl, news: &Arc<News>) -> Result<Client> {
+    let servers = url.servers();
+    let news = news.clone();
+    let mut options = ConnectOptions::new()
+        .name("leasehold")
+        .connection_timeout(CONNECT)
+        .ping_interval(PING)
+        .max_reconnects(None)
+        .reconnect_delay_callback(|tries| {
+            let tries = u32::try_from(tries).unwrap_or(u32::MAX);
+            AGAIN.min(Duration::from_millis(20).saturating_mul(tries))
+        })
+        .ignore_discovered_servers()
+        .event_callback(move |event| {
+            news.tell(event);
+            std::future::ready(())
+        });
+    options = match &url.login {
+        Login::Nobody => options,
+        Login::User(user, password) => options.user_and_password(user.clone(), password.clone()),
+        Login::Token(token) => options.token(token.clone()),
+    };
+    let all: Vec<String> = url.hosts.iter().map(address).collect();
+    let connected = timeout(CONNECT, options.connect(all)).await;
+    let connected = connected.map_err(|_| fault::unreachable(&servers, "no answer in time"))?;
+    connected.map_err(|error| fault::connecting(&servers, &error))
+}
+
+fn address(host: &Host) -> String {
+    format!("nats://{host}")
+}
+
+fn system(max_payload: usize, info: &Info) -> System {
+    let most = usize::try_from(info.config.max_message_size).ok().filter(|most| *most > 0);
+    let most = most.unwrap_or(max_payload).min(max_payload);
+    let has_markers = info.config.subject_delete_marker_ttl.is_some_and(|ttl| !ttl.is_zero());
+    System {
+        longest_key: 250,
+        largest_value: most.saturating_sub(HEADERS).min(LARGEST),
+        grain: GRAIN,
+        forgets: false,
+        looks_behind: true,
+        idle: if has_markers { None } else { Some(IDLE) },
+    }
+}
+
+#[async_trait]
+impl Cells for Nats {
+    fn system(&self) -> &System {
+        &self.system
+    }
+
+    async fn run(&self, requests: Vec<Request>) -> Result<Vec<Answer>> {
+        self.round_trips.fetch_add(1, Relaxed);
+        let link = self.link.clone();
+        let all = async move {
+            try_join_all(requests.into_iter().map(|request| link.one(request))).await
+        };
+        self.ask(self.limit, all).await
+    }
+
+    fn bells(&self) -> Option<&dyn Bells> {
+        self.bells.as_ref().map(|bells| bells as &dyn Bells)
+    }
+
+    async fn keys(&self, prefix: &str) -> Result<Vec<String>> {
+        let (link, prefix) = (self.link.clone(), prefix.to_owned());
+        self.ask(LISTING, async move { link.keys(&prefix).await }).await
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        let (url, context) = (self.url.clone(), self.context.clone());
+        let found = async move {
+            match bucket::find(&url, &context).await {
+                Ok(Some(info)) => Ok(info),
+                Ok(None) => Err(fault::unreachable(&url.servers(), "the bucket is gone")),
+                Err(Missing::Silent(why)) => Err(fault::unreachable(&url.servers(), why)),
+                Err(Missing::Told(error)) => Err(error),
+            }
+        };
+        let info = self.ask(CONNECT, found).await?;
+        let server = self.client.server_info().version;
+        Ok(doctor::judge(&self.url.bucket, &server, &info, self.bells.is_some()))
+    }
+
+    fn round_trips(&self) -> u64 {
+        self.round_trips.load(Relaxed)
+    }
+}
+
+fn guarantees(system: &System, options: &Options, copies: usize, is_told: bool) -> Guarantees {
+    let mut promised = promises(system, options);
+    promised.wakeup = if is_told { Wakeup::Push } else { Wakeup::Poll };
+    promised.clock = ClockModel::Wall;
+    promised.on_clock_step = Survival::Fenced;
+    (promised.grant, promised.token) = (Durability::Machine, Durability::Machine);
+    promised.on_store_crash = Survival::Exclusive;
+    promised.recovery += LATE;
+    if copies > 1 {
+        promised.on_failover = Survival::Fenced;
+        promised.recovery += ELECTION;
+    } else {
+        promised.on_failover = Survival::NotApplicable;
+    }
+    promised.on_partition = Survival::Exclusive;
+    promised.notes = Cow::Borrowed(NOTES);
+    promised
+}
+
+const NOTES: &[Cow<'static, str>] = &[
+    Cow::Borrowed(
+        "NATS answers before it has written to disk, and writes every two minutes, unless all servers' files say \
+         sync_interval: always. A power cut, of one server even if others were stopped or cut off, takes back \
+         what was answered: then two may hold.",
+    ),
+    Cow::Borrowed(
+        "Sessions end by the wall clock of the server that leads: those of all servers must agree within a second. \
+         Where they do not, or one is set, a session can end early as another server comes to lead, and only \
+         checked tokens are safe.",
+    ),
+    Cow::Borrowed(
+        "Jepsen lost acknowledged messages of NATS 2.12.1 when files of a minority were damaged, and when one \
+         machine crashed while others were slow: https://jepsen.io/analyses/nats-2.12.1.",
+    ),
+    Cow::Borrowed(
+        "Tokens rise while the bucket keeps the lock's value, for a day after its last use at least. Then they \
+         begin at the clients' clocks, which must not be a day behind the last token.",
+    ),
+    Cow::Borrowed(
+        "While its client lives, a claim that is not renewed ends with its lease; when the client dies, with \
+         the client's session, whatever lease was asked for.",
+    ),
+    Cow::Borrowed(
+        "Each look and each change reads the whole queue, of some thousand claims at most. Whoever may write to \
+         the bucket can change and remove every lock.",
+    ),
+];

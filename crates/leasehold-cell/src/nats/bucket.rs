@@ -1,0 +1,248 @@
+//! The bucket: found, or made as locks need it; and what of its settings would break them.
+//!
+//! - *It must keep what it has*, one value a key, until that is replaced or its own time is over: no ages, no
+//!   limit that throws the oldest away, no history (when a value's time is over, the one before it would be
+//!   back), no copies from elsewhere.
+//! - *Keys must be able to end by themselves*, by the server's clock: `allow_msg_ttl`.
+//! - *An answer must mean that it was done*: files, and not asynchronously.
+
+use std::error::Error as _;
+
+use async_nats::jetstream::context::{RequestError, RequestErrorKind};
+use async_nats::jetstream::stream::{
+    Config, DiscardPolicy, Info, PersistenceMode, RetentionPolicy, StorageType,
+};
+use async_nats::jetstream::{Context, ErrorCode, context};
+use leasehold_core::{Error, ErrorKind, Result};
+
+use super::fault;
+use super::url::NatsUrl;
+
+/// How many copies there are where there is a cluster, unless the URL says otherwise.
+const COPIES: usize = 3;
+
+/// The stream that is the bucket.
+pub(super) fn stream(bucket: &str) -> String {
+    format!("KV_{bucket}")
+}
+
+/// What the subjects of its keys begin with.
+pub(super) fn subjects(bucket: &str) -> String {
+    format!("$KV.{bucket}.")
+}
+
+/// Why there is none.
+pub(super) enum Missing {
+    /// Nobody answers for JetStream, or not in time: perhaps we may not ask.
+    Silent(String),
+    Told(Error),
+}
+
+/// The bucket of this URL, as it is.
+pub(super) async fn find(url: &NatsUrl, context: &Context) -> Result<Option<Info>, Missing> {
+    use context::GetStreamErrorKind::JetStream;
+    match context.get_stream(stream(&url.bucket)).await {
+        Ok(found) => Ok(Some(found.cached_info().clone())),
+        Err(error) => match error.kind() {
+            JetStream(error) if fault::is_no_stream(&error.error_code()) => Ok(None),
+            JetStream(error) => Err(Missing::Told(fault::refused(&url.servers(), &error))),
+            _ => {
+                let cause = error.source().and_then(|cause| cause.downcast_ref::<RequestError>());
+                match cause.map(RequestError::kind) {
+                    Some(RequestErrorKind::NoResponders) => {
+                        Err(Missing::Told(fault::no_jetstream(&url.servers())))
+                    }
+                    _ => Err(Missing::Silent(error.to_string())),
+                }
+            }
+        },
+    }
+}
+
+/// Makes it; somebody else may do the same at the same time.
+pub(super) async fn make(
+    url: &NatsUrl,
+    context: &Context,
+    has_cluster: bool,
+) -> Result<Info, Missing> {
+    use context::CreateStreamErrorKind::{JetStream, JetStreamUnavailable};
+    let copies = url.replicas.unwrap_or(if has_cluster { COPIES } else { 1 });
+    if !url.create {
+        let what = format!(
+            "there is no bucket {bucket}: make it with nats kv add {bucket} --replicas={copies} \
+             --marker-ttl=1m, or leave create=no out of the URL",
+            bucket = url.bucket
+        );
+        return Err(Missing::Told(Error::new(ErrorKind::Config, what)));
+    }
+    match context.create_stream(wanted(&url.bucket, copies)).await {
+        Ok(made) => Ok(made.cached_info().clone()),
+        Err(error) => match error.kind() {
+            // Somebody else has made it since, in another way.
+            JetStream(error) if error.error_code() == ErrorCode::STREAM_NAME_EXIST => {
+                let found = find(url, context).await?;
+                found.ok_or_else(|| Missing::Silent("the bucket came and went".into()))
+            }
+            JetStream(error) => Err(Missing::Told(fault::refused(&url.servers(), &error))),
+            JetStreamUnavailable => Err(Missing::Told(fault::no_jetstream(&url.servers()))),
+            _ => Err(Missing::Silent(error.to_string())),
+        },
+    }
+}
+
+fn wanted(bucket: &str, copies: usize) -> Config {
+    Config {
+        name: stream(bucket),
+        subjects: vec![subjects(bucket) + ">"],
+        description: Some("locks of leasehold".into()),
+        max_messages_per_subject: 1,
+        max_messages: -1,
+        max_bytes: -1,
+        max_message_size: -1,
+        max_consumers: -1,
+        discard: DiscardPolicy::New,
+        storage: StorageType::File,
+        num_replicas: copies,
+        allow_rollup: true,
+        deny_delete: true,
+        allow_message_ttl: true,
+        ..Config::default()
+    }
+}
+
+/// Refuses a bucket that cannot keep locks.
+pub(super) fn check(url: &NatsUrl, config: &Config) -> Result<()> {
+    let bucket = &url.bucket;
+    if let Some((what, fix)) = flaw(bucket, config) {
+        let what = format!("the bucket {bucket} cannot keep locks: {what}. {fix}");
+        return Err(Error::new(ErrorKind::Config, what));
+    }
+    match url.replicas {
+        Some(wanted) if wanted != config.num_replicas => {
+            let what = format!(
+                "the bucket {bucket} has {} copies, and the URL says replicas={wanted}: nats stream edit {} \
+                 --replicas={wanted}, or leave it out of the URL",
+                config.num_replicas,
+                stream(bucket)
+            );
+            Err(Error::new(ErrorKind::Config, what))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What breaks locks in these settings, and what to do.
+pub(super) fn flaw(bucket: &str, config: &Config) -> Option<(String, String)> {
+    let stream = stream(bucket);
+    let edit = |how: &str| format!("Set it: nats stream edit {stream} {how}");
+    let another = || "Give the locks a bucket of their own, which leasehold makes".to_owned();
+    let is_limited = config.max_bytes > 0 || config.max_messages > 0;
+    let subject = subjects(bucket) + ">";
+    let flaws = [
+        (
+            config.subjects != [subject.as_str()],
+            "it is a stream of somebody else's (subjects)".to_owned(),
+            another(),
+        ),
+        (
+            !config.allow_message_ttl,
+            "its keys cannot end by themselves (allow_msg_ttl)".to_owned(),
+            edit("--allow-msg-ttl"),
+        ),
+        (
+            config.max_messages_per_subject != 1,
+            format!(
+                "it keeps {} values of each key, and not one (history, max_msgs_per_subject)",
+                config.max_messages_per_subject
+            ),
+            edit("--max-msgs-per-subject=1"),
+        ),
+        (
+            !config.max_age.is_zero(),
+            "all that is in it ends after a time, locks that are held among it (ttl, max_age)"
+                .to_owned(),
+            another(),
+        ),
+        (
+            config.discard != DiscardPolicy::New && is_limited,
+            "it throws the oldest away when it is full (discard, max_bytes)".to_owned(),
+            edit("--discard=new"),
+        ),
+        (
+            config.discard_new_per_subject,
+            "no key can be written twice (discard_new_per_subject)".to_owned(),
+            another(),
+        ),
+        (
+            config.storage != StorageType::File,
+            "it is forgotten when its server is restarted (storage memory)".to_owned(),
+            another(),
+        ),
+        (
+            config.persist_mode == Some(PersistenceMode::Async),
+            "it answers before anything is written (persist_mode async)".to_owned(),
+            another(),
+        ),
+        (config.mirror.is_some(), "it is a copy of another (mirror)".to_owned(), another()),
+        (
+            config.sources.as_ref().is_some_and(|sources| !sources.is_empty()),
+            "others' values come into it without a question (sources)".to_owned(),
+            another(),
+        ),
+        (
+            config.subject_transform.is_some(),
+            "its keys are stored under other names (subject_transform)".to_owned(),
+            another(),
+        ),
+        (
+            config.retention != RetentionPolicy::Limits,
+            "what was read is removed (retention)".to_owned(),
+            another(),
+        ),
+        (
+            config.no_ack || config.sealed,
+            "it takes no writes, or does not say so (no_ack, sealed)".to_owned(),
+            another(),
+        ),
+    ];
+    flaws.into_iter().find_map(|(is_so, what, fix)| is_so.then_some((what, fix)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn what_breaks_locks_is_called_by_its_name() {
+        let good = || wanted("b", 3);
+        assert!(flaw("b", &good()).is_none());
+        // As `nats kv add --marker-ttl` makes it, and with a limit that refuses.
+        let theirs = Config {
+            allow_direct: true,
+            subject_delete_marker_ttl: Some(Duration::from_secs(60)),
+            max_bytes: 1 << 20,
+            ..good()
+        };
+        assert!(flaw("b", &theirs).is_none());
+        let source = || async_nats::jetstream::stream::Source::default();
+        for (config, says) in [
+            (wanted("other", 3), "subjects"),
+            (Config { allow_message_ttl: false, ..good() }, "allow_msg_ttl"),
+            (Config { max_messages_per_subject: 5, ..good() }, "history"),
+            (Config { max_age: Duration::from_secs(1), ..good() }, "max_age"),
+            (Config { discard: DiscardPolicy::Old, max_bytes: 9, ..good() }, "discard"),
+            (Config { discard_new_per_subject: true, ..good() }, "discard_new_per_subject"),
+            (Config { storage: StorageType::Memory, ..good() }, "storage"),
+            (Config { persist_mode: Some(PersistenceMode::Async), ..good() }, "persist_mode"),
+            (Config { mirror: Some(source()), ..good() }, "mirror"),
+            (Config { sources: Some(vec![source()]), ..good() }, "sources"),
+            (Config { retention: RetentionPolicy::WorkQueue, ..good() }, "retention"),
+            (Config { sealed: true, ..good() }, "sealed"),
+        ] {
+            let (what, fix) = flaw("b", &config).unwrap_or_else(|| panic!("{says} is taken"));
+            assert!(what.contains(says) && !fix.is_empty(), "{says}: {what}. {fix}");
+        }
+    }
+}

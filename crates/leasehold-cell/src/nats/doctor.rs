@@ -1,0 +1,114 @@
+//! What is wrong with a NATS bucket that is to keep locks: see [`leasehold_core::doctor`].
+
+use async_nats::jetstream::stream::Info;
+use leasehold_core::doctor::Finding;
+
+use super::bucket;
+
+/// From this version on keys can end by themselves.
+pub(super) const LEAST: [u64; 3] = [2, 11, 0];
+/// Since these a new leader does not lead before it knows all that the one before it has answered.
+const WHOLE: [[u64; 3]; 2] = [[2, 11, 11], [2, 12, 2]];
+
+/// `2.12.1` and what follows, as numbers.
+pub(super) fn version(text: &str) -> Option<[u64; 3]> {
+    let mut parts = text.split(['.', '-', '+']).map(|part| part.parse().ok());
+    Some([parts.next()??, parts.next()??, parts.next()??])
+}
+
+/// Judges the bucket and its servers.
+pub(super) fn judge(bucket: &str, server: &str, info: &Info, hears: bool) -> Vec<Finding> {
+    let mut found = Vec::new();
+    let config = &info.config;
+    if let Some((what, fix)) = bucket::flaw(bucket, config) {
+        let why = "a lock that is held is a value like all others";
+        found.push(Finding::broken("bucket", format!("the bucket {bucket}: {what}"), why, fix));
+    }
+    found.extend(copies(bucket, info));
+    if config.num_replicas > 1 && !version(server).is_some_and(is_whole) {
+        found.push(Finding::weak(
+            "version",
+            format!("the server is NATS {server}"),
+            "before 2.11.11 and 2.12.2 a new leader may answer before it knows all that the one before it has \
+             answered: what is compared then may be old, and two may hold",
+            "run NATS 2.12.2 or later on all servers",
+        ));
+    }
+    if !hears {
+        found.push(Finding::weak(
+            "bells",
+            "this user is not told of its turn, and looks",
+            "it may not publish or subscribe on leasehold.BUCKET.>: hand-overs take longer, and cost looks",
+            format!("allow it to publish and subscribe on leasehold.{bucket}.>"),
+        ));
+    }
+    if config.max_bytes > 0 && info.state.bytes > config.max_bytes.unsigned_abs() / 5 * 4 {
+        let what =
+            format!("{} of the bucket's {} bytes are used", info.state.bytes, config.max_bytes);
+        let why = "when it is full, nothing can be locked or released";
+        found.push(Finding::weak("room", what, why, "raise its max_bytes"));
+    }
+    found.push(Finding::note(
+        "sync-interval",
+        "whether the servers write to disk before they answer cannot be seen from here",
+        "they do so every two minutes unless their files say sync_interval: always. Until then a power cut \
+         takes back what was answered, and so may a single server's with copies that were behind",
+    ));
+    found
+}
+
+fn is_whole(version: [u64; 3]) -> bool {
+    WHOLE.iter().any(|least| version[..2] == least[..2] && version >= *least)
+        || version[..2] > WHOLE[1][..2]
+}
+
+fn copies(bucket: &str, info: &Info) -> Vec<Finding> {
+    let copies = info.config.num_replicas;
+    let mut found = Vec::new();
+    if copies < 3 {
+        found.push(Finding::weak(
+            "replicas",
+            format!("the bucket {bucket} has {copies} of its value{}", if copies == 1 { "" } else { "s" }),
+            "without a majority that can do without one, all locks stop when one server does, and are lost with \
+             its disk",
+            format!("in a cluster of three: nats stream edit {} --replicas=3", bucket::stream(bucket)),
+        ));
+    }
+    let Some(cluster) = &info.cluster else { return found };
+    let away: Vec<&str> = cluster
+        .replicas
+        .iter()
+        .filter(|peer| peer.offline || !peer.current)
+        .map(|peer| peer.name.as_str())
+        .collect();
+    if !away.is_empty() {
+        found.push(Finding::weak(
+            "members",
+            format!("of the bucket's servers these are away or behind: {}", away.join(", ")),
+            "a majority must be well; as many may fail less until these are",
+            "see nats stream info and the servers' logs",
+        ));
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_told_apart() {
+        assert_eq!(version("2.15.0-dev"), Some([2, 15, 0]));
+        assert_eq!(version("2.9"), None);
+        for (text, whole) in [
+            ("2.11.10", false),
+            ("2.11.11", true),
+            ("2.12.1", false),
+            ("2.12.2", true),
+            ("2.14.0", true),
+            ("3.0.0", true),
+        ] {
+            assert_eq!(is_whole(version(text).unwrap()), whole, "{text}");
+        }
+    }
+}

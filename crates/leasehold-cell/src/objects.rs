@@ -1,0 +1,230 @@
+//! `s3://bucket/folder`: objects in Amazon S3, or in what speaks its protocol.
+//!
+//! - *What is atomic*: a write that names what it replaces (`If-Match`) or that it replaces nothing
+//!   (`If-None-Match`). Of several at once one is done; 412 and 409 tell the others that they were late. Each
+//!   object begins with a line by chance, so that no version comes again (`framed.rs`). An endpoint that
+//!   does not know these headers is found out before anything is locked (`proof.rs`).
+//! - *Whose clock*: nothing ends by itself here. Each session says how long it lives since it was written last,
+//!   and whoever looks judges (`aging.rs`): by our own clock since we first saw what is there, or by the stamps
+//!   of the servers, between `Last-Modified` and `Date`. A single look is enough; and no wall clock of any client
+//!   comes into it. A client believes in its session for less than that, by what the servers' clocks may
+//!   be apart.
+//! - *What a look shows* is what was written last: so says S3 of itself, and others of themselves. It is taken on trust
+//!   where nothing follows from it. Who finds a session over writes in its place, if it is still what was seen:
+//!   if that was an old state, it is refused, and nobody is taken for dead.
+//! - *A write whose answer is lost*: the driver repeats nothing; a look tells (`shared.rs`).
+//! - *What is left*: a lock's object stays, for it remembers its last token. What a client leaves that died (its
+//!   session, and marks) is not removed by anybody, but by a lifecycle rule where there is one: see
+//!   docs/stores/s3.md.
+//! - *What it costs*: a request each for a look and for a write. A pair is two writes, where nobody came in between;
+//!   three requests otherwise. A client that holds or waits writes its session once in a fifth of it.
+
+mod aging;
+mod bucket;
+mod dates;
+mod fault;
+mod framed;
+mod link;
+mod proof;
+mod url;
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::future::try_join_all;
+use leasehold_core::doctor::Finding;
+use leasehold_core::kit::redacted;
+use leasehold_core::store::{ClockModel, Durability, Guarantees, Store, StoreInfo, Survival};
+use leasehold_core::{Opening, Result};
+use object_store::ObjectStore;
+use tokio::runtime::Handle;
+use tokio::time::timeout;
+
+use self::link::Link;
+use self::url::ObjectsUrl;
+use crate::cells::{Answer, Cells, Request, System};
+use crate::store::{CellStore, Options, promises};
+
+/// How long it may take until it is known that a bucket can keep locks.
+const PROOF: Duration = Duration::from_secs(10);
+/// How long an answer may take, at least and at most: as long as a session waits for its next touch.
+const ANSWER: [Duration; 2] = [Duration::from_millis(400), Duration::from_secs(3)];
+/// How long the list of all keys may take.
+const LISTING: Duration = Duration::from_secs(60);
+/// The largest value: some thousand claims.
+const LARGEST: usize = 1_000_000;
+/// The longest key behind its folder, as elsewhere.
+const LONGEST_KEY: usize = 250;
+
+/// The cells of one folder of a bucket.
+#[derive(Debug)]
+struct Objects {
+    system: System,
+    url: ObjectsUrl,
+    link: Arc<Link>,
+    limit: Duration,
+    round_trips: AtomicU64,
+    runtime: Handle,
+}
+
+/// Opens the store of a URL: what a [`Registry`](leasehold_core::Registry) is given.
+pub fn open(url: String, runtime: Handle) -> Opening {
+    Box::pin(async move { Ok(Arc::new(connect(&url, &runtime).await?) as Arc<dyn Store>) })
+}
+
+/// Opens the store of a URL. Its connections and tasks live on `runtime`. Costs one request, and eleven the
+/// first time that a folder is used from an endpoint.
+///
+/// # Cancel safety
+/// Dropped, nothing is left of it but small objects that say that the endpoint can keep locks.
+///
+/// # Errors
+/// One line that says what to do: [`ErrorKind::Config`](leasehold_core::ErrorKind::Config) for a URL, a bucket or an endpoint that cannot keep
+/// locks, [`ErrorKind::Denied`](leasehold_core::ErrorKind::Denied) without the rights,
+/// [`ErrorKind::Unreachable`](leasehold_core::ErrorKind::Unreachable) if nobody answers within 10 s.
+pub async fn connect(url: &str, runtime: &Handle) -> Result<CellStore> {
+    let parsed = ObjectsUrl::parse(url)?;
+    let store = bucket::of(&parsed)?;
+    on(store, parsed, redacted(url), runtime).await
+}
+
+/// The locks in these objects.
+async fn on(
+    store: Arc<dyn ObjectStore>,
+    url: ObjectsUrl,
+    shown: String,
+    runtime: &Handle,
+) -> Result<CellStore> {
+    let objects = Objects::new(store, url, runtime.clone());
+    let (link, url) = (objects.link.clone(), objects.url.clone());
+    objects.ask(PROOF, async move { proof::once(&link, &url).await }).await?;
+    let url = &objects.url;
+    let options = Options {
+        prefix: url.prefix.clone(),
+        session: url.session,
+        poll: url.poll,
+        restart_delay: None,
+    };
+    let promised = guarantees(&objects.system, &options);
+    let identity = format!("{}/{}", url.place(), url.prefix);
+    let info = StoreInfo::new(shown, promised).identified(identity);
+    Ok(CellStore::new(Arc::new(objects), options, info, runtime))
+}
+
+impl Objects {
+    fn new(store: Arc<dyn ObjectStore>, url: ObjectsUrl, runtime: Handle) -> Self {
+        let system = System {
+            longest_key: url.prefix.len() + LONGEST_KEY,
+            largest_value: LARGEST,
+            grain: aging::SKEW,
+            forgets: false,
+            // Who is gone is made sure of by a write.
+            looks_behind: true,
+            idle: None,
+        };
+        let link = Arc::new(Link::new(store, url.clone(), LARGEST));
+        let limit = (url.session / 5).clamp(ANSWER[0], ANSWER[1]);
+        Self { system, url, link, limit, round_trips: AtomicU64::new(0), runtime }
+    }
+
+    /// On our runtime, since the caller's may have neither timers nor I/O, and for so long at most.
+    async fn ask<T: Send + 'static>(
+        &self,
+        limit: Duration,
+        asked: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        match self.runtime.spawn(timeout(limit, asked)).await {
+            Ok(Ok(told)) => told,
+            Ok(Err(_)) => Err(fault::unreachable(&self.url, "no answer in time")),
+            Err(_) => Err(fault::unreachable(&self.url, "the runtime has ended")),
+        }
+    }
+}
+
+#[async_trait]
+impl Cells for Objects {
+    fn system(&self) -> &System {
+        &self.system
+    }
+
+    async fn run(&self, requests: Vec<Request>) -> Result<Vec<Answer>> {
+        self.round_trips.fetch_add(1, Relaxed);
+        let link = self.link.clone();
+        let all = async move {
+            try_join_all(requests.into_iter().map(|request| link.one(request))).await
+        };
+        self.ask(self.limit, all).await
+    }
+
+    async fn keys(&self, prefix: &str) -> Result<Vec<String>> {
+        let (link, prefix) = (self.link.clone(), prefix.to_owned());
+        self.ask(LISTING, async move { link.keys(&prefix).await }).await
+    }
+
+    async fn diagnose(&self) -> Result<Vec<Finding>> {
+        let (link, url) = (self.link.clone(), self.url.clone());
+        let careless = self.ask(PROOF, async move { proof::told(&link, &url).await }).await?;
+        let careless = careless.map(|what| {
+            let why = "each lock is an object that is written under a condition";
+            Finding::broken("conditions", what, why, "use another object store")
+        });
+        let mut found: Vec<Finding> = careless.into_iter().collect();
+        found.push(Finding::note(
+            "lifecycle",
+            format!("whether a lifecycle rule removes what is under {} cannot be seen from here", self.url.prefix),
+            "a lock that is held for longer than a rule waits is removed by it, and free. A rule for what clients leave \
+             that died is good: see docs/stores/s3.md",
+        ));
+        Ok(found)
+    }
+
+    fn round_trips(&self) -> u64 {
+        self.round_trips.load(Relaxed)
+    }
+}
+
+fn guarantees(system: &System, options: &Options) -> Guarantees {
+    let mut promised = promises(system, options);
+    promised.clock = ClockModel::Wall;
+    promised.on_clock_step = Survival::Fenced;
+    (promised.grant, promised.token) = (Durability::Machine, Durability::Machine);
+    promised.on_store_crash = Survival::Exclusive;
+    promised.on_failover = Survival::Unsafe;
+    promised.on_partition = Survival::Exclusive;
+    // The stamps are of whole seconds, and one more look shows it.
+    promised.recovery += Duration::from_secs(2) + options.poll;
+    promised.notes = Cow::Borrowed(NOTES);
+    promised
+}
+
+const NOTES: &[Cow<'static, str>] = &[
+    Cow::Borrowed(
+        "What is kept over a crash is the endpoint's to say. Amazon S3 has an object in several places before it \
+         answers; a server of one's own may answer before it has written to disk.",
+    ),
+    Cow::Borrowed(
+        "UNSAFE in a copy: replication to another bucket, region or cluster comes later, and conditions are judged \
+         in each for itself. All clients must use the same bucket and endpoint.",
+    ),
+    Cow::Borrowed(
+        "A dead client is told from the servers' stamps, which must agree within 2 s. If their clock is set forward, \
+         a session can end early: then two may hold until the first finds out at its next renewal, and only checked \
+         tokens are safe.",
+    ),
+    Cow::Borrowed(
+        "A lifecycle rule that removes a lock's object while it is held frees it, and its tokens go on from the clients' \
+         clocks. Versioning does no harm, but keeps every change.",
+    ),
+    Cow::Borrowed(
+        "While its client lives, a claim that is not renewed ends with its lease; when the client dies, with \
+         the client's session, whatever lease was asked for.",
+    ),
+    Cow::Borrowed(
+        "Every look and every change is a request that has its price, and a change of a crowded lock is tried \
+         again when somebody else was faster. Whoever may write to the folder can change and remove every lock.",
+    ),
+];

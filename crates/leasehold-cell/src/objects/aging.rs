@@ -1,0 +1,220 @@
+//! PURE: when an object's life is over, which nothing in an object store ends by itself.
+//!
+//! What has a life (a session, a mark in its place, a knock) says in its first line how long it lasts, and
+//! is written anew to begin again. Whoever looks judges, by either of two:
+//!
+//! - *Our own clock*, since we first saw this very version. It was written before that; a clock that only
+//!   counts up cannot take it for older than it is, whatever is set anywhere. That takes a second look, a whole
+//!   life later: enough for who waits.
+//! - *The servers' clock*: between the object's `Last-Modified` and the `Date` of the answer that showed it.
+//!   One look is enough, for a `--try` from cron. Both are stamped there in whole seconds, so a second is taken
+//!   off; and the servers that stamped them may differ by [`SKEW`], which a client adds to the life of its
+//!   session and never counts on (`session.rs`: the grain).
+//!
+//! Neither our wall clock nor any other client's comes into it.
+//!
+//! - *A slow observer*: an answer that took long is older than it seems, so it is reckoned with from when it was
+//!   asked for, and what it shows was first seen when it came.
+//! - *A stale look* shows an old version, which may seem over. Nothing follows from that alone: whoever takes a
+//!   session for gone writes in its place, if it is still what was seen.
+//! - *A late write* of a session's client begins a life at its arrival, so later than the client reckons.
+//! - *A servers' clock that is set forward* ends sessions early. That is what [`SKEW`] does not cover, and what
+//!   the store's guarantees say.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use leasehold_core::Moment;
+use leasehold_core::kit::locked;
+
+/// How far the clocks of the servers that stamp may be apart.
+pub(super) const SKEW: Duration = Duration::from_secs(2);
+/// The grain of the stamps.
+const SECOND: Duration = Duration::from_secs(1);
+/// So many objects are kept in mind: dead clients, and those in whose way somebody stands.
+const MOST: usize = 4_096;
+
+/// How long something lives that was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Life {
+    /// For good.
+    Lasting,
+    /// For so long.
+    Short(Duration),
+    /// It is over already: removed.
+    Over,
+}
+
+/// What a server has stamped, in seconds since 1970.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stamps {
+    /// The object, when it was written.
+    pub(super) modified: i64,
+    /// The answer that shows it.
+    pub(super) date: i64,
+}
+
+impl Stamps {
+    /// At least so old.
+    fn age(self) -> Duration {
+        let seconds = u64::try_from(self.date.saturating_sub(self.modified)).unwrap_or(0);
+        Duration::from_secs(seconds).saturating_sub(SECOND)
+    }
+}
+
+/// When a look was sent, and answered.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Look {
+    pub(super) sent: Moment,
+    pub(super) answered: Moment,
+}
+
+/// What was seen, and since when.
+#[derive(Debug, Default)]
+pub(super) struct Ages(Mutex<HashMap<String, (String, Moment)>>);
+
+impl Ages {
+    /// Whether the life is over of what was seen under this key.
+    pub(super) fn is_over(
+        &self,
+        key: &str,
+        version: &str,
+        life: Life,
+        look: Look,
+        stamps: Option<Stamps>,
+    ) -> bool {
+        match life {
+            Life::Lasting => false,
+            Life::Over => true,
+            Life::Short(life) => {
+                let seen = self.seen_for(key, version, look);
+                seen.max(stamps.map_or(Duration::ZERO, Stamps::age)) >= life
+            }
+        }
+    }
+
+    /// For how long this version is known to have been there.
+    fn seen_for(&self, key: &str, version: &str, look: Look) -> Duration {
+        let mut all = locked(&self.0);
+        if let Some((known, first)) = all.get(key)
+            && known == version
+        {
+            return look.sent.since(*first);
+        }
+        if all.len() >= MOST && !all.contains_key(key) {
+            all.clear();
+        }
+        all.insert(key.to_owned(), (version.to_owned(), look.answered));
+        Duration::ZERO
+    }
+
+    /// There is nothing any more.
+    pub(super) fn forget(&self, key: &str) {
+        locked(&self.0).remove(key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LIFE: Life = Life::Short(Duration::from_secs(20));
+
+    fn at(millis: u64) -> Moment {
+        Moment::from_nanos(millis * 1_000_000)
+    }
+
+    fn look(sent: u64, answered: u64) -> Look {
+        Look { sent: at(sent), answered: at(answered) }
+    }
+
+    #[test]
+    fn our_own_clock_needs_a_whole_life_between_the_end_of_one_look_and_the_beginning_of_another() {
+        let ages = Ages::default();
+        let is_over = |version: &str, look| ages.is_over("k", version, LIFE, look, None);
+        assert!(!is_over("a", look(1_000, 3_000)));
+        assert!(!is_over("a", look(22_999, 40_000)));
+        assert!(is_over("a", look(23_000, 40_000)));
+        // It was touched.
+        assert!(!is_over("b", look(41_000, 41_010)));
+        assert!(!is_over("b", look(61_000, 61_010)));
+        ages.forget("k");
+        assert!(!is_over("b", look(90_000, 90_010)));
+    }
+
+    #[test]
+    fn one_look_is_enough_by_the_servers_stamps_less_their_grain() {
+        let is_over = |date, modified| {
+            let stamps = Some(Stamps { modified, date });
+            Ages::default().is_over("k", "a", LIFE, look(0, 1), stamps)
+        };
+        assert!(!is_over(1_020, 1_000));
+        assert!(is_over(1_021, 1_000));
+        // A clock that was set back, and stamps from nowhere.
+        assert!(!is_over(900, 1_000));
+        assert!(!is_over(i64::MIN, i64::MAX));
+    }
+
+    #[test]
+    fn what_lasts_is_never_over_and_what_was_removed_is() {
+        let stamps = Some(Stamps { modified: 0, date: i64::MAX });
+        assert!(!Ages::default().is_over("k", "a", Life::Lasting, look(0, 1), stamps));
+        assert!(Ages::default().is_over("k", "a", Life::Over, look(0, 1), None));
+    }
+
+    proptest! {
+        #![proptest_config(testbed::cases())]
+
+        /// A session's client counts on the life, less the skew, since it *sent* its last touch. Whoever looks, how
+        /// slowly and however wrong its servers' clocks are within the skew, never finds it over before that.
+        #[test]
+        fn nobody_is_gone_who_may_still_believe(
+            life in 4_000..60_000_u64,
+            clocks in (0..=2_000_u64, 0..=2_000_u64),
+            touches in proptest::collection::vec((0..9_000_u64, 0..3_000_u64), 1..8),
+            looks in proptest::collection::vec((0..9_000_u64, 0..9_000_u64, 0..9_000_u64), 1..30),
+        ) {
+            // When each version came to be, and until when its client believes.
+            let mut now = 100_000;
+            let mut versions = Vec::new();
+            for (pause, on_the_way) in touches {
+                now += pause;
+                versions.push((now + on_the_way, now + life - 2_000));
+                now += on_the_way;
+            }
+            let ages = Ages::default();
+            let mut sent = versions[0].0;
+            for (pause, there, back) in looks {
+                sent += pause;
+                let (looked, answered) = (sent + there, sent + there + back);
+                let (i, &(written, believes)) = versions.iter().enumerate()
+                    .rfind(|(_, (written, _))| *written <= looked).expect("the first is there");
+                let stamps = Stamps {
+                    modified: i64::try_from((written + clocks.0) / 1_000).unwrap(),
+                    date: i64::try_from((looked + clocks.1) / 1_000).unwrap(),
+                };
+                let life = Life::Short(Duration::from_millis(life));
+                if ages.is_over("k", &i.to_string(), life, look(sent, answered), Some(stamps)) {
+                    prop_assert!(looked >= believes, "{looked} < {believes}");
+                }
+                sent = answered;
+            }
+        }
+
+        /// And nobody is there for ever who is gone.
+        #[test]
+        fn who_is_gone_is_found_gone(life in 1_000..60_000_u64, pauses in proptest::collection::vec(1..5_000_u64, 1..40)) {
+            let ages = Ages::default();
+            let (mut now, mut over) = (0, false);
+            for pause in pauses {
+                over = ages.is_over("k", "a", Life::Short(Duration::from_millis(life)), look(now, now), None);
+                prop_assert_eq!(over, now >= life);
+                now += pause;
+            }
+            let _ = over;
+        }
+    }
+}

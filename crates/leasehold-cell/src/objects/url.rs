@@ -1,0 +1,296 @@
+//! The store's URL: `s3://bucket/folder?region=…&endpoint=https://…&anonymous=yes&session_ms=…&poll_ms=…`, and
+//! `gs://bucket/folder` and `az://container/folder?account=…` with the same parameters.
+//!
+//! Credentials are never in it: they are found where object_store looks for them.
+
+use std::time::Duration;
+
+use leasehold_core::kit::UrlParts;
+use leasehold_core::{Error, ErrorKind, Result};
+
+use crate::store::Options;
+
+/// Where locks are kept that the URL names no folder for.
+const FOLDER: &str = "leasehold";
+/// The longest folder.
+const LONGEST: usize = 200;
+/// The longest pause between two looks, each of which has its price.
+const POLL: Duration = Duration::from_secs(1);
+/// Of no use here, where the endpoint is a URL of its own.
+const PORT: u16 = 443;
+
+/// Whose object store it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Cloud {
+    /// Amazon's, or one that speaks its protocol.
+    #[cfg(feature = "s3")]
+    S3 { region: Option<String> },
+    /// Google's.
+    #[cfg(feature = "gs")]
+    Gs,
+    /// Microsoft's.
+    #[cfg(feature = "az")]
+    Az { account: Option<String>, is_emulator: bool },
+}
+
+impl Cloud {
+    /// What the URL says of it.
+    fn take(scheme: &str, parts: &mut UrlParts) -> Result<Self> {
+        match scheme {
+            #[cfg(feature = "s3")]
+            "s3" => Ok(Self::S3 { region: parts.take("region") }),
+            #[cfg(feature = "gs")]
+            "gs" => Ok(Self::Gs),
+            #[cfg(feature = "az")]
+            "az" => {
+                let account = parts.take("account");
+                Ok(Self::Az { account, is_emulator: yes(parts, "emulator")? })
+            }
+            _ => refused(format!(
+                "no object store has the URLs of {scheme}: there are s3, gs and az"
+            )),
+        }
+    }
+
+    pub(super) fn scheme(&self) -> &'static str {
+        match self {
+            #[cfg(feature = "s3")]
+            Self::S3 { .. } => "s3",
+            #[cfg(feature = "gs")]
+            Self::Gs => "gs",
+            #[cfg(feature = "az")]
+            Self::Az { .. } => "az",
+        }
+    }
+
+    /// What the variables of its credentials begin with.
+    pub(super) fn variables(&self) -> &'static str {
+        match self {
+            #[cfg(feature = "s3")]
+            Self::S3 { .. } => "AWS_",
+            #[cfg(feature = "gs")]
+            Self::Gs => "GOOGLE_",
+            #[cfg(feature = "az")]
+            Self::Az { .. } => "AZURE_",
+        }
+    }
+
+    /// What there must be for us to have credentials.
+    pub(super) fn credentials(&self) -> &'static str {
+        match self {
+            #[cfg(feature = "s3")]
+            Self::S3 { .. } => "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+            #[cfg(feature = "gs")]
+            Self::Gs => "set GOOGLE_APPLICATION_CREDENTIALS to the path of a key file",
+            #[cfg(feature = "az")]
+            Self::Az { .. } => "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+        }
+    }
+
+    /// The rights that locks need.
+    pub(super) fn rights(&self) -> &'static str {
+        match self {
+            #[cfg(feature = "s3")]
+            Self::S3 { .. } => {
+                "s3:GetObject, s3:PutObject and s3:DeleteObject on its objects, and s3:ListBucket on itself \
+                 (without that a missing object is told as forbidden)"
+            }
+            #[cfg(feature = "gs")]
+            Self::Gs => {
+                "storage.objects.get, create, delete and list: the role Storage Object User"
+            }
+            #[cfg(feature = "az")]
+            Self::Az { .. } => {
+                "to read, write, delete and list blobs: the role Storage Blob Data Contributor"
+            }
+        }
+    }
+
+    fn form(scheme: &str) -> &'static str {
+        match scheme {
+            "gs" => "gs://bucket or gs://bucket/folder",
+            "az" => "az://container or az://container/folder?account=name",
+            _ => "s3://bucket or s3://bucket/folder?region=eu-central-1",
+        }
+    }
+
+    fn known(&self) -> &'static str {
+        match self {
+            #[cfg(feature = "s3")]
+            Self::S3 { .. } => "region, endpoint, anonymous, session_ms and poll_ms",
+            #[cfg(feature = "gs")]
+            Self::Gs => "endpoint, anonymous, session_ms and poll_ms",
+            #[cfg(feature = "az")]
+            Self::Az { .. } => "account, endpoint, emulator, anonymous, session_ms and poll_ms",
+        }
+    }
+}
+
+/// What a URL says.
+#[derive(Clone, Debug)]
+pub(super) struct ObjectsUrl {
+    pub(super) cloud: Cloud,
+    pub(super) bucket: String,
+    /// What all keys begin with, up to a slash.
+    pub(super) prefix: String,
+    pub(super) endpoint: Option<String>,
+    /// Requests are not signed.
+    pub(super) is_anonymous: bool,
+    pub(super) session: Duration,
+    pub(super) poll: Duration,
+}
+
+fn refused<T>(what: impl Into<String>) -> Result<T> {
+    Err(Error::new(ErrorKind::Config, what))
+}
+
+/// Whether a parameter says so.
+fn yes(parts: &mut UrlParts, key: &str) -> Result<bool> {
+    match parts.take(key).as_deref() {
+        None | Some("no") => Ok(false),
+        Some("yes") => Ok(true),
+        Some(_) => refused(format!("{key} is yes or no")),
+    }
+}
+
+impl ObjectsUrl {
+    pub(super) fn parse(url: &str) -> Result<Self> {
+        let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
+        let form = Cloud::form(scheme);
+        let mut parts = UrlParts::parse(url, form, PORT)?;
+        let cloud = Cloud::take(scheme, &mut parts)?;
+        let millis = |n: Option<u64>| n.map(Duration::from_millis);
+        let endpoint = parts.take("endpoint");
+        let is_anonymous = yes(&mut parts, "anonymous")?;
+        let session = parts.number("session_ms", 2_000, 3_600_000)?;
+        let session = millis(session).unwrap_or(Options::default().session);
+        let poll = millis(parts.number("poll_ms", 1, 60_000)?).unwrap_or(POLL);
+        parts.done(cloud.known())?;
+        if parts.user.is_some() || parts.password.is_some() {
+            return refused(format!(
+                "credentials do not belong into the URL: {}, or give the machine a role",
+                cloud.credentials()
+            ));
+        }
+        let bucket = match parts.hosts.as_slice() {
+            [host] if host.port == PORT => host.name.clone(),
+            _ => return refused(format!("an object store has one bucket: write it as {form}")),
+        };
+        if endpoint.as_deref().is_some_and(|endpoint| !is_endpoint(endpoint)) {
+            return refused(
+                "endpoint is http://host:port or https://host:port, without credentials",
+            );
+        }
+        let prefix = folder(&parts.path)?;
+        Ok(Self { cloud, bucket, prefix, endpoint, is_anonymous, session, poll })
+    }
+
+    /// What the marks of other endpoints are told from, and people are shown.
+    pub(super) fn place(&self) -> String {
+        let Self { cloud, bucket, endpoint, .. } = self;
+        let scheme = cloud.scheme();
+        match endpoint {
+            Some(endpoint) => format!("{scheme}://{bucket} at {endpoint}"),
+            None => format!("{scheme}://{bucket}"),
+        }
+    }
+}
+
+/// What all keys begin with.
+fn folder(path: &str) -> Result<String> {
+    let folder = match path.trim_matches('/') {
+        "" => FOLDER,
+        folder => folder,
+    };
+    let is_plain = |part: &str| {
+        !matches!(part, "" | "." | "..")
+            && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.=".contains(&b))
+    };
+    if folder.len() > LONGEST || !folder.split('/').all(is_plain) {
+        return refused(format!(
+            "a folder is at most {LONGEST} letters, digits, -, _, . and =, with single slashes between"
+        ));
+    }
+    Ok(format!("{folder}/"))
+}
+
+fn is_endpoint(text: &str) -> bool {
+    let rest = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
+    rest.is_some_and(|rest| {
+        !rest.is_empty() && rest.bytes().all(|b| b.is_ascii_graphic() && !b"@?#\"<>\\".contains(&b))
+    })
+}
+
+#[cfg(all(test, feature = "s3", feature = "gs", feature = "az"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_url_says() {
+        let url = ObjectsUrl::parse("s3://locks").unwrap();
+        assert_eq!((url.bucket.as_str(), url.prefix.as_str()), ("locks", "leasehold/"));
+        assert_eq!((url.endpoint, url.is_anonymous), (None, false));
+        assert_eq!(url.cloud, Cloud::S3 { region: None });
+        assert_eq!((url.session, url.poll), (Options::default().session, POLL));
+        let url = "s3://my.locks/a/b-1/?region=eu-central-1&endpoint=http%3A%2F%2F127.0.0.1:8333&anonymous=yes\
+                   &session_ms=5000&poll_ms=20";
+        let url = ObjectsUrl::parse(url).unwrap();
+        assert_eq!((url.bucket.as_str(), url.prefix.as_str()), ("my.locks", "a/b-1/"));
+        assert_eq!(url.place(), "s3://my.locks at http://127.0.0.1:8333");
+        assert!(url.is_anonymous);
+        assert_eq!(url.cloud, Cloud::S3 { region: Some("eu-central-1".into()) });
+        assert_eq!((url.session.as_millis(), url.poll.as_millis()), (5_000, 20));
+        let url = ObjectsUrl::parse("gs://locks/jobs").unwrap();
+        assert_eq!((url.cloud.clone(), url.prefix.as_str()), (Cloud::Gs, "jobs/"));
+        assert_eq!(url.place(), "gs://locks");
+        let url = ObjectsUrl::parse("az://locks?account=acme").unwrap();
+        let (account, is_emulator) = (Some("acme".into()), false);
+        assert_eq!(url.cloud, Cloud::Az { account, is_emulator });
+        let url = ObjectsUrl::parse("az://locks?emulator=yes").unwrap();
+        assert_eq!(url.cloud, Cloud::Az { account: None, is_emulator: true });
+    }
+
+    #[test]
+    fn s94_what_cannot_be_is_refused_in_one_line_that_shows_no_secret() {
+        for (bad, says) in [
+            ("s3:locks", "write it as"),
+            ("s3://", "write it as"),
+            ("s3://a,b", "one bucket"),
+            ("s3://key:sekret@locks", "credentials do not belong"),
+            ("s3://locks/a//b", "a folder is"),
+            ("s3://locks/a/../b", "a folder is"),
+            ("s3://locks/a%20b", "a folder is"),
+            ("s3://locks?anonymous=1", "anonymous is yes or no"),
+            ("s3://locks?endpoint=localhost:8333", "endpoint is http"),
+            ("s3://locks?endpoint=http://u:sekret@h", "endpoint is http"),
+            ("s3://locks?poll_ms=0", "poll_ms is a number"),
+            ("s3://locks?session_ms=100", "session_ms is a number"),
+            ("s3://locks?prefix=a", "there are region"),
+            ("gs://locks?region=a", "there are endpoint"),
+            ("gs://key:sekret@locks", "GOOGLE_APPLICATION_CREDENTIALS"),
+            ("az://locks?emulator=1", "emulator is yes or no"),
+            ("az://a,b", "az://container"),
+            ("http://locks", "there are s3, gs and az"),
+        ] {
+            let error = ObjectsUrl::parse(bad).map(drop).unwrap_err();
+            let told = error.to_string();
+            assert_eq!(error.kind(), ErrorKind::Config, "{bad}");
+            assert!(told.contains(says) && told.lines().count() == 1, "{bad}: {told}");
+            assert!(!told.contains("sek"), "{told}");
+        }
+    }
+
+    proptest::proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn a_url_from_outside_is_read_or_refused(url in testbed::texts(&[
+            "s3://b/f?region=r&endpoint=http%3A%2F%2Fh&anonymous=no&session_ms=5000&poll_ms=20",
+            "gs://b/f", "az://c/f?account=a&emulator=yes",
+        ])) {
+            if let Err(error) = ObjectsUrl::parse(&url).map(drop) {
+                proptest::prop_assert_eq!(error.to_string().lines().count(), 1);
+            }
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! What the files of tests for NATS share.
+
+#![cfg(feature = "nats")]
+
+use std::time::{Duration, Instant};
+
+use leasehold::Leasehold;
+
+use crate::common::PATIENCE;
+
+/// Waits until something is so.
+pub(crate) async fn until(what: &str, mut so: impl AsyncFnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !so().await {
+        assert!(Instant::now() < end, "never came: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Waits until so many stand in the queue.
+pub(crate) async fn until_queued(locks: &Leasehold, name: &str, count: usize) {
+    until("the queue", async || {
+        let shown = locks.read(name).await.ok().flatten();
+        shown.is_some_and(|shown| shown.claims.len() == count)
+    })
+    .await;
+}
