@@ -90,8 +90,10 @@ if [ -n "$packages" ]; then
     fi
 fi
 
-# Python clients that contend with ours: in an environment of its own, made once.
-environment=${CARGO_TARGET_DIR:-target}/python
+target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
+
+# Python clients that contend with ours, and servers that come as packages of Python: in an environment of its own, made once.
+environment=$target/python
 wanted=crates/testbed/requirements.txt
 if ! cmp -s "$wanted" "$environment/installed"; then
     echo "test.sh: installing $(tr '\n' ' ' <"$wanted")"
@@ -99,6 +101,17 @@ if ! cmp -s "$wanted" "$environment/installed"; then
     python3 -m venv "$environment"
     "$environment/bin/pip" install --quiet --disable-pip-version-check -r "$wanted"
     cp "$wanted" "$environment/installed"
+fi
+
+# The emulator of Azure Blob Storage that its makers keep, for that environment's Node.
+emulator=azurite@3.37.0
+node=$target/node
+if [ "$(cat "$node/installed" 2>/dev/null)" != "$emulator" ]; then
+    echo "test.sh: installing $emulator"
+    rm -rf "$node"
+    mkdir -p "$node"
+    PATH="$environment/bin:$PATH" npm install --prefix "$node" --silent --no-audit --no-fund "$emulator"
+    echo "$emulator" >"$node/installed"
 fi
 
 # The newest versions of the servers, beside the ones that are installed.

@@ -93,6 +93,13 @@ pub enum Answer {
     Refused,
 }
 
+impl Answer {
+    /// What is there, and ends by no clock of the system.
+    pub(crate) fn found(value: Vec<u8>, version: Version) -> Self {
+        Self::Found(Found { value, version, remaining: None })
+    }
+}
+
 /// A cell as it was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
@@ -157,7 +164,9 @@ pub trait Cells: fmt::Debug + Send + Sync + 'static {
     fn system(&self) -> &System;
 
     /// Does these, in one round trip where the system has a way to; one answer for each. Between two of
-    /// them others may do theirs. One after the other where the system [`forgets`](System::forgets).
+    /// them others may do theirs. One after the other where the system [`forgets`](System::forgets), and
+    /// where they are about the same cell: a look behind a write is for the case that it is refused, and
+    /// may be left out, as if nothing were there, where it is done.
     ///
     /// # Cancel safety
     /// Dropped, any of them may be done, also later.

@@ -155,7 +155,16 @@ impl Cells for Objects {
         self.round_trips.fetch_add(1, Relaxed);
         let link = self.link.clone();
         let all = async move {
-            try_join_all(requests.into_iter().map(|request| link.one(request))).await
+            match <[Request; 2]>::try_from(requests) {
+                Ok([write, look]) if write.key() == look.key() => {
+                    let written = link.asked(write).await?;
+                    let is_done = written != Answer::Refused;
+                    let seen = if is_done { Answer::Absent } else { link.asked(look).await? };
+                    Ok(vec![written, seen])
+                }
+                Ok(both) => try_join_all(both.map(|request| link.asked(request))).await,
+                Err(all) => try_join_all(all.into_iter().map(|request| link.asked(request))).await,
+            }
         };
         self.ask(self.limit, all).await
     }

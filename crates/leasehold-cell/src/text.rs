@@ -21,6 +21,10 @@ use leasehold_core::queue::Queue;
 use leasehold_core::store::Standing;
 use leasehold_core::{ClaimId, Error, ErrorKind, Name, Result, Token};
 
+/// The number in what follows. A later version that writes a cell otherwise counts it up.
+const FORMAT: u32 = 1;
+/// What a queue's value begins with; the second where it is framed as an object.
+const FORMS: [&str; 2] = ["leasehold queue ", "leasehold object "];
 const QUEUE: &str = "leasehold queue 1 ";
 pub(crate) const SESSION: &[u8] = b"leasehold session 1";
 /// In the place of a session that is gone, so that it stays so.
@@ -59,10 +63,13 @@ pub(crate) fn parsed(value: &[u8]) -> Result<(Name, Queue)> {
     let foreign = || {
         corrupt(
             "what is there is not leasehold's, and stays as it is: see what wrote it, or set another \
-             prefix in the URL",
+             prefix or folder in the URL",
         )
     };
     let text = std::str::from_utf8(value).map_err(|_| foreign())?;
+    if let Some(error) = FORMS.iter().find_map(|form| later(text, form)) {
+        return Err(error);
+    }
     let (name, json) =
         text.strip_prefix(QUEUE).and_then(|rest| rest.split_once('\n')).ok_or_else(foreign)?;
     let name = unescape(name).and_then(|name| Name::new(name).ok()).ok_or_else(foreign)?;
@@ -73,6 +80,18 @@ pub(crate) fn parsed(value: &[u8]) -> Result<(Name, Queue)> {
             Err(corrupt("the queue that is there is damaged, and stays as it is").because(flaw))
         }
     }
+}
+
+/// What to do about a value that a later version wrote, if one did. Programs are upgraded one after the
+/// other, so that the older ones meet what the newer have written: it is ours, only not this program's.
+pub(crate) fn later(text: &str, sort: &str) -> Option<Error> {
+    let (number, _) = text.strip_prefix(sort)?.split_once([' ', '\n'])?;
+    let number: u32 = number.parse().ok().filter(|number| *number > FORMAT)?;
+    let what = format!(
+        "what is there was written by a later version of leasehold, in format {number}: upgrade this one. \
+         Nothing was changed"
+    );
+    Some(Error::new(ErrorKind::Corrupt, what))
 }
 
 fn corrupt(what: &str) -> Error {
@@ -152,13 +171,15 @@ impl Epoch {
             };
             is_id(id).then(|| Self { id: id.to_owned(), is_open })
         };
-        parse().ok_or_else(|| {
-            corrupt(
-                "what is kept under the key that ends with e is not leasehold's: set another prefix in \
-                 the URL",
-            )
-        })
+        let text = std::str::from_utf8(value).unwrap_or_default();
+        parse().ok_or_else(|| later(text, "leasehold epoch ").unwrap_or_else(foreign_epoch))
     }
+}
+
+fn foreign_epoch() -> Error {
+    corrupt(
+        "what is kept under the key that ends with e is not leasehold's: set another prefix in the URL",
+    )
 }
 
 #[cfg(test)]
@@ -224,7 +245,7 @@ mod tests {
         for bad in [
             b"".to_vec(),
             b"42".to_vec(),
-            b"leasehold queue 2 a\n{}".to_vec(),
+            b"leasehold queue 0 a\n{}".to_vec(),
             b"\xff".to_vec(),
             damaged(SESSION_ID, "x y"),
             damaged("\"capacity\":1", "\"capacity\":0"),

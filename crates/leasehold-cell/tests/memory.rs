@@ -141,12 +141,36 @@ fn s06_a_lost_reply_is_recognised_and_a_late_write_is_refused() {
     });
 }
 
+/// Programs are upgraded one after the other. Whoever was told to use another prefix would hold beside the newer.
+#[test]
+fn f44_what_a_later_version_wrote_says_to_upgrade_and_stays() {
+    run(async {
+        let cells = Arc::new(MemoryCells::default());
+        let locks = client(&cells, open_at_once());
+        let newer = b"leasehold queue 2 newer\nwhatever";
+        cells.put(&key("newer"), newer);
+        let error = locks.mutex("newer").try_lock().await.unwrap_err();
+        assert!(error.to_string().contains("upgrade this one"), "{error}");
+        assert!(!error.to_string().contains("prefix"), "{error}");
+        locks.evict("newer", Evict::Holders).await.unwrap_err();
+        assert_eq!(cells.value(&key("newer")).as_deref(), Some(&newer[..]));
+        let listed = locks.list("").await.unwrap();
+        assert!(listed[0].unreadable.as_ref().unwrap().contains("upgrade"), "{listed:?}");
+        // One epoch is everybody's: nobody is let in by who cannot read it.
+        let cells = Arc::new(MemoryCells::default());
+        let locks = client(&cells, open_at_once());
+        cells.put("leasehold:e", b"leasehold epoch 2 whatever");
+        let error = locks.mutex("newer").try_lock().await.unwrap_err();
+        assert!(error.to_string().contains("upgrade this one"), "{error}");
+    });
+}
+
 #[test]
 fn s90_what_is_not_ours_is_never_written_over() {
     run(async {
         let cells = Arc::new(MemoryCells::default());
         let locks = client(&cells, open_at_once());
-        for foreign in [&b"42"[..], b"", b"leasehold queue 2 a\n{}", &[0xff; 100]] {
+        for foreign in [&b"42"[..], b"", b"leasehold queue x a\n{}", &[0xff; 100]] {
             cells.put(&key("foreign"), foreign);
             let error = locks.mutex("foreign").try_lock().await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");

@@ -9,7 +9,8 @@
     feature = "zookeeper",
     feature = "etcd",
     feature = "memcached",
-    feature = "nats"
+    feature = "nats",
+    feature = "s3"
 ))]
 
 mod torture_common;
@@ -135,6 +136,18 @@ fn r36_memcached_keeps_its_promises_under_pauses_kills_and_cuts() {
     let report = unbroken(&["--store", &store, "--seconds", seconds, "--fault", "pause,kill,cut"]);
     println!("{store}: {}, {} grants", report["summary"], report["grants"]);
     assert!(report["grants"].as_u64() >= Some(30), "{report}");
+}
+
+#[test]
+fn r36_objects_keep_their_promises_under_pauses_and_kills() {
+    let _turn = turn();
+    let server = testbed::SeaweedFs::start();
+    let store = server.url("torture") + "&session_ms=2000&poll_ms=50";
+    // The servers' stamps are of whole seconds, and two are granted for what clocks may be apart.
+    let seconds = testbed::sized("120", "45");
+    let report = unbroken(&["--store", &store, "--seconds", seconds, "--fault", "pause,kill"]);
+    println!("{store}: {}, {} grants", report["summary"], report["grants"]);
+    assert!(report["grants"].as_u64() >= Some(20), "{report}");
 }
 
 #[test]

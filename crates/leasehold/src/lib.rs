@@ -45,13 +45,13 @@
 //! # Stores
 //! A URL names one: see [`connect`]. What stands behind its `?` differs: `pool`,
 //! `prefix` and `schema` of the SQL stores, `prefix`, `replicas`, `replicas_ms` and
-//! `replicas_short` of `redis:`, `create` and `naming` of `zookeeper:`, `session_ms` and `poll_ms` of `memcached:` and `nats:`, `ca` where there is TLS,
+//! `replicas_short` of `redis:`, `create` and `naming` of `zookeeper:`, `session_ms` and `poll_ms` of `memcached:`, `nats:` and `s3:`, `ca` where there is TLS,
 //! `token_offset` of all. The repository's `docs/stores` has all of them, and what each store
 //! needs.
 //!
 //! # Features
 //! `file` (default), `sqlite`, `postgres`, `mysql`, `redis`, `redlock`, `zookeeper`, `etcd`,
-//! `memcached`, `nats`: the stores. `tls`: encryption on the way to their servers; without it a URL that demands it is refused.
+//! `memcached`, `nats`, `s3`, `gs`, `az`: the stores. `tls`: encryption on the way to their servers; without it a URL that demands it is refused.
 //! `http`: `fence::http`. `serde`: what crosses a store's wire. `metrics`, `tracing`: see
 //! [`telemetry`]. `conformance`: the suite that every store passes, for your own store too.
 //!
@@ -104,6 +104,7 @@ pub use registry::{BUILT_IN, registry};
 /// | `etcd://host1,host2,host3` | many machines (feature `etcd`) |
 /// | `memcached://host` | many machines, as long as the server forgets nothing (feature `memcached`) |
 /// | `nats://host,host,host/bucket` | many machines (feature `nats`) |
+/// | `s3://bucket/folder`, `gs://bucket/folder`, `az://container/folder` | many machines (features `s3`, `gs`, `az`) |
 ///
 /// # Cancel safety
 /// Dropped, nothing is left of it.
@@ -201,7 +202,13 @@ pub mod store {
     //! above. The contract, method by method, is on [`Store`]; what a store is built with is in
     //! [`kit`](crate::kit), and the public suite `conformance` checks it.
 
-    #[cfg(any(feature = "memcached", feature = "nats", feature = "s3"))]
+    #[cfg(any(
+        feature = "memcached",
+        feature = "nats",
+        feature = "s3",
+        feature = "gs",
+        feature = "az"
+    ))]
     #[doc(inline)]
     pub use leasehold_cell as cell;
     #[doc(inline)]

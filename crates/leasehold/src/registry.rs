@@ -36,4 +36,6 @@ stores! {
     "memcached": &["memcached"], leasehold_cell::memcached::open;
     "nats": &["nats"], leasehold_cell::nats::open;
     "s3": &["s3"], leasehold_cell::objects::open;
+    "gs": &["gs"], leasehold_cell::objects::open;
+    "az": &["az"], leasehold_cell::objects::open;
 }

@@ -15,7 +15,7 @@ fn packages(features: &str) -> BTreeSet<String> {
 }
 
 /// A feature, and the packages of ours that it needs beside the core.
-const FEATURES: [(&str, &[&str]); 12] = [
+const FEATURES: [(&str, &[&str]); 15] = [
     ("", &[]),
     ("file", &["leasehold-file"]),
     ("sqlite", &["leasehold-sql"]),
@@ -27,6 +27,9 @@ const FEATURES: [(&str, &[&str]); 12] = [
     ("etcd", &["leasehold-etcd"]),
     ("memcached", &["leasehold-cell"]),
     ("nats", &["leasehold-cell"]),
+    ("s3", &["leasehold-cell"]),
+    ("gs", &["leasehold-cell"]),
+    ("az", &["leasehold-cell"]),
     ("http", &["leasehold-http"]),
 ];
 

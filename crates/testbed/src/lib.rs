@@ -24,6 +24,7 @@
 //! handle an error. Who must not panic asks first what is not installed ([`Server::missing`]), and
 //! starts servers on a thread of its own, whose panic is the error. One file for each kind of server; what they share is in `daemon.rs`.
 
+mod azurite;
 mod browser;
 mod cert;
 mod clock;
@@ -32,6 +33,7 @@ mod command;
 mod daemon;
 mod dice;
 mod etcd;
+mod google;
 mod mariadb;
 mod memcached;
 mod nats;
@@ -55,6 +57,7 @@ mod zookeeper;
 
 use std::sync::OnceLock;
 
+pub use azurite::Azurite;
 pub use browser::Browser;
 pub use cert::Certificates;
 pub use cluster::Cluster;
@@ -62,6 +65,7 @@ pub use command::cargo;
 pub use daemon::Setup;
 pub use dice::Dice;
 pub use etcd::Etcd;
+pub use google::FakeGcs;
 pub use mariadb::{MariaDb, MySql};
 pub use memcached::Memcached;
 pub use nats::{Nats, NatsCluster};
@@ -96,6 +100,18 @@ pub fn memcached() -> &'static Memcached {
 pub fn seaweed() -> &'static SeaweedFs {
     static SHARED: OnceLock<SeaweedFs> = OnceLock::new();
     SHARED.get_or_init(SeaweedFs::start)
+}
+
+/// This test binary's Azurite: not to be stopped or killed.
+pub fn azurite() -> &'static Azurite {
+    static SHARED: OnceLock<Azurite> = OnceLock::new();
+    SHARED.get_or_init(Azurite::start)
+}
+
+/// This test binary's emulator of Google Cloud Storage: not to be stopped or killed.
+pub fn google() -> &'static FakeGcs {
+    static SHARED: OnceLock<FakeGcs> = OnceLock::new();
+    SHARED.get_or_init(FakeGcs::start)
 }
 
 /// This test binary's NATS server: not to be stopped or killed.

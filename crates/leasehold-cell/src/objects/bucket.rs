@@ -7,12 +7,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_core::{Error, ErrorKind, Result};
+#[cfg(feature = "gs")]
+use object_store::StaticCredentialProvider;
 #[cfg(feature = "s3")]
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, S3ConditionalPut};
 #[cfg(feature = "az")]
 use object_store::azure::MicrosoftAzureBuilder;
 #[cfg(feature = "gs")]
-use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::gcp::{GcpCredential, GoogleCloudStorageBuilder};
 use object_store::{ObjectStore, RetryConfig};
 use rustls::{ClientConfig, RootCertStore};
 
@@ -98,7 +100,9 @@ fn gs(
         builder = builder.with_base_url(endpoint);
     }
     if url.is_anonymous {
-        builder = builder.with_skip_signature(true);
+        // Told so, it would still ask the machine's metadata service who we are.
+        let nobody = StaticCredentialProvider::new(GcpCredential { bearer: String::new() });
+        builder = builder.with_skip_signature(true).with_credentials(Arc::new(nobody));
     }
     Ok(Arc::new(builder.build()?))
 }

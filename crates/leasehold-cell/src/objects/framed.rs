@@ -11,9 +11,10 @@
 
 use std::time::Duration;
 
-use leasehold_core::{ClaimId, Result};
+use leasehold_core::{ClaimId, Error, ErrorKind, Result};
 
 use super::aging::Life;
+use crate::text::later;
 
 const START: &str = "leasehold object 1 ";
 /// What the first line takes at most, with its end.
@@ -32,8 +33,26 @@ pub(super) fn written(value: &[u8], life: Life) -> Result<Vec<u8>> {
     Ok(text)
 }
 
-/// Reads what [`written`] wrote. `None`: somebody else's.
-pub(super) fn read(object: &[u8]) -> Option<(Life, &[u8])> {
+/// Reads what [`written`] wrote.
+///
+/// # Errors
+/// [`ErrorKind::Corrupt`] if it is somebody else's, or a later version's.
+pub(super) fn read(object: &[u8]) -> Result<(Life, &[u8])> {
+    parsed(object).ok_or_else(|| {
+        let line = object.split(|&byte| byte == b'\n').next().unwrap_or_default();
+        let line = std::str::from_utf8(line).unwrap_or_default();
+        later(line, "leasehold object ").unwrap_or_else(foreign)
+    })
+}
+
+/// It is not ours.
+pub(super) fn foreign() -> Error {
+    let what = "what is there is not leasehold's, and stays as it is: see what wrote it, or set another \
+                prefix or folder in the URL";
+    Error::new(ErrorKind::Corrupt, what)
+}
+
+fn parsed(object: &[u8]) -> Option<(Life, &[u8])> {
     let end = object.iter().take(LONGEST).position(|&byte| byte == b'\n')?;
     let (line, value) = (std::str::from_utf8(&object[..end]).ok()?, &object[end + 1..]);
     let (nonce, life) = line.strip_prefix(START)?.split_once(' ')?;
@@ -55,7 +74,7 @@ mod tests {
         let longest = Life::Short(Duration::from_millis(u64::MAX));
         for life in [Life::Lasting, Life::Over, Life::Short(Duration::from_millis(1)), longest] {
             let [one, other] = [written(b"a\nb", life).unwrap(), written(b"a\nb", life).unwrap()];
-            assert_eq!(read(&one), Some((life, &b"a\nb"[..])));
+            assert_eq!(parsed(&one), Some((life, &b"a\nb"[..])));
             assert_ne!(one, other);
             assert!(one.len() <= LONGEST + 3);
         }
@@ -73,8 +92,16 @@ mod tests {
             format!("leasehold object 1 {digits} 99999999999999999999 ms\n"),
             format!("leasehold object 1 {digits} lasting"),
         ] {
-            assert_eq!(read(foreign.as_bytes()), None, "{foreign}");
+            assert_eq!(parsed(foreign.as_bytes()), None, "{foreign}");
         }
+    }
+
+    #[test]
+    fn f44_a_later_version_is_told_of() {
+        let told = |object: &[u8]| read(object).unwrap_err().to_string();
+        assert!(told(b"leasehold object 2 anything\nvalue").contains("upgrade this one"));
+        assert!(told(b"leasehold object x anything\nvalue").contains("prefix or folder"));
+        assert!(told(&[0xff; 40]).contains("prefix or folder"));
     }
 
     proptest::proptest! {

@@ -17,7 +17,7 @@ use super::aging::{Ages, Life, Look, Stamps};
 use super::dates::Date;
 use super::url::ObjectsUrl;
 use super::{fault, framed};
-use crate::cells::{Answer, Found, Request, Version};
+use crate::cells::{Answer, Request, Version};
 
 /// What stands between the two parts of a version.
 const AND: char = '\n';
@@ -35,6 +35,14 @@ struct Read {
     value: Vec<u8>,
     version: Version,
     is_over: bool,
+}
+
+/// An object as it is.
+struct Seen {
+    object: Vec<u8>,
+    version: Version,
+    look: Look,
+    stamps: Option<Stamps>,
 }
 
 /// Requests of one bucket.
@@ -60,13 +68,29 @@ impl Link {
         Self { store, url, largest, ages: Ages::default(), clock: Clock::default() }
     }
 
+    /// One that comes from a queue, which knows by itself what is not ours.
+    pub(super) async fn asked(&self, request: Request) -> Result<Answer> {
+        match request {
+            Request::Get { key } => Ok(match self.look(&key).await? {
+                None => Answer::Absent,
+                Some(Seen { object, version, look, stamps }) => match framed::read(&object) {
+                    Ok((life, _)) if self.ages.is_over(&key, &version.0, life, look, stamps) => {
+                        Answer::Absent
+                    }
+                    Ok((_, value)) => Answer::found(value.to_vec(), version),
+                    Err(_) => Answer::found(object, version),
+                },
+            }),
+            other => self.one(other).await,
+        }
+    }
+
+    /// One that finds only what is ours.
     pub(super) async fn one(&self, request: Request) -> Result<Answer> {
         let life = |lives: Option<_>| lives.map_or(Life::Lasting, Life::Short);
         match request {
             Request::Get { key } => Ok(match self.read(&key).await? {
-                Some(Read { value, version, is_over: false }) => {
-                    Answer::Found(Found { value, version, remaining: None })
-                }
+                Some(Read { value, version, is_over: false }) => Answer::found(value, version),
                 _ => Answer::Absent,
             }),
             Request::Create { key, value, lives } => self.create(&key, &value, life(lives)).await,
@@ -137,8 +161,25 @@ impl Link {
     }
 
     async fn read(&self, key: &str) -> Result<Option<Read>> {
-        let sent = self.clock.now();
-        let found = match self.store.get(&path(key)?).await {
+        let Some(Seen { object, version, look, stamps }) = self.look(key).await? else {
+            return Ok(None);
+        };
+        let (life, value) = framed::read(&object)?;
+        let is_over = self.ages.is_over(key, &version.0, life, look, stamps);
+        Ok(Some(Read { value: value.to_vec(), version, is_over }))
+    }
+
+    /// What is there, ours or not: of what is larger than anything of ours, nothing.
+    async fn look(&self, key: &str) -> Result<Option<Seen>> {
+        let path = path(key)?;
+        let mut sent = self.clock.now();
+        let mut told = self.store.get(&path).await;
+        // A connection that the server closes as it is used again: a look may be sent twice.
+        if matches!(told, Err(Driver::Generic { .. })) {
+            sent = self.clock.now();
+            told = self.store.get(&path).await;
+        }
+        let found = match told {
             Ok(found) => found,
             Err(Driver::NotFound { .. }) => {
                 self.ages.forget(key);
@@ -151,12 +192,10 @@ impl Link {
         let version = version(found.meta.e_tag.clone(), found.meta.version.clone());
         let version = version.ok_or_else(no_version)?;
         if found.meta.size > u64::try_from(self.largest).unwrap_or(u64::MAX) {
-            return Err(foreign());
+            return Ok(Some(Seen { object: Vec::new(), version, look, stamps }));
         }
-        let object = found.bytes().await.map_err(|error| fault::of(&self.url, &error))?;
-        let (life, value) = framed::read(&object).ok_or_else(foreign)?;
-        let is_over = self.ages.is_over(key, &version.0, life, look, stamps);
-        Ok(Some(Read { value: value.to_vec(), version, is_over }))
+        let object = found.bytes().await.map_err(|error| fault::of(&self.url, &error))?.to_vec();
+        Ok(Some(Seen { object, version, look, stamps }))
     }
 
     /// The keys that begin so.
@@ -202,10 +241,4 @@ fn no_version() -> Error {
     let what = "the object store tells no ETag and no version of what it keeps, so that nothing can be \
                 written under a condition: use another";
     Error::new(ErrorKind::Config, what)
-}
-
-fn foreign() -> Error {
-    let what = "what is there is not leasehold's, and stays as it is: see what wrote it, or set another \
-                prefix in the URL";
-    Error::new(ErrorKind::Corrupt, what)
 }

@@ -262,7 +262,8 @@ mod tests {
             ("s3://locks/a%20b", "a folder is"),
             ("s3://locks?anonymous=1", "anonymous is yes or no"),
             ("s3://locks?endpoint=localhost:8333", "endpoint is http"),
-            ("s3://locks?endpoint=http://u:sekret@h", "endpoint is http"),
+            ("s3://locks?endpoint=http://u:sekret@h", "percent-encode"),
+            ("s3://locks?endpoint=http://u:sekret%40h", "endpoint is http"),
             ("s3://locks?poll_ms=0", "poll_ms is a number"),
             ("s3://locks?session_ms=100", "session_ms is a number"),
             ("s3://locks?prefix=a", "there are region"),
@@ -270,7 +271,7 @@ mod tests {
             ("gs://key:sekret@locks", "GOOGLE_APPLICATION_CREDENTIALS"),
             ("az://locks?emulator=1", "emulator is yes or no"),
             ("az://a,b", "az://container"),
-            ("http://locks", "there are s3, gs and az"),
+            ("http://locks", "s3, gs or az"),
         ] {
             let error = ObjectsUrl::parse(bad).map(drop).unwrap_err();
             let told = error.to_string();

@@ -8,7 +8,8 @@
     feature = "redis",
     feature = "etcd",
     feature = "memcached",
-    feature = "nats"
+    feature = "nats",
+    feature = "s3"
 ))]
 
 use std::process::Stdio;
@@ -83,6 +84,16 @@ fn r36_forty_processes_count_exactly_while_memcached_is_killed() {
 fn r36_forty_processes_count_exactly_while_nats_is_killed() {
     let server = testbed::Nats::start();
     count(&server.url(), |counting| {
+        counting.in_the_midst(15, || server.kill());
+        server.restart();
+    });
+}
+
+#[cfg(feature = "s3")]
+#[test]
+fn r36_forty_processes_count_exactly_while_an_object_store_is_killed() {
+    let server = testbed::SeaweedFs::start();
+    count(&(server.url("count") + "&poll_ms=100"), |counting| {
         counting.in_the_midst(15, || server.kill());
         server.restart();
     });

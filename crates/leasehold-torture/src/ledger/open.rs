@@ -22,7 +22,7 @@ pub(crate) fn supported(url: &str) -> Result<()> {
         "file" => "files have no fence, and holds there never run out",
         "redlock" => "no one of its servers orders all writes, so none can keep the mark",
         "memcached" => "it may throw the mark away",
-        "nats" => "this program keeps no mark there",
+        "nats" | "s3" | "gs" | "az" => "this program keeps no mark there",
         _ => "this program knows no resource to fence there",
     };
     Err(Error::new(ErrorKind::Unsupported, format!("--fence store: {why}; leave it out")))

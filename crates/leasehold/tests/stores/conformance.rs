@@ -133,6 +133,24 @@ leasehold::conformance_suite!(nats, async {
     leasehold::connect(testbed::nats().url()).await.unwrap()
 });
 
+#[cfg(feature = "s3")]
+leasehold::conformance_suite!(s3, async {
+    let url = testbed::seaweed().url("conformance") + "&poll_ms=50";
+    leasehold::connect(url).await.unwrap()
+});
+
+#[cfg(feature = "gs")]
+leasehold::conformance_suite!(gs, async {
+    let url = testbed::google().url("conformance") + "&poll_ms=50";
+    leasehold::connect(url).await.unwrap()
+});
+
+#[cfg(feature = "az")]
+leasehold::conformance_suite!(az, async {
+    let url = testbed::azurite().url("conformance") + "&poll_ms=50";
+    leasehold::connect(url).await.unwrap()
+});
+
 // Every token is told greater than the store draws it.
 leasehold::conformance_suite!(token_offset, async {
     static STORE: std::sync::LazyLock<Arc<MemoryStore>> = std::sync::LazyLock::new(Arc::default);
@@ -160,6 +178,9 @@ fn every_built_in_store_is_in_the_suite() {
         "etcd",
         "memcached",
         "nats",
+        "s3",
+        "gs",
+        "az",
     ];
     for scheme in BUILT_IN {
         assert!(suites.contains(scheme), "the store {scheme}: has no conformance suite above");

@@ -1,0 +1,152 @@
+//! Objects: what calls cost, who is found gone by how many looks, what becomes of answers that are lost.
+
+#![cfg(feature = "s3")]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::common::*;
+use leasehold::store::cell::{CellStore, objects};
+use leasehold::{Builder, ErrorKind, Leasehold};
+use testbed::{Proxy, SeaweedFs};
+use tokio::runtime::Handle;
+
+/// The same URL, by way of the proxy.
+fn through(proxy: &Proxy, server: &SeaweedFs, url: &str) -> String {
+    url.replace(&server.endpoint(), &format!("http://127.0.0.1:{}", proxy.port()))
+}
+
+async fn with_store(url: &str) -> (Leasehold, Arc<CellStore>) {
+    let store = Arc::new(objects::connect(url, &Handle::current()).await.unwrap());
+    (Builder::default().store(store.clone()).unwrap(), store)
+}
+
+#[test]
+fn r13_a_pair_of_objects_is_two_writes_and_a_failed_try_writes_nothing() {
+    const PAIRS: u64 = 50;
+    run(async {
+        let server = testbed::seaweed();
+        let url = server.url("r13");
+        let (locks, store) = with_store(&url).await;
+        let (others, theirs) = with_store(&url).await;
+        locks.mutex("r13").lock().await.unwrap().release().await.unwrap();
+        let before = store.round_trips();
+        for _ in 0..PAIRS {
+            locks.mutex("r13").lock().await.unwrap().release().await.unwrap();
+        }
+        let pairs = store.round_trips() - before;
+        // Touches of the session may come between, on a machine that is slow.
+        assert!((2 * PAIRS..2 * PAIRS + 8).contains(&pairs), "{pairs} for {PAIRS} pairs");
+        let guard = locks.mutex("r13").lock().await.unwrap();
+        others.mutex("r13").try_lock().await.unwrap_err();
+        let kept = server.ask("GET", "r13/l:r13", "");
+        let before = theirs.round_trips();
+        others.mutex("r13").try_lock().await.unwrap_err();
+        assert!(theirs.round_trips() - before <= 3, "{}", theirs.round_trips() - before);
+        // Each write puts other digits there.
+        assert_eq!(server.ask("GET", "r13/l:r13", ""), kept, "a failed try wrote something");
+        guard.release().await.unwrap();
+    });
+}
+
+/// The client is cut off for good, and whoever finds it gone has never looked before: by the servers' stamps.
+#[test]
+fn p5_one_look_at_objects_is_enough_to_find_who_is_gone() {
+    run(async {
+        let server = testbed::seaweed();
+        let proxy = Proxy::before(server.port());
+        let url = server.url("p5") + "&session_ms=2000";
+        let gone = connect(&through(&proxy, server, &url)).await;
+        let guard = gone.mutex("p5").lock().await.unwrap();
+        proxy.refuse(true);
+        proxy.cut();
+        // Its session: two seconds, a fifth, two that clocks may be apart, and the grain of a stamp.
+        let lives = Duration::from_millis(2_000 + 400 + 2_000);
+        let cut = Instant::now();
+        let early = connect(&url).await;
+        assert_eq!(early.mutex("p5").try_lock().await.unwrap_err().kind(), ErrorKind::Contended);
+        tokio::time::sleep((lives + Duration::from_secs(2)).saturating_sub(cut.elapsed())).await;
+        let fresh = connect(&url).await;
+        let next = fresh.mutex("p5").try_lock().await.unwrap();
+        assert!(!guard.is_held(), "two believe that they hold");
+        assert!(next.token() > guard.token());
+        next.release().await.unwrap();
+    });
+}
+
+#[test]
+fn s06_lost_replies_of_an_object_store_are_recognised() {
+    run(async {
+        let server = testbed::seaweed();
+        let proxy = Proxy::before(server.port());
+        let url = server.url("s06") + "&poll_ms=50";
+        let ours = connect(&through(&proxy, server, &url)).await;
+        let witness = connect(&url).await;
+        let mut last = 0;
+        for replies in 0..8 {
+            let name = "s06-replies";
+            proxy.drop_replies_after(replies);
+            let taking = {
+                let lock = ours.mutex(name);
+                tokio::spawn(async move { lock.lock_timeout(PATIENCE).await })
+            };
+            tokio::time::sleep(Duration::from_millis(60)).await;
+            proxy.pass_replies();
+            proxy.cut();
+            let guard = taking.await.unwrap().unwrap();
+            assert!(guard.token().get() > last);
+            last = guard.token().get();
+            let shown = witness.read(name).await.unwrap().unwrap();
+            assert_eq!(shown.claims.len(), 1, "{shown:?}");
+            proxy.drop_replies_after(0);
+            let releasing = tokio::spawn(guard.release());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            proxy.pass_replies();
+            proxy.cut();
+            let _ = releasing.await.unwrap();
+            let next = witness.mutex(name).lock_timeout(PATIENCE).await.unwrap();
+            assert!(next.token().get() > last);
+            last = next.token().get();
+            next.release().await.unwrap();
+        }
+    });
+}
+
+/// All come at once, and again and again: nobody is kept out.
+#[test]
+fn r10_sixteen_clients_of_an_object_store_get_on() {
+    const CLIENTS: usize = 16;
+    run(async {
+        let url = testbed::seaweed().url("r10") + "&poll_ms=50";
+        let ready = Arc::new(tokio::sync::Barrier::new(CLIENTS));
+        let inside = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let mut tasks = Vec::new();
+        for _ in 0..CLIENTS {
+            let locks = connect(&url).await;
+            let (ready, inside) = (ready.clone(), inside.clone());
+            tasks.push(tokio::spawn(async move {
+                use std::sync::atomic::Ordering::SeqCst;
+                ready.wait().await;
+                let mut turns = 0_u32;
+                // What happens while they all come at once is over by then.
+                let begin = Instant::now() + Duration::from_secs(3);
+                while Instant::now() < begin + Duration::from_secs(10) {
+                    let guard = locks.mutex("r10").lock_timeout(PATIENCE).await.unwrap();
+                    assert!(!inside.swap(true, SeqCst), "two hold");
+                    turns += u32::from(Instant::now() > begin);
+                    inside.store(false, SeqCst);
+                    guard.release().await.unwrap();
+                }
+                f64::from(turns)
+            }));
+        }
+        let mut turns = Vec::new();
+        for task in tasks {
+            turns.push(task.await.unwrap());
+        }
+        let (sum, squares) = (turns.iter().sum::<f64>(), turns.iter().map(|n| n * n).sum::<f64>());
+        let jain = sum * sum / (CLIENTS as f64 * squares);
+        println!("{sum} turns in 10 s among {CLIENTS}, Jain {jain:.3}");
+        assert!(turns.iter().all(|n| *n >= 2.0) && jain >= 0.95, "Jain {jain:.3}: {turns:?}");
+    });
+}

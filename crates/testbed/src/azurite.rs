@@ -1,0 +1,89 @@
+//! Azurite, the emulator of Azure Blob Storage that its makers keep: one server, with a container.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::command::run;
+use crate::daemon::{Daemon, Launch, accepts, start_somewhere};
+use crate::{python, reaper};
+
+/// The container that is there from the beginning.
+const CONTAINER: &str = "locks";
+/// The account of every emulator, and its key.
+const ACCOUNT: &str = "devstoreaccount1";
+const KEY: &str =
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
+
+/// An Azurite that keeps what it acknowledged when it is killed.
+#[derive(Debug)]
+pub struct Azurite {
+    daemon: Daemon,
+    port: u16,
+}
+
+impl Azurite {
+    /// A server of the test's own.
+    pub fn start() -> Self {
+        let server = start_somewhere(Self::try_start);
+        server.make_container();
+        server
+    }
+
+    fn try_start(port: u16) -> Result<Self, String> {
+        let directory = reaper::directory("azurite");
+        let program = home().join("node_modules/azurite/dist/src/blob/main.js");
+        assert!(program.exists(), "no {}: run ./test.sh once", program.display());
+        let (port_text, place) = (port.to_string(), directory.display().to_string());
+        let script = program.display().to_string();
+        let fixed = [
+            &script,
+            "--silent",
+            "--disableTelemetry",
+            "--skipApiVersionCheck",
+            "--blobHost",
+            "127.0.0.1",
+            "--blobPort",
+            &port_text,
+            "--location",
+            &place,
+        ];
+        let args = fixed.map(str::to_owned).to_vec();
+        let launch = Launch { program: python().with_file_name("node"), args, user: None };
+        let daemon = Daemon::start("azurite", directory, launch, None, &|| accepts(port))?;
+        Ok(Self { daemon, port })
+    }
+
+    fn make_container(&self) {
+        let port = self.port.to_string();
+        let script = include_str!("azurite/container.py");
+        run(Command::new(python()).args(["-c", script, &port, ACCOUNT, KEY, CONTAINER]));
+    }
+
+    /// Where it listens.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The URL of this folder of its container.
+    pub fn url(&self, folder: &str) -> String {
+        let port = self.port;
+        format!("az://{CONTAINER}/{folder}?emulator=yes&endpoint=http://127.0.0.1:{port}")
+    }
+
+    /// kill -9.
+    pub fn kill(&self) {
+        self.daemon.kill();
+    }
+
+    /// Up again on the same port, with what it kept; killed before if it runs.
+    pub fn restart(&self) {
+        self.daemon.restart(&|| accepts(self.port));
+    }
+}
+
+/// Where `test.sh` puts packages for Node.
+fn home() -> PathBuf {
+    let environment = python();
+    let target = environment.ancestors().nth(3).expect("target/python/bin/python");
+    Path::new(target).join("node")
+}
