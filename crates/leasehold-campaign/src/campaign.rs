@@ -8,7 +8,8 @@ use std::time::{Duration, Instant, SystemTime};
 use serde_json::Value;
 
 use crate::asked::Asked;
-use crate::piece::{Faults, Piece, next, pieces};
+use crate::faults::Faults;
+use crate::piece::{Piece, next, pieces};
 use crate::run::{Outcome, Run};
 use crate::state::State;
 use crate::store::Store;

@@ -19,6 +19,7 @@
 mod asked;
 pub mod breakable;
 mod campaign;
+mod faults;
 mod piece;
 mod run;
 mod state;
@@ -28,7 +29,8 @@ pub mod table;
 pub use asked::Asked;
 pub use breakable::Breakable;
 pub use campaign::{Campaign, Ended};
-pub use piece::{Faults, Piece, pieces};
+pub use faults::Faults;
+pub use piece::{Piece, pieces};
 pub use run::{Outcome, Promise, Run};
 pub use state::{State, read};
 pub use store::Store;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use crate::piece::Faults;
+use crate::faults::Faults;
 use crate::run::{Outcome, Promise, Run};
 use crate::store::Store;
 
