@@ -84,3 +84,22 @@ fn a_worker_without_a_parent_ends() {
         .unwrap();
     assert!(!out.status.success());
 }
+
+#[test]
+fn there_are_as_many_locks_and_faults_as_are_asked_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let history = directory.path().join("run.jsonl");
+    let always = ["--store", "memory:", "--seconds", "6", "--clients", "8", "--locks", "20"];
+    let rare = ["--fault", "kill", "--fault-every", "3s", "--history", history.to_str().unwrap()];
+    let rare = unbroken(&[&always[..], &rare].concat());
+    let header = std::fs::read_to_string(&history).unwrap();
+    let header: serde_json::Value = serde_json::from_str(header.lines().next().unwrap()).unwrap();
+    assert_eq!(header["locks"].as_array().unwrap().len(), 3 * 20, "of each kind");
+    // The first comes soon, and the four that may be under way at once then wait for twelve seconds on
+    // the average.
+    let kills = |report: &serde_json::Value| report["faults"]["kill"].as_u64().unwrap();
+    assert!(kills(&rare) <= 4, "{rare}");
+    let often = ["--fault", "kill", "--fault-every", "10ms"];
+    let often = enough(&[&always[..], &often].concat(), |r| kills(r) > 4 + kills(&rare), unbroken);
+    assert!(often["operations"].as_u64() > Some(0), "{often}");
+}

@@ -16,10 +16,10 @@
 mod torture_common;
 
 use std::sync::{Condvar, Mutex, PoisonError};
-use std::time::Duration;
 
+use leasehold_campaign::{Asked, Breakable, breakable};
 use serde_json::Value;
-use testbed::{Setup, ZooKeepers};
+use testbed::{Setup, ZooKeeperSetup};
 use torture_common::*;
 
 /// How many runs there are at a time. One leaves most of two processors idle; with many, their processes
@@ -162,29 +162,16 @@ fn r36_nats_keeps_its_promises_under_pauses_kills_and_cuts() {
     assert!(report["grants"].as_u64() >= Some(30), "{report}");
 }
 
-/// A run during which `disturb` is done to the servers, whenever torture's own command asks: as often
-/// as there are `kinds` of it, at least.
-fn disturbed(arguments: &str, faults: &str, kinds: u64, mut disturb: impl FnMut(usize)) -> Value {
-    let directory = tempfile::tempdir().unwrap();
-    let asked = directory.path().join("asked");
-    let script = ": >\"$0\" && while [ -e \"$0\" ]; do sleep 0.02; done";
-    let mut words: Vec<&str> = arguments.split(' ').collect();
-    words.extend(["--fault", faults, "--", "sh", "-c", script, asked.to_str().unwrap()]);
-    let run = |words: &[&str]| {
-        std::thread::scope(|scope| {
-            let run = scope.spawn(|| unbroken(words));
-            let mut n = 0;
-            while !run.is_finished() {
-                if asked.exists() {
-                    disturb(n);
-                    n += 1;
-                    std::fs::remove_file(&asked).unwrap();
-                }
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            run.join().unwrap()
-        })
-    };
+/// A run during which the servers are disturbed whenever torture's own command asks: as often as there are
+/// kinds of that, at least.
+fn disturbed(mut servers: Breakable, arguments: &str, faults: &str) -> Value {
+    let asked = Asked::new();
+    let (url, kinds) = (servers.url().to_owned(), servers.kinds());
+    let command = asked.words();
+    let mut words = vec!["--store", &url, "--fault", faults];
+    words.extend(arguments.split(' '));
+    words.extend(command.iter().map(String::as_str));
+    let run = |words: &[&str]| asked.serve(&mut servers, || unbroken(words));
     // That unfenced resources are spoilt, which is chance, is shown by the runs above.
     let spoils_nothing =
         |void: &Value| void.as_str().is_some_and(|v| v.starts_with("the unfenced"));
@@ -195,28 +182,11 @@ fn disturbed(arguments: &str, faults: &str, kinds: u64, mut disturb: impl FnMut(
     enough(&words, shows, run)
 }
 
-/// Stops a server for a while.
-fn pause(stop: impl Fn(), cont: impl Fn()) {
-    stop();
-    std::thread::sleep(Duration::from_secs(1));
-    cont();
-}
-
 #[test]
 #[ignore = "takes a minute: ./test.sh --faults"]
 fn r42_redis_is_killed_and_stopped() {
     let _turn = turn();
-    let server = testbed::Redis::start();
-    let report =
-        disturbed(&format!("--store {} --seconds 20", server.url()), "pause,kill", 2, |n| {
-            match n % 2 {
-                0 => {
-                    server.kill();
-                    server.restart();
-                }
-                _ => pause(|| server.stop(), || server.cont()),
-            }
-        });
+    let report = disturbed(breakable::redis(Setup::new()), "--seconds 20", "pause,kill");
     assert!(claimed(&report, "exclusion"), "its log is synced at once: {report}");
 }
 
@@ -224,16 +194,7 @@ fn r42_redis_is_killed_and_stopped() {
 #[ignore = "takes a minute: ./test.sh --faults"]
 fn r42_sentinels_fail_over() {
     let _turn = turn();
-    let servers = testbed::Sentinel::start();
-    let report =
-        disturbed(&format!("--store {} --seconds 50", servers.url()), "pause,kill", 1, |_| {
-            let master = servers.master();
-            let old = master.port();
-            master.kill();
-            servers.wait_for_failover(old);
-            master.restart();
-            servers.master().wait_for_replicas(1);
-        });
+    let report = disturbed(breakable::sentinel(Setup::new()), "--seconds 50", "pause,kill");
     // A replica that had not heard of a grant knows nothing of it; tokens and the fence do.
     assert!(!claimed(&report, "exclusion"), "{report}");
     assert!(claimed(&report, "token-order") && claimed(&report, "effect"), "{report}");
@@ -243,45 +204,22 @@ fn r42_sentinels_fail_over() {
 #[ignore = "takes a minute: ./test.sh --faults"]
 fn r42_nodes_of_a_cluster_are_killed_and_stopped() {
     let _turn = turn();
-    let cluster = testbed::Cluster::start();
-    disturbed(&format!("--store {} --seconds 40", cluster.url()), "pause,kill", 2, |n| {
-        let node = &cluster.nodes()[n % cluster.masters()];
-        match n % 2 {
-            0 => {
-                node.kill();
-                node.restart();
-            }
-            _ => pause(|| node.stop(), || node.cont()),
-        }
-    });
+    disturbed(breakable::cluster(Setup::new()), "--seconds 40", "pause,kill");
 }
 
 #[test]
 #[ignore = "takes a minute: ./test.sh --faults"]
 fn r31_two_of_five_nodes_of_redlock_are_killed_and_stopped() {
     let _turn = turn();
-    let servers = testbed::Redlock::with(5, Setup::new());
-    let store = servers.url() + "?restart_delay_ms=0&node_timeout_ms=500";
-    disturbed(&format!("--store {store} --seconds 20"), "pause,kill", 1, |n| {
-        let nodes = servers.nodes();
-        let (one, two) = (&nodes[n % 5], &nodes[(n + 1) % 5]);
-        one.kill();
-        pause(|| two.stop(), || two.cont());
-        one.restart();
-    });
+    disturbed(breakable::redlock(Setup::new()), "--seconds 20", "pause,kill");
 }
 
 #[test]
 #[ignore = "takes a minute: ./test.sh --faults"]
 fn s44_postgres_is_killed() {
     let _turn = turn();
-    let server = testbed::Postgres::start();
     // No pauses, which last long where a row is locked as they begin.
-    let arguments = format!("--store {} --seconds 20", server.database());
-    let report = disturbed(&arguments, "kill", 1, |_| {
-        server.kill();
-        server.restart();
-    });
+    let report = disturbed(breakable::postgres(Setup::new()), "--seconds 20", "kill");
     assert!(claimed(&report, "token-order") && claimed(&report, "effect"), "{report}");
 }
 
@@ -289,13 +227,8 @@ fn s44_postgres_is_killed() {
 #[ignore = "takes a minute: ./test.sh --faults"]
 fn s44_mariadb_is_killed() {
     let _turn = turn();
-    let server = testbed::MariaDb::start();
     // No pauses, which last long where a row is locked as they begin.
-    let arguments = format!("--store {} --seconds 20", server.database());
-    let report = disturbed(&arguments, "kill", 1, |_| {
-        server.kill();
-        server.restart();
-    });
+    let report = disturbed(breakable::mariadb(Setup::new()), "--seconds 20", "kill");
     assert!(claimed(&report, "token-order") && claimed(&report, "effect"), "{report}");
 }
 
@@ -303,22 +236,8 @@ fn s44_mariadb_is_killed() {
 #[ignore = "takes a minute: ./test.sh --faults"]
 fn s80_members_of_etcd_are_killed_and_stopped() {
     let _turn = turn();
-    let etcd = testbed::Etcd::cluster();
-    let report = disturbed(
-        &format!("--store {} --seconds 40 --lease 2s", etcd.url()),
-        "pause,kill",
-        2,
-        |n| {
-            let member = n % etcd.len();
-            match n % 2 {
-                0 => {
-                    etcd.kill(member);
-                    etcd.restart(member);
-                }
-                _ => pause(|| etcd.stop(member), || etcd.cont(member)),
-            }
-        },
-    );
+    let servers = breakable::etcd(Setup::new());
+    let report = disturbed(servers, "--seconds 40 --lease 2s", "pause,kill");
     assert!(claimed(&report, "token-order"), "{report}");
 }
 
@@ -326,22 +245,8 @@ fn s80_members_of_etcd_are_killed_and_stopped() {
 #[ignore = "takes a minute: ./test.sh --faults"]
 fn s71_members_of_zookeeper_are_killed_and_stopped() {
     let _turn = turn();
-    let keepers = ZooKeepers::start();
-    let report = disturbed(
-        &format!("--store {}?session=2s --seconds 40", keepers.url()),
-        "pause,kill",
-        2,
-        |n| {
-            let member = &keepers.members()[n % keepers.members().len()];
-            match n % 2 {
-                0 => {
-                    member.kill();
-                    member.restart();
-                }
-                _ => pause(|| member.stop(), || member.cont()),
-            }
-        },
-    );
+    let servers = breakable::zookeeper(&ZooKeeperSetup::new());
+    let report = disturbed(servers, "--seconds 40", "pause,kill");
     // A leader that stood still until it was nearly time for another may let a second one in.
     assert!(!claimed(&report, "exclusion") && claimed(&report, "token-order"), "{report}");
 }

@@ -48,6 +48,10 @@ pub struct Args {
     /// How many processes; each has four operations under way.
     #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u32).range(2..=500))]
     clients: u32,
+    /// How many locks of each kind: with few, whoever is stopped is in everybody's way; with many, more is
+    /// done, and fewer meet at each.
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=333))]
+    locks: u32,
     /// Which locks to fight for.
     #[arg(long, value_name = "KIND", value_enum, value_delimiter = ',', default_value = "all")]
     kind: Vec<KindArg>,
@@ -55,6 +59,10 @@ pub struct Args {
     /// store, where its URL names servers and no TLS), none. [default: all that can be done]
     #[arg(long, value_name = "FAULT", value_enum, value_delimiter = ',')]
     fault: Vec<FaultArg>,
+    /// How often something is done to a process, on the average; less often where half of them are in
+    /// trouble already. [default: as often as each has had the time to come to itself again]
+    #[arg(long, value_name = "DUR", value_parser = fault_every)]
+    fault_every: Option<Duration>,
     /// Where the resource is that refuses late tokens: in this process, or in the store itself,
     /// behind that store's own fence (SQL, a single Redis, etcd, ZooKeeper; makes a table, keys or
     /// nodes named leasehold-torture, and removes them).
@@ -82,8 +90,8 @@ pub struct Args {
     #[arg(
         long,
         value_name = "FILE",
-        conflicts_with_all = ["seconds", "clients", "kind", "fault", "fence", "lease", "seed",
-            "history", "command"]
+        conflicts_with_all = ["seconds", "clients", "locks", "kind", "fault", "fault_every", "fence",
+            "lease", "seed", "history", "command"]
     )]
     pub(super) check: Option<PathBuf>,
     /// A program that does something to the store's servers and ends when they serve again: kills and
@@ -124,6 +132,15 @@ fn lease(text: &str) -> std::result::Result<Duration, String> {
     }
 }
 
+/// A time between faults that leaves the parent some for its work.
+fn fault_every(text: &str) -> std::result::Result<Duration, String> {
+    let every = duration(text)?;
+    match (Duration::from_millis(1)..=Duration::from_secs(3600)).contains(&every) {
+        true => Ok(every),
+        false => Err("faults come every 1ms to 1h".into()),
+    }
+}
+
 /// The arguments, made sense of.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
@@ -131,6 +148,10 @@ pub(super) struct Plan {
     /// As it was asked for; see [`Plan::time`].
     seconds: Option<u32>,
     pub(super) clients: u32,
+    /// How many locks of each kind.
+    pub(super) locks: u32,
+    /// How often a fault begins, if somebody said so.
+    fault_every: Option<Duration>,
     pub(super) lease: Duration,
     pub(super) seed: u64,
     /// What is started as a worker: ourselves.
@@ -169,6 +190,8 @@ impl Plan {
             store: args.store.clone(),
             seconds: args.seconds,
             clients: args.clients,
+            locks: args.locks,
+            fault_every: args.fault_every,
             lease: args.lease.unwrap_or_else(|| shortest_lease(&args.store)),
             seed: args.seed.unwrap_or_else(|| fastrand::u64(..)),
             program,
@@ -212,6 +235,17 @@ impl Plan {
         }
     }
 
+    /// How many faults of workers are under way at once, at most, and how long after the beginning of one the
+    /// same loop begins the next, on the average.
+    pub(super) fn pace(&self) -> (u32, Option<Duration>) {
+        // At most half of the workers are in trouble at a time.
+        let half = self.clients / 2;
+        match self.fault_every {
+            None => (half.min(16), None),
+            Some(every) => (half, Some(every * half)),
+        }
+    }
+
     /// The words that do the same again, on the store of this URL, which shows no credentials.
     pub(super) fn command_again(&self, store: &str, time: Duration) -> Vec<String> {
         let kind = |kind: &Kind| match kind {
@@ -221,17 +255,21 @@ impl Plan {
         };
         let kinds: Vec<&str> = self.kinds.iter().map(kind).collect();
         let faults: Vec<String> = self.faults.iter().map(Fault::to_string).collect();
+        let shown = |d: Duration| humantime::format_duration(d).to_string().replace(' ', "");
         let options = [
             ("--store", store.to_owned()),
             ("--seconds", time.as_secs().to_string()),
             ("--clients", self.clients.to_string()),
+            ("--locks", self.locks.to_string()),
             ("--kind", if self.any_kind { "all".into() } else { kinds.join(",") }),
             ("--fault", if faults.is_empty() { "none".into() } else { faults.join(",") }),
             ("--fence", if self.fence_in_store { "store".into() } else { "process".into() }),
-            ("--lease", humantime::format_duration(self.lease).to_string().replace(' ', "")),
+            ("--lease", shown(self.lease)),
             ("--seed", self.seed.to_string()),
         ];
-        let words = options.into_iter().flat_map(|(name, value)| [name.to_owned(), value]);
+        let every = self.fault_every.map(|every| ("--fault-every", shown(every)));
+        let words = options.into_iter().chain(every);
+        let words = words.flat_map(|(name, value)| [name.to_owned(), value]);
         let mut words: Vec<String> =
             ["leasehold", "torture"].map(Into::into).into_iter().chain(words).collect();
         if !self.command.is_empty() {
@@ -312,6 +350,7 @@ mod tests {
         for line in [
             "--store memory: --seed 7",
             "--store memory: --fault none --kind mutex,semaphore --lease 2500ms --seed 1",
+            "--store memory: --locks 40 --fault-every 1500us --seed 2",
             "--store etcd://a --fence store --clients 9 --fault kill --seed 3 -- ./fail-over now",
         ] {
             let first = plan(line).unwrap();
@@ -334,6 +373,10 @@ mod tests {
             "--lease soon",
             "--lease 99999999999999999999s",
             "--clients 1",
+            "--locks 0",
+            "--locks 334",
+            "--fault-every 0s",
+            "--fault-every 2h",
         ] {
             assert!(plan(&format!("--store memory: {bad}")).is_err(), "{bad}");
         }

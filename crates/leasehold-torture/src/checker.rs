@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::history::{Ask, History, OpId, Resource, Time, Trouble, WorkerId};
+use super::history::{Ask, History, OpId, Resource, Time, Trouble, WorkerId, Write};
 use super::op::Op;
 
 /// What is checked. P1 to P9 are the library's promises, R the rows of its requirements.
@@ -165,6 +165,12 @@ pub(super) fn check(history: &History, terms: &Terms) -> Findings {
     for op in &ops {
         by_lock[op.lock].push(op);
     }
+    let mut writes: Vec<Vec<&Write>> = vec![Vec::new(); history.locks.len()];
+    for write in &history.writes {
+        if let Some(here) = writes.get_mut(write.lock) {
+            here.push(write);
+        }
+    }
     for (lock, here) in by_lock.into_iter().enumerate() {
         let holds = check.holds(&here);
         check.exclusion(lock, &holds);
@@ -173,7 +179,7 @@ pub(super) fn check(history: &History, terms: &Terms) -> Findings {
         check.tokens_unique(&here);
         check.fifo(lock, &holds);
         check.recovery(lock, &here, &holds);
-        check.resources(lock, &here);
+        check.resources(lock, &here, &writes[lock]);
         let grants = here.iter().filter(|op| op.acquired.is_some()).count();
         check.findings.grants_by_lock.push(grants);
         check.findings.grants += grants;
@@ -461,15 +467,12 @@ impl Check<'_> {
         }
     }
 
-    fn resources(&mut self, lock: usize, ops: &[&Op]) {
+    fn resources(&mut self, lock: usize, ops: &[&Op], writes: &[&Write]) {
         let (plain, fenced) = match self.history.finals.get(lock) {
             Some(finals) => (&finals.0, &finals.1),
             None => return,
         };
-        let log = |resource| {
-            let here = move |w: &&_| is_write_of(w, lock, resource);
-            self.history.writes.iter().filter(here)
-        };
+        let log = |resource| writes.iter().copied().filter(move |w| w.resource == resource);
         let late = |resource| {
             let mut max = 0;
             let falls = log(resource).filter(|w| {
@@ -590,10 +593,6 @@ impl Check<'_> {
             self.violated(Property::Residue, Place::Nowhere, left.clone());
         }
     }
-}
-
-fn is_write_of(w: &super::history::Write, lock: usize, resource: Resource) -> bool {
-    w.lock == lock && w.resource == resource
 }
 
 /// The terms of a store that promises everything.

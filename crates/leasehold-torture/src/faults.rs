@@ -21,14 +21,22 @@ use super::history::{Fault, Time, Trouble, WorkerId, now};
 use super::line::Line;
 use super::parent::Parent;
 
-/// Injects `faults` until `end`.
-pub(super) async fn inject(parent: Arc<Parent>, faults: Vec<Fault>, end: Instant, mut rng: Rng) {
+/// Injects `faults` until `end`: one `every` so often, on the average, or when the last has had the time to
+/// show what it does.
+pub(super) async fn inject(
+    parent: Arc<Parent>,
+    faults: Vec<Fault>,
+    every: Option<Duration>,
+    end: Instant,
+    mut rng: Rng,
+) {
     let lease = parent.lease;
     // The first comes late enough for the workers to have begun.
     sleep(lease.min(Duration::from_millis(300)).mul_f64(0.5 + rng.f64())).await;
     let mut first = faults.clone();
     rng.shuffle(&mut first);
     while Instant::now() < end {
+        let began = Instant::now();
         // Each once; from then on half of them are pauses, which do the most harm.
         let pauses = faults.contains(&Fault::Pause) && rng.bool();
         let any = if pauses { Some(Fault::Pause) } else { rng.choice(faults.iter().copied()) };
@@ -39,7 +47,15 @@ pub(super) async fn inject(parent: Arc<Parent>, faults: Vec<Fault>, end: Instant
             Some(Fault::Cut) => cut(&parent, end, &mut rng).await,
             Some(Fault::Servers) | None => return,
         }
-        rest(pace(&parent).mul_f64(0.1 + 0.6 * rng.f64()), end).await;
+        let quiet = match every {
+            None => pace(&parent).mul_f64(0.1 + 0.6 * rng.f64()),
+            // Nor at once, where there was nobody to do something to.
+            Some(every) => {
+                let next = every.mul_f64(0.5 + rng.f64());
+                next.saturating_sub(began.elapsed()).max(Duration::from_millis(1))
+            }
+        };
+        rest(quiet, end).await;
     }
 }
 

@@ -21,15 +21,14 @@ use super::reach::Reach;
 use super::resource::Cell;
 use super::trial::{Fence, Trial};
 
-/// How many locks of each kind: while one is blocked by a fault, others go on.
-const LOCKS: u32 = 2;
 /// How many permits the semaphore has.
 const PERMITS: u32 = 3;
 /// What a busy machine may take besides what the store promises.
 const SLACK: Duration = Duration::from_secs(1);
 
-/// The locks of one run. Their names are the run's own: nobody else's locks are touched.
-fn locks(run: u64, kinds: &[Kind]) -> Vec<LockSpec> {
+/// The locks of one run, so many of each kind: while one is blocked by a fault, others go on. Their names are
+/// the run's own: nobody else's locks are touched.
+fn locks(run: u64, kinds: &[Kind], of_each: u32) -> Vec<LockSpec> {
     let spec = |(kind, n): (&Kind, u32)| {
         let (word, capacity) = match kind {
             Kind::Mutex => ("mutex", 1),
@@ -38,7 +37,7 @@ fn locks(run: u64, kinds: &[Kind]) -> Vec<LockSpec> {
         };
         LockSpec { name: format!("{}{word}-{n}", prefix(run)), kind: *kind, capacity }
     };
-    kinds.iter().flat_map(|kind| (1..=LOCKS).map(move |n| (kind, n))).map(spec).collect()
+    kinds.iter().flat_map(|kind| (1..=of_each).map(move |n| (kind, n))).map(spec).collect()
 }
 
 fn run_name(run: u64) -> String {
@@ -131,7 +130,7 @@ pub(super) async fn run_on(store: Leasehold, plan: Plan) -> leasehold::Result<(T
     // Not from the seed: a second run of one seed must not meet what the first left behind.
     let run = Rng::new().u64(..);
     let reach = Reach::new(&store, &plan.store)?;
-    let locks = locks(run, &kinds);
+    let locks = locks(run, &kinds, plan.locks);
     let ledger = match plan.fence_in_store {
         true => {
             Some((ledger::open(&plan.store, &run_name(run), locks.len()).await?, run_name(run)))
@@ -232,11 +231,10 @@ async fn torture(
         parent.spawn().map_err(|e| failed(e.to_string()))?;
     }
     let end = Instant::now() + time;
-    // At most half of the workers are in trouble at a time.
-    let loops = if faults.is_empty() { 0 } else { (plan.clients / 2).min(16) };
+    let (loops, every) = plan.pace();
     let of_workers: Vec<Fault> = faults.iter().copied().filter(|f| *f != Fault::Servers).collect();
     let injectors: Vec<_> = (0..if of_workers.is_empty() { 0 } else { loops })
-        .map(|_| tokio::spawn(inject(parent.clone(), of_workers.clone(), end, rng.fork())))
+        .map(|_| tokio::spawn(inject(parent.clone(), of_workers.clone(), every, end, rng.fork())))
         .collect();
     let disturbs = disturb(parent.clone(), plan.command.clone(), recovery, end);
     let mut disturbs = std::pin::pin!(disturbs);

@@ -199,6 +199,30 @@ fn the_page_about_benchmarks_shows_the_last_run() {
     up_to_date("benchmarks/hand-over.svg", &glance::picture(&figures));
 }
 
+/// The page has the campaign's numbers, and a story for each run that broke a promise.
+#[test]
+fn the_page_about_reliability_shows_every_run() {
+    let runs = std::fs::read_to_string(format!("{DOCS}/reliability/runs.jsonl")).unwrap();
+    let runs = leasehold_campaign::read(&runs).unwrap();
+    let written = std::fs::read_to_string(format!("{DOCS}/reliability.md")).unwrap();
+    let numbers = leasehold_campaign::table::tables(&runs);
+    let page = between(
+        &written,
+        "<!-- the numbers",
+        "<!-- end of the numbers -->",
+        &format!("\n{numbers}\n"),
+    );
+    up_to_date("reliability.md", &page);
+    for run in runs.iter().filter(|run| run.outcome == leasehold_campaign::Outcome::Violated) {
+        let heading = format!("\n### Run {}\n", run.run);
+        assert!(
+            written.contains(&heading),
+            "docs/reliability.md has no story{heading}{:?}",
+            run.notes
+        );
+    }
+}
+
 /// The page has the fence's SQL for each database between two marks, and its scripts for Redis.
 #[test]
 fn r35_the_fence_for_other_languages_is_up_to_date() {

@@ -1,0 +1,68 @@
+//! `./campaign.sh` runs this; see the library.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use leasehold_campaign::{Campaign, Ended, State, Store};
+
+/// Tortures every store, one piece after another, and goes on where it stopped.
+#[derive(Parser)]
+struct Args {
+    /// The leasehold that tortures.
+    #[arg(long, value_name = "FILE")]
+    program: PathBuf,
+    /// The state: a line of JSON for each run.
+    #[arg(long, value_name = "FILE", default_value = "docs/reliability/runs.jsonl")]
+    state: PathBuf,
+    /// Begins no piece that would not end within so many minutes.
+    #[arg(long, value_name = "N", default_value_t = 110)]
+    minutes: u64,
+    /// How long each piece takes, in seconds; those on fast stores four times that, up to two minutes.
+    #[arg(long, value_name = "N", default_value_t = 120)]
+    piece: u64,
+    /// Where the histories of runs that broke a promise are kept.
+    #[arg(long, value_name = "FOLDER", default_value = "target/campaign")]
+    keep: PathBuf,
+    /// These stores only, by the names in the table.
+    #[arg(long, value_name = "STORE", value_delimiter = ',', value_parser = store)]
+    only: Vec<Store>,
+}
+
+fn store(name: &str) -> Result<Store, String> {
+    let found = Store::ALL.into_iter().find(|store| store.name() == name);
+    let names = Store::ALL.map(Store::name).join(", ");
+    found.ok_or_else(|| format!("none of {names}"))
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let campaign = Campaign {
+        program: args.program,
+        stores: if args.only.is_empty() { Store::ALL.to_vec() } else { args.only },
+        time: Duration::from_secs(args.minutes * 60),
+        piece: Duration::from_secs(args.piece),
+        keep: args.keep,
+        is_told: true,
+    };
+    let ended = State::open(&args.state).and_then(|mut state| {
+        let ended = campaign.go_on(&mut state)?;
+        eprintln!("{}", leasehold_campaign::table::progress(state.runs()));
+        Ok(ended)
+    });
+    match ended {
+        Ok(Ended::Enough) => {
+            eprintln!("campaign: all that was wanted is in");
+            ExitCode::SUCCESS
+        }
+        Ok(Ended::Time) => {
+            eprintln!("campaign: the time is over; run it again to go on");
+            ExitCode::SUCCESS
+        }
+        Err(why) => {
+            eprintln!("campaign: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! The stores of the campaign, each as its documentation says to set it up.
+
+use std::any::Any;
+use std::path::Path;
+use std::time::Duration;
+
+use testbed::{Server, Setup, Version, ZooKeeperSetup};
+
+use crate::breakable::{self, Breakable};
+use crate::faults::Faults;
+
+/// A store that is tortured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "each is its name")]
+pub enum Store {
+    Memory,
+    File,
+    Sqlite,
+    Postgres,
+    MariaDb,
+    MySql,
+    Redis,
+    Valkey,
+    Sentinel,
+    Cluster,
+    Redlock,
+    ZooKeeper,
+    Etcd,
+    Memcached,
+    Nats,
+}
+
+/// A store that nobody disturbs, for as long as this is kept.
+pub(crate) struct Calm {
+    pub(crate) url: String,
+    _servers: Box<dyn Any + Send>,
+}
+
+impl Store {
+    /// All of them.
+    pub const ALL: [Self; 15] = [
+        Self::Memory,
+        Self::File,
+        Self::Redis,
+        Self::Valkey,
+        Self::Sqlite,
+        Self::Postgres,
+        Self::MariaDb,
+        Self::MySql,
+        Self::Sentinel,
+        Self::Cluster,
+        Self::Redlock,
+        Self::ZooKeeper,
+        Self::Etcd,
+        Self::Memcached,
+        Self::Nats,
+    ];
+
+    /// What the table calls it: its URL's scheme, where that says enough.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::File => "file",
+            Self::Sqlite => "sqlite",
+            Self::Postgres => "postgres",
+            Self::MariaDb => "mysql (MariaDB)",
+            Self::MySql => "mysql (MySQL)",
+            Self::Redis => "redis",
+            Self::Valkey => "redis (Valkey)",
+            Self::Sentinel => "redis+sentinel",
+            Self::Cluster => "redis+cluster",
+            Self::Redlock => "redlock",
+            Self::ZooKeeper => "zookeeper",
+            Self::Etcd => "etcd",
+            Self::Memcached => "memcached",
+            Self::Nats => "nats",
+        }
+    }
+
+    /// What it runs on, where there are versions of that to be chosen from.
+    fn server(self) -> Option<Server> {
+        Some(match self {
+            Self::Memory | Self::File | Self::Sqlite | Self::Memcached => return None,
+            Self::Postgres => Server::Postgres,
+            Self::MariaDb => Server::MariaDb,
+            Self::MySql => Server::MySql,
+            Self::Redis | Self::Sentinel | Self::Cluster | Self::Redlock => Server::Redis,
+            Self::Valkey => Server::Valkey,
+            Self::ZooKeeper => Server::ZooKeeper,
+            Self::Etcd => Server::Etcd,
+            Self::Nats => Server::Nats,
+        })
+    }
+
+    /// The versions of it that are on this machine. `Newest` where there is only one to be had.
+    pub(crate) fn versions(self) -> Vec<Version> {
+        let Some(server) = self.server() else { return vec![Version::Newest] };
+        let both = [Version::Oldest, Version::Newest];
+        both.into_iter().filter(|version| server.exists(*version)).collect()
+    }
+
+    /// The server with its version, for the table; nothing where there is none.
+    pub(crate) fn server_name(self, version: Version) -> String {
+        match self.server() {
+            Some(server) => format!("{} {}", server.name(), server.version(version)),
+            None if self == Self::Memcached => {
+                let told = testbed::Memcached::start().say("version").concat();
+                told.replace("VERSION", "memcached")
+            }
+            None => String::new(),
+        }
+    }
+
+    /// What can be done to its clients and servers.
+    pub(crate) fn faults(self) -> &'static [Faults] {
+        use Faults::{All, Cut, Kill, Pause, Servers};
+        match self {
+            Self::Memory => &[All, Pause, Kill, Cut],
+            Self::File | Self::Sqlite => &[All, Pause, Kill],
+            // Whose URLs name what is found out from others: a relay would not be in the way.
+            Self::Sentinel | Self::Cluster => &[All, Servers, Pause, Kill],
+            _ => &[All, Servers, Pause, Kill, Cut],
+        }
+    }
+
+    /// Whether it is so fast that the operations of the campaign are mostly done on it.
+    pub(crate) fn is_fast(self) -> bool {
+        matches!(self, Self::Memory | Self::File | Self::Redis | Self::Valkey)
+    }
+
+    /// The processes of a run on it, and the locks of each kind. Few of both on slow stores: what stands still
+    /// there for a moment is to cost no leases; and databases have only so many connections.
+    pub(crate) fn size(self) -> (u32, u32) {
+        match self {
+            _ if self.is_fast() => (64, 300),
+            Self::Sqlite => (8, 4),
+            Self::Postgres | Self::MariaDb | Self::MySql => (12, 10),
+            _ => (24, 20),
+        }
+    }
+
+    /// How long a run on it takes, where a piece takes so long. Fast stores carry the operations: more of the
+    /// time is theirs, but not so much that what happened would no longer fit into memory. And servers
+    /// are disturbed only after the store had the time to recover from what was before.
+    pub(crate) fn time(self, faults: Faults, piece: Duration) -> Duration {
+        let least = match (faults, self) {
+            (Faults::Servers, Self::Sentinel | Self::ZooKeeper | Self::Memcached) => 50,
+            (Faults::Servers, Self::Cluster | Self::Etcd) => 40,
+            (Faults::Servers, Self::Nats) => 80,
+            (Faults::Servers, _) => 15,
+            _ => 1,
+        };
+        let least = Duration::from_secs(least).max(piece);
+        match self.is_fast() {
+            true => (piece * 4).min(Duration::from_secs(120)).max(least),
+            false => least,
+        }
+    }
+
+    /// What torture's `--lease` is to be, where that is not what torture takes by itself.
+    pub(crate) fn lease(self, faults: Faults) -> Option<&'static str> {
+        (self == Self::Etcd && faults == Faults::Servers).then_some("2s")
+    }
+
+    /// With servers that nobody disturbs; files in `directory`.
+    pub(crate) fn calm(self, version: Version, directory: &Path) -> Calm {
+        // Nobody kills them, so they need not wait for a disk; and a busy machine is no fail-over.
+        let setup = setup(version).fast();
+        let file = |scheme: &str, name| format!("{scheme}:{}", directory.join(name).display());
+        let keep = |url: String, servers: Box<dyn Any + Send>| Calm { url, _servers: servers };
+        match self {
+            Self::Memory => keep("memory:".into(), Box::new(())),
+            Self::File => keep(file("file", "locks"), Box::new(())),
+            Self::Sqlite => keep(file("sqlite", "db"), Box::new(())),
+            Self::Postgres => {
+                let server = testbed::Postgres::with(setup);
+                keep(server.database(), Box::new(server))
+            }
+            Self::MariaDb => {
+                let server = testbed::MariaDb::with(setup);
+                keep(server.database(), Box::new(server))
+            }
+            Self::MySql => {
+                let server = testbed::MySql::with(setup);
+                keep(server.database(), Box::new(server))
+            }
+            Self::Redis => {
+                let server = testbed::Redis::with(setup);
+                keep(server.url(), Box::new(server))
+            }
+            Self::Valkey => {
+                let server = testbed::Redis::with(Setup::valkey().fast());
+                keep(server.url(), Box::new(server))
+            }
+            Self::Sentinel => {
+                let servers = testbed::Sentinel::unbroken_with(1, setup);
+                keep(servers.url(), Box::new(servers))
+            }
+            Self::Cluster => {
+                let servers = testbed::Cluster::unbroken_with(3, 0, setup);
+                keep(servers.url(), Box::new(servers))
+            }
+            Self::Redlock => {
+                let servers = testbed::Redlock::with(5, setup);
+                let url = servers.url() + "?restart_delay_ms=0&node_timeout_ms=500";
+                keep(url, Box::new(servers))
+            }
+            Self::ZooKeeper => {
+                let server = testbed::ZooKeeper::with(&ZooKeeperSetup::new().version(version));
+                keep(format!("{}?session=1s", server.url()), Box::new(server))
+            }
+            Self::Etcd => {
+                let server = testbed::Etcd::with(setup, 1);
+                keep(server.url(), Box::new(server))
+            }
+            Self::Memcached => {
+                let server = testbed::Memcached::start();
+                let url = server.url() + "?restart_delay_ms=0&session_ms=1000";
+                keep(url, Box::new(server))
+            }
+            Self::Nats => {
+                let server = testbed::Nats::start();
+                keep(server.url() + "/?session_ms=1000", Box::new(server))
+            }
+        }
+    }
+
+    /// With servers that are disturbed. `None`: it has none.
+    pub(crate) fn breakable(self, version: Version) -> Option<Breakable> {
+        let setup = setup(version);
+        Some(match self {
+            Self::Memory | Self::File | Self::Sqlite => return None,
+            Self::Postgres => breakable::postgres(setup),
+            Self::MariaDb => breakable::mariadb(setup),
+            Self::MySql => breakable::mysql(setup),
+            Self::Redis => breakable::redis(setup),
+            Self::Valkey => breakable::redis(Setup::valkey()),
+            Self::Sentinel => breakable::sentinel(setup),
+            Self::Cluster => breakable::cluster(setup),
+            Self::Redlock => breakable::redlock(setup),
+            Self::ZooKeeper => breakable::zookeeper(&ZooKeeperSetup::new().version(version)),
+            Self::Etcd => breakable::etcd(setup),
+            Self::Memcached => breakable::memcached(Setup::new()),
+            Self::Nats => breakable::nats(),
+        })
+    }
+
+    /// What is done to the clients while servers are disturbed. In SQL no pauses, which last long where
+    /// a row is locked as they begin.
+    pub(crate) fn beside_servers(self) -> &'static str {
+        match self {
+            Self::Postgres | Self::MariaDb | Self::MySql => "kill",
+            _ => "pause,kill",
+        }
+    }
+}
+
+fn setup(version: Version) -> Setup {
+    match version {
+        Version::Oldest => Setup::oldest(),
+        Version::Newest => Setup::newest(),
+    }
+}

@@ -1,0 +1,82 @@
+//! The campaign of many runs of torture: that it remembers what it did, and goes on from there.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::path::Path;
+use std::time::Duration;
+
+use leasehold_campaign::{Campaign, Ended, Outcome, Run, State, Store, pieces, read, table};
+
+const STORES: [Store; 2] = [Store::Memory, Store::File];
+
+/// Goes on until no more piece, which takes four seconds on stores that are as fast as these, fits into six.
+fn go_on(state: &Path) -> Vec<Run> {
+    let campaign = Campaign {
+        program: env!("CARGO_BIN_EXE_leasehold").into(),
+        stores: STORES.to_vec(),
+        time: Duration::from_secs(6),
+        piece: Duration::from_secs(1),
+        keep: state.with_file_name("kept"),
+        is_told: false,
+    };
+    let mut state_of_it = State::open(state).unwrap();
+    let other = State::open(state).map(|_| ()).unwrap_err();
+    assert!(other.contains("another campaign"), "{other}");
+    assert_eq!(campaign.go_on(&mut state_of_it), Ok(Ended::Time));
+    read(&std::fs::read_to_string(state).unwrap()).unwrap()
+}
+
+#[test]
+fn a_campaign_goes_on_where_it_stopped() {
+    let directory = tempfile::tempdir().unwrap();
+    let state = directory.path().join("runs.jsonl");
+    let first = go_on(&state);
+    assert!(!first.is_empty());
+    // A machine that died in the middle of a line.
+    let mut file = OpenOptions::new().append(true).open(&state).unwrap();
+    file.write_all(br#"{"run":99,"at":"20"#).unwrap();
+    let all = go_on(&state);
+    assert!(all.len() > first.len(), "{} runs, and then {}", first.len(), all.len());
+    assert_eq!(all[..first.len()], first);
+    // Each piece once, in their order, and then from the first again.
+    for (run, piece) in all.iter().zip(pieces(&STORES).iter().cycle()) {
+        let what = (run.store.as_str(), run.faults.as_str());
+        assert_eq!(what, (piece.store.name(), piece.faults.to_string().as_str()));
+        // In four seconds of a busy machine, not all is seen that must be seen; but nothing is broken.
+        assert!(matches!(run.outcome, Outcome::Fine | Outcome::Void), "{run:?}");
+        assert!(run.operations > 0 && !run.promises.is_empty(), "{run:?}");
+    }
+    let kept = std::fs::read_dir(directory.path().join("kept")).unwrap().count();
+    assert_eq!(kept, 0, "histories are kept of runs that broke something");
+    let operations: u64 = all.iter().map(|run| run.operations).sum();
+    let page = table::tables(&all);
+    assert!(page.contains("| `memory` | – |"), "{page}");
+    let told: String = page
+        .split("minutes of torture: ")
+        .nth(1)
+        .unwrap()
+        .chars()
+        .take_while(|c| c.is_ascii_digit() || *c == ',')
+        .filter(char::is_ascii_digit)
+        .collect();
+    assert_eq!(told, operations.to_string(), "{page}");
+}
+
+#[test]
+fn a_run_that_cannot_be_held_is_told_and_is_not_the_end() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut state = State::open(&directory.path().join("runs.jsonl")).unwrap();
+    let campaign = Campaign {
+        program: "/bin/false".into(),
+        stores: vec![Store::Memory],
+        time: Duration::from_millis(4_050),
+        piece: Duration::from_secs(1),
+        keep: directory.path().join("kept"),
+        is_told: false,
+    };
+    assert_eq!(campaign.go_on(&mut state), Ok(Ended::Time));
+    let [first, ..] = state.runs() else { panic!("there was time for one") };
+    assert_eq!(first.outcome, Outcome::Failed);
+    assert!(first.notes[0].contains("without a report"), "{first:?}");
+    assert!(table::tables(state.runs()).contains("not held"));
+}
