@@ -23,10 +23,14 @@ mod aging;
 mod bucket;
 mod dates;
 mod fault;
+pub mod fence;
 mod framed;
 mod link;
 mod proof;
 mod url;
+
+#[doc(no_inline)]
+pub use object_store;
 
 use std::borrow::Cow;
 use std::sync::Arc;

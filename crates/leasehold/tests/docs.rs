@@ -48,7 +48,7 @@ const BELOW: &str = "
 | answer | what it means | what to do |
 |---|---|---|
 | one holder | mutual exclusion holds through this | nothing |
-| tokens needed | two may believe for a while that they hold; later holders have greater tokens | let the resource refuse smaller tokens than it has seen, in the same step as the write (`fence::sql`, `fence::redis`, `fence::http`, or your own; with etcd `guard.etcd_compare()`, with ZooKeeper `guard.zookeeper_node()`); before a step that cannot be undone, `guard.ensure(min)` |
+| tokens needed | two may believe for a while that they hold; later holders have greater tokens | let the resource refuse smaller tokens than it has seen, in the same step as the write (`fence::sql`, `fence::redis`, `fence::object`, `fence::http`, or your own; with etcd `guard.etcd_compare()`, with ZooKeeper `guard.zookeeper_node()`); before a step that cannot be undone, `guard.ensure(min)` |
 | UNSAFE | two may hold, and tokens may fall | do not use this store where this can happen; `require` its absence |
 | cannot happen | the store has no such fault | nothing |
 
@@ -273,9 +273,10 @@ fn the_readme_names_every_store_and_every_feature() {
     for &scheme in BUILT_IN {
         // A row may be of several.
         let start = format!("`{scheme}:");
-        let row = readme.lines().filter(|line| line.starts_with("| `")).find(|line| {
-            line.split('|').nth(1).is_some_and(|stores| stores.contains(&start))
-        });
+        let row = readme
+            .lines()
+            .filter(|line| line.starts_with("| `"))
+            .find(|line| line.split('|').nth(1).is_some_and(|stores| stores.contains(&start)));
         let row = row.unwrap_or_else(|| panic!("README.md has no row for {scheme}:"));
         let feature = if scheme == "memory" { "none".to_owned() } else { format!("`{scheme}`") };
         let named = row.split('|').nth(2).unwrap_or_default();

@@ -46,9 +46,7 @@ impl Cloud {
                 let account = parts.take("account");
                 Ok(Self::Az { account, is_emulator: yes(parts, "emulator")? })
             }
-            _ => refused(format!(
-                "no object store has the URLs of {scheme}: there are s3, gs and az"
-            )),
+            _ => refused("the URLs of object stores begin with s3, gs or az"),
         }
     }
 

@@ -1,0 +1,287 @@
+//! A fence in an object: for data in an object store, such as a table's manifest, while its lock may live
+//! anywhere.
+//!
+//! An object store can do one thing in one step: write an object if it is still what was read. So what was
+//! read must tell the greatest token that has written, and what is written is conditional on it. [`change`]
+//! does both, [`put`] where nothing depends on what was there, and [`read`] shows the token before
+//! something else is made of what is read. Each refuses a stale token, and has written nothing then.
+//!
+//! **The mark** is the object's first line, `leasehold fence 1 TOKEN`. It cannot be in the object's metadata: an
+//! `ETag` is often a sum of what is in the object alone, so that a condition would not see a mark that was
+//! raised. In the first line it makes two states of one object differ by their tags, if they are of
+//! different holders. Whoever reads the object without this module skips that line.
+//!
+//! **What is lost**: of a write whose answer is lost it is unknown whether it was done. To say it again is
+//! harmless, for the token is the same.
+
+use object_store::path::Path;
+use object_store::{
+    Attribute, Attributes, Error as Driver, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
+    UpdateVersion,
+};
+
+use leasehold_core::fence::Fence;
+use leasehold_core::{Error, ErrorKind, Result, Token};
+
+use super::fault::shown;
+
+const START: &str = "leasehold fence 1 ";
+/// So often a change is begun anew that somebody else was faster with.
+const TRIES: usize = 32;
+
+/// What is there.
+struct Seen {
+    token: Token,
+    value: Vec<u8>,
+    version: UpdateVersion,
+}
+
+/// Writes an object, if no greater token has written it: two round trips, and two more for each change that
+/// others make meanwhile.
+///
+/// # Cancel safety
+/// Dropped, it may have been written or not: as after [`ErrorKind::Unreachable`].
+///
+/// # Errors
+/// [`ErrorKind::StaleToken`] (see [`Error::stale_token`]), and nothing was written; [`ErrorKind::Corrupt`] if the
+/// object has no mark, and it stays; [`ErrorKind::Conflict`] if others were always faster. Those of
+/// [`Fence::fence`], and what the store answers; [`ErrorKind::Unreachable`] leaves open whether it was written.
+///
+/// ```
+/// # async fn example(guard: leasehold_core::Token) -> leasehold_core::Result<()> {
+/// use leasehold_cell::objects::{fence, object_store};
+/// let store = object_store::memory::InMemory::new();
+/// let manifest = "table/manifest".into();
+/// fence::put(&store, &manifest, &guard, b"[]").await?;
+/// # Ok(())
+/// # }
+/// # let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+/// # runtime.block_on(example(leasehold_core::Token::new(1).unwrap())).unwrap();
+/// ```
+pub async fn put(
+    store: &dyn ObjectStore,
+    path: &Path,
+    fence: impl Fence,
+    value: &[u8],
+) -> Result<()> {
+    change(store, path, fence, |_| Some(value.to_vec())).await.map(drop)
+}
+
+/// Changes an object: `work` is given what is there and says what is to be there, or `None` to leave it. It is
+/// asked again when somebody else has changed it meanwhile. Returns what is there then. Round trips as [`put`].
+///
+/// # Cancel safety
+/// As [`put`].
+///
+/// # Errors
+/// As [`put`].
+///
+/// ```
+/// # async fn example(guard: leasehold_core::Token) -> leasehold_core::Result<()> {
+/// use leasehold_cell::objects::{fence, object_store};
+/// let store = object_store::memory::InMemory::new();
+/// // A table's writer adds a file to its manifest: lost updates and late writers are both kept out.
+/// let files = fence::change(&store, &"table/manifest".into(), &guard, |old| {
+///     let mut files = old.unwrap_or_default().to_vec();
+///     files.extend_from_slice(b"part-1.parquet\n");
+///     Some(files)
+/// });
+/// assert_eq!(files.await?.as_deref(), Some(&b"part-1.parquet\n"[..]));
+/// # Ok(())
+/// # }
+/// # let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+/// # runtime.block_on(example(leasehold_core::Token::new(1).unwrap())).unwrap();
+/// ```
+pub async fn change(
+    store: &dyn ObjectStore,
+    path: &Path,
+    fence: impl Fence,
+    mut work: impl FnMut(Option<&[u8]>) -> Option<Vec<u8>>,
+) -> Result<Option<Vec<u8>>> {
+    for _ in 0..TRIES {
+        let token = fence.fence()?;
+        let seen = shows(store, path, token).await?;
+        let old = seen.as_ref().map(|seen| seen.value.as_slice());
+        let Some(new) = work(old) else { return Ok(seen.map(|seen| seen.value)) };
+        if write(store, path, token, &new, seen).await? {
+            return Ok(Some(new));
+        }
+    }
+    let what = "others changed the object each time before we could: try again later";
+    Err(Error::new(ErrorKind::Conflict, what).during("fence"))
+}
+
+/// Reads an object and shows it the token, before something is made of what is read: from here on no smaller
+/// token writes it. An object that is not there keeps no mark, so who makes one writes by [`change`]. One round
+/// trip if this token has been shown, two otherwise.
+///
+/// # Cancel safety
+/// As [`put`].
+///
+/// # Errors
+/// As [`put`].
+///
+/// ```
+/// # async fn example(guard: leasehold_core::Token) -> leasehold_core::Result<()> {
+/// use leasehold_cell::objects::{fence, object_store};
+/// let store = object_store::memory::InMemory::new();
+/// assert_eq!(fence::read(&store, &"table/manifest".into(), &guard).await?, None);
+/// # Ok(())
+/// # }
+/// # let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+/// # runtime.block_on(example(leasehold_core::Token::new(1).unwrap())).unwrap();
+/// ```
+pub async fn read(
+    store: &dyn ObjectStore,
+    path: &Path,
+    fence: impl Fence,
+) -> Result<Option<Vec<u8>>> {
+    for _ in 0..TRIES {
+        let token = fence.fence()?;
+        let Some(seen) = shows(store, path, token).await? else { return Ok(None) };
+        let value = seen.value.clone();
+        if seen.token == token || write(store, path, token, &value, Some(seen)).await? {
+            return Ok(Some(value));
+        }
+    }
+    let what = "others changed the object each time before we could: try again later";
+    Err(Error::new(ErrorKind::Conflict, what).during("fence"))
+}
+
+/// What is there, if its mark allows this token.
+async fn shows(store: &dyn ObjectStore, path: &Path, token: Token) -> Result<Option<Seen>> {
+    let seen = look(store, path).await?;
+    match &seen {
+        Some(seen) if seen.token > token => Err(Error::stale_fence(seen.token, token)),
+        _ => Ok(seen),
+    }
+}
+
+async fn look(store: &dyn ObjectStore, path: &Path) -> Result<Option<Seen>> {
+    let found = match store.get(path).await {
+        Ok(found) => found,
+        Err(Driver::NotFound { .. }) => return Ok(None),
+        Err(error) => return Err(explain(&error)),
+    };
+    let version =
+        UpdateVersion { e_tag: found.meta.e_tag.clone(), version: found.meta.version.clone() };
+    let object = found.bytes().await.map_err(|error| explain(&error))?;
+    let (token, value) = parsed(&object).ok_or_else(|| {
+        let what = "the object has no mark, and stays as it is: begin with one that this fence has written";
+        Error::new(ErrorKind::Corrupt, what).during("fence")
+    })?;
+    Ok(Some(Seen { token, value: value.to_vec(), version }))
+}
+
+/// Whether it was still what was seen.
+async fn write(
+    store: &dyn ObjectStore,
+    path: &Path,
+    token: Token,
+    value: &[u8],
+    seen: Option<Seen>,
+) -> Result<bool> {
+    let mode = seen.map_or(PutMode::Create, |seen| PutMode::Update(seen.version));
+    let mut object = format!("{START}{token}\n").into_bytes();
+    object.extend_from_slice(value);
+    // Who caches what everybody may read would show an old mark.
+    let attributes = Attributes::from_iter([(Attribute::CacheControl, "no-store")]);
+    let options = PutOptions { attributes, ..PutOptions::from(mode) };
+    match store.put_opts(path, object.into(), options).await {
+        Ok(_) => Ok(true),
+        Err(
+            Driver::AlreadyExists { .. } | Driver::Precondition { .. } | Driver::NotFound { .. },
+        ) => Ok(false),
+        Err(error) => Err(explain(&error)),
+    }
+}
+
+fn parsed(object: &[u8]) -> Option<(Token, &[u8])> {
+    let rest = object.strip_prefix(START.as_bytes())?;
+    // The digits of a token, and the end of the line.
+    let end = rest.iter().take(21).position(|&byte| byte == b'\n')?;
+    let digits = std::str::from_utf8(&rest[..end]).ok()?;
+    let token = Token::new(digits.parse().ok()?)?;
+    (token.to_string() == digits).then_some((token, &rest[end + 1..]))
+}
+
+fn explain(error: &Driver) -> Error {
+    let (kind, what) = match error {
+        Driver::PermissionDenied { .. } | Driver::Unauthenticated { .. } => (
+            ErrorKind::Denied,
+            "the object store does not let us: give these credentials the right to",
+        ),
+        Driver::NotImplemented { .. } | Driver::NotSupported { .. } => {
+            (ErrorKind::Config, "this object store cannot write under a condition: use another")
+        }
+        _ => (ErrorKind::Unreachable, "the object store does not answer: try again"),
+    };
+    Error::new(kind, what).during("fence").because(shown(&error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use object_store::PutPayload;
+    use object_store::memory::InMemory;
+
+    use super::*;
+
+    fn token(n: u64) -> Token {
+        Token::new(n).unwrap()
+    }
+
+    #[tokio::test]
+    async fn r35_a_stale_token_changes_no_object() {
+        let (store, path) = (InMemory::new(), Path::from("a/b"));
+        put(&store, &path, token(5), b"five").await.unwrap();
+        put(&store, &path, token(5), b"five again").await.unwrap();
+        let error = put(&store, &path, token(4), b"four").await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::StaleToken, "{error}");
+        let stale = error.stale_token().unwrap();
+        assert_eq!((stale.seen, stale.offered), (token(5), token(4)));
+        // Who reads closes the door behind it, also where what is there stays the same.
+        assert_eq!(read(&store, &path, token(7)).await.unwrap().unwrap(), b"five again");
+        let error = change(&store, &path, token(6), |_| Some(vec![])).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::StaleToken, "{error}");
+        assert_eq!(read(&store, &path, token(7)).await.unwrap().unwrap(), b"five again");
+    }
+
+    /// The late one has read before the next holder came by, and writes after it.
+    #[tokio::test]
+    async fn r35_who_read_before_the_next_holder_came_by_is_refused() {
+        let (store, path) = (InMemory::new(), Path::from("a"));
+        put(&store, &path, token(5), b"same").await.unwrap();
+        let seen = shows(&store, &path, token(5)).await.unwrap();
+        // The same value, under a greater token.
+        put(&store, &path, token(7), b"same").await.unwrap();
+        assert!(!write(&store, &path, token(5), b"late", seen).await.unwrap());
+        assert_eq!(read(&store, &path, token(7)).await.unwrap().unwrap(), b"same");
+    }
+
+    #[tokio::test]
+    async fn s90_an_object_without_a_mark_stays() {
+        let (store, path) = (InMemory::new(), Path::from("a"));
+        for foreign in
+            ["", "{}", "leasehold fence 1 x\n", "leasehold fence 1 007\n", "leasehold fence 1 7"]
+        {
+            store.put(&path, PutPayload::from(foreign.to_owned())).await.unwrap();
+            let error = put(&store, &path, token(5), b"five").await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Corrupt, "{foreign}: {error}");
+            let kept = store.get(&path).await.unwrap().bytes().await.unwrap();
+            assert_eq!(kept, foreign.as_bytes());
+        }
+    }
+
+    proptest::proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn any_object_has_a_mark_or_has_none(text in testbed::texts(&["leasehold fence 1 42\nvalue"])) {
+            if let Some((token, value)) = parsed(text.as_bytes()) {
+                let mut again = format!("{START}{token}\n").into_bytes();
+                again.extend_from_slice(value);
+                proptest::prop_assert_eq!(again, text.as_bytes());
+            }
+        }
+    }
+}
