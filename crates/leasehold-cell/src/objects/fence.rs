@@ -81,7 +81,8 @@ pub async fn put(
 /// use leasehold_cell::objects::{fence, object_store};
 /// let store = object_store::memory::InMemory::new();
 /// // A table's writer adds a file to its manifest: lost updates and late writers are both kept out.
-/// let files = fence::change(&store, &"table/manifest".into(), &guard, |old| {
+/// let manifest = "table/manifest".into();
+/// let files = fence::change(&store, &manifest, &guard, |old| {
 ///     let mut files = old.unwrap_or_default().to_vec();
 ///     files.extend_from_slice(b"part-1.parquet\n");
 ///     Some(files)
