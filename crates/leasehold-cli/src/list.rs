@@ -6,13 +6,14 @@
 use std::io::{Write, stdout};
 use std::process::ExitCode;
 
+use leasehold::Kind;
 use leasehold::store::{ClaimInfo, LockInfo, Standing};
-use leasehold::{Kind, Token};
 use serde::Serialize;
 
 use crate::args::{LsArgs, ShowArgs};
 use crate::drive::drive;
 use crate::exit::{self, Failure};
+use crate::place::Place;
 use crate::table::{aligned, clean, short};
 use crate::take::with_store;
 
@@ -67,43 +68,20 @@ struct Lock<'a> {
     store: Option<&'a str>,
     kind: Option<Kind>,
     capacity: Option<u32>,
-    claims: Vec<Claim<'a>>,
+    claims: Vec<Place<'a>>,
     /// Why nothing more is known of it.
     #[serde(skip_serializing_if = "Option::is_none")]
     unreadable: Option<&'a str>,
 }
 
-/// A place in its queue as programs see it.
-#[derive(Serialize)]
-struct Claim<'a> {
-    state: Standing,
-    host: &'a str,
-    pid: u32,
-    label: &'a str,
-    token: Option<Token>,
-    weight: u32,
-    since_seconds: f64,
-    remaining_seconds: Option<f64>,
-}
-
 impl<'a> Lock<'a> {
     fn of(info: &'a LockInfo, store: Option<&'a str>) -> Self {
-        let claims = info.claims.iter().map(|c| Claim {
-            state: c.standing,
-            host: &c.holder.host,
-            pid: c.holder.pid,
-            label: &c.holder.label,
-            token: c.token,
-            weight: c.weight,
-            since_seconds: c.since.as_secs_f64(),
-            remaining_seconds: c.remaining.map(|r| r.as_secs_f64()),
-        });
         Self {
             name: info.name.as_str(),
             store,
             kind: info.unreadable.is_none().then_some(info.kind),
             capacity: info.unreadable.is_none().then_some(info.capacity),
-            claims: claims.collect(),
+            claims: info.claims.iter().map(Place::of).collect(),
             unreadable: info.unreadable.as_deref(),
         }
     }
@@ -198,7 +176,7 @@ pub(crate) fn row(info: &LockInfo, c: &ClaimInfo) -> Vec<String> {
 mod tests {
     use std::time::Duration;
 
-    use leasehold::{Holder, Name};
+    use leasehold::{Holder, Name, Token};
 
     use super::*;
 

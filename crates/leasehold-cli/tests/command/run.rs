@@ -460,7 +460,7 @@ fn a_namespace_stands_before_all_names_and_is_handed_on() {
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{output:?}");
     assert!(said.starts_with("acme/\n") && said.contains("\"acme/x\""), "{said}");
-    // The keeper of a script's lock is asked by the same way.
+    // What holds a script's lock is asked by the same way.
     let word = |word: &str| {
         let mut command = place.leasehold(["sh"; 0]);
         command.arg(word).env("LEASEHOLD_NAMESPACE", "acme/");
