@@ -232,7 +232,7 @@ mod tests {
     #[test]
     fn a_person_sees_how_long_it_is_held() {
         let json = r#"{"time":1.0,"event":"waiting","name":"x","ahead":2,"place":2,"held_by":"x",
-            "holders":[{"state":"holding","host":"web-1","pid":7,"label":"nightly","token":5,
+            "holders":[{"state":"held","host":"web-1","pid":7,"label":"nightly","token":5,
             "weight":1,"since_seconds":12.0,"remaining_seconds":null}]}"#;
         let Said::Waiting(mut queue) = serde_json::from_str(json).unwrap() else { panic!() };
         assert_eq!(

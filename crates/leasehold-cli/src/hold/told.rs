@@ -173,7 +173,7 @@ mod tests {
         let read: serde_json::Value = serde_json::from_str(&timed(&told)).unwrap();
         assert_eq!((&read["ahead"], &read["place"]), (&3.into(), &3.into()));
         assert_eq!(read["holders"][0]["label"], "a\nb");
-        assert_eq!(read["holders"][0]["state"], "holding");
+        assert_eq!(read["holders"][0]["state"], "held");
         assert_eq!(Told::waiting("x", 3, None).words(), "waiting 3");
     }
 }

@@ -44,7 +44,7 @@ fn hold_says_what_it_holds_and_releases_when_it_is_told_to() {
     let mut third = hold(&place, &["--json", "x"]);
     let waits = told(&mut third);
     assert_eq!((&waits["event"], &waits["ahead"]), (&"waiting".into(), &2.into()), "{waits}");
-    assert_eq!((&waits["place"], &waits["holders"][0]["state"]), (&2.into(), &"holding".into()));
+    assert_eq!((&waits["place"], &waits["holders"][0]["state"]), (&2.into(), &"held".into()));
     assert_eq!(waits["holders"][0]["pid"], first.child.id(), "{waits}");
     assert_eq!(waits["holders"][0]["label"], "first", "{waits}");
     assert!(waits["held_by"].as_str().unwrap().contains(&by), "{waits}");
