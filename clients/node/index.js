@@ -42,6 +42,15 @@ class Held extends EventEmitter {
     this.state = 'waiting';
     /** How many are before it, while it waits. */
     this.ahead = null;
+    /** Who holds, or why nobody may, in words, as it was when the place in the queue last changed. */
+    this.heldBy = null;
+    /** Who holds: objects as `leasehold show --json` has them (host, pid, label, since_seconds, …). */
+    this.holders = [];
+    /**
+     * Until when it was certain as it was told last (held, at risk, recovered), a Date; it is renewed long before that.
+     * null: until it ends.
+     */
+    this.deadline = null;
     /** Why it was lost. */
     this.reason = null;
   }
@@ -76,8 +85,9 @@ class Held extends EventEmitter {
  *
  * Options, all of them optional. `store`: its URL. `wait`: for how many milliseconds; 0: not at all; without it:
  * for ever. `lease`, `maxHold`, `atLeast`, `lockDelay`: milliseconds. `shared`, `exclusive`: the sides of a
- * read-write lock. `of`, `permits`: a semaphore. `label`: what others read about this holder. `signal`: an
- * AbortSignal that ends the waiting. `command`: the program, if it is not the one in the PATH.
+ * read-write lock. `of`, `permits`: a semaphore. `label`: what others read about this holder. `onWaiting`:
+ * called with what is `Held` to be, as it stands in the queue and whenever its place changes. `signal`: an AbortSignal
+ * that ends the waiting. `command`: the program, if it is not the one in the PATH.
  */
 function lock(name, options = {}) {
   const { store, shared, exclusive, signal, command = process.env.LEASEHOLD_COMMAND ?? 'leasehold' } = options;
@@ -93,10 +103,12 @@ function lock(name, options = {}) {
   // Not among the words, which anybody on this machine can read: it may have a password.
   const env = store == null ? process.env : { ...process.env, LEASEHOLD_STORE: store };
   if (signal?.aborted) return Promise.reject(signal.reason);
-  return new Promise((resolve, reject) => follow(new Held(name), { command, words, env, signal }, resolve, reject));
+  const { onWaiting } = options;
+  const how = { command, words, env, signal, onWaiting };
+  return new Promise((resolve, reject) => follow(new Held(name), how, resolve, reject));
 }
 
-function follow(held, { command, words, env, signal }, resolve, reject) {
+function follow(held, { command, words, env, signal, onWaiting }, resolve, reject) {
   // In a session of its own: Ctrl-C is for us, who may have to clean up under the lock.
   const child = spawn(command, words, { env, stdio: ['pipe', 'pipe', 'pipe'], detached: true });
   const cannot = (error) => `cannot start ${command}: ${error.message}`;
@@ -128,6 +140,7 @@ function follow(held, { command, words, env, signal }, resolve, reject) {
       return;
     }
     hear(held, last, line, resolve);
+    if (last.event === 'waiting') onWaiting?.(held);
     if (held.state !== 'waiting') signal?.removeEventListener('abort', abort);
   });
   held._ended = new Promise((ended) => {
@@ -151,20 +164,26 @@ function follow(held, { command, words, env, signal }, resolve, reject) {
 function hear(held, told, line, resolve) {
   if (told.event === 'waiting') {
     held.ahead = told.ahead;
+    held.heldBy = told.held_by ?? null;
+    held.holders = told.holders ?? [];
   } else if (told.event === 'held') {
     held.state = 'held';
     // All its digits: a number here has 53 bits.
     held.token = BigInt(/"token":(\d+)/.exec(line)[1]);
     held.sequencer = told.sequencer;
+    held.deadline = deadline(told);
     resolve(held);
   } else if (told.event === 'at_risk' || told.event === 'recovered') {
     held.state = told.event === 'at_risk' ? 'at_risk' : 'held';
+    held.deadline = deadline(told);
     held.emit(told.event);
   } else if (told.event === 'lost') {
     // At once: it may take its time to end, where the store is silent.
     lose(held, told.reason);
   }
 }
+
+const deadline = (told) => (told.deadline == null ? null : new Date(told.deadline * 1000));
 
 function lose(held, reason) {
   if (held.lost) return;

@@ -42,6 +42,23 @@ test('it is held and given back', async (t) => {
   assert(later > first.token);
 });
 
+test('who waits learns who holds', async (t) => {
+  const store = files(t);
+  const first = await lock('x', { store, label: 'the first' });
+  assert.equal(first.deadline, null);
+  const heard = [];
+  const onWaiting = (held) => {
+    heard.push([held.state, held.ahead, held.heldBy, held.holders]);
+    first.release();
+  };
+  const second = await lock('x', { store, onWaiting });
+  await second.release();
+  const [state, ahead, heldBy, holders] = heard[0];
+  assert.deepEqual([state, ahead], ['waiting', 1]);
+  assert.match(heldBy, /\(the first\) for /);
+  assert.deepEqual(holders.map((one) => [one.label, one.pid]), [['the first', first._process.pid]]);
+});
+
 test('one after the other is inside', async (t) => {
   const store = files(t);
   let inside = 0;
@@ -108,6 +125,8 @@ test('what is said wrong is told', async (t) => {
 test('a lock that is taken away is lost', withLeases, async () => {
   const name = `node ${randomUUID()}`;
   const held = await lock(name, { lease: 2000 });
+  const left = held.deadline - Date.now();
+  assert(left > 0 && left <= 2000, `${left} ms`);
   const told = once(held, 'lost');
   assert.equal(command(['release', '--force', name]).status, 0);
   const [loss] = await told;

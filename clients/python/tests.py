@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 import unittest
+import unittest.mock
 import uuid
 
 import leasehold
@@ -51,6 +52,24 @@ class OnFiles(unittest.TestCase):
         held.release()
         with self.lock() as held:
             self.assertGreater(held.token, first)
+
+    def test_who_waits_learns_who_holds(self):
+        heard = []
+        with self.lock(label="the first") as first:
+            self.assertIsNone(first.deadline)
+
+            def on_waiting(held):
+                heard.append((held.state, held.ahead, held.held_by, held.holders))
+                first._leave()
+                raise KeyError("its own matter")
+
+            with unittest.mock.patch("threading.excepthook") as told, self.lock(on_waiting=on_waiting) as second:
+                self.assertEqual(second.state, "held")
+            self.assertEqual(told.call_count, len(heard))
+        state, ahead, held_by, holders = heard[0]
+        self.assertEqual((state, ahead), ("waiting", 1))
+        self.assertIn("(the first) for ", held_by)
+        self.assertEqual([(one["label"], one["pid"]) for one in holders], [("the first", first._process.pid)])
 
     def test_what_went_wrong_inside_is_told_and_the_lock_given_back(self):
         with self.assertRaisesRegex(ValueError, "inside"), self.lock():
@@ -214,6 +233,7 @@ class WithLeases(unittest.TestCase):
         heard = threading.Event()
         with self.assertRaisesRegex(leasehold.Lost, self.name):
             with leasehold.lock(self.name, lease=2, on_lost=lambda held: heard.set()) as held:
+                self.assertTrue(0 < held.deadline - time.time() <= 2)
                 self.assertEqual(command("release", "--force", self.name).returncode, 0)
                 self.assertTrue(held.lost.wait(60))
                 self.assertEqual(held.state, "lost")

@@ -27,6 +27,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import sysconfig
 import threading
 
@@ -69,8 +70,9 @@ class Lock:
     ``store``: its URL. ``wait``: for how many seconds; None: for ever; 0: not at all. ``lease``: for how many
     seconds it stays taken if this machine dies. ``max_hold``, ``at_least``, ``lock_delay``: seconds.
     ``shared`` and ``exclusive``: the sides of a read-write lock. ``of`` and ``permits``: a semaphore. ``label``:
-    what others read about this holder. ``on_lost``: called, in a thread of the lock's, when it is lost.
-    ``command``: the program, if it is not the one that came with this package or is in the PATH.
+    what others read about this holder. ``on_waiting``: called with the :class:`Held`, in a thread of the lock's, as it
+    stands in the queue and whenever its place changes. ``on_lost``: called so when it is lost. ``command``: the
+    program, if it is not the one that came with this package or is in the PATH.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Lock:
         of=None,
         permits=None,
         label=None,
+        on_waiting=None,
         on_lost=None,
         command=None,
     ):
@@ -102,6 +105,7 @@ class Lock:
         self._words = [command or _command(), "hold", "--json", *words, "--", name]
         # Not among the words, which anybody on this machine can read: it may have a password.
         self._environment = {**os.environ, **({"LEASEHOLD_STORE": store} if store is not None else {})}
+        self._on_waiting = on_waiting
         self._on_lost = on_lost
         # What was entered and not left: by whoever leaves in another context than it entered in.
         self._entries = []
@@ -126,7 +130,7 @@ class Lock:
             raise
 
     def _start(self):
-        return Held(self.name, self._words, self._environment, self._on_lost)
+        return Held(self.name, self._words, self._environment, self._on_waiting, self._on_lost)
 
     def __enter__(self):
         return self._entered(self.acquire())
@@ -173,7 +177,7 @@ _ENTERED = contextvars.ContextVar("leasehold", default=())
 class Held:
     """A lock that is held, until it is released or lost."""
 
-    def __init__(self, name, words, environment, on_lost):
+    def __init__(self, name, words, environment, on_waiting, on_lost):
         self.name = name
         #: The fencing token: it rises from holder to holder.
         self.token = None
@@ -183,10 +187,18 @@ class Held:
         self.state = "waiting"
         #: How many are before it, while it waits.
         self.ahead = None
+        #: Who holds, or why nobody may, in words, as it was when the place in the queue last changed.
+        self.held_by = None
+        #: Who holds: dictionaries as ``leasehold show --json`` has them (host, pid, label, token, since_seconds, …).
+        self.holders = []
+        #: Until when it was certain as it was told last (``held``, ``at_risk``, ``recovered``), in seconds since 1970; it is
+        #: renewed long before that. None: until it ends.
+        self.deadline = None
         #: Set when the lock is not held any more, though nobody released it.
         self.lost = threading.Event()
         #: Why it was lost.
         self.reason = None
+        self._on_waiting = on_waiting
         self._on_lost = on_lost
         self._granted = concurrent.futures.Future()
         self._ended = concurrent.futures.Future()
@@ -270,14 +282,18 @@ class Held:
     def _hear(self, told):
         event = told["event"]
         if event == "waiting":
-            self.ahead = told["ahead"]
+            self.ahead, self.held_by, self.holders = told["ahead"], told.get("held_by"), told.get("holders", [])
+            if self._on_waiting:
+                _call(self._on_waiting, self)
         elif event == "held":
             self.token, self.sequencer, self.state = told["token"], told["sequencer"], "held"
+            self.deadline = told.get("deadline")
             # Whoever waited may be gone: then stdin is closed already, and it is given back.
             if self._granted.set_running_or_notify_cancel():
                 self._granted.set_result(self)
         elif event in ("at_risk", "recovered") and self.state != "lost":
             self.state = "at_risk" if event == "at_risk" else "held"
+            self.deadline = told.get("deadline")
         elif event == "lost":
             # At once: it may take its time to end, where the store is silent.
             self._lose(told["reason"])
@@ -303,10 +319,18 @@ class Held:
         self.lost.set()
         self._ended.set_exception(self._loss())
         if self._on_lost and not self._leaving:
-            self._on_lost(self)
+            _call(self._on_lost, self)
 
     def __repr__(self):
         return f"<leasehold.Held {self.name!r} {self.state} token={self.token}>"
+
+
+def _call(told, held):
+    """What goes wrong there is told as of any thread, and no word of the command's."""
+    try:
+        told(held)
+    except Exception:
+        threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
 
 
 def _command():

@@ -1,53 +1,55 @@
 //! `leasehold acquire`: a lock around a section of a shell script.
 //!
 //! A claim belongs to the process that made it, and this process ends before the section begins. So
-//! it starts a [keeper](crate::keeper) in the background, which takes the lock, holds and renews it
-//! until it is released or the calling [shell](crate::shell) is gone. We wait for the keeper's word,
-//! print the token, and only then tell the keeper that the lock was delivered: if we die before
-//! that, the keeper sees the pipe close and gives the lock back. No lock is held that nobody knows
-//! of.
+//! it starts a [`leasehold hold`](crate::hold) in the background, bound to the [process](crate::process) that the lock
+//! is for, and listens to it until the lock is held. We print the token, and only then tell it to stay: if we die before
+//! that, it sees the pipe close and gives the lock back. No lock is held that nobody knows of.
+//!
+//! The process may end, and its number become another's, before the hold looks at it. So after it has looked (it holds)
+//! we look whether the one that we mean is still there: then it was there all the time.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::BorrowedFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode, Stdio};
-use std::time::Duration;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
 
+use leasehold::Holder;
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use serde::Deserialize;
 
 use crate::args::{AcquireArgs, TakeArgs};
-use crate::events::{Event, Events, Style};
+use crate::events::{Events, Style};
 use crate::exit::{Failure, SYSTEM};
+use crate::hold::STAY;
 use crate::inherited;
-use crate::keeper::DELIVERED;
-use crate::shell::Process;
+use crate::process::Process;
+use crate::take::held_by_these;
 
-pub(crate) fn main(args: AcquireArgs) -> ExitCode {
-    match acquire(&args) {
+/// How often what a person sees of the queue is shown anew.
+const EACH: Duration = Duration::from_secs(1);
+
+pub(crate) fn main(args: &AcquireArgs) -> ExitCode {
+    match acquire(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }
 }
 
 fn acquire(args: &AcquireArgs) -> Result<(), Failure> {
-    let shell = match args.pid {
-        Some(pid) => Process::with_pid(pid)?,
-        None => Process::calling_shell()?,
-    };
+    let whose = || args.pid.map_or_else(Process::reader, Process::with_pid);
+    let process = whose()?;
     if inherited::stdout_closed() {
         return Err(Failure::system("the token cannot be printed", "stdout is closed"));
     }
-    let refused = |e: std::io::Error| Failure::system("cannot start the keeper of the lock", e);
-    let events = Events::new(Style::Quiet);
+    let refused = |e: std::io::Error| Failure::system("cannot start leasehold hold", e);
     keep_descriptors_to_ourselves();
-    let mut keeper = Command::new("/proc/self/exe");
-    keeper
-        .arg0("leasehold")
-        .arg("keep")
-        .arg(format!("--pid={}", shell.pid))
-        .arg(format!("--started={}", shell.started))
-        .args(events.shows_progress().then_some("--progress"))
+    let mut hold = Command::new("/proc/self/exe");
+    hold.arg0("leasehold")
+        .args(["hold", "--json"])
+        .arg(format!("--pid={}", process.pid))
         .args(words(&args.take, &args.name))
         .envs(args.take.store.environment())
         .current_dir("/")
@@ -55,44 +57,115 @@ fn acquire(args: &AcquireArgs) -> Result<(), Failure> {
         .stdout(Stdio::piped())
         .stderr(Stdio::null());
     // SAFETY: setsid is a system call and async-signal-safe.
-    unsafe { keeper.pre_exec(|| nix::unistd::setsid().map(drop).map_err(Into::into)) };
-    let mut keeper = keeper.spawn().map_err(refused)?;
-    let (Some(mut order), Some(report)) = (keeper.stdin.take(), keeper.stdout.take()) else {
-        return Err(Failure::new(SYSTEM, "cannot talk to the keeper of the lock"));
+    unsafe { hold.pre_exec(|| nix::unistd::setsid().map(drop).map_err(Into::into)) };
+    let mut hold = hold.spawn().map_err(refused)?;
+    let (Some(mut order), Some(said)) = (hold.stdin.take(), hold.stdout.take()) else {
+        return Err(Failure::new(SYSTEM, "cannot talk to leasehold hold"));
     };
-    let outcome = outcome(BufReader::new(report), &events);
-    events.finish();
-    let token = outcome?;
+    let token = outcome(args, lines(BufReader::new(said)))?;
     // A shell that starts the parts of a pipeline has both ends of it for a moment, in which we may
     // have looked: by now it reads what we write, or does not.
-    if let (None, Err(refused)) = (args.pid, Process::calling_shell()) {
-        // Nobody was told of the lock, so the keeper gives it back.
+    let still = whose().and_then(|now| {
+        let gone =
+            || Failure::system("nothing is held", format!("process {} is gone", process.pid));
+        if now == process { Ok(()) } else { Err(gone()) }
+    });
+    if let Err(refused) = still {
+        // Nobody was told of the lock, so it is given back.
         drop(order);
-        let _ = keeper.wait();
+        let _ = hold.wait();
         return Err(refused);
     }
     writeln!(std::io::stdout(), "{token}")
         .and_then(|()| std::io::stdout().flush())
         .map_err(|e| Failure::system("the lock was given back: cannot print its token", e))?;
-    order.write_all(DELIVERED).map_err(refused)
+    writeln!(order, "{STAY}").map_err(|e| Failure::system("the lock is not held any more", e))
 }
 
-/// Listens to the keeper until it has the lock, or has not.
-fn outcome(report: impl BufRead, events: &Events) -> Result<u64, Failure> {
-    for line in report.lines().map_while(Result::ok) {
-        match serde_json::from_str(&line) {
-            Ok(Event::Progress { line }) => events.progress(line),
-            Ok(Event::Acquired { token, .. }) => return Ok(token),
-            Ok(Event::Failed { code, message, silent }) => {
+/// What the hold says, as far as it matters here.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+enum Said {
+    Waiting(Queue),
+    Held {
+        token: u64,
+    },
+    Failed {
+        code: u8,
+        message: String,
+    },
+    #[serde(other)]
+    Other,
+}
+
+/// How it stands in the queue.
+#[derive(Debug, Deserialize)]
+struct Queue {
+    ahead: usize,
+    place: Option<usize>,
+    held_by: Option<String>,
+    holders: Vec<Held>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Held {
+    #[serde(flatten)]
+    holder: Holder,
+    since_seconds: f64,
+}
+
+impl Queue {
+    /// For a person, so long after it was said.
+    fn line(&self, name: &str, age: Duration) -> String {
+        let by = match &self.holders[..] {
+            [] => self.held_by.clone(),
+            [first, others @ ..] => {
+                let since = Duration::try_from_secs_f64(first.since_seconds).unwrap_or_default();
+                Some(held_by_these(&first.holder, since + age, others.len()))
+            }
+        };
+        let by = by.map_or(String::new(), |by| format!(": {by}"));
+        let place = self.place.unwrap_or(self.ahead + 1);
+        format!("waiting for {name:?}{by}; place {place} of the queue")
+    }
+}
+
+/// The lines as they come: a thread reads, so that meanwhile the time that is shown goes on.
+fn lines(said: impl BufRead + Send + 'static) -> Receiver<Said> {
+    let (tell, heard) = channel();
+    std::thread::spawn(move || {
+        let lines = said.lines().map_while(Result::ok);
+        let known = lines.filter_map(|line| serde_json::from_str(&line).ok());
+        known.for_each(|said| _ = tell.send(said));
+    });
+    heard
+}
+
+/// Listens until the lock is held, or is not to be had.
+#[allow(clippy::needless_pass_by_value, reason = "who listens owns the end")]
+fn outcome(args: &AcquireArgs, said: Receiver<Said>) -> Result<u64, Failure> {
+    let events = Events::new(Style::Quiet);
+    let mut queue: Option<(Queue, Instant)> = None;
+    loop {
+        if let Some((queue, told)) = &queue {
+            events.progress(queue.line(&args.name, told.elapsed()));
+        }
+        match said.recv_timeout(EACH) {
+            Ok(Said::Waiting(now)) => queue = Some((now, Instant::now())),
+            Ok(Said::Held { token }) => return Ok(token),
+            Ok(Said::Failed { code, message }) => {
+                let silent = args.take.quiet && code == args.take.conflict_code();
                 return Err(Failure { code, message, silent });
             }
-            _ => {}
+            Ok(Said::Other) | Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(Failure::new(SYSTEM, "leasehold hold died; nothing is held"));
+            }
         }
     }
-    Err(Failure::new(SYSTEM, "the keeper of the lock died; nothing is held"))
 }
 
-/// The same options, for the keeper. The store's URL is not among them: it may hold a password, and
+/// The same options, for the hold. The store's URL is not among them: it may hold a password, and
 /// command lines are for all to read.
 fn words(take: &TakeArgs, name: &str) -> Vec<OsString> {
     let mut words: Vec<OsString> = Vec::new();
@@ -119,7 +192,7 @@ fn words(take: &TakeArgs, name: &str) -> Vec<OsString> {
     words
 }
 
-/// The keeper outlives us: a pipe of the caller's that it kept open would keep the caller's reader
+/// The hold outlives us: a pipe of the caller's that it kept open would keep the caller's reader
 /// waiting. So nothing but its own stdin, stdout and stderr goes with it.
 fn keep_descriptors_to_ourselves() {
     let open = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
@@ -140,19 +213,37 @@ mod tests {
     use crate::args::{Args, Command};
 
     #[test]
-    fn the_keeper_is_told_what_we_were_told() {
+    fn the_hold_is_told_what_we_were_told() {
         let said = "leasehold acquire --wait 1500ms --of 3 --permits 2 --lease 7s --max-hold 1m \
                     --at-least 3s --lock-delay 4s --retry-store 5s --label=--x -q -E 9 -- -name";
         let Command::Acquire(said) = Args::parse_from(said.split_whitespace()).command else {
             panic!("not acquire");
         };
-        let keep = ["leasehold", "keep", "--pid=1", "--started=2"].map(OsString::from);
-        let Command::Keep(told) =
-            Args::parse_from(keep.into_iter().chain(words(&said.take, &said.name))).command
+        let hold = ["leasehold", "hold", "--json", "--pid=1"].map(OsString::from);
+        let Command::Hold(told) =
+            Args::parse_from(hold.into_iter().chain(words(&said.take, &said.name))).command
         else {
-            panic!("not keep");
+            panic!("not hold");
         };
         assert_eq!(format!("{:?}", told.take), format!("{:?}", said.take));
         assert_eq!(told.name, "-name");
+    }
+
+    #[test]
+    fn a_person_sees_how_long_it_is_held() {
+        let json = r#"{"time":1.0,"event":"waiting","name":"x","ahead":2,"place":2,"held_by":"x",
+            "holders":[{"state":"held","host":"web-1","pid":7,"label":"nightly","token":5,
+            "weight":1,"since_seconds":12.0,"remaining_seconds":null}]}"#;
+        let Said::Waiting(mut queue) = serde_json::from_str(json).unwrap() else { panic!() };
+        assert_eq!(
+            queue.line("x", Duration::from_secs(3)),
+            "waiting for \"x\": held by web-1 pid 7 (nightly) for 15s; place 2 of the queue"
+        );
+        queue.holders.clear();
+        queue.held_by = Some("closed for 8h 0m more by db-1: moved".to_owned());
+        assert_eq!(
+            queue.line("x", Duration::ZERO),
+            "waiting for \"x\": closed for 8h 0m more by db-1: moved; place 2 of the queue"
+        );
     }
 }

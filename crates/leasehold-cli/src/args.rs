@@ -83,9 +83,6 @@ pub(crate) enum Command {
     /// Fights in `torture`
     #[command(name = leasehold_torture::WORKER, hide = true)]
     TortureWorker,
-    /// Holds a lock for `acquire`
-    #[command(hide = true)]
-    Keep(KeepArgs),
     /// Ends a command whose `leasehold` is gone
     #[command(hide = true)]
     Watchdog(WatchdogArgs),
@@ -139,7 +136,7 @@ pub(crate) enum Tables {
 pub(crate) struct AcquireArgs {
     #[command(flatten)]
     pub(crate) take: TakeArgs,
-    /// The process whose end releases the lock [default: the shell that reads the token]
+    /// The process whose end releases the lock [default: the one that reads the token]
     #[arg(long, value_parser = clap::value_parser!(i32).range(1..))]
     pub(crate) pid: Option<i32>,
     /// Name of the lock: 1 to 512 bytes of UTF-8 without control characters
@@ -152,10 +149,12 @@ Example:
   ./deploy.sh \"$T\"
   leasehold release deploy --token \"$T\"
 
-A keeper in the background holds and renews the lock until it is released or the calling shell is
-gone, however it ended. `release` exits with 74 if the lock was lost meanwhile. That shell is the
-one that reads the token, as in $(…), whatever runs in between; in a pipeline there is none, and
-without --pid $$ nothing is taken (2). Exit codes as in `leasehold run`.
+A `leasehold hold` in the background holds and renews the lock until it is released or the process
+of --pid is gone, however it ended. Without --pid that is the one that reads the token, as the shell in
+$(…) does, whatever runs in between: the nearest process above this one that has the other end of its
+stdout, in the same session. It has to last for as long as the lock is needed. Where there is none (a
+pipeline, a file, `ssh`, `sudo` with a terminal of its own) nothing is taken (2): say --pid $$.
+`release` exits with 74 if the lock was lost meanwhile. Exit codes as in `leasehold run`.
 
 Nothing stops the script when the lock is lost (where the store works with leases): a script that
 must be stopped is better run by `leasehold run`.";
@@ -168,6 +167,9 @@ pub(crate) struct HoldArgs {
     /// Say it as one JSON object per line
     #[arg(long)]
     pub(crate) json: bool,
+    /// The process whose end releases the lock [default: whoever reads what is said]
+    #[arg(long, value_parser = clap::value_parser!(i32).range(1..))]
+    pub(crate) pid: Option<i32>,
     /// Name of the lock: 1 to 512 bytes of UTF-8 without control characters
     pub(crate) name: String,
 }
@@ -181,19 +183,22 @@ Example, in bash:
   exec {lock}<&-                                      # nobody reads any more: released
 
 It says on stdout, each on a line:
-  waiting N               it stands in the queue, N before it
-  held TOKEN SEQUENCER S  the lock is yours; renewed again and again, certain for S seconds
-  at_risk S               it could not be renewed in time: certain for S seconds more
-  recovered S             it was renewed after all
-  lost REASON             the lock may be another's by now; the last line
-  released TOKEN          the last line
-  failed CODE MESSAGE     nothing is held; the last line
-With --json these are objects with \"event\", \"time\" (seconds since 1970) and the same values by name.
+  waiting N WHO             it stands in the queue, N before it; who holds, or why nobody may
+  held TOKEN SEQUENCER S T  the lock is yours; renewed again and again, certain for S seconds, until T
+  at_risk S T               it could not be renewed in time: certain for S seconds more
+  recovered S T             it was renewed after all
+  lost REASON               the lock may be another's by now; the last line
+  released TOKEN            the last line
+  failed CODE MESSAGE       nothing is held; the last line
+T is the time of day in seconds since 1970; S and T are left out where a hold needs no renewal. With
+--json these are objects with \"event\", \"time\" (seconds since 1970) and the same values by name
+(remaining_seconds and deadline are S and T), and `waiting` has holders as `show --json` has them.
 
 It holds until `release` is written to its stdin, or that ends (where it is a pipe or a socket:
 another stdin is not touched), or nobody reads its stdout, or a signal ends it: a caller that dies
 gives the lock back. If its stdout ends without a last line, it was killed, and the lock is not
-certain any more.
+certain any more. With --pid that process's end takes the place of its reader's, `leasehold release
+--token` ends it, too, and after `stay` was written to its stdin the end of that means nothing.
 
 Nothing stops the caller when the lock is lost: it has to read. Exit codes as in `leasehold run`; 74
 if the lock was lost.";
@@ -430,23 +435,6 @@ place (--at-least, --once-per, --lock-delay).
 
 Exit codes: 0 somebody holds the lock, waits for it or has departed; 1 it is free; 2 bad usage; 69
 the store cannot be reached, or there is none.";
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct KeepArgs {
-    #[command(flatten)]
-    pub(crate) take: TakeArgs,
-    /// The process whose end releases the lock …
-    #[arg(long)]
-    pub(crate) pid: i32,
-    /// … and when it was started, so that no other of that number is taken for it
-    #[arg(long)]
-    pub(crate) started: u64,
-    /// Report the queue too: somebody watches
-    #[arg(long)]
-    pub(crate) progress: bool,
-    /// Name of the lock: 1 to 512 bytes of UTF-8 without control characters
-    pub(crate) name: String,
-}
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct WatchdogArgs {

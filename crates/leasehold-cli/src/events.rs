@@ -10,20 +10,18 @@ use std::thread::JoinHandle;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use leasehold::kit::locked;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 /// One thing that happened. Its JSON form is documented by its fields, and only grows.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(crate) enum Event {
     /// The store that is used.
     Store { store: String },
     /// We stand in the queue; `ahead` counts those before us, holders included.
     Waiting { name: String, ahead: usize },
-    /// The line about the queue changed (between `acquire` and its keeper only).
-    Progress { line: String },
     /// The lock is held.
-    Acquired { name: String, token: u64, waited_seconds: f64 },
+    Held { name: String, token: u64, waited_seconds: f64 },
     /// A leasehold above us holds the lock: CMD runs under that hold.
     Reentered { name: String, token: u64, pid: u32 },
     /// CMD runs.
@@ -51,7 +49,7 @@ pub(crate) enum Event {
     Failed {
         code: u8,
         message: String,
-        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
         silent: bool,
     },
 }
@@ -67,9 +65,8 @@ impl Event {
         match self {
             Self::Store { store } => format!("store {}", store.escape_debug()),
             Self::Waiting { name, ahead } => format!("waiting for {name:?}, {ahead} before us"),
-            Self::Progress { line } => plain(line),
-            Self::Acquired { name, token, waited_seconds } => {
-                format!("acquired {name:?}, token {token}, after {waited_seconds:.3} s")
+            Self::Held { name, token, waited_seconds } => {
+                format!("held {name:?}, token {token}, after {waited_seconds:.3} s")
             }
             Self::Reentered { name, token, pid } => {
                 format!(
@@ -237,13 +234,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_survive_json_and_stay_on_one_line() {
+    fn events_stay_on_one_line() {
         let name = "a\u{2028}b\"".to_owned();
-        let event = Event::Acquired { name, token: 7, waited_seconds: 0.5 };
-        assert_eq!(event.line(), "acquired \"a\\u{2028}b\\\"\", token 7, after 0.500 s");
+        let event = Event::Held { name, token: 7, waited_seconds: 0.5 };
+        assert_eq!(event.line(), "held \"a\\u{2028}b\\\"\", token 7, after 0.500 s");
         let json = event.json();
-        assert!(!json.contains('\n') && json.contains("\"event\":\"acquired\""), "{json}");
-        let back: Event = serde_json::from_str(&json).unwrap();
-        assert_eq!(back.line(), event.line());
+        assert!(!json.contains('\n') && json.contains("\"event\":\"held\""), "{json}");
+        let read: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!((&read["name"], &read["token"]), (&"a\u{2028}b\"".into(), &7.into()));
     }
 }

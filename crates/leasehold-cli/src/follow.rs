@@ -97,12 +97,7 @@ impl<'a> Line<'a> {
 }
 
 fn line(change: &Change) -> String {
-    let word = match change.became {
-        Became::Waits => "waits",
-        Became::Holds => "holds",
-        Became::Departed => "departed",
-        _ => "ended",
-    };
+    let word = change.became.as_str();
     let Line { name, token, host, pid, label, .. } = Line::of(change);
     let mut line = format!("{word:8}  {}  {}", clean(name), clean(host));
     if pid != 0 {

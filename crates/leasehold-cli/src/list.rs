@@ -6,15 +6,16 @@
 use std::io::{Write, stdout};
 use std::process::ExitCode;
 
+use leasehold::Kind;
 use leasehold::store::{ClaimInfo, LockInfo, Standing};
-use leasehold::{Kind, Token};
 use serde::Serialize;
 
 use crate::args::{LsArgs, ShowArgs};
 use crate::drive::drive;
 use crate::exit::{self, Failure};
+use crate::place::Place;
 use crate::table::{aligned, clean, short};
-use crate::take::with_store;
+use crate::take::{held_by, with_store};
 
 pub(crate) fn ls(args: LsArgs) -> ExitCode {
     finish(drive(with_store(&args.store, async |locks| {
@@ -67,43 +68,20 @@ struct Lock<'a> {
     store: Option<&'a str>,
     kind: Option<Kind>,
     capacity: Option<u32>,
-    claims: Vec<Claim<'a>>,
+    claims: Vec<Place<'a>>,
     /// Why nothing more is known of it.
     #[serde(skip_serializing_if = "Option::is_none")]
     unreadable: Option<&'a str>,
 }
 
-/// A place in its queue as programs see it.
-#[derive(Serialize)]
-struct Claim<'a> {
-    state: Standing,
-    host: &'a str,
-    pid: u32,
-    label: &'a str,
-    token: Option<Token>,
-    weight: u32,
-    since_seconds: f64,
-    remaining_seconds: Option<f64>,
-}
-
 impl<'a> Lock<'a> {
     fn of(info: &'a LockInfo, store: Option<&'a str>) -> Self {
-        let claims = info.claims.iter().map(|c| Claim {
-            state: c.standing,
-            host: &c.holder.host,
-            pid: c.holder.pid,
-            label: &c.holder.label,
-            token: c.token,
-            weight: c.weight,
-            since_seconds: c.since.as_secs_f64(),
-            remaining_seconds: c.remaining.map(|r| r.as_secs_f64()),
-        });
         Self {
             name: info.name.as_str(),
             store,
             kind: info.unreadable.is_none().then_some(info.kind),
             capacity: info.unreadable.is_none().then_some(info.capacity),
-            claims: claims.collect(),
+            claims: info.claims.iter().map(Place::of).collect(),
             unreadable: info.unreadable.as_deref(),
         }
     }
@@ -135,17 +113,33 @@ fn lines(locks: &[LockInfo]) -> String {
             let name = clean(info.name.as_str());
             return vec![name, "UNREADABLE".to_owned(), unknown(), unknown(), clean(why)];
         }
-        let (first, more) = (info.holders().next(), info.holders().count().saturating_sub(1));
-        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
         vec![
             clean(info.name.as_str()),
             kind(info),
             info.waiters().count().to_string(),
-            first.map_or("-".to_owned(), |c| short(c.since)),
-            first.map_or("-".to_owned(), |c| format!("{}{more}", c.holder)),
+            longest(info).map_or("-".to_owned(), |c| short(c.since)),
+            by(info),
         ]
     }));
     aligned(&rows)
+}
+
+/// Who has held it for longest.
+pub(crate) fn longest(info: &LockInfo) -> Option<&ClaimInfo> {
+    info.holders().max_by_key(|claim| claim.since)
+}
+
+/// Who holds a lock, or why nobody does though it is not free.
+pub(crate) fn by(info: &LockInfo) -> String {
+    let more = match info.holders().count() {
+        count @ 2.. => format!(" and {} more", count - 1),
+        _ => String::new(),
+    };
+    match longest(info) {
+        Some(first) => format!("{}{more}", clean(&first.holder.to_string())),
+        // Perhaps it is kept closed.
+        None => held_by(info).unwrap_or_else(|| "-".to_owned()),
+    }
 }
 
 /// One line a claim.
@@ -170,12 +164,8 @@ pub(crate) const CLAIM: [&str; 7] =
 
 /// One claim, in these columns.
 pub(crate) fn row(info: &LockInfo, c: &ClaimInfo) -> Vec<String> {
-    let state = match c.standing {
-        Standing::Holding => "holds",
-        Standing::Waiting if waits_for_its_own_process(info, c) => "waits for its own process",
-        Standing::Waiting => "waits",
-        Standing::Departed => "departed",
-    };
+    let state = c.standing.as_str();
+    let behind = if waits_for_its_own_process(info, c) { " for its own process" } else { "" };
     let side = match info.kind {
         Kind::Mutex => String::new(),
         Kind::RwLock if c.weight == 1 => " to read".to_owned(),
@@ -184,7 +174,7 @@ pub(crate) fn row(info: &LockInfo, c: &ClaimInfo) -> Vec<String> {
     };
     let or_none = |text: String| if text.is_empty() { "-".to_owned() } else { text };
     vec![
-        format!("{state}{side}"),
+        format!("{state}{behind}{side}"),
         or_none(clean(&c.holder.host)),
         c.holder.pid.to_string(),
         or_none(clean(&c.holder.label)),
@@ -198,7 +188,7 @@ pub(crate) fn row(info: &LockInfo, c: &ClaimInfo) -> Vec<String> {
 mod tests {
     use std::time::Duration;
 
-    use leasehold::{Holder, Name};
+    use leasehold::{Holder, Name, Token};
 
     use super::*;
 
@@ -215,9 +205,22 @@ mod tests {
             details(&lock("nightly"), "file:/x"),
             "lock   x y (mutex)\nstore  file:/x\n\n\
              STATE  HOST   PID  LABEL    TOKEN  SINCE   REMAINING\n\
-             holds  web-1  7    nightly  42     1m 15s  -\n"
+             held   web-1  7    nightly  42     1m 15s  -\n"
         );
         assert!(lines(&[lock("")]).contains("x y   mutex  0        1m 15s  web-1 pid 7\n"));
+    }
+
+    #[test]
+    fn a_closed_lock_is_listed_with_its_reason() {
+        let holder = Holder { host: "web-1".into(), pid: 7, label: "closed: moved".into() };
+        let (since, left) = (Duration::from_secs(5), Some(Duration::from_secs(9)));
+        let claim = ClaimInfo::new(Standing::Departed, holder, Token::new(1), 1, since, left);
+        let closed = LockInfo::new(Name::new("x").unwrap(), Kind::Mutex, 1, vec![claim]);
+        let text = lines(&[closed]);
+        assert!(
+            text.contains("x     mutex  0        -      closed for 9s more by web-1: moved\n"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -229,8 +232,8 @@ mod tests {
         let mut seen = lock("");
         seen.claims.extend([waits(7), waits(8)]);
         let text = details(&seen, "file:/x");
-        assert!(text.contains("waits for its own process  web-1  7 "), "{text}");
-        assert!(text.contains("waits                      web-1  8 "), "{text}");
+        assert!(text.contains("waiting for its own process  web-1  7 "), "{text}");
+        assert!(text.contains("waiting                      web-1  8 "), "{text}");
     }
 
     #[test]
@@ -257,7 +260,7 @@ mod tests {
         let value: serde_json::Value =
             serde_json::from_str(&json(&Lock::of(&lock("a"), Some("file:")))).unwrap();
         assert_eq!(value["claims"][0]["token"], 42);
-        assert_eq!(value["claims"][0]["state"], "holding");
+        assert_eq!(value["claims"][0]["state"], "held");
         assert_eq!(value["claims"][0]["since_seconds"], 75.0);
         assert_eq!(value["store"], "file:");
     }

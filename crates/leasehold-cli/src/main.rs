@@ -10,6 +10,7 @@ mod closed;
 mod danger;
 mod describe;
 mod doctor;
+mod door;
 mod drive;
 mod elect;
 mod end;
@@ -19,18 +20,18 @@ mod follow;
 mod held;
 mod hold;
 mod inherited;
-mod keeper;
 mod list;
 mod nested;
 mod on_lost;
+mod place;
 mod proc;
+mod process;
 mod progress;
 mod reader;
 mod reenter;
 mod release;
 mod run;
 mod schema;
-mod shell;
 mod signals;
 mod supervise;
 mod table;
@@ -49,7 +50,7 @@ use crate::args::{Args, Command};
 fn main() -> ExitCode {
     match Args::parse().command {
         Command::Run(args) => run::main(args),
-        Command::Acquire(args) => acquire::main(args),
+        Command::Acquire(args) => acquire::main(&args),
         Command::Close(args) => close::close(args),
         Command::Open(args) => close::open(&args),
         Command::Elect(args) => elect::main(args),
@@ -62,7 +63,6 @@ fn main() -> ExitCode {
         Command::Show(args) => list::show(args),
         Command::Top(args) => top::main(&args),
         Command::Wait(args) => wait::main(&args),
-        Command::Keep(args) => keeper::main(args),
         Command::Completions(args) => describe::completions(&args),
         Command::Man(args) => describe::man(&args),
         Command::Schema(args) => schema::main(&args),

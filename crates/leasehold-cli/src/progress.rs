@@ -52,12 +52,17 @@ fn describe(name: &str, info: Option<&LockInfo>, ahead: usize) -> String {
     if let Some(by) = info.and_then(held_by) {
         text.push_str(&format!(": {by}"));
     }
-    // Those before us who do not wait: holders, and whoever left the lock closed.
-    let waits = |c: &&ClaimInfo| c.standing == Standing::Waiting;
-    let others = info.map_or(0, |i| i.claims.iter().filter(|c| !waits(c)).count());
-    let place = ahead.saturating_sub(others) + 1;
+    let place = info.map_or(ahead + 1, |info| place(info, ahead));
     text.push_str(&format!("; place {place} of the queue"));
     text
+}
+
+/// Our number among those who wait, with so many before us: not counted are those who do not wait, holders and whoever
+/// left the lock closed.
+pub(crate) fn place(info: &LockInfo, ahead: usize) -> usize {
+    let waits = |c: &&ClaimInfo| c.standing == Standing::Waiting;
+    let others = info.claims.iter().filter(|c| !waits(c)).count();
+    ahead.saturating_sub(others) + 1
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! `leasehold release`: ends a hold.
 //!
-//! With `--token`, the hold of a script: its [keeper](crate::keeper) is asked first, because it
-//! alone knows whether the lock was held all the time, and because it keeps what `--at-least`
-//! promised. Where there is none (another machine, or somebody killed it), the claim is taken out
+//! With `--token`, the hold of a script: the [`hold`](crate::hold) that has it is asked first, through
+//! its [door](crate::door), because it alone knows whether the lock was held all the time, and because it keeps what
+//! `--at-least` promised. Where there is none (another machine, or somebody killed it), the claim is taken out
 //! of the store. With `--force`, whoever holds it.
 
 use std::process::ExitCode;
@@ -11,9 +11,9 @@ use leasehold::Leasehold;
 use leasehold::store::Evict;
 
 use crate::args::ReleaseArgs;
+use crate::door::Door;
 use crate::drive::drive;
 use crate::exit::{self, Failure};
-use crate::keeper::Door;
 use crate::take::with_store;
 
 pub(crate) fn main(args: ReleaseArgs) -> ExitCode {

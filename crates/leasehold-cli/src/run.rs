@@ -168,7 +168,7 @@ async fn wait(
     let held = held?;
     for (name, token) in held.tokens() {
         let waited_seconds = started.elapsed().as_secs_f64();
-        events.tell(&Event::Acquired { name, token: token.get(), waited_seconds });
+        events.tell(&Event::Held { name, token: token.get(), waited_seconds });
     }
     Ok(held)
 }

@@ -335,7 +335,7 @@ pub(crate) fn held_by(info: &LockInfo) -> Option<String> {
     })
 }
 
-fn held_by_these(first: &Holder, since: Duration, others: usize) -> String {
+pub(crate) fn held_by_these(first: &Holder, since: Duration, others: usize) -> String {
     let mut text = match first.pid {
         // Of other programs' clients nothing more is known than that.
         0 => format!("held by {}", first.host.escape_debug()),

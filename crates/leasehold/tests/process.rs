@@ -82,3 +82,44 @@ fn s13_a_forked_child_holds_nothing_and_releases_nothing() {
     assert_eq!(tried, Err(ErrorKind::Contended), "the child's drop released the parent's lock");
     guard.release().unwrap();
 }
+
+/// The child of the test below: connects as its environment says, and tells to what.
+#[cfg(feature = "file")]
+#[tokio::test]
+async fn child_that_looks_at_its_environment() {
+    if std::env::var_os("LEASEHOLD_TEST_CHILD").is_none() {
+        return;
+    }
+    let locks = leasehold::from_env().await.unwrap();
+    let guard = locks.mutex("a").lock().await.unwrap();
+    // The blocking face reads the same.
+    let tries = || leasehold::blocking::from_env()?.mutex("a").try_lock();
+    let refused = std::thread::spawn(tries).join().unwrap().unwrap_err();
+    let all = leasehold::connect(locks.url()).await.unwrap().list("").await.unwrap();
+    let names: Vec<_> = all.iter().map(|lock| lock.name.as_str()).collect();
+    println!("told {} {:?} {names:?}", locks.url(), refused.kind());
+    guard.release().await.unwrap();
+}
+
+#[cfg(feature = "file")]
+#[test]
+fn a_program_connects_as_its_environment_says() {
+    let place = tempfile::tempdir().unwrap();
+    let store = format!("file:{}", place.path().display());
+    let ask = |namespace: Option<&str>| {
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child
+            .args(["--exact", "child_that_looks_at_its_environment", "--nocapture"])
+            .env("LEASEHOLD_TEST_CHILD", "1")
+            .env("LEASEHOLD_STORE", &store)
+            .env_remove("LEASEHOLD_NAMESPACE")
+            .envs(namespace.map(|prefix| ("LEASEHOLD_NAMESPACE", prefix)));
+        let output = child.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+        said
+    };
+    let told = |names: &str| format!("told {store} Contended [\"{names}\"]");
+    assert!(ask(None).contains(&told("a")), "{}", ask(None));
+    assert!(ask(Some("acme/")).contains(&told("acme/a")), "{}", ask(Some("acme/")));
+}

@@ -187,10 +187,11 @@ async fn r14_metrics_and_events_tell_the_life_of_a_lock() {
         assert!(log.contains(event), "{event:?} is not in the log: {log}");
     }
     assert!(log.contains(&token.to_string()));
-    // What lasts has a span, and a call of the store for a hold is under it.
+    // What lasts has a span, and a call of the store for a wait or a hold is under it.
     let hold = format!("hold{{name={} kind=mutex token={token}}}", lock_name());
     for (span, then) in [
         (format!("wait{{operation=\"try_lock\" name={}}}", lock_name()), "close"),
+        (format!("wait{{operation=\"lock\" name={}}}:call{{what=\"join\"}}", lock_name()), "close"),
         (hold.clone(), "new"),
         (format!("{hold}:call{{what=\"leave\"}}"), "close"),
         (hold, "close"),

@@ -17,9 +17,8 @@ use ratatui::widgets::{Paragraph, Widget, Wrap};
 
 use super::colours::Colours;
 use super::state::{At, HELP, Over, Question, Sort, State, longest_hold, oldest_wait};
-use crate::list::{CLAIM, kind, row};
+use crate::list::{CLAIM, by, kind, row};
 use crate::table::{clean, cut, fitted, short};
-use crate::take::held_by;
 
 /// A picture is old when the next one is later than this.
 const LATE: Duration = Duration::from_secs(2);
@@ -77,7 +76,7 @@ fn title(state: &State) -> String {
         Sort::LongestHold => "longest hold first",
         Sort::OldestWait => "oldest wait first",
     };
-    let mut title = format!("{} locks: {held} hold, {waiting} wait; {by}", all.len());
+    let mut title = format!("{} locks: {held} held, {waiting} waiting; {by}", all.len());
     if !state.filter.is_empty() {
         title.push_str(&format!("; with {}", clean(&state.filter)));
     }
@@ -222,15 +221,6 @@ fn cells(lock: &LockInfo) -> Vec<String> {
         let known = [name, "UNREADABLE".to_owned()];
         return known.into_iter().chain(unknown).chain([clean(why)]).collect();
     }
-    let more = match lock.holders().count() {
-        count @ 2.. => format!(" and {} more", count - 1),
-        _ => String::new(),
-    };
-    let by = match lock.holders().max_by_key(|claim| claim.since) {
-        Some(first) => format!("{}{more}", clean(&first.holder.to_string())),
-        // Perhaps it is kept closed.
-        None => held_by(lock).unwrap_or_else(none),
-    };
     vec![
         name,
         kind(lock),
@@ -238,7 +228,7 @@ fn cells(lock: &LockInfo) -> Vec<String> {
         lock.waiters().count().to_string(),
         longest_hold(lock).map_or_else(none, short),
         oldest_wait(lock).map_or_else(none, short),
-        by,
+        by(lock),
     ]
 }
 
@@ -324,7 +314,7 @@ mod tests {
         assert_eq!(
             seen(&state, (100, 6)),
             [
-                "2 locks: 1 hold, 1 wait; longest hold first  file:/x",
+                "2 locks: 1 held, 1 waiting; longest hold first  file:/x",
                 "  NAME    KIND   HELD  WAITING  LONGEST HOLD  OLDEST WAIT  HELD BY",
                 "> x y     mutex  1/1   1        1m 15s        1m 0s        web-1 pid 7 (nightly)",
                 "  deploy  mutex  0/1   0        -             -            closed for 9s more by web-1: moved",
@@ -334,7 +324,7 @@ mod tests {
         );
         press(&mut state, "s/moved\n");
         let title = &seen(&state, (100, 6))[0];
-        assert_eq!(title, "2 locks: 1 hold, 1 wait; oldest wait first; with moved  file:/x");
+        assert_eq!(title, "2 locks: 1 held, 1 waiting; oldest wait first; with moved  file:/x");
     }
 
     #[test]
@@ -345,9 +335,9 @@ mod tests {
             seen(&state, (80, 5)),
             [
                 "x y (mutex)  file:/x",
-                "  STATE  HOST   PID  LABEL    TOKEN  SINCE   REMAINING",
-                "  holds  web-1  7    nightly  42     1m 15s  9s",
-                "> waits  web-1  8    -        43     1m 0s   9s",
+                "  STATE    HOST   PID  LABEL    TOKEN  SINCE   REMAINING",
+                "  held     web-1  7    nightly  42     1m 15s  9s",
+                "> waiting  web-1  8    -        43     1m 0s   9s",
                 "q back  ? help  e evict",
             ]
         );

@@ -52,6 +52,12 @@ fn node_on_files_and_redis() {
     node(&testbed::redis().url());
 }
 
+#[cfg(feature = "postgres")]
+#[test]
+fn node_on_files_and_postgres() {
+    node(&testbed::postgres().database());
+}
+
 #[cfg(feature = "etcd")]
 #[test]
 fn node_on_files_and_etcd() {

@@ -26,12 +26,12 @@ fn tells_who_waits_and_holds(store: &str) {
         (word("event"), word("label"))
     };
     let told = |event: &str, label: &str| (event.to_owned(), label.to_owned());
-    assert_eq!(next(), told("holds", "first"), "it begins with what is there");
+    assert_eq!(next(), told("held", "first"), "it begins with what is there");
     let second = hold("second");
-    assert_eq!(next(), told("waits", "second"));
+    assert_eq!(next(), told("waiting", "second"));
     first.signal(Signal::SIGTERM);
     assert_eq!(next(), told("ended", "first"));
-    assert_eq!(next(), told("holds", "second"));
+    assert_eq!(next(), told("held", "second"));
     second.signal(Signal::SIGTERM);
     assert_eq!(next(), told("ended", "second"));
 }
@@ -68,7 +68,7 @@ fn events_end_with_their_reader_and_refuse_what_makes_no_sense() {
     let mut shell = std::process::Command::new("sh");
     let said = shell.args(["-c", &script]).env("LEASEHOLD_STORE", place.store()).output().unwrap();
     let said = String::from_utf8_lossy(&said.stdout).into_owned();
-    assert!(said.starts_with("holds     x  ") && said.contains(" token "), "{said}");
+    assert!(said.starts_with("held      x  ") && said.contains(" token "), "{said}");
     assert_eq!(place.code(&["events", "--every", "1ms"]), 2);
     held.signal(Signal::SIGTERM);
     assert_eq!(held.code(), 143);

@@ -33,11 +33,23 @@ fn hold_says_what_it_holds_and_releases_when_it_is_told_to() {
     assert_eq!((&held["event"], &held["name"]), (&"held".into(), &"x".into()), "{held}");
     let token = held["token"].as_u64().unwrap();
     assert!(held["remaining_seconds"].is_null(), "a file's lock has no lease: {held}");
+    assert!(held["deadline"].is_null(), "{held}");
     let sequencer = held["sequencer"].as_str().unwrap().to_owned();
     assert_eq!(place.code(&["check", &sequencer]), 0);
 
     let mut second = hold(&place, &["x"]);
-    assert_eq!(second.line(), "waiting 1");
+    let line = second.line();
+    let by = format!(" pid {} (first) for ", first.child.id());
+    assert!(line.starts_with("waiting 1 held by ") && line.contains(&by), "{line}");
+    let mut third = hold(&place, &["--json", "x"]);
+    let waits = told(&mut third);
+    assert_eq!((&waits["event"], &waits["ahead"]), (&"waiting".into(), &2.into()), "{waits}");
+    assert_eq!((&waits["place"], &waits["holders"][0]["state"]), (&2.into(), &"held".into()));
+    assert_eq!(waits["holders"][0]["pid"], first.child.id(), "{waits}");
+    assert_eq!(waits["holders"][0]["label"], "first", "{waits}");
+    assert!(waits["held_by"].as_str().unwrap().contains(&by), "{waits}");
+    drop(third.child.stdin.take());
+    assert_eq!((third.line(), third.code()), (String::new(), 0));
     let mut stdin = first.child.stdin.take().unwrap();
     writeln!(stdin, "not a word of ours").unwrap();
     writeln!(stdin, "release").unwrap();
@@ -88,12 +100,12 @@ fn hold_ends_with_a_waiting_caller_too() {
     let mut holder = hold(&place, &["x"]);
     assert!(holder.line().starts_with("held "));
     let mut waiter = hold(&place, &["x"]);
-    assert_eq!(waiter.line(), "waiting 1");
+    assert!(waiter.line().starts_with("waiting 1"));
     drop(waiter.child.stdin.take());
     assert_eq!((waiter.line(), waiter.code()), (String::new(), 0));
     assert_eq!(place.claims("x"), 1);
     let mut waiter = hold(&place, &["x"]);
-    assert_eq!(waiter.line(), "waiting 1");
+    assert!(waiter.line().starts_with("waiting 1"));
     waiter.signal(Signal::SIGTERM);
     // Waiting for it would close it.
     let _stdin = waiter.child.stdin.take();
@@ -113,7 +125,7 @@ fn hold_that_gets_nothing_says_so() {
     assert!(failed["message"].as_str().unwrap().contains("is not free"), "{failed}");
     assert_eq!((refused.code(), refused.errors()), (75, String::new()));
     let mut refused = hold(&place, &["--wait", "10ms", "x"]);
-    assert_eq!(refused.line(), "waiting 1");
+    assert!(refused.line().starts_with("waiting 1"));
     assert!(refused.line().starts_with("failed 75 \"x\" did not become free within "));
     assert_eq!(refused.code(), 75);
     assert!(refused.errors().starts_with("leasehold: \"x\" did not become free"));
@@ -149,6 +161,80 @@ fn hold_serves_a_shell() {
     assert_eq!(bash.code(), 0);
 }
 
+/// It is that process's, whoever else comes and goes.
+#[test]
+fn hold_for_a_process_ends_with_it_and_not_with_its_reader() {
+    let place = Place::new();
+    let sleeper = || Command::new("sleep").arg("1000").spawn().unwrap();
+    let started = |owner: &std::process::Child| {
+        let pid = owner.id().to_string();
+        let mut holder = hold(&place, &["--json", "--pid", &pid, "x"]);
+        assert_eq!(told(&mut holder)["event"], "held");
+        holder
+    };
+    // Nobody has said that it is to stay: the end of stdin is the caller's, who had not handed it on.
+    let mut owner = sleeper();
+    let mut holder = started(&owner);
+    drop(holder.child.stdin.take());
+    assert_eq!((told(&mut holder)["event"].clone(), holder.code()), ("released".into(), 0));
+
+    let mut holder = started(&owner);
+    let mut stdin = holder.child.stdin.take().unwrap();
+    writeln!(stdin, "stay").unwrap();
+    drop(stdin);
+    for _ in 0..20 {
+        assert_eq!(place.claims("x"), 1);
+    }
+    owner.kill().unwrap();
+    owner.wait().unwrap();
+    assert_eq!((told(&mut holder)["event"].clone(), holder.code()), ("released".into(), 0));
+    assert_eq!(place.claims("x"), 0);
+
+    // Nobody reads it, and it is there all the same.
+    let mut owner = sleeper();
+    let pid = owner.id().to_string();
+    let mut script = Command::new("sh");
+    let words = "\"$1\" hold --pid $2 y < /dev/null | { read -r word; echo $word; }";
+    script.args(["-c", words, "sh", LEASEHOLD, &pid]).env("LEASEHOLD_STORE", place.store());
+    let mut script = Running::start(script);
+    assert!(script.line().starts_with("held "));
+    for _ in 0..20 {
+        assert_eq!(place.claims("y"), 1);
+    }
+    owner.kill().unwrap();
+    owner.wait().unwrap();
+    eventually("it is given back", || place.claims("y") == 0);
+
+    let mut refused = hold(&place, &["--json", "--pid", "999999999", "x"]);
+    let failed = told(&mut refused);
+    assert_eq!((&failed["event"], &failed["code"]), (&"failed".into(), &2.into()), "{failed}");
+    assert_eq!(refused.code(), 2);
+}
+
+/// On a store with leases: lost while nobody reads, and asked about later.
+fn says_later_that_it_was_lost(store: &str) {
+    let ask = |words: &[&str]| {
+        let mut command = Command::new(LEASEHOLD);
+        // SAFETY: between fork and exec it only tells the kernel some numbers, which is allowed there.
+        unsafe { std::os::unix::process::CommandExt::pre_exec(&mut command, signals_end) };
+        command.args(words).env("LEASEHOLD_STORE", store).output().unwrap()
+    };
+    let pid = std::process::id().to_string();
+    let taken = ask(&["acquire", "--lease", "2s", "--pid", &pid, "z"]);
+    let token = String::from_utf8(taken.stdout.clone()).unwrap();
+    assert!(taken.status.success(), "{taken:?}");
+    // Kept by renewals, with nobody there.
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    assert_eq!(ask(&["run", "--try", "z", "--", "true"]).status.code(), Some(75));
+    assert_eq!(ask(&["release", "--force", "z"]).status.code(), Some(0));
+    // Time for it to notice.
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    let released = ask(&["release", "--token", token.trim(), "z"]);
+    let said = String::from_utf8_lossy(&released.stderr).into_owned();
+    assert_eq!(released.status.code(), Some(74), "{released:?}");
+    assert!(said.starts_with("leasehold: lost \"z\": "), "by itself: {said}");
+}
+
 /// On a store with leases: renewed, then taken away by somebody.
 fn is_told_of_its_loss(store: &str) {
     let mut holder = Running::start(command(store, &["--json", "--lease", "3s", "x"]));
@@ -156,6 +242,8 @@ fn is_told_of_its_loss(store: &str) {
     assert_eq!(held["event"], "held", "{held}");
     let left = held["remaining_seconds"].as_f64().unwrap();
     assert!(left > 1.0 && left <= 3.0, "{held}");
+    let until = held["deadline"].as_f64().unwrap() - held["time"].as_f64().unwrap();
+    assert!((until - left).abs() < 0.1, "{held}");
     let ask = |words: &[&str]| {
         let mut command = Command::new(LEASEHOLD);
         // SAFETY: between fork and exec it only tells the kernel some numbers, which is allowed there.
@@ -176,7 +264,7 @@ fn is_free_when_all_are_killed(store: &str) {
     let mut holder = Running::start(command(store, &["--lease", "2s", "y"]));
     assert!(holder.line().starts_with("held "));
     let mut waiter = Running::start(command(store, &["y"]));
-    assert_eq!(waiter.line(), "waiting 1");
+    assert!(waiter.line().starts_with("waiting 1"));
     holder.signal(Signal::SIGKILL);
     let killed = std::time::Instant::now();
     while !waiter.line().starts_with("held ") {
@@ -189,6 +277,7 @@ fn is_free_when_all_are_killed(store: &str) {
 fn hold_on_redis() {
     let store = testbed::redis().url();
     is_told_of_its_loss(&store);
+    says_later_that_it_was_lost(&store);
     is_free_when_all_are_killed(&store);
 }
 
@@ -197,6 +286,7 @@ fn hold_on_redis() {
 fn hold_on_postgres() {
     let store = testbed::postgres().database();
     is_told_of_its_loss(&store);
+    says_later_that_it_was_lost(&store);
     is_free_when_all_are_killed(&store);
 }
 
@@ -205,5 +295,6 @@ fn hold_on_postgres() {
 fn hold_on_etcd() {
     let store = testbed::etcd().url();
     is_told_of_its_loss(&store);
+    says_later_that_it_was_lost(&store);
     is_free_when_all_are_killed(&store);
 }

@@ -3,12 +3,16 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+#[macro_use]
+mod on_stores;
+
 mod check;
 mod clients;
 mod database;
 mod describe;
 mod doctor;
 mod elect;
+mod every_store;
 mod file_store;
 mod follow;
 mod hold;
@@ -23,4 +27,5 @@ mod several;
 mod terminal;
 mod top;
 mod watchdog;
+mod words;
 mod zookeeper;

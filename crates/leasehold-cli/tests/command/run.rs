@@ -346,7 +346,7 @@ fn json_events_tell_the_story_in_order() {
     let told: Vec<serde_json::Value> =
         waiter.errors().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let events: Vec<&str> = told.iter().map(|e| e["event"].as_str().unwrap()).collect();
-    assert_eq!(events, ["store", "waiting", "acquired", "started", "exited", "released"]);
+    assert_eq!(events, ["store", "waiting", "held", "started", "exited", "released"]);
     assert_eq!(told[0]["store"], place.store());
     assert_eq!(told[1]["ahead"], 1);
     assert_eq!(told[2]["token"], told[5]["token"]);
@@ -387,7 +387,7 @@ fn show_and_ls_tell_who_holds_and_who_waits() {
     let info = place.show("x y");
     assert_eq!(info["store"], place.store());
     assert_eq!(info["claims"][0]["pid"], holder.child.id());
-    assert_eq!(info["claims"][0]["state"], "holding");
+    assert_eq!(info["claims"][0]["state"], "held");
     assert_eq!(info["claims"][1]["state"], "waiting");
     assert_eq!(info["claims"][1]["label"], "next");
     assert!(info["claims"][0]["token"].as_u64() < info["claims"][1]["token"].as_u64());
@@ -460,7 +460,7 @@ fn a_namespace_stands_before_all_names_and_is_handed_on() {
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{output:?}");
     assert!(said.starts_with("acme/\n") && said.contains("\"acme/x\""), "{said}");
-    // The keeper of a script's lock is asked by the same way.
+    // What holds a script's lock is asked by the same way.
     let word = |word: &str| {
         let mut command = place.leasehold(["sh"; 0]);
         command.arg(word).env("LEASEHOLD_NAMESPACE", "acme/");

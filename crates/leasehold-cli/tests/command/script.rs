@@ -78,7 +78,7 @@ fn the_caller_is_found_from_inside_a_substitution() {
             assert!(Command::new("mkfifo").arg(place.path("fifo")).status().unwrap().success());
             let mut running = Running::start(shell(sh, &place, &script));
             running.wait_for("ready");
-            // The keeper learns of an end at once; give a wrong one every chance to show.
+            // The hold learns of an end at once; give a wrong one every chance to show.
             for _ in 0..20 {
                 let code = place.code(&["run", "--try", "x", "--", "true"]);
                 assert_eq!(code, 75, "{sh}: {way}");
@@ -150,7 +150,7 @@ fn acquire_fails_as_run_does_and_leaves_nothing() {
     assert_eq!(place.claims("x"), 1);
     assert_eq!(place.claims("y"), 0);
 
-    // Killed while it waits: its keeper leaves the queue.
+    // Killed while it waits: its hold leaves the queue.
     let mut waiter = Running::start(place.leasehold(["acquire", "--pid", &us, "x"]));
     eventually("it waits", || place.claims("x") == 2);
     waiter.signal(Signal::SIGKILL);
@@ -170,9 +170,9 @@ fn a_token_that_nobody_got_is_no_lock() {
 }
 
 #[test]
-fn the_keeper_holds_nothing_of_the_callers_open() {
+fn what_holds_has_nothing_of_the_callers_open() {
     let place = Place::new();
-    // `$(…)` reads to the end of file: a keeper with its stdout, stderr or descriptor 9 would hang
+    // `$(…)` reads to the end of file: a hold with its stdout, stderr or descriptor 9 would hang
     // this script for ever.
     let script =
         "X=$( { T=$(leasehold acquire x --pid $$) ; } 9>&1 2>&1 ); echo done; read line < fifo";
@@ -182,7 +182,7 @@ fn the_keeper_holds_nothing_of_the_callers_open() {
     assert_eq!(place.claims("x"), 1);
     running.signal(Signal::SIGKILL);
     running.child.wait().unwrap();
-    eventually("the keeper has left", || place.claims("x") == 0);
+    eventually("the hold has ended", || place.claims("x") == 0);
 }
 
 #[test]
@@ -199,7 +199,10 @@ fn f18_without_a_shell_that_gets_the_token_nothing_is_taken() {
     let ways = [
         "T=$(leasehold acquire x | tail -n 1)",
         "leasehold acquire x | cat",
+        "leasehold acquire x > token",
         "timeout 60 leasehold acquire x > token",
+        // Whoever passes on what another session says is gone when that one is.
+        "T=$(setsid -w leasehold acquire x)",
         "leasehold acquire x | { read T; sleep 1; }",
     ];
     for sh in SHELLS {
@@ -219,10 +222,19 @@ fn f18_without_a_shell_that_gets_the_token_nothing_is_taken() {
         let output = shell(sh, &place, script).output().unwrap();
         assert_eq!(String::from_utf8_lossy(&output.stdout), "75\n0\n", "{sh}: {output:?}");
     }
-    // What runs this is no shell, and reads the token.
+}
+
+/// No shell, and no guess: whatever reads the token is whom the lock is for.
+#[test]
+fn f18_any_program_that_reads_the_token_is_the_caller() {
     let place = Place::new();
-    assert_eq!(place.code(&["run", "x", "--", "true"]), 0);
-    assert_eq!(place.code(&["acquire", "x"]), 2);
+    let output = place.output(&["acquire", "x"]);
+    let token = String::from_utf8(output.stdout.clone()).unwrap();
+    assert!(output.status.success() && token.trim().parse::<u64>().is_ok(), "{output:?}");
+    let label = place.show("x")["claims"][0]["label"].as_str().unwrap().to_owned();
+    assert!(label.ends_with(&format!(" {}", std::process::id())), "{label}");
+    assert_eq!(place.code(&["run", "--try", "x", "--", "true"]), 75);
+    assert_eq!(place.code(&["release", "x", "--token", token.trim()]), 0);
     assert_eq!(place.claims("x"), 0);
 }
 

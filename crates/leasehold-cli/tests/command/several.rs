@@ -23,39 +23,6 @@ fn said(output: &Output) -> (Option<i32>, String, String) {
     (output.status.code(), text(&output.stdout), text(&output.stderr))
 }
 
-/// Runs the rest on files, postgres, redis and etcd, each in a store of its own.
-macro_rules! on_stores {
-    ($($case:ident),* $(,)?) => {$(
-        mod $case {
-            use super::*;
-
-            #[test]
-            fn on_files() {
-                let place = Place::new();
-                super::$case(&place.store());
-            }
-
-            #[cfg(feature = "postgres")]
-            #[test]
-            fn on_postgres() {
-                super::$case(&testbed::postgres().database());
-            }
-
-            #[cfg(feature = "redis")]
-            #[test]
-            fn on_redis() {
-                super::$case(&testbed::Redis::start().url());
-            }
-
-            #[cfg(feature = "etcd")]
-            #[test]
-            fn on_etcd() {
-                super::$case(&testbed::etcd().url());
-            }
-        }
-    )*};
-}
-
 on_stores!(
     all_are_had_or_none,
     of_several_the_first_that_is_free_is_taken,

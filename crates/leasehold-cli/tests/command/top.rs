@@ -17,7 +17,7 @@ use crate::terminal::{CTRL_C, CTRL_Z, Session};
 const ESC: &str = "\x1b";
 
 /// The command on a terminal.
-struct Top {
+pub(crate) struct Top {
     session: Session,
     /// How many lines and columns it has.
     size: (u16, u16),
@@ -26,7 +26,7 @@ struct Top {
 }
 
 impl Top {
-    fn start(place: &Place, words: &[&str]) -> Self {
+    pub(crate) fn start(place: &Place, words: &[&str]) -> Self {
         Self::start_on("TERM=xterm-256color", place, words)
     }
 
@@ -39,7 +39,7 @@ impl Top {
         Self { session: Session::start(place, &words), size: (24, 80), before }
     }
 
-    fn press(&mut self, keys: &str) {
+    pub(crate) fn press(&mut self, keys: &str) {
         self.session.press(keys);
     }
 
@@ -62,7 +62,7 @@ impl Top {
 
     /// Waits for a screen with a line of which these are parts.
     #[track_caller]
-    fn sees(&self, parts: &[&str]) {
+    pub(crate) fn sees(&self, parts: &[&str]) {
         let is_there =
             |screen: &str| screen.lines().any(|line| parts.iter().all(|part| line.contains(part)));
         self.waits_for(&format!("a line with {parts:?}"), is_there);
@@ -83,7 +83,7 @@ impl Top {
 
     /// Waits for its end, and for the terminal to be as it was.
     #[track_caller]
-    fn ends(mut self) -> std::process::ExitStatus {
+    pub(crate) fn ends(mut self) -> std::process::ExitStatus {
         let status = self.session.shell.wait().unwrap();
         let is_back = |top: &Self| {
             let seen = top.emulated();
@@ -127,10 +127,10 @@ fn what_is_held_and_waited_for_is_seen_and_who() {
 
     top.press("\r");
     top.sees(&["report (mutex)", &place.store()[..20]]);
-    top.sees(&["> holds", &holder.child.id().to_string(), "job"]);
-    top.sees(&["  waits", &waiter.child.id().to_string(), "later"]);
+    top.sees(&["> held", &holder.child.id().to_string(), "job"]);
+    top.sees(&["  waiting", &waiter.child.id().to_string(), "later"]);
     top.press("\x1b[B");
-    top.sees(&["> waits"]);
+    top.sees(&["> waiting"]);
     // The second hold is over: the picture follows by itself.
     top.press(ESC);
     top.sees(&["> report"]);
@@ -171,7 +171,7 @@ fn who_holds_is_evicted_after_a_question() {
     let mut top = Top::start(&place, &[]);
     top.sees(&["> x "]);
     top.press("\r");
-    top.sees(&["> holds"]);
+    top.sees(&["> held"]);
     for no in ["n", ESC] {
         top.press("e");
         top.sees(&[&format!("Evict token {first}? y/n")]);
@@ -188,7 +188,7 @@ fn who_holds_is_evicted_after_a_question() {
     top.press("y");
     top.sees(&[&format!("evicted token {first} of x")]);
     // Only that one, and the next one has it.
-    top.sees(&["> holds", &pid.to_string(), "later"]);
+    top.sees(&["> held", &pid.to_string(), "later"]);
     let now = place.show("x");
     assert_eq!(
         (now["claims"].as_array().unwrap().len(), now["claims"][0]["pid"] == pid),
@@ -209,7 +209,7 @@ fn nobody_else_is_evicted() {
     let mut top = Top::start(&place, &[]);
     top.sees(&["> x ", "semaphore", "3/3"]);
     top.press("\rj");
-    top.sees(&["> holds", "two"]);
+    top.sees(&["> held", "two"]);
     top.press("e");
     top.sees(&["Evict token"]);
     top.sees(&["x: held by", "two"]);
@@ -339,8 +339,8 @@ fn there_are_colours_only_where_they_are_wanted_and_known() {
         // Waited for: that has a colour.
         top.sees(&["> x ", "(job)"]);
         top.press("\r");
-        top.sees(&["> holds"]);
-        top.sees(&["  waits"]);
+        top.sees(&["> held"]);
+        top.sees(&["  waiting"]);
         top.press("e");
         top.sees(&["Evict token"]);
         top.press("nqq");

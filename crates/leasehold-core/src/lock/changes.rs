@@ -27,13 +27,32 @@ const EVERY: Duration = Duration::from_millis(500);
 #[non_exhaustive]
 pub enum Became {
     /// It stands in the queue.
+    #[cfg_attr(feature = "serde", serde(rename = "waiting"))]
     Waits,
     /// It holds.
+    #[cfg_attr(feature = "serde", serde(rename = "held"))]
     Holds,
     /// Its holder is gone, and the lock is kept closed in its place.
     Departed,
     /// It is in the queue no more: given back, lost, or given up.
     Ended,
+}
+
+impl Became {
+    /// One word: that of the [`Standing`] which it has now, or `ended`.
+    ///
+    /// ```
+    /// assert_eq!(leasehold::Became::Waits.as_str(), "waiting");
+    /// assert_eq!(leasehold::Became::Ended.as_str(), "ended");
+    /// ```
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Waits => Standing::Waiting.as_str(),
+            Self::Holds => Standing::Holding.as_str(),
+            Self::Departed => Standing::Departed.as_str(),
+            Self::Ended => "ended",
+        }
+    }
 }
 
 impl From<Standing> for Became {

@@ -178,11 +178,27 @@ impl LockInfo {
 #[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
 pub enum Standing {
     /// It holds.
+    #[cfg_attr(feature = "serde", serde(rename = "held"))]
     Holding,
     /// It waits.
     Waiting,
     /// Its holder is gone, and the lock is kept closed in its place (lock-delay, or `at_least`).
     Departed,
+}
+
+impl Standing {
+    /// One word, the same wherever one is told how a claim stands: `held`, `waiting` or `departed`.
+    ///
+    /// ```
+    /// assert_eq!(leasehold::store::Standing::Holding.as_str(), "held");
+    /// ```
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Holding => "held",
+            Self::Waiting => "waiting",
+            Self::Departed => "departed",
+        }
+    }
 }
 
 /// One claim in a queue, for people: all but its secret id.

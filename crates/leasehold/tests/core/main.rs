@@ -3,6 +3,8 @@
 mod common;
 
 mod closing;
+#[cfg(feature = "testing")]
+mod election;
 mod errors;
 mod leases;
 mod options;

@@ -1,0 +1,33 @@
+//! A place in a lock's queue as programs see it, in every `--json`.
+
+use leasehold::Token;
+use leasehold::store::{ClaimInfo, Standing};
+use serde::Serialize;
+
+/// Its fields are what is documented, and only grow.
+#[derive(Debug, Serialize)]
+pub(crate) struct Place<'a> {
+    state: Standing,
+    host: &'a str,
+    pid: u32,
+    label: &'a str,
+    token: Option<Token>,
+    weight: u32,
+    since_seconds: f64,
+    remaining_seconds: Option<f64>,
+}
+
+impl<'a> Place<'a> {
+    pub(crate) fn of(claim: &'a ClaimInfo) -> Self {
+        Self {
+            state: claim.standing,
+            host: &claim.holder.host,
+            pid: claim.holder.pid,
+            label: &claim.holder.label,
+            token: claim.token,
+            weight: claim.weight,
+            since_seconds: claim.since.as_secs_f64(),
+            remaining_seconds: claim.remaining.map(|left| left.as_secs_f64()),
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Whose life a hold is bound to, where it is not its reader's: a process that is named, or the one that reads the
+//! token of `leasehold acquire`.
+//!
+//! In `T=$(leasehold acquire x)` that is the shell which made the `$(…)`: it has the other end of our stdout, which is
+//! a pipe. That is a fact that the kernel tells, whatever the program is and whatever runs in between (`timeout`,
+//! `bash -c`, a subshell of the same shell), and of it alone is anything concluded: the nearest process above us that
+//! reads the pipe, and is of our session. One of another session (sshd, sudo with a terminal of its own) only passes
+//! on what it reads, and is gone as soon as we are. Where there is none (a pipeline, a file, a terminal) nobody is known who
+//! would hold the lock for as long as it is worked under, and it is refused: better no lock than one that is gone before
+//! the section begins.
+//!
+//! A process is its pid *and* its start time: a number may be given to somebody else.
+
+use std::fs::{read_dir, read_link, read_to_string};
+use std::io;
+use std::os::unix::process::parent_id;
+use std::path::{Path, PathBuf};
+
+use nix::libc;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::exit::{Failure, USAGE};
+use crate::proc::{Stat, lineage};
+
+/// A process that is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Process {
+    pub(crate) pid: i32,
+    started: u64,
+}
+
+impl Process {
+    /// The one that has this number now.
+    pub(crate) fn with_pid(pid: i32) -> Result<Self, Failure> {
+        Self::of(pid)
+            .ok_or_else(|| Failure::new(USAGE, format!("no process has the number {pid} (--pid)")))
+    }
+
+    fn of(pid: i32) -> Option<Self> {
+        Some(Self { pid, started: Stat::of(pid)?.started() })
+    }
+
+    /// Whoever started us, if it is there.
+    pub(crate) fn parent() -> Option<Self> {
+        Self::of(i32::try_from(parent_id()).ok()?)
+    }
+
+    /// The one above us that reads our stdout.
+    pub(crate) fn reader() -> Result<Self, Failure> {
+        let refused = |what: &str| {
+            let fix = "say by --pid whose end releases the lock (in a script: --pid $$)";
+            Failure::new(USAGE, format!("nothing was taken: {what}; {fix}"))
+        };
+        let pipe = read_link("/proc/self/fd/1").ok();
+        let pipe = pipe.filter(|out| out.to_string_lossy().starts_with("pipe:"));
+        let Some(pipe) = pipe else { return Err(refused("no program reads the token")) };
+        let above = i32::try_from(parent_id()).unwrap_or_default();
+        let reader = lineage(above).find(|&pid| reads(pid, &pipe)).and_then(Self::of);
+        let Some(reader) = reader else {
+            return Err(refused("no process above this one reads the token"));
+        };
+        let session = |pid| Stat::of(pid).map(|stat| stat.session());
+        let ours = i32::try_from(std::process::id()).ok().and_then(session);
+        if ours.is_none() || session(reader.pid) != ours {
+            let who = reader.program();
+            return Err(refused(&format!("{who}, of another session, reads the token")));
+        }
+        Ok(reader)
+    }
+
+    /// Whether it is still there.
+    pub(crate) fn is_there(self) -> bool {
+        Self::of(self.pid) == Some(self)
+    }
+
+    /// What the kernel calls its program.
+    pub(crate) fn program(self) -> String {
+        let comm = read_to_string(format!("/proc/{}/comm", self.pid));
+        comm.unwrap_or_default().trim_end().to_owned()
+    }
+
+    /// Calls `ended` when the process ends. An error if it has ended already.
+    pub(crate) fn watch(self, ended: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        let gone = || io::Error::from(io::ErrorKind::NotFound);
+        let pid = Pid::from_raw(self.pid).ok_or_else(gone)?;
+        let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(|e| match e {
+            Errno::SRCH => gone(),
+            other => other.into(),
+        })?;
+        // The descriptor is of whoever has the number now; if that one was started when ours was,
+        // it is ours.
+        if !self.is_there() {
+            return Err(gone());
+        }
+        let watch = move || {
+            let mut end = [PollFd::new(&pidfd, PollFlags::IN)];
+            while poll(&mut end, None) == Err(Errno::INTR) {}
+            ended();
+        };
+        std::thread::Builder::new().name("process".into()).spawn(watch).map(drop)
+    }
+}
+
+/// Whether the process has this pipe open to read from it.
+fn reads(pid: i32, pipe: &Path) -> bool {
+    let open = read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    open.filter(|fd| read_link(fd.path()).is_ok_and(|to| to == pipe)).any(|fd| {
+        let about = PathBuf::from(format!("/proc/{pid}/fdinfo")).join(fd.file_name());
+        let about = read_to_string(about).unwrap_or_default();
+        let flags = about.lines().find_map(|line| line.strip_prefix("flags:"));
+        let flags = flags.and_then(|octal| i32::from_str_radix(octal.trim(), 8).ok());
+        flags.is_some_and(|flags| flags & libc::O_ACCMODE == libc::O_RDONLY)
+    })
+}

@@ -1,0 +1,153 @@
+//! The habits of the command on every store: what is tested of files in full elsewhere, once more where there are leases.
+
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Output};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use nix::sys::signal::Signal;
+
+use crate::common::{LEASEHOLD, Place, Running, eventually};
+
+on_stores!(
+    once_per_period_it_runs_however_often_it_is_started,
+    a_command_has_the_grace_that_it_was_given,
+    who_is_to_know_of_a_loss_is_told,
+    wait_ends_when_it_is_free_or_held,
+    a_hold_above_is_entered_again,
+    a_command_finds_its_store,
+    one_look_of_top,
+);
+
+/// `leasehold` with these words on this store.
+fn command(place: &Place, store: &str, words: &[&str]) -> Command {
+    let mut command = place.leasehold(words);
+    command.env("LEASEHOLD_STORE", store).current_dir(place.path(""));
+    command
+}
+
+fn output(place: &Place, store: &str, words: &[&str]) -> Output {
+    command(place, store, words).output().unwrap()
+}
+
+fn code(place: &Place, store: &str, words: &[&str]) -> Option<i32> {
+    output(place, store, words).status.code()
+}
+
+fn once_per_period_it_runs_however_often_it_is_started(store: &str) {
+    let place = Place::new();
+    let words =
+        ["run", "--once-per", "1h", "every:hourly", "--", "sh", "-c", "echo ran >> done; sleep 1"];
+    let start = |_| Running::start(command(&place, store, &words));
+    for mut one in (0..3).map(start).collect::<Vec<_>>() {
+        assert_eq!((one.code(), one.line(), one.errors()), (0, String::new(), String::new()));
+    }
+    assert_eq!(place.read("done"), "ran\n");
+    let again = ["run", "--once-per", "1h", "-E", "9", "every:hourly", "--", "false"];
+    assert_eq!(code(&place, store, &again), Some(9), "long after, it is done");
+}
+
+fn a_command_has_the_grace_that_it_was_given(store: &str) {
+    let place = Place::new();
+    let script = "trap 'date +%s.%N > term' TERM; echo ready; while :; do sleep 0.01; done";
+    let words =
+        ["run", "--max-hold", "6s", "--term-grace", "1500ms", "every:grace", "--", "bash", "-c"];
+    let mut run = Running::start(command(&place, store, &[&words[..], &[script]].concat()));
+    assert_eq!(run.code(), 74, "{}", run.errors());
+    let ended = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
+    let term: f64 = place.read("term").trim().parse().unwrap();
+    assert!((1.4..5.0).contains(&(ended - term)), "{}", ended - term);
+}
+
+fn who_is_to_know_of_a_loss_is_told(store: &str) {
+    let place = Place::new();
+    let (told, program) = (place.path("told"), place.path("tell"));
+    let text =
+        format!("#!/bin/sh\necho \"$LEASEHOLD_NAME $LEASEHOLD_TOKEN\" >> '{}'\n", told.display());
+    std::fs::write(&program, text).unwrap();
+    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+    let program = program.to_str().unwrap();
+    let script = "echo $LEASEHOLD_TOKEN; exec sleep 1000";
+    let words =
+        ["run", "--on-lost", program, "--max-hold", "2s", "every:lost", "--", "sh", "-c", script];
+    let mut run = Running::start(command(&place, store, &words));
+    let token = run.line();
+    assert_eq!(run.code(), 74, "{}", run.errors());
+    eventually("it is told", || place.read("told").ends_with('\n'));
+    assert_eq!(place.read("told"), format!("every:lost {token}\n"));
+    let fine = ["run", "--on-lost", program, "every:lost", "--", "false"];
+    assert_eq!(code(&place, store, &fine), Some(1));
+    assert_eq!(place.read("told").lines().count(), 1, "nobody lost that");
+}
+
+fn wait_ends_when_it_is_free_or_held(store: &str) {
+    let place = Place::new();
+    let name = "every:wait";
+    assert_eq!(code(&place, store, &["run", name, "--", "true"]), Some(0));
+    assert_eq!(code(&place, store, &["wait", name]), Some(0));
+    assert_eq!(code(&place, store, &["wait", "--held", "--timeout", "100ms", name]), Some(75));
+    let mut until_held = Running::start(command(&place, store, &["wait", "--held", name]));
+    let hold = ["run", name, "--", "sh", "-c", "echo ready; exec sleep 1000"];
+    let mut holder = Running::start(command(&place, store, &hold));
+    holder.wait_for("ready");
+    assert_eq!(until_held.code(), 0);
+    let late = output(&place, store, &["wait", "--timeout", "100ms", name]);
+    let why = String::from_utf8_lossy(&late.stderr).into_owned();
+    assert!(late.status.code() == Some(75) && why.contains("has held every:wait for"), "{late:?}");
+    let mut until_free = Running::start(command(&place, store, &["wait", name]));
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(until_free.child.try_wait().unwrap().is_none(), "it is held");
+    holder.signal(Signal::SIGTERM);
+    assert_eq!((holder.code(), until_free.code()), (143, 0));
+}
+
+fn a_hold_above_is_entered_again(store: &str) {
+    let place = Place::new();
+    let script = format!(
+        "echo $LEASEHOLD_TOKEN; '{LEASEHOLD}' run --reenter every:x -- sh -c 'echo $LEASEHOLD_TOKEN; exit 7'; \
+         echo $?; '{LEASEHOLD}' run every:x -- true; echo $?"
+    );
+    let done = output(&place, store, &["run", "every:x", "--", "sh", "-c", &script]);
+    let told = String::from_utf8_lossy(&done.stdout).into_owned();
+    let [token, below, code_below, refused] = told.lines().collect::<Vec<_>>()[..] else {
+        panic!("{done:?}")
+    };
+    assert_eq!((token, code_below, refused), (below, "7", "2"), "{done:?}");
+    assert!(token.parse::<u64>().is_ok(), "{told}");
+    // Where there is none above, it is taken.
+    let alone = ["run", "--reenter", "every:x", "--", "sh", "-c", "exit 3"];
+    assert_eq!(code(&place, store, &alone), Some(3));
+}
+
+/// Named on the command line, and nowhere else.
+fn a_command_finds_its_store(store: &str) {
+    let place = Place::new();
+    let check = format!("echo $LEASEHOLD_STORE; exec '{LEASEHOLD}' check $LEASEHOLD_SEQUENCER");
+    let words = ["run", "--store", store, "every:store", "--", "sh", "-c", &check];
+    let done = place.leasehold(words).env_remove("LEASEHOLD_STORE").output().unwrap();
+    assert_eq!(done.status.code(), Some(0), "{done:?}");
+    assert_eq!(String::from_utf8_lossy(&done.stdout), format!("{store}\n"));
+}
+
+fn one_look_of_top(store: &str) {
+    let place = Place::new();
+    let run = |label| {
+        let words =
+            ["run", "--label", label, "every:top", "--", "sh", "-c", "echo ready; exec sleep 1000"];
+        Running::start(command(&place, store, &words))
+    };
+    let mut holder = run("job");
+    holder.wait_for("ready");
+    let waiter = run("later");
+    let mut top = crate::top::Top::start(&place, &["--store", store, "every:top"]);
+    top.sees(&["> every:top", "mutex", "1/1   1 ", &format!("pid {}", holder.child.id()), "(job)"]);
+    top.press("\r");
+    top.sees(&["> held", &holder.child.id().to_string(), "job"]);
+    top.sees(&["  waiting", &waiter.child.id().to_string(), "later"]);
+    top.press("\x1b");
+    top.sees(&["> every:top"]);
+    top.press("q");
+    assert!(top.ends().success());
+    for running in [holder, waiter] {
+        running.signal(Signal::SIGTERM);
+    }
+}

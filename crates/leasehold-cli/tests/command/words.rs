@@ -1,0 +1,110 @@
+//! One word for one state, wherever the command tells of it: the table in README has them.
+
+use std::collections::BTreeSet;
+use std::process::Stdio;
+
+use serde_json::Value;
+
+use crate::common::{Place, Running, eventually};
+use crate::top::Top;
+
+/// The words of the table in README.
+fn table() -> BTreeSet<String> {
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md"));
+    let page = page.unwrap();
+    let (_, after) = page.split_once("| in Rust | in the command | meaning |").unwrap();
+    let rows = after.lines().skip(2).take_while(|line| line.starts_with('|'));
+    let words = rows.filter_map(|row| row.split('|').nth(2));
+    words.map(|word| word.trim().trim_matches('`').to_owned()).collect()
+}
+
+/// A lock that is held and waited for, and one that somebody closed: told by `ls`, `show`, `top`, `events`, `hold` and
+/// `run`, as text and as JSON.
+#[test]
+fn a_state_has_one_word_in_all_outputs() {
+    let place = Place::new();
+    let hold = |words: &[&str]| {
+        let mut command = place.leasehold([&["hold"], words].concat());
+        command.stdin(Stdio::piped());
+        Running::start(command)
+    };
+    let mut holder = hold(&["--json", "--label", "first", "x"]);
+    let json = |line: &str| serde_json::from_str::<Value>(line).unwrap();
+    let held = json(&holder.line());
+    let mut waiter = hold(&["--label", "second", "x"]);
+    let waiting = waiter.line();
+    assert_eq!(place.code(&["close", "shut", "--for", "1h", "--reason", "moved"]), 0);
+    let words = [held["event"].as_str().unwrap(), waiting.split(' ').next().unwrap(), "departed"];
+    assert_eq!(words, ["held", "waiting", "departed"]);
+
+    // Each of these, of the three claims.
+    let told = |words: &[&str]| {
+        let output = place.output(words);
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let states = |lock: &Value| -> Vec<String> {
+        let claims = lock["claims"].as_array().unwrap().iter();
+        claims.map(|claim| claim["state"].as_str().unwrap().to_owned()).collect()
+    };
+    let all = json(&told(&["ls", "--json"]));
+    let listed: Vec<Vec<String>> = all.as_array().unwrap().iter().map(states).collect();
+    assert_eq!(
+        listed.concat().into_iter().collect::<BTreeSet<_>>(),
+        words.map(str::to_owned).into()
+    );
+    for (name, is) in [("x", &words[..2]), ("shut", &words[2..])] {
+        assert_eq!(states(&json(&told(&["show", "--json", name]))), is, "show --json {name}");
+        let shown = told(&["show", name]);
+        let shown: Vec<&str> =
+            shown.lines().skip(4).map(|line| line.split(' ').next().unwrap()).collect();
+        assert_eq!(shown, is, "show {name}");
+    }
+    let events = |json: bool| {
+        let words = ["events", "--json"];
+        let mut events = Running::start(place.leasehold(&words[..if json { 2 } else { 1 }]));
+        (0..3).map(|_| events.line()).collect::<Vec<_>>()
+    };
+    let as_text = events(false).into_iter().map(|line| line.split(' ').next().unwrap().to_owned());
+    let as_json =
+        events(true).into_iter().map(|line| json(&line)["event"].as_str().unwrap().to_owned());
+    for told in [as_text.collect::<BTreeSet<_>>(), as_json.collect()] {
+        assert_eq!(told, words.map(str::to_owned).into(), "events");
+    }
+    let mut top = Top::start(&place, &[]);
+    top.sees(&["2 locks: 1 held, 1 waiting;"]);
+    top.press("\r");
+    top.sees(&["> held", "first"]);
+    top.sees(&["  waiting", "second"]);
+    top.press("\x1b");
+    top.sees(&["> x"]);
+    top.press("j\r");
+    top.sees(&["> departed", "closed: moved"]);
+    drop(top);
+    // A closed lock is listed as top shows it: who closed it, and why.
+    let listed = told(&["ls"]);
+    let shut = listed.lines().find(|line| line.starts_with("shut")).unwrap();
+    assert!(shut.contains("closed for 59m") && shut.ends_with(": moved"), "{shut}");
+
+    // What becomes of it, by who holds it and by who looks on.
+    let mut onlooker = Running::start(place.leasehold(["events", "x"]));
+    assert!(onlooker.line().starts_with(words[0]) && onlooker.line().starts_with(words[1]));
+    drop(holder.child.stdin.take());
+    assert_eq!(json(&holder.line())["event"], "released");
+    assert!(waiter.line().starts_with("held "));
+    assert!(onlooker.line().starts_with("ended ") && onlooker.line().starts_with("held "));
+    drop(waiter.child.stdin.take());
+    assert!(waiter.line().starts_with("released "));
+    let run = place.output(&["run", "--json", "x", "--", "true"]);
+    let said = String::from_utf8(run.stderr).unwrap();
+    let said: BTreeSet<String> =
+        said.lines().map(|line| json(line)["event"].as_str().unwrap().to_owned()).collect();
+    assert!(said.contains("held") && said.contains("released"), "{said:?}");
+    eventually("it is free", || place.claims("x") == 0);
+
+    let table = table();
+    for word in words.iter().chain(&["at_risk", "lost", "released", "ended"]) {
+        assert!(table.contains(*word), "{word} is not in README's table: {table:?}");
+    }
+    assert_eq!(table.len(), 7, "{table:?}");
+}
