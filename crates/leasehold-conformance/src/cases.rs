@@ -1744,6 +1744,86 @@ pub async fn changes_in_queues_are_followed(subject: &Subject) {
     assert_eq!((change.name.as_str(), change.claim.token), (&*name, Some(second.token())));
 }
 
+/// Where the store tells: long before its next renewal, whatever it holds, be it renewed or not.
+pub async fn an_evicted_holder_hears_at_once(subject: &Subject) {
+    if !subject
+        .claims("that evicted holders are told", subject.guarantees().evicted == Wakeup::Push)
+    {
+        return;
+    }
+    let (locks, other) = (subject.client().await, subject.client().await);
+    let long = Duration::from_secs(90).min(locks.store().longest_lease());
+    let mutex = |what: &str| locks.mutex(subject.name(what)).lease(long);
+    let mut held = vec![
+        must("lock", mutex("evicted:mutex").lock().await),
+        must("lock", mutex("evicted:unrenewed").no_renewal().lock().await),
+    ];
+    if subject.guarantees().keeps(Kind::RwLock) {
+        let lock = locks.rwlock(subject.name("evicted:read")).lease(long);
+        held.push(must("read", lock.read().await));
+        let lock = locks.semaphore(subject.name("evicted:permit"), 3).lease(long);
+        held.push(must("acquire", lock.acquire_many(2).await));
+    }
+    for guard in held {
+        let began = Instant::now();
+        must("evict", other.evict(guard.name().as_str(), Evict::Holders).await);
+        let reason = tokio::time::timeout(PATIENCE, guard.lost()).await;
+        assert_eq!(reason.ok(), Some(LostReason::Gone), "{guard:?}");
+        // What would be found by asking comes later: not before a third of the lease.
+        assert!(began.elapsed() < long / 4, "{guard:?}: told after {:?}", began.elapsed());
+    }
+    // A hint that comes for somebody who holds takes nothing from him.
+    let guard = must("lock", mutex("evicted:not").lock().await);
+    assert_eq!(must("evict", other.evict(subject.name("evicted:none"), Evict::Holders).await), 0);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(guard.is_held());
+    must("release", guard.release().await);
+}
+
+/// Where the store tells: long before anybody would look by himself.
+pub async fn who_follows_a_queue_is_told(subject: &Subject) {
+    if !subject.claims("that who follows is told", subject.guarantees().followed == Wakeup::Push) {
+        return;
+    }
+    async fn next(changes: &mut Changes, wanted: Became) -> Change {
+        let told = tokio::time::timeout(PATIENCE, async {
+            loop {
+                let change = must("next", changes.next().await);
+                if change.became == wanted {
+                    return change;
+                }
+            }
+        });
+        let Ok(told) = told.await else { panic!("nobody was told that one {wanted:?}") };
+        told
+    }
+    let name = subject.name("told:a");
+    let (locks, others) = (subject.client().await, subject.client().await);
+    // So that the one that is told first is there, and nothing is new to him.
+    let before = must("lock", locks.mutex(subject.name("told:before")).lock().await);
+    let mut of_all = others.watch_all(subject.name("told:")).every(PATIENCE * 20);
+    next(&mut of_all, Became::Holds).await;
+    let first = must("lock", locks.mutex(&name).lock().await);
+    assert_eq!(next(&mut of_all, Became::Holds).await.claim.token, Some(first.token()));
+    let mut of_one = others.watch(&name).every(PATIENCE * 20);
+    next(&mut of_one, Became::Holds).await;
+    let waiting = {
+        let lock = locks.mutex(&name);
+        tokio::spawn(async move { lock.lock().await })
+    };
+    next(&mut of_one, Became::Waits).await;
+    let token = first.token();
+    must("release", first.release().await);
+    let second = must("wait", must("join", waiting.await));
+    assert_eq!(next(&mut of_one, Became::Ended).await.claim.token, Some(token));
+    assert_eq!(next(&mut of_one, Became::Holds).await.claim.token, Some(second.token()));
+    must("release", second.release().await);
+    assert_eq!(next(&mut of_one, Became::Ended).await.name.as_str(), name);
+    must("release", before.release().await);
+    let all = async { while next(&mut of_all, Became::Ended).await.name.as_str() == name {} };
+    all.await;
+}
+
 /// In threads without a runtime: each has a term, with greater tokens, and a candidate that resigns stands again.
 pub async fn a_blocking_candidate_leads_until_it_says_so(subject: &Subject) {
     let name = subject.name("blocking-election");

@@ -217,6 +217,8 @@ list_cases![
     no_renewal_lets_the_lease_end,
     a_hold_is_renewed_by_hand,
     changes_in_queues_are_followed,
+    an_evicted_holder_hears_at_once,
+    who_follows_a_queue_is_told,
     a_blocking_candidate_leads_until_it_says_so,
     list_is_by_prefix_and_in_order,
     people_see_and_evict,

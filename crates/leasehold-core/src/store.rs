@@ -7,6 +7,7 @@
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
+use std::sync::Weak;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -25,6 +26,7 @@ pub use crate::words::answer::{
 
 pub(crate) mod above;
 mod guarantees;
+mod hints;
 pub(crate) mod inbox;
 mod info;
 pub(crate) mod machine;
@@ -38,6 +40,7 @@ pub(crate) mod waiters;
 pub use guarantees::{
     ALL_KINDS, ClockModel, Durability, Guarantee, Guarantees, Liveness, Stall, Survival, Wakeup,
 };
+pub use hints::{Ear, Ears, Follow, Followers, Queues, Stirrer};
 pub use info::StoreInfo;
 pub use memory::MemoryStore;
 
@@ -103,8 +106,26 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>>;
 
     /// Removes claims by a person's order, and hands over. Tells how many were removed. Their
-    /// clients find out at their next renewal.
+    /// clients are told, where [somebody hears](Self::hear), and else find out at their next renewal.
     async fn evict(&self, name: &Name, which: Evict) -> Result<usize>;
+
+    /// Tells `ear` from now on, for as long as it is there, of claims of its client that had better be asked
+    /// about at once: they were evicted. Called once for each client of the store, before its first claim. A hint, which
+    /// a store need not give: [`Guarantees::evicted`] says whether it does.
+    fn hear(&self, ear: Weak<dyn Ear>) {
+        let _ = ear;
+    }
+
+    /// Follows these queues from now on: tells whenever something may have changed there, claims that came, were
+    /// granted or ended. `None` where the store cannot tell ([`Guarantees::followed`]); who follows then looks
+    /// now and then. A hint: what only time has ended, nobody may tell.
+    ///
+    /// # Errors
+    /// As the store fails: nothing is told, and it may be called again later.
+    async fn follow(&self, queues: &Queues) -> Result<Option<Follow>> {
+        let _ = queues;
+        Ok(None)
+    }
 
     /// What is wrong with the set-up, as far as the store can tell: what its configuration, its
     /// clock and what it stands on do to its promises.

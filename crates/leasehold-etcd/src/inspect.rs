@@ -130,6 +130,8 @@ impl Shared {
                 let done = self.client.txn(txn).await?;
                 if done.answer.succeeded {
                     removed += some.len();
+                    let ids: Vec<_> = some.iter().filter_map(|entry| entry.claim).collect();
+                    self.tell_evicted(&ids).await;
                 } else if done.repeated {
                     let what =
                         "the answer was lost, and whom it evicted: look before you try again";

@@ -12,6 +12,7 @@
 //!   last guess was wrong (`etcd/contended.rs`), two.
 //! - *leave* (`etcd/leave.rs`): one transaction.
 //! - *renew* (`etcd/renew.rs`): keep-alives, all of a client's on a few streams, and a look at the keys.
+//! - *hear* and *follow* (`etcd/hear.rs`): watches, of one key that says who was evicted, and of queues.
 //! - *changed* (`etcd/stand.rs`): a watch from the present on what blocks the claim. Near the front of a
 //!   mutex its events tell all (`etcd/front.rs`); else there is a look after each, which shows the waiter's
 //!   own key as well.
@@ -49,8 +50,10 @@ mod client;
 mod compare;
 mod contended;
 mod doctor;
+mod ends;
 mod fault;
 mod front;
+mod hear;
 mod inspect;
 mod join;
 mod keepalive;
@@ -70,7 +73,7 @@ mod watch;
 
 use std::borrow::Cow;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -81,6 +84,7 @@ pub use self::compare::{EtcdCompare, EtcdGuardExt};
 
 use self::client::Client;
 use self::compare::SCHEME;
+use self::ends::Ends;
 use self::fault::{Failure, closed};
 use self::keepalive::KeepAlives;
 use self::leases::Leases;
@@ -92,8 +96,9 @@ use leasehold_core::Opening;
 use leasehold_core::doctor::Finding;
 use leasehold_core::kit::redacted;
 use leasehold_core::store::{
-    ALL_KINDS, ClockModel, Durability, Evict, Guarantees, Joined, Liveness, LockInfo, Mode,
-    Ownership, Renew, Renewal, Signal, Stall, Store, StoreInfo, Survival, Wakeup,
+    ALL_KINDS, ClockModel, Durability, Ear, Ears, Evict, Follow, Guarantees, Joined, Liveness,
+    LockInfo, Mode, Ownership, Queues, Renew, Renewal, Signal, Stall, Store, StoreInfo, Survival,
+    Wakeup,
 };
 use leasehold_core::{Claim, Name, Result};
 
@@ -102,6 +107,11 @@ pub struct EtcdStore {
     info: StoreInfo,
     members: usize,
     shared: Arc<Shared>,
+    ears: Arc<Ears>,
+    /// What hears of evictions, as soon as somebody wants to.
+    hearing: OnceLock<Ends>,
+    /// Whether it may.
+    hears: bool,
     tending: AbortHandle,
 }
 
@@ -155,7 +165,9 @@ impl EtcdStore {
             }
         };
         let info = StoreInfo::new(redacted(url), guarantees(&found)).identified(identity);
-        Ok(Self { info, members: found.members, shared, tending })
+        let (ears, hearing) = (Arc::default(), OnceLock::new());
+        let (members, hears) = (found.members, found.hears);
+        Ok(Self { info, members, shared, ears, hearing, hears, tending })
     }
 
     /// How many requests this client has sent so far, those on streams (keep-alives, watches)
@@ -241,6 +253,17 @@ impl Store for EtcdStore {
         self.told_of(name, self.shared.evict(name, which).await)
     }
 
+    fn hear(&self, ear: Weak<dyn Ear>) {
+        self.ears.add(ear);
+        if self.hears {
+            self.hearing.get_or_init(|| self.shared.hear(self.ears.clone()));
+        }
+    }
+
+    async fn follow(&self, queues: &Queues) -> Result<Option<Follow>> {
+        self.told(self.shared.follow_all(queues).await).map(Some)
+    }
+
     fn ownership(&self, claim: &Claim) -> Result<Option<Ownership>> {
         Ok(Some(Ownership::new(SCHEME, self.shared.key(claim))))
     }
@@ -258,7 +281,7 @@ impl EtcdStore {
     }
 }
 
-fn guarantees(&Found { members, ignores_old_leaders, .. }: &Found) -> Guarantees {
+fn guarantees(&Found { members, ignores_old_leaders, hears, .. }: &Found) -> Guarantees {
     let durability = if members > 1 { Durability::Majority } else { Durability::Disk };
     let failover = match (members, ignores_old_leaders) {
         (0 | 1, _) => Survival::NotApplicable,
@@ -269,6 +292,8 @@ fn guarantees(&Found { members, ignores_old_leaders, .. }: &Found) -> Guarantees
     promised.kinds = Cow::Borrowed(ALL_KINDS);
     promised.fifo = true;
     promised.wakeup = Wakeup::Push;
+    promised.evicted = if hears { Wakeup::Push } else { Wakeup::Poll };
+    promised.followed = Wakeup::Push;
     promised.liveness = Liveness::Lease;
     promised.clock = ClockModel::Monotonic;
     promised.lock_delay = true;

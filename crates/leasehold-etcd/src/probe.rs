@@ -18,12 +18,14 @@ pub(super) struct Found {
     pub(super) cluster: Option<u64>,
     /// No leader that was stopped ends what its successor renewed, whichever member it is.
     pub(super) ignores_old_leaders: bool,
+    /// We may read the key in which is told who was evicted.
+    pub(super) hears: bool,
 }
 
 /// Whether a majority answers and lets us in; and what it is.
 pub(super) async fn probe(client: &Client, url: &EtcdUrl) -> Result<Found> {
     let (let_in, each) = tokio::join!(lets_us_in(client, url), told(client));
-    let_in?;
+    let hears = let_in?;
     let path = "/etcdserverpb.Cluster/MemberList";
     let key = format!("{}leasehold", url.namespace).into_bytes();
     let (listed, renumbers) = tokio::join!(
@@ -42,22 +44,22 @@ pub(super) async fn probe(client: &Client, url: &EtcdUrl) -> Result<Found> {
     let cluster = listed.and_then(|listed| listed.header).map(|header| header.cluster_id);
     let ignores_old_leaders = all_ignore_old_leaders(voters.as_deref(), &each);
     let members = voters.map_or(url.endpoints.len(), |voters| voters.len());
-    Ok(Found { members, cluster, ignores_old_leaders })
+    Ok(Found { members, cluster, ignores_old_leaders, hears })
 }
 
-/// Whether a majority answers and lets us in.
-async fn lets_us_in(client: &Client, url: &EtcdUrl) -> Result<()> {
+/// Whether a majority answers and lets us in; and whether to this very key.
+async fn lets_us_in(client: &Client, url: &EtcdUrl) -> Result<bool> {
     let key = format!("{}leasehold", url.namespace).into_bytes();
     let one = RangeRequest { keys_only: true, ..get(key) };
     match client.range(one).await {
-        Ok(_) => Ok(()),
+        Ok(_) => Ok(true),
         // A user may have a right to some locks and not to this key.
         Err(Failure::Final(error))
             if error.kind() == ErrorKind::Denied
                 && url.namespace.is_empty()
                 && error.to_string().contains("permission denied") =>
         {
-            Ok(())
+            Ok(false)
         }
         Err(failure) => Err(closed(failure, &url.namespace).into()),
     }

@@ -92,6 +92,8 @@ pub(super) enum Watched {
     Deletion(Vec<u8>),
     /// That any key is deleted from this to before that.
     Deletions(Vec<u8>, Vec<u8>),
+    /// That any key is written or deleted from this to before that.
+    All(Vec<u8>, Vec<u8>),
 }
 
 /// What has happened to what is watched together.
@@ -105,6 +107,8 @@ struct Happened {
     latest: Latest,
     /// Kept where a whole queue is watched.
     departures: Option<Departures>,
+    /// Kept where it matters what is written.
+    said: Option<Vec<Vec<u8>>>,
 }
 
 /// What an owner was not told before.
@@ -191,6 +195,13 @@ impl Watches {
         self.begin(&connection, all, Happened::default())
     }
 
+    /// Watches what is written into this key.
+    pub(super) async fn saying(&self, key: Vec<u8>) -> Result<Watching, Failure> {
+        let connection = self.client.connection().await?;
+        let happened = Happened { said: Some(Vec::new()), ..Happened::default() };
+        self.begin(&connection, &[Watched::Key(key)], happened)
+    }
+
     fn begin(
         &self,
         connection: &Connection,
@@ -237,10 +248,10 @@ impl Watched {
     fn request(&self, watch_id: i64) -> WatchCreateRequest {
         let (key, range_end) = match self {
             Self::Key(key) | Self::Deletion(key) => (key.clone(), Vec::new()),
-            Self::Deletions(from, to) => (from.clone(), to.clone()),
+            Self::Deletions(from, to) | Self::All(from, to) => (from.clone(), to.clone()),
         };
         let filters = match self {
-            Self::Key(_) => Vec::new(),
+            Self::Key(_) | Self::All(..) => Vec::new(),
             Self::Deletion(_) | Self::Deletions(..) => vec![i32::from(WatchFilter::NoPut)],
         };
         WatchCreateRequest { key, range_end, filters, watch_id }
@@ -274,6 +285,14 @@ impl Watching {
         let all = self.ids.len();
         let mut told = |h: &Happened| h.departures.as_ref().and_then(&mut tells);
         self.news(|h| if h.confirmed >= all { told(h) } else { None }).await
+    }
+
+    /// What was written since this was last asked, as soon as there is some.
+    pub(super) async fn said(&self) -> Result<Vec<Vec<u8>>, Failure> {
+        self.news(|h| h.said.as_ref().is_some_and(|said| !said.is_empty()).then_some(())).await?;
+        let mut taken = Vec::new();
+        self.news.tell(|h| taken = h.said.as_mut().map(std::mem::take).unwrap_or_default());
+        Ok(taken)
     }
 
     /// Forgets what has happened so far.
@@ -448,11 +467,16 @@ fn take_in(stream: &Stream, response: &WatchResponse) {
     }
     let is_deletion = |e: &&Event| e.kind == i32::from(EventKind::Delete);
     let deleted = || response.events.iter().filter(is_deletion);
+    let written = || response.events.iter().filter(|event| !is_deletion(event));
     news.tell(|h| {
         let latest = &mut h.latest;
         latest.written |= deleted().count() < response.events.len();
         latest.deleted |= deleted().next().is_some();
         latest.revision = latest.revision.max(revision);
+        if let Some(said) = &mut h.said {
+            let values = written().filter_map(|event| event.kv.as_ref());
+            said.extend(values.map(|kv| kv.value.clone()));
+        }
         if let Some(departures) = &mut h.departures {
             // All of one revision come together, so nobody looks in between.
             for kv in deleted().filter_map(|event| event.kv.as_ref()) {

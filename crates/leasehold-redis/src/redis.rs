@@ -42,6 +42,11 @@
 //! get no turn). In a cluster every node passes every message on, so when the node of that connection
 //! is gone, a connection to another listens to its channel.
 //!
+//! Whoever evicts publishes the claims' ids to one channel that all clients listen to: it is rare, a holder's record
+//! does not say which connection is its client's, and a client finds its own among the ids. It is a hint: the client
+//! asks, and an eviction that goes unheard is found by the next renewal. Whoever follows a queue is told by the
+//! server itself (`redis/follow.rs`).
+//!
 //! # Keys of others
 //! What is under a lock's name and none of ours is somebody else's hold: a string by the recipe, or a
 //! hash as Redisson's locks are. It is waited for while it expires, and an error where it never does or
@@ -73,6 +78,7 @@ mod cluster;
 pub(crate) mod connection;
 mod doctor;
 pub(crate) mod fault;
+mod follow;
 pub(crate) mod keys;
 mod probe;
 mod replicas;
@@ -85,8 +91,8 @@ pub(crate) mod url;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -105,7 +111,8 @@ use leasehold_core::Opening;
 use leasehold_core::doctor::Finding;
 use leasehold_core::kit::{Waiters, redacted, request_timeout};
 use leasehold_core::store::{
-    Evict, Joined, LockInfo, Mode, Renew, Renewal, Signal, Store, StoreInfo,
+    Ear, Ears, Evict, Follow, Joined, LockInfo, Mode, Queues, Renew, Renewal, Signal, Store,
+    StoreInfo,
 };
 use leasehold_core::{Claim, ClaimId, Error, ErrorKind, Kind, Name, Result, Token};
 
@@ -117,6 +124,10 @@ const SCANNED: usize = 1_000;
 const ARGUMENTS: usize = 11;
 const ARGUMENTS_OF_JOIN: usize = 120;
 const ARGUMENTS_OF_LEAVE: usize = 48;
+/// The channel on which all clients are told who was evicted, and what is said there behind the claim's id. They
+/// stand in `evict.lua`, too.
+const TO_ALL: &str = "leasehold:inbox:all";
+const EVICTED: &str = "evicted";
 /// How often a release is repeated that meets dead waiters, a thousand each time.
 const BURIALS: u32 = 1_000;
 
@@ -128,6 +139,8 @@ pub struct RedisStore {
     scripts: Scripts,
     holder_cache: HolderCache,
     waiters: Arc<Inbox>,
+    ears: Arc<Ears>,
+    runtime: Handle,
     confirm: Option<Confirm>,
     restart_delay: Duration,
     /// It has taken writes: if it does not any more, that will pass.
@@ -154,24 +167,37 @@ impl fmt::Display for Member {
     }
 }
 
-impl PushListener for Inbox {
+/// What is said to this client, by those who grant and by those who evict.
+#[derive(Debug)]
+struct Heard {
+    waiters: Arc<Inbox>,
+    ears: Arc<Ears>,
+}
+
+impl PushListener for Heard {
     fn message(&self, text: &[u8]) {
-        let Some((id, token)) = std::str::from_utf8(text).ok().and_then(|t| t.split_once(' '))
+        let Some((id, said)) = std::str::from_utf8(text).ok().and_then(|t| t.split_once(' '))
         else {
             return;
         };
-        let token = token.parse().ok().and_then(Token::new);
-        if let (Some(id), Some(token)) = (ClaimId::from_hex(id), token) {
-            self.tell(id, Signal::Granted(token));
+        let Some(id) = ClaimId::from_hex(id) else { return };
+        match said.parse().ok().and_then(Token::new) {
+            Some(token) => self.waiters.tell(id, Signal::Granted(token)),
+            None if said == EVICTED => self.ears.ask(id),
+            None => {}
         }
     }
 
     fn interrupted(&self) {
-        self.ask_all();
+        self.waiters.ask_all();
     }
 
     fn expected(&self) -> Vec<String> {
-        self.all_kept().into_iter().map(|member| member.inbox.to_string()).collect()
+        self.waiters.all_kept().into_iter().map(|member| member.inbox.to_string()).collect()
+    }
+
+    fn common(&self) -> Option<&'static str> {
+        Some(TO_ALL)
     }
 }
 
@@ -220,7 +246,9 @@ impl RedisStore {
         let parsed = RedisUrl::parse(url)?;
         let channel = format!("{RESERVED}inbox:{}", ClaimId::random()?.to_hex());
         let waiters = Arc::<Inbox>::default();
-        let hears: Arc<dyn PushListener> = waiters.clone();
+        let ears = Arc::<Ears>::default();
+        let heard = Heard { waiters: waiters.clone(), ears: ears.clone() };
+        let hears: Arc<dyn PushListener> = Arc::new(heard);
         let servers = Arc::new(Servers::new(&parsed, runtime, &channel, &hears)?);
         let (guarantees, is_master) = probe::found(&servers, &parsed, runtime).await?;
         servers.watch(runtime);
@@ -238,6 +266,8 @@ impl RedisStore {
             scripts: Scripts::new(parsed.restart_delay),
             holder_cache: HolderCache::default(),
             waiters,
+            ears,
+            runtime: runtime.clone(),
             restart_delay: parsed.restart_delay,
             was_master: AtomicBool::new(is_master),
         }))
@@ -786,5 +816,14 @@ impl Store for RedisStore {
             Evict::Holders => 0,
         });
         answer::evicted(name, self.send(&request).await.map_err(|e| e.on(name))?)
+    }
+
+    fn hear(&self, ear: Weak<dyn Ear>) {
+        self.ears.add(ear);
+    }
+
+    async fn follow(&self, queues: &Queues) -> Result<Option<Follow>> {
+        let followed = follow::follow(&self.servers, &self.keyspace, queues, &self.runtime).await;
+        followed.map_err(|error| self.fault(&error))
     }
 }

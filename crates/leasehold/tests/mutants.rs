@@ -13,6 +13,7 @@ use leasehold::conformance::{cases, run};
 use leasehold::queue::{Entry, Queue, StoreTime};
 use leasehold::store::{
     Evict, Joined, LockInfo, MemoryStore, Mode, Renew, Renewal, Signal, Standing, Store, StoreInfo,
+    Wakeup,
 };
 use leasehold::{Builder, Claim, ClaimId, Error, ErrorKind, Holder, Kind, Name, Result, Token};
 use serde_json::Value;
@@ -211,7 +212,9 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Mutant {
     fn new(wrong: Option<Wrong>) -> Arc<Self> {
-        let everything = MemoryStore::new().info().guarantees.clone();
+        let mut everything = MemoryStore::new().info().guarantees.clone();
+        // It gives no hints.
+        (everything.evicted, everything.followed) = (Wakeup::Poll, Wakeup::Poll);
         let info = StoreInfo::new("mutant:", everything).local();
         let began = Instant::now() - Duration::from_secs(1);
         Arc::new(Self { wrong, info, began, state: Mutex::default() })

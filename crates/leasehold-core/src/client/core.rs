@@ -1,7 +1,7 @@
 //! What the parts of one client share.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::background::Background;
@@ -45,6 +45,8 @@ impl Core {
         identity: String,
     ) -> Self {
         let keeper = Keeper::new(store.clone(), clock.clone());
+        let ear: Weak<Keeper> = Arc::downgrade(&keeper);
+        store.hear(ear);
         background.spawn(keeper.clone().run());
         let holder = Arc::new(Holder::this_process(&options.label));
         let (seen, closed) = (AtomicU64::new(0), AtomicBool::new(false));

@@ -11,6 +11,9 @@
 //! for each ([`Renewal::Unknown`]). An error means *unknown* and moves no deadline; only the clock and
 //! the store's own word end a hold.
 //!
+//! A store that hears of an eviction says so ([`Ear`]), and then the claim is due at once. It only says when
+//! to ask: what is believed is the answer. A hold that nobody renews is asked about without being made longer.
+//!
 //! Taking or releasing a lock wakes this task only if something is due earlier than it would have
 //! looked anyway, so the uncontended path pays for two entries in
 //! [maps](super::schedule), and no thread switch.
@@ -34,7 +37,7 @@ use crate::base::clock::{Clock, Moment};
 use crate::base::duration::short;
 use crate::base::locked::locked;
 use crate::base::world;
-use crate::store::Store;
+use crate::store::{Ear, Store};
 use crate::words::answer::{Renew, Renewal};
 use crate::words::claim::ClaimId;
 use crate::words::error::{Error, ErrorKind, LostReason, Result};
@@ -80,13 +83,13 @@ impl Keeper {
             false => Moment::NEVER,
         };
         let due = send.min(lease.next_change(now));
-        self.put(Entry { kept: Tracked::Lease(lease), due, send });
+        self.put(Entry::new(Tracked::Lease(lease), due, send));
     }
 
     /// Keeps a place in the queue.
     pub(crate) fn wait(&self, waiting: Arc<Waiting>) {
         let due = waiting.next_beat(self.clock.now());
-        self.put(Entry { kept: Tracked::Waiting(waiting), due, send: due });
+        self.put(Entry::new(Tracked::Waiting(waiting), due, due));
     }
 
     /// Whether this client holds a lock of this name.
@@ -172,6 +175,7 @@ impl Keeper {
                     Tracked::Waiting(_) => waits.push(entry.kept.clone()),
                 }
                 entry.send = Moment::NEVER;
+                entry.hurried = false;
             }
             Some(entry.kept.next_look(entry.send, now))
         };
@@ -211,7 +215,8 @@ impl Keeper {
         let renewal = |kept: &Tracked| Renew {
             claim: kept.claim().clone(),
             lease: match kept {
-                Tracked::Lease(lease) => lease.next_lease(sent),
+                Tracked::Lease(lease) if lease.wants_renewal() => lease.next_lease(sent),
+                Tracked::Lease(lease) => lease.as_it_is(sent),
                 Tracked::Waiting(waiting) => waiting.claim.lease,
             },
         };
@@ -338,8 +343,23 @@ impl Keeper {
         };
         let due = kept.next_look(send, now);
         let mut all = self.lock();
-        let early = all.plan(kept, send, due) && all.planned.is_some_and(|planned| due < planned);
+        all.plan(kept, send, due, now);
+        let first = all.first_due().unwrap_or(Moment::NEVER);
+        let early = all.planned.is_some_and(|planned| first < planned);
         drop(all);
+        if early {
+            self.wake.notify_one();
+        }
+    }
+}
+
+impl Ear for Keeper {
+    /// The next request for this claim is due, as if its time had come: the store's answer to it tells the truth.
+    fn ask(&self, id: ClaimId) {
+        let now = self.clock.now();
+        let mut kept = self.lock();
+        let early = kept.hurry(id, now) && kept.planned.is_some_and(|planned| now < planned);
+        drop(kept);
         if early {
             self.wake.notify_one();
         }

@@ -23,7 +23,7 @@ use super::telemetry::{self, Gauged};
 use crate::base::clock::{Clock, Moment};
 use crate::words::claim::Claim;
 use crate::words::error::LostReason;
-use crate::words::limits::drift;
+use crate::words::limits::{MIN_LEASE, drift};
 use crate::words::sequencer::Side;
 use crate::words::token::Token;
 
@@ -327,6 +327,17 @@ impl Lease {
                 let left = ends.max(self.keep_until).since(now);
                 self.claim.lease.min(left + drift(left) * 2)
             }
+        }
+    }
+
+    /// How long a renewal may make it that is only to ask: what it is.
+    pub(crate) fn as_it_is(&self, now: Moment) -> Duration {
+        match self.left_at(now) {
+            // No leases, so the number says nothing.
+            Some(Duration::MAX) => self.claim.lease,
+            // The store's lease must cover our deadline, which is shortened by the drift.
+            Some(left) => left + drift(left) * 2,
+            None => MIN_LEASE,
         }
     }
 

@@ -42,6 +42,14 @@ impl Tracked {
         }
     }
 
+    /// Whether it is asked about again and again.
+    pub(super) fn wants_renewal(&self) -> bool {
+        match self {
+            Self::Lease(lease) => lease.wants_renewal(),
+            Self::Waiting(_) => true,
+        }
+    }
+
     /// When it is to be looked at, if its next request is to be sent at `send`.
     pub(super) fn next_look(&self, send: Moment, now: Moment) -> Moment {
         match self {
@@ -66,6 +74,14 @@ pub(super) struct Entry {
     pub(super) due: Moment,
     /// When the next request is to be sent; [`Moment::NEVER`] while one is under way.
     pub(super) send: Moment,
+    /// It is to be asked about at once, also where a request is under way that may have come too early.
+    pub(super) hurried: bool,
+}
+
+impl Entry {
+    pub(super) fn new(kept: Tracked, due: Moment, send: Moment) -> Self {
+        Self { kept, due, send, hurried: false }
+    }
 }
 
 /// How many ids that do not count are kept at least.
@@ -132,14 +148,31 @@ impl Schedule {
         if self.entries.get(&id)?.kept.is(kept) { self.take(id) } else { None }
     }
 
-    /// Sends at `send`, and looks at `due`; `false` if it is not kept any more.
-    pub(super) fn plan(&mut self, kept: &Tracked, send: Moment, due: Moment) -> bool {
+    /// Sends at `send`, and looks at `due`, or both now if it is [hurried](Self::hurry); `false` if it is not
+    /// kept any more.
+    pub(super) fn plan(&mut self, kept: &Tracked, send: Moment, due: Moment, now: Moment) -> bool {
         let id = kept.claim().id;
         let Some(entry) = self.entries.get_mut(&id).filter(|e| e.kept.is(kept)) else {
             return false;
         };
+        // Somebody wants to know of what came after the request that is answered now.
+        let (send, due) = if entry.hurried { (now.min(send), now.min(due)) } else { (send, due) };
         (entry.send, entry.due) = (send, due);
         self.note(id, due);
+        true
+    }
+
+    /// Has this claim asked about now, or as soon as the request is answered that is under way.
+    /// Tells whether there is something to look at now.
+    pub(super) fn hurry(&mut self, id: ClaimId, now: Moment) -> bool {
+        let Some(entry) = self.entries.get_mut(&id) else { return false };
+        entry.hurried = true;
+        // Where none is ever sent, none is under way.
+        if entry.send == Moment::NEVER && entry.kept.wants_renewal() {
+            return false;
+        }
+        (entry.send, entry.due) = (now, now);
+        self.note(id, now);
         true
     }
 
@@ -213,7 +246,7 @@ mod tests {
         let place = Place { ahead: 1, head_remaining: None, token: None };
         let due = Moment::from_nanos(due);
         let kept = Tracked::Waiting(Waiting::new(claim, due, place));
-        Entry { kept, due, send: due }
+        Entry::new(kept, due, due)
     }
 
     #[test]
@@ -239,6 +272,25 @@ mod tests {
         assert!(schedule.entries.capacity() < 1_000, "{}", schedule.entries.capacity());
     }
 
+    #[test]
+    fn what_is_hurried_while_it_is_asked_about_is_asked_about_again() {
+        let (id, at) = (ClaimId::from_u128(1), Moment::from_nanos);
+        let mut schedule = Schedule::default();
+        schedule.put(entry(1, 9));
+        assert!(!schedule.hurry(ClaimId::from_u128(2), at(3)), "nobody's");
+        assert!(schedule.hurry(id, at(3)));
+        assert_eq!(schedule.first_due(), Some(at(3)));
+        let kept = schedule.entries[&id].kept.clone();
+        // It is sent, and hurried again before it is answered.
+        assert!(schedule.look(at(3), |entry| {
+            (entry.send, entry.hurried) = (Moment::NEVER, false);
+            Some(at(50))
+        }));
+        assert!(!schedule.hurry(id, at(4)));
+        assert!(schedule.plan(&kept, at(20), at(20), at(5)));
+        assert_eq!((schedule.entries[&id].send, schedule.first_due()), (at(5), Some(at(5))));
+    }
+
     proptest! {
         #![proptest_config(testbed::cases())]
 
@@ -262,7 +314,7 @@ mod tests {
                     3 => {
                         let kept = schedule.entries.get(&ClaimId::from_u128(id));
                         let Some(kept) = kept.map(|entry| entry.kept.clone()) else { continue };
-                        prop_assert!(schedule.plan(&kept, Moment::NEVER, moment));
+                        prop_assert!(schedule.plan(&kept, Moment::NEVER, moment, moment));
                         plain.insert(id, time);
                     }
                     _ => {

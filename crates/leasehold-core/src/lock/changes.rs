@@ -1,7 +1,7 @@
 //! What changes in queues: the difference between one look and the next.
 //!
-//! It looks again and again and takes nothing, so it is in nobody's way; each look is one request. What came
-//! and went between two looks is not seen, and of what ended nobody knows whether it was given back or ran
+//! It looks whenever something stirs ([`looks`](crate::lock::looks)) and takes nothing, so it is in nobody's way; each look is
+//! one request. What came and went between two looks is not seen, and of what ended nobody knows whether it was given back or ran
 //! out. Two claims that look alike (two tasks of one process that wait) are told apart by their tokens, and before
 //! they have any by their order.
 
@@ -10,14 +10,19 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_core::Stream;
+
 use crate::client::core::Core;
 use crate::lock::acquire::LockHandle;
+use crate::lock::looks::Looks;
+use crate::lock::stream::Asked;
+use crate::store::Queues;
 use crate::words::answer::{ClaimInfo, LockInfo, Standing};
 use crate::words::claim::Kind;
 use crate::words::error::Result;
 use crate::words::name::Name;
 
-/// How often it looks.
+/// How often it looks where nobody tells it when to.
 const EVERY: Duration = Duration::from_millis(500);
 
 /// What became of a claim.
@@ -175,38 +180,60 @@ pub(crate) async fn list(core: &Core, prefix: &str) -> Result<Vec<LockInfo>> {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Changes {
-    core: Arc<Core>,
     which: Which,
-    every: Duration,
-    looked: bool,
+    looks: Looks,
     seen: Seen,
     told: VecDeque<Change>,
 }
 
 impl Changes {
     pub(crate) fn of(core: &Arc<Core>, name: &str) -> Self {
-        Self::new(core, Which::Of(LockHandle::new(core, name, Kind::Mutex, 1)))
+        let which = Which::Of(LockHandle::new(core, name, Kind::Mutex, 1));
+        Self::new(core, which, Name::new(name).ok().map(Queues::Of))
     }
 
     pub(crate) fn of_all(core: &Arc<Core>, prefix: &str) -> Self {
-        Self::new(core, Which::All { prefix: prefix.to_owned() })
+        let which = Which::All { prefix: prefix.to_owned() };
+        Self::new(core, which, Some(Queues::All(prefix.to_owned())))
     }
 
-    fn new(core: &Arc<Core>, which: Which) -> Self {
-        let (core, seen, told) = (core.clone(), Seen::new(), VecDeque::new());
-        Self { core, which, every: EVERY, looked: false, seen, told }
+    fn new(core: &Arc<Core>, which: Which, queues: Option<Queues>) -> Self {
+        let (looks, seen, told) = (Looks::new(core, queues, EVERY), Seen::new(), VecDeque::new());
+        Self { which, looks, seen, told }
     }
 
-    /// How long it pauses between two looks (default 500 ms, 10 ms at least). Each look is one request to the
-    /// store.
+    /// How long it pauses at most between two looks (10 ms at least). Without it that is 500 ms, and 2 s where the store
+    /// [tells of changes](crate::store::Guarantees::followed): there it looks as soon as something stirs, up to
+    /// fifty times a second, and the pause is for what nobody tells. Each look is one request to the store.
     #[must_use]
     pub fn every(mut self, pause: Duration) -> Self {
-        self.every = pause.max(Duration::from_millis(10));
+        self.looks.every(pause.max(Duration::from_millis(10)));
         self
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {
-        &self.core
+        self.looks.core()
+    }
+
+    /// The same as a stream, which has no end: an error is an item as well, and what comes after it goes on.
+    /// It lives in any executor.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use futures_util::StreamExt; // or whichever crate you take streams from
+    ///
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let _guard = locks.mutex("deploy:web").lock().await?;
+    /// let mut changes = locks.watch_all("deploy:").stream();
+    /// let change = changes.next().await.expect("it has no end")?;
+    /// assert_eq!(change.name.as_str(), "deploy:web");
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    pub fn stream(self) -> impl Stream<Item = Result<Change>> + Send + Unpin + 'static {
+        Asked::of(self, |mut changes| async move {
+            let next = changes.next().await;
+            (changes, next)
+        })
     }
 
     /// The next change: at first all that is there, and then what is new. What ended is told before what came.
@@ -222,15 +249,19 @@ impl Changes {
             if let Some(change) = self.told.pop_front() {
                 return Ok(change);
             }
-            if std::mem::replace(&mut self.looked, true) {
-                self.core.background.sleep(self.every).await;
-            }
-            let now = seen(match &self.which {
-                Which::Of(lock) => lock.read().await?.into_iter().collect(),
-                Which::All { prefix } => list(&self.core, prefix).await?,
-            });
+            self.looks.time().await;
+            let looked = self.look().await;
+            self.looks.looked(looked.is_ok());
+            let now = seen(looked?);
             self.told = changes(&self.seen, &now);
             self.seen = now;
+        }
+    }
+
+    async fn look(&self) -> Result<Vec<LockInfo>> {
+        match &self.which {
+            Which::Of(lock) => Ok(lock.read().await?.into_iter().collect()),
+            Which::All { prefix } => list(self.core(), prefix).await,
         }
     }
 }

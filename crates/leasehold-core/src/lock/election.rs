@@ -17,20 +17,25 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use futures_core::Stream;
+
 use crate::base::clock::Moment;
 use crate::client::background::Background;
 use crate::client::lease::State;
 use crate::lock::acquire::LockHandle;
 use crate::lock::guard::Guard;
+use crate::lock::looks::Looks;
 use crate::lock::options::option_methods;
+use crate::lock::stream::Asked;
 use crate::lock::wait::Wait;
+use crate::store::Queues;
 use crate::words::answer::ClaimInfo;
 use crate::words::error::{Error, LostReason, Result};
 use crate::words::token::Token;
 
 /// How long a candidate pauses before it stands again, at first and at most.
 const PAUSE: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(10)];
-/// How often an observer asks.
+/// How often an observer asks where nobody tells it when to.
 const LOOK: Duration = Duration::from_secs(1);
 
 type OnPause = Arc<dyn Fn(&Error, Duration) + Send + Sync>;
@@ -207,7 +212,9 @@ impl Election {
 
     /// Follows who leads, for those who do not stand themselves.
     pub fn observe(&self) -> Observer {
-        Observer { election: self.clone(), seen: None }
+        let queue = self.handle.name.as_ref().ok().cloned().map(Queues::Of);
+        let looks = Looks::new(&self.handle.core, queue, LOOK);
+        Observer { election: self.clone(), looks, seen: None }
     }
 }
 
@@ -227,13 +234,15 @@ impl Election {
 #[derive(Clone, Debug)]
 pub struct Observer {
     election: Election,
+    looks: Looks,
     /// The term that was told last.
     seen: Option<Option<Token>>,
 }
 
 impl Observer {
-    /// Who leads: at once the first time, and then when it is another one, or nobody any more. It asks once
-    /// a second, so a term that is shorter may be missed.
+    /// Who leads: at once the first time, and then when it is another one, or nobody any more. It asks as soon as
+    /// the store [tells of a change](crate::store::Guarantees::followed), and where it does not, once a second; so a
+    /// term that is shorter may be missed.
     ///
     /// # Cancel safety
     /// May be dropped and called again: no change is missed.
@@ -242,13 +251,33 @@ impl Observer {
     /// As [`Leasehold::read`](crate::Leasehold::read). It may be called again after an error.
     pub async fn changed(&mut self) -> Result<Option<ClaimInfo>> {
         loop {
-            let leader = self.election.leader().await?;
+            self.looks.time().await;
+            let leader = self.election.leader().await;
+            self.looks.looked(leader.is_ok());
+            let leader = leader?;
             let term = leader.as_ref().and_then(|leader| leader.token);
             if self.seen != Some(term) {
                 self.seen = Some(term);
                 return Ok(leader);
             }
-            self.election.handle.core.background.sleep(LOOK).await;
         }
+    }
+
+    /// The same as a stream, which has no end: an error is an item as well, and what comes after it goes on.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use futures_util::StreamExt; // or whichever crate you take streams from
+    ///
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let mut leaders = locks.election("leader").observe().stream();
+    /// assert!(leaders.next().await.expect("it has no end")?.is_none());
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    pub fn stream(self) -> impl Stream<Item = Result<Option<ClaimInfo>>> + Send + Unpin + 'static {
+        Asked::of(self, |mut observer| async move {
+            let changed = observer.changed().await;
+            (observer, changed)
+        })
     }
 }

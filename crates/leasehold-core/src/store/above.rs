@@ -12,14 +12,14 @@
 //! was not told of the move has smaller tokens, and is refused by the fence: closed, never open.
 
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
 
 use super::{
-    ClaimInfo, Evict, Joined, LockInfo, Mode, Ownership, Place, Renew, Renewal, Signal, Store,
-    StoreInfo,
+    ClaimInfo, Ear, Evict, Follow, Joined, LockInfo, Mode, Ownership, Place, Queues, Renew,
+    Renewal, Signal, Store, StoreInfo,
 };
 use crate::words::claim::Claim;
 use crate::words::doctor::Finding;
@@ -162,6 +162,14 @@ impl Store for Above {
             },
         };
         self.inner.evict(name, which).await
+    }
+
+    fn hear(&self, ear: Weak<dyn Ear>) {
+        self.inner.hear(ear);
+    }
+
+    async fn follow(&self, queues: &Queues) -> Result<Option<Follow>> {
+        self.inner.follow(queues).await
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {

@@ -115,6 +115,11 @@ pub struct Guarantees {
     pub fifo: bool,
     /// How waiters learn of their turn.
     pub wakeup: Wakeup,
+    /// How a holder learns that it was evicted: it is told, or asks with its next renewal.
+    pub evicted: Wakeup,
+    /// How whoever follows queues ([`watch`](crate::Leasehold::watch), [`observe`](crate::Election::observe))
+    /// learns of what changes there.
+    pub followed: Wakeup,
     /// What ends the hold of a dead holder.
     pub liveness: Liveness,
     /// Whose clock judges leases.
@@ -159,6 +164,8 @@ impl Guarantees {
             kinds: Cow::Borrowed(&[Kind::Mutex]),
             fifo: false,
             wakeup: Wakeup::Poll,
+            evicted: Wakeup::Poll,
+            followed: Wakeup::Poll,
             liveness: Liveness::Lease,
             clock: ClockModel::Wall,
             lock_delay: false,
@@ -191,6 +198,8 @@ impl Guarantees {
             ("kinds of lock", kinds.join(", ")),
             ("first come, first served", yes(self.fifo)),
             ("a waiter learns of its turn", self.wakeup.to_string()),
+            ("a holder learns that it was evicted", self.evicted.to_string()),
+            ("who follows a queue learns of changes", self.followed.to_string()),
             ("what ends a dead holder's hold", self.liveness.to_string()),
             ("a dead holder's lock is free within", recovery),
             ("leases are judged by", self.clock.to_string()),

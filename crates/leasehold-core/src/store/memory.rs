@@ -24,8 +24,9 @@ use std::time::Duration;
 use super::guarantees::ALL_KINDS;
 use super::inbox::Inbox;
 use super::{
-    ClockModel, Durability, Evict, Guarantees, Joined, Liveness, LockInfo, Mode, Renew, Renewal,
-    Signal, Stall, Store, StoreInfo, Survival, Wakeup, mismatch,
+    ClockModel, Durability, Ear, Ears, Evict, Follow, Followers, Guarantees, Joined, Liveness,
+    LockInfo, Mode, Queues, Renew, Renewal, Signal, Stall, Store, StoreInfo, Survival, Wakeup,
+    mismatch,
 };
 use crate::base::clock::{Clock, wall_micros};
 use crate::queue::{Queue, StoreTime};
@@ -41,6 +42,8 @@ pub struct MemoryStore {
     info: StoreInfo,
     clock: Clock,
     state: Mutex<State>,
+    ears: Ears,
+    followers: Followers,
 }
 
 #[derive(Debug, Default)]
@@ -85,7 +88,8 @@ impl MemoryStore {
         let made = MADE.fetch_add(1, Ordering::Relaxed);
         let identity = format!("{url}@{}.{}.{made}", std::process::id(), wall_micros());
         let info = StoreInfo::new(url, guarantees()).identified(identity).local();
-        Self { info, clock, state: Mutex::default() }
+        let (state, ears, followers) = Default::default();
+        Self { info, clock, state, ears, followers }
     }
 
     /// The process-wide namespace of this URL.
@@ -249,6 +253,10 @@ impl Store for MemoryStore {
             }
             joined
         });
+        drop(state);
+        if !matches!(joined, Ok(Joined::Busy { .. })) {
+            self.followers.stir(claim.name.as_str());
+        }
         joined.map_err(|m| mismatch(claim, m.kind, m.capacity))
     }
 
@@ -259,7 +267,15 @@ impl Store for MemoryStore {
             let renewed = state.with(&claim.name, |l| l.queue.renew(claim, *lease, now));
             renewed.unwrap_or(Renewal::Lost)
         };
-        Ok(renewals.iter().map(one).collect())
+        let renewed: Vec<Renewal> = renewals.iter().map(one).collect();
+        drop(state);
+        // What is over, and who is granted then, is found out by whoever comes first.
+        for (Renew { claim, .. }, renewal) in renewals.iter().zip(&renewed) {
+            if !matches!(renewal, Renewal::Waiting(_)) {
+                self.followers.stir(claim.name.as_str());
+            }
+        }
+        Ok(renewed)
     }
 
     async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
@@ -271,6 +287,8 @@ impl Store for MemoryStore {
             }
             lock.queue.leave(claim.id, keep, now)
         });
+        drop(state);
+        self.followers.stir(claim.name.as_str());
         Ok(left.unwrap_or(false))
     }
 
@@ -306,7 +324,25 @@ impl Store for MemoryStore {
     async fn evict(&self, name: &Name, which: Evict) -> Result<usize> {
         let mut state = self.lock();
         let now = self.now();
-        Ok(state.with(name, |l| l.queue.evict(which, now)).unwrap_or(0))
+        let evict = |lock: &mut Lock| {
+            let before: Vec<ClaimId> = lock.queue.entries().map(|e| e.id).collect();
+            let evicted = lock.queue.evict(which, now);
+            let gone = |id: &ClaimId| lock.queue.position(*id).is_none();
+            (evicted, before.into_iter().filter(gone).collect::<Vec<_>>())
+        };
+        let (evicted, gone) = state.with(name, evict).unwrap_or_default();
+        drop(state);
+        gone.into_iter().for_each(|id| self.ears.ask(id));
+        self.followers.stir(name.as_str());
+        Ok(evicted)
+    }
+
+    fn hear(&self, ear: Weak<dyn Ear>) {
+        self.ears.add(ear);
+    }
+
+    async fn follow(&self, queues: &Queues) -> Result<Option<Follow>> {
+        Ok(Some(self.followers.follow(queues.clone())))
     }
 }
 
@@ -319,6 +355,8 @@ fn guarantees() -> Guarantees {
         kinds: Cow::Borrowed(ALL_KINDS),
         fifo: true,
         wakeup: Wakeup::Push,
+        evicted: Wakeup::Push,
+        followed: Wakeup::Push,
         liveness: Liveness::Lease,
         clock: ClockModel::Monotonic,
         lock_delay: true,

@@ -7,12 +7,15 @@
 //! who may use the store may use it without a namespace, too, and sees the names as they are there.
 
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::{Evict, Joined, LockInfo, Mode, Ownership, Renew, Renewal, Signal, Store, StoreInfo};
+use super::{
+    Ear, Evict, Follow, Joined, LockInfo, Mode, Ownership, Queues, Renew, Renewal, Signal, Store,
+    StoreInfo,
+};
 use crate::words::claim::Claim;
 use crate::words::doctor::Finding;
 use crate::words::error::{Error, ErrorKind, Result};
@@ -106,6 +109,18 @@ impl Store for Namespaced {
 
     async fn evict(&self, name: &Name, which: Evict) -> Result<usize> {
         self.inner.evict(&self.there(name)?, which).await
+    }
+
+    fn hear(&self, ear: Weak<dyn Ear>) {
+        self.inner.hear(ear);
+    }
+
+    async fn follow(&self, queues: &Queues) -> Result<Option<Follow>> {
+        let there = match queues {
+            Queues::Of(name) => Queues::Of(self.there(name)?),
+            Queues::All(prefix) => Queues::All(format!("{}{prefix}", self.prefix)),
+        };
+        self.inner.follow(&there).await
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {

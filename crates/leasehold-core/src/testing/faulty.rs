@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -16,7 +16,8 @@ use tokio::sync::watch;
 use crate::base::locked::locked;
 use crate::lock::leasehold::Leasehold;
 use crate::store::{
-    Evict, Joined, LockInfo, Mode, Ownership, Renew, Renewal, Signal, Store, StoreInfo,
+    Ear, Evict, Follow, Joined, LockInfo, Mode, Ownership, Queues, Renew, Renewal, Signal, Store,
+    StoreInfo,
 };
 use crate::words::claim::Claim;
 use crate::words::doctor::Finding;
@@ -285,6 +286,14 @@ impl Store for Faulty {
             async move { store.evict(&name, which).await }
         };
         self.call_merging(Op::Ask, evict, |first, second| first + second).await
+    }
+
+    fn hear(&self, ear: Weak<dyn Ear>) {
+        self.inner.store().hear(ear);
+    }
+
+    async fn follow(&self, queues: &Queues) -> Result<Option<Follow>> {
+        self.inner.store().follow(queues).await
     }
 
     fn shard(&self, name: &Name) -> u64 {

@@ -58,6 +58,11 @@ pub(crate) trait PushListener: fmt::Debug + Send + Sync + 'static {
     fn expected(&self) -> Vec<String> {
         Vec::new()
     }
+    /// What each connection listens to besides its own channel: what is said to all clients. That it may not is
+    /// no failure.
+    fn common(&self) -> Option<&'static str> {
+        None
+    }
 }
 
 /// One server, as one client of ours reaches it.
@@ -278,6 +283,43 @@ impl Node {
         Ok(answers)
     }
 
+    /// Has the server tell on a connection of its own which keys change that begin so; each begins with none
+    /// of the others.
+    pub(crate) async fn track(
+        &self,
+        prefixes: &[String],
+        hears: impl Fn(&[Value]) + Send + Sync + 'static,
+    ) -> RedisResult<Tracking> {
+        let broken = Arc::new(AtomicBool::new(false));
+        let ends = broken.clone();
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(CONNECT))
+            .set_response_timeout(Some(CONNECT))
+            .set_push_sender(move |push: PushInfo| {
+                match push.kind {
+                    PushKind::Invalidate => hears(&push.data),
+                    PushKind::Disconnection => ends.store(true, Ordering::Relaxed),
+                    _ => {}
+                }
+                Ok::<(), ()>(())
+            });
+        let mut track = redis::cmd("CLIENT");
+        track.arg("TRACKING").arg("ON").arg("BCAST");
+        for prefix in prefixes.iter().filter(|prefix| !prefix.is_empty()) {
+            track.arg("PREFIX").arg(prefix);
+        }
+        let client = self.client.clone();
+        // In our own runtime, which has a timer, and drives the connection.
+        let begun = self.runtime.spawn(async move {
+            let mut connection =
+                client.get_multiplexed_async_connection_with_config(&config).await?;
+            connection.send_packed_command(&track).await?.extract_error()?;
+            Ok(connection)
+        });
+        let connection = begun.await.unwrap_or_else(|_| Err(ended()))?;
+        Ok(Tracking { _connection: connection, broken })
+    }
+
     /// The link of the runtime that polls us.
     fn link(&self) -> Arc<Link> {
         // An unwinding thread of a program built to abort has no second chance: there the
@@ -370,6 +412,19 @@ impl Node {
     }
 }
 
+/// A connection on which the server tells of keys that change, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Tracking {
+    _connection: MultiplexedConnection,
+    broken: Arc<AtomicBool>,
+}
+
+impl Tracking {
+    pub(crate) fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Relaxed)
+    }
+}
+
 impl Link {
     fn up(&self) -> Option<Connected> {
         let mut current = locked(&self.current);
@@ -458,9 +513,10 @@ async fn connect(
     let broken = Arc::new(AtomicBool::new(false));
     let mut config =
         AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
-    let mut channels = Vec::new();
+    let (mut channels, mut common) = (Vec::new(), None);
     if let Some((names, hears)) = ear {
         channels = names;
+        common = hears.common();
         let ear = Ear { hears, broken: broken.clone() };
         config = config.set_push_sender(move |push: PushInfo| {
             ear.hear(&push);
@@ -470,6 +526,12 @@ async fn connect(
     let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
     for channel in channels {
         connection.subscribe(channel).await?;
+    }
+    if let Some(common) = common
+        && let Err(error) = connection.subscribe(common).await
+        && fault::refusal(&error) != Some(Refusal::NoPermission)
+    {
+        return Err(error);
     }
     Ok(Connected { connection, broken })
 }

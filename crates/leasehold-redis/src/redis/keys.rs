@@ -21,7 +21,7 @@ const ALL: usize = 6;
 const COMPANION: usize = 20;
 
 /// Where the keys of locks are.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Keyspace {
     prefix: String,
     cluster: bool,
@@ -117,6 +117,17 @@ impl Keyspace {
         let escaped = escaped(&format!("{}{prefix}", self.prefix));
         let tag = if self.cluster { "{*}:" } else { "" };
         [format!("{escaped}*"), format!("{RESERVED}{tag}[wm]:{escaped}*")]
+    }
+
+    /// What every key begins with that tells of a change of a lock whose name begins so.
+    pub(super) fn beginnings(&self, prefix: &str) -> Vec<String> {
+        let main = format!("{}{prefix}", self.prefix);
+        let companions = match self.cluster {
+            // Each slot has its own tag.
+            true => vec![format!("{RESERVED}{{")],
+            false => ['w', 'm'].iter().map(|letter| format!("{RESERVED}{letter}:{main}")).collect(),
+        };
+        [main].into_iter().chain(companions).collect()
     }
 
     /// The lock that a found key belongs to, and whether it is its main key.

@@ -286,6 +286,8 @@ fn promised(url: &RedisUrl, kept: Durability, evicts: Option<&str>, unknown: boo
     promised.kinds = Cow::Borrowed(ALL_KINDS);
     promised.fifo = true;
     promised.wakeup = Wakeup::Push;
+    promised.evicted = Wakeup::Push;
+    promised.followed = Wakeup::Push;
     promised.liveness = Liveness::Lease;
     promised.clock = ClockModel::Wall;
     promised.lock_delay = true;

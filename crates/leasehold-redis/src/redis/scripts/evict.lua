@@ -4,6 +4,11 @@ use(1)
 local token = tonumber(ARGV[1])
 local removed = 0
 
+-- A hint to whoever it was. A right that is missing must not stop what has begun.
+local function told(id)
+  redis.pcall('PUBLISH', 'leasehold:inbox:all', id .. ' evicted')
+end
+
 local function chosen(key)
   if token > 0 then return redis.call('ZRANGEBYSCORE', key, text(token), text(token)) end
   return redis.call('ZRANGE', key, 0, -1)
@@ -24,6 +29,7 @@ if settle_all('') then
   for _, key in ipairs(token > 0 and {H, W} or {H}) do
     for _, id in ipairs(chosen(key)) do
       remove(id, entry(id) or {state = 'w'})
+      told(id)
       removed = removed + 1
     end
   end
@@ -35,11 +41,13 @@ local h = settle('')
 if h and token == 0 and h.foreign and not is_recipe(h) then return {h.foreign, h.left} end
 if h and (token == 0 or h.token == token) then
   redis.call('DEL', main)
+  if h.id then told(h.id) end
   removed = 1
 elseif token > 0 then
   for _, member in ipairs(chosen(W)) do
     redis.call('ZREM', W, member)
     redis.call('ZREM', X, member)
+    told(string.sub(member, 1, 32))
     removed = removed + 1
   end
 end

@@ -1,0 +1,210 @@
+//! What a store tells unasked: that a claim had better be asked about, and that a queue has stirred.
+//!
+//! Both are hints and nothing is decided by them: whoever hears asks the store, and believes the answer. So
+//! a hint may come late, twice, for nobody or never. What it must not do is to be lost between two
+//! looks of somebody who listens: whoever is told while he looks is told again.
+//!
+//! - *A claim of this client's* ([`Ear`]): it was evicted. The client's keeper renews it at once.
+//! - *A queue* ([`Follow`]): whoever follows it looks. One that begins to follow looks after that, so
+//!   that nothing falls between.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use tokio::sync::Notify;
+
+use crate::base::locked::locked;
+use crate::words::claim::ClaimId;
+use crate::words::name::Name;
+
+/// Who is told that claims had better be asked about: a client.
+pub trait Ear: fmt::Debug + Send + Sync {
+    /// This claim had better be asked about now, if it is one of yours. Must not block, nor call the store.
+    fn ask(&self, id: ClaimId);
+}
+
+/// The clients of one store that are told.
+#[derive(Debug, Default)]
+pub struct Ears(Mutex<Vec<Weak<dyn Ear>>>);
+
+impl Ears {
+    /// Tells this one, too, for as long as it is there.
+    pub fn add(&self, ear: Weak<dyn Ear>) {
+        let mut all = locked(&self.0);
+        all.retain(|ear| ear.strong_count() > 0);
+        all.push(ear);
+    }
+
+    /// Tells all of them. Not to be called under a lock that a call of the store takes.
+    pub fn ask(&self, id: ClaimId) {
+        let all: Vec<Arc<dyn Ear>> = locked(&self.0).iter().filter_map(Weak::upgrade).collect();
+        all.iter().for_each(|ear| ear.ask(id));
+    }
+}
+
+/// Which queues are followed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Queues {
+    /// That of this lock.
+    Of(Name),
+    /// All whose names begin so.
+    All(String),
+}
+
+impl Queues {
+    /// Whether that of this name is one of them.
+    pub fn has(&self, name: &str) -> bool {
+        match self {
+            Self::Of(one) => one.as_str() == name,
+            Self::All(prefix) => name.starts_with(prefix.as_str()),
+        }
+    }
+}
+
+/// Tells that something may have changed in the queues that are followed. Dropped, it follows them no more.
+pub struct Follow {
+    stirred: Arc<Stirred>,
+    _kept: Option<Box<dyn Any + Send + Sync>>,
+}
+
+/// Who tells a [`Follow`].
+#[derive(Clone, Debug)]
+pub struct Stirrer(Weak<Stirred>);
+
+#[derive(Debug, Default)]
+struct Stirred {
+    wake: Notify,
+}
+
+impl Follow {
+    /// One that nobody has told anything, and who tells it.
+    pub fn new() -> (Self, Stirrer) {
+        let stirred = Arc::<Stirred>::default();
+        let stirrer = Stirrer(Arc::downgrade(&stirred));
+        (Self { stirred, _kept: None }, stirrer)
+    }
+
+    /// Keeps this for as long as it follows: what ends the following when it is dropped.
+    #[must_use]
+    pub fn keeping(self, kept: impl Any + Send + Sync) -> Self {
+        Self { _kept: Some(Box::new(kept)), ..self }
+    }
+
+    /// Resolves when something may have changed since it last did.
+    ///
+    /// # Cancel safety
+    /// May be dropped and called again: nothing is missed.
+    pub async fn stirred(&self) {
+        // Who was told once is told, be he there or not; and who is dropped as he is told hands it on.
+        self.stirred.wake.notified().await;
+    }
+}
+
+impl fmt::Debug for Follow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Follow").finish_non_exhaustive()
+    }
+}
+
+impl Stirrer {
+    /// Something may have changed. Tells whether somebody still follows.
+    pub fn stir(&self) -> bool {
+        let followed = self.0.upgrade();
+        followed.as_ref().inspect(|stirred| stirred.wake.notify_one());
+        followed.is_some()
+    }
+
+    /// Whether somebody still follows.
+    pub fn is_followed(&self) -> bool {
+        self.0.strong_count() > 0
+    }
+}
+
+/// Those who follow queues of one store, for stores that see each change themselves.
+#[derive(Debug, Default)]
+pub struct Followers {
+    all: Mutex<Vec<(Queues, Stirrer)>>,
+    /// There may be some: so that a call of whom nobody follows pays for no more than this look.
+    any: AtomicBool,
+}
+
+impl Followers {
+    /// Follows these from now on.
+    pub fn follow(&self, queues: Queues) -> Follow {
+        let (follow, stirrer) = Follow::new();
+        let mut all = locked(&self.all);
+        all.push((queues, stirrer));
+        // Whoever changed something and did not see this has changed it before we look.
+        self.any.store(true, Ordering::SeqCst);
+        follow
+    }
+
+    /// Whether nobody follows anything.
+    pub fn is_empty(&self) -> bool {
+        locked(&self.all).iter().all(|(_, stirrer)| !stirrer.is_followed())
+    }
+
+    /// Something changed in the queue of this name.
+    pub fn stir(&self, name: &str) {
+        self.stir_if(|queues| queues.has(name));
+    }
+
+    /// Anything may have changed.
+    pub fn stir_all(&self) {
+        self.stir_if(|_| true);
+    }
+
+    fn stir_if(&self, concerns: impl Fn(&Queues) -> bool) {
+        if !self.any.load(Ordering::SeqCst) {
+            return;
+        }
+        let mut all = locked(&self.all);
+        all.retain(|(queues, stirrer)| match concerns(queues) {
+            true => stirrer.stir(),
+            false => stirrer.is_followed(),
+        });
+        self.any.store(!all.is_empty(), Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+
+    fn is_stirred(follow: &Follow) -> bool {
+        let polled = pin!(follow.stirred()).poll(&mut Context::from_waker(Waker::noop()));
+        polled == Poll::Ready(())
+    }
+
+    #[test]
+    fn who_follows_is_told_of_his_queues_and_of_no_others() {
+        let followers = Followers::default();
+        assert!(followers.is_empty());
+        let one = followers.follow(Queues::Of(Name::new("a:1").unwrap()));
+        let all = followers.follow(Queues::All("a:".into()));
+        followers.stir("b");
+        assert!(!is_stirred(&one) && !is_stirred(&all));
+        followers.stir("a:12");
+        assert!(!is_stirred(&one) && is_stirred(&all));
+        assert!(!is_stirred(&all), "told twice");
+        followers.stir("a:1");
+        followers.stir("a:1");
+        assert!(is_stirred(&one) && is_stirred(&all) && !is_stirred(&one));
+        drop((one, all));
+        assert!(followers.is_empty());
+    }
+
+    #[test]
+    fn what_ends_the_following_is_dropped_with_it() {
+        let (kept, (follow, stirrer)) = (Arc::new(()), Follow::new());
+        let follow = follow.keeping(kept.clone());
+        assert!(stirrer.stir() && Arc::strong_count(&kept) == 2);
+        drop(follow);
+        assert!(!stirrer.stir() && Arc::strong_count(&kept) == 1);
+    }
+}
