@@ -393,7 +393,7 @@ fn show_and_ls_tell_who_holds_and_who_waits() {
     assert!(info["claims"][0]["token"].as_u64() < info["claims"][1]["token"].as_u64());
 
     let text = String::from_utf8(place.output(&["show", "x y"]).stdout).unwrap();
-    assert!(text.contains(&place.store()) && text.contains("holds") && text.contains("waits"));
+    assert!(text.contains(&place.store()) && text.contains("held") && text.contains("waiting"));
     assert!(!text.contains('\x1b'), "{text:?}");
     let text = String::from_utf8(place.output(&["ls"]).stdout).unwrap();
     assert_eq!(text.lines().count(), 3, "{text}");
