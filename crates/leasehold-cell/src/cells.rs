@@ -93,6 +93,7 @@ pub enum Answer {
     Refused,
 }
 
+#[cfg(feature = "objects")]
 impl Answer {
     /// What is there, and ends by no clock of the system.
     pub(crate) fn found(value: Vec<u8>, version: Version) -> Self {

@@ -40,7 +40,11 @@ impl Cloud {
             #[cfg(feature = "s3")]
             "s3" => Ok(Self::S3 { region: parts.take("region") }),
             #[cfg(feature = "gs")]
-            "gs" => Ok(Self::Gs),
+            "gs" => {
+                // Nothing but what all have.
+                let _ = parts;
+                Ok(Self::Gs)
+            }
             #[cfg(feature = "az")]
             "az" => {
                 let account = parts.take("account");
