@@ -1,13 +1,13 @@
 //! A place in a lock's queue as programs see it, in every `--json`.
 
 use leasehold::Token;
-use leasehold::store::{ClaimInfo, Standing};
+use leasehold::store::ClaimInfo;
 use serde::Serialize;
 
 /// Its fields are what is documented, and only grow.
 #[derive(Debug, Serialize)]
 pub(crate) struct Place<'a> {
-    state: Standing,
+    state: &'static str,
     host: &'a str,
     pid: u32,
     label: &'a str,
@@ -20,7 +20,7 @@ pub(crate) struct Place<'a> {
 impl<'a> Place<'a> {
     pub(crate) fn of(claim: &'a ClaimInfo) -> Self {
         Self {
-            state: claim.standing,
+            state: claim.standing.as_str(),
             host: &claim.holder.host,
             pid: claim.holder.pid,
             label: &claim.holder.label,

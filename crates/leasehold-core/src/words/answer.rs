@@ -172,13 +172,13 @@ impl LockInfo {
     }
 }
 
-/// How a claim stands.
+/// How a claim stands. As serde writes it, it is in what stores keep: people are told by
+/// [`as_str`](Self::as_str).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
 pub enum Standing {
     /// It holds.
-    #[cfg_attr(feature = "serde", serde(rename = "held"))]
     Holding,
     /// It waits.
     Waiting,
