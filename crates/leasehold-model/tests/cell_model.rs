@@ -987,7 +987,7 @@ fn is_long() -> bool {
 }
 
 /// By one session whose touches overtake each other; and by two, one after the other: with stamps that is
-/// for when there is time, as three clients are (with stamps they would be too many states for that, too).
+/// for when there is time, as three clients are.
 fn all_of(what: &str, model: impl Fn() -> Model, more: &[Event]) {
     let always = [Touched, OverByClock, TakenOver, LateWrite, WriteRefused, AnswerTooLate];
     let happened = [&always[..], &[LateTouch], more].concat();
@@ -996,7 +996,7 @@ fn all_of(what: &str, model: impl Fn() -> Model, more: &[Event]) {
         let happened = [&always[..], &[CameBack], more].concat();
         holds(&format!("{what}, and comes back"), Model { in_flight: 1, ..model() }, &happened);
     }
-    if is_long() && model().system != STAMPED {
+    if is_long() {
         let model = Model { clients: 3, sessions: 1, in_flight: 1, ..model() };
         holds(&format!("{what}, three of them"), model, &always[..5]);
     }
