@@ -153,7 +153,7 @@ run() {
 }
 
 # The programs that compute. The others wait: for leases to end, for servers to start.
-computing=(controls features layers model queue_properties redlock_model simulation)
+computing=(cell_model controls features layers model queue_properties redlock_model simulation)
 command=() torture=() others=()
 for file in crates/*/tests/*.rs crates/*/tests/*/main.rs examples/*/tests/*.rs; do
     name=$(basename "${file%/main.rs}" .rs)
