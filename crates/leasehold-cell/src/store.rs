@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::doctor::Finding;
-use leasehold_core::kit::redacted;
+use leasehold_core::kit::{Ends, redacted};
 use leasehold_core::store::{
     ALL_KINDS, ClockModel, Evict, Guarantees, Joined, Liveness, LockInfo, Mode, Renew, Renewal,
     Signal, Stall, Store, StoreInfo, Survival, Wakeup,
@@ -15,7 +15,6 @@ use leasehold_core::store::{
 use leasehold_core::{Claim, Clock, DEFAULT_LEASE, Error, ErrorKind, Name, Result};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::unbounded_channel;
-use tokio::task::{AbortHandle, JoinHandle};
 
 use crate::cells::Cells;
 use crate::claims::Claims;
@@ -64,7 +63,7 @@ impl Options {
 pub struct CellStore {
     info: StoreInfo,
     shared: Arc<Shared>,
-    tasks: [AbortHandle; 3],
+    _tasks: [Ends; 3],
 }
 
 impl CellStore {
@@ -91,8 +90,8 @@ impl CellStore {
         });
         let reaping = runtime.spawn(reap(Arc::downgrade(&shared)));
         let hearing = runtime.spawn(hear(Arc::downgrade(&shared), heard));
-        let tasks = [&beating, &reaping, &hearing].map(JoinHandle::abort_handle);
-        Self { info, shared, tasks }
+        let _tasks = [&beating, &reaping, &hearing].map(Ends::new);
+        Self { info, shared, _tasks }
     }
 
     /// How many round trips this client has made so far: for measurements.
@@ -105,12 +104,6 @@ impl CellStore {
             Some(name) => e.on(name).at(&self.info.url),
             None => e.at(&self.info.url),
         })
-    }
-}
-
-impl Drop for CellStore {
-    fn drop(&mut self) {
-        self.tasks.iter().for_each(AbortHandle::abort);
     }
 }
 

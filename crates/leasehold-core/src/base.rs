@@ -2,6 +2,7 @@
 
 pub(crate) mod clock;
 pub(crate) mod duration;
+pub(crate) mod ends;
 pub(crate) mod locked;
 pub(crate) mod park;
 pub(crate) mod percent;

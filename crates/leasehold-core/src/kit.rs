@@ -13,6 +13,7 @@ use crate::words::error::{Error, ErrorKind, Result};
 
 pub use crate::base::clock::wall_micros;
 pub use crate::base::duration::short;
+pub use crate::base::ends::Ends;
 pub use crate::base::locked::locked;
 pub use crate::base::park::listen;
 pub use crate::base::percent::{Escaped, decoded, decoded_bytes, unescape};

@@ -1,7 +1,8 @@
 //! What etcd tells unasked: who was evicted, and what stirs in queues that are followed.
 //!
-//! - *Who was evicted*: whoever evicts writes the claims' ids into one key that all clients watch, and deletes it
-//!   again. A watch on each key that is held would cost each lock two messages, and this one costs
+//! - *Who was evicted*: whoever evicts writes the claims' ids into a key, with digits by chance, of a range that all
+//!   clients watch, and deletes it again: a key of ours for certain, beside whatever others keep there. A watch on
+//!   each key that is held would cost each lock two messages, and this one costs
 //!   nobody anything until somebody is evicted. It is a hint, so both may fail: then the next renewal finds out.
 //! - *What stirs*: one watch on the keys of the queues, from the present. Whoever follows looks after it was
 //!   confirmed. A lease that runs out is a deletion, and is told.
@@ -15,12 +16,12 @@ use std::time::Duration;
 
 use super::Shared;
 use super::ask::{delete, put, range};
-use super::ends::Ends;
 use super::fault::Failure;
 use super::proto::{RangeRequest, TxnRequest};
-use super::queue::end_of;
+use super::queue::{end_of, notices};
 use super::watch::{Watched, Watching};
 use leasehold_core::ClaimId;
+use leasehold_core::kit::Ends;
 use leasehold_core::store::{Ears, Follow, Queues, Stirrer};
 
 /// How long it pauses before a watch is begun anew.
@@ -29,20 +30,18 @@ const PAUSE: Duration = Duration::from_millis(250);
 const REFUSED: Duration = Duration::from_secs(60);
 
 impl Shared {
-    /// The key into which is written who was evicted. No lock has it: theirs have a slash behind the name.
-    fn told(&self) -> Vec<u8> {
-        format!("{}leasehold", self.namespace).into_bytes()
-    }
-
     /// Tells all clients that these were evicted. A hint, so nobody hears of a failure.
     pub(super) async fn tell_evicted(&self, ids: &[ClaimId]) {
         if ids.is_empty() {
             return;
         }
+        let Ok(notice) = ClaimId::random() else { return };
+        let (mut key, _) = notices(&self.namespace);
+        key.extend_from_slice(notice.to_hex().as_bytes());
         let ids: Vec<String> = ids.iter().map(|id| id.to_hex()).collect();
-        let said = put(self.told(), ids.join(" ").into_bytes(), 0);
+        let said = put(key.clone(), ids.join(" ").into_bytes(), 0);
         // One after the other: a transaction writes a key once.
-        for step in [said, delete(self.told())] {
+        for step in [said, delete(key)] {
             let txn = TxnRequest { success: vec![step], ..TxnRequest::default() };
             if self.client.txn(txn).await.is_err() {
                 return;
@@ -55,12 +54,12 @@ impl Shared {
         let shared = self.clone();
         let hearing = self.client.runtime().spawn(async move {
             loop {
-                let key = shared.told();
-                let pause = match shared.lets_us_watch(key.clone(), Vec::new()).await {
+                let (from, end) = notices(&shared.namespace);
+                let pause = match shared.lets_us_watch(from.clone(), end.clone()).await {
                     Err(Failure::Final(_)) => REFUSED,
                     Err(_) => PAUSE,
                     Ok(()) => {
-                        if let Ok(watching) = shared.watches.saying(key).await {
+                        if let Ok(watching) = shared.watches.saying(from, end).await {
                             while let Ok(said) = watching.said().await {
                                 said.iter().flat_map(|said| ids(said)).for_each(|id| ears.ask(id));
                             }
@@ -71,7 +70,7 @@ impl Shared {
                 tokio::time::sleep(pause).await;
             }
         });
-        Ends(hearing.abort_handle())
+        Ends::new(&hearing)
     }
 
     /// Whether we may read what we would watch.
@@ -95,7 +94,7 @@ impl Shared {
         watching.confirmed().await?;
         let (follow, stirrer) = Follow::new();
         let following = self.client.runtime().spawn(self.clone().go_on(all, watching, stirrer));
-        Ok(follow.keeping(Ends(following.abort_handle())))
+        Ok(follow.keeping(Ends::new(&following)))
     }
 
     async fn go_on(self: Arc<Self>, all: [Watched; 1], mut watching: Watching, stirrer: Stirrer) {

@@ -50,7 +50,6 @@ mod client;
 mod compare;
 mod contended;
 mod doctor;
-mod ends;
 mod fault;
 mod front;
 mod hear;
@@ -78,13 +77,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::runtime::Handle;
-use tokio::task::AbortHandle;
 
 pub use self::compare::{EtcdCompare, EtcdGuardExt};
 
 use self::client::Client;
 use self::compare::SCHEME;
-use self::ends::Ends;
 use self::fault::{Failure, closed};
 use self::keepalive::KeepAlives;
 use self::leases::Leases;
@@ -94,7 +91,7 @@ use self::waiters::Waiters;
 use self::watch::Watches;
 use leasehold_core::Opening;
 use leasehold_core::doctor::Finding;
-use leasehold_core::kit::redacted;
+use leasehold_core::kit::{Ends, redacted};
 use leasehold_core::store::{
     ALL_KINDS, ClockModel, Durability, Ear, Ears, Evict, Follow, Guarantees, Joined, Liveness,
     LockInfo, Mode, Ownership, Queues, Renew, Renewal, Signal, Stall, Store, StoreInfo, Survival,
@@ -112,7 +109,7 @@ pub struct EtcdStore {
     hearing: OnceLock<Ends>,
     /// Whether it may.
     hears: bool,
-    tending: AbortHandle,
+    _tending: Ends,
 }
 
 /// What the calls and the waiters' tasks share.
@@ -144,7 +141,7 @@ impl EtcdStore {
         let found = if parsed.tls.is_some() { found.map_err(fault::over_tls)? } else { found? };
         let keep_alives = Arc::new(KeepAlives::new(client.clone()));
         let leases = Arc::new(Leases::new(client.clone(), keep_alives.clone()));
-        let tending = runtime.spawn(leases.clone().tend()).abort_handle();
+        let tending = Ends::new(&runtime.spawn(leases.clone().tend()));
         let shared = Arc::new(Shared {
             namespace: parsed.namespace,
             watches: Watches::new(client.clone()),
@@ -167,7 +164,7 @@ impl EtcdStore {
         let info = StoreInfo::new(redacted(url), guarantees(&found)).identified(identity);
         let (ears, hearing) = (Arc::default(), OnceLock::new());
         let (members, hears) = (found.members, found.hears);
-        Ok(Self { info, members, shared, ears, hearing, hears, tending })
+        Ok(Self { info, members, shared, ears, hearing, hears, _tending: tending })
     }
 
     /// How many requests this client has sent so far, those on streams (keep-alives, watches)
@@ -179,7 +176,6 @@ impl EtcdStore {
 
 impl Drop for EtcdStore {
     fn drop(&mut self) {
-        self.tending.abort();
         self.shared.waiters.dismiss_all();
     }
 }

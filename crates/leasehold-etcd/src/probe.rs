@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use super::ask::get;
+use super::ask::range;
 use super::client::Client;
 use super::fault::{Failure, closed};
 use super::proto::{MemberListRequest, MemberListResponse, RangeRequest, StatusResponse};
+use super::queue::notices;
 use super::url::EtcdUrl;
 use super::watch;
 use leasehold_core::{Error, ErrorKind, Result};
@@ -18,7 +19,7 @@ pub(super) struct Found {
     pub(super) cluster: Option<u64>,
     /// No leader that was stopped ends what its successor renewed, whichever member it is.
     pub(super) ignores_old_leaders: bool,
-    /// We may read the key in which is told who was evicted.
+    /// We may read the keys in which is told who was evicted.
     pub(super) hears: bool,
 }
 
@@ -47,13 +48,13 @@ pub(super) async fn probe(client: &Client, url: &EtcdUrl) -> Result<Found> {
     Ok(Found { members, cluster, ignores_old_leaders, hears })
 }
 
-/// Whether a majority answers and lets us in; and whether to this very key.
+/// Whether a majority answers and lets us in; and whether to these very keys.
 async fn lets_us_in(client: &Client, url: &EtcdUrl) -> Result<bool> {
-    let key = format!("{}leasehold", url.namespace).into_bytes();
-    let one = RangeRequest { keys_only: true, ..get(key) };
+    let (from, end) = notices(&url.namespace);
+    let one = RangeRequest { limit: 1, keys_only: true, ..range(from, end) };
     match client.range(one).await {
         Ok(_) => Ok(true),
-        // A user may have a right to some locks and not to this key.
+        // A user may have a right to some locks and not to these keys.
         Err(Failure::Final(error))
             if error.kind() == ErrorKind::Denied
                 && url.namespace.is_empty()

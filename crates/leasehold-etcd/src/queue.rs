@@ -103,6 +103,14 @@ pub(super) fn key(namespace: &str, name: &str, lease: i64) -> Vec<u8> {
     format!("{namespace}{name}/{lease:x}").into_bytes()
 }
 
+/// What the keys begin with in which clients tell each other who was evicted, and where they end. Those of locks
+/// have a slash behind the name.
+pub(super) fn notices(namespace: &str) -> (Vec<u8>, Vec<u8>) {
+    let from = format!("{namespace}leasehold:told:").into_bytes();
+    let end = end_of(&from);
+    (from, end)
+}
+
 /// Where the keys that begin so end.
 pub(super) fn end_of(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_vec();

@@ -195,11 +195,11 @@ impl Watches {
         self.begin(&connection, all, Happened::default())
     }
 
-    /// Watches what is written into this key.
-    pub(super) async fn saying(&self, key: Vec<u8>) -> Result<Watching, Failure> {
+    /// Watches what is written into the keys from this to before that.
+    pub(super) async fn saying(&self, from: Vec<u8>, end: Vec<u8>) -> Result<Watching, Failure> {
         let connection = self.client.connection().await?;
         let happened = Happened { said: Some(Vec::new()), ..Happened::default() };
-        self.begin(&connection, &[Watched::Key(key)], happened)
+        self.begin(&connection, &[Watched::All(from, end)], happened)
     }
 
     fn begin(

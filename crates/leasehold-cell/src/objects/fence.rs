@@ -108,8 +108,7 @@ pub async fn change(
             return Ok(Some(new));
         }
     }
-    let what = "others changed the object each time before we could: try again later";
-    Err(Error::new(ErrorKind::Conflict, what).during("fence"))
+    Err(others_were_faster())
 }
 
 /// Reads an object and shows it the token, before something is made of what is read: from here on no smaller
@@ -145,8 +144,12 @@ pub async fn read(
             return Ok(Some(value));
         }
     }
+    Err(others_were_faster())
+}
+
+fn others_were_faster() -> Error {
     let what = "others changed the object each time before we could: try again later";
-    Err(Error::new(ErrorKind::Conflict, what).during("fence"))
+    Error::new(ErrorKind::Conflict, what).during("fence")
 }
 
 /// What is there, if its mark allows this token.

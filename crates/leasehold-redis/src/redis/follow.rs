@@ -18,24 +18,15 @@ use std::time::Duration;
 
 use redis::{RedisResult, Value};
 use tokio::runtime::Handle;
-use tokio::task::AbortHandle;
 
 use super::connection::{Node, Tracking};
 use super::keys::Keyspace;
 use super::servers::Servers;
+use leasehold_core::kit::Ends;
 use leasehold_core::store::{Follow, Queues, Stirrer};
 
 /// How often it is looked whether all connections are there, and to the right servers.
 const LOOK: Duration = Duration::from_secs(1);
-
-/// Ends the task that follows.
-struct Ends(AbortHandle);
-
-impl Drop for Ends {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
 
 /// Follows these queues; `None` where the server does not let us.
 pub(super) async fn follow(
@@ -57,7 +48,7 @@ pub(super) async fn follow(
         Err(error) => return Err(error),
     };
     let task = runtime.spawn(following.go_on(Arc::downgrade(servers), tracked));
-    Ok(Some(follow.keeping(Ends(task.abort_handle()))))
+    Ok(Some(follow.keeping(Ends::new(&task))))
 }
 
 /// What the keys of these queues begin with; none is the beginning of another.

@@ -23,6 +23,36 @@ fn put(server: &Etcd, key: &str, value: &str, lease: &str) {
     server.etcdctl(&["put", &format!("--lease={lease}"), "--", key, value]);
 }
 
+/// Clients tell each other of evictions by keys: none of them is anybody else's.
+#[test]
+fn what_others_keep_beside_our_notices_stays_when_somebody_is_evicted() {
+    run(async {
+        let server = testbed::etcd();
+        let keys = ["leasehold", "leasehold:told:", "leasehold:told:0"];
+        for key in keys {
+            server.etcdctl(&["put", "--", key, "theirs"]);
+        }
+        let (locks, other) = (connect(&server.url()).await, connect(&server.url()).await);
+        let guard = locks.mutex("beside").lease(Duration::from_secs(60)).lock().await.unwrap();
+        assert_eq!(other.evict("beside", Evict::Holders).await.unwrap(), 1);
+        assert_eq!(guard.lost().await, leasehold::LostReason::Gone);
+        for key in keys {
+            let kept = server.etcdctl(&["get", "--print-value-only", "--", key]);
+            assert_eq!(kept.trim(), "theirs", "{key}");
+        }
+        // The notice itself is not left behind: the second message follows the first.
+        let count = async || server.etcdctl(&["get", "--prefix", "--keys-only", "leasehold:told:"]);
+        let end = std::time::Instant::now() + PATIENCE;
+        while count().await.split_whitespace().count() > 2 {
+            assert!(std::time::Instant::now() < end, "left behind: {}", count().await);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        for key in keys {
+            server.etcdctl(&["del", "--", key]);
+        }
+    });
+}
+
 #[test]
 fn s85_etcdctl_holds_and_we_wait() {
     run(async {

@@ -56,33 +56,7 @@ fn s06_lost_replies_are_recognised() {
         let proxy = Proxy::before(server.port());
         let url = proxy.in_front_of(server.port(), &(server.url() + NEW));
         let (ours, witness) = (connect(&url).await, connect(&(server.url() + NEW)).await);
-        let mut last = 0;
-        for replies in 0..12 {
-            let name = "s06-replies";
-            proxy.drop_replies_after(replies);
-            let taking = {
-                let lock = ours.mutex(name);
-                tokio::spawn(async move { lock.lock_timeout(PATIENCE).await })
-            };
-            tokio::time::sleep(Duration::from_millis(60)).await;
-            proxy.pass_replies();
-            proxy.cut();
-            let guard = taking.await.unwrap().unwrap();
-            assert!(guard.token().get() > last);
-            last = guard.token().get();
-            let shown = witness.read(name).await.unwrap().unwrap();
-            assert_eq!(shown.claims.len(), 1, "{shown:?}");
-            proxy.drop_replies_after(0);
-            let releasing = tokio::spawn(guard.release());
-            tokio::time::sleep(Duration::from_millis(20)).await;
-            proxy.pass_replies();
-            proxy.cut();
-            let _ = releasing.await.unwrap();
-            let next = witness.mutex(name).lock_timeout(PATIENCE).await.unwrap();
-            assert!(next.token().get() > last);
-            last = next.token().get();
-            next.release().await.unwrap();
-        }
+        lost_replies_are_recognised(&proxy, &ours, &witness, 12).await;
     });
 }
 

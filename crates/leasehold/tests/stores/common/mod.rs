@@ -134,3 +134,40 @@ pub(crate) fn assert_told(error: &Error, kind: ErrorKind, secret: &str) {
     }
     assert!(!all.contains(secret), "the password is shown: {all}");
 }
+
+/// S06: `ours` takes and releases through the proxy, which loses the replies from the first on, from the second on, and so
+/// on; whatever was done is found to be done once, and `witness`, which sees all, comes after it.
+pub(crate) async fn lost_replies_are_recognised(
+    proxy: &testbed::Proxy,
+    ours: &Leasehold,
+    witness: &Leasehold,
+    most: usize,
+) {
+    let name = "s06-replies";
+    let mut last = 0;
+    for replies in 0..most {
+        proxy.drop_replies_after(replies);
+        let taking = {
+            let lock = ours.mutex(name);
+            tokio::spawn(async move { lock.lock_timeout(PATIENCE).await })
+        };
+        tokio::time::sleep(Duration::from_millis(60)).await;
+        proxy.pass_replies();
+        proxy.cut();
+        let guard = taking.await.unwrap().unwrap();
+        assert!(guard.token().get() > last);
+        last = guard.token().get();
+        let shown = witness.read(name).await.unwrap().unwrap();
+        assert_eq!(shown.claims.len(), 1, "{shown:?}");
+        proxy.drop_replies_after(0);
+        let releasing = tokio::spawn(guard.release());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        proxy.pass_replies();
+        proxy.cut();
+        let _ = releasing.await.unwrap();
+        let next = witness.mutex(name).lock_timeout(PATIENCE).await.unwrap();
+        assert!(next.token().get() > last);
+        last = next.token().get();
+        next.release().await.unwrap();
+    }
+}
