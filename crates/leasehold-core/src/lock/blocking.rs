@@ -264,6 +264,33 @@ impl Guard {
         block_on(&core.background, self.0.renew())
     }
 
+    /// See [`crate::Guard::downgrade`].
+    ///
+    /// ```
+    /// # let locks = leasehold::blocking::connect("memory:")?;
+    /// let guard = locks.rwlock("config").write()?;
+    /// // … write it …
+    /// guard.downgrade()?;
+    /// let _other = locks.rwlock("config").read()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As there.
+    pub fn downgrade(&self) -> Result<()> {
+        let core = self.0.core();
+        block_on(&core.background, self.0.downgrade())
+    }
+
+    /// See [`crate::Guard::try_upgrade`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn try_upgrade(&self) -> Result<()> {
+        let core = self.0.core();
+        block_on(&core.background, self.0.try_upgrade())
+    }
+
     /// Blocks until the lock is lost; see [`crate::Guard::lost`].
     pub fn lost(&self) -> LostReason {
         park::block_on(self.0.lost())
