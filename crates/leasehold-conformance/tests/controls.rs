@@ -28,7 +28,7 @@ const fn broken(
     Broken { what, file, from, to }
 }
 
-const ALL: [Broken; 24] = [
+const ALL: [Broken; 26] = [
     // The client.
     broken(
         "the deadline counts from the receipt",
@@ -63,7 +63,7 @@ const ALL: [Broken; 24] = [
     broken(
         "a dropped guard is not given back",
         "lock/guard.rs",
-        "        self.core.leave_in_background(&self.lease.claim, self.lease.keep_until);\n",
+        "        self.core.leave_in_background(&self.lease.claim_now(), self.lease.keep_until);\n",
         "",
     ),
     broken(
@@ -132,7 +132,19 @@ const ALL: [Broken; 24] = [
         "                state.last_answer = state.last_answer.max(sent);\n",
         "                state.last_answer = state.last_answer.max(sent).plus(state.place.head_remaining.unwrap_or_default());\n",
     ),
+    broken(
+        "what was downgraded is upgraded again",
+        "client/weight.rs",
+        "        weighing.asked_more |= !weighing.lightened;\n        !weighing.lightened\n",
+        "        weighing.asked_more = true;\n        weighing.lightened = false;\n        true\n",
+    ),
     // The store.
+    broken(
+        "a reader becomes a writer beside others",
+        "queue.rs",
+        "let alone = !self.entries.iter().enumerate().any(others);",
+        "let alone = !self.entries.iter().enumerate().any(others) || true;",
+    ),
     broken(
         "who comes while others wait may pass them",
         "queue.rs",

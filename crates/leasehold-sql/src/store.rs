@@ -172,7 +172,7 @@ use self::wire::Connect;
 use leasehold_core::Opening;
 use leasehold_core::doctor::Finding;
 use leasehold_core::store::{
-    Evict, Joined, LockInfo, Mode, Renew, Renewal, Signal, Store, StoreInfo,
+    Evict, Joined, LockInfo, Mode, Renew, Renewal, Reweighed, Signal, Store, StoreInfo,
 };
 use leasehold_core::{Claim, ClaimId, Name, Result};
 
@@ -484,6 +484,14 @@ impl Store for SqlStore {
         let left = self.leave_once(claim, keep, told).await;
         match left {
             Ok(Answer::Left(left)) => Ok(left || in_doubt),
+            Ok(_) => out_of_step(),
+            Err(error) => Err(error.on(&claim.name).at(&self.info.url)),
+        }
+    }
+
+    async fn reweigh(&self, claim: &Claim) -> Result<Reweighed> {
+        match self.call(Call::Reweigh(claim.clone())).await {
+            Ok(Answer::Reweighed(reweighed)) => Ok(reweighed),
             Ok(_) => out_of_step(),
             Err(error) => Err(error.on(&claim.name).at(&self.info.url)),
         }

@@ -161,6 +161,21 @@ impl Judge {
         }
     }
 
+    /// The holder of this believes that it weighs so much.
+    pub(crate) fn weighs(&self, lock: usize, token: Token, weight: u32) {
+        let mut state = self.state.lock().unwrap();
+        let held = &mut state.locks[lock];
+        held.holds.retain(|hold| !hold.watch.remaining().is_zero());
+        for hold in held.holds.iter_mut().filter(|hold| hold.token == token) {
+            hold.weight = weight;
+        }
+        let wrong = held.too_many(&self.plan.locks[lock]).filter(|_| !self.plan.wild);
+        drop(state);
+        if let Some(what) = wrong {
+            self.breaks(&format!("{token} weighs {weight}: {what}"));
+        }
+    }
+
     /// The holder has let go, with the store's word for it or not.
     pub(crate) fn ended(&self, asked: &Asked, token: Token) {
         let lock = &mut self.state.lock().unwrap().locks[asked.lock];

@@ -518,7 +518,7 @@ impl Leasehold {
         for lease in held {
             longest = longest.max(lease.claim.lease);
             if lease.lose(LostReason::Closed) {
-                core.leave_in_background(&lease.claim, lease.keep_until);
+                core.leave_in_background(&lease.claim_now(), lease.keep_until);
             }
         }
         let longest = longest.min(until.since(core.clock.now()));

@@ -214,6 +214,31 @@ impl Guards {
         }
     }
 
+    /// As [`run`](Self::run), for work that fails by itself: its error is yours, and ours becomes one of those.
+    /// The locks are released whether it fails or not.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// type Error = Box<dyn std::error::Error + Send + Sync>;
+    /// let both = locks.lock_all(["account:1", "account:2"]).await?;
+    /// let moved: Result<u64, Error> = both.try_run(async { Ok("42".parse()?) }).await;
+    /// assert_eq!(moved.unwrap(), 42);
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// As [`run`](Self::run).
+    ///
+    /// # Errors
+    /// As [`run`](Self::run), and as `work`.
+    pub async fn try_run<T, E: From<Error>>(
+        self,
+        work: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, E> {
+        self.run(work).await?
+    }
+
     /// Releases all of them at once: one round trip. What it tells is what is owed, if anything is: see
     /// [`Guard::release`].
     ///
