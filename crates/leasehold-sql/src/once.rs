@@ -34,19 +34,19 @@
 //! duplicate request. Here the insert of the key stands alone; an error of the work is the work's.
 
 mod fingerprint;
+mod work;
 
 use std::borrow::Cow;
 use std::fmt;
 use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
-use sqlx::pool::PoolConnection;
-use sqlx::{ConnectOptions as _, Connection as _, Pool, Transaction};
-
-use crate::database::{self, Column, Database, Dialect, Value, micros};
+use crate::database::{
+    Column, Dialect, Pool, Savepoint, Session, Transaction, Value, micros, number, row, run,
+};
 use crate::versioned::jittered;
 use fingerprint::Fingerprint;
 use leasehold_core::kit::drift;
@@ -54,6 +54,7 @@ use leasehold_core::{
     ClaimId, Clock, DEFAULT_LEASE, Error, ErrorKind, LostReason, MAX_LEASE, MIN_LEASE, Moment,
     Name, Result, telemetry,
 };
+pub use work::Work;
 
 /// How long [`Once::run`] waits for an attempt of somebody else, unless told otherwise.
 pub const DEFAULT_WAIT: Duration = Duration::from_secs(30);
@@ -144,18 +145,16 @@ impl Attempt {
     /// # Errors
     /// [`ErrorKind::Lost`]: roll back, the work is somebody else's. [`ErrorKind::Conflict`] and what
     /// else the database answers.
-    pub async fn check<DB: Database>(&self, tx: &mut Transaction<'_, DB>) -> Result<()> {
+    pub async fn check<T: Transaction + ?Sized>(&self, tx: &mut T) -> Result<()> {
         let sql = "UPDATE leasehold_once SET attempt = attempt \
                    WHERE name = ? AND attempt_id = ? AND state = 'started'";
-        let with = vec![DB::name(&self.key), self.id.clone()];
-        let current = match DB::execute(tx, sql, with).await {
-            Ok(rows) => rows == 1,
-            Err(e) => return Err(database::error(e).during("once").on(&self.key)),
+        let with = [tx.dialect().name(&self.key), self.id.clone()];
+        let checked = match run(tx, sql, &with).await {
+            Ok(1) => return Ok(()),
+            Ok(_) => Error::lost(LostReason::Gone),
+            Err(fault) => fault.into(),
         };
-        match current {
-            true => Ok(()),
-            false => Err(Error::lost(LostReason::Gone).during("once").on(&self.key)),
-        }
+        Err(checked.during("once").on(&self.key))
     }
 }
 
@@ -216,6 +215,9 @@ impl Once {
     /// and what `work` writes commit together, when the caller commits `tx`; if `work` fails, both
     /// are undone and the transaction is usable (after [`ErrorKind::Conflict`] it never is).
     ///
+    /// `work` gets the transaction that was given, behind a savepoint, which costs two round trips. The work's
+    /// future is one that may be sent ([`Work`] says no more than that).
+    ///
     /// Needs the table `leasehold_once`: see [`database::install`].
     ///
     /// # Cancel safety
@@ -226,16 +228,31 @@ impl Once {
     /// [`fingerprint`](Self::fingerprint); [`ErrorKind::Contended`] while an attempt of
     /// [`run`](Self::run) has this key; [`ErrorKind::Conflict`], [`ErrorKind::Timeout`] (a racing
     /// caller was waited for in vain) and what else the database answers.
-    pub async fn run_in<DB, E, F>(self, tx: &mut Transaction<'_, DB>, work: F) -> Result<Ran, E>
+    pub fn run_in<'a, T, E, F>(
+        self,
+        tx: &'a mut T,
+        work: F,
+    ) -> Pin<Box<dyn Future<Output = Result<Ran, E>> + Send + 'a>>
     where
-        DB: Database,
-        E: From<Error>,
-        F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<String, E>,
+        T: Transaction,
+        E: From<Error> + Send + 'a,
+        F: AsyncFnOnce(&mut T) -> Result<String, E> + Send + 'a,
+        for<'t> F: Work<&'t mut T, Result<String, E>, Begun: Send>,
+    {
+        Box::pin(self.in_transaction(tx, work))
+    }
+
+    async fn in_transaction<T, E, F>(self, tx: &mut T, work: F) -> Result<Ran, E>
+    where
+        T: Transaction,
+        E: From<Error> + Send,
+        F: Send,
+        for<'t> F: Work<&'t mut T, Result<String, E>, Begun: Send>,
     {
         let key = self.key.map_err(|e| e.during("once"))?;
         let failed = |e: Error| e.during("once").on(&key);
-        let mut savepoint = tx.begin().await.map_err(|e| failed(database::error(e)))?;
-        let done = match begin::<DB>(&mut savepoint, &key, &self.fingerprint, &As::Done).await {
+        let savepoint = Savepoint::set(tx).await.map_err(|e| failed(e.into()))?;
+        let done = match begin(tx, &key, &self.fingerprint, &As::Done).await {
             Ok(Begun::Before(outcome)) => {
                 outcome.map(Ran::Duplicate).ok_or_else(|| failed(outcome_gone()).into())
             }
@@ -243,23 +260,22 @@ impl Once {
                 let what = "an attempt outside a transaction has this key: retry later";
                 Err(failed(Error::new(ErrorKind::Contended, what)).into())
             }
-            Ok(Begun::Ours(_)) => match work(&mut savepoint).await {
-                Ok(outcome) => keep::<DB>(&mut savepoint, &key, outcome)
-                    .await
-                    .map(Ran::First)
-                    .map_err(|e| failed(e).into()),
+            Ok(Begun::Ours(_)) => match work.begin(&mut *tx).await {
+                Ok(outcome) => {
+                    keep(tx, &key, outcome).await.map(Ran::First).map_err(|e| failed(e).into())
+                }
                 Err(e) => Err(e),
             },
             Err(e) => Err(failed(e).into()),
         };
         match done {
             Ok(ran) => {
-                savepoint.commit().await.map_err(|e| failed(database::error(e)))?;
+                savepoint.keep(tx).await.map_err(|e| failed(e.into()))?;
                 Ok(ran)
             }
             Err(error) => {
                 // If this fails the connection or the transaction is gone, and the key with it.
-                let _ = savepoint.rollback().await;
+                let _ = savepoint.undo(tx).await;
                 Err(error)
             }
         }
@@ -297,13 +313,9 @@ impl Once {
     /// the [wait](Self::wait), in a transaction or out of one; [`ErrorKind::Lost`] if the lease was lost before the outcome was
     /// stored (the work may be done, and may be done again); [`ErrorKind::Corrupt`] if it was done
     /// before and its outcome could not be stored then; what the database answers.
-    pub async fn run<DB, E, F>(
-        self,
-        pool: &Pool<DB>,
-        work: impl FnOnce(Attempt) -> F,
-    ) -> Result<Ran, E>
+    pub async fn run<P, E, F>(self, pool: &P, work: impl FnOnce(Attempt) -> F) -> Result<Ran, E>
     where
-        DB: Database,
+        P: Pool,
         E: From<Error>,
         F: Future<Output = Result<String, E>>,
     {
@@ -356,28 +368,25 @@ impl Once {
 ///
 /// # Errors
 /// What the database answers.
-pub async fn clean_up<DB: Database>(pool: &Pool<DB>, retention: Duration) -> Result<u64> {
+pub async fn clean_up<P: Pool>(pool: &P, retention: Duration) -> Result<u64> {
     let clean = async {
-        let mut c = pool.acquire().await.map_err(database::error)?;
+        let mut session = pool.session().await?;
+        let dialect = session.dialect();
         // The time is asked for first: a clock inside the WHERE would forbid the index, and the
         // statement would lock every row that it scans.
-        let now = DB::row(&mut c, &format!("SELECT {}", DB::NOW), vec![], &[Column::Int])
-            .await
-            .map_err(database::error)?;
-        let now = now.map_or(0, |row| row.first().map_or(0, Value::int));
-        let before = Value::Int(now.saturating_sub(micros(retention)));
+        let now = number(&mut session, &format!("SELECT {}", dialect.now()), &[]).await?;
+        let before = Value::Int(now.unwrap_or(0).saturating_sub(micros(retention)));
         let mut forgotten = 0;
         for old in ["done_at < ?", "state = 'started' AND lease_end < ?"] {
-            let sql = forgetting(DB::DIALECT, old);
+            let sql = forgetting(dialect, old);
             loop {
-                if DB::DIALECT == Dialect::Mysql {
+                if dialect == Dialect::Mysql {
                     // For the next statement: else it would lock the gap before the first row that it
                     // keeps, which is where whoever begins inserts.
-                    let sql = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED".to_owned();
-                    DB::script(&mut c, sql).await.map_err(database::error)?;
+                    session.batch("SET TRANSACTION ISOLATION LEVEL READ COMMITTED").await?;
                 }
                 let with = vec![before.clone(); sql.matches('?').count()];
-                let some = DB::execute(&mut c, &sql, with).await.map_err(database::error)?;
+                let some = run(&mut session, &sql, &with).await?;
                 forgotten += some;
                 if some < FORGOTTEN_AT_ONCE {
                     break;
@@ -426,43 +435,42 @@ enum Begun {
 /// Inserts the key's row, or takes over from an attempt whose lease has ended, or tells what is
 /// there. Each step is one statement that decides by itself; what it finds may be gone at the next
 /// (the other rolled back, or was cleaned up), hence the few rounds.
-async fn begin<DB: Database>(
-    c: &mut DB::Connection,
+async fn begin<S: Session + ?Sized>(
+    session: &mut S,
     key: &Name,
     fingerprint: &Fingerprint,
     how: &As,
 ) -> Result<Begun> {
-    let now = DB::NOW;
+    let dialect = session.dialect();
+    let now = dialect.now();
     let (state, id, lease, done_at) = match how {
         As::Done => ("done", Value::Text(fingerprint.without_attempt()), 0, now),
         As::Started { id, lease } => ("started", id.clone(), micros(*lease), "NULL"),
     };
-    let (lease, name) = (Value::Int(lease), DB::name(key));
+    let (lease, name) = (Value::Int(lease), dialect.name(key));
     for _ in 0..10 {
         let sql = format!(
             "INSERT INTO leasehold_once (name, state, attempt, attempt_id, lease_end, done_at) \
              VALUES (?, '{state}', 1, ?, {now} + ?, {done_at}){}",
-            DB::OR_NOTHING
+            dialect.or_nothing()
         );
-        match DB::execute(c, &sql, vec![name.clone(), id.clone(), lease.clone()]).await {
+        match run(session, &sql, &[name.clone(), id.clone(), lease.clone()]).await {
             Ok(1) => return Ok(Begun::Ours(1)),
             Ok(_) => {}
-            Err(e) if DB::is_duplicate(&e) => {}
-            Err(e) => return Err(database::error(e)),
+            Err(fault) if fault.is_duplicate() => {}
+            Err(fault) => return Err(fault.into()),
         }
         let sql = format!(
             "SELECT state, attempt_id, outcome, attempt, lease_end - {now} FROM leasehold_once \
              WHERE name = ?{}",
-            DB::AS_IT_IS
+            dialect.as_it_is()
         );
         use Column::{Int, Text};
-        let columns = &[Text, Text, Text, Int, Int];
-        let Some(row) =
-            DB::row(c, &sql, vec![name.clone()], columns).await.map_err(database::error)?
-        else {
+        let columns = [Text, Text, Text, Int, Int];
+        let Some(there) = row(session, &sql, std::slice::from_ref(&name), &columns).await? else {
             continue;
         };
-        let Ok([state_there, id_there, outcome, attempt, left]) = <[Value; 5]>::try_from(row)
+        let Ok([state_there, id_there, outcome, attempt, left]) = <[Value; 5]>::try_from(there)
         else {
             continue;
         };
@@ -480,8 +488,8 @@ async fn begin<DB: Database>(
              lease_end = {now} + ?, done_at = {done_at} \
              WHERE name = ? AND state = 'started' AND attempt_id = ? AND lease_end <= {now}"
         );
-        let with = vec![id.clone(), lease.clone(), name.clone(), id_there];
-        if DB::execute(c, &sql, with).await.map_err(database::error)? == 1 {
+        let with = [id.clone(), lease.clone(), name.clone(), id_there];
+        if run(session, &sql, &with).await? == 1 {
             return Ok(Begun::Ours(u64::try_from(attempt.int()).unwrap_or(0) + 1));
         }
     }
@@ -515,35 +523,38 @@ fn outcome_gone() -> Error {
 }
 
 /// Stores a transaction's outcome.
-async fn keep<DB: Database>(c: &mut DB::Connection, key: &Name, outcome: String) -> Result<String> {
+async fn keep<S: Session>(session: &mut S, key: &Name, outcome: String) -> Result<String> {
+    let dialect = session.dialect();
     // Done now, not when the work began: retention counts from here.
-    let sql =
-        format!("UPDATE leasehold_once SET outcome = ?, done_at = {} WHERE name = ?", DB::NOW);
+    let sql = format!(
+        "UPDATE leasehold_once SET outcome = ?, done_at = {} WHERE name = ?",
+        dialect.now()
+    );
     let text = Value::Text(stored(&outcome).into_owned());
-    match DB::execute(c, &sql, vec![text, DB::name(key)]).await.map_err(database::error)? {
+    match run(session, &sql, &[text, dialect.name(key)]).await? {
         1 => Ok(outcome),
         _ => Err(Error::new(ErrorKind::Corrupt, "the work deleted its own idempotency key")),
     }
 }
 
 /// The row of a running attempt.
-struct Row<'a, DB: Database> {
-    pool: &'a Pool<DB>,
+struct Row<'a, P: Pool> {
+    pool: &'a P,
     key: &'a Name,
     fingerprint: Fingerprint,
     id: Value,
     lease: Duration,
-    /// A connection of our own, once the pool had none for us.
-    beside: tokio::sync::Mutex<Option<DB::Connection>>,
+    /// A session of our own, once the pool had none for us.
+    beside: tokio::sync::Mutex<Option<P::Session>>,
 }
 
-/// A connection of the pool, or one beside it.
-enum Line<DB: Database> {
-    Pooled(PoolConnection<DB>),
-    Beside(DB::Connection),
+/// A session, and whether it is our own.
+struct Line<S> {
+    session: S,
+    is_beside: bool,
 }
 
-impl<DB: Database> Row<'_, DB> {
+impl<P: Pool> Row<'_, P> {
     fn now() -> Moment {
         Clock::default().now()
     }
@@ -560,9 +571,9 @@ impl<DB: Database> Row<'_, DB> {
         let mut pause = Duration::from_millis(5);
         loop {
             let begin = async {
-                let mut c = self.pool.acquire().await.map_err(database::error)?;
+                let mut session = self.pool.session().await?;
                 let sent = Self::now();
-                Ok((begin::<DB>(&mut c, self.key, &self.fingerprint, &how).await?, sent))
+                Ok((begin(&mut session, self.key, &self.fingerprint, &how).await?, sent))
             };
             // A transaction of somebody else's, with the key in it, may go on for ever.
             let limit = until.since(Self::now()).max(self.patience());
@@ -583,36 +594,41 @@ impl<DB: Database> Row<'_, DB> {
         }
     }
 
-    /// One statement on our row while it is ours.
-    async fn set(&self, sql: &str, mut with: Vec<Value>) -> Result<bool> {
-        let sql = format!("{sql} WHERE name = ? AND attempt_id = ? AND state = 'started'");
-        with.extend([DB::name(self.key), self.id.clone()]);
+    /// One statement on our row while it is ours, which sets `what` to these values.
+    async fn set(
+        &self,
+        what: impl FnOnce(Dialect) -> String,
+        mut with: Vec<Value>,
+    ) -> Result<bool> {
         let mut line = self.line().await?;
-        let rows = DB::execute(line.connection(), &sql, with).await;
+        let dialect = line.session.dialect();
+        let sql = format!(
+            "UPDATE leasehold_once SET {} WHERE name = ? AND attempt_id = ? AND state = 'started'",
+            what(dialect)
+        );
+        with.extend([dialect.name(self.key), self.id.clone()]);
+        let rows = run(&mut line.session, &sql, &with).await;
         self.put_back(line, rows.is_ok()).await;
-        Ok(rows.map_err(database::error)? == 1)
+        Ok(rows? == 1)
     }
 
-    /// A connection to speak on. The work may have all of the pool's, for longer than our lease:
+    /// A session to speak on. The work may have all of the pool's, for longer than our lease:
     /// what the pool does not give soon is opened beside it.
-    async fn line(&self) -> Result<Line<DB>> {
-        if let Some(ours) = self.beside.lock().await.take() {
-            return Ok(Line::Beside(ours));
+    async fn line(&self) -> Result<Line<P::Session>> {
+        if let Some(session) = self.beside.lock().await.take() {
+            return Ok(Line { session, is_beside: true });
         }
         let soon = (self.lease / 20).clamp(Duration::from_millis(10), Duration::from_millis(500));
-        match tokio::time::timeout(soon, self.pool.acquire()).await {
-            Ok(pooled) => Ok(Line::Pooled(pooled.map_err(database::error)?)),
-            Err(_) => {
-                let beside = self.pool.connect_options().connect().await;
-                Ok(Line::Beside(beside.map_err(database::error)?))
-            }
+        match tokio::time::timeout(soon, self.pool.session()).await {
+            Ok(session) => Ok(Line { session: session?, is_beside: false }),
+            Err(_) => Ok(Line { session: self.pool.beside().await?, is_beside: true }),
         }
     }
 
-    /// Keeps our own connection for the next time, unless it may be broken.
-    async fn put_back(&self, line: Line<DB>, well: bool) {
-        if let (Line::Beside(ours), true) = (line, well) {
-            *self.beside.lock().await = Some(ours);
+    /// Keeps our own session for the next time, unless it may be broken.
+    async fn put_back(&self, line: Line<P::Session>, well: bool) {
+        if line.is_beside && well {
+            *self.beside.lock().await = Some(line.session);
         }
     }
 
@@ -632,7 +648,6 @@ impl<DB: Database> Row<'_, DB> {
 
     /// Renews until the row is not ours any more. An error is no answer: the deadline decides.
     async fn renewals(&self, deadline: &AtomicU64) -> LostReason {
-        let sql = format!("UPDATE leasehold_once SET lease_end = {} + ?", DB::NOW);
         let mut pause = self.lease / 3;
         loop {
             tokio::time::sleep(pause).await;
@@ -642,7 +657,10 @@ impl<DB: Database> Row<'_, DB> {
                 return LostReason::Expired;
             }
             let limit = ends.since(sent).min(self.patience());
-            let renewed = self.set(&sql, vec![Value::Int(micros(self.lease))]);
+            let renewed = self.set(
+                |dialect| format!("lease_end = {} + ?", dialect.now()),
+                vec![Value::Int(micros(self.lease))],
+            );
             match Self::in_time(limit, renewed).await {
                 Ok(true) => {
                     deadline.store(self.deadline(sent).as_nanos(), Ordering::SeqCst);
@@ -661,16 +679,9 @@ impl<DB: Database> Row<'_, DB> {
         let begun = Self::now();
         let ends = Moment::from_nanos(deadline.load(Ordering::SeqCst));
         let half = begun.plus(ends.since(begun) / 2);
-        let done = |outcome: &str| {
-            let now = DB::NOW;
-            format!(
-                "UPDATE leasehold_once SET state = 'done', done_at = {now}, outcome = {outcome}"
-            )
-        };
-        let (with_it, without) = (done("?"), done("NULL"));
         let text = Value::Text(stored(outcome).into_owned());
         loop {
-            let storing = self.store(&with_it, vec![text.clone()]);
+            let storing = self.store(Some(text.clone()));
             let error = match Self::in_time(self.patience(), storing).await {
                 Ok(true) => return Ok(()),
                 Ok(false) => return Err(Error::lost(LostReason::Gone)),
@@ -678,7 +689,7 @@ impl<DB: Database> Row<'_, DB> {
             };
             let final_word = !error.is_retryable();
             if final_word || Self::now() >= half {
-                let storing = self.store(&without, vec![]);
+                let storing = self.store(None);
                 if let Ok(true) = Self::in_time(self.patience(), storing).await {
                     telemetry::outcome_lost(self.key, &error);
                     return Ok(());
@@ -692,8 +703,12 @@ impl<DB: Database> Row<'_, DB> {
     }
 
     /// Whether the outcome is stored, now or before.
-    async fn store(&self, sql: &str, with: Vec<Value>) -> Result<bool> {
-        Ok(self.set(sql, with).await? || self.is_done().await?)
+    async fn store(&self, outcome: Option<Value>) -> Result<bool> {
+        let place = if outcome.is_some() { "?" } else { "NULL" };
+        let done = |dialect: Dialect| {
+            format!("state = 'done', done_at = {}, outcome = {place}", dialect.now())
+        };
+        Ok(self.set(done, outcome.into_iter().collect()).await? || self.is_done().await?)
     }
 
     /// Whether an earlier answer of [`done`](Self::done) was lost on its way.
@@ -701,25 +716,16 @@ impl<DB: Database> Row<'_, DB> {
         let sql = "SELECT attempt FROM leasehold_once \
                    WHERE name = ? AND attempt_id = ? AND state = 'done'";
         let mut line = self.line().await?;
-        let with = vec![DB::name(self.key), self.id.clone()];
-        let row = DB::row(line.connection(), sql, with, &[Column::Int]).await;
-        self.put_back(line, row.is_ok()).await;
-        Ok(row.map_err(database::error)?.is_some())
+        let with = [line.session.dialect().name(self.key), self.id.clone()];
+        let there = number(&mut line.session, sql, &with).await;
+        self.put_back(line, there.is_ok()).await;
+        Ok(there?.is_some())
     }
 
     /// Lets the next attempt in at once. Now, not 0: retention counts from here.
     async fn give_up(&self) -> Result<bool> {
-        let sql = format!("UPDATE leasehold_once SET lease_end = {}", DB::NOW);
-        Self::in_time(self.patience(), self.set(&sql, vec![])).await
-    }
-}
-
-impl<DB: Database> Line<DB> {
-    fn connection(&mut self) -> &mut DB::Connection {
-        match self {
-            Self::Pooled(pooled) => pooled,
-            Self::Beside(ours) => ours,
-        }
+        let over = self.set(|dialect| format!("lease_end = {}", dialect.now()), vec![]);
+        Self::in_time(self.patience(), over).await
     }
 }
 

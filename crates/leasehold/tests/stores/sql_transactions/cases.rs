@@ -1,4 +1,4 @@
-// Included once for each database, which gives `Db`, `bed`, `IMPATIENT` and `LOCKS_ROWS`.
+// Included once for each database, which gives `Db`, `DIALECT`, `bed`, `IMPATIENT` and `LOCKS_ROWS`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -777,7 +777,7 @@ async fn r35_a_fence_takes_exclusive_holds_only() {
 
 #[test]
 fn r35_the_printed_schema_is_what_install_runs() {
-    let dialect = <Db as database::Database>::DIALECT;
+    let dialect = DIALECT;
     let sql = database::schema(dialect);
     for table in ["leasehold_row_lock", "leasehold_once", "leasehold_fence"] {
         assert!(sql.contains(&format!("CREATE TABLE IF NOT EXISTS {table} (")), "{sql}");
@@ -791,7 +791,7 @@ fn r35_the_printed_schema_is_what_install_runs() {
 async fn r35_the_printed_sql_does_what_it_says() {
     use sqlx::{Connection as _, Executor as _};
     let bed = bed().await;
-    let text = leasehold::fence::sql::text(<Db as leasehold::database::Database>::DIALECT);
+    let text = leasehold::fence::sql::text(DIALECT);
     let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with("--")).collect();
     let statements = lines.join("\n");
     let mut statements = statements.split(';').map(str::trim).filter(|sql| !sql.is_empty());
