@@ -25,6 +25,7 @@ mod session;
 mod value;
 
 pub use dialect::Dialect;
+pub(crate) use dialect::fill;
 pub use fault::{Fault, error};
 pub(crate) use identifier::{assignments, identifier, place};
 pub(crate) use savepoint::Savepoint;

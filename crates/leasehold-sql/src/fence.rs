@@ -13,7 +13,7 @@
 //! Equal tokens pass: one holder checks as often as it likes.
 
 use crate::database::{
-    Dialect, Session, Transaction, Value, assignments, identifier, named, number, place, run,
+    Dialect, Session, Transaction, Value, assignments, fill, identifier, named, number, place, run,
 };
 use leasehold_core::fence::Fence;
 use leasehold_core::{Error, ErrorKind, Guard, Name, Result, Token};
@@ -21,7 +21,7 @@ use leasehold_core::{Error, ErrorKind, Guard, Name, Result, Token};
 /// Lets the transaction go on only if no greater token has been seen for `resource`, and keeps
 /// every other token out until it ends.
 ///
-/// Needs the table `leasehold_fence`: see [`database::install`].
+/// Needs the table `leasehold_fence`: see [`database::install`](crate::database::install).
 ///
 /// ```
 /// # #[cfg(feature = "sqlite")]
@@ -172,20 +172,9 @@ pub fn text(dialect: Dialect) -> String {
          UPDATE your_table SET your_column = :value, token = :token\n\
          \x20WHERE id = :id AND (token IS NULL OR token <= :token);\n\
          {none}",
-        fill(raise),
-        fill(look),
+        fill(raise, &[":resource", ":token", ":token"]),
+        fill(look, &[":resource"]),
     )
-}
-
-/// A statement with its parameters by name.
-fn fill(sql: &str) -> String {
-    let mut parts = sql.split('?');
-    let mut out = parts.next().unwrap_or_default().to_owned();
-    for (part, name) in parts.zip([":resource", ":token", ":token"]) {
-        out.push_str(name);
-        out.push_str(part);
-    }
-    out
 }
 
 /// A table of the caller's own with a token column: the fence of one row, in one statement.

@@ -94,3 +94,14 @@ impl Dialect {
         out
     }
 }
+
+/// A statement of ours with its parameters by name, for people.
+pub(crate) fn fill(sql: &str, names: &[&str]) -> String {
+    let mut parts = sql.split('?');
+    let mut out = parts.next().unwrap_or_default().to_owned();
+    for (part, name) in parts.zip(names) {
+        out.push_str(name);
+        out.push_str(part);
+    }
+    out
+}
