@@ -7,7 +7,7 @@
 
 pub mod database;
 pub mod fence;
-mod lock_in;
+pub mod lock_in;
 pub mod once;
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 pub mod store;

@@ -29,7 +29,7 @@ use std::time::Duration;
 
 mod row;
 
-use crate::database::{Savepoint, Transaction, named};
+use crate::database::{Dialect, Savepoint, Transaction, fill, named};
 use leasehold_core::{Error, ErrorKind, Name, Result};
 
 /// Locks `name` until `tx` ends, waiting as long as the database's own settings let a statement
@@ -100,6 +100,40 @@ pub async fn try_lock_in<T: Transaction + ?Sized>(tx: &mut T, name: impl AsRef<s
         }
         _ => e,
     })
+}
+
+/// The lock as SQL text, for programs that are not written in Rust: the same names, in the same table. Its parameter is
+/// `:name`.
+///
+/// ```
+/// use leasehold::database::Dialect;
+/// let text = leasehold::lock_in::text(Dialect::Postgres);
+/// assert!(text.contains("INSERT INTO leasehold_row_lock"));
+/// ```
+pub fn text(dialect: Dialect) -> String {
+    let (wait, stale) = match dialect {
+        Dialect::Postgres => (
+            "SET LOCAL lock_timeout = '5s'; SQLSTATE 55P03 is: in vain. Do so behind a savepoint, or ROLL BACK",
+            "SQLSTATE 40001 and 40P01 are: run the transaction again",
+        ),
+        Dialect::Sqlite => (
+            "PRAGMA busy_timeout = 5000; SQLITE_BUSY is: in vain. One name waits for any other",
+            "SQLITE_BUSY_SNAPSHOT is: run the transaction again",
+        ),
+        Dialect::Mysql => (
+            "SET SESSION innodb_lock_wait_timeout = 5; error 1205 is: in vain",
+            "Error 1213 is: run the transaction again. Plain reads see what was before the first of them, so lock first",
+        ),
+    };
+    format!(
+        "-- In the transaction that reads and writes, before it does. When it is answered, the lock is yours until COMMIT or\n\
+         -- ROLLBACK; until then it waits. (The table must be as leasehold's schema prints it: without its primary key\n\
+         -- nothing is locked.)\n\
+         {};\n\
+         -- To wait no longer than so: {wait}.\n\
+         -- {stale}.\n",
+        fill(row::statement(dialect), &[":name"]),
+    )
 }
 
 async fn take<T: Transaction + ?Sized>(tx: &mut T, name: &Name) -> Result<()> {

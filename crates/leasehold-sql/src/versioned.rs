@@ -14,7 +14,9 @@
 use std::future::Future;
 use std::time::Duration;
 
-use crate::database::{Session, Transaction, Value, assignments, identifier, number, place, run};
+use crate::database::{
+    Dialect, Session, Transaction, Value, assignments, identifier, number, place, run,
+};
 use leasehold_core::{Error, ErrorKind, Result};
 
 /// A table with a version column: which table, which key, which column.
@@ -135,6 +137,27 @@ impl Versioned {
         );
         Ok(number(session, &sql, &[key]).await?)
     }
+}
+
+/// The write as SQL text, for programs that are not written in Rust. Parameters are `:value`, `:id` and `:expected`.
+///
+/// ```
+/// use leasehold::database::Dialect;
+/// assert!(leasehold::versioned::text(Dialect::Sqlite).contains("AND version = :expected"));
+/// ```
+pub fn text(dialect: Dialect) -> String {
+    let counted = match dialect {
+        Dialect::Mysql => "One row MATCHED (the version always changes, so one row changed)",
+        Dialect::Sqlite | Dialect::Postgres => "One row was changed",
+    };
+    format!(
+        "-- What you read, with its version:\n\
+         SELECT your_column, version FROM your_table WHERE id = :id;\n\
+         -- The write that was computed from it:\n\
+         UPDATE your_table SET version = version + 1, your_column = :value WHERE id = :id AND version = :expected;\n\
+         -- {counted}: it is written, and the version is one more. None: somebody else wrote meanwhile, or there is no\n\
+         -- such row. Begin a new transaction, read again.\n"
+    )
 }
 
 /// How often and how fast [`retry`] tries again.
