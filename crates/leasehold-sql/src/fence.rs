@@ -12,10 +12,8 @@
 //!
 //! Equal tokens pass: one holder checks as often as it likes.
 
-use sqlx::Transaction;
-
 use crate::database::{
-    self, Column, Database, Dialect, Value, assignments, identifier, named, place,
+    Dialect, Session, Transaction, Value, assignments, fill, identifier, named, number, place, run,
 };
 use leasehold_core::fence::Fence;
 use leasehold_core::{Error, ErrorKind, Guard, Name, Result, Token};
@@ -23,7 +21,7 @@ use leasehold_core::{Error, ErrorKind, Guard, Name, Result, Token};
 /// Lets the transaction go on only if no greater token has been seen for `resource`, and keeps
 /// every other token out until it ends.
 ///
-/// Needs the table `leasehold_fence`: see [`database::install`].
+/// Needs the table `leasehold_fence`: see [`database::install`](crate::database::install).
 ///
 /// ```
 /// # #[cfg(feature = "sqlite")]
@@ -54,14 +52,14 @@ use leasehold_core::{Error, ErrorKind, Guard, Name, Result, Token};
 /// # Errors
 /// [`ErrorKind::StaleToken`] (see [`Error::stale_token`]): roll back, the lock is somebody else's.
 /// Those of [`Fence::fence`]; [`ErrorKind::Conflict`] and what else the database answers.
-pub async fn check<DB: Database>(
-    tx: &mut Transaction<'_, DB>,
+pub async fn check<T: Transaction + ?Sized>(
+    tx: &mut T,
     resource: impl AsRef<str>,
     fence: impl Fence,
 ) -> Result<()> {
     let resource = named(resource, "fence")?;
     let offered = fence.fence()?;
-    let seen = raise::<DB>(tx, &resource, offered).await;
+    let seen = raise(tx, &resource, offered).await;
     let judged = seen.and_then(|seen| match seen == offered {
         true => Ok(()),
         false => Err(Error::stale_fence(seen, offered)),
@@ -89,7 +87,7 @@ pub async fn check<DB: Database>(
 ///
 /// # Errors
 /// As [`check`].
-pub async fn check_guard<DB: Database>(tx: &mut Transaction<'_, DB>, guard: &Guard) -> Result<()> {
+pub async fn check_guard<T: Transaction + ?Sized>(tx: &mut T, guard: &Guard) -> Result<()> {
     check(tx, guard.name(), guard).await
 }
 
@@ -100,21 +98,18 @@ pub async fn check_guard<DB: Database>(tx: &mut Transaction<'_, DB>, guard: &Gua
 ///
 /// # Errors
 /// What the database answers.
-pub async fn raise<DB: Database>(
-    connection: &mut DB::Connection,
+pub async fn raise<S: Session + ?Sized>(
+    session: &mut S,
     resource: &Name,
     offered: Token,
 ) -> Result<Token> {
-    let [raise, look] = statements(DB::DIALECT);
-    let mut with = vec![DB::name(resource), number(offered)];
-    if DB::DIALECT == Dialect::Mysql {
-        with.push(number(offered));
-    }
-    DB::execute(connection, raise, with).await.map_err(database::error)?;
-    let row = DB::row(connection, look, vec![DB::name(resource)], &[Column::Int])
-        .await
-        .map_err(database::error)?;
-    let seen = row.map_or(0, |row| row.first().map_or(0, Value::int));
+    let dialect = session.dialect();
+    let [raise, look] = statements(dialect);
+    let name = dialect.name(resource);
+    // MySQL's has the token twice.
+    let with = [name.clone(), of(offered), of(offered)];
+    run(session, raise, &with[..raise.matches('?').count()]).await?;
+    let seen = number(session, look, &[name]).await?.unwrap_or(0);
     match u64::try_from(seen).ok().and_then(Token::new) {
         Some(seen) if seen >= offered => Ok(seen),
         _ => Err(Error::new(
@@ -124,7 +119,7 @@ pub async fn raise<DB: Database>(
     }
 }
 
-fn number(token: Token) -> Value {
+fn of(token: Token) -> Value {
     // 63 bits, by the type.
     Value::Int(i64::try_from(token.get()).unwrap_or(i64::MAX))
 }
@@ -177,20 +172,9 @@ pub fn text(dialect: Dialect) -> String {
          UPDATE your_table SET your_column = :value, token = :token\n\
          \x20WHERE id = :id AND (token IS NULL OR token <= :token);\n\
          {none}",
-        fill(raise),
-        fill(look),
+        fill(raise, &[":resource", ":token", ":token"]),
+        fill(look, &[":resource"]),
     )
-}
-
-/// A statement with its parameters by name.
-fn fill(sql: &str) -> String {
-    let mut parts = sql.split('?');
-    let mut out = parts.next().unwrap_or_default().to_owned();
-    for (part, name) in parts.zip([":resource", ":token", ":token"]) {
-        out.push_str(name);
-        out.push_str(part);
-    }
-    out
 }
 
 /// A table of the caller's own with a token column: the fence of one row, in one statement.
@@ -221,39 +205,34 @@ impl TokenColumn {
     /// [`ErrorKind::StaleToken`] (see [`Error::stale_token`]), and nothing was written. Those of
     /// [`Fence::fence`], and what the database answers.
     #[must_use = "false means that there is no such row"]
-    pub async fn write<C>(
+    pub async fn write<S: Session + ?Sized>(
         &self,
-        connection: &mut C,
+        session: &mut S,
         key: impl Into<Value>,
         fence: impl Fence,
         columns: &[(&str, Value)],
-    ) -> Result<bool>
-    where
-        C: sqlx::Connection,
-        C::Database: Database<Connection = C>,
-    {
+    ) -> Result<bool> {
         let offered = fence.fence()?;
-        self.set::<C::Database>(connection, key.into(), offered, columns)
-            .await
-            .map_err(|e| e.during("fence"))
+        self.set(session, key.into(), offered, columns).await.map_err(|e| e.during("fence"))
     }
 
-    async fn set<DB: Database>(
+    async fn set<S: Session + ?Sized>(
         &self,
-        connection: &mut DB::Connection,
+        session: &mut S,
         key: Value,
         offered: Token,
         columns: &[(&str, Value)],
     ) -> Result<bool> {
-        let (table, id) = (identifier::<DB>(&self.table)?, identifier::<DB>(&self.key)?);
-        let token = identifier::<DB>(&self.token)?;
+        let dialect = session.dialect();
+        let (table, id) = (identifier(dialect, &self.table)?, identifier(dialect, &self.key)?);
+        let token = identifier(dialect, &self.token)?;
         let mut sql = format!("UPDATE {table} SET {token} = ?");
-        let mut with = vec![number(offered)];
-        sql.push_str(&assignments::<DB>(columns, &mut with)?);
-        let here = place::<DB>(&key)?;
+        let mut with = vec![of(offered)];
+        sql.push_str(&assignments(dialect, columns, &mut with)?);
+        let here = place(dialect, &key)?;
         sql.push_str(&format!(" WHERE {id} = {here} AND ({token} IS NULL OR {token} <= ?)"));
-        with.extend([key.clone(), number(offered)]);
-        match DB::execute(connection, &sql, with).await.map_err(database::error)? {
+        with.extend([key.clone(), of(offered)]);
+        match run(session, &sql, &with).await? {
             1 => return Ok(true),
             0 => {}
             n => {
@@ -261,14 +240,11 @@ impl TokenColumn {
                 return Err(Error::new(ErrorKind::Corrupt, what));
             }
         }
-        let (big, fresh) = (DB::BIGINT, DB::AS_IT_IS);
+        let (big, fresh) = (dialect.bigint(), dialect.as_it_is());
         let sql = format!("SELECT CAST({token} AS {big}) FROM {table} WHERE {id} = {here}{fresh}");
-        let Some(row) =
-            DB::row(connection, &sql, vec![key], &[Column::Int]).await.map_err(database::error)?
-        else {
+        let Some(seen) = number(session, &sql, &[key]).await? else {
             return Ok(false);
         };
-        let seen = row.first().map_or(0, Value::int);
         match u64::try_from(seen).ok().and_then(Token::new) {
             Some(seen) if seen > offered => Err(Error::stale_fence(seen, offered)),
             _ => {

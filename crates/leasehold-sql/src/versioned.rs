@@ -14,7 +14,9 @@
 use std::future::Future;
 use std::time::Duration;
 
-use crate::database::{self, Column, Database, Value, assignments, identifier, place};
+use crate::database::{
+    Dialect, Session, Transaction, Value, assignments, identifier, number, place, run,
+};
 use leasehold_core::{Error, ErrorKind, Result};
 
 /// A table with a version column: which table, which key, which column.
@@ -66,12 +68,12 @@ impl Versioned {
     ///
     /// # Errors
     /// What the database answers.
-    pub async fn version<C>(&self, connection: &mut C, key: impl Into<Value>) -> Result<Option<i64>>
-    where
-        C: sqlx::Connection,
-        C::Database: Database<Connection = C>,
-    {
-        self.look::<C::Database>(connection, key.into()).await.map_err(|e| e.during("version"))
+    pub async fn version<S: Session + ?Sized>(
+        &self,
+        session: &mut S,
+        key: impl Into<Value>,
+    ) -> Result<Option<i64>> {
+        self.look(session, key.into()).await.map_err(|e| e.during("version"))
     }
 
     /// Sets columns of one row, and its version to `expected + 1`, if its version is still
@@ -84,9 +86,9 @@ impl Versioned {
     /// # Errors
     /// [`ErrorKind::StaleVersion`] (see [`Error::stale_version`]), and nothing was written;
     /// [`ErrorKind::Corrupt`] if the key is not unique (roll back); what the database answers.
-    pub async fn update<DB: Database>(
+    pub async fn update<T: Transaction + ?Sized>(
         &self,
-        tx: &mut sqlx::Transaction<'_, DB>,
+        tx: &mut T,
         key: impl Into<Value>,
         expected: i64,
         columns: &[(&str, Value)],
@@ -94,9 +96,9 @@ impl Versioned {
         self.set(tx, key.into(), expected, columns).await.map_err(|e| e.during("update"))
     }
 
-    async fn set<DB: Database>(
+    async fn set<T: Transaction + ?Sized>(
         &self,
-        tx: &mut sqlx::Transaction<'_, DB>,
+        tx: &mut T,
         key: Value,
         expected: i64,
         columns: &[(&str, Value)],
@@ -104,16 +106,17 @@ impl Versioned {
         let Some(next) = expected.checked_add(1) else {
             return Err(Error::new(ErrorKind::Full, "the version column is at its greatest"));
         };
-        let version = identifier::<DB>(&self.version)?;
-        let mut sql = format!("UPDATE {} SET {version} = ?", identifier::<DB>(&self.table)?);
+        let dialect = tx.dialect();
+        let version = identifier(dialect, &self.version)?;
+        let mut sql = format!("UPDATE {} SET {version} = ?", identifier(dialect, &self.table)?);
         let mut with = vec![Value::Int(next)];
-        sql.push_str(&assignments::<DB>(columns, &mut with)?);
-        let (id, key_here) = (identifier::<DB>(&self.key)?, place::<DB>(&key)?);
+        sql.push_str(&assignments(dialect, columns, &mut with)?);
+        let (id, key_here) = (identifier(dialect, &self.key)?, place(dialect, &key)?);
         sql.push_str(&format!(" WHERE {id} = {key_here} AND {version} = ?"));
         with.extend([key.clone(), Value::Int(expected)]);
-        match DB::execute(tx, &sql, with).await.map_err(database::error)? {
+        match run(tx, &sql, &with).await? {
             1 => Ok(next),
-            0 => Err(Error::stale_row(expected, self.look::<DB>(tx, key).await?)),
+            0 => Err(Error::stale_row(expected, self.look(tx, key).await?)),
             n => Err(Error::new(
                 ErrorKind::Corrupt,
                 format!("{n} rows of {} have that key: roll back, and make it unique", self.table),
@@ -121,19 +124,40 @@ impl Versioned {
         }
     }
 
-    async fn look<DB: Database>(&self, c: &mut DB::Connection, key: Value) -> Result<Option<i64>> {
+    async fn look<S: Session + ?Sized>(&self, session: &mut S, key: Value) -> Result<Option<i64>> {
+        let dialect = session.dialect();
         let sql = format!(
             "SELECT CAST({} AS {}) FROM {} WHERE {} = {}{}",
-            identifier::<DB>(&self.version)?,
-            DB::BIGINT,
-            identifier::<DB>(&self.table)?,
-            identifier::<DB>(&self.key)?,
-            place::<DB>(&key)?,
-            DB::AS_IT_IS,
+            identifier(dialect, &self.version)?,
+            dialect.bigint(),
+            identifier(dialect, &self.table)?,
+            identifier(dialect, &self.key)?,
+            place(dialect, &key)?,
+            dialect.as_it_is(),
         );
-        let row = DB::row(c, &sql, vec![key], &[Column::Int]).await.map_err(database::error)?;
-        Ok(row.map(|row| row.first().map_or(0, Value::int)))
+        Ok(number(session, &sql, &[key]).await?)
     }
+}
+
+/// The write as SQL text, for programs that are not written in Rust. Parameters are `:value`, `:id` and `:expected`.
+///
+/// ```
+/// use leasehold::database::Dialect;
+/// assert!(leasehold::versioned::text(Dialect::Sqlite).contains("AND version = :expected"));
+/// ```
+pub fn text(dialect: Dialect) -> String {
+    let counted = match dialect {
+        Dialect::Mysql => "One row MATCHED (the version always changes, so one row changed)",
+        Dialect::Sqlite | Dialect::Postgres => "One row was changed",
+    };
+    format!(
+        "-- What you read, with its version:\n\
+         SELECT your_column, version FROM your_table WHERE id = :id;\n\
+         -- The write that was computed from it:\n\
+         UPDATE your_table SET version = version + 1, your_column = :value WHERE id = :id AND version = :expected;\n\
+         -- {counted}: it is written, and the version is one more. None: somebody else wrote meanwhile, or there is no\n\
+         -- such row. Begin a new transaction, read again.\n"
+    )
 }
 
 /// How often and how fast [`retry`] tries again.

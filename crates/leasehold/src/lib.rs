@@ -81,7 +81,7 @@ pub use leasehold_core::{
 };
 #[cfg(feature = "etcd")]
 pub use leasehold_etcd::EtcdGuardExt;
-#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+#[cfg(feature = "sql")]
 #[doc(inline)]
 pub use leasehold_sql::{database, lock_in, lock_in_timeout, once, try_lock_in, versioned};
 #[cfg(feature = "zookeeper")]

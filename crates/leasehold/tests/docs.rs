@@ -251,6 +251,29 @@ fn r35_the_fence_for_other_languages_is_up_to_date() {
     up_to_date("fencing.md", &page);
 }
 
+/// And the page on transactions has the other statements.
+#[test]
+fn the_statements_for_other_languages_are_up_to_date() {
+    let mut made = String::new();
+    for (name, dialect) in [
+        ("PostgreSQL", Dialect::Postgres),
+        ("SQLite", Dialect::Sqlite),
+        ("MySQL and MariaDB", Dialect::Mysql),
+    ] {
+        let _ = write!(made, "### {name}\n\n");
+        for text in [
+            leasehold::lock_in::text(dialect),
+            leasehold::once::text(dialect),
+            leasehold::versioned::text(dialect),
+        ] {
+            let _ = write!(made, "```sql\n{text}```\n\n");
+        }
+    }
+    let written = std::fs::read_to_string(format!("{DOCS}/sql-transactions.md")).unwrap();
+    let page = between(&written, "<!-- the statements", "<!-- end -->", &made);
+    up_to_date("sql-transactions.md", &page);
+}
+
 /// The page with this between the two marks.
 fn between(page: &str, first: &str, last: &str, made: &str) -> String {
     let (head, rest) = page.split_once(first).unwrap();

@@ -1,16 +1,6 @@
 //! The three small tables, as statements.
 
-/// Which SQL to print.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Dialect {
-    /// SQLite.
-    Sqlite,
-    /// PostgreSQL.
-    Postgres,
-    /// MySQL and MariaDB.
-    Mysql,
-}
+use super::dialect::Dialect;
 
 /// The tables of `lock_in`, `once` and `fence::sql`, as statements for a migration. Running them
 /// again changes nothing.
