@@ -150,11 +150,14 @@ impl Judge {
             if self.plan.calm {
                 wrong = wrong.or_else(|| lock.unfair(plan, asked, now));
             }
-            let delayed = lock.delayed_until.take();
-            if !self.plan.wild && delayed.is_some_and(|(_, until)| now < until) {
-                wrong = wrong.or(Some("granted before the lock-delay was over".into()));
+            // One that was thrown out may hear of its grant after the next one of its own.
+            if !lock.evicted.contains(&token) {
+                let delayed = lock.delayed_until.take();
+                if !self.plan.wild && delayed.is_some_and(|(_, until)| now < until) {
+                    wrong = wrong.or(Some("granted before the lock-delay was over".into()));
+                }
+                lock.delayed_until = lock.delay(plan, asked, guard, now);
             }
-            lock.delayed_until = lock.delay(plan, asked, guard, now);
             let closed = lock.closed_until.take();
             if closed.is_some_and(|until| now < until) {
                 wrong = wrong.or(Some("granted before at_least was over".into()));
@@ -185,10 +188,15 @@ impl Judge {
         }
     }
 
+    /// The holder begins to let go.
+    pub(crate) fn lets_go(&self, asked: &Asked, token: Token) {
+        let lock = &mut self.state.lock().unwrap().locks[asked.lock];
+        lock.delayed_until = lock.delayed_until.filter(|(delays, _)| *delays != token);
+    }
+
     /// The holder has let go, with the store's word for it or not.
     pub(crate) fn ended(&self, asked: &Asked, token: Token) {
         let lock = &mut self.state.lock().unwrap().locks[asked.lock];
-        lock.delayed_until = lock.delayed_until.filter(|(delays, _)| *delays != token);
         // Whoever came next may have heard of it first.
         if lock.tokens.last() == Some(&token) {
             lock.free_since = Some(Instant::now());

@@ -468,6 +468,7 @@ impl Task {
 
     async fn let_go(&mut self, asked: &Asked, with: &With, guard: Guard) {
         let (was_held, token) = (guard.is_held(), guard.token());
+        self.judge.lets_go(asked, token);
         if self.one_in(3) {
             self.judge.tell(|| format!("{} drops {}", self.who, token));
             drop(guard);
