@@ -103,8 +103,10 @@ fn blocking_work_is_told_of_the_loss_of_its_lock() {
     let ran: Result<(), Failed> = locks.semaphore("a", 3).try_run(|_| Err("its own".into()));
     assert_eq!(ran.unwrap_err().to_string(), "its own");
     let two = locks.lock_all(["a", "b"]).unwrap();
-    let ran: Result<(), Failed> =
-        two.try_run(|two| Ok(lose(two.get("b").unwrap().name().as_str())));
+    let ran: Result<(), Failed> = two.try_run(|two| {
+        lose(two.get("b").unwrap().name().as_str());
+        Ok(())
+    });
     assert!(ran.unwrap_err().to_string().contains("\"b\""));
     let guard = locks.mutex("a").with(|m| m.max_hold(Duration::from_millis(20))).lock().unwrap();
     assert_eq!(guard.lost(), LostReason::MaxHold);
