@@ -18,6 +18,14 @@ pub struct SqlMemory<P>(P);
 
 impl<P: Pool> SqlMemory<P> {
     /// Marks in the database of this pool.
+    ///
+    /// ```
+    /// use leasehold::database::Pool;
+    /// use leasehold::fence::http::{FenceLayer, SqlMemory};
+    /// fn fence(pool: impl Pool + 'static) -> FenceLayer {
+    ///     FenceLayer::new(SqlMemory::new(pool), |request| Some(request.uri.path().to_owned()))
+    /// }
+    /// ```
     pub fn new(pool: P) -> Self {
         Self(pool)
     }

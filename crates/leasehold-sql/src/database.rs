@@ -36,6 +36,15 @@ pub use value::{Param, Typed, Value};
 
 /// Creates the tables that are missing. Any number of processes may do so at once.
 ///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+/// # let pool = options.connect("sqlite::memory:").await.map_err(leasehold::database::error)?;
+/// leasehold::database::install(&pool).await?; // at start-up, in every process
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
+///
 /// # Cancel safety
 /// Dropped, some of the tables may have been made: run it again.
 ///

@@ -71,15 +71,19 @@ pub async fn check<T: Transaction + ?Sized>(
 /// cannot be mistyped. (Where a lock covers several resources, or they are named otherwise, it is
 /// [`check`] for each of them.)
 ///
-/// ```no_run
-/// # #[cfg(feature = "postgres")]
-/// # async fn f(pool: sqlx::PgPool, guard: leasehold::Guard) -> leasehold::Result<()> {
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+/// # let pool = options.connect("sqlite::memory:").await.map_err(leasehold::database::error)?;
+/// # leasehold::database::install(&pool).await?;
+/// # let guard = leasehold::connect("memory:").await?.mutex("order:42").lock().await?;
 /// use leasehold::database::error;
 /// let mut tx = pool.begin().await.map_err(error)?;
 /// leasehold::fence::sql::check_guard(&mut tx, &guard).await?; // before anything else in it
 /// // read, write
 /// tx.commit().await.map_err(error)?;
-/// # Ok(()) }
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
 /// ```
 ///
 /// # Cancel safety
@@ -92,6 +96,21 @@ pub async fn check_guard<T: Transaction + ?Sized>(tx: &mut T, guard: &Guard) -> 
 }
 
 /// Raises the mark, if it is lower, and tells the greatest token seen: ours, or somebody else's.
+///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+/// # let pool = options.connect("sqlite::memory:").await.map_err(leasehold::database::error)?;
+/// # leasehold::database::install(&pool).await?;
+/// use leasehold::database::Pool as _;
+/// use leasehold::{Name, Token, fence::sql::raise};
+/// let (resource, [small, great]) = (Name::new("order:42")?, [7, 9].map(|n| Token::new(n).expect("above 0")));
+/// let mut session = pool.session().await?;
+/// assert_eq!(raise(&mut session, &resource, great).await?, great);
+/// assert_eq!(raise(&mut session, &resource, small).await?, great); // stale
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
 ///
 /// # Cancel safety
 /// Dropped, it may have been done or not. Doing it again changes nothing.
@@ -147,6 +166,11 @@ fn statements(dialect: Dialect) -> [&'static str; 2] {
 
 /// The fence as SQL text, for programs that are not written in Rust. Parameters are `:resource`
 /// and `:token`.
+///
+/// ```
+/// use leasehold::database::Dialect;
+/// assert!(leasehold::fence::sql::text(Dialect::Mysql).contains("ON DUPLICATE KEY UPDATE"));
+/// ```
 pub fn text(dialect: Dialect) -> String {
     let [raise, look] = statements(dialect);
     // MySQL's protocol counts what has changed, unless a client asks for what has matched.
@@ -180,6 +204,29 @@ pub fn text(dialect: Dialect) -> String {
 /// A table of the caller's own with a token column: the fence of one row, in one statement.
 ///
 /// The column is a 64-bit whole number, null or 0 before the first write.
+///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+/// # let pool = options.connect("sqlite::memory:").await.map_err(leasehold::database::error)?;
+/// # leasehold::database::install(&pool).await?;
+/// use leasehold::database::{Pool as _, Session as _};
+/// use leasehold::{ErrorKind, fence::sql::TokenColumn};
+/// # let locks = leasehold::connect("memory:").await?;
+/// # let mut session = pool.session().await?;
+/// # session.batch("CREATE TABLE orders (id INTEGER PRIMARY KEY, state TEXT, token BIGINT)").await?;
+/// # session.batch("INSERT INTO orders VALUES (42, 'new', NULL)").await?;
+/// let orders = TokenColumn::new("orders", "id", "token");
+/// let late = locks.mutex("order:42").lock().await?.token(); // released at once
+/// let guard = locks.mutex("order:42").lock().await?;
+///
+/// assert!(orders.write(&mut session, 42, &guard, &[]).await?); // shows the token, before it reads
+/// assert!(orders.write(&mut session, 42, &guard, &[("state", "paid".into())]).await?);
+/// let refused = orders.write(&mut session, 42, late, &[("state", "void".into())]).await.unwrap_err();
+/// assert_eq!(refused.kind(), ErrorKind::StaleToken);
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
 #[derive(Clone, Debug)]
 pub struct TokenColumn {
     table: String,

@@ -35,15 +35,18 @@ use leasehold_core::{Error, ErrorKind, Name, Result};
 /// Locks `name` until `tx` ends, waiting as long as the database's own settings let a statement
 /// wait (PostgreSQL: for ever; MySQL: 50 s; SQLite with sqlx: 5 s).
 ///
-/// ```no_run
-/// # #[cfg(feature = "postgres")]
-/// # async fn f(pool: sqlx::PgPool) -> leasehold::Result<()> {
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+/// # let pool = options.connect("sqlite::memory:").await.map_err(leasehold::database::error)?;
+/// # leasehold::database::install(&pool).await?;
 /// use leasehold::database::error;
 /// let mut tx = pool.begin().await.map_err(error)?;
 /// leasehold::lock_in(&mut tx, "account:7").await?;
 /// // read, decide, write: nobody else is in here
 /// tx.commit().await.map_err(error)?;
-/// # Ok(()) }
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
 /// ```
 ///
 /// Needs the table `leasehold_row_lock`: see [`database::install`](crate::database::install).
@@ -66,6 +69,24 @@ pub async fn lock_in<T: Transaction + ?Sized>(tx: &mut T, name: impl AsRef<str>)
 /// usable. MySQL and MariaDB count whole seconds, rounded up; SQLite gives up at once, whatever
 /// the time, where waiting could only end in a deadlock.
 ///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+/// # let pool = options.connect("sqlite::memory:").await.map_err(leasehold::database::error)?;
+/// # leasehold::database::install(&pool).await?;
+/// # use std::time::Duration;
+/// use leasehold::{ErrorKind, database::error, lock_in_timeout};
+/// let mut tx = pool.begin().await.map_err(error)?;
+/// match lock_in_timeout(&mut tx, "account:7", Duration::from_secs(2)).await {
+///     Ok(()) => {} // read, decide, write
+///     Err(e) if e.kind() == ErrorKind::Timeout => println!("busy; the transaction goes on without it"),
+///     Err(e) => return Err(e),
+/// }
+/// tx.commit().await.map_err(error)?;
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
+///
 /// # Cancel safety
 /// As [`lock_in`]. On SQLite and MySQL the wait is a setting of the connection, set back afterwards: a
 /// future that is dropped in between leaves the short wait.
@@ -82,6 +103,23 @@ pub async fn lock_in_timeout<T: Transaction + ?Sized>(
 
 /// As [`lock_in`], but does not wait (MySQL and MariaDB: up to a second); the transaction is as it
 /// was before, and usable.
+///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+/// # let pool = options.connect("sqlite::memory:").await.map_err(leasehold::database::error)?;
+/// # leasehold::database::install(&pool).await?;
+/// use leasehold::{ErrorKind, database::error, try_lock_in};
+/// let mut tx = pool.begin().await.map_err(error)?;
+/// match try_lock_in(&mut tx, "account:7").await {
+///     Ok(()) => {} // read, decide, write
+///     Err(e) if e.kind() == ErrorKind::Contended => println!("somebody else is at it"),
+///     Err(e) => return Err(e),
+/// }
+/// tx.commit().await.map_err(error)?;
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
 ///
 /// # Cancel safety
 /// As [`lock_in_timeout`].

@@ -67,9 +67,13 @@ pub const DEFAULT_WAIT: Duration = Duration::from_secs(30);
 
 /// An idempotency key: 1 to 512 bytes, as a lock's name; a bad one is reported by the run.
 ///
-/// ```no_run
-/// # #[cfg(feature = "postgres")]
-/// # async fn f(pool: sqlx::PgPool) -> leasehold::Result<()> {
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+/// # let pool = options.connect("sqlite::memory:").await.map_err(leasehold::database::error)?;
+/// # leasehold::database::install(&pool).await?;
+/// # sqlx::query("CREATE TABLE payments (amount INTEGER)").execute(&pool).await.unwrap();
 /// use leasehold::{database::error, once, once::Ran};
 /// let mut tx = pool.begin().await.map_err(error)?;
 /// let ran = once("payment:8a1f").run_in(&mut tx, async |tx| {
@@ -82,7 +86,7 @@ pub const DEFAULT_WAIT: Duration = Duration::from_secs(30);
 ///     Ran::Duplicate(outcome) => println!("{outcome} (before)"),
 /// }
 /// tx.commit().await.map_err(error)?;
-/// # Ok(()) }
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
 /// ```
 pub fn once(key: impl AsRef<str>) -> Once {
     let asked = Asked::default();
@@ -143,6 +147,23 @@ impl<O, E> Ran<Result<O, E>> {
 impl Once {
     /// How long a crashed attempt of [`run`](Self::run) keeps others out (default 15 s, 50 ms to a
     /// day). It is renewed while the attempt runs.
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+    /// # let pool = options.connect("sqlite::memory:").await.map_err(leasehold::database::error)?;
+    /// # leasehold::database::install(&pool).await?;
+    /// # use std::time::Duration;
+    /// use leasehold::once;
+    /// let impatient = once("report").lease(Duration::from_secs(5)).wait(Duration::ZERO);
+    /// let ran = impatient.run(&pool, |attempt| async move {
+    ///     println!("{attempt}"); // from the second on, an earlier one may have done a part
+    ///     Ok::<_, leasehold::Error>(format!("sent by attempt {}", attempt.number()))
+    /// });
+    /// assert_eq!(ran.await?.into_outcome(), "sent by attempt 1");
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self
@@ -448,6 +469,22 @@ impl<E: From<Error>> Keeping<E> {
     /// As [`Once::run_in`]. Of a work that ends in an error that is kept, all is undone but the key: commit. That costs a
     /// savepoint more.
     ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+    /// # let pool = options.connect("sqlite::memory:").await.map_err(leasehold::database::error)?;
+    /// # leasehold::database::install(&pool).await?;
+    /// use leasehold::{Error, ErrorKind, database::error, once};
+    /// let kept = |e: &Error| (e.kind() == ErrorKind::Denied).then(|| e.reason());
+    /// let pay = once("payment:8a1f").keep_errors(kept, |why| Error::new(ErrorKind::Denied, why));
+    /// let mut tx = pool.begin().await.map_err(error)?;
+    /// let ran = pay.run_in(&mut tx, async |_| Err(Error::new(ErrorKind::Denied, "no money"))).await?;
+    /// tx.commit().await.map_err(error)?;
+    /// assert!(ran.into_outcome().is_err());
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// As there.
     ///
@@ -468,6 +505,24 @@ impl<E: From<Error>> Keeping<E> {
     }
 
     /// As [`Once::run`].
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+    /// # let pool = options.connect("sqlite::memory:").await.map_err(leasehold::database::error)?;
+    /// # leasehold::database::install(&pool).await?;
+    /// use leasehold::{Error, ErrorKind, once};
+    /// for time in 1..=2 {
+    ///     let refusal = |_| async { Err::<String, _>(Error::new(ErrorKind::Denied, "no money")) };
+    ///     let kept = |e: &Error| (e.kind() == ErrorKind::Denied).then(|| e.reason());
+    ///     let pay = once("payment:8a1f").keep_errors(kept, |why| Error::new(ErrorKind::Denied, why));
+    ///     let ran = pay.run(&pool, refusal).await?;
+    ///     assert_eq!(ran.is_first(), time == 1);
+    ///     assert_eq!(ran.into_outcome().unwrap_err().kind(), ErrorKind::Denied);
+    /// }
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Cancel safety
     /// As there.

@@ -63,6 +63,28 @@ impl Versioned {
 
     /// The row's version now; `None` if there is no such row.
     ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+    /// # let pool = options.connect("sqlite::memory:").await.map_err(leasehold::database::error)?;
+    /// # leasehold::database::install(&pool).await?;
+    /// use leasehold::database::{Pool as _, Session as _, error};
+    /// use leasehold::{ErrorKind, versioned::Versioned};
+    /// # let mut session = pool.session().await?;
+    /// # session.batch("CREATE TABLE stock (id INTEGER PRIMARY KEY, left_over INTEGER, version INTEGER NOT NULL)").await?;
+    /// # session.batch("INSERT INTO stock VALUES (7, 10, 1)").await?;
+    /// # drop(session);
+    /// let stock = Versioned::new("stock", "id", "version");
+    /// let mut tx = pool.begin().await.map_err(error)?;
+    /// let read = stock.version(&mut tx, 7).await?.expect("it is there");
+    /// assert_eq!(stock.update(&mut tx, 7, read, &[("left_over", 9.into())]).await?, read + 1);
+    /// let late = stock.update(&mut tx, 7, read, &[("left_over", 8.into())]).await.unwrap_err();
+    /// assert_eq!(late.kind(), ErrorKind::StaleVersion);
+    /// tx.commit().await.map_err(error)?;
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// It only reads: dropped, nothing is left of it.
     ///
@@ -161,6 +183,27 @@ pub fn text(dialect: Dialect) -> String {
 }
 
 /// How often and how fast [`retry`] tries again.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # use std::time::Duration;
+/// use leasehold::versioned::{Retry, retry};
+/// use leasehold::{Error, ErrorKind};
+/// let policy = Retry::default().tries(5).pauses(Duration::from_millis(1), Duration::from_millis(50));
+/// let mut times = 0;
+/// let result = retry(policy, || {
+///     times += 1; // begins a transaction of its own each time
+///     let is_late = times < 3;
+///     async move {
+///         match is_late {
+///             true => Err(Error::new(ErrorKind::Conflict, "somebody else wrote meanwhile")),
+///             false => Ok("written"),
+///         }
+///     }
+/// });
+/// assert_eq!(result.await?, "written");
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Retry {
     tries: u32,
@@ -198,6 +241,17 @@ impl Retry {
 /// [`ErrorKind::StaleVersion`] or [`ErrorKind::Conflict`], with random pauses, a bounded number of
 /// times; then its last error. `work` must begin its own transaction: both kinds of error mean
 /// that everything read so far is old.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use leasehold::versioned::{Retry, retry};
+/// let written = retry(Retry::default(), || async {
+///     // begin, read, `update` with the version that was read, commit
+///     Ok::<_, leasehold::Error>(())
+/// });
+/// written.await?;
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
 ///
 /// # Cancel safety
 /// Dropped, it drops the try that is under way.

@@ -167,7 +167,7 @@ macro_rules! one_key_is_used_once_in_both_languages {
         }
         let there = run(&[look], "b", "").unwrap().join("|").replace('\t', "|");
         let there: Vec<_> = there.split('|').collect();
-        assert_eq!((there[0], there[2]), ("done", "rust's"));
+        assert_eq!(there, ["done", "rust's"]);
         // An error that is kept.
         run(&["BEGIN", insert, refused, "COMMIT"], "c", "no money").unwrap();
         #[derive(Debug, PartialEq)]

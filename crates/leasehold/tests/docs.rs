@@ -22,8 +22,10 @@ mod figures;
 mod glance;
 #[path = "../benches/ratios/numbers.rs"]
 mod numbers;
+mod shown;
 mod sources;
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use leasehold::database::Dialect;
@@ -375,4 +377,20 @@ fn every_async_function_says_what_becomes_of_it_when_it_is_dropped() {
     for (function, above) in all {
         assert!(above.contains("/// # Cancel safety\n"), "{function}");
     }
+}
+
+/// Of what programs call, all is shown by an example that is run, but for what the list names, which only gets shorter.
+#[test]
+fn f75_every_method_is_shown_by_an_example() {
+    let (missing, count) = (shown::missing(), shown::count());
+    assert!(count > 250, "{count} were found");
+    let listed: BTreeSet<String> =
+        include_str!("shown/missing.txt").lines().map(Into::into).collect();
+    let new: Vec<_> = missing.difference(&listed).collect();
+    assert!(new.is_empty(), "no example that is run shows {new:#?}");
+    let done: Vec<_> = listed.difference(&missing).collect();
+    assert!(
+        done.is_empty(),
+        "these have examples now: take them off tests/shown/missing.txt: {done:#?}"
+    );
 }

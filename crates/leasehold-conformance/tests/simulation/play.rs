@@ -141,12 +141,20 @@ async fn evictions(
         let lock = dice.usize(0..plan.locks.len());
         let name = Name::new(&plan.locks[lock].name).expect("a name");
         let Ok(Some(seen)) = store.read(&name).await else { continue };
+        // One of all who stand there, or all that hold.
+        let one = dice.choice(&seen.claims).and_then(|claim| claim.token);
+        let which = match one.filter(|_| dice.bool()) {
+            Some(one) => Evict::Token(one),
+            None => Evict::Holders,
+        };
         let held = seen.claims.iter().filter(|claim| claim.standing != Standing::Waiting);
-        let tokens: Vec<_> = held.filter_map(|claim| claim.token).collect();
+        let tokens = held.filter_map(|claim| claim.token);
+        let tokens: Vec<_> =
+            tokens.filter(|token| which == Evict::Holders || one == Some(*token)).collect();
         judge.saw("evicted");
-        judge.tell(|| format!("{name} is taken from {tokens:?}"));
+        judge.tell(|| format!("{which:?} is thrown out of {name}, so {tokens:?}"));
         judge.evicted(lock, tokens);
-        let _ = store.evict(&name, Evict::Holders).await;
+        let _ = store.evict(&name, which).await;
     }
 }
 
@@ -274,6 +282,8 @@ impl Task {
             at: Instant::now(),
             patient: with.how == How::Patient,
             at_least: with.at_least,
+            lock_delay: with.lock_delay,
+            max_hold: with.max_hold,
             again,
         }
     }

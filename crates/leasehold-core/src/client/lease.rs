@@ -45,6 +45,17 @@ pub enum State {
 }
 
 /// The moment at which a hold that nobody renews is lost, by the client's boot clock.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # let locks = leasehold::connect("memory:").await?;
+/// use leasehold::State;
+/// let guard = locks.mutex("order:42").lock().await?;
+/// if let State::AtRisk(deadline) = guard.state() {
+///     println!("lost in {:?} if nothing is heard, at {:?}", deadline.remaining(), deadline.moment());
+/// }
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadline {
     moment: Moment,

@@ -39,6 +39,41 @@ pub(crate) fn block_on<T>(background: &Background, work: impl Future<Output = T>
 }
 
 /// A client of one store; see [`crate::Leasehold`].
+///
+/// ```
+/// use std::time::Duration;
+/// use leasehold::blocking::connect;
+/// use leasehold::store::Evict;
+/// let limit = Duration::from_secs(5);
+///
+/// let locks = connect("memory:")?;
+/// locks.ping(limit)?;
+/// let config = locks.rwlock("config");
+/// assert_eq!(locks.election("leader").leader()?.map(|l| l.holder.host), None);
+/// let (one, other) = (config.read()?, config.read()?); // together
+/// drop((one, other));
+/// locks.semaphore("convert", 3).acquire_many(2)?.release()?;
+///
+/// // Several, in one order for all.
+/// let both = locks.lock_all_timeout(["stock:b", "stock:a"], limit)?;
+/// assert!(locks.try_lock_all(["stock:a", "stock:c"]).is_err());
+/// both.release()?;
+///
+/// // What operators see and do.
+/// let guard = locks.mutex("order:42").lock()?;
+/// assert_eq!(locks.check(&guard.sequencer())?.token, Some(guard.token()));
+/// assert_eq!(locks.read("order:42")?.expect("it is held").claims.len(), 1);
+/// assert_eq!(locks.list("order:")?.len(), 1);
+/// assert_eq!(locks.watch("order:42").next()?.claim.token, Some(guard.token())); // then what changes
+/// assert_eq!(locks.watch_all("order:").next()?.name.as_str(), "order:42");
+/// assert_eq!(locks.evict("order:42", Evict::Holders)?, 1);
+/// for finding in locks.diagnose()? {
+///     println!("{finding:?}");
+/// }
+/// locks.clone().close_timeout(limit)?; // or close()
+/// assert!(locks.close().is_ok());
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Leasehold(crate::Leasehold);
 
@@ -203,6 +238,23 @@ fn end(released: Result<Released>) -> Result<()> {
 }
 
 /// A held lock: all of [`crate::Guard`], with a [`release`](Self::release) that blocks.
+///
+/// ```
+/// # use std::time::Duration;
+/// # let locks = leasehold::blocking::connect("memory:")?;
+/// use leasehold::store::Evict;
+/// let guard = locks.mutex("order:42").lock()?;
+/// println!("held, token {}", guard.token()); // all of the async guard that does not wait
+/// assert!(guard.renew()? > Duration::ZERO); // between steps, with `no_renewal`
+/// let watch = guard.watch();
+/// guard.release()?;
+/// assert!(watch.ensure(Duration::ZERO).is_err());
+///
+/// let guard = locks.mutex("order:42").lock()?;
+/// locks.evict("order:42", Evict::Holders)?;
+/// println!("{}", guard.lost()); // blocks until it is
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Debug)]
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct Guard(crate::Guard);
@@ -311,6 +363,17 @@ impl Deref for Guard {
 }
 
 /// Several held locks: all of [`crate::Guards`], with calls that block.
+///
+/// ```
+/// # let locks = leasehold::blocking::connect("memory:")?;
+/// use leasehold::store::Evict;
+/// let both = locks.lock_all(["stock:a", "stock:b"])?;
+/// locks.evict("stock:b", Evict::Holders)?;
+/// let (name, _reason) = both.lost(); // blocks until one is
+/// assert_eq!(name.as_str(), "stock:b");
+/// assert!(both.release().is_err()); // and this says so too
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Debug)]
 #[must_use = "the locks are released when the guards are dropped"]
 pub struct Guards(crate::Guards);
@@ -381,6 +444,19 @@ impl Deref for Guards {
 }
 
 /// How a hold stands: all of [`crate::Watch`], with a [`wait_until_held`](Self::wait_until_held) that blocks.
+///
+/// ```
+/// # let locks = leasehold::blocking::connect("memory:")?;
+/// let guard = locks.mutex("order:42").lock()?;
+/// let mut watch = guard.watch();
+/// for step in 1..=3 {
+///     watch.wait_until_held()?; // goes on while held, blocks while at risk, fails when lost
+///     println!("step {step}");
+/// }
+/// guard.release()?;
+/// assert!(watch.wait_until_held().is_err());
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Watch(crate::Watch);
 
@@ -478,6 +554,17 @@ macro_rules! runs {
 impl Mutex {
     /// See [`crate::Mutex::once_per`].
     ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let locks = leasehold::blocking::connect("memory:")?;
+    /// let hour = Duration::from_secs(3600);
+    /// if let Some(guard) = locks.mutex("report").once_per(hour)?.ran() {
+    ///     guard.release()?; // done: nobody does it again within the hour
+    /// }
+    /// assert!(locks.mutex("report").once_per(hour)?.ran().is_none());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As there.
     pub fn once_per(&self, period: Duration) -> Result<OncePer<Guard>> {
@@ -486,6 +573,21 @@ impl Mutex {
 }
 
 /// One of many leads; see [`crate::Election`].
+///
+/// ```
+/// use std::ops::ControlFlow;
+/// use std::time::Duration;
+/// # let locks = leasehold::blocking::connect("memory:")?;
+/// let election = locks.election("leader").with(|e| e.lease(Duration::from_secs(10)));
+/// let mut observer = election.observe();
+/// assert!(observer.changed()?.is_none()); // at first, what is there
+/// election.lead(|guard| {
+///     let leader = election.leader().unwrap().expect("we lead");
+///     assert_eq!(leader.token, Some(guard.token()));
+///     ControlFlow::Break(())
+/// })?;
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 #[must_use = "nobody stands until `lead` is called"]
 pub struct Election(crate::Election);
@@ -539,6 +641,16 @@ impl Election {
 }
 
 /// Follows who leads; see [`crate::Observer`].
+///
+/// ```
+/// # let locks = leasehold::blocking::connect("memory:")?;
+/// let mut observer = locks.election("leader").observe();
+/// match observer.changed()? {
+///     Some(leader) => println!("{} leads", leader.holder),
+///     None => println!("nobody leads"),
+/// }
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Observer {
     election: crate::Election,
@@ -556,6 +668,18 @@ impl Observer {
 }
 
 /// Follows what changes in queues; see [`crate::Changes`].
+///
+/// ```
+/// # use std::time::Duration;
+/// # let locks = leasehold::blocking::connect("memory:")?;
+/// let _guard = locks.mutex("deploy:web").lock()?;
+/// // Of one lock, or of all with names that begin so.
+/// for mut changes in [locks.watch("deploy:web"), locks.watch_all("deploy:")] {
+///     changes = changes.every(Duration::from_secs(2)); // looks so often where nobody tells it when
+///     assert_eq!(changes.next()?.name.as_str(), "deploy:web"); // at first, what is there
+/// }
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Changes(crate::Changes);
 

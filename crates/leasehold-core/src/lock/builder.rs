@@ -109,6 +109,14 @@ impl Builder {
     /// What sequencers say of the store, where clients address one store in more than one way (by
     /// another host name, say): give them all the same. 1 to 1024 bytes, without control
     /// characters, and no secret.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// let locks = leasehold::builder().identity("production").connect("memory:").await?;
+    /// let guard = locks.mutex("order:42").lock().await?;
+    /// assert_eq!(guard.sequencer().store(), "production");
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     #[must_use]
     pub fn identity(mut self, text: impl Into<String>) -> Self {
         self.identity = Some(text.into());
@@ -120,6 +128,14 @@ impl Builder {
     /// it no smaller than the greatest of them, and give it to all clients, for ever. In a URL it
     /// is the parameter `token_offset` (not of `file:` and `memory:`). docs/fencing.md has the
     /// steps.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// let moved = 1 << 60; // no smaller than the greatest token of the store before
+    /// let locks = leasehold::builder().token_offset(moved).connect("memory:").await?;
+    /// assert!(locks.mutex("order:42").lock().await?.token().get() > moved);
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     #[must_use]
     pub fn token_offset(mut self, offset: u64) -> Self {
         self.token_offset = offset;
@@ -130,11 +146,11 @@ impl Builder {
     /// a service that starts at the same time as its store. What no waiting mends is told at once. The default is
     /// not to.
     ///
-    /// ```no_run
+    /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// # use std::time::Duration;
     /// let patient = leasehold::builder().connect_retry(Duration::from_secs(60));
-    /// let locks = patient.connect("redis://localhost").await?;
+    /// let locks = patient.connect("memory:").await?; // or redis://host, which may not be up yet
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
     #[must_use]
@@ -164,6 +180,17 @@ impl Builder {
     }
 
     /// Judges leases by this clock; for tests.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # use std::time::Duration;
+    /// let clock = leasehold::Clock::stepped();
+    /// let locks = leasehold::builder().clock(clock.clone()).connect("memory:").await?;
+    /// let guard = locks.mutex("order:42").lease(Duration::from_secs(15)).lock().await?;
+    /// clock.advance(Duration::from_secs(16)); // as if the machine had slept
+    /// assert!(!guard.is_held());
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     #[must_use]
     pub fn clock(mut self, clock: Clock) -> Self {
         self.clock = clock;
@@ -222,6 +249,12 @@ impl Builder {
 
     /// As [`connect`](Self::connect), for code without a runtime.
     ///
+    /// ```
+    /// let locks = leasehold::builder().label("cron").connect_blocking("memory:")?;
+    /// locks.mutex("order:42").lock()?.release()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As there.
     pub fn connect_blocking(self, url: impl AsRef<str>) -> Result<blocking::Leasehold> {
@@ -251,6 +284,15 @@ impl Builder {
     }
 
     /// A client of a store of your own.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use std::sync::Arc;
+    /// use leasehold::store::MemoryStore; // or yours
+    /// let locks = leasehold::builder().label("tests").store(Arc::new(MemoryStore::new()))?;
+    /// locks.mutex("order:42").lock().await?.release().await?;
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
@@ -304,6 +346,15 @@ impl Builder {
 
 impl Leasehold {
     /// A client of this store, with the default options; see [`Builder::store`].
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use std::sync::Arc;
+    /// use leasehold::store::MemoryStore; // or yours
+    /// let locks = leasehold::Leasehold::with_store(Arc::new(MemoryStore::new()))?;
+    /// locks.mutex("order:42").lock().await?.release().await?;
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Errors
     /// As there.

@@ -171,6 +171,14 @@ impl Guard {
 
     /// How many replicas of the store had this grant as it was made, where the store waits for
     /// them (`redis:` with `replicas=N`); else, and after the release, `None`. No I/O.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let guard = locks.mutex("order:42").lock().await?;
+    /// assert_eq!(guard.replicas(), None); // of `redis://host?replicas=1` it is Some(1)
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     pub fn replicas(&self) -> Option<u32> {
         self.hold.core.store.confirmed(&self.lease().claim)
     }
@@ -386,6 +394,21 @@ async fn renew(core: &Core, lease: &Lease) -> Result<Duration> {
 /// let told = tokio::spawn(async move { watch.changed().await });
 /// guard.release().await?;
 /// assert_eq!(told.await.unwrap(), State::Released);
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # use std::time::Duration;
+/// # let locks = leasehold::connect("memory:").await?;
+/// use leasehold::State;
+/// let guard = locks.mutex("order:42").lock().await?;
+/// let watch = guard.watch(); // for a task that does not own the guard
+/// assert_eq!((watch.name(), watch.token()), (guard.name(), guard.token()));
+/// watch.ensure(Duration::from_secs(1))?; // so much is left, whatever becomes of the store
+/// assert!(watch.remaining() > Duration::from_secs(1));
+/// guard.release().await?;
+/// assert_eq!(watch.state(), State::Released);
 /// # Ok::<(), leasehold::Error>(()) }).unwrap();
 /// ```
 #[derive(Clone, Debug)]

@@ -418,6 +418,14 @@ impl Leasehold {
     /// What sequencers say of this store: all clients with the same identity share their locks. It
     /// is drawn from the store's address (on this machine: from the directory and the machine),
     /// without credentials, or was set by [`Builder::identity`](crate::Builder::identity).
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let sequencer = locks.mutex("order:42").lock().await?.sequencer();
+    /// assert_eq!(sequencer.store(), locks.identity());
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     pub fn identity(&self) -> &str {
         &self.core.identity
     }

@@ -198,6 +198,17 @@ impl Guards {
     /// Resolves when one of the locks is lost, and tells which, and why. Works in any executor. Of no
     /// locks at all, none is ever lost.
     ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// use leasehold::store::Evict;
+    /// let both = locks.lock_all(["stock:a", "stock:b"]).await?;
+    /// locks.evict("stock:b", Evict::Holders).await?; // as a person might
+    /// let (name, _reason) = both.lost().await;
+    /// assert_eq!(name.as_str(), "stock:b");
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// It only waits: drop it, and call it again.
     pub async fn lost(&self) -> (Name, LostReason) {

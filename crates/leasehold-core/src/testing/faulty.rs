@@ -71,6 +71,26 @@ struct Rule {
 }
 
 /// What shall fail, and what has been asked.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # use std::time::Duration;
+/// use leasehold::testing::{Fault, Op, TestStore};
+/// let store = TestStore::new()?;
+/// let (locks, faults) = (store.client()?, store.faults());
+/// let limit = Duration::from_millis(50);
+///
+/// faults.next(Op::Join, 1, Fault::ErrorAfter); // it is done, and who asked is told of an error
+/// locks.mutex("a").lock().await?.release().await?;
+/// assert!(faults.count(Op::Join) >= 2); // so it asked again
+/// faults.always(Op::Ask, Fault::ErrorBefore);
+/// assert!(locks.ping(limit).await.is_err());
+/// faults.freeze(); // no answer to anything
+/// assert!(locks.ping(limit).await.is_err());
+/// faults.heal();
+/// locks.ping(Duration::from_secs(5)).await?;
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
 #[derive(Debug)]
 pub struct Faults {
     rules: Mutex<HashMap<Op, Vec<Rule>>>,
@@ -111,6 +131,21 @@ impl Faults {
     }
 
     /// Runs calls inside the caller's future, with a yield before and after.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use leasehold::testing::TestStore;
+    /// let store = TestStore::new()?;
+    /// let locks = store.client()?;
+    /// store.faults().step(); // whoever asks can be dropped before and after each call
+    /// let asked = locks.mutex("a");
+    /// let mut asking = Box::pin(asked.try_lock());
+    /// let waker = std::task::Waker::noop();
+    /// assert!(asking.as_mut().poll(&mut std::task::Context::from_waker(waker)).is_pending());
+    /// drop(asking); // here it dies
+    /// store.faults().heal();
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     pub fn step(&self) {
         self.stepping.store(true, Ordering::SeqCst);
     }
@@ -136,6 +171,20 @@ impl Faults {
 }
 
 /// A store that fails as told.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use std::sync::Arc;
+/// use std::time::Duration;
+/// use leasehold::testing::Faulty;
+/// let faulty = Faulty::around(leasehold::connect("memory:").await?); // or a real store
+/// let faults = faulty.faults();
+/// let locks = leasehold::Leasehold::with_store(Arc::new(faulty))?;
+/// faults.freeze();
+/// assert!(locks.ping(Duration::from_millis(50)).await.is_err());
+/// faults.heal();
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
 #[derive(Debug)]
 pub struct Faulty {
     inner: Leasehold,

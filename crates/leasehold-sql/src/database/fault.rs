@@ -122,12 +122,15 @@ impl StdError for Fault {
 /// Each driver's error in our words: what happened, whether a retry helps, and what to do. Of `sqlx` 0.9, and of
 /// each driver that a feature brings; of others by [`Fault`].
 ///
-/// ```no_run
-/// # #[cfg(feature = "postgres")]
-/// # async fn f(pool: sqlx::PgPool) -> leasehold::Result<()> {
-/// use leasehold::database::error;
-/// let tx = pool.begin().await.map_err(error)?;
-/// # drop(tx); Ok(()) }
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use leasehold::{ErrorKind, database::error};
+/// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+/// let pool = options.connect("sqlite::memory:").await.map_err(error)?;
+/// pool.close().await;
+/// assert_eq!(error(pool.begin().await.unwrap_err()).kind(), ErrorKind::Closed);
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
 /// ```
 pub fn error<E: Into<Fault>>(error: E) -> Error {
     error.into().into()

@@ -4,6 +4,12 @@ use super::dialect::Dialect;
 
 /// The tables of `lock_in`, `once` and `fence::sql`, as statements for a migration. Running them
 /// again changes nothing.
+///
+/// ```
+/// use leasehold::database::{Dialect, schema};
+/// let migration = schema(Dialect::Postgres);
+/// assert!(migration.contains("CREATE TABLE IF NOT EXISTS leasehold_once"));
+/// ```
 pub fn schema(dialect: Dialect) -> String {
     let (name, bytes, text, int, tail) = match dialect {
         Dialect::Sqlite => ("TEXT COLLATE BINARY", 0, "TEXT", "INTEGER", " WITHOUT ROWID"),

@@ -107,9 +107,9 @@ pub trait Transaction: Session {}
 /// other is by these lines:
 ///
 /// ```
+/// # #[cfg(feature = "tokio-postgres")] mod m {
 /// use std::sync::Arc;
 /// use leasehold::database::{Fault, Pool};
-/// # #[cfg(feature = "tokio-postgres")] mod m { use super::*;
 /// struct Connects(tokio_postgres::Config);
 ///
 /// impl Pool for Connects {
@@ -136,6 +136,18 @@ pub trait Pool: Send + Sync {
 }
 
 /// As what a column of an answer is read.
+///
+/// ```
+/// use leasehold::database::{Column, Value};
+/// let row = ["7", "paid"]; // as a driver has it
+/// let number = |i: usize| row[i].parse().ok();
+/// let text = |i: usize| Some(row[i].to_owned());
+/// let columns = [Column::Int, Column::Text];
+/// assert_eq!(Column::read(&columns, number, text), [Value::from(7i64), "paid".into()]);
+/// // Where a column may not be what it should:
+/// let number = |i: usize| row[i].parse().map(Some);
+/// assert!(Column::try_read(&[Column::Int, Column::Int], number, |_| Ok(None)).is_err());
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Column {
     /// [`Value::Int`]: a `BIGINT`, or `NULL`.

@@ -14,6 +14,26 @@ use leasehold_core::kit::drift;
 use leasehold_core::{Clock, Error, ErrorKind, LostReason, Moment, Name, Result, telemetry};
 
 /// One attempt of [`Once::run`](super::Once::run).
+///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+/// # let pool = options.connect("sqlite::memory:").await.map_err(leasehold::database::error)?;
+/// # leasehold::database::install(&pool).await?;
+/// use leasehold::{database::error, once};
+/// let ran = once("report").run(&pool, |attempt| async {
+///     let attempt = attempt;
+///     println!("attempt {}", attempt.number());
+///     let mut tx = pool.begin().await.map_err(error)?;
+///     attempt.check(&mut tx).await?; // before anything else in it
+///     // write what was done; whoever was paused for too long does not come so far
+///     tx.commit().await.map_err(error)?;
+///     Ok::<_, leasehold::Error>("done".to_owned())
+/// });
+/// assert!(ran.await?.is_first());
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
 #[derive(Clone)]
 pub struct Attempt {
     pub(super) number: u64,

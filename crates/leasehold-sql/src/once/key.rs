@@ -196,6 +196,19 @@ pub(super) async fn keep<S: Session + ?Sized>(
 /// that nobody took over are forgotten as long after their lease has ended; the next attempt is then
 /// the first again.
 ///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+/// # let pool = options.connect("sqlite::memory:").await.map_err(leasehold::database::error)?;
+/// # leasehold::database::install(&pool).await?;
+/// # use std::time::Duration;
+/// use leasehold::once::clean_up;
+/// let month = Duration::from_secs(30 * 24 * 3600);
+/// assert_eq!(clean_up(&pool, month).await?, 0); // daily, by one of many: `mutex.once_per`
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
+///
 /// # Cancel safety
 /// Dropped, some may have been removed. Run it again.
 ///
@@ -307,7 +320,7 @@ pub fn text(dialect: Dialect) -> String {
          -- Or, for an error that is to be answered again, undo the work to a savepoint behind the key, and then:\n\
          {};\n\n\
          -- {none}: somebody has used the key. Look:\n\
-         {};\n\
+         SELECT state, outcome FROM leasehold_once WHERE name = :key{};\n\
          -- state is 'done': outcome is the answer. 'refused': outcome is the error that was kept. 'started': it is at work\n\
          -- outside of a transaction; later. (An outcome that begins with ESC 'leasehold:' has ESC '0' for NUL, ESC '1' for ESC.)\n\n\
          -- Now and then, by itself, until it deletes none: what was done before :before, in microseconds since 1970.\n\
@@ -315,7 +328,7 @@ pub fn text(dialect: Dialect) -> String {
         fill(&insert(dialect, &As::Done), &[":key", "''", "0"]),
         fill(&end(dialect, Ended::Done), &[":outcome", ":key"]),
         fill(&end(dialect, Ended::Refused), &[":outcome", ":key"]),
-        fill(&look(dialect), &[":key"]),
+        dialect.as_it_is(),
         fill(&retries, &[":before", ":before"]),
     )
 }
