@@ -336,6 +336,14 @@ impl Guard {
 
     /// See [`crate::Guard::try_upgrade`].
     ///
+    /// ```
+    /// # let locks = leasehold::blocking::connect("memory:")?;
+    /// let guard = locks.rwlock("config").read()?;
+    /// guard.try_upgrade()?; // nobody else reads
+    /// assert!(locks.rwlock("config").try_read().is_err());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As there.
     pub fn try_upgrade(&self) -> Result<()> {
