@@ -463,6 +463,8 @@ impl<E> fmt::Debug for Keeping<E> {
     }
 }
 
+type Running<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
 impl<E: From<Error>> Keeping<E> {
     /// As [`Once::run_in`]. Of a work that ends in an error that is kept, all is undone but the key: commit. That costs a
     /// savepoint more.
@@ -492,7 +494,7 @@ impl<E: From<Error>> Keeping<E> {
         self,
         tx: &'a mut T,
         work: F,
-    ) -> Pin<Box<dyn Future<Output = Result<Ran<Result<String, E>>, E>> + Send + 'a>>
+    ) -> Running<'a, Result<Ran<Result<String, E>>, E>>
     where
         T: Transaction,
         E: Send + 'a,

@@ -8,6 +8,9 @@
 //! # Ok::<(), leasehold::Error>(())
 //! ```
 //!
+//! Nothing can stop a thread from outside: work that is [run](Guard::run) under a lock looks at its guard
+//! between its steps ([`is_held`](crate::Guard::is_held), [`ensure`](crate::Guard::ensure)), and a loss is told when it is done.
+//!
 //! Renewal goes on in the background while your thread works or blocks. In async code use the async
 //! face: a blocked executor thread runs nothing else.
 
@@ -17,13 +20,14 @@ use std::time::Duration;
 
 use crate::base::park;
 use crate::client::background::Background;
+use crate::client::lease::State;
 use crate::lock::changes::Change;
 use crate::lock::guard::Released;
 use crate::lock::leasehold::IntoWanted;
 use crate::lock::once_per::OncePer;
 use crate::words::answer::{ClaimInfo, Evict, LockInfo};
 use crate::words::doctor::Finding;
-use crate::words::error::{LostReason, Result};
+use crate::words::error::{Error, LostReason, Result};
 use crate::words::name::Name;
 use crate::words::sequencer::Sequencer;
 
@@ -216,6 +220,23 @@ impl From<crate::Leasehold> for Leasehold {
     }
 }
 
+/// Under a lock that is lost already no work begins.
+fn begin(guard: &crate::Guard) -> Result<()> {
+    match guard.state() {
+        State::Lost(reason) => Err(Error::lost(reason).during("run").on(guard.name())),
+        _ => Ok(()),
+    }
+}
+
+/// What a release says of work that is done: of a loss. An unheard release undoes nothing: the background
+/// thread goes on with it.
+fn end(released: Result<Released>) -> Result<()> {
+    match released {
+        Err(error) if error.lost_reason().is_some() => Err(error),
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
 /// A held lock: all of [`crate::Guard`], with a [`release`](Self::release) that blocks.
 ///
 /// ```
@@ -248,6 +269,44 @@ impl Guard {
         block_on(&core.background, self.0.release())
     }
 
+    /// Runs `work` under this hold, then releases it; see [`crate::Guard::run`]. Nothing stops the work when the
+    /// lock is lost: it looks at its guard between its steps.
+    ///
+    /// ```
+    /// # let locks = leasehold::blocking::connect("memory:")?;
+    /// let guard = locks.mutex("ledger").try_lock()?;
+    /// let total = guard.run(|guard| guard.token().get())?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As there. One that was lost before it began does not begin.
+    pub fn run<T>(self, work: impl FnOnce(&Self) -> T) -> Result<T> {
+        begin(&self)?;
+        let done = work(&self);
+        end(self.release()).map(|()| done)
+    }
+
+    /// Runs `work`, which fails by itself, under this hold, then releases it; see [`crate::Guard::try_run`].
+    ///
+    /// ```
+    /// # let locks = leasehold::blocking::connect("memory:")?;
+    /// type Error = Box<dyn std::error::Error + Send + Sync>;
+    /// let guard = locks.mutex("ledger").try_lock()?;
+    /// let total: Result<u64, Error> = guard.try_run(|_| Ok("41".parse::<u64>()? + 1));
+    /// assert_eq!(total.unwrap(), 42);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As there.
+    pub fn try_run<T, E: From<Error>>(
+        self,
+        work: impl FnOnce(&Self) -> Result<T, E>,
+    ) -> Result<T, E> {
+        self.run(work)?
+    }
+
     /// See [`crate::Guard::renew`].
     ///
     /// # Errors
@@ -255,6 +314,33 @@ impl Guard {
     pub fn renew(&self) -> Result<Duration> {
         let core = self.0.core();
         block_on(&core.background, self.0.renew())
+    }
+
+    /// See [`crate::Guard::downgrade`].
+    ///
+    /// ```
+    /// # let locks = leasehold::blocking::connect("memory:")?;
+    /// let guard = locks.rwlock("config").write()?;
+    /// // … write it …
+    /// guard.downgrade()?;
+    /// let _other = locks.rwlock("config").read()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As there.
+    pub fn downgrade(&self) -> Result<()> {
+        let core = self.0.core();
+        block_on(&core.background, self.0.downgrade())
+    }
+
+    /// See [`crate::Guard::try_upgrade`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn try_upgrade(&self) -> Result<()> {
+        let core = self.0.core();
+        block_on(&core.background, self.0.try_upgrade())
     }
 
     /// Blocks until the lock is lost; see [`crate::Guard::lost`].
@@ -302,6 +388,45 @@ impl Guards {
             Some(core) => block_on(&core.background, self.0.release()),
             None => Ok(Released::Now),
         }
+    }
+
+    /// Runs `work` while all of them are held, then releases them; see [`crate::Guards::run`]. Nothing stops the
+    /// work when a lock is lost: it looks at the guards between its steps.
+    ///
+    /// ```
+    /// # let locks = leasehold::blocking::connect("memory:")?;
+    /// let both = locks.lock_all(["account:1", "account:2"])?;
+    /// let moved = both.run(|both| both.is_held())?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As there. Where one was lost before it began, it does not begin.
+    pub fn run<T>(self, work: impl FnOnce(&Self) -> T) -> Result<T> {
+        self.0.iter().try_for_each(begin)?;
+        let done = work(&self);
+        end(self.release()).map(|()| done)
+    }
+
+    /// Runs `work`, which fails by itself, while all of them are held, then releases them; see
+    /// [`crate::Guards::try_run`].
+    ///
+    /// ```
+    /// # let locks = leasehold::blocking::connect("memory:")?;
+    /// type Error = Box<dyn std::error::Error + Send + Sync>;
+    /// let both = locks.lock_all(["account:1", "account:2"])?;
+    /// let moved: Result<u64, Error> = both.try_run(|_| Ok("42".parse()?));
+    /// assert_eq!(moved.unwrap(), 42);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As there.
+    pub fn try_run<T, E: From<Error>>(
+        self,
+        work: impl FnOnce(&Self) -> Result<T, E>,
+    ) -> Result<T, E> {
+        self.run(work)?
     }
 
     /// Blocks until one of the locks is lost; see [`crate::Guards::lost`].
@@ -385,6 +510,41 @@ macro_rules! blocking {
                 pub fn $call(&self, $($arg: $type),*) -> Result<Guard> {
                     let background = &self.0.core().background;
                     block_on(background, self.0.$call($($arg),*)).map(Guard)
+                }
+            )+
+        }
+    };
+}
+
+/// The calls that run work under a lock, and give it back.
+macro_rules! runs {
+    ($name:ident: $($run:ident, $try_run:ident: $take:ident),+) => {
+        impl $name {
+            $(
+                #[doc = concat!(
+                    "See [`", stringify!($run), "`](crate::", stringify!($name), "::",
+                    stringify!($run), "). Nothing stops the work when the lock is lost: it looks at ",
+                    "its guard between its steps."
+                )]
+                ///
+                /// # Errors
+                /// As there.
+                pub fn $run<T>(&self, work: impl FnOnce(&Guard) -> T) -> Result<T> {
+                    self.$take()?.run(work)
+                }
+
+                #[doc = concat!(
+                    "See [`", stringify!($try_run), "`](crate::", stringify!($name), "::",
+                    stringify!($try_run), ")."
+                )]
+                ///
+                /// # Errors
+                /// As there.
+                pub fn $try_run<T, E: From<Error>>(
+                    &self,
+                    work: impl FnOnce(&Guard) -> Result<T, E>,
+                ) -> Result<T, E> {
+                    self.$take()?.try_run(work)
                 }
             )+
         }
@@ -549,3 +709,6 @@ blocking!(Semaphore:
     acquire(), try_acquire(), acquire_timeout(limit: Duration),
     acquire_many(permits: u32), try_acquire_many(permits: u32),
     acquire_many_timeout(permits: u32, limit: Duration));
+runs!(Mutex: run, try_run: lock);
+runs!(RwLock: run_read, try_run_read: read, run_write, try_run_write: write);
+runs!(Semaphore: run, try_run: acquire);

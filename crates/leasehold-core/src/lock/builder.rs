@@ -1,8 +1,10 @@
 //! Making a client: of which store, under which conditions.
 
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
+
+use tokio::runtime::Handle;
 
 use super::blocking;
 use super::leasehold::Leasehold;
@@ -13,7 +15,7 @@ use crate::client::telemetry;
 use crate::store::above::above;
 use crate::store::namespaced::namespaced;
 use crate::store::open::open;
-use crate::store::registry::Registry;
+use crate::store::registry::{Opening, Registry};
 use crate::store::{Guarantee, Store};
 use crate::words::error::{Error, ErrorKind, Result};
 use crate::words::options::LockOptions;
@@ -21,6 +23,9 @@ use crate::words::sequencer::MAX_IDENTITY_BYTES;
 
 /// How long it is waited before a store is connected to again, at first and at most.
 const CONNECT_AGAIN: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(5)];
+
+/// One try to connect.
+type Trying<'a> = Pin<Box<dyn Future<Output = Result<Arc<dyn Store>>> + Send + 'a>>;
 
 /// Connects with options. The default knows the store `memory:` alone; `leasehold::builder()` knows
 /// all that are in the build.
@@ -209,8 +214,36 @@ impl Builder {
     /// given; otherwise as the store fails.
     pub async fn connect(self, url: impl AsRef<str>) -> Result<Leasehold> {
         let background = Background::start()?;
-        let opened = self.opened(url.as_ref(), &background);
-        let store = background.with_runtime(pin!(opened)).await?;
+        let url = url.as_ref();
+        let open = || Box::pin(open(url, &self.registry, background.handle())) as Trying<'_>;
+        let store = background.with_runtime(pin!(self.opened(open, &background))).await?;
+        self.start(store, background)
+    }
+
+    /// Connects to a store that `open` opens: what it does in the background belongs on the runtime that it
+    /// is given, which is the client's own. For stores that are not named by a URL; one that is there already
+    /// is given to [`store`](Self::store).
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use std::sync::Arc;
+    /// use leasehold::store::{MemoryStore, Store};
+    /// let locks = leasehold::builder()
+    ///     .connect_by(|_runtime| Box::pin(async { Ok(Arc::new(MemoryStore::new()) as Arc<dyn Store>) }))
+    ///     .await?;
+    /// # drop(locks); Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// Dropped, nothing is left of it.
+    ///
+    /// # Errors
+    /// As `open`'s, which is [asked again](Self::connect_retry) where that helps; and as
+    /// [`connect`](Self::connect).
+    pub async fn connect_by(self, open: impl Fn(Handle) -> Opening) -> Result<Leasehold> {
+        let background = Background::start()?;
+        let open = || open(background.handle().clone()) as Trying<'_>;
+        let store = background.with_runtime(pin!(self.opened(open, &background))).await?;
         self.start(store, background)
     }
 
@@ -226,14 +259,20 @@ impl Builder {
     /// As there.
     pub fn connect_blocking(self, url: impl AsRef<str>) -> Result<blocking::Leasehold> {
         let background = Background::start()?;
-        let store = blocking::block_on(&background, self.opened(url.as_ref(), &background))?;
+        let url = url.as_ref();
+        let open = || Box::pin(open(url, &self.registry, background.handle())) as Trying<'_>;
+        let store = blocking::block_on(&background, self.opened(open, &background))?;
         self.start(store, background).map(Into::into)
     }
 
-    async fn opened(&self, url: &str, background: &Background) -> Result<Arc<dyn Store>> {
+    async fn opened<'a>(
+        &self,
+        open: impl Fn() -> Trying<'a>,
+        background: &Background,
+    ) -> Result<Arc<dyn Store>> {
         let (started, [mut pause, longest]) = (self.clock.now(), CONNECT_AGAIN);
         loop {
-            let opened = open(url, &self.registry, background.handle()).await;
+            let opened = open().await;
             let spent = self.clock.now().since(started);
             match opened {
                 Err(error) if error.is_retryable() && spent + pause < self.patience => {}

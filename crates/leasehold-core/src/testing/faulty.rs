@@ -16,8 +16,8 @@ use tokio::sync::watch;
 use crate::base::locked::locked;
 use crate::lock::leasehold::Leasehold;
 use crate::store::{
-    Ear, Evict, Follow, Joined, LockInfo, Mode, Ownership, Queues, Renew, Renewal, Signal, Store,
-    StoreInfo,
+    Ear, Evict, Follow, Joined, LockInfo, Mode, Ownership, Queues, Renew, Renewal, Reweighed,
+    Signal, Store, StoreInfo,
 };
 use crate::words::claim::Claim;
 use crate::words::doctor::Finding;
@@ -35,6 +35,8 @@ pub enum Op {
     Renew,
     /// [`Store::leave`].
     Leave,
+    /// [`Store::reweigh`].
+    Reweigh,
     /// [`Store::changed`].
     Changed,
     /// What asks and changes no claim of the client's own: [`Store::read`], [`Store::holders`],
@@ -295,6 +297,14 @@ impl Store for Faulty {
             async move { store.leave(&claim, keep).await }
         };
         self.call_merging(Op::Leave, leave, |first, second| first || second).await
+    }
+
+    async fn reweigh(&self, claim: &Claim) -> Result<Reweighed> {
+        let reweigh = |store: Arc<dyn Store>| {
+            let claim = claim.clone();
+            async move { store.reweigh(&claim).await }
+        };
+        self.call(Op::Reweigh, reweigh).await
     }
 
     async fn changed(&self, claim: &Claim) -> Result<Signal> {
