@@ -93,6 +93,7 @@ mod beat;
 #[cfg(feature = "postgres")]
 mod borrowed;
 mod call;
+mod callers;
 mod callers_pool;
 mod contended;
 mod doctor;
@@ -155,7 +156,7 @@ use tokio::time::Instant;
 #[cfg(feature = "postgres")]
 use self::borrowed::Lender;
 use self::call::{Answer, Call, Told, out_of_step};
-use self::callers_pool::CallersPool;
+use self::callers::CallersPool;
 pub use self::callers_pool::PoolExt;
 use self::contended::Contended;
 use self::fault::{closed, no_answer};

@@ -63,7 +63,8 @@
 //! ```
 //! # tokio::runtime::Runtime::new().unwrap().block_on(async {
 //! # let locks = leasehold::connect("memory:").await?;
-//! let (late, next) = (locks.mutex("a").lock().await?.token(), locks.mutex("a").lock().await?.token());
+//! let late = locks.mutex("a").lock().await?.token(); // released at once
+//! let next = locks.mutex("a").lock().await?.token();
 //! let mut seen = late; // the resource's
 //! for shown in [next, late] {
 //!     let refused = if shown < seen { Some(leasehold::Error::stale_fence(seen, shown)) } else { None };

@@ -58,3 +58,24 @@ fn f76_tls_is_built_only_for_who_asks_for_it() {
     }
     assert!(!packages("tls").iter().any(is_tls), "without a store there is nothing to encrypt");
 }
+
+/// Of each feature's driver nothing is built for anybody else.
+#[test]
+fn a_driver_is_built_for_who_asks_for_it() {
+    let drivers =
+        ["sqlx-core", "sqlx-postgres", "sqlx-mysql", "sqlx-sqlite", "tokio-postgres", "sea-orm"];
+    let features: [(&str, &[&str]); 7] = [
+        ("sql", &[]),
+        ("tokio-postgres", &["tokio-postgres"]),
+        ("sqlx-08-postgres", &["sqlx-core", "sqlx-postgres"]),
+        ("sqlx-08-mysql", &["sqlx-core", "sqlx-mysql"]),
+        ("sea-orm", &["sea-orm", "sqlx-core"]),
+        ("postgres", &["sqlx-core", "sqlx-postgres"]),
+        ("sqlite", &["sqlx-core", "sqlx-sqlite"]),
+    ];
+    for (feature, wanted) in features {
+        let built = packages(feature);
+        let built: Vec<_> = built.iter().filter(|name| drivers.contains(&name.as_str())).collect();
+        assert_eq!(built, wanted, "{feature}");
+    }
+}

@@ -323,7 +323,10 @@ impl Guard {
     /// let guard = locks.rwlock("config").write()?;
     /// // … write it …
     /// guard.downgrade()?;
-    /// let _other = locks.rwlock("config").read()?;
+    /// let other = locks.rwlock("config").read()?;
+    /// assert!(guard.try_upgrade().is_err()); // another reads
+    /// other.release()?;
+    /// guard.try_upgrade()?;
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     ///

@@ -8,17 +8,8 @@ use std::sync::Arc;
 use tokio::runtime::Handle;
 
 use super::SqlStore;
+use super::callers::CallersPool;
 use super::url::SqlUrl;
-
-/// Whose connections the client's are like, and from which its calls may borrow.
-#[derive(Clone, Debug)]
-pub(super) enum CallersPool {
-    /// With the runtime that drives its connections.
-    #[cfg(feature = "postgres")]
-    Postgres(sqlx::PgPool, Handle),
-    #[cfg(feature = "mysql")]
-    MySql(sqlx::MySqlPool),
-}
 
 /// Connects beside a pool of sqlx's that a service has already, instead of by a URL.
 ///

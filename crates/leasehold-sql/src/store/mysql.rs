@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlQueryResult, MySqlRow};
 use sqlx::{ConnectOptions, Row};
 
-use super::callers_pool::CallersPool;
+use super::callers::CallersPool;
 use super::fault::Failure;
 use super::message::{self, Message};
 use super::url::SqlUrl;

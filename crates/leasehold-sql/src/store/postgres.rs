@@ -14,7 +14,7 @@ use tokio::runtime::Handle;
 use tokio::time::Instant;
 
 use super::borrowed::Borrowed;
-use super::callers_pool::CallersPool;
+use super::callers::CallersPool;
 use super::ear::{Ear, Heard};
 use super::fault::Failure;
 use super::message::{self, Message};

@@ -2,7 +2,7 @@
 
 use leasehold_core::{Error, ErrorKind, Result};
 
-use super::callers_pool::CallersPool;
+use super::callers::CallersPool;
 
 /// What URLs of this build begin with.
 const KNOWN: &[&str] = &[
