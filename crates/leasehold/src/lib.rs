@@ -34,13 +34,13 @@
 //! # Beside the lock
 //! | for | is | feature |
 //! |---|---|---|
-//! | a resource that refuses late writers | [`fence`]: `fence::sql`, `fence::redis`, `fence::http` | of the database; `http` |
+//! | a resource that refuses late writers | [`fence`]: `fence::sql`, `fence::redis`, `fence::object`, `fence::http`, … | of the database; `http` |
 //! | a lock that a transaction of yours holds until it ends | `lock_in`, `try_lock_in`, `lock_in_timeout` | `sqlite`, `postgres`, `mysql` |
 //! | noticing that somebody else wrote meanwhile | `versioned` | likewise |
 //! | something that happens once, however often it is asked for | `once` | likewise |
 //! | their tables | `database` | likewise |
 //! | a hold as a string that others check | [`sequencer`] | |
-//! | a store of your own (`examples/own-store` is one) | [`store::Store`], [`kit`], and the suite `conformance` | `conformance` |
+//! | a store of your own (`examples/own-store` is one, `examples/own-cell` one that needs only compare-and-set) | [`store::Store`], [`kit`], and the suite `conformance` | `conformance` |
 //!
 //! # Stores
 //! A URL names one: see [`connect`]. What stands behind its `?` differs: `pool`,
@@ -102,7 +102,7 @@ pub use registry::{BUILT_IN, registry};
 /// | `redlock://host,host,host,host,host` | many machines, a mutex only (feature `redlock`) |
 /// | `zookeeper://host,host,host/path` | many machines (feature `zookeeper`) |
 /// | `etcd://host1,host2,host3` | many machines (feature `etcd`) |
-/// | `memcached://host` | many machines, as long as the server forgets nothing (feature `memcached`) |
+/// | `memcached://host`, `memcached://host,host` | many machines, as long as the servers forget nothing (feature `memcached`) |
 /// | `nats://host,host,host/bucket` | many machines (feature `nats`) |
 /// | `s3://bucket/folder`, `gs://bucket/folder`, `az://container/folder` | many machines (features `s3`, `gs`, `az`) |
 ///
