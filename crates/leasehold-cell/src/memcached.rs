@@ -1,4 +1,5 @@
-//! `memcached://host:11211`: a server that anybody may have for public memory, and that forgets.
+//! `memcached://host:11211` or `memcached://a,b,c`: servers that anybody may have for public memory, and that
+//! forget.
 //!
 //! - *What is atomic*: the meta commands `ms` with the number that `mg` told (compare and set), or with the
 //!   mode that only adds.
@@ -9,12 +10,15 @@
 //!   what the store says of itself, and what `doctor` looks for. Where nothing is thrown away to make room
 //!   (`-M`), a write is refused instead, and its value is gone as well: who is refused ends the epoch.
 //! - *Numbers of values* begin anew with the server: each is good on the connection that it was read on.
+//! - *Several servers* share out the names, and know nothing of each other (`servers.rs`).
 //! - *Tokens* go on where they were while the value is kept. Without it they begin at the clock, this
 //!   machine's, held to the server's to a few seconds.
 
 mod doctor;
 mod fault;
+pub mod fence;
 mod link;
+mod servers;
 mod url;
 mod wire;
 
@@ -32,6 +36,7 @@ use tokio::time::timeout;
 
 use self::doctor::{Stats, judge};
 use self::link::{Connection, Link};
+use self::servers::Servers;
 use self::url::MemcachedUrl;
 use crate::cells::{Answer, Cells, IDLE, Request, System};
 use crate::store::{CellStore, Options, promises};
@@ -67,10 +72,18 @@ fn system() -> System {
 
 /// Opens the store of a URL: what a [`Registry`](leasehold_core::Registry) is given.
 pub fn open(url: String, runtime: Handle) -> Opening {
-    Box::pin(async move { Ok(Arc::new(connect(&url, &runtime).await?) as Arc<dyn Store>) })
+    Box::pin(async move {
+        match <[_; 1]>::try_from(MemcachedUrl::parse(&url)?) {
+            Ok([server]) => {
+                Ok(Arc::new(connected(server, &url, &runtime).await?) as Arc<dyn Store>)
+            }
+            Err(servers) => Ok(Arc::new(Servers::connect(servers, &url, runtime).await?) as _),
+        }
+    })
 }
 
-/// Opens the store of a URL. Its connection and tasks live on `runtime`. Four round trips.
+/// Opens the store of a URL that names one server; [`open`] takes several. Its connection and tasks live on
+/// `runtime`. Four round trips.
 ///
 /// # Cancel safety
 /// Dropped, nothing is left of it but a connection that is closed.
@@ -80,8 +93,32 @@ pub fn open(url: String, runtime: Handle) -> Opening {
 /// keep locks, [`ErrorKind::Denied`] without the user that it wants, [`ErrorKind::Unreachable`] if nobody
 /// answers within 3 s.
 pub async fn connect(url: &str, runtime: &Handle) -> Result<CellStore> {
-    let parsed = MemcachedUrl::parse(url)?;
-    let (server, shown) = (parsed.clone(), redacted(url));
+    match <[_; 1]>::try_from(MemcachedUrl::parse(url)?) {
+        Ok([server]) => connected(server, url, runtime).await,
+        Err(_) => {
+            let what = "this URL names several memcached servers: open it with memcached::open";
+            Err(Error::new(ErrorKind::Config, what))
+        }
+    }
+}
+
+/// The store on this server, which `url` names.
+async fn connected(parsed: MemcachedUrl, url: &str, runtime: &Handle) -> Result<CellStore> {
+    let (link, largest_item) = linked(&parsed, runtime).await?;
+    let options = parsed.options.clone();
+    let identity = format!("memcached:{}/{}", parsed.host, options.prefix);
+    let info = StoreInfo::new(redacted(url), guarantees(&options)).identified(identity);
+    let mut system = system();
+    // Its key and head are part of an item. What is larger would be refused, and the old value lost by it.
+    system.largest_value =
+        system.largest_value.min(largest_item.saturating_sub(system.longest_key + HEAD));
+    let cells = Memcached { system, url: parsed, link, runtime: runtime.clone() };
+    Ok(CellStore::new(Arc::new(cells), options, info, runtime))
+}
+
+/// A connection to a server that can compare and set, and the largest item that it takes.
+async fn linked(url: &MemcachedUrl, runtime: &Handle) -> Result<(Link, usize)> {
+    let server = url.clone();
     // The caller's runtime may have no I/O.
     let opened = runtime.spawn(async move {
         let mut first = Connection::open(&server).await?;
@@ -94,17 +131,7 @@ pub async fn connect(url: &str, runtime: &Handle) -> Result<CellStore> {
         let item = settings.number("item_size_max").and_then(|size| usize::try_from(size).ok());
         Ok((Link::new(server, first), item.unwrap_or(usize::MAX)))
     });
-    let (link, largest_item) =
-        opened.await.map_err(|_| fault::unreachable(&parsed.host, "the runtime has ended"))??;
-    let options = parsed.options.clone();
-    let identity = format!("memcached:{}/{}", parsed.host, options.prefix);
-    let info = StoreInfo::new(shown, guarantees(&options)).identified(identity);
-    let mut system = system();
-    // Its key and head are part of an item. What is larger would be refused, and the old value lost by it.
-    system.largest_value =
-        system.largest_value.min(largest_item.saturating_sub(system.longest_key + HEAD));
-    let cells = Memcached { system, url: parsed, link, runtime: runtime.clone() };
-    Ok(CellStore::new(Arc::new(cells), options, info, runtime))
+    opened.await.map_err(|_| fault::unreachable(&url.host, "the runtime has ended"))?
 }
 
 impl Memcached {
