@@ -84,6 +84,7 @@ pub mod nats;
 #[cfg(any(feature = "s3", feature = "gs", feature = "az"))]
 pub mod objects;
 mod renew;
+mod reweigh;
 mod session;
 mod shared;
 mod store;

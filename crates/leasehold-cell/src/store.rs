@@ -10,7 +10,7 @@ use leasehold_core::doctor::Finding;
 use leasehold_core::kit::{Ends, redacted};
 use leasehold_core::store::{
     ALL_KINDS, ClockModel, Evict, Guarantees, Joined, Liveness, LockInfo, Mode, Renew, Renewal,
-    Signal, Stall, Store, StoreInfo, Survival, Wakeup,
+    Reweighed, Signal, Stall, Store, StoreInfo, Survival, Wakeup,
 };
 use leasehold_core::{Claim, Clock, DEFAULT_LEASE, Error, ErrorKind, Name, Result};
 use tokio::runtime::Handle;
@@ -134,6 +134,8 @@ pub fn promises(system: &crate::cells::System, options: &Options) -> Guarantees 
     promised.liveness = Liveness::Session;
     promised.clock = ClockModel::Monotonic;
     promised.on_clock_step = Survival::Exclusive;
+    promised.downgrades = true;
+    promised.upgrades = true;
     promised.stall = Stall::Nobody;
     // Found by whoever is next, at its next look; where that one is dead as well, by another's heartbeat.
     promised.recovery = lives.cell + system.grain + Duration::from_secs(3);
@@ -169,6 +171,10 @@ impl Store for CellStore {
             }
         };
         self.told(Some(&claim.name), left)
+    }
+
+    async fn reweigh(&self, claim: &Claim) -> Result<Reweighed> {
+        self.told(Some(&claim.name), self.shared.reweigh(claim).await)
     }
 
     async fn changed(&self, claim: &Claim) -> Result<Signal> {

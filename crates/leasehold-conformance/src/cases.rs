@@ -2216,3 +2216,174 @@ pub async fn several_locks_are_taken_in_one_order(subject: &Subject) {
     join_all((0..6).map(one)).await;
     all_are_free(&clients[0], &names).await;
 }
+
+/// A writer becomes a reader: those who are next come in with it, up to the next writer, who comes when they have
+/// left.
+pub async fn a_writer_becomes_a_reader_and_no_writer_comes_in_between(subject: &Subject) {
+    if !subject.claims("downgrade", subject.guarantees().downgrades) {
+        return;
+    }
+    let (a, b) = (subject.client().await, subject.client().await);
+    let name = subject.name("downgrade");
+    let lock = a.rwlock(&name);
+    let guard = must("write", lock.write().await);
+    let (token, shown) = (guard.token(), guard.sequencer());
+    let mut waiting = Vec::new();
+    for (place, writes) in [false, false, true, false].into_iter().enumerate() {
+        let lock = b.rwlock(&name);
+        waiting.push(tokio::spawn(async move {
+            let guard = match writes {
+                true => lock.write_timeout(PATIENCE).await,
+                false => lock.read_timeout(PATIENCE).await,
+            };
+            must("wait", guard)
+        }));
+        until_waiting(&a, &name, place + 1).await;
+    }
+    must("check", b.check(&shown).await);
+    must("downgrade", guard.downgrade().await);
+    assert_eq!((guard.token(), guard.permits()), (token, 1));
+    assert!(guard.is_held());
+    let mut readers = Vec::new();
+    for reader in waiting.drain(..2) {
+        readers.push(must("reader", reader.await));
+    }
+    // The writer waits, and so does who is behind it.
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(
+        waiting.iter().all(|waiting| !waiting.is_finished()),
+        "a writer came in, or was overtaken"
+    );
+    assert_eq!(waiters(&a, &name).await, 2);
+    assert_eq!(kind_of("a writer's sequencer", b.check(&shown).await), ErrorKind::Lost);
+    must("check", b.check(&guard.sequencer()).await);
+    let fenced = leasehold_core::fence::Fence::fence(&guard);
+    assert_eq!(kind_of("a fence", fenced), ErrorKind::Unsupported);
+    must("said again", guard.downgrade().await);
+    for guard in readers.into_iter().chain([guard]) {
+        must("release", guard.release().await);
+    }
+    for waiting in waiting {
+        must("release", must("next", waiting.await).release().await);
+    }
+    eventually("empty", async || must("read", a.read(&name).await).is_none()).await;
+}
+
+/// A reader becomes a writer at once, or not at all; and only if it never was to become a reader.
+pub async fn a_reader_becomes_a_writer_only_if_nobody_else_holds(subject: &Subject) {
+    if !subject.claims("try_upgrade", subject.guarantees().upgrades) {
+        return;
+    }
+    let (a, b) = (subject.client().await, subject.client().await);
+    let name = subject.name("upgrade");
+    let (first, second) = (a.rwlock(&name), b.rwlock(&name));
+    let mine = must("read", first.read().await);
+    let other = must("read", second.read().await);
+    assert_eq!(kind_of("beside another", mine.try_upgrade().await), ErrorKind::Contended);
+    assert_eq!(kind_of("behind another", other.try_upgrade().await), ErrorKind::Contended);
+    assert_eq!(mine.permits(), 1);
+    must("release", mine.release().await);
+    // A writer that waits goes on waiting.
+    let waiting = {
+        let lock = first.clone();
+        tokio::spawn(async move { must("write", lock.write_timeout(PATIENCE).await) })
+    };
+    until_waiting(&b, &name, 1).await;
+    let token = other.token();
+    must("alone", other.try_upgrade().await);
+    must("said again", other.try_upgrade().await);
+    assert_eq!((other.token(), other.permits()), (token, leasehold_core::MAX_READERS));
+    must("check", a.check(&other.sequencer()).await);
+    assert_eq!(must("fence", leasehold_core::fence::Fence::fence(&other)), token);
+    assert!(!waiting.is_finished());
+    must("downgrade", other.downgrade().await);
+    assert_eq!(kind_of("again", other.try_upgrade().await), ErrorKind::Unsupported);
+    must("release", other.release().await);
+    let next = must("next", waiting.await);
+    assert!(next.token() > token);
+    must("release", next.release().await);
+    let free = must("read", first.read().await);
+    must("alone", free.try_upgrade().await);
+    assert_eq!(kind_of("beside a writer", second.try_read().await), ErrorKind::Contended);
+    must("release", free.release().await);
+    drop(must("free", second.try_write().await));
+}
+
+/// What was done and not answered is found done, however it was lost; and a hold goes on as it was.
+pub async fn a_lost_reply_of_a_downgrade_is_recognised(subject: &Subject) {
+    if !subject.claims("downgrade", subject.guarantees().downgrades) {
+        return;
+    }
+    let ((locks, faults), witness) = (subject.faulty().await, subject.client().await);
+    for (n, fault) in [Fault::ErrorAfter, Fault::ErrorBefore, Fault::Double].into_iter().enumerate()
+    {
+        let name = subject.name(&format!("downgrade-{n}"));
+        let guard = must("write", locks.rwlock(&name).lease(LEASE).write().await);
+        faults.next(Op::Reweigh, 1, fault);
+        must("downgrade", guard.downgrade().await);
+        let other = must("beside it", witness.rwlock(&name).try_read().await);
+        must("release", other.release().await);
+        // It is renewed as before.
+        tokio::time::sleep(LEASE * 2).await;
+        assert!(guard.is_held(), "{fault:?}: {guard:?}");
+        assert_eq!(
+            kind_of("a writer beside it", witness.rwlock(&name).try_write().await),
+            ErrorKind::Contended
+        );
+        must("release", guard.release().await);
+        drop(must("free", witness.rwlock(&name).try_write().await));
+    }
+}
+
+/// A downgrade that is dropped leaves a reader, whatever the store has; a release ends all of it.
+pub async fn a_dropped_downgrade_leaves_a_reader(subject: &Subject) {
+    if !subject.claims("downgrade", subject.guarantees().downgrades) {
+        return;
+    }
+    let ((locks, faults), witness) = (subject.faulty().await, subject.client().await);
+    for fault in [Fault::LoseRequest, Fault::LoseReply] {
+        let name = subject.name("dropped-downgrade");
+        let guard = must("write", locks.rwlock(&name).write().await);
+        faults.next(Op::Reweigh, 1, fault);
+        let dropped = tokio::time::timeout(Duration::from_millis(30), guard.downgrade()).await;
+        assert!(dropped.is_err(), "it was answered");
+        assert_eq!(guard.permits(), 1);
+        assert_eq!(kind_of("a writer again", guard.try_upgrade().await), ErrorKind::Unsupported);
+        must("downgrade", guard.downgrade().await);
+        drop(must("beside it", witness.rwlock(&name).try_read().await));
+        must("release", guard.release().await);
+        eventually("free", async || witness.rwlock(&name).try_write().await.is_ok()).await;
+    }
+}
+
+/// Who was evicted becomes nothing; and where a store cannot do it, it says so and nothing has changed.
+pub async fn what_cannot_be_reweighed_is_said(subject: &Subject) {
+    let (a, b) = (subject.client().await, subject.client().await);
+    let name = subject.name("reweigh");
+    let mutex = taken(&a, &name).await;
+    assert_eq!(kind_of("a mutex", mutex.downgrade().await), ErrorKind::Unsupported);
+    assert_eq!(kind_of("a mutex", mutex.try_upgrade().await), ErrorKind::Unsupported);
+    must("release", mutex.release().await);
+    if !subject.claims("read-write locks", subject.guarantees().keeps(Kind::RwLock)) {
+        return;
+    }
+    if !subject.guarantees().upgrades {
+        let reader = must("read", a.rwlock(&name).read().await);
+        assert_eq!(kind_of("try_upgrade", reader.try_upgrade().await), ErrorKind::Unsupported);
+        assert_eq!(reader.permits(), 1);
+        must("release", reader.release().await);
+    }
+    let guard = must("write", a.rwlock(&name).write().await);
+    if !subject.guarantees().downgrades {
+        assert_eq!(kind_of("downgrade", guard.downgrade().await), ErrorKind::Unsupported);
+        assert_eq!(guard.permits(), leasehold_core::MAX_READERS);
+        assert_eq!(kind_of("beside it", b.rwlock(&name).try_read().await), ErrorKind::Contended);
+        must("release", guard.release().await);
+        return;
+    }
+    assert_eq!(must("evict", b.evict(&name, Evict::Holders).await), 1);
+    let next = must("write", b.rwlock(&name).write().await);
+    assert_eq!(kind_of("evicted", guard.downgrade().await), ErrorKind::Lost);
+    must("release", next.release().await);
+    assert!(!guard.is_held());
+}

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use leasehold_core::queue::{Queue, StoreTime};
-use leasehold_core::store::{Evict, Joined, Mode, Renew, Renewal, Store};
+use leasehold_core::store::{Evict, Joined, Mode, Renew, Renewal, Reweighed, Store};
 use leasehold_core::{Claim, ClaimId, Kind, Name, Token};
 
 /// A small generator of reproducible numbers (xorshift64*): no dependency for so little.
@@ -47,6 +47,8 @@ pub(super) async fn compare(store: &dyn Store, name: &Name, kind: Kind, seed: u6
     let mut claims: Vec<Claim> = Vec::new();
     let mut tokens: HashMap<ClaimId, Token> = HashMap::new();
     let at = StoreTime { now: 1, stamp: 1 };
+    let lightens = store.guarantees().downgrades && kind != Kind::Mutex;
+    let gets_heavier = store.guarantees().upgrades;
     for step in 0..steps {
         let said = |what: &str| format!("seed {seed} step {step}: {what} of {name} ({kind})");
         match dice.below(10) {
@@ -98,6 +100,24 @@ pub(super) async fn compare(store: &dyn Store, name: &Name, kind: Kind, seed: u6
                     Err(e) => panic!("{}: {e}", said("leave")),
                 }
             }
+            9 if lightens && !claims.is_empty() && dice.below(2) == 0 => {
+                let at = dice.below(claims.len());
+                let claim = &mut claims[at];
+                let weight = new_claim(&mut dice, name, kind, capacity).weight;
+                if weight > claim.weight && !gets_heavier {
+                    continue;
+                }
+                let mut other = claim.clone();
+                other.weight = weight;
+                let expected = reweighed(queue.reweigh(&other, 1));
+                match store.reweigh(&other).await {
+                    Ok(got) => assert_eq!(reweighed(got), expected, "{}", said("reweigh")),
+                    Err(e) => panic!("{}: {e}", said("reweigh")),
+                }
+                if expected == Seen::Holding {
+                    claim.weight = weight;
+                }
+            }
             9 if dice.below(4) == 0 => {
                 let expected = queue.evict(Evict::Holders, 1);
                 let got = store.evict(name, Evict::Holders).await;
@@ -133,6 +153,14 @@ fn new_claim(dice: &mut Dice, name: &Name, kind: Kind, capacity: u32) -> Claim {
             claim
         }
         Err(e) => panic!("{e}"),
+    }
+}
+
+fn reweighed(reweighed: Reweighed) -> Seen {
+    match reweighed {
+        Reweighed::Done { .. } => Seen::Holding,
+        Reweighed::Busy => Seen::Busy,
+        Reweighed::Lost => Seen::Lost,
     }
 }
 

@@ -28,7 +28,7 @@ const fn broken(
     Broken { what, file, from, to }
 }
 
-const ALL: [Broken; 24] = [
+const ALL: [Broken; 30] = [
     // The client.
     broken(
         "the deadline counts from the receipt",
@@ -63,7 +63,7 @@ const ALL: [Broken; 24] = [
     broken(
         "a dropped guard is not given back",
         "lock/guard.rs",
-        "        self.core.leave_in_background(&self.lease.claim, self.lease.keep_until);\n",
+        "        self.core.leave_in_background(&self.lease.claim_now(), self.lease.keep_until);\n",
         "",
     ),
     broken(
@@ -132,7 +132,43 @@ const ALL: [Broken; 24] = [
         "                state.last_answer = state.last_answer.max(sent);\n",
         "                state.last_answer = state.last_answer.max(sent).plus(state.place.head_remaining.unwrap_or_default());\n",
     ),
+    broken(
+        "what was downgraded is upgraded again",
+        "client/weight.rs",
+        "        weighing.asked_more |= !weighing.lightened;\n        !weighing.lightened\n",
+        "        weighing.asked_more = true;\n        weighing.lightened = false;\n        true\n",
+    ),
+    broken(
+        "a push for another place is believed",
+        "lock/acquire.rs",
+        "Ok(Signal::Granted(token)) if !waiting.stands_under(token) => {",
+        "Ok(Signal::Granted(token)) if false && !waiting.stands_under(token) => {",
+    ),
+    broken(
+        "the renewal of another grant is believed",
+        "client/keeper.rs",
+        "Renewal::Holding { token, remaining } if token == lease.token => {",
+        "Renewal::Holding { token: _, remaining } => {",
+    ),
+    broken(
+        "another place is taken for the own",
+        "client/waiting.rs",
+        "Renewal::Waiting(place) if place.token != state.place.token => {",
+        "Renewal::Waiting(place) if false && place.token != state.place.token => {",
+    ),
     // The store.
+    broken(
+        "a lock-delay is forgotten",
+        "queue.rs",
+        "let reopens = expires.saturating_add(e.lock_delay);",
+        "let reopens = expires;",
+    ),
+    broken(
+        "a reader becomes a writer beside others",
+        "queue.rs",
+        "let alone = !self.entries.iter().enumerate().any(others);",
+        "let alone = !self.entries.iter().enumerate().any(others) || true;",
+    ),
     broken(
         "who comes while others wait may pass them",
         "queue.rs",

@@ -16,3 +16,4 @@ mod schedule;
 pub(crate) mod spans;
 pub mod telemetry;
 pub(crate) mod waiting;
+mod weight;

@@ -13,6 +13,7 @@ pub(crate) mod mutex;
 pub(crate) mod once_per;
 mod options;
 pub(crate) mod owner;
+mod reweigh;
 mod run;
 pub(crate) mod rwlock;
 pub(crate) mod semaphore;

@@ -19,6 +19,10 @@
 //! - *Liveness.* Every entry but those of a store without leases has an expiry. Each call
 //!   [settles](Queue::settle) first: what has expired goes, what now fits is granted, in one step.
 //!
+//! A holder may become lighter or heavier ([`reweigh`](Queue::reweigh)): a writer a reader, and a reader that
+//! is alone a writer. Lighter is as if somebody behind it had left; heavier is refused unless nobody
+//! else holds. So neither takes a grant away, and the place and its token stay.
+//!
 //! A place may outlive its holder: with a lock-delay an expired holder, and with `keep` a released
 //! one, becomes a *departed* entry that takes its weight until its time is over. It is an entry
 //! like all others, so the rule above needs no exception.
@@ -32,7 +36,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::index::{Found, Index};
-use crate::words::answer::{ClaimInfo, Evict, Joined, Mode, Place, Renewal, Standing};
+use crate::words::answer::{ClaimInfo, Evict, Joined, Mode, Place, Renewal, Reweighed, Standing};
 use crate::words::claim::{Claim, ClaimId, Kind};
 use crate::words::error::HolderInfo;
 use crate::words::holder::Holder;
@@ -355,6 +359,25 @@ impl Queue {
         Renewal::Holding { token: e.token, remaining: remaining(e.expires, now) }
     }
 
+    /// [`Store::reweigh`](crate::store::Store::reweigh) on this queue.
+    ///
+    /// Lighter, it only lowers the sums of those behind it. Heavier, it is refused unless nobody else holds: then
+    /// it is all of the prefix that holds, before and after, and no grant is taken away.
+    pub fn reweigh(&mut self, claim: &Claim, now: u64) -> Reweighed {
+        self.settle(now);
+        let holds = |&i: &usize| self.entries[i].standing == Standing::Holding;
+        let Some(i) = self.position(claim.id).filter(holds) else { return Reweighed::Lost };
+        let (before, after) = (self.entries[i].weight, claim.weight);
+        let others = |(at, e): (usize, &Entry)| at != i && e.standing != Standing::Waiting;
+        let alone = !self.entries.iter().enumerate().any(others);
+        if after == 0 || after > before && !(alone && after <= self.capacity) {
+            return Reweighed::Busy;
+        }
+        self.entries[i].weight = after;
+        self.grant(now);
+        Reweighed::Done { token: self.entries[i].token }
+    }
+
     /// [`Store::leave`](crate::store::Store::leave) on this queue. Tells whether the claim was in
     /// it.
     pub fn leave(&mut self, id: ClaimId, keep: Option<Duration>, now: u64) -> bool {
@@ -634,6 +657,44 @@ mod tests {
         let Joined::Waiting(behind) = join(&mut q, &c, 0) else { panic!() };
         assert_eq!(head.head_remaining, Some(Duration::from_micros(LEASE)));
         assert_eq!(behind.head_remaining, None);
+    }
+
+    #[test]
+    fn a_writer_becomes_a_reader_and_lets_in_who_is_next_up_to_the_next_writer() {
+        let mut q = Queue::new(Kind::RwLock, 8, true);
+        let rw = |weight| claim(Kind::RwLock, weight, 8);
+        let (w, r1, r2, w2, r3) = (rw(8), rw(1), rw(1), rw(8), rw(1));
+        let token = holds(&join(&mut q, &w, 0));
+        for c in [&r1, &r2, &w2, &r3] {
+            join(&mut q, c, 1);
+        }
+        let lighter = Claim { weight: 1, ..w.clone() };
+        assert_eq!(q.reweigh(&Claim { weight: 1, ..w2.clone() }, 2), Reweighed::Lost, "it waits");
+        assert_eq!(q.reweigh(&lighter, 2), Reweighed::Done { token });
+        assert_eq!(q.take_fresh_grants(), [r1.id, r2.id]);
+        assert_eq!(q.reweigh(&lighter, 3), Reweighed::Done { token }, "said again");
+        assert_eq!(q.reweigh(&w, 4), Reweighed::Busy, "others read");
+        q.leave(r1.id, None, 5);
+        q.leave(r2.id, None, 5);
+        // Nobody else holds: the writer that waits goes on waiting.
+        assert_eq!(q.reweigh(&w, 6), Reweighed::Done { token });
+        assert!(q.take_fresh_grants().is_empty());
+        q.leave(w.id, None, 7);
+        assert_eq!(q.take_fresh_grants(), [w2.id]);
+        assert_eq!(q.reweigh(&w, 8), Reweighed::Lost);
+    }
+
+    #[test]
+    fn a_reader_behind_a_place_that_is_kept_closed_does_not_become_a_writer() {
+        let mut q = Queue::new(Kind::RwLock, 8, true);
+        let (a, b) = (claim(Kind::RwLock, 1, 8), claim(Kind::RwLock, 1, 8));
+        holds(&join(&mut q, &a, 0));
+        let token = holds(&join(&mut q, &b, 0));
+        q.leave(a.id, Some(Duration::from_micros(10)), 1);
+        let heavier = Claim { weight: 8, ..b.clone() };
+        assert_eq!(q.reweigh(&heavier, 2), Reweighed::Busy);
+        assert_eq!(q.reweigh(&Claim { weight: 9, ..b }, 11), Reweighed::Busy, "more than there is");
+        assert_eq!(q.reweigh(&heavier, 11), Reweighed::Done { token });
     }
 
     #[test]

@@ -14,14 +14,14 @@ use async_trait::async_trait;
 
 use crate::words::claim::Claim;
 use crate::words::doctor::Finding;
-use crate::words::error::Result;
+use crate::words::error::{Error, ErrorKind, Result};
 use crate::words::limits::MAX_LEASE;
 use crate::words::name::Name;
 use crate::words::token::Token;
 
 pub use crate::words::answer::{
-    ClaimInfo, Evict, Joined, LockInfo, Mode, Place, Renew, Renewal, Signal, Standing, holders_of,
-    mismatch,
+    ClaimInfo, Evict, Joined, LockInfo, Mode, Place, Renew, Renewal, Reweighed, Signal, Standing,
+    holders_of, mismatch,
 };
 
 pub(crate) mod above;
@@ -81,6 +81,19 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// was not has lost its lock before. A store whose driver may have sent this more than once
     /// says `true` when in doubt.
     async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool>;
+
+    /// Has a holder weigh `claim.weight` from now on, and lets in who then fits, in the same step. Idempotent: one
+    /// that weighs so much already is [`Reweighed::Done`]. It keeps its place, its token and its lease.
+    ///
+    /// Lighter, it takes nothing from anybody. Heavier, it must be the only one that holds, with nothing kept closed:
+    /// else it is [`Reweighed::Busy`], and nothing has changed. Who waits goes on waiting.
+    ///
+    /// # Errors
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) where the store cannot do it in one step
+    /// ([`Guarantees::downgrades`], [`Guarantees::upgrades`]); otherwise as the store fails.
+    async fn reweigh(&self, claim: &Claim) -> Result<Reweighed> {
+        Err(cannot_reweigh(claim))
+    }
 
     /// Resolves when it may be worth to ask again for a claim that was told
     /// [`Joined::Waiting`]. A hint: it may come late, early or never, and must not be lost when
@@ -192,6 +205,13 @@ impl dyn Store + '_ {
     pub fn identity(&self) -> &str {
         &self.info().identity
     }
+}
+
+/// The error of a store that cannot change what a hold weighs, or not so.
+pub fn cannot_reweigh(claim: &Claim) -> Error {
+    let what = "this store cannot make a writer a reader, or a reader a writer, while it holds: release it, and \
+                take it anew";
+    Error::new(ErrorKind::Unsupported, what).on(&claim.name)
 }
 
 /// What is at a store only as long as one claim holds, as one key there.

@@ -70,6 +70,16 @@ impl TestStore {
     /// A client with options, such as a [namespace](Builder::namespace) or [`LockOptions`](crate::LockOptions) for all of
     /// its locks.
     ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use leasehold::testing::TestStore;
+    /// let store = TestStore::new()?;
+    /// let acme = store.client_with(leasehold::builder().namespace("acme/"))?;
+    /// let _guard = acme.mutex("order:42").lock().await?;
+    /// assert!(store.client()?.read("acme/order:42").await?.is_some());
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Errors
     /// As [`Builder::store`].
     pub fn client_with(&self, builder: Builder) -> Result<Leasehold> {
@@ -83,6 +93,20 @@ impl TestStore {
     /// What is asked for ([`is_held`](crate::Guard::is_held), [`remaining`](crate::Guard::remaining), a lock) knows at
     /// once; who waits to be told ([`lost`](crate::Guard::lost), [`run`](crate::Mutex::run), a place in a queue)
     /// is told within about a second.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # use std::time::Duration;
+    /// use leasehold::testing::TestStore;
+    /// let store = TestStore::new()?;
+    /// let locks = store.client()?;
+    /// let hourly = locks.mutex("hourly").at_least(Duration::from_secs(3600));
+    /// hourly.lock().await?.release().await?;
+    /// assert!(hourly.try_lock().await.is_err()); // kept closed
+    /// store.advance(Duration::from_secs(3601));
+    /// hourly.try_lock().await?.release().await?;
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     pub fn advance(&self, by: Duration) {
         self.clock.advance(by);
     }

@@ -35,6 +35,17 @@ fn created(relation: Relation, key: Vec<u8>, range_end: Vec<u8>, revision: i64) 
     }
 }
 
+/// The key was last written with this revision.
+pub(super) fn unwritten_since(key: Vec<u8>, revision: i64) -> Compare {
+    Compare {
+        result: Relation::Equal.into(),
+        target: Target::Modified.into(),
+        key,
+        operand: Some(Operand::ModRevision(revision)),
+        range_end: Vec::new(),
+    }
+}
+
 /// The key hangs on this lease.
 pub(super) fn hangs_on(key: Vec<u8>, lease: i64) -> Compare {
     Compare {
@@ -52,6 +63,12 @@ pub(super) fn op(op: Op) -> RequestOp {
 
 pub(super) fn put(key: Vec<u8>, value: Vec<u8>, lease: i64) -> RequestOp {
     op(Op::Put(PutRequest { key, value, lease, ignore_value: false, ignore_lease: false }))
+}
+
+/// Writes another value; the key goes on hanging on its lease.
+pub(super) fn write(key: Vec<u8>, value: Vec<u8>) -> RequestOp {
+    let (lease, ignore_value, ignore_lease) = (0, false, true);
+    op(Op::Put(PutRequest { key, value, lease, ignore_value, ignore_lease }))
 }
 
 /// Writes what is there once more, for those who watch it.

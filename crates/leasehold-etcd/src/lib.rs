@@ -62,6 +62,7 @@ mod probe;
 mod proto;
 mod queue;
 mod renew;
+mod reweigh;
 mod stand;
 #[cfg(feature = "tls")]
 mod tls;
@@ -94,8 +95,8 @@ use leasehold_core::doctor::Finding;
 use leasehold_core::kit::{Ends, redacted};
 use leasehold_core::store::{
     ALL_KINDS, ClockModel, Durability, Ear, Ears, Evict, Follow, Guarantees, Joined, Liveness,
-    LockInfo, Mode, Ownership, Queues, Renew, Renewal, Signal, Stall, Store, StoreInfo, Survival,
-    Wakeup,
+    LockInfo, Mode, Ownership, Queues, Renew, Renewal, Reweighed, Signal, Stall, Store, StoreInfo,
+    Survival, Wakeup,
 };
 use leasehold_core::{Claim, Name, Result};
 
@@ -233,6 +234,10 @@ impl Store for EtcdStore {
         self.told_of(&claim.name, self.shared.leave(claim, keep).await)
     }
 
+    async fn reweigh(&self, claim: &Claim) -> Result<Reweighed> {
+        self.told_of(&claim.name, self.shared.reweigh(claim).await)
+    }
+
     async fn changed(&self, claim: &Claim) -> Result<Signal> {
         Ok(self.shared.waiters.news(claim.id).await)
     }
@@ -294,6 +299,7 @@ fn guarantees(&Found { members, ignores_old_leaders, hears, .. }: &Found) -> Gua
     promised.clock = ClockModel::Monotonic;
     promised.lock_delay = true;
     promised.at_least = true;
+    promised.downgrades = true;
     promised.grant = durability;
     promised.token = durability;
     promised.on_pause = Survival::Fenced;

@@ -116,6 +116,7 @@ pub(super) enum Relation {
 pub(super) enum Target {
     Version = 0,
     Create = 1,
+    Modified = 2,
     Value = 3,
     Lease = 4,
 }
@@ -125,6 +126,8 @@ pub(super) enum Target {
 pub(super) enum Operand {
     #[prost(int64, tag = "5")]
     CreateRevision(i64),
+    #[prost(int64, tag = "6")]
+    ModRevision(i64),
     #[prost(bytes = "vec", tag = "7")]
     Value(Vec<u8>),
     #[prost(int64, tag = "8")]
@@ -141,7 +144,7 @@ pub(super) struct Compare {
     pub(super) target: i32,
     #[prost(bytes = "vec", tag = "3")]
     pub(super) key: Vec<u8>,
-    #[prost(oneof = "Operand", tags = "5, 7, 8")]
+    #[prost(oneof = "Operand", tags = "5, 6, 7, 8")]
     pub(super) operand: Option<Operand>,
     #[prost(bytes = "vec", tag = "64")]
     pub(super) range_end: Vec<u8>,

@@ -173,6 +173,18 @@ pub(super) fn value(claim: &Claim, departed: bool) -> Vec<u8> {
     bytes
 }
 
+/// The value of the same place with another weight; `None`: it is not one of ours.
+pub(super) fn reweighed(value: &[u8], weight: u32) -> Option<Vec<u8>> {
+    let Written { claim: Some(_), kind, capacity, mut value } = Written::by_us(value)? else {
+        return None;
+    };
+    value.weight = weight;
+    let mut bytes = kind_text(kind, capacity).into_bytes();
+    // Numbers and strings: nothing in it can fail.
+    bytes.extend(serde_json::to_vec(&value).unwrap_or_default());
+    Some(bytes)
+}
+
 /// Comparisons that are true if all in the range are claims for a lock of this kind and capacity.
 /// A mutex has the least value of all, so that it agrees with other clients' empty ones.
 pub(super) fn agree(claim: &Claim, prefix: &[u8]) -> Vec<Compare> {
@@ -452,6 +464,9 @@ mod tests {
             let written = String::from_utf8(value(&same, entry.departed)).unwrap();
             let since = |text: &str| text.split_once("\"since\":").unwrap().1[..16].to_owned();
             assert_eq!(written.replace(&since(&written), &since(line)), line);
+            let heavier = reweighed(line.as_bytes(), entry.capacity).unwrap();
+            assert_eq!(read(&heavier).weight, entry.capacity);
+            assert_eq!(reweighed(&heavier, entry.weight).unwrap(), line.as_bytes());
             // What a later version may add is nothing to us.
             let newer = line.replacen('{', "{\"later\":{\"a\":[1]},", 1);
             assert_eq!(read(newer.as_bytes()).claim, entry.claim);

@@ -28,7 +28,7 @@ use super::fault::Failure;
 use super::front::{Decided, Front, NEAR};
 use super::leases::delay;
 use super::proto::{KeyValue, Op, RangeRequest, TxnRequest};
-use super::queue::{Queue, end_of, is_place};
+use super::queue::{Entry, Queue, end_of, is_place};
 use super::waiters::Waiter;
 use super::watch::Watched;
 use leasehold_core::store::Signal;
@@ -55,6 +55,11 @@ enum Sight {
 pub(super) struct Ahead {
     pub(super) keys: Vec<Vec<u8>>,
     pub(super) revision: i64,
+}
+
+/// Whether it holds alone where others could hold beside it if it were lighter.
+fn is_a_writer(entry: &Entry) -> bool {
+    entry.kind == Kind::RwLock && entry.weight == entry.capacity && !entry.departed
 }
 
 /// The end of a wait.
@@ -212,6 +217,10 @@ impl Shared {
             Some(before) if at > queue.granted => {
                 vec![Watched::Key(own), Watched::Deletion(before.key.clone())]
             }
+            // Nobody leaves where a writer becomes a reader: it writes the key of who is let in.
+            Some(before) if is_a_writer(before) => {
+                vec![Watched::Key(own), Watched::Deletions(prefix, end)]
+            }
             _ => vec![Watched::Deletions(prefix, end)],
         }))
     }
@@ -284,7 +293,7 @@ impl Shared {
     }
 
     /// Wakes those behind us who hold now, and the first who does not.
-    fn tell_others(&self, claim: &Claim, queue: Queue) {
+    pub(super) fn tell_others(&self, claim: &Claim, queue: Queue) {
         let Some(at) = queue.position(&self.key(claim)) else { return };
         let told = queue.entries.iter().take(queue.granted + 1).skip(at + 1);
         let told: Vec<TxnRequest> = told

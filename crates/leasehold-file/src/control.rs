@@ -576,14 +576,16 @@ fn before_boot(stat: &Stat) -> bool {
 }
 
 /// Differs whenever an operation changed the queue: only joining raises `last`, everything else
-/// makes the queue shorter or turns waiters into holders and holders into departed ones, which
-/// never go back.
+/// makes the queue shorter, turns waiters into holders and holders into departed ones, which
+/// never go back, or changes what a holder weighs.
 #[derive(PartialEq, Eq)]
 struct Mark {
     last: u64,
     len: usize,
     holding: usize,
     departed: usize,
+    /// Of those that hold.
+    weight: u64,
 }
 
 impl Mark {
@@ -591,12 +593,14 @@ impl Mark {
         use leasehold_core::store::Standing::{Departed, Holding};
         let entries = queue.entries();
         let (last, len) = (queue.last_token(), entries.len());
-        let (mut holding, mut departed) = (0, 0);
+        let (mut holding, mut departed, mut weight) = (0, 0, 0);
         for entry in entries {
-            holding += usize::from(entry.standing == Holding);
+            let holds = entry.standing == Holding;
+            holding += usize::from(holds);
+            weight += if holds { u64::from(entry.weight) } else { 0 };
             departed += usize::from(entry.standing == Departed);
         }
-        Self { last, len, holding, departed }
+        Self { last, len, holding, departed, weight }
     }
 }
 

@@ -108,7 +108,7 @@ use leasehold_core::kit::{boot_id, identity_of, wall_micros};
 use leasehold_core::queue::{Entry, Mismatch, Queue, StoreTime};
 use leasehold_core::store::{
     ALL_KINDS, ClockModel, Durability, Evict, Guarantees, Joined, Liveness, LockInfo, Mode, Renew,
-    Renewal, Signal, Stall, Standing, Store, StoreInfo, Survival, Wakeup, mismatch,
+    Renewal, Reweighed, Signal, Stall, Standing, Store, StoreInfo, Survival, Wakeup, mismatch,
 };
 use leasehold_core::{Claim, ClaimId, Error, ErrorKind, Name, Result};
 
@@ -645,6 +645,23 @@ impl Store for FileStore {
         Ok(left.unwrap_or(false))
     }
 
+    async fn reweigh(&self, claim: &Claim) -> Result<Reweighed> {
+        // Others take us for dead, or cannot see us: they let somebody else in.
+        if self.session.is_gone() {
+            return Ok(Reweighed::Lost);
+        }
+        let reweighed = self.with_queue(&claim.name, |queue, now| {
+            loop {
+                let reweighed = queue.reweigh(claim, now);
+                if reweighed != Reweighed::Busy || !self.bury_all(queue, now) {
+                    return reweighed;
+                }
+            }
+        });
+        let reweighed = reweighed.await.map_err(|e| e.on(&claim.name).at(&self.info.url))?;
+        Ok(reweighed.unwrap_or(Reweighed::Lost))
+    }
+
     async fn changed(&self, claim: &Claim) -> Result<Signal> {
         let mut news = pin!(self.waiters.news(claim.id));
         poll_fn(|context| {
@@ -719,6 +736,8 @@ fn guarantees() -> Guarantees {
     promised.clock = ClockModel::None;
     promised.lock_delay = false;
     promised.at_least = true;
+    promised.downgrades = true;
+    promised.upgrades = true;
     promised.grant = Durability::Machine;
     promised.token = Durability::Disk;
     promised.on_pause = Survival::Exclusive;

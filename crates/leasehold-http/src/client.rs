@@ -49,6 +49,19 @@ impl TokenLayer {
 
     /// Sends nothing with less than this left of the lease: give it the time that a request takes.
     /// (Default: zero, nothing once it is lost.)
+    ///
+    /// ```
+    /// # pollster::block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// # use std::time::Duration;
+    /// use leasehold::fence::http::TokenLayer;
+    /// let guard = locks.mutex("order:42").lock().await?;
+    /// let layer = TokenLayer::new(&guard)?.min_validity(Duration::from_secs(2));
+    /// // tower::ServiceBuilder::new().layer(layer).service(client)
+    /// # let _ = layer;
+    /// # Ok::<(), leasehold::Error>(()) })?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     #[must_use]
     pub fn min_validity(mut self, least: Duration) -> Self {
         self.least = least;

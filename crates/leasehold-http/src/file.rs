@@ -45,6 +45,13 @@ struct Log {
 impl FileMemory {
     /// Opens the file, or creates it (for its owner only). Reads it whole: call it before you serve.
     ///
+    /// ```
+    /// # let folder = tempfile::tempdir().unwrap();
+    /// # let file = folder.path().join("marks");
+    /// let marks = leasehold::fence::http::FileMemory::open(file)?;
+    /// # let _ = marks; Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::Contended`] if another process has it open, [`ErrorKind::Corrupt`] if it is not
     /// such a file, [`ErrorKind::Denied`] or [`ErrorKind::Config`] if it cannot be opened.

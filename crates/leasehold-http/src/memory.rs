@@ -38,6 +38,11 @@ pub struct InMemory(Mutex<HashMap<Name, Token>>);
 
 impl InMemory {
     /// No marks yet.
+    ///
+    /// ```
+    /// let marks = leasehold::fence::http::InMemory::new();
+    /// # let _ = marks;
+    /// ```
     pub fn new() -> Self {
         Self::default()
     }

@@ -22,6 +22,16 @@ type Resource = dyn Fn(&Parts) -> Option<String> + Send + Sync;
 
 /// A `tower` layer that refuses requests with a stale fencing token; see the
 /// [module](crate). Cheap to clone; clones share the memory.
+///
+/// ```
+/// use leasehold::fence::http::{FenceLayer, FileMemory, InMemory};
+/// let named = |request: &http::request::Parts| Some(request.uri.path().to_owned());
+/// let fence = FenceLayer::new(InMemory::new(), named).allow_missing(); // some clients do not lock yet
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let file = folder.path().join("marks");
+/// let durable = FenceLayer::new(FileMemory::open(file)?, named);
+/// # let _ = (fence, durable); Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct FenceLayer {
     memory: Arc<dyn TokenStorage>,
@@ -167,6 +177,18 @@ where
 /// A request that was let in, for its handler: which resource under which token. A request
 /// extension, which no client can forge. It is a [`Fence`], to be checked once more where the write
 /// is atomic.
+///
+/// ```
+/// use leasehold::fence::http::Fenced;
+/// /// The handler of a write that was admitted, behind the door.
+/// fn write(fenced: &Fenced) -> Result<(), http::Response<String>> {
+///     println!("{} under token {}", fenced.resource(), fenced.token());
+///     // `fence::sql::check(&mut tx, fenced.resource(), fenced)` first, then the write
+///     let checked: leasehold::Result<()> = Ok(());
+///     checked.map_err(|error| fenced.refusal(&error)) // the layer's own 412
+/// }
+/// # let _ = write;
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fenced {
     resource: Name,

@@ -34,6 +34,13 @@ const STALE: &str = "STALETOKEN";
 const BAD: &str = "BADTOKEN";
 
 /// Sets a string, if its mark allows. KEYS: the string, its mark. ARGV: the token, the value.
+///
+/// ```
+/// use leasehold::fence::redis::{guarded_script, hash_script, set_script};
+/// for script in [set_script(), hash_script(), guarded_script("return redis.call('GET', KEYS[1])")] {
+///     assert!(script.contains("STALETOKEN")); // for EVAL, in any language
+/// }
+/// ```
 pub fn set_script() -> String {
     include_str!("fence/set.lua").to_owned()
 }
@@ -53,6 +60,12 @@ pub fn guarded_script(body: &str) -> String {
 
 /// The key that holds the mark of the string `key`: in the same slot of a cluster, unless `key` has a
 /// `}` and no hash tag.
+///
+/// ```
+/// use leasehold::fence::redis::mark_of;
+/// assert_ne!(mark_of("stock:7"), "stock:7");
+/// assert!(mark_of("{stock}:7").contains("{stock}")); // of one slot of a cluster
+/// ```
 pub fn mark_of(key: &str) -> String {
     let tagged = key.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
     match tagged {
@@ -129,6 +142,21 @@ pub async fn check(
 }
 
 /// A script of the caller's, run only if no greater token has been seen.
+///
+/// ```no_run
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # let client = redis::Client::open("redis://localhost").expect("a URL");
+/// # let mut connection = client.get_multiplexed_async_connection().await.expect("a server");
+/// # let locks = leasehold::connect("redis://localhost").await?;
+/// use leasehold::fence::redis::{Fenced, check, hash_set, set};
+/// let guard = locks.mutex("stock:7").lock().await?;
+/// check(&mut connection, "stock:7", &guard).await?; // before it is read
+/// set(&mut connection, "stock:7", &guard, 9).await?;
+/// hash_set(&mut connection, "order:42", &guard, &[("state", "paid")]).await?;
+/// let take = Fenced::new("return redis.call('DECRBY', KEYS[1], ARGV[1])");
+/// let left: i64 = take.run(&mut connection, "stock:7", &guard, &["stock:7"], &[2]).await?;
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
 #[derive(Debug)]
 pub struct Fenced(redis::Script);
 

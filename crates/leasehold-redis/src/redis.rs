@@ -111,8 +111,8 @@ use leasehold_core::Opening;
 use leasehold_core::doctor::Finding;
 use leasehold_core::kit::{Waiters, redacted, request_timeout};
 use leasehold_core::store::{
-    Ear, Ears, Evict, Follow, Joined, LockInfo, Mode, Queues, Renew, Renewal, Signal, Store,
-    StoreInfo,
+    Ear, Ears, Evict, Follow, Joined, LockInfo, Mode, Queues, Renew, Renewal, Reweighed, Signal,
+    Store, StoreInfo,
 };
 use leasehold_core::{Claim, ClaimId, Error, ErrorKind, Kind, Name, Result, Token};
 
@@ -574,6 +574,22 @@ impl RedisStore {
         Ok(left || doubt)
     }
 
+    async fn try_reweigh(&self, claim: &Claim) -> Result<Reweighed> {
+        let keys = self.keyspace.keys(&claim.name)?;
+        let mut request = Self::request(&self.scripts.reweigh, &keys, ARGUMENTS_OF_LEAVE);
+        request.call.arg(claim.id.to_hex()).arg(claim.weight);
+        let (reweighed, mut more) = answer::reweighed(self.send(&request).await?)?;
+        for _ in 0..BURIALS {
+            if !more {
+                break;
+            }
+            // It is done, whatever comes of this; whoever waits goes on with it.
+            let Ok(again) = Box::pin(self.send(&request)).await else { break };
+            (_, more) = answer::reweighed(again)?;
+        }
+        Ok(reweighed)
+    }
+
     /// One part of a lock's queue.
     fn part(&self, name: &Name, part: &str, after: u64) -> Result<Request> {
         let mut request = Self::request(&self.scripts.read, &self.keyspace.keys(name)?, 0);
@@ -783,6 +799,19 @@ impl Store for RedisStore {
 
     async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
         self.try_leave(claim, keep).await.map_err(|error| error.on(&claim.name))
+    }
+
+    async fn reweigh(&self, claim: &Claim) -> Result<Reweighed> {
+        let reweighed = self.try_reweigh(claim).await.map_err(|error| error.on(&claim.name))?;
+        // A fail-over to a replica that does not know of a heavier hold lets others in beside it.
+        if let (Some(confirm), Reweighed::Done { .. }) = (&self.confirm, reweighed)
+            && claim.weight > 1
+        {
+            confirm.forget(claim.id);
+            let confirmed = confirm.grant(claim, &self.keyspace.keys(&claim.name)?).await;
+            confirmed.map_err(|error| error.on(&claim.name))?;
+        }
+        Ok(reweighed)
     }
 
     async fn changed(&self, claim: &Claim) -> Result<Signal> {

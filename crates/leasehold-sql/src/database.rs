@@ -1,5 +1,5 @@
-//! What `lock_in`, `once`, `versioned` and `fence::sql` need of a database: three small tables and
-//! one way to speak to SQLite, PostgreSQL and MySQL/MariaDB.
+//! What `lock_in`, `once`, `versioned` and `fence::sql` need of a database: three small tables, and
+//! a [`Session`] to run their statements on, which is any driver's.
 //!
 //! These four work inside *the caller's* transaction, on the connection that the caller already
 //! has. So they never create a table by themselves: on MySQL a `CREATE TABLE` commits the
@@ -12,54 +12,60 @@
 
 use std::time::Duration;
 
-use sqlx::Pool;
+use leasehold_core::{Error, Name, Result};
 
-use leasehold_core::{Name, Result};
-
-mod error;
+mod dialect;
+mod drivers;
+mod fault;
 mod identifier;
-#[cfg(feature = "mysql")]
-mod mysql;
-#[cfg(feature = "postgres")]
-mod postgres;
 mod said;
+mod savepoint;
 mod schema;
-mod speak;
-#[cfg(feature = "sqlite")]
-mod sqlite;
+mod session;
 mod value;
 
-pub use error::error;
+pub use dialect::Dialect;
+pub(crate) use dialect::fill;
+pub use fault::{Fault, error};
 pub(crate) use identifier::{assignments, identifier, place};
-pub use schema::{Dialect, schema};
-pub(crate) use speak::Column;
-pub use speak::Database;
-pub(crate) use speak::sealed;
-pub use value::{Typed, Value};
+pub(crate) use savepoint::Savepoint;
+pub use schema::schema;
+pub use session::{Column, Pool, Session, Transaction};
+pub(crate) use session::{number, row, run};
+pub use value::{Param, Typed, Value};
 
 /// Creates the tables that are missing. Any number of processes may do so at once.
+///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+/// # let pool = options.connect("sqlite::memory:").await.map_err(leasehold::database::error)?;
+/// leasehold::database::install(&pool).await?; // at start-up, in every process
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
 ///
 /// # Cancel safety
 /// Dropped, some of the tables may have been made: run it again.
 ///
 /// # Errors
 /// [`Denied`](leasehold_core::ErrorKind::Denied) without the right to create tables, [`Unreachable`](leasehold_core::ErrorKind::Unreachable).
-pub async fn install<DB: Database>(pool: &Pool<DB>) -> Result<()> {
-    let sql = match DB::DIALECT {
-        // For this transaction: it would tell of each table that it is there already.
-        Dialect::Postgres => {
-            format!("SET LOCAL client_min_messages = warning;\n{}", schema(DB::DIALECT))
-        }
-        _ => schema(DB::DIALECT),
-    };
+pub async fn install<P: Pool>(pool: &P) -> Result<()> {
     let mut left = 5;
     loop {
-        let mut connection = pool.acquire().await.map_err(error)?;
-        match DB::script(&mut connection, sql.clone()).await {
+        let mut session = pool.session().await?;
+        let sql = match session.dialect() {
+            // For this transaction: it would tell of each table that it is there already.
+            Dialect::Postgres => {
+                format!("SET LOCAL client_min_messages = warning;\n{}", schema(Dialect::Postgres))
+            }
+            other => schema(other),
+        };
+        match session.batch(&sql).await {
             Ok(()) => return Ok(()),
             // IF NOT EXISTS looks before it leaps: two first users meet in the catalogue.
-            Err(e) if left > 0 && DB::is_catalogue_race(&e) => left -= 1,
-            Err(e) => return Err(error(e).during("install")),
+            Err(fault) if left > 0 && fault.is_catalogue_race() => left -= 1,
+            Err(fault) => return Err(Error::from(fault).during("install")),
         }
     }
 }

@@ -12,10 +12,8 @@
 //!
 //! Equal tokens pass: one holder checks as often as it likes.
 
-use sqlx::Transaction;
-
 use crate::database::{
-    self, Column, Database, Dialect, Value, assignments, identifier, named, place,
+    Dialect, Session, Transaction, Value, assignments, fill, identifier, named, number, place, run,
 };
 use leasehold_core::fence::Fence;
 use leasehold_core::{Error, ErrorKind, Guard, Name, Result, Token};
@@ -23,7 +21,7 @@ use leasehold_core::{Error, ErrorKind, Guard, Name, Result, Token};
 /// Lets the transaction go on only if no greater token has been seen for `resource`, and keeps
 /// every other token out until it ends.
 ///
-/// Needs the table `leasehold_fence`: see [`database::install`].
+/// Needs the table `leasehold_fence`: see [`database::install`](crate::database::install).
 ///
 /// ```
 /// # #[cfg(feature = "sqlite")]
@@ -54,14 +52,14 @@ use leasehold_core::{Error, ErrorKind, Guard, Name, Result, Token};
 /// # Errors
 /// [`ErrorKind::StaleToken`] (see [`Error::stale_token`]): roll back, the lock is somebody else's.
 /// Those of [`Fence::fence`]; [`ErrorKind::Conflict`] and what else the database answers.
-pub async fn check<DB: Database>(
-    tx: &mut Transaction<'_, DB>,
+pub async fn check<T: Transaction + ?Sized>(
+    tx: &mut T,
     resource: impl AsRef<str>,
     fence: impl Fence,
 ) -> Result<()> {
     let resource = named(resource, "fence")?;
     let offered = fence.fence()?;
-    let seen = raise::<DB>(tx, &resource, offered).await;
+    let seen = raise(tx, &resource, offered).await;
     let judged = seen.and_then(|seen| match seen == offered {
         true => Ok(()),
         false => Err(Error::stale_fence(seen, offered)),
@@ -73,15 +71,19 @@ pub async fn check<DB: Database>(
 /// cannot be mistyped. (Where a lock covers several resources, or they are named otherwise, it is
 /// [`check`] for each of them.)
 ///
-/// ```no_run
-/// # #[cfg(feature = "postgres")]
-/// # async fn f(pool: sqlx::PgPool, guard: leasehold::Guard) -> leasehold::Result<()> {
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+/// # let pool = options.connect("sqlite::memory:").await.map_err(leasehold::database::error)?;
+/// # leasehold::database::install(&pool).await?;
+/// # let guard = leasehold::connect("memory:").await?.mutex("order:42").lock().await?;
 /// use leasehold::database::error;
 /// let mut tx = pool.begin().await.map_err(error)?;
 /// leasehold::fence::sql::check_guard(&mut tx, &guard).await?; // before anything else in it
 /// // read, write
 /// tx.commit().await.map_err(error)?;
-/// # Ok(()) }
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
 /// ```
 ///
 /// # Cancel safety
@@ -89,32 +91,44 @@ pub async fn check<DB: Database>(
 ///
 /// # Errors
 /// As [`check`].
-pub async fn check_guard<DB: Database>(tx: &mut Transaction<'_, DB>, guard: &Guard) -> Result<()> {
+pub async fn check_guard<T: Transaction + ?Sized>(tx: &mut T, guard: &Guard) -> Result<()> {
     check(tx, guard.name(), guard).await
 }
 
 /// Raises the mark, if it is lower, and tells the greatest token seen: ours, or somebody else's.
+///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+/// # let pool = options.connect("sqlite::memory:").await.map_err(leasehold::database::error)?;
+/// # leasehold::database::install(&pool).await?;
+/// use leasehold::database::Pool as _;
+/// use leasehold::{Name, Token, fence::sql::raise};
+/// let (resource, [small, great]) = (Name::new("order:42")?, [7, 9].map(|n| Token::new(n).expect("above 0")));
+/// let mut session = pool.session().await?;
+/// assert_eq!(raise(&mut session, &resource, great).await?, great);
+/// assert_eq!(raise(&mut session, &resource, small).await?, great); // stale
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
 ///
 /// # Cancel safety
 /// Dropped, it may have been done or not. Doing it again changes nothing.
 ///
 /// # Errors
 /// What the database answers.
-pub async fn raise<DB: Database>(
-    connection: &mut DB::Connection,
+pub async fn raise<S: Session + ?Sized>(
+    session: &mut S,
     resource: &Name,
     offered: Token,
 ) -> Result<Token> {
-    let [raise, look] = statements(DB::DIALECT);
-    let mut with = vec![DB::name(resource), number(offered)];
-    if DB::DIALECT == Dialect::Mysql {
-        with.push(number(offered));
-    }
-    DB::execute(connection, raise, with).await.map_err(database::error)?;
-    let row = DB::row(connection, look, vec![DB::name(resource)], &[Column::Int])
-        .await
-        .map_err(database::error)?;
-    let seen = row.map_or(0, |row| row.first().map_or(0, Value::int));
+    let dialect = session.dialect();
+    let [raise, look] = statements(dialect);
+    let name = dialect.name(resource);
+    // MySQL's has the token twice.
+    let with = [name.clone(), of(offered), of(offered)];
+    run(session, raise, &with[..raise.matches('?').count()]).await?;
+    let seen = number(session, look, &[name]).await?.unwrap_or(0);
     match u64::try_from(seen).ok().and_then(Token::new) {
         Some(seen) if seen >= offered => Ok(seen),
         _ => Err(Error::new(
@@ -124,7 +138,7 @@ pub async fn raise<DB: Database>(
     }
 }
 
-fn number(token: Token) -> Value {
+fn of(token: Token) -> Value {
     // 63 bits, by the type.
     Value::Int(i64::try_from(token.get()).unwrap_or(i64::MAX))
 }
@@ -152,6 +166,11 @@ fn statements(dialect: Dialect) -> [&'static str; 2] {
 
 /// The fence as SQL text, for programs that are not written in Rust. Parameters are `:resource`
 /// and `:token`.
+///
+/// ```
+/// use leasehold::database::Dialect;
+/// assert!(leasehold::fence::sql::text(Dialect::Mysql).contains("ON DUPLICATE KEY UPDATE"));
+/// ```
 pub fn text(dialect: Dialect) -> String {
     let [raise, look] = statements(dialect);
     // MySQL's protocol counts what has changed, unless a client asks for what has matched.
@@ -177,25 +196,37 @@ pub fn text(dialect: Dialect) -> String {
          UPDATE your_table SET your_column = :value, token = :token\n\
          \x20WHERE id = :id AND (token IS NULL OR token <= :token);\n\
          {none}",
-        fill(raise),
-        fill(look),
+        fill(raise, &[":resource", ":token", ":token"]),
+        fill(look, &[":resource"]),
     )
-}
-
-/// A statement with its parameters by name.
-fn fill(sql: &str) -> String {
-    let mut parts = sql.split('?');
-    let mut out = parts.next().unwrap_or_default().to_owned();
-    for (part, name) in parts.zip([":resource", ":token", ":token"]) {
-        out.push_str(name);
-        out.push_str(part);
-    }
-    out
 }
 
 /// A table of the caller's own with a token column: the fence of one row, in one statement.
 ///
 /// The column is a 64-bit whole number, null or 0 before the first write.
+///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+/// # let pool = options.connect("sqlite::memory:").await.map_err(leasehold::database::error)?;
+/// # leasehold::database::install(&pool).await?;
+/// use leasehold::database::{Pool as _, Session as _};
+/// use leasehold::{ErrorKind, fence::sql::TokenColumn};
+/// # let locks = leasehold::connect("memory:").await?;
+/// # let mut session = pool.session().await?;
+/// # session.batch("CREATE TABLE orders (id INTEGER PRIMARY KEY, state TEXT, token BIGINT)").await?;
+/// # session.batch("INSERT INTO orders VALUES (42, 'new', NULL)").await?;
+/// let orders = TokenColumn::new("orders", "id", "token");
+/// let late = locks.mutex("order:42").lock().await?.token(); // released at once
+/// let guard = locks.mutex("order:42").lock().await?;
+///
+/// assert!(orders.write(&mut session, 42, &guard, &[]).await?); // shows the token, before it reads
+/// assert!(orders.write(&mut session, 42, &guard, &[("state", "paid".into())]).await?);
+/// let refused = orders.write(&mut session, 42, late, &[("state", "void".into())]).await.unwrap_err();
+/// assert_eq!(refused.kind(), ErrorKind::StaleToken);
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
 #[derive(Clone, Debug)]
 pub struct TokenColumn {
     table: String,
@@ -221,39 +252,34 @@ impl TokenColumn {
     /// [`ErrorKind::StaleToken`] (see [`Error::stale_token`]), and nothing was written. Those of
     /// [`Fence::fence`], and what the database answers.
     #[must_use = "false means that there is no such row"]
-    pub async fn write<C>(
+    pub async fn write<S: Session + ?Sized>(
         &self,
-        connection: &mut C,
+        session: &mut S,
         key: impl Into<Value>,
         fence: impl Fence,
         columns: &[(&str, Value)],
-    ) -> Result<bool>
-    where
-        C: sqlx::Connection,
-        C::Database: Database<Connection = C>,
-    {
+    ) -> Result<bool> {
         let offered = fence.fence()?;
-        self.set::<C::Database>(connection, key.into(), offered, columns)
-            .await
-            .map_err(|e| e.during("fence"))
+        self.set(session, key.into(), offered, columns).await.map_err(|e| e.during("fence"))
     }
 
-    async fn set<DB: Database>(
+    async fn set<S: Session + ?Sized>(
         &self,
-        connection: &mut DB::Connection,
+        session: &mut S,
         key: Value,
         offered: Token,
         columns: &[(&str, Value)],
     ) -> Result<bool> {
-        let (table, id) = (identifier::<DB>(&self.table)?, identifier::<DB>(&self.key)?);
-        let token = identifier::<DB>(&self.token)?;
+        let dialect = session.dialect();
+        let (table, id) = (identifier(dialect, &self.table)?, identifier(dialect, &self.key)?);
+        let token = identifier(dialect, &self.token)?;
         let mut sql = format!("UPDATE {table} SET {token} = ?");
-        let mut with = vec![number(offered)];
-        sql.push_str(&assignments::<DB>(columns, &mut with)?);
-        let here = place::<DB>(&key)?;
+        let mut with = vec![of(offered)];
+        sql.push_str(&assignments(dialect, columns, &mut with)?);
+        let here = place(dialect, &key)?;
         sql.push_str(&format!(" WHERE {id} = {here} AND ({token} IS NULL OR {token} <= ?)"));
-        with.extend([key.clone(), number(offered)]);
-        match DB::execute(connection, &sql, with).await.map_err(database::error)? {
+        with.extend([key.clone(), of(offered)]);
+        match run(session, &sql, &with).await? {
             1 => return Ok(true),
             0 => {}
             n => {
@@ -261,14 +287,11 @@ impl TokenColumn {
                 return Err(Error::new(ErrorKind::Corrupt, what));
             }
         }
-        let (big, fresh) = (DB::BIGINT, DB::AS_IT_IS);
+        let (big, fresh) = (dialect.bigint(), dialect.as_it_is());
         let sql = format!("SELECT CAST({token} AS {big}) FROM {table} WHERE {id} = {here}{fresh}");
-        let Some(row) =
-            DB::row(connection, &sql, vec![key], &[Column::Int]).await.map_err(database::error)?
-        else {
+        let Some(seen) = number(session, &sql, &[key]).await? else {
             return Ok(false);
         };
-        let seen = row.first().map_or(0, Value::int);
         match u64::try_from(seen).ok().and_then(Token::new) {
             Some(seen) if seen > offered => Err(Error::stale_fence(seen, offered)),
             _ => {

@@ -4,19 +4,10 @@
 //! features `sqlite`, `postgres` and `mysql`.
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
-#![cfg_attr(
-    not(any(feature = "sqlite", feature = "postgres", feature = "mysql")),
-    allow(
-        dead_code,
-        unused_macros,
-        unused_imports,
-        reason = "without a database there is nothing to do"
-    )
-)]
 
 pub mod database;
 pub mod fence;
-mod lock_in;
+pub mod lock_in;
 pub mod once;
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 pub mod store;

@@ -27,24 +27,26 @@
 
 use std::time::Duration;
 
-use sqlx::{Connection as _, Transaction};
+mod row;
 
-use crate::database::sealed::Taken;
-use crate::database::{self, Database, named};
+use crate::database::{Dialect, Savepoint, Transaction, fill, named};
 use leasehold_core::{Error, ErrorKind, Name, Result};
 
 /// Locks `name` until `tx` ends, waiting as long as the database's own settings let a statement
 /// wait (PostgreSQL: for ever; MySQL: 50 s; SQLite with sqlx: 5 s).
 ///
-/// ```no_run
-/// # #[cfg(feature = "postgres")]
-/// # async fn f(pool: sqlx::PgPool) -> leasehold::Result<()> {
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+/// # let pool = options.connect("sqlite::memory:").await.map_err(leasehold::database::error)?;
+/// # leasehold::database::install(&pool).await?;
 /// use leasehold::database::error;
 /// let mut tx = pool.begin().await.map_err(error)?;
 /// leasehold::lock_in(&mut tx, "account:7").await?;
 /// // read, decide, write: nobody else is in here
 /// tx.commit().await.map_err(error)?;
-/// # Ok(()) }
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
 /// ```
 ///
 /// Needs the table `leasehold_row_lock`: see [`database::install`](crate::database::install).
@@ -58,10 +60,7 @@ use leasehold_core::{Error, ErrorKind, Name, Result};
 /// [`ErrorKind::Timeout`], [`ErrorKind::Corrupt`] if one row of a unique index could not be shown
 /// to be locked, and what the database may answer to any statement. After any error but that of
 /// [`lock_in_timeout`] and [`try_lock_in`] roll back: PostgreSQL accepts nothing else.
-pub async fn lock_in<DB: Database>(
-    tx: &mut Transaction<'_, DB>,
-    name: impl AsRef<str>,
-) -> Result<()> {
+pub async fn lock_in<T: Transaction + ?Sized>(tx: &mut T, name: impl AsRef<str>) -> Result<()> {
     let name = named(name, "lock_in")?;
     take(tx, &name).await.map_err(|e| e.during("lock_in").on(&name))
 }
@@ -70,14 +69,32 @@ pub async fn lock_in<DB: Database>(
 /// usable. MySQL and MariaDB count whole seconds, rounded up; SQLite gives up at once, whatever
 /// the time, where waiting could only end in a deadlock.
 ///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+/// # let pool = options.connect("sqlite::memory:").await.map_err(leasehold::database::error)?;
+/// # leasehold::database::install(&pool).await?;
+/// # use std::time::Duration;
+/// use leasehold::{ErrorKind, database::error, lock_in_timeout};
+/// let mut tx = pool.begin().await.map_err(error)?;
+/// match lock_in_timeout(&mut tx, "account:7", Duration::from_secs(2)).await {
+///     Ok(()) => {} // read, decide, write
+///     Err(e) if e.kind() == ErrorKind::Timeout => println!("busy; the transaction goes on without it"),
+///     Err(e) => return Err(e),
+/// }
+/// tx.commit().await.map_err(error)?;
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
+///
 /// # Cancel safety
 /// As [`lock_in`]. On SQLite and MySQL the wait is a setting of the connection, set back afterwards: a
 /// future that is dropped in between leaves the short wait.
 ///
 /// # Errors
 /// [`ErrorKind::Timeout`], and those of [`lock_in`].
-pub async fn lock_in_timeout<DB: Database>(
-    tx: &mut Transaction<'_, DB>,
+pub async fn lock_in_timeout<T: Transaction + ?Sized>(
+    tx: &mut T,
     name: impl AsRef<str>,
     wait: Duration,
 ) -> Result<()> {
@@ -87,15 +104,29 @@ pub async fn lock_in_timeout<DB: Database>(
 /// As [`lock_in`], but does not wait (MySQL and MariaDB: up to a second); the transaction is as it
 /// was before, and usable.
 ///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+/// # let pool = options.connect("sqlite::memory:").await.map_err(leasehold::database::error)?;
+/// # leasehold::database::install(&pool).await?;
+/// use leasehold::{ErrorKind, database::error, try_lock_in};
+/// let mut tx = pool.begin().await.map_err(error)?;
+/// match try_lock_in(&mut tx, "account:7").await {
+///     Ok(()) => {} // read, decide, write
+///     Err(e) if e.kind() == ErrorKind::Contended => println!("somebody else is at it"),
+///     Err(e) => return Err(e),
+/// }
+/// tx.commit().await.map_err(error)?;
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
+///
 /// # Cancel safety
 /// As [`lock_in_timeout`].
 ///
 /// # Errors
 /// [`ErrorKind::Contended`], and those of [`lock_in`].
-pub async fn try_lock_in<DB: Database>(
-    tx: &mut Transaction<'_, DB>,
-    name: impl AsRef<str>,
-) -> Result<()> {
+pub async fn try_lock_in<T: Transaction + ?Sized>(tx: &mut T, name: impl AsRef<str>) -> Result<()> {
     bounded(tx, name, Duration::ZERO, "try_lock_in").await.map_err(|e| match e.kind() {
         ErrorKind::Timeout => {
             let what = "another transaction holds it: try again later, or wait with lock_in";
@@ -109,10 +140,44 @@ pub async fn try_lock_in<DB: Database>(
     })
 }
 
-async fn take<DB: Database>(tx: &mut Transaction<'_, DB>, name: &Name) -> Result<()> {
-    match DB::take(tx, name).await.map_err(database::error)? {
-        Taken::OneRow => Ok(()),
-        Taken::Unsure(what) => Err(Error::new(
+/// The lock as SQL text, for programs that are not written in Rust: the same names, in the same table. Its parameter is
+/// `:name`.
+///
+/// ```
+/// use leasehold::database::Dialect;
+/// let text = leasehold::lock_in::text(Dialect::Postgres);
+/// assert!(text.contains("INSERT INTO leasehold_row_lock"));
+/// ```
+pub fn text(dialect: Dialect) -> String {
+    let (wait, stale) = match dialect {
+        Dialect::Postgres => (
+            "SET LOCAL lock_timeout = '5s'; SQLSTATE 55P03 is: in vain. Do so behind a savepoint, or ROLL BACK",
+            "SQLSTATE 40001 and 40P01 are: run the transaction again",
+        ),
+        Dialect::Sqlite => (
+            "PRAGMA busy_timeout = 5000; SQLITE_BUSY is: in vain. One name waits for any other",
+            "SQLITE_BUSY_SNAPSHOT is: run the transaction again",
+        ),
+        Dialect::Mysql => (
+            "SET SESSION innodb_lock_wait_timeout = 5; error 1205 is: in vain",
+            "Error 1213 is: run the transaction again. Plain reads see what was before the first of them, so lock first",
+        ),
+    };
+    format!(
+        "-- In the transaction that reads and writes, before it does. When it is answered, the lock is yours until COMMIT or\n\
+         -- ROLLBACK; until then it waits. (The table must be as leasehold's schema prints it: without its primary key\n\
+         -- nothing is locked.)\n\
+         {};\n\
+         -- To wait no longer than so: {wait}.\n\
+         -- {stale}.\n",
+        fill(row::statement(dialect), &[":name"]),
+    )
+}
+
+async fn take<T: Transaction + ?Sized>(tx: &mut T, name: &Name) -> Result<()> {
+    match row::take(tx, name).await? {
+        row::Taken::OneRow => Ok(()),
+        row::Taken::Unsure(what) => Err(Error::new(
             ErrorKind::Corrupt,
             format!(
                 "table leasehold_row_lock cannot lock one row: {what}; create it as \
@@ -124,35 +189,29 @@ async fn take<DB: Database>(tx: &mut Transaction<'_, DB>, name: &Name) -> Result
 
 /// Takes within a savepoint, so that a time-out costs the caller nothing but the lock, and under
 /// a wait of our own, which is set back in every case.
-async fn bounded<DB: Database>(
-    tx: &mut Transaction<'_, DB>,
+async fn bounded<T: Transaction + ?Sized>(
+    tx: &mut T,
     name: impl AsRef<str>,
     wait: Duration,
     operation: &'static str,
 ) -> Result<()> {
     let name = named(name, operation)?;
     let attempt = async {
-        let mut savepoint = tx.begin().await.map_err(database::error)?;
-        let before = DB::set_wait(&mut savepoint, wait).await.map_err(database::error)?;
-        let taken = take(&mut savepoint, &name).await;
-        match taken {
+        let savepoint = Savepoint::set(tx).await?;
+        let before = row::set_wait(tx, wait).await?;
+        match take(tx, &name).await {
             Ok(()) => {
-                DB::reset_wait(&mut savepoint, before).await.map_err(database::error)?;
-                savepoint.commit().await.map_err(database::error)?;
-                Ok(())
+                row::reset_wait(tx, before).await?;
+                Ok(savepoint.keep(tx).await?)
             }
             Err(error) => {
-                let back = savepoint.rollback().await;
-                let mut reset = DB::reset_wait(tx, before.clone()).await;
-                if reset.is_err() {
-                    // The driver may answer with the failure of the rollback before it.
-                    reset = DB::reset_wait(tx, before).await;
-                }
+                let back = savepoint.undo(tx).await;
+                let reset = row::reset_wait(tx, before).await;
                 // A deadlock has ended the whole transaction on MySQL, savepoint and all: then
                 // the error that says so is the one to report.
                 if error.kind() != ErrorKind::Conflict {
-                    back.map_err(database::error)?;
-                    reset.map_err(database::error)?;
+                    back?;
+                    reset?;
                 }
                 Err(error)
             }

@@ -29,40 +29,51 @@
 //! **A pool that the work itself uses up starves no renewals**: what the pool does not give soon is
 //! done on a connection beside it.
 //!
+//! **An error may be an outcome.** Most errors are to be tried again: the key is free then. One that is final (the
+//! card was declined) is kept where the caller says so ([`Once::keep_errors`]), and answered again as it was, under the
+//! same key, as payment services do.
+//!
 //! **Only the key's own row makes a duplicate.** `INSERT IGNORE` turns every error of the write into
 //! a warning, and a unique index of the caller's own table may be hit for reasons that are no
 //! duplicate request. Here the insert of the key stands alone; an error of the work is the work's.
 
+mod attempt;
+mod errors;
 mod fingerprint;
+mod key;
+mod work;
 
-use std::borrow::Cow;
 use std::fmt;
-use std::future::{Future, poll_fn};
-use std::pin::pin;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::Poll;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use sqlx::pool::PoolConnection;
-use sqlx::{ConnectOptions as _, Connection as _, Pool, Transaction};
-
-use crate::database::{self, Column, Database, Dialect, Value, micros};
-use crate::versioned::jittered;
+use crate::database::{Pool, Savepoint, Transaction, Value};
+use attempt::{Row, within};
+use errors::{Errors, earlier};
 use fingerprint::Fingerprint;
-use leasehold_core::kit::drift;
+use key::{As, Asked, Begun, Ended, begin, keep};
 use leasehold_core::{
-    ClaimId, Clock, DEFAULT_LEASE, Error, ErrorKind, LostReason, MAX_LEASE, MIN_LEASE, Moment,
-    Name, Result, telemetry,
+    ClaimId, DEFAULT_LEASE, Error, ErrorKind, MAX_LEASE, MIN_LEASE, Name, Result,
 };
+
+pub use attempt::Attempt;
+pub use key::{clean_up, sweep, text};
+pub use work::Work;
 
 /// How long [`Once::run`] waits for an attempt of somebody else, unless told otherwise.
 pub const DEFAULT_WAIT: Duration = Duration::from_secs(30);
 
 /// An idempotency key: 1 to 512 bytes, as a lock's name; a bad one is reported by the run.
 ///
-/// ```no_run
-/// # #[cfg(feature = "postgres")]
-/// # async fn f(pool: sqlx::PgPool) -> leasehold::Result<()> {
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+/// # let pool = options.connect("sqlite::memory:").await.map_err(leasehold::database::error)?;
+/// # leasehold::database::install(&pool).await?;
+/// # sqlx::query("CREATE TABLE payments (amount INTEGER)").execute(&pool).await.unwrap();
 /// use leasehold::{database::error, once, once::Ran};
 /// let mut tx = pool.begin().await.map_err(error)?;
 /// let ran = once("payment:8a1f").run_in(&mut tx, async |tx| {
@@ -75,11 +86,11 @@ pub const DEFAULT_WAIT: Duration = Duration::from_secs(30);
 ///     Ran::Duplicate(outcome) => println!("{outcome} (before)"),
 /// }
 /// tx.commit().await.map_err(error)?;
-/// # Ok(()) }
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
 /// ```
 pub fn once(key: impl AsRef<str>) -> Once {
-    let fingerprint = Fingerprint::default();
-    Once { key: Name::new(key), lease: DEFAULT_LEASE, wait: DEFAULT_WAIT, fingerprint }
+    let asked = Asked::default();
+    Once { key: Name::new(key), lease: DEFAULT_LEASE, wait: DEFAULT_WAIT, asked }
 }
 
 /// An idempotency key; made by [`once()`].
@@ -89,22 +100,30 @@ pub struct Once {
     key: Result<Name>,
     lease: Duration,
     wait: Duration,
-    fingerprint: Fingerprint,
+    asked: Asked,
 }
 
-/// Who did the work. The text is the work's outcome, the first time and every other.
+/// Who did the work. The text is the work's outcome, the first time and every other; with
+/// [errors that are kept](Once::keep_errors) it is a `Result`.
+///
+/// ```
+/// use leasehold::once::Ran;
+/// let ran = Ran::Duplicate("paid 100".to_owned());
+/// assert!(!ran.is_first());
+/// assert_eq!(ran.into_outcome(), "paid 100");
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Ran {
+pub enum Ran<O = String> {
     /// This call did.
-    First(String),
+    First(O),
     /// An earlier call did; this one did nothing.
-    Duplicate(String),
+    Duplicate(O),
 }
 
-impl Ran {
+impl<O> Ran<O> {
     /// The outcome, whoever did the work.
-    pub fn into_outcome(self) -> String {
+    pub fn into_outcome(self) -> O {
         match self {
             Self::First(outcome) | Self::Duplicate(outcome) => outcome,
         }
@@ -116,66 +135,35 @@ impl Ran {
     }
 }
 
-/// One attempt of [`Once::run`].
-#[derive(Clone)]
-pub struct Attempt {
-    number: u64,
-    key: Name,
-    id: Value,
-}
-
-impl Attempt {
-    /// 1 for the first. More: an earlier attempt crashed, failed or lost its lease, and may have
-    /// done a part of the work.
-    pub fn number(&self) -> u64 {
-        self.number
-    }
-
-    /// Lets a transaction in the database of the key go on only if this is still the current
-    /// attempt, and keeps others from taking over until it ends. So an attempt that was paused for
-    /// longer than its lease cannot write late, once the next attempt has begun: what is written
-    /// after this, in `tx`, is written before that. One statement, atomic at every isolation level.
-    ///
-    /// Until `tx` ends the lease cannot be renewed: keep it shorter than the lease.
-    ///
-    /// # Cancel safety
-    /// Dropped meanwhile, it leaves the transaction as the driver leaves it: roll back.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Lost`]: roll back, the work is somebody else's. [`ErrorKind::Conflict`] and what
-    /// else the database answers.
-    pub async fn check<DB: Database>(&self, tx: &mut Transaction<'_, DB>) -> Result<()> {
-        let sql = "UPDATE leasehold_once SET attempt = attempt \
-                   WHERE name = ? AND attempt_id = ? AND state = 'started'";
-        let with = vec![DB::name(&self.key), self.id.clone()];
-        let current = match DB::execute(tx, sql, with).await {
-            Ok(rows) => rows == 1,
-            Err(e) => return Err(database::error(e).during("once").on(&self.key)),
-        };
-        match current {
-            true => Ok(()),
-            false => Err(Error::lost(LostReason::Gone).during("once").on(&self.key)),
+impl<O, E> Ran<Result<O, E>> {
+    fn transpose(self) -> Result<Ran<O>, E> {
+        match self {
+            Self::First(outcome) => outcome.map(Ran::First),
+            Self::Duplicate(outcome) => outcome.map(Ran::Duplicate),
         }
-    }
-}
-
-impl fmt::Debug for Attempt {
-    /// Without the secret that stores the outcome.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut shown = f.debug_struct("Attempt");
-        shown.field("key", &self.key).field("number", &self.number).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Display for Attempt {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "attempt {}", self.number)
     }
 }
 
 impl Once {
     /// How long a crashed attempt of [`run`](Self::run) keeps others out (default 15 s, 50 ms to a
     /// day). It is renewed while the attempt runs.
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+    /// # let pool = options.connect("sqlite::memory:").await.map_err(leasehold::database::error)?;
+    /// # leasehold::database::install(&pool).await?;
+    /// # use std::time::Duration;
+    /// use leasehold::once;
+    /// let impatient = once("report").lease(Duration::from_secs(5)).wait(Duration::ZERO);
+    /// let ran = impatient.run(&pool, |attempt| async move {
+    ///     println!("{attempt}"); // from the second on, an earlier one may have done a part
+    ///     Ok::<_, leasehold::Error>(format!("sent by attempt {}", attempt.number()))
+    /// });
+    /// assert_eq!(ran.await?.into_outcome(), "sent by attempt 1");
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self
@@ -208,15 +196,93 @@ impl Once {
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
     pub fn fingerprint(mut self, request: impl AsRef<[u8]>) -> Self {
-        self.fingerprint = Fingerprint::of(request.as_ref());
+        self.asked.fingerprint = Fingerprint::of(request.as_ref());
         self
+    }
+
+    /// After how long this key may be used anew, as if it had never been: by the database's clock, since its work was done
+    /// (or the lease of an attempt that came to nothing was over). Without this, it is when [`clean_up`] or [`sweep`] has
+    /// forgotten it. The row stays until they do, or until it is used.
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # use std::time::Duration;
+    /// use leasehold::{database, once};
+    /// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+    /// # let pool = options.connect("sqlite::memory:").await.map_err(database::error)?;
+    /// # database::install(&pool).await?;
+    /// let report = async |kept: Duration| {
+    ///     let work = |_| async { Ok::<_, leasehold::Error>("sent".to_owned()) };
+    ///     once("report").retention(kept).run(&pool, work).await
+    /// };
+    /// let day = Duration::from_secs(24 * 3600);
+    /// assert!(report(day).await?.is_first());
+    /// assert!(!report(day).await?.is_first());
+    /// # tokio::time::sleep(Duration::from_millis(5)).await;
+    /// assert!(report(Duration::from_micros(1)).await?.is_first()); // it was longer ago than that
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    pub fn retention(mut self, retention: Duration) -> Self {
+        self.asked.retention = Some(retention);
+        self
+    }
+
+    /// Errors of the work that are outcomes, as a business refusal is: where `keep` makes a text of one it is kept, and
+    /// `read` makes the error of it again for those who come later. Where it makes none, all is as without this: the error is
+    /// handed on, and the key is free.
+    ///
+    /// A kept error comes as the *outcome*, in `Ok`, so that the transaction is committed, and the key with it.
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use leasehold::{database, once};
+    ///
+    /// #[derive(Debug, PartialEq)]
+    /// enum Payment {
+    ///     Declined(String),
+    ///     Failed(String), // try again
+    /// }
+    /// impl From<leasehold::Error> for Payment {
+    ///     fn from(error: leasehold::Error) -> Self {
+    ///         Self::Failed(error.to_string())
+    ///     }
+    /// }
+    /// let kept = |error: &Payment| match error {
+    ///     Payment::Declined(why) => Some(why.clone()),
+    ///     Payment::Failed(_) => None,
+    /// };
+    ///
+    /// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+    /// # let pool = options.connect("sqlite::memory:").await.unwrap();
+    /// # database::install(&pool).await?;
+    /// for time in 1..=2 {
+    ///     let mut tx = pool.begin().await.map_err(database::error)?;
+    ///     let pay = once("payment:8a1f").keep_errors(kept, Payment::Declined);
+    ///     let ran = pay.run_in(&mut tx, async |_| Err(Payment::Declined("no money".into()))).await?;
+    ///     tx.commit().await.map_err(database::error)?;
+    ///     assert_eq!(ran.is_first(), time == 1);
+    ///     assert_eq!(ran.into_outcome(), Err(Payment::Declined("no money".into())));
+    /// }
+    /// # Ok::<(), Payment>(()) }).unwrap();
+    /// ```
+    pub fn keep_errors<E>(
+        self,
+        keep: fn(&E) -> Option<String>,
+        read: fn(String) -> E,
+    ) -> Keeping<E> {
+        Keeping { once: self, errors: Errors { keep, read } }
     }
 
     /// Does `work` in `tx` if no committed transaction has done it under this key. Key, outcome
     /// and what `work` writes commit together, when the caller commits `tx`; if `work` fails, both
     /// are undone and the transaction is usable (after [`ErrorKind::Conflict`] it never is).
     ///
-    /// Needs the table `leasehold_once`: see [`database::install`].
+    /// `work` gets the transaction that was given, behind a savepoint, which costs two round trips. The work's
+    /// future is one that may be sent ([`Work`] says no more than that).
+    ///
+    /// Needs the table `leasehold_once`: see [`database::install`](crate::database::install).
     ///
     /// # Cancel safety
     /// Dropped meanwhile, it leaves the transaction as the driver leaves it: roll back.
@@ -226,40 +292,58 @@ impl Once {
     /// [`fingerprint`](Self::fingerprint); [`ErrorKind::Contended`] while an attempt of
     /// [`run`](Self::run) has this key; [`ErrorKind::Conflict`], [`ErrorKind::Timeout`] (a racing
     /// caller was waited for in vain) and what else the database answers.
-    pub async fn run_in<DB, E, F>(self, tx: &mut Transaction<'_, DB>, work: F) -> Result<Ran, E>
+    pub fn run_in<'a, T, E, F>(
+        self,
+        tx: &'a mut T,
+        work: F,
+    ) -> Pin<Box<dyn Future<Output = Result<Ran, E>> + Send + 'a>>
     where
-        DB: Database,
-        E: From<Error>,
-        F: AsyncFnOnce(&mut Transaction<'_, DB>) -> Result<String, E>,
+        T: Transaction,
+        E: From<Error> + Send + 'a,
+        F: AsyncFnOnce(&mut T) -> Result<String, E> + Send + 'a,
+        for<'t> F: Work<&'t mut T, Result<String, E>, Begun: Send>,
+    {
+        Box::pin(async move { self.in_transaction(tx, work, None).await?.transpose() })
+    }
+
+    async fn in_transaction<T, E, F>(
+        self,
+        tx: &mut T,
+        work: F,
+        errors: Option<Errors<E>>,
+    ) -> Result<Ran<Result<String, E>>, E>
+    where
+        T: Transaction,
+        E: From<Error> + Send,
+        F: Send,
+        for<'t> F: Work<&'t mut T, Result<String, E>, Begun: Send>,
     {
         let key = self.key.map_err(|e| e.during("once"))?;
-        let failed = |e: Error| e.during("once").on(&key);
-        let mut savepoint = tx.begin().await.map_err(|e| failed(database::error(e)))?;
-        let done = match begin::<DB>(&mut savepoint, &key, &self.fingerprint, &As::Done).await {
-            Ok(Begun::Before(outcome)) => {
-                outcome.map(Ran::Duplicate).ok_or_else(|| failed(outcome_gone()).into())
+        let failed = |e: Error| E::from(e.during("once").on(&key));
+        let savepoint = Savepoint::set(tx).await.map_err(|e| failed(e.into()))?;
+        let ran = match begin(tx, &key, &self.asked, &As::Done).await {
+            Ok(Begun::Before(ended, outcome)) => {
+                earlier(ended, outcome, errors).map(Ran::Duplicate).map_err(failed)
             }
             Ok(Begun::Busy) => {
                 let what = "an attempt outside a transaction has this key: retry later";
-                Err(failed(Error::new(ErrorKind::Contended, what)).into())
+                Err(failed(Error::new(ErrorKind::Contended, what)))
             }
-            Ok(Begun::Ours(_)) => match work(&mut savepoint).await {
-                Ok(outcome) => keep::<DB>(&mut savepoint, &key, outcome)
-                    .await
-                    .map(Ran::First)
-                    .map_err(|e| failed(e).into()),
-                Err(e) => Err(e),
+            Ok(Begun::Ours(_)) => match works(tx, &key, work, errors).await {
+                Ok(outcome) => Ok(Ran::First(outcome)),
+                Err(Stopped::Ours(e)) => Err(failed(e)),
+                Err(Stopped::Theirs(e)) => Err(e),
             },
-            Err(e) => Err(failed(e).into()),
+            Err(e) => Err(failed(e)),
         };
-        match done {
+        match ran {
             Ok(ran) => {
-                savepoint.commit().await.map_err(|e| failed(database::error(e)))?;
+                savepoint.keep(tx).await.map_err(|e| failed(e.into()))?;
                 Ok(ran)
             }
             Err(error) => {
                 // If this fails the connection or the transaction is gone, and the key with it.
-                let _ = savepoint.rollback().await;
+                let _ = savepoint.undo(tx).await;
                 Err(error)
             }
         }
@@ -297,29 +381,40 @@ impl Once {
     /// the [wait](Self::wait), in a transaction or out of one; [`ErrorKind::Lost`] if the lease was lost before the outcome was
     /// stored (the work may be done, and may be done again); [`ErrorKind::Corrupt`] if it was done
     /// before and its outcome could not be stored then; what the database answers.
-    pub async fn run<DB, E, F>(
-        self,
-        pool: &Pool<DB>,
-        work: impl FnOnce(Attempt) -> F,
-    ) -> Result<Ran, E>
+    pub async fn run<P, E, F>(self, pool: &P, work: impl FnOnce(Attempt) -> F) -> Result<Ran, E>
     where
-        DB: Database,
+        P: Pool,
         E: From<Error>,
         F: Future<Output = Result<String, E>>,
     {
-        let Self { key, lease, wait, fingerprint } = self;
+        self.outside(pool, work, None).await?.transpose()
+    }
+
+    async fn outside<P, E, F>(
+        self,
+        pool: &P,
+        work: impl FnOnce(Attempt) -> F,
+        errors: Option<Errors<E>>,
+    ) -> Result<Ran<Result<String, E>>, E>
+    where
+        P: Pool,
+        E: From<Error>,
+        F: Future<Output = Result<String, E>>,
+    {
+        let Self { key, lease, wait, asked } = self;
         let key = key.map_err(|e| e.during("once"))?;
-        let failed = |e: Error| e.during("once").on(&key);
+        let failed = |e: Error| E::from(e.during("once").on(&key));
         if !(MIN_LEASE..=MAX_LEASE).contains(&lease) {
             let what = format!("a lease of {lease:?} is out of range: choose 50 ms to a day");
-            return Err(failed(Error::new(ErrorKind::Config, what)).into());
+            return Err(failed(Error::new(ErrorKind::Config, what)));
         }
         let id = ClaimId::random().map_err(failed)?;
-        let (id, beside) = (Value::Text(fingerprint.attempt_id(id)), tokio::sync::Mutex::new(None));
-        let row = Row { pool, key: &key, fingerprint, id, lease, beside };
+        let id = Value::Text(asked.fingerprint.attempt_id(id));
+        let beside = tokio::sync::Mutex::new(None);
+        let row = Row { pool, key: &key, asked, id, lease, beside };
         let (attempt, sent) = match row.begin(wait).await.map_err(failed)? {
-            (Begun::Before(outcome), _) => {
-                let outcome = outcome.ok_or_else(|| failed(outcome_gone()))?;
+            (Begun::Before(ended, outcome), _) => {
+                let outcome = earlier(ended, outcome, errors).map_err(failed)?;
                 return Ok(Ran::Duplicate(outcome));
             }
             (Begun::Ours(number), sent) => {
@@ -327,435 +422,167 @@ impl Once {
             }
             (Begun::Busy, _) => {
                 let what = "another attempt is still at it: retry later";
-                return Err(failed(Error::new(ErrorKind::Timeout, what)).into());
+                return Err(failed(Error::new(ErrorKind::Timeout, what)));
             }
         };
         let deadline = AtomicU64::new(row.deadline(sent).as_nanos());
-        match within(&deadline, row.renewals(&deadline), work(attempt)).await {
-            Ok(Ok(outcome)) => {
-                row.done(&outcome, &deadline).await.map_err(failed)?;
-                Ok(Ran::First(outcome))
+        let outcome = match within(&deadline, row.renewals(&deadline), work(attempt)).await {
+            Ok(outcome) => outcome,
+            Err(reason) => return Err(failed(Error::lost(reason))),
+        };
+        match outcome {
+            Ok(outcome) => {
+                row.done(Ended::Done, &outcome, &deadline).await.map_err(failed)?;
+                Ok(Ran::First(Ok(outcome)))
             }
-            Ok(Err(error)) => {
-                // Unheard, the lease says it later.
-                let _ = row.give_up().await;
-                Err(error)
-            }
-            Err(reason) => Err(failed(Error::lost(reason)).into()),
+            Err(error) => match errors.and_then(|errors| (errors.keep)(&error)) {
+                Some(text) => {
+                    row.done(Ended::Refused, &text, &deadline).await.map_err(failed)?;
+                    Ok(Ran::First(Err(error)))
+                }
+                None => {
+                    // Unheard, the lease says it later.
+                    let _ = row.give_up().await;
+                    Err(error)
+                }
+            },
         }
     }
 }
 
-/// Forgets keys that were done longer than `retention` ago, and so may be done again: choose it
-/// longer than any caller retries. Gives their number. Keys of attempts that crashed or failed and
-/// that nobody took over are forgotten as long after their lease has ended; the next attempt is then
-/// the first again.
-///
-/// # Cancel safety
-/// Dropped, some may have been removed. Run it again.
-///
-/// # Errors
-/// What the database answers.
-pub async fn clean_up<DB: Database>(pool: &Pool<DB>, retention: Duration) -> Result<u64> {
-    let clean = async {
-        let mut c = pool.acquire().await.map_err(database::error)?;
-        // The time is asked for first: a clock inside the WHERE would forbid the index, and the
-        // statement would lock every row that it scans.
-        let now = DB::row(&mut c, &format!("SELECT {}", DB::NOW), vec![], &[Column::Int])
-            .await
-            .map_err(database::error)?;
-        let now = now.map_or(0, |row| row.first().map_or(0, Value::int));
-        let before = Value::Int(now.saturating_sub(micros(retention)));
-        let mut forgotten = 0;
-        for old in ["done_at < ?", "state = 'started' AND lease_end < ?"] {
-            let sql = forgetting(DB::DIALECT, old);
-            loop {
-                if DB::DIALECT == Dialect::Mysql {
-                    // For the next statement: else it would lock the gap before the first row that it
-                    // keeps, which is where whoever begins inserts.
-                    let sql = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED".to_owned();
-                    DB::script(&mut c, sql).await.map_err(database::error)?;
-                }
-                let with = vec![before.clone(); sql.matches('?').count()];
-                let some = DB::execute(&mut c, &sql, with).await.map_err(database::error)?;
-                forgotten += some;
-                if some < FORGOTTEN_AT_ONCE {
-                    break;
-                }
-            }
-        }
-        Ok(forgotten)
-    };
-    clean.await.map_err(|e: Error| e.during("clean_up"))
+/// An idempotency key with errors that are outcomes; made by [`Once::keep_errors`].
+#[must_use = "nothing is done until run_in or run is called"]
+pub struct Keeping<E> {
+    once: Once,
+    errors: Errors<E>,
 }
 
-/// So few that nobody waits long for them.
-const FORGOTTEN_AT_ONCE: u64 = 1_000;
-
-/// Deletes some of the keys of which this is true.
-fn forgetting(dialect: Dialect, old: &str) -> String {
-    match dialect {
-        Dialect::Mysql => {
-            format!("DELETE FROM leasehold_once WHERE {old} LIMIT {FORGOTTEN_AT_ONCE}")
-        }
-        // The condition again: a row may have been begun anew meanwhile.
-        _ => format!(
-            "DELETE FROM leasehold_once WHERE name IN (SELECT name FROM leasehold_once \
-             WHERE {old} LIMIT {FORGOTTEN_AT_ONCE}) AND {old}"
-        ),
+impl<E> fmt::Debug for Keeping<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keeping").field("once", &self.once).finish_non_exhaustive()
     }
 }
 
-/// How a key is begun.
-enum As {
-    /// By a transaction, which commits it when it is done.
-    Done,
-    /// By an attempt with this id, for this long.
-    Started { id: Value, lease: Duration },
+type Running<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+impl<E: From<Error>> Keeping<E> {
+    /// As [`Once::run_in`]. Of a work that ends in an error that is kept, all is undone but the key: commit. That costs a
+    /// savepoint more.
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+    /// # let pool = options.connect("sqlite::memory:").await.map_err(leasehold::database::error)?;
+    /// # leasehold::database::install(&pool).await?;
+    /// use leasehold::{Error, ErrorKind, database::error, once};
+    /// let kept = |e: &Error| (e.kind() == ErrorKind::Denied).then(|| e.reason());
+    /// let pay = once("payment:8a1f").keep_errors(kept, |why| Error::new(ErrorKind::Denied, why));
+    /// let mut tx = pool.begin().await.map_err(error)?;
+    /// let ran = pay.run_in(&mut tx, async |_| Err(Error::new(ErrorKind::Denied, "no money"))).await?;
+    /// tx.commit().await.map_err(error)?;
+    /// assert!(ran.into_outcome().is_err());
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// As there.
+    ///
+    /// # Errors
+    /// Those of `work` that are not kept, and those of [`Once::run_in`].
+    pub fn run_in<'a, T, F>(
+        self,
+        tx: &'a mut T,
+        work: F,
+    ) -> Running<'a, Result<Ran<Result<String, E>>, E>>
+    where
+        T: Transaction,
+        E: Send + 'a,
+        F: AsyncFnOnce(&mut T) -> Result<String, E> + Send + 'a,
+        for<'t> F: Work<&'t mut T, Result<String, E>, Begun: Send>,
+    {
+        Box::pin(self.once.in_transaction(tx, work, Some(self.errors)))
+    }
+
+    /// As [`Once::run`].
+    ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+    /// # let pool = options.connect("sqlite::memory:").await.map_err(leasehold::database::error)?;
+    /// # leasehold::database::install(&pool).await?;
+    /// use leasehold::{Error, ErrorKind, once};
+    /// for time in 1..=2 {
+    ///     let refusal = |_| async { Err::<String, _>(Error::new(ErrorKind::Denied, "no money")) };
+    ///     let kept = |e: &Error| (e.kind() == ErrorKind::Denied).then(|| e.reason());
+    ///     let pay = once("payment:8a1f").keep_errors(kept, |why| Error::new(ErrorKind::Denied, why));
+    ///     let ran = pay.run(&pool, refusal).await?;
+    ///     assert_eq!(ran.is_first(), time == 1);
+    ///     assert_eq!(ran.into_outcome().unwrap_err().kind(), ErrorKind::Denied);
+    /// }
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// As there.
+    ///
+    /// # Errors
+    /// Those of `work` that are not kept, and those of [`Once::run`].
+    pub async fn run<P, F>(
+        self,
+        pool: &P,
+        work: impl FnOnce(Attempt) -> F,
+    ) -> Result<Ran<Result<String, E>>, E>
+    where
+        P: Pool,
+        F: Future<Output = Result<String, E>>,
+    {
+        self.once.outside(pool, work, Some(self.errors)).await
+    }
 }
 
-enum Begun {
-    /// By us: attempt number so and so.
-    Ours(u64),
-    /// Done before, with this outcome, if it could be stored.
-    Before(Option<String>),
-    /// By an attempt within its lease.
-    Busy,
+/// Why a transaction's work has no outcome.
+enum Stopped<E> {
+    Ours(Error),
+    Theirs(E),
 }
 
-/// Inserts the key's row, or takes over from an attempt whose lease has ended, or tells what is
-/// there. Each step is one statement that decides by itself; what it finds may be gone at the next
-/// (the other rolled back, or was cleaned up), hence the few rounds.
-async fn begin<DB: Database>(
-    c: &mut DB::Connection,
+/// Does the work behind the key, and stores its outcome. Where errors are kept a savepoint stands between the two: what is undone
+/// of the work must not undo the key, or somebody else's would come in between.
+async fn works<T, E, F>(
+    tx: &mut T,
     key: &Name,
-    fingerprint: &Fingerprint,
-    how: &As,
-) -> Result<Begun> {
-    let now = DB::NOW;
-    let (state, id, lease, done_at) = match how {
-        As::Done => ("done", Value::Text(fingerprint.without_attempt()), 0, now),
-        As::Started { id, lease } => ("started", id.clone(), micros(*lease), "NULL"),
+    work: F,
+    errors: Option<Errors<E>>,
+) -> Result<Result<String, E>, Stopped<E>>
+where
+    T: Transaction,
+    E: Send,
+    F: Send,
+    for<'t> F: Work<&'t mut T, Result<String, E>, Begun: Send>,
+{
+    let ours = |e: Error| Stopped::Ours(e);
+    let behind = match errors {
+        Some(_) => Some(Savepoint::set(tx).await.map_err(|e| ours(e.into()))?),
+        None => None,
     };
-    let (lease, name) = (Value::Int(lease), DB::name(key));
-    for _ in 0..10 {
-        let sql = format!(
-            "INSERT INTO leasehold_once (name, state, attempt, attempt_id, lease_end, done_at) \
-             VALUES (?, '{state}', 1, ?, {now} + ?, {done_at}){}",
-            DB::OR_NOTHING
-        );
-        match DB::execute(c, &sql, vec![name.clone(), id.clone(), lease.clone()]).await {
-            Ok(1) => return Ok(Begun::Ours(1)),
-            Ok(_) => {}
-            Err(e) if DB::is_duplicate(&e) => {}
-            Err(e) => return Err(database::error(e)),
+    match work.begin(&mut *tx).await {
+        Ok(outcome) => {
+            keep(tx, key, Ended::Done, &outcome).await.map_err(ours)?;
+            Ok(Ok(outcome))
         }
-        let sql = format!(
-            "SELECT state, attempt_id, outcome, attempt, lease_end - {now} FROM leasehold_once \
-             WHERE name = ?{}",
-            DB::AS_IT_IS
-        );
-        use Column::{Int, Text};
-        let columns = &[Text, Text, Text, Int, Int];
-        let Some(row) =
-            DB::row(c, &sql, vec![name.clone()], columns).await.map_err(database::error)?
-        else {
-            continue;
-        };
-        let Ok([state_there, id_there, outcome, attempt, left]) = <[Value; 5]>::try_from(row)
-        else {
-            continue;
-        };
-        fingerprint.check(&id_there.clone().text())?;
-        if state_there.text() == "done" {
-            let kept = !matches!(outcome, Value::Null);
-            return Ok(Begun::Before(kept.then(|| read_back(outcome.text()))));
-        }
-        if left.int() > 0 {
-            return Ok(Begun::Busy);
-        }
-        // Whoever renewed or took over since has another lease end or another id.
-        let sql = format!(
-            "UPDATE leasehold_once SET state = '{state}', attempt = attempt + 1, attempt_id = ?, \
-             lease_end = {now} + ?, done_at = {done_at} \
-             WHERE name = ? AND state = 'started' AND attempt_id = ? AND lease_end <= {now}"
-        );
-        let with = vec![id.clone(), lease.clone(), name.clone(), id_there];
-        if DB::execute(c, &sql, with).await.map_err(database::error)? == 1 {
-            return Ok(Begun::Ours(u64::try_from(attempt.int()).unwrap_or(0) + 1));
-        }
-    }
-    Err(Error::new(ErrorKind::Contended, "the key comes and goes: retry later"))
-}
-
-/// What begins an outcome that is stored escaped.
-const ESCAPED: &str = "\u{1b}leasehold:";
-
-/// An outcome as it is stored: itself, or escaped if it has a NUL, which PostgreSQL cannot hold.
-fn stored(outcome: &str) -> Cow<'_, str> {
-    if !outcome.contains('\0') && !outcome.starts_with(ESCAPED) {
-        return outcome.into();
-    }
-    let plain = outcome.replace('\u{1b}', "\u{1b}1").replace('\0', "\u{1b}0");
-    format!("{ESCAPED}{plain}").into()
-}
-
-/// What [`stored`] was given.
-fn read_back(text: String) -> String {
-    match text.strip_prefix(ESCAPED) {
-        Some(escaped) => escaped.replace("\u{1b}0", "\0").replace("\u{1b}1", "\u{1b}"),
-        None => text,
-    }
-}
-
-fn outcome_gone() -> Error {
-    let what = "it was done before, and the database could not store its outcome then: ask whoever \
-                did it; it is not done again";
-    Error::new(ErrorKind::Corrupt, what)
-}
-
-/// Stores a transaction's outcome.
-async fn keep<DB: Database>(c: &mut DB::Connection, key: &Name, outcome: String) -> Result<String> {
-    // Done now, not when the work began: retention counts from here.
-    let sql =
-        format!("UPDATE leasehold_once SET outcome = ?, done_at = {} WHERE name = ?", DB::NOW);
-    let text = Value::Text(stored(&outcome).into_owned());
-    match DB::execute(c, &sql, vec![text, DB::name(key)]).await.map_err(database::error)? {
-        1 => Ok(outcome),
-        _ => Err(Error::new(ErrorKind::Corrupt, "the work deleted its own idempotency key")),
-    }
-}
-
-/// The row of a running attempt.
-struct Row<'a, DB: Database> {
-    pool: &'a Pool<DB>,
-    key: &'a Name,
-    fingerprint: Fingerprint,
-    id: Value,
-    lease: Duration,
-    /// A connection of our own, once the pool had none for us.
-    beside: tokio::sync::Mutex<Option<DB::Connection>>,
-}
-
-/// A connection of the pool, or one beside it.
-enum Line<DB: Database> {
-    Pooled(PoolConnection<DB>),
-    Beside(DB::Connection),
-}
-
-impl<DB: Database> Row<'_, DB> {
-    fn now() -> Moment {
-        Clock::default().now()
-    }
-
-    /// Until when a lease that was asked for at `sent` certainly lasts.
-    fn deadline(&self, sent: Moment) -> Moment {
-        sent.plus(self.lease.saturating_sub(drift(self.lease)))
-    }
-
-    /// Begins, waiting for somebody else's attempt; and when the request that did was sent.
-    async fn begin(&self, wait: Duration) -> Result<(Begun, Moment)> {
-        let until = Self::now().plus(wait);
-        let how = As::Started { id: self.id.clone(), lease: self.lease };
-        let mut pause = Duration::from_millis(5);
-        loop {
-            let begin = async {
-                let mut c = self.pool.acquire().await.map_err(database::error)?;
-                let sent = Self::now();
-                Ok((begin::<DB>(&mut c, self.key, &self.fingerprint, &how).await?, sent))
+        Err(error) => {
+            let text = errors.and_then(|errors| (errors.keep)(&error));
+            let Some((text, behind)) = text.zip(behind) else {
+                return Err(Stopped::Theirs(error));
             };
-            // A transaction of somebody else's, with the key in it, may go on for ever.
-            let limit = until.since(Self::now()).max(self.patience());
-            let begun = tokio::time::timeout(limit, begin).await.unwrap_or_else(|_| {
-                let what =
-                    "the database, or somebody's transaction with this key in it, stands still";
-                Err(Error::new(ErrorKind::Timeout, what))
-            });
-            let left = until.since(Self::now());
-            match begun {
-                Ok((Begun::Busy, _)) if !left.is_zero() => {}
-                // Undone for others' sake; there is no transaction of the caller's to be told.
-                Err(e) if e.kind() == ErrorKind::Conflict && !left.is_zero() => {}
-                begun => return begun,
+            // If it cannot be undone the transaction is gone, and the key with it.
+            if behind.undo(tx).await.is_err() {
+                return Err(Stopped::Theirs(error));
             }
-            tokio::time::sleep(jittered(pause).max(Duration::from_millis(1)).min(left)).await;
-            pause = (pause * 2).min(Duration::from_millis(250));
+            keep(tx, key, Ended::Refused, &text).await.map_err(ours)?;
+            Ok(Err(error))
         }
-    }
-
-    /// One statement on our row while it is ours.
-    async fn set(&self, sql: &str, mut with: Vec<Value>) -> Result<bool> {
-        let sql = format!("{sql} WHERE name = ? AND attempt_id = ? AND state = 'started'");
-        with.extend([DB::name(self.key), self.id.clone()]);
-        let mut line = self.line().await?;
-        let rows = DB::execute(line.connection(), &sql, with).await;
-        self.put_back(line, rows.is_ok()).await;
-        Ok(rows.map_err(database::error)? == 1)
-    }
-
-    /// A connection to speak on. The work may have all of the pool's, for longer than our lease:
-    /// what the pool does not give soon is opened beside it.
-    async fn line(&self) -> Result<Line<DB>> {
-        if let Some(ours) = self.beside.lock().await.take() {
-            return Ok(Line::Beside(ours));
-        }
-        let soon = (self.lease / 20).clamp(Duration::from_millis(10), Duration::from_millis(500));
-        match tokio::time::timeout(soon, self.pool.acquire()).await {
-            Ok(pooled) => Ok(Line::Pooled(pooled.map_err(database::error)?)),
-            Err(_) => {
-                let beside = self.pool.connect_options().connect().await;
-                Ok(Line::Beside(beside.map_err(database::error)?))
-            }
-        }
-    }
-
-    /// Keeps our own connection for the next time, unless it may be broken.
-    async fn put_back(&self, line: Line<DB>, well: bool) {
-        if let (Line::Beside(ours), true) = (line, well) {
-            *self.beside.lock().await = Some(ours);
-        }
-    }
-
-    /// How long one statement may take before another connection is tried: the network may have lost
-    /// this one without a word.
-    fn patience(&self) -> Duration {
-        (self.lease / 3).max(Duration::from_secs(1))
-    }
-
-    /// What is answered within `limit`.
-    async fn in_time<T>(limit: Duration, work: impl Future<Output = Result<T>>) -> Result<T> {
-        tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
-            let what = format!("no answer within {limit:?}: check that the database runs");
-            Err(Error::new(ErrorKind::Unreachable, what))
-        })
-    }
-
-    /// Renews until the row is not ours any more. An error is no answer: the deadline decides.
-    async fn renewals(&self, deadline: &AtomicU64) -> LostReason {
-        let sql = format!("UPDATE leasehold_once SET lease_end = {} + ?", DB::NOW);
-        let mut pause = self.lease / 3;
-        loop {
-            tokio::time::sleep(pause).await;
-            let sent = Self::now();
-            let ends = Moment::from_nanos(deadline.load(Ordering::SeqCst));
-            if sent >= ends {
-                return LostReason::Expired;
-            }
-            let limit = ends.since(sent).min(self.patience());
-            let renewed = self.set(&sql, vec![Value::Int(micros(self.lease))]);
-            match Self::in_time(limit, renewed).await {
-                Ok(true) => {
-                    deadline.store(self.deadline(sent).as_nanos(), Ordering::SeqCst);
-                    pause = self.lease / 3;
-                }
-                Ok(false) => return LostReason::Gone,
-                Err(_) => pause = self.lease / 20,
-            }
-        }
-    }
-
-    /// Stores the outcome: only the current attempt can, so trying is never wrong. The work is
-    /// done: an outcome that the database refuses, or cannot take in half of the time that is left,
-    /// is left out.
-    async fn done(&self, outcome: &str, deadline: &AtomicU64) -> Result<()> {
-        let begun = Self::now();
-        let ends = Moment::from_nanos(deadline.load(Ordering::SeqCst));
-        let half = begun.plus(ends.since(begun) / 2);
-        let done = |outcome: &str| {
-            let now = DB::NOW;
-            format!(
-                "UPDATE leasehold_once SET state = 'done', done_at = {now}, outcome = {outcome}"
-            )
-        };
-        let (with_it, without) = (done("?"), done("NULL"));
-        let text = Value::Text(stored(outcome).into_owned());
-        loop {
-            let storing = self.store(&with_it, vec![text.clone()]);
-            let error = match Self::in_time(self.patience(), storing).await {
-                Ok(true) => return Ok(()),
-                Ok(false) => return Err(Error::lost(LostReason::Gone)),
-                Err(error) => error,
-            };
-            let final_word = !error.is_retryable();
-            if final_word || Self::now() >= half {
-                let storing = self.store(&without, vec![]);
-                if let Ok(true) = Self::in_time(self.patience(), storing).await {
-                    telemetry::outcome_lost(self.key, &error);
-                    return Ok(());
-                }
-            }
-            if final_word || Self::now() >= ends {
-                return Err(error);
-            }
-            tokio::time::sleep(self.lease / 20).await;
-        }
-    }
-
-    /// Whether the outcome is stored, now or before.
-    async fn store(&self, sql: &str, with: Vec<Value>) -> Result<bool> {
-        Ok(self.set(sql, with).await? || self.is_done().await?)
-    }
-
-    /// Whether an earlier answer of [`done`](Self::done) was lost on its way.
-    async fn is_done(&self) -> Result<bool> {
-        let sql = "SELECT attempt FROM leasehold_once \
-                   WHERE name = ? AND attempt_id = ? AND state = 'done'";
-        let mut line = self.line().await?;
-        let with = vec![DB::name(self.key), self.id.clone()];
-        let row = DB::row(line.connection(), sql, with, &[Column::Int]).await;
-        self.put_back(line, row.is_ok()).await;
-        Ok(row.map_err(database::error)?.is_some())
-    }
-
-    /// Lets the next attempt in at once. Now, not 0: retention counts from here.
-    async fn give_up(&self) -> Result<bool> {
-        let sql = format!("UPDATE leasehold_once SET lease_end = {}", DB::NOW);
-        Self::in_time(self.patience(), self.set(&sql, vec![])).await
-    }
-}
-
-impl<DB: Database> Line<DB> {
-    fn connection(&mut self) -> &mut DB::Connection {
-        match self {
-            Self::Pooled(pooled) => pooled,
-            Self::Beside(ours) => ours,
-        }
-    }
-}
-
-/// Runs `work` while the lease lasts: the clock is looked at before each step of it.
-async fn within<T>(
-    deadline: &AtomicU64,
-    renewals: impl Future<Output = LostReason>,
-    work: impl Future<Output = T>,
-) -> Result<T, LostReason> {
-    let (mut renewals, mut work) = (pin!(renewals), pin!(work));
-    let clock = Clock::default();
-    poll_fn(|cx| {
-        if clock.now().as_nanos() >= deadline.load(Ordering::SeqCst) {
-            return Poll::Ready(Err(LostReason::Expired));
-        }
-        if let Poll::Ready(reason) = renewals.as_mut().poll(cx) {
-            return Poll::Ready(Err(reason));
-        }
-        work.as_mut().poll(cx).map(Ok)
-    })
-    .await
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn f35_every_outcome_comes_back_and_none_has_a_nul() {
-        for outcome in ["", "paid", "a\0b", "\0", "\u{1b}0\0\u{1b}1", ESCAPED, "\u{1b}[1mbold"] {
-            let text = stored(outcome);
-            assert!(!text.contains('\0'));
-            assert_eq!(read_back(text.into_owned()), outcome);
-        }
-        // What earlier versions stored reads as it is.
-        assert_eq!(read_back("\u{1b}0".into()), "\u{1b}0");
-        assert_eq!(stored("\u{1b}0"), "\u{1b}0");
     }
 }

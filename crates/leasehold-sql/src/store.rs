@@ -90,7 +90,10 @@
 
 mod background;
 mod beat;
+#[cfg(feature = "postgres")]
+mod borrowed;
 mod call;
+mod callers_pool;
 mod contended;
 mod doctor;
 mod ear;
@@ -149,7 +152,11 @@ use tokio::sync::{Semaphore, oneshot};
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::Instant;
 
+#[cfg(feature = "postgres")]
+use self::borrowed::Lender;
 use self::call::{Answer, Call, Told, out_of_step};
+use self::callers_pool::CallersPool;
+pub use self::callers_pool::PoolExt;
 use self::contended::Contended;
 use self::fault::{closed, no_answer};
 use self::here::Here;
@@ -165,7 +172,7 @@ use self::wire::Connect;
 use leasehold_core::Opening;
 use leasehold_core::doctor::Finding;
 use leasehold_core::store::{
-    Evict, Joined, LockInfo, Mode, Renew, Renewal, Signal, Store, StoreInfo,
+    Evict, Joined, LockInfo, Mode, Renew, Renewal, Reweighed, Signal, Store, StoreInfo,
 };
 use leasehold_core::{Claim, ClaimId, Name, Result};
 
@@ -201,9 +208,12 @@ impl SqlStore {
     /// One line that says what to do, if the database cannot be used.
     pub async fn open(url: &str, runtime: &Handle) -> Result<Arc<Self>> {
         let parsed = SqlUrl::parse(url)?;
-        let shown = leasehold_core::kit::redacted(url);
+        Self::open_parsed(parsed, leasehold_core::kit::redacted(url), runtime).await
+    }
+
+    async fn open_parsed(url: SqlUrl, shown: String, runtime: &Handle) -> Result<Arc<Self>> {
         let handle = runtime.clone();
-        let opened = runtime.spawn(async move { Self::open_here(parsed, shown, handle).await });
+        let opened = runtime.spawn(async move { Self::open_here(url, shown, handle).await });
         opened.await.unwrap_or_else(|_| Err(closed())).map(Arc::new)
     }
 
@@ -240,7 +250,16 @@ impl SqlStore {
             Dialect::MySql => (true, session::SLEEPS),
         };
         let id = ClaimId::random()?.to_hex();
-        let (pool, beats) = Pool::pair(connect.clone(), url.pool, BEATS);
+        let lender: Option<Arc<dyn Connect>> = match &url.callers {
+            #[cfg(feature = "postgres")]
+            Some(CallersPool::Postgres(pool, runtime)) => {
+                Some(Arc::new(Lender::new(pool.clone(), runtime.clone(), postgres::borrowed)))
+            }
+            _ => None,
+        };
+        // Beside what may be borrowed, there is one of ours.
+        let calls = url.pool + usize::from(lender.is_some());
+        let (pool, beats) = Pool::pair(connect.clone(), lender, calls, BEATS);
         let shared = Arc::new(Shared {
             url: shown,
             dialect: url.dialect,
@@ -253,7 +272,7 @@ impl SqlStore {
             leaves: Arc::default(),
             contended: Contended::default(),
             known: Known::default(),
-            joining: Semaphore::new(url.pool.saturating_sub(1).max(1)),
+            joining: Semaphore::new(calls.saturating_sub(1).max(1)),
             waiting: Semaphore::new(BEATS - 1),
             session: format!("{called}{}", id.get(..16).unwrap_or(&id)),
             pushes,
@@ -465,6 +484,14 @@ impl Store for SqlStore {
         let left = self.leave_once(claim, keep, told).await;
         match left {
             Ok(Answer::Left(left)) => Ok(left || in_doubt),
+            Ok(_) => out_of_step(),
+            Err(error) => Err(error.on(&claim.name).at(&self.info.url)),
+        }
+    }
+
+    async fn reweigh(&self, claim: &Claim) -> Result<Reweighed> {
+        match self.call(Call::Reweigh(claim.clone())).await {
+            Ok(Answer::Reweighed(reweighed)) => Ok(reweighed),
             Ok(_) => out_of_step(),
             Err(error) => Err(error.on(&claim.name).at(&self.info.url)),
         }

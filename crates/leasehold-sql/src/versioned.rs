@@ -14,7 +14,9 @@
 use std::future::Future;
 use std::time::Duration;
 
-use crate::database::{self, Column, Database, Value, assignments, identifier, place};
+use crate::database::{
+    Dialect, Session, Transaction, Value, assignments, identifier, number, place, run,
+};
 use leasehold_core::{Error, ErrorKind, Result};
 
 /// A table with a version column: which table, which key, which column.
@@ -61,17 +63,39 @@ impl Versioned {
 
     /// The row's version now; `None` if there is no such row.
     ///
+    /// ```
+    /// # #[cfg(feature = "sqlite")]
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+    /// # let pool = options.connect("sqlite::memory:").await.map_err(leasehold::database::error)?;
+    /// # leasehold::database::install(&pool).await?;
+    /// use leasehold::database::{Pool as _, Session as _, error};
+    /// use leasehold::{ErrorKind, versioned::Versioned};
+    /// # let mut session = pool.session().await?;
+    /// # session.batch("CREATE TABLE stock (id INTEGER PRIMARY KEY, left_over INTEGER, version INTEGER NOT NULL)").await?;
+    /// # session.batch("INSERT INTO stock VALUES (7, 10, 1)").await?;
+    /// # drop(session);
+    /// let stock = Versioned::new("stock", "id", "version");
+    /// let mut tx = pool.begin().await.map_err(error)?;
+    /// let read = stock.version(&mut tx, 7).await?.expect("it is there");
+    /// assert_eq!(stock.update(&mut tx, 7, read, &[("left_over", 9.into())]).await?, read + 1);
+    /// let late = stock.update(&mut tx, 7, read, &[("left_over", 8.into())]).await.unwrap_err();
+    /// assert_eq!(late.kind(), ErrorKind::StaleVersion);
+    /// tx.commit().await.map_err(error)?;
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// It only reads: dropped, nothing is left of it.
     ///
     /// # Errors
     /// What the database answers.
-    pub async fn version<C>(&self, connection: &mut C, key: impl Into<Value>) -> Result<Option<i64>>
-    where
-        C: sqlx::Connection,
-        C::Database: Database<Connection = C>,
-    {
-        self.look::<C::Database>(connection, key.into()).await.map_err(|e| e.during("version"))
+    pub async fn version<S: Session + ?Sized>(
+        &self,
+        session: &mut S,
+        key: impl Into<Value>,
+    ) -> Result<Option<i64>> {
+        self.look(session, key.into()).await.map_err(|e| e.during("version"))
     }
 
     /// Sets columns of one row, and its version to `expected + 1`, if its version is still
@@ -84,9 +108,9 @@ impl Versioned {
     /// # Errors
     /// [`ErrorKind::StaleVersion`] (see [`Error::stale_version`]), and nothing was written;
     /// [`ErrorKind::Corrupt`] if the key is not unique (roll back); what the database answers.
-    pub async fn update<DB: Database>(
+    pub async fn update<T: Transaction + ?Sized>(
         &self,
-        tx: &mut sqlx::Transaction<'_, DB>,
+        tx: &mut T,
         key: impl Into<Value>,
         expected: i64,
         columns: &[(&str, Value)],
@@ -94,9 +118,9 @@ impl Versioned {
         self.set(tx, key.into(), expected, columns).await.map_err(|e| e.during("update"))
     }
 
-    async fn set<DB: Database>(
+    async fn set<T: Transaction + ?Sized>(
         &self,
-        tx: &mut sqlx::Transaction<'_, DB>,
+        tx: &mut T,
         key: Value,
         expected: i64,
         columns: &[(&str, Value)],
@@ -104,16 +128,17 @@ impl Versioned {
         let Some(next) = expected.checked_add(1) else {
             return Err(Error::new(ErrorKind::Full, "the version column is at its greatest"));
         };
-        let version = identifier::<DB>(&self.version)?;
-        let mut sql = format!("UPDATE {} SET {version} = ?", identifier::<DB>(&self.table)?);
+        let dialect = tx.dialect();
+        let version = identifier(dialect, &self.version)?;
+        let mut sql = format!("UPDATE {} SET {version} = ?", identifier(dialect, &self.table)?);
         let mut with = vec![Value::Int(next)];
-        sql.push_str(&assignments::<DB>(columns, &mut with)?);
-        let (id, key_here) = (identifier::<DB>(&self.key)?, place::<DB>(&key)?);
+        sql.push_str(&assignments(dialect, columns, &mut with)?);
+        let (id, key_here) = (identifier(dialect, &self.key)?, place(dialect, &key)?);
         sql.push_str(&format!(" WHERE {id} = {key_here} AND {version} = ?"));
         with.extend([key.clone(), Value::Int(expected)]);
-        match DB::execute(tx, &sql, with).await.map_err(database::error)? {
+        match run(tx, &sql, &with).await? {
             1 => Ok(next),
-            0 => Err(Error::stale_row(expected, self.look::<DB>(tx, key).await?)),
+            0 => Err(Error::stale_row(expected, self.look(tx, key).await?)),
             n => Err(Error::new(
                 ErrorKind::Corrupt,
                 format!("{n} rows of {} have that key: roll back, and make it unique", self.table),
@@ -121,22 +146,64 @@ impl Versioned {
         }
     }
 
-    async fn look<DB: Database>(&self, c: &mut DB::Connection, key: Value) -> Result<Option<i64>> {
+    async fn look<S: Session + ?Sized>(&self, session: &mut S, key: Value) -> Result<Option<i64>> {
+        let dialect = session.dialect();
         let sql = format!(
             "SELECT CAST({} AS {}) FROM {} WHERE {} = {}{}",
-            identifier::<DB>(&self.version)?,
-            DB::BIGINT,
-            identifier::<DB>(&self.table)?,
-            identifier::<DB>(&self.key)?,
-            place::<DB>(&key)?,
-            DB::AS_IT_IS,
+            identifier(dialect, &self.version)?,
+            dialect.bigint(),
+            identifier(dialect, &self.table)?,
+            identifier(dialect, &self.key)?,
+            place(dialect, &key)?,
+            dialect.as_it_is(),
         );
-        let row = DB::row(c, &sql, vec![key], &[Column::Int]).await.map_err(database::error)?;
-        Ok(row.map(|row| row.first().map_or(0, Value::int)))
+        Ok(number(session, &sql, &[key]).await?)
     }
 }
 
+/// The write as SQL text, for programs that are not written in Rust. Parameters are `:value`, `:id` and `:expected`.
+///
+/// ```
+/// use leasehold::database::Dialect;
+/// assert!(leasehold::versioned::text(Dialect::Sqlite).contains("AND version = :expected"));
+/// ```
+pub fn text(dialect: Dialect) -> String {
+    let counted = match dialect {
+        Dialect::Mysql => "One row MATCHED (the version always changes, so one row changed)",
+        Dialect::Sqlite | Dialect::Postgres => "One row was changed",
+    };
+    format!(
+        "-- What you read, with its version:\n\
+         SELECT your_column, version FROM your_table WHERE id = :id;\n\
+         -- The write that was computed from it:\n\
+         UPDATE your_table SET version = version + 1, your_column = :value WHERE id = :id AND version = :expected;\n\
+         -- {counted}: it is written, and the version is one more. None: somebody else wrote meanwhile, or there is no\n\
+         -- such row. Begin a new transaction, read again.\n"
+    )
+}
+
 /// How often and how fast [`retry`] tries again.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # use std::time::Duration;
+/// use leasehold::versioned::{Retry, retry};
+/// use leasehold::{Error, ErrorKind};
+/// let policy = Retry::default().tries(5).pauses(Duration::from_millis(1), Duration::from_millis(50));
+/// let mut times = 0;
+/// let result = retry(policy, || {
+///     times += 1; // begins a transaction of its own each time
+///     let is_late = times < 3;
+///     async move {
+///         match is_late {
+///             true => Err(Error::new(ErrorKind::Conflict, "somebody else wrote meanwhile")),
+///             false => Ok("written"),
+///         }
+///     }
+/// });
+/// assert_eq!(result.await?, "written");
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Retry {
     tries: u32,
@@ -174,6 +241,17 @@ impl Retry {
 /// [`ErrorKind::StaleVersion`] or [`ErrorKind::Conflict`], with random pauses, a bounded number of
 /// times; then its last error. `work` must begin its own transaction: both kinds of error mean
 /// that everything read so far is old.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use leasehold::versioned::{Retry, retry};
+/// let written = retry(Retry::default(), || async {
+///     // begin, read, `update` with the version that was read, commit
+///     Ok::<_, leasehold::Error>(())
+/// });
+/// written.await?;
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
 ///
 /// # Cancel safety
 /// Dropped, it drops the try that is under way.

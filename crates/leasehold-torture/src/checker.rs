@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::history::{Ask, History, OpId, Resource, Time, Trouble, WorkerId, Write};
+use super::history::{Ask, History, OpId, Resource, Time, Trouble, WorkerId, Write, merged};
 use super::op::Op;
 
 /// What is checked. P1 to P9 are the library's promises, R the rows of its requirements.
@@ -231,18 +231,6 @@ impl Troubles {
     fn hit_anybody(&self, from: Time, to: Time) -> bool {
         overlaps(&self.anybody, from, to)
     }
-}
-
-fn merged(mut spans: Vec<(Time, Time)>) -> Vec<(Time, Time)> {
-    spans.sort_unstable();
-    let mut out: Vec<(Time, Time)> = Vec::with_capacity(spans.len());
-    for (from, to) in spans {
-        match out.last_mut() {
-            Some(last) if from <= last.1 => last.1 = last.1.max(to),
-            _ => out.push((from, to)),
-        }
-    }
-    out
 }
 
 fn overlaps(spans: &[(Time, Time)], from: Time, to: Time) -> bool {

@@ -208,6 +208,13 @@ pub(super) struct History {
 }
 
 impl History {
+    /// For how long of this time nobody could do what he should.
+    pub(super) fn stood_still(&self, from: Time, to: Time) -> Duration {
+        let everybody = self.troubles.iter().filter(|t| t.worker.is_none());
+        let spans = everybody.map(|t| (t.from.max(from), t.to.min(to))).filter(|s| s.0 < s.1);
+        Duration::from_nanos(merged(spans.collect()).iter().map(|(from, to)| to - from).sum())
+    }
+
     /// What a worker is at: the last that it told of each operation of which it told no end.
     pub(super) fn under_way(&self, worker: WorkerId) -> String {
         let mut open: BTreeMap<OpId, (usize, &Event)> = BTreeMap::new();
@@ -241,6 +248,19 @@ impl History {
     }
 }
 
+/// These spans of time, each moment in one of them only.
+pub(super) fn merged(mut spans: Vec<(Time, Time)>) -> Vec<(Time, Time)> {
+    spans.sort_unstable();
+    let mut out: Vec<(Time, Time)> = Vec::with_capacity(spans.len());
+    for (from, to) in spans {
+        match out.last_mut() {
+            Some(last) if from <= last.1 => last.1 = last.1.max(to),
+            _ => out.push((from, to)),
+        }
+    }
+    out
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -265,5 +285,24 @@ mod tests {
         assert!(first.starts_with("b: Invoked"), "{told}");
         assert!(second.starts_with("a: Waiting { ahead: 2 }"), "{told}");
         assert_eq!(history.under_way(4), "closing its client");
+    }
+
+    #[test]
+    fn standstill_is_counted_once_and_only_where_it_hit_everybody() {
+        let second = nanos(Duration::from_secs(1));
+        let stall = |worker, from: u64, to: u64| Trouble::stall(worker, from * second, to * second);
+        let troubles = vec![
+            stall(None, 1, 4),
+            stall(Some(3), 4, 9), // one worker's own
+            stall(None, 3, 5),    // told twice
+            stall(None, 8, 20),   // goes on
+        ];
+        let history = History { troubles, ..History::default() };
+        let between =
+            |from: u64, to: u64| history.stood_still(from * second, to * second).as_secs();
+        assert_eq!(between(0, 10), 4 + 2);
+        assert_eq!(between(2, 3), 1);
+        assert_eq!(between(5, 8), 0);
+        assert_eq!(between(0, 30), 4 + 12);
     }
 }

@@ -23,6 +23,10 @@ use super::reach::Reach;
 use super::resource::Cell;
 use super::wire::{FromWorker, Setup, ToWorker, WORKER, line};
 
+/// By how many times the patience that workers have to end is lengthened, where nothing runs: a store that
+/// never goes on does not keep us for ever.
+const MOST_STANDSTILL: u32 = 10;
+
 /// What everything in the parent shares.
 pub(super) struct Parent {
     pub(super) lease: Duration,
@@ -293,7 +297,7 @@ impl Parent {
         }
     }
 
-    /// Asks everybody to end, and kills who does not.
+    /// Asks everybody to end, and kills who does not. Time in which nothing ran is nobody's.
     pub(super) async fn end_workers(&self, patience: Duration) {
         self.state().ask_to_end();
         if !self.all_ended(patience).await {
@@ -303,11 +307,18 @@ impl Parent {
     }
 
     async fn all_ended(&self, patience: Duration) -> bool {
-        let deadline = Instant::now() + patience;
+        let (asked, start) = (now(), Instant::now());
+        let mut granted = patience;
         while !self.state().workers.is_empty() {
-            if timeout_at(deadline, self.ended.notified()).await.is_err() {
+            if timeout_at(start + granted, self.ended.notified()).await.is_ok() {
+                continue;
+            }
+            let stood_still = self.state().history.stood_still(asked, now());
+            let now_granted = patience + stood_still.min(patience * MOST_STANDSTILL);
+            if now_granted <= granted {
                 return self.state().workers.is_empty();
             }
+            granted = now_granted;
         }
         true
     }

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold::store::{
-    Evict, Joined, LockInfo, MemoryStore, Mode, Renew, Renewal, Signal, Store, StoreInfo,
+    Evict, Joined, LockInfo, MemoryStore, Mode, Renew, Renewal, Reweighed, Signal, Store, StoreInfo,
 };
 use leasehold::{Claim, ClaimId, Error, ErrorKind, Name, Result};
 use serde::{Deserialize, Serialize};
@@ -41,6 +41,7 @@ enum Request {
     Join(Claim, Mode),
     Renew(Vec<Renew>),
     Leave(Claim, Option<Duration>),
+    Reweigh(Claim),
     Changed(Claim),
     Read(Name),
     List(String),
@@ -52,6 +53,7 @@ enum Answer {
     Joined(Joined),
     Renewed(Vec<Renewal>),
     Left(bool),
+    Reweighed(Reweighed),
     Changed(Signal),
     Read(Option<LockInfo>),
     Listed(Vec<LockInfo>),
@@ -256,6 +258,13 @@ impl Store for Served {
         }
     }
 
+    async fn reweigh(&self, claim: &Claim) -> Result<Reweighed> {
+        match self.call(Request::Reweigh(claim.clone())).await? {
+            Answer::Reweighed(reweighed) => Ok(reweighed),
+            _ => confused(),
+        }
+    }
+
     async fn changed(&self, claim: &Claim) -> Result<Signal> {
         match self.call(Request::Changed(claim.clone())).await? {
             Answer::Changed(signal) => Ok(signal),
@@ -380,6 +389,7 @@ impl Server {
                 }
                 store.leave(&claim, keep).await.map(Answer::Left)
             }
+            Request::Reweigh(claim) => store.reweigh(&claim).await.map(Answer::Reweighed),
             Request::Read(name) => store.read(&name).await.map(Answer::Read),
             Request::List(prefix) => store.list(&prefix).await.map(Answer::Listed),
             Request::Evict(name, which) => store.evict(&name, which).await.map(Answer::Evicted),

@@ -51,6 +51,6 @@ pub use leasehold_http as http;
 #[cfg(feature = "redis")]
 #[doc(inline)]
 pub use leasehold_redis::fence as redis;
-#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+#[cfg(feature = "sql")]
 #[doc(inline)]
 pub use leasehold_sql::fence as sql;

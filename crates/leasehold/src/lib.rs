@@ -19,28 +19,105 @@
 //! first served, and the number drawn on joining is the *fencing token*: a resource that refuses
 //! smaller ones than it has seen cannot be fooled by a holder that was paused.
 //!
-//! - [`Leasehold`] is a client of one store; [`Mutex`], [`RwLock`] and [`Semaphore`] are its locks.
-//! - [`Guard`] means "held", and never claims more than it knows: `Held`, `AtRisk`, `Lost`
-//!   ([`State`]).
-//! - [`lock_all`](Leasehold::lock_all) takes several locks at once; [`Election`] keeps one of many leading.
-//! - [`Owner`] may re-enter; [`blocking`] is the same without a runtime.
-//! - [`Error`] is one line and a [kind](ErrorKind); [`is_retryable`](Error::is_retryable) is what a
-//!   loop goes on for.
-//! - [`store`] is what keeps the queue. [`Guarantees`](store::Guarantees) says what a store promises;
-//!   what it cannot do is [`Unsupported`](ErrorKind::Unsupported), never emulated. [`doctor`] says
-//!   what is wrong with a store as it is set up ([`Leasehold::diagnose`]).
-//! - [`telemetry`] lists metrics and events.
+//! There are five things here.
 //!
-//! # Beside the lock
-//! | for | is | feature |
-//! |---|---|---|
-//! | a resource that refuses late writers | [`fence`]: `fence::sql`, `fence::redis`, `fence::object`, `fence::http`, … | of the database; `http` |
-//! | a lock that a transaction of yours holds until it ends | `lock_in`, `try_lock_in`, `lock_in_timeout` | `sqlite`, `postgres`, `mysql` |
-//! | noticing that somebody else wrote meanwhile | `versioned` | likewise |
-//! | something that happens once, however often it is asked for | `once` | likewise |
-//! | their tables | `database` | likewise |
-//! | a hold as a string that others check | [`sequencer`] | |
-//! | a store of your own (`examples/own-store` is one, `examples/own-cell` one that needs only compare-and-set) | [`store::Store`], [`kit`], and the suite `conformance` | `conformance` |
+//! # Locks
+//! [`connect`] gives a [`Leasehold`], a client of one store. [`Mutex`], [`RwLock`] and [`Semaphore`] are its locks;
+//! [`lock_all`](Leasehold::lock_all) takes several at once, [`Election`] keeps one of many leading,
+//! [`once_per`](Mutex::once_per) lets one of many work once per period. [`Owner`] may re-enter; [`blocking`] is the same
+//! without a runtime, [`LockOptions`] how a lock is taken. An [`Error`] is one line and a [kind](ErrorKind);
+//! [`is_retryable`](Error::is_retryable) is what a loop goes on for.
+//!
+//! ```
+//! # tokio::runtime::Runtime::new().unwrap().block_on(async {
+//! # let locks = leasehold::connect("memory:").await?;
+//! use std::time::Duration;
+//! let permit = locks.semaphore("convert", 3).lease(Duration::from_secs(30)).acquire().await?;
+//! let writer = locks.rwlock("config").write_timeout(Duration::from_secs(5)).await?;
+//! let both = locks.lock_all(["stock:a", "stock:b"]).await?; // in one order for all
+//! # drop((permit, writer, both)); Ok::<(), leasehold::Error>(()) }).unwrap();
+//! ```
+//!
+//! # Holds
+//! A [`Guard`] means "held", is renewed by a thread of the client's own, and never claims more than it knows: `Held`,
+//! `AtRisk`, `Lost` ([`State`]). [`run`](Mutex::run) drops the work when the hold is lost; [`Watch`] is for other tasks; a
+//! [`sequencer`] is a hold as a string, that others check.
+//!
+//! ```
+//! # tokio::runtime::Runtime::new().unwrap().block_on(async {
+//! # use std::time::Duration;
+//! # let locks = leasehold::connect("memory:").await?;
+//! let guard = locks.mutex("order:42").lock().await?;
+//! guard.ensure(Duration::from_secs(2))?; // so much is left, before what cannot be undone
+//! let mut watch = guard.watch();
+//! watch.wait_until_held().await?; // the pause button
+//! guard.release().await?; // or drop it
+//! # Ok::<(), leasehold::Error>(()) }).unwrap();
+//! ```
+//!
+//! # Fences
+//! No lock can stop what a paused holder has already sent. The resource can: it refuses tokens smaller than the
+//! greatest that it has seen. [`fence`] has this for SQL, Redis, HTTP, objects, etcd and ZooKeeper, and says what one of
+//! your own must do.
+//!
+//! ```
+//! # tokio::runtime::Runtime::new().unwrap().block_on(async {
+//! # let locks = leasehold::connect("memory:").await?;
+//! let (late, next) = (locks.mutex("a").lock().await?.token(), locks.mutex("a").lock().await?.token());
+//! let mut seen = late; // the resource's
+//! for shown in [next, late] {
+//!     let refused = if shown < seen { Some(leasehold::Error::stale_fence(seen, shown)) } else { None };
+//!     assert_eq!(refused.is_some(), shown == late);
+//!     seen = seen.max(shown);
+//! }
+//! # Ok::<(), leasehold::Error>(()) }).unwrap();
+//! ```
+//!
+//! # Transactions
+//! For data in a SQL database, in a transaction of yours, whatever driver began it (`database`): `lock_in` locks until it
+//! ends, `versioned` notices that somebody else wrote meanwhile, `once` does something once, however often it is asked
+//! for, and `fence::sql` refuses late holders of a lock that lives elsewhere. By the features `sqlite`, `postgres`, `mysql`
+//! (`sqlx` 0.9), `sqlx-08-postgres`, `sqlx-08-mysql`, `tokio-postgres`, `sea-orm`; or `sql`, with a driver of your own.
+//!
+//! ```
+//! # #[cfg(feature = "sqlite")]
+//! # tokio::runtime::Runtime::new().unwrap().block_on(async {
+//! use leasehold::{database::{self, error}, lock_in, once};
+//! # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+//! # let pool = options.connect("sqlite::memory:").await.map_err(error)?;
+//! database::install(&pool).await?; // at start-up
+//! let mut tx = pool.begin().await.map_err(error)?;
+//! lock_in(&mut tx, "account:7").await?;
+//! let paid = once("payment:8a1f").run_in(&mut tx, async |_tx| {
+//!     // read, decide, write
+//!     Ok::<_, leasehold::Error>("paid 100".to_owned())
+//! });
+//! assert!(paid.await?.is_first());
+//! tx.commit().await.map_err(error)?;
+//! # Ok::<(), leasehold::Error>(()) }).unwrap();
+//! ```
+//!
+//! # Operations
+//! [`Guarantees`](store::Guarantees) says what a store promises, and [`require`](Builder::require) refuses one that
+//! promises less; what it cannot do is [`Unsupported`](ErrorKind::Unsupported), never emulated.
+//! [`diagnose`](Leasehold::diagnose) says what is wrong with a store as it is set up ([`doctor`]), [`ping`](Leasehold::ping) is
+//! for readiness, [`telemetry`] lists metrics and events. [`read`](Leasehold::read), [`list`](Leasehold::list),
+//! [`watch`](Leasehold::watch) and [`evict`](Leasehold::evict) are what the command does, too.
+//!
+//! ```
+//! # tokio::runtime::Runtime::new().unwrap().block_on(async {
+//! # use std::time::Duration;
+//! # let locks = leasehold::connect("memory:").await?;
+//! locks.ping(Duration::from_secs(2)).await?;
+//! for lock in locks.list("order:").await? {
+//!     println!("{}: {} hold it", lock.name, lock.holders().count());
+//! }
+//! locks.close().await?; // gives back what is held
+//! # Ok::<(), leasehold::Error>(()) }).unwrap();
+//! ```
+//!
+//! [`store::Store`] and [`kit`] are for a store of your own (`examples/own-store` is one, `examples/own-cell` one that needs compare-and-set alone), the suite `conformance` asks all of it, and
+//! `testing` is a store for tests of your program.
 //!
 //! # Stores
 //! A URL names one: see [`connect`]. What stands behind its `?` differs: `pool`,
@@ -52,7 +129,7 @@
 //! # Features
 //! `file` (default), `sqlite`, `postgres`, `mysql`, `redis`, `redlock`, `zookeeper`, `etcd`,
 //! `memcached`, `nats`, `s3`, `gs`, `az`: the stores. `tls`: encryption on the way to their servers; without it a URL that demands it is refused.
-//! `http`: `fence::http`. `serde`: what crosses a store's wire. `metrics`, `tracing`: see
+//! `sql`, `sqlx-08-postgres`, `sqlx-08-mysql`, `tokio-postgres`, `sea-orm`: transactions without a store. `http`: `fence::http`. `serde`: what crosses a store's wire. `metrics`, `tracing`: see
 //! [`telemetry`]. `conformance`: the suite that every store passes, for your own store too.
 //!
 //! Works in any async executor, and with none: renewals run on a thread of the client's own.
@@ -81,7 +158,7 @@ pub use leasehold_core::{
 };
 #[cfg(feature = "etcd")]
 pub use leasehold_etcd::EtcdGuardExt;
-#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+#[cfg(feature = "sql")]
 #[doc(inline)]
 pub use leasehold_sql::{database, lock_in, lock_in_timeout, once, try_lock_in, versioned};
 #[cfg(feature = "zookeeper")]
@@ -105,6 +182,13 @@ pub use registry::{BUILT_IN, registry};
 /// | `memcached://host`, `memcached://host,host` | many machines, as long as the servers forget nothing (feature `memcached`) |
 /// | `nats://host,host,host/bucket` | many machines (feature `nats`) |
 /// | `s3://bucket/folder`, `gs://bucket/folder`, `az://container/folder` | many machines (features `s3`, `gs`, `az`) |
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let locks = leasehold::connect("memory:").await?;
+/// locks.mutex("order:42").lock().await?.release().await?;
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
 ///
 /// # Cancel safety
 /// Dropped, nothing is left of it.
@@ -153,6 +237,12 @@ fn of_the_environment() -> Result<(Builder, String)> {
 }
 
 /// Connects with options, to any store that is in this build.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let locks = leasehold::builder().label("billing").namespace("acme/").connect("memory:").await?;
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
 pub fn builder() -> Builder {
     Builder::new(registry())
 }
@@ -178,6 +268,11 @@ pub mod blocking {
 
     /// See [`leasehold::connect`](crate::connect).
     ///
+    /// ```
+    /// let locks = leasehold::blocking::connect("memory:")?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As there.
     pub fn connect(url: impl AsRef<str>) -> Result<Leasehold> {
@@ -185,6 +280,12 @@ pub mod blocking {
     }
 
     /// See [`leasehold::from_env`](crate::from_env).
+    ///
+    /// ```
+    /// # if std::env::var_os("LEASEHOLD_STORE").is_none() {
+    /// assert!(leasehold::blocking::from_env().is_err()); // nothing is guessed
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As there.

@@ -10,6 +10,13 @@ macro_rules! stores {
 
         /// The stores of this build, for a [`Builder`](crate::Builder) of your own: see
         /// [`builder`](crate::builder).
+        ///
+        /// ```
+        /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+        /// assert!(leasehold::registry().names().any(|name| name == "memory"));
+        /// let locks = leasehold::Builder::new(leasehold::registry()).connect("memory:").await?;
+        /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+        /// ```
         pub fn registry() -> Registry {
             let registry = Registry::default();
             $(

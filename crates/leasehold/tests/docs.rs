@@ -22,8 +22,10 @@ mod figures;
 mod glance;
 #[path = "../benches/ratios/numbers.rs"]
 mod numbers;
+mod shown;
 mod sources;
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use leasehold::database::Dialect;
@@ -251,6 +253,29 @@ fn r35_the_fence_for_other_languages_is_up_to_date() {
     up_to_date("fencing.md", &page);
 }
 
+/// And the page on transactions has the other statements.
+#[test]
+fn the_statements_for_other_languages_are_up_to_date() {
+    let mut made = String::new();
+    for (name, dialect) in [
+        ("PostgreSQL", Dialect::Postgres),
+        ("SQLite", Dialect::Sqlite),
+        ("MySQL and MariaDB", Dialect::Mysql),
+    ] {
+        let _ = write!(made, "### {name}\n\n");
+        for text in [
+            leasehold::lock_in::text(dialect),
+            leasehold::once::text(dialect),
+            leasehold::versioned::text(dialect),
+        ] {
+            let _ = write!(made, "```sql\n{text}```\n\n");
+        }
+    }
+    let written = std::fs::read_to_string(format!("{DOCS}/sql-transactions.md")).unwrap();
+    let page = between(&written, "<!-- the statements", "<!-- end -->", &made);
+    up_to_date("sql-transactions.md", &page);
+}
+
 /// The page with this between the two marks.
 fn between(page: &str, first: &str, last: &str, made: &str) -> String {
     let (head, rest) = page.split_once(first).unwrap();
@@ -352,4 +377,20 @@ fn every_async_function_says_what_becomes_of_it_when_it_is_dropped() {
     for (function, above) in all {
         assert!(above.contains("/// # Cancel safety\n"), "{function}");
     }
+}
+
+/// Of what programs call, all is shown by an example that is run, but for what the list names, which only gets shorter.
+#[test]
+fn f75_every_method_is_shown_by_an_example() {
+    let (missing, count) = (shown::missing(), shown::count());
+    assert!(count > 250, "{count} were found");
+    let listed: BTreeSet<String> =
+        include_str!("shown/missing.txt").lines().map(Into::into).collect();
+    let new: Vec<_> = missing.difference(&listed).collect();
+    assert!(new.is_empty(), "no example that is run shows {new:#?}");
+    let done: Vec<_> = listed.difference(&missing).collect();
+    assert!(
+        done.is_empty(),
+        "these have examples now: take them off tests/shown/missing.txt: {done:#?}"
+    );
 }

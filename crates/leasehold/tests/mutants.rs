@@ -12,8 +12,8 @@ use async_trait::async_trait;
 use leasehold::conformance::{cases, run};
 use leasehold::queue::{Entry, Queue, StoreTime};
 use leasehold::store::{
-    Evict, Joined, LockInfo, MemoryStore, Mode, Renew, Renewal, Signal, Standing, Store, StoreInfo,
-    Wakeup,
+    Evict, Joined, LockInfo, MemoryStore, Mode, Renew, Renewal, Reweighed, Signal, Standing, Store,
+    StoreInfo, Wakeup,
 };
 use leasehold::{Builder, Claim, ClaimId, Error, ErrorKind, Holder, Kind, Name, Result, Token};
 use serde_json::Value;
@@ -104,6 +104,16 @@ mutants! {
     LeavingNeverWorks => p8_one_claim_one_grant,
     /// Waiters cannot leave.
     WaitersCannotLeave => the_queue_is_the_reference_queue,
+
+    // Lighter and heavier.
+    /// A writer is told that it is a reader, and goes on as a writer.
+    DowngradeIsForgotten => a_lost_reply_of_a_downgrade_is_recognised,
+    /// What was done already is not found done.
+    SecondDowngradeIsLost => a_lost_reply_of_a_downgrade_is_recognised,
+    /// Any reader becomes a writer.
+    UpgradeAlwaysWorks => a_reader_becomes_a_writer_only_if_nobody_else_holds,
+    /// A reader becomes a writer only if nobody waits.
+    UpgradeMindsWhoWaits => a_reader_becomes_a_writer_only_if_nobody_else_holds,
 
     // What is kept closed.
     /// A mutex is not, after a release.
@@ -508,6 +518,24 @@ impl Mutant {
         queue.leave(claim.id, keep, now)
     }
 
+    fn reweigh_here(&self, lock: &mut Lock, claim: &Claim, now: u64) -> Reweighed {
+        let queue = &mut lock.queue;
+        queue.settle(now);
+        let waits = queue.entries().any(|e| e.standing == Standing::Waiting);
+        let own = queue.entries().find(|e| e.id == claim.id).map(|e| (e.token, e.weight));
+        let Some((token, weight)) = own else { return Reweighed::Lost };
+        match self.wrong {
+            Some(Wrong::DowngradeIsForgotten) if claim.weight < weight => Reweighed::Done { token },
+            Some(Wrong::SecondDowngradeIsLost) if claim.weight == weight => Reweighed::Lost,
+            Some(Wrong::UpgradeMindsWhoWaits) if claim.weight > weight && waits => Reweighed::Busy,
+            Some(Wrong::UpgradeAlwaysWorks) => match queue.reweigh(claim, now) {
+                Reweighed::Busy => Reweighed::Done { token },
+                other => other,
+            },
+            _ => queue.reweigh(claim, now),
+        }
+    }
+
     fn evict_here(&self, lock: &mut Lock, which: Evict) -> usize {
         let now = self.now();
         let queue = &mut lock.queue;
@@ -591,6 +619,13 @@ impl Store for Mutant {
             Some(Wrong::LeavingNeverWorks) => false,
             _ => left.unwrap_or(false),
         })
+    }
+
+    async fn reweigh(&self, claim: &Claim) -> Result<Reweighed> {
+        let (mut state, now) = (locked(&self.state), self.now());
+        let reweighed =
+            self.with(&mut state, &claim.name, |lock| self.reweigh_here(lock, claim, now));
+        Ok(reweighed.unwrap_or(Reweighed::Lost))
     }
 
     async fn changed(&self, claim: &Claim) -> Result<Signal> {

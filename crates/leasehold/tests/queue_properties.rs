@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use leasehold::queue::{Entry, Mismatch, Queue, StoreTime, granted};
-use leasehold::store::{Evict, Joined, Mode, Place, Renewal, Standing};
+use leasehold::store::{Evict, Joined, Mode, Place, Renewal, Reweighed, Standing};
 use leasehold::{Claim, ClaimId, Kind, Name, Token};
 use proptest::prelude::*;
 
@@ -59,6 +59,10 @@ enum Step {
     Leave {
         who: usize,
         keep: Option<u64>,
+    },
+    Reweigh {
+        who: usize,
+        weight: u32,
     },
     Settle,
     Pass {
@@ -156,6 +160,12 @@ fn step(resizes: bool) -> impl Strategy<Value = Step> {
         (1, (who.clone(), wrong).prop_map(|(who, wrong)| Step::JoinWrongly { who, wrong }).boxed()),
         (6, (who.clone(), 1..40_u64).prop_map(|(who, lease)| Step::Renew { who, lease }).boxed()),
         (6, (who.clone(), keep).prop_map(|(who, keep)| Step::Leave { who, keep }).boxed()),
+        (
+            4,
+            (who.clone(), prop_oneof![2 => Just(1), 3 => 0..8_u32])
+                .prop_map(|(who, weight)| Step::Reweigh { who, weight })
+                .boxed(),
+        ),
         (1, Just(Step::Settle).boxed()),
         (8, (0..15_u64).prop_map(|time| Step::Pass { time }).boxed()),
         (1, (1..5_u64).prop_map(|time| Step::SetBack { time }).boxed()),
@@ -225,6 +235,7 @@ enum Answer {
     Lost,
     Mismatch(Mismatch),
     Left(bool),
+    Reweighed(Reweighed),
     Evicted(usize),
     Nothing,
 }
@@ -354,6 +365,24 @@ impl Reference {
         Answer::Left(true)
     }
 
+    /// Lighter whenever it holds; heavier only alone, and if it is not too much for the lock.
+    fn reweigh(&mut self, id: ClaimId, weight: u32, now: u64) -> Answer {
+        self.settle(now);
+        let holds = |item: &Item| item.granted && !item.departed;
+        let Some(i) = self.find(id).filter(|&i| holds(&self.list[i])) else {
+            return Answer::Reweighed(Reweighed::Lost);
+        };
+        let alone = self.list.iter().filter(|item| item.granted).count() == 1;
+        let grows = weight > self.list[i].weight;
+        if weight == 0 || grows && (!alone || weight > self.capacity) {
+            return Answer::Reweighed(Reweighed::Busy);
+        }
+        self.list[i].weight = weight;
+        self.grant();
+        let token = Token::new(self.list[i].token).unwrap();
+        Answer::Reweighed(Reweighed::Done { token })
+    }
+
     fn evict(&mut self, which: Evict, now: u64) -> Answer {
         self.settle(now);
         let before = self.list.len();
@@ -382,6 +411,8 @@ impl Reference {
 struct Excuse {
     /// These were told to go.
     gone: BTreeSet<ClaimId>,
+    /// It was told to weigh something else.
+    reweighed: Option<ClaimId>,
     now: u64,
 }
 
@@ -413,6 +444,7 @@ impl Watch {
         prop_assert!(after.is_sorted_by(|a, b| a.token < b.token));
         for e in &after {
             match was.get(&e.id).filter(|old| old.token == e.token) {
+                Some(_) if excuse.reweighed == Some(e.id) => prop_assert!(holding(e)),
                 Some(old) => prop_assert_eq!(old.weight, e.weight),
                 None => {
                     prop_assert!(e.token.get() > self.last_joined, "a token came back");
@@ -561,6 +593,15 @@ fn play(h: &History) -> Result<(), TestCaseError> {
                 let id = claim_id(who);
                 excuse.gone.insert(id);
                 (Answer::Left(q.leave(id, keep.map(us), now)), r.leave(id, keep, now))
+            }
+            Step::Reweigh { who, weight } => {
+                let mut claim = h.claim(who);
+                claim.weight = weight;
+                let reweighed = q.reweigh(&claim, now);
+                if matches!(reweighed, Reweighed::Done { .. }) {
+                    excuse.reweighed = Some(claim.id);
+                }
+                (Answer::Reweighed(reweighed), r.reweigh(claim.id, weight, now))
             }
             Step::Settle => {
                 q.settle(now);

@@ -1,5 +1,5 @@
 //! Locks in a git repository: `git:/srv/locks.git`, for all who work on the machine that has it. A third party's store
-//! in 180 lines: whatever can write a value if it is still what was read keeps queues, tokens and waiters by
+//! in 190 lines: whatever can write a value if it is still what was read keeps queues, tokens and waiters by
 //! `leasehold-cell`, and all that remains to be told is how that is done there.
 //!
 //! ```no_run

@@ -48,19 +48,16 @@ pub(crate) async fn order(
 ) -> Reply<(StatusCode, String)> {
     let key = headers.get("idempotency-key").and_then(|key| key.to_str().ok());
     let key = key.ok_or(Failure::Bad("say which order it is: Idempotency-Key\n"))?;
-    let mut tx = app.pool.begin().await.map_err(database::error)?;
+    let mut tx = app.pool.begin().await?;
     let ran = once(format!("order:{key}")).run_in(&mut tx, async |tx| {
         let insert = "INSERT INTO bank_orders (item) VALUES ($1) RETURNING id";
-        let id: i64 = sqlx::query_scalar(insert)
-            .bind(&order.item)
-            .fetch_one(&mut **tx)
-            .await
-            .map_err(database::error)?;
-        Ok::<_, leasehold::Error>(id.to_string())
+        let insert = sqlx::query_scalar(insert).bind(&order.item);
+        let id: i64 = insert.fetch_one(&mut **tx).await?;
+        Ok::<_, Failure>(id.to_string())
     });
     let ran = ran.await?;
     // Without an answer it is asked again, under its key.
-    tx.commit().await.map_err(database::error)?;
+    tx.commit().await?;
     Ok(match ran {
         Ran::First(id) => (StatusCode::CREATED, id),
         Ran::Duplicate(id) => (StatusCode::OK, id),
@@ -82,26 +79,18 @@ pub(crate) async fn deposit(
     Query(deposit): Query<Deposit>,
 ) -> Reply<String> {
     let balance = "SELECT balance FROM bank_accounts WHERE id = $1";
-    let mut tx = app.pool.begin().await.map_err(database::error)?;
+    let mut tx = app.pool.begin().await?;
     fence::sql::check_guard(&mut tx, &locked.guard).await?;
-    let before: Option<i64> = sqlx::query_scalar(balance)
-        .bind(locked.id)
-        .fetch_optional(&mut *tx)
-        .await
-        .map_err(database::error)?;
+    let reading = sqlx::query_scalar(balance).bind(locked.id);
+    let before: Option<i64> = reading.fetch_optional(&mut *tx).await?;
     let after = before.unwrap_or(0).checked_add(deposit.amount);
     let after = after.ok_or(Failure::Bad("more than there is\n"))?;
     let write =
         "INSERT INTO bank_accounts VALUES ($1, $2) ON CONFLICT (id) DO UPDATE SET balance = $2";
-    let writing = sqlx::query(write).bind(locked.id).bind(after).execute(&mut *tx);
-    writing.await.map_err(database::error)?;
-    commit(tx).await?;
+    sqlx::query(write).bind(locked.id).bind(after).execute(&mut *tx).await?;
+    // Of a commit without an answer nobody knows what became of it.
+    tx.commit().await.map_err(|error| Failure::Unknown(database::error(error)))?;
     Ok(after.to_string())
-}
-
-/// Of a commit without an answer nobody knows what became of it.
-async fn commit(tx: sqlx::Transaction<'_, sqlx::Postgres>) -> Reply<()> {
-    tx.commit().await.map_err(|error| Failure::Unknown(database::error(error)))
 }
 
 /// Dear, so only a few at once; who comes third is told so at once, and does not wait.
@@ -122,7 +111,7 @@ pub(crate) async fn close_the_books(app: App) {
             async move {
                 let _leads = Leads::announce(&app, &term);
                 let failed = keep_books(&app, &term).await;
-                eprintln!("term {} ends: {failed}", term.token());
+                eprintln!("term {} ends: {failed:?}", term.token());
                 // Stand again: the next term may have a database that answers.
                 ControlFlow::<()>::Continue(())
             }
@@ -151,7 +140,7 @@ impl Drop for Leads<'_> {
 }
 
 /// Writes an entry now and then, each with the term: one of an earlier term is refused. Why it cannot go on.
-async fn keep_books(app: &App, term: &Guard) -> leasehold::Error {
+async fn keep_books(app: &App, term: &Guard) -> Failure {
     loop {
         if let Err(error) = write_entry(app, term).await {
             return error;
@@ -160,11 +149,10 @@ async fn keep_books(app: &App, term: &Guard) -> leasehold::Error {
     }
 }
 
-async fn write_entry(app: &App, term: &Guard) -> leasehold::Result<()> {
-    let mut tx = app.pool.begin().await.map_err(database::error)?;
+async fn write_entry(app: &App, term: &Guard) -> Reply<()> {
+    let mut tx = app.pool.begin().await?;
     fence::sql::check_guard(&mut tx, term).await?;
-    let token = i64::try_from(term.token().get()).unwrap_or(i64::MAX);
-    let entry = sqlx::query("INSERT INTO bank_books (term) VALUES ($1)").bind(token);
-    entry.execute(&mut *tx).await.map_err(database::error)?;
-    tx.commit().await.map_err(database::error)
+    let entry = sqlx::query("INSERT INTO bank_books (term) VALUES ($1)");
+    entry.bind(i64::from(term.token())).execute(&mut *tx).await?;
+    Ok(tx.commit().await?)
 }

@@ -27,6 +27,12 @@ impl From<leasehold::Error> for Failure {
     }
 }
 
+impl From<sqlx::Error> for Failure {
+    fn from(error: sqlx::Error) -> Self {
+        Self::Lock(leasehold::database::error(error))
+    }
+}
+
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
         let error = match self {

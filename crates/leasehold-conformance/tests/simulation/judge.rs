@@ -46,6 +46,8 @@ struct Lock {
     /// Since when the lock, or a part of it, was not held.
     free_since: Option<Instant>,
     closed_until: Option<Instant>,
+    /// Of a mutex: until when nobody may come after whom, unless he lets go of it.
+    delayed_until: Option<(Token, Instant)>,
 }
 
 struct Hold {
@@ -66,6 +68,8 @@ pub(crate) struct Asked {
     /// Asked without a limit, and not to be given up.
     pub(crate) patient: bool,
     pub(crate) at_least: Duration,
+    pub(crate) lock_delay: Duration,
+    pub(crate) max_hold: Option<Duration>,
     /// The owner holds it already.
     pub(crate) again: Option<Token>,
 }
@@ -146,6 +150,11 @@ impl Judge {
             if self.plan.calm {
                 wrong = wrong.or_else(|| lock.unfair(plan, asked, now));
             }
+            let delayed = lock.delayed_until.take();
+            if !self.plan.wild && delayed.is_some_and(|(_, until)| now < until) {
+                wrong = wrong.or(Some("granted before the lock-delay was over".into()));
+            }
+            lock.delayed_until = lock.delay(plan, asked, guard, now);
             let closed = lock.closed_until.take();
             if closed.is_some_and(|until| now < until) {
                 wrong = wrong.or(Some("granted before at_least was over".into()));
@@ -161,9 +170,25 @@ impl Judge {
         }
     }
 
+    /// The holder of this believes that it weighs so much.
+    pub(crate) fn weighs(&self, lock: usize, token: Token, weight: u32) {
+        let mut state = self.state.lock().unwrap();
+        let held = &mut state.locks[lock];
+        held.holds.retain(|hold| !hold.watch.remaining().is_zero());
+        for hold in held.holds.iter_mut().filter(|hold| hold.token == token) {
+            hold.weight = weight;
+        }
+        let wrong = held.too_many(&self.plan.locks[lock]).filter(|_| !self.plan.wild);
+        drop(state);
+        if let Some(what) = wrong {
+            self.breaks(&format!("{token} weighs {weight}: {what}"));
+        }
+    }
+
     /// The holder has let go, with the store's word for it or not.
     pub(crate) fn ended(&self, asked: &Asked, token: Token) {
         let lock = &mut self.state.lock().unwrap().locks[asked.lock];
+        lock.delayed_until = lock.delayed_until.filter(|(delays, _)| *delays != token);
         // Whoever came next may have heard of it first.
         if lock.tokens.last() == Some(&token) {
             lock.free_since = Some(Instant::now());
@@ -174,8 +199,9 @@ impl Judge {
     pub(crate) fn evicted(&self, lock: usize, tokens: impl IntoIterator<Item = Token>) {
         let mut state = self.state.lock().unwrap();
         state.locks[lock].evicted.extend(tokens);
-        // What at_least kept closed is open.
+        // What was kept closed is open.
         state.locks[lock].closed_until = None;
+        state.locks[lock].delayed_until = None;
     }
 
     pub(crate) fn ends(&self) -> (Vec<String>, Vec<String>, BTreeMap<&'static str, u64>) {
@@ -195,6 +221,20 @@ impl Lock {
         }
         let greater = self.tokens.last().filter(|last| **last > token)?;
         Some(format!("{greater} was granted before"))
+    }
+
+    /// Until when nobody may come after this holder, unless he lets go of it, or is thrown out. By his own clock,
+    /// which may be fast.
+    fn delay(
+        &self,
+        plan: &LockPlan,
+        asked: &Asked,
+        guard: &Guard,
+        now: Instant,
+    ) -> Option<(Token, Instant)> {
+        let delays = plan.kind == Kind::Mutex && !asked.lock_delay.is_zero();
+        let held = guard.remaining().min(asked.max_hold.unwrap_or(Duration::MAX));
+        delays.then(|| (guard.token(), now + (held + asked.lock_delay) * 98 / 100))
     }
 
     /// Whether those that believe to hold it are more than may.

@@ -124,6 +124,8 @@ fn worlds_are_full_of_trouble() {
         "doubled",
         "late",
         "re-entered",
+        "downgraded",
+        "upgraded",
         "calm",
     ];
     let missing: Vec<_> = all.iter().filter(|what| !seen.contains_key(*what)).collect();

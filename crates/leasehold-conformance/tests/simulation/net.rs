@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::store::{
-    Evict, Joined, LockInfo, Mode, Renew, Renewal, Signal, Store, StoreInfo,
+    Evict, Joined, LockInfo, Mode, Renew, Renewal, Reweighed, Signal, Store, StoreInfo,
 };
 use leasehold_core::{Claim, Error, ErrorKind, Name, Result};
 use tokio::sync::oneshot;
@@ -155,6 +155,14 @@ impl Store for Net {
             async move { store.leave(&claim, keep).await }
         };
         self.call(format!("leave {:?}", claim.name), leave).await
+    }
+
+    async fn reweigh(&self, claim: &Claim) -> Result<Reweighed> {
+        let reweigh = |store: Arc<dyn Store>| {
+            let claim = claim.clone();
+            async move { store.reweigh(&claim).await }
+        };
+        self.call(format!("reweigh {:?} {}", claim.name, claim.weight), reweigh).await
     }
 
     /// A push: it may be late, or be lost, and nobody notices.

@@ -141,12 +141,20 @@ async fn evictions(
         let lock = dice.usize(0..plan.locks.len());
         let name = Name::new(&plan.locks[lock].name).expect("a name");
         let Ok(Some(seen)) = store.read(&name).await else { continue };
+        // One of all who stand there, or all that hold.
+        let one = dice.choice(&seen.claims).and_then(|claim| claim.token);
+        let which = match one.filter(|_| dice.bool()) {
+            Some(one) => Evict::Token(one),
+            None => Evict::Holders,
+        };
         let held = seen.claims.iter().filter(|claim| claim.standing != Standing::Waiting);
-        let tokens: Vec<_> = held.filter_map(|claim| claim.token).collect();
+        let tokens = held.filter_map(|claim| claim.token);
+        let tokens: Vec<_> =
+            tokens.filter(|token| which == Evict::Holders || one == Some(*token)).collect();
         judge.saw("evicted");
-        judge.tell(|| format!("{name} is taken from {tokens:?}"));
+        judge.tell(|| format!("{which:?} is thrown out of {name}, so {tokens:?}"));
         judge.evicted(lock, tokens);
-        let _ = store.evict(&name, Evict::Holders).await;
+        let _ = store.evict(&name, which).await;
     }
 }
 
@@ -259,6 +267,9 @@ impl Task {
             }
             self.hold(&with, &guard).await;
         }
+        if self.plan.locks[lock].kind == Kind::RwLock {
+            self.reweigh(&asked, &with, &guard).await;
+        }
         self.let_go(&asked, &with, guard).await;
     }
 
@@ -271,6 +282,8 @@ impl Task {
             at: Instant::now(),
             patient: with.how == How::Patient,
             at_least: with.at_least,
+            lock_delay: with.lock_delay,
+            max_hold: with.max_hold,
             again,
         }
     }
@@ -411,6 +424,45 @@ impl Task {
         }
         if lost.is_none() {
             self.judge.tell(|| format!("{} still holds by {}", self.who, guard.token()));
+        }
+    }
+
+    /// A writer becomes a reader, or a reader a writer, perhaps both; now and then somebody loses patience.
+    async fn reweigh(&mut self, asked: &Asked, with: &With, guard: &Guard) {
+        for _ in 0..self.dice.u32(0..4) {
+            let patience = match self.one_in(3) {
+                true => self.process.lease * self.dice.u32(0..10) / 10,
+                false => Duration::MAX,
+            };
+            let (token, heavier) = (guard.token(), self.dice.bool());
+            let done = if heavier {
+                let done = timeout(patience, guard.try_upgrade()).await;
+                if let Ok(Ok(())) = done {
+                    self.judge.weighs(asked.lock, token, MAX_READERS);
+                    self.judge.saw("upgraded");
+                }
+                done
+            } else {
+                // It is a reader from here on, whatever comes of it.
+                self.judge.weighs(asked.lock, token, 1);
+                let done = timeout(patience, guard.downgrade()).await;
+                if let Ok(Ok(())) = done {
+                    self.judge.saw("downgraded");
+                }
+                done
+            };
+            self.judge.tell(|| format!("{} makes {token} heavier, {heavier}: {done:?}", self.who));
+            let ends_by_itself = !with.renewed || with.max_hold.is_some();
+            let fair = match done.map(|done| done.map_err(|error| error.kind())) {
+                Err(_) | Ok(Ok(())) => true,
+                Ok(Err(ErrorKind::Contended | ErrorKind::Unsupported)) => heavier,
+                Ok(Err(ErrorKind::Lost)) => !self.plan.calm || ends_by_itself,
+                Ok(Err(_)) => !self.plan.calm,
+            };
+            if !fair {
+                self.judge.breaks(&format!("{} could not change what {token} weighs", self.who));
+            }
+            self.hold(with, guard).await;
         }
     }
 

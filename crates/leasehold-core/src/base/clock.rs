@@ -11,6 +11,17 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rustix::time::{ClockId, clock_gettime};
 
 /// A moment on this machine's boot clock, in nanoseconds since it was switched on.
+///
+/// ```
+/// use std::time::Duration;
+/// use leasehold::{Clock, Moment};
+/// let began = Clock::default().now(); // counts suspend, and cannot be set
+/// let limit = began.plus(Duration::from_secs(5));
+/// assert_eq!(limit.since(began), Duration::from_secs(5));
+/// assert_eq!(began.since(limit), Duration::ZERO);
+/// assert_eq!(limit.minus(Duration::from_secs(5)), began);
+/// assert_eq!(Moment::from_nanos(began.as_nanos()), began);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Moment(u64);
 
@@ -50,6 +61,14 @@ impl Moment {
 
 /// Tells the time. The default reads the machine's clock; a [stepped](Clock::stepped) one can be
 /// moved on by a test, as a suspended machine's would be.
+///
+/// ```
+/// use std::time::Duration;
+/// let clock = leasehold::Clock::stepped();
+/// let before = clock.now();
+/// clock.advance(Duration::from_secs(60)); // as if the machine had slept
+/// assert!(clock.now().since(before) >= Duration::from_secs(60));
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct Clock {
     source: Source,

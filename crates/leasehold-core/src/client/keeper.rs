@@ -196,7 +196,7 @@ impl Keeper {
     /// closed for what is left of `at_least`, and, since the holder may still be at work, for the
     /// lock-delay.
     fn clean_up(&self, lease: &Arc<Lease>) {
-        let (store, claim) = (self.store.clone(), lease.claim.clone());
+        let (store, claim) = (self.store.clone(), lease.claim_now().into_owned());
         let keep_until = match store.guarantees().at_least {
             true => lease.keep_until.max(self.clock.now().plus(claim.lock_delay)),
             false => Moment::from_nanos(0),
@@ -213,7 +213,7 @@ impl Keeper {
     async fn send(self: Arc<Self>, batch: Vec<Tracked>) {
         let sent = self.clock.now();
         let renewal = |kept: &Tracked| Renew {
-            claim: kept.claim().clone(),
+            claim: kept.claim_now(),
             lease: match kept {
                 Tracked::Lease(lease) if lease.wants_renewal() => lease.next_lease(sent),
                 Tracked::Lease(lease) => lease.as_it_is(sent),

@@ -12,6 +12,7 @@
 //! and changes nothing. Whoever first looks at a passed deadline loses the lease, so a process
 //! that was stopped for an hour sees the truth at first sight, before any thread has had its turn.
 
+use std::borrow::Cow;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::time::Duration;
@@ -20,6 +21,7 @@ use tokio::sync::watch;
 
 use super::spans::Holding;
 use super::telemetry::{self, Gauged};
+use super::weight::Weight;
 use crate::base::clock::{Clock, Moment};
 use crate::words::claim::Claim;
 use crate::words::error::LostReason;
@@ -43,6 +45,17 @@ pub enum State {
 }
 
 /// The moment at which a hold that nobody renews is lost, by the client's boot clock.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # let locks = leasehold::connect("memory:").await?;
+/// use leasehold::State;
+/// let guard = locks.mutex("order:42").lock().await?;
+/// if let State::AtRisk(deadline) = guard.state() {
+///     println!("lost in {:?} if nothing is heard, at {:?}", deadline.remaining(), deadline.moment());
+/// }
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadline {
     moment: Moment,
@@ -91,6 +104,8 @@ impl Granted {
 pub(crate) struct Lease {
     pub(crate) claim: Claim,
     pub(crate) token: Token,
+    /// What it weighs by now; the claim says what it weighed as it was taken.
+    pub(crate) weight: Weight,
     /// Whether it is renewed.
     pub(crate) renew: bool,
     /// When `max_hold` is over.
@@ -135,6 +150,7 @@ impl Lease {
         let pid = new.claim.holder.pid;
         let gauged = Gauged::held(&new.claim);
         let lease = Self {
+            weight: Weight::new(new.claim.weight),
             claim: new.claim,
             token: new.token,
             renew: new.renew,
@@ -179,7 +195,15 @@ impl Lease {
 
     /// What kind of hold it is.
     pub(crate) fn side(&self) -> Side {
-        Side::of(self.claim.kind, self.claim.weight)
+        Side::of(self.claim.kind, self.weight.now())
+    }
+
+    /// The claim as it stands at the store, or should.
+    pub(crate) fn claim_now(&self) -> Cow<'_, Claim> {
+        match self.weight.now() {
+            same if same == self.claim.weight => Cow::Borrowed(&self.claim),
+            weight => Cow::Owned(Claim { weight, ..self.claim.clone() }),
+        }
     }
 
     /// Whether the lock is certainly held now.

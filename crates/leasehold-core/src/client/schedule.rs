@@ -34,6 +34,14 @@ impl Tracked {
         }
     }
 
+    /// The claim as it stands at the store.
+    pub(super) fn claim_now(&self) -> Claim {
+        match self {
+            Self::Lease(lease) => lease.claim_now().into_owned(),
+            Self::Waiting(waiting) => waiting.claim.clone(),
+        }
+    }
+
     /// The lease whose rhythm it follows.
     pub(super) fn period(&self) -> Duration {
         match self {

@@ -105,6 +105,16 @@ impl LockHandle {
         }
     }
 
+    /// The same, as one of several, if it is free. That it is not is no event: it is waited for then, or
+    /// tried once more.
+    pub(crate) async fn take_if_free(&self, operation: &'static str, weight: u32) -> Result<Guard> {
+        let taken = pin!(spans::wait(operation, &self.name, self.take(weight, Wait::Try)));
+        let taken = self.core.background.with_runtime(taken).await;
+        taken
+            .inspect(|guard| guard.lease().begins())
+            .map_err(|e| e.during(operation).at(self.core.store.url()))
+    }
+
     /// Who holds and who waits.
     pub(crate) async fn read(&self) -> Result<Option<LockInfo>> {
         let read = async {
@@ -631,16 +641,42 @@ impl Attempt<'_> {
     /// The caller's time is over; says who holds the lock if the store tells quickly, or that the
     /// store is silent. `last`: when it answered last, or the beginning.
     async fn out_of_time(&self, last: Moment) -> Error {
-        let core = self.core();
         let silent = self.now().since(last);
         let Wait::For(limit) = self.wait else { return Error::no_reply(silent) };
-        let read = core.store.holders(&self.claim.name, None);
+        // Slow to tell is not silent.
+        let was_heard = last > self.started && silent < self.claim.waiter_lease / 2;
+        self.handle.out_of_time(&self.claim.name, limit, silent, was_heard).await
+    }
+}
+
+impl LockHandle {
+    /// The error of one who was not answered at all in the time that it had.
+    pub(crate) async fn not_answered(&self, operation: &'static str, limit: Duration) -> Error {
+        let error = async {
+            match self.name.as_ref().map_or_else(Name::new, |name| Ok(name.clone())) {
+                Ok(name) => self.out_of_time(&name, limit, limit, false).await.on(&name),
+                Err(error) => error,
+            }
+        };
+        let error = self.core.background.with_runtime(pin!(error)).await;
+        self.not_acquired(operation, error)
+    }
+
+    /// The error of one who waited for so long, and had the last answer this time ago.
+    async fn out_of_time(
+        &self,
+        name: &Name,
+        limit: Duration,
+        silent: Duration,
+        was_heard: bool,
+    ) -> Error {
+        let core = &self.core;
+        let read = core.store.holders(name, None);
         let read = core.background.within(|| Duration::from_millis(100), read).await;
         let answered = match &read {
             Some(Ok(_)) => true,
             Some(Err(error)) => !error.is_transient(),
-            // Slow to tell is not silent.
-            None => last > self.started && silent < self.claim.waiter_lease / 2,
+            None => was_heard,
         };
         let limit = short(limit);
         if !answered {

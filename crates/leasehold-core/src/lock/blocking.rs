@@ -8,6 +8,9 @@
 //! # Ok::<(), leasehold::Error>(())
 //! ```
 //!
+//! Nothing can stop a thread from outside: work that is [run](Guard::run) under a lock looks at its guard
+//! between its steps ([`is_held`](crate::Guard::is_held), [`ensure`](crate::Guard::ensure)), and a loss is told when it is done.
+//!
 //! Renewal goes on in the background while your thread works or blocks. In async code use the async
 //! face: a blocked executor thread runs nothing else.
 
@@ -17,13 +20,14 @@ use std::time::Duration;
 
 use crate::base::park;
 use crate::client::background::Background;
+use crate::client::lease::State;
 use crate::lock::changes::Change;
 use crate::lock::guard::Released;
 use crate::lock::leasehold::IntoWanted;
 use crate::lock::once_per::OncePer;
 use crate::words::answer::{ClaimInfo, Evict, LockInfo};
 use crate::words::doctor::Finding;
-use crate::words::error::{LostReason, Result};
+use crate::words::error::{Error, LostReason, Result};
 use crate::words::name::Name;
 use crate::words::sequencer::Sequencer;
 
@@ -35,6 +39,41 @@ pub(crate) fn block_on<T>(background: &Background, work: impl Future<Output = T>
 }
 
 /// A client of one store; see [`crate::Leasehold`].
+///
+/// ```
+/// use std::time::Duration;
+/// use leasehold::blocking::connect;
+/// use leasehold::store::Evict;
+/// let limit = Duration::from_secs(5);
+///
+/// let locks = connect("memory:")?;
+/// locks.ping(limit)?;
+/// let config = locks.rwlock("config");
+/// assert_eq!(locks.election("leader").leader()?.map(|l| l.holder.host), None);
+/// let (one, other) = (config.read()?, config.read()?); // together
+/// drop((one, other));
+/// locks.semaphore("convert", 3).acquire_many(2)?.release()?;
+///
+/// // Several, in one order for all.
+/// let both = locks.lock_all_timeout(["stock:b", "stock:a"], limit)?;
+/// assert!(locks.try_lock_all(["stock:a", "stock:c"]).is_err());
+/// both.release()?;
+///
+/// // What operators see and do.
+/// let guard = locks.mutex("order:42").lock()?;
+/// assert_eq!(locks.check(&guard.sequencer())?.token, Some(guard.token()));
+/// assert_eq!(locks.read("order:42")?.expect("it is held").claims.len(), 1);
+/// assert_eq!(locks.list("order:")?.len(), 1);
+/// assert_eq!(locks.watch("order:42").next()?.claim.token, Some(guard.token())); // then what changes
+/// assert_eq!(locks.watch_all("order:").next()?.name.as_str(), "order:42");
+/// assert_eq!(locks.evict("order:42", Evict::Holders)?, 1);
+/// for finding in locks.diagnose()? {
+///     println!("{finding:?}");
+/// }
+/// locks.clone().close_timeout(limit)?; // or close()
+/// assert!(locks.close().is_ok());
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Leasehold(crate::Leasehold);
 
@@ -181,7 +220,41 @@ impl From<crate::Leasehold> for Leasehold {
     }
 }
 
+/// Under a lock that is lost already no work begins.
+fn begin(guard: &crate::Guard) -> Result<()> {
+    match guard.state() {
+        State::Lost(reason) => Err(Error::lost(reason).during("run").on(guard.name())),
+        _ => Ok(()),
+    }
+}
+
+/// What a release says of work that is done: of a loss. An unheard release undoes nothing: the background
+/// thread goes on with it.
+fn end(released: Result<Released>) -> Result<()> {
+    match released {
+        Err(error) if error.lost_reason().is_some() => Err(error),
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
 /// A held lock: all of [`crate::Guard`], with a [`release`](Self::release) that blocks.
+///
+/// ```
+/// # use std::time::Duration;
+/// # let locks = leasehold::blocking::connect("memory:")?;
+/// use leasehold::store::Evict;
+/// let guard = locks.mutex("order:42").lock()?;
+/// println!("held, token {}", guard.token()); // all of the async guard that does not wait
+/// assert!(guard.renew()? > Duration::ZERO); // between steps, with `no_renewal`
+/// let watch = guard.watch();
+/// guard.release()?;
+/// assert!(watch.ensure(Duration::ZERO).is_err());
+///
+/// let guard = locks.mutex("order:42").lock()?;
+/// locks.evict("order:42", Evict::Holders)?;
+/// println!("{}", guard.lost()); // blocks until it is
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Debug)]
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct Guard(crate::Guard);
@@ -196,6 +269,44 @@ impl Guard {
         block_on(&core.background, self.0.release())
     }
 
+    /// Runs `work` under this hold, then releases it; see [`crate::Guard::run`]. Nothing stops the work when the
+    /// lock is lost: it looks at its guard between its steps.
+    ///
+    /// ```
+    /// # let locks = leasehold::blocking::connect("memory:")?;
+    /// let guard = locks.mutex("ledger").try_lock()?;
+    /// let total = guard.run(|guard| guard.token().get())?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As there. One that was lost before it began does not begin.
+    pub fn run<T>(self, work: impl FnOnce(&Self) -> T) -> Result<T> {
+        begin(&self)?;
+        let done = work(&self);
+        end(self.release()).map(|()| done)
+    }
+
+    /// Runs `work`, which fails by itself, under this hold, then releases it; see [`crate::Guard::try_run`].
+    ///
+    /// ```
+    /// # let locks = leasehold::blocking::connect("memory:")?;
+    /// type Error = Box<dyn std::error::Error + Send + Sync>;
+    /// let guard = locks.mutex("ledger").try_lock()?;
+    /// let total: Result<u64, Error> = guard.try_run(|_| Ok("41".parse::<u64>()? + 1));
+    /// assert_eq!(total.unwrap(), 42);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As there.
+    pub fn try_run<T, E: From<Error>>(
+        self,
+        work: impl FnOnce(&Self) -> Result<T, E>,
+    ) -> Result<T, E> {
+        self.run(work)?
+    }
+
     /// See [`crate::Guard::renew`].
     ///
     /// # Errors
@@ -203,6 +314,33 @@ impl Guard {
     pub fn renew(&self) -> Result<Duration> {
         let core = self.0.core();
         block_on(&core.background, self.0.renew())
+    }
+
+    /// See [`crate::Guard::downgrade`].
+    ///
+    /// ```
+    /// # let locks = leasehold::blocking::connect("memory:")?;
+    /// let guard = locks.rwlock("config").write()?;
+    /// // … write it …
+    /// guard.downgrade()?;
+    /// let _other = locks.rwlock("config").read()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As there.
+    pub fn downgrade(&self) -> Result<()> {
+        let core = self.0.core();
+        block_on(&core.background, self.0.downgrade())
+    }
+
+    /// See [`crate::Guard::try_upgrade`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn try_upgrade(&self) -> Result<()> {
+        let core = self.0.core();
+        block_on(&core.background, self.0.try_upgrade())
     }
 
     /// Blocks until the lock is lost; see [`crate::Guard::lost`].
@@ -225,6 +363,17 @@ impl Deref for Guard {
 }
 
 /// Several held locks: all of [`crate::Guards`], with calls that block.
+///
+/// ```
+/// # let locks = leasehold::blocking::connect("memory:")?;
+/// use leasehold::store::Evict;
+/// let both = locks.lock_all(["stock:a", "stock:b"])?;
+/// locks.evict("stock:b", Evict::Holders)?;
+/// let (name, _reason) = both.lost(); // blocks until one is
+/// assert_eq!(name.as_str(), "stock:b");
+/// assert!(both.release().is_err()); // and this says so too
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Debug)]
 #[must_use = "the locks are released when the guards are dropped"]
 pub struct Guards(crate::Guards);
@@ -239,6 +388,45 @@ impl Guards {
             Some(core) => block_on(&core.background, self.0.release()),
             None => Ok(Released::Now),
         }
+    }
+
+    /// Runs `work` while all of them are held, then releases them; see [`crate::Guards::run`]. Nothing stops the
+    /// work when a lock is lost: it looks at the guards between its steps.
+    ///
+    /// ```
+    /// # let locks = leasehold::blocking::connect("memory:")?;
+    /// let both = locks.lock_all(["account:1", "account:2"])?;
+    /// let moved = both.run(|both| both.is_held())?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As there. Where one was lost before it began, it does not begin.
+    pub fn run<T>(self, work: impl FnOnce(&Self) -> T) -> Result<T> {
+        self.0.iter().try_for_each(begin)?;
+        let done = work(&self);
+        end(self.release()).map(|()| done)
+    }
+
+    /// Runs `work`, which fails by itself, while all of them are held, then releases them; see
+    /// [`crate::Guards::try_run`].
+    ///
+    /// ```
+    /// # let locks = leasehold::blocking::connect("memory:")?;
+    /// type Error = Box<dyn std::error::Error + Send + Sync>;
+    /// let both = locks.lock_all(["account:1", "account:2"])?;
+    /// let moved: Result<u64, Error> = both.try_run(|_| Ok("42".parse()?));
+    /// assert_eq!(moved.unwrap(), 42);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As there.
+    pub fn try_run<T, E: From<Error>>(
+        self,
+        work: impl FnOnce(&Self) -> Result<T, E>,
+    ) -> Result<T, E> {
+        self.run(work)?
     }
 
     /// Blocks until one of the locks is lost; see [`crate::Guards::lost`].
@@ -256,6 +444,19 @@ impl Deref for Guards {
 }
 
 /// How a hold stands: all of [`crate::Watch`], with a [`wait_until_held`](Self::wait_until_held) that blocks.
+///
+/// ```
+/// # let locks = leasehold::blocking::connect("memory:")?;
+/// let guard = locks.mutex("order:42").lock()?;
+/// let mut watch = guard.watch();
+/// for step in 1..=3 {
+///     watch.wait_until_held()?; // goes on while held, blocks while at risk, fails when lost
+///     println!("step {step}");
+/// }
+/// guard.release()?;
+/// assert!(watch.wait_until_held().is_err());
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Watch(crate::Watch);
 
@@ -315,8 +516,54 @@ macro_rules! blocking {
     };
 }
 
+/// The calls that run work under a lock, and give it back.
+macro_rules! runs {
+    ($name:ident: $($run:ident, $try_run:ident: $take:ident),+) => {
+        impl $name {
+            $(
+                #[doc = concat!(
+                    "See [`", stringify!($run), "`](crate::", stringify!($name), "::",
+                    stringify!($run), "). Nothing stops the work when the lock is lost: it looks at ",
+                    "its guard between its steps."
+                )]
+                ///
+                /// # Errors
+                /// As there.
+                pub fn $run<T>(&self, work: impl FnOnce(&Guard) -> T) -> Result<T> {
+                    self.$take()?.run(work)
+                }
+
+                #[doc = concat!(
+                    "See [`", stringify!($try_run), "`](crate::", stringify!($name), "::",
+                    stringify!($try_run), ")."
+                )]
+                ///
+                /// # Errors
+                /// As there.
+                pub fn $try_run<T, E: From<Error>>(
+                    &self,
+                    work: impl FnOnce(&Guard) -> Result<T, E>,
+                ) -> Result<T, E> {
+                    self.$take()?.try_run(work)
+                }
+            )+
+        }
+    };
+}
+
 impl Mutex {
     /// See [`crate::Mutex::once_per`].
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # let locks = leasehold::blocking::connect("memory:")?;
+    /// let hour = Duration::from_secs(3600);
+    /// if let Some(guard) = locks.mutex("report").once_per(hour)?.ran() {
+    ///     guard.release()?; // done: nobody does it again within the hour
+    /// }
+    /// assert!(locks.mutex("report").once_per(hour)?.ran().is_none());
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As there.
@@ -326,6 +573,21 @@ impl Mutex {
 }
 
 /// One of many leads; see [`crate::Election`].
+///
+/// ```
+/// use std::ops::ControlFlow;
+/// use std::time::Duration;
+/// # let locks = leasehold::blocking::connect("memory:")?;
+/// let election = locks.election("leader").with(|e| e.lease(Duration::from_secs(10)));
+/// let mut observer = election.observe();
+/// assert!(observer.changed()?.is_none()); // at first, what is there
+/// election.lead(|guard| {
+///     let leader = election.leader().unwrap().expect("we lead");
+///     assert_eq!(leader.token, Some(guard.token()));
+///     ControlFlow::Break(())
+/// })?;
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 #[must_use = "nobody stands until `lead` is called"]
 pub struct Election(crate::Election);
@@ -379,6 +641,16 @@ impl Election {
 }
 
 /// Follows who leads; see [`crate::Observer`].
+///
+/// ```
+/// # let locks = leasehold::blocking::connect("memory:")?;
+/// let mut observer = locks.election("leader").observe();
+/// match observer.changed()? {
+///     Some(leader) => println!("{} leads", leader.holder),
+///     None => println!("nobody leads"),
+/// }
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Observer {
     election: crate::Election,
@@ -396,6 +668,18 @@ impl Observer {
 }
 
 /// Follows what changes in queues; see [`crate::Changes`].
+///
+/// ```
+/// # use std::time::Duration;
+/// # let locks = leasehold::blocking::connect("memory:")?;
+/// let _guard = locks.mutex("deploy:web").lock()?;
+/// // Of one lock, or of all with names that begin so.
+/// for mut changes in [locks.watch("deploy:web"), locks.watch_all("deploy:")] {
+///     changes = changes.every(Duration::from_secs(2)); // looks so often where nobody tells it when
+///     assert_eq!(changes.next()?.name.as_str(), "deploy:web"); // at first, what is there
+/// }
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Changes(crate::Changes);
 
@@ -425,3 +709,6 @@ blocking!(Semaphore:
     acquire(), try_acquire(), acquire_timeout(limit: Duration),
     acquire_many(permits: u32), try_acquire_many(permits: u32),
     acquire_many_timeout(permits: u32, limit: Duration));
+runs!(Mutex: run, try_run: lock);
+runs!(RwLock: run_read, try_run_read: read, run_write, try_run_write: write);
+runs!(Semaphore: run, try_run: acquire);

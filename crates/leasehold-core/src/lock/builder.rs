@@ -1,8 +1,10 @@
 //! Making a client: of which store, under which conditions.
 
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
+
+use tokio::runtime::Handle;
 
 use super::blocking;
 use super::leasehold::Leasehold;
@@ -13,7 +15,7 @@ use crate::client::telemetry;
 use crate::store::above::above;
 use crate::store::namespaced::namespaced;
 use crate::store::open::open;
-use crate::store::registry::Registry;
+use crate::store::registry::{Opening, Registry};
 use crate::store::{Guarantee, Store};
 use crate::words::error::{Error, ErrorKind, Result};
 use crate::words::options::LockOptions;
@@ -21,6 +23,9 @@ use crate::words::sequencer::MAX_IDENTITY_BYTES;
 
 /// How long it is waited before a store is connected to again, at first and at most.
 const CONNECT_AGAIN: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(5)];
+
+/// One try to connect.
+type Trying<'a> = Pin<Box<dyn Future<Output = Result<Arc<dyn Store>>> + Send + 'a>>;
 
 /// Connects with options. The default knows the store `memory:` alone; `leasehold::builder()` knows
 /// all that are in the build.
@@ -104,6 +109,14 @@ impl Builder {
     /// What sequencers say of the store, where clients address one store in more than one way (by
     /// another host name, say): give them all the same. 1 to 1024 bytes, without control
     /// characters, and no secret.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// let locks = leasehold::builder().identity("production").connect("memory:").await?;
+    /// let guard = locks.mutex("order:42").lock().await?;
+    /// assert_eq!(guard.sequencer().store(), "production");
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     #[must_use]
     pub fn identity(mut self, text: impl Into<String>) -> Self {
         self.identity = Some(text.into());
@@ -115,6 +128,14 @@ impl Builder {
     /// it no smaller than the greatest of them, and give it to all clients, for ever. In a URL it
     /// is the parameter `token_offset` (not of `file:` and `memory:`). docs/fencing.md has the
     /// steps.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// let moved = 1 << 60; // no smaller than the greatest token of the store before
+    /// let locks = leasehold::builder().token_offset(moved).connect("memory:").await?;
+    /// assert!(locks.mutex("order:42").lock().await?.token().get() > moved);
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     #[must_use]
     pub fn token_offset(mut self, offset: u64) -> Self {
         self.token_offset = offset;
@@ -125,11 +146,11 @@ impl Builder {
     /// a service that starts at the same time as its store. What no waiting mends is told at once. The default is
     /// not to.
     ///
-    /// ```no_run
+    /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// # use std::time::Duration;
     /// let patient = leasehold::builder().connect_retry(Duration::from_secs(60));
-    /// let locks = patient.connect("redis://localhost").await?;
+    /// let locks = patient.connect("memory:").await?; // or redis://host, which may not be up yet
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
     #[must_use]
@@ -159,6 +180,17 @@ impl Builder {
     }
 
     /// Judges leases by this clock; for tests.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # use std::time::Duration;
+    /// let clock = leasehold::Clock::stepped();
+    /// let locks = leasehold::builder().clock(clock.clone()).connect("memory:").await?;
+    /// let guard = locks.mutex("order:42").lease(Duration::from_secs(15)).lock().await?;
+    /// clock.advance(Duration::from_secs(16)); // as if the machine had slept
+    /// assert!(!guard.is_held());
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     #[must_use]
     pub fn clock(mut self, clock: Clock) -> Self {
         self.clock = clock;
@@ -182,25 +214,65 @@ impl Builder {
     /// given; otherwise as the store fails.
     pub async fn connect(self, url: impl AsRef<str>) -> Result<Leasehold> {
         let background = Background::start()?;
-        let opened = self.opened(url.as_ref(), &background);
-        let store = background.with_runtime(pin!(opened)).await?;
+        let url = url.as_ref();
+        let open = || Box::pin(open(url, &self.registry, background.handle())) as Trying<'_>;
+        let store = background.with_runtime(pin!(self.opened(open, &background))).await?;
+        self.start(store, background)
+    }
+
+    /// Connects to a store that `open` opens: what it does in the background belongs on the runtime that it
+    /// is given, which is the client's own. For stores that are not named by a URL; one that is there already
+    /// is given to [`store`](Self::store).
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use std::sync::Arc;
+    /// use leasehold::store::{MemoryStore, Store};
+    /// let locks = leasehold::builder()
+    ///     .connect_by(|_runtime| Box::pin(async { Ok(Arc::new(MemoryStore::new()) as Arc<dyn Store>) }))
+    ///     .await?;
+    /// # drop(locks); Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// Dropped, nothing is left of it.
+    ///
+    /// # Errors
+    /// As `open`'s, which is [asked again](Self::connect_retry) where that helps; and as
+    /// [`connect`](Self::connect).
+    pub async fn connect_by(self, open: impl Fn(Handle) -> Opening) -> Result<Leasehold> {
+        let background = Background::start()?;
+        let open = || open(background.handle().clone()) as Trying<'_>;
+        let store = background.with_runtime(pin!(self.opened(open, &background))).await?;
         self.start(store, background)
     }
 
     /// As [`connect`](Self::connect), for code without a runtime.
     ///
+    /// ```
+    /// let locks = leasehold::builder().label("cron").connect_blocking("memory:")?;
+    /// locks.mutex("order:42").lock()?.release()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// As there.
     pub fn connect_blocking(self, url: impl AsRef<str>) -> Result<blocking::Leasehold> {
         let background = Background::start()?;
-        let store = blocking::block_on(&background, self.opened(url.as_ref(), &background))?;
+        let url = url.as_ref();
+        let open = || Box::pin(open(url, &self.registry, background.handle())) as Trying<'_>;
+        let store = blocking::block_on(&background, self.opened(open, &background))?;
         self.start(store, background).map(Into::into)
     }
 
-    async fn opened(&self, url: &str, background: &Background) -> Result<Arc<dyn Store>> {
+    async fn opened<'a>(
+        &self,
+        open: impl Fn() -> Trying<'a>,
+        background: &Background,
+    ) -> Result<Arc<dyn Store>> {
         let (started, [mut pause, longest]) = (self.clock.now(), CONNECT_AGAIN);
         loop {
-            let opened = open(url, &self.registry, background.handle()).await;
+            let opened = open().await;
             let spent = self.clock.now().since(started);
             match opened {
                 Err(error) if error.is_retryable() && spent + pause < self.patience => {}
@@ -212,6 +284,15 @@ impl Builder {
     }
 
     /// A client of a store of your own.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use std::sync::Arc;
+    /// use leasehold::store::MemoryStore; // or yours
+    /// let locks = leasehold::builder().label("tests").store(Arc::new(MemoryStore::new()))?;
+    /// locks.mutex("order:42").lock().await?.release().await?;
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
@@ -265,6 +346,15 @@ impl Builder {
 
 impl Leasehold {
     /// A client of this store, with the default options; see [`Builder::store`].
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use std::sync::Arc;
+    /// use leasehold::store::MemoryStore; // or yours
+    /// let locks = leasehold::Leasehold::with_store(Arc::new(MemoryStore::new()))?;
+    /// locks.mutex("order:42").lock().await?.release().await?;
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     ///
     /// # Errors
     /// As there.

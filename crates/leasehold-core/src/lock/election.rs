@@ -211,6 +211,26 @@ impl Election {
     }
 
     /// Follows who leads, for those who do not stand themselves.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// use std::ops::ControlFlow;
+    /// let election = locks.election("leader");
+    /// let mut observer = election.observe();
+    /// assert!(observer.changed().await?.is_none()); // at first, what is there
+    /// election
+    ///     .lead(|guard| {
+    ///         let mut observer = observer.clone();
+    ///         async move {
+    ///             let leader = observer.changed().await.unwrap().expect("somebody leads");
+    ///             assert_eq!(leader.token, Some(guard.token()));
+    ///             ControlFlow::Break(())
+    ///         }
+    ///     })
+    ///     .await?;
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     pub fn observe(&self) -> Observer {
         let queue = self.handle.name.as_ref().ok().cloned().map(Queues::Of);
         let looks = Looks::new(&self.handle.core, queue, LOOK);

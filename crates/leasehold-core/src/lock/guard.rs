@@ -166,11 +166,19 @@ impl Guard {
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
     pub fn permits(&self) -> u32 {
-        self.lease().claim.weight
+        self.lease().weight.now()
     }
 
     /// How many replicas of the store had this grant as it was made, where the store waits for
     /// them (`redis:` with `replicas=N`); else, and after the release, `None`. No I/O.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let guard = locks.mutex("order:42").lock().await?;
+    /// assert_eq!(guard.replicas(), None); // of `redis://host?replicas=1` it is Some(1)
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     pub fn replicas(&self) -> Option<u32> {
         self.hold.core.store.confirmed(&self.lease().claim)
     }
@@ -353,7 +361,8 @@ async fn renew(core: &Core, lease: &Lease) -> Result<Duration> {
     }
     let sent = core.clock.now();
     let limit = || request_timeout(lease.claim.lease);
-    let renewing = renew_one(&*core.store, &lease.claim, lease.next_lease(sent));
+    let claim = lease.claim_now();
+    let renewing = renew_one(&*core.store, &claim, lease.next_lease(sent));
     let renewing = lease.holding.call("renew", renewing);
     let renewal = core.background.within(limit, renewing).await;
     let is_held = match renewal.unwrap_or_else(|| Err(Error::no_reply(limit())))? {
@@ -385,6 +394,21 @@ async fn renew(core: &Core, lease: &Lease) -> Result<Duration> {
 /// let told = tokio::spawn(async move { watch.changed().await });
 /// guard.release().await?;
 /// assert_eq!(told.await.unwrap(), State::Released);
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # use std::time::Duration;
+/// # let locks = leasehold::connect("memory:").await?;
+/// use leasehold::State;
+/// let guard = locks.mutex("order:42").lock().await?;
+/// let watch = guard.watch(); // for a task that does not own the guard
+/// assert_eq!((watch.name(), watch.token()), (guard.name(), guard.token()));
+/// watch.ensure(Duration::from_secs(1))?; // so much is left, whatever becomes of the store
+/// assert!(watch.remaining() > Duration::from_secs(1));
+/// guard.release().await?;
+/// assert_eq!(watch.state(), State::Released);
 /// # Ok::<(), leasehold::Error>(()) }).unwrap();
 /// ```
 #[derive(Clone, Debug)]
@@ -497,6 +521,10 @@ impl Hold {
         Self { core, lease, done: false }
     }
 
+    pub(crate) fn core(&self) -> &Core {
+        &self.core
+    }
+
     pub(crate) fn lease(&self) -> &Arc<Lease> {
         &self.lease
     }
@@ -518,7 +546,7 @@ async fn leave(core: &Core, lease: &Lease, done: &mut bool) -> Result<Released> 
     let started = core.clock.now();
     // Looked at before it is marked: a passed deadline is found and told.
     let before = lease.state_at(started);
-    let claim = &lease.claim;
+    let claim = &*lease.claim_now();
     core.keeper.forget(claim.id);
     lease.mark_released();
     let mut pause = Duration::from_millis(10);
@@ -584,7 +612,7 @@ impl Drop for Hold {
         self.core.keeper.forget(self.lease.claim.id);
         self.lease.mark_released();
         self.lease.over();
-        self.core.leave_in_background(&self.lease.claim, self.lease.keep_until);
+        self.core.leave_in_background(&self.lease.claim_now(), self.lease.keep_until);
         telemetry::released(&self.lease.claim, self.lease.token);
     }
 }

@@ -140,9 +140,9 @@ impl Leasehold {
     /// Takes several locks, or waits until it has all of them: names (each a mutex), mutexes with options of
     /// yours, and parts of other kinds.
     ///
-    /// They are taken one after the other, by name, so that callers who want some of the same never wait
-    /// for each other in a circle; those that are free cost one round trip each. While one is waited for, those before it are held. A lock
-    /// that is named twice is taken once.
+    /// What is free costs the time of one round trip together, one request each. From the first on that is not, they are taken one after
+    /// the other, by name, so that callers who want some of the same never wait for each other in a circle. While one is
+    /// waited for, those before it are held, and those behind it are not. A lock that is named twice is taken once.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -174,7 +174,8 @@ impl Leasehold {
         self.take_all("lock_all", wanted, Wait::Forever).await
     }
 
-    /// Takes all of these locks now, or none: see [`lock_all`](Self::lock_all).
+    /// Takes all of these locks now, or none: see [`lock_all`](Self::lock_all). Of two who try at the same moment both may
+    /// be refused.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -417,6 +418,14 @@ impl Leasehold {
     /// What sequencers say of this store: all clients with the same identity share their locks. It
     /// is drawn from the store's address (on this machine: from the directory and the machine),
     /// without credentials, or was set by [`Builder::identity`](crate::Builder::identity).
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let sequencer = locks.mutex("order:42").lock().await?.sequencer();
+    /// assert_eq!(sequencer.store(), locks.identity());
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     pub fn identity(&self) -> &str {
         &self.core.identity
     }
@@ -518,7 +527,7 @@ impl Leasehold {
         for lease in held {
             longest = longest.max(lease.claim.lease);
             if lease.lose(LostReason::Closed) {
-                core.leave_in_background(&lease.claim, lease.keep_until);
+                core.leave_in_background(&lease.claim_now(), lease.keep_until);
             }
         }
         let longest = longest.min(until.since(core.clock.now()));

@@ -25,6 +25,19 @@ pub enum OncePer<G = Guard> {
 
 impl<G> OncePer<G> {
     /// The guard, if it is ours to do.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # use std::time::Duration;
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let hourly = locks.mutex("report");
+    /// if let Some(guard) = hourly.once_per(Duration::from_secs(3600)).await?.ran() {
+    ///     // ours to do
+    ///     guard.release().await?;
+    /// }
+    /// assert!(hourly.once_per(Duration::from_secs(3600)).await?.ran().is_none());
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     pub fn ran(self) -> Option<G> {
         match self {
             Self::Ran(guard) => Some(guard),

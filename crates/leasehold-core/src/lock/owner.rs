@@ -140,9 +140,9 @@ impl Slot {
                 held.capacity,
             ));
         }
-        if held.kind == Kind::RwLock && asked.weight > held.weight {
+        if held.kind == Kind::RwLock && asked.weight > hold.lease().weight.now() {
             let what = "the same owner holds it for reading and would wait for itself: release \
-                        the read lock first (upgrading is not supported)";
+                        the read lock first, or make that a writer (try_upgrade)";
             return Err(Error::new(ErrorKind::Unsupported, what));
         }
         let (left, least) = (hold.lease().remaining(), asked.min_validity);

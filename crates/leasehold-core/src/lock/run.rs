@@ -29,6 +29,32 @@ impl Guard {
     pub async fn run<T, F: Future<Output = T>>(self, work: impl FnOnce(Guard) -> F) -> Result<T> {
         run(self, work).await
     }
+
+    /// As [`run`](Self::run), for work that fails by itself: its error is yours, and ours becomes one of those.
+    /// The lock is released whether it fails or not.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// type Error = Box<dyn std::error::Error + Send + Sync>; // anyhow's, or an enum with `#[from]`
+    /// let guard = locks.mutex("ledger").try_lock().await?;
+    /// let total: Result<u64, Error> = guard.try_run(|_| async { Ok("41".parse::<u64>()? + 1) }).await;
+    /// assert_eq!(total.unwrap(), 42);
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// As [`run`](Self::run).
+    ///
+    /// # Errors
+    /// As [`run`](Self::run), and as `work`. A loss is told before an error of the work, which may come of it.
+    pub async fn try_run<T, E, F>(self, work: impl FnOnce(Guard) -> F) -> Result<T, E>
+    where
+        E: From<Error>,
+        F: Future<Output = Result<T, E>>,
+    {
+        try_run(self, work).await
+    }
 }
 
 /// As [`run`], for work that fails by itself: one result for both.

@@ -6,11 +6,11 @@ use crate::client::core::Core;
 use crate::lock::acquire::LockHandle;
 use crate::lock::guard::Guard;
 use crate::lock::options::option_methods;
-use crate::lock::run::run;
+use crate::lock::run::{run, try_run};
 use crate::lock::wait::Wait;
 use crate::lock::wanted::Wanted;
 use crate::words::claim::MAX_READERS;
-use crate::words::error::Result;
+use crate::words::error::{Error, Result};
 
 /// Many readers or one writer, first come, first served: a waiting writer holds later readers
 /// back, so nobody starves. Cheap to clone; nothing is sent until it is taken.
@@ -210,6 +210,31 @@ impl RwLock {
         run(self.read().await?, work).await
     }
 
+    /// Runs `work`, which fails by itself, while reading; see [`Mutex::try_run`](crate::Mutex::try_run).
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// type Error = Box<dyn std::error::Error + Send + Sync>;
+    /// let config = locks.rwlock("config");
+    /// let done: Result<u64, Error> = config.try_run_read(|_| async { Ok("42".parse()?) }).await;
+    /// assert_eq!(done.unwrap(), 42);
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// As [`Mutex::run`](crate::Mutex::run).
+    ///
+    /// # Errors
+    /// As [`Mutex::try_run`](crate::Mutex::try_run).
+    pub async fn try_run_read<T, E, F>(&self, work: impl FnOnce(Guard) -> F) -> Result<T, E>
+    where
+        E: From<Error>,
+        F: Future<Output = Result<T, E>>,
+    {
+        try_run(self.read().await?, work).await
+    }
+
     /// Runs `work` while writing; see [`Mutex::run`](crate::Mutex::run).
     ///
     /// ```
@@ -229,5 +254,30 @@ impl RwLock {
         work: impl FnOnce(Guard) -> F,
     ) -> Result<T> {
         run(self.write().await?, work).await
+    }
+
+    /// Runs `work`, which fails by itself, while writing; see [`Mutex::try_run`](crate::Mutex::try_run).
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// type Error = Box<dyn std::error::Error + Send + Sync>;
+    /// let config = locks.rwlock("config");
+    /// let done: Result<u64, Error> = config.try_run_write(|_| async { Ok("42".parse()?) }).await;
+    /// assert_eq!(done.unwrap(), 42);
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// As [`Mutex::run`](crate::Mutex::run).
+    ///
+    /// # Errors
+    /// As [`Mutex::try_run`](crate::Mutex::try_run).
+    pub async fn try_run_write<T, E, F>(&self, work: impl FnOnce(Guard) -> F) -> Result<T, E>
+    where
+        E: From<Error>,
+        F: Future<Output = Result<T, E>>,
+    {
+        try_run(self.write().await?, work).await
     }
 }

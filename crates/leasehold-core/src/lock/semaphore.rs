@@ -6,10 +6,10 @@ use crate::client::core::Core;
 use crate::lock::acquire::LockHandle;
 use crate::lock::guard::Guard;
 use crate::lock::options::option_methods;
-use crate::lock::run::run;
+use crate::lock::run::{run, try_run};
 use crate::lock::wait::Wait;
 use crate::lock::wanted::Wanted;
-use crate::words::error::Result;
+use crate::words::error::{Error, Result};
 
 /// A pool of permits, first come, first served: who asks for many is not overtaken by those who
 /// ask for few. Cheap to clone; nothing is sent until it is taken.
@@ -191,5 +191,30 @@ impl Semaphore {
     /// As [`Mutex::run`](crate::Mutex::run).
     pub async fn run<T, F: Future<Output = T>>(&self, work: impl FnOnce(Guard) -> F) -> Result<T> {
         run(self.acquire().await?, work).await
+    }
+
+    /// Runs `work`, which fails by itself, with one permit; see [`Mutex::try_run`](crate::Mutex::try_run).
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// type Error = Box<dyn std::error::Error + Send + Sync>;
+    /// let done: Result<u64, Error> =
+    ///     locks.semaphore("convert", 3).try_run(|_permit| async { Ok("42".parse()?) }).await;
+    /// assert_eq!(done.unwrap(), 42);
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// As [`Mutex::run`](crate::Mutex::run).
+    ///
+    /// # Errors
+    /// As [`Mutex::try_run`](crate::Mutex::try_run).
+    pub async fn try_run<T, E, F>(&self, work: impl FnOnce(Guard) -> F) -> Result<T, E>
+    where
+        E: From<Error>,
+        F: Future<Output = Result<T, E>>,
+    {
+        try_run(self.acquire().await?, work).await
     }
 }

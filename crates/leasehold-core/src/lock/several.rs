@@ -4,6 +4,10 @@
 //! - *No two callers wait for each other*: everybody takes the locks in one order, by store and name,
 //!   and keeps what it has while it waits for the next. In a circle of callers, one would wait for a name
 //!   before one that it has. (A lock that somebody holds besides, by another call, is not in that order.)
+//! - *What is free costs the time of one round trip*, however many they are: all are tried at once, side by side. Of what
+//!   was free, those before the first that was not are kept, as anybody waits with earlier names in hand; those
+//!   behind it go back at once, and from there on one is taken after the other. (Not where that would gain
+//!   nothing, on this machine, nor where what goes back stays closed, `at_least`.)
 //! - *Nothing stays*: what was taken is in a list that belongs to the future; a failure gives it back before it
 //!   is told, and a future that is dropped does so in the background.
 //! - *The first are held while the last is waited for*, and renewed. One that was lost meanwhile is found
@@ -19,7 +23,7 @@ use crate::client::lease::State;
 use crate::lock::guard::{Guard, Released};
 use crate::lock::wait::Wait;
 use crate::lock::wanted::{Wanted, in_order};
-use crate::words::error::{Error, LostReason, Result};
+use crate::words::error::{Error, ErrorKind, LostReason, Result};
 use crate::words::name::Name;
 
 /// Takes all of them, or none.
@@ -34,10 +38,27 @@ pub(crate) async fn acquire_all(
     let clock = &core.clock;
     let started = clock.now();
     loop {
-        let mut all = Guards { guards: Vec::with_capacity(wanted.len()) };
-        for one in &wanted {
+        let left = |limit: Duration| limit.saturating_sub(clock.now().since(started));
+        let free = free_in_front(operation, &wanted);
+        let (guards, why) = match (wait, wanted.first()) {
+            (Wait::For(limit), Some(first)) => {
+                match core.background.within(|| left(limit), free).await {
+                    Some(free) => free,
+                    None => return Err(first.handle.not_answered(operation, limit).await),
+                }
+            }
+            _ => free.await,
+        };
+        let mut all = Guards { guards };
+        // Whoever tries has its answer, but where that may have been given on account of one who tried as well.
+        if let Some(why) = why.filter(|why| wait == Wait::Try && why.kind() != ErrorKind::Contended)
+        {
+            let _ = all.release().await;
+            return Err(why);
+        }
+        for one in wanted.iter().skip(all.guards.len()) {
             let wait = match wait {
-                Wait::For(limit) => Wait::For(limit.saturating_sub(clock.now().since(started))),
+                Wait::For(limit) => Wait::For(left(limit)),
                 wait => wait,
             };
             match one.handle.acquire(operation, one.weight, wait).await {
@@ -59,6 +80,25 @@ pub(crate) async fn acquire_all(
             }
         }
     }
+}
+
+/// Those that are free, up to the first that is not; and why that is not.
+async fn free_in_front(operation: &'static str, wanted: &[Wanted]) -> (Vec<Guard>, Option<Error>) {
+    let is_local = |one: &Wanted| one.handle.core.store.info().is_local;
+    let stays = |one: &Wanted| !one.handle.options.at_least.is_zero();
+    if wanted.len() < 2 || wanted.iter().all(is_local) || wanted.iter().any(stays) {
+        return (Vec::with_capacity(wanted.len()), None);
+    }
+    let tried = wanted.iter().map(|one| one.handle.take_if_free(operation, one.weight));
+    let mut free = Vec::with_capacity(wanted.len());
+    for one in together(tried).await {
+        match one {
+            Ok(guard) => free.push(guard),
+            // Those behind it are dropped, which gives them back in the background.
+            Err(why) => return (free, Some(why)),
+        }
+    }
+    (free, None)
 }
 
 /// Several held locks, as [`lock_all`](crate::Leasehold::lock_all) takes them. Dropping it releases all of
@@ -158,6 +198,17 @@ impl Guards {
     /// Resolves when one of the locks is lost, and tells which, and why. Works in any executor. Of no
     /// locks at all, none is ever lost.
     ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// use leasehold::store::Evict;
+    /// let both = locks.lock_all(["stock:a", "stock:b"]).await?;
+    /// locks.evict("stock:b", Evict::Holders).await?; // as a person might
+    /// let (name, _reason) = both.lost().await;
+    /// assert_eq!(name.as_str(), "stock:b");
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
     /// # Cancel safety
     /// It only waits: drop it, and call it again.
     pub async fn lost(&self) -> (Name, LostReason) {
@@ -212,6 +263,31 @@ impl Guards {
             },
             Err((name, reason)) => Err(Error::lost(reason).during("run").on(&name)),
         }
+    }
+
+    /// As [`run`](Self::run), for work that fails by itself: its error is yours, and ours becomes one of those.
+    /// The locks are released whether it fails or not.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// type Error = Box<dyn std::error::Error + Send + Sync>;
+    /// let both = locks.lock_all(["account:1", "account:2"]).await?;
+    /// let moved: Result<u64, Error> = both.try_run(async { Ok("42".parse()?) }).await;
+    /// assert_eq!(moved.unwrap(), 42);
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    ///
+    /// # Cancel safety
+    /// As [`run`](Self::run).
+    ///
+    /// # Errors
+    /// As [`run`](Self::run), and as `work`.
+    pub async fn try_run<T, E: From<Error>>(
+        self,
+        work: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, E> {
+        self.run(work).await?
     }
 
     /// Releases all of them at once: one round trip. What it tells is what is owed, if anything is: see

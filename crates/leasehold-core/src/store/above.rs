@@ -19,7 +19,7 @@ use async_trait::async_trait;
 
 use super::{
     ClaimInfo, Ear, Evict, Follow, Joined, LockInfo, Mode, Ownership, Place, Queues, Renew,
-    Renewal, Signal, Store, StoreInfo,
+    Renewal, Reweighed, Signal, Store, StoreInfo,
 };
 use crate::words::claim::Claim;
 use crate::words::doctor::Finding;
@@ -126,6 +126,13 @@ impl Store for Above {
 
     async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
         self.inner.leave(&self.claim_down(claim), keep).await
+    }
+
+    async fn reweigh(&self, claim: &Claim) -> Result<Reweighed> {
+        Ok(match self.inner.reweigh(&self.claim_down(claim)).await? {
+            Reweighed::Done { token } => Reweighed::Done { token: self.up(token)? },
+            other @ (Reweighed::Busy | Reweighed::Lost) => other,
+        })
     }
 
     async fn changed(&self, claim: &Claim) -> Result<Signal> {

@@ -128,6 +128,10 @@ pub struct Guarantees {
     pub lock_delay: bool,
     /// Whether the lock can stay closed after a release (`at_least`).
     pub at_least: bool,
+    /// Whether a writer can become a reader while it holds ([`downgrade`](crate::Guard::downgrade)).
+    pub downgrades: bool,
+    /// Whether a reader can become a writer while it holds ([`try_upgrade`](crate::Guard::try_upgrade)).
+    pub upgrades: bool,
     /// What grants outlive.
     pub grant: Durability,
     /// What the order of tokens outlives.
@@ -170,6 +174,8 @@ impl Guarantees {
             clock: ClockModel::Wall,
             lock_delay: false,
             at_least: false,
+            downgrades: false,
+            upgrades: false,
             grant: Durability::Process,
             token: Durability::Process,
             on_pause: Survival::Fenced,
@@ -205,6 +211,8 @@ impl Guarantees {
             ("leases are judged by", self.clock.to_string()),
             ("lock-delay", yes(self.lock_delay)),
             ("at_least (once per period)", yes(self.at_least)),
+            ("a writer becomes a reader (downgrade)", yes(self.downgrades)),
+            ("a reader becomes a writer (try_upgrade)", yes(self.upgrades)),
             ("grants outlive", self.grant.to_string()),
             ("the order of tokens outlives", self.token.to_string()),
             ("a holder is paused for longer than its lease", self.on_pause.to_string()),

@@ -25,8 +25,8 @@ use super::guarantees::ALL_KINDS;
 use super::inbox::Inbox;
 use super::{
     ClockModel, Durability, Ear, Ears, Evict, Follow, Followers, Guarantees, Joined, Liveness,
-    LockInfo, Mode, Queues, Renew, Renewal, Signal, Stall, Store, StoreInfo, Survival, Wakeup,
-    mismatch,
+    LockInfo, Mode, Queues, Renew, Renewal, Reweighed, Signal, Stall, Store, StoreInfo, Survival,
+    Wakeup, mismatch,
 };
 use crate::base::clock::{Clock, wall_micros};
 use crate::queue::{Queue, StoreTime};
@@ -292,6 +292,15 @@ impl Store for MemoryStore {
         Ok(left.unwrap_or(false))
     }
 
+    async fn reweigh(&self, claim: &Claim) -> Result<Reweighed> {
+        let mut state = self.lock();
+        let now = self.now();
+        let reweighed = state.with(&claim.name, |lock| lock.queue.reweigh(claim, now));
+        drop(state);
+        self.followers.stir(claim.name.as_str());
+        Ok(reweighed.unwrap_or(Reweighed::Lost))
+    }
+
     async fn changed(&self, claim: &Claim) -> Result<Signal> {
         let find = |state: &State| state.locks.get(&claim.name)?.waiters.get(&claim.id).cloned();
         let waiter = find(&self.lock());
@@ -361,6 +370,8 @@ fn guarantees() -> Guarantees {
         clock: ClockModel::Monotonic,
         lock_delay: true,
         at_least: true,
+        downgrades: true,
+        upgrades: true,
         grant: Durability::Process,
         token: Durability::Process,
         on_pause: Survival::Fenced,

@@ -13,8 +13,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::{
-    Ear, Evict, Follow, Joined, LockInfo, Mode, Ownership, Queues, Renew, Renewal, Signal, Store,
-    StoreInfo,
+    Ear, Evict, Follow, Joined, LockInfo, Mode, Ownership, Queues, Renew, Renewal, Reweighed,
+    Signal, Store, StoreInfo,
 };
 use crate::words::claim::Claim;
 use crate::words::doctor::Finding;
@@ -86,6 +86,10 @@ impl Store for Namespaced {
 
     async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
         self.inner.leave(&self.claim_there(claim)?, keep).await
+    }
+
+    async fn reweigh(&self, claim: &Claim) -> Result<Reweighed> {
+        self.inner.reweigh(&self.claim_there(claim)?).await
     }
 
     async fn changed(&self, claim: &Claim) -> Result<Signal> {

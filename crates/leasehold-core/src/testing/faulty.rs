@@ -16,8 +16,8 @@ use tokio::sync::watch;
 use crate::base::locked::locked;
 use crate::lock::leasehold::Leasehold;
 use crate::store::{
-    Ear, Evict, Follow, Joined, LockInfo, Mode, Ownership, Queues, Renew, Renewal, Signal, Store,
-    StoreInfo,
+    Ear, Evict, Follow, Joined, LockInfo, Mode, Ownership, Queues, Renew, Renewal, Reweighed,
+    Signal, Store, StoreInfo,
 };
 use crate::words::claim::Claim;
 use crate::words::doctor::Finding;
@@ -35,6 +35,8 @@ pub enum Op {
     Renew,
     /// [`Store::leave`].
     Leave,
+    /// [`Store::reweigh`].
+    Reweigh,
     /// [`Store::changed`].
     Changed,
     /// What asks and changes no claim of the client's own: [`Store::read`], [`Store::holders`],
@@ -69,6 +71,26 @@ struct Rule {
 }
 
 /// What shall fail, and what has been asked.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # use std::time::Duration;
+/// use leasehold::testing::{Fault, Op, TestStore};
+/// let store = TestStore::new()?;
+/// let (locks, faults) = (store.client()?, store.faults());
+/// let limit = Duration::from_millis(50);
+///
+/// faults.next(Op::Join, 1, Fault::ErrorAfter); // it is done, and who asked is told of an error
+/// locks.mutex("a").lock().await?.release().await?;
+/// assert!(faults.count(Op::Join) >= 2); // so it asked again
+/// faults.always(Op::Ask, Fault::ErrorBefore);
+/// assert!(locks.ping(limit).await.is_err());
+/// faults.freeze(); // no answer to anything
+/// assert!(locks.ping(limit).await.is_err());
+/// faults.heal();
+/// locks.ping(Duration::from_secs(5)).await?;
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
 #[derive(Debug)]
 pub struct Faults {
     rules: Mutex<HashMap<Op, Vec<Rule>>>,
@@ -109,6 +131,21 @@ impl Faults {
     }
 
     /// Runs calls inside the caller's future, with a yield before and after.
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use leasehold::testing::TestStore;
+    /// let store = TestStore::new()?;
+    /// let locks = store.client()?;
+    /// store.faults().step(); // whoever asks can be dropped before and after each call
+    /// let asked = locks.mutex("a");
+    /// let mut asking = Box::pin(asked.try_lock());
+    /// let waker = std::task::Waker::noop();
+    /// assert!(asking.as_mut().poll(&mut std::task::Context::from_waker(waker)).is_pending());
+    /// drop(asking); // here it dies
+    /// store.faults().heal();
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
     pub fn step(&self) {
         self.stepping.store(true, Ordering::SeqCst);
     }
@@ -134,6 +171,20 @@ impl Faults {
 }
 
 /// A store that fails as told.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use std::sync::Arc;
+/// use std::time::Duration;
+/// use leasehold::testing::Faulty;
+/// let faulty = Faulty::around(leasehold::connect("memory:").await?); // or a real store
+/// let faults = faulty.faults();
+/// let locks = leasehold::Leasehold::with_store(Arc::new(faulty))?;
+/// faults.freeze();
+/// assert!(locks.ping(Duration::from_millis(50)).await.is_err());
+/// faults.heal();
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
 #[derive(Debug)]
 pub struct Faulty {
     inner: Leasehold,
@@ -246,6 +297,14 @@ impl Store for Faulty {
             async move { store.leave(&claim, keep).await }
         };
         self.call_merging(Op::Leave, leave, |first, second| first || second).await
+    }
+
+    async fn reweigh(&self, claim: &Claim) -> Result<Reweighed> {
+        let reweigh = |store: Arc<dyn Store>| {
+            let claim = claim.clone();
+            async move { store.reweigh(&claim).await }
+        };
+        self.call(Op::Reweigh, reweigh).await
     }
 
     async fn changed(&self, claim: &Claim) -> Result<Signal> {

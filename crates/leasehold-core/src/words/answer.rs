@@ -108,6 +108,21 @@ impl Renewal {
     }
 }
 
+/// The answer to [`Store::reweigh`](crate::store::Store::reweigh).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub enum Reweighed {
+    /// It holds, and weighs as much as was asked for.
+    Done {
+        /// Its fencing token, which is as it was.
+        token: Token,
+    },
+    /// It holds as before: it was to become heavier, and is not the only one that holds.
+    Busy,
+    /// It does not hold (any more).
+    Lost,
+}
+
 /// The answer to [`Store::changed`](crate::store::Store::changed).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]

@@ -41,6 +41,14 @@ impl fmt::Display for Kind {
 /// The secret name of one claim: 128 random bits of the system's, chosen before any I/O.
 ///
 /// Who knows it may release or renew, so it is never logged: its `Debug` form hides it.
+///
+/// ```
+/// use leasehold::ClaimId;
+/// let id = ClaimId::random()?;
+/// assert_eq!(ClaimId::from_hex(&id.to_hex()), Some(id));
+/// assert_eq!(ClaimId::from_u128(id.as_u128()), id);
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClaimId(u128);
 
@@ -169,6 +177,13 @@ pub struct Claim {
 impl Claim {
     /// A claim of one of `capacity` for `name` with default times and a random id. Stores get
     /// theirs ready made; this is for tests and tools.
+    ///
+    /// ```
+    /// use leasehold::{Claim, Kind, Name};
+    /// let claim = Claim::new(Name::new("convert")?, Kind::Semaphore, 2, 3)?; // two permits of three
+    /// assert_eq!((claim.weight, claim.capacity), (2, 3));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As [`ClaimId::random`].

@@ -59,6 +59,10 @@ pub enum ErrorKind {
 
 impl ErrorKind {
     /// The kind as one word, for metrics' labels: `contended`, `at_risk`, …
+    ///
+    /// ```
+    /// assert_eq!(leasehold::ErrorKind::AtRisk.as_str(), "at_risk");
+    /// ```
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Contended => "contended",
@@ -149,6 +153,10 @@ impl LostReason {
         [Self::Expired, Self::Gone, Self::MaxHold, Self::Forked, Self::Closed];
 
     /// The reason as one word, for metrics' labels: `expired`, `max_hold`, …
+    ///
+    /// ```
+    /// assert_eq!(leasehold::LostReason::MaxHold.as_str(), "max_hold");
+    /// ```
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Expired => "expired",
@@ -173,6 +181,15 @@ impl fmt::Display for LostReason {
 }
 
 /// A hold as a contention error shows it.
+///
+/// ```
+/// use std::time::Duration;
+/// use leasehold::{Error, ErrorKind, Holder, HolderInfo, Token};
+/// let token = Token::new(7).expect("it is none of 0");
+/// let holder = HolderInfo::new(Holder::this_process("backup"), token, Duration::from_secs(90));
+/// let error = Error::new(ErrorKind::Contended, "held by somebody else").held_by(vec![holder]);
+/// assert!(error.to_string().contains("backup"));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -213,6 +230,38 @@ impl fmt::Display for HolderInfo {
 ///     _ => println!("never, until somebody mends it: {error}"),
 /// }
 /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
+///
+/// What it is made of, and tells:
+///
+/// ```
+/// # fn f() -> leasehold::Result<()> {
+/// use std::time::Duration;
+/// use leasehold::{Error, ErrorKind, LostReason, Name, Token};
+///
+/// // As a store of your own makes them, and a fence.
+/// let reset = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+/// let error = Error::new(ErrorKind::Unreachable, "the store hung up: try again")
+///     .during("lock")
+///     .on(&Name::new("order:42")?)
+///     .at("mine://host")
+///     .because(reset);
+/// assert_eq!(error.operation(), Some("lock"));
+/// assert_eq!(error.name().map(Name::as_str), Some("order:42"));
+/// assert_eq!(error.store(), Some("mine://host"));
+/// assert!(error.reason().starts_with("the store hung up: try again: ")); // for an error of which it is a part
+/// assert!(error.is_transient() && !error.held_by_this_client());
+/// assert!(error.but(ErrorKind::Denied).held_by(vec![]).holders().is_empty());
+/// let away = Error::no_reply(Duration::from_secs(5)).not_before(Duration::from_secs(1));
+/// assert!(!away.store_answered());
+///
+/// // What they know beside their kind.
+/// assert_eq!(Error::lost(LostReason::Expired).lost_reason(), Some(LostReason::Expired));
+/// let [seen, offered] = [34, 33].map(|n| Token::new(n).expect("it is none of 0"));
+/// assert_eq!(Error::stale_fence(seen, offered).stale_token().map(|t| t.seen), Some(seen));
+/// assert_eq!(Error::stale_row(1, Some(2)).stale_version().and_then(|v| v.found), Some(2));
+/// # Ok(()) }
+/// # f().unwrap();
 /// ```
 pub struct Error(Box<Inner>);
 

@@ -17,6 +17,12 @@ pub struct Holder {
 
 impl Holder {
     /// This process on this machine. The label is cut to 256 bytes and loses control characters.
+    ///
+    /// ```
+    /// let me = leasehold::Holder::this_process("the nightly job");
+    /// println!("{me}"); // web1 pid 4711 (the nightly job)
+    /// assert_eq!(me.pid, std::process::id());
+    /// ```
     pub fn this_process(label: &str) -> Self {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let mut clean: String = label.chars().filter(|c| !c.is_control()).collect();

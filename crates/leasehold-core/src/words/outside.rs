@@ -9,6 +9,13 @@ use super::token::Token;
 impl Name {
     /// Checks `name` and keeps it.
     ///
+    /// ```
+    /// use leasehold::{ErrorKind, Name};
+    /// assert_eq!(Name::new("order:42")?.as_str(), "order:42");
+    /// assert_eq!(Name::new("two\nlines").unwrap_err().kind(), ErrorKind::InvalidName);
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::InvalidName`] if it is empty, longer than 512 bytes, or holds a control
     /// character (which includes NUL, tab, carriage return and line feed).

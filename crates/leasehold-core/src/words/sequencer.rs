@@ -40,6 +40,24 @@ pub(crate) const MAX_IDENTITY_BYTES: usize = 1024;
 const MAX_TEXT_BYTES: usize = 3 * (MAX_NAME_BYTES + MAX_IDENTITY_BYTES) + 64;
 
 /// One hold of one lock on one store, printable: see [`Guard::sequencer`](crate::Guard::sequencer).
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # let locks = leasehold::connect("memory:").await?;
+/// use leasehold::{Kind, Sequencer};
+/// let guard = locks.mutex("order:42").lock().await?;
+/// let text = guard.sequencer().to_string(); // lh1:mutex:…, for a header or an argument
+///
+/// // Whoever gets it, with a client of the same store:
+/// let shown: Sequencer = text.parse()?;
+/// assert_eq!((shown.name(), shown.kind(), shown.token()), (guard.name(), Kind::Mutex, guard.token()));
+/// assert!(shown.is_exclusive());
+/// assert_eq!(shown.store(), locks.identity());
+/// locks.check(&shown).await?; // it is held now
+/// guard.release().await?;
+/// assert!(locks.check(&shown).await.is_err());
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(try_from = "String", into = "String"))]

@@ -8,6 +8,15 @@ use std::num::NonZeroU64;
 /// One unsigned 63-bit number, so that it fits a `BIGINT`. Hand it to the resource that the lock
 /// protects; a resource that refuses a token smaller than the greatest it has seen cannot be
 /// fooled by a holder that was paused while its lease ran out.
+///
+/// ```
+/// use leasehold::Token;
+/// let token: Token = "1763722356000001".parse()?; // from a header, say
+/// assert_eq!(Token::new(token.get()), Some(token));
+/// assert!(Token::new(0).is_none() && Token::new(Token::MAX + 1).is_none());
+/// assert_eq!(i64::from(token), 1763722356000001); // for a BIGINT
+/// # Ok::<(), leasehold::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(try_from = "u64", into = "u64"))]

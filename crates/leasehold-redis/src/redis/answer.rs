@@ -8,7 +8,9 @@ use std::time::Duration;
 use redis::Value;
 
 use super::connection::Script;
-use leasehold_core::store::{ClaimInfo, Joined, LockInfo, Place, Renewal, Standing, mismatch};
+use leasehold_core::store::{
+    ClaimInfo, Joined, LockInfo, Place, Renewal, Reweighed, Standing, mismatch,
+};
 use leasehold_core::{Claim, Error, ErrorKind, Holder, HolderInfo, Kind, Name, Result, Token};
 
 /// The scripts, each one atomic step.
@@ -20,6 +22,7 @@ pub(super) struct Scripts {
     pub(super) beat: Arc<Script>,
     pub(super) leave_mutex: Arc<Script>,
     pub(super) leave_shared: Arc<Script>,
+    pub(super) reweigh: Arc<Script>,
     pub(super) evict: Arc<Script>,
     pub(super) read: Arc<Script>,
 }
@@ -67,6 +70,7 @@ impl Scripts {
                 "leave_mutex_queue"
             )),
             leave_shared: started(common!("leave_shared")),
+            reweigh: started(common!("reweigh")),
             evict: started(common!("evict")),
             read: started(common!("read")),
         }
@@ -371,6 +375,17 @@ pub(super) fn left(value: &Value) -> Result<(bool, bool)> {
     Ok((n & 1 > 0, n & 2 > 0))
 }
 
+/// The answer of `reweigh.lua`, and whether the call is to be made again, as of `leave_*.lua`.
+pub(super) fn reweighed(value: Value) -> Result<(Reweighed, bool)> {
+    let parts = parts(value)?;
+    Ok(match int(parts.first())? {
+        0 => (Reweighed::Done { token: token(parts.get(1))? }, int(parts.get(2))? & 2 > 0),
+        1 => (Reweighed::Busy, false),
+        2 => (Reweighed::Lost, false),
+        _ => return Err(out_of_step()),
+    })
+}
+
 /// The answer of `evict.lua`.
 pub(super) fn evicted(name: &Name, value: Value) -> Result<usize> {
     if let Value::Array(parts) = &value {
@@ -476,6 +491,7 @@ mod tests {
                 beaten(&[&name, &name], answer.clone()).err(),
                 number(&answer).err(),
                 left(&answer).err(),
+                reweighed(answer.clone()).err(),
                 evicted(&name, answer.clone()).err(),
                 Page::of(&name, answer).map(Page::shown).err(),
             ];

@@ -284,6 +284,8 @@ fn promised(url: &RedisUrl, kept: Durability, evicts: Option<&str>, unknown: boo
     }
     let mut promised = Guarantees::least();
     promised.kinds = Cow::Borrowed(ALL_KINDS);
+    promised.downgrades = true;
+    promised.upgrades = true;
     promised.fifo = true;
     promised.wakeup = Wakeup::Push;
     promised.evicted = Wakeup::Push;

@@ -2,20 +2,19 @@
 
 use std::borrow::Cow;
 
-use super::schema::Dialect;
-use super::speak::Database;
+use super::dialect::Dialect;
 use super::value::Value;
 use leasehold_core::{Error, ErrorKind, Result};
 
 /// An identifier of the caller's own schema, quoted. Only letters, digits and `_`, so that it is
 /// an identifier and nothing else; `schema.table` where a table is meant.
-pub(crate) fn identifier<DB: Database>(text: &str) -> Result<String> {
+pub(crate) fn identifier(dialect: Dialect, text: &str) -> Result<String> {
     if !is_identifier(text) {
         let shown: String = text.chars().take(40).collect();
         let what = format!("{shown:?} is no table or column name: use letters, digits and _");
         return Err(Error::new(ErrorKind::Config, what));
     }
-    let quote = DB::QUOTE;
+    let quote = dialect.quote();
     let quoted: Vec<String> = text.split('.').map(|p| format!("{quote}{p}{quote}")).collect();
     Ok(quoted.join("."))
 }
@@ -32,32 +31,33 @@ fn is_identifier(text: &str) -> bool {
 }
 
 /// Where a value of the caller's is bound: `?`, or a cast of it.
-pub(crate) fn place<DB: Database>(value: &Value) -> Result<Cow<'static, str>> {
+pub(crate) fn place(dialect: Dialect, value: &Value) -> Result<Cow<'static, str>> {
     let Value::Typed(typed) = value else { return Ok("?".into()) };
     if !is_identifier(&typed.of) {
         let shown: String = typed.of.chars().take(40).collect();
         let what = format!("{shown:?} is no type's name: use letters, digits and _");
         return Err(Error::new(ErrorKind::Config, what));
     }
-    Ok(match DB::DIALECT {
+    Ok(match dialect {
         Dialect::Postgres => format!("CAST(? AS {})", typed.of).into(),
         Dialect::Sqlite | Dialect::Mysql => "?".into(),
     })
 }
 
 /// `, column = ?` for each column, and the values for it.
-pub(crate) fn assignments<DB: Database>(
+pub(crate) fn assignments(
+    dialect: Dialect,
     columns: &[(&str, Value)],
     with: &mut Vec<Value>,
 ) -> Result<String> {
     let mut sql = String::new();
     for (column, value) in columns {
-        let column = identifier::<DB>(column)?;
+        let column = identifier(dialect, column)?;
         // A bound NULL has a type, which need not be the column's.
         if *value == Value::Null {
             sql.push_str(&format!(", {column} = NULL"));
         } else {
-            sql.push_str(&format!(", {column} = {}", place::<DB>(value)?));
+            sql.push_str(&format!(", {column} = {}", place(dialect, value)?));
             with.push(value.clone());
         }
     }

@@ -1,19 +1,15 @@
 //! The three small tables, as statements.
 
-/// Which SQL to print.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Dialect {
-    /// SQLite.
-    Sqlite,
-    /// PostgreSQL.
-    Postgres,
-    /// MySQL and MariaDB.
-    Mysql,
-}
+use super::dialect::Dialect;
 
 /// The tables of `lock_in`, `once` and `fence::sql`, as statements for a migration. Running them
 /// again changes nothing.
+///
+/// ```
+/// use leasehold::database::{Dialect, schema};
+/// let migration = schema(Dialect::Postgres);
+/// assert!(migration.contains("CREATE TABLE IF NOT EXISTS leasehold_once"));
+/// ```
 pub fn schema(dialect: Dialect) -> String {
     let (name, bytes, text, int, tail) = match dialect {
         Dialect::Sqlite => ("TEXT COLLATE BINARY", 0, "TEXT", "INTEGER", " WITHOUT ROWID"),

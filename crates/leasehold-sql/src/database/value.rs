@@ -1,4 +1,4 @@
-//! Values for columns of the caller's own tables.
+//! Values for columns of the caller's own tables, and what of them is bound.
 
 /// A value for a column of the caller's own table.
 #[derive(Clone, Debug, PartialEq)]
@@ -85,9 +85,34 @@ impl Value {
     }
 }
 
-impl Typed {
+/// One parameter of a statement, to be bound: data, and never a part of the text.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Param<'a> {
+    /// `NULL`.
+    Null,
+    /// A whole number: `BIGINT`.
+    Int(i64),
+    /// True or false: `BOOLEAN`.
+    Bool(bool),
+    /// A floating-point number: `DOUBLE PRECISION`.
+    Float(f64),
+    /// Text: `TEXT`.
+    Text(&'a str),
+    /// Bytes: `BYTEA`, `VARBINARY`, `BLOB`.
+    Bytes(&'a [u8]),
+}
+
+impl Value {
     /// What is bound.
-    pub(crate) fn text(self) -> String {
-        self.text
+    pub(crate) fn param(&self) -> Param<'_> {
+        match self {
+            Self::Null => Param::Null,
+            Self::Int(v) => Param::Int(*v),
+            Self::Bool(v) => Param::Bool(*v),
+            Self::Float(v) => Param::Float(*v),
+            Self::Text(v) => Param::Text(v),
+            Self::Bytes(v) => Param::Bytes(v),
+            Self::Typed(v) => Param::Text(&v.text),
+        }
     }
 }

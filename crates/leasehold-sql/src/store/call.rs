@@ -20,7 +20,7 @@ use super::shared::Shared;
 use super::url::is_file;
 use super::wire::{Arg, Wire};
 use leasehold_core::queue::Queue;
-use leasehold_core::store::{Evict, Joined, LockInfo, Mode, Renew, Renewal};
+use leasehold_core::store::{Evict, Joined, LockInfo, Mode, Renew, Renewal, Reweighed};
 use leasehold_core::{Claim, ClaimId, Error, ErrorKind, Name, Result, Token};
 
 /// Whether nobody needs the answer any more.
@@ -38,6 +38,7 @@ pub(super) enum Call {
     /// Renewals on one lock, with its row locked.
     Renew(Vec<Renew>),
     Leave(Claim, Option<Duration>, Told),
+    Reweigh(Claim),
     Read(Name),
     List(String),
     Evict(Name, Evict),
@@ -66,6 +67,7 @@ pub(super) enum Answer {
     Beaten(Vec<Beaten>),
     Renewed(Vec<Renewal>),
     Left(bool),
+    Reweighed(Reweighed),
     Read(Option<LockInfo>),
     Listed(Vec<LockInfo>),
     Evicted(usize),
@@ -205,6 +207,14 @@ impl Shared {
             }
             Call::Leave(claim, keep, told) => {
                 Answer::Left(self.leave(wire, claim, *keep, *told).await? || in_doubt)
+            }
+            Call::Reweigh(claim) => {
+                let reach = Reach::FrontAnd(claim.id);
+                let reweighed = self.section(wire, &claim.name, reach, None, |loaded| {
+                    let now = loaded.now;
+                    loaded.queue.reweigh(claim, now)
+                });
+                Answer::Reweighed(reweighed.await?.unwrap_or(Reweighed::Lost))
             }
             Call::Read(name) => {
                 let mut loaded = self.snapshot(wire, name).await?;

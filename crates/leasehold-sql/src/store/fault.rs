@@ -189,9 +189,9 @@ pub(super) fn is_interrupted(error: &sqlx::Error) -> bool {
     code_of(error).is_some_and(|code| code == "m1317")
 }
 
-/// The server has no room for another connection.
+/// The server has no room for another connection, or nobody lends one.
 pub(super) fn has_no_room(error: &sqlx::Error) -> bool {
-    code_of(error).is_some_and(|code| is_full(&code))
+    matches!(error, sqlx::Error::PoolTimedOut) || code_of(error).is_some_and(|code| is_full(&code))
 }
 
 /// One line for what no repetition can help.

@@ -266,8 +266,10 @@ impl Loaded {
         for e in self.queue.entries().filter(|e| Some(e.token) != head.map(|head| head.token)) {
             match before.get(&e.token) {
                 None => writes.push(insert(sql, name, e)),
-                Some(old) if differs(old, e) => writes.push(update(sql, name, old, e)),
-                Some(_) => {}
+                Some(old) => {
+                    writes.extend(is_moved(old, e).then(|| update(sql, name, old, e)));
+                    writes.extend((old.weight != e.weight).then(|| reweigh(sql, name, e)));
+                }
             }
         }
         writes
@@ -340,6 +342,15 @@ fn update<'a>(sql: &'a Statements, name: &Name, old: &Entry, e: &Entry) -> Write
     }
 }
 
-fn differs(a: &Entry, b: &Entry) -> bool {
+fn reweigh<'a>(sql: &'a Statements, name: &Name, e: &Entry) -> Write<'a> {
+    let name = Arg::Name(name.as_str().to_owned());
+    (&sql.reweigh_claim, vec![i64::from(e.weight).into(), name, int(e.token.get())])
+}
+
+fn is_moved(a: &Entry, b: &Entry) -> bool {
     (a.standing, a.since, a.expires) != (b.standing, b.since, b.expires)
+}
+
+fn differs(a: &Entry, b: &Entry) -> bool {
+    is_moved(a, b) || a.weight != b.weight
 }

@@ -4,6 +4,7 @@ use async_trait::async_trait;
 use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlQueryResult, MySqlRow};
 use sqlx::{ConnectOptions, Row};
 
+use super::callers_pool::CallersPool;
 use super::fault::Failure;
 use super::message::{self, Message};
 use super::url::SqlUrl;
@@ -108,7 +109,10 @@ pub(super) struct MySql(MySqlConnectOptions);
 impl MySql {
     pub(super) fn new(url: &SqlUrl) -> Result<Self> {
         let driver = url.driver.replacen("mariadb:", "mysql:", 1);
-        let options = driver.parse::<MySqlConnectOptions>().map_err(Failure::from);
+        let options = match &url.callers {
+            Some(CallersPool::MySql(pool)) => Ok((*pool.connect_options()).clone()),
+            _ => driver.parse::<MySqlConnectOptions>().map_err(Failure::from),
+        };
         Ok(Self(options.map_err(Failure::into_error)?.disable_statement_logging()))
     }
 }

@@ -12,7 +12,8 @@
 //! back meanwhile, renewals first; the new one is then for the next. Where the server has no room for
 //! a new one, one of ours is waited for: a client that has one connection gets on with that one,
 //! however full the server is. What lay idle for a while is closed, but for the last one: others may
-//! need the room.
+//! need the room. Where the caller has a pool of his own, calls that find ours busy borrow from that
+//! (`borrowed.rs`), and there are not more of ours than renewals want.
 //!
 //! A call that is dropped while it waits here has taken nothing; one that is dropped with a connection
 //! in its hands closes it.
@@ -53,6 +54,8 @@ type Idle = Mutex<Vec<Resting>>;
 /// What the pools of one client share.
 struct Common {
     connect: Arc<dyn Connect>,
+    /// Of whom calls borrow that find ours busy.
+    lender: Option<Arc<dyn Connect>>,
     ear: Arc<Ear>,
     /// How many connections are in somebody's hands.
     lent: AtomicUsize,
@@ -73,6 +76,14 @@ impl Common {
         match self.beats.load(Ordering::SeqCst) {
             0 => self.for_calls.notify_one(),
             _ => self.for_beats.notify_one(),
+        }
+    }
+
+    /// Nothing is under way on it any more.
+    fn rests(idle: &Idle, mut wire: Box<dyn Wire>) {
+        wire.rests();
+        if !wire.is_borrowed() {
+            locked(idle).push(Resting { wire, since: Instant::now() });
         }
     }
 }
@@ -108,20 +119,21 @@ pub(super) struct Pooled {
     _room: OwnedSemaphorePermit,
 }
 
-/// Counts a connection in somebody's hands.
-struct Out(Arc<Common>);
+/// Counts a connection in somebody's hands, if it is one of ours.
+struct Out(Option<Arc<Common>>);
 
 impl Out {
     fn of(common: &Arc<Common>) -> Self {
         common.lent.fetch_add(1, Ordering::SeqCst);
-        Self(common.clone())
+        Self(Some(common.clone()))
     }
 }
 
 impl Drop for Out {
     fn drop(&mut self) {
-        self.0.lent.fetch_sub(1, Ordering::SeqCst);
-        self.0.returned();
+        let Some(common) = &self.0 else { return };
+        common.lent.fetch_sub(1, Ordering::SeqCst);
+        common.returned();
     }
 }
 
@@ -166,9 +178,15 @@ fn forget(idle: &Idle) {
 
 impl Pool {
     /// A pool for calls, and one for renewals.
-    pub(super) fn pair(connect: Arc<dyn Connect>, calls: usize, beats: usize) -> (Self, Self) {
+    pub(super) fn pair(
+        connect: Arc<dyn Connect>,
+        lender: Option<Arc<dyn Connect>>,
+        calls: usize,
+        beats: usize,
+    ) -> (Self, Self) {
         let common = Arc::new(Common {
             connect,
+            lender,
             ear: Arc::default(),
             lent: AtomicUsize::new(0),
             beats: AtomicUsize::new(0),
@@ -240,13 +258,18 @@ impl Pool {
             };
             making = None;
             let error = match made.unwrap_or(Err(sqlx::Error::PoolClosed)) {
-                Ok(wire) => return Ok((wire, None, false, Out::of(&self.common))),
+                Ok(wire) => {
+                    let out = match wire.is_borrowed() {
+                        true => Out(None),
+                        false => Out::of(&self.common),
+                    };
+                    return Ok((wire, None, false, out));
+                }
                 Err(error) if fault::has_no_room(&error) => error,
                 Err(error) => return Err(error),
             };
-            if self.common.lent.load(Ordering::SeqCst) == 0 && !self.is_any_there()
-                || Instant::now() >= until
-            {
+            let is_ours = !matches!(error, sqlx::Error::PoolTimedOut);
+            if is_ours && !self.has_ours() || Instant::now() >= until {
                 return Err(error);
             }
             let _ = tokio::time::timeout(ROOM_AGAIN, returned).await;
@@ -282,30 +305,40 @@ impl Pool {
         }
     }
 
-    fn is_any_there(&self) -> bool {
-        self.common.ear.is_there()
+    fn has_ours(&self) -> bool {
+        self.common.lent.load(Ordering::SeqCst) > 0
+            || self.common.ear.is_there()
             || !locked(&self.idle).is_empty()
             || !locked(&self.others).is_empty()
     }
 
     /// A new connection, made by a task of its own: if nobody wants it any more when it is there, it
-    /// rests.
+    /// rests. For a call it is borrowed where there is a lender: one of ours is enough.
     fn make(&self) -> oneshot::Receiver<sqlx::Result<Box<dyn Wire>>> {
         let (mut wanted, made) = oneshot::channel();
         let (common, idle) = (self.common.clone(), self.idle.clone());
+        let lender = common.lender.clone().filter(|_| !self.is_for_beats && self.has_ours());
         tokio::spawn(async move {
+            let alone = async {
+                if lender.is_none() {
+                    let alone = common.connecting.clone().lock_owned();
+                    return tokio::time::timeout(ALONE, alone).await.ok();
+                }
+                None
+            };
             let _alone = tokio::select! {
-                alone = tokio::time::timeout(ALONE, common.connecting.clone().lock_owned()) => alone,
+                alone = alone => alone,
                 () = wanted.closed() => return,
             };
             // Whoever accepts and then says nothing must not be waited for for ever.
-            let connected = tokio::time::timeout(LIMIT, common.connect.connect()).await;
+            let connect = lender.as_ref().unwrap_or(&common.connect).connect();
+            let connected = tokio::time::timeout(LIMIT, connect).await;
             let wire = connected.unwrap_or_else(|_| {
                 let what = format!("no connection within {LIMIT:?}");
                 Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, what)))
             });
             if let Err(Ok(wire)) = wanted.send(wire) {
-                locked(&idle).push(Resting { wire, since: Instant::now() });
+                Common::rests(&idle, wire);
                 common.returned();
             }
         });
@@ -318,7 +351,7 @@ impl Pool {
         doubt.0 = None;
         match ear {
             Some(ear) => ear.give_back(wire),
-            None => locked(&self.idle).push(Resting { wire, since: Instant::now() }),
+            None => Common::rests(&self.idle, wire),
         }
         // After it is there, since this wakes who waits for it.
         drop(out);

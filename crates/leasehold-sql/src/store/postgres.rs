@@ -13,13 +13,15 @@ use sqlx::{Acquire, ConnectOptions, Row};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
+use super::borrowed::Borrowed;
+use super::callers_pool::CallersPool;
 use super::ear::{Ear, Heard};
 use super::fault::Failure;
 use super::message::{self, Message};
 use super::shared::Shared;
 use super::statements::BEGIN_POOLED;
 use super::url::SqlUrl;
-use super::wire::{Arg, Connect, Done, Row as Cells, Statement, Step, Wire, wire};
+use super::wire::{Arg, Cell, Connect, Done, Row as Cells, Statement, Step, Wire, wire};
 use leasehold_core::kit::Waiters;
 use leasehold_core::store::Signal;
 use leasehold_core::{ClaimId, Result};
@@ -75,6 +77,13 @@ impl Plans {
 /// Fails, by dividing by zero, unless the statement changes exactly one row: the row of a key.
 fn changing_one(sql: &str) -> String {
     format!("WITH w AS ({sql} RETURNING 1) SELECT 1 / count(*) FROM w")
+}
+
+/// Answers how many rows the statement changed, if that is all there is to answer.
+fn counting(sql: &str) -> Option<String> {
+    let changes = ["UPDATE ", "DELETE ", "INSERT "].iter().any(|word| sql.starts_with(word));
+    let is_plain = changes && !sql.contains("RETURNING") && !sql.contains("; ");
+    is_plain.then(|| format!("WITH w AS ({sql} RETURNING 1) SELECT count(*) FROM w"))
 }
 
 fn type_of(arg: &Arg) -> &'static str {
@@ -147,19 +156,29 @@ impl Wire for Own {
 }
 
 /// A connection on which nothing may be left prepared.
-struct Unprepared(PgConnection);
-
-fn inner(connection: &mut Unprepared) -> &mut PgConnection {
-    &mut connection.0
+enum Unprepared {
+    Ours(PgConnection),
+    Borrowed(Borrowed<sqlx::Postgres>),
 }
 
-fn whole(connection: Unprepared) -> PgConnection {
-    connection.0
+fn inner(connection: &mut Unprepared) -> sqlx::Result<&mut PgConnection> {
+    match connection {
+        Unprepared::Ours(connection) => Ok(connection),
+        Unprepared::Borrowed(borrowed) => borrowed.connection(),
+    }
+}
+
+fn whole(connection: Unprepared) -> sqlx::Result<PgConnection> {
+    match connection {
+        Unprepared::Ours(connection) => Ok(connection),
+        Unprepared::Borrowed(borrowed) => borrowed.detached(),
+    }
 }
 
 wire!(Unprepared, std::convert::identity, text, no_id, inner, whole, false);
 
-/// A connection to a pooler that gives each transaction any of its own connections to the server.
+/// A connection to a pooler that gives each transaction any of its own connections to the server, or one that is
+/// borrowed.
 ///
 /// There a statement that was prepared under a name is gone in the next transaction, or, worse, is
 /// another client's statement of the same name. And preparing without a name is a transaction of
@@ -171,36 +190,50 @@ struct Pooled {
 }
 
 impl Pooled {
-    async fn end<T>(&mut self, done: sqlx::Result<T>) -> sqlx::Result<T> {
-        match (self.begun, &done) {
-            (true, _) => {}
-            (false, Ok(_)) => self.connection.raw("COMMIT").await?,
-            // The first error is the one to tell; if this fails too, so will what comes next.
-            (false, Err(_)) => drop(self.connection.raw("ROLLBACK").await),
-        }
-        done
-    }
-
-    async fn begin(&mut self) -> sqlx::Result<()> {
-        match self.begun {
-            true => Ok(()),
-            false => self.connection.raw(BEGIN_POOLED).await,
+    /// The first error is the one to tell; if a rollback fails too, so will what comes next.
+    async fn rolled_back(&mut self) {
+        if self.connection.raw("ROLLBACK").await.is_ok() {
+            self.begun = false;
         }
     }
 }
 
 #[async_trait]
 impl Wire for Pooled {
+    /// A transaction of its own is one message.
     async fn rows(&mut self, statement: &Statement, args: Vec<Arg>) -> sqlx::Result<Vec<Cells>> {
-        self.begin().await?;
-        let rows = self.connection.rows(statement, args).await;
-        self.end(rows).await
+        if self.begun {
+            return self.connection.rows(statement, args).await;
+        }
+        let [begin, commit] = [BEGIN_POOLED, "COMMIT"].map(|words| Step::Raw(words.into()));
+        let mut done = Vec::new();
+        let sent = self.script(vec![begin, Step::Rows(statement, args), commit], &mut done).await;
+        if sent.is_err() {
+            self.rolled_back().await;
+        }
+        sent?;
+        Ok(done.into_iter().nth(1).unwrap_or_default())
     }
 
     async fn run(&mut self, statement: &Statement, args: Vec<Arg>) -> sqlx::Result<Done> {
-        self.begin().await?;
+        if self.begun {
+            return self.connection.run(statement, args).await;
+        }
+        if let Some(counting) = counting(&statement.sql) {
+            let counted = self.rows(&Statement { sql: counting.into(), shape: "i" }, args).await?;
+            let affected = match counted.first().and_then(|row| row.first()) {
+                Some(Cell::Int(Some(count))) => u64::try_from(*count).unwrap_or(0),
+                _ => return Err(sqlx::Error::RowNotFound),
+            };
+            return Ok(Done { affected, last_id: 0 });
+        }
+        self.raw(BEGIN_POOLED).await?;
         let done = self.connection.run(statement, args).await;
-        self.end(done).await
+        match done {
+            Ok(_) => self.raw("COMMIT").await?,
+            Err(_) => self.rolled_back().await,
+        }
+        done
     }
 
     async fn raw(&mut self, sql: &str) -> sqlx::Result<()> {
@@ -222,7 +255,7 @@ impl Wire for Pooled {
         let end = steps.iter().position(|step| is(step, "COMMIT"));
         let before = done.len();
         let message = Message::of(steps, unprepared);
-        let sent = send(&mut self.connection.0, message, done).await;
+        let sent = send(inner(&mut self.connection)?, message, done).await;
         self.begun &= end.is_none_or(|end| done.len() - before <= end);
         sent
     }
@@ -230,6 +263,23 @@ impl Wire for Pooled {
     async fn close(self: Box<Self>) -> sqlx::Result<()> {
         Box::new(self.connection).close().await
     }
+
+    fn is_borrowed(&self) -> bool {
+        matches!(self.connection, Unprepared::Borrowed(_))
+    }
+
+    fn rests(&mut self) {
+        if let Unprepared::Borrowed(borrowed) = &mut self.connection
+            && !self.begun
+        {
+            borrowed.is_clean();
+        }
+    }
+}
+
+/// How what is borrowed is spoken to.
+pub(super) fn borrowed(connection: Borrowed<sqlx::Postgres>) -> Box<dyn Wire> {
+    Box::new(Pooled { connection: Unprepared::Borrowed(connection), begun: false })
 }
 
 fn unprepared(step: Step<'_>) -> Vec<(String, &'static str)> {
@@ -270,7 +320,10 @@ pub(super) struct Postgres {
 
 impl Postgres {
     pub(super) fn new(url: &SqlUrl) -> Result<Self> {
-        let options = url.driver.parse::<PgConnectOptions>().map_err(Failure::from);
+        let options = match &url.callers {
+            Some(CallersPool::Postgres(pool, _)) => Ok((*pool.connect_options()).clone()),
+            _ => url.driver.parse::<PgConnectOptions>().map_err(Failure::from),
+        };
         let options = options.map_err(Failure::into_error)?.disable_statement_logging();
         let options = match options.get_application_name() {
             None => options.application_name("leasehold"),
@@ -295,7 +348,7 @@ impl Connect for Postgres {
         let connection = self.options.connect().await?;
         Ok(match self.pooler {
             false => Box::new(Own { connection, plans: Plans::default() }),
-            true => Box::new(Pooled { connection: Unprepared(connection), begun: false }),
+            true => Box::new(Pooled { connection: Unprepared::Ours(connection), begun: false }),
         })
     }
 }

@@ -161,6 +161,8 @@ impl Shared {
         promised.clock = ClockModel::Wall;
         promised.lock_delay = true;
         promised.at_least = true;
+        promised.downgrades = true;
+        promised.upgrades = true;
         promised.grant = durability;
         promised.token = durability;
         promised.on_pause = Survival::Fenced;

@@ -54,6 +54,8 @@ pub(super) struct Statements {
     pub(super) delete_claim: Statement,
     /// Writes what never shortens a claim's place.
     pub(super) extend_claim: Statement,
+    /// Writes what a claim weighs.
+    pub(super) reweigh_claim: Statement,
     /// Writes a claim's new standing and end.
     pub(super) turn_claim: Statement,
     /// Renew what holds in locks' rows, and what stands among the claims: many at once, given as JSON. They
@@ -196,6 +198,7 @@ impl Statements {
                 "UPDATE {claims} SET standing = ?, since = ?, expires = {greatest}(expires, ?) \
                  WHERE name = ? AND token = ?",
             ),
+            reweigh_claim: say("", "UPDATE {claims} SET weight = ? WHERE name = ? AND token = ?"),
             turn_claim: say(
                 "",
                 "UPDATE {claims} SET standing = ?, since = ?, expires = ? \

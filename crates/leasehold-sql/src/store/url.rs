@@ -2,6 +2,8 @@
 
 use leasehold_core::{Error, ErrorKind, Result};
 
+use super::callers_pool::CallersPool;
+
 /// What URLs of this build begin with.
 const KNOWN: &[&str] = &[
     #[cfg(feature = "sqlite")]
@@ -40,6 +42,8 @@ pub(super) struct SqlUrl {
     /// PostgreSQL: a pooler that hands a connection to another client after each transaction is in
     /// front.
     pub(super) pooler: bool,
+    /// The pool that its caller has: the driver's options are that one's.
+    pub(super) callers: Option<CallersPool>,
 }
 
 /// SQLite's setting of that name.
@@ -86,6 +90,7 @@ impl SqlUrl {
             pool: DEFAULT_POOL,
             synchronous: Synchronous::Full,
             pooler: false,
+            callers: None,
         };
         let mut theirs = Vec::new();
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {

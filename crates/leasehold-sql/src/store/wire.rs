@@ -97,11 +97,22 @@ pub(super) trait Wire: Send {
     }
     /// Says goodbye, as the server's protocol wants it.
     async fn close(self: Box<Self>) -> sqlx::Result<()>;
+    /// Whether it is somebody else's.
+    fn is_borrowed(&self) -> bool {
+        false
+    }
+    /// Nothing is under way on it any more: one that is borrowed goes back as it is dropped.
+    fn rests(&mut self) {}
     /// The next message that was sent to the channel it listens to; may be dropped at any time. `None`:
     /// the connection is gone.
     async fn hear(&mut self) -> sqlx::Result<Option<String>> {
         std::future::pending().await
     }
+}
+
+/// A connection that is sqlx's.
+pub(super) fn itself<C>(connection: C) -> sqlx::Result<C> {
+    Ok(connection)
 }
 
 /// [`Wire`] for one of sqlx's connections. `$name` binds a lock's name, `$text` reads text,
@@ -113,13 +124,13 @@ macro_rules! wire {
             $name,
             $text,
             $last_id,
-            std::convert::identity,
-            std::convert::identity,
+            crate::store::wire::itself,
+            crate::store::wire::itself,
             true
         );
     };
-    // `$inner` finds sqlx's connection in ours, and `$whole` takes it out; `$kept` is whether it keeps
-    // prepared statements.
+    // `$inner` finds sqlx's connection in ours, and `$whole` takes it out, if it is there; `$kept` is whether it
+    // keeps prepared statements.
     ($connection:ty, $name:expr, $text:expr, $last_id:expr, $inner:expr, $whole:expr, $kept:expr) => {
         #[async_trait::async_trait]
         impl crate::store::wire::Wire for $connection {
@@ -139,7 +150,7 @@ macro_rules! wire {
                         Arg::Name(name) => query.bind($name(name)),
                     };
                 }
-                let rows = query.fetch_all($inner(&mut *self)).await?;
+                let rows = query.fetch_all($inner(&mut *self)?).await?;
                 let cells = |row| -> sqlx::Result<Vec<Cell>> {
                     let cell = |(i, kind)| match kind {
                         b'i' => <_ as Row>::try_get::<Option<i64>, _>(&row, i).map(Cell::Int),
@@ -165,18 +176,18 @@ macro_rules! wire {
                         Arg::Name(name) => query.bind($name(name)),
                     };
                 }
-                let done = query.execute($inner(&mut *self)).await?;
+                let done = query.execute($inner(&mut *self)?).await?;
                 Ok(Done { affected: done.rows_affected(), last_id: $last_id(&done) })
             }
 
             async fn raw(&mut self, sql: &str) -> sqlx::Result<()> {
                 use sqlx::Executor;
                 let sql = sqlx::raw_sql(sqlx::AssertSqlSafe(sql.to_owned()));
-                $inner(&mut *self).execute(sql).await.map(|_| ())
+                $inner(&mut *self)?.execute(sql).await.map(|_| ())
             }
 
             async fn close(self: Box<Self>) -> sqlx::Result<()> {
-                sqlx::Connection::close($whole(*self)).await
+                sqlx::Connection::close($whole(*self)?).await
             }
         }
     };

@@ -83,3 +83,55 @@ fn the_keeper_tells_a_loss_without_holding_its_lock() {
         std::thread::sleep(Duration::from_millis(1));
     }
 }
+
+/// Nothing can stop a thread, so it is told when its work is done; and before an error of the work, which may
+/// come of it. Under a lock that is lost already no work begins.
+#[test]
+fn blocking_work_is_told_of_the_loss_of_its_lock() {
+    type Failed = Box<dyn std::error::Error + Send + Sync>;
+    let locks = leasehold::blocking::Leasehold::from(client(Arc::new(MemoryStore::new())));
+    let lose =
+        |name: &str| assert_eq!(locks.evict(name, leasehold::store::Evict::Holders).unwrap(), 1);
+    let ran = locks.mutex("a").run(|guard| lose(guard.name().as_str()));
+    assert_eq!(ran.unwrap_err().lost_reason(), Some(LostReason::Gone));
+    let ran: Result<(), Failed> = locks.rwlock("a").try_run_write(|guard| {
+        lose(guard.name().as_str());
+        Err("what the work says of it".into())
+    });
+    let told = ran.unwrap_err().downcast::<leasehold::Error>().unwrap();
+    assert_eq!(told.lost_reason(), Some(LostReason::Gone));
+    let ran: Result<(), Failed> = locks.semaphore("a", 3).try_run(|_| Err("its own".into()));
+    assert_eq!(ran.unwrap_err().to_string(), "its own");
+    let two = locks.lock_all(["a", "b"]).unwrap();
+    let ran: Result<(), Failed> = two.try_run(|two| {
+        lose(two.get("b").unwrap().name().as_str());
+        Ok(())
+    });
+    assert!(ran.unwrap_err().to_string().contains("\"b\""));
+    let guard = locks.mutex("a").with(|m| m.max_hold(Duration::from_millis(20))).lock().unwrap();
+    assert_eq!(guard.lost(), LostReason::MaxHold);
+    let ran = guard.run(|_| panic!("it has begun"));
+    assert_eq!(ran.unwrap_err().lost_reason(), Some(LostReason::MaxHold));
+    assert!(locks.list("").unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn work_that_fails_gives_its_locks_back_and_keeps_its_error() {
+    type Failed = Box<dyn std::error::Error + Send + Sync>;
+    let locks = client(Arc::new(MemoryStore::new()));
+    let fails = |_| async { Err::<(), Failed>("its own".into()) };
+    let guard = locks.mutex("a").lock().await.unwrap();
+    assert_eq!(guard.try_run(fails).await.unwrap_err().to_string(), "its own");
+    let lock = locks.rwlock("a");
+    assert_eq!(lock.try_run_read(fails).await.unwrap_err().to_string(), "its own");
+    let writes = lock.try_run_write(async |guard: Guard| {
+        locks.evict("a", leasehold::store::Evict::Token(guard.token())).await?;
+        Err::<(), Failed>("what the work says of it".into())
+    });
+    let told = writes.await.unwrap_err().downcast::<leasehold::Error>().unwrap();
+    assert_eq!(told.lost_reason(), Some(LostReason::Gone));
+    let both = locks.lock_all(["a", "b"]).await.unwrap();
+    let failed = both.try_run(async { Err::<(), Failed>("its own".into()) }).await;
+    assert_eq!(failed.unwrap_err().to_string(), "its own");
+    assert!(locks.list("").await.unwrap().is_empty());
+}

@@ -10,5 +10,7 @@ mod leases;
 mod options;
 mod processes;
 mod releases;
+#[cfg(feature = "testing")]
+mod several;
 mod tokens;
 mod waiting;

@@ -30,6 +30,14 @@ leasehold::conformance_suite!(postgres, async {
     leasehold::connect(POSTGRES.as_str()).await.unwrap()
 });
 
+// A service whose pool is there already.
+#[cfg(feature = "postgres")]
+leasehold::conformance_suite!(postgres_pool, async {
+    use leasehold::store::sql::PoolExt;
+    let pool = sqlx::PgPool::connect_lazy(&POSTGRES).unwrap();
+    leasehold::builder().postgres(&pool, "").await.unwrap()
+});
+
 /// A user who may make nothing: turns are taken without procedures.
 #[cfg(feature = "postgres")]
 static POSTGRES_FEW_RIGHTS: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| {

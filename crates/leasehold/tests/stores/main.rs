@@ -62,6 +62,7 @@ mod sql_access;
 mod sql_connections;
 mod sql_faults;
 mod sql_leases;
+mod sql_pool;
 mod sql_postgres;
 mod sql_queue;
 mod sql_requests;

@@ -43,6 +43,7 @@ mod postgres {
     use super::*;
 
     type Db = sqlx::Postgres;
+    const DIALECT: Dialect = Dialect::Postgres;
     /// From now on, this transaction waits for a lock for a moment only.
     /// How long a statement waits for a lock.
     const WAIT_IS: &str = "SELECT current_setting('lock_timeout')";
@@ -219,6 +220,7 @@ mod mariadb {
     use super::*;
 
     type Db = sqlx::MySql;
+    const DIALECT: Dialect = Dialect::Mysql;
     /// How long a statement waits for a lock.
     const WAIT_IS: &str = "SELECT CAST(@@SESSION.innodb_lock_wait_timeout AS CHAR)";
     const IMPATIENT: &str = "SET SESSION innodb_lock_wait_timeout = 1";
@@ -309,6 +311,7 @@ mod sqlite {
     use super::*;
 
     type Db = sqlx::Sqlite;
+    const DIALECT: Dialect = Dialect::Sqlite;
     /// How long a statement waits for a lock.
     const WAIT_IS: &str = "SELECT CAST(timeout AS TEXT) FROM pragma_busy_timeout";
     const IMPATIENT: &str = "PRAGMA busy_timeout = 50";

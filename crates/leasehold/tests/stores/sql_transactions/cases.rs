@@ -1,10 +1,10 @@
-// Included once for each database, which gives `Db`, `bed`, `IMPATIENT` and `LOCKS_ROWS`.
+// Included once for each database, which gives `Db`, `DIALECT`, `bed`, `IMPATIENT` and `LOCKS_ROWS`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use leasehold::fence::sql::{TokenColumn, check};
-use leasehold::once::{Ran, clean_up};
+use leasehold::once::{Ran, clean_up, sweep};
 use leasehold::versioned::{Retry, Versioned, retry};
 use leasehold::{Result, Token, database, once};
 
@@ -568,6 +568,180 @@ async fn r26_old_keys_are_cleaned_up_and_young_ones_stay() {
     assert_eq!(old.await.unwrap(), Ran::First("new".into()));
 }
 
+/// One call deletes no more than it is told to, of both kinds.
+#[tokio::test]
+async fn r26_a_sweep_is_bounded() {
+    let bed = bed().await;
+    let failed = || async { Err::<String, Error>(Error::new(ErrorKind::Full, "no paper")) };
+    for n in 0..3 {
+        let done = once(format!("done {n}")).run(&bed.pool, |_| async { Ok::<_, Error>("x".into()) });
+        assert!(done.await.unwrap().is_first());
+        once(format!("failed {n}")).run(&bed.pool, |_| failed()).await.unwrap_err();
+    }
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    let hour = Duration::from_secs(3600);
+    assert_eq!(sweep(&bed.pool, hour, 100).await.unwrap(), 0);
+    assert_eq!(sweep(&bed.pool, Duration::ZERO, 0).await.unwrap(), 0);
+    for (at_most, swept) in [(2, 2), (2, 2), (100, 2), (100, 0)] {
+        assert_eq!(sweep(&bed.pool, Duration::ZERO, at_most).await.unwrap(), swept);
+    }
+}
+
+/// By the time since it was done, or given up; then it is the first again, and whatever was asked for before is forgotten.
+#[tokio::test(flavor = "multi_thread")]
+async fn r26_a_key_may_be_used_anew_when_its_retention_is_over() {
+    let bed = bed().await;
+    let day = Duration::from_secs(24 * 3600);
+    let run = async |outcome: &'static str| {
+        let key = once("k").fingerprint(outcome).retention(day).wait(Duration::ZERO);
+        key.run(&bed.pool, |a| async move { Ok::<_, Error>(format!("{outcome} {a}")) }).await
+    };
+    let run_in = async |outcome: &'static str| {
+        let mut tx = bed.pool.begin().await.unwrap();
+        let key = once("k").fingerprint(outcome).retention(day);
+        let ran = key.run_in(&mut tx, async |_| Ok::<_, Error>(outcome.to_owned())).await;
+        tx.commit().await.unwrap();
+        ran
+    };
+    let older = async |hours: i64| {
+        let mut tx = bed.pool.begin().await.unwrap();
+        let sql = format!(
+            "UPDATE leasehold_once SET done_at = done_at - {0}, lease_end = lease_end - {0}",
+            hours * 3_600_000_000
+        );
+        sqlx::query(sqlx::AssertSqlSafe(sql)).execute(&mut *tx).await.unwrap();
+        tx.commit().await.unwrap();
+    };
+    assert_eq!(run("a").await.unwrap(), Ran::First("a attempt 1".into()));
+    older(23).await;
+    assert_eq!(run("a").await.unwrap(), Ran::Duplicate("a attempt 1".into()));
+    assert_eq!(run("b").await.unwrap_err().kind(), ErrorKind::Mismatch);
+    older(2).await;
+    assert_eq!(run("b").await.unwrap(), Ran::First("b attempt 1".into()));
+    older(25).await;
+    assert_eq!(run_in("c").await.unwrap(), Ran::First("c".into()));
+    assert_eq!(run_in("c").await.unwrap(), Ran::Duplicate("c".into()));
+    assert_eq!(run("c").await.unwrap(), Ran::Duplicate("c".into()));
+    // Who does not say how long it is kept gets what is there, however old it is.
+    older(100).await;
+    let old = once("k").run(&bed.pool, |_| async { Ok::<_, Error>("no".into()) });
+    assert_eq!(old.await.unwrap(), Ran::Duplicate("c".into()));
+    // An attempt that came to nothing; and of many who come at once, one is the first.
+    let failed = |_| async { Err::<String, Error>(Error::new(ErrorKind::Full, "no paper")) };
+    once("k").retention(day).fingerprint("d").run(&bed.pool, failed).await.unwrap_err();
+    assert_eq!(run("e").await.unwrap_err().kind(), ErrorKind::Mismatch);
+    older(25).await;
+    let racing: Vec<_> = (0..8)
+        .map(|i| {
+            let pool = bed.pool.clone();
+            tokio::spawn(async move {
+                let work = |a| async move { Ok::<_, Error>(format!("by {i}, {a}")) };
+                once("k").retention(day).run(&pool, work).await.unwrap()
+            })
+        })
+        .collect();
+    let mut firsts = 0;
+    for one in racing {
+        let ran = one.await.unwrap();
+        firsts += u32::from(ran.is_first());
+        assert!(ran.into_outcome().ends_with("attempt 1"));
+    }
+    assert_eq!(firsts, 1);
+}
+
+/// A payment's own error: one that is final, and one that is not.
+#[derive(Debug)]
+enum Payment {
+    Declined(String),
+    Failed(Error),
+}
+
+impl From<Error> for Payment {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl Payment {
+    fn kept(&self) -> Option<String> {
+        match self {
+            Self::Declined(why) => Some(why.clone()),
+            Self::Failed(_) => None,
+        }
+    }
+}
+
+#[tokio::test]
+async fn r26_an_error_that_is_an_outcome_is_kept_and_its_work_undone() {
+    let bed = bed().await;
+    let key = |key: &str| once(key).fingerprint("100").keep_errors(Payment::kept, Payment::Declined);
+    let declined = |outcome: Result<String, Payment>| match outcome {
+        Err(Payment::Declined(why)) => why,
+        other => panic!("{other:?}"),
+    };
+    for time in 0..2 {
+        let ran = key("out").run(&bed.pool, |_| async {
+            Err(Payment::Declined("no \0 money".into()))
+        });
+        let ran = ran.await.unwrap();
+        assert_eq!(ran.is_first(), time == 0);
+        assert_eq!(declined(ran.into_outcome()), "no \0 money");
+
+        let mut tx = bed.pool.begin().await.unwrap();
+        let ran = key("in").run_in(&mut tx, async |tx| {
+            let mut wrong = sqlx::query("UPDATE t SET n = 7").execute(&mut **tx).await;
+            if time == 0 {
+                // Even where the database itself has refused.
+                let sql = "INSERT INTO t VALUES (1, 1, 1, NULL)";
+                wrong = sqlx::query(sql).execute(&mut **tx).await;
+            }
+            wrong.map_err(|_| Payment::Declined("twice".into()))?;
+            Ok("no".into())
+        });
+        let ran = ran.await.unwrap();
+        tx.commit().await.unwrap();
+        assert_eq!(ran.is_first(), time == 0);
+        assert_eq!(declined(ran.into_outcome()), "twice");
+    }
+    let mut tx = bed.pool.begin().await.unwrap();
+    assert_eq!(number(&mut tx, "SELECT n FROM t").await, 0, "the work is undone");
+    // Who reads no errors is told of it, and does nothing; another request is refused.
+    for name in ["out", "in"] {
+        let ran = once(name).run_in(&mut tx, async |_| Ok::<_, Error>("no".into())).await;
+        let error = ran.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        one_line(&error);
+        let other = once(name).fingerprint("200").keep_errors(Payment::kept, Payment::Declined);
+        let refused = other.run_in(&mut tx, async |_| Ok("no".into())).await.unwrap_err();
+        assert!(matches!(&refused, Payment::Failed(e) if e.kind() == ErrorKind::Mismatch), "{refused:?}");
+    }
+    tx.rollback().await.unwrap();
+    // What is not kept leaves the key free, and what is done is done.
+    for name in ["out 2", "in 2"] {
+        let fails = || Payment::Failed(Error::new(ErrorKind::Full, "no paper"));
+        let mut tx = bed.pool.begin().await.unwrap();
+        for time in 0..3 {
+            let ran = match name {
+                "in 2" => {
+                    let work = async |_: &mut Tx<'_>| if time == 0 { Err(fails()) } else { Ok("paid".into()) };
+                    key(name).run_in(&mut tx, work).await
+                }
+                _ => {
+                    let work = |_| async { if time == 0 { Err(fails()) } else { Ok("paid".into()) } };
+                    key(name).run(&bed.pool, work).await
+                }
+            };
+            match time {
+                0 => assert!(matches!(ran.unwrap_err(), Payment::Failed(_))),
+                _ => assert_eq!(ran.unwrap().into_outcome().unwrap(), "paid"),
+            }
+        }
+    }
+    // It is forgotten as any other.
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    assert_eq!(clean_up(&bed.pool, Duration::ZERO).await.unwrap(), 3);
+}
+
 #[tokio::test]
 async fn r26_keys_of_attempts_that_never_finished_are_cleaned_up() {
     let bed = bed().await;
@@ -777,7 +951,7 @@ async fn r35_a_fence_takes_exclusive_holds_only() {
 
 #[test]
 fn r35_the_printed_schema_is_what_install_runs() {
-    let dialect = <Db as database::Database>::DIALECT;
+    let dialect = DIALECT;
     let sql = database::schema(dialect);
     for table in ["leasehold_row_lock", "leasehold_once", "leasehold_fence"] {
         assert!(sql.contains(&format!("CREATE TABLE IF NOT EXISTS {table} (")), "{sql}");
@@ -791,7 +965,7 @@ fn r35_the_printed_schema_is_what_install_runs() {
 async fn r35_the_printed_sql_does_what_it_says() {
     use sqlx::{Connection as _, Executor as _};
     let bed = bed().await;
-    let text = leasehold::fence::sql::text(<Db as leasehold::database::Database>::DIALECT);
+    let text = leasehold::fence::sql::text(DIALECT);
     let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with("--")).collect();
     let statements = lines.join("\n");
     let mut statements = statements.split(';').map(str::trim).filter(|sql| !sql.is_empty());

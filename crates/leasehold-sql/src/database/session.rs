@@ -1,0 +1,221 @@
+//! What leasehold asks of a driver: to run a statement, in a transaction that is the caller's.
+//!
+//! The statements are leasehold's, in the [`Dialect`] of the session, and their parameters are bound:
+//! nothing from outside is ever a part of the text. A driver adds nothing: no transaction, no retry. What is
+//! atomic is so by the statement; that a reply may be lost is the [`Fault`]'s to say.
+
+use std::future::Future;
+
+use super::dialect::Dialect;
+use super::fault::Fault;
+use super::value::{Param, Value};
+
+/// A connection to a database, on which statements run one after another.
+///
+/// The connections and transactions of `sqlx` 0.9 are sessions (features `sqlite`, `postgres`, `mysql`), and so
+/// are, each by its feature, `tokio_postgres::Transaction`, `Client` and `Arc<Client>` (`tokio-postgres`),
+/// `sea_orm::DatabaseTransaction` (`sea-orm`), and `sqlx` 0.8's (`sqlx-08`, for PostgreSQL and MySQL). For any
+/// other driver these four methods are all there is to write; `examples/diesel-transactions` has them for
+/// `diesel-async`.
+///
+/// ```
+/// use leasehold::database::{Column, Dialect, Fault, Param, Session, Transaction, Value};
+/// # mod driver { // Stands for any.
+/// # pub struct Connection; pub struct Row; #[derive(Debug)] pub struct Failed { pub sqlstate: Option<String> }
+/// # impl std::fmt::Display for Failed { fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result { Ok(()) } }
+/// # impl std::error::Error for Failed {}
+/// # impl Row {
+/// #   pub fn number(&self, _: usize) -> Option<i64> { Some(1) }
+/// #   pub fn text(&self, _: usize) -> Option<String> { None }
+/// # }
+/// # impl Connection {
+/// #   pub async fn execute(&mut self, _: &str, _: Vec<String>) -> Result<u64, Failed> { Ok(1) }
+/// #   pub async fn first(&mut self, _: &str, _: Vec<String>) -> Result<Option<Row>, Failed> { Ok(Some(Row)) }
+/// #   pub async fn simple(&mut self, _: &str) -> Result<(), Failed> { Ok(()) }
+/// # }}
+/// struct Mine<'a>(&'a mut driver::Connection); // within its transaction
+///
+/// fn fault(error: driver::Failed) -> Fault {
+///     match &error.sqlstate {
+///         Some(code) => Fault::answered(Dialect::Postgres, code.clone(), error),
+///         None => Fault::unanswered(error),
+///     }
+/// }
+/// # fn bind(with: &[Param<'_>]) -> Vec<String> { with.iter().map(|p| format!("{p:?}")).collect() }
+///
+/// impl Session for Mine<'_> {
+///     fn dialect(&self) -> Dialect {
+///         Dialect::Postgres
+///     }
+///     async fn run(&mut self, sql: &str, with: &[Param<'_>]) -> Result<u64, Fault> {
+///         self.0.execute(sql, bind(with)).await.map_err(fault)
+///     }
+///     async fn row(
+///         &mut self,
+///         sql: &str,
+///         with: &[Param<'_>],
+///         columns: &[Column],
+///     ) -> Result<Option<Vec<Value>>, Fault> {
+///         let row = self.0.first(sql, bind(with)).await.map_err(fault)?;
+///         Ok(row.map(|row| Column::read(columns, |i| row.number(i), |i| row.text(i))))
+///     }
+///     async fn batch(&mut self, sql: &str) -> Result<(), Fault> {
+///         self.0.simple(sql).await.map_err(fault)
+///     }
+/// }
+/// impl Transaction for Mine<'_> {}
+///
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # let mut connection = driver::Connection;
+/// leasehold::lock_in(&mut Mine(&mut connection), "account:7").await?;
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
+pub trait Session: Send {
+    /// Its SQL. Places for parameters come as this dialect has them.
+    fn dialect(&self) -> Dialect;
+
+    /// Runs one statement with these parameters, each bound as the type that [`Param`] names. Gives the number of rows
+    /// that it changed; on MySQL that it *matched* (`CLIENT_FOUND_ROWS`).
+    fn run(
+        &mut self,
+        sql: &str,
+        with: &[Param<'_>],
+    ) -> impl Future<Output = Result<u64, Fault>> + Send;
+
+    /// Runs one statement and gives the first row of its answer, read as these columns.
+    fn row(
+        &mut self,
+        sql: &str,
+        with: &[Param<'_>],
+        columns: &[Column],
+    ) -> impl Future<Output = Result<Option<Vec<Value>>, Fault>> + Send;
+
+    /// Runs statements without parameters as they are, unprepared: MySQL prepares no `SAVEPOINT`. Only
+    /// [`install`](crate::database::install) sends several as one text, separated by semicolons.
+    fn batch(&mut self, sql: &str) -> impl Future<Output = Result<(), Fault>> + Send;
+}
+
+/// A session within a transaction that the caller has begun, and will end.
+///
+/// Nothing is left of a lock or a check that stands outside of one: it is over with its statement. So what
+/// needs a transaction takes this, and a driver that has a type for transactions implements it for that one only.
+pub trait Transaction: Session {}
+
+/// Where sessions come from, for what is done outside of the caller's transactions:
+/// [`install`](crate::database::install), [`Once::run`](crate::once::Once::run),
+/// [`clean_up`](crate::once::clean_up). The pools of `sqlx` are, and `Arc<tokio_postgres::Client>`; any
+/// other is by these lines:
+///
+/// ```
+/// # #[cfg(feature = "tokio-postgres")] mod m {
+/// use std::sync::Arc;
+/// use leasehold::database::{Fault, Pool};
+/// struct Connects(tokio_postgres::Config);
+///
+/// impl Pool for Connects {
+///     type Session = Arc<tokio_postgres::Client>;
+///     async fn session(&self) -> Result<Self::Session, Fault> {
+///         let (client, connection) = self.0.connect(tokio_postgres::NoTls).await?;
+///         tokio::spawn(connection);
+///         Ok(Arc::new(client))
+///     }
+/// }
+/// # }
+/// ```
+pub trait Pool: Send + Sync {
+    /// What it gives.
+    type Session: Session;
+
+    /// One of its sessions, outside of any transaction. It goes back when it is dropped.
+    fn session(&self) -> impl Future<Output = Result<Self::Session, Fault>> + Send;
+
+    /// One that does not wait until the pool has one, for what must not be late.
+    fn beside(&self) -> impl Future<Output = Result<Self::Session, Fault>> + Send {
+        self.session()
+    }
+}
+
+/// As what a column of an answer is read.
+///
+/// ```
+/// use leasehold::database::{Column, Value};
+/// let row = ["7", "paid"]; // as a driver has it
+/// let number = |i: usize| row[i].parse().ok();
+/// let text = |i: usize| Some(row[i].to_owned());
+/// let columns = [Column::Int, Column::Text];
+/// assert_eq!(Column::read(&columns, number, text), [Value::from(7i64), "paid".into()]);
+/// // Where a column may not be what it should:
+/// let number = |i: usize| row[i].parse().map(Some);
+/// assert!(Column::try_read(&[Column::Int, Column::Int], number, |_| Ok(None)).is_err());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Column {
+    /// [`Value::Int`]: a `BIGINT`, or `NULL`.
+    Int,
+    /// [`Value::Text`], or `NULL`.
+    Text,
+}
+
+impl Column {
+    /// Reads each of `columns` by its index, with what reads a number and what reads a text.
+    pub fn read(
+        columns: &[Self],
+        number: impl Fn(usize) -> Option<i64>,
+        text: impl Fn(usize) -> Option<String>,
+    ) -> Vec<Value> {
+        let read = |(i, column): (usize, &Self)| match column {
+            Self::Int => number(i).into(),
+            Self::Text => text(i).into(),
+        };
+        columns.iter().enumerate().map(read).collect()
+    }
+
+    /// As [`read`](Self::read), for what may fail.
+    ///
+    /// # Errors
+    /// The first.
+    pub fn try_read<E>(
+        columns: &[Self],
+        number: impl Fn(usize) -> Result<Option<i64>, E>,
+        text: impl Fn(usize) -> Result<Option<String>, E>,
+    ) -> Result<Vec<Value>, E> {
+        let read = |(i, column): (usize, &Self)| match column {
+            Self::Int => number(i).map(Value::from),
+            Self::Text => text(i).map(Value::from),
+        };
+        columns.iter().enumerate().map(read).collect()
+    }
+}
+
+/// Runs a statement of ours, which has `?` for its parameters.
+pub(crate) async fn run<S: Session + ?Sized>(
+    session: &mut S,
+    sql: &str,
+    with: &[Value],
+) -> Result<u64, Fault> {
+    let with: Vec<Param<'_>> = with.iter().map(Value::param).collect();
+    let sql = session.dialect().spell(sql);
+    session.run(&sql, &with).await
+}
+
+/// The first row of a statement of ours.
+pub(crate) async fn row<S: Session + ?Sized>(
+    session: &mut S,
+    sql: &str,
+    with: &[Value],
+    columns: &[Column],
+) -> Result<Option<Vec<Value>>, Fault> {
+    let with: Vec<Param<'_>> = with.iter().map(Value::param).collect();
+    let sql = session.dialect().spell(sql);
+    session.row(&sql, &with, columns).await
+}
+
+/// The number that a statement of ours answers with, if it answers.
+pub(crate) async fn number<S: Session + ?Sized>(
+    session: &mut S,
+    sql: &str,
+    with: &[Value],
+) -> Result<Option<i64>, Fault> {
+    let row = row(session, sql, with, &[Column::Int]).await?;
+    Ok(row.map(|row| row.first().map_or(0, Value::int)))
+}

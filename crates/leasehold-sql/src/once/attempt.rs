@@ -1,0 +1,308 @@
+//! An attempt outside of any transaction: its row is its own for as long as its lease is renewed.
+
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+use super::key::{As, Asked, Begun, Ended, begin, stored};
+use crate::database::{Dialect, Pool, Session, Transaction, Value, micros, number, run};
+use crate::versioned::jittered;
+use leasehold_core::kit::drift;
+use leasehold_core::{Clock, Error, ErrorKind, LostReason, Moment, Name, Result, telemetry};
+
+/// One attempt of [`Once::run`](super::Once::run).
+///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+/// # let pool = options.connect("sqlite::memory:").await.map_err(leasehold::database::error)?;
+/// # leasehold::database::install(&pool).await?;
+/// use leasehold::{database::error, once};
+/// let ran = once("report").run(&pool, |attempt| async {
+///     let attempt = attempt;
+///     println!("attempt {}", attempt.number());
+///     let mut tx = pool.begin().await.map_err(error)?;
+///     attempt.check(&mut tx).await?; // before anything else in it
+///     // write what was done; whoever was paused for too long does not come so far
+///     tx.commit().await.map_err(error)?;
+///     Ok::<_, leasehold::Error>("done".to_owned())
+/// });
+/// assert!(ran.await?.is_first());
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
+#[derive(Clone)]
+pub struct Attempt {
+    pub(super) number: u64,
+    pub(super) key: Name,
+    pub(super) id: Value,
+}
+
+impl Attempt {
+    /// 1 for the first. More: an earlier attempt crashed, failed or lost its lease, and may have
+    /// done a part of the work.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Lets a transaction in the database of the key go on only if this is still the current
+    /// attempt, and keeps others from taking over until it ends. So an attempt that was paused for
+    /// longer than its lease cannot write late, once the next attempt has begun: what is written
+    /// after this, in `tx`, is written before that. One statement, atomic at every isolation level.
+    ///
+    /// Until `tx` ends the lease cannot be renewed: keep it shorter than the lease.
+    ///
+    /// # Cancel safety
+    /// Dropped meanwhile, it leaves the transaction as the driver leaves it: roll back.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Lost`]: roll back, the work is somebody else's. [`ErrorKind::Conflict`] and what
+    /// else the database answers.
+    pub async fn check<T: Transaction + ?Sized>(&self, tx: &mut T) -> Result<()> {
+        let sql = "UPDATE leasehold_once SET attempt = attempt \
+                   WHERE name = ? AND attempt_id = ? AND state = 'started'";
+        let with = [tx.dialect().name(&self.key), self.id.clone()];
+        let checked = match run(tx, sql, &with).await {
+            Ok(1) => return Ok(()),
+            Ok(_) => Error::lost(LostReason::Gone),
+            Err(fault) => fault.into(),
+        };
+        Err(checked.during("once").on(&self.key))
+    }
+}
+
+impl fmt::Debug for Attempt {
+    /// Without the secret that stores the outcome.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("Attempt");
+        shown.field("key", &self.key).field("number", &self.number).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for Attempt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "attempt {}", self.number)
+    }
+}
+
+/// The row of a running attempt.
+pub(super) struct Row<'a, P: Pool> {
+    pub(super) pool: &'a P,
+    pub(super) key: &'a Name,
+    pub(super) asked: Asked,
+    pub(super) id: Value,
+    pub(super) lease: Duration,
+    /// A session of our own, once the pool had none for us.
+    pub(super) beside: tokio::sync::Mutex<Option<P::Session>>,
+}
+
+/// A session, and whether it is our own.
+struct Line<S> {
+    session: S,
+    is_beside: bool,
+}
+
+impl<P: Pool> Row<'_, P> {
+    fn now() -> Moment {
+        Clock::default().now()
+    }
+
+    /// Until when a lease that was asked for at `sent` certainly lasts.
+    pub(super) fn deadline(&self, sent: Moment) -> Moment {
+        sent.plus(self.lease.saturating_sub(drift(self.lease)))
+    }
+
+    /// Begins, waiting for somebody else's attempt; and when the request that did was sent.
+    pub(super) async fn begin(&self, wait: Duration) -> Result<(Begun, Moment)> {
+        let until = Self::now().plus(wait);
+        let how = As::Started { id: self.id.clone(), lease: self.lease };
+        let mut pause = Duration::from_millis(5);
+        loop {
+            let begin = async {
+                let mut session = self.pool.session().await?;
+                let sent = Self::now();
+                Ok((begin(&mut session, self.key, &self.asked, &how).await?, sent))
+            };
+            // A transaction of somebody else's, with the key in it, may go on for ever.
+            let limit = until.since(Self::now()).max(self.patience());
+            let begun = tokio::time::timeout(limit, begin).await.unwrap_or_else(|_| {
+                let what =
+                    "the database, or somebody's transaction with this key in it, stands still";
+                Err(Error::new(ErrorKind::Timeout, what))
+            });
+            let left = until.since(Self::now());
+            match begun {
+                Ok((Begun::Busy, _)) if !left.is_zero() => {}
+                // Undone for others' sake; there is no transaction of the caller's to be told.
+                Err(e) if e.kind() == ErrorKind::Conflict && !left.is_zero() => {}
+                begun => return begun,
+            }
+            tokio::time::sleep(jittered(pause).max(Duration::from_millis(1)).min(left)).await;
+            pause = (pause * 2).min(Duration::from_millis(250));
+        }
+    }
+
+    /// One statement on our row while it is ours, which sets `what` to these values.
+    async fn set(
+        &self,
+        what: impl FnOnce(Dialect) -> String,
+        mut with: Vec<Value>,
+    ) -> Result<bool> {
+        let mut line = self.line().await?;
+        let dialect = line.session.dialect();
+        let sql = format!(
+            "UPDATE leasehold_once SET {} WHERE name = ? AND attempt_id = ? AND state = 'started'",
+            what(dialect)
+        );
+        with.extend([dialect.name(self.key), self.id.clone()]);
+        let rows = run(&mut line.session, &sql, &with).await;
+        self.put_back(line, rows.is_ok()).await;
+        Ok(rows? == 1)
+    }
+
+    /// A session to speak on. The work may have all of the pool's, for longer than our lease:
+    /// what the pool does not give soon is opened beside it.
+    async fn line(&self) -> Result<Line<P::Session>> {
+        if let Some(session) = self.beside.lock().await.take() {
+            return Ok(Line { session, is_beside: true });
+        }
+        let soon = (self.lease / 20).clamp(Duration::from_millis(10), Duration::from_millis(500));
+        match tokio::time::timeout(soon, self.pool.session()).await {
+            Ok(session) => Ok(Line { session: session?, is_beside: false }),
+            Err(_) => Ok(Line { session: self.pool.beside().await?, is_beside: true }),
+        }
+    }
+
+    /// Keeps our own session for the next time, unless it may be broken.
+    async fn put_back(&self, line: Line<P::Session>, well: bool) {
+        if line.is_beside && well {
+            *self.beside.lock().await = Some(line.session);
+        }
+    }
+
+    /// How long one statement may take before another connection is tried: the network may have lost
+    /// this one without a word.
+    fn patience(&self) -> Duration {
+        (self.lease / 3).max(Duration::from_secs(1))
+    }
+
+    /// What is answered within `limit`.
+    async fn in_time<T>(limit: Duration, work: impl Future<Output = Result<T>>) -> Result<T> {
+        tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
+            let what = format!("no answer within {limit:?}: check that the database runs");
+            Err(Error::new(ErrorKind::Unreachable, what))
+        })
+    }
+
+    /// Renews until the row is not ours any more. An error is no answer: the deadline decides.
+    pub(super) async fn renewals(&self, deadline: &AtomicU64) -> LostReason {
+        let mut pause = self.lease / 3;
+        loop {
+            tokio::time::sleep(pause).await;
+            let sent = Self::now();
+            let ends = Moment::from_nanos(deadline.load(Ordering::SeqCst));
+            if sent >= ends {
+                return LostReason::Expired;
+            }
+            let limit = ends.since(sent).min(self.patience());
+            let renewed = self.set(
+                |dialect| format!("lease_end = {} + ?", dialect.now()),
+                vec![Value::Int(micros(self.lease))],
+            );
+            match Self::in_time(limit, renewed).await {
+                Ok(true) => {
+                    deadline.store(self.deadline(sent).as_nanos(), Ordering::SeqCst);
+                    pause = self.lease / 3;
+                }
+                Ok(false) => return LostReason::Gone,
+                Err(_) => pause = self.lease / 20,
+            }
+        }
+    }
+
+    /// Stores the outcome: only the current attempt can, so trying is never wrong. The work is
+    /// done: an outcome that the database refuses, or cannot take in half of the time that is left,
+    /// is left out.
+    pub(super) async fn done(
+        &self,
+        ended: Ended,
+        outcome: &str,
+        deadline: &AtomicU64,
+    ) -> Result<()> {
+        let begun = Self::now();
+        let ends = Moment::from_nanos(deadline.load(Ordering::SeqCst));
+        let half = begun.plus(ends.since(begun) / 2);
+        let text = Value::Text(stored(outcome).into_owned());
+        loop {
+            let storing = self.store(ended, Some(text.clone()));
+            let error = match Self::in_time(self.patience(), storing).await {
+                Ok(true) => return Ok(()),
+                Ok(false) => return Err(Error::lost(LostReason::Gone)),
+                Err(error) => error,
+            };
+            let final_word = !error.is_retryable();
+            if final_word || Self::now() >= half {
+                let storing = self.store(ended, None);
+                if let Ok(true) = Self::in_time(self.patience(), storing).await {
+                    telemetry::outcome_lost(self.key, &error);
+                    return Ok(());
+                }
+            }
+            if final_word || Self::now() >= ends {
+                return Err(error);
+            }
+            tokio::time::sleep(self.lease / 20).await;
+        }
+    }
+
+    /// Whether the outcome is stored, now or before.
+    async fn store(&self, ended: Ended, outcome: Option<Value>) -> Result<bool> {
+        let place = if outcome.is_some() { "?" } else { "NULL" };
+        let done = |dialect: Dialect| {
+            let state = ended.as_str();
+            format!("state = '{state}', done_at = {}, outcome = {place}", dialect.now())
+        };
+        Ok(self.set(done, outcome.into_iter().collect()).await? || self.has_ended(ended).await?)
+    }
+
+    /// Whether an earlier answer of [`done`](Self::done) was lost on its way.
+    async fn has_ended(&self, ended: Ended) -> Result<bool> {
+        let sql = "SELECT attempt FROM leasehold_once \
+                   WHERE name = ? AND attempt_id = ? AND state = ?";
+        let mut line = self.line().await?;
+        let name = line.session.dialect().name(self.key);
+        let with = [name, self.id.clone(), ended.as_str().into()];
+        let there = number(&mut line.session, sql, &with).await;
+        self.put_back(line, there.is_ok()).await;
+        Ok(there?.is_some())
+    }
+
+    /// Lets the next attempt in at once. Now, not 0: retention counts from here.
+    pub(super) async fn give_up(&self) -> Result<bool> {
+        let over = self.set(|dialect| format!("lease_end = {}", dialect.now()), vec![]);
+        Self::in_time(self.patience(), over).await
+    }
+}
+
+/// Runs `work` while the lease lasts: the clock is looked at before each step of it.
+pub(super) async fn within<T>(
+    deadline: &AtomicU64,
+    renewals: impl Future<Output = LostReason>,
+    work: impl Future<Output = T>,
+) -> Result<T, LostReason> {
+    let (mut renewals, mut work) = (pin!(renewals), pin!(work));
+    let clock = Clock::default();
+    poll_fn(|cx| {
+        if clock.now().as_nanos() >= deadline.load(Ordering::SeqCst) {
+            return Poll::Ready(Err(LostReason::Expired));
+        }
+        if let Poll::Ready(reason) = renewals.as_mut().poll(cx) {
+            return Poll::Ready(Err(reason));
+        }
+        work.as_mut().poll(cx).map(Ok)
+    })
+    .await
+}

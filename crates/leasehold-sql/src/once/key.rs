@@ -1,0 +1,371 @@
+//! The row of a key: how it is begun, ended and forgotten. Each step is one statement that decides by itself.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use super::fingerprint::Fingerprint;
+use crate::database::{Column, Dialect, Pool, Session, Value, fill, micros, number, row, run};
+use leasehold_core::{Error, ErrorKind, Name, Result};
+
+/// How a work has ended, for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    Done,
+    /// In an error that is kept. Versions that know nothing of this say of such a key that it comes and goes, and do
+    /// nothing.
+    Refused,
+}
+
+impl Ended {
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::Refused => "refused",
+        }
+    }
+}
+
+/// How a key is begun.
+pub(super) enum As {
+    /// By a transaction, which commits it when it is done.
+    Done,
+    /// By an attempt with this id, for this long.
+    Started { id: Value, lease: Duration },
+}
+
+impl As {
+    const fn state(&self) -> &'static str {
+        match self {
+            Self::Done => "done",
+            Self::Started { .. } => "started",
+        }
+    }
+
+    /// When it is done, as it begins.
+    const fn done_at(&self, dialect: Dialect) -> &'static str {
+        match self {
+            Self::Done => dialect.now(),
+            Self::Started { .. } => "NULL",
+        }
+    }
+}
+
+pub(super) enum Begun {
+    /// By us: attempt number so and so.
+    Ours(u64),
+    /// It ended so before, with this outcome, if it could be stored.
+    Before(Ended, Option<String>),
+    /// By an attempt within its lease.
+    Busy,
+}
+
+/// What is asked of a key that is there.
+#[derive(Debug, Default)]
+pub(super) struct Asked {
+    pub(super) fingerprint: Fingerprint,
+    /// After how long it may be used anew.
+    pub(super) retention: Option<Duration>,
+}
+
+/// Inserts the key's row, or takes over from an attempt whose lease has ended, or from a use that is over for longer
+/// than it is kept, or tells what is there. What a step finds may be gone at the next (the other rolled back, or was
+/// cleaned up), hence the few rounds.
+pub(super) async fn begin<S: Session + ?Sized>(
+    session: &mut S,
+    key: &Name,
+    asked: &Asked,
+    how: &As,
+) -> Result<Begun> {
+    let dialect = session.dialect();
+    let (id, lease) = match how {
+        As::Done => (Value::Text(asked.fingerprint.without_attempt()), 0),
+        As::Started { id, lease } => (id.clone(), micros(*lease)),
+    };
+    let (lease, name) = (Value::Int(lease), dialect.name(key));
+    for _ in 0..10 {
+        match run(session, &insert(dialect, how), &[name.clone(), id.clone(), lease.clone()]).await
+        {
+            Ok(1) => return Ok(Begun::Ours(1)),
+            Ok(_) => {}
+            Err(fault) if fault.is_duplicate() => {}
+            Err(fault) => return Err(fault.into()),
+        }
+        use Column::{Int, Text};
+        let columns = [Text, Text, Text, Int, Int, Int];
+        let there = row(session, &look(dialect), std::slice::from_ref(&name), &columns).await?;
+        let Some(Ok([state, id_there, outcome, attempt, left, age])) =
+            there.map(<[Value; 6]>::try_from)
+        else {
+            continue;
+        };
+        let ended = match state.clone().text().as_str() {
+            "done" => Some(Ended::Done),
+            "refused" => Some(Ended::Refused),
+            _ => None,
+        };
+        let over_for = if ended.is_some() { age.int() } else { -left.int() };
+        if let Some(retention) = asked.retention.map(micros).filter(|&kept| over_for >= kept) {
+            let with = [id.clone(), lease.clone(), name.clone(), state, id_there, retention.into()];
+            if run(session, &anew(dialect, how, ended.is_some()), &with).await? == 1 {
+                return Ok(Begun::Ours(1));
+            }
+            continue;
+        }
+        asked.fingerprint.check(&id_there.clone().text())?;
+        if let Some(ended) = ended {
+            let kept = !matches!(outcome, Value::Null);
+            return Ok(Begun::Before(ended, kept.then(|| read_back(outcome.text()))));
+        }
+        if left.int() > 0 {
+            return Ok(Begun::Busy);
+        }
+        let with = [id.clone(), lease.clone(), name.clone(), id_there];
+        if run(session, &take_over(dialect, how), &with).await? == 1 {
+            return Ok(Begun::Ours(u64::try_from(attempt.int()).unwrap_or(0) + 1));
+        }
+    }
+    Err(Error::new(ErrorKind::Contended, "the key comes and goes: retry later"))
+}
+
+/// The key's row, if there is none: name, id, lease.
+fn insert(dialect: Dialect, how: &As) -> String {
+    let (state, now, done_at) = (how.state(), dialect.now(), how.done_at(dialect));
+    format!(
+        "INSERT INTO leasehold_once (name, state, attempt, attempt_id, lease_end, done_at) \
+         VALUES (?, '{state}', 1, ?, {now} + ?, {done_at}){}",
+        dialect.or_nothing()
+    )
+}
+
+/// What is there; what is left of the lease; for how long it has been done.
+fn look(dialect: Dialect) -> String {
+    let now = dialect.now();
+    format!(
+        "SELECT state, attempt_id, outcome, attempt, lease_end - {now}, \
+         {now} - COALESCE(done_at, {now}) FROM leasehold_once WHERE name = ?{}",
+        dialect.as_it_is()
+    )
+}
+
+/// From an attempt whose lease has ended. Whoever renewed or took over since has another lease end or another id.
+fn take_over(dialect: Dialect, how: &As) -> String {
+    let (state, now, done_at) = (how.state(), dialect.now(), how.done_at(dialect));
+    format!(
+        "UPDATE leasehold_once SET state = '{state}', attempt = attempt + 1, attempt_id = ?, \
+         lease_end = {now} + ?, done_at = {done_at} \
+         WHERE name = ? AND state = 'started' AND attempt_id = ? AND lease_end <= {now}"
+    )
+}
+
+/// As if the row had been deleted, and inserted. Whoever did so since has another time.
+fn anew(dialect: Dialect, how: &As, has_ended: bool) -> String {
+    let (state, now, done_at) = (how.state(), dialect.now(), how.done_at(dialect));
+    let over_at = if has_ended { "done_at" } else { "lease_end" };
+    format!(
+        "UPDATE leasehold_once SET state = '{state}', attempt = 1, attempt_id = ?, \
+         lease_end = {now} + ?, done_at = {done_at}, outcome = NULL \
+         WHERE name = ? AND state = ? AND attempt_id = ? AND {over_at} <= {now} - ?"
+    )
+}
+
+/// The outcome of a transaction's work: outcome, name. Done now, not when the work began: retention counts from here.
+fn end(dialect: Dialect, ended: Ended) -> String {
+    let (state, now) = (ended.as_str(), dialect.now());
+    format!(
+        "UPDATE leasehold_once SET state = '{state}', outcome = ?, done_at = {now} WHERE name = ?"
+    )
+}
+
+/// Stores a transaction's outcome.
+pub(super) async fn keep<S: Session + ?Sized>(
+    session: &mut S,
+    key: &Name,
+    ended: Ended,
+    outcome: &str,
+) -> Result<()> {
+    let dialect = session.dialect();
+    let with = [Value::Text(stored(outcome).into_owned()), dialect.name(key)];
+    match run(session, &end(dialect, ended), &with).await? {
+        1 => Ok(()),
+        _ => Err(Error::new(ErrorKind::Corrupt, "the work deleted its own idempotency key")),
+    }
+}
+
+/// Forgets keys that were done longer than `retention` ago, and so may be done again: choose it
+/// longer than any caller retries. Gives their number. Keys of attempts that crashed or failed and
+/// that nobody took over are forgotten as long after their lease has ended; the next attempt is then
+/// the first again.
+///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+/// # let pool = options.connect("sqlite::memory:").await.map_err(leasehold::database::error)?;
+/// # leasehold::database::install(&pool).await?;
+/// # use std::time::Duration;
+/// use leasehold::once::clean_up;
+/// let month = Duration::from_secs(30 * 24 * 3600);
+/// assert_eq!(clean_up(&pool, month).await?, 0); // daily, by one of many: `mutex.once_per`
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
+///
+/// # Cancel safety
+/// Dropped, some may have been removed. Run it again.
+///
+/// # Errors
+/// What the database answers.
+pub async fn clean_up<P: Pool>(pool: &P, retention: Duration) -> Result<u64> {
+    sweep(pool, retention, u64::MAX).await
+}
+
+/// As [`clean_up`], but forgets `at_most` so many, whichever they are: a call takes no longer than that, however much
+/// there is. A thousand at most are one statement, so nobody who begins waits for more.
+///
+/// ```
+/// # #[cfg(feature = "sqlite")]
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use std::time::Duration;
+/// use leasehold::{database, once, once::sweep};
+/// # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
+/// # let pool = options.connect("sqlite::memory:").await.map_err(database::error)?;
+/// # database::install(&pool).await?;
+/// for key in ["a", "b", "c"] {
+///     let _ = once(key).run(&pool, |_| async { Ok::<_, leasehold::Error>("done".into()) }).await?;
+/// }
+/// let week = Duration::from_secs(7 * 24 * 3600);
+/// assert_eq!(sweep(&pool, week, 100).await?, 0); // nothing is as old
+/// # tokio::time::sleep(Duration::from_millis(5)).await;
+/// assert_eq!(sweep(&pool, Duration::ZERO, 2).await?, 2);
+/// assert_eq!(sweep(&pool, Duration::ZERO, 2).await?, 1); // fewer than asked: that was all
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
+///
+/// # Cancel safety
+/// Dropped, some may have been removed. Run it again.
+///
+/// # Errors
+/// What the database answers.
+pub async fn sweep<P: Pool>(pool: &P, retention: Duration, at_most: u64) -> Result<u64> {
+    let swept = async {
+        let mut session = pool.session().await?;
+        let dialect = session.dialect();
+        // The time is asked for first: a clock inside the WHERE would forbid the index, and the
+        // statement would lock every row that it scans.
+        let now = number(&mut session, &format!("SELECT {}", dialect.now()), &[]).await?;
+        let before = Value::Int(now.unwrap_or(0).saturating_sub(micros(retention)));
+        let mut forgotten = 0;
+        for old in OLD {
+            loop {
+                let some = (at_most - forgotten).min(FORGOTTEN_AT_ONCE);
+                if some == 0 {
+                    return Ok(forgotten);
+                }
+                if dialect == Dialect::Mysql {
+                    // For the next statement: else it would lock the gap before the first row that it
+                    // keeps, which is where whoever begins inserts.
+                    session.batch("SET TRANSACTION ISOLATION LEVEL READ COMMITTED").await?;
+                }
+                let sql = forget(dialect, old, some);
+                let with = vec![before.clone(); sql.matches('?').count()];
+                let deleted = run(&mut session, &sql, &with).await?;
+                forgotten += deleted;
+                if deleted < some {
+                    break;
+                }
+            }
+        }
+        Ok(forgotten)
+    };
+    swept.await.map_err(|e: Error| e.during("clean_up"))
+}
+
+/// What has ended; and what was begun, given up and never taken over.
+const OLD: [&str; 2] = ["done_at < ?", "state = 'started' AND lease_end < ?"];
+
+/// So few that nobody waits long for them.
+const FORGOTTEN_AT_ONCE: u64 = 1_000;
+
+/// Deletes some of the keys of which this is true.
+fn forget(dialect: Dialect, old: &str, some: u64) -> String {
+    match dialect {
+        Dialect::Mysql => format!("DELETE FROM leasehold_once WHERE {old} LIMIT {some}"),
+        // The condition again: a row may have been begun anew meanwhile.
+        _ => format!(
+            "DELETE FROM leasehold_once WHERE name IN (SELECT name FROM leasehold_once \
+             WHERE {old} LIMIT {some}) AND {old}"
+        ),
+    }
+}
+
+/// The key of a transaction as SQL text, for programs that are not written in Rust: the same keys, in the same
+/// table. Parameters are `:key`, `:outcome` and, in µs, `:before`.
+///
+/// ```
+/// use leasehold::database::Dialect;
+/// let text = leasehold::once::text(Dialect::Postgres);
+/// assert!(text.contains("ON CONFLICT (name) DO NOTHING"));
+/// ```
+pub fn text(dialect: Dialect) -> String {
+    let none = match dialect {
+        Dialect::Mysql => "An error 1062 (the transaction lives on)",
+        Dialect::Sqlite | Dialect::Postgres => "No row was inserted",
+    };
+    let retries = forget(dialect, OLD[0], FORGOTTEN_AT_ONCE);
+    format!(
+        "-- In the transaction that does the work, before the work. It waits for another one that is at it.\n\
+         {};\n\
+         -- One row was inserted: the key is yours. Do the work, and then:\n\
+         {};\n\
+         -- COMMIT. If the work fails, ROLL BACK: the key goes with it.\n\
+         -- Or, for an error that is to be answered again, undo the work to a savepoint behind the key, and then:\n\
+         {};\n\n\
+         -- {none}: somebody has used the key. Look:\n\
+         SELECT state, outcome FROM leasehold_once WHERE name = :key{};\n\
+         -- state is 'done': outcome is the answer. 'refused': outcome is the error that was kept. 'started': it is at work\n\
+         -- outside of a transaction; later. (An outcome that begins with ESC 'leasehold:' has ESC '0' for NUL, ESC '1' for ESC.)\n\n\
+         -- Now and then, by itself, until it deletes none: what was done before :before, in microseconds since 1970.\n\
+         {};\n",
+        fill(&insert(dialect, &As::Done), &[":key", "''", "0"]),
+        fill(&end(dialect, Ended::Done), &[":outcome", ":key"]),
+        fill(&end(dialect, Ended::Refused), &[":outcome", ":key"]),
+        dialect.as_it_is(),
+        fill(&retries, &[":before", ":before"]),
+    )
+}
+
+/// What begins an outcome that is stored escaped.
+const ESCAPED: &str = "\u{1b}leasehold:";
+
+/// An outcome as it is stored: itself, or escaped if it has a NUL, which PostgreSQL cannot hold.
+pub(super) fn stored(outcome: &str) -> Cow<'_, str> {
+    if !outcome.contains('\0') && !outcome.starts_with(ESCAPED) {
+        return outcome.into();
+    }
+    let plain = outcome.replace('\u{1b}', "\u{1b}1").replace('\0', "\u{1b}0");
+    format!("{ESCAPED}{plain}").into()
+}
+
+/// What [`stored`] was given.
+fn read_back(text: String) -> String {
+    match text.strip_prefix(ESCAPED) {
+        Some(escaped) => escaped.replace("\u{1b}0", "\0").replace("\u{1b}1", "\u{1b}"),
+        None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn f35_every_outcome_comes_back_and_none_has_a_nul() {
+        for outcome in ["", "paid", "a\0b", "\0", "\u{1b}0\0\u{1b}1", ESCAPED, "\u{1b}[1mbold"] {
+            let text = stored(outcome);
+            assert!(!text.contains('\0'));
+            assert_eq!(read_back(text.into_owned()), outcome);
+        }
+        // What earlier versions stored reads as it is.
+        assert_eq!(read_back("\u{1b}0".into()), "\u{1b}0");
+        assert_eq!(stored("\u{1b}0"), "\u{1b}0");
+    }
+}
