@@ -18,8 +18,9 @@ use leasehold_core::{Error, ErrorKind, Result};
 use tokio::runtime::Handle;
 
 use super::link::Link;
+use super::server::linked;
 use super::url::MemcachedUrl;
-use super::{linked, wire};
+use super::wire;
 use crate::cells::{Answer, Request, Version};
 use crate::fence::Guarded;
 

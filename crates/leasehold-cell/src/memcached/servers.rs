@@ -27,8 +27,8 @@ use leasehold_core::{Claim, Error, ErrorKind, Name, Result};
 use tokio::runtime::Handle;
 use tokio::sync::OnceCell;
 
+use super::server::{connected, guarantees};
 use super::url::MemcachedUrl;
-use super::{connected, guarantees};
 use crate::keys::digits;
 use crate::store::CellStore;
 
