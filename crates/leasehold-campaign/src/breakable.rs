@@ -152,12 +152,33 @@ pub fn zookeeper(setup: &ZooKeeperSetup) -> Breakable {
     })
 }
 
-/// memcached, killed: it comes back empty, and closed for the time that its clients wait then.
+/// memcached, killed and stopped: it comes back empty, and closed for the time that its clients wait then.
 pub fn memcached(setup: Setup) -> Breakable {
     let server = testbed::Memcached::with(setup);
-    Breakable::new(server.url() + "?session_ms=1000", 1, move |_| {
-        server.kill();
-        server.restart();
+    Breakable::new(server.url() + "?session_ms=1000", 2, move |n| match n % 2 {
+        0 => {
+            server.kill();
+            server.restart();
+        }
+        _ => pause(|| server.stop(), || server.cont()),
+    })
+}
+
+/// Three servers of memcached's which share out the names, killed and stopped in turn.
+pub fn memcached_three() -> Breakable {
+    let servers: [testbed::Memcached; 3] = std::array::from_fn(|_| testbed::Memcached::start());
+    let hosts = servers.each_ref().map(|server| format!("127.0.0.1:{}", server.port()));
+    // Whoever is cut off goes by a proxy.
+    let url = format!("memcached://{}/?names=a,b,c&session_ms=1000", hosts.join(","));
+    Breakable::new(url, 2, move |n| {
+        let server = &servers[n % 3];
+        match n % 2 {
+            0 => {
+                server.kill();
+                server.restart();
+            }
+            _ => pause(|| server.stop(), || server.cont()),
+        }
     })
 }
 

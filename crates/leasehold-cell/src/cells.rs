@@ -135,6 +135,15 @@ pub struct System {
     pub idle: Option<Duration>,
 }
 
+impl System {
+    /// One that forgets nothing, shows what is, and reckons as finely as it is asked to: what an adapter sets
+    /// otherwise is what is odd about its system.
+    pub const fn lasting(longest_key: usize, largest_value: usize) -> Self {
+        let (forgets, looks_behind, idle) = (false, false, None);
+        Self { longest_key, largest_value, grain: Duration::ZERO, forgets, looks_behind, idle }
+    }
+}
+
 /// What is heard of other clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Heard {

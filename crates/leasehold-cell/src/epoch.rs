@@ -12,6 +12,10 @@
 //! looks at the epoch together with the write: it may have been a queue of somebody who left one, and nothing
 //! else, after all was lost.
 //!
+//! Where names are shared out among several systems, who does that differently takes a lock on another than all
+//! others do. So an epoch says which systems there are by the word of whoever began it, and who names others is
+//! refused by all that it asks for, without a request more.
+//!
 //! A system that loses the cell which it had no room to write anew is taken for one that has lost all: who
 //! was refused so ends the epoch.
 
@@ -37,11 +41,18 @@ pub(crate) struct Epochs {
     delay: Duration,
     /// What the system's clock may be wrong by as it tells an age.
     grain: Duration,
+    /// The systems of which this is one.
+    members: Option<String>,
 }
 
 impl Epochs {
-    pub(crate) fn new(key: String, delay: Duration, grain: Duration) -> Self {
-        Self { key, delay, grain }
+    pub(crate) fn new(
+        key: String,
+        delay: Duration,
+        grain: Duration,
+        members: Option<String>,
+    ) -> Self {
+        Self { key, delay, grain, members }
     }
 
     /// Looks at it.
@@ -58,7 +69,7 @@ impl Epochs {
             Answer::Found(found) => found,
             _ => return self.begin(cells).await,
         };
-        let epoch = Epoch::read(&found.value)?;
+        let epoch = self.agreed(&found)?;
         if epoch.is_open {
             return Ok(epoch.id);
         }
@@ -66,12 +77,42 @@ impl Epochs {
         if !left.is_zero() {
             return Err(closed(left));
         }
-        let Epoch { id, .. } = epoch;
-        let value = Epoch { id: id.clone(), is_open: true }.written();
+        let id = epoch.id.clone();
+        let value = Epoch { is_open: true, ..epoch }.written();
         let (key, version) = (self.key.clone(), found.version);
         // Refused, somebody else has done it.
         cells.run(vec![Request::Replace { key, value, version, lives: None }]).await?;
         Ok(id)
+    }
+
+    /// Sees to it that all who use this system from now on name the same ones as we do. One round trip, and one more
+    /// where nobody has used it.
+    #[cfg(feature = "memcached")]
+    pub(crate) async fn agree(&self, cells: &dyn Cells) -> Result<()> {
+        if let Some(Answer::Found(found)) = cells.run(vec![self.get()]).await?.pop() {
+            return self.agreed(&found).map(drop);
+        }
+        match self.begin(cells).await {
+            // It begins closed, where it does; or somebody else was faster, whom the next call meets.
+            Err(error) if error.kind() == ErrorKind::Unreachable => Ok(()),
+            begun => begun.map(drop),
+        }
+    }
+
+    /// The epoch that was found, if it names the same systems as we do.
+    fn agreed(&self, found: &Found) -> Result<Epoch> {
+        let epoch = Epoch::read(&found.value)?;
+        if epoch.members == self.members {
+            return Ok(epoch);
+        }
+        let named = |members: &Option<String>| members.clone().unwrap_or("this one alone".into());
+        let what = format!(
+            "not all clients name the same servers, so that a lock would be on two: ours are {}, others' {}. Give \
+             all the same list, and then restart or empty every server that was in any",
+            named(&self.members),
+            named(&epoch.members)
+        );
+        Err(Error::new(ErrorKind::Config, what))
     }
 
     /// At least this old.
@@ -84,7 +125,7 @@ impl Epochs {
     async fn begin(&self, cells: &dyn Cells) -> Result<String> {
         let id = ClaimId::random()?.to_hex();
         let is_open = self.delay.is_zero();
-        let value = Epoch { id: id.clone(), is_open }.written();
+        let value = Epoch { id: id.clone(), is_open, members: self.members.clone() }.written();
         let lives = (!is_open).then_some(LIFE);
         let create = Request::Create { key: self.key.clone(), value, lives };
         match cells.run(vec![create]).await?.pop() {

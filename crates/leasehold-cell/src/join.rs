@@ -9,7 +9,7 @@ use leasehold_core::{Claim, Moment, Result};
 
 use crate::known::Guess;
 use crate::session::Session;
-use crate::shared::{AFTER_YOU, About, Shared, Turn};
+use crate::shared::{About, Shared, Turn};
 
 impl Shared {
     pub(crate) async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
@@ -21,8 +21,8 @@ impl Shared {
             self.claims.begin_anew(claim.id, self.clock.now().plus(longest));
         }
         let session = self.session_for(longest).await?;
-        if self.known.is_polite(&claim.name, self.clock.now()) {
-            self.sleep(AFTER_YOU.mul_f64(0.5 + fastrand::f64())).await;
+        if let Some(pause) = self.known.others_first(&claim.name, self.clock.now()) {
+            self.sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
         }
         let guess = self.known.guess(&claim.name, Guess::Free, Queue::is_empty);
         let about = About::Joins(claim.id);

@@ -63,7 +63,7 @@ impl Keys {
 }
 
 /// FNV-1a of 128 bits: the same in every version, and nothing has to be safe from being guessed.
-fn digits(text: &str) -> u128 {
+pub(crate) fn digits(text: &str) -> u128 {
     const START: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
     text.bytes().fold(START, |hash, byte| (hash ^ u128::from(byte)).wrapping_mul(PRIME))

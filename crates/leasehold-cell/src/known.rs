@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 use std::sync::Mutex;
+use std::time::Duration;
 
 use leasehold_core::kit::locked;
 use leasehold_core::queue::Queue;
@@ -39,13 +40,13 @@ struct Kept {
     seen: Option<Seen>,
     /// By [`Guess`].
     is_worth: [bool; 2],
-    /// Until then others go first.
-    polite: Moment,
+    /// Until then others go first, for about so long.
+    polite: (Moment, Duration),
 }
 
 impl Kept {
     fn new() -> Self {
-        Self { seen: None, is_worth: [true; 2], polite: Moment::from_nanos(0) }
+        Self { seen: None, is_worth: [true; 2], polite: (Moment::from_nanos(0), Duration::ZERO) }
     }
 }
 
@@ -84,17 +85,18 @@ impl Known {
         }
     }
 
-    /// Somebody wants it in vain: until then others go first.
-    pub(crate) fn knocked(&self, name: &Name, until: Moment) {
+    /// Somebody wants it in vain: until then others go first, for about so long.
+    pub(crate) fn knocked(&self, name: &Name, until: Moment, pause: Duration) {
         if let Some(kept) = locked(&self.0).get_mut(name) {
             kept.is_worth[Guess::Free as usize] = false;
-            kept.polite = until;
+            kept.polite = (until, pause);
         }
     }
 
-    /// Whether others go first.
-    pub(crate) fn is_polite(&self, name: &Name, now: Moment) -> bool {
-        locked(&self.0).get(name).is_some_and(|kept| kept.polite > now)
+    /// How long others go first, if they do.
+    pub(crate) fn others_first(&self, name: &Name, now: Moment) -> Option<Duration> {
+        let (until, pause) = locked(&self.0).get(name)?.polite;
+        (until > now).then_some(pause)
     }
 
     /// What is there now: whether a guess would have been right.

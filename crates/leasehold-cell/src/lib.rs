@@ -63,6 +63,14 @@
 mod cells;
 mod claims;
 mod epoch;
+#[cfg(any(
+    feature = "memcached",
+    feature = "nats",
+    feature = "s3",
+    feature = "gs",
+    feature = "az"
+))]
+mod fence;
 mod inspect;
 mod join;
 mod keys;

@@ -1,4 +1,5 @@
-//! `memcached://host:11211`: a server that anybody may have for public memory, and that forgets.
+//! `memcached://host:11211` or `memcached://a,b,c`: servers that anybody may have for public memory, and that
+//! forget.
 //!
 //! - *What is atomic*: the meta commands `ms` with the number that `mg` told (compare and set), or with the
 //!   mode that only adds.
@@ -9,68 +10,44 @@
 //!   what the store says of itself, and what `doctor` looks for. Where nothing is thrown away to make room
 //!   (`-M`), a write is refused instead, and its value is gone as well: who is refused ends the epoch.
 //! - *Numbers of values* begin anew with the server: each is good on the connection that it was read on.
+//! - *Several servers* share out the names, and know nothing of each other (`servers.rs`).
 //! - *Tokens* go on where they were while the value is kept. Without it they begin at the clock, this
 //!   machine's, held to the server's to a few seconds.
 
 mod doctor;
 mod fault;
+pub mod fence;
 mod link;
+mod server;
+mod servers;
 mod url;
 mod wire;
 
-use std::borrow::Cow;
 use std::sync::Arc;
-use std::time::Duration;
 
-use async_trait::async_trait;
-use leasehold_core::doctor::Finding;
-use leasehold_core::kit::{redacted, unescape, wall_micros};
-use leasehold_core::store::{Durability, Guarantees, Store, StoreInfo, Survival};
+use leasehold_core::store::Store;
 use leasehold_core::{Error, ErrorKind, Opening, Result};
 use tokio::runtime::Handle;
-use tokio::time::timeout;
 
-use self::doctor::{Stats, judge};
-use self::link::{Connection, Link};
+use self::server::connected;
+use self::servers::Servers;
 use self::url::MemcachedUrl;
-use crate::cells::{Answer, Cells, IDLE, Request, System};
-use crate::store::{CellStore, Options, promises};
-
-/// How long the list of all keys may take.
-const LISTING: Duration = Duration::from_secs(20);
-/// After an answer that the server is at it for somebody else.
-const BUSY: Duration = Duration::from_millis(50);
-/// What a value's head takes at most, in bytes.
-const HEAD: usize = 128;
-/// The most keys that are listed.
-const MOST: usize = 100_000;
-
-/// The cells of one memcached server.
-#[derive(Debug)]
-struct Memcached {
-    system: System,
-    url: MemcachedUrl,
-    link: Link,
-    runtime: Handle,
-}
-
-fn system() -> System {
-    System {
-        longest_key: 250,
-        largest_value: wire::LARGEST,
-        grain: Duration::from_secs(2),
-        forgets: true,
-        looks_behind: false,
-        idle: Some(IDLE),
-    }
-}
+use crate::store::CellStore;
 
 /// Opens the store of a URL: what a [`Registry`](leasehold_core::Registry) is given.
 pub fn open(url: String, runtime: Handle) -> Opening {
-    Box::pin(async move { Ok(Arc::new(connect(&url, &runtime).await?) as Arc<dyn Store>) })
+    Box::pin(async move {
+        match <[_; 1]>::try_from(MemcachedUrl::parse(&url)?) {
+            Ok([server]) => {
+                Ok(Arc::new(connected(server, &url, &runtime).await?) as Arc<dyn Store>)
+            }
+            Err(servers) => Ok(Arc::new(Servers::connect(servers, &url, runtime).await?) as _),
+        }
+    })
 }
 
-/// Opens the store of a URL. Its connection and tasks live on `runtime`. Four round trips.
+/// Opens the store of a URL that names one server; [`open`] takes several. Its connection and tasks live on
+/// `runtime`. Four round trips.
 ///
 /// # Cancel safety
 /// Dropped, nothing is left of it but a connection that is closed.
@@ -80,183 +57,11 @@ pub fn open(url: String, runtime: Handle) -> Opening {
 /// keep locks, [`ErrorKind::Denied`] without the user that it wants, [`ErrorKind::Unreachable`] if nobody
 /// answers within 3 s.
 pub async fn connect(url: &str, runtime: &Handle) -> Result<CellStore> {
-    let parsed = MemcachedUrl::parse(url)?;
-    let (server, shown) = (parsed.clone(), redacted(url));
-    // The caller's runtime may have no I/O.
-    let opened = runtime.spawn(async move {
-        let mut first = Connection::open(&server).await?;
-        let settings = Stats::of(&first.lines("stats settings", MOST, |_| true).await?);
-        if settings.get("cas_enabled") == Some("no") {
-            let what = "this memcached cannot compare and set, since it was started with -C: start it \
-                        without";
-            return Err(Error::new(ErrorKind::Config, what));
+    match <[_; 1]>::try_from(MemcachedUrl::parse(url)?) {
+        Ok([server]) => connected(server, url, runtime).await,
+        Err(_) => {
+            let what = "this URL names several memcached servers: open it with memcached::open";
+            Err(Error::new(ErrorKind::Config, what))
         }
-        let item = settings.number("item_size_max").and_then(|size| usize::try_from(size).ok());
-        Ok((Link::new(server, first), item.unwrap_or(usize::MAX)))
-    });
-    let (link, largest_item) =
-        opened.await.map_err(|_| fault::unreachable(&parsed.host, "the runtime has ended"))??;
-    let options = parsed.options.clone();
-    let identity = format!("memcached:{}/{}", parsed.host, options.prefix);
-    let info = StoreInfo::new(shown, guarantees(&options)).identified(identity);
-    let mut system = system();
-    // Its key and head are part of an item. What is larger would be refused, and the old value lost by it.
-    system.largest_value =
-        system.largest_value.min(largest_item.saturating_sub(system.longest_key + HEAD));
-    let cells = Memcached { system, url: parsed, link, runtime: runtime.clone() };
-    Ok(CellStore::new(Arc::new(cells), options, info, runtime))
-}
-
-impl Memcached {
-    /// What is answered by lines, of which those are kept that are wanted. On a connection of its own, so
-    /// that nobody waits behind it, and on our runtime, since the caller's may have no I/O.
-    async fn lines(
-        &self,
-        what: &'static str,
-        wanted: impl Fn(&str) -> bool + Send + Sync + 'static,
-    ) -> Result<Vec<String>> {
-        let url = self.url.clone();
-        let asked = self.runtime.spawn(async move {
-            let lines = async {
-                let mut open = Connection::open(&url).await?;
-                // One at a time has the crawler.
-                loop {
-                    match open.lines(what, MOST, &wanted).await {
-                        Err(error) if error.to_string().contains("BUSY") => {
-                            tokio::time::sleep(BUSY).await;
-                        }
-                        told => return told,
-                    }
-                }
-            };
-            let told = timeout(LISTING, lines).await;
-            told.unwrap_or_else(|_| Err(fault::unreachable(&url.host, "no answer in time")))
-        });
-        let ended = |_| fault::unreachable(&self.url.host, "the runtime has ended");
-        asked.await.map_err(ended)?
-    }
-}
-
-/// The key of a line of `lru_crawler metadump`.
-fn dumped(line: &str) -> Option<String> {
-    unescape(line.split_ascii_whitespace().next()?.strip_prefix("key=")?)
-}
-
-#[async_trait]
-impl Cells for Memcached {
-    fn system(&self) -> &System {
-        &self.system
-    }
-
-    async fn run(&self, requests: Vec<Request>) -> Result<Vec<Answer>> {
-        self.link.run(requests).await
-    }
-
-    fn wall_micros(&self) -> u64 {
-        self.link.wall_micros()
-    }
-
-    /// By the server's crawler, which passes over what is moved at that moment.
-    async fn keys(&self, prefix: &str) -> Result<Vec<String>> {
-        let beginning = prefix.to_owned();
-        let is_wanted =
-            move |line: &str| dumped(line).is_some_and(|key| key.starts_with(&beginning));
-        let lines = self.lines("lru_crawler metadump hash", is_wanted).await?;
-        Ok(lines.iter().filter_map(|line| dumped(line)).collect())
-    }
-
-    async fn diagnose(&self) -> Result<Vec<Finding>> {
-        let before = wall_micros();
-        let stats = self.lines("stats", |_| true).await?;
-        let after = wall_micros();
-        let settings = self.lines("stats settings", |_| true).await?;
-        let closed = self.url.options.closed_for(self.system.grain);
-        Ok(judge(&Stats::of(&stats), &Stats::of(&settings), (before, after), closed))
-    }
-
-    fn round_trips(&self) -> u64 {
-        self.link.round_trips()
-    }
-}
-
-fn guarantees(options: &Options) -> Guarantees {
-    let mut promised = promises(&system(), options);
-    (promised.grant, promised.token) = (Durability::Process, Durability::Process);
-    let grain = system().grain;
-    let usual = Options { restart_delay: None, ..options.clone() };
-    let waits_long_enough = options.closed_for(grain) >= usual.closed_for(grain);
-    // As long as everybody keeps to the delay.
-    promised.on_store_crash = if waits_long_enough { Survival::Fenced } else { Survival::Unsafe };
-    promised.on_failover = Survival::NotApplicable;
-    promised.on_partition = Survival::Fenced;
-    promised.notes = Cow::Borrowed(NOTES);
-    promised
-}
-
-const NOTES: &[Cow<'static, str>] = &[
-    Cow::Borrowed(
-        "UNSAFE when the server's memory is full: it throws away what was asked for least, locks that are held \
-         among it. Then two hold, and nobody is told before the next renewal. Started with -M it refuses what is \
-         written, and throws away what stood there: who is refused closes all locks for as long as a holder may \
-         believe in its hold, and for the moment in between two may hold.",
-    ),
-    Cow::Borrowed(
-        "A restart or flush_all forgets every lock. Clients notice, and let nobody in for as long as a \
-         forgotten holder may believe in its hold; that is so only if all have the same session_ms, and none a \
-         shorter restart_delay_ms. A new server is closed for as long.",
-    ),
-    Cow::Borrowed(
-        "Tokens rise while the server keeps the lock's value, for a day after its last use. After a loss they \
-         begin at the clients' clocks, held to the server's to a few seconds: they rise if these are not behind \
-         the last token.",
-    ),
-    Cow::Borrowed(
-        "While its client lives, a claim that is not renewed ends with its lease; when the client dies, with \
-         the client's session, whatever lease was asked for.",
-    ),
-    Cow::Borrowed(
-        "A server that was stopped for nearly a session, and goes on, can end a session that it has just \
-         prolonged: then only checked tokens are safe.",
-    ),
-    Cow::Borrowed(
-        "Waiters look, at most poll_ms apart; each look and each change reads the whole queue, of some \
-         thousand claims at most.",
-    ),
-    Cow::Borrowed(
-        "Whoever reaches the server can read, change and remove every lock. Listing goes through all of its \
-         keys.",
-    ),
-];
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn keys_are_read_from_the_dump() {
-        let line = "key=leasehold%3Al%3Aa%2520b exp=-1 la=1 cas=2 fetch=yes cls=1 size=70";
-        assert_eq!(dumped(line).as_deref(), Some("leasehold:l:a%20b"));
-        for bad in ["", "key=", "key=%", "OK", "exp=1 key=a"] {
-            assert!(dumped(bad).is_none_or(|key| key.is_empty()), "{bad}");
-        }
-    }
-
-    #[test]
-    fn require_refuses_what_a_restart_breaks() {
-        use leasehold_core::store::Guarantee;
-        let promised = guarantees(&Options::default());
-        for wanted in [
-            Guarantee::ExclusiveOnStoreCrash,
-            Guarantee::GrantDurability(Durability::Machine),
-            Guarantee::TokenDurability(Durability::Machine),
-            Guarantee::LockDelay,
-            Guarantee::AtLeast,
-            Guarantee::Push,
-        ] {
-            assert!(!promised.meets(wanted), "{wanted}");
-        }
-        assert!(promised.meets(Guarantee::Fifo));
-        let at_once = Options { restart_delay: Some(Duration::ZERO), ..Options::default() };
-        assert_eq!(guarantees(&at_once).on_store_crash, Survival::Unsafe);
     }
 }

@@ -22,8 +22,12 @@ mod bells;
 mod bucket;
 mod doctor;
 mod fault;
+pub mod fence;
 mod link;
 mod url;
+
+#[doc(no_inline)]
+pub use async_nats;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -122,7 +126,7 @@ pub async fn connect(url: &str, runtime: &Handle) -> Result<CellStore> {
         prefix: nats.url.prefix.clone(),
         session: nats.url.session,
         poll: nats.url.poll.unwrap_or(if is_told { POLL[0] } else { POLL[1] }),
-        restart_delay: None,
+        ..Options::default()
     };
     let promised = guarantees(&nats.system, &options, info.config.num_replicas, is_told);
     // A bucket of the same name that is made later is another.

@@ -111,7 +111,7 @@ async fn on(
         prefix: url.prefix.clone(),
         session: url.session,
         poll: url.poll,
-        restart_delay: None,
+        ..Options::default()
     };
     let promised = guarantees(&objects.system, &options);
     let identity = format!("{}/{}", url.place(), url.prefix);

@@ -6,7 +6,9 @@
 //! - *A conflict* is a race that somebody else won: so somebody always gets on. The loser looks again, after a
 //!   pause by chance that grows with each time. Whoever takes a lock again and again, without a look, could
 //!   keep all others from ever finding it as they left it. So who comes in vain *knocks*: a cell beside the
-//!   lock's, at which those look who write by guess, and then let others go first for a moment.
+//!   lock's, at which those look who write by guess, and then let others go first for a moment. Who leaves others behind
+//!   knows better than all of them what is there, and would be the first to join again: where a write takes long, and nobody
+//!   is told of a turn, it lets them go first without a knock.
 //!   Where nothing is forgotten, who was refused once writes and looks in one round trip from then on, and tries
 //!   again with what it saw.
 //! - *The reply is lost, the future is dropped, we die*: it is unknown whether the write was done, and a look
@@ -47,7 +49,7 @@ const KNOCK: Duration = Duration::from_secs(2);
 /// How long whoever has heard it lets others go first.
 const POLITE: Duration = Duration::from_millis(200);
 /// How long others go first, about.
-pub(crate) const AFTER_YOU: Duration = Duration::from_millis(8);
+const AFTER_YOU: Duration = Duration::from_millis(8);
 /// The longest pause after a conflict.
 const LONGEST_PAUSE: Duration = Duration::from_millis(60);
 
@@ -359,6 +361,7 @@ impl Shared {
             _ => {}
         }
         self.is_sent(about);
+        let sent = self.clock.now();
         let mut answers = match self.cells.run(requests).await {
             Ok(answers) => answers.into_iter(),
             Err(error) => return Err(self.was_not_kept(error).await),
@@ -372,9 +375,14 @@ impl Shared {
         let after = [answers.next(), answers.next()];
         let knocked = self.is_let_in(because, after).await?;
         self.tell(about, &mut seen.queue).await;
+        let leaves = matches!(about, About::Leaves(_)) && !seen.queue.is_empty();
         self.known.keep(name, seen);
+        let now = self.clock.now();
         if knocked {
-            self.known.knocked(name, self.clock.now().plus(POLITE));
+            self.known.knocked(name, now.plus(POLITE), AFTER_YOU);
+        } else if leaves && self.cells.bells().is_none() && !system.forgets {
+            // For as long as a look, one at sessions and a write take.
+            self.known.knocked(name, now.plus(POLITE), (now.since(sent) * 3).min(POLITE));
         }
         Ok(Written::Yes)
     }

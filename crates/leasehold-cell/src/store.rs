@@ -38,12 +38,16 @@ pub struct Options {
     pub poll: Duration,
     /// How long nobody is let in after the system has forgotten all; `None`: as long as a session lives.
     pub restart_delay: Option<Duration>,
+    /// Where names are shared out among several systems, each with a store of its own: what these are, in
+    /// printable ASCII without spaces. Where the system forgets, a client that says something else than those
+    /// before it is refused.
+    pub members: Option<String>,
 }
 
 impl Default for Options {
     fn default() -> Self {
         let (session, poll) = (DEFAULT_LEASE, Duration::from_millis(100));
-        Self { prefix: "leasehold:".into(), session, poll, restart_delay: None }
+        Self { prefix: "leasehold:".into(), session, poll, restart_delay: None, members: None }
     }
 }
 
@@ -78,7 +82,7 @@ impl CellStore {
         let beating = runtime.spawn(beat(Arc::downgrade(&sessions)));
         let delay = options.closed_for(system.grain);
         let shared = Arc::new(Shared {
-            epochs: Epochs::new(keys.epoch(), delay, system.grain),
+            epochs: Epochs::new(keys.epoch(), delay, system.grain, options.members),
             cells,
             runtime: runtime.clone(),
             clock,
@@ -92,6 +96,12 @@ impl CellStore {
         let hearing = runtime.spawn(hear(Arc::downgrade(&shared), heard));
         let _tasks = [&beating, &reaping, &hearing].map(Ends::new);
         Self { info, shared, _tasks }
+    }
+
+    /// Sees to it that all who use this system name the same systems beside it ([`Options::members`]).
+    #[cfg(feature = "memcached")]
+    pub(crate) async fn agrees(&self) -> Result<()> {
+        self.told(None, self.shared.epochs.agree(&*self.shared.cells).await)
     }
 
     /// How many round trips this client has made so far: for measurements.

@@ -8,6 +8,7 @@
 //! leasehold session 1                       a client's session
 //! leasehold session 1 gone                  a client's session is over, for certain
 //! leasehold epoch 1 DIGITS closed           since when the system knows what it knows
+//! leasehold epoch 1 DIGITS open a:1,b:1     the same, where it is one of several, which are named
 //! ```
 //!
 //! What a queue is made of is checked as it is read (weights within the capacity, tokens that rise, each
@@ -153,23 +154,35 @@ pub(crate) struct Epoch {
     pub(crate) id: String,
     /// Whether those that it may have forgotten are known to be gone.
     pub(crate) is_open: bool,
+    /// The systems among which names are shared out, as whoever began it names them.
+    pub(crate) members: Option<String>,
 }
 
 impl Epoch {
     pub(crate) fn written(&self) -> Vec<u8> {
-        format!("{EPOCH}{} {}", self.id, if self.is_open { "open" } else { "closed" }).into_bytes()
+        let state = if self.is_open { "open" } else { "closed" };
+        let members = self.members.iter().map(|members| format!(" {members}"));
+        format!("{EPOCH}{} {state}{}", self.id, members.collect::<String>()).into_bytes()
     }
 
     pub(crate) fn read(value: &[u8]) -> Result<Self> {
         let parse = || {
             let text = std::str::from_utf8(value).ok()?;
-            let (id, state) = text.strip_prefix(EPOCH)?.split_once(' ')?;
+            let (id, rest) = text.strip_prefix(EPOCH)?.split_once(' ')?;
+            let (state, members) = match rest.split_once(' ') {
+                Some((state, members)) => (state, Some(members.to_owned())),
+                None => (rest, None),
+            };
+            let is_plain = |text: &String| {
+                !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic())
+            };
             let is_open = match state {
                 "open" => true,
                 "closed" => false,
                 _ => return None,
             };
-            is_id(id).then(|| Self { id: id.to_owned(), is_open })
+            let is_ours = is_id(id) && members.as_ref().is_none_or(is_plain);
+            is_ours.then(|| Self { id: id.to_owned(), is_open, members })
         };
         let text = std::str::from_utf8(value).unwrap_or_default();
         parse().ok_or_else(|| later(text, "leasehold epoch ").unwrap_or_else(foreign_epoch))
@@ -228,8 +241,10 @@ mod tests {
             assert_eq!(text(&again), text(&queue));
             assert_eq!(again.last_token(), queue.last_token());
         }
-        let epoch = Epoch { id: SESSION_ID.into(), is_open: false };
-        assert_eq!(Epoch::read(&epoch.written()).unwrap(), epoch);
+        for members in [None, Some("a:1,[::1]:2".to_owned())] {
+            let epoch = Epoch { id: SESSION_ID.into(), is_open: members.is_none(), members };
+            assert_eq!(Epoch::read(&epoch.written()).unwrap(), epoch);
+        }
     }
 
     #[test]
@@ -332,6 +347,7 @@ mod tests {
         fn damaged_texts_are_read_or_refused(text in testbed::texts(&[
             "leasehold queue 1 a\n{\"kind\":\"mutex\",\"capacity\":1,\"leases\":false,\"last\":1,\"entries\":[]}",
             "leasehold epoch 1 0123456789abcdef0123456789abcdef open",
+            "leasehold epoch 1 0123456789abcdef0123456789abcdef closed a:1,b:2",
         ])) {
             is_usable(text.as_bytes());
             if let Ok(epoch) = Epoch::read(text.as_bytes()) {

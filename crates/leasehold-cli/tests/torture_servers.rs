@@ -243,6 +243,28 @@ fn s80_members_of_etcd_are_killed_and_stopped() {
 
 #[test]
 #[ignore = "takes a minute: ./test.sh --faults"]
+fn r36_memcached_is_killed_and_stopped() {
+    let _turn = turn();
+    disturbed(breakable::memcached(Setup::new()), "--seconds 20", "pause,kill");
+}
+
+#[test]
+#[ignore = "takes a minute: ./test.sh --faults"]
+fn r36_servers_of_memcached_are_killed_and_stopped_one_by_one() {
+    let _turn = turn();
+    disturbed(breakable::memcached_three(), "--seconds 20", "pause,kill");
+}
+
+#[test]
+#[ignore = "takes a minute: ./test.sh --faults"]
+fn r36_members_of_nats_are_killed_and_stopped() {
+    let _turn = turn();
+    let report = disturbed(breakable::nats(), "--seconds 20", "pause,kill");
+    assert!(claimed(&report, "token-order"), "{report}");
+}
+
+#[test]
+#[ignore = "takes a minute: ./test.sh --faults"]
 fn s71_members_of_zookeeper_are_killed_and_stopped() {
     let _turn = turn();
     let servers = breakable::zookeeper(&ZooKeeperSetup::new());

@@ -2123,7 +2123,7 @@ pub async fn several_locks_are_taken_together_or_not_at_all(subject: &Subject) {
     all_are_free(&other, &names).await;
     // The last of them in the order is held: nothing of the others stays with who asks in vain.
     let held = taken(&other, c).await;
-    for (what, limit) in [("now", None), ("soon", Some(Duration::from_millis(100)))] {
+    for (what, limit) in [("now", None), ("soon", Some(Duration::from_millis(500)))] {
         let (asked, expected) = match limit {
             None => (locks.try_lock_all(&names).await, ErrorKind::Contended),
             Some(limit) => (locks.lock_all_timeout(&names, limit).await, ErrorKind::Timeout),

@@ -29,9 +29,17 @@
 //! | keys in the etcd that keeps the lock | `EtcdGuardExt::etcd_compare` (feature `etcd`): no mark at all |
 //! | nodes in the ZooKeeper that keeps the lock | `ZooKeeperGuardExt::zookeeper_node` (feature `zookeeper`), likewise |
 //! | an object in S3, Google Cloud Storage, Azure | `fence::object` (features `s3`, `gs`, `az`) |
+//! | a value in memcached | `fence::memcached` (feature `memcached`) |
+//! | a key in a NATS bucket | `fence::nats` (feature `nats`) |
 //! | behind HTTP | `fence::http` (feature `http`) |
 //! | anything else that can compare and write in one step | refuse smaller tokens there, with [`Error::stale_fence`](crate::Error::stale_fence) |
 
+#[cfg(feature = "memcached")]
+#[doc(inline)]
+pub use leasehold_cell::memcached::fence as memcached;
+#[cfg(feature = "nats")]
+#[doc(inline)]
+pub use leasehold_cell::nats::fence as nats;
 #[cfg(any(feature = "s3", feature = "gs", feature = "az"))]
 #[doc(inline)]
 pub use leasehold_cell::objects::fence as object;

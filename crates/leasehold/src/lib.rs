@@ -117,7 +117,7 @@
 //! # Ok::<(), leasehold::Error>(()) }).unwrap();
 //! ```
 //!
-//! [`store::Store`] and [`kit`] are for a store of your own (`examples/own-store` is one), the suite `conformance` asks all of it, and
+//! [`store::Store`] and [`kit`] are for a store of your own (`examples/own-store` is one, `examples/own-cell` one that needs compare-and-set alone), the suite `conformance` asks all of it, and
 //! `testing` is a store for tests of your program.
 //!
 //! # Stores
@@ -180,7 +180,7 @@ pub use registry::{BUILT_IN, registry};
 /// | `redlock://host,host,host,host,host` | many machines, a mutex only (feature `redlock`) |
 /// | `zookeeper://host,host,host/path` | many machines (feature `zookeeper`) |
 /// | `etcd://host1,host2,host3` | many machines (feature `etcd`) |
-/// | `memcached://host` | many machines, as long as the server forgets nothing (feature `memcached`) |
+/// | `memcached://host`, `memcached://host,host` | many machines, as long as the servers forget nothing (feature `memcached`) |
 /// | `nats://host,host,host/bucket` | many machines (feature `nats`) |
 /// | `s3://bucket/folder`, `gs://bucket/folder`, `az://container/folder` | many machines (features `s3`, `gs`, `az`) |
 ///

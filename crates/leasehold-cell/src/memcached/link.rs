@@ -5,7 +5,7 @@
 //! server computes nothing. A caller that is dropped takes its request along if it was not yet sent;
 //! otherwise the answer is read and thrown away, so that nobody gets another's. After anything unexpected
 //! the connection is given up, and all who wait for an answer are told that it is unknown; the next
-//! request makes another.
+//! request makes another. One that ends while nobody waits is found out then, and costs nobody an answer.
 //!
 //! Written by hand, since it is little: four commands of one line, of a protocol that is documented. The
 //! clients that there are hide on which connection a value was read, and that is what versions need.
@@ -124,7 +124,16 @@ async fn serve(
     let mut connection = Some(first);
     let mut number = 1;
     let limit = (url.options.session / 5).clamp(ANSWER[0], ANSWER[1]);
-    while let Some(job) = todo.recv().await {
+    loop {
+        let job = tokio::select! {
+            biased;
+            () = ended(&mut connection) => {
+                connection = None;
+                continue;
+            }
+            job = todo.recv() => job,
+        };
+        let Some(job) = job else { return };
         let mut jobs = vec![job];
         while jobs.len() < 256
             && let Ok(job) = todo.try_recv()
@@ -152,6 +161,14 @@ async fn serve(
         };
         shared.round_trips.fetch_add(1, Relaxed);
         connection = exchange(open, number, &url.host, jobs, limit).await;
+    }
+}
+
+/// Resolves when a connection over which nothing was asked is closed, or says something.
+async fn ended(connection: &mut Option<Connection>) {
+    match connection {
+        Some(open) => _ = open.read.fill_buf().await,
+        None => std::future::pending().await,
     }
 }
 

@@ -1,4 +1,4 @@
-//! The store's URL: `memcached://user:password@host:11211?prefix=…&session_ms=…&poll_ms=…`.
+//! The store's URL: `memcached://user:password@a:11211,b,c?prefix=…&session_ms=…&poll_ms=…`.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,12 +11,14 @@ use crate::store::Options;
 
 /// Where memcached listens unless the URL says otherwise.
 const PORT: u16 = 11211;
-const FORM: &str = "memcached://host:11211 or memcached://user:password@host";
+const FORM: &str = "memcached://host:11211, memcached://user:password@host or memcached://a,b,c";
 
-/// What a URL says.
+/// What a URL says of one of its servers.
 #[derive(Clone)]
 pub(super) struct MemcachedUrl {
     pub(super) host: Host,
+    /// What all clients call it, by whatever way they reach it.
+    pub(super) name: String,
     /// User and password, of `-Y`.
     pub(super) login: Option<(String, String)>,
     pub(super) options: Options,
@@ -33,26 +35,22 @@ fn refused<T>(what: impl Into<String>) -> Result<T> {
 }
 
 impl MemcachedUrl {
-    pub(super) fn parse(url: &str) -> Result<Self> {
+    /// Of each of them, in the order of their names.
+    pub(super) fn parse(url: &str) -> Result<Vec<Self>> {
         let mut parts = UrlParts::parse(url, FORM, PORT)?;
         let millis = |n: Option<u64>| n.map(Duration::from_millis);
         let prefix = parts.take("prefix");
         let session = millis(parts.number("session_ms", 1_000, 3_600_000)?);
         let poll = millis(parts.number("poll_ms", 1, 60_000)?);
         let restart_delay = millis(parts.number("restart_delay_ms", 0, 86_400_000)?);
-        parts.done("prefix, session_ms, poll_ms and restart_delay_ms")?;
-        let host = match &parts.hosts[..] {
-            [host] => host.clone(),
-            [] => {
-                return refused(format!("a memcached store needs its server: write it as {FORM}"));
-            }
-            _ => {
-                return refused(
-                    "locks are kept on one memcached server, not on several: name the one that all \
-                     clients shall use",
-                );
-            }
-        };
+        let names = parts.take("names");
+        parts.done("prefix, session_ms, poll_ms, restart_delay_ms and names")?;
+        if parts.hosts.is_empty() {
+            return refused(format!("a memcached store needs its server: write it as {FORM}"));
+        }
+        if let Some(host) = parts.twice() {
+            return refused(format!("{host} is there twice: name each server once"));
+        }
         if !matches!(parts.path.as_str(), "" | "/") {
             return refused(
                 "memcached has no databases: leave the path out, and write ?prefix=… instead",
@@ -70,20 +68,48 @@ impl MemcachedUrl {
                 );
             }
         };
+        let names = named(&parts.hosts, names.as_deref())?;
         let usual = Options::default();
         let options = Options {
             prefix: prefix.unwrap_or(usual.prefix),
             session: session.unwrap_or(usual.session),
             poll: poll.unwrap_or(usual.poll),
             restart_delay,
+            members: listed(&names),
         };
         if options.prefix.len() > LONGEST_PREFIX || !is_graphic(&options.prefix) {
             return refused(format!(
                 "prefix is at most {LONGEST_PREFIX} printable ASCII characters without spaces"
             ));
         }
-        Ok(Self { host, login, options })
+        let of = |(host, name)| Self { host, name, login: login.clone(), options: options.clone() };
+        let mut all: Vec<Self> = parts.hosts.into_iter().zip(names).map(of).collect();
+        all.sort_by(|one, other| one.name.cmp(&other.name));
+        Ok(all)
     }
+}
+
+/// What the servers are called: as the URL says behind `names=`, or as they are reached.
+fn named(hosts: &[Host], names: Option<&str>) -> Result<Vec<String>> {
+    let Some(names) = names else { return Ok(hosts.iter().map(Host::to_string).collect()) };
+    let names: Vec<String> = names.split(',').map(str::to_owned).collect();
+    let mut sorted = names.clone();
+    sorted.sort_unstable();
+    sorted.dedup();
+    let is_good = sorted.len() == hosts.len() && names.len() == hosts.len();
+    if !is_good || !names.iter().all(|name| !name.is_empty() && is_graphic(name)) {
+        return refused(
+            "names= has a name for each server, in their order: no two the same, no spaces",
+        );
+    }
+    Ok(names)
+}
+
+/// What the servers are called together, in whatever order they are written; `None`: there is only one.
+fn listed(names: &[String]) -> Option<String> {
+    let mut names = names.to_vec();
+    names.sort_unstable();
+    (names.len() > 1).then(|| names.join(","))
 }
 
 fn is_graphic(text: &str) -> bool {
@@ -100,16 +126,35 @@ mod tests {
 
     #[test]
     fn what_a_url_says() {
-        let url = MemcachedUrl::parse("memcached://h").unwrap();
+        let one = |url: &str| <[_; 1]>::try_from(MemcachedUrl::parse(url).unwrap()).unwrap();
+        let [url] = one("memcached://h");
         assert_eq!((url.host.to_string().as_str(), url.login), ("h:11211", None));
         assert_eq!(url.options.prefix, "leasehold:");
         let url =
             "memcached://u:p%40@[::1]:7/?prefix=a%3A&session_ms=5000&poll_ms=20&restart_delay_ms=0";
-        let url = MemcachedUrl::parse(url).unwrap();
+        let [url] = one(url);
         assert_eq!(url.login, Some(("u".into(), "p@".into())));
         assert_eq!(url.options.prefix, "a:");
         assert_eq!(url.options.session, Duration::from_secs(5));
         assert_eq!(url.options.restart_delay, Some(Duration::ZERO));
+        assert_eq!(url.options.members, None);
+        // In whatever order they are written.
+        for url in
+            ["memcached://u:p@b,[::1]:7,a:1?poll_ms=5", "memcached://u:p@[::1]:7,a:1,b?poll_ms=5"]
+        {
+            let all = MemcachedUrl::parse(url).unwrap();
+            let hosts: Vec<String> = all.iter().map(|url| url.host.to_string()).collect();
+            assert_eq!(hosts, ["[::1]:7", "a:1", "b:11211"]);
+            for url in all {
+                assert_eq!(url.options.members.as_deref(), Some("[::1]:7,a:1,b:11211"));
+                assert_eq!(url.login, Some(("u".into(), "p".into())));
+            }
+        }
+        // Another way to the same.
+        let all = MemcachedUrl::parse("memcached://proxy:1,proxy:2?names=b:11211,a:1").unwrap();
+        let named: Vec<_> = all.iter().map(|url| (url.name.as_str(), url.host.port)).collect();
+        assert_eq!(named, [("a:1", 2), ("b:11211", 1)]);
+        assert_eq!(all[0].options.members.as_deref(), Some("a:1,b:11211"));
     }
 
     #[test]
@@ -117,12 +162,15 @@ mod tests {
         for (bad, says) in [
             ("memcached:h", "write it as"),
             ("memcached://", "needs its server"),
-            ("memcached://a,b", "one memcached server"),
+            ("memcached://a,b,a:11211", "there twice"),
             ("memcached://h/db", "no databases"),
             ("memcached://u@h", "user:password@"),
             ("memcached://u:sek%20ret@h", "user:password@"),
             ("memcached://u:sekret@h?prefix=a%20b", "without spaces"),
             ("memcached://h?poll_ms=0", "poll_ms is a number"),
+            ("memcached://a,b?names=x", "names= has"),
+            ("memcached://a,b?names=x,x", "names= has"),
+            ("memcached://a,b?names=x,", "names= has"),
             ("memcached://h?session=5", "there are prefix"),
         ] {
             let error = MemcachedUrl::parse(bad).map(drop).unwrap_err();
@@ -138,7 +186,7 @@ mod tests {
 
         #[test]
         fn a_url_from_outside_is_read_or_refused(url in testbed::texts(&[
-            "memcached://u:p@[::1]:7/?prefix=a%3A&session_ms=5000&poll_ms=20&restart_delay_ms=0",
+            "memcached://u:p@[::1]:7,b/?prefix=a%3A&session_ms=5000&poll_ms=20&restart_delay_ms=0",
         ])) {
             if let Err(error) = MemcachedUrl::parse(&url).map(drop) {
                 proptest::prop_assert_eq!(error.to_string().lines().count(), 1);

@@ -6,7 +6,7 @@
 //! does both, [`put`] where nothing depends on what was there, and [`read`] shows the token before
 //! something else is made of what is read. Each refuses a stale token, and has written nothing then.
 //!
-//! **The mark** is the object's first line, `leasehold fence 1 TOKEN`. It cannot be in the object's metadata: an
+//! **The mark** is the object's first line, `leasehold fence 1 TOKEN` (`fence.rs`). It cannot be in the object's metadata: an
 //! `ETag` is often a sum of what is in the object alone, so that a condition would not see a mark that was
 //! raised. In the first line it makes two states of one object differ by their tags, if they are of
 //! different holders. Whoever reads the object without this module skips that line.
@@ -14,26 +14,54 @@
 //! **What is lost**: of a write whose answer is lost it is unknown whether it was done. To say it again is
 //! harmless, for the token is the same.
 
+use leasehold_core::fence::Fence;
+use leasehold_core::{Error, ErrorKind, Result};
 use object_store::path::Path;
 use object_store::{
     Attribute, Attributes, Error as Driver, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
     UpdateVersion,
 };
 
-use leasehold_core::fence::Fence;
-use leasehold_core::{Error, ErrorKind, Result, Token};
-
 use super::fault::shown;
+use crate::fence::Guarded;
 
-const START: &str = "leasehold fence 1 ";
-/// So often a change is begun anew that somebody else was faster with.
-const TRIES: usize = 32;
+/// One object.
+struct Object<'a> {
+    store: &'a dyn ObjectStore,
+    path: &'a Path,
+}
 
-/// What is there.
-struct Seen {
-    token: Token,
-    value: Vec<u8>,
-    version: UpdateVersion,
+impl Guarded for Object<'_> {
+    type Version = Option<UpdateVersion>;
+    const LOOKS_BEHIND: bool = false;
+
+    async fn look(&self) -> Result<(Option<Vec<u8>>, Self::Version)> {
+        let found = match self.store.get(self.path).await {
+            Ok(found) => found,
+            Err(Driver::NotFound { .. }) => return Ok((None, None)),
+            Err(error) => return Err(explain(&error)),
+        };
+        let version =
+            UpdateVersion { e_tag: found.meta.e_tag.clone(), version: found.meta.version.clone() };
+        let object = found.bytes().await.map_err(|error| explain(&error))?;
+        Ok((Some(object.to_vec()), Some(version)))
+    }
+
+    async fn write(&self, value: Vec<u8>, read: &Self::Version) -> Result<bool> {
+        let mode = read.clone().map_or(PutMode::Create, PutMode::Update);
+        // Who caches what everybody may read would show an old mark.
+        let attributes = Attributes::from_iter([(Attribute::CacheControl, "no-store")]);
+        let options = PutOptions { attributes, ..PutOptions::from(mode) };
+        match self.store.put_opts(self.path, value.into(), options).await {
+            Ok(_) => Ok(true),
+            Err(
+                Driver::AlreadyExists { .. }
+                | Driver::Precondition { .. }
+                | Driver::NotFound { .. },
+            ) => Ok(false),
+            Err(error) => Err(explain(&error)),
+        }
+    }
 }
 
 /// Writes an object, if no greater token has written it: two round trips, and two more for each change that
@@ -97,18 +125,9 @@ pub async fn change(
     store: &dyn ObjectStore,
     path: &Path,
     fence: impl Fence,
-    mut work: impl FnMut(Option<&[u8]>) -> Option<Vec<u8>>,
+    work: impl FnMut(Option<&[u8]>) -> Option<Vec<u8>>,
 ) -> Result<Option<Vec<u8>>> {
-    for _ in 0..TRIES {
-        let token = fence.fence()?;
-        let seen = shows(store, path, token).await?;
-        let old = seen.as_ref().map(|seen| seen.value.as_slice());
-        let Some(new) = work(old) else { return Ok(seen.map(|seen| seen.value)) };
-        if write(store, path, token, &new, seen).await? {
-            return Ok(Some(new));
-        }
-    }
-    Err(others_were_faster())
+    crate::fence::change(&Object { store, path }, fence, work).await
 }
 
 /// Reads an object and shows it the token, before something is made of what is read: from here on no smaller
@@ -136,77 +155,7 @@ pub async fn read(
     path: &Path,
     fence: impl Fence,
 ) -> Result<Option<Vec<u8>>> {
-    for _ in 0..TRIES {
-        let token = fence.fence()?;
-        let Some(seen) = shows(store, path, token).await? else { return Ok(None) };
-        let value = seen.value.clone();
-        if seen.token == token || write(store, path, token, &value, Some(seen)).await? {
-            return Ok(Some(value));
-        }
-    }
-    Err(others_were_faster())
-}
-
-fn others_were_faster() -> Error {
-    let what = "others changed the object each time before we could: try again later";
-    Error::new(ErrorKind::Conflict, what).during("fence")
-}
-
-/// What is there, if its mark allows this token.
-async fn shows(store: &dyn ObjectStore, path: &Path, token: Token) -> Result<Option<Seen>> {
-    let seen = look(store, path).await?;
-    match &seen {
-        Some(seen) if seen.token > token => Err(Error::stale_fence(seen.token, token)),
-        _ => Ok(seen),
-    }
-}
-
-async fn look(store: &dyn ObjectStore, path: &Path) -> Result<Option<Seen>> {
-    let found = match store.get(path).await {
-        Ok(found) => found,
-        Err(Driver::NotFound { .. }) => return Ok(None),
-        Err(error) => return Err(explain(&error)),
-    };
-    let version =
-        UpdateVersion { e_tag: found.meta.e_tag.clone(), version: found.meta.version.clone() };
-    let object = found.bytes().await.map_err(|error| explain(&error))?;
-    let (token, value) = parsed(&object).ok_or_else(|| {
-        let what = "the object has no mark, and stays as it is: begin with one that this fence has written";
-        Error::new(ErrorKind::Corrupt, what).during("fence")
-    })?;
-    Ok(Some(Seen { token, value: value.to_vec(), version }))
-}
-
-/// Whether it was still what was seen.
-async fn write(
-    store: &dyn ObjectStore,
-    path: &Path,
-    token: Token,
-    value: &[u8],
-    seen: Option<Seen>,
-) -> Result<bool> {
-    let mode = seen.map_or(PutMode::Create, |seen| PutMode::Update(seen.version));
-    let mut object = format!("{START}{token}\n").into_bytes();
-    object.extend_from_slice(value);
-    // Who caches what everybody may read would show an old mark.
-    let attributes = Attributes::from_iter([(Attribute::CacheControl, "no-store")]);
-    let options = PutOptions { attributes, ..PutOptions::from(mode) };
-    match store.put_opts(path, object.into(), options).await {
-        Ok(_) => Ok(true),
-        Err(
-            Driver::AlreadyExists { .. } | Driver::Precondition { .. } | Driver::NotFound { .. },
-        ) => Ok(false),
-        Err(error) => Err(explain(&error)),
-    }
-}
-
-fn parsed(object: &[u8]) -> Option<(Token, &[u8])> {
-    let rest = object.strip_prefix(START.as_bytes())?;
-    // The digits of a token, and the end of the line.
-    let end = rest.iter().take(21).position(|&byte| byte == b'\n')?;
-    let digits = std::str::from_utf8(&rest[..end]).ok()?;
-    let token = Token::new(digits.parse().ok()?)?;
-    (token.to_string() == digits).then_some((token, &rest[end + 1..]))
+    crate::fence::read(&Object { store, path }, fence).await
 }
 
 fn explain(error: &Driver) -> Error {
@@ -225,6 +174,7 @@ fn explain(error: &Driver) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use leasehold_core::Token;
     use object_store::PutPayload;
     use object_store::memory::InMemory;
 
@@ -255,10 +205,12 @@ mod tests {
     async fn r35_who_read_before_the_next_holder_came_by_is_refused() {
         let (store, path) = (InMemory::new(), Path::from("a"));
         put(&store, &path, token(5), b"same").await.unwrap();
-        let seen = shows(&store, &path, token(5)).await.unwrap();
+        let late = Object { store: &store, path: &path };
+        let (_, read_before) = late.look().await.unwrap();
         // The same value, under a greater token.
         put(&store, &path, token(7), b"same").await.unwrap();
-        assert!(!write(&store, &path, token(5), b"late", seen).await.unwrap());
+        let value = b"leasehold fence 1 5\nlate".to_vec();
+        assert!(!late.write(value, &read_before).await.unwrap());
         assert_eq!(read(&store, &path, token(7)).await.unwrap().unwrap(), b"same");
     }
 
@@ -273,19 +225,6 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::Corrupt, "{foreign}: {error}");
             let kept = store.get(&path).await.unwrap().bytes().await.unwrap();
             assert_eq!(kept, foreign.as_bytes());
-        }
-    }
-
-    proptest::proptest! {
-        #![proptest_config(testbed::cases())]
-
-        #[test]
-        fn any_object_has_a_mark_or_has_none(text in testbed::texts(&["leasehold fence 1 42\nvalue"])) {
-            if let Some((token, value)) = parsed(text.as_bytes()) {
-                let mut again = format!("{START}{token}\n").into_bytes();
-                again.extend_from_slice(value);
-                proptest::prop_assert_eq!(again, text.as_bytes());
-            }
         }
     }
 }

@@ -79,6 +79,30 @@ fn r36_forty_processes_count_exactly_while_memcached_is_killed() {
     });
 }
 
+/// One of three that share out the names; whichever has the lock's.
+#[cfg(feature = "memcached")]
+#[test]
+fn r36_forty_processes_count_exactly_while_three_memcached_servers_are_killed() {
+    let servers: [testbed::Memcached; 3] = std::array::from_fn(|_| testbed::Memcached::start());
+    let hosts = servers.each_ref().map(|server| format!("127.0.0.1:{}", server.port()));
+    count(&format!("memcached://{}/?session_ms=2000", hosts.join(",")), |counting| {
+        for (server, counted) in servers.iter().zip([5, 15, 25]) {
+            counting.in_the_midst(counted, || server.kill());
+            server.restart();
+        }
+    });
+}
+
+#[cfg(feature = "nats")]
+#[test]
+fn r36_forty_processes_count_exactly_while_a_member_of_nats_is_killed() {
+    let nats = testbed::NatsCluster::start();
+    count(&nats.url(), |counting| {
+        counting.in_the_midst(5, || nats.kill(0));
+        nats.restart(0);
+    });
+}
+
 #[cfg(feature = "nats")]
 #[test]
 fn r36_forty_processes_count_exactly_while_nats_is_killed() {

@@ -136,6 +136,17 @@ leasehold::conformance_suite!(memcached, async {
     leasehold::connect(url).await.unwrap()
 });
 
+#[cfg(feature = "memcached")]
+static THREE: std::sync::LazyLock<[testbed::Memcached; 3]> =
+    std::sync::LazyLock::new(|| std::array::from_fn(|_| testbed::Memcached::start()));
+
+#[cfg(feature = "memcached")]
+leasehold::conformance_suite!(memcached_three, async {
+    let [a, b, c] = THREE.each_ref().map(testbed::Memcached::port);
+    let hosts = format!("127.0.0.1:{a},127.0.0.1:{b},127.0.0.1:{c}");
+    leasehold::connect(format!("memcached://{hosts}/?restart_delay_ms=0")).await.unwrap()
+});
+
 #[cfg(feature = "nats")]
 leasehold::conformance_suite!(nats, async {
     leasehold::connect(testbed::nats().url()).await.unwrap()

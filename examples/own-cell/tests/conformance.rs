@@ -1,0 +1,115 @@
+//! The suite that every store of leasehold passes, on this one; and what only git shows.
+
+use std::path::Path;
+use std::process::{Child, Command};
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use leasehold_core::{Builder, ErrorKind, Leasehold, Registry};
+use tempfile::TempDir;
+
+/// One repository for all cases: each takes names that nobody else has.
+static PLACE: LazyLock<TempDir> = LazyLock::new(repository);
+
+fn repository() -> TempDir {
+    let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    git(place.path(), &["init", "--quiet", "--bare"]);
+    place
+}
+
+fn git(at: &Path, words: &[&str]) -> String {
+    let out = Command::new("git").arg("-C").arg(at).args(words).output().unwrap();
+    assert!(out.status.success(), "{words:?}: {}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8(out.stdout).unwrap()
+}
+
+async fn connect(at: &Path) -> Leasehold {
+    let registry = Registry::default().with("git", &["git"], own_cell::open);
+    Builder::new(registry).connect(format!("git:{}", at.display())).await.unwrap()
+}
+
+leasehold_conformance::conformance_suite!(git, async { connect(PLACE.path()).await });
+
+/// What this file is an example of: it is as short as it says.
+#[test]
+fn an_adapter_is_190_lines_and_all_of_it_is_git() {
+    let is_code = |line: &&str| !line.is_empty() && !line.starts_with("//");
+    let lines = include_str!("../src/lib.rs").lines().map(str::trim);
+    let counted = lines.filter(is_code).count();
+    assert!(counted <= 190, "{counted} lines");
+}
+
+#[tokio::test]
+async fn s90_what_is_not_ours_stays() {
+    let place = repository();
+    let theirs = git(place.path(), &["hash-object", "-w", "--stdin"]);
+    git(place.path(), &["update-ref", "refs/leasehold/l/taken", theirs.trim()]);
+    let locks = connect(place.path()).await;
+    let error = locks.mutex("taken").try_lock().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+    assert_eq!(git(place.path(), &["rev-parse", "refs/leasehold/l/taken"]), theirs);
+    // Names that no ref may have.
+    for name in ["a.lock", "..", "a b/é~^:?*[", "@{1}", "-d", &"n".repeat(255)] {
+        let guard = locks.mutex(name).try_lock().await.unwrap();
+        assert_eq!(locks.list(name).await.unwrap().len(), 1, "{name}");
+        guard.release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_repository_is_refused() {
+    let place = tempfile::tempdir().unwrap();
+    let registry = Registry::default().with("git", &["git"], own_cell::open);
+    let url = format!("git:{}", place.path().display());
+    let error = Builder::new(registry).connect(url).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(error.to_string().contains("git init --bare"), "{error}");
+}
+
+/// Set in a process of the test below: the directory of its repository.
+const WORKS_AT: &str = "OWN_CELL_WORKS_AT";
+const PROCESSES: usize = 8;
+const TURNS: usize = 10;
+
+/// Each of some processes adds one to a number in a file; one is killed while it holds.
+#[tokio::test]
+async fn many_processes_count_exactly_and_one_that_is_killed_is_replaced() {
+    if let Ok(at) = std::env::var(WORKS_AT) {
+        return works(Path::new(&at)).await;
+    }
+    let place = repository();
+    std::fs::write(place.path().join("number"), "0").unwrap();
+    let start = |holds: bool| -> Child {
+        let name = "many_processes_count_exactly_and_one_that_is_killed_is_replaced";
+        let mut process = Command::new(std::env::current_exe().unwrap());
+        process.args(["--exact", name]).env(WORKS_AT, place.path());
+        process.envs(holds.then_some(("OWN_CELL_HOLDS", "yes")));
+        process.spawn().unwrap()
+    };
+    let mut holder = start(true);
+    let locks = connect(place.path()).await;
+    while locks.read("counted").await.unwrap().is_none() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let workers: Vec<Child> = (0..PROCESSES).map(|_| start(false)).collect();
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    for mut worker in workers {
+        assert!(worker.wait().unwrap().success());
+    }
+    let number = std::fs::read_to_string(place.path().join("number")).unwrap();
+    assert_eq!(number, (PROCESSES * TURNS).to_string());
+}
+
+async fn works(at: &Path) {
+    let (locks, number) = (connect(at).await, at.join("number"));
+    for _ in 0..TURNS {
+        let guard = locks.mutex("counted").lock_timeout(Duration::from_secs(60)).await.unwrap();
+        if std::env::var_os("OWN_CELL_HOLDS").is_some() {
+            std::future::pending::<()>().await;
+        }
+        let seen: usize = std::fs::read_to_string(&number).unwrap().parse().unwrap();
+        std::fs::write(&number, (seen + 1).to_string()).unwrap();
+        guard.release().await.unwrap();
+    }
+}
