@@ -28,7 +28,7 @@ const fn broken(
     Broken { what, file, from, to }
 }
 
-const ALL: [Broken; 30] = [
+const ALL: [Broken; 28] = [
     // The client.
     broken(
         "the deadline counts from the receipt",
@@ -139,22 +139,10 @@ const ALL: [Broken; 30] = [
         "        weighing.asked_more = true;\n        weighing.lightened = false;\n        true\n",
     ),
     broken(
-        "a push for another place is believed",
-        "lock/acquire.rs",
-        "Ok(Signal::Granted(token)) if !waiting.stands_under(token) => {",
-        "Ok(Signal::Granted(token)) if false && !waiting.stands_under(token) => {",
-    ),
-    broken(
         "the renewal of another grant is believed",
         "client/keeper.rs",
         "Renewal::Holding { token, remaining } if token == lease.token => {",
         "Renewal::Holding { token: _, remaining } => {",
-    ),
-    broken(
-        "another place is taken for the own",
-        "client/waiting.rs",
-        "Renewal::Waiting(place) if place.token != state.place.token => {",
-        "Renewal::Waiting(place) if false && place.token != state.place.token => {",
     ),
     // The store.
     broken(

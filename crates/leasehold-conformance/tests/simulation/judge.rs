@@ -38,8 +38,8 @@ impl std::fmt::Debug for State {
 #[derive(Default)]
 struct Lock {
     holds: Vec<Hold>,
-    /// Those that were thrown out: who holds by them has not heard of it yet.
-    evicted: BTreeSet<Token>,
+    /// Those that were thrown out, and when: who holds by them may not have heard of it yet.
+    evicted: BTreeMap<Token, Instant>,
     tokens: BTreeSet<Token>,
     /// Who asked with patience and has no answer, by when.
     waiting: BTreeMap<u64, Instant>,
@@ -151,7 +151,7 @@ impl Judge {
                 wrong = wrong.or_else(|| lock.unfair(plan, asked, now));
             }
             // One that was thrown out may hear of its grant after the next one of its own.
-            if !lock.evicted.contains(&token) {
+            if !lock.evicted.contains_key(&token) {
                 let delayed = lock.delayed_until.take();
                 if !self.plan.wild && delayed.is_some_and(|(_, until)| now < until) {
                     wrong = wrong.or(Some("granted before the lock-delay was over".into()));
@@ -188,6 +188,16 @@ impl Judge {
         }
     }
 
+    /// The holder of this looks at it, and believes to hold.
+    pub(crate) fn believes(&self, lock: usize, token: Token, lease: Duration) {
+        let out = self.state.lock().unwrap().locks[lock].evicted.get(&token).copied();
+        // Renewed just before it was thrown out, and by its own clock, which may be slow.
+        let most = lease * if self.plan.wild { 2 } else { 1 } * 102 / 100;
+        if out.is_some_and(|out| out.elapsed() > most) {
+            self.breaks(&format!("{token} was thrown out {most:?} ago, and its holder holds on"));
+        }
+    }
+
     /// The holder begins to let go.
     pub(crate) fn lets_go(&self, asked: &Asked, token: Token) {
         let lock = &mut self.state.lock().unwrap().locks[asked.lock];
@@ -206,7 +216,8 @@ impl Judge {
     /// These are thrown out just now.
     pub(crate) fn evicted(&self, lock: usize, tokens: impl IntoIterator<Item = Token>) {
         let mut state = self.state.lock().unwrap();
-        state.locks[lock].evicted.extend(tokens);
+        let now = Instant::now();
+        state.locks[lock].evicted.extend(tokens.into_iter().map(|token| (token, now)));
         // What was kept closed is open.
         state.locks[lock].closed_until = None;
         state.locks[lock].delayed_until = None;
@@ -224,7 +235,7 @@ impl Lock {
             return Some("another grant had this token".into());
         }
         // One that was thrown out may hear of its grant after the next one of its own.
-        if plan.kind != Kind::Mutex || self.evicted.contains(&token) {
+        if plan.kind != Kind::Mutex || self.evicted.contains_key(&token) {
             return None;
         }
         let greater = self.tokens.last().filter(|last| **last > token)?;
@@ -247,7 +258,7 @@ impl Lock {
 
     /// Whether those that believe to hold it are more than may.
     fn too_many(&self, plan: &LockPlan) -> Option<String> {
-        let holds = || self.holds.iter().filter(|hold| !self.evicted.contains(&hold.token));
+        let holds = || self.holds.iter().filter(|hold| !self.evicted.contains_key(&hold.token));
         let capacity = match plan.kind {
             Kind::Semaphore => plan.permits,
             _ => leasehold_core::MAX_READERS,

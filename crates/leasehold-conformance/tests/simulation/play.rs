@@ -258,14 +258,14 @@ impl Task {
         let asked = self.asks(lock, &with, None);
         let Some(guard) = self.ask(&asked, &with).await else { return };
         self.granted_at = Some(Instant::now());
-        self.hold(&with, &guard).await;
+        self.hold(lock, &with, &guard).await;
         if with.owner.is_some() && guard.is_held() {
             let again = self.asks(lock, &with, Some(guard.token()));
             let inner = self.ask(&again, &With { how: How::Patient, ..with.clone() }).await;
             if inner.is_some() {
                 self.judge.saw("re-entered");
             }
-            self.hold(&with, &guard).await;
+            self.hold(lock, &with, &guard).await;
         }
         if self.plan.locks[lock].kind == Kind::RwLock {
             self.reweigh(&asked, &with, &guard).await;
@@ -395,17 +395,17 @@ impl Task {
     }
 
     /// Works, and looks at the guard from time to time.
-    async fn hold(&mut self, with: &With, guard: &Guard) {
+    async fn hold(&mut self, lock: usize, with: &With, guard: &Guard) {
         let lease = self.process.lease;
         let tenths = [0, 1, 3, 15][self.dice.usize(0..4)];
         let slice = lease * tenths / 10 / 4;
         for _ in 0..4 {
             sleep(slice).await;
-            self.look(with, guard);
+            self.look(lock, with, guard);
         }
     }
 
-    fn look(&self, with: &With, guard: &Guard) {
+    fn look(&self, lock: usize, with: &With, guard: &Guard) {
         let lost = match guard.state() {
             State::Lost(reason) => Some(reason),
             _ => None,
@@ -424,6 +424,7 @@ impl Task {
         }
         if lost.is_none() {
             self.judge.tell(|| format!("{} still holds by {}", self.who, guard.token()));
+            self.judge.believes(lock, guard.token(), self.process.lease);
         }
     }
 
@@ -462,7 +463,7 @@ impl Task {
             if !fair {
                 self.judge.breaks(&format!("{} could not change what {token} weighs", self.who));
             }
-            self.hold(with, guard).await;
+            self.hold(asked.lock, with, guard).await;
         }
     }
 
