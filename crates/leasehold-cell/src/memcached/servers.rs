@@ -14,16 +14,18 @@
 //!   are refused only by servers that have forgotten them: after all clients have the new one, every server is to be restarted or
 //!   emptied. Then nobody holds by an old one, and nobody is let in before that is so (`epoch.rs`).
 
-use std::sync::Arc;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::doctor::Finding;
 use leasehold_core::kit::redacted;
 use leasehold_core::store::{
-    Evict, Joined, LockInfo, Mode, Renew, Renewal, Signal, Store, StoreInfo,
+    Ear, Evict, Follow, Joined, LockInfo, Mode, Ownership, Queues, Renew, Renewal, Reweighed,
+    Signal, Store, StoreInfo,
 };
-use leasehold_core::{Claim, Error, ErrorKind, Name, Result};
+use leasehold_core::{Claim, Error, ErrorKind, Name, Result, Token};
 use tokio::runtime::Handle;
 use tokio::sync::OnceCell;
 
@@ -133,6 +135,7 @@ impl Servers {
 }
 
 #[async_trait]
+#[deny(clippy::missing_trait_methods)]
 impl Store for Servers {
     fn info(&self) -> &StoreInfo {
         &self.info
@@ -173,12 +176,20 @@ impl Store for Servers {
         self.of(&claim.name).await?.leave(claim, keep).await
     }
 
+    async fn reweigh(&self, claim: &Claim) -> Result<Reweighed> {
+        self.of(&claim.name).await?.reweigh(claim).await
+    }
+
     async fn changed(&self, claim: &Claim) -> Result<Signal> {
         self.of(&claim.name).await?.changed(claim).await
     }
 
     async fn read(&self, name: &Name) -> Result<Option<LockInfo>> {
         self.of(name).await?.read(name).await
+    }
+
+    async fn holders(&self, name: &Name, token: Option<Token>) -> Result<Option<LockInfo>> {
+        self.of(name).await?.holders(name, token).await
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
@@ -226,6 +237,25 @@ impl Store for Servers {
         for store in self.members.iter().filter_map(|member| member.store.get()) {
             store.disconnect().await;
         }
+    }
+
+    /// Nothing is told unasked by memcached.
+    fn hear(&self, _ear: Weak<dyn Ear>) {}
+
+    async fn follow(&self, _queues: &Queues) -> Result<Option<Follow>> {
+        Ok(None)
+    }
+
+    fn confirmed(&self, _claim: &Claim) -> Option<u32> {
+        None
+    }
+
+    fn ownership(&self, _claim: &Claim) -> Result<Option<Ownership>> {
+        Ok(None)
+    }
+
+    fn lifeline(&self) -> Option<BorrowedFd<'_>> {
+        None
     }
 
     fn longest_lease(&self) -> Duration {
