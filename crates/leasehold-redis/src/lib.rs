@@ -8,3 +8,5 @@ pub mod fence;
 pub mod redis;
 #[cfg(feature = "redlock")]
 pub mod redlock;
+#[cfg(test)]
+mod values;

@@ -30,4 +30,21 @@ mod tests {
             assert_eq!(error.lines().count(), 1, "{bad}: {error}");
         }
     }
+
+    proptest::proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn a_time_from_outside_is_read_or_refused_in_one_line(text in testbed::texts(&[
+            "10s", "500ms", "1h30m", "90", "2days 3us",
+        ])) {
+            match duration(&text) {
+                Ok(read) => {
+                    let written = humantime::format_duration(read).to_string();
+                    proptest::prop_assert_eq!(duration(&written), Ok(read));
+                }
+                Err(error) => proptest::prop_assert_eq!(error.lines().count(), 1, "{}", error),
+            }
+        }
+    }
 }

@@ -184,4 +184,20 @@ mod tests {
         }
         assert!(read(r#"{"lese": "1s"}"#).unwrap_err().to_string().contains("lese"));
     }
+
+    #[cfg(feature = "serde")]
+    proptest::proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn options_from_outside_are_read_or_refused(text in testbed::texts(&[
+            r#"{"lease": "1m 30s", "max_hold": "2h", "label": "billing"}"#,
+            r#"{"at_least": "5s", "lock_delay": "1s", "min_validity": "9s", "renew": false, "max_hold": null}"#,
+        ])) {
+            if let Ok(read) = serde_json::from_str::<LockOptions>(&text) {
+                let written = serde_json::to_string(&read).unwrap();
+                proptest::prop_assert_eq!(serde_json::from_str::<LockOptions>(&written).unwrap(), read);
+            }
+        }
+    }
 }

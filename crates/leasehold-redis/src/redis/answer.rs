@@ -461,28 +461,15 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    /// Whatever a server, or a proxy before it, may answer.
-    fn value() -> impl Strategy<Value = Value> {
-        let words = testbed::texts(&["17 3 host 4 label", "mutex", "semaphore", "", "string"]);
-        let numbers = [-1, 0, 1, 2, 3, 4, 5, 6, 7, i64::MAX, i64::MIN, 1 << 40];
-        let leaf = prop_oneof![
-            proptest::sample::select(numbers.to_vec()).prop_map(Value::Int),
-            words.clone().prop_map(|text| Value::BulkString(text.into_bytes())),
-            words.prop_map(Value::SimpleString),
-            Just(Value::Nil),
-            Just(Value::BulkString(vec![0xff])),
-        ];
-        leaf.prop_recursive(2, 24, 6, |inner| {
-            proptest::collection::vec(inner, 0..6).prop_map(Value::Array)
-        })
-    }
+    use crate::values::values;
 
     proptest! {
         #![proptest_config(testbed::cases())]
 
         #[test]
-        fn an_answer_from_outside_is_read_or_refused(answer in value()) {
+        fn an_answer_from_outside_is_read_or_refused(answer in values(&[
+            "17 3 host 4 label", "mutex", "semaphore", "", "string",
+        ])) {
             let name = Name::new("x").unwrap();
             let claim = Claim::new(name.clone(), Kind::Semaphore, 1, 2).unwrap();
             let refused = [

@@ -286,32 +286,30 @@ impl Cluster {
     fn slots_of(&self, told_by: &Node, ranges: &[Value]) -> Vec<Option<Arc<Node>>> {
         let mut slots = vec![None; usize::from(SLOTS)];
         for range in ranges {
-            let Value::Array(parts) = range else { continue };
-            let [Value::Int(from), Value::Int(to), Value::Array(master), ..] = parts.as_slice()
-            else {
-                continue;
-            };
-            let [host, Value::Int(port), ..] = master.as_slice() else { continue };
-            let host = match host {
-                Value::BulkString(host) => std::str::from_utf8(host).unwrap_or_default(),
-                _ => "",
-            };
-            let at = if host.contains(':') {
-                format!("[{host}]:{port}")
-            } else {
-                format!("{host}:{port}")
-            };
-            let Some(at) = reachable(&at, told_by.address()) else { continue };
+            let Some((from, to, at)) = served(range, told_by.address()) else { continue };
             let Ok(node) = self.at(&at) else { continue };
-            let (Ok(from), Ok(to)) = (usize::try_from(*from), usize::try_from(*to)) else {
-                continue;
-            };
-            for slot in slots.iter_mut().take(to + 1).skip(from) {
+            for slot in slots.iter_mut().take(to.saturating_add(1)).skip(from) {
                 *slot = Some(node.clone());
             }
         }
         slots
     }
+}
+
+/// One line of CLUSTER SLOTS: from which slot to which, and who serves them.
+fn served(range: &Value, told_by: &Address) -> Option<(usize, usize, Address)> {
+    let Value::Array(parts) = range else { return None };
+    let [Value::Int(from), Value::Int(to), Value::Array(master), ..] = parts.as_slice() else {
+        return None;
+    };
+    let [host, Value::Int(port), ..] = master.as_slice() else { return None };
+    let host = match host {
+        Value::BulkString(host) => std::str::from_utf8(host).unwrap_or_default(),
+        _ => "",
+    };
+    let at = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+    let at = reachable(&at, told_by)?;
+    Some((usize::try_from(*from).ok()?, usize::try_from(*to).ok()?, at))
 }
 
 /// As a node would say it.
@@ -348,6 +346,49 @@ async fn ask_there(
                 full = Some(script.in_full(call));
             }
             answer => return answer,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::values::values;
+
+    fn line(host: Value, port: i64) -> Value {
+        let master = Value::Array(vec![host, Value::Int(port), Value::Nil]);
+        Value::Array(vec![Value::Int(0), Value::Int(5460), master])
+    }
+
+    #[test]
+    fn a_node_that_does_not_know_its_host_is_where_it_was_asked() {
+        let told_by = Address::told("10.0.0.7", "7000").unwrap();
+        let at = |host: Value| served(&line(host, 7001), &told_by).map(|(.., at)| at.to_string());
+        let word = |text: &str| Value::BulkString(text.into());
+        assert_eq!(at(Value::Nil).as_deref(), Some("10.0.0.7:7001"));
+        assert_eq!(at(word("")).as_deref(), Some("10.0.0.7:7001"));
+        assert_eq!(at(word("10.0.0.8")).as_deref(), Some("10.0.0.8:7001"));
+        assert_eq!(at(word("::1")).as_deref(), Some("[::1]:7001"));
+        assert!(served(&line(word("10.0.0.8"), -1), &told_by).is_none());
+    }
+
+    proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn a_map_from_outside_is_read_or_passed_over(
+            line in values(&["10.0.0.1", "::1", "?", "7000"]),
+            host in values(&["10.0.0.1", "::1", "?", ""]),
+            port in any::<i64>(),
+        ) {
+            let told_by = Address::told("10.0.0.7", "7000").unwrap();
+            let _ = served(&line, &told_by);
+            if let Some((from, to, at)) = served(&self::line(host, port), &told_by) {
+                prop_assert_eq!((from, to), (0, 5460));
+                prop_assert!(!at.to_string().contains(char::is_whitespace));
+            }
         }
     }
 }

@@ -363,3 +363,36 @@ fn reached(answers: &[Value], grants: &[Grant]) -> Vec<Reached> {
     };
     looks.iter().zip(grants).map(reached).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::values::values;
+
+    proptest! {
+        #![proptest_config(testbed::cases())]
+
+        /// No answer, however damaged, is taken for more replicas than it says.
+        #[test]
+        fn what_replicas_have_is_never_more_than_was_told(answers in proptest::collection::vec(
+            values(&["17 ours", "17", "OK", ""]), 0..6,
+        )) {
+            let grant = |ours: &str| Grant {
+                look: redis::Cmd::new(),
+                ours: ours.into(),
+                mark: String::new(),
+                told: watch::Sender::new(None),
+            };
+            let grants = [grant("17 "), grant("18 ")];
+            let most = answers.last().and_then(|told| match told {
+                Value::Int(n) => u32::try_from(*n).ok(),
+                _ => None,
+            });
+            for reached in reached(&answers, &grants).into_iter().flatten().flatten() {
+                prop_assert!(reached <= most.unwrap_or(0));
+            }
+        }
+    }
+}

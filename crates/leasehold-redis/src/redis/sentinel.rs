@@ -326,3 +326,39 @@ fn named(parts: &[Value]) -> Option<Address> {
     let port = std::str::from_utf8(port).ok()?;
     Address::told(host, port)
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::values::values;
+
+    #[test]
+    fn a_master_is_read_from_both_protocols() {
+        let word = |text: &str| Value::BulkString(text.into());
+        let flat = vec![word("name"), word("m"), word("config-epoch"), word("7")];
+        assert_eq!(figure(&Value::Array(flat), "config-epoch"), Some(7));
+        let pairs = vec![(word("config-epoch"), Value::Int(8))];
+        assert_eq!(figure(&Value::Map(pairs), "config-epoch"), Some(8));
+        let at = named(&[word("::1"), word("6379")]).unwrap();
+        assert_eq!(at.to_string(), "[::1]:6379");
+        assert!(named(&[word("a b"), word("6379")]).is_none());
+    }
+
+    proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn what_a_sentinel_says_is_read_or_is_nothing(answer in values(&[
+            "config-epoch", "7", "name", "10.0.0.1", "::1", "6379",
+        ])) {
+            let _ = figure(&answer, "config-epoch");
+            if let Value::Array(parts) = &answer
+                && let Some(at) = named(parts)
+            {
+                prop_assert!(!at.to_string().contains(char::is_whitespace));
+            }
+        }
+    }
+}
