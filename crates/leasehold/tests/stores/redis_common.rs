@@ -75,11 +75,19 @@ pub(crate) async fn until_waiting(locks: &Leasehold, name: &str, count: usize) {
     }
 }
 
-/// Resolves when the claim is told of its grant, by a message.
+/// Resolves when the claim is told of its grant: by a message, or by being told to ask, as after a connection was
+/// made anew, which heard nothing of what was said before.
 pub(crate) async fn told(locks: &Leasehold, claim: &Claim) {
-    while !matches!(locks.store().changed(claim).await.unwrap(), Signal::Granted(_)) {
-        tokio::task::yield_now().await;
+    loop {
+        let signal = locks.store().changed(claim).await.unwrap();
+        if matches!(signal, Signal::Granted(_)) || holds(locks, claim).await {
+            return;
+        }
     }
+}
+
+async fn holds(locks: &Leasehold, claim: &Claim) -> bool {
+    matches!(renew(locks, &[claim]).await[..], [Renewal::Holding { .. }])
 }
 
 /// One line of this kind that says so, without the password.
