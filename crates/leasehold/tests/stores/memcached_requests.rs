@@ -3,9 +3,7 @@
 #![cfg(feature = "memcached")]
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::SeqCst;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::common::*;
 use leasehold::store::Evict;
@@ -118,37 +116,12 @@ fn s94_connection_mistakes_name_the_fix() {
 /// Each of 32 clients takes the lock again and again: nobody is kept out, and all get about as much.
 #[test]
 fn r10_thirty_two_clients_of_memcached_get_on() {
-    const CLIENTS: usize = 32;
     run(async {
-        let server = testbed::memcached();
-        let inside = Arc::new(AtomicU64::new(0));
-        let ready = Arc::new(tokio::sync::Barrier::new(CLIENTS));
-        let mut tasks = Vec::new();
-        for _ in 0..CLIENTS {
-            let locks = connect(&(server.url() + NEW)).await;
-            let (inside, ready) = (inside.clone(), ready.clone());
-            tasks.push(tokio::spawn(async move {
-                let mut turns = 0_u32;
-                ready.wait().await;
-                // What happens while they all come at once is over by then.
-                let begin = Instant::now() + Duration::from_secs(1);
-                while begin.elapsed() < Duration::from_secs(6) {
-                    let guard = locks.mutex("r10").lock_timeout(PATIENCE).await.unwrap();
-                    assert_eq!(inside.fetch_add(1, SeqCst), 0, "two hold");
-                    turns += u32::from(Instant::now() > begin);
-                    inside.fetch_sub(1, SeqCst);
-                    guard.release().await.unwrap();
-                }
-                f64::from(turns)
-            }));
-        }
-        let mut turns = Vec::new();
-        for task in tasks {
-            turns.push(task.await.unwrap());
-        }
-        let (sum, squares) = (turns.iter().sum::<f64>(), turns.iter().map(|n| n * n).sum::<f64>());
-        let jain = sum * sum / (CLIENTS as f64 * squares);
-        println!("{sum} turns in 6 s among {CLIENTS}, Jain {jain:.3}");
-        assert!(sum >= 3.0 * CLIENTS as f64 && jain >= 0.95, "{sum}, Jain {jain:.3}: {turns:?}");
+        thirty_two_get_on(
+            &(testbed::memcached().url() + NEW),
+            Duration::from_secs(1),
+            Duration::from_secs(6),
+        )
+        .await;
     });
 }

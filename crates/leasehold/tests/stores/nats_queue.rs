@@ -3,8 +3,6 @@
 #![cfg(feature = "nats")]
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 use crate::common::*;
@@ -152,17 +150,7 @@ fn s90_foreign_values_in_a_bucket_are_told_of_and_stay() {
         assert!(kept.contains("\"data\":\"NDI=\""), "{kept}");
         // Others are listed all the same, whatever their names are.
         let names = ["a b/é.*>", "a.b", "a%2Eb", "$KV", &"n".repeat(200), &"ü".repeat(250)];
-        let mut guards = Vec::new();
-        for name in names {
-            guards.push(locks.mutex(name).try_lock().await.unwrap());
-        }
-        let listed = locks.list("").await.unwrap();
-        let mut shown: Vec<&str> = listed.iter().map(|lock| lock.name.as_str()).collect();
-        let mut wanted = names.to_vec();
-        wanted.push("s90-foreign");
-        shown.sort_unstable();
-        wanted.sort_unstable();
-        assert_eq!(shown, wanted);
+        let _held = names_are_listed_beside(&locks, &names, &["s90-foreign"]).await;
         assert_eq!(locks.list("a.").await.unwrap().len(), 1);
     });
 }
@@ -170,38 +158,9 @@ fn s90_foreign_values_in_a_bucket_are_told_of_and_stay() {
 /// Each of 32 clients takes the lock again and again: nobody is kept out, and all get about as much.
 #[test]
 fn r10_thirty_two_clients_of_nats_get_on() {
-    const CLIENTS: usize = 32;
     run(async {
         let server = Nats::start();
-        let inside = Arc::new(AtomicU64::new(0));
-        let ready = Arc::new(tokio::sync::Barrier::new(CLIENTS));
-        let mut tasks = Vec::new();
-        for _ in 0..CLIENTS {
-            let locks = connect(&server.url()).await;
-            let (inside, ready) = (inside.clone(), ready.clone());
-            tasks.push(tokio::spawn(async move {
-                let mut turns = 0_u32;
-                ready.wait().await;
-                // What happens while they all come at once is over by then.
-                let begin = Instant::now() + Duration::from_secs(1);
-                while begin.elapsed() < Duration::from_secs(11) {
-                    let guard = locks.mutex("r10").lock_timeout(PATIENCE).await.unwrap();
-                    assert_eq!(inside.fetch_add(1, SeqCst), 0, "two hold");
-                    turns += u32::from(Instant::now() > begin);
-                    inside.fetch_sub(1, SeqCst);
-                    guard.release().await.unwrap();
-                }
-                f64::from(turns)
-            }));
-        }
-        let mut turns = Vec::new();
-        for task in tasks {
-            turns.push(task.await.unwrap());
-        }
-        let (sum, squares) = (turns.iter().sum::<f64>(), turns.iter().map(|n| n * n).sum::<f64>());
-        let jain = sum * sum / (CLIENTS as f64 * squares);
-        println!("{sum} turns in 11 s among {CLIENTS}, Jain {jain:.3}");
-        assert!(sum >= 3.0 * CLIENTS as f64 && jain >= 0.95, "{sum}, Jain {jain:.3}: {turns:?}");
+        thirty_two_get_on(&server.url(), Duration::from_secs(1), Duration::from_secs(11)).await;
     });
 }
 

@@ -74,17 +74,7 @@ fn s90_foreign_objects_are_told_of_and_stay() {
         assert!(error.to_string().contains("upgrade this one"), "{error}");
         // Others are listed all the same, whatever their names are.
         let names = ["a b/é.*>", "a.b", "a%2Eb", "..", &"n".repeat(200), &"ü".repeat(250)];
-        let mut guards = Vec::new();
-        for name in names {
-            guards.push(locks.mutex(name).try_lock().await.unwrap());
-        }
-        let listed = locks.list("").await.unwrap();
-        let mut shown: Vec<&str> = listed.iter().map(|lock| lock.name.as_str()).collect();
-        let mut wanted = names.to_vec();
-        wanted.extend(["s90-foreign", "s90-later"]);
-        shown.sort_unstable();
-        wanted.sort_unstable();
-        assert_eq!(shown, wanted);
+        let _held = names_are_listed_beside(&locks, &names, &["s90-foreign", "s90-later"]).await;
         assert_eq!(locks.list("a.").await.unwrap().len(), 1);
     });
 }

@@ -89,42 +89,8 @@ fn s06_lost_replies_of_an_object_store_are_recognised() {
 /// All come at once, and again and again: nobody is kept out.
 #[test]
 fn r10_thirty_two_clients_of_an_object_store_get_on() {
-    const CLIENTS: usize = 32;
-    // Of so many turns each is a small part, however few of them a busy machine has in a second.
-    const TURNS: u32 = 12 * CLIENTS as u32;
     run(async {
-        use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
         let url = testbed::seaweed().url("r10") + "&poll_ms=50";
-        let ready = Arc::new(tokio::sync::Barrier::new(CLIENTS));
-        let inside = Arc::new(AtomicBool::new(false));
-        let all = Arc::new(AtomicU32::new(0));
-        let mut tasks = Vec::new();
-        for _ in 0..CLIENTS {
-            let locks = connect(&url).await;
-            let (ready, inside, all) = (ready.clone(), inside.clone(), all.clone());
-            tasks.push(tokio::spawn(async move {
-                ready.wait().await;
-                let mut turns = 0_u32;
-                // What happens while they all come at once is over by then.
-                let begin = Instant::now() + Duration::from_secs(3);
-                while all.load(SeqCst) < TURNS {
-                    let guard = locks.mutex("r10").lock_timeout(PATIENCE).await.unwrap();
-                    assert!(!inside.swap(true, SeqCst), "two hold");
-                    let counts = Instant::now() > begin && all.fetch_add(1, SeqCst) < TURNS;
-                    turns += u32::from(counts);
-                    inside.store(false, SeqCst);
-                    guard.release().await.unwrap();
-                }
-                f64::from(turns)
-            }));
-        }
-        let mut turns = Vec::new();
-        for task in tasks {
-            turns.push(task.await.unwrap());
-        }
-        let (sum, squares) = (turns.iter().sum::<f64>(), turns.iter().map(|n| n * n).sum::<f64>());
-        let jain = sum * sum / (CLIENTS as f64 * squares);
-        println!("{sum} turns among {CLIENTS}, Jain {jain:.3}");
-        assert!(turns.iter().all(|n| *n >= 2.0) && jain >= 0.95, "Jain {jain:.3}: {turns:?}");
+        thirty_two_get_on(&url, Duration::from_secs(3), Duration::from_secs(15)).await;
     });
 }

@@ -171,3 +171,62 @@ pub(crate) async fn lost_replies_are_recognised(
         next.release().await.unwrap();
     }
 }
+
+/// Each of 32 clients takes the same lock again and again: nobody is kept out, and all get about as much. What happens
+/// while they all come at once is over after `warm`; then it goes on for `time` at least, and for so many turns that
+/// each is a small part, however few of them a busy machine has in a second.
+pub(crate) async fn thirty_two_get_on(url: &str, warm: Duration, time: Duration) {
+    const CLIENTS: usize = 32;
+    const TURNS: u64 = 12 * CLIENTS as u64;
+    let ready = Arc::new(tokio::sync::Barrier::new(CLIENTS));
+    let (inside, all) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let mut tasks = Vec::new();
+    for _ in 0..CLIENTS {
+        let locks = connect(url).await;
+        let (ready, inside, all) = (ready.clone(), inside.clone(), all.clone());
+        tasks.push(tokio::spawn(async move {
+            ready.wait().await;
+            let mut turns = 0_u32;
+            let begin = Instant::now() + warm;
+            while begin.elapsed() < time || all.load(Ordering::SeqCst) < TURNS {
+                let guard = locks.mutex("r10").lock_timeout(PATIENCE).await.unwrap();
+                assert!(!inside.swap(true, Ordering::SeqCst), "two hold");
+                if Instant::now() > begin {
+                    turns += 1;
+                    all.fetch_add(1, Ordering::SeqCst);
+                }
+                inside.store(false, Ordering::SeqCst);
+                guard.release().await.unwrap();
+            }
+            f64::from(turns)
+        }));
+    }
+    let mut turns = Vec::new();
+    for task in tasks {
+        turns.push(task.await.unwrap());
+    }
+    let (sum, squares) = (turns.iter().sum::<f64>(), turns.iter().map(|n| n * n).sum::<f64>());
+    let jain = sum * sum / (CLIENTS as f64 * squares);
+    println!("{sum} turns among {CLIENTS}, Jain {jain:.3}");
+    let all_had_some = turns.iter().all(|n| *n >= 2.0) && sum >= 3.0 * CLIENTS as f64;
+    assert!(all_had_some && jain >= 0.95, "{sum}, Jain {jain:.3}: {turns:?}");
+}
+
+/// Locks of these names are listed beside what somebody else has put there. They are held by what is returned.
+pub(crate) async fn names_are_listed_beside(
+    locks: &Leasehold,
+    names: &[&str],
+    foreign: &[&str],
+) -> Vec<Guard> {
+    let mut guards = Vec::new();
+    for name in names {
+        guards.push(locks.mutex(*name).try_lock().await.unwrap());
+    }
+    let listed = locks.list("").await.unwrap();
+    let mut shown: Vec<&str> = listed.iter().map(|lock| lock.name.as_str()).collect();
+    let mut wanted = [names, foreign].concat();
+    shown.sort_unstable();
+    wanted.sort_unstable();
+    assert_eq!(shown, wanted);
+    guards
+}
