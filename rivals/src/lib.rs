@@ -1,0 +1,1 @@
+//! Nothing: all is in the benchmark.
