@@ -9,6 +9,7 @@
 const { spawn } = require('node:child_process');
 const { EventEmitter } = require('node:events');
 const { createInterface } = require('node:readline');
+const { setTimeout: sleep } = require('node:timers/promises');
 
 /** The command said no. `code` is its exit code, the message its own line. */
 class LeaseholdError extends Error {
@@ -28,6 +29,8 @@ class Lost extends LeaseholdError {}
 const ERRORS = { 69: Unavailable, 74: Lost, 75: NotAcquired };
 // How long the command has to say that it has released: it gives up on a silent store before that.
 const FAREWELL = 30_000;
+// How long a candidate pauses before it stands again, at first and at most.
+const PAUSE = [100, 10_000];
 
 /** A lock that is held, until it is released or lost. Emits 'lost', 'at_risk' and 'recovered'. */
 class Held extends EventEmitter {
@@ -208,4 +211,38 @@ async function withLock(name, options, work) {
   return done;
 }
 
-module.exports = { lock, withLock, Held, LeaseholdError, NotAcquired, Unavailable, Lost };
+/**
+ * An election: `for await (const term of elect('books', { signal }))` waits until it leads, and the body works with what is
+ * `Held`, whose token is the term's number, until that is `lost` or the signal says so. After it the term is given back,
+ * and it stands again, after a pause that grows while terms are short, and through outages of any length. It ends with
+ * the signal, or as the loop is left. Options as those of `lock`.
+ */
+async function* elect(name, options = {}) {
+  const { signal } = options;
+  const [first, longest] = PAUSE;
+  let pause = first;
+  while (!signal?.aborted) {
+    const began = Date.now();
+    let term;
+    try {
+      term = await lock(name, options);
+    } catch (error) {
+      if (signal?.aborted) return;
+      // One that was killed can be started again; one that is not there, or refuses, cannot.
+      if (error.code !== null && !(error.code in ERRORS)) throw error;
+    }
+    if (term) {
+      try {
+        yield term;
+      } finally {
+        // Whoever is deposed stands again.
+        await term.release().catch(() => {});
+      }
+    }
+    if (Date.now() - began > longest) pause = first;
+    await sleep(pause, undefined, { signal }).catch(() => {});
+    pause = Math.min(2 * pause, longest);
+  }
+}
+
+module.exports = { elect, lock, withLock, Held, LeaseholdError, NotAcquired, Unavailable, Lost };

@@ -10,7 +10,7 @@ const { tmpdir } = require('node:os');
 const { join } = require('node:path');
 const { test } = require('node:test');
 const { setTimeout: sleep } = require('node:timers/promises');
-const { lock, withLock, LeaseholdError, Lost, NotAcquired, Unavailable } = require('./index.js');
+const { elect, lock, withLock, LeaseholdError, Lost, NotAcquired, Unavailable } = require('./index.js');
 
 const withLeases = { skip: process.env.LEASEHOLD_STORE ? false : 'no store with leases' };
 
@@ -40,6 +40,37 @@ test('it is held and given back', async (t) => {
   assert.equal(claims('x y', store), 0);
   const later = await withLock('x y', { store }, (held) => held.token);
   assert(later > first.token);
+});
+
+test('one leads, and another takes over', async (t) => {
+  const store = files(t);
+  const ends = [new AbortController(), new AbortController()];
+  const led = [];
+  const stand = async (who) => {
+    const { signal } = ends[who];
+    for await (const term of elect('x y', { store, signal })) {
+      led.push([who, term.token]);
+      while (!term.lost && !signal.aborted) await sleep(10);
+    }
+  };
+  const until = async (what) => {
+    while (!what()) await sleep(10);
+  };
+  const one = stand(0);
+  await until(() => led.length === 1);
+  const two = stand(1);
+  await until(() => claims('x y', store) === 2);
+  assert.equal(command(['release', 'x y', '--force'], store).status, 0);
+  // Deposed, it stands again, behind the other.
+  await until(() => led.length === 2 && claims('x y', store) === 2);
+  assert.deepEqual(led.map(([who]) => who), [0, 1]);
+  assert(led[1][1] > led[0][1]);
+  for (const end of ends) end.abort();
+  await Promise.all([one, two]);
+  await until(() => claims('x y', store) === 0);
+  // What no waiting mends.
+  await assert.rejects(elect('x'.repeat(999), { store }).next(), (e) => e.code === 2);
+  await assert.rejects(elect('x', { command: '/nowhere' }).next(), LeaseholdError);
 });
 
 test('who waits learns who holds', async (t) => {

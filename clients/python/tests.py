@@ -167,6 +167,55 @@ class OnFiles(unittest.TestCase):
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
 
+    def test_one_leads_and_another_takes_over(self):
+        one, two = (leasehold.elect("x y", store=self.store) for _ in range(2))
+        led, begun = [], {one: threading.Event(), two: threading.Event()}
+
+        def stand(election):
+            for term in election:
+                led.append(term.token)
+                begun[election].set()
+                while election.leads(0.01):
+                    pass
+
+        threads = {election: threading.Thread(target=stand, args=[election]) for election in (one, two)}
+        threads[one].start()
+        self.assertTrue(begun[one].wait(30))
+        self.assertTrue(one.leads())
+        threads[two].start()
+        while self.claims() < 2:
+            time.sleep(0.01)
+        self.assertIsNone(two.term)
+        # Deposed, it stands again, behind the other.
+        token = one.term.token
+        command("release", "x y", "--force", store=self.store)
+        self.assertTrue(begun[two].wait(30))
+        self.assertGreater(two.term.token, token)
+        while self.claims() < 2:
+            time.sleep(0.01)
+        # One that waits ends at once, and one that leads gives the lock back.
+        for election in (one, two):
+            election.stop()
+            threads[election].join(30)
+            self.assertFalse(threads[election].is_alive())
+            self.assertIsNone(election.term)
+        self.assertFalse(self.is_held())
+        self.assertEqual(led, sorted(led))
+
+    def test_an_election_outlives_a_store_that_is_away_and_nothing_that_no_waiting_mends(self):
+        with self.assertRaises(leasehold.Error) as refused:
+            next(iter(leasehold.elect("x" * 999, store=self.store)))
+        self.assertEqual(refused.exception.code, 2)
+        away = leasehold.elect("x y", store="redis://127.0.0.1:1/", wait=0)
+        threading.Timer(3, away.stop).start()
+        self.assertEqual(list(away), [])
+        # What the body raises ends the loop, and the term.
+        with self.assertRaises(KeyError):
+            for _term in leasehold.elect("x y", store=self.store):
+                raise KeyError
+        while self.is_held():
+            time.sleep(0.01)
+
     def test_who_leaves_in_another_context_leaves_all_the_same(self):
         lock = self.lock()
         contextvars.copy_context().run(lock.__enter__)

@@ -3,7 +3,7 @@
     pip install ./clients/python pg8000
     DATABASE_URL=postgres://user@host/db LISTEN=127.0.0.1:8080 python bank.py
 """
-import os, signal, subprocess, sys, threading, urllib.parse
+import os, signal, subprocess, sys, threading, time, urllib.parse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import leasehold, pg8000.native
 
@@ -11,9 +11,9 @@ URL = os.environ["DATABASE_URL"]
 FENCE = """INSERT INTO leasehold_fence AS f (name, seen) VALUES (:name, :token)
     ON CONFLICT (name) DO UPDATE SET seen = GREATEST(f.seen, EXCLUDED.seen) RETURNING seen"""
 TABLES = """CREATE TABLE IF NOT EXISTS py_orders (key TEXT PRIMARY KEY, id BIGSERIAL, item TEXT NOT NULL);
-    CREATE TABLE IF NOT EXISTS py_accounts (id BIGINT PRIMARY KEY, balance BIGINT NOT NULL);
+    CREATE TABLE IF NOT EXISTS py_accounts (id BIGINT PRIMARY KEY, balance BIGINT NOT NULL DEFAULT 0);
     CREATE TABLE IF NOT EXISTS py_books (term BIGINT NOT NULL, entry BIGSERIAL)"""
-leader, stopping = {"term": None}, threading.Event()
+books = leasehold.elect("books", store=URL)
 
 def transaction(work, fenced_by=None):
     url = urllib.parse.urlsplit(URL)
@@ -36,32 +36,24 @@ def order(key, item):  # Once for each key, however often it is sent: whoever co
 
 def deposit(account, amount):  # Reads, thinks, writes: under a lock, and behind its fence.
     def work(db):
-        before = db.run("SELECT balance FROM py_accounts WHERE id = :id", id=account)
-        after = (before[0][0] if before else 0) + amount
-        db.run("INSERT INTO py_accounts VALUES (:id, :b) ON CONFLICT (id) DO UPDATE SET balance = :b", id=account, b=after)
-        return 200, after
+        db.run("INSERT INTO py_accounts (id) VALUES (:id) ON CONFLICT DO NOTHING", id=account)
+        after = db.run("SELECT balance FROM py_accounts WHERE id = :id", id=account)[0][0] + amount
+        return 200, db.run("UPDATE py_accounts SET balance = :b WHERE id = :id RETURNING balance", id=account, b=after)[0][0]
     with leasehold.lock(f"account:{account}", store=URL, wait=2) as held:
         return transaction(work, fenced_by=held)
 
 def report():  # Two at once on all machines; the third is told to come later.
     with leasehold.lock("reports", store=URL, of=2, wait=0):
-        return 200, "all is well" if not stopping.wait(1) else "all is over"
+        time.sleep(1)
+        return 200, "all is well"
 
 def close_the_books():  # One instance does this, for as long as it leads; another takes over.
-    while not stopping.is_set():
+    for term in books:
         try:
-            with leasehold.lock("books", store=URL, wait=1) as term:
-                leader["term"] = term.token
-                entry = lambda db: (db.run("INSERT INTO py_books (term) VALUES (:t)", t=term.token), 201)[::-1]
-                while not (stopping.wait(0.1) or term.lost.is_set()) and transaction(entry, fenced_by=term)[0] == 201:
-                    pass
-        except leasehold.NotAcquired:
-            continue  # somebody else leads
+            while books.leads(0.1):
+                transaction(lambda db: db.run("INSERT INTO py_books (term) VALUES (:t)", t=term.token), fenced_by=term)
         except Exception as error:
             print(f"the term ends: {error}", file=sys.stderr)
-            stopping.wait(1)
-        finally:
-            leader["term"] = None
 
 class Bank(BaseHTTPRequestHandler):
     def answer(self):
@@ -72,13 +64,11 @@ class Bank(BaseHTTPRequestHandler):
                 case ["POST", "orders"]: status, text = order(self.headers["Idempotency-Key"], asked["item"])
                 case ["POST", "accounts", account, "deposit"]: status, text = deposit(int(account), int(asked["amount"]))
                 case ["POST", "reports"]: status, text = report()
-                case ["GET", "leader"]: status, text = (200, leader["term"]) if leader["term"] else (404, "")
+                case ["GET", "leader"] if (term := books.term): status, text = 200, term.token
                 case ["GET", "ready"]: status, text = transaction(lambda db: (200, "ready"))
                 case _: status, text = 404, ""
         except (KeyError, ValueError): status, text = 400, "that makes no sense"
-        except leasehold.NotAcquired: status, text = 423, "somebody is at it"
-        except leasehold.Unavailable: status, text = 503, "later, perhaps"
-        except Exception as error: status, text = 500, (print(error, file=sys.stderr), "")[1]
+        except Exception as error: status, text = getattr(error, "status", 500), (print(error, file=sys.stderr), "")[1]
         self.send_response(status), self.end_headers(), self.wfile.write(str(text).encode())
     do_GET = do_POST = answer
 
@@ -87,9 +77,9 @@ if __name__ == "__main__":
     with leasehold.lock("bank:install", store=URL):  # two at once would fail
         transaction(lambda db: (db.run(schema.stdout), db.run(TABLES)))
     host, port = os.environ.get("LISTEN", "127.0.0.1:0").rsplit(":", 1)
-    server, books = ThreadingHTTPServer((host, int(port)), Bank), threading.Thread(target=close_the_books)
-    signal.signal(signal.SIGTERM, lambda *_: (stopping.set(), threading.Thread(target=server.shutdown).start()))
-    books.start()
+    server, leading = ThreadingHTTPServer((host, int(port)), Bank), threading.Thread(target=close_the_books)
+    signal.signal(signal.SIGTERM, lambda *_: (books.stop(), threading.Thread(target=server.shutdown).start()))
+    leading.start()
     print("listening on %s:%d" % server.server_address, flush=True)
     server.serve_forever()
-    books.join()
+    leading.join()

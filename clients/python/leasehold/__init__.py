@@ -30,12 +30,15 @@ import subprocess
 import sys
 import sysconfig
 import threading
+import time
 
-__all__ = ["Error", "Held", "Lock", "Lost", "NotAcquired", "Unavailable", "lock"]
+__all__ = ["Election", "Error", "Held", "Lock", "Lost", "NotAcquired", "Unavailable", "elect", "lock"]
 
 
 class Error(Exception):
-    """The command said no. ``code`` is its exit code, the message its own line."""
+    """The command said no. ``code`` is its exit code, the message its own line, ``status`` what a web service answers."""
+
+    status = 500
 
     def __init__(self, message, code=None):
         super().__init__(message)
@@ -45,9 +48,13 @@ class Error(Exception):
 class NotAcquired(Error):
     """Somebody else held the lock for as long as was waited (75)."""
 
+    status = 423
+
 
 class Unavailable(Error):
     """The store cannot be reached or used (69)."""
+
+    status = 503
 
 
 class Lost(Error):
@@ -57,11 +64,79 @@ class Lost(Error):
 _ERRORS = {69: Unavailable, 74: Lost, 75: NotAcquired}
 # How long the command has to say that it has released: it gives up on a silent store before that.
 _FAREWELL = 30
+# How long a candidate pauses before it stands again, at first and at most.
+_PAUSE = (0.1, 10)
 
 
 def lock(name, **options):
     """A lock of this name; see :class:`Lock`."""
     return Lock(name, **options)
+
+
+def elect(name, **options):
+    """An election for this name; see :class:`Election`."""
+    return Election(name, **options)
+
+
+class Election:
+    """One of many leads, and when it is gone another takes over. The options are those of :class:`Lock`.
+
+        election = leasehold.elect("books", store=URL)
+        for term in election:           # waits until it leads; term is a Held, its token the term's number
+            while election.leads(0.1):  # sleeps so long; False when the term is over, or `stop` was called
+                write_entry(token=term.token)
+
+    At the end of the loop's body the term is given back, and it stands again, after a pause that grows while terms are
+    short, and through outages of any length. What the body raises ends the loop, and the term with it.
+    """
+
+    def __init__(self, name, **options):
+        self._lock = Lock(name, **options)
+        #: The :class:`Held` of the term that is led now, or None.
+        self.term = None
+        self._stopped = threading.Event()
+        self._stands = None
+
+    def stop(self):
+        """Ends the loop: the waiting at once, a term when its body looks. From any thread, and from a signal's handler."""
+        self._stopped.set()
+        stands = self._stands
+        if stands and not self.term:
+            stands._abandon()
+
+    def leads(self, pause=0):
+        """Whether the term stands, after so many seconds; at once when it is to end."""
+        self._stopped.wait(pause)
+        return not self._stopped.is_set() and self.term is not None and not self.term.lost.is_set()
+
+    def __iter__(self):
+        pause, longest = _PAUSE
+        while not self._stopped.is_set():
+            began = time.monotonic()
+            try:
+                yield from self._one_term()
+            except Error as error:
+                # One that was killed can be started again; one that is not there, or refuses, cannot.
+                may_pass = error.code in _ERRORS or (error.code or 0) < 0
+                if not may_pass and not self._stopped.is_set():
+                    raise
+            if time.monotonic() - began > longest:
+                pause = _PAUSE[0]
+            self._stopped.wait(pause)
+            pause = min(2 * pause, longest)
+
+    def _one_term(self):
+        stands = self._stands = self._lock._start()
+        try:
+            if self._stopped.is_set():
+                return
+            self.term = stands._granted.result()
+            yield self.term
+            self.term = None
+            stands.release()
+        finally:
+            self.term = None
+            stands._abandon()
 
 
 class Lock:
