@@ -9,6 +9,7 @@
 use std::future::Future;
 use std::io::{Read, Write};
 use std::path::Path;
+use std::pin::Pin;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -144,6 +145,30 @@ where
     }
 }
 
+type Turning = Pin<Box<dyn Future<Output = Result<u64>> + Send>>;
+/// Takes the lock, notes the time and gives it back.
+pub(crate) type Turn = Box<dyn Fn() -> Turning + Send>;
+
+/// Everybody takes turns while the window is open.
+pub(crate) async fn each(effort: Effort, turns: Vec<Turn>) -> Result<Outcome> {
+    let window = Window::next(effort);
+    let mut running = JoinSet::new();
+    for turn in turns {
+        running.spawn(async move {
+            tokio::time::sleep(window.opens_in()).await;
+            let mut notes = Vec::new();
+            loop {
+                match turn().await? {
+                    note if note < window.until => notes.push(note),
+                    _ => return Ok(notes),
+                }
+            }
+        });
+    }
+    let notes: Result<Vec<_>> = running.join_all().await.into_iter().collect();
+    Ok(Outcome::of(&notes?, effort.time))
+}
+
 fn threads(n: usize, effort: Effort, dir: &Path) -> Result<Outcome> {
     let window = Window::next(effort);
     let contend = || -> Result<Vec<u64>> {
@@ -238,6 +263,9 @@ pub(crate) struct Outcome {
     pub(crate) handover_p99: f64,
     changed_hands: f64,
     pub(crate) jain: f64,
+    /// The turns of the last sixtieth of the time beside those of the first.
+    #[allow(dead_code, reason = "read where a database is measured for a minute")]
+    pub(crate) kept_up: f64,
     /// What a server was asked for in the window, where that was counted.
     pub(crate) statements_per_turn: f64,
 }
@@ -256,11 +284,20 @@ impl Outcome {
             turns_per_second: all.len() as f64 / time.as_secs_f64(),
             changed_hands: handovers.len() as f64 / all.len().saturating_sub(1) as f64,
             jain: jain(&shares),
+            kept_up: kept_up(&all),
             handover_p50: percentile(handovers.clone(), 0.50),
             handover_p99: percentile(handovers, 0.99),
             statements_per_turn: 0.0,
         }
     }
+}
+
+fn kept_up(all: &[(u64, usize)]) -> f64 {
+    let (Some((first, _)), Some((last, _))) = (all.first(), all.last()) else { return f64::NAN };
+    let part = (last - first) / 60;
+    let early = all.iter().filter(|(note, _)| *note <= first + part).count();
+    let late = all.iter().filter(|(note, _)| *note >= last - part).count();
+    late as f64 / early as f64
 }
 
 /// The first `raws` subjects are what the others are compared with.

@@ -97,7 +97,13 @@ pub(crate) fn waiting(effort: Effort) -> Result<()> {
         };
         let (ten, all) = (FEW.to_string(), many.to_string());
         let subjects = vec![Subject::new(&ten, || turns(FEW)), Subject::new(&all, || turns(many))];
-        let measured = alternate(effort, subjects)?;
+        let measured = match alternate(effort, subjects) {
+            Ok(measured) => measured,
+            Err(why) => {
+                rows.push(vec![format!("{}: {why}", place.name)]);
+                return Ok(());
+            }
+        };
         let title = format!("{}, crowds", place.name);
         keep(Kind::HandOver, &title, &measured, |outcome: &Outcome| outcome.handover_p50);
         for m in &measured {

@@ -17,6 +17,14 @@ struct Measurement {
     table: &'static str,
     raw: &'static str,
     others: &'static [&'static str],
+    /// A table of the benchmark `rivals`, and those of it who are others too.
+    rivals: (&'static str, &'static [&'static str]),
+}
+
+impl Measurement {
+    const fn rivals(self, table: &'static str, others: &'static [&'static str]) -> Self {
+        Self { rivals: (table, others), ..self }
+    }
 }
 
 const fn pair(
@@ -24,7 +32,7 @@ const fn pair(
     raw: &'static str,
     others: &'static [&'static str],
 ) -> Measurement {
-    Measurement { kind: Kind::Pair, table, raw, others }
+    Measurement { kind: Kind::Pair, table, raw, others, rivals: ("", &[]) }
 }
 
 const fn hand_over(
@@ -32,10 +40,10 @@ const fn hand_over(
     raw: &'static str,
     others: &'static [&'static str],
 ) -> Measurement {
-    Measurement { kind: Kind::HandOver, table, raw, others }
+    Measurement { kind: Kind::HandOver, table, raw, others, rivals: ("", &[]) }
 }
 
-const STORES: [(&str, Measurement, Measurement); 11] = [
+const STORES: [(&str, Measurement, Measurement); 12] = [
     (
         "memory",
         pair("memory:, uncontended pair", "tokio::sync::Mutex", &[]),
@@ -43,7 +51,8 @@ const STORES: [(&str, Measurement, Measurement); 11] = [
     ),
     (
         "file",
-        pair("file:, uncontended pair", "flock + unlock on an open file", &[]),
+        pair("file:, uncontended pair", "flock + unlock on an open file", &[])
+            .rivals("rivals: file:, uncontended pair", &["distributed-lock-file"]),
         hand_over("file:, 8 processes", "ring", &[]),
     ),
     (
@@ -57,8 +66,10 @@ const STORES: [(&str, Measurement, Measurement); 11] = [
             "postgres:, on disk, uncontended pair",
             "insert + delete of a row",
             &["pg_advisory_lock + unlock"],
-        ),
-        hand_over("postgres:, 8 contenders", "", &["pg_advisory_lock"]),
+        )
+        .rivals("rivals: postgres:, uncontended pair", &["distributed-lock"]),
+        hand_over("postgres:, 8 contenders", "", &["pg_advisory_lock"])
+            .rivals("rivals: postgres:, 8 contenders", &["distributed-lock"]),
     ),
     (
         "mysql",
@@ -75,8 +86,10 @@ const STORES: [(&str, Measurement, Measurement); 11] = [
             "redis:, uncontended pair",
             "SET NX PX + compare-and-delete",
             &["rslock", "redis-py, Lock"],
-        ),
-        hand_over("redis:, 8 contenders", "ring", &[]),
+        )
+        .rivals("rivals: redis:, uncontended pair", &["python-redis-lock", "node-redlock"]),
+        hand_over("redis:, 8 contenders", "ring", &[])
+            .rivals("rivals: redis:, 8 contenders", &["python-redis-lock"]),
     ),
     (
         "redlock",
@@ -93,12 +106,14 @@ const STORES: [(&str, Measurement, Measurement); 11] = [
             "zookeeper:, uncontended pair",
             "create + delete",
             &["the driver's lock recipe", "kazoo"],
-        ),
+        )
+        .rivals("rivals: zookeeper:, uncontended pair", &["Curator"]),
         hand_over(
             "zookeeper:, 8 contenders",
             "change + watch event, bare",
             &["the driver's lock recipe", "kazoo"],
-        ),
+        )
+        .rivals("rivals: zookeeper:, 8 contenders", &["Curator"]),
     ),
     (
         "etcd",
@@ -106,12 +121,14 @@ const STORES: [(&str, Measurement, Measurement); 11] = [
             "etcd:, uncontended pair",
             "transaction + deletion",
             &["etcdctl lock, a process each"],
-        ),
+        )
+        .rivals("rivals: etcd:, uncontended pair", &["etcd-client"]),
         hand_over(
             "etcd:, many want one lock",
             "write + event, bare",
             &["etcdctl lock, 8 loops of processes"],
-        ),
+        )
+        .rivals("rivals: etcd:, 8 contenders", &["etcd-client"]),
     ),
     (
         "memcached",
@@ -122,6 +139,11 @@ const STORES: [(&str, Measurement, Measurement); 11] = [
         "nats",
         pair("nats:, uncontended pair", "create + delete", &[]),
         hand_over("nats:, 8 contenders", "", &[]),
+    ),
+    (
+        "s3",
+        pair("s3:, uncontended pair", "two conditional writes", &[]),
+        hand_over("s3:, 8 contenders", "", &[]),
     ),
 ];
 
@@ -149,10 +171,16 @@ impl Measurement {
         let raw = of(self.raw);
         let times =
             raw.map(|raw| median(ours.iter().zip(raw).map(|(ours, raw)| ours / raw).collect()));
-        let others = self
-            .others
-            .iter()
-            .filter_map(|name| of(name).map(|rounds| (*name, median(rounds.to_vec()))));
+        let (beside, rivals) = self.rivals;
+        let tables = [(self.table, self.others), (beside, rivals)];
+        let others = tables
+            .into_iter()
+            .flat_map(|(table, names)| names.iter().map(move |name| (table, *name)))
+            .filter_map(|(table, name)| {
+                let rounds = figures.of(self.kind, table, name)?;
+                Some((name, median(rounds.to_vec())))
+            })
+            .filter(|(_, nanos)| nanos.is_finite());
         Some(Shown {
             ours: median(ours.to_vec()),
             raw: raw.map(|raw| median(raw.to_vec())),

@@ -30,15 +30,19 @@ pub(crate) fn keep_table(table: &str) {
     shown().tables.push_str(table);
 }
 
-/// One part has ended: its tables are written.
-pub(crate) fn end_part(part: &str, effort: Effort, folder: Option<&Path>) -> Result<()> {
+/// One part has ended: its tables are written, and by which command.
+pub(crate) fn end_part(
+    part: &str,
+    command: &str,
+    effort: Effort,
+    folder: Option<&Path>,
+) -> Result<()> {
     let tables = std::mem::take(&mut shown().tables);
     let Some(folder) = folder else { return Ok(()) };
     std::fs::create_dir_all(folder)?;
     let cores = std::thread::available_parallelism()?;
     let head = format!(
-        "# {part}\n\nPrinted by `cargo bench -p leasehold --all-features --bench ratios -- {part} --keep \
-         docs/benchmarks`: {cores} cores, {} rounds of {:?} each.\n",
+        "# {part}\n\nPrinted by `cargo bench {command} --keep docs/benchmarks`: {cores} cores, {} rounds of {:?} each.\n",
         effort.rounds, effort.time
     );
     Ok(std::fs::write(folder.join(format!("{part}.md")), head + &tables)?)

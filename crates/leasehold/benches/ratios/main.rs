@@ -17,16 +17,22 @@ mod contention;
 mod crowds;
 #[cfg(feature = "etcd")]
 mod etcd;
+#[cfg(feature = "redis")]
+mod far;
 mod figures;
 mod glance;
 mod kept;
 mod kill;
+#[cfg(any(feature = "redis", feature = "postgres"))]
+mod line;
 mod measure;
 #[cfg(feature = "memcached")]
 mod memcached;
 #[cfg(feature = "nats")]
 mod nats;
 mod numbers;
+#[cfg(feature = "s3")]
+mod objects;
 mod pair;
 mod queued;
 mod raw;
@@ -35,6 +41,8 @@ mod redis;
 #[cfg(feature = "redlock")]
 mod redlock;
 mod scratch;
+#[cfg(any(feature = "redis", feature = "redlock", feature = "postgres"))]
+mod spread;
 #[cfg(all(feature = "sqlite", feature = "postgres", feature = "mysql"))]
 mod sql;
 #[cfg(feature = "zookeeper")]
@@ -44,7 +52,7 @@ use std::path::{Path, PathBuf};
 
 use measure::{Effort, Result};
 
-const PARTS: [&str; 13] = [
+const PARTS: [&str; 14] = [
     "pair",
     "contention",
     "kill",
@@ -55,6 +63,7 @@ const PARTS: [&str; 13] = [
     "etcd",
     "memcached",
     "nats",
+    "s3",
     "crowd",
     "held",
     "bytes",
@@ -76,7 +85,8 @@ fn main() -> Result<()> {
     let Asked { effort, parts, folder } = Asked::of(&arguments)?;
     for part in parts {
         run(part, effort)?;
-        kept::end_part(part, effort, folder.as_deref())?;
+        let command = format!("-p leasehold --all-features --bench ratios -- {part}");
+        kept::end_part(part, &command, effort, folder.as_deref())?;
     }
     kept::end(folder.as_deref())
 }
@@ -150,6 +160,7 @@ fn run(part: &str, effort: Effort) -> Result<()> {
         "redis" => {
             redis::pair(effort)?;
             redis::contention(effort)?;
+            far::redis(effort)?;
         }
         #[cfg(feature = "redlock")]
         "redlock" => {
@@ -169,6 +180,11 @@ fn run(part: &str, effort: Effort) -> Result<()> {
         "nats" => {
             nats::pair(effort)?;
             nats::contention(effort)?;
+        }
+        #[cfg(feature = "s3")]
+        "s3" => {
+            objects::pair(effort)?;
+            objects::contention(effort)?;
         }
         "crowd" => crowds::waiting(effort)?,
         "held" => crowds::held(effort)?,

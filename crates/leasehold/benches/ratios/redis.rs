@@ -15,7 +15,6 @@
 //! `taskset -c 0`: the server is started by it, and so shares the processor.
 
 use std::io::{BufRead, BufReader, Write};
-use std::pin::Pin;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,12 +28,12 @@ use crate::contention::{self, Outcome, Window};
 use crate::measure::{Effort, Result, Subject, alternate, now};
 use crate::pair::{self, time_pairs};
 use crate::queued;
+use crate::spread;
 
 /// With more contenders than this the ring would be a test of connections.
 const CONNECTIONS: usize = 100;
 const CLIENTS: usize = 8;
-const TASKS: usize = 32;
-const RELEASE: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', \
+pub(crate) const RELEASE: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', \
                        KEYS[1]) else return 0 end";
 
 pub(crate) fn pair(effort: Effort) -> Result<()> {
@@ -76,7 +75,7 @@ fn hop(effort: Effort, runtime: &Runtime, server: &Redis) -> Result<()> {
     let (heard, mut hears) = tokio::sync::mpsc::unbounded_channel();
     let config = redis::AsyncConnectionConfig::new().set_response_timeout(None);
     let config = config.set_push_sender(heard);
-    let listens = client_of(server, redis::ProtocolVersion::RESP3)?;
+    let listens = client_of(&server.url(), redis::ProtocolVersion::RESP3)?;
     let mut listener =
         runtime.block_on(listens.get_multiplexed_async_connection_with_config(&config))?;
     runtime.block_on(listener.subscribe("hop"))?;
@@ -143,68 +142,59 @@ fn many(effort: Effort, server: &Redis) -> Result<()> {
     let locks = runtime.block_on(leasehold::connect(server.url()))?;
     let raw = runtime.block_on(connect(server))?;
     let script = Arc::new(redis::Script::new(RELEASE));
-    let recipe = || {
-        runtime.block_on(spread(effort, |i| {
-            let (raw, script, name) = (raw.clone(), script.clone(), format!("raw {i}"));
-            Box::new(move || {
-                let (mut raw, script, name) = (raw.clone(), script.clone(), name.clone());
-                Box::pin(async move { by_hand(&mut raw, &script, &name).await })
-            })
-        }))
+    let recipe = |i| {
+        let with = (raw.clone(), script.clone(), format!("raw {i}"));
+        spread::task(with, |(mut raw, script, name)| async move {
+            by_hand(&mut raw, &script, &name).await
+        })
     };
     let rslock = rslock::LockManager::from_clients(vec![client(server)?]);
-    let theirs = || {
-        runtime.block_on(spread(effort, |i| {
-            let (rslock, name) = (rslock.clone(), format!("rslock {i}"));
-            Box::new(move || {
-                let (rslock, name) = (rslock.clone(), name.clone());
-                Box::pin(async move {
-                    let lock = rslock.lock(name.as_str(), Duration::from_secs(15)).await?;
-                    rslock.unlock(&lock).await;
-                    Ok(())
-                })
-            })
-        }))
-    };
-    let ours = || {
-        runtime.block_on(spread(effort, |i| {
-            let mutex = locks.mutex(format!("ours {i}"));
-            Box::new(move || {
-                let mutex = mutex.clone();
-                Box::pin(async move { Ok(mutex.lock().await?.release().await.map(drop)?) })
-            })
-        }))
-    };
+    let theirs = |i| spread::task((rslock.clone(), format!("rslock {i}")), rslock_pair);
     let subjects = vec![
-        Subject::new("SET NX PX + compare-and-delete", recipe),
-        Subject::new("rslock", theirs),
-        Subject::new("leasehold", ours),
+        spread::subject("SET NX PX + compare-and-delete", &runtime, effort, recipe),
+        spread::subject("rslock", &runtime, effort, theirs),
+        spread::ours(&runtime, effort, &locks),
     ];
-    let title = format!("redis:, {TASKS} tasks with a lock each");
+    let title = format!("redis:, {} tasks with a lock each", spread::TASKS);
     pair::show(&title, &alternate(effort, subjects)?, 1);
     Ok(())
 }
 
+/// rslock's pair.
+pub(crate) async fn rslock_pair((rslock, name): (rslock::LockManager, String)) -> Result<()> {
+    let lock = rslock.lock(name.as_str(), Duration::from_secs(15)).await?;
+    rslock.unlock(&lock).await;
+    Ok(())
+}
+
 /// As ours is: no delay for small packets.
-fn client_of(server: &Redis, protocol: redis::ProtocolVersion) -> Result<redis::Client> {
-    let info: redis::ConnectionInfo = server.url().parse()?;
+fn client_of(url: &str, protocol: redis::ProtocolVersion) -> Result<redis::Client> {
+    let info: redis::ConnectionInfo = url.parse()?;
     let settings = info.redis_settings().clone().set_protocol(protocol);
     let tcp = redis::io::tcp::TcpSettings::default().set_nodelay(true);
     Ok(redis::Client::open(info.set_redis_settings(settings).set_tcp_settings(tcp))?)
 }
 
 fn client(server: &Redis) -> Result<redis::Client> {
-    client_of(server, redis::ProtocolVersion::RESP2)
+    client_of(&server.url(), redis::ProtocolVersion::RESP2)
 }
 
 async fn connect(server: &Redis) -> Result<MultiplexedConnection> {
+    connect_to(&server.url()).await
+}
+
+pub(crate) async fn connect_to(url: &str) -> Result<MultiplexedConnection> {
     // And no timer for each answer.
-    let client = client(server)?;
     let config = redis::AsyncConnectionConfig::new().set_response_timeout(None);
+    let client = client_of(url, redis::ProtocolVersion::RESP2)?;
     Ok(client.get_multiplexed_async_connection_with_config(&config).await?)
 }
 
-async fn by_hand(c: &mut MultiplexedConnection, script: &redis::Script, name: &str) -> Result<()> {
+pub(crate) async fn by_hand(
+    c: &mut MultiplexedConnection,
+    script: &redis::Script,
+    name: &str,
+) -> Result<()> {
     let id = "0123456789abcdef0123456789abcdef";
     let mut set = redis::cmd("SET");
     set.arg(name).arg(id).arg("NX").arg("PX").arg(15_000);
@@ -214,32 +204,6 @@ async fn by_hand(c: &mut MultiplexedConnection, script: &redis::Script, name: &s
         (Some(_), 1) => Ok(()),
         other => Err(format!("not alone: {other:?}").into()),
     }
-}
-
-type Pairing = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
-type Pair = Box<dyn FnMut() -> Pairing + Send>;
-
-/// Nanoseconds a pair, of all tasks together.
-async fn spread(effort: Effort, task: impl Fn(usize) -> Pair) -> Result<f64> {
-    let window = Window::next(effort);
-    let mut running: JoinSet<Result<u64>> = JoinSet::new();
-    for i in 0..TASKS {
-        let mut pair = task(i);
-        running.spawn(async move {
-            tokio::time::sleep(window.opens_in()).await;
-            let mut pairs = 0_u64;
-            while now() < window.until {
-                pair().await?;
-                pairs += 1;
-            }
-            Ok(pairs)
-        });
-    }
-    let mut all = 0;
-    for pairs in running.join_all().await {
-        all += pairs?;
-    }
-    Ok(effort.time.as_nanos() as f64 / all as f64)
 }
 
 pub(crate) fn contention(effort: Effort) -> Result<()> {

@@ -14,13 +14,10 @@ use crate::contention::{self, Outcome, Window};
 use crate::measure::{Effort, Result, Subject, alternate, now};
 use crate::pair::{self, time_pairs};
 use crate::queued;
-use crate::redis;
+use crate::{redis, spread};
 
 const CLIENTS: usize = 8;
 const LEASE: Duration = Duration::from_secs(15);
-
-const RELEASE: &str = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', \
-                       KEYS[1]) else return 0 end";
 
 pub(crate) fn pair(effort: Effort) -> Result<()> {
     for nodes in [3, 5] {
@@ -30,9 +27,10 @@ pub(crate) fn pair(effort: Effort) -> Result<()> {
         let url = servers.url() + "?restart_delay_ms=0&node_timeout_ms=1000";
         let locks = runtime.block_on(leasehold::connect(url))?;
         let raw = runtime.block_on(connect(&servers))?;
-        let script = ::redis::Script::new(RELEASE);
-        let recipe =
-            time_pairs(&runtime, effort, async || by_hand(&mut raw.clone(), &script).await);
+        let script = ::redis::Script::new(redis::RELEASE);
+        let recipe = time_pairs(&runtime, effort, async || {
+            redis::by_hand(&mut raw.clone(), &script, "raw").await
+        });
         let rslock = rslock(&servers)?;
         let theirs = time_pairs(&runtime, effort, async || {
             let lock = rslock.lock("rslock", LEASE).await?;
@@ -47,7 +45,34 @@ pub(crate) fn pair(effort: Effort) -> Result<()> {
         subjects.extend(pair::ours(&runtime, effort, &locks));
         let title = format!("redlock: on {nodes} servers, uncontended pair");
         pair::show(&title, &alternate(effort, subjects)?, 1);
+        many(effort, nodes, &servers)?;
     }
+    Ok(())
+}
+
+/// Tasks with a name each, on two threads.
+fn many(effort: Effort, nodes: usize, servers: &Redlock) -> Result<()> {
+    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let url = servers.url() + "?restart_delay_ms=0&node_timeout_ms=1000";
+    let locks = runtime.block_on(leasehold::connect(url))?;
+    let raw = runtime.block_on(connect(servers))?;
+    let script = Arc::new(::redis::Script::new(redis::RELEASE));
+    let recipe = |i| {
+        let with = (raw.clone(), script.clone(), format!("raw {i}"));
+        spread::task(with, |(mut raw, script, name)| async move {
+            redis::by_hand(&mut raw, &script, &name).await
+        })
+    };
+    let rslock = rslock(servers)?;
+    let theirs = |i| spread::task((rslock.clone(), format!("rslock {i}")), redis::rslock_pair);
+    let name = format!("rslock on {nodes} servers");
+    let subjects = vec![
+        spread::subject("SET NX PX + compare-and-delete, one server", &runtime, effort, recipe),
+        spread::subject(&name, &runtime, effort, theirs),
+        spread::ours(&runtime, effort, &locks),
+    ];
+    let title = format!("redlock: on {nodes} servers, {} tasks with a lock each", spread::TASKS);
+    pair::show(&title, &alternate(effort, subjects)?, 1);
     Ok(())
 }
 
@@ -113,16 +138,4 @@ async fn connect(servers: &Redlock) -> Result<MultiplexedConnection> {
     let client = client(servers.nodes().first().ok_or("no servers")?)?;
     let config = ::redis::AsyncConnectionConfig::new().set_response_timeout(None);
     Ok(client.get_multiplexed_async_connection_with_config(&config).await?)
-}
-
-async fn by_hand(c: &mut MultiplexedConnection, script: &::redis::Script) -> Result<()> {
-    let id = "0123456789abcdef0123456789abcdef";
-    let mut set = ::redis::cmd("SET");
-    set.arg("raw").arg(id).arg("NX").arg("PX").arg(15_000);
-    let taken: Option<String> = set.query_async(c).await?;
-    let deleted: i64 = script.key("raw").arg(id).invoke_async(c).await?;
-    match (taken, deleted) {
-        (Some(_), 1) => Ok(()),
-        other => Err(format!("not alone: {other:?}").into()),
-    }
 }
