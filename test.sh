@@ -154,12 +154,11 @@ run() {
 
 # The programs that compute. The others wait: for leases to end, for servers to start.
 computing=(cell_model controls features layers model queue_properties redlock_model simulation)
-command=() torture=() others=()
+command=() others=()
 for file in crates/*/tests/*.rs crates/*/tests/*/main.rs examples/*/tests/*.rs; do
     name=$(basename "${file%/main.rs}" .rs)
     case $file in
-    */stores/main.rs) ;;
-    */torture*.rs | */fenced_writes.rs) torture+=("--test=$name") ;;
+    */stores/main.rs | */torture/main.rs) ;;
     crates/leasehold-cli/*) command+=("--test=$name") ;;
     *) [[ " ${computing[*]} " = *" $name "* ]] || others+=("--test=$name") ;;
     esac
@@ -173,15 +172,16 @@ done
 ) &
 computes=$!
 # In an order by chance, so that what burdens one server does not come all at once.
-run waiting 12 "$@" --test stores --config "$runner" -- "${tell[@]}" --shuffle &
+run waiting 14 "$@" --test stores --config "$runner" -- "${tell[@]}" --shuffle &
 waits=$!
+# The command's crowds of forty processes come one at a time.
+run command 4 "$@" "${command[@]}" --config "$runner" -- "${tell[@]}" &
+commands=$!
 # Most of these wait for one thing at a time.
-run others 4 "$@" --lib --bins "${others[@]}" --config "$runner" -- "${tell[@]}"
-# Its crowds of forty processes come one at a time.
-run command 4 "$@" "${command[@]}" --config "$runner" -- "${tell[@]}"
-wait "$waits"
+run others 8 "$@" --lib --bins "${others[@]}" --config "$runner" -- "${tell[@]}"
+wait "$waits" "$commands"
 # With leases of half a second: a disk that is busy with something else is a fault that nobody made.
-run torture 6 "$@" "${torture[@]}" --config "$runner" -- "${tell[@]}" $faults
+run torture 8 "$@" --test torture --config "$runner" -- "${tell[@]}" $faults
 wait "$computes"
 
 printf '\nHow long what took that runs side by side:\n'

@@ -28,6 +28,7 @@ pub enum Store {
     Etcd,
     Memcached,
     Nats,
+    S3,
 }
 
 /// A store that nobody disturbs, for as long as this is kept.
@@ -38,7 +39,7 @@ pub(crate) struct Calm {
 
 impl Store {
     /// All of them.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Memory,
         Self::File,
         Self::Redis,
@@ -54,6 +55,7 @@ impl Store {
         Self::Etcd,
         Self::Memcached,
         Self::Nats,
+        Self::S3,
     ];
 
     /// What the table calls it: its URL's scheme, where that says enough.
@@ -74,13 +76,14 @@ impl Store {
             Self::Etcd => "etcd",
             Self::Memcached => "memcached",
             Self::Nats => "nats",
+            Self::S3 => "s3 (SeaweedFS)",
         }
     }
 
     /// What it runs on, where there are versions of that to be chosen from.
     fn server(self) -> Option<Server> {
         Some(match self {
-            Self::Memory | Self::File | Self::Sqlite | Self::Memcached => return None,
+            Self::Memory | Self::File | Self::Sqlite | Self::Memcached | Self::S3 => return None,
             Self::Postgres => Server::Postgres,
             Self::MariaDb => Server::MariaDb,
             Self::MySql => Server::MySql,
@@ -117,6 +120,8 @@ impl Store {
         match self {
             Self::Memory => &[All, Pause, Kill, Cut],
             Self::File | Self::Sqlite => &[All, Pause, Kill],
+            // What its server keeps when it is killed is the server's to say.
+            Self::S3 => &[All, Pause, Kill, Cut],
             // Whose URLs name what is found out from others: a relay would not be in the way.
             Self::Sentinel | Self::Cluster => &[All, Servers, Pause, Kill],
             _ => &[All, Servers, Pause, Kill, Cut],
@@ -133,7 +138,7 @@ impl Store {
     pub(crate) fn size(self) -> (u32, u32) {
         match self {
             _ if self.is_fast() => (64, 300),
-            Self::Sqlite => (8, 4),
+            Self::Sqlite | Self::S3 => (8, 4),
             Self::Postgres | Self::MariaDb | Self::MySql => (12, 10),
             _ => (24, 20),
         }
@@ -148,6 +153,8 @@ impl Store {
             (Faults::Servers, Self::Cluster | Self::Etcd) => 40,
             (Faults::Servers, Self::Nats) => 80,
             (Faults::Servers, _) => 15,
+            // The servers' stamps are of whole seconds, and two are granted for what clocks may be apart.
+            (_, Self::S3) => 45,
             _ => 1,
         };
         let least = Duration::from_secs(least).max(piece);
@@ -222,6 +229,10 @@ impl Store {
                 let server = testbed::Nats::start();
                 keep(server.url() + "/?session_ms=1000", Box::new(server))
             }
+            Self::S3 => {
+                let server = testbed::SeaweedFs::start();
+                keep(server.url("torture") + "&session_ms=2000&poll_ms=50", Box::new(server))
+            }
         }
     }
 
@@ -229,7 +240,7 @@ impl Store {
     pub(crate) fn breakable(self, version: Version) -> Option<Breakable> {
         let setup = setup(version);
         Some(match self {
-            Self::Memory | Self::File | Self::Sqlite => return None,
+            Self::Memory | Self::File | Self::Sqlite | Self::S3 => return None,
             Self::Postgres => breakable::postgres(setup),
             Self::MariaDb => breakable::mariadb(setup),
             Self::MySql => breakable::mysql(setup),

@@ -56,7 +56,8 @@ pub enum Request {
         /// How long.
         lives: Duration,
     },
-    /// Removes it if it is still what was read.
+    /// Removes it if it is still what was read. In a system that forgets nothing, only a client's own session is, and
+    /// nothing but a mark that it is gone is ever created under that key again.
     Remove {
         /// Which cell.
         key: String,
@@ -91,14 +92,6 @@ pub enum Answer {
     Done,
     /// Not what was read, or not absent: nothing was written.
     Refused,
-}
-
-#[cfg(feature = "objects")]
-impl Answer {
-    /// What is there, and ends by no clock of the system.
-    pub(crate) fn found(value: Vec<u8>, version: Version) -> Self {
-        Self::Found(Found { value, version, remaining: None })
-    }
 }
 
 /// A cell as it was read.
@@ -177,6 +170,9 @@ pub trait Cells: fmt::Debug + Send + Sync + 'static {
     /// them others may do theirs. One after the other where the system [`forgets`](System::forgets), and
     /// where they are about the same cell: a look behind a write is for the case that it is refused, and
     /// may be left out, as if nothing were there, where it is done.
+    ///
+    /// No write is repeated here whose answer was lost: the second of one that was done would be refused, and
+    /// told as if nothing had been written.
     ///
     /// # Cancel safety
     /// Dropped, any of them may be done, also later.

@@ -2,12 +2,15 @@
 //!
 //! In the cells a claim lives as long as its client's session. That it ends with its *lease* is this
 //! book's doing, while the client lives: what was not renewed in time is given up at once, for all that is
-//! told of it, and then taken out of its queue (`reap.rs`).
+//! told of it, and then taken out of its queue (`leave.rs`).
 //!
 //! Calls about one claim that write go one after the other (its *gate*): a `leave` that follows a dropped
 //! `join` waits until that one is done or dropped, and finds what it left.
+//!
+//! A claim may end while a `join` of it is under way that takes long. Then it is given up, and whoever takes it out
+//! waits for its turn: so what that `join` finds is told to nobody, and asked for anew.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
@@ -40,7 +43,7 @@ struct Kept {
 /// All of them.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
-    all: Mutex<HashMap<ClaimId, Kept>>,
+    all: Mutex<BTreeMap<ClaimId, Kept>>,
     /// When the reaper looks next, in nanoseconds of the boot clock.
     planned: AtomicU64,
     /// Something ends before that.
@@ -57,10 +60,30 @@ impl Claims {
             let gate = self.gate_of(claim, ends);
             let entered = gate.clone().lock_owned().await;
             // Or it was forgotten by whoever had its turn before.
-            if self.gate(claim.id).is_some_and(|now| Arc::ptr_eq(&now, &gate)) {
+            if self.is_gate(claim.id, &gate) {
                 return entered;
             }
         }
+    }
+
+    /// Waits for the turn of a claim that is known. `None`: nothing of it is left.
+    pub(crate) async fn enter_known(&self, id: ClaimId) -> Option<Gate> {
+        loop {
+            let gate = self.gate(id)?;
+            let entered = gate.clone().lock_owned().await;
+            if self.is_gate(id, &gate) {
+                return Some(entered);
+            }
+        }
+    }
+
+    /// Whether this is the claim's gate: not if it was forgotten, and then perhaps asked for anew.
+    fn is_gate(&self, id: ClaimId, gate: &Arc<tokio::sync::Mutex<()>>) -> bool {
+        self.gate(id).is_some_and(|now| Arc::ptr_eq(&now, gate))
+    }
+
+    fn gate(&self, id: ClaimId) -> Option<Arc<tokio::sync::Mutex<()>>> {
+        self.with(id, |kept| kept.gate.clone())
     }
 
     fn gate_of(&self, claim: &Claim, ends: Moment) -> Arc<tokio::sync::Mutex<()>> {
@@ -98,9 +121,18 @@ impl Claims {
         self.with(id, |kept| kept.is_given_up).unwrap_or(false)
     }
 
-    /// It stands under this session, until then at least.
-    pub(crate) fn stands(&self, id: ClaimId, session: &str, ends: Moment, ahead: Option<usize>) {
-        self.with(id, |kept| {
+    /// It stands under this session, until then at least. Whether it does: not if it was given up meanwhile.
+    pub(crate) fn stands(
+        &self,
+        id: ClaimId,
+        session: &str,
+        ends: Moment,
+        ahead: Option<usize>,
+    ) -> bool {
+        let stands = self.with(id, |kept| {
+            if kept.is_given_up {
+                return false;
+            }
             kept.session = Some(session.to_owned());
             kept.ends = kept.ends.max(ends);
             kept.is_doubtful = false;
@@ -109,7 +141,9 @@ impl Claims {
                 (Some(ahead), Some((before, _))) if *before == ahead => {}
                 (Some(ahead), _) => kept.waits = Some((ahead, Duration::ZERO)),
             }
+            true
         });
+        stands.unwrap_or(false)
     }
 
     /// The session that it stands under, if it was not given up and has not ended.
@@ -183,7 +217,7 @@ impl Claims {
         locked(&self.all).values().for_each(|kept| kept.inbox.tell(Signal::Ask));
     }
 
-    /// Nothing of it is left.
+    /// Nothing of it is left. With its gate in hand: who waits for that begins anew.
     pub(crate) fn forget(&self, id: ClaimId) {
         locked(&self.all).remove(&id);
     }
@@ -219,11 +253,6 @@ impl Claims {
         (over, next)
     }
 
-    /// The gate of a claim that was given up.
-    pub(crate) fn gate(&self, id: ClaimId) -> Option<Arc<tokio::sync::Mutex<()>>> {
-        self.with(id, |kept| kept.gate.clone())
-    }
-
     /// It was given up, and is asked for again: a new place.
     pub(crate) fn begin_anew(&self, id: ClaimId, ends: Moment) {
         self.with(id, |kept| {
@@ -233,5 +262,50 @@ impl Claims {
             kept.ends = ends;
         });
         self.plan(ends);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use leasehold_core::Kind;
+
+    use super::*;
+
+    fn claim() -> Claim {
+        Claim::new(Name::new("a").unwrap(), Kind::Mutex, 1, 1).unwrap()
+    }
+
+    /// Whether it is done by now.
+    fn is_done<T>(work: std::pin::Pin<&mut impl Future<Output = T>>) -> bool {
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        work.poll(&mut context).is_ready()
+    }
+
+    /// Who waited for the gate of what was forgotten must not write beside who asked for it anew.
+    #[tokio::test]
+    async fn who_waited_for_a_gate_that_is_no_more_waits_for_the_next() {
+        let (claims, claim) = (Claims::default(), claim());
+        let first = claims.enter(&claim, Moment::NEVER).await;
+        let mut reaps = pin!(claims.enter_known(claim.id));
+        assert!(!is_done(reaps.as_mut()));
+        claims.forget(claim.id);
+        let second = claims.enter(&claim, Moment::NEVER).await;
+        drop(first);
+        assert!(!is_done(reaps.as_mut()), "both write");
+        drop(second);
+        assert!(reaps.await.is_some());
+    }
+
+    #[tokio::test]
+    async fn who_waited_for_a_gate_that_is_no_more_ends_if_there_is_no_other() {
+        let (claims, claim) = (Claims::default(), claim());
+        let first = claims.enter(&claim, Moment::NEVER).await;
+        let mut reaps = pin!(claims.enter_known(claim.id));
+        assert!(!is_done(reaps.as_mut()));
+        claims.forget(claim.id);
+        drop(first);
+        assert!(reaps.await.is_none());
     }
 }

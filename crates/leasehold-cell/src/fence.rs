@@ -3,7 +3,8 @@
 //! Each of these systems can do one thing in one step: write a value if it is still what was read. So what was read
 //! must tell the greatest token that has written, and what is written is conditional on it: token and value are one.
 //!
-//! **The mark** is the value's first line, `leasehold fence 1 TOKEN`. Whoever reads the value without a fence skips that line.
+//! **The mark** is the value's first line, `leasehold fence 1 TOKEN`. Whoever reads the value without a fence
+//! skips that line.
 //!
 //! **A stale token** is refused before anything is written. Who read before the next holder came by is refused by the
 //! condition, looks again, and finds the greater token.

@@ -2,7 +2,7 @@
 
 use leasehold_core::queue::Queue;
 use leasehold_core::store::{Evict, LockInfo};
-use leasehold_core::{Name, Result};
+use leasehold_core::{ClaimId, Name, Result};
 
 use crate::cells::{Answer, Request};
 use crate::known::Seen;
@@ -73,10 +73,30 @@ impl Shared {
 
     pub(crate) async fn evict(&self, name: &Name, which: Evict) -> Result<usize> {
         let none: Option<Seen> = None;
-        self.change(name, About::Nobody, none, |queue| match queue.evict(which, self.time().now) {
-            0 => Turn::Told(0),
-            n => Turn::Write(n),
-        })
-        .await
+        let evict = |queue: &mut Queue| {
+            let before: Vec<_> = queue.entries().map(|e| (e.id, e.session.clone())).collect();
+            let evicted = queue.evict(which, self.time().now);
+            let gone = |(id, _): &(ClaimId, String)| queue.position(*id).is_none();
+            let gone: Vec<_> = before.into_iter().filter(gone).collect();
+            if evicted == 0 { Turn::Told((0, gone)) } else { Turn::Write((evicted, gone)) }
+        };
+        let (evicted, gone) = self.change(name, About::Nobody, none, evict).await?;
+        for (id, session) in &gone {
+            self.tell_evicted(*id, session).await;
+        }
+        if !gone.is_empty() && self.cells.bells().is_some() {
+            // What was said went out before this is answered: whoever evicts may end as soon as we return.
+            let _ = self.look(name).await;
+        }
+        Ok(evicted)
+    }
+
+    /// Tells its client that this claim is gone. A hint: unheard, the next renewal finds out.
+    async fn tell_evicted(&self, id: ClaimId, session: &str) {
+        if self.sessions.current().is_some_and(|ours| ours.id == session) {
+            self.ears.ask(id);
+        } else if let Some(bells) = self.cells.bells() {
+            bells.ring(session, text::evicted(id)).await;
+        }
     }
 }

@@ -15,14 +15,30 @@ impl Shared {
     pub(crate) async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
         let longest = claim.lease.max(claim.waiter_lease);
         let _gate = self.claims.enter(claim, self.clock.now().plus(longest)).await;
-        if self.claims.is_given_up(claim.id) {
-            // Its place is over, and may still be there.
-            self.take_out(&claim.name, claim.id).await?;
-            self.claims.begin_anew(claim.id, self.clock.now().plus(longest));
+        // Who asks again lives.
+        self.claims.extend(claim.id, self.clock.now(), longest);
+        loop {
+            if self.claims.is_given_up(claim.id) {
+                // Its place is over, and may still be there.
+                self.take_out(&claim.name, claim.id).await?;
+                self.claims.begin_anew(claim.id, self.clock.now().plus(longest));
+            }
+            if let Some(joined) = self.join_once(claim, mode, longest).await? {
+                return Ok(joined);
+            }
         }
+    }
+
+    /// With the gate of the claim in hand. `None`: it was given up meanwhile.
+    async fn join_once(
+        &self,
+        claim: &Claim,
+        mode: Mode,
+        longest: Duration,
+    ) -> Result<Option<Joined>> {
         let session = self.session_for(longest).await?;
         if let Some(pause) = self.known.others_first(&claim.name, self.clock.now()) {
-            self.sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
+            self.sleep(pause.mul_f64(0.5 + self.chance())).await;
         }
         let guess = self.known.guess(&claim.name, Guess::Free, Queue::is_empty);
         let about = About::Joins(claim.id);
@@ -68,27 +84,23 @@ impl Shared {
         }
     }
 
-    /// Keeps in mind what is told, and tells no more than is certain.
-    fn noted(&self, claim: &Claim, session: &Session, joined: Joined) -> Joined {
+    /// Keeps in mind what is told, and tells no more than is certain; nothing, if the claim was given up.
+    fn noted(&self, claim: &Claim, session: &Session, joined: Joined) -> Option<Joined> {
         let now = self.clock.now();
+        let stands = |ends, ahead| self.claims.stands(claim.id, &session.id, ends, ahead);
         match joined {
-            Joined::Holding { token, .. } => {
-                let ends = now.plus(claim.lease);
-                self.claims.stands(claim.id, &session.id, ends, None);
+            Joined::Holding { token, .. } => stands(now.plus(claim.lease), None).then(|| {
                 let remaining = Some(self.remaining(claim, session, now));
                 Joined::Holding { token, remaining }
-            }
-            Joined::Waiting(place) => {
-                let ends = now.plus(claim.waiter_lease);
-                self.claims.stands(claim.id, &session.id, ends, Some(place.ahead));
-                Joined::Waiting(place)
-            }
+            }),
+            Joined::Waiting(place) => stands(now.plus(claim.waiter_lease), Some(place.ahead))
+                .then_some(Joined::Waiting(place)),
             Joined::Busy { holders } => {
                 // Nothing of it is there, unless it may yet come.
                 if !self.claims.is_doubtful(claim.id) {
                     self.claims.forget(claim.id);
                 }
-                Joined::Busy { holders }
+                Some(Joined::Busy { holders })
             }
         }
     }

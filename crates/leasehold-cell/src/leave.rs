@@ -3,6 +3,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use leasehold_core::kit::spawn_on;
 use leasehold_core::queue::Queue;
 use leasehold_core::{Claim, ClaimId, ErrorKind, Name, Result};
 
@@ -35,6 +36,8 @@ impl Shared {
             true => Turn::Write(true),
             // What was sent to join may still come. Once the cell was written, it is refused.
             false if self.claims.is_doubtful(id) => Turn::Write(false),
+            // Or the look is older than its place, which would stay there for as long as we live.
+            false if self.cells.system().looks_behind => Turn::Write(false),
             false => Turn::Told(false),
         }
     }
@@ -42,10 +45,9 @@ impl Shared {
     /// Takes out what was given up, for as long as that takes.
     async fn reap_one(self: Arc<Self>, id: ClaimId, name: Name) {
         loop {
-            let Some(gate) = self.claims.gate(id) else { return };
             {
-                let _alone = gate.lock_owned().await;
-                // Somebody has asked for it anew, or it has left.
+                let Some(_gate) = self.claims.enter_known(id).await else { return };
+                // Somebody has asked for it anew.
                 if !self.claims.is_given_up(id) {
                     return;
                 }
@@ -71,11 +73,12 @@ pub(crate) async fn reap(shared: Weak<Shared>) {
         let Some(now) = shared.upgrade() else { return };
         let (over, next) = now.claims.give_up(now.clock.now());
         for (id, name) in over {
-            now.runtime.spawn(Arc::clone(&now).reap_one(id, name));
+            spawn_on(&now.runtime, Arc::clone(&now).reap_one(id, name));
         }
         // So long that whether the client still lives is looked at now and then.
         let pause = next.since(now.clock.now()).min(Duration::from_secs(1));
         tokio::select! {
+            biased;
             () = now.claims.sooner.notified() => {}
             () = tokio::time::sleep(pause) => {}
         }

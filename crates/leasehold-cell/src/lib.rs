@@ -41,9 +41,10 @@
 //! - *the caller's future is dropped*: the same. The `leave` that follows waits for the call's turn, and knows
 //!   that something was sent (`claims.rs`);
 //! - *we die*: our session's cell ends, and whoever is next finds that out at its next look;
-//! - *a look is stale*: what is written by it is refused, and nobody is taken for dead by it;
+//! - *a look is stale*: what is written by it is refused, and nobody is taken for dead by it. A `leave` that
+//!   does not find its claim where that can be writes too, for an old look may be older than the claim;
 //! - *a write is late*: refused as soon as anybody has written since, for versions never come again;
-//! - *many want it at once*: each refusal means that somebody else was let in, and each pause is by chance. To
+//! - *many want it at once*: each refusal means that somebody else was let in, and each pause is random. To
 //!   join is the only race: afterwards everybody stands in the queue;
 //! - *we are cut off*: what we hold ends by our own clock before our session's cell does;
 //! - *the system forgets a lock*: then two may hold, until the first finds out at its next renewal. It is the
@@ -56,7 +57,8 @@
 //! clock here.
 //!
 //! # An adapter
-//! Is a [`Cells`], and a function that makes a [`CellStore`] of it. [`memory`] is a short one.
+//! Is a [`Cells`], and a function that makes a [`CellStore`] of it; [`memory`] is a short one. Where nothing
+//! ends by itself, it is four functions: [`lasting`] does the rest.
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -75,6 +77,8 @@ mod inspect;
 mod join;
 mod keys;
 mod known;
+#[cfg(feature = "lasting")]
+pub mod lasting;
 mod leave;
 #[cfg(feature = "memcached")]
 pub mod memcached;

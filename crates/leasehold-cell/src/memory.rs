@@ -61,6 +61,12 @@ impl Default for MemoryCells {
 }
 
 impl MemoryCells {
+    /// Ends what lives by this clock.
+    #[must_use]
+    pub fn clock(self, clock: Clock) -> Self {
+        Self { clock, ..self }
+    }
+
     /// Forgets nothing; a touch is a write, a look may be behind, and clients can ring.
     pub fn like_a_stream() -> Self {
         let mut cells = Self::default();
@@ -195,6 +201,10 @@ impl Cells for MemoryCells {
             return Err(silent());
         }
         Ok(answers)
+    }
+
+    fn wall_micros(&self) -> u64 {
+        self.clock.wall_micros()
     }
 
     fn bells(&self) -> Option<&dyn Bells> {

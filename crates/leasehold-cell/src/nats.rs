@@ -302,6 +302,7 @@ impl Cells for Nats {
 fn guarantees(system: &System, options: &Options, copies: usize, is_told: bool) -> Guarantees {
     let mut promised = promises(system, options);
     promised.wakeup = if is_told { Wakeup::Push } else { Wakeup::Poll };
+    promised.evicted = promised.wakeup;
     promised.clock = ClockModel::Wall;
     promised.on_clock_step = Survival::Fenced;
     (promised.grant, promised.token) = (Durability::Machine, Durability::Machine);

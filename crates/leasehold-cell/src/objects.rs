@@ -2,13 +2,13 @@
 //!
 //! - *What is atomic*: a write that names what it replaces (`If-Match`) or that it replaces nothing
 //!   (`If-None-Match`). Of several at once one is done; 412 and 409 tell the others that they were late. Each
-//!   object begins with a line by chance, so that no version comes again (`framed.rs`). An endpoint that
+//!   object begins with a random line, so that no version comes again. An endpoint that
 //!   does not know these headers is found out before anything is locked (`proof.rs`).
-//! - *Whose clock*: nothing ends by itself here. Each session says how long it lives since it was written last,
-//!   and whoever looks judges (`aging.rs`): by our own clock since we first saw what is there, or by the stamps
-//!   of the servers, between `Last-Modified` and `Date`. A single look is enough; and no wall clock of any client
-//!   comes into it. A client believes in its session for less than that, by what the servers' clocks may
-//!   be apart.
+//! - *Whose clock*: nothing ends by itself here. Each session says how long it lives since it was written
+//!   last, and whoever looks judges ([`lasting`](crate::lasting)): by our own clock since we first saw what
+//!   is there, or by the stamps of the servers, between `Last-Modified` and `Date` (`dates.rs`). A single
+//!   look is enough; and no wall clock of any client comes into it. A client believes in its session for less
+//!   than that, by what the servers' clocks may be apart.
 //! - *What a look shows* is what was written last: so says S3 of itself, and others of themselves. It is taken on trust
 //!   where nothing follows from it. Who finds a session over writes in its place, if it is still what was seen:
 //!   if that was an old state, it is refused, and nobody is taken for dead.
@@ -19,12 +19,10 @@
 //! - *What it costs*: a request each for a look and for a write. A pair is two writes, where nobody came in between;
 //!   three requests otherwise. A client that holds or waits writes its session once in a fifth of it.
 
-mod aging;
 mod bucket;
 mod dates;
 mod fault;
 pub mod fence;
-mod framed;
 mod link;
 mod proof;
 mod url;
@@ -39,7 +37,6 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::future::try_join_all;
 use leasehold_core::doctor::Finding;
 use leasehold_core::kit::redacted;
 use leasehold_core::store::{ClockModel, Durability, Guarantees, Store, StoreInfo, Survival};
@@ -51,6 +48,7 @@ use tokio::time::timeout;
 use self::link::Link;
 use self::url::ObjectsUrl;
 use crate::cells::{Answer, Cells, Request, System};
+use crate::lasting::Lasting;
 use crate::store::{CellStore, Options, promises};
 
 /// How long it may take until it is known that a bucket can keep locks.
@@ -67,9 +65,8 @@ const LONGEST_KEY: usize = 250;
 /// The cells of one folder of a bucket.
 #[derive(Debug)]
 struct Objects {
-    system: System,
     url: ObjectsUrl,
-    link: Arc<Link>,
+    lasting: Arc<Lasting<Link>>,
     limit: Duration,
     round_trips: AtomicU64,
     runtime: Handle,
@@ -87,9 +84,10 @@ pub fn open(url: String, runtime: Handle) -> Opening {
 /// Dropped, nothing is left of it but small objects that say that the endpoint can keep locks.
 ///
 /// # Errors
-/// One line that says what to do: [`ErrorKind::Config`](leasehold_core::ErrorKind::Config) for a URL, a bucket or an endpoint that cannot keep
-/// locks, [`ErrorKind::Denied`](leasehold_core::ErrorKind::Denied) without the rights,
-/// [`ErrorKind::Unreachable`](leasehold_core::ErrorKind::Unreachable) if nobody answers within 10 s.
+/// One line that says what to do: [`ErrorKind::Config`](leasehold_core::ErrorKind::Config) for a URL, a
+/// bucket or an endpoint that cannot keep locks, [`ErrorKind::Denied`](leasehold_core::ErrorKind::Denied)
+/// without the rights, [`ErrorKind::Unreachable`](leasehold_core::ErrorKind::Unreachable) if nobody answers
+/// within 10 s.
 pub async fn connect(url: &str, runtime: &Handle) -> Result<CellStore> {
     let parsed = ObjectsUrl::parse(url)?;
     let store = bucket::of(&parsed)?;
@@ -104,8 +102,8 @@ async fn on(
     runtime: &Handle,
 ) -> Result<CellStore> {
     let objects = Objects::new(store, url, runtime.clone());
-    let (link, url) = (objects.link.clone(), objects.url.clone());
-    objects.ask(PROOF, async move { proof::once(&link, &url).await }).await?;
+    let (lasting, url) = (objects.lasting.clone(), objects.url.clone());
+    objects.ask(PROOF, async move { proof::once(&lasting, &url).await }).await?;
     let url = &objects.url;
     let options = Options {
         prefix: url.prefix.clone(),
@@ -113,7 +111,7 @@ async fn on(
         poll: url.poll,
         ..Options::default()
     };
-    let promised = guarantees(&objects.system, &options);
+    let promised = guarantees(objects.system(), &options);
     let identity = format!("{}/{}", url.place(), url.prefix);
     let info = StoreInfo::new(shown, promised).identified(identity);
     Ok(CellStore::new(Arc::new(objects), options, info, runtime))
@@ -121,18 +119,11 @@ async fn on(
 
 impl Objects {
     fn new(store: Arc<dyn ObjectStore>, url: ObjectsUrl, runtime: Handle) -> Self {
-        let system = System {
-            longest_key: url.prefix.len() + LONGEST_KEY,
-            largest_value: LARGEST,
-            grain: aging::SKEW,
-            forgets: false,
-            // Who is gone is made sure of by a write.
-            looks_behind: true,
-            idle: None,
-        };
-        let link = Arc::new(Link::new(store, url.clone(), LARGEST));
+        let link = Link::new(store, url.clone(), LARGEST);
+        let longest_key = url.prefix.len() + LONGEST_KEY;
+        let lasting = Arc::new(Lasting::new(link, longest_key, LARGEST, dates::SKEW));
         let limit = (url.session / 5).clamp(ANSWER[0], ANSWER[1]);
-        Self { system, url, link, limit, round_trips: AtomicU64::new(0), runtime }
+        Self { url, lasting, limit, round_trips: AtomicU64::new(0), runtime }
     }
 
     /// On our runtime, since the caller's may have neither timers nor I/O, and for so long at most.
@@ -152,35 +143,23 @@ impl Objects {
 #[async_trait]
 impl Cells for Objects {
     fn system(&self) -> &System {
-        &self.system
+        self.lasting.system()
     }
 
     async fn run(&self, requests: Vec<Request>) -> Result<Vec<Answer>> {
         self.round_trips.fetch_add(1, Relaxed);
-        let link = self.link.clone();
-        let all = async move {
-            match <[Request; 2]>::try_from(requests) {
-                Ok([write, look]) if write.key() == look.key() => {
-                    let written = link.asked(write).await?;
-                    let is_done = written != Answer::Refused;
-                    let seen = if is_done { Answer::Absent } else { link.asked(look).await? };
-                    Ok(vec![written, seen])
-                }
-                Ok(both) => try_join_all(both.map(|request| link.asked(request))).await,
-                Err(all) => try_join_all(all.into_iter().map(|request| link.asked(request))).await,
-            }
-        };
-        self.ask(self.limit, all).await
+        let lasting = self.lasting.clone();
+        self.ask(self.limit, async move { lasting.run(requests).await }).await
     }
 
     async fn keys(&self, prefix: &str) -> Result<Vec<String>> {
-        let (link, prefix) = (self.link.clone(), prefix.to_owned());
-        self.ask(LISTING, async move { link.keys(&prefix).await }).await
+        let (lasting, prefix) = (self.lasting.clone(), prefix.to_owned());
+        self.ask(LISTING, async move { lasting.keys(&prefix).await }).await
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {
-        let (link, url) = (self.link.clone(), self.url.clone());
-        let careless = self.ask(PROOF, async move { proof::told(&link, &url).await }).await?;
+        let (lasting, url) = (self.lasting.clone(), self.url.clone());
+        let careless = self.ask(PROOF, async move { proof::told(&lasting, &url).await }).await?;
         let careless = careless.map(|what| {
             let why = "each lock is an object that is written under a condition";
             Finding::broken("conditions", what, why, "use another object store")

@@ -1,7 +1,7 @@
 //! Heartbeats: one touch of the session for all claims, and a look at the queues that they stand in, which
 //! tells who was evicted, and whose turn has come.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use leasehold_core::queue::Queue;
@@ -41,7 +41,7 @@ impl Shared {
     }
 
     /// The queues of these claims. Where one waits, those in front that are dead are removed.
-    async fn queues(&self, some: &[Renew]) -> Result<HashMap<Name, Result<Seen>>> {
+    async fn queues(&self, some: &[Renew]) -> Result<BTreeMap<Name, Result<Seen>>> {
         let mut names: Vec<&Name> = some.iter().map(|renew| &renew.claim.name).collect();
         names.sort_unstable();
         names.dedup();
@@ -51,7 +51,7 @@ impl Shared {
             let cell = if let Answer::Found(_) = cell { seen(name, cell) } else { return None };
             Some((name.clone(), cell))
         });
-        let mut queues: HashMap<Name, Result<Seen>> = looked.flatten().collect();
+        let mut queues: BTreeMap<Name, Result<Seen>> = looked.flatten().collect();
         for (name, looked) in &mut queues {
             let Ok(seen) = looked else { continue };
             let waits = some.iter().any(|renew| {

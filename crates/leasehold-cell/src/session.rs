@@ -4,11 +4,12 @@
 //! one place, and whoever looks once (a `--try` from cron) knows as much as who looks all the time.
 //!
 //! # What is certain
-//! A touch that was sent at `t` and answered began the cell's life anew at `t` or later. So the cell is there
-//! at least until `t` + its life − the grain of the system's clock. Nothing that is held is promised for
-//! longer. An id is used for one cell only, which is created once: a cell that was touched has been there
-//! all along, and one that is gone never comes back. What comes late is a touch, which only makes it live
-//! longer, or a creation that we gave up: nobody refers to that.
+//! A touch that was sent at `t` and answered began the cell's life anew at `t` or later. So the cell is
+//! there at least until `t` + its life − the grain of the system's clock − what two clocks may differ
+//! by in that time. Nothing that is held is promised for longer. An id is used for one cell only, which
+//! is created once: a cell that was touched has been there all along, and one that is gone never comes
+//! back. What comes late is a touch, which only makes it live longer, or a creation that we gave up:
+//! nobody refers to that.
 //!
 //! Where a touch is a write, it is refused unless the cell is what was read. If that is since an answer was
 //! lost, the cell is still ours, and is looked at and touched again.
@@ -26,7 +27,7 @@
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use leasehold_core::kit::locked;
+use leasehold_core::kit::{drift, locked};
 use leasehold_core::{ClaimId, Clock, Error, ErrorKind, Moment, Result};
 use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedSender;
@@ -55,7 +56,8 @@ pub(crate) struct Lives {
 impl Lives {
     /// For leases of up to this, on a system of this grain.
     pub(crate) fn of(lease: Duration, grain: Duration) -> Self {
-        let period = lease / 5;
+        // A touch must be certain of more than what two clocks may differ by, however short the lease.
+        let period = (lease / 5).max(drift(lease + grain) * 2);
         Self { lease, period, cell: lease + period + grain, grain }
     }
 }
@@ -156,7 +158,8 @@ impl Sessions {
 
     /// Until when a cell lives for certain that was touched by what was sent then.
     fn end_of(&self, sent: Moment) -> Moment {
-        sent.plus(self.lives.cell.saturating_sub(self.lives.grain))
+        let Lives { cell, grain, .. } = self.lives;
+        sent.plus(cell.saturating_sub(grain).saturating_sub(drift(cell)))
     }
 
     /// Sees to it that the session lives for as long as this from now. Whether it does.

@@ -3,14 +3,14 @@
 //! - *What is atomic*: the write. It is refused unless the cell is what was looked at, so what was worked out
 //!   from that is right or comes to nothing. Versions never come again, so a write that arrives late is
 //!   refused too as soon as anybody has written since.
-//! - *A conflict* is a race that somebody else won: so somebody always gets on. The loser looks again, after a
-//!   pause by chance that grows with each time. Whoever takes a lock again and again, without a look, could
+//! - *A conflict* is a race that somebody else won: so somebody always gets on. The loser looks again, after
+//!   a random pause that grows with each time. Whoever takes a lock again and again, without a look, could
 //!   keep all others from ever finding it as they left it. So who comes in vain *knocks*: a cell beside the
-//!   lock's, at which those look who write by guess, and then let others go first for a moment. Who leaves others behind
-//!   knows better than all of them what is there, and would be the first to join again: where a write takes long, and nobody
-//!   is told of a turn, it lets them go first without a knock.
-//!   Where nothing is forgotten, who was refused once writes and looks in one round trip from then on, and tries
-//!   again with what it saw.
+//!   lock's, at which those look who write by guess, and then let others go first for a moment. Who leaves
+//!   others behind knows better than all of them what is there, and would be the first to join again: where a
+//!   write takes long, and nobody is told of a turn, it lets them go first without a knock. Where nothing is
+//!   forgotten, who was refused once writes and looks in one round trip from then on, and tries again with
+//!   what it saw.
 //! - *The reply is lost, the future is dropped, we die*: it is unknown whether the write was done, and a look
 //!   tells, by the claim's id. It may still be done later, as long as the cell stays what it was: who
 //!   must be certain that it will not, writes the cell anew as it is.
@@ -21,12 +21,13 @@
 //! - *Who is let in* is told by whoever wrote that it is: at once where it is one of our own, by a
 //!   [bell](crate::Bells) where there are any. If we die before, it finds out at its next look.
 
-use std::collections::HashSet;
-use std::sync::Arc;
+use std::collections::{BTreeSet, HashSet};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use leasehold_core::kit::locked;
 use leasehold_core::queue::{Queue, StoreTime, granted};
-use leasehold_core::store::Signal;
+use leasehold_core::store::{Ears, Signal};
 use leasehold_core::{ClaimId, Clock, Error, ErrorKind, Kind, Name, Result};
 use tokio::runtime::Handle;
 
@@ -66,6 +67,10 @@ pub(crate) struct Shared {
     pub(crate) known: Known,
     /// The longest pause between two looks of a waiter.
     pub(crate) poll: Duration,
+    /// Who is told of evictions.
+    pub(crate) ears: Ears,
+    /// By chance, so that not all come at once.
+    pub(crate) dice: Mutex<fastrand::Rng>,
 }
 
 /// What became of a write.
@@ -127,6 +132,11 @@ impl Shared {
         StoreTime { now, stamp: now }
     }
 
+    /// A number from 0 to 1.
+    pub(crate) fn chance(&self) -> f64 {
+        locked(&self.dice).f64()
+    }
+
     /// On the client's own runtime: the caller's may have no timer.
     pub(crate) async fn sleep(&self, pause: Duration) {
         let _ = self.runtime.spawn(tokio::time::sleep(pause)).await;
@@ -182,7 +192,7 @@ impl Shared {
                     // Where who is next is told, all wait for who leaves.
                     let hurries = matches!(about, About::Leaves(_)) && self.cells.bells().is_some();
                     if since.is_none() && !hurries {
-                        self.sleep(pause_after(conflicts)).await;
+                        self.sleep(longest_pause_after(conflicts).mul_f64(self.chance())).await;
                     }
                 }
             }
@@ -215,7 +225,7 @@ impl Shared {
         if minds_others && matches!(answers.next(), Some(Answer::Found(_))) {
             // For as long as a look and a write take.
             let once = self.clock.now().since(sent);
-            self.sleep((once * 2).max(AFTER_YOU).mul_f64(0.5 + fastrand::f64())).await;
+            self.sleep((once * 2).max(AFTER_YOU).mul_f64(0.5 + self.chance())).await;
             let get = Request::Get { key: self.keys.lock(name) };
             cell = self.cells.run(vec![get]).await?.pop().unwrap_or(Answer::Absent);
         }
@@ -252,7 +262,7 @@ impl Shared {
         loop {
             let fit = granted(queue.entries().map(|e| e.weight), queue.capacity());
             // And the first that does not fit, who must not be in everybody's way when its turn comes.
-            let front: HashSet<&str> =
+            let front: BTreeSet<&str> =
                 queue.entries().take(fit + 1).map(|e| e.session.as_str()).collect();
             let ask: Vec<String> = front
                 .into_iter()
@@ -445,8 +455,7 @@ pub(crate) fn seen(name: &Name, cell: Answer) -> Result<Seen> {
     }
 }
 
-/// By chance, and longer each time.
-fn pause_after(conflicts: u32) -> Duration {
-    let most = LONGEST_PAUSE.min(Duration::from_millis(1) * (1 << conflicts.min(10)));
-    most.mul_f64(fastrand::f64())
+/// Longer each time.
+fn longest_pause_after(conflicts: u32) -> Duration {
+    LONGEST_PAUSE.min(Duration::from_millis(1) * (1 << conflicts.min(10)))
 }

@@ -2,17 +2,17 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_core::doctor::Finding;
-use leasehold_core::kit::{Ends, redacted};
+use leasehold_core::kit::{Ends, redacted, spawn_on};
 use leasehold_core::store::{
-    ALL_KINDS, ClockModel, Evict, Guarantees, Joined, Liveness, LockInfo, Mode, Renew, Renewal,
-    Reweighed, Signal, Stall, Store, StoreInfo, Survival, Wakeup,
+    ALL_KINDS, ClockModel, Ear, Ears, Evict, Guarantees, Joined, Liveness, LockInfo, Mode, Renew,
+    Renewal, Reweighed, Signal, Stall, Store, StoreInfo, Survival, Wakeup,
 };
-use leasehold_core::{Claim, Clock, DEFAULT_LEASE, Error, ErrorKind, Name, Result};
+use leasehold_core::{Claim, ClaimId, Clock, DEFAULT_LEASE, Error, ErrorKind, Name, Result};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::unbounded_channel;
 
@@ -42,12 +42,15 @@ pub struct Options {
     /// printable ASCII without spaces. Where the system forgets, a client that says something else than those
     /// before it is refused.
     pub members: Option<String>,
+    /// What the client counts by: another clock than the machine's only in tests.
+    pub clock: Clock,
 }
 
 impl Default for Options {
     fn default() -> Self {
         let (session, poll) = (DEFAULT_LEASE, Duration::from_millis(100));
-        Self { prefix: "leasehold:".into(), session, poll, restart_delay: None, members: None }
+        let (prefix, clock) = ("leasehold:".into(), Clock::default());
+        Self { prefix, session, poll, restart_delay: None, members: None, clock }
     }
 }
 
@@ -74,12 +77,12 @@ impl CellStore {
     /// The store of these cells. `info` tells what it promises ([`promises`] is where to begin); what it
     /// does in the background lives on `runtime`. No I/O.
     pub fn new(cells: Arc<dyn Cells>, options: Options, info: StoreInfo, runtime: &Handle) -> Self {
-        let (clock, system) = (Clock::default(), cells.system().clone());
+        let (clock, system) = (options.clock.clone(), cells.system().clone());
         let keys = Keys::new(options.prefix.clone(), system.longest_key);
         let lives = options.lives(system.grain);
         let (say, heard) = unbounded_channel();
         let sessions = Arc::new(Sessions::new(cells.clone(), lives, clock.clone(), say));
-        let beating = runtime.spawn(beat(Arc::downgrade(&sessions)));
+        let beating = spawn_on(runtime, beat(Arc::downgrade(&sessions)));
         let delay = options.closed_for(system.grain);
         let shared = Arc::new(Shared {
             epochs: Epochs::new(keys.epoch(), delay, system.grain, options.members),
@@ -91,9 +94,11 @@ impl CellStore {
             claims: Claims::default(),
             known: Known::default(),
             poll: options.poll,
+            ears: Ears::default(),
+            dice: Mutex::new(dice()),
         });
-        let reaping = runtime.spawn(reap(Arc::downgrade(&shared)));
-        let hearing = runtime.spawn(hear(Arc::downgrade(&shared), heard));
+        let reaping = spawn_on(runtime, reap(Arc::downgrade(&shared)));
+        let hearing = spawn_on(runtime, hear(Arc::downgrade(&shared), heard));
         let _tasks = [&beating, &reaping, &hearing].map(Ends::new);
         Self { info, shared, _tasks }
     }
@@ -115,6 +120,17 @@ impl CellStore {
             None => e.at(&self.info.url),
         })
     }
+}
+
+/// What decides pauses: begun by the same chance as ids are.
+fn dice() -> fastrand::Rng {
+    let drawn = ClaimId::random().map(|id| id.as_u128().to_le_bytes());
+    drawn.map_or_else(
+        |_| fastrand::Rng::new(),
+        |[a, b, c, d, e, f, g, h, ..]| {
+            fastrand::Rng::with_seed(u64::from_le_bytes([a, b, c, d, e, f, g, h]))
+        },
+    )
 }
 
 impl fmt::Debug for CellStore {
@@ -191,6 +207,10 @@ impl Store for CellStore {
 
     async fn evict(&self, name: &Name, which: Evict) -> Result<usize> {
         self.told(Some(name), self.shared.evict(name, which).await)
+    }
+
+    fn hear(&self, ear: Weak<dyn Ear>) {
+        self.shared.ears.add(ear);
     }
 
     async fn diagnose(&self) -> Result<Vec<Finding>> {

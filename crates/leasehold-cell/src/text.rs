@@ -31,6 +31,7 @@ pub(crate) const SESSION: &[u8] = b"leasehold session 1";
 /// In the place of a session that is gone, so that it stays so.
 pub(crate) const GONE: &[u8] = b"leasehold session 1 gone";
 const EPOCH: &str = "leasehold epoch 1 ";
+const EVICTED: &str = "evicted ";
 /// Hexadecimal digits of a session's id, and of an epoch's.
 const DIGITS: usize = 32;
 
@@ -143,6 +144,16 @@ pub(crate) fn heard(said: &str) -> Option<(ClaimId, Token)> {
     Some((ClaimId::from_hex(id)?, Token::new(token.parse().ok()?)?))
 }
 
+/// What the client of a claim is told that somebody took out of its queue.
+pub(crate) fn evicted(id: ClaimId) -> String {
+    format!("{EVICTED}{}", id.to_hex())
+}
+
+/// Reads what [`evicted`] wrote.
+pub(crate) fn heard_evicted(said: &str) -> Option<ClaimId> {
+    ClaimId::from_hex(said.strip_prefix(EVICTED)?)
+}
+
 /// Whether this names a session or an epoch.
 fn is_id(text: &str) -> bool {
     text.len() == DIGITS && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
@@ -245,6 +256,15 @@ mod tests {
             let epoch = Epoch { id: SESSION_ID.into(), is_open: members.is_none(), members };
             assert_eq!(Epoch::read(&epoch.written()).unwrap(), epoch);
         }
+    }
+
+    #[test]
+    fn what_is_said_to_a_client_is_one_thing_or_the_other() {
+        let (id, token) = (ClaimId::random().unwrap(), Token::new(7).unwrap());
+        let (granted, gone) = (rung(id, token), evicted(id));
+        assert_eq!((heard(&granted), heard_evicted(&granted)), (Some((id, token)), None));
+        assert_eq!((heard(&gone), heard_evicted(&gone)), (None, Some(id)));
+        assert_eq!(heard_evicted("evicted me"), None);
     }
 
     #[test]

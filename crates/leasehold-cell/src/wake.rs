@@ -5,7 +5,7 @@
 //! Where the system has [bells](crate::Bells), whoever lets somebody in tells exactly that one, whatever the
 //! queue's length. Looks are then what is left when nobody could tell: the one before died, or a message was
 //! lost. A grant that was heard is believed as one that was looked at, under its token; the next heartbeat
-//! looks.
+//! looks. Whoever evicts tells the claim's client in the same way, and that one asks.
 
 use std::sync::Weak;
 use std::time::Duration;
@@ -36,9 +36,10 @@ impl Shared {
             let Some((ahead, last)) = self.claims.waits(claim.id) else { return Signal::Ask };
             let pause = self.next_pause(ahead, last);
             self.claims.pauses(claim.id, pause);
-            let pause = pause.mul_f64(0.5 + fastrand::f64());
+            let pause = pause.mul_f64(0.5 + self.chance());
             let Some(inbox) = self.claims.inbox(claim.id) else { return Signal::Ask };
             tokio::select! {
+                biased;
                 news = inbox.news() => if news != Signal::Ask {
                     return news;
                 },
@@ -80,6 +81,8 @@ pub(crate) async fn hear(shared: Weak<Shared>, mut heard: UnboundedReceiver<Hear
             Heard::Said(said) => {
                 if let Some((id, token)) = text::heard(&said) {
                     now.claims.tell(id, Signal::Granted(token));
+                } else if let Some(id) = text::heard_evicted(&said) {
+                    now.ears.ask(id);
                 }
             }
         }

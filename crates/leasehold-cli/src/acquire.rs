@@ -1,9 +1,9 @@
 //! `leasehold acquire`: a lock around a section of a shell script.
 //!
-//! A claim belongs to the process that made it, and this process ends before the section begins. So
-//! it starts a [`leasehold hold`](crate::hold) in the background, bound to the [process](crate::process) that the lock
-//! is for, and listens to it until the lock is held. We print the token, and only then tell it to stay: if we die before
-//! that, it sees the pipe close and gives the lock back. No lock is held that nobody knows of.
+//! A claim belongs to the process that made it, and this process ends before the section begins. So it starts
+//! a [`leasehold hold`](crate::hold) in the background, bound to the [process](crate::process) that the lock
+//! is for, and listens to it until the lock is held. We print the token, and only then tell it to stay: if we
+//! die before that, it sees the pipe close and gives the lock back. No lock is held that nobody knows of.
 //!
 //! The process may end, and its number become another's, before the hold looks at it. So after it has looked (it holds)
 //! we look whether the one that we mean is still there: then it was there all the time.

@@ -96,6 +96,9 @@ pub(crate) struct SchemaArgs {
     /// Which tables to make
     #[arg(long, value_enum, default_value_t)]
     pub(crate) tables: Tables,
+    /// The statements of `lock_in`, `once`, `versioned` and `fence::sql` instead, for programs in other languages
+    #[arg(long, conflicts_with = "tables")]
+    pub(crate) statements: bool,
 }
 
 #[derive(Debug, clap::Args)]

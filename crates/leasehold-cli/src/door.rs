@@ -23,6 +23,9 @@ use crate::exit::Failure;
 /// How long either side of the socket waits for the other.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// The longest that either says, in bytes.
+const LONGEST: u64 = 16 * 1024;
+
 /// Where a hold listens, and what it is asked for.
 #[derive(Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Door {
@@ -88,10 +91,13 @@ impl Door {
             return None;
         }
         let mut line = String::new();
-        let mut reader = BufReader::new(stream).take(16 * 1024);
+        let mut reader = BufReader::new(stream).take(LONGEST);
         timeout(PATIENCE, reader.read_line(&mut line)).await.ok()?.ok()?;
-        let asked: Self = serde_json::from_str(&line).ok()?;
-        (asked == *self).then(|| Asker(reader.into_inner().into_inner()))
+        self.is_asked_for(&line).then(|| Asker(reader.into_inner().into_inner()))
+    }
+
+    fn is_asked_for(&self, line: &str) -> bool {
+        serde_json::from_str(line).is_ok_and(|asked: Self| asked == *self)
     }
 
     /// Asks the hold behind this door to release; `None` if there is none.
@@ -107,16 +113,59 @@ impl Door {
         let mut answer = Vec::new();
         let talk = async {
             stream.write_all(&request).await?;
-            stream.read_to_end(&mut answer).await
+            stream.take(LONGEST).read_to_end(&mut answer).await
         };
         // One that died meanwhile holds nothing; one that hangs is passed by.
         timeout(PATIENCE, talk).await.ok()?.ok()?;
-        let answer: Answer = serde_json::from_slice(&answer).ok()?;
-        Some(answer.failure.map_or(Ok(()), |(code, message)| Err(Failure::new(code, message))))
+        heard(&answer)
     }
+}
+
+/// How the release went, by what the hold answered; `None` if that says nothing.
+fn heard(answer: &[u8]) -> Option<Result<(), Failure>> {
+    let answer: Answer = serde_json::from_slice(answer).ok()?;
+    Some(answer.failure.map_or(Ok(()), |(code, message)| Err(Failure::new(code, message))))
 }
 
 fn is_ours(stream: &UnixStream) -> bool {
     let ours = rustix::process::geteuid().as_raw();
     stream.peer_cred().is_ok_and(|peer| peer.uid() == ours)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn what_is_said_at_the_door_is_understood_or_passed_by(said in testbed::texts(&[
+            r#"{"store":"file:/a@b","name":"x","token":7}"#, r#"{"failure":null}"#,
+            r#"{"failure":[69,"the store is away"]}"#,
+        ])) {
+            let door = Door::new("file:/a@b", "x", 7);
+            if door.is_asked_for(&said) {
+                let asked: serde_json::Value = serde_json::from_str(&said).unwrap();
+                let asked = ["store", "name", "token"].map(|field| asked[field].to_string());
+                prop_assert_eq!(asked, ["\"file:/a@b\"", "\"x\"", "7"].map(str::to_owned));
+            }
+            let _ = heard(said.as_bytes());
+        }
+
+        #[test]
+        fn what_is_written_at_the_door_is_read_the_same(
+            (store, name) in ("\\PC{0,20}", "\\PC{0,20}"),
+            token: u64,
+            failure: Option<(u8, String)>,
+        ) {
+            let door = Door::new(&store, &name, token);
+            prop_assert!(door.is_asked_for(&serde_json::to_string(&door).unwrap()));
+            let answer = serde_json::to_vec(&Answer { failure: failure.clone() }).unwrap();
+            let read = heard(&answer).unwrap().err().map(|f| (f.code, f.message));
+            prop_assert_eq!(read, failure);
+        }
+    }
 }

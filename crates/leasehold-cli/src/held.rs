@@ -4,9 +4,9 @@
 //! Permits of a semaphore are all alike, but what they stand for may not be: the third of four cards. So who
 //! has K of N permits takes K of N further locks, `NAME/slot/1` to `NAME/slot/N`, and their numbers are the permits'.
 //! - *No number twice at once*: each is a lock of its own.
-//! - *There is one for each*: who has a permit has one number for it, and gives the number back first. So
-//!   the others have N - 1 at most. Only of a holder that died may the permit end before the number does: that is waited
-//!   for, as for any lock.
+//! - *There is one for each*: who has a permit has one number for it, and gives the number back first. So the
+//!   others have N - 1 at most. Only of a holder that died may the permit end before the number does: that is
+//!   waited for, as for any lock.
 //! - *What is lost*: a number that is lost is a loss like the permit's.
 
 use std::task::Poll;

@@ -1,13 +1,13 @@
 //! Whose life a hold is bound to, where it is not its reader's: a process that is named, or the one that reads the
 //! token of `leasehold acquire`.
 //!
-//! In `T=$(leasehold acquire x)` that is the shell which made the `$(…)`: it has the other end of our stdout, which is
-//! a pipe. That is a fact that the kernel tells, whatever the program is and whatever runs in between (`timeout`,
-//! `bash -c`, a subshell of the same shell), and of it alone is anything concluded: the nearest process above us that
-//! reads the pipe, and is of our session. One of another session (sshd, sudo with a terminal of its own) only passes
-//! on what it reads, and is gone as soon as we are. Where there is none (a pipeline, a file, a terminal) nobody is known who
-//! would hold the lock for as long as it is worked under, and it is refused: better no lock than one that is gone before
-//! the section begins.
+//! In `T=$(leasehold acquire x)` that is the shell which made the `$(…)`: it has the other end of our stdout,
+//! which is a pipe. That is a fact that the kernel tells, whatever the program is and whatever runs in
+//! between (`timeout`, `bash -c`, a subshell of the same shell), and of it alone is anything concluded: the
+//! nearest process above us that reads the pipe, and is of our session. One of another session (sshd, sudo
+//! with a terminal of its own) only passes on what it reads, and is gone as soon as we are. Where there is
+//! none (a pipeline, a file, a terminal) nobody is known who would hold the lock for as long as it is worked
+//! under, and it is refused: better no lock than one that is gone before the section begins.
 //!
 //! A process is its pid *and* its start time: a number may be given to somebody else.
 

@@ -13,6 +13,9 @@
 //! the scenario (s01–s19, s90) or the row (R1–R52) that it checks. What a store's
 //! [`Guarantees`] do not claim is not asked, and the case says so.
 //!
+//! Some send a crowd to one lock, or ask thousands of times. Of a store whose server takes long for each request, as
+//! object stores do, a third of that is asked with `conformance_suite!(my_store, slow, …)`.
+//!
 //! Cases never assert that something was *fast*: only that it did not happen too early, or that it
 //! did happen within [`PATIENCE`]. Names are random, so cases can run at once and on a store that
 //! is in use.
@@ -45,6 +48,7 @@ pub struct Subject {
     connect: Connect,
     prefix: String,
     guarantees: Guarantees,
+    slow: bool,
 }
 
 impl std::fmt::Debug for Subject {
@@ -89,6 +93,11 @@ impl Subject {
         &self.guarantees
     }
 
+    /// So many, or a third of it where each request takes long.
+    pub(crate) fn many(&self, many: usize) -> usize {
+        if self.slow { many.div_ceil(3) } else { many }
+    }
+
     /// Whether the case applies; says so if not.
     pub fn claims(&self, what: &str, claimed: bool) -> bool {
         if !claimed {
@@ -103,11 +112,11 @@ impl Subject {
     }
 }
 
-/// Runs one case: what the suite's tests call.
+/// Runs one case: what the suite's tests call. Less is asked of a slow store.
 ///
 /// # Panics
 /// If the store fails it.
-pub fn run<C, F>(connect: C, case: impl AsyncFnOnce(&Subject))
+pub fn run<C, F>(slow: bool, connect: C, case: impl AsyncFnOnce(&Subject))
 where
     C: Fn() -> F + Send + Sync + 'static,
     F: Future<Output = Leasehold> + Send + 'static,
@@ -122,7 +131,7 @@ where
         let guarantees = connect().await.guarantees().clone();
         let Ok(id) = ClaimId::random() else { panic!("no random numbers") };
         let prefix = format!("conformance-{:08x}-", id.as_u128() as u32);
-        let subject = Subject { connect, prefix, guarantees };
+        let subject = Subject { connect, prefix, guarantees, slow };
         let limit = PATIENCE * 6;
         if tokio::time::timeout(limit, case(&subject)).await.is_err() {
             panic!("the case was not done within {limit:?}");
@@ -135,10 +144,16 @@ where
 #[macro_export]
 macro_rules! conformance_suite {
     ($name:ident, $connect:expr) => {
+        $crate::conformance_suite!(@ $name, false, $connect);
+    };
+    ($name:ident, slow, $connect:expr) => {
+        $crate::conformance_suite!(@ $name, true, $connect);
+    };
+    (@ $name:ident, $slow:expr, $connect:expr) => {
         mod $name {
             #[allow(unused_imports, reason = "what the expression needs")]
             use super::*;
-            $crate::conformance_cases!($connect);
+            $crate::conformance_cases!($slow, $connect);
         }
     };
 }
@@ -152,11 +167,11 @@ macro_rules! list_cases {
         #[doc(hidden)]
         #[macro_export]
         macro_rules! conformance_cases {
-            ($connect:expr) => {
+            ($slow:expr, $connect:expr) => {
                 $(
                     #[test]
                     fn $case() {
-                        $crate::run(|| $connect, $crate::cases::$case);
+                        $crate::run($slow, || $connect, $crate::cases::$case);
                     }
                 )+
             };

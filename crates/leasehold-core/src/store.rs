@@ -123,8 +123,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     async fn evict(&self, name: &Name, which: Evict) -> Result<usize>;
 
     /// Tells `ear` from now on, for as long as it is there, of claims of its client that had better be asked
-    /// about at once: they were evicted. Called once for each client of the store, before its first claim. A hint, which
-    /// a store need not give: [`Guarantees::evicted`] says whether it does.
+    /// about at once: they were evicted. Called once for each client of the store, before its first claim. A
+    /// hint, which a store need not give: [`Guarantees::evicted`] says whether it does.
     fn hear(&self, ear: Weak<dyn Ear>) {
         let _ = ear;
     }

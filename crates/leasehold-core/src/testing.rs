@@ -67,8 +67,8 @@ impl TestStore {
         self.client_with(Builder::default())
     }
 
-    /// A client with options, such as a [namespace](Builder::namespace) or [`LockOptions`](crate::LockOptions) for all of
-    /// its locks.
+    /// A client with options, such as a [namespace](Builder::namespace) or
+    /// [`LockOptions`](crate::LockOptions) for all of its locks.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {

@@ -79,8 +79,8 @@ pub trait EtcdGuardExt {
     /// is true, etcd decides when it does the transaction.
     ///
     /// # Errors
-    /// [`Unsupported`](leasehold_core::ErrorKind::Unsupported) if the lock is kept in another store than etcd, or held with others
-    /// (permits, readers).
+    /// [`Unsupported`](leasehold_core::ErrorKind::Unsupported) if the lock is kept in another store than
+    /// etcd, or held with others (permits, readers).
     fn etcd_compare(&self) -> Result<EtcdCompare>;
 }
 

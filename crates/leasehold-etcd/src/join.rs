@@ -1,12 +1,11 @@
 //! Joining: one transaction.
 //!
-//! One who tries makes its key if nobody is there. One who waits makes it also if all that are there
-//! are claims for the same kind of lock, and sees in the same transaction who they are. That one is large
-//! (the value stands in it twice), so where the lock was free the last time ([`Contended`](super::contended::Contended)) it is sent
-//! only after the small one found that others are there: each is atomic, and what the first found
-//! decides nothing. Order
-//! in the queue is the order of create revisions, which is etcd's own order of transactions; the
-//! revision is the token.
+//! One who tries makes its key if nobody is there. One who waits makes it also if all that are there are
+//! claims for the same kind of lock, and sees in the same transaction who they are. That one is large (the
+//! value stands in it twice), so where the lock was free the last time
+//! ([`Contended`](super::contended::Contended)) it is sent only after the small one found that others are
+//! there: each is atomic, and what the first found decides nothing. Order in the queue is the order of create
+//! revisions, which is etcd's own order of transactions; the revision is the token.
 //!
 //! One who tries at a lock that is shared, and everybody where keys lie in the lock's range that are
 //! not its own (those of a lock `a/b` in that of `a`), reads the queue and then joins under the

@@ -34,12 +34,12 @@
 //! one early.
 //!
 //! # If a reply is lost, if the future is dropped, if we die
-//! The client that joined finds its claim again by the key; another one, which may make it leave,
-//! finds it by its id in the value (and must not join it as well: it would stand behind itself). A lease that was sent in a request which was not answered is
-//! not used again, and is revoked when the claim leaves, so that a `join` which the network held back
-//! comes to nothing. A `leave` that it held back ends only the place that it was meant for, by its
-//! revision. What nobody leaves ends with its lease. A member that does not answer is left for
-//! the next one (`etcd/client.rs`).
+//! The client that joined finds its claim again by the key; another one, which may make it leave, finds it by
+//! its id in the value (and must not join it as well: it would stand behind itself). A lease that was sent in
+//! a request which was not answered is not used again, and is revoked when the claim leaves, so that a `join`
+//! which the network held back comes to nothing. A `leave` that it held back ends only the place that it was
+//! meant for, by its revision. What nobody leaves ends with its lease. A member that does not answer is left
+//! for the next one (`etcd/client.rs`).
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

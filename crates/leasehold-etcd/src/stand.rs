@@ -12,12 +12,12 @@
 //! just then, and so it tells others in turn. So a release wakes those who now fit and
 //! one more, however many wait.
 //!
-//! *Nothing is lost*: a watch begins at the present, and the queue is read after it was confirmed (or it
-//! lay idle and began before our place was made: then it tells all that is to be known) and, but near
-//! the front of a mutex, after each thing that it tells. The reading after an event is served by the member that told it,
-//! from its own memory, if that has the event in it; it shows the waiter's own key (scenario 80: a
-//! waiter whose lease ended in the queue is not told that it holds). If the task is cut off, or
-//! somebody died before telling, the heartbeat asks.
+//! *Nothing is lost*: a watch begins at the present, and the queue is read after it was confirmed (or it lay
+//! idle and began before our place was made: then it tells all that is to be known) and, but near the front
+//! of a mutex, after each thing that it tells. The reading after an event is served by the member that told
+//! it, from its own memory, if that has the event in it; it shows the waiter's own key (scenario 80: a waiter
+//! whose lease ended in the queue is not told that it holds). If the task is cut off, or somebody died before
+//! telling, the heartbeat asks.
 
 use std::sync::Arc;
 use std::time::Duration;

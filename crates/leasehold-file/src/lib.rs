@@ -35,6 +35,8 @@
 //! - it became the first that does not fit, by somebody's grant, and somebody else than its
 //!   predecessor holds (only with a capacity above 1).
 //!
+//! Who is evicted is told by whoever evicts it, in the same way: its client asks then, and finds itself gone.
+//!
 //! A session cannot die unseen between two looks: dead is for ever, and who starts to watch one
 //! that is dead already is told so and asks again. What is kept closed for a time after its holder
 //! left is told as [`Place::head_remaining`](leasehold_core::store::Place), and the heartbeat is the fallback for
@@ -89,7 +91,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -107,8 +109,9 @@ use leasehold_core::doctor::Finding;
 use leasehold_core::kit::{boot_id, identity_of, wall_micros};
 use leasehold_core::queue::{Entry, Mismatch, Queue, StoreTime};
 use leasehold_core::store::{
-    ALL_KINDS, ClockModel, Durability, Evict, Guarantees, Joined, Liveness, LockInfo, Mode, Renew,
-    Renewal, Reweighed, Signal, Stall, Standing, Store, StoreInfo, Survival, Wakeup, mismatch,
+    ALL_KINDS, ClockModel, Durability, Ear, Evict, Guarantees, Joined, Liveness, LockInfo, Mode,
+    Renew, Renewal, Reweighed, Signal, Stall, Standing, Store, StoreInfo, Survival, Wakeup,
+    mismatch,
 };
 use leasehold_core::{Claim, ClaimId, Error, ErrorKind, Name, Result};
 
@@ -319,7 +322,9 @@ impl FileStore {
         let mut inboxes: HashMap<String, Option<WriteEnd>> = HashMap::new();
         for (id, session, signal, inbox) in news {
             if session == self.session.id() {
-                self.waiters.tell(id, signal);
+                if !self.waiters.tell(id, signal) && signal == Signal::Ask {
+                    self.inbox.evicted(id);
+                }
                 continue;
             }
             let inbox = inboxes.entry(session).or_insert_with_key(|session| {
@@ -608,6 +613,10 @@ impl Store for FileStore {
         looked.map_err(|_| Error::new(ErrorKind::Closed, "the client's runtime was shut down"))
     }
 
+    fn hear(&self, ear: Weak<dyn Ear>) {
+        self.inbox.hear(ear);
+    }
+
     fn lifeline(&self) -> Option<BorrowedFd<'_>> {
         Some(self.session.lifeline())
     }
@@ -663,6 +672,7 @@ impl Store for FileStore {
     }
 
     async fn changed(&self, claim: &Claim) -> Result<Signal> {
+        let _waiting = self.inbox.waiting();
         let mut news = pin!(self.waiters.news(claim.id));
         poll_fn(|context| {
             // Who cannot be told asks by heartbeats.
@@ -692,12 +702,19 @@ impl Store for FileStore {
     }
 
     async fn evict(&self, name: &Name, which: Evict) -> Result<usize> {
+        let mut gone = News::new();
         let evicted = self.with_queue(name, |queue, now| {
             queue.settle(now);
             self.bury_all(queue, now);
-            queue.evict(which, now)
+            let before: Vec<_> = queue.entries().map(|e| (e.id, e.session.clone())).collect();
+            let evicted = queue.evict(which, now);
+            let out = before.into_iter().filter(|(id, _)| queue.position(*id).is_none());
+            gone = out.map(|(id, session)| (id, session, Signal::Ask, None)).collect();
+            evicted
         });
-        let evicted = match evicted.await {
+        let evicted = evicted.await;
+        self.spread(gone, ());
+        let evicted = match evicted {
             Err(e) if e.kind() == ErrorKind::Corrupt && which == Evict::Holders => {
                 let mended = self.section(name, |controls| controls.mend(name)).await;
                 // Whoever was in it is out now: nobody can tell how many they were.
@@ -732,6 +749,7 @@ fn guarantees() -> Guarantees {
     promised.kinds = Cow::Borrowed(ALL_KINDS);
     promised.fifo = true;
     promised.wakeup = Wakeup::Push;
+    promised.evicted = Wakeup::Push;
     promised.liveness = Liveness::Process;
     promised.clock = ClockModel::None;
     promised.lock_delay = false;

@@ -120,6 +120,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(testbed::cases())]
+
         #[test]
         fn s90_every_name_comes_back_and_never_leaves_the_directory(text in hostile()) {
             let path = encode(&name(&text));

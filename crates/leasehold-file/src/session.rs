@@ -20,7 +20,8 @@
 //!
 //! **Inbox.** Who grants a claim writes one line, `granted ID TOKEN` or `ask ID`, in one piece
 //! (shorter than `PIPE_BUF`) and without blocking. It is a hint: a full pipe or a death in between
-//! loses it, and the heartbeat is the fallback. What is no such line is skipped.
+//! loses it, and the heartbeat is the fallback. Who holds is told `ask ID` when it was evicted. What is no
+//! such line is skipped.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::{AsFd, BorrowedFd};

@@ -66,10 +66,11 @@ impl Waiters {
         }
     }
 
-    pub(super) fn tell(&self, id: ClaimId, signal: Signal) {
+    /// Whether it waited here: whoever was told of its grant holds.
+    pub(super) fn tell(&self, id: ClaimId, signal: Signal) -> bool {
         let inbox = {
             let mut state = self.lock();
-            let Some(waiter) = state.waiters.get_mut(&id) else { return };
+            let Some(waiter) = state.waiters.get_mut(&id) else { return false };
             let inbox = waiter.inbox.clone();
             if let Signal::Granted(_) = signal {
                 // Nothing is in its way any more.
@@ -78,7 +79,9 @@ impl Waiters {
             }
             inbox
         };
+        let waited = inbox.granted().is_none();
         inbox.tell(signal);
+        waited
     }
 
     /// Whether there is no more than one here that still waits.

@@ -40,8 +40,8 @@ impl TokenLayer {
     /// The layer for this hold; it does not keep the lock.
     ///
     /// # Errors
-    /// [`Unsupported`](leasehold_core::ErrorKind::Unsupported) for a reader's or a semaphore's, whose tokens are no fences;
-    /// [`Lost`](leasehold_core::ErrorKind::Lost) if it is lost already.
+    /// [`Unsupported`](leasehold_core::ErrorKind::Unsupported) for a reader's or a semaphore's, whose tokens
+    /// are no fences; [`Lost`](leasehold_core::ErrorKind::Lost) if it is lost already.
     pub fn new(guard: &Guard) -> Result<Self> {
         let token = guard.fence()?.get();
         Ok(Self { hold: guard.watch(), value: HeaderValue::from(token), least: Duration::ZERO })
@@ -79,8 +79,8 @@ impl<S> Layer<S> for TokenLayer {
 
 /// What [`TokenLayer`] makes of a client. Its error is the client's, or ours:
 /// `error.downcast_ref::<leasehold::Error>()` with the kind [`Lost`](leasehold_core::ErrorKind::Lost),
-/// [`AtRisk`](leasehold_core::ErrorKind::AtRisk) or [`Closed`](leasehold_core::ErrorKind::Closed) (released) means that nothing was
-/// sent.
+/// [`AtRisk`](leasehold_core::ErrorKind::AtRisk) or [`Closed`](leasehold_core::ErrorKind::Closed) (released)
+/// means that nothing was sent.
 #[derive(Clone)]
 pub struct Tokened<S> {
     layer: TokenLayer,

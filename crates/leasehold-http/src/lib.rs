@@ -49,6 +49,7 @@ mod memory;
 mod server;
 #[cfg(feature = "sql")]
 mod sql;
+mod status;
 
 use http::HeaderName;
 
@@ -58,6 +59,7 @@ pub use memory::{InMemory, PassOn, TokenStorage};
 pub use server::{FenceLayer, FenceService, Fenced};
 #[cfg(feature = "sql")]
 pub use sql::SqlMemory;
+pub use status::status;
 
 /// The header that carries the token.
 pub const TOKEN_HEADER: HeaderName = HeaderName::from_static("fencing-token");

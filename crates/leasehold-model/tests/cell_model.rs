@@ -2,17 +2,18 @@
 //! do no more than write one value if it is still what was read (`leasehold-cell`).
 //!
 //! # What is modelled
-//! - *The lock* is one cell: a list of claims, each with the session of its client, and whoever stands in front
-//!   holds. (That the rule of the queue is right has other tests, `model.rs` among them.) It is written only if it is
-//!   still what was looked at, and such a write may arrive at any time later, when its sender has long given it up. A look that
-//!   is behind tells nothing that an answer which took its time would not have told.
-//! - *A session* is a cell of its client, touched again and again. It lives for [`Model::life`] ticks, and its
-//!   client counts on that since it *sent* the touch, less the grain. A touch is under way for as long as it likes, and so is
-//!   its answer; either may be lost. Of one client several may be on their way.
-//! - *Three systems* ([`System`]): one where a cell ends by the server's clock, up to the grain too early; the same
-//!   where a touch is a write and a look may be behind; and objects, which nothing ends, so that whoever looks
-//!   judges: by its own clock since it first saw this version, or by the servers' stamps, which are in whole seconds (of two
-//!   ticks) and of clocks that are apart.
+//! - *The lock* is one cell: a list of claims, each with the session of its client, and whoever stands in
+//!   front holds. (That the rule of the queue is right has other tests, `model.rs` among them.) It is written
+//!   only if it is still what was looked at, and such a write may arrive at any time later, when its sender
+//!   has long given it up. A look that is behind tells nothing that an answer which took its time would not
+//!   have told.
+//! - *A session* is a cell of its client, touched again and again. It lives for [`Model::life`] ticks, and
+//!   its client counts on that since it *sent* the touch, less the grain. A touch is under way for as long as
+//!   it likes, and so is its answer; either may be lost. Of one client several may be on their way.
+//! - *Three systems* ([`System`]): one where a cell ends by the server's clock, up to the grain too early;
+//!   the same where a touch is a write and a look may be behind; and objects, which nothing ends, so that
+//!   whoever looks judges: by its own clock since it first saw this version, or by the servers' stamps, which
+//!   are in whole seconds (of two ticks) and of clocks that are apart.
 //! - *Whoever looks* does it in steps, between which anything may happen: it looks at the lock, asks for the session
 //!   in front, waits for as long as it likes for that answer, puts [`Cell::Gone`] in its place, and writes the
 //!   lock without it. A look that is behind may say of any session that it is over; that is worse than any real one.
@@ -24,10 +25,11 @@
 //!
 //! # Bounds, and why they suffice
 //! All times are kept as ages, and those that are over are the same. Which version something was is kept as
-//! whether it is still the one that is there, for no version comes again. So all is finite without a bound on time, and is
-//! explored completely. Bounded are the clients: two or three, of which one has a session that may end (of the other
-//! it is always certain, which is to believe more than any real one); the sessions that it has, one after the
-//! other; and how many of its touches are on their way. One more exploration has two whose sessions end.
+//! whether it is still the one that is there, for no version comes again. So all is finite without a bound on
+//! time, and is explored completely. Bounded are the clients: two or three, of which one has a session that
+//! may end (of the other it is always certain, which is to believe more than any real one); the sessions that
+//! it has, one after the other; and how many of its touches are on their way. One more exploration has two
+//! whose sessions end.
 //!
 //! # Controls
 //! With any one rule taken away there must be a history in which two believe, or in which one that is dead
@@ -40,6 +42,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use leasehold_model::is_long;
 use stateright::{Checker, HasDiscoveries, Model as _, Property};
 
 const CLIENTS: usize = 3;
@@ -980,11 +983,6 @@ fn breaks(property: &'static str, model: Model) -> Vec<Action> {
 
 const STAMPED: System = System::Objects { stamps: true };
 const UNSTAMPED: System = System::Objects { stamps: false };
-
-/// Whether there is time for more: `./test.sh --long`.
-fn is_long() -> bool {
-    std::env::var("LEASEHOLD_TESTS").is_ok_and(|which| which == "long")
-}
 
 /// By one session whose touches overtake each other; and by two, one after the other: with stamps that is
 /// for when there is time, as three clients are.

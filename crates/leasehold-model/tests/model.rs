@@ -28,8 +28,7 @@
 //!   bounded: each write may arrive late and again for ever;
 //! - ticks: a lease of 3, a waiter's of 2, a drift of 1 are the smallest at which each difference
 //!   that the rules take is above zero, so that each may just suffice or just fail. With
-//!   optimisation (`cargo test --release --test model`) the same runs have longer leases and more
-//!   messages.
+//!   `./test.sh --long` the same runs have longer leases and more messages.
 //!
 //! # Controls
 //! A model that cannot fail shows nothing. The same model with one rule taken away must find its
@@ -52,6 +51,7 @@ use std::time::Duration;
 use leasehold::queue::{Queue, StoreTime};
 use leasehold::store::{Evict, Joined, Mode, Place, Renewal, Standing};
 use leasehold::{Claim, ClaimId, Kind, Name};
+use leasehold_model::is_long;
 use stateright::{Checker, HasDiscoveries, Model as _, Property};
 
 const DRIFT: u64 = 1;
@@ -1025,9 +1025,6 @@ fn two_with_duplicates() -> Model {
     Model { in_flight: 3, in_flight_each: 3, ..two() }
 }
 
-/// With optimisation there is time for more: `cargo test --release --test model`.
-const DEEP: bool = !cfg!(debug_assertions);
-
 #[test]
 fn r1_r35_three_clients_hold_one_at_a_time_in_token_order_and_lose_no_update() {
     let happened = [
@@ -1048,7 +1045,7 @@ fn r1_r35_three_clients_hold_one_at_a_time_in_token_order_and_lose_no_update() {
         LateWrite,
     ];
     holds("three clients and a resource", three(), &happened);
-    if DEEP {
+    if is_long() {
         let model = Model { in_flight_each: 2, ..three() };
         holds("the same with two messages of one client", model, &happened);
     }
@@ -1059,7 +1056,7 @@ fn s02_s19_three_clients_whose_messages_overtake_each_other() {
     let model = Model { resource: false, ..Model::new(3, 1, 3, 2) };
     let happened = [HeldByPush, PushTooOld, AnswerTooOld, Renewed, Duplicate, PushOfAnotherPlace];
     holds("three clients, two messages of one", model, &happened);
-    if DEEP {
+    if is_long() {
         let model = Model { resource: false, ..Model::new(3, 1, 4, 3) };
         holds("the same with longer leases", model, &happened);
     }
@@ -1069,7 +1066,7 @@ fn s02_s19_three_clients_whose_messages_overtake_each_other() {
 fn p1_a_slow_clock_is_covered_by_the_drift() {
     let happened = [HeldByAnswer, HeldByPush, Renewed, LostByClock];
     holds("two clients, one of them slow", Model { slow: 1, ..two() }, &happened);
-    if DEEP {
+    if is_long() {
         let model = Model { slow: 1, ..Model::new(2, 1, 4, 3) };
         holds("the same with longer leases and a resource", model, &happened);
     }
@@ -1079,7 +1076,7 @@ fn p1_a_slow_clock_is_covered_by_the_drift() {
 fn p8_a_late_duplicate_of_a_join_makes_another_place_and_fools_nobody() {
     let happened = [PushOfAnotherPlace, JoinAfterLeaving, WaiterExpired, HeldByPush, Duplicate];
     holds("two clients, three messages", two_with_duplicates(), &happened);
-    if DEEP {
+    if is_long() {
         let model =
             Model { in_flight: 3, in_flight_each: 3, resource: false, ..Model::new(2, 1, 4, 3) };
         holds("the same with longer leases", model, &happened);
@@ -1088,7 +1085,7 @@ fn p8_a_late_duplicate_of_a_join_makes_another_place_and_fools_nobody() {
 
 #[test]
 fn s03_who_lost_claims_again_and_gets_a_new_token() {
-    let model = Model { in_flight: 1, resource: DEEP, ..Model::new(2, 2, 3, 2) };
+    let model = Model { in_flight: 1, resource: is_long(), ..Model::new(2, 2, 3, 2) };
     let happened = [HeldByAnswer, HeldByPush, LostByClock, LostByAnswer, JoinAfterLeaving];
     holds("two clients with two claims each", model, &happened);
 }
@@ -1156,7 +1153,7 @@ fn states_that_are_taken_for_the_same_have_the_same_successors() {
         let mut known: HashMap<_, BTreeSet<_>> = HashMap::new();
         let mut pending = VecDeque::from(model.init_states());
         let mut pairs = 0;
-        let enough = if DEEP { 500_000 } else { 25_000 };
+        let enough = if is_long() { 500_000 } else { 25_000 };
         while let Some(state) = pending.pop_front().filter(|_| pairs < enough) {
             let next = follow(&state);
             if let Some(first) = known.get(&state.keys()) {

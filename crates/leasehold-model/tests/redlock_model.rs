@@ -27,6 +27,7 @@ use std::time::Duration;
 use leasehold::store::redlock::round::{
     Answer, Attempt, Decision, Known, Node, Round, Tally, majority, recollect, validity,
 };
+use leasehold_model::is_long;
 use stateright::{Checker, HasDiscoveries, Model as _, Property};
 
 const NODES: usize = 3;
@@ -651,16 +652,13 @@ fn loss() -> Model {
     Model { losses: 1, ..two([1, 1], 2) }
 }
 
-/// What takes minutes without optimization is for `cargo test --release`.
-const LONG: bool = !cfg!(debug_assertions);
-
 #[test]
 fn s35_tokens_rise_and_one_holds_whatever_the_network_and_the_clocks_do() {
     holds("the first clock is ahead", two([1, 1], 2));
     holds("longer", two([1, 1], 3));
     holds("the second clock is ahead", Model { ahead: [0, 2, 0], ..two([1, 1], 3) });
     holds("a write-back", Model { remembered: 9, starts: [0, 2, 0], ..two([1, 1], 2) });
-    if LONG {
+    if is_long() {
         holds("write-backs, longer", Model { remembered: 9, ..two([1, 1], 3) });
     }
 }
@@ -670,7 +668,7 @@ fn s35_three_clients() {
     let three = Model::new(&[1, 1, 1], 2);
     // Two come when the first may have been stopped for as long as its lease.
     holds("three clients", Model { starts: [0, 2, 2], ..three.clone() });
-    if LONG {
+    if is_long() {
         holds("three clients, one after the other", Model { starts: [0, 1, 2], ..three });
     }
 }
@@ -678,7 +676,7 @@ fn s35_three_clients() {
 #[test]
 fn s35_late_answers_and_requests_of_earlier_attempts_change_nothing() {
     holds("the second tries twice", two([1, 2], 0));
-    if LONG {
+    if is_long() {
         holds("the second tries twice, in time", two([1, 2], 2));
     }
 }
@@ -686,7 +684,7 @@ fn s35_late_answers_and_requests_of_earlier_attempts_change_nothing() {
 #[test]
 fn s31_an_extension_is_no_second_holder() {
     holds("extensions", Model { extensions: 1, starts: [0, 2, 0], ..two([1, 1], 2) });
-    if LONG {
+    if is_long() {
         holds("extensions, longer", Model { extensions: 1, ..two([1, 1], 3) });
     }
 }
@@ -694,7 +692,7 @@ fn s31_an_extension_is_no_second_holder() {
 #[test]
 fn s33_a_node_that_lost_its_data_changes_nothing_after_the_delay() {
     holds("one loss", Model { starts: [0, 2, 0], ..loss() });
-    if LONG {
+    if is_long() {
         holds("one loss, at any time", Model { ticks: 3, ..loss() });
     }
 }
@@ -707,7 +705,7 @@ fn s33_a_node_that_kept_its_data_changes_nothing() {
     let at_once = Rules { delay: false, ..Rules::ALL };
     let soon = Model { rules: at_once, starts: [0, 1, 0], ..two([1, 1], 1) };
     holds("one restart, without a delay", Model { restarts: 1, ..soon.clone() });
-    if LONG {
+    if is_long() {
         holds("two restarts, without a delay", Model { restarts: 2, ..soon });
         holds("a restart and a loss", Model { starts: [0, 2, 0], losses: 1, ..restart.clone() });
         holds("one restart, at any time", Model { ticks: 3, ..restart });
@@ -719,7 +717,7 @@ fn f16_a_clock_that_jumps_while_nobody_holds_lets_no_token_fall() {
     let jumps = |attempts, jumps| Model { jumps, starts: [0, 1, 0], ..two(attempts, 1) };
     holds("one jump", jumps([1, 1], 1));
     holds("two jumps", jumps([1, 1], 2));
-    if LONG {
+    if is_long() {
         holds("three jumps and another attempt", jumps([1, 2], 3));
     }
     let mut before = jumps([1, 1], 1);

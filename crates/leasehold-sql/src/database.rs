@@ -49,7 +49,8 @@ pub use value::{Param, Typed, Value};
 /// Dropped, some of the tables may have been made: run it again.
 ///
 /// # Errors
-/// [`Denied`](leasehold_core::ErrorKind::Denied) without the right to create tables, [`Unreachable`](leasehold_core::ErrorKind::Unreachable).
+/// [`Denied`](leasehold_core::ErrorKind::Denied) without the right to create tables,
+/// [`Unreachable`](leasehold_core::ErrorKind::Unreachable).
 pub async fn install<P: Pool>(pool: &P) -> Result<()> {
     let mut left = 5;
     loop {

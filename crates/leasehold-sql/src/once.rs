@@ -200,9 +200,9 @@ impl Once {
         self
     }
 
-    /// After how long this key may be used anew, as if it had never been: by the database's clock, since its work was done
-    /// (or the lease of an attempt that came to nothing was over). Without this, it is when [`clean_up`] or [`sweep`] has
-    /// forgotten it. The row stays until they do, or until it is used.
+    /// After how long this key may be used anew, as if it had never been: by the database's clock, since its
+    /// work was done (or the lease of an attempt that came to nothing was over). Without this, it is when
+    /// [`clean_up`] or [`sweep`] has forgotten it. The row stays until they do, or until it is used.
     ///
     /// ```
     /// # #[cfg(feature = "sqlite")]
@@ -228,9 +228,9 @@ impl Once {
         self
     }
 
-    /// Errors of the work that are outcomes, as a business refusal is: where `keep` makes a text of one it is kept, and
-    /// `read` makes the error of it again for those who come later. Where it makes none, all is as without this: the error is
-    /// handed on, and the key is free.
+    /// Errors of the work that are outcomes, as a business refusal is: where `keep` makes a text of one it is
+    /// kept, and `read` makes the error of it again for those who come later. Where it makes none, all is as
+    /// without this: the error is handed on, and the key is free.
     ///
     /// A kept error comes as the *outcome*, in `Ok`, so that the transaction is committed, and the key with it.
     ///
@@ -377,10 +377,10 @@ impl Once {
     ///
     /// # Errors
     /// Those of `work`, as they are; [`ErrorKind::Mismatch`] if the key was used with another
-    /// [`fingerprint`](Self::fingerprint); [`ErrorKind::Timeout`] if somebody else was at it for all of
-    /// the [wait](Self::wait), in a transaction or out of one; [`ErrorKind::Lost`] if the lease was lost before the outcome was
-    /// stored (the work may be done, and may be done again); [`ErrorKind::Corrupt`] if it was done
-    /// before and its outcome could not be stored then; what the database answers.
+    /// [`fingerprint`](Self::fingerprint); [`ErrorKind::Timeout`] if somebody else was at it for all of the
+    /// [wait](Self::wait), in a transaction or out of one; [`ErrorKind::Lost`] if the lease was lost before
+    /// the outcome was stored (the work may be done, and may be done again); [`ErrorKind::Corrupt`] if it was
+    /// done before and its outcome could not be stored then; what the database answers.
     pub async fn run<P, E, F>(self, pool: &P, work: impl FnOnce(Attempt) -> F) -> Result<Ran, E>
     where
         P: Pool,
@@ -466,8 +466,8 @@ impl<E> fmt::Debug for Keeping<E> {
 type Running<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 impl<E: From<Error>> Keeping<E> {
-    /// As [`Once::run_in`]. Of a work that ends in an error that is kept, all is undone but the key: commit. That costs a
-    /// savepoint more.
+    /// As [`Once::run_in`]. Of a work that ends in an error that is kept, all is undone but the key: commit.
+    /// That costs a savepoint more.
     ///
     /// ```
     /// # #[cfg(feature = "sqlite")]
@@ -548,8 +548,8 @@ enum Stopped<E> {
     Theirs(E),
 }
 
-/// Does the work behind the key, and stores its outcome. Where errors are kept a savepoint stands between the two: what is undone
-/// of the work must not undo the key, or somebody else's would come in between.
+/// Does the work behind the key, and stores its outcome. Where errors are kept a savepoint stands between the
+/// two: what is undone of the work must not undo the key, or somebody else's would come in between.
 async fn works<T, E, F>(
     tx: &mut T,
     key: &Name,

@@ -19,8 +19,9 @@
 //!   waited (scenario 45a).
 //!   It is done in the caller's task where a connection lies idle (`store/quick.rs`): handing it to the client's
 //!   thread and its answer back costs as much as the statement.
-//! - *The slow path*, for all else, and at once for a name for which this client has just waited: a
-//!   short transaction locks the lock's row, and only then reads the clock and the claims into a [`Queue`](leasehold_core::queue::Queue), lets it decide, and writes back what changed.
+//! - *The slow path*, for all else, and at once for a name for which this client has just waited: a short
+//!   transaction locks the lock's row, and only then reads the clock and the claims into a
+//!   [`Queue`](leasehold_core::queue::Queue), lets it decide, and writes back what changed.
 //! - *A plain turn*, on servers: a mutex that changes hands is decided at the server, by one message
 //!   (`store/plain.rs`), or one call of a procedure (`store/procedures.rs`).
 //!
@@ -51,24 +52,25 @@
 //!
 //! # Who wakes whom
 //! PostgreSQL: who grants sends a NOTIFY to the client of each claim that was granted, right after the
-//! transaction, and to nobody when nobody waited (NOTIFY makes commits wait for each other, flush and
-//! all). One connection of each client listens while somebody waits, and a while longer, for a notification wakes all
-//! who listen in the database, whomever it is for; it serves for
-//! calls too (`store/ear.rs`); if nothing is heard on it for a while, it is asked whether it still leads
-//! anywhere. MySQL: who grants ends the sleep of the client's session, likewise right after the transaction
-//! (`store/wake.rs`). SQLite: who grants rings the client's doorbell, a FIFO beside the database file
-//! (`store/doorbell.rs`), and each client looks now and then for what nobody rang for (`store/listen.rs`).
-//! PostgreSQL behind a pooler, SQLite where no file can be made, and whoever finds no room for a
-//! connection that listens or sleeps: one task of each client asks, for all its waiters in one statement.
+//! transaction, and to nobody when nobody waited (NOTIFY makes commits wait for each other, flush and all).
+//! One connection of each client listens while somebody waits, and a while longer, for a notification wakes
+//! all who listen in the database, whomever it is for; it serves for calls too (`store/ear.rs`); if nothing
+//! is heard on it for a while, it is asked whether it still leads anywhere. MySQL: who grants ends the sleep
+//! of the client's session, likewise right after the transaction (`store/wake.rs`). SQLite: who grants rings
+//! the client's doorbell, a FIFO beside the database file (`store/doorbell.rs`), and each client looks now
+//! and then for what nobody rang for (`store/listen.rs`). PostgreSQL behind a pooler, SQLite where no file
+//! can be made, and whoever finds no room for a connection that listens or sleeps: one task of each client
+//! asks, for all its waiters in one statement. Who is evicted while it holds is told on SQLite only, by all
+//! bells; servers would need a session of each client that holds, and it is found out at the next renewal.
 //! The heartbeat is the fallback of all. Nobody who waits has a transaction open, or a connection that is
 //! needed elsewhere; a client of which one waits gets on with one connection.
 //!
 //! # Dropped and repeated calls
-//! Each call runs in a task of the client's own thread, which its caller's drop does not stop (but a
-//! renewal, which may be stopped anywhere), or is ended there if it was begun in its caller's. What the database undid for others' sake (deadlock,
-//! serialization, busy) is tried again with the same claim, as long as somebody waits for it; a broken
-//! connection is replaced, and the call repeated. A join that ends after its claim was given up
-//! leaves again (`store/joins.rs`). A leave that is said again while it is only slow is sent once
+//! Each call runs in a task of the client's own thread, which its caller's drop does not stop (but a renewal,
+//! which may be stopped anywhere), or is ended there if it was begun in its caller's. What the database undid
+//! for others' sake (deadlock, serialization, busy) is tried again with the same claim, as long as somebody
+//! waits for it; a broken connection is replaced, and the call repeated. A join that ends after its claim was
+//! given up leaves again (`store/joins.rs`). A leave that is said again while it is only slow is sent once
 //! (`store/leaves.rs`).
 //!
 //! # Whose clock
@@ -144,12 +146,12 @@ mod sqlite;
 mod wake;
 
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::runtime::Handle;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::Instant;
 
@@ -173,7 +175,7 @@ use self::wire::Connect;
 use leasehold_core::Opening;
 use leasehold_core::doctor::Finding;
 use leasehold_core::store::{
-    Evict, Joined, LockInfo, Mode, Renew, Renewal, Reweighed, Signal, Store, StoreInfo,
+    Ear, Ears, Evict, Joined, LockInfo, Mode, Renew, Renewal, Reweighed, Signal, Store, StoreInfo,
 };
 use leasehold_core::{Claim, ClaimId, Name, Result};
 
@@ -279,6 +281,8 @@ impl SqlStore {
             pushes,
             #[cfg(feature = "sqlite")]
             doorbells: doorbells.clone(),
+            ears: Ears::default(),
+            hears: watch::Sender::default(),
         });
         let prepared = tokio::time::timeout(LIMIT, shared.prepare(&url)).await;
         let (guarantees, sweep_is_due) = match prepared {
@@ -431,6 +435,7 @@ impl Store for SqlStore {
     async fn disconnect(&self) {
         let shared = self.shared.clone();
         let gone = async move {
+            shared.hears.send_replace(false);
             #[cfg(feature = "sqlite")]
             if let Some(doorbells) = &shared.doorbells {
                 doorbells.take_down(&shared.session);
@@ -516,6 +521,11 @@ impl Store for SqlStore {
             Ok(_) => out_of_step(),
             Err(error) => Err(error.at(&self.info.url)),
         }
+    }
+
+    fn hear(&self, ear: Weak<dyn Ear>) {
+        self.shared.ears.add(ear);
+        self.shared.hears.send_replace(true);
     }
 
     async fn evict(&self, name: &Name, which: Evict) -> Result<usize> {

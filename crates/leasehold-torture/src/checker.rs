@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::history::{Ask, History, OpId, Resource, Time, Trouble, WorkerId, Write, merged};
+use super::history::{Ask, Fault, History, OpId, Resource, Time, Trouble, WorkerId, Write, merged};
 use super::op::Op;
 
 /// What is checked. P1 to P9 are the library's promises, R the rows of its requirements.
@@ -204,6 +204,8 @@ struct Troubles {
     by_worker: HashMap<WorkerId, Vec<(Time, Time)>>,
     everybody: Vec<(Time, Time)>,
     anybody: Vec<(Time, Time)>,
+    /// In which something was done to the servers.
+    servers: Vec<(Time, Time)>,
 }
 
 impl Troubles {
@@ -220,7 +222,9 @@ impl Troubles {
         }
         let anybody = merged(troubles.iter().map(|t| (t.from, t.excuses_until)).collect());
         let by_worker = by_worker.into_iter().map(|(w, spans)| (w, merged(spans))).collect();
-        Self { by_worker, everybody: merged(everybody), anybody }
+        let servers = troubles.iter().filter(|t| t.fault == Some(Fault::Servers));
+        let servers = merged(servers.map(|t| (t.from, t.to)).collect());
+        Self { by_worker, everybody: merged(everybody), anybody, servers }
     }
 
     fn hit(&self, worker: WorkerId, from: Time, to: Time) -> bool {
@@ -377,6 +381,12 @@ impl Check<'_> {
     fn is_hit(&self, worker: WorkerId, from: Time, to: Time) -> bool {
         let others = self.terms.shared_stalls && self.troubles.hit_anybody(from, to);
         others || self.troubles.hit(worker, from, to)
+    }
+
+    /// Whether servers were disturbed meanwhile that do not promise to remember who holds.
+    fn is_forgotten(&self, from: Time, to: Time) -> bool {
+        let may_forget = !self.terms.claimed.contains(&Property::Exclusion);
+        may_forget && overlaps(&self.troubles.servers, from, to)
     }
 
     /// From the last grant to the first: of those granted later, who waited first?
@@ -541,8 +551,9 @@ impl Check<'_> {
             let Some((at, expired, reason)) = &op.lost else { continue };
             self.findings.lost_holds += 1;
             let since = op.acquired.map_or(op.invoked, |(at, _)| at);
-            // Nobody evicts: whatever the trouble, the store keeps what it promised until then.
-            let too_early = !expired && *at < op.until;
+            // Nobody evicts: whatever the trouble, the store keeps what it promised until then, if it
+            // has not forgotten.
+            let too_early = !expired && *at < op.until && !self.is_forgotten(since, *at);
             if too_early || !self.is_hit(op.id.worker, since, *at) {
                 let what = format!(
                     "{}: {} lost its hold at {} ms though {}: {reason}",

@@ -33,6 +33,10 @@ const PORTS: [(&str, u16); 10] = [
     ("nats", 4222),
 ];
 
+/// The schemes whose URLs name the server in `endpoint=`, if it is not the provider's.
+const BY_ENDPOINT: [&str; 3] = ["s3", "gs", "az"];
+const ENDPOINT: &str = "endpoint=http://";
+
 /// A lease that the store of this URL keeps as it is, and no longer: etcd keeps none shorter than
 /// two seconds, and a pause that is made to outlast a shorter one would not.
 pub(super) fn shortest_lease(url: &str) -> Duration {
@@ -55,6 +59,9 @@ impl Relays {
     /// `None`: this store's clients cannot be led through a relay.
     pub(super) fn of(url: &str) -> Option<Self> {
         let (scheme, rest) = url.split_once("://")?;
+        if BY_ENDPOINT.contains(&scheme) {
+            return Self::by_endpoint(url);
+        }
         let (_, port) = PORTS.iter().find(|(known, _)| *known == scheme)?;
         let end = rest.find(['/', '?']).unwrap_or(rest.len());
         // The last @ ends the credentials.
@@ -63,15 +70,19 @@ impl Relays {
         if start == end || tls {
             return None;
         }
-        let with_port = |server: &str| match server.parse::<SocketAddr>().is_ok()
-            || server.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok())
-        {
-            true => server.to_owned(),
-            false => format!("{server}:{port}"),
-        };
         Some(Self {
             around: (format!("{scheme}://{}", &rest[..start]), rest[end..].to_owned()),
-            servers: rest[start..end].split(',').map(with_port).collect(),
+            servers: rest[start..end].split(',').map(|server| with_port(server, *port)).collect(),
+            lines: Lines::default(),
+        })
+    }
+
+    fn by_endpoint(url: &str) -> Option<Self> {
+        let (before, rest) = url.split_once(ENDPOINT)?;
+        let end = rest.find(['/', '&']).unwrap_or(rest.len());
+        Some(Self {
+            around: (format!("{before}{ENDPOINT}"), rest[end..].to_owned()),
+            servers: vec![with_port(&rest[..end], 80)],
             lines: Lines::default(),
         })
     }
@@ -93,6 +104,12 @@ impl Relays {
             .collect::<io::Result<_>>()?;
         Ok(format!("{}{}{}", self.around.0, relayed.join(","), self.around.1))
     }
+}
+
+fn with_port(server: &str, port: u16) -> String {
+    let has_one = server.parse::<SocketAddr>().is_ok()
+        || server.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+    if has_one { server.to_owned() } else { format!("{server}:{port}") }
 }
 
 async fn accept(listener: TcpListener, server: String, mut line: watch::Receiver<Line>) {
@@ -175,7 +192,13 @@ mod tests {
         let relays = Relays::of(url).unwrap();
         assert_eq!(relays.servers, ["h:5432", "b:1", "[::1]:7"]);
         assert_eq!(relays.around, ("postgres://u:p@".into(), "/db?x=1".into()));
+        let relays = Relays::of("s3://b/f?endpoint=http://h:8333&poll_ms=50").unwrap();
+        assert_eq!(relays.servers, ["h:8333"]);
+        let around = ("s3://b/f?endpoint=http://".into(), "&poll_ms=50".into());
+        assert_eq!(relays.around, around);
         for other in [
+            "s3://bucket/folder?region=eu-central-1",
+            "s3://bucket/folder?endpoint=https://h",
             "memory:",
             "file:/x",
             "sqlite:/x",

@@ -178,11 +178,19 @@ impl Shared {
                 return Err(not_ours(&lock, &node.name));
             }
         }
-        let mut evicted = 0;
-        for (node, _) in chosen {
-            let gone = self.delete_path(&session, &format!("{lock}/{}", node.name)).await?;
-            evicted += usize::from(gone);
-        }
-        Ok(evicted)
+        let mut ours = Vec::new();
+        let deleted = async {
+            let mut evicted = 0;
+            for (node, _) in chosen {
+                // Also where no answer comes: it may be gone all the same.
+                ours.extend(node.id(self.naming()));
+                let path = format!("{lock}/{}", node.name);
+                evicted += usize::from(self.delete_path(&session, &path).await?);
+            }
+            Ok(evicted)
+        };
+        let evicted = deleted.await;
+        self.tell_evicted(&session, &ours).await;
+        evicted
     }
 }

@@ -37,6 +37,8 @@
 //! before it hears of anybody behind or before it, since the server tells in the order of its
 //! transactions.
 //!
+//! Who holds and is evicted is told by whoever evicts (`hear.rs`).
+//!
 //! # Whose clock, and who is dead
 //! A child lives as long as its client's session, by the leader's monotonic clock. For how long that
 //! is certain, seen from here, is reckoned in `session.rs`. On top of that the client itself deletes
@@ -65,6 +67,7 @@ mod doctor;
 mod fault;
 mod follow;
 mod followed;
+mod hear;
 mod inspect;
 mod join;
 mod leave;
@@ -89,7 +92,7 @@ mod watch;
 
 use std::borrow::Cow;
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -98,6 +101,7 @@ use tokio::task::AbortHandle;
 
 use self::claims::{Claims, Stage};
 use self::followed::Follows;
+use self::hear::hear;
 use self::leave::reap;
 use self::ownership::SCHEME;
 pub use self::ownership::ZooKeeperGuardExt;
@@ -107,8 +111,8 @@ use self::url::ZooKeeperUrl;
 use leasehold_core::Opening;
 use leasehold_core::doctor::Finding;
 use leasehold_core::store::{
-    ALL_KINDS, ClockModel, Durability, Evict, Guarantees, Joined, Liveness, LockInfo, Mode,
-    Ownership, Renew, Renewal, Signal, Stall, Store, StoreInfo, Survival, Wakeup,
+    ALL_KINDS, ClockModel, Durability, Ear, Ears, Evict, Guarantees, Joined, Liveness, LockInfo,
+    Mode, Ownership, Renew, Renewal, Signal, Stall, Store, StoreInfo, Survival, Wakeup,
 };
 use leasehold_core::{Claim, Clock, Error, ErrorKind, Name, Result};
 
@@ -117,6 +121,8 @@ pub struct ZooKeeperStore {
     info: StoreInfo,
     shared: Arc<Shared>,
     reaper: AbortHandle,
+    /// Hears of evictions, where we may.
+    hearing: Option<AbortHandle>,
 }
 
 impl ZooKeeperStore {
@@ -143,24 +149,32 @@ impl ZooKeeperStore {
             claims: Claims::default(),
             follows: Follows::default(),
             warned: Mutex::default(),
+            ears: Ears::default(),
         });
         let looking = session.clone();
         let looked = shared.run(|shared| async move {
-            let (found, members) =
-                tokio::join!(shared.find_chroot(&looking), doctor::members(&looking));
-            found.map(|()| members)
+            let (found, members, evicted) = tokio::join!(
+                shared.find_chroot(&looking),
+                doctor::members(&looking),
+                shared.watch_evicted(&looking)
+            );
+            found.map(|()| (members, evicted.ok()))
         });
-        let guarantees = guarantees(&shared.url, &session, looked.await?);
+        let (members, evicted) = looked.await?;
+        let guarantees = guarantees(&shared.url, &session, members, evicted.is_some());
         let info = StoreInfo::new(shown, guarantees).identified(identity(&shared.url));
         let reaper = runtime.spawn(reap(Arc::downgrade(&shared)));
         let reaper = reaper.abort_handle();
-        Ok(Arc::new(Self { info, shared, reaper }))
+        let hearing = evicted.map(|watcher| runtime.spawn(hear(Arc::downgrade(&shared), watcher)));
+        let hearing = hearing.map(|hearing| hearing.abort_handle());
+        Ok(Arc::new(Self { info, shared, reaper, hearing }))
     }
 }
 
 impl Drop for ZooKeeperStore {
     fn drop(&mut self) {
         self.reaper.abort();
+        self.hearing.iter().for_each(AbortHandle::abort);
     }
 }
 
@@ -239,6 +253,10 @@ impl Store for ZooKeeperStore {
         Ok(self.shared.claims.news(claim.id).await)
     }
 
+    fn hear(&self, ear: Weak<dyn Ear>) {
+        self.shared.ears.add(ear);
+    }
+
     async fn read(&self, name: &Name) -> Result<Option<LockInfo>> {
         let wanted = name.clone();
         let read = self.shared.run(|shared| shared.read(wanted)).await;
@@ -258,8 +276,13 @@ impl Store for ZooKeeperStore {
     }
 }
 
-/// `members`: how many have a vote, if that is told.
-fn guarantees(url: &ZooKeeperUrl, session: &Session, members: Option<usize>) -> Guarantees {
+/// `members`: how many have a vote, if that is told. `hears`: whether it is told who was evicted.
+fn guarantees(
+    url: &ZooKeeperUrl,
+    session: &Session,
+    members: Option<usize>,
+    hears: bool,
+) -> Guarantees {
     let mut notes = vec![
         Cow::Borrowed(
             "While its client lives, a claim that is not renewed ends with its lease; when the client \
@@ -299,6 +322,7 @@ fn guarantees(url: &ZooKeeperUrl, session: &Session, members: Option<usize>) -> 
     promised.kinds = Cow::Borrowed(ALL_KINDS);
     promised.fifo = true;
     promised.wakeup = Wakeup::Push;
+    promised.evicted = if hears { Wakeup::Push } else { Wakeup::Poll };
     promised.liveness = Liveness::Session;
     promised.clock = ClockModel::Monotonic;
     promised.lock_delay = false;

@@ -20,8 +20,9 @@ pub trait ZooKeeperGuardExt {
     /// Whoever may delete nodes there can release the lock by it: its name holds the claim's secret.
     ///
     /// # Errors
-    /// [`Unsupported`](leasehold_core::ErrorKind::Unsupported) if the lock is kept in another store than ZooKeeper, or held with
-    /// others (permits, readers); [`Lost`](leasehold_core::ErrorKind::Lost) if its node is known to be gone.
+    /// [`Unsupported`](leasehold_core::ErrorKind::Unsupported) if the lock is kept in another store than
+    /// ZooKeeper, or held with others (permits, readers); [`Lost`](leasehold_core::ErrorKind::Lost) if its
+    /// node is known to be gone.
     fn zookeeper_node(&self) -> Result<String>;
 }
 

@@ -64,6 +64,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(testbed::cases())]
+
         #[test]
         fn s90_every_name_has_a_node_of_its_own(text in "\\PC{1,80}") {
             let name = Name::new(&text).unwrap();

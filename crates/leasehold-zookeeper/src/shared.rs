@@ -14,6 +14,7 @@ use super::node::{Naming, Node};
 use super::path;
 use super::session::Session;
 use super::url::{Access, ZooKeeperUrl};
+use leasehold_core::store::Ears;
 use leasehold_core::{ClaimId, Clock, Name, Result};
 
 /// What calls and tasks share.
@@ -28,6 +29,8 @@ pub(super) struct Shared {
     pub(super) opening: tokio::sync::Mutex<()>,
     pub(super) claims: Claims,
     pub(super) follows: Follows,
+    /// Who is told of evictions.
+    pub(super) ears: Ears,
     /// Locks whose numbers were said to run out.
     pub(super) warned: Mutex<HashSet<String>>,
 }

@@ -22,11 +22,11 @@
 //! There are five things here.
 //!
 //! # Locks
-//! [`connect`] gives a [`Leasehold`], a client of one store. [`Mutex`], [`RwLock`] and [`Semaphore`] are its locks;
-//! [`lock_all`](Leasehold::lock_all) takes several at once, [`Election`] keeps one of many leading,
-//! [`once_per`](Mutex::once_per) lets one of many work once per period. [`Owner`] may re-enter; [`blocking`] is the same
-//! without a runtime, [`LockOptions`] how a lock is taken. An [`Error`] is one line and a [kind](ErrorKind);
-//! [`is_retryable`](Error::is_retryable) is what a loop goes on for.
+//! [`connect`] gives a [`Leasehold`], a client of one store. [`Mutex`], [`RwLock`] and [`Semaphore`] are its
+//! locks; [`lock_all`](Leasehold::lock_all) takes several at once, [`Election`] keeps one of many leading,
+//! [`once_per`](Mutex::once_per) lets one of many work once per period. [`Owner`] may re-enter; [`blocking`]
+//! is the same without a runtime, [`LockOptions`] how a lock is taken. An [`Error`] is one line and a
+//! [kind](ErrorKind); [`is_retryable`](Error::is_retryable) is what a loop goes on for.
 //!
 //! ```
 //! # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -39,9 +39,9 @@
 //! ```
 //!
 //! # Holds
-//! A [`Guard`] means "held", is renewed by a thread of the client's own, and never claims more than it knows: `Held`,
-//! `AtRisk`, `Lost` ([`State`]). [`run`](Mutex::run) drops the work when the hold is lost; [`Watch`] is for other tasks; a
-//! [`sequencer`] is a hold as a string, that others check.
+//! A [`Guard`] means "held", is renewed by a thread of the client's own, and never claims more than it knows:
+//! `Held`, `AtRisk`, `Lost` ([`State`]). [`run`](Mutex::run) drops the work when the hold is lost; [`Watch`]
+//! is for other tasks; a [`sequencer`] is a hold as a string, that others check.
 //!
 //! ```
 //! # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -56,9 +56,9 @@
 //! ```
 //!
 //! # Fences
-//! No lock can stop what a paused holder has already sent. The resource can: it refuses tokens smaller than the
-//! greatest that it has seen. [`fence`] has this for SQL, Redis, HTTP, objects, etcd and ZooKeeper, and says what one of
-//! your own must do.
+//! No lock can stop what a paused holder has already sent. The resource can: it refuses tokens smaller than
+//! the greatest that it has seen. [`fence`] has this for SQL, Redis, HTTP, objects, etcd and ZooKeeper, and
+//! says what one of your own must do.
 //!
 //! ```
 //! # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -75,10 +75,11 @@
 //! ```
 //!
 //! # Transactions
-//! For data in a SQL database, in a transaction of yours, whatever driver began it (`database`): `lock_in` locks until it
-//! ends, `versioned` notices that somebody else wrote meanwhile, `once` does something once, however often it is asked
-//! for, and `fence::sql` refuses late holders of a lock that lives elsewhere. By the features `sqlite`, `postgres`, `mysql`
-//! (`sqlx` 0.9), `sqlx-08-postgres`, `sqlx-08-mysql`, `tokio-postgres`, `sea-orm`; or `sql`, with a driver of your own.
+//! For data in a SQL database, in a transaction of yours, whatever driver began it (`database`): `lock_in`
+//! locks until it ends, `versioned` notices that somebody else wrote meanwhile, `once` does something once,
+//! however often it is asked for, and `fence::sql` refuses late holders of a lock that lives elsewhere. By
+//! the features `sqlite`, `postgres`, `mysql` (`sqlx` 0.9), `sqlx-08-postgres`, `sqlx-08-mysql`,
+//! `tokio-postgres`, `sea-orm`; or `sql`, with a driver of your own.
 //!
 //! ```
 //! # #[cfg(feature = "sqlite")]
@@ -99,11 +100,12 @@
 //! ```
 //!
 //! # Operations
-//! [`Guarantees`](store::Guarantees) says what a store promises, and [`require`](Builder::require) refuses one that
-//! promises less; what it cannot do is [`Unsupported`](ErrorKind::Unsupported), never emulated.
-//! [`diagnose`](Leasehold::diagnose) says what is wrong with a store as it is set up ([`doctor`]), [`ping`](Leasehold::ping) is
-//! for readiness, [`telemetry`] lists metrics and events. [`read`](Leasehold::read), [`list`](Leasehold::list),
-//! [`watch`](Leasehold::watch) and [`evict`](Leasehold::evict) are what the command does, too.
+//! [`Guarantees`](store::Guarantees) says what a store promises, and [`require`](Builder::require) refuses
+//! one that promises less; what it cannot do is [`Unsupported`](ErrorKind::Unsupported), never emulated.
+//! [`diagnose`](Leasehold::diagnose) says what is wrong with a store as it is set up ([`doctor`]),
+//! [`ping`](Leasehold::ping) is for readiness, [`telemetry`] lists metrics and events.
+//! [`read`](Leasehold::read), [`list`](Leasehold::list), [`watch`](Leasehold::watch) and
+//! [`evict`](Leasehold::evict) are what the command does, too.
 //!
 //! ```
 //! # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -117,21 +119,22 @@
 //! # Ok::<(), leasehold::Error>(()) }).unwrap();
 //! ```
 //!
-//! [`store::Store`] and [`kit`] are for a store of your own (`examples/own-store` is one, `examples/own-cell` one that needs compare-and-set alone), the suite `conformance` asks all of it, and
-//! `testing` is a store for tests of your program.
+//! [`store::Store`] and [`kit`] are for a store of your own (`examples/own-store` is one, `examples/own-cell`
+//! one that needs compare-and-set alone), the suite `conformance` asks all of it, and `testing` is a store
+//! for tests of your program.
 //!
 //! # Stores
-//! A URL names one: see [`connect`]. What stands behind its `?` differs: `pool`,
-//! `prefix` and `schema` of the SQL stores, `prefix`, `replicas`, `replicas_ms` and
-//! `replicas_short` of `redis:`, `create` and `naming` of `zookeeper:`, `session_ms` and `poll_ms` of `memcached:`, `nats:` and `s3:`, `ca` where there is TLS,
-//! `token_offset` of all. The repository's `docs/stores` has all of them, and what each store
-//! needs.
+//! A URL names one: see [`connect`]. What stands behind its `?` differs: `pool`, `prefix` and `schema` of the
+//! SQL stores, `prefix`, `replicas`, `replicas_ms` and `replicas_short` of `redis:`, `create` and `naming` of
+//! `zookeeper:`, `session_ms` and `poll_ms` of `memcached:`, `nats:` and `s3:`, `ca` where there is TLS,
+//! `token_offset` of all. The repository's `docs/stores` has all of them, and what each store needs.
 //!
 //! # Features
-//! `file` (default), `sqlite`, `postgres`, `mysql`, `redis`, `redlock`, `zookeeper`, `etcd`,
-//! `memcached`, `nats`, `s3`, `gs`, `az`: the stores. `tls`: encryption on the way to their servers; without it a URL that demands it is refused.
-//! `sql`, `sqlx-08-postgres`, `sqlx-08-mysql`, `tokio-postgres`, `sea-orm`: transactions without a store. `http`: `fence::http`. `serde`: what crosses a store's wire. `metrics`, `tracing`: see
-//! [`telemetry`]. `conformance`: the suite that every store passes, for your own store too.
+//! `file` (default), `sqlite`, `postgres`, `mysql`, `redis`, `redlock`, `zookeeper`, `etcd`, `memcached`,
+//! `nats`, `s3`, `gs`, `az`: the stores. `tls`: encryption on the way to their servers; without it a URL that
+//! demands it is refused. `sql`, `sqlx-08-postgres`, `sqlx-08-mysql`, `tokio-postgres`, `sea-orm`:
+//! transactions without a store. `http`: `fence::http`. `serde`: what crosses a store's wire. `metrics`,
+//! `tracing`: see [`telemetry`]. `conformance`: the suite that every store passes, for your own store too.
 //!
 //! Works in any async executor, and with none: renewals run on a thread of the client's own.
 #![forbid(unsafe_code)]

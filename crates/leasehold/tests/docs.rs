@@ -60,7 +60,8 @@ Everywhere, whatever the store:
   long garbage collection) finds out at first sight, but what it sent before, or had decided to send,
   arrives. Only the resource can refuse that. Stores without leases never take a hold away, so there it
   cannot happen, and a holder that hangs holds on.
-- **`release --force` / `evict`** hands the lock over before the old holder has heard of it.
+- **`release --force` / `evict`** hands the lock over before the old holder has heard of it; that one is told by a
+  hint, which may be lost with the evictor or its answer: then its next renewal says so.
 - **Permits of a semaphore and readers** hold side by side: their tokens are names, not fences.
 - **The holder's own clock** counts its lease, on the boot clock, shortened by 1 % + 2 ms for the drift
   between two clocks. A machine whose clocks run apart by more breaks this; no NTP does that.
@@ -177,7 +178,7 @@ fn up_to_date(name: &str, wanted: &str) {
 }
 
 /// What no kept run has measured yet.
-const UNMEASURED: &[&str] = &["nats", "s3", "gs", "az"];
+const UNMEASURED: &[&str] = &["gs", "az"];
 
 /// The page begins with what the last run of the benchmark showed, and so does its picture.
 #[test]
@@ -274,6 +275,38 @@ fn the_statements_for_other_languages_are_up_to_date() {
     let written = std::fs::read_to_string(format!("{DOCS}/sql-transactions.md")).unwrap();
     let page = between(&written, "<!-- the statements", "<!-- end -->", &made);
     up_to_date("sql-transactions.md", &page);
+}
+
+/// What of ours runs inside a server, whole, for who must allow it.
+#[test]
+fn r13_the_code_that_servers_run_is_shown() {
+    const CRATES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    let mut page = "\
+# What runs inside the servers
+
+Everything that leasehold has a server run, as it is sent: the scripts of Redis and Redlock (with EVALSHA, and EVAL where a server does not
+know one yet), and the procedures of PostgreSQL, MySQL and MariaDB, which who connects makes where it may
+([what else a user needs](stores/sql.md)). Where it may not, the same is done by messages of statements, and `leasehold doctor` says so.
+The scripts of the [fence](fencing.md) and the [statements of transactions](sql-transactions.md) have pages of their own.
+This page is made of those files; a test keeps it so.
+"
+    .to_owned();
+    for (title, folder, language) in [
+        ("Redis", "leasehold-redis/src/redis/scripts", "lua"),
+        ("Redlock", "leasehold-redis/src/redlock/scripts", "lua"),
+        ("SQL", "leasehold-sql/src/store/procedures", "sql"),
+    ] {
+        let _ = write!(page, "\n## {title}\n");
+        let files = std::fs::read_dir(format!("{CRATES}/{folder}")).unwrap();
+        let mut files: Vec<_> = files.map(|file| file.unwrap().path()).collect();
+        files.sort();
+        for file in files {
+            let name = file.file_name().unwrap().to_string_lossy();
+            let text = std::fs::read_to_string(&file).unwrap();
+            let _ = write!(page, "\n### {name}\n\n```{language}\n{}\n```\n", text.trim_end());
+        }
+    }
+    up_to_date("server-code.md", &page);
 }
 
 /// The page with this between the two marks.

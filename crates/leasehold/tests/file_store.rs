@@ -1061,3 +1061,28 @@ fn whoever_waits_is_told_whoever_reads_the_inbox() {
     // A news that nobody read is made good by a heartbeat, seconds later.
     assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
 }
+
+/// Whoever has read its inbox itself, as a blocked thread does, hears of an eviction after that as well.
+#[test]
+fn an_evicted_holder_that_was_blocked_hears_at_once() {
+    let tmp = tempfile::tempdir().unwrap();
+    let [one, other] = [(); 2].map(|()| leasehold::blocking::connect(url(tmp.path())).unwrap());
+    let long = Duration::from_secs(600);
+    for _ in 0..5 {
+        let held = one.mutex("x").lock().unwrap();
+        let lock = other.mutex("x").with(|mutex| mutex.lease(long));
+        let waiting = std::thread::spawn(move || lock.lock().unwrap());
+        while one.read("x").unwrap().unwrap().claims.len() < 2 {
+            assert!(!waiting.is_finished(), "it holds what is held, or it failed");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        held.release().unwrap();
+        let guard = waiting.join().unwrap();
+        assert_eq!(one.evict("x", Evict::Holders).unwrap(), 1);
+        let evicted = Instant::now();
+        while guard.is_held() {
+            assert!(evicted.elapsed() < SOON, "it would hear at its next renewal");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}

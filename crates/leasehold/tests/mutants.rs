@@ -731,7 +731,7 @@ fn passes(store: Arc<Mutant>, case: impl AsyncFnOnce(&leasehold::conformance::Su
         let store = store.clone();
         async move { Builder::default().store(store).unwrap() }
     };
-    run(connect, case);
+    run(false, connect, case);
 }
 
 /// How many cases run at once: they wait most of the time.

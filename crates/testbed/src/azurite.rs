@@ -49,6 +49,7 @@ impl Azurite {
         ];
         let args = fixed.map(str::to_owned).to_vec();
         let launch = Launch { program: python().with_file_name("node"), args, user: None };
+        let launch = launch.before_others();
         let daemon = Daemon::start("azurite", directory, launch, None, &|| accepts(port))?;
         Ok(Self { daemon, port })
     }

@@ -20,9 +20,9 @@
 //! to end, in whatever way (its end of a pipe closes), then kills what works in that directory
 //! and deletes it. So neither `kill -9` of the tests nor a panic leaves anything behind.
 //!
-//! Everything panics with a message for the reader of a failed test: there is nobody else to
-//! handle an error. Who must not panic asks first what is not installed ([`Server::missing`]), and
-//! starts servers on a thread of its own, whose panic is the error. One file for each kind of server; what they share is in `daemon.rs`.
+//! Everything panics with a message for the reader of a failed test: there is nobody else to handle an error.
+//! Who must not panic asks first what is not installed ([`Server::missing`]), and starts servers on a thread
+//! of its own, whose panic is the error. One file for each kind of server; what they share is in `daemon.rs`.
 
 mod azurite;
 mod browser;
@@ -36,6 +36,7 @@ mod etcd;
 mod google;
 mod mariadb;
 mod memcached;
+mod moto;
 mod nats;
 mod network;
 mod pgbouncer;
@@ -68,6 +69,7 @@ pub use etcd::Etcd;
 pub use google::FakeGcs;
 pub use mariadb::{MariaDb, MySql};
 pub use memcached::Memcached;
+pub use moto::Moto;
 pub use nats::{Nats, NatsCluster};
 pub use network::{Cut, in_own_network};
 pub use pgbouncer::PgBouncer;

@@ -121,6 +121,11 @@ impl Redis {
         self.try_command(&["INFO", "replication"]).unwrap_or_default()
     }
 
+    /// Whether it knows that it is a replica.
+    pub fn is_replica(&self) -> bool {
+        self.replication().lines().any(|line| line.trim() == "role:slave")
+    }
+
     /// One figure of INFO.
     pub fn info(&self, section: &str, figure: &str) -> String {
         let all = self.command(&["INFO", section]);

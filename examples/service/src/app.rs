@@ -1,11 +1,10 @@
-//! The state of the router.
+//! What all requests share.
 
-use leasehold::Leasehold;
+use leasehold::{Election, Leasehold};
 use metrics_exporter_prometheus::PrometheusHandle;
 use sqlx::PgPool;
-use tokio::sync::watch;
 
-/// What all requests share. Clones are the same.
+/// The state of the router. Clones are the same.
 #[derive(Clone)]
 pub(crate) struct App {
     /// The service's own data. Each request that writes takes one connection of it.
@@ -13,7 +12,7 @@ pub(crate) struct App {
     /// The locks. They have connections of their own, four at most (`?pool=` in their URL): a lock
     /// must be renewed however busy the service is.
     pub(crate) locks: Leasehold,
-    /// The term that this instance leads, if it does.
-    pub(crate) term: watch::Sender<Option<u64>>,
+    /// One instance closes the books.
+    pub(crate) books: Election,
     pub(crate) metrics: PrometheusHandle,
 }

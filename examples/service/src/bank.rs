@@ -1,5 +1,6 @@
 //! What the service does, under its locks.
 
+use std::convert::Infallible;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
@@ -14,24 +15,15 @@ use crate::app::App;
 use crate::error::{Failure, Reply};
 use crate::locked::Locked;
 
-/// How many reports are made at once, on all machines.
-const REPORTS: u32 = 2;
+const TABLES: &str = "
+    CREATE TABLE IF NOT EXISTS bank_orders (id BIGSERIAL PRIMARY KEY, item TEXT NOT NULL);
+    CREATE TABLE IF NOT EXISTS bank_accounts (id BIGINT PRIMARY KEY, balance BIGINT NOT NULL);
+    CREATE TABLE IF NOT EXISTS bank_books (term BIGINT NOT NULL, entry BIGSERIAL)";
 
 /// Makes the tables. One instance at a time: `CREATE TABLE IF NOT EXISTS` of two at once fails in PostgreSQL.
 pub(crate) async fn install(pool: &PgPool, locks: &Leasehold) -> leasehold::Result<()> {
-    locks
-        .mutex("bank:install")
-        .try_run(async |_| {
-            for sql in [
-                "CREATE TABLE IF NOT EXISTS bank_orders (id BIGSERIAL PRIMARY KEY, item TEXT NOT NULL)",
-                "CREATE TABLE IF NOT EXISTS bank_accounts (id BIGINT PRIMARY KEY, balance BIGINT NOT NULL)",
-                "CREATE TABLE IF NOT EXISTS bank_books (term BIGINT NOT NULL, entry BIGSERIAL)",
-            ] {
-                sqlx::query(sql).execute(pool).await.map_err(database::error)?;
-            }
-            Ok(())
-        })
-        .await
+    let make = async |_| sqlx::raw_sql(TABLES).execute(pool).await.map_err(database::error);
+    locks.mutex("bank:install").try_run(make).await.map(drop)
 }
 
 #[derive(Deserialize)]
@@ -47,7 +39,7 @@ pub(crate) async fn order(
     Query(order): Query<Order>,
 ) -> Reply<(StatusCode, String)> {
     let key = headers.get("idempotency-key").and_then(|key| key.to_str().ok());
-    let key = key.ok_or(Failure::Bad("say which order it is: Idempotency-Key\n"))?;
+    let key = key.ok_or_else(|| Failure::bad("say which order it is: Idempotency-Key"))?;
     let mut tx = app.pool.begin().await?;
     let ran = once(format!("order:{key}")).run_in(&mut tx, async |tx| {
         let insert = "INSERT INTO bank_orders (item) VALUES ($1) RETURNING id";
@@ -84,75 +76,47 @@ pub(crate) async fn deposit(
     let reading = sqlx::query_scalar(balance).bind(locked.id);
     let before: Option<i64> = reading.fetch_optional(&mut *tx).await?;
     let after = before.unwrap_or(0).checked_add(deposit.amount);
-    let after = after.ok_or(Failure::Bad("more than there is\n"))?;
+    let after = after.ok_or_else(|| Failure::bad("more than there is"))?;
     let write =
         "INSERT INTO bank_accounts VALUES ($1, $2) ON CONFLICT (id) DO UPDATE SET balance = $2";
     sqlx::query(write).bind(locked.id).bind(after).execute(&mut *tx).await?;
     // Of a commit without an answer nobody knows what became of it.
-    tx.commit().await.map_err(|error| Failure::Unknown(database::error(error)))?;
+    tx.commit().await.map_err(Failure::unknown)?;
     Ok(after.to_string())
 }
 
-/// Dear, so only a few at once; who comes third is told so at once, and does not wait.
+/// Dear, so only two at once, on all machines; who comes third is told so at once, and does not wait.
 pub(crate) async fn report(State(app): State<App>) -> Reply<&'static str> {
-    let _permit = app.locks.semaphore("reports", REPORTS).try_acquire().await?;
+    let _permit = app.locks.semaphore("reports", 2).try_acquire().await?;
     tokio::time::sleep(Duration::from_secs(1)).await;
     Ok("all is well\n")
 }
 
 /// One instance does this, for as long as it leads; another takes over.
 pub(crate) async fn close_the_books(app: App) {
-    let election = app.locks.election("books").on_pause(|error, pause| {
+    let election = app.books.clone().on_pause(|error, pause| {
         eprintln!("{error}; standing again in {pause:?}");
     });
-    let ended = election
-        .lead(|term| {
-            let app = app.clone();
-            async move {
-                let _leads = Leads::announce(&app, &term);
-                let failed = keep_books(&app, &term).await;
-                eprintln!("term {} ends: {failed:?}", term.token());
-                // Stand again: the next term may have a database that answers.
-                ControlFlow::<()>::Continue(())
-            }
-        })
-        .await;
-    if let Err(error) = ended {
+    let ended = election.lead(async |term| {
+        let ended = keep_books(&app, &term).await;
+        eprintln!("term {} ends: {ended:?}", term.token());
+        // Stand again: the next term may have a database that answers.
+        ControlFlow::<()>::Continue(())
+    });
+    if let Err(error) = ended.await {
         // No permission, a bad name: what no waiting mends.
         eprintln!("nobody closes the books here: {error}");
     }
 }
 
-/// Says that we lead, until it is dropped: at the end of the term, however that comes.
-struct Leads<'a>(&'a App);
-
-impl<'a> Leads<'a> {
-    fn announce(app: &'a App, term: &Guard) -> Self {
-        app.term.send_replace(Some(term.token().get()));
-        Self(app)
-    }
-}
-
-impl Drop for Leads<'_> {
-    fn drop(&mut self) {
-        self.0.term.send_replace(None);
-    }
-}
-
 /// Writes an entry now and then, each with the term: one of an earlier term is refused. Why it cannot go on.
-async fn keep_books(app: &App, term: &Guard) -> Failure {
+async fn keep_books(app: &App, term: &Guard) -> Reply<Infallible> {
     loop {
-        if let Err(error) = write_entry(app, term).await {
-            return error;
-        }
+        let mut tx = app.pool.begin().await?;
+        fence::sql::check_guard(&mut tx, term).await?;
+        let entry = sqlx::query("INSERT INTO bank_books (term) VALUES ($1)");
+        entry.bind(i64::from(term.token())).execute(&mut *tx).await?;
+        tx.commit().await?;
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-}
-
-async fn write_entry(app: &App, term: &Guard) -> Reply<()> {
-    let mut tx = app.pool.begin().await?;
-    fence::sql::check_guard(&mut tx, term).await?;
-    let entry = sqlx::query("INSERT INTO bank_books (term) VALUES ($1)");
-    entry.bind(i64::from(term.token())).execute(&mut *tx).await?;
-    Ok(tx.commit().await?)
 }

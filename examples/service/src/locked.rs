@@ -24,7 +24,7 @@ impl FromRequestParts<App> for Locked {
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Failure> {
         let id = Path::<i64>::from_request_parts(parts, app).await;
-        let Path(id) = id.map_err(|_| Failure::Bad("an account is a number\n"))?;
+        let Path(id) = id.map_err(|_| Failure::bad("an account is a number"))?;
         let guard = app.locks.mutex(format!("account:{id}")).lock_timeout(PATIENCE).await?;
         Ok(Self { id, guard })
     }

@@ -22,14 +22,15 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
+use axum::http::StatusCode;
 use axum::routing::{get, post};
 use leasehold::{LockOptions, database};
 use metrics_exporter_prometheus::PrometheusBuilder;
 use sqlx::PgPool;
-use tokio::sync::watch;
+use tokio::signal;
 
 use crate::app::App;
-use crate::error::{Failure, Reply};
+use crate::error::Reply;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -45,7 +46,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let pool = PgPool::connect(&url).await?;
     database::install(&pool).await?;
     bank::install(&pool, &locks).await?;
-    let app = App { pool, locks, term: watch::Sender::new(None), metrics };
+    let app = App { books: locks.election("books"), pool, locks, metrics };
 
     let leading = tokio::spawn(bank::close_the_books(app.clone()));
     let router = Router::new()
@@ -59,7 +60,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let listen = std::env::var("LISTEN").unwrap_or_else(|_| "127.0.0.1:0".into());
     let listener = tokio::net::TcpListener::bind(listen).await?;
     println!("listening on {}", listener.local_addr()?);
-    axum::serve(listener, router).with_graceful_shutdown(told_to_end()).await?;
+    let mut terminate = signal::unix::signal(signal::unix::SignalKind::terminate())?;
+    let told_to_end = async move {
+        tokio::select! { _ = terminate.recv() => {}, _ = signal::ctrl_c() => {} }
+    };
+    axum::serve(listener, router).with_graceful_shutdown(told_to_end).await?;
 
     // Its requests are done. The leader steps down, so that the next need not wait for a lease.
     leading.abort();
@@ -69,18 +74,6 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-async fn told_to_end() {
-    let terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate());
-    match terminate {
-        Ok(mut terminate) => tokio::select! {
-            _ = terminate.recv() => {}
-            _ = tokio::signal::ctrl_c() => {}
-        },
-        // Without signals it is killed.
-        Err(_) => std::future::pending().await,
-    }
-}
-
 /// Whether requests can be served: who routes them asks this, and not whether the process lives.
 async fn ready(State(app): State<App>) -> Reply<&'static str> {
     app.locks.ping(Duration::from_secs(1)).await?;
@@ -88,7 +81,6 @@ async fn ready(State(app): State<App>) -> Reply<&'static str> {
     Ok("ready\n")
 }
 
-async fn leader(State(app): State<App>) -> Reply<String> {
-    let ours = *app.term.borrow();
-    ours.map(|term| format!("{term}\n")).ok_or(Failure::NotHere)
+async fn leader(State(app): State<App>) -> Result<String, StatusCode> {
+    app.books.leads().map(|term| format!("{term}\n")).ok_or(StatusCode::NOT_FOUND)
 }

@@ -1,15 +1,17 @@
 //! A fence in a value of memcached's: for what programs keep there themselves, while the lock may live anywhere.
 //!
-//! A value is written with the number that was read with it (compare and set), so a late writer is refused by its token, or
-//! because somebody has written since. [`change`] reads and writes as one step, [`put`] replaces, and [`read`] shows the token
-//! before something else is made of what is read. Each refuses a stale token, and has written nothing then.
+//! A value is written with the number that was read with it (compare and set), so a late writer is refused by
+//! its token, or because somebody has written since. [`change`] reads and writes as one step, [`put`]
+//! replaces, and [`read`] shows the token before something else is made of what is read. Each refuses a stale
+//! token, and has written nothing then.
 //!
-//! **What memcached forgets it forgets with the mark.** Where the value was thrown away, or the server restarted, any token may write
-//! first. So the fence keeps late writers from a value that is there; it is none for data elsewhere. For the same reason a
-//! value does not expire. What others write by a plain `set` has no mark, and is refused as it is found.
+//! **What memcached forgets it forgets with the mark.** Where the value was thrown away, or the server
+//! restarted, any token may write first. So the fence keeps late writers from a value that is there; it is
+//! none for data elsewhere. For the same reason a value does not expire. What others write by a plain `set`
+//! has no mark, and is refused as it is found.
 //!
-//! **What is lost**: of a write whose answer is lost it is unknown whether it was done. To say it again is harmless, for the
-//! token is the same.
+//! **What is lost**: of a write whose answer is lost it is unknown whether it was done. To say it again is
+//! harmless, for the token is the same.
 
 use std::fmt;
 
@@ -42,8 +44,8 @@ impl fmt::Debug for Values {
 }
 
 impl Values {
-    /// Connects to the server of this URL, `memcached://host` or `memcached://user:password@host`. The connection lives on
-    /// `runtime`, and is made again when it breaks. Three round trips.
+    /// Connects to the server of this URL, `memcached://host` or `memcached://user:password@host`. The
+    /// connection lives on `runtime`, and is made again when it breaks. Three round trips.
     ///
     /// # Cancel safety
     /// Dropped, nothing is left of it.
@@ -118,9 +120,10 @@ impl Guarded for Value<'_> {
 /// Dropped, it may have been written or not: as after [`ErrorKind::Unreachable`].
 ///
 /// # Errors
-/// [`ErrorKind::StaleToken`] (see [`Error::stale_token`]), and nothing was written; [`ErrorKind::Corrupt`] if what is there
-/// has no mark, and it stays; [`ErrorKind::Conflict`] if others were always faster; [`ErrorKind::Full`] if it is too large.
-/// Those of [`Fence::fence`], and what the server answers; [`ErrorKind::Unreachable`] leaves open whether it was written.
+/// [`ErrorKind::StaleToken`] (see [`Error::stale_token`]), and nothing was written; [`ErrorKind::Corrupt`] if
+/// what is there has no mark, and it stays; [`ErrorKind::Conflict`] if others were always faster;
+/// [`ErrorKind::Full`] if it is too large. Those of [`Fence::fence`], and what the server answers;
+/// [`ErrorKind::Unreachable`] leaves open whether it was written.
 ///
 /// ```no_run
 /// # async fn example(guard: leasehold_core::Guard) -> leasehold_core::Result<()> {
@@ -134,8 +137,9 @@ pub async fn put(values: &Values, key: &str, fence: impl Fence, value: &[u8]) ->
     change(values, key, fence, |_| Some(value.to_vec())).await.map(drop)
 }
 
-/// Changes a value: `work` is given what is there and says what is to be there, or `None` to leave it. It is asked again when
-/// somebody else has changed it meanwhile. Returns what is there then. Round trips as [`put`].
+/// Changes a value: `work` is given what is there and says what is to be there, or `None` to leave it. It is
+/// asked again when somebody else has changed it meanwhile. Returns what is there then. Round trips as
+/// [`put`].
 ///
 /// # Cancel safety
 /// As [`put`].
@@ -165,9 +169,9 @@ pub async fn change(
     crate::fence::change(&values.at(key)?, fence, work).await
 }
 
-/// Reads a value and shows it the token, before something is made of what is read: from here on no smaller token writes it.
-/// What is not there keeps no mark, so who makes it writes by [`change`]. One round trip if this token has been shown, two
-/// otherwise.
+/// Reads a value and shows it the token, before something is made of what is read: from here on no smaller
+/// token writes it. What is not there keeps no mark, so who makes it writes by [`change`]. One round trip if
+/// this token has been shown, two otherwise.
 ///
 /// # Cancel safety
 /// As [`put`].

@@ -2,17 +2,19 @@
 //! its queue, the session of each client that stands in it, the epoch. So each is a store of its own, and all that is
 //! written here is which one a name is on.
 //!
-//! - *Where*: on the server whose own number for that name is the greatest (rendezvous hashing), from the server's name
-//!   in the URL (`names=`, or its host and port) and the lock's. The order does not matter; one server more takes one name in so many from
-//!   each of the others.
-//! - *One is gone*: its locks cannot be had, and whoever holds one loses it with its lease; those of the others go on. A
-//!   client that comes meanwhile connects to the others, and to that one when somebody asks for a lock there.
-//! - *Not all name the same servers*, or not by the same names: then one name would be on two. So each server's epoch keeps the
-//!   list of whoever was there first, which connecting is enough for, and other lists are refused: as a client connects,
-//!   and at each join.
-//! - *The list is changed*: names move, and who holds by the old list is not where those of the new one look. Old lists
-//!   are refused only by servers that have forgotten them: after all clients have the new one, every server is to be restarted or
-//!   emptied. Then nobody holds by an old one, and nobody is let in before that is so (`epoch.rs`).
+//! - *Where*: on the server whose own number for that name is the greatest (rendezvous hashing), from the
+//!   server's name in the URL (`names=`, or its host and port) and the lock's. The order does not matter; one
+//!   server more takes one name in so many from each of the others.
+//! - *One is gone*: its locks cannot be had, and whoever holds one loses it with its lease; those of the
+//!   others go on. A client that comes meanwhile connects to the others, and to that one when somebody asks
+//!   for a lock there.
+//! - *Not all name the same servers*, or not by the same names: then one name would be on two. So each
+//!   server's epoch keeps the list of whoever was there first, which connecting is enough for, and other
+//!   lists are refused: as a client connects, and at each join.
+//! - *The list is changed*: names move, and who holds by the old list is not where those of the new one look.
+//!   Old lists are refused only by servers that have forgotten them: after all clients have the new one,
+//!   every server is to be restarted or emptied. Then nobody holds by an old one, and nobody is let in before
+//!   that is so (`epoch.rs`).
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};
@@ -239,7 +241,7 @@ impl Store for Servers {
         }
     }
 
-    /// Nothing is told unasked by memcached.
+    /// Nothing is told unasked by memcached, which has no bells.
     fn hear(&self, _ear: Weak<dyn Ear>) {}
 
     async fn follow(&self, _queues: &Queues) -> Result<Option<Follow>> {

@@ -76,6 +76,7 @@ impl MemcachedUrl {
             poll: poll.unwrap_or(usual.poll),
             restart_delay,
             members: listed(&names),
+            clock: usual.clock,
         };
         if options.prefix.len() > LONGEST_PREFIX || !is_graphic(&options.prefix) {
             return refused(format!(

@@ -1,17 +1,21 @@
-//! A fence in a key of a NATS key-value bucket: for what programs keep there themselves, while the lock may live anywhere.
+//! A fence in a key of a NATS key-value bucket: for what programs keep there themselves, while the lock may
+//! live anywhere.
 //!
-//! A value is written with the revision that was read (expected last sequence), so a late writer is refused by its token, or
-//! because somebody has written since. [`change`] reads and writes as one step, [`put`] replaces, and [`read`] shows the token
-//! before something else is made of what is read. Each refuses a stale token, and has written nothing then.
+//! A value is written with the revision that was read (expected last sequence), so a late writer is refused
+//! by its token, or because somebody has written since. [`change`] reads and writes as one step, [`put`]
+//! replaces, and [`read`] shows the token before something else is made of what is read. Each refuses a stale
+//! token, and has written nothing then.
 //!
-//! **A look may be old**, where the bucket lets other members than the leader answer (`allow_direct`), or a leader has been replaced and
-//! does not know it yet. What is written by it is refused; and what [`read`] returns was made sure of by a write.
+//! **A look may be old**, where the bucket lets other members than the leader answer (`allow_direct`), or a
+//! leader has been replaced and does not know it yet. What is written by it is refused; and what [`read`]
+//! returns was made sure of by a write.
 //!
-//! **Who deletes a key** deletes its mark with it, and so does an age (`max_age`) that comes: then any token may write first. What
-//! others write by a plain `put` has no mark, and is refused as it is found. Whoever watches the key skips the first line.
+//! **Who deletes a key** deletes its mark with it, and so does an age (`max_age`) that comes: then any token
+//! may write first. What others write by a plain `put` has no mark, and is refused as it is found. Whoever
+//! watches the key skips the first line.
 //!
-//! **What is lost**: of a write whose answer is lost it is unknown whether it was done. To say it again is harmless, for the
-//! token is the same.
+//! **What is lost**: of a write whose answer is lost it is unknown whether it was done. To say it again is
+//! harmless, for the token is the same.
 
 use async_nats::jetstream::kv::{EntryErrorKind, Operation, Store, UpdateErrorKind};
 use leasehold_core::fence::Fence;
@@ -69,9 +73,10 @@ fn explain(is_no_key: bool, error: impl std::error::Error) -> Error {
 /// Dropped, it may have been written or not: as after [`ErrorKind::Unreachable`].
 ///
 /// # Errors
-/// [`ErrorKind::StaleToken`] (see [`Error::stale_token`]), and nothing was written; [`ErrorKind::Corrupt`] if what is there
-/// has no mark, and it stays; [`ErrorKind::Conflict`] if others were always faster. Those of [`Fence::fence`], and what the
-/// servers answer; [`ErrorKind::Unreachable`] leaves open whether it was written.
+/// [`ErrorKind::StaleToken`] (see [`Error::stale_token`]), and nothing was written; [`ErrorKind::Corrupt`] if
+/// what is there has no mark, and it stays; [`ErrorKind::Conflict`] if others were always faster. Those of
+/// [`Fence::fence`], and what the servers answer; [`ErrorKind::Unreachable`] leaves open whether it was
+/// written.
 ///
 /// ```no_run
 /// # async fn example(guard: leasehold_core::Guard) -> Result<(), Box<dyn std::error::Error>> {
@@ -86,8 +91,9 @@ pub async fn put(bucket: &Store, key: &str, fence: impl Fence, value: &[u8]) -> 
     change(bucket, key, fence, |_| Some(value.to_vec())).await.map(drop)
 }
 
-/// Changes a key: `work` is given what is there and says what is to be there, or `None` to leave it. It is asked again when
-/// somebody else has changed it meanwhile. Returns what is there then. Round trips as [`put`].
+/// Changes a key: `work` is given what is there and says what is to be there, or `None` to leave it. It is
+/// asked again when somebody else has changed it meanwhile. Returns what is there then. Round trips as
+/// [`put`].
 ///
 /// # Cancel safety
 /// As [`put`].
@@ -117,8 +123,9 @@ pub async fn change(
     crate::fence::change(&Key { bucket, key }, fence, work).await
 }
 
-/// Reads a key and shows it the token, before something is made of what is read: from here on no smaller token writes it.
-/// What is not there keeps no mark, so who makes it writes by [`change`]. Two round trips, of which one writes.
+/// Reads a key and shows it the token, before something is made of what is read: from here on no smaller
+/// token writes it. What is not there keeps no mark, so who makes it writes by [`change`]. Two round trips,
+/// of which one writes.
 ///
 /// # Cancel safety
 /// As [`put`].

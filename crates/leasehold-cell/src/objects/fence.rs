@@ -6,10 +6,10 @@
 //! does both, [`put`] where nothing depends on what was there, and [`read`] shows the token before
 //! something else is made of what is read. Each refuses a stale token, and has written nothing then.
 //!
-//! **The mark** is the object's first line, `leasehold fence 1 TOKEN` (`fence.rs`). It cannot be in the object's metadata: an
-//! `ETag` is often a sum of what is in the object alone, so that a condition would not see a mark that was
-//! raised. In the first line it makes two states of one object differ by their tags, if they are of
-//! different holders. Whoever reads the object without this module skips that line.
+//! **The mark** is the object's first line, `leasehold fence 1 TOKEN` (`fence.rs`). It cannot be in the
+//! object's metadata: an `ETag` is often a sum of what is in the object alone, so that a condition would not
+//! see a mark that was raised. In the first line it makes two states of one object differ by their tags, if
+//! they are of different holders. Whoever reads the object without this module skips that line.
 //!
 //! **What is lost**: of a write whose answer is lost it is unknown whether it was done. To say it again is
 //! harmless, for the token is the same.

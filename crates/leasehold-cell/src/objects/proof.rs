@@ -12,40 +12,41 @@ use super::fault;
 use super::link::Link;
 use super::url::ObjectsUrl;
 use crate::cells::{Answer, Request, Version};
+use crate::lasting::Lasting;
 
 /// How many race.
 const RIVALS: usize = 4;
 
 /// Proves it, unless that was done before.
-pub(super) async fn once(link: &Link, url: &ObjectsUrl) -> Result<()> {
+pub(super) async fn once(cells: &Lasting<Link>, url: &ObjectsUrl) -> Result<()> {
     let (key, place) = (format!("{}p", url.prefix), url.place());
-    let found = link.one(Request::Get { key: key.clone() }).await?;
+    let found = cells.one(Request::Get { key: key.clone() }).await?;
     if matches!(&found, Answer::Found(found) if found.value == place.as_bytes()) {
         return Ok(());
     }
-    race(link, url).await?;
+    race(cells, url).await?;
     let (value, lives) = (place.into_bytes(), None);
     let mark = match found {
         Answer::Found(found) => Request::Replace { key, value, version: found.version, lives },
         _ => Request::Create { key, value, lives },
     };
     // Refused, somebody else has proved it.
-    link.one(mark).await.map(drop)
+    cells.one(mark).await.map(drop)
 }
 
 /// Proves it by a race.
-pub(super) async fn race(link: &Link, url: &ObjectsUrl) -> Result<()> {
+pub(super) async fn race(cells: &Lasting<Link>, url: &ObjectsUrl) -> Result<()> {
     let key = format!("{}p:{}", url.prefix, ClaimId::random()?.to_hex());
-    let raced = race_for(link, &key, url).await;
-    let cleared = link.delete(&key).await;
+    let raced = race_for(cells, &key, url).await;
+    let cleared = cells.delete(&key).await;
     raced.and(cleared)
 }
 
-async fn race_for(link: &Link, key: &str, url: &ObjectsUrl) -> Result<()> {
+async fn race_for(cells: &Lasting<Link>, key: &str, url: &ObjectsUrl) -> Result<()> {
     let (key, lives) = (key.to_owned(), None);
     let value = |i: usize| i.to_string().into_bytes();
     let creates = (0..RIVALS).map(|i| Request::Create { key: key.clone(), value: value(i), lives });
-    let first = winner(link, creates, url, "several may create the same object").await?;
+    let first = winner(cells, creates, url, "several may create the same object").await?;
     let replace = |i: usize| Request::Replace {
         key: key.clone(),
         value: value(i),
@@ -53,8 +54,8 @@ async fn race_for(link: &Link, key: &str, url: &ObjectsUrl) -> Result<()> {
         lives,
     };
     let several = "several may replace the same version of an object";
-    winner(link, (0..RIVALS).map(replace), url, several).await?;
-    match link.one(replace(0)).await? {
+    winner(cells, (0..RIVALS).map(replace), url, several).await?;
+    match cells.one(replace(0)).await? {
         Answer::Refused => Ok(()),
         _ => Err(fault::careless(url, "it replaces what is not what was read")),
     }
@@ -62,12 +63,12 @@ async fn race_for(link: &Link, key: &str, url: &ObjectsUrl) -> Result<()> {
 
 /// What the one has written that was let.
 async fn winner(
-    link: &Link,
+    cells: &Lasting<Link>,
     requests: impl Iterator<Item = Request>,
     url: &ObjectsUrl,
     several: &str,
 ) -> Result<Version> {
-    let answers = join_all(requests.map(|request| link.one(request))).await;
+    let answers = join_all(requests.map(|request| cells.one(request))).await;
     let mut winner = None;
     for answer in answers {
         if let Answer::Written(version) = answer?
@@ -80,8 +81,8 @@ async fn winner(
 }
 
 /// What doctor says of the race.
-pub(super) async fn told(link: &Link, url: &ObjectsUrl) -> Result<Option<String>> {
-    match race(link, url).await {
+pub(super) async fn told(cells: &Lasting<Link>, url: &ObjectsUrl) -> Result<Option<String>> {
+    match race(cells, url).await {
         Ok(()) => Ok(None),
         Err(error) if error.kind() == ErrorKind::Config => Ok(Some(error.to_string())),
         Err(error) => Err(error),

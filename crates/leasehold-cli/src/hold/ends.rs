@@ -1,9 +1,9 @@
 //! What ends a hold.
 //!
-//! Whose it is decides what is listened to. Without `--pid` it is the caller's that talks to us: stdin and stdout are its
-//! life. With `--pid` it is that process's: nobody has to read our stdout, and stdin's end means nothing any more once
-//! `stay` was written there. Until then it does, so that a caller which dies before it has handed the lock on leaves
-//! nothing held.
+//! Whose it is decides what is listened to. Without `--pid` it is the caller's that talks to us: stdin and
+//! stdout are its life. With `--pid` it is that process's: nobody has to read our stdout, and stdin's end
+//! means nothing any more once `stay` was written there. Until then it does, so that a caller which dies
+//! before it has handed the lock on leaves nothing held.
 
 use std::fs::File;
 use std::io::{self, BufRead, stdin};

@@ -230,7 +230,12 @@ fn schema_prints_the_tables_that_are_asked_for() {
         }
         let all = printed(&[url]);
         assert!(all.contains(&locks) && all.contains(&transactions));
+        let statements = printed(&[url, "--statements"]);
+        for of in ["leasehold_row_lock", "leasehold_once", "version", "leasehold_fence"] {
+            assert!(statements.contains(of), "{of}: {statements}");
+        }
         let mysql = url.starts_with('m');
+        assert!(!statements.contains("CREATE TABLE") && statements.contains("1213") == mysql);
         assert_eq!((locks.contains("InnoDB"), transactions.contains("InnoDB")), (mysql, mysql));
     }
     assert_eq!(place.code(&["schema", "--store", "file:"]), 2);

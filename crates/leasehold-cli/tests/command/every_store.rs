@@ -1,4 +1,5 @@
-//! The habits of the command on every store: what is tested of files in full elsewhere, once more where there are leases.
+//! The habits of the command on every store: what is tested of files in full elsewhere, once more where there
+//! are leases.
 
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};

@@ -50,17 +50,17 @@ fn all_are_had_or_none(store: &str) {
     let run = ["run", "all:b", "--", "sh", "-c", "echo ready; sleep 1000"];
     let mut holder = start(&place, store, &run);
     holder.wait_for("ready");
-    let words = ["run", "--wait", "200ms", "-n", "all:a", "-n", "all:b", "--", "true"];
+    let words = ["run", "--wait", "1s", "-n", "all:a", "-n", "all:b", "--", "true"];
     let (code, _, errors) = said(&output(&place, store, &words));
     assert_eq!(code, Some(75));
-    assert!(errors.contains("\"all:b\" did not become free within 200ms: held by"), "{errors}");
+    assert!(errors.contains("\"all:b\" did not become free within 1s: held by"), "{errors}");
     let (code, _, errors) = said(&output(&place, store, &["run", "--try", "all:a", "--", "true"]));
     assert_eq!(code, Some(0), "{errors}");
 
     // And one that is lost is lost with all.
     let script = ["sh", "-c", "echo ready; sleep 1000"];
     let words =
-        [&["run", "-n", "all:a", "-n", "all:c", "--lease", "1s", "--"][..], &script].concat();
+        [&["run", "-n", "all:a", "-n", "all:c", "--lease", "3s", "--"][..], &script].concat();
     let mut both = start(&place, store, &words);
     both.wait_for("ready");
     assert!(output(&place, store, &["release", "--force", "all:c"]).status.success());

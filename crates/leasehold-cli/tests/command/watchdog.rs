@@ -256,7 +256,7 @@ fn leased(
 }
 
 #[test]
-fn s9_a_stopped_leasehold_loses_its_command_before_its_lease() {
+fn s09_a_stopped_leasehold_loses_its_command_before_its_lease() {
     // So long that two seconds of it are left when the command is killed.
     let lease = Duration::from_secs(20);
     let place = crate::common::Place::new();

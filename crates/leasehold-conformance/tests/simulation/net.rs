@@ -1,9 +1,10 @@
-//! The network between one process and the store.
+//! The network between one process and what keeps the queues.
 //!
 //! What was sent is on its way whatever becomes of the sender: each request runs in a task of its own, on
 //! the test's runtime and in no process. It may come late, or twice, or never, and so may its answer; two
 //! that were sent one after the other may arrive in the other order. Nothing says which of it happened.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -11,8 +12,9 @@ use async_trait::async_trait;
 use leasehold_core::store::{
     Evict, Joined, LockInfo, Mode, Renew, Renewal, Reweighed, Signal, Store, StoreInfo,
 };
-use leasehold_core::{Claim, Error, ErrorKind, Name, Result};
+use leasehold_core::{Claim, ClaimId, Error, ErrorKind, Name, Result};
 use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::judge::Judge;
 use crate::plan::Weather;
@@ -25,11 +27,21 @@ pub(crate) struct Air {
     pub(crate) judge: Arc<Judge>,
 }
 
-/// The store, as one process reaches it.
+impl Air {
+    /// Whether this happens now, of which there is a chance in a thousand in the weather.
+    pub(crate) fn happens(&self, what: &'static str, chance: impl Fn(&Weather) -> u32) -> bool {
+        let chance = chance(&self.weather.lock().unwrap());
+        let happens = self.dice.lock().unwrap().u32(0..1_000) < chance;
+        if happens {
+            self.judge.saw(what);
+        }
+        happens
+    }
+}
+
+/// The way of one process to what keeps the queues.
 #[derive(Debug)]
-pub(crate) struct Net {
-    pub(crate) store: Arc<dyn Store>,
-    pub(crate) info: StoreInfo,
+pub(crate) struct Wire {
     pub(crate) air: Arc<Air>,
     pub(crate) process: usize,
     /// Whether nothing gets through just now.
@@ -38,15 +50,15 @@ pub(crate) struct Net {
 
 /// What becomes of one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+pub(crate) enum Fate {
     Arrives(Duration),
     Lost,
     /// The connection breaks instead, which is noticed.
     Broken(Duration),
 }
 
-impl Net {
-    fn fate(&self, what: &'static str) -> Fate {
+impl Wire {
+    pub(crate) fn fate(&self, what: &'static str) -> Fate {
         let weather = self.air.weather.lock().unwrap().clone();
         let mut dice = self.air.dice.lock().unwrap();
         let mut happens = |chance: u32| dice.u32(0..1_000) < chance;
@@ -69,50 +81,48 @@ impl Net {
         }
     }
 
-    fn is_doubled(&self) -> bool {
-        let chance = self.air.weather.lock().unwrap().doubled;
-        let doubled = self.air.dice.lock().unwrap().u32(0..1_000) < chance;
-        if doubled {
-            self.air.judge.saw("doubled");
-        }
-        doubled
-    }
-
-    /// One call: the request's way, what the store does, the answer's way.
-    async fn call<T, F>(&self, what: String, ask: impl Fn(Arc<dyn Store>) -> F) -> Result<T>
+    /// One call: the request's way, what is done, the answer's way. `overtakes`: its double may be done first.
+    pub(crate) async fn call<T, F>(
+        &self,
+        what: String,
+        told: fn(&T) -> String,
+        overtakes: bool,
+        ask: impl Fn() -> F,
+    ) -> Result<T>
     where
-        T: std::fmt::Debug + Send + 'static,
+        T: Send + 'static,
         F: Future<Output = Result<T>> + Send + 'static,
     {
         let (answer, answered) = oneshot::channel();
         let (there, back) = (self.fate("request lost"), self.fate("reply lost"));
-        let again = self.is_doubled().then(|| (self.fate("request lost"), ask(self.store.clone())));
-        let first = ask(self.store.clone());
+        let again = self.air.happens("doubled", |weather| weather.doubled);
+        let again = again.then(|| (after(there, self.fate("request lost"), overtakes), ask()));
+        let first = ask();
         let judge = self.air.judge.clone();
         let who = self.process;
         judge.tell(|| format!("  {who} sends {what}: {there:?}, {back:?}"));
         tokio::spawn(async move {
             match there {
-                Fate::Arrives(after) => tokio::time::sleep(after).await,
+                Fate::Arrives(after) => sleep(after).await,
                 // Nobody notices: the answer never comes.
                 Fate::Lost => return std::mem::forget(answer),
-                Fate::Broken(after) => return tokio::time::sleep(after).await,
+                Fate::Broken(after) => return sleep(after).await,
             }
             let done = first.await;
-            judge.tell(|| format!("  {who} sent {what}: {}", shown(&done)));
+            judge.tell(|| format!("  {who} sent {what}: {}", shown(told, &done)));
             match back {
-                Fate::Arrives(after) => tokio::time::sleep(after).await,
+                Fate::Arrives(after) => sleep(after).await,
                 Fate::Lost => return std::mem::forget(answer),
-                Fate::Broken(after) => return tokio::time::sleep(after).await,
+                Fate::Broken(after) => return sleep(after).await,
             }
             let _ = answer.send(done);
         });
         if let Some((Fate::Arrives(after), second)) = again {
             let judge = self.air.judge.clone();
             tokio::spawn(async move {
-                tokio::time::sleep(after).await;
+                sleep(after).await;
                 let done = second.await;
-                judge.tell(|| format!("  a double of {who}'s: {}", shown(&done)));
+                judge.tell(|| format!("  a double of {who}'s: {}", shown(told, &done)));
             });
         }
         let broke = || Error::new(ErrorKind::Unreachable, "the connection broke");
@@ -120,10 +130,41 @@ impl Net {
     }
 }
 
-fn shown<T: std::fmt::Debug>(done: &Result<T>) -> String {
+/// What becomes of a double.
+fn after(first: Fate, double: Fate, overtakes: bool) -> Fate {
+    match (first, double) {
+        (Fate::Arrives(first), Fate::Arrives(double)) if !overtakes => {
+            // Timers are of whole milliseconds.
+            Fate::Arrives(first + double + Duration::from_millis(1))
+        }
+        _ => double,
+    }
+}
+
+fn shown<T>(told: fn(&T) -> String, done: &Result<T>) -> String {
     match done {
-        Ok(done) => format!("{done:?}"),
+        Ok(done) => told(done),
         Err(error) => error.to_string(),
+    }
+}
+
+/// The store, as one process reaches it.
+#[derive(Debug)]
+pub(crate) struct Net {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) info: StoreInfo,
+    pub(crate) wire: Arc<Wire>,
+    /// Pushes that are on their way a second time, and when they come.
+    pub(crate) echoes: Mutex<HashMap<ClaimId, (Instant, Signal)>>,
+}
+
+impl Net {
+    async fn call<T, F>(&self, what: String, ask: impl Fn(Arc<dyn Store>) -> F) -> Result<T>
+    where
+        T: std::fmt::Debug + Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        self.wire.call(what, |told| format!("{told:?}"), true, || ask(self.store.clone())).await
     }
 }
 
@@ -165,12 +206,34 @@ impl Store for Net {
         self.call(format!("reweigh {:?} {}", claim.name, claim.weight), reweigh).await
     }
 
-    /// A push: it may be late, or be lost, and nobody notices.
+    /// A push: it may be late, be lost or come twice, and nobody notices.
     async fn changed(&self, claim: &Claim) -> Result<Signal> {
-        let signal = self.store.changed(claim).await?;
-        self.air.judge.tell(|| format!("  {} is told {signal:?}", self.process));
-        match self.fate("push lost") {
-            Fate::Arrives(after) | Fate::Broken(after) => tokio::time::sleep(after).await,
+        let (echo, wire) = (self.echoes.lock().unwrap().remove(&claim.id), &self.wire);
+        let again = async {
+            match echo {
+                Some((at, signal)) => {
+                    sleep_until(at).await;
+                    signal
+                }
+                None => std::future::pending().await,
+            }
+        };
+        let signal = tokio::select! {
+            biased;
+            signal = again => {
+                wire.air.judge.tell(|| format!("  {} is told {signal:?} again", wire.process));
+                return Ok(signal);
+            }
+            signal = self.store.changed(claim) => signal?,
+        };
+        wire.air.judge.tell(|| format!("  {} is told {signal:?}", wire.process));
+        if wire.air.happens("push doubled", |weather| weather.doubled)
+            && let Fate::Arrives(after) = wire.fate("push lost")
+        {
+            self.echoes.lock().unwrap().insert(claim.id, (Instant::now() + after, signal));
+        }
+        match wire.fate("push lost") {
+            Fate::Arrives(after) | Fate::Broken(after) => sleep(after).await,
             Fate::Lost => std::future::pending().await,
         }
         Ok(signal)

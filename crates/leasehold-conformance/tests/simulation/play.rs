@@ -5,17 +5,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leasehold_core::store::{Evict, MemoryStore, Standing, Store, StoreInfo};
+use leasehold_core::store::{Evict, Standing, Store};
 use leasehold_core::{
-    Builder, Clock, Error, ErrorKind, Guard, Kind, Leasehold, MAX_READERS, Name, Owner, Registry,
-    State, World,
+    Builder, Clock, Error, ErrorKind, Guard, Kind, Leasehold, LostReason, MAX_READERS, Name, Owner,
+    Registry, State, World,
 };
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::judge::{Asked, HAND_OVER, Judge};
-use crate::net::{Air, Net};
-use crate::plan::{Plan, ProcessPlan, TROUBLE, millis};
+use crate::ground::Ground;
+use crate::judge::{Asked, Judge, Pace};
+use crate::net::{Air, Wire};
+use crate::plan::{Plan, ProcessPlan, System, TROUBLE, millis};
 
 /// What there is to tell of a world.
 #[derive(Debug)]
@@ -30,42 +31,49 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// How long anything stays in the store that nobody keeps alive, beside the leases.
 const RESIDUE: Duration = Duration::from_secs(10);
 
-/// Plays the world of this seed; `told`, with a story of it.
-pub(crate) fn play(seed: u64, told: bool) -> Told {
+/// Plays the world of this seed, on that; `told`, with a story of it.
+pub(crate) fn play(system: System, seed: u64, told: bool) -> Told {
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = runtime.enable_time().start_paused(true).build().expect("a runtime");
-    runtime.block_on(world(seed, told))
+    runtime.block_on(world(system, seed, told))
 }
 
-async fn world(seed: u64, told: bool) -> Told {
+async fn world(system: System, seed: u64, told: bool) -> Told {
     let mut dice = fastrand::Rng::with_seed(seed);
-    let plan = Arc::new(Plan::of(&mut dice));
+    let plan = Arc::new(Plan::of(system, &mut dice));
     let judge = Arc::new(Judge::new(&plan, told));
     if plan.calm {
         judge.saw("calm");
     }
-    let store: Arc<dyn Store> = Arc::new(MemoryStore::with_clock(Clock::simulated(0)));
     let air = Arc::new(Air {
         weather: Mutex::new(plan.weather.clone()),
         dice: Mutex::new(dice.fork()),
         judge: judge.clone(),
     });
+    let ground = Ground::new(&plan, &mut dice);
+    let onlooker = World::new(dice.u64(..));
+    if system == System::Cache {
+        onlooker.process(ground.clone().open()).await;
+    }
+    let store = onlooker.process(ground.clone().at_hand()).await;
     let began = Instant::now();
     let numbers = Arc::new(AtomicU64::new(0));
     let mut living: Vec<JoinHandle<()>> = Vec::new();
     for (n, process) in plan.processes.iter().enumerate() {
         let world = World::new(process.seed);
-        let (store, air) = (store.clone(), air.clone());
-        let info = StoreInfo::new("simulated:", store.guarantees().clone());
-        let net = Arc::new(Net { store, info, air, process: n, cut: Mutex::new(false) });
-        let builder = Builder::new(Registry::default()).clock(Clock::simulated(process.fast));
-        let locks = builder.simulated(net.clone(), &world).expect("it promises what is asked for");
+        let wire = Arc::new(Wire { air: air.clone(), process: n, cut: Mutex::new(false) });
+        let clock = Clock::simulated(process.fast, process.wall);
+        let reached = ground.clone().reached(wire.clone(), clock.clone());
+        let store = world.process(reached).await;
+        let builder = Builder::new(Registry::default()).clock(clock);
+        let locks = builder.simulated(store, &world).expect("it promises what is asked for");
         let dies = process.stops.iter().any(|(_, pause)| pause.is_none());
         for task in 0..process.tasks {
             let task = Task {
                 who: format!("{n}.{task}"),
                 dice: dice.fork(),
                 locks: locks.clone(),
+                world: world.clone(),
                 judge: judge.clone(),
                 plan: plan.clone(),
                 process: process.clone(),
@@ -79,9 +87,11 @@ async fn world(seed: u64, told: bool) -> Told {
             }
         }
         tokio::spawn(stops(n, process.clone(), world, judge.clone(), began));
-        tokio::spawn(cuts(n, process.clone(), net, judge.clone(), began));
+        tokio::spawn(cuts(n, process.clone(), wire, judge.clone(), began));
     }
-    tokio::spawn(evictions(plan.clone(), store.clone(), judge.clone(), dice.fork()));
+    let evicts = evictions(plan.clone(), store.clone(), judge.clone(), dice.fork());
+    tokio::spawn(onlooker.process(evicts));
+    tokio::spawn(forgets(plan.clone(), ground, judge.clone(), began));
     sleep_until(began + TROUBLE).await;
     air.weather.lock().unwrap().clears();
     judge.tell(|| "the weather clears".into());
@@ -94,7 +104,8 @@ async fn world(seed: u64, told: bool) -> Told {
     }
     // What is still on its way may yet arrive, and lasts for a lease then.
     sleep(plan.weather.slow * 2 + plan.longest * 3 + RESIDUE).await;
-    let left = store.list("").await.expect("it is in this process");
+    let left = onlooker.process(async move { store.list("").await }).await;
+    let left = left.expect("it is in this process");
     if !left.is_empty() {
         judge.breaks(&format!("left behind: {left:?}"));
     }
@@ -118,15 +129,24 @@ async fn stops(n: usize, plan: ProcessPlan, world: World, judge: Arc<Judge>, beg
     }
 }
 
-async fn cuts(n: usize, plan: ProcessPlan, net: Arc<Net>, judge: Arc<Judge>, began: Instant) {
+async fn cuts(n: usize, plan: ProcessPlan, wire: Arc<Wire>, judge: Arc<Judge>, began: Instant) {
     for (at, length) in plan.cuts {
         sleep_until(began + at).await;
         judge.saw("cut");
         judge.tell(|| format!("{n} is cut off"));
-        *net.cut.lock().unwrap() = true;
+        *wire.cut.lock().unwrap() = true;
         sleep_until((Instant::now() + length).min(began + TROUBLE)).await;
-        *net.cut.lock().unwrap() = false;
+        *wire.cut.lock().unwrap() = false;
         judge.tell(|| format!("{n} is joined again"));
+    }
+}
+
+async fn forgets(plan: Arc<Plan>, ground: Arc<Ground>, judge: Arc<Judge>, began: Instant) {
+    for at in &plan.forgets {
+        sleep_until(began + *at).await;
+        judge.saw("forgotten");
+        judge.tell(|| "all is forgotten".into());
+        ground.forget();
     }
 }
 
@@ -147,7 +167,15 @@ async fn evictions(
             Some(one) => Evict::Token(one),
             None => Evict::Holders,
         };
-        let held = seen.claims.iter().filter(|claim| claim.standing != Standing::Waiting);
+        // In cells others may come and go between a look and a write.
+        let which = match (plan.system, which, one) {
+            (System::Memory, which, _) => which,
+            (_, _, Some(one)) => Evict::Token(one),
+            (_, _, None) => continue,
+        };
+        let in_cells = plan.system != System::Memory;
+        let held = seen.claims.iter();
+        let held = held.filter(|claim| in_cells || claim.standing != Standing::Waiting);
         let tokens = held.filter_map(|claim| claim.token);
         let tokens: Vec<_> =
             tokens.filter(|token| which == Evict::Holders || one == Some(*token)).collect();
@@ -163,6 +191,7 @@ struct Task {
     who: String,
     dice: fastrand::Rng,
     locks: Leasehold,
+    world: World,
     judge: Arc<Judge>,
     plan: Arc<Plan>,
     process: ProcessPlan,
@@ -215,6 +244,11 @@ impl Task {
         self.dice.u32(0..n) == 0
     }
 
+    /// Nothing in cells keeps a lock that nobody has.
+    fn can_delay(&self) -> bool {
+        self.plan.system == System::Memory
+    }
+
     fn wish(&mut self, lock: usize) -> With {
         let (lease, plan) = (self.process.lease, self.plan.locks[lock].clone());
         let how = match self.dice.u32(0..8) {
@@ -236,12 +270,12 @@ impl Task {
             weight,
             max_hold: self.one_in(8).then_some(lease * tenths / 10),
             // Nobody gives back what ran out by itself, so nobody keeps it closed.
-            at_least: if renewed && self.one_in(10) {
+            at_least: if self.can_delay() && renewed && self.one_in(10) {
                 millis(&mut self.dice, 50..600)
             } else {
                 Duration::ZERO
             },
-            lock_delay: if !self.plan.calm && self.one_in(10) {
+            lock_delay: if self.can_delay() && !self.plan.calm && self.one_in(10) {
                 millis(&mut self.dice, 50..600)
             } else {
                 Duration::ZERO
@@ -269,6 +303,11 @@ impl Task {
         }
         if self.plan.locks[lock].kind == Kind::RwLock {
             self.reweigh(&asked, &with, &guard).await;
+        }
+        // What the child has cannot be the parent's as well here, which forgets it: so it must end by itself.
+        let ends_by_itself = with.max_hold.is_some() && with.at_least.is_zero();
+        if ends_by_itself && with.owner.is_none() && self.one_in(3) {
+            return self.fork(guard).await;
         }
         self.let_go(&asked, &with, guard).await;
     }
@@ -369,7 +408,7 @@ impl Task {
             How::Patient => return,
         };
         let late = asked.at.elapsed().saturating_sub(limit);
-        if self.plan.calm && late > HAND_OVER {
+        if self.plan.calm && late > Pace::of(self.plan.system).hand_over {
             self.judge.breaks(&format!("{} had its answer {late:?} too late", self.who));
         }
     }
@@ -464,6 +503,43 @@ impl Task {
                 self.judge.breaks(&format!("{} could not change what {token} weighs", self.who));
             }
             self.hold(asked.lock, with, guard).await;
+        }
+    }
+
+    /// The process forks, and the child does with the guard what it likes: it knows that it holds nothing, and
+    /// nothing becomes of it. What the parent holds goes on, until its time is over.
+    async fn fork(&mut self, guard: Guard) {
+        self.judge.saw("forked");
+        let (watch, token) = (guard.watch(), guard.token());
+        let (locks, drops) = (self.locks.clone(), self.dice.bool());
+        let child = async move {
+            let state = guard.state();
+            let tried = locks.mutex("of a child").try_lock().await.map(drop);
+            if drops {
+                drop(guard);
+                return (state, tried, None);
+            }
+            (state, tried, Some(guard.release().await.map(drop)))
+        };
+        let before = watch.remaining();
+        let (state, tried, released) = self.world.fork().process(child).await;
+        self.judge.tell(|| {
+            format!(
+                "{} forks, and the child has {token}: {state:?}, {tried:?}, {released:?}",
+                self.who
+            )
+        });
+        if state != State::Lost(LostReason::Forked) || released.is_some_and(|done| done.is_ok()) {
+            self.judge.breaks(&format!("a child of {} believed to hold {token}", self.who));
+        }
+        if tried.is_ok() {
+            self.judge.breaks(&format!("a child of {} took a lock", self.who));
+        }
+        if watch.remaining() != before {
+            self.judge.breaks(&format!("a child of {} ended what its parent holds", self.who));
+        }
+        while !watch.remaining().is_zero() {
+            sleep(self.process.lease / 4).await;
         }
     }
 

@@ -84,6 +84,8 @@ enum Source {
     Simulated {
         began: tokio::time::Instant,
         second: u32,
+        /// Microseconds since 1970, as it began.
+        wall: u64,
     },
 }
 
@@ -95,12 +97,14 @@ impl Clock {
     }
 
     /// The clock of a simulated process, made inside a runtime whose time is paused. It shows 1,000 s at
-    /// first, and then goes by this many parts in a million too fast.
+    /// first, and then goes by this many parts in a million too fast. Its wall clock is ahead by this many
+    /// microseconds.
     #[cfg(feature = "simulation")]
     #[doc(hidden)]
-    pub fn simulated(fast: i32) -> Self {
+    pub fn simulated(fast: i32, ahead: i64) -> Self {
         let second = 1_000_000_u32.saturating_add_signed(fast);
-        Self { source: Source::Simulated { began: tokio::time::Instant::now(), second } }
+        let wall = 1_700_000_000_000_000_u64.saturating_add_signed(ahead);
+        Self { source: Source::Simulated { began: tokio::time::Instant::now(), second, wall } }
     }
 
     /// Moves a stepped clock and all its clones on; does nothing to the machine's own.
@@ -117,18 +121,19 @@ impl Clock {
             Source::Machine => Moment(boottime()),
             Source::Stepped(step) => Moment(boottime().saturating_add(step.load(Ordering::SeqCst))),
             #[cfg(feature = "simulation")]
-            Source::Simulated { began, second } => {
+            Source::Simulated { began, second, .. } => {
                 let passed = began.elapsed().as_nanos() * u128::from(*second) / 1_000_000;
                 Moment(1_000_000_000_000 + u64::try_from(passed).unwrap_or(u64::MAX / 2))
             }
         }
     }
 
-    /// Microseconds since 1970, from which tokens are drawn.
-    pub(crate) fn wall_micros(&self) -> u64 {
+    /// Microseconds since 1970, from which tokens are drawn: for stores, and never to judge a lease by.
+    #[doc(hidden)]
+    pub fn wall_micros(&self) -> u64 {
         match &self.source {
             #[cfg(feature = "simulation")]
-            Source::Simulated { .. } => 1_700_000_000_000_000 + self.now().as_nanos() / 1_000,
+            Source::Simulated { wall, .. } => wall + self.now().as_nanos() / 1_000,
             _ => wall_micros(),
         }
     }

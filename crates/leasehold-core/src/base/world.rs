@@ -6,8 +6,30 @@
 //! killed: nothing of it is dropped either), and draw their ids from a seed. The time of a simulation is
 //! the runtime's, which the test has paused; see [`Clock`](crate::Clock).
 
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
+
 #[cfg(feature = "simulation")]
 pub use simulated::{Process, World};
+
+/// Spawns a task of the process whose code is running, on that runtime: what a store does in the background.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// let done = leasehold::kit::spawn_on(&tokio::runtime::Handle::current(), async { 7 });
+/// assert_eq!(done.await.unwrap(), 7);
+/// # }
+/// ```
+pub fn spawn_on<T: Send + 'static>(
+    runtime: &Handle,
+    work: impl Future<Output = T> + Send + 'static,
+) -> JoinHandle<T> {
+    #[cfg(feature = "simulation")]
+    if let Some(world) = simulated::current() {
+        return runtime.spawn(world.process(work));
+    }
+    runtime.spawn(work)
+}
 
 /// Spawns a task of the client whose code is running.
 pub(crate) fn spawn(work: impl Future<Output = ()> + Send + 'static) {
@@ -17,6 +39,15 @@ pub(crate) fn spawn(work: impl Future<Output = ()> + Send + 'static) {
         return;
     }
     drop(tokio::spawn(work));
+}
+
+/// The process that the code runs in. A child that a simulated process forks is another.
+pub(crate) fn process_id() -> u32 {
+    #[cfg(feature = "simulation")]
+    if let Some(world) = simulated::current() {
+        return world.process_id();
+    }
+    std::process::id()
 }
 
 /// A number for a claim, where the world decides it.
@@ -41,14 +72,17 @@ mod simulated {
         static CURRENT: RefCell<Option<World>> = const { RefCell::new(None) };
     }
 
-    /// The world of the code that is running.
+    /// The world of the code that is running. What a thread drops as it ends is in none.
     pub(super) fn current() -> Option<World> {
-        CURRENT.with_borrow(Clone::clone)
+        CURRENT.try_with(|current| current.borrow().clone()).ok().flatten()
     }
 
     /// One process of a simulation. Clones are the same.
     #[derive(Clone, Debug)]
-    pub struct World(Arc<Mutex<State>>);
+    pub struct World {
+        state: Arc<Mutex<State>>,
+        process_id: u32,
+    }
 
     #[derive(Debug)]
     struct State {
@@ -61,17 +95,29 @@ mod simulated {
     impl World {
         /// A process that runs, whose chance begins with this seed.
         pub fn new(seed: u64) -> Self {
-            Self(Arc::new(Mutex::new(State { seed, stopped: false, sleepers: Vec::new() })))
+            let state = State { seed, stopped: false, sleepers: Vec::new() };
+            Self { state: Arc::new(Mutex::new(state)), process_id: std::process::id() }
+        }
+
+        /// A child that this process forks: it has what the work that it is given has, and none of
+        /// the tasks that run in its parent.
+        pub fn fork(&self) -> Self {
+            let seed = u64::try_from(self.chance() >> 64).unwrap_or_default();
+            Self { process_id: !self.process_id, ..Self::new(seed) }
+        }
+
+        pub(super) fn process_id(&self) -> u32 {
+            self.process_id
         }
 
         /// As SIGSTOP does, or as SIGKILL if nobody lets it go on.
         pub fn stop(&self) {
-            locked(&self.0).stopped = true;
+            locked(&self.state).stopped = true;
         }
 
         /// As SIGCONT does.
         pub fn go_on(&self) {
-            let mut state = locked(&self.0);
+            let mut state = locked(&self.state);
             state.stopped = false;
             let sleepers = std::mem::take(&mut state.sleepers);
             drop(state);
@@ -85,7 +131,7 @@ mod simulated {
 
         /// The next number that this process draws (splitmix64, twice).
         pub(super) fn chance(&self) -> u128 {
-            let mut state = locked(&self.0);
+            let mut state = locked(&self.state);
             let mut next = || {
                 state.seed = state.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
                 let mut z = state.seed;
@@ -114,7 +160,7 @@ mod simulated {
 
         fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
             {
-                let mut state = locked(&self.world.0);
+                let mut state = locked(&self.world.state);
                 if state.stopped {
                     state.sleepers.push(cx.waker().clone());
                     return Poll::Pending;

@@ -19,6 +19,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
 
+use crate::base::world::process_id;
 use crate::words::error::{Error, ErrorKind, Result};
 
 /// How long the last of a client to be dropped waits for what is owed.
@@ -105,7 +106,7 @@ impl Background {
         };
         let thread = std::thread::Builder::new().name("leasehold".into());
         let thread = thread.spawn(work).map_err(failed)?.thread().id();
-        let process = std::process::id();
+        let process = process_id();
         Ok(Self {
             handle,
             debts,
@@ -124,7 +125,7 @@ impl Background {
             handle: Handle::current(),
             debts: Arc::default(),
             thread: std::thread::current().id(),
-            process: std::process::id(),
+            process: process_id(),
             _ends_when_dropped: oneshot::channel().0,
             world: Some(world),
         }
@@ -214,7 +215,7 @@ impl Background {
 
 impl Drop for Background {
     fn drop(&mut self) {
-        let ours = self.process == std::process::id();
+        let ours = self.process == process_id();
         // Its own thread would wait for itself.
         if ours && std::thread::current().id() != self.thread {
             self.debts.wait_blocking(AT_THE_END);

@@ -10,6 +10,7 @@ use super::keeper::Keeper;
 use super::leave::leave_with_retry;
 use super::leaving::{Leaving, PATIENCE};
 use crate::base::clock::{Clock, Moment};
+use crate::base::world::process_id;
 use crate::store::Store;
 use crate::words::claim::{Claim, ClaimId};
 use crate::words::error::{Error, ErrorKind, Result};
@@ -151,6 +152,6 @@ impl Core {
     }
 
     pub(crate) fn holder_is_us(&self) -> bool {
-        self.holder.pid == std::process::id()
+        self.holder.pid == process_id()
     }
 }

@@ -23,6 +23,7 @@ use super::spans::Holding;
 use super::telemetry::{self, Gauged};
 use super::weight::Weight;
 use crate::base::clock::{Clock, Moment};
+use crate::base::world::process_id;
 use crate::words::claim::Claim;
 use crate::words::error::LostReason;
 use crate::words::limits::{MIN_LEASE, drift};
@@ -190,7 +191,7 @@ impl Lease {
 
     /// Whether this process is the one that took the lock, and not a fork of it.
     pub(crate) fn is_ours(&self) -> bool {
-        self.pid == std::process::id()
+        self.pid == process_id()
     }
 
     /// What kind of hold it is.

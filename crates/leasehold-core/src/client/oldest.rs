@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use crate::base::locked::locked;
+use crate::base::world::process_id;
 use crate::words::claim::Kind;
 
 /// By this machine's clock, since 1970, and a number that tells those of one moment apart.
@@ -56,7 +57,7 @@ impl Wait {
 impl Drop for Wait {
     fn drop(&mut self) {
         // What a child has of its parent's threads may be locked for ever.
-        if self.pid == std::process::id() {
+        if self.pid == process_id() {
             self.note(|all| {
                 all.remove(&self.began);
             });
@@ -74,7 +75,7 @@ mod tests {
     #[test]
     fn the_first_of_those_that_last_is_told() {
         let began = || {
-            Wait::begin(Kind::Semaphore, std::process::id(), |kind, since| {
+            Wait::begin(Kind::Semaphore, process_id(), |kind, since| {
                 assert_eq!(kind, Kind::Semaphore);
                 locked(&TOLD).push(since);
             })

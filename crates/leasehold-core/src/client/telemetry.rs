@@ -65,9 +65,10 @@ use crate::words::token::Token;
 #[cfg(feature = "tracing")]
 pub(super) const TARGET: &str = "leasehold::telemetry";
 
-/// The metrics of locks have a label `name` from now on, for the first `most` names that this process uses of each kind;
-/// all others share `name="other"`. Without this, and with 0, there is none: there is no end to names, and each is a
-/// series in your database. (What is counted before any lock is named, and the zeros that all begin with, has no such label.)
+/// The metrics of locks have a label `name` from now on, for the first `most` names that this process uses of
+/// each kind; all others share `name="other"`. Without this, and with 0, there is none: there is no end to
+/// names, and each is a series in your database. (What is counted before any lock is named, and the zeros
+/// that all begin with, has no such label.)
 ///
 /// For all clients of the process, as the recorder is. Call it before the first of them connects.
 ///

@@ -9,7 +9,8 @@
 //! ```
 //!
 //! Nothing can stop a thread from outside: work that is [run](Guard::run) under a lock looks at its guard
-//! between its steps ([`is_held`](crate::Guard::is_held), [`ensure`](crate::Guard::ensure)), and a loss is told when it is done.
+//! between its steps ([`is_held`](crate::Guard::is_held), [`ensure`](crate::Guard::ensure)), and a loss is
+//! told when it is done.
 //!
 //! Renewal goes on in the background while your thread works or blocks. In async code use the async
 //! face: a blocked executor thread runs nothing else.
@@ -30,6 +31,7 @@ use crate::words::doctor::Finding;
 use crate::words::error::{Error, LostReason, Result};
 use crate::words::name::Name;
 use crate::words::sequencer::Sequencer;
+use crate::words::token::Token;
 
 /// Blocks in the context of the background thread: a runtime of the caller's, whose thread we
 /// block, could answer nothing.
@@ -593,6 +595,7 @@ impl Mutex {
 /// election.lead(|guard| {
 ///     let leader = election.leader().unwrap().expect("we lead");
 ///     assert_eq!(leader.token, Some(guard.token()));
+///     assert_eq!(election.leads(), Some(guard.token()));
 ///     ControlFlow::Break(())
 /// })?;
 /// # Ok::<(), leasehold::Error>(())
@@ -641,6 +644,11 @@ impl Election {
     /// As there.
     pub fn leader(&self) -> Result<Option<ClaimInfo>> {
         block_on(self.0.background(), self.0.leader())
+    }
+
+    /// See [`crate::Election::leads`].
+    pub fn leads(&self) -> Option<Token> {
+        self.0.leads()
     }
 
     /// See [`crate::Election::observe`].

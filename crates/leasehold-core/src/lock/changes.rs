@@ -1,9 +1,9 @@
 //! What changes in queues: the difference between one look and the next.
 //!
-//! It looks whenever something stirs ([`looks`](crate::lock::looks)) and takes nothing, so it is in nobody's way; each look is
-//! one request. What came and went between two looks is not seen, and of what ended nobody knows whether it was given back or ran
-//! out. Two claims that look alike (two tasks of one process that wait) are told apart by their tokens, and before
-//! they have any by their order.
+//! It looks whenever something stirs ([`looks`](crate::lock::looks)) and takes nothing, so it is in nobody's
+//! way; each look is one request. What came and went between two looks is not seen, and of what ended nobody
+//! knows whether it was given back or ran out. Two claims that look alike (two tasks of one process that
+//! wait) are told apart by their tokens, and before they have any by their order.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::pin::pin;
@@ -202,9 +202,10 @@ impl Changes {
         Self { which, looks, seen, told }
     }
 
-    /// How long it pauses at most between two looks (10 ms at least). Without it that is 500 ms, and 2 s where the store
-    /// [tells of changes](crate::store::Guarantees::followed): there it looks as soon as something stirs, up to
-    /// fifty times a second, and the pause is for what nobody tells. Each look is one request to the store.
+    /// How long it pauses at most between two looks (10 ms at least). Without it that is 500 ms, and 2 s
+    /// where the store [tells of changes](crate::store::Guarantees::followed): there it looks as soon as
+    /// something stirs, up to fifty times a second, and the pause is for what nobody tells. Each look is one
+    /// request to the store.
     #[must_use]
     pub fn every(mut self, pause: Duration) -> Self {
         self.looks.every(pause.max(Duration::from_millis(10)));
@@ -242,8 +243,8 @@ impl Changes {
     /// May be dropped and called again: nothing is missed that a look saw.
     ///
     /// # Errors
-    /// As [`Leasehold::read`](crate::Leasehold::read), for each look that fails. It may be called again; what changed meanwhile is told
-    /// then.
+    /// As [`Leasehold::read`](crate::Leasehold::read), for each look that fails. It may be called again; what
+    /// changed meanwhile is told then.
     pub async fn next(&mut self) -> Result<Change> {
         loop {
             if let Some(change) = self.told.pop_front() {

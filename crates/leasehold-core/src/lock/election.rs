@@ -13,17 +13,18 @@
 
 use std::ops::ControlFlow;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
 use futures_core::Stream;
 
 use crate::base::clock::Moment;
+use crate::base::locked::locked;
 use crate::client::background::Background;
 use crate::client::lease::State;
 use crate::lock::acquire::LockHandle;
-use crate::lock::guard::Guard;
+use crate::lock::guard::{Guard, Watch};
 use crate::lock::looks::Looks;
 use crate::lock::options::option_methods;
 use crate::lock::stream::Asked;
@@ -40,8 +41,8 @@ const LOOK: Duration = Duration::from_secs(1);
 
 type OnPause = Arc<dyn Fn(&Error, Duration) + Send + Sync>;
 
-/// One of many leads: [`Leasehold::election`](crate::Leasehold::election) makes it, with the options of a mutex. Cheap to
-/// clone; nothing is sent until somebody stands.
+/// One of many leads: [`Leasehold::election`](crate::Leasehold::election) makes it, with the options of a
+/// mutex. Cheap to clone; nothing is sent until somebody stands.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -63,6 +64,8 @@ pub struct Election {
     handle: LockHandle,
     prudent: bool,
     on_pause: Option<OnPause>,
+    /// The term whose work goes on now: the greatest, where clones of one candidate lead.
+    term: Arc<Mutex<Option<Watch>>>,
 }
 
 impl std::fmt::Debug for Election {
@@ -73,7 +76,7 @@ impl std::fmt::Debug for Election {
 
 impl Election {
     pub(crate) fn new(handle: LockHandle) -> Self {
-        Self { handle, prudent: false, on_pause: None }
+        Self { handle, prudent: false, on_pause: None, term: Arc::default() }
     }
 
     option_methods!();
@@ -93,8 +96,9 @@ impl Election {
         self
     }
 
-    /// Called before each pause, with what ended the term or the waiting: by [`Lost`](crate::ErrorKind::Lost), who led is
-    /// deposed; by [`AtRisk`](crate::ErrorKind::AtRisk), it stopped; by anything else, the store is away.
+    /// Called before each pause, with what ended the term or the waiting: by
+    /// [`Lost`](crate::ErrorKind::Lost), who led is deposed; by [`AtRisk`](crate::ErrorKind::AtRisk), it
+    /// stopped; by anything else, the store is away.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -112,9 +116,9 @@ impl Election {
     /// Stands in the queue of candidates, leads while `work` runs, and stands again when it is
     /// deposed: until `work` says [`Break`](ControlFlow::Break), or this future is dropped.
     ///
-    /// `work` is called once for each term, with the hold: its token is the term. When the term ends from outside, its future is
-    /// dropped at its next await. With [`Continue`](ControlFlow::Continue) it resigns, and this candidate is
-    /// the last in the queue again.
+    /// `work` is called once for each term, with the hold: its token is the term. When the term ends from
+    /// outside, its future is dropped at its next await. With [`Continue`](ControlFlow::Continue) it resigns,
+    /// and this candidate is the last in the queue again.
     ///
     /// Standing costs what waiting for a mutex costs. An outage, however long, is waited for, with pauses
     /// from 0.1 to 10 s.
@@ -154,18 +158,24 @@ impl Election {
         }
     }
 
+    /// Whether a term in this state has ended from outside.
+    fn is_over(&self, state: State) -> bool {
+        match state {
+            State::Lost(_) | State::Released => true,
+            State::AtRisk(_) => self.prudent,
+            State::Held => false,
+        }
+    }
+
     /// Works for one term, until that is over. An error: from outside.
     async fn term<F: Future>(
         &self,
         guard: Guard,
         work: impl FnOnce(Guard) -> F,
     ) -> Result<F::Output> {
-        let is_over = |state| match state {
-            State::Lost(_) | State::Released => true,
-            State::AtRisk(_) => self.prudent,
-            State::Held => false,
-        };
+        let is_over = |state| self.is_over(state);
         let done = {
+            let _leads = Leads::begin(&self.term, guard.watch());
             let mut work = pin!(work(Guard::share(guard.hold().clone())));
             let mut watch = guard.watch();
             let mut over = pin!(async { while !is_over(watch.changed().await) {} });
@@ -181,6 +191,33 @@ impl Election {
         // Whatever is not told now is told in the background; and what was done is done.
         let _ = guard.release().await;
         done.map_err(|why| why.err().unwrap_or_else(|| Error::lost(LostReason::Gone)))
+    }
+
+    /// The term that this candidate, or a clone of it, leads now, if it does: for a page that says which of many
+    /// leads. No I/O. It ends with the term's work, or with the hold, by the clock, if that work does not stop in
+    /// time; and it says nothing of other candidates: for that, see [`leader`](Self::leader).
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use std::ops::ControlFlow;
+    /// # let locks = leasehold::connect("memory:").await?;
+    /// let election = locks.election("leader");
+    /// assert_eq!(election.leads(), None);
+    /// let led = election
+    ///     .lead(|guard| {
+    ///         let candidate = election.clone();
+    ///         async move {
+    ///             assert_eq!(candidate.leads(), Some(guard.token()));
+    ///             ControlFlow::Break(())
+    ///         }
+    ///     })
+    ///     .await?;
+    /// assert_eq!(election.leads(), None);
+    /// # Ok::<(), leasehold::Error>(()) }).unwrap();
+    /// ```
+    pub fn leads(&self) -> Option<Token> {
+        let term = locked(&self.term);
+        term.as_ref().filter(|term| !self.is_over(term.state())).map(Watch::token)
     }
 
     pub(crate) fn background(&self) -> &Background {
@@ -235,6 +272,31 @@ impl Election {
         let queue = self.handle.name.as_ref().ok().cloned().map(Queues::Of);
         let looks = Looks::new(&self.handle.core, queue, LOOK);
         Observer { election: self.clone(), looks, seen: None }
+    }
+}
+
+/// One term, until it is dropped.
+struct Leads<'a> {
+    now: &'a Mutex<Option<Watch>>,
+    term: Token,
+}
+
+impl<'a> Leads<'a> {
+    /// A clone of the candidate may lead a later term by now, or an earlier one that it has lost and not left.
+    fn begin(now: &'a Mutex<Option<Watch>>, begins: Watch) -> Self {
+        let term = begins.token();
+        let mut led = locked(now);
+        if led.as_ref().is_none_or(|led| led.token() < term) {
+            *led = Some(begins);
+        }
+        Self { now, term }
+    }
+}
+
+impl Drop for Leads<'_> {
+    fn drop(&mut self) {
+        let mut led = locked(self.now);
+        led.take_if(|led| led.token() == self.term);
     }
 }
 

@@ -279,8 +279,9 @@ impl Guard {
         renewed.map_err(|e| e.during("renew").on(self.name()).at(core.store.url()))
     }
 
-    /// Resolves when the lock is lost, and tells why. Works in any executor. It resolves when
-    /// the background thread notices, which after a pause of the whole process may be a moment after [`is_held`](Self::is_held) turned false.
+    /// Resolves when the lock is lost, and tells why. Works in any executor. It resolves when the background
+    /// thread notices, which after a pause of the whole process may be a moment after
+    /// [`is_held`](Self::is_held) turned false.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {

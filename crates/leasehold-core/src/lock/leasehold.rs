@@ -140,9 +140,10 @@ impl Leasehold {
     /// Takes several locks, or waits until it has all of them: names (each a mutex), mutexes with options of
     /// yours, and parts of other kinds.
     ///
-    /// What is free costs the time of one round trip together, one request each. From the first on that is not, they are taken one after
-    /// the other, by name, so that callers who want some of the same never wait for each other in a circle. While one is
-    /// waited for, those before it are held, and those behind it are not. A lock that is named twice is taken once.
+    /// What is free costs the time of one round trip together, one request each. From the first on that is
+    /// not, they are taken one after the other, by name, so that callers who want some of the same never wait
+    /// for each other in a circle. While one is waited for, those before it are held, and those behind it are
+    /// not. A lock that is named twice is taken once.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -174,8 +175,8 @@ impl Leasehold {
         self.take_all("lock_all", wanted, Wait::Forever).await
     }
 
-    /// Takes all of these locks now, or none: see [`lock_all`](Self::lock_all). Of two who try at the same moment both may
-    /// be refused.
+    /// Takes all of these locks now, or none: see [`lock_all`](Self::lock_all). Of two who try at the same
+    /// moment both may be refused.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {

@@ -25,8 +25,8 @@ impl Guard {
     /// in at once, and writers wait for this reader like any other. One round trip; of what is a reader already, none.
     ///
     /// Token, lease, renewals and [`max_hold`](crate::Mutex::max_hold) go on as they are. The guard is a
-    /// reader from the call on, whatever comes of it: fences refuse it, and a [`Sequencer`](crate::Sequencer) that was shown
-    /// before is no longer good. All guards of one hold (of an [`Owner`](crate::Owner), or in
+    /// reader from the call on, whatever comes of it: fences refuse it, and a [`Sequencer`](crate::Sequencer)
+    /// that was shown before is no longer good. All guards of one hold (of an [`Owner`](crate::Owner), or in
     /// [`run`](crate::RwLock::run_write)) become readers together.
     ///
     /// ```
@@ -46,22 +46,24 @@ impl Guard {
     ///
     /// # Errors
     /// [`Lost`](ErrorKind::Lost) if the lock is lost; [`Unsupported`](ErrorKind::Unsupported) for what is no
-    /// read-write lock, and where the store cannot do it ([`Guarantees::downgrades`](crate::store::Guarantees::downgrades)): then
-    /// nothing has changed. Where the store is silent for a lease (15 s at least), that.
+    /// read-write lock, and where the store cannot do it
+    /// ([`Guarantees::downgrades`](crate::store::Guarantees::downgrades)): then nothing has changed. Where
+    /// the store is silent for a lease (15 s at least), that.
     pub async fn downgrade(&self) -> Result<()> {
         self.reweighed("downgrade", downgrade(self.hold().core(), self.lease())).await
     }
 
-    /// Makes a reader a writer if nobody else holds the lock, at once or not at all; of what is a writer already, nothing.
-    /// Those who wait go on waiting. One round trip.
+    /// Makes a reader a writer if nobody else holds the lock, at once or not at all; of what is a writer
+    /// already, nothing. Those who wait go on waiting. One round trip.
     ///
-    /// There is no `upgrade` that waits: two readers that both wait for the other to leave wait for ever. Who must
-    /// write takes the lock for writing from the start, or [downgrades](Self::downgrade), or releases, takes it anew and reads
-    /// again what it has read.
+    /// There is no `upgrade` that waits: two readers that both wait for the other to leave wait for ever. Who
+    /// must write takes the lock for writing from the start, or [downgrades](Self::downgrade), or releases,
+    /// takes it anew and reads again what it has read.
     ///
-    /// Token, lease and renewals go on as they are: no writer has held the lock since the token was drawn, so it is
-    /// greater than that of every earlier one. (A fence that was shown tokens of later *readers* refuses it.) A hold that
-    /// was ever downgraded is not made a writer again: what was sent to make it a reader may arrive late.
+    /// Token, lease and renewals go on as they are: no writer has held the lock since the token was drawn, so
+    /// it is greater than that of every earlier one. (A fence that was shown tokens of later *readers*
+    /// refuses it.) A hold that was ever downgraded is not made a writer again: what was sent to make it a
+    /// reader may arrive late.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -89,8 +91,8 @@ impl Guard {
     /// # Errors
     /// [`Contended`](ErrorKind::Contended) if somebody else holds it too (or it is kept closed in somebody's
     /// place); [`Lost`](ErrorKind::Lost) if the lock is lost; [`Unsupported`](ErrorKind::Unsupported) as of
-    /// [`downgrade`](Self::downgrade) (by [`Guarantees::upgrades`](crate::store::Guarantees::upgrades)), and for a hold that was
-    /// downgraded.
+    /// [`downgrade`](Self::downgrade) (by [`Guarantees::upgrades`](crate::store::Guarantees::upgrades)), and
+    /// for a hold that was downgraded.
     pub async fn try_upgrade(&self) -> Result<()> {
         self.reweighed("try_upgrade", try_upgrade(self.hold().core(), self.lease())).await
     }

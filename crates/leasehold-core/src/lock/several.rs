@@ -4,10 +4,10 @@
 //! - *No two callers wait for each other*: everybody takes the locks in one order, by store and name,
 //!   and keeps what it has while it waits for the next. In a circle of callers, one would wait for a name
 //!   before one that it has. (A lock that somebody holds besides, by another call, is not in that order.)
-//! - *What is free costs the time of one round trip*, however many they are: all are tried at once, side by side. Of what
-//!   was free, those before the first that was not are kept, as anybody waits with earlier names in hand; those
-//!   behind it go back at once, and from there on one is taken after the other. (Not where that would gain
-//!   nothing, on this machine, nor where what goes back stays closed, `at_least`.)
+//! - *What is free costs the time of one round trip*, however many they are: all are tried at once, side by
+//!   side. Of what was free, those before the first that was not are kept, as anybody waits with earlier
+//!   names in hand; those behind it go back at once, and from there on one is taken after the other. (Not
+//!   where that would gain nothing, on this machine, nor where what goes back stays closed, `at_least`.)
 //! - *Nothing stays*: what was taken is in a list that belongs to the future; a failure gives it back before it
 //!   is told, and a future that is dropped does so in the background.
 //! - *The first are held while the last is waited for*, and renewed. One that was lost meanwhile is found

@@ -3,8 +3,9 @@
 //!
 //! Nothing else changes: each name that goes to the store gets the prefix, and each that comes from there
 //! loses it. A name that does not begin with it is never told. Sequencers carry names without the prefix, so
-//! clients of another namespace are of another store to them (the client's identity says so). It is a convention among clients and no right:
-//! who may use the store may use it without a namespace, too, and sees the names as they are there.
+//! clients of another namespace are of another store to them (the client's identity says so). It is a
+//! convention among clients and no right: who may use the store may use it without a namespace, too, and sees
+//! the names as they are there.
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};

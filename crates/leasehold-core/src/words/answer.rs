@@ -158,8 +158,8 @@ pub struct LockInfo {
     pub capacity: u32,
     /// Everybody in the queue, in order.
     pub claims: Vec<ClaimInfo>,
-    /// Why the queue could not be read, in a list of many ([`Store::list`](crate::store::Store::list)): then nothing is known
-    /// of this lock but its name.
+    /// Why the queue could not be read, in a list of many ([`Store::list`](crate::store::Store::list)): then
+    /// nothing is known of this lock but its name.
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
     pub unreadable: Option<String>,
 }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::base::world::process_id;
+
 /// Who claims: what people need to find the program that holds a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -27,7 +29,7 @@ impl Holder {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let mut clean: String = label.chars().filter(|c| !c.is_control()).collect();
         clean.truncate(clean.floor_char_boundary(256));
-        Self { host, pid: std::process::id(), label: clean }
+        Self { host, pid: process_id(), label: clean }
     }
 }
 

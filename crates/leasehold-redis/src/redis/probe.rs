@@ -122,7 +122,21 @@ async fn judged(masters: &[Found], url: &RedisUrl) -> Result<Guarantees> {
     if let Some(policy) = &evicts {
         telemetry::evicting(policy);
     }
-    Ok(promised(url, kept, evicts.as_deref(), hidden))
+    let mut promised = promised(url, kept, evicts.as_deref(), hidden);
+    for (node, _) in masters {
+        if !lets_us_follow(node).await {
+            promised.followed = Wakeup::Poll;
+        }
+    }
+    Ok(promised)
+}
+
+/// Whether the server would tell this user what changes (`redis/follow.rs`). Rights are for a command and its
+/// first word, so one that changes nothing shows it. On a doubt it would: who follows finds out.
+async fn lets_us_follow(node: &Node) -> bool {
+    let mut off = redis::cmd("CLIENT");
+    off.arg("TRACKING").arg("OFF");
+    node.call(&off).await.err().is_none_or(|error| fault::refusal(&error).is_none())
 }
 
 /// What the keys of a server outlive. An append-only file that is not synced each time has been written

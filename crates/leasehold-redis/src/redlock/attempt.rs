@@ -66,6 +66,23 @@ enum Vote {
     Busy(Other),
 }
 
+impl Vote {
+    /// What a node answers to a ballot with this proposal.
+    fn read(answer: &mut Elements, proposal: u64) -> Result<Self, Trouble> {
+        let vote = match answer.text().as_deref() {
+            Some("forgot") => return Err(Trouble::Forgot),
+            Some("stored") => Some(Self::Granted { stored: true, last: proposal }),
+            Some("granted") => {
+                let said = answer.natural().zip(answer.natural());
+                said.map(|(stored, last)| Self::Granted { stored: stored == 1, last })
+            }
+            Some("busy") => Other::read(answer).map(Self::Busy),
+            _ => None,
+        };
+        vote.ok_or(Trouble::Strange)
+    }
+}
+
 /// Whom a node has given its vote to.
 #[derive(Debug)]
 struct Other {
@@ -344,20 +361,11 @@ impl Shared {
         }
         let fill = |call| ballot.fill(call, &at.channel());
         let mut answer = at.take(fill, || ballot.is_over()).await?;
-        let word = answer.text();
-        if word.as_deref() == Some("forgot") {
-            return Err(Trouble::Forgot);
+        let vote = Vote::read(&mut answer, ballot.proposal);
+        if !matches!(vote, Err(Trouble::Forgot)) {
+            at.has_voted();
         }
-        at.has_voted();
-        match word.as_deref() {
-            Some("stored") => Ok(Vote::Granted { stored: true, last: ballot.proposal }),
-            Some("granted") => match (answer.natural(), answer.natural()) {
-                (Some(stored), Some(last)) => Ok(Vote::Granted { stored: stored == 1, last }),
-                _ => Err(Trouble::Strange),
-            },
-            Some("busy") => Other::read(&mut answer).map(Vote::Busy).ok_or(Trouble::Strange),
-            _ => Err(Trouble::Strange),
-        }
+        vote
     }
 
     fn ballot(
@@ -496,4 +504,32 @@ pub(super) fn waiter(claim: &str, channel: &str, holder: &str) -> String {
 /// Rounded up: a lease at the node is never shorter than ours.
 pub(super) fn millis(d: Duration) -> u64 {
     u64::try_from(d.as_micros().div_ceil(1_000)).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::values::values;
+
+    proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn a_vote_from_outside_is_read_or_refused(answer in values(&[
+            "stored", "granted", "busy", "forgot", "0123456789abcdef.1", "",
+            r#"{"host":"a","pid":1,"label":""}"#,
+        ])) {
+            let word = Elements::of(answer.clone()).text();
+            match Vote::read(&mut Elements::of(answer), 7) {
+                Ok(Vote::Granted { stored, last }) => {
+                    prop_assert!(matches!(word.as_deref(), Some("stored" | "granted")));
+                    prop_assert!(word.as_deref() != Some("stored") || (stored && last == 7));
+                }
+                Ok(Vote::Busy(_)) => prop_assert_eq!(word.as_deref(), Some("busy")),
+                Err(trouble) => prop_assert_eq!(trouble.told().1.lines().count(), 1),
+            }
+        }
+    }
 }

@@ -9,7 +9,7 @@ use redis::Value;
 use super::attempt::LATE;
 use super::node::Trouble;
 use super::round::majority;
-use super::scripts;
+use super::scripts::{self, Elements};
 use super::shared::Shared;
 use crate::redis::keys::escaped;
 use leasehold_core::store::{ClaimInfo, Evict, LockInfo, Standing};
@@ -33,6 +33,39 @@ struct Waiting {
     left: Duration,
 }
 
+impl View {
+    fn read(answer: &mut Elements) -> Option<Self> {
+        let value = answer.text()?;
+        let left = u64::try_from(answer.number()?).ok().map(Duration::from_millis);
+        let token = Token::new(answer.natural()?);
+        let holder = serde_json::from_str(&answer.text()?).ok();
+        let since = Duration::from_millis(answer.natural()?);
+        let mut waiting = Vec::new();
+        while !answer.is_empty() {
+            let who = answer.text()?;
+            let since = Duration::from_millis(answer.natural()?);
+            let left = Duration::from_millis(answer.natural()?);
+            waiting.push(Waiting { who, since, left });
+        }
+        Some(Self { value, left, token, holder, since, waiting })
+    }
+}
+
+/// What SCAN answers: where it goes on, and keys.
+fn page(answer: Value) -> Option<(String, Vec<String>)> {
+    let Value::Array(answer) = answer else { return None };
+    let mut answer = answer.into_iter();
+    let (Some(Value::BulkString(next)), Some(Value::Array(keys))) = (answer.next(), answer.next())
+    else {
+        return None;
+    };
+    let text = |key| match key {
+        Value::BulkString(key) => String::from_utf8(key).ok(),
+        _ => None,
+    };
+    Some((String::from_utf8(next).ok()?, keys.into_iter().filter_map(text).collect()))
+}
+
 impl Shared {
     async fn views(self: &Arc<Self>, name: &Name) -> Result<Vec<View>> {
         let mut answers = self.ask_each(self.patient(), LATE, |i| {
@@ -41,22 +74,7 @@ impl Shared {
                 let mut call = shared.scripts.read.call(4);
                 call.arg(&[&keys[0], &keys[1], &keys[3], &keys[4]]);
                 let mut answer = shared.nodes[i].ask(&shared.scripts.read, &call).await?;
-                let mut view = || {
-                    let value = answer.text()?;
-                    let left = u64::try_from(answer.number()?).ok().map(Duration::from_millis);
-                    let token = Token::new(answer.natural()?);
-                    let holder = serde_json::from_str(&answer.text()?).ok();
-                    let since = Duration::from_millis(answer.natural()?);
-                    let mut waiting = Vec::new();
-                    while !answer.is_empty() {
-                        let who = answer.text()?;
-                        let since = Duration::from_millis(answer.natural()?);
-                        let left = Duration::from_millis(answer.natural()?);
-                        waiting.push(Waiting { who, since, left });
-                    }
-                    Some(View { value, left, token, holder, since, waiting })
-                };
-                view().ok_or(Trouble::Strange)
+                View::read(&mut answer).ok_or(Trouble::Strange)
             }
         });
         self.majority_of(&mut answers).await
@@ -155,20 +173,10 @@ impl Shared {
                 loop {
                     let mut scan = redis::cmd("SCAN");
                     scan.arg(&cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(1_000);
-                    let Value::Array(answer) = shared.nodes[i].call(&scan).await? else {
-                        return Err(Trouble::Strange);
-                    };
-                    let mut answer = answer.into_iter();
-                    let (Some(Value::BulkString(next)), Some(Value::Array(keys))) =
-                        (answer.next(), answer.next())
-                    else {
-                        return Err(Trouble::Strange);
-                    };
-                    found.extend(keys.into_iter().filter_map(|key| match key {
-                        Value::BulkString(key) => String::from_utf8(key).ok(),
-                        _ => None,
-                    }));
-                    cursor = String::from_utf8(next).map_err(|_| Trouble::Strange)?;
+                    let answer = shared.nodes[i].call(&scan).await?;
+                    let (next, keys) = page(answer).ok_or(Trouble::Strange)?;
+                    found.extend(keys);
+                    cursor = next;
                     if cursor == "0" {
                         return Ok(found);
                     }
@@ -213,5 +221,34 @@ impl Shared {
         });
         let removed: u64 = self.majority_of(&mut answers).await?.into_iter().sum();
         Ok(usize::from(removed > 0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::values::values;
+
+    proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn a_view_from_outside_is_read_or_refused(answer in values(&[
+            "0123456789abcdef.1", r#"{"host":"a","pid":1,"label":""}"#, "",
+            r#"0123456789abcdef lock-channel {"host":"a","pid":1,"label":""}"#,
+        ])) {
+            let said = match &answer {
+                Value::Array(all) => all.len(),
+                _ => 1,
+            };
+            if let Some(view) = View::read(&mut Elements::of(answer.clone())) {
+                prop_assert_eq!(5 + 3 * view.waiting.len(), said);
+            }
+            if let Some((_, keys)) = page(answer) {
+                prop_assert!(said >= 2 && keys.len() <= 6);
+            }
+        }
     }
 }

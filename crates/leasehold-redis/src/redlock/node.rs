@@ -452,18 +452,17 @@ impl Node {
         let mut call = scripts.known.call(1);
         call.arg(MEMORY_KEY);
         let mut answer = self.ask(&scripts.known, &call).await?;
-        let remembers = answer.natural();
-        let (Some(remembers), Some(token), Some(clock), Some(in_use)) =
-            (remembers, answer.natural(), answer.natural(), answer.natural())
-        else {
-            return Err(Trouble::Strange);
-        };
-        let known = match remembers {
-            1 => Known::Remembers(token),
-            _ => Known::Forgot(token),
-        };
-        Ok((known, clock, in_use == 1))
+        read_known(&mut answer).ok_or(Trouble::Strange)
     }
+}
+
+fn read_known(answer: &mut Elements) -> Option<(Known, u64, bool)> {
+    let (remembers, token) = (answer.natural()?, answer.natural()?);
+    let known = match remembers {
+        1 => Known::Remembers(token),
+        _ => Known::Forgot(token),
+    };
+    Some((known, answer.natural()?, answer.natural()? == 1))
 }
 
 /// What a server says of itself.
@@ -499,7 +498,37 @@ impl Info {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::values::values;
+
+    proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn what_a_node_knows_is_read_or_refused(answer in values(&["1", "7", ""])) {
+            let mut said = Elements::of(answer.clone());
+            if read_known(&mut Elements::of(answer)).is_some() {
+                prop_assert!((0..4).all(|_| said.natural().is_some()));
+            }
+        }
+
+        #[test]
+        fn what_a_server_says_of_itself_is_read_or_passed_by(said in testbed::texts(&[
+            "role:master\r\nrun_id:0123456789abcdef0123456789abcdef01234567\r\nuptime_in_seconds:17\r\n\
+             connected_slaves:1\r\nslave0:ip=10.0.0.7,port=6379,state=online,offset=14,lag=0\r\n",
+            "connected_slaves:2\r\nslave0:ip=10.0.0.8,port=0\r\nmaxmemory:1\r\nmaxmemory_policy:allkeys-lru\r\naof_enabled:1\r\n",
+        ])) {
+            let info = Info(said.clone());
+            prop_assert!(info.settings().evicts.is_none_or(|policy| said.contains(&policy)));
+            // A count that nobody can have lets nobody vote, as any other does.
+            prop_assert!(info.replicas() == 0 || said.contains("slave"));
+            let up = info.figure("uptime_in_seconds").and_then(|up| up.parse().ok()).unwrap_or(0);
+            let now = Moment::from_nanos(1_000_000_000);
+            prop_assert!(now.minus(up_for(up)) <= now);
+        }
+    }
 
     #[test]
     fn f78_replicas_are_counted_and_backups_are_not() {

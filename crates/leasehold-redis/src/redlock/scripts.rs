@@ -1,4 +1,4 @@
-//! What a node does in one atomic step, in Lua. The rules are those of [`round::Node`]; a test
+//! What a node does in one atomic step, in Lua (`scripts/`). The rules are those of [`round::Node`]; a test
 //! compares the two.
 //!
 //! # The keys
@@ -33,7 +33,7 @@
 //!
 //! # What is usual
 //! A free key, a proposal above all that the node has stored, and nobody who waits: that needs eleven
-//! commands for a pair, and comes first in the scripts ([`TAKE_FREE`], [`RELEASE_ALONE`]); what is not so
+//! commands for a pair, and comes first in the scripts (`take_free.lua`, `release_alone.lua`); what is not so
 //! has changed nothing by then, and goes on to the rest, which can do everything.
 //! - *The record need not be read*: whatever is stored raises `cur` as well, so a proposal above `cur` is
 //!   above every name's last token. (A record may be older than a memory that was lost. Who stored its
@@ -77,269 +77,19 @@ const SOON: u64 = 1_000;
 /// What is read where the key of a lock's name is something else.
 pub(super) const NO_LOCK: &str = "no lock";
 
-/// What several scripts begin with.
-const COMMON: &str = r"
-local function now()
-  local t = redis.call('TIME')
-  return t[1] * 1000000 + t[2]
-end
-local function owner(value)
-  if not value then return nil end
-  return string.match(value, '^(%x+)%.(%d+)$')
-end
-local function run()
-  return string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
-end
--- What the node remembers of the name's tokens, and of all names'.
-local function last(memory, record)
-  local m = redis.call('HMGET', memory, 'cur', 'told')
-  local cur, told = tonumber(m[1] or 0), tonumber(m[2] or 0)
-  local own = redis.call('HGET', record, 'last')
-  return math.max(own and tonumber(own) or cur, told), cur
-end
--- Since when this run of the server is known to have forgotten, in µs; from now on if nobody knew.
-local function lapsed(memory, current, at)
-  local m = redis.call('HMGET', memory, 'lapsed', 'since')
-  local since = tonumber(m[2] or 0)
-  if m[1] ~= current or since > at then
-    since = at
-    redis.call('HSET', memory, 'lapsed', current, 'since', at)
-  end
-  return since
-end
--- Tells the one who has waited longest, of those who seem to be alive, that the node is free, and keeps
--- it for that one.
-local function wake(main, waiting, alive, at)
-  local ms = math.floor(at / 1000)
-  local dead = redis.call('ZRANGEBYSCORE', alive, '-inf', ms, 'LIMIT', 0, 100)
-  for _, who in ipairs(dead) do
-    redis.call('ZREM', alive, who)
-    redis.call('ZREM', waiting, who)
-  end
-  local first = redis.call('ZRANGE', waiting, 0, 0)[1]
-  if first then
-    local id, channel = string.match(first, '^(%x+) (%S+) ')
-    if not channel then return end
-    redis.pcall('SET', main, id .. '.0', 'NX', 'PX', KEPT)
-    local ends = redis.call('ZSCORE', alive, first)
-    if ends and tonumber(ends) > ms + SOON then redis.pcall('ZADD', alive, ms + SOON, first) end
-    redis.call('PUBLISH', channel, id)
-  end
-end
--- Whether the node is only kept for somebody.
-local function is_kept(value)
-  local _, number = owner(value)
-  return number == '0'
-end
-";
-
-/// A key that is free, and a proposal above all that the node has stored: what nearly every vote is, so
-/// it comes before all that [`TAKE`] needs. What it stores is what that would; where it cannot it has
-/// written nothing, and leaves everything to that. Who asks for the first time does not wait here yet.
-const TAKE_FREE: &str = r"
-local known = ARGV[1] == 'take' and redis.REDIS_VERSION_NUM and redis.call('HMGET', KEYS[3], 'run', 'cur', 'told')
-if known and known[1] == RUN then
-  local mine, proposal = ARGV[2] .. '.' .. ARGV[3], ARGV[5]
-  local new = tonumber(proposal)
-  local set = new > tonumber(known[2] or 0) and new > tonumber(known[3] or 0)
-    and redis.pcall('SET', KEYS[1], mine, 'NX', 'PX', ARGV[4])
-  if set and set.ok then
-    redis.call('HSET', KEYS[3], 'cur', proposal)
-    if ARGV[8] and ARGV[3] ~= '1' then
-      redis.call('ZREM', KEYS[4], ARGV[8])
-      redis.call('ZREM', KEYS[5], ARGV[8])
-    end
-    local t = redis.call('TIME')
-    redis.call('HSET', KEYS[2], 'id', mine, 'last', proposal, 'token', proposal, 'holder', ARGV[6],
-      'since', t[1] .. string.sub('00000' .. t[2], -6, -4))
-    redis.call('PEXPIRE', KEYS[2], ARGV[7])
-    return 'stored'
-  end
-end
-";
-
-/// KEYS: main, record, memory, waiting, alive. ARGV: `check` and nothing else, or
-/// `take`, claim, attempt, lease ms, proposal, holder, for how many ms the record is kept, then for who waits: entry, for how
-/// many ms it has waited, for how many ms from now it counts as alive.
-const TAKE: &str = r"
-if ARGV[1] == 'check' then
-  if run() ~= RUN then
-    redis.call('HDEL', KEYS[1], 'run')
-    return 'CHANGED'
-  end
-  if redis.call('HGET', KEYS[1], 'run') ~= RUN then lapsed(KEYS[1], RUN, now()) end
-  return 'OK'
-end
-if redis.call('HGET', KEYS[3], 'run') ~= RUN then return {'forgot'} end
--- Redis before 7 keeps scripts in its snapshots if it ever had a replica.
-if not redis.REDIS_VERSION_NUM and run() ~= RUN then return {'forgot'} end
-local at = now()
-local value = redis.call('GET', KEYS[1])
-if value then
-  local claim, number = owner(value)
-  local waits_here = is_kept(value) and ARGV[8] and redis.call('ZSCORE', KEYS[4], ARGV[8])
-  if not waits_here and (claim ~= ARGV[2] or tonumber(number) > tonumber(ARGV[3])) then
-    local ahead = 0
-    if ARGV[8] then
-      local ms = math.floor(at / 1000) + tonumber(ARGV[10])
-      local since = math.floor(at / 1000) - tonumber(ARGV[9])
-      redis.call('ZADD', KEYS[4], 'NX', since, ARGV[8])
-      redis.call('ZADD', KEYS[5], ms, ARGV[8])
-      redis.call('PEXPIREAT', KEYS[4], ms)
-      redis.call('PEXPIREAT', KEYS[5], ms)
-      ahead = redis.call('ZRANK', KEYS[4], ARGV[8]) or 0
-    end
-    local r = redis.call('HMGET', KEYS[2], 'id', 'token', 'holder', 'since', 'last')
-    local holder = r[1] == value
-    return {'busy', value, redis.call('PTTL', KEYS[1]), ahead, tonumber(r[5] or 0),
-      holder and tonumber(r[2]) or 0, holder and r[3] or '',
-      holder and math.max(0, math.floor(at / 1000) - tonumber(r[4])) or 0}
-  end
-end
-local mine = ARGV[2] .. '.' .. ARGV[3]
-redis.call('SET', KEYS[1], mine, 'PX', ARGV[4])
-if ARGV[8] then
-  redis.call('ZREM', KEYS[4], ARGV[8])
-  redis.call('ZREM', KEYS[5], ARGV[8])
-end
-local highest, cur = last(KEYS[3], KEYS[2])
-local proposal = tonumber(ARGV[5])
-local stored = proposal > highest
-if stored then
-  highest = proposal
-  if proposal > cur then redis.call('HSET', KEYS[3], 'cur', proposal) end
-end
-redis.call('HSET', KEYS[2], 'id', mine, 'last', highest, 'token', stored and proposal or 0,
-  'holder', ARGV[6], 'since', math.floor(at / 1000))
-redis.call('PEXPIRE', KEYS[2], ARGV[7])
-return {'granted', stored and 1 or 0, highest}
-";
-
-/// KEYS: main, record, memory. ARGV: value, token.
-const WRITE_BACK: &str = r"
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return {0, 0} end
-local token = tonumber(ARGV[2])
-local highest, cur = last(KEYS[3], KEYS[2])
-if token <= highest then return {0, highest} end
-redis.call('HSET', KEYS[2], 'last', token, 'token', token)
-if token > cur then redis.call('HSET', KEYS[3], 'cur', token) end
-return {1, token}
-";
-
-/// KEYS: main, record. ARGV: value, lease ms. 1: extended, 0: free, -1: another's.
-const EXTEND: &str = r"
-local value = redis.call('GET', KEYS[1])
-if not value then return 0 end
-if value ~= ARGV[1] then return -1 end
-local lease = tonumber(ARGV[2])
-if redis.call('PTTL', KEYS[1]) < lease then redis.call('PEXPIRE', KEYS[1], lease) end
-if redis.call('PTTL', KEYS[2]) < lease + MEMORY then
-  redis.call('PEXPIRE', KEYS[2], lease + MEMORY)
-end
-return 1
-";
-
-/// KEYS: main, record. ARGV: value, lease ms, token, holder.
-const HEAL: &str = r"
-local lease = tonumber(ARGV[2])
-if not redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', lease) then return 0 end
-redis.call('HSET', KEYS[2], 'id', ARGV[1], 'token', ARGV[3], 'holder', ARGV[4],
-  'since', math.floor(now() / 1000))
-redis.call('PEXPIRE', KEYS[2], lease + MEMORY)
-return 1
-";
-
-/// A release while nobody waits, before all that [`RELEASE`] needs. The record stays: who holds by it
-/// counts only while the main key has its id, and the name's last token is needed.
-const RELEASE_ALONE: &str = r"
-if not redis.call('ZRANGE', KEYS[3], 0, 0)[1] then
-  local claim, number = string.match(redis.call('GET', KEYS[1]) or '', '^(%x+)%.(%d+)$')
-  if claim ~= ARGV[1] or tonumber(number) > tonumber(ARGV[2]) then return 0 end
-  return redis.call('DEL', KEYS[1])
-end
-";
-
-/// KEYS: main, record, waiting, alive. ARGV: claim, last attempt to release, entry of who waited or
-/// nothing.
-const RELEASE: &str = r"
-if ARGV[3] then
-  redis.call('ZREM', KEYS[3], ARGV[3])
-  redis.call('ZREM', KEYS[4], ARGV[3])
-end
-local claim, number = owner(redis.call('GET', KEYS[1]))
-if claim ~= ARGV[1] or tonumber(number) > tonumber(ARGV[2]) then return 0 end
-redis.call('DEL', KEYS[1])
-redis.call('HDEL', KEYS[2], 'id', 'token', 'holder', 'since')
-wake(KEYS[1], KEYS[3], KEYS[4], now())
-return 1
-";
-
-/// KEYS: main, record, waiting, alive. ARGV: value, or nothing for whatever is there.
-const EVICT: &str = r"
-local value = redis.call('GET', KEYS[1])
-if not value or is_kept(value) or (ARGV[1] and value ~= ARGV[1]) then return 0 end
-redis.call('DEL', KEYS[1])
-redis.call('HDEL', KEYS[2], 'id', 'token', 'holder', 'since')
-wake(KEYS[1], KEYS[3], KEYS[4], now())
-return 1
-";
-
-/// KEYS: main, record, waiting, alive. Who holds, then who waits: entry and for how many ms. A key of
-/// another type is no error here: it must not hide the other locks from who lists them.
-const READ: &str = r"
-local function read(...)
-  local r = redis.pcall(...)
-  if type(r) ~= 'table' or not r.err then return r end
-  if string.find(r.err, 'WRONGTYPE', 1, true) then return nil, true end
-  return redis.call(...)
-end
-local at = math.floor(now() / 1000)
-local value, odd = read('GET', KEYS[1])
-if odd then value = NO_LOCK end
-if is_kept(value) then value = nil end
-local r = read('HMGET', KEYS[2], 'id', 'token', 'holder', 'since') or {}
-local holder = value and r[1] == value
-local out = {value or '', value and redis.call('PTTL', KEYS[1]) or 0,
-  holder and tonumber(r[2]) or 0, holder and r[3] or '',
-  holder and math.max(0, at - tonumber(r[4])) or 0}
-for _, who in ipairs(read('ZRANGE', KEYS[3], 0, 9999) or {}) do
-  local alive, since = read('ZSCORE', KEYS[4], who), redis.call('ZSCORE', KEYS[3], who)
-  if alive and tonumber(alive) > at then
-    out[#out + 1] = who
-    out[#out + 1] = math.max(0, at - tonumber(since))
-    out[#out + 1] = tonumber(alive) - at
-  end
-end
-return out
-";
-
-/// KEYS: memory. Whether it remembers, the highest token that it knows, its clock, whether it has
-/// voted since it was told what it knows.
-const KNOWN: &str = r"
-local m = redis.call('HMGET', KEYS[1], 'run', 'cur', 'told')
-local cur, told = tonumber(m[2] or 0), tonumber(m[3] or 0)
-local remembers = m[1] == run()
-return {remembers and 1 or 0, math.max(cur, told), now(), remembers and cur > told and 1 or 0}
-";
-
-/// KEYS: memory. ARGV: run, token, delay, then for how long the node has certainly forgotten by
-/// itself: where it has the memory of another run, and where it has none; all in µs. A node that has
-/// forgotten is told, if that is long enough ago. Whether it remembers now; if not, how much longer
-/// it does not vote.
-const TELL: &str = r"
-local current = run()
-if current ~= ARGV[1] then return {0, 0} end
-local m = redis.call('HMGET', KEYS[1], 'run', 'cur', 'told')
-if m[1] == current then return {1, 0} end
-local at = now()
-local age = tonumber(m[2] and ARGV[4] or ARGV[5])
-local left = math.min(lapsed(KEYS[1], current, at), at - age) + tonumber(ARGV[3]) - at
-if left > 0 then return {0, left} end
-local token = math.max(tonumber(ARGV[2]), tonumber(m[2] or 0), tonumber(m[3] or 0))
-redis.call('HSET', KEYS[1], 'run', current, 'cur', token, 'told', token)
-redis.call('HDEL', KEYS[1], 'lapsed', 'since')
-return {1, 0}
-";
+// Each begins with what it is for, its KEYS and its ARGV.
+const COMMON: &str = include_str!("scripts/common.lua");
+const TAKE_FREE: &str = include_str!("scripts/take_free.lua");
+const TAKE: &str = include_str!("scripts/take.lua");
+const WRITE_BACK: &str = include_str!("scripts/write_back.lua");
+const EXTEND: &str = include_str!("scripts/extend.lua");
+const HEAL: &str = include_str!("scripts/heal.lua");
+const RELEASE_ALONE: &str = include_str!("scripts/release_alone.lua");
+const RELEASE: &str = include_str!("scripts/release.lua");
+const EVICT: &str = include_str!("scripts/evict.lua");
+const READ: &str = include_str!("scripts/read.lua");
+const KNOWN: &str = include_str!("scripts/known.lua");
+const TELL: &str = include_str!("scripts/tell.lua");
 
 /// The scripts that do not vote.
 #[derive(Debug)]

@@ -230,9 +230,15 @@ impl Shared {
             }
             Call::Evict(name, which) => {
                 let evicted = self.section(wire, name, Reach::All, None, |loaded| {
-                    loaded.queue.evict(*which, loaded.now)
+                    let before: Vec<ClaimId> = loaded.queue.entries().map(|e| e.id).collect();
+                    let evicted = loaded.queue.evict(*which, loaded.now);
+                    let is_gone = |id: &ClaimId| loaded.queue.position(*id).is_none();
+                    (evicted, before.into_iter().filter(is_gone).collect::<Vec<_>>())
                 });
-                Answer::Evicted(evicted.await?.unwrap_or(0))
+                let (evicted, gone) = evicted.await?.unwrap_or_default();
+                #[cfg(feature = "sqlite")]
+                self.ring_evicted(gone).await;
+                Answer::Evicted(evicted)
             }
             Call::Settle(name) => {
                 let settled = self.section(wire, name, Reach::All, None, |loaded| {

@@ -2,7 +2,9 @@
 //!
 //! SQLite has no server that could tell anybody. So a client that waits hangs up a *bell*: a FIFO beside
 //! the database file, `locks.db-bell-0123456789abcdef`, under the client's name as its claims' rows
-//! have it. Whoever grants writes one line into it, `CLAIM TOKEN`, after the COMMIT. (A FIFO, since it
+//! have it. Whoever grants writes one line into it, `CLAIM TOKEN`, after the COMMIT. Whoever evicts writes
+//! `CLAIM evicted` into all that hang there, since the row of who holds does not say which bell is its client's;
+//! so one who wants to hear of that has a bell from the beginning. (A FIFO, since it
 //! has no longest path, is reached by whoever reaches the file, in other containers too, and has the
 //! rights that the file has.)
 //!
@@ -43,6 +45,8 @@ use leasehold_core::{ClaimId, Token};
 
 /// What stands between the database file's name and the client's.
 const BELL: &str = "-bell-";
+/// What is said of a claim that is gone, in the place of its token.
+const EVICTED: &str = "evicted";
 /// How many digits a client's name ends with.
 const DIGITS: usize = 16;
 /// The longest name of a file.
@@ -138,6 +142,18 @@ impl Doorbells {
         }
     }
 
+    /// Tells all clients that these claims were evicted.
+    pub(super) fn ring_all(&self, evicted: &[ClaimId]) {
+        if evicted.is_empty() {
+            return;
+        }
+        for mut bell in self.all().iter().filter_map(|bell| self.living(bell)) {
+            for id in evicted {
+                let _ = bell.write(format!("{} {EVICTED}\n", id.to_hex()).as_bytes());
+            }
+        }
+    }
+
     /// The write end of a living client's bell. A dead one's is removed.
     fn living(&self, bell: &Path) -> Option<File> {
         let opened = open(bell, OpenOptions::new().write(true));
@@ -165,15 +181,19 @@ impl Doorbells {
 
     /// Removes the bells of the dead.
     pub(super) fn sweep(&self) {
-        let Some(Ok(beside)) = self.database.parent().map(fs::read_dir) else { return };
-        for found in beside.flatten() {
+        self.all().iter().for_each(|bell| drop(self.living(bell)));
+    }
+
+    /// All bells that hang here.
+    fn all(&self) -> Vec<PathBuf> {
+        let Some(Ok(beside)) = self.database.parent().map(fs::read_dir) else { return Vec::new() };
+        let bell = |found: fs::DirEntry| {
             let name = found.file_name();
-            let session = name.to_str().and_then(|name| name.rsplit_once('-')).map(|(_, id)| id);
-            let bell = session.and_then(|id| self.bell_of(&format!("_{id}")));
-            if bell.as_ref().is_some_and(|bell| bell.file_name() == Some(&name)) {
-                bell.as_deref().map(|bell| self.living(bell));
-            }
-        }
+            let (_, id) = name.to_str()?.rsplit_once('-')?;
+            let bell = self.bell_of(&format!("_{id}"))?;
+            (bell.file_name() == Some(&name)).then_some(bell)
+        };
+        beside.flatten().filter_map(bell).collect()
     }
 
     /// Where this client's bell is, if it has one.
@@ -223,8 +243,10 @@ pub(super) struct Bell {
 }
 
 /// What a bell was rung for.
+#[derive(Debug, Default, PartialEq)]
 pub(super) struct Rung {
     pub(super) granted: Vec<(ClaimId, Token)>,
+    pub(super) evicted: Vec<ClaimId>,
     /// So much that there may have been no room for more.
     pub(super) is_full: bool,
 }
@@ -244,8 +266,7 @@ impl Bell {
             match self.inbox.try_read(&mut page) {
                 Ok(n) => {
                     self.begun.extend_from_slice(&page[..n]);
-                    let granted = lines(&mut self.begun);
-                    return Ok(Rung { granted, is_full: n == PAGE });
+                    return Ok(Rung { is_full: n == PAGE, ..lines(&mut self.begun) });
                 }
                 Err(e) => match e.kind() {
                     ErrorKind::WouldBlock | ErrorKind::Interrupted => {}
@@ -269,19 +290,25 @@ fn line(id: ClaimId, token: Token) -> String {
 }
 
 /// Takes the whole lines out of what was read. What is none of ours is skipped.
-fn lines(read: &mut Vec<u8>) -> Vec<(ClaimId, Token)> {
+fn lines(read: &mut Vec<u8>) -> Rung {
     let whole = read.iter().rposition(|&b| b == b'\n').map_or(0, |end| end + 1);
-    let lines = read[..whole].split(|&b| b == b'\n');
-    let granted = lines.filter_map(|line| {
-        let (id, token) = std::str::from_utf8(line).ok()?.split_once(' ')?;
-        Some((ClaimId::from_hex(id)?, token.parse().ok()?))
-    });
-    let granted = granted.collect();
+    let mut rung = Rung::default();
+    for line in read[..whole].split(|&b| b == b'\n') {
+        let words = std::str::from_utf8(line).ok().and_then(|line| line.split_once(' '));
+        let Some((id, said)) = words.and_then(|(id, said)| Some((ClaimId::from_hex(id)?, said)))
+        else {
+            continue;
+        };
+        if said == EVICTED {
+            rung.evicted.push(id);
+        }
+        rung.granted.extend(said.parse().ok().map(|token| (id, token)));
+    }
     read.drain(..whole);
     if read.len() > LONGEST_LINE {
         read.clear();
     }
-    granted
+    rung
 }
 
 #[cfg(test)]
@@ -335,6 +362,20 @@ mod tests {
         assert!(again.hangs());
         drop((again, other));
         assert_eq!(bells_in(directory.path()), [""; 0]);
+    }
+
+    #[tokio::test]
+    async fn all_are_told_of_who_was_evicted_and_nobody_of_nobody() {
+        let (_directory, bells) = place(0o600);
+        let (mut bell, mut other) = (bells.hang(ME).unwrap(), bells.hang(OTHER).unwrap());
+        let gone = [granted().0, granted().0];
+        bells.ring_all(&[]);
+        bells.ring_all(&gone);
+        for bell in [&mut bell, &mut other] {
+            let rung = next(bell).await.unwrap();
+            assert_eq!(rung.evicted, gone);
+            assert!(rung.granted.is_empty() && next(bell).await.is_none());
+        }
     }
 
     #[tokio::test]
@@ -461,10 +502,10 @@ mod tests {
         read.extend(format!("{} 0\n{} 7 8\n", id.to_hex(), id.to_hex()).into_bytes());
         read.extend(line(id, token).into_bytes());
         read.extend(b"begun");
-        assert_eq!(lines(&mut read), [(id, token)]);
+        assert_eq!(lines(&mut read).granted, [(id, token)]);
         assert_eq!(read, b"begun");
         read.extend([b'x'; 100_000]);
-        assert_eq!(lines(&mut read), []);
+        assert_eq!(lines(&mut read), Rung::default());
         assert!(read.is_empty());
     }
 
@@ -473,11 +514,14 @@ mod tests {
 
         #[test]
         fn a_line_from_outside_is_news_or_none(text in testbed::texts(&[
-            "0123456789abcdef0123456789abcdef 42",
+            "0123456789abcdef0123456789abcdef 42", "0123456789abcdef0123456789abcdef evicted",
         ])) {
-            for (id, token) in lines(&mut format!("{text}\n").into_bytes()) {
-                proptest::prop_assert_eq!(lines(&mut line(id, token).into_bytes()), [(id, token)]);
+            let rung = lines(&mut format!("{text}\n").into_bytes());
+            for &(id, token) in &rung.granted {
+                let again = lines(&mut line(id, token).into_bytes());
+                proptest::prop_assert_eq!(again.granted, [(id, token)]);
             }
+            proptest::prop_assert!(rung.granted.is_empty() || rung.evicted.is_empty());
         }
     }
 }

@@ -5,8 +5,8 @@
 //! looking (whoever granted it could not ring, or is an older client, which does not), it looks as often
 //! as a client without a bell, until it hears of a grant again.
 //!
-//! The bell is hung up when somebody first waits: a grant before that is found by the first looks. It is
-//! taken down as the client says goodbye, and hung up again if somebody waits nevertheless.
+//! The bell is hung up when somebody first waits, or wants to hear of evictions: a grant before that is found by
+//! the first looks. It is taken down as the client says goodbye, and hung up again if somebody waits nevertheless.
 
 use std::future::pending;
 use std::pin::pin;
@@ -32,22 +32,33 @@ impl Shared {
         let mut next = pin!(sleep(Duration::ZERO));
         // Not at each ring: it takes as long as there are waiters.
         let mut is_time = true;
+        let mut nobody_waited = true;
+        let mut hears = self.hears.subscribe();
         loop {
-            if is_time && self.waiters.count() == 0 {
-                // What says that there are more may be older than that there are none.
-                while self.waiters.count() == 0 {
-                    self.waiters.more().await;
-                }
-                looks.begin();
-                next.as_mut().reset(Instant::now() + looks.pause);
-            }
-            if is_time && !bell.as_ref().is_some_and(Bell::hangs) {
+            let nobody_waits = is_time && self.waiters.count() == 0;
+            let needs_bell = is_time && (*hears.borrow_and_update() || !nobody_waits);
+            if needs_bell && !bell.as_ref().is_some_and(Bell::hangs) {
                 // The old one first: it takes the name along.
                 drop(bell.take());
                 bell = self.hang(&doorbells);
                 looks.rung &= bell.is_some();
             }
+            if nobody_waits {
+                nobody_waited = true;
+                tokio::select! {
+                    // It may be older than that there are none.
+                    () = self.waiters.more() => {}
+                    _ = hears.changed() => {}
+                    rung = rung(&mut bell) => drop(self.was_rung(rung).await),
+                }
+                continue;
+            }
+            if std::mem::take(&mut nobody_waited) {
+                looks.begin();
+                next.as_mut().reset(Instant::now() + looks.pause);
+            }
             tokio::select! {
+                _ = hears.changed() => {}
                 rung = rung(&mut bell) => {
                     looks.rung |= self.was_rung(rung).await;
                     is_time = !looks.rung;
@@ -69,10 +80,17 @@ impl Shared {
         }
     }
 
+    /// Tells whoever had these claims that they are gone. A hint: unheard, the next renewal finds out.
+    pub(super) async fn ring_evicted(&self, evicted: Vec<ClaimId>) {
+        let Some(doorbells) = self.doorbells.clone() else { return };
+        // In a thread of its own: the directory may be large.
+        let _ = tokio::task::spawn_blocking(move || doorbells.ring_all(&evicted)).await;
+    }
+
     fn hang(&self, doorbells: &Arc<Doorbells>) -> Option<Bell> {
         let bell = doorbells.hang(&self.session).ok()?;
         let doorbells = doorbells.clone();
-        // Wherever the directory is large, without us.
+        // In a thread of its own: the directory may be large. Nobody waits for it.
         drop(tokio::task::spawn_blocking(move || doorbells.sweep()));
         Some(bell)
     }
@@ -82,6 +100,7 @@ impl Shared {
         for (id, token) in &rung.granted {
             self.waiters.tell(*id, Signal::Granted(*token));
         }
+        rung.evicted.iter().for_each(|id| self.ears.ask(*id));
         if rung.is_full {
             self.find_granted().await;
         }

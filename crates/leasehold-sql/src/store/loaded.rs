@@ -194,9 +194,24 @@ impl Loaded {
 
     /// Whether what was not read can make no difference to what was done to the queue: see above.
     pub(super) fn is_enough(&self) -> bool {
-        let in_front = |e: &&Entry| Some(e.token) != self.behind && self.was_read(e.token);
+        let in_front = |e: &&Entry| self.is_in_front(e.token);
         let waits = |e: &Entry| e.standing == Standing::Waiting;
         self.hidden == 0 || self.queue.entries().filter(in_front).any(waits)
+    }
+
+    /// Whether there are some that were not read.
+    pub(super) fn is_cut(&self) -> bool {
+        self.hidden > 0
+    }
+
+    /// Whether it was read, and all who are before it.
+    pub(super) fn is_in_front(&self, token: Token) -> bool {
+        Some(token) != self.behind && self.was_read(token)
+    }
+
+    /// Whether somebody lives in the lock's row.
+    pub(super) fn has_head(&self) -> bool {
+        self.head.is_some()
     }
 
     /// Whether somebody was read of whom nobody has counted who is before it.
@@ -353,4 +368,124 @@ fn is_moved(a: &Entry, b: &Entry) -> bool {
 
 fn differs(a: &Entry, b: &Entry) -> bool {
     is_moved(a, b) || a.weight != b.weight
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use proptest::sample::{Index, select};
+
+    use super::super::rows::plain;
+    use super::super::wire::Cell;
+    use super::*;
+    use leasehold_core::{ErrorKind, Holder};
+
+    const CLAIM: &str = "0123456789abcdef0123456789abcdef";
+
+    fn cells(args: Vec<Arg>) -> Row {
+        let cell = |arg| match arg {
+            Arg::Int(n) => Cell::Int(Some(n)),
+            Arg::Text(text) | Arg::Name(text) => Cell::Text(Some(text)),
+        };
+        args.into_iter().map(cell).collect()
+    }
+
+    fn entry() -> impl Strategy<Value = Entry> {
+        let standings = [Standing::Waiting, Standing::Holding];
+        let times = (0_u64..1 << 60, 0_u64..1 << 60, 0_u64..1 << 60);
+        let text = || testbed::texts(&["host", "a label", "job 7/x"]).prop_map(|text| plain(&text));
+        let holder = (text(), any::<u32>(), text());
+        let numbers = (any::<u128>(), 1_u64..1 << 62, any::<u32>());
+        (numbers, select(standings.to_vec()), times, holder, text()).prop_map(
+            |(
+                (id, token, weight),
+                standing,
+                (since, expires, delay),
+                (host, pid, label),
+                session,
+            )| Entry {
+                id: ClaimId::from_hex(&format!("{id:032x}")).unwrap(),
+                token: Token::new(token).unwrap(),
+                weight,
+                standing,
+                since,
+                expires: Some(expires),
+                lock_delay: delay,
+                holder: Arc::new(Holder { host, pid, label }),
+                session,
+            },
+        )
+    }
+
+    /// A lock's name, the clock, the lock, who lives in its row, and a claim.
+    fn right() -> Row {
+        let held = |standing| {
+            let mut args = vec![Arg::from(CLAIM), 7.into(), 1.into(), Arg::Int(standing)];
+            args.extend([5.into(), 90.into(), 0.into(), "host".into(), 17.into(), "label".into()]);
+            args
+        };
+        let mut args = vec![Arg::from("name"), 10.into(), 2.into(), 3.into(), 9.into(), 1.into()];
+        args.extend(held(1));
+        args.extend(held(0));
+        args.push("session".into());
+        cells(args)
+    }
+
+    fn cell() -> impl Strategy<Value = Cell> {
+        let numbers = [-1, 0, 1, 2, 3, 4, 9, i64::from(u32::MAX), 1 << 40, i64::MAX, i64::MIN];
+        prop_oneof![
+            select(numbers.to_vec()).prop_map(|n| Cell::Int(Some(n))),
+            testbed::texts(&[CLAIM, "name", "host"]).prop_map(|text| Cell::Text(Some(text))),
+            Just(Cell::Int(None)),
+            Just(Cell::Text(None)),
+        ]
+    }
+
+    /// A right row with up to three cells that are not, or with too few; or anything at all.
+    fn row() -> impl Strategy<Value = Row> {
+        let nearly = vec((any::<Index>(), cell()), 0..=3).prop_map(|errors| {
+            errors.into_iter().fold(right(), |mut row, (at, cell)| {
+                let at = at.index(row.len());
+                row[at] = cell;
+                row
+            })
+        });
+        let short = (1..right().len()).prop_map(|cells| right().into_iter().take(cells).collect());
+        prop_oneof![6 => nearly, 1 => short, 1 => vec(cell(), 1..40)]
+    }
+
+    proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn rows_from_outside_are_read_or_told_of(rows in vec(row(), 0..4)) {
+            let said = rows.len();
+            match snapshots(rows) {
+                Ok(read) => {
+                    prop_assert!(read.len() <= said);
+                    for (_, loaded) in read {
+                        let _ = (loaded.is_settled(), loaded.is_enough());
+                        prop_assert!(loaded.before.len() <= 2 * said);
+                    }
+                }
+                Err(failure) => {
+                    let error = failure.into_error();
+                    prop_assert_eq!(error.kind(), ErrorKind::Corrupt);
+                    prop_assert_eq!(error.to_string().lines().count(), 1);
+                }
+            }
+        }
+
+        #[test]
+        fn what_is_written_into_a_row_is_read_the_same(entry in entry()) {
+            let mut args = vec![Arg::from(entry.id.to_hex())];
+            args.extend(common(&entry));
+            args.push(entry.session.clone().into());
+            let read = Cells::new(cells(args)).claim().unwrap().unwrap();
+            prop_assert_eq!(format!("{read:?}"), format!("{entry:?}"));
+        }
+    }
 }

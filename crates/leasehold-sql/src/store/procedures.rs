@@ -5,9 +5,10 @@
 //! `leasehold schema` prints. Who may not, where there are none, takes a plain turn by a message of many
 //! statements, as without them: all are in one queue.
 //!
-//! *Whose are they?* A procedure runs with the rights of who calls it, so none is called but one whose text is
-//! ours to the letter, and that nobody can change who could not change the tables: somebody else may have made it. Another text has another name, which has a version, so that none is
-//! changed under those who call it.
+//! *Whose are they?* A procedure runs with the rights of who calls it, so none is called but one whose text
+//! is ours to the letter, and that nobody can change who could not change the tables: somebody else may have
+//! made it. Another text has another name, which has a version, so that none is changed under those who call
+//! it.
 //!
 //! *What if it fails?* Before its COMMIT nothing was done. Behind it nothing is done but telling the next one,
 //! so that who hands over and gets an error knows that he has left, or else leaves by a section
@@ -81,7 +82,9 @@ impl Shared {
         which: impl Fn(&Procedures) -> &Procedure,
         args: Vec<Arg>,
     ) -> Result<Called, Failure> {
-        let ready = self.procedures().filter(|procedures| procedures.are_ready());
+        // What is borrowed is spoken to in transactions, in which a procedure cannot commit.
+        let may = !wire.is_borrowed();
+        let ready = self.procedures().filter(|procedures| may && procedures.are_ready());
         let Some(procedures) = ready else { return Ok(Called::No) };
         match wire.rows(&which(procedures).call, args).await {
             Ok(mut rows) => Ok(match rows.pop() {
@@ -306,6 +309,37 @@ mod tests {
             .await;
         assert!(other.leave(&next, None).await.unwrap());
         assert!(one.leave(&again, None).await.unwrap());
+    }
+
+    /// What is borrowed of the caller's pool calls none, and does not keep our own connection from it.
+    #[tokio::test]
+    async fn who_hands_over_by_what_he_borrowed_knows_that_he_has_left() {
+        use super::super::{callers::CallersPool, plain::HandedOver, url::SqlUrl};
+        let url = testbed::postgres().database();
+        let here = tokio::runtime::Handle::current();
+        let pool = sqlx::PgPool::connect(&url).await.unwrap();
+        let callers = Some(CallersPool::Postgres(pool, here.clone()));
+        let parsed = SqlUrl { callers, ..SqlUrl::parse(&url).unwrap() };
+        let store = SqlStore::open_parsed(parsed, url, &here).await.unwrap();
+        let mut taken = Vec::new();
+        while !taken
+            .last()
+            .is_some_and(|pooled: &super::super::pool::Pooled| pooled.wire.is_borrowed())
+        {
+            taken.push(store.shared.pool.take().await.unwrap());
+        }
+        let mut borrowed = taken.pop().unwrap();
+        taken.into_iter().for_each(|pooled| store.shared.pool.put(pooled));
+        let (first, next) = (claim(), claim());
+        store.join(&first, Mode::Wait).await.unwrap();
+        store.join(&next, Mode::Wait).await.unwrap();
+        let wire = &mut *borrowed.wire;
+        assert_eq!(store.shared.hand_over(wire, &first).await.unwrap(), HandedOver::Done);
+        assert_eq!(store.shared.hand_over(wire, &first).await.unwrap(), HandedOver::Not);
+        assert!(!store.shared.lacks_procedures());
+        store.shared.pool.put(borrowed);
+        assert!(store.leave(&next, None).await.unwrap());
+        assert!(!store.leave(&next, None).await.unwrap());
     }
 
     /// A text that is changed under its name would be called by nobody who has the other one.

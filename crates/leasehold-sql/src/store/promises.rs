@@ -157,6 +157,8 @@ impl Shared {
         promised.kinds = Cow::Borrowed(ALL_KINDS);
         promised.fifo = true;
         promised.wakeup = if self.pushes { Wakeup::Push } else { Wakeup::Poll };
+        // Servers could tell, too, at the price of a session for each client that holds: `docs/stores/sql.md`.
+        promised.evicted = if is_file { promised.wakeup } else { Wakeup::Poll };
         promised.liveness = Liveness::Lease;
         promised.clock = ClockModel::Wall;
         promised.lock_delay = true;

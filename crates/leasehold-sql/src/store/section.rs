@@ -1,13 +1,13 @@
 //! The slow path: one lock's queue, worked on with its row locked.
 //!
-//! A **section** is a short transaction: it locks the lock's row, reads the clock and the claims into
-//! a [`Queue`](leasehold_core::queue::Queue), lets that decide, and writes back what changed. On PostgreSQL and MySQL it
-//! is two messages: *begin, lock, read*, and *write, commit, tell*. The server does what is in a message
-//! one statement after the other and stops at the first that fails, also where a write changes not just
-//! the row that it should: so nothing is committed but all of it. If we die in between, the database
-//! undoes it. When it is committed, the clients of those that were granted are told, by the same
-//! message, so that dying here loses no news but with the server. News that is lost all the same (the server died in between) is made good by the
-//! waiters' heartbeats.
+//! A **section** is a short transaction: it locks the lock's row, reads the clock and the claims into a
+//! [`Queue`](leasehold_core::queue::Queue), lets that decide, and writes back what changed. On PostgreSQL and
+//! MySQL it is two messages: *begin, lock, read*, and *write, commit, tell*. The server does what is in a
+//! message one statement after the other and stops at the first that fails, also where a write changes not
+//! just the row that it should: so nothing is committed but all of it. If we die in between, the database
+//! undoes it. When it is committed, the clients of those that were granted are told, by the same message, so
+//! that dying here loses no news but with the server. News that is lost all the same (the server died in
+//! between) is made good by the waiters' heartbeats.
 
 use std::collections::{BTreeSet, HashSet};
 

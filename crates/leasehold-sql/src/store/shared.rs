@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 
 use super::contended::Contended;
 #[cfg(feature = "sqlite")]
@@ -16,6 +16,7 @@ use super::statements::Statements;
 use super::url::Dialect;
 use leasehold_core::Name;
 use leasehold_core::kit::Waiters;
+use leasehold_core::store::Ears;
 
 /// What the calls' tasks share.
 #[derive(Debug)]
@@ -44,4 +45,7 @@ pub(super) struct Shared {
     /// SQLite: where clients are told of grants, if files can be made there.
     #[cfg(feature = "sqlite")]
     pub(super) doorbells: Option<Arc<Doorbells>>,
+    /// SQLite: who is told of evictions; whether there are any, until the client says goodbye.
+    pub(super) ears: Ears,
+    pub(super) hears: watch::Sender<bool>,
 }

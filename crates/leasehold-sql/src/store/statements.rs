@@ -47,6 +47,8 @@ pub(super) struct Statements {
     pub(super) look: Statement,
     /// The same as `read` for many locks, whose names are given as JSON.
     pub(super) read_many: Statement,
+    /// The tokens of all who have rows of their own, as one JSON array, in any order.
+    pub(super) tokens: Statement,
     /// The same for all locks in use whose names are not before one.
     pub(super) list: Statement,
     pub(super) write_lock: Statement,
@@ -168,6 +170,10 @@ impl Statements {
                      LEFT JOIN {{claims}} c ON c.name = l.name ORDER BY l.name, c.token",
                     locks_named(d)
                 ),
+            ),
+            tokens: say(
+                "t",
+                &format!("SELECT {} FROM {{claims}} WHERE name = ?", tokens_in_json(d)),
             ),
             list: say(
                 "tiiiiitiiiiiitittiiiiiititt",
@@ -337,6 +343,18 @@ fn locks_named(dialect: Dialect) -> &'static str {
              COLUMNS (name VARCHAR(1024) PATH '$')) j) n \
              STRAIGHT_JOIN {locks} l FORCE INDEX (PRIMARY) ON l.name = n.name"
         }
+    }
+}
+
+fn tokens_in_json(dialect: Dialect) -> &'static str {
+    match dialect {
+        #[cfg(feature = "sqlite")]
+        Dialect::Sqlite => "json_group_array(token)",
+        #[cfg(feature = "postgres")]
+        Dialect::Postgres => "coalesce(json_agg(token), '[]')::text",
+        // MariaDB cuts off what is long, and says so in a warning only.
+        #[cfg(feature = "mysql")]
+        Dialect::MySql => "CAST(COALESCE(JSON_ARRAYAGG(token), '[]') AS CHAR)",
     }
 }
 

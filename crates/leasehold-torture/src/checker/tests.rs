@@ -704,6 +704,25 @@ fn anothers_stall_is_a_cause_where_the_store_says_so() {
     }
 }
 
+#[test]
+fn what_servers_forget_is_lost_before_its_time_where_exclusion_is_not_promised() {
+    let mut history = Generator::new(5).run(1_500, false, false);
+    assert_eq!(break_promise(&mut history, &mut Rng::with_seed(4)), Some(Property::Renewal));
+    let broken = |history: &History, terms: &Terms| {
+        let violations = check(history, terms).violations;
+        violations.iter().any(|violation| violation.property == Property::Renewal)
+    };
+    let mut forgetful = terms(false);
+    forgetful.claimed.remove(&Property::Exclusion);
+    assert!(broken(&history, &forgetful), "nothing was done to the servers");
+    // What stopped the holder was the end of a server.
+    for trouble in &mut history.troubles {
+        (trouble.worker, trouble.fault) = (None, Some(Fault::Servers));
+    }
+    assert!(broken(&history, &terms(false)), "they were to remember");
+    assert!(!broken(&history, &forgetful));
+}
+
 fn fail_as_lost(history: &mut History, _: &mut Rng) -> Option<Property> {
     fail(history, "lost", history.ended - 1)
 }

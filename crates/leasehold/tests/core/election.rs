@@ -54,3 +54,25 @@ async fn who_stops_at_risk_stands_again_and_who_does_not_leads_on() {
     let (terms, ends) = leads_at_risk(false).await;
     assert_eq!((terms.len(), ends), (1, Vec::new()), "a late renewal has saved the term");
 }
+
+/// Work that does not stop, for it awaits nothing: a page must not say that it leads.
+#[tokio::test]
+async fn who_has_lost_its_hold_does_not_lead_though_its_work_goes_on() {
+    let store = TestStore::new().unwrap();
+    let election = store.client().unwrap().election("leader");
+    let (candidate, seen) = (election.clone(), Mutex::new(Vec::new()));
+    let work = |guard: Guard| {
+        let (store, candidate, seen) = (&store, &candidate, &seen);
+        async move {
+            let began = candidate.leads();
+            store.advance(Duration::from_secs(60));
+            seen.lock().unwrap().push((began, Some(guard.token()), candidate.leads()));
+            ControlFlow::Break(())
+        }
+    };
+    election.lead(work).await.unwrap();
+    let seen = seen.into_inner().unwrap();
+    assert_eq!(seen.len(), 1);
+    assert_eq!((seen[0].0, seen[0].2), (seen[0].1, None));
+    assert_eq!(election.leads(), None);
+}

@@ -153,20 +153,20 @@ leasehold::conformance_suite!(nats, async {
 });
 
 #[cfg(feature = "s3")]
-leasehold::conformance_suite!(s3, async {
+leasehold::conformance_suite!(s3, slow, async {
     let url = testbed::seaweed().url("conformance") + "&poll_ms=50";
     leasehold::connect(url).await.unwrap()
 });
 
 #[cfg(feature = "gs")]
-leasehold::conformance_suite!(gs, async {
-    let url = testbed::google().url("conformance") + "&poll_ms=50";
+leasehold::conformance_suite!(gs, slow, async {
+    let url = testbed::google().url("conformance") + "&poll_ms=200";
     leasehold::connect(url).await.unwrap()
 });
 
 #[cfg(feature = "az")]
-leasehold::conformance_suite!(az, async {
-    let url = testbed::azurite().url("conformance") + "&poll_ms=50";
+leasehold::conformance_suite!(az, slow, async {
+    let url = testbed::azurite().url("conformance") + "&poll_ms=200";
     leasehold::connect(url).await.unwrap()
 });
 

@@ -3,6 +3,8 @@
 #![cfg(feature = "s3")]
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 use crate::common::*;
@@ -94,3 +96,42 @@ fn r10_thirty_two_clients_of_an_object_store_get_on() {
         thirty_two_get_on(&url, Duration::from_secs(3), Duration::from_secs(15)).await;
     });
 }
+
+/// Another reading of S3's protocol than SeaweedFS's: what is taken for granted must be there too.
+#[test]
+fn moto_races_and_counts_as_well() {
+    run(async {
+        let server = testbed::Moto::start();
+        let url = server.url("counted") + "&poll_ms=50";
+        // Which has raced.
+        let locks = connect(&url).await;
+        let counted = Arc::new(AtomicUsize::new(0));
+        let mut workers = tokio::task::JoinSet::new();
+        for _ in 0..MOTO_WORKERS {
+            let (url, counted) = (url.clone(), counted.clone());
+            workers.spawn(async move {
+                let mutex = connect(&url).await.mutex("counted");
+                let mut tokens = Vec::new();
+                for _ in 0..MOTO_TURNS {
+                    let guard = mutex.lock_timeout(PATIENCE).await.unwrap();
+                    let seen = counted.load(SeqCst);
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                    counted.store(seen + 1, SeqCst);
+                    tokens.push(guard.token());
+                    guard.release().await.unwrap();
+                }
+                tokens
+            });
+        }
+        let mut tokens: Vec<_> = workers.join_all().await.concat();
+        assert_eq!(counted.load(SeqCst), MOTO_WORKERS * MOTO_TURNS);
+        tokens.sort_unstable();
+        tokens.dedup();
+        assert_eq!(tokens.len(), MOTO_WORKERS * MOTO_TURNS, "a token came again");
+        let found = locks.diagnose().await.unwrap();
+        assert!(found.iter().all(|found| found.id != "conditions"), "{found:?}");
+    });
+}
+
+const MOTO_WORKERS: usize = 6;
+const MOTO_TURNS: usize = 5;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::common::*;
 use crate::redis_common::*;
 use leasehold::doctor::Severity;
-use leasehold::store::{Durability, Guarantee};
+use leasehold::store::{Durability, Guarantee, Wakeup};
 use leasehold::{Error, ErrorKind};
 use testbed::{Redis, Setup};
 
@@ -138,6 +138,17 @@ fn rights_that_are_missing_are_named() {
         // Only what is nice to know; locks work without it.
         let server = with_user(&rights().replace("+info", ""));
         works(&format!("redis://lh:s3cret@127.0.0.1:{}/?prefix=app:", server.port())).await;
+        // Nobody is told what changes in queues, and nobody says so.
+        for (rights, followed) in
+            [(rights(), Wakeup::Push), (rights().replace("+client", ""), Wakeup::Poll)]
+        {
+            let server = with_user(&rights);
+            let url = format!("redis://lh:s3cret@127.0.0.1:{}/?prefix=app:", server.port());
+            works(&url).await;
+            let locks = connect_patiently(&url).await;
+            let promised = locks.guarantees();
+            assert_eq!((promised.followed, promised.evicted), (followed, Wakeup::Push));
+        }
     });
 }
 

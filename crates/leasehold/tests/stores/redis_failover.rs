@@ -274,7 +274,7 @@ fn f49_a_release_that_was_refused_elsewhere_still_tells_the_loss() {
         let holder = mutex("lost");
         hold(&locks, &holder).await;
         fail_over(&set).await;
-        until("the demotion", || set.servers()[0].info("replication", "role") == "slave").await;
+        until("the demotion", || set.servers()[0].is_replica()).await;
         set.servers()[1].command(&["DEL", "lost"]);
         let end = Instant::now() + PATIENCE;
         let left = loop {

@@ -162,15 +162,19 @@ fn who_has_not_waited_for_a_while_listens_no_more_and_is_told_again_when_it_wait
         let [holder, waiting] = [SqlStore::open(&url, &here), SqlStore::open(&url, &here)];
         let (holder, waiting) = (holder.await.unwrap(), waiting.await.unwrap());
         let claim = || Claim::new(Name::new("quiet").unwrap(), Kind::Mutex, 1, 1).unwrap();
-        let until = async |said: &str| {
-            // It may have served for a renewal since, and that is seen for three seconds.
+        // What one of our sessions is seen to say: it may serve for a renewal next, for three seconds.
+        let until = async |what: &str, said: &str, wanted: &dyn Fn(&str) -> bool| {
             let sql = format!(
-                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
-                 AND usename = 'lh' AND query LIKE '{said}%'"
+                "SELECT coalesce(max(pid), 0) FROM pg_stat_activity \
+                 WHERE datname = current_database() AND usename = 'lh' AND {said}"
             );
             let end = std::time::Instant::now() + PATIENCE;
-            while Server::admin(server, &url, &sql) == "0" {
-                assert!(std::time::Instant::now() < end, "nobody said {said}");
+            loop {
+                let pid = Server::admin(server, &url, &sql);
+                if wanted(&pid) {
+                    return pid;
+                }
+                assert!(std::time::Instant::now() < end, "{what}");
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         };
@@ -188,14 +192,17 @@ fn who_has_not_waited_for_a_while_listens_no_more_and_is_told_again_when_it_wait
             let (held, waits) = (claim(), claim());
             assert!(matches!(holder.join(&held, Mode::Try).await, Ok(Joined::Holding { .. })));
             assert!(matches!(waiting.join(&waits, Mode::Wait).await, Ok(Joined::Waiting(_))));
-            until("LISTEN").await;
+            let listens = "query LIKE 'LISTEN%'";
+            let listener = until("nobody listens", listens, &|pid| pid != "0").await;
             assert!(holder.leave(&held, None).await.unwrap());
             let granted = async {
                 while !matches!(waiting.changed(&waits).await.unwrap(), Signal::Granted(_)) {}
             };
             tokio::time::timeout(PATIENCE, granted).await.expect("it is told");
             assert!(waiting.leave(&waits, None).await.unwrap());
-            until("UNLISTEN").await;
+            // Or, where it had no answer in time, it has hung up.
+            let others = format!("pid = {listener} AND query NOT LIKE 'UNLISTEN%'");
+            until("it listens for ever", &others, &|pid| pid == "0").await;
         }
     });
 }

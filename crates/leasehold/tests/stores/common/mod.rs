@@ -135,8 +135,9 @@ pub(crate) fn assert_told(error: &Error, kind: ErrorKind, secret: &str) {
     assert!(!all.contains(secret), "the password is shown: {all}");
 }
 
-/// S06: `ours` takes and releases through the proxy, which loses the replies from the first on, from the second on, and so
-/// on; whatever was done is found to be done once, and `witness`, which sees all, comes after it.
+/// S06: `ours` takes and releases through the proxy, which loses the replies from the first on, from the
+/// second on, and so on; whatever was done is found to be done once, and `witness`, which sees all, comes
+/// after it.
 pub(crate) async fn lost_replies_are_recognised(
     proxy: &testbed::Proxy,
     ours: &Leasehold,

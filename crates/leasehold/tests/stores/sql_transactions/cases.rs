@@ -587,7 +587,8 @@ async fn r26_a_sweep_is_bounded() {
     }
 }
 
-/// By the time since it was done, or given up; then it is the first again, and whatever was asked for before is forgotten.
+/// By the time since it was done, or given up; then it is the first again, and whatever was asked for before
+/// is forgotten.
 #[tokio::test(flavor = "multi_thread")]
 async fn r26_a_key_may_be_used_anew_when_its_retention_is_over() {
     let bed = bed().await;

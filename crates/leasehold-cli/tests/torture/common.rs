@@ -1,7 +1,33 @@
 //! What the tests of `leasehold torture` share.
-#![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::process::{Command, Output};
+use std::sync::{Condvar, Mutex, PoisonError};
+
+/// How many runs there are at a time. A run takes a fifth of a processor and up to a half; with too many,
+/// their processes are in each other's way, and the machine keeps holders waiting for longer than their
+/// leases last.
+const TURNS: usize = 3;
+
+static TAKEN: Mutex<usize> = Mutex::new(0);
+static FREE: Condvar = Condvar::new();
+
+/// A place among the runs, until it is dropped.
+pub(crate) struct Turn(());
+
+/// Waits for a place among the runs.
+pub(crate) fn turn() -> Turn {
+    let taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let full = FREE.wait_while(taken, |taken| *taken == TURNS);
+    *full.unwrap_or_else(PoisonError::into_inner) += 1;
+    Turn(())
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        *TAKEN.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        FREE.notify_one();
+    }
+}
 
 pub(crate) fn torture(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_leasehold"))
@@ -46,6 +72,7 @@ pub(crate) fn enough(
 /// The report, of a run that broke no promise; it may be void, which is to say that it was too short to
 /// show all that it is to show.
 pub(crate) fn unbroken(arguments: &[&str]) -> serde_json::Value {
+    let _turn = turn();
     let out = torture(&[&["--json"], arguments].concat());
     let (stdout, stderr) =
         (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));

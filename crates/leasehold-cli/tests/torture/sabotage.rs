@@ -12,6 +12,8 @@ use leasehold::store::{
 };
 use leasehold::{Claim, Name, Result, Token};
 
+use crate::common::turn;
+
 /// How many calls a store that [halts](Sabotage::Halts) has let wait.
 static HALTED: AtomicUsize = AtomicUsize::new(0);
 
@@ -151,15 +153,16 @@ impl Store for Broken {
     }
 }
 
-/// One run at a time: with more, their many processes are in each other's way, and the checker excuses
+/// One run of these at a time: with more, their many processes are in each other's way, and the checker excuses
 /// what comes late.
-fn turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The report of torturing a store that is broken in this way.
 fn report(how: Sabotage, arguments: &str) -> serde_json::Value {
+    let _alone = alone();
     let _turn = turn();
     let inner = MemoryStore::new();
     let info = StoreInfo::new("memory:", inner.info().guarantees.clone());

@@ -6,21 +6,19 @@
 //! made anew by
 //!
 //! ```sh
-//! UPDATE_PICTURES=1 cargo test -p leasehold-cli --test torture_page
+//! UPDATE_PICTURES=1 cargo test -p leasehold-cli --test torture page
 //! ```
 //!
 //! and are then to be looked at.
 
-mod torture_common;
-
 use std::path::{Path, PathBuf};
 
+use crate::common::torture;
 use serde_json::Value;
 use testbed::Browser;
-use torture_common::torture;
 
 /// What is drawn of everything once: see the fixed history's own lines.
-const HISTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/torture_page/history.jsonl");
+const HISTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/torture/history.jsonl");
 
 /// Before everything else: an error is told in the document.
 const WATCHED: &str = "<script>onerror = what => { document.documentElement.dataset.error = what; }; \

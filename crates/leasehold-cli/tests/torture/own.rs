@@ -1,10 +1,8 @@
 //! `leasehold torture` as a user runs it.
 
-mod torture_common;
-
 use std::process::Command;
 
-use torture_common::*;
+use crate::common::*;
 
 #[test]
 fn memory_keeps_its_promises_under_pauses_kills_and_cuts() {

@@ -13,38 +13,10 @@
     feature = "s3"
 ))]
 
-mod torture_common;
-
-use std::sync::{Condvar, Mutex, PoisonError};
-
+use crate::common::*;
 use leasehold_campaign::{Asked, Breakable, breakable};
 use serde_json::Value;
 use testbed::{Setup, ZooKeeperSetup};
-use torture_common::*;
-
-/// How many runs there are at a time. One leaves most of two processors idle; with many, their processes
-/// are in each other's way, and the machine keeps holders waiting for longer than their leases last.
-const TURNS: usize = 2;
-
-static TAKEN: Mutex<usize> = Mutex::new(0);
-static FREE: Condvar = Condvar::new();
-
-/// A place among the runs, until it is dropped.
-struct Turn(());
-
-fn turn() -> Turn {
-    let taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
-    let full = FREE.wait_while(taken, |taken| *taken == TURNS);
-    *full.unwrap_or_else(PoisonError::into_inner) += 1;
-    Turn(())
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        *TAKEN.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
-        FREE.notify_one();
-    }
-}
 
 /// A run with the fence in the store, in which every worker's fault comes, the unfenced resource is
 /// spoilt and the fenced one is not. With `--long`, of a minute.
@@ -64,57 +36,48 @@ fn fenced(store: &str, seconds: u32, faults: &str) {
 
 #[test]
 fn r35_sqlite_and_its_fence_under_pauses_and_kills() {
-    let _turn = turn();
     let directory = tempfile::tempdir().unwrap();
     fenced(&format!("sqlite:{}", directory.path().join("db").display()), 10, "pause,kill");
 }
 
 #[test]
 fn r35_postgres_and_its_fence_under_pauses_kills_and_cuts() {
-    let _turn = turn();
     fenced(&testbed::postgres().database(), 12, "pause,kill,cut");
 }
 
 #[test]
 fn r35_mariadb_and_its_fence_under_pauses_kills_and_cuts() {
-    let _turn = turn();
     fenced(&testbed::mariadb().database(), 12, "pause,kill,cut");
 }
 
 #[test]
 fn r35_mysql_and_its_fence_under_pauses_kills_and_cuts() {
-    let _turn = turn();
     fenced(&testbed::mysql().database(), 12, "pause,kill,cut");
 }
 
 #[test]
 fn r35_valkey_and_its_fence_under_pauses_kills_and_cuts() {
-    let _turn = turn();
     fenced(&testbed::valkey().url(), 10, "pause,kill,cut");
 }
 
 #[test]
 fn r35_redis_and_its_fence_under_pauses_kills_and_cuts() {
-    let _turn = turn();
     fenced(&testbed::redis().url(), 10, "pause,kill,cut");
 }
 
 #[test]
 fn r35_etcd_and_its_ownership_under_pauses_kills_and_cuts() {
-    let _turn = turn();
     fenced(&testbed::etcd().url(), 15, "pause,kill,cut");
 }
 
 #[test]
 fn r35_zookeeper_and_its_ownership_under_pauses_kills_and_cuts() {
-    let _turn = turn();
     // A holder must be stopped for longer than its session, or it loses nothing.
     fenced(&format!("{}?session=1s", testbed::zookeeper().url()), 20, "pause,kill,cut");
 }
 
 #[test]
 fn redlock_keeps_its_promises_under_pauses_kills_and_cuts() {
-    let _turn = turn();
     let servers = testbed::Redlock::with(5, Setup::new().fast());
     let store = servers.url() + "?restart_delay_ms=0&node_timeout_ms=500";
     let seconds = testbed::sized("60", "10");
@@ -126,50 +89,52 @@ fn redlock_keeps_its_promises_under_pauses_kills_and_cuts() {
     assert!(report["grants_by_kind"]["mutex"].as_u64() >= Some(10), "{report}");
 }
 
+/// A run without a fence, in which every worker's fault comes, and grants do. That the unfenced resource is
+/// spoilt, which is chance, is shown by those with one.
+fn promises(store: &str, seconds: u32, faults: &str, grants: u64) {
+    let seconds = seconds.to_string();
+    let words = ["--store", store, "--seconds", &seconds, "--fault", faults];
+    let shows = |report: &Value| {
+        faults.split(',').all(|fault| report["faults"][fault].as_u64() >= Some(1))
+            && report["grants"].as_u64() >= Some(grants)
+    };
+    let report = enough(&words, shows, unbroken);
+    println!("{store}: {}, {} grants", report["summary"], report["grants"]);
+}
+
+// A holder must be stopped for longer than its session, or it loses nothing: so these sessions are short.
+
 #[test]
 fn r36_memcached_keeps_its_promises_under_pauses_kills_and_cuts() {
-    let _turn = turn();
     let server = testbed::Memcached::start();
     let store = server.url() + "?restart_delay_ms=0&session_ms=1000";
-    // A holder must be stopped for longer than its session, or it loses nothing.
-    let seconds = testbed::sized("90", "40");
-    let report = unbroken(&["--store", &store, "--seconds", seconds, "--fault", "pause,kill,cut"]);
-    println!("{store}: {}, {} grants", report["summary"], report["grants"]);
-    assert!(report["grants"].as_u64() >= Some(30), "{report}");
+    promises(&store, testbed::sized(90, 15), "pause,kill,cut", 30);
 }
 
 #[test]
-fn r36_objects_keep_their_promises_under_pauses_and_kills() {
-    let _turn = turn();
+fn r36_objects_keep_their_promises_under_pauses_kills_and_cuts() {
     let server = testbed::SeaweedFs::start();
-    let store = server.url("torture") + "&session_ms=2000&poll_ms=50";
     // The servers' stamps are of whole seconds, and two are granted for what clocks may be apart.
-    let seconds = testbed::sized("120", "45");
-    let report = unbroken(&["--store", &store, "--seconds", seconds, "--fault", "pause,kill"]);
-    println!("{store}: {}, {} grants", report["summary"], report["grants"]);
-    assert!(report["grants"].as_u64() >= Some(20), "{report}");
+    let store = server.url("torture") + "&session_ms=2000&poll_ms=50";
+    promises(&store, testbed::sized(120, 25), "pause,kill,cut", 20);
 }
 
 #[test]
 fn r36_nats_keeps_its_promises_under_pauses_kills_and_cuts() {
-    let _turn = turn();
     let server = testbed::Nats::start();
     let store = server.url() + "/?session_ms=1000";
-    // A holder must be stopped for longer than its session, or it loses nothing.
-    let seconds = testbed::sized("90", "40");
-    let report = unbroken(&["--store", &store, "--seconds", seconds, "--fault", "pause,kill,cut"]);
-    println!("{store}: {}, {} grants", report["summary"], report["grants"]);
-    assert!(report["grants"].as_u64() >= Some(30), "{report}");
+    promises(&store, testbed::sized(90, 15), "pause,kill,cut", 30);
 }
 
 /// A run during which the servers are disturbed whenever torture's own command asks: as often as there are
-/// kinds of that, at least.
-fn disturbed(mut servers: Breakable, arguments: &str, faults: &str) -> Value {
+/// kinds of that, at least. With `--long`, of a minute.
+fn disturbed(mut servers: Breakable, seconds: u32, arguments: &[&str], faults: &str) -> Value {
     let asked = Asked::new();
     let (url, kinds) = (servers.url().to_owned(), servers.kinds());
     let command = asked.words();
-    let mut words = vec!["--store", &url, "--fault", faults];
-    words.extend(arguments.split(' '));
+    let seconds = testbed::sized(60, seconds).to_string();
+    let mut words = vec!["--store", &url, "--seconds", &seconds, "--fault", faults];
+    words.extend(arguments);
     words.extend(command.iter().map(String::as_str));
     let run = |words: &[&str]| asked.serve(&mut servers, || unbroken(words));
     // That unfenced resources are spoilt, which is chance, is shown by the runs above.
@@ -185,16 +150,14 @@ fn disturbed(mut servers: Breakable, arguments: &str, faults: &str) -> Value {
 #[test]
 #[ignore = "takes a minute: ./test.sh --faults"]
 fn r42_redis_is_killed_and_stopped() {
-    let _turn = turn();
-    let report = disturbed(breakable::redis(Setup::new()), "--seconds 20", "pause,kill");
+    let report = disturbed(breakable::redis(Setup::new()), 20, &[], "pause,kill");
     assert!(claimed(&report, "exclusion"), "its log is synced at once: {report}");
 }
 
 #[test]
 #[ignore = "takes a minute: ./test.sh --faults"]
 fn r42_sentinels_fail_over() {
-    let _turn = turn();
-    let report = disturbed(breakable::sentinel(Setup::new()), "--seconds 50", "pause,kill");
+    let report = disturbed(breakable::sentinel(Setup::new()), 25, &[], "pause,kill");
     // A replica that had not heard of a grant knows nothing of it; tokens and the fence do.
     assert!(!claimed(&report, "exclusion"), "{report}");
     assert!(claimed(&report, "token-order") && claimed(&report, "effect"), "{report}");
@@ -203,72 +166,63 @@ fn r42_sentinels_fail_over() {
 #[test]
 #[ignore = "takes a minute: ./test.sh --faults"]
 fn r42_nodes_of_a_cluster_are_killed_and_stopped() {
-    let _turn = turn();
-    disturbed(breakable::cluster(Setup::new()), "--seconds 40", "pause,kill");
+    disturbed(breakable::cluster(Setup::new()), 20, &[], "pause,kill");
 }
 
 #[test]
 #[ignore = "takes a minute: ./test.sh --faults"]
 fn r31_two_of_five_nodes_of_redlock_are_killed_and_stopped() {
-    let _turn = turn();
-    disturbed(breakable::redlock(Setup::new()), "--seconds 20", "pause,kill");
+    disturbed(breakable::redlock(Setup::new()), 20, &[], "pause,kill");
 }
 
 #[test]
 #[ignore = "takes a minute: ./test.sh --faults"]
 fn s44_postgres_is_killed() {
-    let _turn = turn();
     // No pauses, which last long where a row is locked as they begin.
-    let report = disturbed(breakable::postgres(Setup::new()), "--seconds 20", "kill");
+    let report = disturbed(breakable::postgres(Setup::new()), 20, &[], "kill");
     assert!(claimed(&report, "token-order") && claimed(&report, "effect"), "{report}");
 }
 
 #[test]
 #[ignore = "takes a minute: ./test.sh --faults"]
 fn s44_mariadb_is_killed() {
-    let _turn = turn();
     // No pauses, which last long where a row is locked as they begin.
-    let report = disturbed(breakable::mariadb(Setup::new()), "--seconds 20", "kill");
+    let report = disturbed(breakable::mariadb(Setup::new()), 20, &[], "kill");
     assert!(claimed(&report, "token-order") && claimed(&report, "effect"), "{report}");
 }
 
 #[test]
 #[ignore = "takes a minute: ./test.sh --faults"]
 fn s80_members_of_etcd_are_killed_and_stopped() {
-    let _turn = turn();
     let servers = breakable::etcd(Setup::new());
-    let report = disturbed(servers, "--seconds 40 --lease 2s", "pause,kill");
+    let report = disturbed(servers, 20, &["--lease", "2s"], "pause,kill");
     assert!(claimed(&report, "token-order"), "{report}");
 }
 
 #[test]
 #[ignore = "takes a minute: ./test.sh --faults"]
 fn r36_memcached_is_killed_and_stopped() {
-    let _turn = turn();
-    disturbed(breakable::memcached(Setup::new()), "--seconds 20", "pause,kill");
+    disturbed(breakable::memcached(Setup::new()), 20, &[], "pause,kill");
 }
 
 #[test]
 #[ignore = "takes a minute: ./test.sh --faults"]
 fn r36_servers_of_memcached_are_killed_and_stopped_one_by_one() {
-    let _turn = turn();
-    disturbed(breakable::memcached_three(), "--seconds 20", "pause,kill");
+    disturbed(breakable::memcached_three(), 20, &[], "pause,kill");
 }
 
 #[test]
 #[ignore = "takes a minute: ./test.sh --faults"]
 fn r36_members_of_nats_are_killed_and_stopped() {
-    let _turn = turn();
-    let report = disturbed(breakable::nats(), "--seconds 20", "pause,kill");
+    let report = disturbed(breakable::nats(), 20, &[], "pause,kill");
     assert!(claimed(&report, "token-order"), "{report}");
 }
 
 #[test]
 #[ignore = "takes a minute: ./test.sh --faults"]
 fn s71_members_of_zookeeper_are_killed_and_stopped() {
-    let _turn = turn();
     let servers = breakable::zookeeper(&ZooKeeperSetup::new());
-    let report = disturbed(servers, "--seconds 40", "pause,kill");
+    let report = disturbed(servers, 25, &[], "pause,kill");
     // A leader that stood still until it was nearly time for another may let a second one in.
     assert!(!claimed(&report, "exclusion") && claimed(&report, "token-order"), "{report}");
 }

@@ -1,11 +1,9 @@
 //! `leasehold torture --history` and `--check`: a run that is judged again, and histories that others wrote.
 
-mod torture_common;
-
 use std::path::Path;
 
+use crate::common::torture;
 use serde_json::Value;
-use torture_common::torture;
 
 /// Two who hold at once.
 const TWO_HOLDERS: &str = r#"{"format":"leasehold-history","version":1,"store":"somebody else's","locks":[{"name":"a","kind":"mutex","capacity":1}],"promises":["exclusion"]}

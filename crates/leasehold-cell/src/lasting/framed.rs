@@ -6,7 +6,7 @@
 //! leasehold object 1 DIGITS over          it was removed
 //! ```
 //!
-//! The digits are by chance: an `ETag` is often a sum of what is in the object, so that without them a version
+//! The digits are random: an `ETag` is often a sum of what is in the object, so that without them a version
 //! could come again.
 
 use std::time::Duration;
@@ -18,10 +18,10 @@ use crate::text::later;
 
 const START: &str = "leasehold object 1 ";
 /// What the first line takes at most, with its end.
-pub(super) const LONGEST: usize = START.len() + 32 + 1 + 20 + 3 + 1;
+pub(crate) const LONGEST: usize = START.len() + 32 + 1 + 20 + 3 + 1;
 
 /// What is put there.
-pub(super) fn written(value: &[u8], life: Life) -> Result<Vec<u8>> {
+pub(crate) fn written(value: &[u8], life: Life) -> Result<Vec<u8>> {
     let nonce = ClaimId::random()?.to_hex();
     let life = match life {
         Life::Lasting => "lasting".to_owned(),
@@ -37,7 +37,7 @@ pub(super) fn written(value: &[u8], life: Life) -> Result<Vec<u8>> {
 ///
 /// # Errors
 /// [`ErrorKind::Corrupt`] if it is somebody else's, or a later version's.
-pub(super) fn read(object: &[u8]) -> Result<(Life, &[u8])> {
+pub(crate) fn read(object: &[u8]) -> Result<(Life, &[u8])> {
     parsed(object).ok_or_else(|| {
         let line = object.split(|&byte| byte == b'\n').next().unwrap_or_default();
         let line = std::str::from_utf8(line).unwrap_or_default();
@@ -46,7 +46,7 @@ pub(super) fn read(object: &[u8]) -> Result<(Life, &[u8])> {
 }
 
 /// It is not ours.
-pub(super) fn foreign() -> Error {
+pub(crate) fn foreign() -> Error {
     let what = "what is there is not leasehold's, and stays as it is: see what wrote it, or set another \
                 prefix or folder in the URL";
     Error::new(ErrorKind::Corrupt, what)

@@ -1,4 +1,4 @@
-//! PURE: when an object's life is over, which nothing in an object store ends by itself.
+//! PURE: when the life of something is over that nothing in the system ends by itself.
 //!
 //! What has a life (a session, a mark in its place, a knock) says in its first line how long it lasts, and
 //! is written anew to begin again. Whoever looks judges, by either of two:
@@ -6,10 +6,10 @@
 //! - *Our own clock*, since we first saw this very version. It was written before that; a clock that only
 //!   counts up cannot take it for older than it is, whatever is set anywhere. That takes a second look, a whole
 //!   life later: enough for who waits.
-//! - *The servers' clock*: between the object's `Last-Modified` and the `Date` of the answer that showed it.
-//!   One look is enough, for a `--try` from cron. Both are stamped there in whole seconds, so a second is taken
-//!   off; and the servers that stamped them may differ by [`SKEW`], which a client adds to the life of its
-//!   session and never counts on (`session.rs`: the grain).
+//! - *The system's clock*, where it tells how old what it shows is: an object store does, between the
+//!   object's `Last-Modified` and the `Date` of the answer that shows it. One look is enough, for a `--try`
+//!   from cron. What such an age may be wrong by is the system's grain, which a client adds to the life of
+//!   its session and never counts on (`session.rs`).
 //!
 //! Neither our wall clock nor any other client's comes into it.
 //!
@@ -18,8 +18,8 @@
 //! - *A stale look* shows an old version, which may seem over. Nothing follows from that alone: whoever takes a
 //!   session for gone writes in its place, if it is still what was seen.
 //! - *A late write* of a session's client begins a life at its arrival, so later than the client reckons.
-//! - *A servers' clock that is set forward* ends sessions early. That is what [`SKEW`] does not cover, and what
-//!   the store's guarantees say.
+//! - *A system's clock that is set forward* ends sessions early. That is what no grain covers, and what the store's
+//!   guarantees say.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -28,16 +28,12 @@ use std::time::Duration;
 use leasehold_core::Moment;
 use leasehold_core::kit::locked;
 
-/// How far the clocks of the servers that stamp may be apart.
-pub(super) const SKEW: Duration = Duration::from_secs(2);
-/// The grain of the stamps.
-const SECOND: Duration = Duration::from_secs(1);
 /// So many objects are kept in mind: dead clients, and those in whose way somebody stands.
 const MOST: usize = 4_096;
 
 /// How long something lives that was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Life {
+pub(crate) enum Life {
     /// For good.
     Lasting,
     /// For so long.
@@ -46,50 +42,33 @@ pub(super) enum Life {
     Over,
 }
 
-/// What a server has stamped, in seconds since 1970.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Stamps {
-    /// The object, when it was written.
-    pub(super) modified: i64,
-    /// The answer that shows it.
-    pub(super) date: i64,
-}
-
-impl Stamps {
-    /// At least so old.
-    fn age(self) -> Duration {
-        let seconds = u64::try_from(self.date.saturating_sub(self.modified)).unwrap_or(0);
-        Duration::from_secs(seconds).saturating_sub(SECOND)
-    }
-}
-
 /// When a look was sent, and answered.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Look {
-    pub(super) sent: Moment,
-    pub(super) answered: Moment,
+pub(crate) struct Look {
+    pub(crate) sent: Moment,
+    pub(crate) answered: Moment,
 }
 
 /// What was seen, and since when.
 #[derive(Debug, Default)]
-pub(super) struct Ages(Mutex<HashMap<String, (String, Moment)>>);
+pub(crate) struct Ages(Mutex<HashMap<String, (String, Moment)>>);
 
 impl Ages {
-    /// Whether the life is over of what was seen under this key.
-    pub(super) fn is_over(
+    /// Whether the life is over of what was seen under this key, and is at least of this age if that is known.
+    pub(crate) fn is_over(
         &self,
         key: &str,
         version: &str,
         life: Life,
         look: Look,
-        stamps: Option<Stamps>,
+        age: Option<Duration>,
     ) -> bool {
         match life {
             Life::Lasting => false,
             Life::Over => true,
             Life::Short(life) => {
                 let seen = self.seen_for(key, version, look);
-                seen.max(stamps.map_or(Duration::ZERO, Stamps::age)) >= life
+                seen.max(age.unwrap_or_default()) >= life
             }
         }
     }
@@ -110,7 +89,7 @@ impl Ages {
     }
 
     /// There is nothing any more.
-    pub(super) fn forget(&self, key: &str) {
+    pub(crate) fn forget(&self, key: &str) {
         locked(&self.0).remove(key);
     }
 }
@@ -146,34 +125,28 @@ mod tests {
     }
 
     #[test]
-    fn one_look_is_enough_by_the_servers_stamps_less_their_grain() {
-        let is_over = |date, modified| {
-            let stamps = Some(Stamps { modified, date });
-            Ages::default().is_over("k", "a", LIFE, look(0, 1), stamps)
-        };
-        assert!(!is_over(1_020, 1_000));
-        assert!(is_over(1_021, 1_000));
-        // A clock that was set back, and stamps from nowhere.
-        assert!(!is_over(900, 1_000));
-        assert!(!is_over(i64::MIN, i64::MAX));
+    fn one_look_is_enough_where_an_age_is_told() {
+        let is_over = |age| Ages::default().is_over("k", "a", LIFE, look(0, 1), Some(age));
+        assert!(!is_over(Duration::from_millis(19_999)));
+        assert!(is_over(Duration::from_secs(20)));
     }
 
     #[test]
     fn what_lasts_is_never_over_and_what_was_removed_is() {
-        let stamps = Some(Stamps { modified: 0, date: i64::MAX });
-        assert!(!Ages::default().is_over("k", "a", Life::Lasting, look(0, 1), stamps));
+        let age = Some(Duration::MAX);
+        assert!(!Ages::default().is_over("k", "a", Life::Lasting, look(0, 1), age));
         assert!(Ages::default().is_over("k", "a", Life::Over, look(0, 1), None));
     }
 
     proptest! {
         #![proptest_config(testbed::cases())]
 
-        /// A session's client counts on the life, less the skew, since it *sent* its last touch. Whoever looks, how
-        /// slowly and however wrong its servers' clocks are within the skew, never finds it over before that.
+        /// A session's client counts on the life, less the grain, since it *sent* its last touch. Whoever looks, how
+        /// slowly and however wrong the ages are within the grain, never finds it over before that.
         #[test]
         fn nobody_is_gone_who_may_still_believe(
             life in 4_000..60_000_u64,
-            clocks in (0..=2_000_u64, 0..=2_000_u64),
+            wrong in 0..=2_000_u64,
             touches in proptest::collection::vec((0..9_000_u64, 0..3_000_u64), 1..8),
             looks in proptest::collection::vec((0..9_000_u64, 0..9_000_u64, 0..9_000_u64), 1..30),
         ) {
@@ -192,12 +165,9 @@ mod tests {
                 let (looked, answered) = (sent + there, sent + there + back);
                 let (i, &(written, believes)) = versions.iter().enumerate()
                     .rfind(|(_, (written, _))| *written <= looked).expect("the first is there");
-                let stamps = Stamps {
-                    modified: i64::try_from((written + clocks.0) / 1_000).unwrap(),
-                    date: i64::try_from((looked + clocks.1) / 1_000).unwrap(),
-                };
+                let age = Duration::from_millis(looked - written + wrong);
                 let life = Life::Short(Duration::from_millis(life));
-                if ages.is_over("k", &i.to_string(), life, look(sent, answered), Some(stamps)) {
+                if ages.is_over("k", &i.to_string(), life, look(sent, answered), Some(age)) {
                     prop_assert!(looked >= believes, "{looked} < {believes}");
                 }
                 sent = answered;
@@ -208,13 +178,15 @@ mod tests {
         #[test]
         fn who_is_gone_is_found_gone(life in 1_000..60_000_u64, pauses in proptest::collection::vec(1..5_000_u64, 1..40)) {
             let ages = Ages::default();
-            let (mut now, mut over) = (0, false);
+            let is_over = |at| {
+                ages.is_over("k", "a", Life::Short(Duration::from_millis(life)), look(at, at), None)
+            };
+            let mut now = 0;
             for pause in pauses {
-                over = ages.is_over("k", "a", Life::Short(Duration::from_millis(life)), look(now, now), None);
-                prop_assert_eq!(over, now >= life);
+                prop_assert_eq!(is_over(now), now >= life);
                 now += pause;
             }
-            let _ = over;
+            prop_assert!(is_over(now.max(life)));
         }
     }
 }

@@ -2,19 +2,17 @@
 //! the fenced one does not. Each run shows that there is one to be seen; to make the picture anew:
 //!
 //! ```sh
-//! UPDATE_PICTURES=1 cargo test -p leasehold-cli --all-features --test torture_picture -- --ignored
+//! UPDATE_PICTURES=1 cargo test -p leasehold-cli --all-features --test torture picture -- --ignored
 //! ```
 #![cfg(feature = "redis")]
-
-mod torture_common;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use crate::common::unbroken;
 use serde_json::Value;
 use testbed::{Browser, Sentinel};
-use torture_common::unbroken;
 
 const PICTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/pictures");
 
@@ -32,7 +30,7 @@ fn run(servers: &Sentinel, directory: &Path) -> Value {
         let run = scope.spawn(|| unbroken(&words));
         while !run.is_finished() {
             if asked.exists() {
-                wait_for_a_pause();
+                wait_for_a_pause(&url);
                 let master = servers.master();
                 let old = master.port();
                 master.kill();
@@ -48,8 +46,8 @@ fn run(servers: &Sentinel, directory: &Path) -> Value {
     })
 }
 
-/// The stopped ones among the workers of the runs that this process began.
-fn stopped() -> BTreeSet<u32> {
+/// The stopped ones among the workers of the run on this store.
+fn stopped(store: &str) -> BTreeSet<u32> {
     // What is behind the name, which may have any sign in it: the state, and the parent.
     let stat = |pid: u32| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -60,19 +58,20 @@ fn stopped() -> BTreeSet<u32> {
     let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let is_ours = |pid: &u32| {
         let Some((state, parent)) = stat(*pid) else { return false };
-        state == "T" && stat(parent).is_some_and(|(_, parent)| parent == std::process::id())
+        let of = std::fs::read_to_string(format!("/proc/{parent}/cmdline"));
+        state == "T" && of.is_ok_and(|words| words.split('\0').any(|word| word == store))
     };
     pids.filter(is_ours).collect()
 }
 
 /// Returns when a worker has just been stopped, most often a holder between reading and writing: it will
 /// sleep for longer than a fail-over takes. Or at last without.
-fn wait_for_a_pause() {
+fn wait_for_a_pause(store: &str) {
     let end = Instant::now() + Duration::from_secs(10);
-    let mut before = stopped();
+    let mut before = stopped(store);
     while Instant::now() < end {
         std::thread::sleep(Duration::from_millis(20));
-        let now = stopped();
+        let now = stopped(store);
         if !now.is_subset(&before) {
             return;
         }

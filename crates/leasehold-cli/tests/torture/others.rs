@@ -2,15 +2,13 @@
 //! under the fault that each does not survive.
 #![cfg(all(feature = "redis", feature = "etcd"))]
 
-mod torture_common;
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use crate::common::torture;
 use serde_json::Value;
 use testbed::python;
-use torture_common::torture;
 
 const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/judge");
 

@@ -1,0 +1,63 @@
+//! Which error is which answer.
+
+use http::StatusCode;
+use leasehold_core::{Error, ErrorKind};
+
+/// What a service answers to a request that failed by this error of a lock, a fence or the store.
+///
+/// | status | error | because |
+/// |---|---|---|
+/// | 423 Locked | `Contended`, `Timeout`, and the store answered | somebody is at it, and the service is well |
+/// | 409 Conflict | `StaleToken`, `StaleVersion` | a later holder has written: what the request had read is old |
+/// | 400 Bad Request | `InvalidName` | the name came from the request |
+/// | 503 Service Unavailable | any other [that may pass](Error::is_retryable) | the store is away, or the lock was lost |
+/// | 500 | the rest | a missing right, a bad setting: for a person to mend |
+///
+/// Send `Retry-After` with 423 and 503. If a commit was not answered, nobody knows whether it was done: that is a
+/// 500, whatever its error says, unless the request has a key of `once`. The error's line says who holds what, on
+/// which host: write it to the log, and do not send it to strangers.
+///
+/// ```
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// use leasehold::fence::http::status;
+/// let locks = leasehold::connect("memory:").await?;
+/// let _held = locks.mutex("account:7").lock().await?;
+/// let error = locks.mutex("account:7").try_lock().await.unwrap_err();
+/// assert_eq!(status(&error).as_u16(), 423);
+/// # Ok::<(), leasehold::Error>(()) }).unwrap();
+/// ```
+pub fn status(error: &Error) -> StatusCode {
+    match error.kind() {
+        ErrorKind::Contended | ErrorKind::Timeout if error.store_answered() => StatusCode::LOCKED,
+        ErrorKind::StaleToken | ErrorKind::StaleVersion => StatusCode::CONFLICT,
+        ErrorKind::InvalidName => StatusCode::BAD_REQUEST,
+        _ if error.is_retryable() => StatusCode::SERVICE_UNAVAILABLE,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use leasehold_core::LostReason;
+
+    use super::*;
+
+    #[test]
+    fn each_kind_has_its_status() {
+        for (kind, expected) in [
+            (ErrorKind::StaleToken, 409),
+            (ErrorKind::StaleVersion, 409),
+            (ErrorKind::InvalidName, 400),
+            (ErrorKind::Unreachable, 503),
+            // The store was silent.
+            (ErrorKind::Timeout, 503),
+            (ErrorKind::AtRisk, 503),
+            (ErrorKind::Denied, 500),
+            (ErrorKind::Config, 500),
+            (ErrorKind::Closed, 500),
+        ] {
+            assert_eq!(status(&Error::new(kind, "")).as_u16(), expected, "{kind:?}");
+        }
+        assert_eq!(status(&Error::lost(LostReason::Gone)).as_u16(), 503);
+    }
+}

@@ -1,0 +1,26 @@
+-- KEYS: main, record, waiting, alive. Who holds, then who waits: entry and for how many ms. A key of
+-- another type is no error here: it must not hide the other locks from who lists them.
+local function read(...)
+  local r = redis.pcall(...)
+  if type(r) ~= 'table' or not r.err then return r end
+  if string.find(r.err, 'WRONGTYPE', 1, true) then return nil, true end
+  return redis.call(...)
+end
+local at = math.floor(now() / 1000)
+local value, odd = read('GET', KEYS[1])
+if odd then value = NO_LOCK end
+if is_kept(value) then value = nil end
+local r = read('HMGET', KEYS[2], 'id', 'token', 'holder', 'since') or {}
+local holder = value and r[1] == value
+local out = {value or '', value and redis.call('PTTL', KEYS[1]) or 0,
+  holder and tonumber(r[2]) or 0, holder and r[3] or '',
+  holder and math.max(0, at - tonumber(r[4])) or 0}
+for _, who in ipairs(read('ZRANGE', KEYS[3], 0, 9999) or {}) do
+  local alive, since = read('ZSCORE', KEYS[4], who), redis.call('ZSCORE', KEYS[3], who)
+  if alive and tonumber(alive) > at then
+    out[#out + 1] = who
+    out[#out + 1] = math.max(0, at - tonumber(since))
+    out[#out + 1] = tonumber(alive) - at
+  end
+end
+return out

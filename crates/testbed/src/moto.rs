@@ -1,0 +1,75 @@
+//! moto: S3 as programs in Python are tested with it, another reading of the protocol than SeaweedFS's. It keeps
+//! objects in its memory.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
+
+use crate::daemon::{Daemon, Launch, accepts, start_somewhere};
+use crate::{python, reaper};
+
+/// The bucket that is there from the beginning.
+const BUCKET: &str = "locks";
+/// It wants to be told who asks, and believes it.
+const OWNER: &str = "AWS4-HMAC-SHA256 Credential=lh/20260101/us-east-1/s3/aws4_request, \
+                     SignedHeaders=host, Signature=lh";
+
+/// A server with a bucket that everybody may write to.
+#[derive(Debug)]
+pub struct Moto {
+    daemon: Daemon,
+    port: u16,
+}
+
+impl Moto {
+    /// A server of the test's own.
+    pub fn start() -> Self {
+        start_somewhere(Self::try_start)
+    }
+
+    fn try_start(port: u16) -> Result<Self, String> {
+        let directory = reaper::directory("moto");
+        let args = ["-m", "moto.server", "-H", "127.0.0.1", "-p"].map(str::to_owned);
+        let args = args.into_iter().chain([port.to_string()]).collect();
+        let launch = Launch { program: python(), args, user: None };
+        let launch = launch.before_others();
+        let is_ready = || accepts(port) && has_bucket(port);
+        let daemon = Daemon::start("moto", directory, launch, None, &is_ready)?;
+        Ok(Self { daemon, port })
+    }
+
+    /// The URL of this folder of its bucket.
+    pub fn url(&self, folder: &str) -> String {
+        let port = self.port;
+        format!("s3://{BUCKET}/{folder}?anonymous=yes&endpoint=http://127.0.0.1:{port}")
+    }
+
+    /// What it printed.
+    pub fn log(&self) -> String {
+        self.daemon.log()
+    }
+}
+
+/// Makes it. That everybody may use its objects is said by a policy: what is in it is private for a moment before
+/// its own list of rights is there, and anonymous readers are refused then.
+fn has_bucket(port: u16) -> bool {
+    let policy = format!(
+        r#"{{"Version":"2012-10-17","Statement":[{{"Effect":"Allow","Principal":"*","Action":"s3:*","Resource":"arn:aws:s3:::{BUCKET}/*"}}]}}"#
+    );
+    let done =
+        |path: &str, body: &str| put(port, path, body).is_some_and(|status| status / 100 == 2);
+    done(BUCKET, "") && done(&format!("{BUCKET}?policy"), &policy)
+}
+
+/// The answer's status.
+fn put(port: u16, path: &str, body: &str) -> Option<u16> {
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()?;
+    let length = body.len();
+    let request = format!(
+        "PUT /{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nx-amz-acl: public-read-write\r\n\
+         Authorization: {OWNER}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+    );
+    stream.write_all(request.as_bytes()).ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    answer.split(' ').nth(1)?.parse().ok()
+}
