@@ -198,3 +198,16 @@ pub fn nats() -> Breakable {
         }
     })
 }
+
+/// SeaweedFS, killed and stopped.
+pub fn objects() -> Breakable {
+    let server = testbed::SeaweedFs::start();
+    let url = server.url("torture") + "&session_ms=2000&poll_ms=50";
+    Breakable::new(url, 2, move |n| match n % 2 {
+        0 => {
+            server.kill();
+            server.restart();
+        }
+        _ => pause(|| server.stop(), || server.cont()),
+    })
+}

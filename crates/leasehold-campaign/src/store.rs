@@ -120,8 +120,6 @@ impl Store {
         match self {
             Self::Memory => &[All, Pause, Kill, Cut],
             Self::File | Self::Sqlite => &[All, Pause, Kill],
-            // What its server keeps when it is killed is the server's to say.
-            Self::S3 => &[All, Pause, Kill, Cut],
             // Whose URLs name what is found out from others: a relay would not be in the way.
             Self::Sentinel | Self::Cluster => &[All, Servers, Pause, Kill],
             _ => &[All, Servers, Pause, Kill, Cut],
@@ -151,7 +149,7 @@ impl Store {
         let least = match (faults, self) {
             (Faults::Servers, Self::Sentinel | Self::ZooKeeper | Self::Memcached) => 50,
             (Faults::Servers, Self::Cluster | Self::Etcd) => 40,
-            (Faults::Servers, Self::Nats) => 80,
+            (Faults::Servers, Self::Nats | Self::S3) => 80,
             (Faults::Servers, _) => 15,
             // The servers' stamps are of whole seconds, and two are granted for what clocks may be apart.
             (_, Self::S3) => 45,
@@ -240,7 +238,7 @@ impl Store {
     pub(crate) fn breakable(self, version: Version) -> Option<Breakable> {
         let setup = setup(version);
         Some(match self {
-            Self::Memory | Self::File | Self::Sqlite | Self::S3 => return None,
+            Self::Memory | Self::File | Self::Sqlite => return None,
             Self::Postgres => breakable::postgres(setup),
             Self::MariaDb => breakable::mariadb(setup),
             Self::MySql => breakable::mysql(setup),
@@ -253,6 +251,7 @@ impl Store {
             Self::Etcd => breakable::etcd(setup),
             Self::Memcached => breakable::memcached(Setup::new()),
             Self::Nats => breakable::nats(),
+            Self::S3 => breakable::objects(),
         })
     }
 

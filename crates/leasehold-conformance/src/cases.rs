@@ -40,13 +40,13 @@ fn named(subject: &Subject, what: &str) -> Name {
     must("name", Name::new(subject.name(what)))
 }
 
-/// Waits until `check` says yes.
 /// How long a lease lasts at least: the clocks of some stores count whole milliseconds (SQLite's, Redis's), which is
 /// what the two milliseconds in [`drift`](leasehold_core::kit::drift) are for.
 fn whole(lease: Duration) -> Duration {
     lease.saturating_sub(Duration::from_millis(2))
 }
 
+/// Waits until `check` says yes.
 async fn eventually(what: &str, mut check: impl AsyncFnMut() -> bool) {
     let start = Instant::now();
     while !check().await {

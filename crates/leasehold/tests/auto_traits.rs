@@ -1,8 +1,8 @@
 //! What may go to another thread, as programs rely on it: it must not be lost by a field.
 
 use leasehold::{
-    Claim, Clock, Error, Guard, Leasehold, Mutex, Owner, RwLock, Semaphore, Sequencer, Watch,
-    blocking,
+    Changes, Claim, Clock, Deadline, Election, Error, Guard, Guards, Leasehold, LockOptions, Mutex,
+    Name, Observer, Owner, Registry, RwLock, Semaphore, Sequencer, Token, Wanted, Watch, blocking,
 };
 
 const fn everywhere<T: Send + Sync + Unpin + 'static>() {}
@@ -15,7 +15,20 @@ const _: () = {
     everywhere::<RwLock>();
     everywhere::<Semaphore>();
     everywhere::<Guard>();
+    everywhere::<Guards>();
+    everywhere::<blocking::Guard>();
+    everywhere::<blocking::Mutex>();
+    everywhere::<Election>();
+    everywhere::<Observer>();
+    everywhere::<Changes>();
     everywhere::<Watch>();
+    everywhere::<Wanted>();
+    everywhere::<LockOptions>();
+    everywhere::<Registry>();
+    everywhere::<Deadline>();
+    everywhere::<Name>();
+    everywhere::<Token>();
+    everywhere::<leasehold::store::MemoryStore>();
     everywhere::<Owner>();
     everywhere::<Sequencer>();
     everywhere::<Claim>();

@@ -28,7 +28,7 @@ async fn connect(at: &Path) -> Leasehold {
     Builder::new(registry).connect(format!("git:{}", at.display())).await.unwrap()
 }
 
-leasehold_conformance::conformance_suite!(git, async { connect(PLACE.path()).await });
+leasehold_conformance::conformance_suite!(git, slow, async { connect(PLACE.path()).await });
 
 /// What this file is an example of: it is as short as it says.
 #[test]

@@ -48,7 +48,8 @@ pub(super) fn connecting(servers: &str, error: &ConnectError) -> Error {
 pub(super) fn no_jetstream(servers: &str) -> Error {
     let what = format!(
         "NATS at {servers} keeps nothing for this user: JetStream is off, there or for the account. Start \
-         the server with -js (jetstream {{}} in its file), or allow it for the account"
+         the server with -js (jetstream {{}} in its file), or allow it for the account; at a leaf node, name its \
+         domain in the URL, ?domain=hub"
     );
     Error::new(ErrorKind::Config, what)
 }

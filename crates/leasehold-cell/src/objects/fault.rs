@@ -10,7 +10,16 @@ const REDIRECT: &str = "Received redirect";
 /// What it says of a request that is wrong.
 const BAD_REQUEST: &str = "status code: 400";
 
-/// Nobody answers there, or not in time, or only that it is busy.
+/// What it says of a server that has too much to do.
+const BUSY: [&str; 2] = ["status code: 503", "status code: 429"];
+
+/// Whether the server asks for patience: to ask again at once would be the opposite.
+pub(super) fn is_busy(error: &Driver) -> bool {
+    let why = error.to_string();
+    BUSY.iter().any(|code| why.contains(code))
+}
+
+/// Nobody answers there, or not in time.
 pub(super) fn unreachable(url: &ObjectsUrl, why: impl ToString) -> Error {
     let what = format!(
         "{} does not answer: check endpoint and network, and that there are credentials ({})",
@@ -42,6 +51,12 @@ pub(super) fn of(url: &ObjectsUrl, error: &Driver) -> Error {
         _ if why.contains(BAD_REQUEST) => (
             ErrorKind::Config,
             format!("{place} refuses the request: check region, endpoint and credentials"),
+        ),
+        _ if is_busy(error) => (
+            ErrorKind::Unreachable,
+            format!(
+                "{place} is busy and refuses requests: try later, or keep locks of many in another store"
+            ),
         ),
         _ => return unreachable(url, why),
     };
@@ -85,7 +100,13 @@ mod tests {
                 ErrorKind::Config,
                 "check region",
             ),
-            (generic("status code: 503: SlowDown\n<xml>"), ErrorKind::Unreachable, "SlowDown"),
+            (
+                generic("status code: 503: SlowDown\n<xml>"),
+                ErrorKind::Unreachable,
+                "is busy and refuses",
+            ),
+            (generic("status code: 429: x"), ErrorKind::Unreachable, "is busy and refuses"),
+            (generic("connection refused"), ErrorKind::Unreachable, "does not answer"),
         ] {
             let told = of(&ObjectsUrl::parse("s3://b").unwrap(), &error);
             assert_eq!(told.kind(), kind, "{told}");

@@ -50,7 +50,9 @@ impl Values for Link {
         let path = path(key)?;
         let mut told = self.store.get(&path).await;
         // A connection that the server closes as it is used again: a look may be sent twice.
-        if matches!(told, Err(Driver::Generic { .. })) {
+        if let Err(error @ Driver::Generic { .. }) = &told
+            && !fault::is_busy(error)
+        {
             told = self.store.get(&path).await;
         }
         let found = match told {

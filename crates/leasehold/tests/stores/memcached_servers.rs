@@ -100,6 +100,10 @@ fn r36_one_of_three_servers_is_gone_and_others_go_on() {
         assert!(error.to_string().contains(&b.port().to_string()), "which one: {error}");
         let error = late.mutex(&*kept).try_lock().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
+        // A list without what is there would be taken for all.
+        let error = late.list("").await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+        assert!(error.to_string().contains(&b.port().to_string()), "which one: {error}");
         let found = late.diagnose().await.unwrap();
         assert!(found.iter().any(|finding| finding.id == "server-gone"), "{found:?}");
         tokio::time::timeout(PATIENCE, lost.lost()).await.unwrap();
