@@ -199,15 +199,13 @@ pub fn nats() -> Breakable {
     })
 }
 
-/// SeaweedFS, killed and stopped.
+/// SeaweedFS, stopped and then killed: both at once, since clients are given half a minute to recover.
 pub fn objects() -> Breakable {
     let server = testbed::SeaweedFs::start();
     let url = server.url("torture") + "&session_ms=2000&poll_ms=50";
-    Breakable::new(url, 2, move |n| match n % 2 {
-        0 => {
-            server.kill();
-            server.restart();
-        }
-        _ => pause(|| server.stop(), || server.cont()),
+    Breakable::new(url, 1, move |_| {
+        pause(|| server.stop(), || server.cont());
+        server.kill();
+        server.restart();
     })
 }

@@ -232,5 +232,5 @@ fn s71_members_of_zookeeper_are_killed_and_stopped() {
 #[test]
 #[ignore = "takes a minute: ./test.sh --faults"]
 fn r36_objects_are_killed_and_stopped() {
-    disturbed(breakable::objects(), 40, &[], "pause,kill");
+    disturbed(breakable::objects(), 30, &[], "pause,kill");
 }
