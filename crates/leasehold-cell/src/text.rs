@@ -258,6 +258,41 @@ mod tests {
         }
     }
 
+    /// What clients that are in use have written, to the byte: a change here shuts them out, or lets them in wrongly.
+    #[test]
+    fn f44_values_are_those_of_every_version() {
+        let value = concat!(
+            "leasehold queue 1 a%20b%2F%C3%A9\n",
+            r#"{"kind":"semaphore","capacity":5,"leases":false,"last":1000001,"entries":["#,
+            r#"{"id":"d559baa2a239f24eb8a1c609688eb42a","token":1000000,"weight":5,"standing":"holding","#,
+            r#""since":5,"lock_delay":1,"holder":{"host":"vm","pid":6480},"#,
+            r#""session":"0123456789abcdef0123456789abcdef"},"#,
+            r#"{"id":"1d9760d9d5c0218b97ff16940f7a5ca8","token":1000001,"weight":1,"standing":"waiting","#,
+            r#""since":5,"holder":{"host":"vm","pid":6480,"label":"l"},"#,
+            r#""session":"0123456789abcdef0123456789abcdef"}]}"#,
+        );
+        assert_eq!(
+            String::from_utf8(text(&read(&name(), value.as_bytes()).unwrap())).unwrap(),
+            value
+        );
+        for (value, is_open, members) in [
+            ("leasehold epoch 1 0123456789abcdef0123456789abcdef open", true, None),
+            (
+                "leasehold epoch 1 0123456789abcdef0123456789abcdef closed a:1,b",
+                false,
+                Some("a:1,b"),
+            ),
+        ] {
+            let epoch = Epoch::read(value.as_bytes()).unwrap();
+            assert_eq!((epoch.is_open, epoch.members.as_deref()), (is_open, members));
+            assert_eq!(epoch.written(), value.as_bytes());
+        }
+        let (id, token) = heard("granted a0b562a53633bf84fffe8c7c952aa902 7").unwrap();
+        assert_eq!(rung(id, token), "granted a0b562a53633bf84fffe8c7c952aa902 7");
+        assert_eq!(heard_evicted(&evicted(id)), Some(id));
+        assert_eq!(evicted(id), "evicted a0b562a53633bf84fffe8c7c952aa902");
+    }
+
     #[test]
     fn what_is_said_to_a_client_is_one_thing_or_the_other() {
         let (id, token) = (ClaimId::random().unwrap(), Token::new(7).unwrap());

@@ -48,9 +48,9 @@ mod tests {
             (ErrorKind::StaleToken, 409),
             (ErrorKind::StaleVersion, 409),
             (ErrorKind::InvalidName, 400),
+            (ErrorKind::Contended, 423),
+            (ErrorKind::Timeout, 423),
             (ErrorKind::Unreachable, 503),
-            // The store was silent.
-            (ErrorKind::Timeout, 503),
             (ErrorKind::AtRisk, 503),
             (ErrorKind::Denied, 500),
             (ErrorKind::Config, 500),

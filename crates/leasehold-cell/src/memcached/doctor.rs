@@ -135,4 +135,20 @@ mod tests {
         assert_eq!(found(&[("time", "1800000000")], &kept, 20), [""; 0]);
         assert_eq!(found(&[("time", "1800000009")], &kept, 20), ["clock-difference"]);
     }
+
+    proptest::proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn whatever_stats_tell_is_judged(
+            line in testbed::texts(&["STAT evictions 3", "STAT uptime 5", "STAT time 1800000009", "STAT bytes 90"]),
+            closed: u64,
+        ) {
+            let stats = Stats::of(&["STAT limit_maxbytes 100".to_owned(), line.clone()]);
+            judge(&stats, &stats, (NOW, NOW), Duration::from_secs(closed));
+            for (name, value) in stats.0.iter().filter(|(name, _)| *name != "limit_maxbytes") {
+                proptest::prop_assert_eq!(format!("STAT {} {}", name, value), line.as_str());
+            }
+        }
+    }
 }

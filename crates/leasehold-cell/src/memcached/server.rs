@@ -236,4 +236,18 @@ mod tests {
         let at_once = Options { restart_delay: Some(Duration::ZERO), ..Options::default() };
         assert_eq!(guarantees(&at_once).on_store_crash, Survival::Unsafe);
     }
+
+    proptest::proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn any_line_of_a_dump_is_a_key_or_none(
+            line in testbed::texts(&["key=leasehold%3Al%3Aa%2520b exp=-1 la=1 cas=7 fetch=no cls=1 size=90"]),
+        ) {
+            if let Some(key) = dumped(&line) {
+                let again = format!("key={} exp=-1", leasehold_core::kit::Escaped(&key));
+                proptest::prop_assert_eq!(dumped(&again), Some(key));
+            }
+        }
+    }
 }

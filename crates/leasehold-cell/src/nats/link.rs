@@ -277,4 +277,33 @@ mod tests {
         let told = |millis| seconds(Duration::from_millis(millis));
         assert_eq!([told(1), told(1_000), told(1_001), told(2_200)], [1, 1, 2, 3]);
     }
+
+    proptest::proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn s90_any_name_is_a_subject_and_is_read_from_it(name in testbed::texts(&["a.b", "*.>", "%2E=2E~"])) {
+            let keys = crate::keys::Keys::new("leasehold:".into(), 250);
+            if let Ok(name) = leasehold_core::Name::new(&name) {
+                let key = keys.lock(&name);
+                let subject = subject_of(&key);
+                let is_part = |part: &str| {
+                    !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_=/".contains(&b))
+                };
+                proptest::prop_assert!(subject.split('.').all(is_part), "{}", subject);
+                let read = key_of(&subject);
+                proptest::prop_assert_eq!(keys.name_of(&read), keys.name_of(&key));
+                proptest::prop_assert_eq!(subject_of(&read), subject);
+            }
+        }
+
+        #[test]
+        fn any_subject_is_read_as_some_key(subject in testbed::texts(&["leasehold.l.a=20b=2F=2E=7E=C3=A9"])) {
+            let keys = crate::keys::Keys::new("leasehold:".into(), 250);
+            if let Some(name) = keys.name_of(&key_of(&subject)) {
+                let again = key_of(&subject_of(&keys.lock(&name)));
+                proptest::prop_assert!(again.contains(":h:") || keys.name_of(&again) == Some(name));
+            }
+        }
+    }
 }

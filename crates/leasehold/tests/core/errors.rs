@@ -21,11 +21,16 @@ async fn f55_an_error_tells_whether_the_store_answered() {
     assert_eq!(busy.holders().len(), 1, "{busy}");
     assert!(there.mutex("a").try_lock().await.unwrap_err().store_answered());
 
+    #[cfg(feature = "http")]
+    assert_eq!(leasehold::fence::http::status(&busy).as_u16(), 423);
+
     // Away from the beginning, and away after it has told us our place.
     remote.all(Network::Silent);
     let away = there.mutex("a").lock_timeout(wait).await.unwrap_err();
     assert_eq!((away.kind(), away.store_answered()), (ErrorKind::Timeout, false), "{away}");
     assert!(away.to_string().contains("has not answered"), "{away}");
+    #[cfg(feature = "http")]
+    assert_eq!(leasehold::fence::http::status(&away).as_u16(), 503);
     remote.all(Network::Well);
     let lock = there.mutex("a").lease(Duration::from_secs(2));
     let waiting = tokio::spawn(async move { lock.lock_timeout(Duration::from_secs(6)).await });
