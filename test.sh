@@ -172,7 +172,7 @@ done
 ) &
 computes=$!
 # In an order by chance, so that what burdens one server does not come all at once.
-run waiting 14 "$@" --test stores --config "$runner" -- "${tell[@]}" --shuffle &
+run waiting 12 "$@" --test stores --config "$runner" -- "${tell[@]}" --shuffle &
 waits=$!
 # The command's crowds of forty processes come one at a time.
 run command 4 "$@" "${command[@]}" --config "$runner" -- "${tell[@]}" &

@@ -6,7 +6,8 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use leasehold::Leasehold;
+use leasehold::store::Wakeup;
+use leasehold::{Changes, Leasehold};
 
 use crate::args::WaitArgs;
 use crate::drive::drive;
@@ -27,6 +28,8 @@ pub(crate) fn main(args: &WaitArgs) -> ExitCode {
 async fn wait(args: &WaitArgs, locks: &Leasehold) -> Result<(), Failure> {
     let started = Instant::now();
     let [mut pause, longest] = PAUSE;
+    let is_told = locks.guarantees().followed == Wakeup::Push;
+    let mut changes = is_told.then(|| locks.watch(&args.name));
     loop {
         let lock = locks.read(&args.name).await?;
         let holder = lock.as_ref().and_then(|lock| lock.holders().next());
@@ -47,7 +50,18 @@ async fn wait(args: &WaitArgs, locks: &Leasehold) -> Result<(), Failure> {
             };
             return Err(Failure::new(exit::NOT_ACQUIRED, why));
         }
-        tokio::time::sleep(left.map_or(pause, |left| pause.min(left))).await;
+        tokio::select! {
+            () = next(&mut changes) => (),
+            () = tokio::time::sleep(left.map_or(pause, |left| pause.min(left))) => (),
+        }
         pause = (pause * 2).min(longest);
+    }
+}
+
+/// Until the store says that something has changed, if it does. What, or why it cannot, is found by looking.
+async fn next(changes: &mut Option<Changes>) {
+    match changes {
+        Some(changes) => drop(changes.next().await),
+        None => std::future::pending().await,
     }
 }

@@ -1891,6 +1891,95 @@ pub async fn people_see_and_evict(subject: &Subject) {
     assert_eq!(must("evict", locks.evict(subject.name("nobody"), Evict::Holders).await), 0);
 }
 
+/// The way to use a lock: for work that is done, that fails by itself, and that never ends.
+pub async fn work_runs_under_its_lock(subject: &Subject) {
+    let name = subject.name("work");
+    let (locks, other) = (subject.client().await, subject.client().await);
+    must("ping", locks.ping(PATIENCE).await);
+    let mut options = leasehold_core::LockOptions::default();
+    options.lease = LEASE * 10;
+    options.label = "as it was set".into();
+    let mutex = locks.mutex(&name).options(&options);
+    let work = mutex.run(async |guard| {
+        let info = must("read", other.read(&name).await);
+        let label = info.and_then(|info| Some(info.holders().next()?.holder.label.clone()));
+        assert_eq!(label.as_deref(), Some("as it was set"));
+        assert!(guard.remaining() <= LEASE * 10 || !subject.guarantees().has_leases());
+        kind_of("a second", other.mutex(&name).try_lock().await)
+    });
+    assert_eq!(must("run", work.await), ErrorKind::Contended);
+    type Failed = Box<dyn std::error::Error + Send + Sync>;
+    let failed = mutex.try_run(async |_| Err::<(), Failed>("no paper".into())).await;
+    assert_eq!(failed.err().map(|why| why.to_string()).as_deref(), Some("no paper"));
+    drop(taken(&other, &name).await);
+    let work = mutex.run(async |_| {
+        must("evict", other.evict(&name, Evict::Holders).await);
+        std::future::pending::<()>().await;
+    });
+    let Ok(lost) = tokio::time::timeout(PATIENCE, work).await else { panic!("works on") };
+    assert_eq!(kind_of("what was evicted", lost), ErrorKind::Lost);
+}
+
+/// The same lock for code without a runtime.
+pub async fn threads_lock_as_tasks_do(subject: &Subject) {
+    let name = subject.name("threads");
+    let (locks, other) = (subject.client().await, subject.client().await);
+    let thread = tokio::task::spawn_blocking(move || {
+        let [locks, other] = [locks, other].map(blocking::Leasehold::from);
+        must("ping", locks.ping(PATIENCE));
+        let guard = must("lock", locks.mutex(&name).lock());
+        let second = other.mutex(&name);
+        assert_eq!(kind_of("a second", second.try_lock()), ErrorKind::Contended);
+        let short = Duration::from_millis(20);
+        assert_eq!(kind_of("a third", second.lock_timeout(short)), ErrorKind::Timeout);
+        let first = guard.token();
+        must("release", guard.release());
+        let next = must("run", second.run(|guard| guard.token()));
+        assert!(next > first);
+        let failed = second.try_run(|_| Err::<(), _>(gone()));
+        assert_eq!(kind_of("work that failed", failed), ErrorKind::Closed);
+        let both = must("all", locks.lock_all([format!("{name}:b"), format!("{name}:a")]));
+        assert_eq!(must("list", other.list(&format!("{name}:"))).len(), 2);
+        must("release", both.release());
+        let seen = must("watch", {
+            let guard = must("lock", second.lock());
+            let change = locks.watch(&name).next();
+            must("release", guard.release());
+            change
+        });
+        assert_eq!((seen.name.as_str(), seen.became), (&*name, Became::Holds));
+    });
+    must("joined", thread.await);
+}
+
+/// Whoever has another prefix, or none, sees nothing of it.
+pub async fn a_namespace_is_its_clients_own(subject: &Subject) {
+    let locks = subject.client().await;
+    let store = subject.client().await;
+    let namespace = subject.name("acme/");
+    let within = Builder::default().namespace(&namespace).store(store.store().clone());
+    let within = must("a namespace", within);
+    let guard = must("lock", within.mutex("job").lock().await);
+    assert_eq!(guard.name().as_str(), "job");
+    assert_eq!(must("list", within.list("").await).len(), 1);
+    drop(must("another", locks.mutex(subject.name("job")).try_lock().await));
+    let whole = format!("{namespace}job");
+    let error = kind_of("the same", locks.mutex(&whole).try_lock().await);
+    assert_eq!(error, ErrorKind::Contended);
+    // What is pushed finds its way: a turn, and an eviction.
+    let waits = {
+        let mutex = within.mutex("job");
+        tokio::spawn(async move { mutex.lock_timeout(PATIENCE).await })
+    };
+    until_waiting(&locks, &whole, 1).await;
+    must("release", guard.release().await);
+    let Ok(next) = waits.await else { panic!("the waiter failed") };
+    let next = must("lock", next);
+    assert_eq!(must("evict", locks.evict(&whole, Evict::Holders).await), 1);
+    let reason = tokio::time::timeout(PATIENCE, next.lost()).await;
+    assert_eq!(reason.ok(), Some(LostReason::Gone));
+}
+
 pub async fn people_evict_a_waiter_by_its_token(subject: &Subject) {
     if !subject.claims("first come, first served", subject.guarantees().fifo) {
         return;

@@ -78,6 +78,16 @@ pub trait EtcdGuardExt {
     /// This hold as a condition for the caller's own transaction in the same etcd. No I/O: whether it
     /// is true, etcd decides when it does the transaction.
     ///
+    /// ```no_run
+    /// # async fn example() -> leasehold::Result<()> {
+    /// use leasehold::EtcdGuardExt;
+    /// let locks = leasehold::connect("etcd://localhost").await?;
+    /// let guard = locks.mutex("order:42").lock().await?;
+    /// let condition = guard.etcd_compare()?;
+    /// println!("{condition}"); // a line for the compares of `etcdctl txn`
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// [`Unsupported`](leasehold_core::ErrorKind::Unsupported) if the lock is kept in another store than
     /// etcd, or held with others (permits, readers).

@@ -37,7 +37,7 @@
 //! before it hears of anybody behind or before it, since the server tells in the order of its
 //! transactions.
 //!
-//! Who holds and is evicted is told by whoever evicts (`hear.rs`).
+//! Who holds and is evicted is told by whoever evicts, and who follows queues by a watch (`hear.rs`).
 //!
 //! # Whose clock, and who is dead
 //! A child lives as long as its client's session, by the leader's monotonic clock. For how long that
@@ -111,8 +111,9 @@ use self::url::ZooKeeperUrl;
 use leasehold_core::Opening;
 use leasehold_core::doctor::Finding;
 use leasehold_core::store::{
-    ALL_KINDS, ClockModel, Durability, Ear, Ears, Evict, Guarantees, Joined, Liveness, LockInfo,
-    Mode, Ownership, Renew, Renewal, Signal, Stall, Store, StoreInfo, Survival, Wakeup,
+    ALL_KINDS, ClockModel, Durability, Ear, Ears, Evict, Follow, Guarantees, Joined, Liveness,
+    LockInfo, Mode, Ownership, Queues, Renew, Renewal, Signal, Stall, Store, StoreInfo, Survival,
+    Wakeup,
 };
 use leasehold_core::{Claim, Clock, Error, ErrorKind, Name, Result};
 
@@ -257,6 +258,16 @@ impl Store for ZooKeeperStore {
         self.shared.ears.add(ear);
     }
 
+    async fn follow(&self, queues: &Queues) -> Result<Option<Follow>> {
+        // A server that knows no such watches, or does not let us.
+        if self.hearing.is_none() {
+            return Ok(None);
+        }
+        let queues = queues.clone();
+        let followed = self.shared.run(|shared| shared.follow_all(queues)).await;
+        followed.map(Some).map_err(|e| e.at(&self.info.url))
+    }
+
     async fn read(&self, name: &Name) -> Result<Option<LockInfo>> {
         let wanted = name.clone();
         let read = self.shared.run(|shared| shared.read(wanted)).await;
@@ -323,6 +334,7 @@ fn guarantees(
     promised.fifo = true;
     promised.wakeup = Wakeup::Push;
     promised.evicted = if hears { Wakeup::Push } else { Wakeup::Poll };
+    promised.followed = promised.evicted;
     promised.liveness = Liveness::Session;
     promised.clock = ClockModel::Monotonic;
     promised.lock_delay = false;

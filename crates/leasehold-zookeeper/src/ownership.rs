@@ -17,6 +17,15 @@ pub trait ZooKeeperGuardExt {
     /// can come too late. With `zookeeper-client` that is `Client::new_check_writer(path, None)`, with
     /// Curator `client.transactionOp().check().forPath(path)`, with kazoo `transaction.check(path, -1)`.
     ///
+    /// ```no_run
+    /// # async fn example() -> leasehold::Result<()> {
+    /// use leasehold::ZooKeeperGuardExt;
+    /// let locks = leasehold::connect("zookeeper://localhost/locks").await?;
+    /// let guard = locks.mutex("order:42").lock().await?;
+    /// println!("check {}", guard.zookeeper_node()?);
+    /// # Ok(()) }
+    /// ```
+    ///
     /// Whoever may delete nodes there can release the lock by it: its name holds the claim's secret.
     ///
     /// # Errors

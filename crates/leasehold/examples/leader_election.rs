@@ -43,7 +43,7 @@ async fn candidate(
     let election = locks.election("example:leader").label(name);
     let election = match name {
         "bob" => election.lease(Duration::from_secs(2)).no_renewal(),
-        // Who is deposed hears of it at the next renewal, after a third of this.
+        // Who is deposed hears of it at once, or else at the next renewal, after a third of this.
         _ => election.lease(Duration::from_secs(4)),
     };
     let election = election.on_pause(move |error, pause| match error.lost_reason() {

@@ -272,6 +272,34 @@ fn is_free_when_all_are_killed(store: &str) {
     }
 }
 
+/// The server stands still for most of a lease, and then for more than one.
+#[cfg(feature = "redis")]
+#[test]
+fn hold_says_that_its_lock_is_at_risk_and_that_it_is_not_any_more() {
+    let server = testbed::Redis::with(testbed::Setup::new().fast());
+    let mut holder = Running::start(command(&server.url(), &["--json", "--lease", "12s", "x"]));
+    let held = told(&mut holder);
+    assert_eq!(held["event"], "held", "{held}");
+    server.stop();
+    let at_risk = told(&mut holder);
+    assert_eq!(
+        (&at_risk["event"], &at_risk["name"]),
+        (&"at_risk".into(), &"x".into()),
+        "{at_risk}"
+    );
+    let left = at_risk["remaining_seconds"].as_f64().unwrap();
+    assert!(left > 0.0 && left < 6.0, "{at_risk}");
+    server.cont();
+    let recovered = told(&mut holder);
+    assert_eq!(recovered["event"], "recovered", "{recovered}");
+    assert!(recovered["remaining_seconds"].as_f64().unwrap() > left, "{recovered}");
+    server.stop();
+    assert_eq!(told(&mut holder)["event"], "at_risk");
+    let lost = told(&mut holder);
+    assert_eq!((&lost["event"], &lost["reason"]), (&"lost".into(), &"expired".into()), "{lost}");
+    assert_eq!((holder.line(), holder.code()), (String::new(), 74));
+}
+
 #[cfg(feature = "redis")]
 #[test]
 fn hold_on_redis() {

@@ -290,7 +290,7 @@ impl Guard {
     /// let short = std::time::Duration::from_millis(300);
     /// let guard = locks.mutex("a").lease(short).lock().await?;
     /// locks.evict("a", Evict::Holders).await?;
-    /// assert_eq!(guard.lost().await, LostReason::Gone); // at its next renewal
+    /// assert_eq!(guard.lost().await, LostReason::Gone);
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
     ///

@@ -140,8 +140,9 @@ impl Leasehold {
     /// Takes several locks, or waits until it has all of them: names (each a mutex), mutexes with options of
     /// yours, and parts of other kinds.
     ///
-    /// What is free costs the time of one round trip together, one request each. From the first on that is
-    /// not, they are taken one after the other, by name, so that callers who want some of the same never wait
+    /// What is free costs the time of one round trip together, one request each. (In SQL a connection carries one
+    /// call at a time: there as many go at once as the client has connections.) From the first on that is not
+    /// free, they are taken one after the other, by name, so that callers who want some of the same never wait
     /// for each other in a circle. While one is waited for, those before it are held, and those behind it are
     /// not. A lock that is named twice is taken once.
     ///
@@ -277,9 +278,9 @@ impl Leasehold {
         list(&self.core, prefix).await
     }
 
-    /// Takes a lock away by a person's order, and tells how many holds ended. Their guards turn
-    /// `Lost` at their next renewal, *after* the next holder may have begun: only resources that
-    /// check tokens are safe from that.
+    /// Takes a lock away by a person's order, and tells how many holds ended. Their guards turn `Lost` as they
+    /// hear of it (at once where [the store tells](Guarantees::evicted), else at their next renewal), *after* the
+    /// next holder may have begun: only resources that check tokens are safe from that.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -409,7 +410,8 @@ impl Leasehold {
     /// # Errors
     /// [`ErrorKind::Unreachable`] if there is no answer by then; or as the store fails.
     pub async fn ping(&self, limit: Duration) -> Result<()> {
-        let probe = self.read("leasehold:ping");
+        // A name that every store takes: Redis keeps those that begin with "leasehold:" for itself.
+        let probe = self.read("leasehold-ping");
         match self.core.background.within(|| limit, probe).await {
             Some(read) => read.map(drop).map_err(|e| e.during("ping")),
             None => Err(Error::no_reply(limit).during("ping").at(self.url())),

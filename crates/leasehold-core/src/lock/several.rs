@@ -5,7 +5,7 @@
 //!   and keeps what it has while it waits for the next. In a circle of callers, one would wait for a name
 //!   before one that it has. (A lock that somebody holds besides, by another call, is not in that order.)
 //! - *What is free costs the time of one round trip*, however many they are: all are tried at once, side by
-//!   side. Of what was free, those before the first that was not are kept, as anybody waits with earlier
+//!   side, or as many as a store's connections carry. Of what was free, those before the first that was not are kept, as anybody waits with earlier
 //!   names in hand; those behind it go back at once, and from there on one is taken after the other. (Not
 //!   where that would gain nothing, on this machine, nor where what goes back stays closed, `at_least`.)
 //! - *Nothing stays*: what was taken is in a list that belongs to the future; a failure gives it back before it
@@ -290,7 +290,7 @@ impl Guards {
         self.run(work).await?
     }
 
-    /// Releases all of them at once: one round trip. What it tells is what is owed, if anything is: see
+    /// Releases all of them at once, in the time of one round trip, as they were taken. What it tells is what is owed, if anything is: see
     /// [`Guard::release`].
     ///
     /// ```

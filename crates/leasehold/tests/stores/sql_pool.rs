@@ -109,9 +109,9 @@ fn a_pool_of_which_all_is_in_use_costs_no_lease_and_no_call() {
             used.push(pool.acquire().await.unwrap());
         }
         let locks = beside(&pool).await;
-        let guard = locks.mutex("held").lease(Duration::from_secs(1)).lock().await.unwrap();
+        let guard = locks.mutex("held").lease(Duration::from_secs(3)).lock().await.unwrap();
         tokio::time::timeout(Duration::from_secs(60), crowd(&locks, 8, 3)).await.unwrap();
-        tokio::time::sleep(Duration::from_secs(2)).await;
+        tokio::time::sleep(Duration::from_secs(4)).await;
         assert!(guard.is_held());
         guard.release().await.unwrap();
     });
@@ -137,8 +137,8 @@ fn a_blocked_runtime_costs_no_lease() {
         let locks = beside(&pool).await;
         crowd(&locks, 8, 2).await;
         let guards = locks.lock_all(["a", "b", "c"]).await.unwrap();
-        let short = locks.mutex("short").lease(Duration::from_secs(1)).lock().await.unwrap();
-        std::thread::sleep(Duration::from_secs(3));
+        let short = locks.mutex("short").lease(Duration::from_secs(3)).lock().await.unwrap();
+        std::thread::sleep(Duration::from_secs(5));
         assert!(short.is_held());
         short.release().await.unwrap();
         guards.release().await.unwrap();
