@@ -121,7 +121,7 @@ if [ "$*" = --install ]; then
     exit
 fi
 
-if [ $# -gt 0 ] && [[ " $* " != ' --locked ' && " $* " != ' --no-fail-fast ' ]]; then
+if [ $# -gt 0 ] && [[ " $* " != ' --locked ' ]]; then
     exec cargo test --workspace --all-features "$@"
 fi
 
@@ -145,7 +145,7 @@ run() {
     local which=$1 threads=$2 began=$SECONDS
     shift 2
     {
-        RUST_TEST_THREADS=$threads cargo test --workspace --all-features "$@" 2>&1 ||
+        RUST_TEST_THREADS=$threads cargo test --workspace --all-features --no-fail-fast "$@" 2>&1 ||
             touch "$logs/$which.failed"
     } | tee -a "$logs/$which" |
         grep --line-buffered -E '^(test |     Running|   Doc-tests|error)' || true
@@ -158,7 +158,7 @@ command=() others=()
 for file in crates/*/tests/*.rs crates/*/tests/*/main.rs examples/*/tests/*.rs; do
     name=$(basename "${file%/main.rs}" .rs)
     case $file in
-    */stores/main.rs | */torture/main.rs) ;;
+    */stores/main.rs | */torture/main.rs | examples/*/conformance.rs) ;;
     crates/leasehold-cli/*) command+=("--test=$name") ;;
     *) [[ " ${computing[*]} " = *" $name "* ]] || others+=("--test=$name") ;;
     esac
@@ -180,6 +180,8 @@ commands=$!
 # Most of these wait for one thing at a time.
 run others 8 "$@" --lib --bins "${others[@]}" --config "$runner" -- "${tell[@]}"
 wait "$waits" "$commands"
+# One of these starts a process for each request.
+run examples 6 "$@" --test conformance --config "$runner" -- "${tell[@]}"
 # With leases of half a second: a disk that is busy with something else is a fault that nobody made.
 run torture 8 "$@" --test torture --config "$runner" -- "${tell[@]}" $faults
 wait "$computes"

@@ -199,7 +199,7 @@ pub fn nats() -> Breakable {
     })
 }
 
-/// SeaweedFS, stopped and then killed: both at once, since clients are given half a minute to recover.
+/// SeaweedFS, stopped and then killed: one right after the other, since clients are given half a minute to recover.
 pub fn objects() -> Breakable {
     let server = testbed::SeaweedFs::start();
     let url = server.url("torture") + "&session_ms=2000&poll_ms=50";

@@ -3,11 +3,13 @@
 //! It looks and takes nothing: as soon as it has said so, somebody else may have the lock. For deployments
 //! that wait for a job to end, and for tests. Who wants the lock then takes it, with `run`.
 
+use std::convert::Infallible;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use leasehold::store::Wakeup;
 use leasehold::{Changes, Leasehold};
+use tokio::sync::Notify;
 
 use crate::args::WaitArgs;
 use crate::drive::drive;
@@ -15,8 +17,10 @@ use crate::exit::{self, Failure};
 use crate::table::{clean, short};
 use crate::take::with_store;
 
-/// How long it pauses between two looks, at first and at most.
+/// How long it pauses between two looks, at first and at most, where nobody tells of changes.
 const PAUSE: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(1)];
+/// The same where the store tells.
+const TOLD: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(10)];
 
 pub(crate) fn main(args: &WaitArgs) -> ExitCode {
     match drive(with_store(&args.store, async |locks| wait(args, locks).await)) {
@@ -26,10 +30,37 @@ pub(crate) fn main(args: &WaitArgs) -> ExitCode {
 }
 
 async fn wait(args: &WaitArgs, locks: &Leasehold) -> Result<(), Failure> {
-    let started = Instant::now();
-    let [mut pause, longest] = PAUSE;
+    let bell = Notify::new();
     let is_told = locks.guarantees().followed == Wakeup::Push;
-    let mut changes = is_told.then(|| locks.watch(&args.name));
+    let ringing = async {
+        match is_told {
+            true => ring(locks.watch(&args.name), &bell).await,
+            false => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        ended = look(args, locks, if is_told { TOLD } else { PAUSE }, &bell) => ended,
+        never = ringing => match never {},
+    }
+}
+
+/// Rings whenever something has changed. What, or why that cannot be told, is found by looking.
+async fn ring(mut changes: Changes, bell: &Notify) -> Infallible {
+    loop {
+        // One that fails comes no sooner than the next look would.
+        let _ = changes.next().await;
+        bell.notify_one();
+    }
+}
+
+/// Looks until it is so: when it rings, and else now and then.
+async fn look(
+    args: &WaitArgs,
+    locks: &Leasehold,
+    [mut pause, longest]: [Duration; 2],
+    bell: &Notify,
+) -> Result<(), Failure> {
+    let started = Instant::now();
     loop {
         let lock = locks.read(&args.name).await?;
         let holder = lock.as_ref().and_then(|lock| lock.holders().next());
@@ -51,17 +82,9 @@ async fn wait(args: &WaitArgs, locks: &Leasehold) -> Result<(), Failure> {
             return Err(Failure::new(exit::NOT_ACQUIRED, why));
         }
         tokio::select! {
-            () = next(&mut changes) => (),
+            () = bell.notified() => (),
             () = tokio::time::sleep(left.map_or(pause, |left| pause.min(left))) => (),
         }
         pause = (pause * 2).min(longest);
-    }
-}
-
-/// Until the store says that something has changed, if it does. What, or why it cannot, is found by looking.
-async fn next(changes: &mut Option<Changes>) {
-    match changes {
-        Some(changes) => drop(changes.next().await),
-        None => std::future::pending().await,
     }
 }

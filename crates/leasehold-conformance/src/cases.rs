@@ -1952,7 +1952,7 @@ pub async fn threads_lock_as_tasks_do(subject: &Subject) {
     must("joined", thread.await);
 }
 
-/// Whoever has another prefix, or none, sees nothing of it.
+/// Nobody names its locks by accident, and what is told finds its way to its clients.
 pub async fn a_namespace_is_its_clients_own(subject: &Subject) {
     let locks = subject.client().await;
     let store = subject.client().await;
@@ -1962,22 +1962,28 @@ pub async fn a_namespace_is_its_clients_own(subject: &Subject) {
     let guard = must("lock", within.mutex("job").lock().await);
     assert_eq!(guard.name().as_str(), "job");
     assert_eq!(must("list", within.list("").await).len(), 1);
+    assert_eq!(must("watch", within.watch_all("").next().await).name.as_str(), "job");
     drop(must("another", locks.mutex(subject.name("job")).try_lock().await));
     let whole = format!("{namespace}job");
     let error = kind_of("the same", locks.mutex(&whole).try_lock().await);
     assert_eq!(error, ErrorKind::Contended);
-    // What is pushed finds its way: a turn, and an eviction.
+    let is_told = subject.guarantees().evicted == Wakeup::Push;
+    let long = Duration::from_secs(90).min(locks.store().longest_lease());
     let waits = {
         let mutex = within.mutex("job");
+        let mutex = if is_told { mutex.lease(long) } else { mutex };
         tokio::spawn(async move { mutex.lock_timeout(PATIENCE).await })
     };
     until_waiting(&locks, &whole, 1).await;
     must("release", guard.release().await);
     let Ok(next) = waits.await else { panic!("the waiter failed") };
     let next = must("lock", next);
+    let began = Instant::now();
     assert_eq!(must("evict", locks.evict(&whole, Evict::Holders).await), 1);
     let reason = tokio::time::timeout(PATIENCE, next.lost()).await;
     assert_eq!(reason.ok(), Some(LostReason::Gone));
+    // Not by its own renewal, which comes after a third of the lease.
+    assert!(!is_told || began.elapsed() < long / 4, "told after {:?}", began.elapsed());
 }
 
 pub async fn people_evict_a_waiter_by_its_token(subject: &Subject) {

@@ -55,7 +55,7 @@ pub(super) fn of(url: &ObjectsUrl, error: &Driver) -> Error {
         _ if is_busy(error) => (
             ErrorKind::Unreachable,
             format!(
-                "{place} is busy and refuses requests: try later, or keep locks of many in another store"
+                "{place} is busy, or not there for the moment: try later; where many want one lock, use another"
             ),
         ),
         _ => return unreachable(url, why),
@@ -103,9 +103,9 @@ mod tests {
             (
                 generic("status code: 503: SlowDown\n<xml>"),
                 ErrorKind::Unreachable,
-                "is busy and refuses",
+                "is busy, or not there",
             ),
-            (generic("status code: 429: x"), ErrorKind::Unreachable, "is busy and refuses"),
+            (generic("status code: 429: x"), ErrorKind::Unreachable, "is busy, or not there"),
             (generic("connection refused"), ErrorKind::Unreachable, "does not answer"),
         ] {
             let told = of(&ObjectsUrl::parse("s3://b").unwrap(), &error);

@@ -3,6 +3,7 @@
 //! # Why nothing is missed
 //! - *Following begins before the first look*, so what changes after that look is told. Where the store breaks it
 //!   off, or cannot tell, the clock says when to look.
+//! - *Whoever begins to follow later*, or again, looks [soon](AGAIN) after: what changed before that was told to nobody.
 //! - *A hint is used up by a look, and by nothing else*: whoever is dropped while he waits, or while he looks,
 //!   finds it again.
 //! - *What nobody tells* (a lease that runs out unseen) is found by the look that comes anyway.
@@ -21,6 +22,8 @@ use crate::store::{Follow, Queues};
 const LEAST: Duration = Duration::from_millis(20);
 /// How long it pauses at most, where it is told of changes.
 const TOLD: Duration = Duration::from_secs(2);
+/// How long it pauses at most, where it began to follow after its last look.
+const AGAIN: Duration = Duration::from_millis(500);
 /// How long beginning to follow may take, before it looks without.
 const BEGIN: Duration = Duration::from_secs(2);
 
@@ -35,6 +38,8 @@ pub(crate) struct Looks {
     /// The caller has said so, and means it.
     chosen: bool,
     follow: Option<Follow>,
+    /// It has not looked since it began to follow.
+    unseen: bool,
     /// When it last looked.
     looked: Option<Moment>,
     /// It is time, and nobody has looked since.
@@ -45,14 +50,15 @@ pub(crate) struct Looks {
 impl Clone for Looks {
     fn clone(&self) -> Self {
         let (core, queues) = (self.core.clone(), self.queues.clone());
-        Self { core, queues, follow: None, looked: None, due: false, ..*self }
+        Self { core, queues, follow: None, unseen: false, looked: None, due: false, ..*self }
     }
 }
 
 impl Looks {
     pub(crate) fn new(core: &Arc<Core>, queues: Option<Queues>, every: Duration) -> Self {
         let core = core.clone();
-        Self { core, queues, every, chosen: false, follow: None, looked: None, due: false }
+        let (chosen, unseen, due) = (false, false, false);
+        Self { core, queues, every, chosen, follow: None, unseen, looked: None, due }
     }
 
     /// Pauses no longer than this, however well it is told.
@@ -82,7 +88,7 @@ impl Looks {
     /// It was looked, be it in vain.
     pub(crate) fn looked(&mut self, well: bool) {
         self.looked = Some(self.core.clock.now());
-        self.due = false;
+        (self.due, self.unseen) = (false, false);
         if !well {
             // Whatever made it fail may have made us deaf.
             self.follow = None;
@@ -99,7 +105,7 @@ impl Looks {
         };
         // What cannot be followed now is looked at meanwhile.
         match followed {
-            Some(Ok(Some(follow))) => self.follow = Some(follow),
+            Some(Ok(Some(follow))) => (self.follow, self.unseen) = (Some(follow), true),
             // It is not asked again.
             Some(Ok(None)) => self.queues = None,
             Some(Err(_)) | None => {}
@@ -109,6 +115,7 @@ impl Looks {
     async fn pause(&self) {
         let since = self.looked.map_or(Duration::ZERO, |at| self.core.clock.now().since(at));
         let most = match &self.follow {
+            Some(_) if self.unseen => AGAIN.min(self.every),
             Some(_) if !self.chosen => TOLD.max(self.every),
             _ => self.every,
         };

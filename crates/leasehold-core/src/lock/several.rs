@@ -290,7 +290,8 @@ impl Guards {
         self.run(work).await?
     }
 
-    /// Releases all of them at once, in the time of one round trip, as they were taken. What it tells is what is owed, if anything is: see
+    /// Releases all of them side by side, in the time of one round trip (in SQL: as many at once as the client has
+    /// connections). What it tells is what is owed, if anything is: see
     /// [`Guard::release`].
     ///
     /// ```

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::zookeeper_common::*;
-use leasehold::Claim;
 use leasehold::store::{Joined, Mode, Renew, Renewal, Signal, Store};
+use leasehold::{Became, Changes, Claim};
 use testbed::{Proxy, ZooKeeper, zookeeper};
 use zookeeper_client::{Acls, Client, CreateMode};
 
@@ -117,6 +117,39 @@ fn what_comes_to_pass_while_the_connection_is_broken_is_known_after() {
             leaves(cut.store(), &ours).await;
             gets_it(others.store(), &last).await;
             leaves(others.store(), &last).await;
+        }
+    });
+}
+
+/// What became of the next claim, be the connection broken for a while.
+async fn became(changes: &mut Changes) -> Became {
+    let told = tokio::time::timeout(PATIENCE, async {
+        loop {
+            // As long as it is broken.
+            if let Ok(change) = changes.next().await {
+                return change.became;
+            }
+        }
+    });
+    told.await.expect("it is told")
+}
+
+/// For people: of what came while nothing could be told, and of what comes after. No look comes by the clock.
+#[test]
+fn who_follows_goes_on_after_the_connection_was_broken() {
+    run(async {
+        let server = zookeeper();
+        let proxy = Proxy::before(server.port());
+        let others = connect(&format!("{}?session=60s", server.url())).await;
+        let cut = connect(&format!("zookeeper://127.0.0.1:{}?session=60s", proxy.port())).await;
+        let mut changes = cut.watch("stirs").every(PATIENCE * 20);
+        for _ in 0..3 {
+            let guard = others.mutex("stirs").lock().await.unwrap();
+            assert_eq!(became(&mut changes).await, Became::Holds);
+            proxy.refuse(true);
+            release(guard).await;
+            proxy.refuse(false);
+            assert_eq!(became(&mut changes).await, Became::Ended);
         }
     });
 }
