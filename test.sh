@@ -171,14 +171,16 @@ done
     run computing 4 "$@" --doc
 ) &
 computes=$!
+# These compute as well, and some ask servers beside it: so first, and alone.
+run units 4 "$@" --lib --bins --config "$runner" -- "${tell[@]}"
 # In an order by chance, so that what burdens one server does not come all at once.
-run waiting 12 "$@" --test stores --config "$runner" -- "${tell[@]}" --shuffle &
+run waiting 10 "$@" --test stores --config "$runner" -- "${tell[@]}" --shuffle &
 waits=$!
 # The command's crowds of forty processes come one at a time.
-run command 4 "$@" "${command[@]}" --config "$runner" -- "${tell[@]}" &
+run command 3 "$@" "${command[@]}" --config "$runner" -- "${tell[@]}" &
 commands=$!
 # Most of these wait for one thing at a time.
-run others 8 "$@" --lib --bins "${others[@]}" --config "$runner" -- "${tell[@]}"
+run others 6 "$@" "${others[@]}" --config "$runner" -- "${tell[@]}"
 wait "$waits" "$commands"
 # One of these starts a process for each request.
 run examples 6 "$@" --test conformance --config "$runner" -- "${tell[@]}"

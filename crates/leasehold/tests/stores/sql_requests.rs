@@ -326,7 +326,8 @@ async fn s46_a_deadlock_is_retried<S: Server>() {
     go_on.send(()).unwrap();
     let joining = tokio::spawn(async move { mutex.lock().await });
     theirs.await.unwrap().expect("it was ours that was ended");
-    assert_eq!(server.deadlocks(), 1);
+    // Once, and again if we had the row first again.
+    assert!(server.deadlocks() >= 1);
     held.release().await.unwrap();
     let guard = tokio::time::timeout(PATIENCE, joining).await.unwrap().unwrap().unwrap();
     let info = holder.read("blocked").await.unwrap().expect("it is held");
