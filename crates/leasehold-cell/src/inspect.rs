@@ -74,21 +74,18 @@ impl Shared {
     pub(crate) async fn evict(&self, name: &Name, which: Evict) -> Result<usize> {
         let none: Option<Seen> = None;
         let evict = |queue: &mut Queue| {
-            let before: Vec<_> = queue.entries().map(|e| (e.id, e.session.clone())).collect();
             let evicted = queue.evict(which, self.time().now);
-            let gone = |(id, _): &(ClaimId, String)| queue.position(*id).is_none();
-            let gone: Vec<_> = before.into_iter().filter(gone).collect();
-            if evicted == 0 { Turn::Told((0, gone)) } else { Turn::Write((evicted, gone)) }
+            if evicted.is_empty() { Turn::Told(evicted) } else { Turn::Write(evicted) }
         };
-        let (evicted, gone) = self.change(name, About::Nobody, none, evict).await?;
-        for (id, session) in &gone {
-            self.tell_evicted(*id, session).await;
+        let evicted = self.change(name, About::Nobody, none, evict).await?;
+        for entry in &evicted {
+            self.tell_evicted(entry.id, &entry.session).await;
         }
-        if !gone.is_empty() && self.cells.bells().is_some() {
+        if !evicted.is_empty() && self.cells.bells().is_some() {
             // What was said went out before this is answered: whoever evicts may end as soon as we return.
             let _ = self.look(name).await;
         }
-        Ok(evicted)
+        Ok(evicted.len())
     }
 
     /// Tells its client that this claim is gone. A hint: unheard, the next renewal finds out.

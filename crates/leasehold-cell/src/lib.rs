@@ -24,9 +24,9 @@
 //! # One holder
 //! The cell has one value at a time, and each value was worked out from the one before it. So there is one
 //! order of events for each lock, and in it the rule of the queue holds. A claim leaves the queue in three ways:
-//! its client takes it out; a person does (and the client learns of it by a bell, or at the next renewal); or its session's
-//! cell was not there. That cell is there for longer than its client believes in anything (`session.rs`), and
-//! never comes back. What a holder is promised ends with its lease, or with what is certain of the session,
+//! its client takes it out; a person does (and the client learns of it by a bell, or at the next renewal); or
+//! its session's cell was not there. That cell is there for longer than its client believes in anything
+//! (`session.rs`), and never comes back. What a holder is promised ends with its lease, or with what is certain of the session,
 //! whichever is sooner.
 //!
 //! # Whose clock

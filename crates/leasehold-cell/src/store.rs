@@ -124,13 +124,8 @@ impl CellStore {
 
 /// What decides pauses: begun by the same chance as ids are.
 fn dice() -> fastrand::Rng {
-    let drawn = ClaimId::random().map(|id| id.as_u128().to_le_bytes());
-    drawn.map_or_else(
-        |_| fastrand::Rng::new(),
-        |[a, b, c, d, e, f, g, h, ..]| {
-            fastrand::Rng::with_seed(u64::from_le_bytes([a, b, c, d, e, f, g, h]))
-        },
-    )
+    let seeded = |id: ClaimId| fastrand::Rng::with_seed(id.as_u128() as u64);
+    ClaimId::random().map_or_else(|_| fastrand::Rng::new(), seeded)
 }
 
 impl fmt::Debug for CellStore {

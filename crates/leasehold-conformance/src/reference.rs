@@ -119,7 +119,7 @@ pub(super) async fn compare(store: &dyn Store, name: &Name, kind: Kind, seed: u6
                 }
             }
             9 if dice.below(4) == 0 => {
-                let expected = queue.evict(Evict::Holders, 1);
+                let expected = queue.evict(Evict::Holders, 1).len();
                 let got = store.evict(name, Evict::Holders).await;
                 assert_eq!(got.ok(), Some(expected), "{}", said("evict"));
                 // Who was evicted and asks again stands anew, with a new token.

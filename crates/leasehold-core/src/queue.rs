@@ -401,15 +401,16 @@ impl Queue {
         true
     }
 
-    /// [`Store::evict`](crate::store::Store::evict) on this queue.
-    pub fn evict(&mut self, which: Evict, now: u64) -> usize {
+    /// [`Store::evict`](crate::store::Store::evict) on this queue: those that were removed, whose clients may be told.
+    pub fn evict(&mut self, which: Evict, now: u64) -> Vec<Entry> {
         self.settle(now);
-        let before = self.entries.len();
-        self.entries.retain(|e| match which {
-            Evict::Token(token) => e.token != token,
-            Evict::Holders => e.standing == Standing::Waiting,
-        });
-        let removed = before - self.entries.len();
+        let is_meant = |e: &Entry| match which {
+            Evict::Token(token) => e.token == token,
+            Evict::Holders => e.standing != Standing::Waiting,
+        };
+        let (removed, stay): (Vec<Entry>, Vec<Entry>) =
+            std::mem::take(&mut self.entries).into_iter().partition(is_meant);
+        self.entries = stay.into();
         self.grant(now);
         removed
     }
@@ -634,7 +635,8 @@ mod tests {
         join(&mut q, &b, LEASE - 1);
         join(&mut q, &c, LEASE - 1);
         // Settling grants b, and then the order to evict the holders takes it.
-        assert_eq!(q.evict(Evict::Holders, LEASE), 1);
+        let evicted = q.evict(Evict::Holders, LEASE);
+        assert_eq!(evicted.iter().map(|e| e.id).collect::<Vec<_>>(), [b.id]);
         assert_eq!(q.position(b.id), None);
         assert_eq!(q.take_fresh_grants(), [c.id]);
     }

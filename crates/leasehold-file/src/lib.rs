@@ -706,11 +706,9 @@ impl Store for FileStore {
         let evicted = self.with_queue(name, |queue, now| {
             queue.settle(now);
             self.bury_all(queue, now);
-            let before: Vec<_> = queue.entries().map(|e| (e.id, e.session.clone())).collect();
             let evicted = queue.evict(which, now);
-            let out = before.into_iter().filter(|(id, _)| queue.position(*id).is_none());
-            gone = out.map(|(id, session)| (id, session, Signal::Ask, None)).collect();
-            evicted
+            gone = evicted.into_iter().map(|e| (e.id, e.session, Signal::Ask, None)).collect();
+            gone.len()
         });
         let evicted = evicted.await;
         self.spread(gone, ());

@@ -1,15 +1,16 @@
 //! What ZooKeeper tells unasked: who was evicted, and what stirs in queues that are followed.
 //!
-//! *Who was evicted*: whoever evicts makes `CHROOT/%evicted/ID`, with the claim's id, and deletes it again. No lock has such a node.
-//! Each client has one watch on what comes there, and an event says the name: so nobody reads anything, and who
-//! takes a lock sends no more than before. A watch on each child that is held would be a request for each hold.
+//! *Who was evicted*: whoever evicts makes `CHROOT/%evicted/ID`, with the claim's id, and deletes it again. No
+//! lock has such a node. Each client has one watch on what comes there, and an event says the name: so nobody
+//! reads anything, and who takes a lock sends no more than before. A watch on each child that is held would be
+//! a request for each hold.
 //!
 //! *What stirs*: one watch on the lock's node and all below it, or on the chroot where the queues of a prefix are
 //! followed. Whoever follows looks after the watch is there. A session that ends deletes its nodes, which is told.
 //!
-//! All are hints, so they may fail: then the next renewal or look finds out. *The connection breaks, the session ends*:
-//! the watch begins anew, and whoever follows looks then. *The evictor dies in between*: what it made goes with its session. The node above is a
-//! container, which the server deletes when it stays empty.
+//! All are hints, so they may fail: then the next renewal or look finds out. *The connection breaks, the session
+//! ends*: the watch begins anew, and whoever follows looks then. *The evictor dies in between*: what it made
+//! goes with its session. The node above is a container, which the server deletes when it stays empty.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;

@@ -548,13 +548,15 @@ impl Mutant {
         let departed = queue.entries().any(|e| e.standing == Standing::Departed);
         match (self.wrong, which) {
             (Some(Wrong::WaitersAreNotEvicted), _) if waits => 0,
-            (Some(Wrong::HolderIsEvictedInstead), _) if waits => queue.evict(Evict::Holders, now),
+            (Some(Wrong::HolderIsEvictedInstead), _) if waits => {
+                queue.evict(Evict::Holders, now).len()
+            }
             (Some(Wrong::AllBehindAreEvicted), Evict::Token(token)) if waits => {
                 queue.retain(now, |e| e.token < token);
                 1
             }
             (Some(Wrong::EvictionLeavesTheKept), Evict::Holders) if departed => 0,
-            _ => queue.evict(which, now),
+            _ => queue.evict(which, now).len(),
         }
     }
 

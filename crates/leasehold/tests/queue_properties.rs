@@ -627,11 +627,11 @@ fn play(h: &History) -> Result<(), TestCaseError> {
                 let Some(e) = q.entries().find(|e| e.id == claim_id(who)) else { continue };
                 let which = Evict::Token(e.token);
                 excuse.gone.insert(e.id);
-                (Answer::Evicted(q.evict(which, now)), r.evict(which, now))
+                (Answer::Evicted(q.evict(which, now).len()), r.evict(which, now))
             }
             Step::EvictHolders => {
                 excuse.gone.extend(q.entries().filter(|e| holding(e)).map(|e| e.id));
-                (Answer::Evicted(q.evict(Evict::Holders, now)), r.evict(Evict::Holders, now))
+                (Answer::Evicted(q.evict(Evict::Holders, now).len()), r.evict(Evict::Holders, now))
             }
             Step::Retain { dead } => {
                 let alive = |id: ClaimId| dead >> (id.as_u128() - 1) & 1 == 0;

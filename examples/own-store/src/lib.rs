@@ -208,6 +208,6 @@ impl Store for JsonStore {
     }
 
     async fn evict(&self, name: &Name, which: Evict) -> Result<usize> {
-        Ok(self.with(name, |queue, now| queue.evict(which, now))?.unwrap_or(0))
+        Ok(self.with(name, |queue, now| queue.evict(which, now).len())?.unwrap_or(0))
     }
 }

@@ -3,7 +3,8 @@
 //! # Why nothing is missed
 //! - *Following begins before the first look*, so what changes after that look is told. Where the store breaks it
 //!   off, or cannot tell, the clock says when to look.
-//! - *Whoever begins to follow later*, or again, looks [soon](AGAIN) after: what changed before that was told to nobody.
+//! - *Whoever begins to follow later*, or again, looks [soon](AGAIN) after: what changed before that was told
+//!   to nobody.
 //! - *A hint is used up by a look, and by nothing else*: whoever is dropped while he waits, or while he looks,
 //!   finds it again.
 //! - *What nobody tells* (a lease that runs out unseen) is found by the look that comes anyway.
@@ -57,8 +58,16 @@ impl Clone for Looks {
 impl Looks {
     pub(crate) fn new(core: &Arc<Core>, queues: Option<Queues>, every: Duration) -> Self {
         let core = core.clone();
-        let (chosen, unseen, due) = (false, false, false);
-        Self { core, queues, every, chosen, follow: None, unseen, looked: None, due }
+        Self {
+            core,
+            queues,
+            every,
+            chosen: false,
+            follow: None,
+            unseen: false,
+            looked: None,
+            due: false,
+        }
     }
 
     /// Pauses no longer than this, however well it is told.

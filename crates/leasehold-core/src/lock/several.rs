@@ -5,9 +5,10 @@
 //!   and keeps what it has while it waits for the next. In a circle of callers, one would wait for a name
 //!   before one that it has. (A lock that somebody holds besides, by another call, is not in that order.)
 //! - *What is free costs the time of one round trip*, however many they are: all are tried at once, side by
-//!   side, or as many as a store's connections carry. Of what was free, those before the first that was not are kept, as anybody waits with earlier
-//!   names in hand; those behind it go back at once, and from there on one is taken after the other. (Not
-//!   where that would gain nothing, on this machine, nor where what goes back stays closed, `at_least`.)
+//!   side, or as many as a store's connections carry. Of what was free, those before the first that was not
+//!   are kept, as anybody waits with earlier names in hand; those behind it go back at once, and from there
+//!   on one is taken after the other. (Not where that would gain nothing, on this machine, nor where what
+//!   goes back stays closed, `at_least`.)
 //! - *Nothing stays*: what was taken is in a list that belongs to the future; a failure gives it back before it
 //!   is told, and a future that is dropped does so in the background.
 //! - *The first are held while the last is waited for*, and renewed. One that was lost meanwhile is found
@@ -290,9 +291,8 @@ impl Guards {
         self.run(work).await?
     }
 
-    /// Releases all of them side by side, in the time of one round trip (in SQL: as many at once as the client has
-    /// connections). What it tells is what is owed, if anything is: see
-    /// [`Guard::release`].
+    /// Releases all of them side by side, in the time of one round trip (in SQL: as many at once as the client
+    /// has connections). What it tells is what is owed, if anything is: see [`Guard::release`].
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {

@@ -333,17 +333,11 @@ impl Store for MemoryStore {
     async fn evict(&self, name: &Name, which: Evict) -> Result<usize> {
         let mut state = self.lock();
         let now = self.now();
-        let evict = |lock: &mut Lock| {
-            let before: Vec<ClaimId> = lock.queue.entries().map(|e| e.id).collect();
-            let evicted = lock.queue.evict(which, now);
-            let gone = |id: &ClaimId| lock.queue.position(*id).is_none();
-            (evicted, before.into_iter().filter(gone).collect::<Vec<_>>())
-        };
-        let (evicted, gone) = state.with(name, evict).unwrap_or_default();
+        let evicted = state.with(name, |lock| lock.queue.evict(which, now)).unwrap_or_default();
         drop(state);
-        gone.into_iter().for_each(|id| self.ears.ask(id));
+        evicted.iter().for_each(|entry| self.ears.ask(entry.id));
         self.followers.stir(name.as_str());
-        Ok(evicted)
+        Ok(evicted.len())
     }
 
     fn hear(&self, ear: Weak<dyn Ear>) {

@@ -72,8 +72,8 @@ impl Shared {
     }
 
     /// How the lock stands for which all of these wait, without reading all of a long queue: the front of it
-    /// and the tokens. `None`: they are of several locks, or of a row that was not lengthened nothing but its
-    /// claim is known; or the front is not enough.
+    /// and the tokens. `None` where that does not tell: they are of several locks, the row of one was not
+    /// lengthened, or the front is not enough.
     async fn line(
         &self,
         wire: &mut dyn Wire,

@@ -230,15 +230,12 @@ impl Shared {
             }
             Call::Evict(name, which) => {
                 let evicted = self.section(wire, name, Reach::All, None, |loaded| {
-                    let before: Vec<ClaimId> = loaded.queue.entries().map(|e| e.id).collect();
-                    let evicted = loaded.queue.evict(*which, loaded.now);
-                    let is_gone = |id: &ClaimId| loaded.queue.position(*id).is_none();
-                    (evicted, before.into_iter().filter(is_gone).collect::<Vec<_>>())
+                    loaded.queue.evict(*which, loaded.now)
                 });
-                let (evicted, gone) = evicted.await?.unwrap_or_default();
+                let evicted = evicted.await?.unwrap_or_default();
                 #[cfg(feature = "sqlite")]
-                self.ring_evicted(gone).await;
-                Answer::Evicted(evicted)
+                self.ring_evicted(evicted.iter().map(|entry| entry.id).collect()).await;
+                Answer::Evicted(evicted.len())
             }
             Call::Settle(name) => {
                 let settled = self.section(wire, name, Reach::All, None, |loaded| {

@@ -25,11 +25,11 @@ use super::url::SqlUrl;
 /// | `mysql` | `pool` (1) for calls, and for moments two for renewals and one for who waits | none |
 /// | `sqlite` | `pool` (4), which cost a server nothing | none |
 ///
-/// On the one of its own holds are renewed and turns are heard of: a pool of which all is in
-/// use, and a runtime that is blocked, cost no lease. A connection that was borrowed comes back as it was
-/// (no setting is changed, nothing is prepared on it); if the call that had it was dropped or failed, it is
-/// closed, and the pool makes another. A call on it costs as many round trips as on
-/// ours, and one more for sqlx's `test_before_acquire`, which is its default.
+/// On the one of its own holds are renewed and turns are heard of: a pool of which all is in use, and a
+/// runtime that is blocked, cost no lease. A connection that was borrowed comes back as it was (no setting is
+/// changed, nothing is prepared on it); if the call that had it was dropped or failed, it is closed, and the
+/// pool makes another. A call on it costs as many round trips as on ours, and one more for sqlx's
+/// `test_before_acquire`, which is its default.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {

@@ -2,12 +2,12 @@
 //!
 //! Rows are lengthened, many by one statement, without waiting for any: a row that somebody has locked just
 //! now is left out (SQLite has one lock for all). Then one snapshot of their locks, one statement however
-//! many, tells how those stand that wait or were left out; of one lock, for which many wait, its front and the
-//! list of tokens do, so that a crowd's heartbeats do not read the crowd each time. Batches in which everybody waits take turns, so
-//! that they leave a connection to those that hold. What is committed is true, so it can be answered: a
-//! holder that could not be renewed has what its row says, and is renewed next time; what is not there is
-//! lost. That a waiter's row is there does not make its place last longer: one that was left out, and that no
-//! section has lengthened since, is told that nothing is known.
+//! many, tells how those stand that wait or were left out; of one lock, for which many wait, its front and
+//! the list of tokens do, so that a crowd's heartbeats do not read the crowd each time. Batches in which
+//! everybody waits take turns, so that they leave a connection to those that hold. What is committed is true,
+//! so it can be answered: a holder that could not be renewed has what its row says, and is renewed next time;
+//! what is not there is lost. That a waiter's row is there does not make its place last longer: one that was
+//! left out, and that no section has lengthened since, is told that nothing is known.
 //!
 //! A lock where something has expired or become free, or somebody was left out, is settled by a
 //! section besides, one at a time for each lock. If that takes long (the row is in the hands of a
