@@ -15,7 +15,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use leasehold::Token;
 
-use leasehold_torture::duration::duration;
+use leasehold::kit::parse_duration as duration;
 
 pub(crate) use run::{ElectArgs, RunArgs};
 pub(crate) use take::{StoreArgs, TakeArgs};
@@ -66,6 +66,7 @@ pub(crate) enum Command {
     /// Says what changes: who waits, who holds, who has ended
     Events(FollowArgs),
     /// Shows on a terminal what is held and waited for, as it changes
+    #[cfg(feature = "top")]
     Top(TopArgs),
     /// Waits until a lock is free, or held, and takes nothing
     Wait(WaitArgs),
@@ -76,11 +77,13 @@ pub(crate) enum Command {
     /// Prints the manual page, or writes all of them
     Man(ManArgs),
     /// Is my set-up safe? Fights for locks while processes are stopped, killed and cut off
+    #[cfg(feature = "torture")]
     Torture(leasehold_torture::Args),
     /// How do locks fail? Plays well-known recipes on real servers, step by step
     #[cfg(feature = "lab")]
     Lab(leasehold_lab::Args),
     /// Fights in `torture`
+    #[cfg(feature = "torture")]
     #[command(name = leasehold_torture::WORKER, hide = true)]
     TortureWorker,
     /// Ends a command whose `leasehold` is gone
@@ -376,6 +379,7 @@ looks is not seen; `ended` is given back, lost, or given up.
 Ctrl-C ends it. Exit codes: 0 its reader has seen enough; 2 bad usage; 69 there is no store, or it
 cannot be reached at the start.";
 
+#[cfg(feature = "top")]
 #[derive(Debug, clap::Args)]
 #[command(after_help = TOP_HELP)]
 pub(crate) struct TopArgs {
@@ -389,6 +393,7 @@ pub(crate) struct TopArgs {
     pub(crate) prefix: String,
 }
 
+#[cfg(feature = "top")]
 const TOP_HELP: &str = "\
 The longest hold stands first, or with s the oldest wait. Enter shows who stands in a queue, and
 there e evicts, after a question. ? tells all keys. Each look is one request, and takes nothing.

@@ -37,6 +37,7 @@ mod supervise;
 mod table;
 mod take;
 mod terminal;
+#[cfg(feature = "top")]
 mod top;
 mod wait;
 mod watchdog;
@@ -61,14 +62,17 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::main(&args),
         Command::Ls(args) => list::ls(args),
         Command::Show(args) => list::show(args),
+        #[cfg(feature = "top")]
         Command::Top(args) => top::main(&args),
         Command::Wait(args) => wait::main(&args),
         Command::Completions(args) => describe::completions(&args),
         Command::Man(args) => describe::man(&args),
         Command::Schema(args) => schema::main(&args),
+        #[cfg(feature = "torture")]
         Command::Torture(args) => leasehold_torture::main(&args),
         #[cfg(feature = "lab")]
         Command::Lab(args) => leasehold_lab::main(&args),
+        #[cfg(feature = "torture")]
         Command::TortureWorker => leasehold_torture::worker_main(),
         Command::Watchdog(args) => watchdog::main(&args),
     }

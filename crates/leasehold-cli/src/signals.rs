@@ -74,6 +74,7 @@ impl Signals {
     }
 
     /// From now on what ends a program ends us at once.
+    #[cfg(feature = "top")]
     pub(crate) fn let_go(&self) {
         for signal in ENDING {
             if self.ignored & (1 << (signal as i32 - 1)) == 0 {

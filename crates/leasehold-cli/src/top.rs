@@ -8,6 +8,7 @@
 //! are stopped, or behind another job, nobody looks.
 
 mod colours;
+mod fitted;
 mod keys;
 mod screen;
 mod state;

@@ -12,6 +12,8 @@ use crate::lock::guard::Guard;
 use crate::words::error::{Error, ErrorKind, Result};
 
 pub use crate::base::clock::wall_micros;
+#[cfg(feature = "serde")]
+pub use crate::base::duration::parse as parse_duration;
 pub use crate::base::duration::short;
 pub use crate::base::ends::Ends;
 pub use crate::base::locked::locked;

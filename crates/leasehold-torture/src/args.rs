@@ -14,7 +14,7 @@ use super::ledger;
 use super::reach::applicable;
 use super::relay::shortest_lease;
 use super::served::is_served;
-use crate::duration::duration;
+use leasehold::kit::parse_duration as duration;
 
 /// Tortures a store to see whether it keeps its promises: is my set-up safe?
 ///

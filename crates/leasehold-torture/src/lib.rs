@@ -21,7 +21,6 @@ mod ambush;
 mod archive;
 mod args;
 mod checker;
-pub mod duration;
 mod faults;
 mod history;
 mod judged;

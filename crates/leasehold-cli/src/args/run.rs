@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use leasehold_torture::duration::duration;
+use leasehold::kit::parse_duration as duration;
 
 use super::take::{StoreArgs, TakeArgs};
 

@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use leasehold_torture::duration::duration;
+use leasehold::kit::parse_duration as duration;
 
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct StoreArgs {

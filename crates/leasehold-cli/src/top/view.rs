@@ -16,9 +16,10 @@ use ratatui::text::{Line, Text};
 use ratatui::widgets::{Paragraph, Widget, Wrap};
 
 use super::colours::Colours;
+use super::fitted::fitted;
 use super::state::{At, HELP, Over, Question, Sort, State, longest_hold, oldest_wait};
 use crate::list::{CLAIM, by, kind, row};
-use crate::table::{clean, cut, fitted, short};
+use crate::table::{clean, cut, short};
 
 /// A picture is old when the next one is later than this.
 const LATE: Duration = Duration::from_secs(2);

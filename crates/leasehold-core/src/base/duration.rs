@@ -1,4 +1,4 @@
-//! How durations are told to people.
+//! Durations as people read and write them.
 
 use std::time::Duration;
 
@@ -12,5 +12,53 @@ pub fn short(d: Duration) -> String {
         60..3600 => format!("{} min {} s", s / 60, s % 60),
         3600..86_400 => format!("{} h {} min", s / 3600, s % 3600 / 60),
         _ => format!("{} d {} h", s / 86_400, s % 86_400 / 3600),
+    }
+}
+
+/// Parses a duration such as `10s`, `500ms` or `1h30m`. A bare number is seconds, as for `sleep` and
+/// `flock -w`.
+///
+/// # Errors
+/// What is wrong with the text, in one line.
+#[cfg(feature = "serde")]
+pub fn parse(text: &str) -> Result<Duration, String> {
+    if let Ok(seconds) = text.parse() {
+        return Ok(Duration::from_secs(seconds));
+    }
+    humantime::parse_duration(text)
+        .map_err(|e| format!("{e}; write it like 10s, 500ms, 5m or 1h30m"))
+}
+
+#[cfg(all(test, feature = "serde"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_read_as_people_write_them() {
+        assert_eq!(parse("0").unwrap(), Duration::ZERO);
+        assert_eq!(parse("90").unwrap(), Duration::from_secs(90));
+        assert_eq!(parse("1h30m").unwrap(), Duration::from_secs(5400));
+        for bad in ["", "-1", "soon", "5 parsecs", "1.5.2s", "99999999999999999999"] {
+            let error = parse(bad).unwrap_err();
+            assert!(error.contains("write it like"), "{bad}: {error}");
+            assert_eq!(error.lines().count(), 1, "{bad}: {error}");
+        }
+    }
+
+    proptest::proptest! {
+        #![proptest_config(testbed::cases())]
+
+        #[test]
+        fn any_text_is_read_or_refused_in_one_line(text in testbed::texts(&[
+            "10s", "500ms", "1h30m", "90", "2days 3us",
+        ])) {
+            match parse(&text) {
+                Ok(read) => {
+                    let written = humantime::format_duration(read).to_string();
+                    proptest::prop_assert_eq!(parse(&written), Ok(read));
+                }
+                Err(error) => proptest::prop_assert_eq!(error.lines().count(), 1, "{}", error),
+            }
+        }
     }
 }
