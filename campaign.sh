@@ -8,7 +8,7 @@
 #   ./campaign.sh --help
 #
 # The servers are those of the tests (./test.sh --install). When it is over, the page is made anew:
-#   UPDATE_DOCS=1 cargo test -p leasehold --all-features --test docs reliability
+#   UPDATE_DOCS=1 cargo test -p leasehold-checks --test docs reliability
 set -euo pipefail
 cd "$(dirname "$0")"
 

@@ -91,7 +91,7 @@ macro_rules! database {
     ($module:ident, $connection:ty) => {
         mod $module {
             use super::*;
-            use sqlx::{AssertSqlSafe, Connection};
+            use leasehold::database::sqlx::{AssertSqlSafe, Connection};
 
             /// Adds one to the counter, once for each token.
             pub(super) async fn add(url: &str, token: Token) -> Result<(), Error> {
@@ -100,7 +100,7 @@ macro_rules! database {
                 leasehold::fence::sql::check(&mut tx, "counter", token).await?;
                 // A commit whose answer was lost is no reason to count twice.
                 let sql = format!("SELECT COUNT(*) FROM journal WHERE token = {token}");
-                let done: i64 = sqlx::query_scalar(AssertSqlSafe(sql))
+                let done: i64 = leasehold::database::sqlx::query_scalar(AssertSqlSafe(sql))
                     .fetch_one(&mut *tx)
                     .await
                     .map_err(database::error)?;
@@ -108,15 +108,17 @@ macro_rules! database {
                     return Ok(());
                 }
                 let sql = "SELECT n FROM counter";
-                let n: i64 =
-                    sqlx::query_scalar(sql).fetch_one(&mut *tx).await.map_err(database::error)?;
+                let n: i64 = leasehold::database::sqlx::query_scalar(sql)
+                    .fetch_one(&mut *tx)
+                    .await
+                    .map_err(database::error)?;
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 // Not n = n + 1, which the database would save by itself.
                 for sql in [
                     format!("UPDATE counter SET n = {}", n + 1),
                     format!("INSERT INTO journal VALUES ({}, {token})", n + 1),
                 ] {
-                    sqlx::query(AssertSqlSafe(sql))
+                    leasehold::database::sqlx::query(AssertSqlSafe(sql))
                         .execute(&mut *tx)
                         .await
                         .map_err(database::error)?;
@@ -129,7 +131,7 @@ macro_rules! database {
                 let mut connection = <$connection>::connect(url).await.map_err(database::error)?;
                 let sql = "SELECT CAST(COALESCE(MAX(token), 0) AS DECIMAL(20)) = 0, \
                            COALESCE(MAX(token), 0) FROM journal";
-                let (_, greatest): (bool, i64) = sqlx::query_as(sql)
+                let (_, greatest): (bool, i64) = leasehold::database::sqlx::query_as(sql)
                     .fetch_one(&mut connection)
                     .await
                     .map_err(database::error)?;
@@ -140,15 +142,18 @@ macro_rules! database {
                 let mut connection = <$connection>::connect(url).await.unwrap();
                 let ours = database::schema(dialect);
                 for sql in TABLES.map(str::to_owned).into_iter().chain([ours]) {
-                    sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
+                    leasehold::database::sqlx::raw_sql(AssertSqlSafe(sql))
+                        .execute(&mut connection)
+                        .await
+                        .unwrap();
                 }
             }
         }
     };
 }
-database!(postgres, sqlx::PgConnection);
-database!(mariadb, sqlx::MySqlConnection);
-database!(sqlite, sqlx::SqliteConnection);
+database!(postgres, leasehold::database::sqlx::PgConnection);
+database!(mariadb, leasehold::database::sqlx::MySqlConnection);
+database!(sqlite, leasehold::database::sqlx::SqliteConnection);
 
 async fn add(url: &str, token: Token) -> Result<(), Error> {
     match url.split(':').next() {

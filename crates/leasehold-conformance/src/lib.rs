@@ -14,7 +14,8 @@
 //! [`Guarantees`] do not claim is not asked, and the case says so.
 //!
 //! Some send a crowd to one lock, or ask thousands of times. Of a store whose server takes long for each request, as
-//! object stores do, a third of that is asked with `conformance_suite!(my_store, slow, …)`.
+//! object stores do, a third of that is asked with `conformance_suite!(my_store, slow, …)`. A suite on a second
+//! deployment of a store can be ignored unless all tests run: `conformance_suite!(my_cluster, ignored, …)`.
 //!
 //! Cases never assert that something was *fast*: only that it did not happen too early, or that it
 //! did happen within [`PATIENCE`]. Names are random, so cases can run at once and on a store that
@@ -144,16 +145,22 @@ where
 #[macro_export]
 macro_rules! conformance_suite {
     ($name:ident, $connect:expr) => {
-        $crate::conformance_suite!(@ $name, false, $connect);
+        $crate::conformance_suite!(@ $name, false, cfg(all()), $connect);
     };
     ($name:ident, slow, $connect:expr) => {
-        $crate::conformance_suite!(@ $name, true, $connect);
+        $crate::conformance_suite!(@ $name, true, cfg(all()), $connect);
     };
-    (@ $name:ident, $slow:expr, $connect:expr) => {
+    ($name:ident, ignored, $connect:expr) => {
+        $crate::conformance_suite!(@ $name, false, ignore = "runs with --include-ignored", $connect);
+    };
+    ($name:ident, slow, ignored, $connect:expr) => {
+        $crate::conformance_suite!(@ $name, true, ignore = "runs with --include-ignored", $connect);
+    };
+    (@ $name:ident, $slow:expr, $attribute:meta, $connect:expr) => {
         mod $name {
             #[allow(unused_imports, reason = "what the expression needs")]
             use super::*;
-            $crate::conformance_cases!($slow, $connect);
+            $crate::conformance_cases!($slow, $attribute, $connect);
         }
     };
 }
@@ -167,9 +174,10 @@ macro_rules! list_cases {
         #[doc(hidden)]
         #[macro_export]
         macro_rules! conformance_cases {
-            ($slow:expr, $connect:expr) => {
+            ($slow:expr, $attribute:meta, $connect:expr) => {
                 $(
                     #[test]
+                    #[$attribute]
                     fn $case() {
                         $crate::run($slow, || $connect, $crate::cases::$case);
                     }

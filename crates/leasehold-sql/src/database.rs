@@ -32,6 +32,10 @@ pub(crate) use savepoint::Savepoint;
 pub use schema::schema;
 pub use session::{Column, Pool, Session, Transaction};
 pub(crate) use session::{number, row, run};
+/// The version of `sqlx` whose pools and transactions leasehold takes.
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "mysql"))]
+#[doc(no_inline)]
+pub use sqlx;
 pub use value::{Param, Typed, Value};
 
 /// Creates the tables that are missing. Any number of processes may do so at once.

@@ -84,7 +84,7 @@
 //! ```
 //! # #[cfg(feature = "sqlite")]
 //! # tokio::runtime::Runtime::new().unwrap().block_on(async {
-//! use leasehold::{database::{self, error}, lock_in, once};
+//! use leasehold::{database::{self, error, sqlx}, lock_in, once};
 //! # let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
 //! # let pool = options.connect("sqlite::memory:").await.map_err(error)?;
 //! database::install(&pool).await?; // at start-up
@@ -337,18 +337,3 @@ pub mod store {
     #[doc(inline)]
     pub use leasehold_zookeeper as zookeeper;
 }
-
-/// The README's examples are tests.
-#[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
-struct Readme;
-
-/// And so are those of the recipes, which also need a database.
-#[cfg(all(doctest, feature = "sqlite"))]
-#[doc = include_str!("../../../docs/recipes.md")]
-struct Recipes;
-
-/// And those of the page on tests.
-#[cfg(all(doctest, feature = "testing"))]
-#[doc = include_str!("../../../docs/testing.md")]
-struct Testing;

@@ -1,6 +1,4 @@
 //! What operators see, with the features `metrics` and `tracing`.
-#![cfg(all(feature = "metrics", feature = "tracing"))]
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::sync::{Arc, Mutex};

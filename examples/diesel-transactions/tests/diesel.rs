@@ -1,6 +1,6 @@
 //! The cases of the drivers that leasehold brings, for the one that this brings.
 
-#[path = "../../../crates/leasehold-sql/tests/cases/mod.rs"]
+#[path = "../../../crates/leasehold-driver-tests/tests/cases/mod.rs"]
 #[macro_use]
 mod cases;
 

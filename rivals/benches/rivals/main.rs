@@ -15,31 +15,31 @@
 // What a part does not use, another benchmark does.
 #![allow(dead_code)]
 
-#[path = "../../../crates/leasehold/benches/ratios/contention.rs"]
+#[path = "../../../crates/leasehold-bench/benches/ratios/contention.rs"]
 mod contention;
 mod etcd;
-#[path = "../../../crates/leasehold/benches/ratios/figures.rs"]
+#[path = "../../../crates/leasehold-bench/benches/ratios/figures.rs"]
 mod figures;
 mod file;
-#[path = "../../../crates/leasehold/benches/ratios/glance.rs"]
+#[path = "../../../crates/leasehold-bench/benches/ratios/glance.rs"]
 mod glance;
-#[path = "../../../crates/leasehold/benches/ratios/kept.rs"]
+#[path = "../../../crates/leasehold-bench/benches/ratios/kept.rs"]
 mod kept;
-#[path = "../../../crates/leasehold/benches/ratios/measure.rs"]
+#[path = "../../../crates/leasehold-bench/benches/ratios/measure.rs"]
 mod measure;
-#[path = "../../../crates/leasehold/benches/ratios/numbers.rs"]
+#[path = "../../../crates/leasehold-bench/benches/ratios/numbers.rs"]
 mod numbers;
-#[path = "../../../crates/leasehold/benches/ratios/pair.rs"]
+#[path = "../../../crates/leasehold-bench/benches/ratios/pair.rs"]
 mod pair;
 mod peer;
-#[path = "../../../crates/leasehold/benches/ratios/queued.rs"]
+#[path = "../../../crates/leasehold-bench/benches/ratios/queued.rs"]
 mod queued;
-#[path = "../../../crates/leasehold/benches/ratios/raw.rs"]
+#[path = "../../../crates/leasehold-bench/benches/ratios/raw.rs"]
 mod raw;
 mod redis;
-#[path = "../../../crates/leasehold/benches/ratios/scratch.rs"]
+#[path = "../../../crates/leasehold-bench/benches/ratios/scratch.rs"]
 mod scratch;
-#[path = "../../../crates/leasehold/benches/ratios/spread.rs"]
+#[path = "../../../crates/leasehold-bench/benches/ratios/spread.rs"]
 mod spread;
 mod sql;
 mod zookeeper;

@@ -10,7 +10,7 @@ use testbed::ZooKeepers;
 
 /// kazoo counts in the same file at the same time.
 const KAZOO: &str =
-    concat!(env!("CARGO_MANIFEST_DIR"), "/../leasehold/tests/interop/kazoo_peer.py");
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../leasehold-zookeeper/tests/interop/kazoo_peer.py");
 const ROUNDS: usize = 25;
 
 #[test]

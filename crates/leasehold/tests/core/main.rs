@@ -2,15 +2,18 @@
 
 mod common;
 
+mod auto_traits;
 mod closing;
-#[cfg(feature = "testing")]
+mod conformance;
 mod election;
 mod errors;
 mod leases;
+mod memory;
+mod mutants;
 mod options;
 mod processes;
+mod queue_properties;
 mod releases;
-#[cfg(feature = "testing")]
 mod several;
 mod tokens;
 mod waiting;

@@ -43,6 +43,7 @@ async fn f24_a_token_offset_raises_every_token() {
 #[cfg(all(feature = "etcd", feature = "sqlite"))]
 #[tokio::test]
 async fn f24_a_fence_outlives_the_move_of_its_lock() {
+    use leasehold::database::sqlx;
     use leasehold::fence::sql::check_guard;
     let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);
     let pool = options.connect("sqlite::memory:").await.unwrap();
@@ -87,6 +88,7 @@ async fn f24_a_fence_outlives_the_move_of_its_lock() {
 #[cfg(feature = "sqlite")]
 #[tokio::test]
 async fn f82_r51_a_resource_of_several_nodes_has_a_mark_on_each() {
+    use leasehold::database::sqlx;
     use leasehold::fence::sql::check;
     let node = async || {
         let options = sqlx::sqlite::SqlitePoolOptions::new().max_connections(1);

@@ -1,0 +1,143 @@
+//! A cluster of three NATS servers: killed, stopped, parted, while locks are held and waited for.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+// Members may be electing a leader.
+use crate::nats_common::*;
+use leasehold::store::Survival;
+use leasehold::{ErrorKind, Guard, Leasehold, LostReason, State};
+use leasehold_test_support::*;
+use testbed::{Cut, NatsCluster, in_own_network};
+
+const STREAM: &str = "KV_leasehold";
+/// Elections take up to ten seconds.
+const LEASE: Duration = Duration::from_secs(60);
+const LONG: &str = "/?session_ms=60000";
+
+/// The leader is killed, or stopped, while one holds and one waits: nobody loses anything, and it goes on.
+#[test]
+fn a_leader_that_is_killed_or_stopped_costs_no_hold_and_no_turn() {
+    run(async {
+        let cluster = Arc::new(NatsCluster::start());
+        let url = cluster.url() + LONG;
+        let mut clients = Vec::new();
+        for _ in 0..3 {
+            clients.push(connect_patiently(&url).await);
+        }
+        let promises = clients[0].guarantees();
+        assert_eq!(promises.on_failover, Survival::Fenced);
+        let mut last = 0;
+        for round in 0..4 {
+            let lock = clients[0].mutex("kept").lease(LEASE);
+            let guard = lock.lock_timeout(PATIENCE).await.unwrap();
+            assert!(guard.token().get() > last);
+            last = guard.token().get();
+            let lock = clients[1].mutex("kept").lease(LEASE);
+            let waiting = tokio::spawn(async move { lock.lock_timeout(2 * PATIENCE).await });
+            until_queued(&clients[2], "kept", 2).await;
+            let leader = cluster.leader(STREAM);
+            let began = Instant::now();
+            if round % 2 == 0 {
+                cluster.kill(leader)
+            } else {
+                cluster.stop(leader)
+            }
+            until("another leader answers", async || clients[2].read("kept").await.is_ok()).await;
+            println!("round {round}: answers again after {:?}", began.elapsed());
+            assert!(guard.is_held() && !waiting.is_finished());
+            release(guard).await;
+            let next = waiting.await.unwrap().unwrap();
+            assert!(next.token().get() > last);
+            last = next.token().get();
+            if round % 2 == 0 {
+                cluster.restart(leader)
+            } else {
+                cluster.cont(leader)
+            }
+            assert!(next.is_held());
+            release(next).await;
+        }
+        hammer(&clients, "counted", 6, 5).await;
+    });
+}
+
+/// A holder that is with a member which is parted from the others believes no longer than until the next one
+/// holds; and what that member tells of the sessions of others lets nobody in.
+#[test]
+fn a_member_without_the_others_keeps_nobody_believing_and_lets_nobody_in() {
+    let name =
+        "nats_members::a_member_without_the_others_keeps_nobody_believing_and_lets_nobody_in";
+    in_own_network(name, || {
+        run(async {
+            let cluster = NatsCluster::separable();
+            let session = "/?session_ms=4000";
+            let first = connect_patiently(&(cluster.url() + session)).await;
+            release(first.mutex("first").lock_timeout(PATIENCE).await.unwrap()).await;
+            for cut in [Cut::Off, Cut::Mute] {
+                let leader = cluster.leader(STREAM);
+                let of = |n: usize| format!("nats://127.0.0.1:{}{session}", cluster.port(n));
+                // One with the leader, which is parted; the others with the rest.
+                let parted = connect_patiently(&of(leader)).await;
+                let other = connect_patiently(&of((leader + 1) % 3)).await;
+                let third = connect_patiently(&of((leader + 2) % 3)).await;
+                let name = format!("{cut:?}");
+                let guard = parted.mutex(&*name).lock_timeout(PATIENCE).await.unwrap();
+                let watch = guard.watch();
+                let lock = other.mutex(&*name);
+                let waiting = tokio::spawn(async move {
+                    let next = lock.lock_timeout(2 * PATIENCE).await.unwrap();
+                    (next, watch.state())
+                });
+                until_queued(&third, &name, 2).await;
+                cluster.cut(leader, cut);
+                let (next, state) = waiting.await.unwrap();
+                assert_eq!(state, State::Lost(LostReason::Expired), "{name}: two holders");
+                assert!(next.token() > guard.token());
+                // The parted member may take the next one's session for over; nobody is let in by that.
+                let end = Instant::now() + Duration::from_secs(8);
+                while Instant::now() < end {
+                    let error = parted.mutex(&*name).try_lock().await.unwrap_err();
+                    assert_ne!(error.kind(), ErrorKind::Lost, "{error}");
+                    assert!(next.is_held(), "{next:?}");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+                cluster.mend();
+                release(next).await;
+                release(parted.mutex(&*name).lock_timeout(PATIENCE).await.unwrap()).await;
+            }
+        });
+    });
+}
+
+#[test]
+fn without_a_majority_of_nats_nothing_is_granted_and_it_is_told() {
+    run(async {
+        let cluster = NatsCluster::start();
+        let locks = connect_patiently(&(cluster.url() + "/?session_ms=4000")).await;
+        let guard = locks.mutex("m").lock_timeout(PATIENCE).await.unwrap();
+        cluster.kill(0);
+        cluster.kill(1);
+        let error = locks.mutex("other").try_lock().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+        let reason = tokio::time::timeout(PATIENCE, guard.lost()).await.unwrap();
+        assert_eq!(reason, LostReason::Expired);
+        // The last one finds out in a while that it is alone, and lets one connect until then; no more.
+        let error = match leasehold::connect(cluster.url()).await {
+            Err(error) => error,
+            Ok(fresh) => fresh.mutex("other").try_lock().await.unwrap_err(),
+        };
+        assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+        assert_eq!(error.to_string().lines().count(), 1, "{error}");
+        cluster.restart(0);
+        until("it is granted again", async || {
+            let got: Option<Guard> = again(&locks).await;
+            got.is_some()
+        })
+        .await;
+    });
+}
+
+async fn again(locks: &Leasehold) -> Option<Guard> {
+    locks.mutex("m").lock_timeout(PATIENCE / 6).await.ok()
+}

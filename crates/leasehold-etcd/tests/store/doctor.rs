@@ -1,0 +1,42 @@
+//! The doctor finds each planted misconfiguration, and nothing on a server that is set up well.
+
+use leasehold::doctor::Severity::{Broken, Weak};
+use leasehold::store::Survival;
+use leasehold_test_support::doctor::{troubles, try_findings, until, until_troubles};
+use testbed::{Etcd, Setup};
+
+#[tokio::test]
+async fn an_etcd_of_one_member_or_without_room() {
+    let cluster = Etcd::cluster();
+    // Nobody answers a new client while a leader is elected.
+    let mut old = None;
+    until(async || {
+        let locks = leasehold::connect(cluster.url()).await.ok();
+        old = locks.map(|locks| locks.guarantees().on_failover == Survival::Fenced);
+        old.is_some()
+    })
+    .await;
+    // Which it is, the installed version decides.
+    let version = [("version", Weak)];
+    until_troubles(&cluster.url(), &version[..usize::from(old == Some(true))]).await;
+    cluster.kill(0);
+    until(async || {
+        let found = try_findings(&cluster.url()).await.unwrap_or_default();
+        found.iter().any(|f| (f.id, f.severity) == ("member-down", Weak))
+    })
+    .await;
+    let server = Etcd::with(Setup::new().arg("--quota-backend-bytes=200000"), 1);
+    assert_eq!(troubles(&server.url()).await, [("one-member", Weak)]);
+    let locks = leasehold::connect(server.url()).await.unwrap();
+    let filling = "x".repeat(50_000);
+    for n in 0..50 {
+        let key = format!("filling{n}");
+        let mut put = server.etcdctl_command();
+        if !put.args(["put", &key, &filling]).output().unwrap().status.success() {
+            break;
+        }
+    }
+    let found = locks.diagnose().await.unwrap();
+    let ids: Vec<_> = found.iter().filter(|f| f.severity == Broken).map(|f| f.id).collect();
+    assert_eq!(ids, ["full"]);
+}

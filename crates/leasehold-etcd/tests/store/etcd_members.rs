@@ -1,0 +1,331 @@
+//! Several members: killed, stopped, cut off, slow, silent, far from their leader, without a vote.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+// Members may be electing a leader.
+use crate::etcd_common::*;
+use leasehold::store::{Durability, Guarantee, Survival};
+use leasehold::{ErrorKind, Guard, LostReason};
+use leasehold_test_support::connect_patiently;
+use testbed::{Cut, Etcd, Proxy, Setup, in_own_network};
+
+/// Everything that breaks a cluster is done to one, in turn: starting three members is dear.
+#[test]
+fn exact_while_members_are_killed_and_restarted_one_after_another() {
+    run(async {
+        let cluster = Arc::new(Etcd::cluster());
+        let url = cluster.url();
+        let clients = [
+            connect_patiently(&url).await,
+            connect_patiently(&url).await,
+            connect_patiently(&url).await,
+        ];
+        let kept = clients[0].mutex("kept").lock().await.unwrap();
+        let breaking = tokio::task::spawn_blocking({
+            let cluster = cluster.clone();
+            move || {
+                for member in 0..cluster.len() {
+                    std::thread::sleep(Duration::from_millis(300));
+                    cluster.kill(member);
+                    std::thread::sleep(Duration::from_millis(300));
+                    cluster.restart(member);
+                }
+            }
+        });
+        // Rounds until the breaking is over, so that it cannot miss.
+        while !breaking.is_finished() {
+            hammer(&clients, "counted", 6, 10).await;
+        }
+        breaking.await.unwrap();
+        // And once more after the last of them.
+        hammer(&clients, "counted", 6, 10).await;
+        assert!(kept.is_held(), "{kept:?}");
+        let error = clients[1].mutex("kept").try_lock().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
+
+        // The leader goes while one waits; the holder keeps what it has, the waiter gets it.
+        let leader = cluster.leader();
+        // Elections may take longer than a lease of the usual length.
+        let lease = Duration::from_secs(60);
+        let lock = clients[2].mutex("kept").lease(lease);
+        let waiting = tokio::spawn(async move { lock.lock_timeout(PATIENCE).await });
+        until_queued(&clients[1], "kept", 2).await;
+        cluster.kill(leader);
+        let first = kept.token();
+        release(kept).await;
+        let next = waiting.await.unwrap().unwrap();
+        assert!(next.token() > first);
+        cluster.restart(leader);
+
+        // All members at once: leases, places and tokens are still there.
+        let holder = next.token();
+        let lock = clients[0].mutex("kept").lease(lease);
+        let waiting = tokio::spawn(async move { lock.lock_timeout(PATIENCE).await });
+        until_queued(&clients[1], "kept", 2).await;
+        let down = cluster.clone();
+        tokio::task::spawn_blocking(move || down.restart_all()).await.unwrap();
+        let mut told = None;
+        until("an answer", async || {
+            told = clients[1].read("kept").await.ok();
+            told.is_some()
+        })
+        .await;
+        let info = told.unwrap().unwrap();
+        assert_eq!(info.holders().next().unwrap().token, Some(holder));
+        assert!(!waiting.is_finished());
+        release(next).await;
+        assert!(waiting.await.unwrap().unwrap().token() > holder);
+    });
+}
+
+#[test]
+fn stopped_members_cost_no_lease_and_no_turn() {
+    run(async {
+        let cluster = Etcd::cluster();
+        let url = cluster.url();
+        for member in 0..cluster.len() {
+            // Enough that some are connected to each member. New ones each time, with new leases:
+            // a leader that was stopped and goes on ends leases that it believes to be over, though
+            // its successor renewed them (etcd before 3.4.31 and 3.5.13).
+            let mut clients = Vec::new();
+            for _ in 0..6 {
+                clients.push(connect_patiently(&url).await);
+            }
+            let lease = Duration::from_secs(12);
+            let mut held = Vec::new();
+            let mut waiting = Vec::new();
+            for (n, locks) in clients.iter().enumerate() {
+                let guard = locks.mutex(format!("m{member}-{n}")).lease(lease).lock().await;
+                held.push(guard.unwrap());
+                let next = &clients[(n + 1) % clients.len()];
+                let lock = next.mutex(format!("m{member}-{n}")).lease(lease);
+                waiting.push(tokio::spawn(async move { lock.lock_timeout(PATIENCE).await }));
+                until_queued(locks, &format!("m{member}-{n}"), 2).await;
+            }
+            cluster.stop(member);
+            // Longer than the lease would last unrenewed.
+            tokio::time::sleep(lease + Duration::from_secs(1)).await;
+            assert!(held.iter().all(leasehold::Guard::is_held), "{held:?}");
+            for guard in held {
+                release(guard).await;
+            }
+            for task in waiting {
+                release(task.await.unwrap().unwrap()).await;
+            }
+            cluster.cont(member);
+        }
+    });
+}
+
+#[test]
+fn who_is_cut_off_has_lost_before_another_holds() {
+    run(async {
+        let cluster = Etcd::cluster();
+        let proxies: Vec<Proxy> = (0..3).map(|n| Proxy::before(cluster.port(n))).collect();
+        let hosts: Vec<String> =
+            proxies.iter().map(|p| format!("127.0.0.1:{}", p.port())).collect();
+        let cut_off = connect_patiently(&format!("etcd://{}", hosts.join(","))).await;
+        let other = connect_patiently(&cluster.url()).await;
+        let freeze = || proxies.iter().for_each(Proxy::freeze);
+        let lease = Duration::from_secs(4);
+        let next = lost_before_the_next_holds((&cut_off, lease), &other, "cut", freeze).await;
+        for proxy in &proxies {
+            proxy.thaw();
+        }
+        release(next).await;
+        release(cut_off.mutex("cut").lock().await.unwrap()).await;
+    });
+}
+
+/// The member goes on answering its clients as well as it can, and no connection ends.
+#[test]
+fn s82_a_member_without_the_others_keeps_nobody_believing() {
+    in_own_network("etcd_members::s82_a_member_without_the_others_keeps_nobody_believing", || {
+        run(async {
+            let (cluster, lease) = (Etcd::separable(), Duration::from_secs(4));
+            for cut in [Cut::Off, Cut::Mute, Cut::Deaf] {
+                for leads in [true, false] {
+                    let leader = cluster.leader();
+                    let member = if leads { leader } else { (leader + 1) % 3 };
+                    let of = |n: usize| format!("etcd://127.0.0.1:{}", cluster.port(n));
+                    let held = connect_patiently(&of(member)).await;
+                    let other = connect_patiently(&of((member + 1) % 3)).await;
+                    let name = format!("{cut:?}-{leads}");
+                    let (held, breaking) = ((&held, lease), || cluster.cut(member, cut));
+                    release(lost_before_the_next_holds(held, &other, &name, breaking).await).await;
+                    // The member comes back with a later term, so there is one more election. After
+                    // that, the client is as good as new.
+                    cluster.mend();
+                    release(held.0.mutex(name).lock_timeout(PATIENCE).await.unwrap()).await;
+                }
+            }
+        });
+    });
+}
+
+#[test]
+fn without_a_majority_nothing_is_granted_and_it_is_told() {
+    run(async {
+        let cluster = Etcd::cluster();
+        let locks = connect_patiently(&cluster.url()).await;
+        let promises = locks.guarantees();
+        // Which of the two, its version decides.
+        assert!(matches!(promises.on_failover, Survival::Exclusive | Survival::Fenced));
+        let wanted = Guarantee::GrantDurability(leasehold::store::Durability::Majority);
+        leasehold::builder().require(wanted).connect(cluster.url()).await.unwrap();
+        let guard = locks.mutex("m").lease(Duration::from_secs(3)).lock().await.unwrap();
+        cluster.kill(0);
+        cluster.kill(1);
+        let error = locks.mutex("other").lease(Duration::from_secs(3)).try_lock().await;
+        assert_eq!(error.unwrap_err().kind(), ErrorKind::Unreachable);
+        let reason = tokio::time::timeout(PATIENCE, guard.lost()).await.unwrap();
+        assert_eq!(reason, LostReason::Expired);
+        let error = leasehold::connect(cluster.url()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+        assert_eq!(error.to_string().lines().count(), 1, "{error}");
+    });
+}
+
+/// It neither answers nor ends its connections.
+async fn one_silent_member_costs_no_hold_and_no_more_than_two_seconds(members: usize) {
+    let cluster = Etcd::with(Setup::new(), members);
+    let url = cluster.url();
+    let mut slowest = Vec::new();
+    for round in 0..3 {
+        let mut clients = Vec::new();
+        for _ in 0..6 {
+            clients.push(connect(&url).await);
+        }
+        let mut held = Vec::new();
+        for (n, locks) in clients.iter().enumerate() {
+            for lease in [5, 15] {
+                let lock = locks.mutex(format!("silent-{round}-{n}-{lease}"));
+                held.push(lock.lease(Duration::from_secs(lease)).lock().await.unwrap());
+            }
+        }
+        // No election: that takes its own time.
+        let member = (cluster.leader() + 1 + round % 2) % members;
+        cluster.stop(member);
+        let mut took = Duration::ZERO;
+        let mut taking = tokio::task::JoinSet::new();
+        for (n, locks) in clients.iter().enumerate() {
+            let lock = locks.mutex(format!("wanted-{round}-{n}"));
+            taking.spawn(async move {
+                let begun = Instant::now();
+                release(lock.lock().await.unwrap()).await;
+                begun.elapsed()
+            });
+        }
+        for each in taking.join_all().await {
+            took = took.max(each);
+        }
+        slowest.push(took);
+        // Longer than any of the leases would last unrenewed.
+        tokio::time::sleep(Duration::from_secs(16)).await;
+        assert!(held.iter().all(Guard::is_held), "{held:?}");
+        let begun = Instant::now();
+        let late = connect(&url).await;
+        slowest.push(begun.elapsed());
+        cluster.cont(member);
+        drop((held, late));
+        if slowest.iter().rev().take(2).all(|took| *took <= Duration::from_secs(2)) {
+            return;
+        }
+    }
+    // A busy machine may cost a round or two.
+    panic!("never within two seconds: {slowest:?}");
+}
+
+#[test]
+fn f10_one_silent_member_of_three_costs_no_hold_and_no_more_than_two_seconds() {
+    run(one_silent_member_costs_no_hold_and_no_more_than_two_seconds(3));
+}
+
+#[test]
+fn f10_one_silent_member_of_five_costs_no_hold_and_no_more_than_two_seconds() {
+    run(one_silent_member_costs_no_hold_and_no_more_than_two_seconds(5));
+}
+
+/// A cluster that is merely slow: whoever gives up soon must not cost those who hold their connection,
+/// and with it the keep-alives that are under way.
+#[test]
+fn f10_impatient_callers_cost_a_slow_cluster_no_connection() {
+    run(async {
+        let cluster = Etcd::cluster();
+        let proxies: Vec<Proxy> = (0..3).map(|n| Proxy::before(cluster.port(n))).collect();
+        let hosts: Vec<String> =
+            proxies.iter().map(|p| format!("127.0.0.1:{}", p.port())).collect();
+        let locks = connect(&format!("etcd://{}", hosts.join(","))).await;
+        let blocker = connect(&cluster.url()).await.mutex("f10").lock().await.unwrap();
+        let held = locks.mutex("f10-held").lease(Duration::from_secs(6)).lock().await.unwrap();
+        proxies.iter().for_each(|proxy| proxy.delay(Duration::from_millis(60)));
+        let connections = || proxies.iter().map(Proxy::connections).sum::<usize>();
+        let before = connections();
+        let end = Instant::now() + Duration::from_secs(14);
+        let mut impatient = tokio::task::JoinSet::new();
+        for n in 0..8 {
+            let lock = locks.mutex("f10");
+            impatient.spawn(async move {
+                while Instant::now() < end {
+                    let limit = Duration::from_millis(130 + 40 * n);
+                    let error = lock.lock_timeout(limit).await.unwrap_err();
+                    assert!(
+                        matches!(error.kind(), ErrorKind::Timeout | ErrorKind::Unreachable),
+                        "{error}"
+                    );
+                }
+            });
+        }
+        impatient.join_all().await;
+        assert!(held.is_held(), "{held:?}");
+        let more = connections() - before;
+        // A machine that stood still may have cost one or two.
+        assert!(more <= 4, "{more} connections where none was needed");
+        release(held).await;
+        drop(blocker);
+    });
+}
+
+/// Each lock has a lease of its own, and a member that does not lead asks the leader about one after the
+/// other: on one stream, all together take longer than any may be late.
+#[test]
+fn f09_thousands_of_locks_behind_a_member_that_is_far_from_its_leader() {
+    const MANY: usize = 1_600;
+    run(async {
+        let cluster = Etcd::apart(Duration::from_millis(2));
+        let follower = (cluster.leader() + 1) % 3;
+        let locks = connect(&format!("etcd://127.0.0.1:{}", cluster.port(follower))).await;
+        let mut held = Vec::new();
+        for first in (0..MANY).step_by(200) {
+            let mut taking = tokio::task::JoinSet::new();
+            for n in first..first + 200 {
+                let lock = locks.mutex(format!("f09-{n}"));
+                taking.spawn(async move { lock.lock_timeout(PATIENCE).await.unwrap() });
+            }
+            held.extend(taking.join_all().await);
+        }
+        // Some renewals of all of them.
+        tokio::time::sleep(Duration::from_secs(22)).await;
+        let lost = held.iter().filter(|guard| !guard.is_held()).count();
+        assert_eq!(lost, 0, "of {MANY}");
+        // Giving them back would wait for all that leave.
+        drop(held);
+    });
+}
+
+/// A learner has all data and no vote: its presence makes no majority.
+#[test]
+fn f47_a_learner_is_no_member_that_counts() {
+    run(async {
+        let server = Etcd::start();
+        let add = ["member", "add", "learner", "--learner", "--peer-urls=http://127.0.0.1:1"];
+        server.etcdctl(&add);
+        let locks = connect(&server.url()).await;
+        assert_eq!(locks.guarantees().grant, Durability::Disk);
+        let found = locks.diagnose().await.unwrap();
+        assert!(found.iter().any(|f| f.id == "one-member"), "{found:?}");
+        assert!(found.iter().all(|f| f.id != "even"), "{found:?}");
+        release(locks.mutex("f47").lock().await.unwrap()).await;
+    });
+}

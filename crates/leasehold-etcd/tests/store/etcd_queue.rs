@@ -1,0 +1,297 @@
+//! Who waits in etcd's queue, who is told of a turn, and that nobody is told too early: whatever becomes of
+//! leases, watches and those in front, and however many wait.
+
+use std::time::{Duration, Instant};
+
+use crate::etcd_common::*;
+use leasehold::store::etcd::EtcdStore;
+use leasehold::store::{Joined, Mode, Renew, Renewal, Signal, Store};
+use leasehold::{Claim, Kind, Name};
+use leasehold_test_support::pushes_agree;
+use testbed::Dice;
+use testbed::{Etcd, Proxy};
+use tokio::runtime::Handle;
+
+/// Before one who is near the front stand no more than so many (`etcd/front.rs`).
+const NEAR: u64 = 16;
+
+#[test]
+fn s81_tasks_of_one_client_exclude_each_other() {
+    run(async {
+        let locks = connect(&testbed::etcd().url()).await;
+        hammer(&[locks], "s81", 8, 15).await;
+    });
+}
+
+/// Random calls of two clients: nobody is told of a grant too early, and everybody unasked.
+#[test]
+fn p1_p6_what_waiters_are_told_agrees_with_the_queue() {
+    run(async {
+        let url = testbed::etcd().url();
+        pushes_agree(&[connect(&url).await, connect(&url).await]).await;
+    });
+}
+
+#[test]
+fn s80_a_waiter_whose_lease_ended_is_not_told_that_it_holds() {
+    run(async {
+        let server = testbed::etcd();
+        let (locks, store) = with_store(&server.url()).await;
+        let guard = locks.mutex("s80").lock().await.unwrap();
+        let (first, second) = (patient("s80"), patient("s80"));
+        let joined = store.join(&first, Mode::Wait).await.unwrap();
+        assert!(matches!(joined, Joined::Waiting(p) if p.ahead == 1), "{joined:?}");
+        let joined = store.join(&second, Mode::Wait).await.unwrap();
+        assert!(matches!(joined, Joined::Waiting(p) if p.ahead == 2), "{joined:?}");
+        let lease = lease_of(
+            server,
+            std::str::from_utf8(&store.ownership(&first).unwrap().unwrap().key).unwrap(),
+        );
+        server.etcdctl(&["lease", "revoke", &lease]);
+        // It hears of it though nobody before it has left.
+        assert_eq!(next_signal(&*store, &first).await, Signal::Ask);
+        release(guard).await;
+        let renew = Renew { lease: first.lease, claim: first };
+        let told = store.renew(&[renew]).await.unwrap();
+        assert!(matches!(told[..], [Renewal::Lost]), "{told:?}");
+        assert!(matches!(next_signal(&*store, &second).await, Signal::Granted(_)));
+        assert!(store.leave(&second, None).await.unwrap());
+    });
+}
+
+/// The first that does not fit was told to watch the others, and before it did one of them left: it
+/// found itself granted, and left the telling of those behind it to whoever had told it.
+#[test]
+fn p6_who_is_told_to_watch_and_holds_already_tells_the_others() {
+    run(async {
+        let server = testbed::etcd();
+        let proxy = Proxy::before(server.port(0));
+        let url = format!("etcd://127.0.0.1:{}", proxy.port());
+        let open = async |url: &str| EtcdStore::open(url, &Handle::current()).await.unwrap();
+        let (fast, slow) = (open(&server.url()).await, open(&url).await);
+        let permits = |weight| {
+            let mut permits = patient("p6");
+            (permits.kind, permits.weight, permits.capacity) = (Kind::Semaphore, weight, 3);
+            permits
+        };
+        let [two, one, first, told, behind] = [2, 1, 1, 1, 1].map(permits);
+        for (store, claim, waits) in [
+            (&fast, &two, false),
+            (&fast, &one, false),
+            (&fast, &first, true),
+            (&slow, &told, true),
+            (&fast, &behind, true),
+        ] {
+            let joined = store.join(claim, Mode::Wait).await.unwrap();
+            assert_eq!(matches!(joined, Joined::Waiting(_)), waits, "{joined:?}");
+        }
+        quiet(&slow).await;
+        proxy.freeze();
+        assert!(fast.leave(&one, None).await.unwrap());
+        granted(&fast, &first).await;
+        // Told to watch; it has not heard of it yet.
+        until("telling", async || {
+            let key = String::from_utf8(slow.ownership(&told).unwrap().unwrap().key).unwrap();
+            server.etcdctl(&["get", &key, "-w", "json"]).contains("\"version\":2")
+        })
+        .await;
+        assert!(fast.leave(&two, None).await.unwrap());
+        proxy.thaw();
+        granted(&slow, &told).await;
+        granted(&fast, &behind).await;
+    });
+}
+
+async fn granted(store: &EtcdStore, claim: &Claim) {
+    let told = tokio::time::timeout(PATIENCE / 2, store.changed(claim)).await;
+    let told = told.expect("told of its grant").unwrap();
+    assert!(matches!(told, Signal::Granted(_)), "{told:?}");
+}
+
+/// Nothing but watches tells: of those far back and near the front, some give up, in any order.
+#[test]
+fn p6_who_is_far_back_is_told_whoever_gives_up() {
+    const WAITERS: usize = 3 * NEAR as usize;
+    run(async {
+        let server = testbed::etcd();
+        let (locks, first) = with_store(&server.url()).await;
+        let (_other, second) = with_store(&server.url()).await;
+        let guard = locks.mutex("far").lock().await.unwrap();
+        let mut dice = Dice(7);
+        let mut waiting = std::collections::VecDeque::new();
+        for n in 0..WAITERS {
+            let (store, waits) = (if n % 2 == 0 { &first } else { &second }, patient("far"));
+            let joined = store.join(&waits, Mode::Wait).await.unwrap();
+            assert!(matches!(joined, Joined::Waiting(p) if p.ahead == n + 1), "{joined:?}");
+            waiting.push_back((store, waits));
+        }
+        release(guard).await;
+        while let Some((store, next)) = waiting.pop_front() {
+            assert!(matches!(next_signal(&**store, &next).await, Signal::Granted(_)));
+            for (store, waits) in &waiting {
+                let told = tokio::time::timeout(Duration::ZERO, store.changed(waits)).await;
+                assert!(!matches!(told, Ok(Ok(Signal::Granted(_)))), "two hold");
+            }
+            // Some give up before the holder leaves, and some just after.
+            for step in 0..3 {
+                if step == 1 {
+                    assert!(store.leave(&next, None).await.unwrap());
+                } else if !waiting.is_empty() && dice.below(4) == 0 {
+                    let (store, gone) = waiting.remove(dice.index(waiting.len())).unwrap();
+                    assert!(store.leave(&gone, None).await.unwrap());
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn r10_all_readers_that_fit_are_woken_by_push() {
+    run(async {
+        let url = testbed::etcd().url();
+        let writer = connect(&url).await;
+        let (_, first) = with_store(&url).await;
+        let (_, second) = with_store(&url).await;
+        let guard = writer.rwlock("readers").write().await.unwrap();
+        // The stores alone: no heartbeat makes up for what is not pushed.
+        let mut waiting = Vec::new();
+        for n in 0..9 {
+            let store = if n % 2 == 0 { &first } else { &second };
+            let name = Name::new("readers").unwrap();
+            let mut reader = Claim::new(name, Kind::RwLock, 1, leasehold::MAX_READERS).unwrap();
+            (reader.lease, reader.waiter_lease) = (PATIENCE, PATIENCE);
+            let joined = store.join(&reader, Mode::Wait).await.unwrap();
+            assert!(matches!(joined, Joined::Waiting(_)), "{joined:?}");
+            waiting.push((store, reader));
+        }
+        release(guard).await;
+        for (store, reader) in &waiting {
+            while next_signal(&***store, reader).await == Signal::Ask {}
+        }
+        for (store, reader) in &waiting {
+            assert!(store.leave(reader, None).await.unwrap());
+        }
+    });
+}
+
+#[test]
+fn r10_a_release_wakes_one_of_many() {
+    const WAITERS: u64 = 200;
+    run(async {
+        let server = Etcd::start();
+        let (locks, store) = with_store(&server.url()).await;
+        let guard = locks.mutex("herd").lock().await.unwrap();
+        let mut waiting = tokio::task::JoinSet::new();
+        for _ in 0..WAITERS {
+            let lock = locks.mutex("herd").lease(Duration::from_secs(60));
+            waiting.spawn(async move { release(lock.lock_timeout(PATIENCE).await.unwrap()).await });
+        }
+        until_queued(&locks, "herd", WAITERS as usize + 1).await;
+        until("watching", async || {
+            let watches = server.metric(0, "etcd_debugging_mvcc_watcher_total");
+            // Those near the front have one for all.
+            watches.is_some_and(|n| n > (WAITERS - NEAR) as f64)
+        })
+        .await;
+        // Each looks once more when its watch has begun.
+        until("all have looked", async || {
+            let before = store.requests();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            store.requests() == before
+        })
+        .await;
+        let (before, started) = (store.requests(), Instant::now());
+        release(guard).await;
+        waiting.join_all().await;
+        let sent = store.requests() - before;
+        // A transaction to leave, a look as it comes near, an end of the watch; and heartbeats, every two
+        // seconds, of which the first may come at once.
+        let beats = 4 * WAITERS * (1 + started.elapsed().as_secs() / 2);
+        assert!(sent <= 3 * WAITERS + beats, "{sent} requests for {WAITERS} hand-overs");
+    });
+}
+
+/// Each of a crowd has a lease and a heartbeat of its own, all on one client with two holders.
+#[test]
+fn s92_thousands_of_waiters_cost_no_renewal() {
+    let many = testbed::sized(3_000, 600);
+    run(async {
+        let server = testbed::Etcd::start();
+        let locks = connect(&server.url()).await;
+        let crowd = locks.mutex("crowded").lock().await.unwrap();
+        let mut waiting = tokio::task::JoinSet::new();
+        let keys = || server.etcdctl(&["get", "crowded/", "--prefix", "--keys-only"]);
+        for n in 1..=many {
+            let lock = locks.mutex("crowded");
+            waiting.spawn(async move { lock.lock().await.map(drop) });
+            if n % 100 == 0 {
+                until("all to wait", async || keys().split_whitespace().count() == n + 1).await;
+            }
+        }
+        let beside = locks.mutex("beside").lease(Duration::from_secs(12)).lock().await.unwrap();
+        // Some heartbeats of all of them.
+        let all_kept = async || {
+            let before = keys();
+            tokio::time::sleep(Duration::from_secs(16)).await;
+            assert!(beside.is_held() && crowd.is_held(), "{beside:?} {crowd:?}");
+            before.split_whitespace().count() == many + 1 && keys() == before
+        };
+        // A machine that stood still costs a place or two, once.
+        let kept = all_kept().await || all_kept().await || all_kept().await;
+        assert!(kept, "places were lost");
+        assert!(waiting.try_join_next().is_none());
+        waiting.shutdown().await;
+        // Giving them back would wait for all that leave.
+        drop((beside, crowd));
+    });
+}
+
+/// While a waiter hears nothing, the lock is released, and what it would have heard is compacted away.
+#[test]
+fn s84_compaction_takes_nothing_from_who_waits() {
+    run(async {
+        let server = Etcd::start();
+        let proxy = Proxy::before(server.port(0));
+        let locks = connect(&server.url()).await;
+        let (_client, store) = with_store(&format!("etcd://127.0.0.1:{}", proxy.port())).await;
+        let guard = locks.mutex("s84").lock().await.unwrap();
+        // No heartbeat asks: what it is told, its watch tells.
+        let waits = patient("s84");
+        let joined = store.join(&waits, Mode::Wait).await.unwrap();
+        assert!(matches!(joined, Joined::Waiting(_)), "{joined:?}");
+        until("watching", async || {
+            server.metric(0, "etcd_debugging_mvcc_watcher_total").is_some_and(|n| n >= 1.0)
+        })
+        .await;
+        proxy.freeze();
+        release(guard).await;
+        server.etcdctl(&["put", "s84-noise", "x"]);
+        let json = server.etcdctl(&["get", "s84-noise", "-w", "json"]);
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let revision = json["header"]["revision"].as_i64().unwrap();
+        server.etcdctl(&["compact", &revision.to_string()]);
+        proxy.cut();
+        proxy.thaw();
+        assert!(matches!(next_signal(&*store, &waits).await, Signal::Granted(_)));
+        assert!(store.leave(&waits, None).await.unwrap());
+    });
+}
+
+#[test]
+fn s84_broken_watches_begin_anew() {
+    run(async {
+        let server = Etcd::start();
+        let (locks, other) = (connect(&server.url()).await, connect(&server.url()).await);
+        for _ in 0..2 {
+            let guard = locks.mutex("broken").lock().await.unwrap();
+            let lock = other.mutex("broken");
+            let waiting = tokio::spawn(async move { lock.lock_timeout(PATIENCE).await });
+            until_queued(&locks, "broken", 2).await;
+            server.kill(0);
+            server.restart(0);
+            assert!(guard.is_held(), "a restart takes no longer than the lease");
+            release(guard).await;
+            release(waiting.await.unwrap().unwrap()).await;
+        }
+    });
+}

@@ -1,0 +1,162 @@
+//! Ownership as a condition of the caller's own transaction in etcd: late holders, evictions, a stopped
+//! process.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use crate::etcd_common::*;
+use leasehold::store::Evict;
+use leasehold::{ErrorKind, EtcdGuardExt};
+
+fn put_if(compare: &str, key: &str, value: &str) -> bool {
+    crate::etcd_common::put_if(testbed::etcd().etcdctl_command(), compare, key, value)
+}
+
+fn value_of(key: &str) -> String {
+    testbed::etcd().etcdctl(&["get", key, "--print-value-only"])
+}
+
+#[test]
+fn r35_ownership_is_a_condition_of_a_transaction_of_the_callers() {
+    run(async {
+        let locks = connect(&testbed::etcd().url()).await;
+        let guard = locks.mutex("cond \"é\" \\ a/b").lock().await.unwrap();
+        let compare = guard.etcd_compare().unwrap();
+        assert_eq!(compare.create_revision, i64::try_from(guard.token().get()).unwrap());
+        assert!(!compare.to_protobuf().is_empty());
+        assert!(put_if(&compare.to_string(), "guarded", "mine"), "held");
+        release(guard).await;
+        let next = locks.mutex("cond \"é\" \\ a/b").lock().await.unwrap();
+        assert!(!put_if(&compare.to_string(), "guarded", "late"), "not held any more");
+        assert!(put_if(&next.etcd_compare().unwrap().to_string(), "guarded", "next"));
+        assert_eq!(value_of("guarded"), "next");
+        release(next).await;
+        let memory = connect("memory:").await;
+        let guard = memory.mutex("x").lock().await.unwrap();
+        assert_eq!(guard.etcd_compare().unwrap_err().kind(), ErrorKind::Unsupported);
+    });
+}
+
+#[test]
+fn r35_permits_and_readers_are_no_fences() {
+    run(async {
+        let locks = connect(&testbed::etcd().url()).await;
+        let permit = locks.semaphore("no-fence-s", 2).acquire().await.unwrap();
+        let reader = locks.rwlock("no-fence-r").read().await.unwrap();
+        for shared in [&permit, &reader] {
+            let error = shared.etcd_compare().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+            assert!(error.to_string().contains("exclusive"), "{error}");
+        }
+        let writer = locks.rwlock("no-fence-w").write().await.unwrap();
+        writer.etcd_compare().unwrap();
+    });
+}
+
+/// A holder that writes as fast as it can is evicted: what it wrote last is never over its successor's.
+#[test]
+fn r35_an_evicted_holder_writes_nothing_over_its_successors() {
+    run(async {
+        let url = testbed::etcd().url();
+        let (locks, other) = (connect(&url).await, connect(&url).await);
+        for round in 0..8 {
+            let late = locks.mutex("evicted-writer").lock().await.unwrap();
+            let compare = late.etcd_compare().unwrap().to_string();
+            assert!(put_if(&compare, "evicted-data", "late"));
+            let writing = tokio::task::spawn_blocking(move || {
+                let mut written = 0;
+                while put_if(&compare, "evicted-data", "late") {
+                    written += 1;
+                    assert!(written < 10_000, "an evicted holder writes for ever");
+                }
+            });
+            tokio::time::sleep(Duration::from_millis(7 * round)).await;
+            assert_eq!(locks.evict("evicted-writer", Evict::Holders).await.unwrap(), 1);
+            let next = other.mutex("evicted-writer").lock().await.unwrap();
+            let (compare, value) = (next.etcd_compare().unwrap().to_string(), round.to_string());
+            let written = tokio::task::spawn_blocking(move || {
+                put_if(&compare, "evicted-data", &round.to_string())
+            });
+            assert!(written.await.unwrap(), "who holds writes");
+            writing.await.unwrap();
+            assert_eq!(value_of("evicted-data"), value);
+            release(next).await;
+            drop(late);
+        }
+    });
+}
+
+const LEASE: Duration = Duration::from_secs(5);
+
+/// The child of the test below: holds, is stopped, and then writes as if nothing had happened.
+#[test]
+fn child_that_is_stopped() {
+    let Ok(url) = std::env::var("LEASEHOLD_TEST_CHILD") else { return };
+    run(async {
+        let locks = connect(&url).await;
+        let guard = locks.mutex("r40").lease(LEASE).lock().await.unwrap();
+        let compare = guard.etcd_compare().unwrap().to_string();
+        let etcdctl = || {
+            let mut command = Command::new("etcdctl");
+            command.env("ETCDCTL_API", "3");
+            command.arg(format!("--endpoints={}", url.strip_prefix("etcd://").unwrap()));
+            // On a busy machine an answer may take longer than etcdctl's five seconds.
+            command.arg("--command-timeout=60s");
+            command
+        };
+        assert!(crate::etcd_common::put_if(etcdctl(), &compare, "r40-data", "child"));
+        println!("wrote under {}", guard.token());
+        let mut line = String::new();
+        std::io::stdin().read_line(&mut line).unwrap();
+        let late = crate::etcd_common::put_if(etcdctl(), &compare, "r40-data", "late");
+        println!("late {late}");
+        println!("held {}", guard.is_held());
+    });
+}
+
+#[test]
+fn r40_a_stopped_process_is_refused_by_etcd() {
+    run(async {
+        let url = testbed::etcd().url();
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args([
+                "--exact",
+                "fence_etcd::child_that_is_stopped",
+                "--nocapture",
+                "--test-threads=1",
+            ])
+            .env("LEASEHOLD_TEST_CHILD", &url)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        std::thread::spawn(move || {
+            stdout.lines().map_while(Result::ok).try_for_each(|line| tell.send(line))
+        });
+        let mut line = async |start: &str| loop {
+            let said = tokio::time::timeout(PATIENCE, told.recv()).await;
+            let said = said.expect("the child says nothing").expect("the child ended");
+            if let Some((_, rest)) = said.split_once(start) {
+                return rest.to_owned();
+            }
+        };
+        line("wrote under ").await;
+        // SAFETY: a plain kill of a child that we have not waited for yet.
+        unsafe { libc::kill(pid, libc::SIGSTOP) };
+        let locks = connect(&url).await;
+        let guard = locks.mutex("r40").lock_timeout(PATIENCE).await.unwrap();
+        assert!(put_if(&guard.etcd_compare().unwrap().to_string(), "r40-data", "parent"));
+        child.stdin.take().unwrap().write_all(b"go\n").unwrap();
+        // SAFETY: as above.
+        unsafe { libc::kill(pid, libc::SIGCONT) };
+        assert_eq!(line("late ").await, "false", "a late write came through");
+        assert_eq!(line("held ").await, "false");
+        assert!(child.wait().unwrap().success());
+        assert_eq!(value_of("r40-data"), "parent");
+        release(guard).await;
+    });
+}

@@ -1,0 +1,91 @@
+//! The doctor finds each planted misconfiguration, and nothing on a server that is set up well.
+
+use leasehold::doctor::Severity::{Broken, Weak};
+use leasehold_test_support::doctor::{troubles, until, until_troubles};
+use testbed::{Cluster, Redis, Redlock, Sentinel, Setup};
+
+#[tokio::test]
+async fn s20_a_redis_that_throws_keys_away_or_forgets() {
+    let server = Redis::start();
+    assert_eq!(troubles(&server.url()).await, []);
+    let set = |setting: &str, value: &str| server.command(&["CONFIG", "SET", setting, value]);
+    set("maxmemory", "100mb");
+    assert_eq!(troubles(&server.url()).await, [], "a limit alone throws nothing away");
+    for policy in ["allkeys-lru", "volatile-ttl"] {
+        set("maxmemory-policy", policy);
+        assert_eq!(troubles(&server.url()).await, [("eviction", Broken)]);
+    }
+    set("maxmemory-policy", "noeviction");
+    set("appendfsync", "everysec");
+    assert_eq!(troubles(&server.url()).await, [("appendfsync", Weak)]);
+    set("appendonly", "no");
+    assert_eq!(troubles(&server.url()).await, [("persistence", Broken)]);
+    set("appendonly", "yes");
+    set("appendfsync", "always");
+    let replica = Redis::replica_of(server.port(), Setup::new());
+    until(async || server.info("replication", "connected_slaves") == "1").await;
+    assert_eq!(troubles(&server.url()).await, [("asynchronous-replica", Weak)]);
+    assert_eq!(troubles(&format!("{}?replicas=1", server.url())).await, []);
+    drop(replica);
+}
+
+#[tokio::test]
+async fn a_redis_whose_clock_is_off() {
+    let server = Redis::with(Setup::new().movable_clock());
+    server.shift_clock(-3600);
+    assert_eq!(troubles(&server.url()).await, [("clock-difference", Weak)]);
+}
+
+#[tokio::test]
+async fn sentinels_that_cannot_agree() {
+    let sentinels = Sentinel::unbroken_with(1, Setup::new());
+    let found = troubles(&sentinels.url()).await;
+    assert!(found.iter().all(|(_, severity)| *severity == Weak), "{found:?}");
+    assert!(found.contains(&("asynchronous-replica", Weak)), "{found:?}");
+    let url = sentinels.url();
+    let name = url.rsplit('/').next().unwrap();
+    for (quorum, severity) in [("1", Weak), ("7", Broken)] {
+        for port in sentinels.sentinel_ports() {
+            let mut set = std::process::Command::new("redis-cli");
+            set.args(["-p", &port.to_string(), "SENTINEL", "SET", name, "quorum", quorum]);
+            assert!(set.output().unwrap().status.success());
+        }
+        let found = troubles(&sentinels.url()).await;
+        assert!(found.contains(&("quorum", severity)), "{quorum}: {found:?}");
+    }
+    sentinels.kill_sentinel(0);
+    let found = troubles(&sentinels.url()).await;
+    assert!(found.contains(&("sentinel-down", Weak)), "{found:?}");
+}
+
+#[tokio::test]
+async fn s33_redlock_servers_that_vote_too_early_or_not_at_all() {
+    let servers = Redlock::with(4, Setup::new());
+    let old_enough = format!("{}?max_lease_ms=50&restart_delay_ms=50", servers.url());
+    // On one machine, as tests are. A server that says one second may just have been started.
+    let well = [("even", Weak), ("one-machine", Weak)];
+    until_troubles(&old_enough, &well).await;
+    let node = &servers.nodes()[0];
+    node.command(&["CONFIG", "SET", "appendonly", "no"]);
+    until_troubles(&old_enough, &[&[("durable", Weak)], &well[..]].concat()).await;
+    node.command(&["CONFIG", "SET", "appendonly", "yes"]);
+    until_troubles(&old_enough, &well).await;
+    let early = format!("{}?restart_delay_ms=10", servers.url());
+    assert!(troubles(&early).await.contains(&("restart-delay", Broken)));
+    node.command(&["CONFIG", "SET", "maxmemory", "100mb"]);
+    node.command(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
+    assert!(troubles(&servers.url()).await.contains(&("eviction", Broken)));
+    node.kill();
+    assert!(troubles(&servers.url()).await.contains(&("node", Weak)));
+}
+
+#[tokio::test]
+async fn a_cluster_of_few_masters_or_that_refuses_all_for_one() {
+    let durable = || Setup::new().arg("--appendonly").arg("yes").arg("--appendfsync").arg("always");
+    let covered = Cluster::unbroken_with(3, 0, durable());
+    assert_eq!(troubles(&covered.url()).await, [("full-coverage", Weak); 3]);
+    let setup = durable().arg("--cluster-require-full-coverage").arg("no");
+    assert_eq!(troubles(&Cluster::unbroken_with(3, 0, setup.clone()).url()).await, []);
+    let few = Cluster::unbroken_with(2, 0, setup);
+    assert_eq!(troubles(&few.url()).await, [("few-masters", Weak)]);
+}

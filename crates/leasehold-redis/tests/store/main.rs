@@ -1,0 +1,26 @@
+//! All tests of the stores on Redis, Valkey and Redlock, in one program, so that their waits overlap.
+//!
+//! A test that breaks a server starts its own. The others share one of each kind (`testbed`).
+
+mod conformance;
+mod doctor;
+mod fence_redis;
+mod redis_access;
+mod redis_cluster;
+mod redis_common;
+mod redis_deployments;
+mod redis_failover;
+mod redis_faults;
+mod redis_foreign;
+mod redis_leases;
+mod redis_queue;
+mod redis_replicas;
+mod redis_requests;
+mod redlock_access;
+mod redlock_common;
+mod redlock_conformance;
+mod redlock_foreign;
+mod redlock_leases;
+mod redlock_members;
+mod redlock_queue;
+mod redlock_requests;

@@ -1,0 +1,193 @@
+//! A cluster whose slots move, whose nodes stop, or that is down as a whole.
+
+use std::time::Duration;
+
+use crate::redis_common::*;
+use leasehold::store::{Joined, Renew, Renewal};
+use leasehold::{ErrorKind, LostReason, State};
+use leasehold_test_support::*;
+use testbed::{Cluster, Redis, Setup};
+
+#[test]
+fn s26_a_slot_that_moves_costs_no_lease() {
+    run(async {
+        let cluster = testbed::cluster();
+        let (locks, other) = (connect(&cluster.url()).await, connect(&cluster.url()).await);
+        let lease = Duration::from_secs(6);
+        // Names that a cluster hashes in odd ways.
+        for (n, name) in ["b", "a}b", "{}x", "x{y}z"].into_iter().enumerate() {
+            let slot: u16 =
+                cluster.nodes()[0].command(&["CLUSTER", "KEYSLOT", name]).parse().unwrap();
+            let owner = |slot: u16| {
+                let mut nodes = cluster.nodes().iter();
+                let owns = |node: &Redis| {
+                    !node
+                        .command(&["CLUSTER", "COUNTKEYSINSLOT", &slot.to_string()])
+                        .starts_with('0')
+                };
+                nodes.position(owns)
+            };
+            let guard = locks.mutex(name).lease(lease).lock().await.unwrap();
+            let waiter = tokio::spawn({
+                let mutex = other.mutex(name).lease(lease);
+                async move { mutex.lock().await }
+            });
+            until_waiting(&locks, name, 1).await;
+            let from = owner(slot).expect("the lock's key is somewhere");
+            let to = (from + 1) % 3;
+            cluster.begin_move(slot, from, to);
+            // Some of the keys are here and some there, for longer than a lease.
+            cluster.move_keys(slot, from, to, 1 + n % 3);
+            tokio::time::sleep(lease * 3 / 2).await;
+            assert!(guard.is_held(), "{name:?} was lost while its slot moved");
+            while cluster.move_keys(slot, from, to, 100) > 0 {}
+            cluster.end_move(slot, to);
+            let first = guard.token();
+            release(guard).await;
+            let next = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap().unwrap();
+            assert!(next.token() > first);
+            release(next).await;
+        }
+    });
+}
+
+/// One script renews all locks of a slot, and had to wait while some of their keys were moved and
+/// others not: for as long as the slot takes, which may be longer than a lease.
+#[test]
+fn s26_two_locks_of_one_slot_are_renewed_while_only_one_has_moved() {
+    run(async {
+        let cluster = testbed::cluster();
+        let locks = connect(&cluster.url()).await;
+        let (a, b) = (mutex("{review}a"), mutex("{review}b"));
+        for claim in [&a, &b] {
+            assert!(matches!(join(&locks, claim).await, Joined::Holding { .. }));
+        }
+        let nodes = cluster.nodes();
+        let slot = nodes[0].command(&["CLUSTER", "KEYSLOT", "{review}a"]);
+        let keys = |node: &Redis| node.command(&["CLUSTER", "COUNTKEYSINSLOT", &slot]);
+        let from = nodes.iter().take(3).position(|node| keys(node) != "0").expect("an owner");
+        let (to, slot) = ((from + 1) % 3, slot.parse().unwrap());
+        cluster.begin_move(slot, from, to);
+        let port = nodes[to].port().to_string();
+        nodes[from].command(&["MIGRATE", "127.0.0.1", &port, "{review}a", "0", "5000"]);
+        let renewed = locks.store();
+        let all: Vec<Renew> =
+            [&a, &b].map(|c| Renew { claim: c.clone(), lease: c.lease }).into_iter().collect();
+        let renewed = renewed.renew(&all).await;
+        // Whatever came of it, the cluster is left in order for the other cases.
+        while cluster.move_keys(slot, from, to, 100) > 0 {}
+        cluster.end_move(slot, to);
+        let renewed = renewed.unwrap_or_else(|error| panic!("{error}"));
+        assert!(renewed.iter().all(|r| matches!(r, Renewal::Holding { .. })), "{renewed:?}");
+    });
+}
+
+/// One batch renews them all, and the semaphore of a slot that is half moved cannot be asked about.
+#[test]
+fn s26_a_semaphore_in_a_moving_slot_costs_no_mutex_its_lease() {
+    run(async {
+        let cluster = Cluster::unbroken();
+        let locks = connect(&cluster.url()).await;
+        let slot_of = |name: &str| -> u16 {
+            cluster.nodes()[0].command(&["CLUSTER", "KEYSLOT", name]).parse().unwrap()
+        };
+        let moving = slot_of("permits");
+        let node = usize::from(moving) * 3 / 16_384;
+        let beside = |name: &String| {
+            let slot = slot_of(name);
+            slot != moving && usize::from(slot) * 3 / 16_384 == node
+        };
+        let names: Vec<String> = (0..).map(|n| format!("m{n}")).filter(beside).take(10).collect();
+        // The connections are there: then all are taken, and due, at once.
+        release(locks.mutex(&names[0]).lock().await.unwrap()).await;
+        let lease = Duration::from_secs(6);
+        let mut taking = tokio::task::JoinSet::new();
+        for name in &names {
+            let mutex = locks.mutex(name).lease(lease);
+            taking.spawn(async move { mutex.lock().await });
+        }
+        let permit = locks.semaphore("permits", 3).lease(lease).acquire().await.unwrap();
+        let held: Vec<_> = taking.join_all().await.into_iter().map(Result::unwrap).collect();
+        cluster.begin_move(moving, node, (node + 1) % 3);
+        tokio::time::sleep(lease * 3 / 2).await;
+        for guard in &held {
+            assert!(guard.is_held(), "{} was lost with its neighbour", guard.name());
+        }
+        // Its own keys are several: it is lost, and says so.
+        assert_eq!(permit.state(), State::Lost(LostReason::Expired));
+        for end in [node, (node + 1) % 3] {
+            let slot = moving.to_string();
+            cluster.nodes()[end].command(&["CLUSTER", "SETSLOT", &slot, "STABLE"]);
+        }
+        release(locks.semaphore("permits", 3).acquire().await.unwrap()).await;
+        for guard in held {
+            release(guard).await;
+        }
+    });
+}
+
+#[test]
+fn exact_while_slots_move_to_and_fro() {
+    run(async {
+        let cluster = testbed::cluster();
+        let clients = [connect(&cluster.url()).await, connect(&cluster.url()).await];
+        let slot: u16 =
+            cluster.nodes()[0].command(&["CLUSTER", "KEYSLOT", "moving"]).parse().unwrap();
+        let home = usize::from(slot) * 3 / 16_384;
+        let breaking = move || {
+            for round in 0..6 {
+                let (from, to) = ((home + round) % 3, (home + round + 1) % 3);
+                cluster.begin_move(slot, from, to);
+                while cluster.move_keys(slot, from, to, 100) > 0 {}
+                cluster.end_move(slot, to);
+            }
+        };
+        hammer_while(&clients, "moving", 4, 10, breaking).await;
+    });
+}
+
+#[test]
+fn a_stopped_node_costs_only_its_own_leases() {
+    run(async {
+        // Else the others soon refuse everything too.
+        let setup = Setup::new().fast().arg("--cluster-require-full-coverage").arg("no");
+        let cluster = Cluster::with(3, 0, setup);
+        let locks = connect(&cluster.url()).await;
+        let (stopped, living) = ("b", "a");
+        let lease = Duration::from_secs(6);
+        // The one that is to stay first: it is lost before the other, if nobody renews it.
+        let on_living = locks.mutex(living).lease(lease).lock().await.unwrap();
+        let on_stopped = locks.mutex(stopped).lease(lease).lock().await.unwrap();
+        cluster.nodes()[0].stop();
+        assert_eq!(on_stopped.lost().await, LostReason::Expired);
+        assert!(on_living.is_held());
+        cluster.nodes()[0].cont();
+        release(on_living).await;
+    });
+}
+
+#[test]
+fn a_cluster_that_is_down_is_told_of() {
+    run(async {
+        let cluster = Cluster::unbroken();
+        let locks = connect(&cluster.url()).await;
+        release(locks.mutex("b").lock().await.unwrap()).await;
+        for node in cluster.nodes() {
+            node.command(&["CLUSTER", "DELSLOTSRANGE", "0", "5460"]);
+        }
+        let told = |error: &leasehold::Error| {
+            assert_told(error, ErrorKind::Unreachable, "secret");
+            let text = error.to_string();
+            assert!(text.contains("CLUSTER INFO") && text.contains("CLUSTERDOWN"), "{text}");
+        };
+        told(&locks.mutex("b").try_lock().await.unwrap_err());
+        // One who comes only now finds no node for the slot on the map.
+        let late = leasehold::connect(&cluster.url()).await.unwrap();
+        told(&late.mutex("b").try_lock().await.unwrap_err());
+        // And a cluster of which nobody has made one yet.
+        let setup = Setup::new().fast().arg("--cluster-enabled").arg("yes");
+        let bare = Redis::with(setup.arg("--cluster-port").arg(unused_port().to_string()));
+        let url = format!("redis+cluster://127.0.0.1:{}/", bare.port());
+        told(&leasehold::connect(&url).await.unwrap_err());
+    });
+}

@@ -1,0 +1,308 @@
+//! Masters that are killed, stopped or demoted, with sentinels and in a cluster: who waits, who holds, who is
+//! believed.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::redis_common::*;
+use leasehold::store::{Guarantee, Renew, Renewal};
+use leasehold::{Claim, ErrorKind, Leasehold, LostReason, Released};
+use leasehold_test_support::*;
+use testbed::{Cluster, Sentinel, Setup};
+
+/// Counts under a lock while something is broken, until that is over. After a fail-over two may hold
+/// until a lease is over: only the tokens keep order, so that is what is looked at.
+async fn tokens_rise_while(
+    clients: &[Leasehold],
+    name: &str,
+    breaking: impl FnOnce() + Send + 'static,
+) {
+    let breaking = tokio::task::spawn_blocking(breaking);
+    let mut last = 0;
+    let mut rounds = 0;
+    loop {
+        for client in clients {
+            let guard = client.mutex(name).lease(LEASE).lock().await;
+            let guard = match guard {
+                Ok(guard) => guard,
+                // The servers took longer over it than a caller is patient: truthful, at least.
+                Err(error) if error.kind() == ErrorKind::Unreachable => continue,
+                Err(error) => panic!("{error}"),
+            };
+            assert!(guard.token().get() > last, "token {} after {last}", guard.token());
+            last = guard.token().get();
+            rounds += 1;
+            match guard.release().await {
+                Ok(_) => {}
+                // The grant was lost with the old master, and the release tells.
+                Err(error) if error.kind() == ErrorKind::Lost => {}
+                Err(error) => assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}"),
+            }
+        }
+        // On a slow machine it may be over before anything was tried.
+        if breaking.is_finished() && rounds > clients.len() {
+            break;
+        }
+    }
+    breaking.await.expect("it was broken as planned");
+}
+
+#[test]
+fn r42_s25_sentinels_fail_over_from_a_killed_master() {
+    run(async {
+        let set = Arc::new(Sentinel::start());
+        let url = set.url();
+        let clients = [connect_patiently(&url).await, connect_patiently(&url).await];
+        let guarantees = clients[0].guarantees();
+        assert!(!guarantees.meets(Guarantee::ExclusiveOnFailover));
+        let error = leasehold::builder().require(Guarantee::ExclusiveOnFailover);
+        let error = error.connect(set.url()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        let breaking = set.clone();
+        tokens_rise_while(&clients, "counted", move || {
+            std::thread::sleep(Duration::from_millis(200));
+            breaking.servers()[0].kill();
+            breaking.servers()[1].wait_for_master();
+        })
+        .await;
+        assert_eq!(set.servers()[1].info("replication", "role"), "master");
+        // One of the sentinels may be away.
+        set.kill_sentinel(0);
+        let third = connect_patiently(&url).await;
+        hammer(&[clients, [third.clone(), third]].concat(), "after", 2, 10).await;
+    });
+}
+
+#[test]
+fn a_cluster_fails_over_from_a_killed_master() {
+    run(async {
+        // Else all nodes refuse everything until the replica is promoted.
+        let setup = Setup::new().fast().arg("--cluster-require-full-coverage").arg("no");
+        let cluster = Arc::new(Cluster::with(3, 1, setup));
+        let clients = [connect(&cluster.url()).await, connect(&cluster.url()).await];
+        // In the first third of the slots, on the node that is killed; and beside it.
+        let (dying, living) = ("b", "a");
+        let lease = Duration::from_secs(6);
+        let steady = clients[0].mutex(living).lease(lease).lock().await.unwrap();
+        let begun = Instant::now();
+        let breaking = cluster.clone();
+        tokens_rise_while(&clients, dying, move || {
+            std::thread::sleep(Duration::from_millis(200));
+            breaking.nodes()[0].kill();
+            breaking.wait_for_failover(0);
+        })
+        .await;
+        // However quick that was: nothing is held by now that was not renewed.
+        tokio::time::sleep((lease * 3 / 2).saturating_sub(begun.elapsed())).await;
+        assert!(steady.is_held(), "a node's end cost another node's lease");
+        release(steady).await;
+        hammer(&clients, dying, 4, 10).await;
+    });
+}
+
+/// Connects in the middle of a fail-over, which is waited for, though not for ever: so a few tries
+/// last longer than it, however slow the machine is, and many would not if nobody waited.
+async fn connect_in_mid_failover(url: &str) -> Leasehold {
+    for _ in 0..20 {
+        match leasehold::connect(url).await {
+            Ok(locks) => return locks,
+            Err(error) => assert_told(&error, ErrorKind::Unreachable, "secret"),
+        }
+    }
+    panic!("the fail-over was not waited for");
+}
+
+#[test]
+fn s25_who_connects_in_mid_failover_waits_for_it() {
+    run(async {
+        let set = Sentinel::start();
+        set.servers()[0].kill();
+        // Named still, and gone.
+        let locks = connect_in_mid_failover(&set.url()).await;
+        let lease = Duration::from_secs(60);
+        release(locks.mutex("early").lease(lease).lock().await.unwrap()).await;
+        let cluster = Cluster::with(3, 1, Setup::new().fast());
+        cluster.nodes()[0].kill();
+        let locks = connect_in_mid_failover(&cluster.url()).await;
+        release(locks.mutex("b").lease(lease).lock().await.unwrap()).await;
+        // But whom nobody answers is told so at once.
+        let url = format!("redis+sentinel://127.0.0.1:{}/mymaster", unused_port());
+        let begun = Instant::now();
+        assert_told(&leasehold::connect(&url).await.unwrap_err(), ErrorKind::Unreachable, "secret");
+        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    });
+}
+
+#[test]
+fn s25_sentinels_fail_over_from_a_stopped_master_in_mid_wait() {
+    run(async {
+        let set = Sentinel::start();
+        let url = set.url();
+        let (holder, waiting) = (connect_patiently(&url).await, connect_patiently(&url).await);
+        let lease = Duration::from_secs(45);
+        let guard = holder.mutex("held").lease(lease).lock().await.unwrap();
+        let waiter = tokio::spawn(async move { waiting.mutex("held").lock().await });
+        let end = Instant::now() + PATIENCE;
+        // Both the grant and the place are known to the replica.
+        while set.servers()[1].command(&["EXISTS", "held", "leasehold:w:held"]) != "2" {
+            assert!(Instant::now() < end, "never replicated");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let old = set.servers()[0].port();
+        set.servers()[0].stop();
+        set.wait_for_failover(old);
+        // It never answers: whoever asked it must find the other by themselves, and renew there.
+        let left = || set.servers()[1].command(&["PTTL", "held"]).parse::<u64>().unwrap();
+        let mut before = left();
+        while left() <= before {
+            before = left();
+            assert!(guard.is_held(), "lost, though the new master has it");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        let first = guard.token();
+        release(guard).await;
+        let next = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap().unwrap();
+        assert!(next.token() > first);
+        release(next).await;
+        set.servers()[0].cont();
+    });
+}
+
+/// Redis 7 demotes whom it is told to; the name leads to another server, or to this one again.
+#[test]
+fn f14_a_demotion_is_waited_for() {
+    run(async {
+        let (server, other) = (fast(), fast());
+        let locks = connect(&server.url()).await;
+        let held = locks.mutex("demoted").lock().await.unwrap();
+        let waiter = tokio::spawn({
+            let mutex = locks.mutex("demoted").lease(PATIENCE);
+            async move { mutex.lock().await }
+        });
+        until_waiting(&locks, "demoted", 1).await;
+        server.command(&["REPLICAOF", "127.0.0.1", &other.port().to_string()]);
+        until("the replica", || server.info("replication", "master_link_status") == "up").await;
+        let lease = Duration::from_secs(3);
+        let error = locks.mutex("tried").lease(lease).try_lock().await.unwrap_err();
+        assert_told(&error, ErrorKind::Unreachable, "secret");
+        assert!(error.to_string().contains("replica"), "{error}");
+        // Given back meanwhile: that is still owed when there is a master again.
+        match held.release().await {
+            Ok(released) => assert_eq!(released, Released::Owed),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Lost, "{error}"),
+        }
+        server.command(&["REPLICAOF", "NO", "ONE"]);
+        let guard = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap();
+        release(guard.unwrap_or_else(|error| panic!("{error}"))).await;
+    });
+}
+
+/// Whether a master was there to renew it, and has it.
+async fn renewed(locks: &Leasehold, claim: &Claim) -> bool {
+    let renewal = Renew { claim: claim.clone(), lease: claim.lease };
+    let told = locks.store().renew(&[renewal]).await;
+    told.is_ok_and(|told| matches!(told[..], [Renewal::Holding { .. }]))
+}
+
+/// Who waited when the master died hears of its grant from the replica that was promoted.
+#[test]
+fn f49_who_joined_before_a_failover_of_a_cluster_is_told_of_its_grant() {
+    run(async {
+        let setup = Setup::new().fast().arg("--cluster-require-full-coverage").arg("no");
+        let cluster = Cluster::with(3, 1, setup);
+        let locks = connect_patiently(&cluster.url()).await;
+        let (holder, waiter) = (mutex("b"), mutex("b"));
+        hold(&locks, &holder).await;
+        wait(&locks, &waiter).await;
+        // Key, clock and the two sets of the queue.
+        until("the replica has all", || cluster.nodes()[3].command(&["DBSIZE"]) == "4").await;
+        cluster.nodes()[0].kill();
+        cluster.wait_for_failover(0);
+        let end = Instant::now() + PATIENCE;
+        while !renewed(&locks, &holder).await {
+            assert!(Instant::now() < end, "the new master was never found");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let hearing = tokio::spawn({
+            let (locks, waiter) = (locks.clone(), waiter.clone());
+            async move { told(&locks, &waiter).await }
+        });
+        assert!(locks.store().leave(&holder, None).await.unwrap());
+        let heard = tokio::time::timeout(PATIENCE / 2, hearing).await;
+        heard.expect("nobody was told").unwrap();
+    });
+}
+
+/// Has the sentinels promote the replica though the master is well.
+async fn fail_over(set: &Sentinel) {
+    let [old, new] = [&set.servers()[0], &set.servers()[1]];
+    let ports: Vec<String> = set.sentinel_ports().iter().map(u16::to_string).collect();
+    let ask_of = |port: &str, words: &[&str]| {
+        let mut cli = std::process::Command::new("redis-cli");
+        let said = cli.args(["-p", port, "SENTINEL"]).args(words).output().unwrap();
+        String::from_utf8_lossy(&said.stdout).into_owned()
+    };
+    // As by default: else the others demote the new master before the one that promotes it has seen it.
+    for port in &ports {
+        ask_of(port, &["DEBUG", "publish-period", "2000"]);
+    }
+    let ask = |words: &[&str]| ask_of(&ports[0], words);
+    let named = |port: u16| {
+        ask(&["GET-MASTER-ADDR-BY-NAME", "mymaster"]).lines().nth(1) == Some(&port.to_string())
+    };
+    let end = Instant::now() + PATIENCE;
+    // One that takes longer than two seconds is given up, and then asked for again.
+    while !named(new.port()) {
+        assert!(Instant::now() < end, "never failed over");
+        ask(&["FAILOVER", "mymaster"]);
+        let pause = Instant::now() + Duration::from_secs(5);
+        while !named(new.port()) && Instant::now() < pause {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+    set.wait_for_failover(old.port());
+}
+
+/// A refusal is no doubt: the release that is sent to the new master is the first that is done.
+#[test]
+fn f49_a_release_that_was_refused_elsewhere_still_tells_the_loss() {
+    run(async {
+        let set = Sentinel::unbroken();
+        let locks = connect_patiently(&set.url()).await;
+        let holder = mutex("lost");
+        hold(&locks, &holder).await;
+        fail_over(&set).await;
+        until("the demotion", || set.servers()[0].is_replica()).await;
+        set.servers()[1].command(&["DEL", "lost"]);
+        let end = Instant::now() + PATIENCE;
+        let left = loop {
+            match locks.store().leave(&holder, None).await {
+                Ok(left) => break left,
+                Err(error) => assert!(Instant::now() < end, "{error}"),
+            }
+        };
+        assert!(!left, "it was lost, and its holder is told that all went well");
+    });
+}
+
+/// A master that nobody can demote goes on: only the sentinels know that it is one no more.
+#[test]
+fn f59_the_sentinels_are_believed_before_a_master_that_goes_on() {
+    run(async {
+        let set = Sentinel::unbroken();
+        let [old, new] = [&set.servers()[0], &set.servers()[1]];
+        let locks = connect_patiently(&set.url()).await;
+        let guard = locks.mutex("kept").lease(Duration::from_secs(6)).lock().await.unwrap();
+        until("the replica has it", || new.command(&["EXISTS", "kept"]) == "1").await;
+        old.command(&["ACL", "SETUSER", "default", "-replicaof", "-slaveof"]);
+        fail_over(&set).await;
+        // As if it had been granted too late to be replicated.
+        new.command(&["DEL", "kept"]);
+        let lost = tokio::time::timeout(PATIENCE, guard.lost()).await;
+        assert_eq!(lost.expect("renewed by the old master"), LostReason::Gone);
+        assert_eq!(old.info("replication", "role"), "master");
+        let next = locks.mutex("kept").lock().await.unwrap();
+        assert!(new.command(&["EXISTS", "kept"]) == "1" && next.token() > guard.token());
+        release(next).await;
+    });
+}

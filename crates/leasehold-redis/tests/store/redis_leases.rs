@@ -1,0 +1,118 @@
+//! Leases on one server: the end of a lease and of a lock-delay, a hold that is gone, a reply that is lost,
+//! a network that is silent.
+
+use std::time::{Duration, Instant};
+
+use crate::redis_common::*;
+use leasehold::store::{Joined, Mode};
+use leasehold::{ErrorKind, Kind, LostReason};
+use leasehold_test_support::*;
+use testbed::{Proxy, Redis, Setup};
+
+/// The companions of a lock without a main key were kept for a minute after the last lease, whatever
+/// the lock-delay.
+#[test]
+fn s15_a_long_lock_delay_of_a_semaphore_outlives_its_dead_holder() {
+    run(async {
+        let server = Redis::with(Setup::new().fast().movable_clock());
+        let locks = connect(&server.url()).await;
+        let mut dead = claim("s15", Kind::Semaphore, 1);
+        dead.lock_delay = Duration::from_secs(600);
+        assert!(matches!(join(&locks, &dead).await, Joined::Holding { .. }));
+        // The lease is long over, and the delay is not.
+        server.shift_clock(300);
+        let next = claim("s15", Kind::Semaphore, 1);
+        let busy = locks.store().join(&next, Mode::Try).await.unwrap();
+        assert!(matches!(busy, Joined::Busy { .. }), "open too early: {busy:?}");
+        server.shift_clock(700);
+        assert!(matches!(join(&locks, &next).await, Joined::Holding { .. }));
+    });
+}
+
+#[test]
+fn a_stopped_server_loses_the_lock_by_the_deadline() {
+    run(async {
+        let server = fast();
+        let locks = connect(&server.url()).await;
+        let guard = locks.mutex("stopped").lease(LEASE).lock().await.unwrap();
+        server.stop();
+        // Nothing is acknowledged from here on: what was, was sent before.
+        tokio::time::sleep(LEASE).await;
+        assert!(!guard.is_held(), "believed beyond the end of its lease");
+        assert_eq!(guard.lost().await, LostReason::Expired);
+        let error = locks.mutex("stopped").lock_timeout(Duration::from_millis(300)).await;
+        assert!(matches!(error.unwrap_err().kind(), ErrorKind::Timeout | ErrorKind::Unreachable));
+        server.cont();
+        release(locks.mutex("stopped").lock().await.unwrap()).await;
+    });
+}
+
+#[test]
+fn s28_a_main_key_that_goes_is_noticed_within_a_heartbeat() {
+    run(async {
+        let server = fast();
+        let (holder, waiting) = (connect(&server.url()).await, connect(&server.url()).await);
+        let guard = holder.mutex("deleted").lock().await.unwrap();
+        let waiter = tokio::spawn(async move { waiting.mutex("deleted").lock().await });
+        until_waiting(&holder, "deleted", 1).await;
+        let begun = Instant::now();
+        server.command(&["DEL", "deleted"]);
+        let next = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap().unwrap();
+        // And not at the end of the lease, which is 15 s.
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+        assert!(next.token() > guard.token());
+        // Its holder finds out at its next renewal.
+        assert_eq!(guard.lost().await, LostReason::Gone);
+        release(next).await;
+    });
+}
+
+#[test]
+fn s06_a_lost_reply_is_recognised() {
+    run(async {
+        let server = fast();
+        let proxy = Proxy::before(server.port());
+        let locks = connect(&proxy.in_front_of(server.port(), &server.url())).await;
+        // The connections are made and the scripts known.
+        release(locks.mutex("warm").lock().await.unwrap()).await;
+        proxy.drop_replies_after(0);
+        let taking = tokio::spawn({
+            let locks = locks.clone();
+            async move { locks.mutex("lost").lock().await }
+        });
+        until("the reply to be dropped", || proxy.has_dropped()).await;
+        let value = server.command(&["GET", "lost"]);
+        assert!(!value.is_empty(), "it was granted");
+        proxy.pass_replies();
+        proxy.refuse(true);
+        proxy.refuse(false);
+        let guard = taking.await.unwrap().unwrap();
+        let token: u64 = value.split(' ').nth(1).unwrap().parse().unwrap();
+        assert_eq!(guard.token().get(), token, "granted twice");
+        release(guard).await;
+        assert_eq!(server.command(&["EXISTS", "lost"]), "0");
+    });
+}
+
+/// A network that forgets a connection without a word must not make us deaf for ever.
+#[test]
+fn f49_idle_connections_are_kept_alive() {
+    run(async {
+        let server = fast();
+        let locks = connect(&server.url()).await;
+        release(locks.mutex("idle").lock().await.unwrap()).await;
+        let port = format!(":{:04X}", server.port());
+        // Of each of our connections, established (01): which timer runs; 02 is that of keep-alive.
+        let timers = || {
+            let table = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
+            let rows = table.lines().map(|l| l.split_whitespace().collect::<Vec<_>>());
+            let ours = rows.filter(|row| row[2].ends_with(&port) && row[3] == "01");
+            ours.map(|row| row[5].split(':').next().unwrap_or_default().to_owned()).collect()
+        };
+        until("keep-alive on all", || {
+            let timers: Vec<String> = timers();
+            !timers.is_empty() && timers.iter().all(|timer| timer == "02")
+        })
+        .await;
+    });
+}

@@ -1,0 +1,396 @@
+//! Who waits in Redis's queue and who is told of a turn: beside the queue that is the model, with messages
+//! that are lost, among many, and among the dead.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::redis_common::*;
+use leasehold::queue::{Queue, StoreTime};
+use leasehold::store::{Evict, Joined, Mode, Place, Renewal, Signal};
+use leasehold::{Claim, ClaimId, ErrorKind, Guard, Kind, Leasehold, Name, Token};
+use leasehold_test_support::pushes_agree;
+use leasehold_test_support::*;
+use testbed::Dice;
+use testbed::{Proxy, Redis, Setup};
+use tokio::task::JoinHandle;
+
+/// What a claim was told, in a form that can be compared. The clocks are apart by as long as the test
+/// has run; leases and steps are hundreds of seconds.
+#[derive(Debug)]
+enum Told {
+    Holds(u64, Duration),
+    Waits(u64, usize, Option<Duration>),
+    Busy,
+    Lost,
+}
+
+impl Told {
+    fn joined(joined: Joined) -> Self {
+        match joined {
+            Joined::Holding { token, remaining } => Self::Holds(token.get(), remaining.unwrap()),
+            Joined::Waiting(place) => Self::waits(place),
+            Joined::Busy { .. } => Self::Busy,
+        }
+    }
+
+    fn renewed(renewal: Renewal) -> Self {
+        match renewal {
+            Renewal::Holding { token, remaining } => Self::Holds(token.get(), remaining.unwrap()),
+            Renewal::Waiting(place) => Self::waits(place),
+            Renewal::Lost => Self::Lost,
+            Renewal::Unknown { why, .. } => panic!("{why}"),
+        }
+    }
+
+    fn waits(place: Place) -> Self {
+        Self::Waits(place.token.unwrap().get(), place.ahead, place.head_remaining)
+    }
+
+    fn token(&self) -> Option<u64> {
+        match self {
+            Self::Holds(token, _) | Self::Waits(token, ..) => Some(*token),
+            Self::Busy | Self::Lost => None,
+        }
+    }
+
+    fn is_like(&self, other: &Self) -> bool {
+        let near = |a: Duration, b: Duration| a.abs_diff(b) < SLOW;
+        match (self, other) {
+            (Self::Holds(_, a), Self::Holds(_, b)) => near(*a, *b),
+            // To ask a little early is no harm.
+            (Self::Waits(_, at, a), Self::Waits(_, also, b)) => {
+                let in_time = a.zip(*b).is_none_or(|(a, b)| a < b + SLOW);
+                at == also && a.is_some() == b.is_some() && in_time
+            }
+            (Self::Busy, Self::Busy) | (Self::Lost, Self::Lost) => true,
+            _ => false,
+        }
+    }
+}
+
+/// How much slower than the model the servers may be.
+const SLOW: Duration = Duration::from_secs(40);
+
+/// Random calls on a real server whose clock is moved, and on `queue.rs`, answer by answer.
+#[test]
+fn the_scripts_do_what_the_queue_does() {
+    run(async {
+        let server = Redis::with(Setup::new().fast().movable_clock());
+        let locks = connect(&server.url()).await;
+        let kinds =
+            [(Kind::Mutex, 1), (Kind::Semaphore, 1), (Kind::Semaphore, 3), (Kind::RwLock, 9)];
+        let mut shift = 0;
+        for (seed, (kind, capacity)) in (1..).zip(kinds.into_iter().cycle().take(12)) {
+            let name = format!("parity-{seed}");
+            let mut dice = Dice(seed * 7_919);
+            let mut queue = Queue::new(kind, capacity, true);
+            let mut claims: Vec<Claim> = Vec::new();
+            let mut tokens: HashMap<ClaimId, (u64, u64)> = HashMap::new();
+            for step in 0..150 {
+                let seconds = |n: u64| Duration::from_secs(n);
+                let now = u64::try_from(shift).unwrap() * 1_000_000;
+                let at = StoreTime { now, stamp: now };
+                if claims.len() < 5 {
+                    let weight = match kind {
+                        Kind::Mutex => 1,
+                        Kind::RwLock => dice.one_of(&[1, capacity]),
+                        Kind::Semaphore => u32::try_from(dice.below(capacity.into())).unwrap() + 1,
+                    };
+                    let mut new = Claim::new(Name::new(&name).unwrap(), kind, weight, capacity);
+                    let new = new.as_mut().unwrap();
+                    new.lease = seconds(dice.one_of(&[1_000, 1_500]));
+                    new.waiter_lease = seconds(600);
+                    new.lock_delay = seconds(dice.one_of(&[0, 0, 500]));
+                    claims.push(new.clone());
+                }
+                let which = usize::try_from(dice.below(claims.len() as u64)).unwrap();
+                let claim = claims[which].clone();
+                let store = locks.store();
+                let said =
+                    |what: &str| format!("seed {seed}, step {step}, {kind} {capacity}: {what}");
+                let (real, model) = match dice.below(8) {
+                    0..3 => {
+                        let mode = dice.one_of(&[Mode::Wait, Mode::Wait, Mode::Try]);
+                        let real = Told::joined(store.join(&claim, mode).await.unwrap());
+                        (real, Told::joined(queue.join(&claim, mode, at, "").unwrap()))
+                    }
+                    3..5 => {
+                        let renewed = renew(&locks, &[&claim]).await.remove(0);
+                        let model = queue.renew(&claim, claim.lease, now);
+                        (Told::renewed(renewed), Told::renewed(model))
+                    }
+                    5 => {
+                        let keep = dice.one_of(&[None, None, Some(seconds(700))]);
+                        let real = store.leave(&claim, keep).await.unwrap();
+                        assert_eq!(real, queue.leave(claim.id, keep, now), "{}", said("leave"));
+                        claims.remove(which);
+                        continue;
+                    }
+                    6 => {
+                        let step = dice.one_of(&[100, 300, 700, 1_200]);
+                        shift += step;
+                        server.shift_clock(shift);
+                        // Whoever's time is over just now is over on both sides.
+                        tokio::time::sleep(Duration::from_millis(3)).await;
+                        continue;
+                    }
+                    _ => {
+                        let Some((real, model)) = tokens.get(&claim.id).copied() else { continue };
+                        let by = |n| dice_evict(n, seed % 2 == 0);
+                        let real = store.evict(&claim.name, by(real)).await.unwrap();
+                        let model = queue.evict(by(model), now).len();
+                        assert_eq!(real, model, "{}", said("evict"));
+                        continue;
+                    }
+                };
+                assert!(real.is_like(&model), "{}", said(&format!("{real:?}, not {model:?}")));
+                if let Some(both) = real.token().zip(model.token()) {
+                    tokens.insert(claim.id, both);
+                }
+            }
+            // Both rise alike.
+            let mut all: Vec<(u64, u64)> = tokens.into_values().collect();
+            all.sort_unstable();
+            assert!(all.is_sorted_by_key(|(_, model)| *model), "seed {seed}: {all:?}");
+        }
+    });
+}
+
+fn dice_evict(token: u64, one: bool) -> Evict {
+    if one { Evict::Token(Token::new(token).unwrap()) } else { Evict::Holders }
+}
+
+/// Random calls of two clients: nobody is told of a grant too early, and everybody unasked.
+#[test]
+fn p1_p6_what_waiters_are_told_agrees_with_the_queue() {
+    run(async {
+        let url = testbed::redis().url();
+        pushes_agree(&[connect(&url).await, connect(&url).await]).await;
+    });
+}
+
+/// One client holds, and a task of another one's waits.
+async fn one_behind_another(
+    holder: &Leasehold,
+    waiting: &Leasehold,
+) -> (Guard, JoinHandle<leasehold::Result<Guard>>) {
+    let guard = holder.mutex("deaf").lock().await.unwrap();
+    // It has its answer: what the proxy reads from now on begins with the message.
+    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let mutex = waiting.mutex("deaf").on_waiting(move |_| _ = tell.send(()));
+    let waiter = tokio::spawn(async move { mutex.lock().await });
+    told.recv().await.unwrap();
+    (guard, waiter)
+}
+
+/// What a hand-over costs whose message is lost: a heartbeat.
+const HEARTBEAT: Duration = Duration::from_secs(2 + 2);
+
+#[test]
+fn s24_a_lost_message_costs_one_heartbeat() {
+    run(async {
+        let server = fast();
+        let proxy = Proxy::before(server.port());
+        let waiting = connect(&proxy.in_front_of(server.port(), &server.url())).await;
+        let holder = connect(&server.url()).await;
+        let mut fastest = PATIENCE;
+        for round in 0..3 {
+            let (guard, waiter) = one_behind_another(&holder, &waiting).await;
+            // The connection stays up, and the message alone is lost.
+            let connections = proxy.connections();
+            proxy.drop_messages(true);
+            let begun = Instant::now();
+            release(guard).await;
+            let guard = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap().unwrap();
+            fastest = fastest.min(begun.elapsed());
+            until("the message to be dropped", || proxy.has_dropped()).await;
+            // (The first heartbeat of all makes its own.)
+            assert!(round == 0 || proxy.connections() == connections, "it was cut");
+            proxy.drop_messages(false);
+            release(guard).await;
+        }
+        assert!(fastest < HEARTBEAT, "{fastest:?}");
+    });
+}
+
+#[test]
+fn s24_a_connection_that_is_cut_costs_no_turn() {
+    run(async {
+        let server = fast();
+        let proxy = Proxy::before(server.port());
+        let waiting = connect(&proxy.in_front_of(server.port(), &server.url())).await;
+        let holder = connect(&server.url()).await;
+        for _ in 0..3 {
+            let (guard, waiter) = one_behind_another(&holder, &waiting).await;
+            // The connections go, with whatever is sent meanwhile.
+            proxy.refuse(true);
+            release(guard).await;
+            proxy.refuse(false);
+            let guard = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap().unwrap();
+            release(guard).await;
+        }
+    });
+}
+
+#[test]
+fn s29_a_grant_to_a_dead_waiter_costs_its_place_and_no_lease() {
+    run(async {
+        let server = fast();
+        let (locks, other) = (connect(&server.url()).await, connect(&server.url()).await);
+        let guard = locks.mutex("dead").lock().await.unwrap();
+        // It joined, and was killed: nobody beats for it.
+        let mut dead = leased("dead", Duration::from_secs(60));
+        dead.waiter_lease = Duration::from_secs(6);
+        let begun = Instant::now();
+        let joined = locks.store().join(&dead, Mode::Wait).await.unwrap();
+        assert!(matches!(joined, Joined::Waiting(_)), "{joined:?}");
+        let waiter = tokio::spawn(async move { other.mutex("dead").lock().await });
+        until_waiting(&locks, "dead", 2).await;
+        release(guard).await;
+        // It was granted, and told.
+        assert!(matches!(locks.store().changed(&dead).await.unwrap(), Signal::Granted(_)));
+        let next = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap().unwrap();
+        let place = dead.waiter_lease - Duration::from_millis(100);
+        assert!(begun.elapsed() >= place, "while it was alive");
+        assert!(begun.elapsed() < Duration::from_secs(40), "a lease was lost");
+        release(next).await;
+    });
+}
+
+#[test]
+fn s92_ten_thousand_waiters_on_one_lock() {
+    let many = testbed::sized(10_000, 1_000);
+    run(async {
+        let server = fast();
+        let holder = connect(&server.url()).await;
+        let mut clients = Vec::new();
+        for _ in 0..10 {
+            clients.push(connect(&server.url()).await);
+        }
+        let guard = holder.mutex("crowded").lock().await.unwrap();
+        let witness = Arc::<Witness>::default();
+        let mut waiting = tokio::task::JoinSet::new();
+        for n in 0..many {
+            let (mutex, witness) = (clients[n % 10].mutex("crowded"), witness.clone());
+            waiting.spawn(async move {
+                let guard = mutex.lock().await.unwrap_or_else(|error| panic!("{error}"));
+                witness.enter(&guard);
+                witness.leave();
+                release(guard).await;
+            });
+        }
+        until("all to wait", || {
+            server.command(&["ZCARD", "leasehold:w:crowded"]) == many.to_string()
+        })
+        .await;
+        // A few heartbeats of all of them, and the holder's renewals beside them.
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert!(guard.is_held());
+        let used: usize = server.info("memory", "used_memory").parse().unwrap();
+        assert!(used < 5_000_000 + many * 3_500, "{used} bytes for {many} waiters");
+        server.command(&["CONFIG", "RESETSTAT"]);
+        assert_eq!(witness.count(), 0, "somebody held beside the holder");
+        release(guard).await;
+        while let Some(done) = waiting.join_next().await {
+            done.expect("no task panics");
+        }
+        assert_eq!(witness.count(), many as u64);
+        // One message for each hand-over, however many wait.
+        let calls = server.calls();
+        let published = calls.iter().find(|(name, _)| name == "publish").map_or(0, |(_, n)| *n);
+        assert!(published <= many as u64 + 10, "{published} messages");
+    });
+}
+
+/// A lock whose queue is long, with waiters that live or died.
+fn queue(server: &Redis, name: &str, count: usize, dead: bool) {
+    let code = "local t = redis.call('TIME')
+        local ends = (ARGV[3] == 'dead' and 1 or 600000000 + t[1] * 1000000)
+        for i = 1, ARGV[2] do
+          local member = string.format('%032x 0 nobody:1 {\"host\":\"host\",\"pid\":%d,\"label\":\"\"}', i, i)
+          redis.call('ZADD', KEYS[1], i, member)
+          redis.call('ZADD', KEYS[2], ends, member)
+        end";
+    let (w, x) = (format!("leasehold:w:{name}"), format!("leasehold:x:{name}"));
+    let state = if dead { "dead" } else { "alive" };
+    server.command(&["EVAL", code, "2", &w, &x, name, &count.to_string(), state]);
+}
+
+#[test]
+fn f13_a_wait_that_runs_out_reads_no_queue() {
+    run(async {
+        let server = fast();
+        let locks = connect(&server.url()).await;
+        let held = locks.mutex("busy").lock().await.unwrap();
+        queue(&server, "busy", 3_000, false);
+        let sent = || server.info("stats", "total_net_output_bytes").parse::<u64>().unwrap();
+        let before = sent();
+        let limit = Duration::from_millis(200);
+        let error = locks.mutex("busy").lock_timeout(limit).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+        let label = format!("pid {}", std::process::id());
+        assert!(error.to_string().contains(&label), "the holder is not named: {error}");
+        assert!(locks.check(&held.sequencer()).await.is_ok());
+        let sent = sent() - before;
+        assert!(sent < 50_000, "{sent} bytes were answered");
+    });
+}
+
+#[test]
+fn f13_a_long_queue_is_read_in_pages() {
+    run(async {
+        let server = fast();
+        let locks = connect(&server.url()).await;
+        let held = locks.mutex("long").lock().await.unwrap();
+        queue(&server, "long", 1_700, false);
+        server.command(&["CONFIG", "RESETSTAT"]);
+        let info = locks.read("long").await.unwrap().expect("held");
+        let scripts = |name: &str| server.calls().iter().find(|c| c.0 == name).map_or(0, |c| c.1);
+        assert!(scripts("evalsha") + scripts("eval") > 3, "{:?}", server.calls());
+        assert_eq!((info.claims.len(), info.holders().count()), (1_701, 1));
+        let pids: Vec<u32> = info.waiters().map(|c| c.holder.pid).collect();
+        assert!(pids.iter().copied().eq(1..=1_700), "out of order");
+        assert_eq!(locks.list("").await.unwrap()[0].claims.len(), 1_701);
+        release(held).await;
+        // A semaphore's holders are as many.
+        let mut held = Vec::new();
+        for _ in 0..1_200 {
+            let permit = claim("permits", Kind::Semaphore, 1_200);
+            hold(&locks, &permit).await;
+            held.push(permit);
+        }
+        wait(&locks, &claim("permits", Kind::Semaphore, 1_200)).await;
+        let info = locks.read("permits").await.unwrap().expect("held");
+        assert_eq!((info.holders().count(), info.waiters().count()), (1_200, 1));
+        let tokens: Vec<_> = info.claims.iter().map(|c| c.token.unwrap()).collect();
+        assert!(tokens.is_sorted(), "out of order");
+    });
+}
+
+#[test]
+fn f13_one_call_buries_some_of_many_dead_and_grants_none_past_the_rest() {
+    const DEAD: usize = 5_500;
+    run(async {
+        let server = fast();
+        let locks = connect(&server.url()).await;
+        let left = |name: &str| {
+            server.command(&["ZCARD", &format!("leasehold:x:{name}")]).parse::<usize>().unwrap()
+        };
+        let holder = mutex("dead");
+        hold(&locks, &holder).await;
+        queue(&server, "dead", DEAD, true);
+        assert!(locks.store().join(&mutex("dead"), Mode::Try).await.is_ok());
+        assert!((1..DEAD).contains(&left("dead")), "{} of {DEAD} are left", left("dead"));
+        let next = mutex("dead");
+        wait(&locks, &next).await;
+        // Whoever releases goes on until somebody has it.
+        assert!(locks.store().leave(&holder, None).await.unwrap());
+        tokio::time::timeout(PATIENCE, told(&locks, &next)).await.expect("handed over");
+        assert_eq!(left("dead"), 0);
+        // A free lock behind many dead: nobody is let in past those who may live, and soon all are.
+        queue(&server, "free", DEAD, true);
+        let guard = tokio::time::timeout(PATIENCE, locks.mutex("free").lock()).await;
+        release(guard.expect("granted").unwrap()).await;
+    });
+}

@@ -1,0 +1,231 @@
+//! Grants that replicas confirm: too few of them, others than those, and servers that are away meanwhile.
+
+use std::time::{Duration, Instant};
+
+use crate::redis_common::*;
+use leasehold::store::{Guarantee, Joined, Mode, Renew, Renewal};
+use leasehold::{Claim, ErrorKind, Kind, Name};
+use leasehold_test_support::*;
+use testbed::{Cluster, Proxy, Redis, Setup};
+
+#[test]
+fn r30_s23_wait_was_satisfied_and_another_replica_is_promoted() {
+    run(async {
+        let master = fast();
+        let _fresh = Redis::replica_of(master.port(), Setup::new().fast());
+        let stale = Redis::replica_of(master.port(), Setup::new().fast());
+        master.wait_for_replicas(2);
+        // This one hears nothing of what follows.
+        stale.command(&["REPLICAOF", "NO", "ONE"]);
+        let locks = connect(&format!("{}?replicas=1&replicas_ms=20000", master.url())).await;
+        let guard = locks.mutex("lost").lease(PATIENCE).lock().await.unwrap();
+        let notes = locks.guarantees().notes.join("\n");
+        assert!(notes.contains("the replica that is promoted may be another"), "{notes}");
+        assert!(!locks.guarantees().meets(Guarantee::ExclusiveOnStoreCrash));
+        let other = connect(&stale.url()).await;
+        // No claim of safety: both hold. But the order of the tokens holds too.
+        let second = other.mutex("lost").try_lock().await.unwrap();
+        assert!(guard.is_held() && second.token() > guard.token());
+        release(second).await;
+    });
+}
+
+/// A fail-over between grant and confirmation: the master that confirms has somebody else's hold.
+#[test]
+fn r30_s23_the_hold_of_somebody_else_confirms_nothing() {
+    run(async {
+        let master = fast();
+        let _replica = Redis::replica_of(master.port(), Setup::new().fast());
+        master.wait_for_replicas(1);
+        let proxy = Proxy::before(master.port());
+        let url = proxy.in_front_of(master.port(), &master.url());
+        let locks = connect(&format!("{url}?replicas=1&replicas_ms=20000")).await;
+        release(locks.mutex("warm").lease(PATIENCE).lock().await.unwrap()).await;
+        proxy.hold_replies();
+        let taking = tokio::spawn({
+            let mutex = locks.mutex("taken").lease(PATIENCE);
+            async move { mutex.try_lock().await }
+        });
+        until("the grant", || master.command(&["EXISTS", "taken"]) == "1").await;
+        master.command(&["SET", "taken", "another", "PX", "60000"]);
+        proxy.thaw();
+        let error = taken(taking.await.unwrap());
+        assert_eq!(error.kind(), ErrorKind::Unconfirmed, "{error}");
+        assert_eq!(master.command(&["GET", "taken"]), "another");
+    });
+}
+
+fn taken(got: leasehold::Result<leasehold::Guard>) -> leasehold::Error {
+    match got {
+        Ok(guard) => panic!("held, though somebody else holds: token {}", guard.token()),
+        Err(error) => error,
+    }
+}
+
+#[test]
+fn r30_too_few_replicas_give_the_lock_back_or_are_accepted() {
+    run(async {
+        let master = fast();
+        let replica = Redis::replica_of(master.port(), Setup::new().fast());
+        master.wait_for_replicas(1);
+        let two = format!("{}?replicas=2&replicas_ms=100", master.url());
+        let error = connect(&two).await.mutex("short").try_lock().await.unwrap_err();
+        assert_told(&error, ErrorKind::Unconfirmed, "secret");
+        assert_eq!(master.command(&["EXISTS", "short"]), "0", "it was not given back");
+        // Time enough for the one that there is: a replica that has just synced is slow to say so.
+        let patient = connect(&format!("{}?replicas=1&replicas_ms=20000", master.url())).await;
+        release(patient.mutex("first").lease(PATIENCE).lock().await.unwrap()).await;
+        let two = format!("{}?replicas=2&replicas_ms=4000", master.url());
+        let accepting = connect(&format!("{two}&replicas_short=accept")).await;
+        let guard = accepting.mutex("short").lock().await.unwrap();
+        assert_eq!(guard.replicas(), Some(1), "of the two that were wished for");
+        release(guard).await;
+        let unasked = connect(&master.url()).await;
+        let guard = unasked.mutex("short").try_lock().await.unwrap();
+        assert_eq!(guard.replicas(), None);
+        release(guard).await;
+        // A pushed grant counts only once it is confirmed, too.
+        let one = connect(&format!("{}?replicas=1&replicas_ms=5000", master.url())).await;
+        let guard = one.mutex("pushed").lock().await.unwrap();
+        let waiter = tokio::spawn({
+            let one = one.clone();
+            async move { one.mutex("pushed").lock().await }
+        });
+        until_waiting(&one, "pushed", 1).await;
+        replica.stop();
+        release(guard).await;
+        let refused = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap();
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::Unconfirmed);
+        // It may take longer than any server's answer, and wait for what was asked before.
+        let slow = connect(&format!("{}?replicas=1&replicas_ms=8000", master.url())).await;
+        let joined = ["joined", "joined too"].map(|name| slow.mutex(name).lease(PATIENCE));
+        let [first, second] = &joined;
+        let both = tokio::join!(first.try_lock(), second.try_lock());
+        for refused in [both.0, both.1] {
+            let error = refused.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unconfirmed, "{error}");
+        }
+        replica.cont();
+        hammer(&[one], "confirmed", 8, 10).await;
+    });
+}
+
+#[test]
+fn r30_a_server_that_is_away_is_not_taken_for_replicas() {
+    run(async {
+        let master = fast();
+        let replica = Redis::replica_of(master.port(), Setup::new().fast());
+        master.wait_for_replicas(1);
+        let locks = connect(&format!("{}?replicas=1", master.url())).await;
+        // A lease that is over before it is clear that there are too few could never be held.
+        let accepting = format!("{}?replicas=2&replicas_short=accept", master.url());
+        let short = connect(&accepting).await.mutex("short").lease(Duration::from_secs(2));
+        assert_told(&short.lock().await.unwrap_err(), ErrorKind::Config, "secret");
+        // While the master waits for its replica, it stands still for longer than that may take.
+        replica.stop();
+        let waiting = tokio::spawn({
+            let mutex = locks.mutex("stands still").lease(PATIENCE);
+            async move { mutex.lock().await }
+        });
+        while master.command(&["EXISTS", "stands still"]) == "0" {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        master.stop();
+        replica.cont();
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        master.cont();
+        release(waiting.await.unwrap().unwrap()).await;
+        master.kill();
+        let error = locks.mutex("dead").try_lock().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
+    });
+}
+
+/// The server that was asked is demoted while it waits for its replicas, and the next one is asked.
+#[test]
+fn r30_a_failover_while_replicas_are_waited_for_is_waited_for() {
+    run(async {
+        let cluster = Cluster::with(3, 1, Setup::new().fast());
+        let [master, replica] = [0, 3].map(|node| &cluster.nodes()[node]);
+        let url = format!("{}?replicas=2&replicas_ms=15000&replicas_short=accept", cluster.url());
+        let locks = connect(&url).await;
+        let waiting = tokio::spawn({
+            let mutex = locks.mutex("b").lease(Duration::from_secs(120));
+            async move { mutex.lock().await }
+        });
+        let end = Instant::now() + PATIENCE;
+        // The grant is known to the replica, and the master waits for a second one.
+        let known = || replica.command(&["DBSIZE"]) != "0";
+        while !known() || !master.command(&["CLIENT", "LIST"]).contains("cmd=wait") {
+            assert!(Instant::now() < end, "nothing waits for replicas");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert_eq!(replica.command(&["CLUSTER", "FAILOVER"]), "OK");
+        let guard = tokio::time::timeout(PATIENCE, waiting).await.unwrap().unwrap().unwrap();
+        assert!(guard.replicas() < Some(2), "{:?}", guard.replicas());
+        assert!(replica.command(&["ROLE"]).starts_with("master"));
+        release(guard).await;
+    });
+}
+
+/// One heartbeat asks for all of them: each is told for itself, and all within one wait.
+#[test]
+fn r30_too_few_replicas_are_told_to_each_of_many_waiters() {
+    const MANY: usize = 50;
+    run(async {
+        let master = fast();
+        let replica = Redis::replica_of(master.port(), Setup::new().fast());
+        master.wait_for_replicas(1);
+        let locks = connect(&format!("{}?replicas=1&replicas_ms=4000", master.url())).await;
+        let store = locks.store();
+        let claim = |name: String| Claim::new(Name::new(name).unwrap(), Kind::Mutex, 1, 1).unwrap();
+        let held: Vec<Claim> = (0..MANY).map(|n| claim(format!("many {n}"))).collect();
+        let waiting: Vec<Claim> = held.iter().map(|c| claim(c.name.as_str().to_owned())).collect();
+        let steady = claim("steady".into());
+        for claim in held.iter().chain([&steady]) {
+            let joined = store.join(claim, Mode::Wait).await.unwrap();
+            assert!(matches!(joined, Joined::Holding { .. }), "{joined:?}");
+        }
+        for claim in &waiting {
+            let joined = store.join(claim, Mode::Wait).await.unwrap();
+            assert!(matches!(joined, Joined::Waiting(_)), "{joined:?}");
+        }
+        replica.stop();
+        for claim in &held {
+            assert!(store.leave(claim, None).await.unwrap());
+        }
+        let all = waiting.iter().chain([&steady]);
+        let all: Vec<Renew> = all.map(|c| Renew { claim: c.clone(), lease: c.lease }).collect();
+        let begun = Instant::now();
+        // Those that have not been answered within a heartbeat's time are asked about again.
+        let is_open = |renewal: &Renewal| {
+            matches!(renewal, Renewal::Unknown { kind: ErrorKind::Unreachable, .. })
+        };
+        let mut told = store.renew(&all).await.unwrap();
+        while told.iter().any(is_open) {
+            let open = all.iter().zip(&told).filter(|(_, told)| is_open(told));
+            let open: Vec<Renew> = open.map(|(renew, _)| renew.clone()).collect();
+            let again = store.renew(&open).await;
+            // Of one alone it is an error.
+            let mut again = again.unwrap_or_else(|e| vec![Renewal::unknown(&e)]).into_iter();
+            for told in told.iter_mut().filter(|told| is_open(told)) {
+                *told = again.next().unwrap();
+            }
+        }
+        // One by one, it would be two hundred seconds.
+        assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", begun.elapsed());
+        // What was confirmed before is renewed all the same.
+        assert!(matches!(told.pop(), Some(Renewal::Holding { .. })));
+        replica.cont();
+        for (renewal, claim) in told.into_iter().zip(&waiting) {
+            let error = renewal.known().unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unconfirmed, "{error}");
+            // The replica is back: whoever else asks for this claim is told the same all the same,
+            // and does not hold what the first one gives back.
+            let again = [Renew { claim: claim.clone(), lease: claim.lease }];
+            let error = store.renew(&again).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unconfirmed, "{error}");
+            assert!(store.leave(claim, None).await.unwrap(), "it was there to be given back");
+        }
+    });
+}

@@ -1,0 +1,272 @@
+//! What a pair, a turn, a failed try and all renewals together cost: round trips, commands, messages, and
+//! memory.
+
+use std::time::{Duration, Instant};
+
+use crate::redis_common::*;
+use leasehold::store::{Joined, Mode};
+use leasehold::{Claim, ErrorKind, Guard, Kind, Leasehold, Name};
+use leasehold_test_support::*;
+use testbed::{Cluster, Proxy, Redis};
+
+#[test]
+fn r13_one_round_trip_to_take_and_one_to_release() {
+    run(async {
+        let server = fast();
+        let proxy = Proxy::before(server.port());
+        let locks = connect(&proxy.in_front_of(server.port(), &server.url())).await;
+        // So long that nothing is renewed meanwhile.
+        let mutex = locks.mutex("counted").lease(Duration::from_secs(600));
+        let permits = locks.semaphore("counted too", 2).lease(Duration::from_secs(600));
+        // The connections are made and the scripts known.
+        release(mutex.lock().await.unwrap()).await;
+        release(permits.acquire().await.unwrap()).await;
+        for n in 1..=20 {
+            let before = proxy.round_trips();
+            let guard = match n % 2 {
+                0 => mutex.lock().await.unwrap(),
+                _ => permits.acquire().await.unwrap(),
+            };
+            assert_eq!(proxy.round_trips() - before, 1, "to take");
+            guard.release().await.unwrap();
+            assert_eq!(proxy.round_trips() - before, 2, "to release");
+        }
+    });
+}
+
+/// What the server does for each: commands of scripts count as much as those that are sent.
+#[test]
+fn r13_what_is_usual_costs_few_commands_and_a_try_in_vain_only_reads() {
+    run(async {
+        let server = fast();
+        let (one, other) = (connect(&server.url()).await, connect(&server.url()).await);
+        let long = Duration::from_secs(600);
+        let mutex = |locks: &Leasehold| locks.mutex("few").lease(long);
+        for locks in [&one, &other] {
+            release(mutex(locks).lock().await.unwrap()).await;
+        }
+        let counted = || {
+            let own = |(name, _): &(String, u64)| name != "info" && !name.starts_with("config");
+            let calls: std::collections::BTreeMap<_, _> =
+                server.calls().into_iter().filter(own).collect();
+            server.command(&["CONFIG", "RESETSTAT"]);
+            calls
+        };
+        counted();
+        let guard = mutex(&one).lock().await.unwrap();
+        let calls = counted();
+        assert_eq!(calls.values().sum::<u64>(), 5, "to take: {calls:?}");
+
+        let busy = mutex(&other).try_lock().await.unwrap_err();
+        assert_eq!(busy.kind(), ErrorKind::Contended, "{busy}");
+        let calls = counted();
+        let reads: Vec<&str> = calls.keys().map(String::as_str).collect();
+        assert_eq!(reads, ["evalsha", "exists", "get", "time"]);
+        assert_eq!(calls.values().sum::<u64>(), 4, "to try in vain: {calls:?}");
+
+        let store = other.store();
+        let waiting = [leased("few", long), leased("few", long)];
+        for (place, commands) in waiting.iter().zip([10, 13]) {
+            let joined = store.join(place, Mode::Wait).await.unwrap();
+            assert!(matches!(joined, Joined::Waiting(_)), "{joined:?}");
+            let calls = counted();
+            assert_eq!(calls.values().sum::<u64>(), commands, "to wait: {calls:?}");
+        }
+        release(guard).await;
+        let calls = counted();
+        assert_eq!(calls.values().sum::<u64>(), 9, "to hand over: {calls:?}");
+        for place in &waiting {
+            assert!(store.leave(place, None).await.unwrap());
+        }
+        counted();
+        let guard = mutex(&one).lock().await.unwrap();
+        counted();
+        release(guard).await;
+        let calls = counted();
+        assert_eq!(calls.values().sum::<u64>(), 4, "to release: {calls:?}");
+    });
+}
+
+#[test]
+fn f41_a_try_that_fails_writes_nothing() {
+    run(async {
+        let server = fast();
+        let locks = connect(&server.url()).await;
+        let holder = mutex("held");
+        hold(&locks, &holder).await;
+        let permits = claim("permits", Kind::Semaphore, 1);
+        hold(&locks, &permits).await;
+        let writes = || server.info("persistence", "rdb_changes_since_last_save");
+        let before = writes();
+        for other in [mutex("held"), claim("permits", Kind::Semaphore, 1)] {
+            let joined = locks.store().join(&other, Mode::Try).await.unwrap();
+            assert!(matches!(joined, Joined::Busy { .. }), "{joined:?}");
+        }
+        assert!(locks.mutex("held").try_lock().await.is_err());
+        assert_eq!(writes(), before);
+    });
+}
+
+#[test]
+fn r10_one_command_and_one_message_a_hand_over() {
+    run(async {
+        let server = fast();
+        let holder = connect(&server.url()).await;
+        let clients = [connect(&server.url()).await, connect(&server.url()).await];
+        for waiters in [2, 200] {
+            let name = format!("handed {waiters}");
+            let guard = holder.mutex(&name).lease(Duration::from_secs(600)).lock().await.unwrap();
+            let mut waiting = tokio::task::JoinSet::new();
+            for n in 0..waiters {
+                let mutex = clients[n % 2].mutex(&name);
+                waiting.spawn(async move { release(mutex.lock().await.unwrap()).await });
+            }
+            until_waiting(&holder, &name, waiters).await;
+            server.command(&["CONFIG", "RESETSTAT"]);
+            let begun = Instant::now();
+            release(guard).await;
+            while let Some(done) = waiting.join_next().await {
+                done.expect("no task panics");
+            }
+            let calls: std::collections::HashMap<_, _> = server.calls().into_iter().collect();
+            let count = |name| calls.get(name).copied().unwrap_or(0);
+            // The last release hands over to nobody.
+            let turns = waiters as u64 + 1;
+            assert_eq!(count("publish"), turns - 1, "messages of {waiters} waiters");
+            // Two clients beat for those who still wait, every two seconds (in several commands, if
+            // these came slowly), and renew what is held for long: nothing of that grows with the
+            // hand-overs. One command more for each of them would be two hundred.
+            let beats = 20 * (begun.elapsed().as_secs() + 1);
+            let sent = count("evalsha");
+            assert!((turns..=turns + beats).contains(&sent), "{sent} commands for {turns} turns");
+        }
+    });
+}
+
+#[test]
+fn ten_thousand_held_locks_are_renewed_by_twenty_commands() {
+    run(async {
+        let server = fast();
+        let locks = connect(&server.url()).await;
+        let mut taking = tokio::task::JoinSet::new();
+        for task in 0..20 {
+            let locks = locks.clone();
+            taking.spawn(async move {
+                let mut held = Vec::new();
+                for n in 0..500 {
+                    held.push(locks.mutex(format!("many {task} {n}")).lock().await.unwrap());
+                }
+                held
+            });
+        }
+        let held: Vec<_> = taking.join_all().await.into_iter().flatten().collect();
+        // Once round, so that they are in their common batches.
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        server.command(&["CONFIG", "RESETSTAT"]);
+        let before = Instant::now();
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        let calls = server.calls();
+        let periods = before.elapsed().as_secs_f64() / 5.0;
+        let sent: u64 = calls.iter().filter(|(name, _)| name == "evalsha").map(|(_, n)| n).sum();
+        let (most, renewed) = ((periods.ceil() * 20.0) as u64, sent > 0);
+        assert!(renewed && sent <= most, "{sent} commands in {periods:.1} periods");
+        assert!(held.iter().all(Guard::is_held));
+        // It waits for a lease's time, which ten thousand releases may exceed.
+        let _ = locks.close().await;
+    });
+}
+
+#[test]
+fn a_cluster_renews_by_one_command_a_slot() {
+    const SLOTS: usize = 100;
+    run(async {
+        let cluster = Cluster::unbroken();
+        let locks = connect(&cluster.url()).await;
+        let mut held = Vec::new();
+        for slot in 0..SLOTS {
+            for n in 0..30 {
+                held.push(locks.mutex(format!("{{{slot}}} {n}")).lock().await.unwrap());
+            }
+        }
+        // Once round, so that they are in their common batches.
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        for node in cluster.nodes() {
+            node.command(&["CONFIG", "RESETSTAT"]);
+        }
+        let begun = Instant::now();
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        let calls: Vec<_> = cluster.nodes().iter().flat_map(Redis::calls).collect();
+        let sent: u64 = calls.iter().filter(|(name, _)| name == "evalsha").map(|(_, n)| n).sum();
+        // Locks of one slot that were taken on both sides of a grid line are renewed by two.
+        let periods = begun.elapsed().as_secs_f64() / 5.0;
+        let most = periods.ceil() as u64 * SLOTS as u64 * 2;
+        assert!((1..=most).contains(&sent), "{sent} commands in {periods:.1} periods");
+        assert!(held.iter().all(Guard::is_held));
+        // It waits for a lease's time, which three thousand releases may exceed.
+        let _ = locks.close().await;
+    });
+}
+
+#[test]
+fn memory_does_not_grow_with_the_names_ever_used() {
+    let names = testbed::sized(100_000, 10_000);
+    run(async {
+        let server = fast();
+        let locks = connect(&server.url()).await;
+        let store = locks.store().clone();
+        let mut using = tokio::task::JoinSet::new();
+        for task in 0..50 {
+            let store = store.clone();
+            using.spawn(async move {
+                for n in 0..names / 50 {
+                    // Half of them are released, the others left to expire; some of those that are
+                    // released to a waiter, who is dead.
+                    let lease = Duration::from_millis(if n % 2 == 0 { 30_000 } else { 200 });
+                    let once = leased(&format!("once {task} {n}"), lease);
+                    let joined = store.join(&once, Mode::Try).await.unwrap();
+                    assert!(matches!(joined, Joined::Holding { .. }), "{joined:?}");
+                    if n % 10 == 0 {
+                        let dead = leased(once.name.as_str(), Duration::from_millis(200));
+                        let joined = store.join(&dead, Mode::Wait).await.unwrap();
+                        assert!(matches!(joined, Joined::Waiting(_)), "{joined:?}");
+                    }
+                    if n % 2 == 0 {
+                        store.leave(&once, None).await.unwrap();
+                    }
+                }
+            });
+        }
+        while let Some(done) = using.join_next().await {
+            done.expect("no task panics");
+        }
+        until("all to expire", || server.command(&["DBSIZE"]) == "1").await;
+        assert_eq!(server.command(&["KEYS", "*"]), "leasehold:clock");
+    });
+}
+
+#[test]
+fn companions_of_the_dead_expire() {
+    run(async {
+        let server = fast();
+        let locks = connect(&server.url()).await;
+        for kind in [Kind::Mutex, Kind::Semaphore] {
+            let claims: Vec<Claim> = (0..3)
+                .map(|_| {
+                    let name = Name::new(format!("dead {kind}")).unwrap();
+                    let mut claim = Claim::new(name, kind, 1, 1).unwrap();
+                    (claim.lease, claim.waiter_lease) = (LEASE, LEASE);
+                    claim
+                })
+                .collect();
+            for claim in &claims {
+                locks.store().join(claim, Mode::Wait).await.unwrap();
+            }
+        }
+        for key in server.command(&["KEYS", "*"]).lines() {
+            let left: i64 = server.command(&["PTTL", key]).parse().unwrap();
+            // Or it has expired since it was listed.
+            let bounded = (0..=70_000).contains(&left) || left == -2;
+            assert!(bounded || key == "leasehold:clock", "{key} expires in {left} ms");
+        }
+    });
+}

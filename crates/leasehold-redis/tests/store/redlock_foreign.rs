@@ -1,0 +1,125 @@
+//! Keys of others: other clients of the recipe, other versions of ours, keys that are no locks.
+
+use std::time::{Duration, Instant};
+
+use crate::redlock_common::*;
+use leasehold::ErrorKind;
+use leasehold::store::{Evict, Joined, Mode, Renew};
+use testbed::Redis;
+
+#[tokio::test]
+async fn r31_other_clients_of_the_recipe_and_we_exclude_each_other() {
+    let servers = servers(5);
+    let nodes = servers.nodes();
+    let locks = connect(&(servers.url() + SOON)).await;
+    let lock = locks.mutex("shared").lease(Duration::from_secs(20));
+    let set = |node: &Redis, args: &[&str]| {
+        node.command(&[&["SET", "shared", "somebody's random value", "NX"], args].concat())
+    };
+    let delete = |node: &Redis| {
+        let script = "if redis.call('get',KEYS[1])==ARGV[1] then return redis.call('del',KEYS[1]) \
+                      else return 0 end";
+        node.command(&["EVAL", script, "1", "shared", "somebody's random value"])
+    };
+    // Theirs excludes us, and we see that somebody holds.
+    nodes.iter().for_each(|node| assert_eq!(set(node, &["PX", "60000"]), "OK"));
+    assert_eq!(lock.try_lock().await.unwrap_err().kind(), ErrorKind::Contended);
+    let shown = locks.read("shared").await.unwrap().unwrap();
+    assert_eq!(shown.holders().count(), 1);
+    // It is waited for.
+    let waiting = {
+        let lock = lock.clone();
+        tokio::spawn(async move { lock.lock_timeout(PATIENCE).await })
+    };
+    eventually("waiting", async || {
+        locks.read("shared").await.unwrap().is_some_and(|info| info.waiters().count() == 1)
+    })
+    .await;
+    nodes.iter().for_each(|node| assert_eq!(delete(node), "1"));
+    let guard = waiting.await.unwrap().unwrap();
+    // Ours excludes them.
+    eventually("on all nodes", async || nodes.iter().all(|n| has_key(n, "shared"))).await;
+    nodes.iter().for_each(|node| {
+        assert_eq!(set(node, &["PX", "60000"]), "");
+        assert_eq!(delete(node), "0");
+    });
+    guard.release().await.unwrap();
+    eventually("released", async || nodes.iter().all(|n| !has_key(n, "shared"))).await;
+    // Theirs on a minority is no obstacle.
+    nodes[..2].iter().for_each(|node| drop(set(node, &["PX", "60000"])));
+    lock.try_lock().await.unwrap().release().await.unwrap();
+    // One that never ends is not waited for in silence.
+    nodes.iter().for_each(|node| drop(node.command(&["SET", "shared", "for ever"])));
+    let error = lock.lock_timeout(PATIENCE).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+    // Nodes would be kept for it.
+    eventually("it waits no more", async || {
+        locks.read("shared").await.unwrap().is_some_and(|info| info.waiters().count() == 0)
+    })
+    .await;
+    assert_eq!(locks.evict("shared", Evict::Holders).await.unwrap(), 1);
+    lock.try_lock().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn f66_keys_of_another_type_are_told_in_short_and_hide_nothing() {
+    let servers = servers(5);
+    let url = servers.url() + SOON;
+    let locks = connect(&url).await;
+    let guard = locks.mutex("good").lock_timeout(PATIENCE).await.unwrap();
+    for node in servers.nodes() {
+        node.command(&["LPUSH", "list", "x"]);
+        node.command(&["HSET", "leasehold:redlock:lock:list", "last", "1"]);
+        node.command(&["LPUSH", "leasehold:redlock:lock:record", "x"]);
+    }
+    let error = locks.mutex("list").try_lock().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+    let text = error.to_string();
+    let without_urls = text.len() - servers.url().len() * 2;
+    assert!(without_urls < 300, "{without_urls}: {text}");
+
+    let all = locks.list("").await.unwrap();
+    let names: Vec<&str> = all.iter().map(|lock| lock.name.as_str()).collect();
+    assert_eq!(names, ["good", "list"], "{all:?}");
+    let holder = |i: usize| all[i].holders().next().unwrap().holder.clone();
+    assert_eq!(holder(0).pid, std::process::id());
+    assert!(holder(1).label.contains("no lock"), "{:?}", holder(1));
+    guard.release().await.unwrap();
+}
+
+/// Clients of several versions use the same servers: what a later one keeps there survives what this
+/// one does, and what an earlier one did not keep is not missed.
+#[tokio::test]
+async fn f44_what_other_versions_keep_is_left_alone_and_what_they_lack_is_not_missed() {
+    let servers = servers(3);
+    let nodes = servers.nodes();
+    let url = servers.url() + SOON;
+    let locks = connect(&url).await;
+    let lock = locks.mutex("mixed");
+    lock.lock_timeout(PATIENCE).await.unwrap().release().await.unwrap();
+    let keys = ["leasehold:redlock", "leasehold:redlock:lock:mixed"];
+    for node in nodes {
+        for key in keys {
+            node.command(&["HSET", key, "of a later version", "kept"]);
+        }
+        // Earlier ones kept these, and not those.
+        node.command(&["HSET", keys[0], "prev", "1", "turned", "1"]);
+        node.command(&["HDEL", keys[0], "lapsed", "since"]);
+        node.command(&["HDEL", keys[1], "since", "holder"]);
+    }
+    let claim = claim("mixed", Duration::from_secs(20));
+    let start = Instant::now();
+    while !matches!(locks.store().join(&claim, Mode::Wait).await, Ok(Joined::Holding { .. })) {
+        assert!(start.elapsed() < PATIENCE);
+    }
+    let renew = [Renew { claim: claim.clone(), lease: claim.lease }];
+    eventually("renewed", async || locks.store().renew(&renew).await.is_ok()).await;
+    assert!(locks.read("mixed").await.unwrap().is_some());
+    let _ = locks.store().leave(&claim, None).await;
+    eventually("released", async || nodes.iter().all(|n| !has_key(n, "mixed"))).await;
+    for node in nodes {
+        for key in keys {
+            assert_eq!(node.command(&["HGET", key, "of a later version"]), "kept", "{key}");
+        }
+    }
+}

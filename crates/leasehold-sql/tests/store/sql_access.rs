@@ -1,0 +1,149 @@
+//! Who is let in, and what is refused: passwords and rights, databases that are missing, servers that are
+//! read-only or too old, TLS, parameters that mean nothing.
+
+use std::time::Duration;
+
+use crate::sql_common::*;
+use leasehold::ErrorKind;
+use testbed::Setup;
+
+on_all![
+    limited_rights_suffice,
+    s94_wrong_password,
+    missing_database,
+    read_only_user,
+    read_only_server,
+    tls_is_verified,
+];
+
+async fn limited_rights_suffice<S: Server>() {
+    let server = S::with(Setup::new().fast());
+    let url = server.database();
+    let owner = connect(&url).await;
+    release(owner.mutex("first").lock().await.unwrap()).await;
+    server.user(&url, "limited", "SELECT, INSERT, UPDATE, DELETE");
+    let limited = url.replace("lh:lh@", "limited:limited@");
+    let clients = [connect(&limited).await, connect(&limited).await, owner];
+    hammer(&clients, "shared", 4, 5).await;
+    // The poller, the listener and the sweeper need no more either.
+    let permits = clients[0].semaphore("permits", 2);
+    let guards = [permits.acquire().await.unwrap(), permits.acquire().await.unwrap()];
+    assert_eq!(clients[1].read("permits").await.unwrap().unwrap().holders().count(), 2);
+    guards.into_iter().for_each(drop);
+}
+
+async fn s94_wrong_password<S: Server>() {
+    let url = S::shared().database();
+    let secret = "hush-hush-7";
+    let error = refusal(&url.replace("lh:lh@", &format!("lh:{secret}@"))).await;
+    assert_told(&error, ErrorKind::Denied, secret);
+    // No host, no port: what a driver quotes of an URL that it cannot read.
+    let scheme = url.split(':').next().unwrap();
+    for odd in [
+        format!("{scheme}://lh:{secret}@127.0.0.1:notaport/x"),
+        format!("{scheme}://lh:{secret}@/?pool=x"),
+    ] {
+        let error = refusal(&odd).await;
+        assert_told(&error, ErrorKind::Config, secret);
+    }
+}
+
+async fn missing_database<S: Server>() {
+    let url = S::shared().database();
+    let error = refusal(&url.replace("/test", "/testnosuch")).await;
+    assert_told(&error, ErrorKind::Config, "lh:lh");
+}
+
+async fn read_only_user<S: Server>() {
+    let server = S::with(Setup::new().fast());
+    let url = server.database();
+    release(connect(&url).await.mutex("first").lock().await.unwrap()).await;
+    server.user(&url, "reader", "SELECT");
+    let error = refusal(&url.replace("lh:lh@", "reader:reader@")).await;
+    assert_told(&error, ErrorKind::Denied, "reader:reader");
+    assert!(error.to_string().contains("right") || error.to_string().contains("GRANT"), "{error}");
+}
+
+async fn read_only_server<S: Server>() {
+    let server = S::with(Setup::new().fast());
+    let url = server.database();
+    let before = connect(&url).await;
+    release(before.mutex("first").lock().await.unwrap()).await;
+    server.read_only(&url, true);
+    let error = refusal(&url).await;
+    assert_told(&error, ErrorKind::Denied, "lh:lh");
+    assert!(error.to_string().contains("read-only"), "{error}");
+    // To who has written there before, it fails over: no answer to a try, and a wait goes on. (A session
+    // that is being ended may yet serve a try.)
+    let mut tried = before.mutex("next").try_lock().await;
+    while let Ok(guard) = tried {
+        release(guard).await;
+        tried = before.mutex("next").try_lock().await;
+    }
+    let error = tried.unwrap_err();
+    assert_told(&error, ErrorKind::Unreachable, "lh:lh");
+    assert!(error.to_string().contains("read-only"), "{error}");
+    let waiting = tokio::spawn({
+        let mutex = before.mutex("next").lease(PATIENCE);
+        async move { mutex.lock().await }
+    });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    server.read_only(&url, false);
+    release(waiting.await.unwrap().unwrap()).await;
+}
+
+async fn tls_is_verified<S: Server>() {
+    // Two servers, so two authorities: each is the wrong one for the other.
+    let servers = [testbed_tls::<S>(), testbed_tls::<S>()];
+    for (server, wrong) in [(0, 1), (1, 0)] {
+        let url = servers[server].0.database();
+        let right = servers[server].0.verified(&servers[server].1);
+        let locks = connect(&format!("{url}?{right}")).await;
+        release(locks.mutex("private").lock().await.unwrap()).await;
+        let wrong = servers[server].0.verified(&servers[wrong].1);
+        let error = refusal(&format!("{url}?{wrong}")).await;
+        assert_eq!(error.to_string().lines().count(), 1);
+        assert!(error.to_string().to_lowercase().contains("certificate"), "{error}");
+    }
+}
+
+fn testbed_tls<S: Server>() -> (S, std::path::PathBuf) {
+    let server = S::with(Setup::new().fast().tls());
+    let authority = server.authority();
+    (server, authority)
+}
+
+#[cfg(feature = "mysql")]
+#[test]
+fn wrong_server_version_is_refused_by_connecting() {
+    run(async {
+        for (version, least) in [("5.7.44-log", "MySQL 8.0"), ("10.3.39-MariaDB", "MariaDB 10.6")] {
+            let argument = format!("--version={version}");
+            let server = testbed::MariaDb::with(Setup::new().fast().arg(argument));
+            let error = refusal(&server.database()).await;
+            assert_told(&error, ErrorKind::Config, "lh:lh");
+            let told = format!("needs {least} or later, this is {version}: upgrade");
+            assert!(error.to_string().contains(&told), "{error}");
+        }
+    });
+}
+
+/// A parameter that is misspelt means something that is not there: a namespace, or TLS.
+#[test]
+fn f34_no_store_takes_a_parameter_that_it_does_not_know() {
+    run(async {
+        for url in [
+            "memory:?prefx=a",
+            "redis://127.0.0.1:1/0?prefx=a",
+            "redlock://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3?prefx=a",
+            "zookeeper://127.0.0.1:1/a?sesion=4s",
+            "etcd://127.0.0.1:1/a?prefx=a",
+            "sqlite:/nowhere/a.db?prefx=a",
+            "postgres://127.0.0.1:1/d?sslmod=require",
+            "mysql://127.0.0.1:1/d?prefx=a",
+        ] {
+            let error = leasehold::connect(url).await.expect_err(url);
+            assert_eq!(error.kind(), ErrorKind::Config, "{url}: {error}");
+        }
+    });
+}

@@ -1,0 +1,184 @@
+//! Who is let in, and what is refused: URLs, ACLs, passwords, TLS, promises that are not kept.
+
+use std::path::Path;
+
+use crate::zookeeper_common::*;
+use leasehold::ErrorKind;
+use leasehold::store::{Durability, Guarantee, Survival};
+use testbed::{ZooKeeper, ZooKeeperSetup, ZooKeepers, zookeeper};
+use zookeeper_client::{Acl, AuthId, Permission};
+
+#[test]
+fn nobody_serves() {
+    run(async {
+        let server = ZooKeeper::start();
+        let url = server.url();
+        server.kill();
+        let error = leasehold::connect(&url).await.unwrap_err();
+        is_one_line(&error, ErrorKind::Unreachable, &["majority", &url]);
+    });
+}
+
+#[test]
+fn a_chroot_that_is_not_there() {
+    run(async {
+        let error = leasehold::connect(url("/no/such/path")).await.unwrap_err();
+        is_one_line(&error, ErrorKind::Config, &["/no/such/path", "create=yes"]);
+        let locks = connect(&url("/made/here?create=yes")).await;
+        release(locks.mutex("a").lock().await.unwrap()).await;
+        connect(&url("/made/here")).await;
+    });
+}
+
+#[test]
+fn no_permission_names_the_path() {
+    run(async {
+        let raw = raw(zookeeper().port()).await;
+        make(&raw, "/forbidden").await;
+        let read = [zookeeper_client::Acl::new(Permission::READ, AuthId::anyone())];
+        raw.set_acl("/forbidden", &read, None).await.unwrap();
+        let locks = connect(&url("/forbidden")).await;
+        let error = locks.mutex("x").lock().await.unwrap_err();
+        is_one_line(&error, ErrorKind::Denied, &["/forbidden/x", "ACL"]);
+    });
+}
+
+/// Who may create but not list had a child all the same, which stood in everybody's way.
+#[test]
+fn a_refused_claim_leaves_no_child() {
+    run(async {
+        let server = zookeeper();
+        let raw = raw(server.port()).await;
+        make(&raw, "/unlisted/x").await;
+        let rights = Permission::CREATE | Permission::DELETE | Permission::ADMIN;
+        let some = [Acl::new(rights, AuthId::anyone())];
+        raw.set_acl("/unlisted/x", &some, None).await.unwrap();
+        let locks = connect(&format!("{}/unlisted", server.url())).await;
+        for error in [
+            locks.mutex("x").lock().await.unwrap_err(),
+            locks.mutex("x").try_lock().await.unwrap_err(),
+        ] {
+            assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+            assert!(error.to_string().contains("/unlisted/x"), "{error}");
+        }
+        // At once, and not when the session is over.
+        let all = [Acl::new(Permission::ALL, AuthId::anyone())];
+        raw.set_acl("/unlisted/x", &all, None).await.unwrap();
+        let stat = raw.check_stat("/unlisted/x").await.unwrap().unwrap();
+        assert_eq!(stat.num_children, 0);
+    });
+}
+
+#[test]
+fn s94_credentials_guard_the_nodes_and_are_never_shown() {
+    run(async {
+        let at = |credentials: &str, rest: &str| {
+            format!("zookeeper://{credentials}@127.0.0.1:{}{rest}", zookeeper().port())
+        };
+        let right = connect(&at("me:s3cret", "/private?create=yes")).await;
+        let guard = right.mutex("x").lock().await.unwrap();
+        assert!(!format!("{right:?} {}", right.url()).contains("s3cret"));
+        // Another with the same password is one of us.
+        let same = connect(&at("me:s3cret", "/private")).await;
+        let contended = same.mutex("x").try_lock().await.unwrap_err();
+        assert_eq!(contended.kind(), ErrorKind::Contended);
+        assert!(contended.holders().iter().any(|h| h.token == guard.token()), "{contended}");
+        for other in [url("/private"), at("me:wr0ng", "/private")] {
+            // Since 3.9 as it connects, since nobody else may even ask for the node.
+            let error = match leasehold::connect(&other).await {
+                Ok(locks) => locks.mutex("x").try_lock().await.unwrap_err(),
+                Err(error) => error,
+            };
+            is_one_line(&error, ErrorKind::Denied, &["/private"]);
+            assert!(!error.to_string().contains("wr0ng"));
+            assert!(guard.is_held());
+        }
+    });
+}
+
+#[test]
+fn tls_is_verified() {
+    run(async {
+        let server = ZooKeeper::with(&ZooKeeperSetup::new().tls());
+        let (port, certificates) = (server.tls_port(), server.certificates());
+        let ca = certificates.authority().display();
+        let url = format!("zookeepers://127.0.0.1:{port}/tls?create=yes");
+        let locks = connect(&format!("{url}&ca={ca}")).await;
+        let plain = connect(&format!("{}/tls", server.url())).await;
+        // One queue, whichever way one comes.
+        let guard = locks.mutex("x").lock().await.unwrap();
+        let error = plain.mutex("x").try_lock().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
+        let lock = plain.mutex("x");
+        let waiting = tokio::spawn(async move { lock.lock_timeout(PATIENCE).await });
+        until_waiting(&locks, "x", 1).await;
+        release(guard).await;
+        release(waiting.await.unwrap().unwrap()).await;
+
+        let directory = tempfile::tempdir().unwrap();
+        let other = testbed::Certificates::make(directory.path());
+        let refused = [
+            (url.clone(), "certificate"),
+            (format!("{url}&ca={}", other.authority().display()), "certificate"),
+            // To the port that speaks plainly, and plainly to the one that does not.
+            (format!("zookeepers://localhost:{}/tls?ca={ca}", server.port()), "localhost"),
+            (format!("zookeeper://127.0.0.1:{port}"), "majority"),
+        ];
+        // Each gives up only after a while.
+        let mut trying = tokio::task::JoinSet::new();
+        for (url, says) in refused {
+            trying.spawn(async move { (leasehold::connect(&url).await.unwrap_err(), says) });
+        }
+        for (error, says) in trying.join_all().await {
+            is_one_line(&error, ErrorKind::Unreachable, &[says]);
+        }
+        for bad in ["/no/such/file", "/etc/hostname"] {
+            let error = leasehold::connect(format!("{url}&ca={bad}")).await.unwrap_err();
+            is_one_line(&error, ErrorKind::Config, &["ca=", bad]);
+        }
+    });
+}
+
+#[test]
+fn a_server_that_wants_to_know_its_clients_is_shown_a_certificate() {
+    run(async {
+        let server = ZooKeeper::with(&ZooKeeperSetup::new().client_certificates());
+        let (port, certificates) = (server.tls_port(), server.certificates());
+        let ca = certificates.authority().display();
+        let url = format!("zookeepers://127.0.0.1:{port}/tls?create=yes&ca={ca}");
+        let (cert, key) = certificates.client();
+        let shows = |cert: &Path, key: &Path| {
+            format!("{url}&cert={}&key={}", cert.display(), key.display())
+        };
+        let locks = connect(&shows(cert, key)).await;
+        release(locks.mutex("x").lock().await.unwrap()).await;
+
+        let directory = tempfile::tempdir().unwrap();
+        let other = testbed::Certificates::make(directory.path());
+        let strange = shows(other.client().0, other.client().1);
+        // Each gives up only after a while.
+        let (none, strange) = tokio::join!(leasehold::connect(&url), leasehold::connect(&strange));
+        for error in [none.unwrap_err(), strange.unwrap_err()] {
+            is_one_line(&error, ErrorKind::Unreachable, &["ertificate"]);
+        }
+        let error = leasehold::connect(shows(cert, other.client().1)).await.unwrap_err();
+        is_one_line(&error, ErrorKind::Config, &["does not belong to cert="]);
+    });
+}
+
+#[test]
+fn f46_what_is_not_kept_can_not_be_required() {
+    run(async {
+        let (one, all) = (zookeeper(), ZooKeepers::start());
+        let promises = connect(&one.url()).await.guarantees().clone();
+        assert_eq!((promises.grant, promises.token), (Durability::Disk, Durability::Disk));
+        let promises = connect(&all.url()).await.guarantees().clone();
+        assert_eq!((promises.grant, promises.token), (Durability::Majority, Durability::Majority));
+        assert_eq!(promises.on_failover, Survival::Fenced);
+        let majority = Guarantee::GrantDurability(Durability::Majority);
+        for (url, wanted) in [(one.url(), majority), (all.url(), Guarantee::ExclusiveOnFailover)] {
+            let refused = leasehold::builder().require(wanted).connect(&url).await.unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
+        }
+    });
+}

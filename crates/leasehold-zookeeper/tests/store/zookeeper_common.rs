@@ -1,0 +1,214 @@
+//! What the tests of the ZooKeeper store share.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use leasehold::store::{Joined, Mode, Store};
+use leasehold::{Claim, ErrorKind, Guard, Kind, Leasehold, LostReason, Name, State};
+pub(crate) use leasehold_test_support::{PATIENCE, connect};
+use testbed::{Proxy, ZooKeeper, zookeeper};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use zookeeper_client::{Acls, Client, CreateMode};
+
+pub(crate) fn run<T>(test: impl Future<Output = T>) -> T {
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    runtime.unwrap().block_on(test)
+}
+
+/// The server that all share, and what a URL says after it.
+pub(crate) fn url(rest: &str) -> String {
+    format!("{}{rest}", zookeeper().url())
+}
+
+/// The same server behind this proxy.
+pub(crate) fn through(proxy: &Proxy, rest: &str) -> String {
+    format!("zookeeper://127.0.0.1:{}{rest}", proxy.port())
+}
+
+/// A client that knows one member only.
+pub(crate) async fn connect_to(member: &ZooKeeper, rest: &str) -> Leasehold {
+    connect(&format!("{}{rest}", member.url())).await
+}
+
+/// A client of the driver's, on the top of the tree. Its session is long: the driver asks for the
+/// shortest, which a machine that stands still for a moment outlasts.
+pub(crate) async fn raw(port: u16) -> Client {
+    let connector = Client::connector().with_session_timeout(Duration::from_secs(60));
+    connector.connect(&format!("127.0.0.1:{port}")).await.unwrap()
+}
+
+pub(crate) async fn children(client: &Client, lock: &str) -> Vec<String> {
+    let mut names = client.list_children(lock).await.unwrap_or_default();
+    names.sort_unstable();
+    names
+}
+
+/// Makes a node that stays, and all above it.
+pub(crate) async fn make(client: &Client, path: &str) {
+    client.mkdir(path, &CreateMode::Persistent.with_acls(Acls::anyone_all())).await.unwrap();
+}
+
+/// Makes a child as another client would.
+pub(crate) async fn make_child(client: &Client, prefix: &str) -> String {
+    let options = CreateMode::EphemeralSequential.with_acls(Acls::anyone_all());
+    let (_, sequence) = client.create(prefix, b"10.0.0.1", &options).await.unwrap();
+    format!("{prefix}{sequence}")
+}
+
+pub(crate) async fn until(what: &str, mut so: impl AsyncFnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !so().await {
+        assert!(Instant::now() < end, "never came: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+pub(crate) async fn until_waiting(locks: &Leasehold, name: &str, count: usize) {
+    until("standing in the queue", async || {
+        locks.read(name).await.unwrap().is_some_and(|info| info.waiters().count() == count)
+    })
+    .await;
+}
+
+pub(crate) fn claim(name: &str) -> Claim {
+    Claim::new(Name::new(name).unwrap(), Kind::Mutex, 1, 1).unwrap()
+}
+
+/// A claim that needs no heartbeat in a test's time, in a session of 60 s.
+pub(crate) fn patient(name: &str) -> Claim {
+    patiently(claim(name))
+}
+
+/// The same of some permits.
+pub(crate) fn permits(name: &str, weight: u32, capacity: u32) -> Claim {
+    patiently(Claim::new(Name::new(name).unwrap(), Kind::Semaphore, weight, capacity).unwrap())
+}
+
+fn patiently(mut claim: Claim) -> Claim {
+    let long = Duration::from_secs(40);
+    (claim.lease, claim.waiter_lease) = (long, long);
+    claim
+}
+
+pub(crate) async fn holds(store: &Arc<dyn Store>, claim: &Claim) {
+    let joined = store.join(claim, Mode::Wait).await.unwrap();
+    assert!(matches!(joined, Joined::Holding { .. }), "{joined:?}");
+}
+
+pub(crate) async fn waits(store: &Arc<dyn Store>, claim: &Claim, behind: usize) {
+    let joined = store.join(claim, Mode::Wait).await.unwrap();
+    assert!(matches!(&joined, Joined::Waiting(place) if place.ahead == behind), "{joined:?}");
+}
+
+pub(crate) async fn leaves(store: &Arc<dyn Store>, claim: &Claim) {
+    assert!(store.leave(claim, None).await.unwrap());
+}
+
+pub(crate) async fn release(guard: Guard) {
+    guard.release().await.unwrap();
+}
+
+pub(crate) async fn is_pending<F: Future>(future: &mut Pin<&mut F>) -> bool {
+    poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx).is_pending())).await
+}
+
+/// Somebody waits elsewhere while the holder's member is broken: the holder must know first.
+pub(crate) async fn lost_before_the_next_holds(
+    held: &Leasehold,
+    other: &Leasehold,
+    name: &str,
+    breaking: impl FnOnce(),
+) {
+    let (guard, next) = loop {
+        let guard = held.mutex(name).lock_timeout(PATIENCE).await.unwrap();
+        let next = tokio::spawn({
+            let lock = other.mutex(name);
+            async move { lock.lock_timeout(PATIENCE).await }
+        });
+        until("the other to wait", async || {
+            let info = other.read(name).await.unwrap();
+            next.is_finished() || info.is_some_and(|info| info.waiters().count() == 1)
+        })
+        .await;
+        // So that what the leader knows is as old as it usually is.
+        tokio::time::sleep(Duration::from_millis(700)).await;
+        if guard.is_held() {
+            break (guard, next);
+        }
+        // On a machine that stood still, the lease is over before anything is broken.
+        release(next.await.unwrap().unwrap()).await;
+    };
+    breaking();
+    let next = next.await.unwrap().unwrap();
+    assert!(!guard.is_held(), "two holders: {guard:?} and {next:?}");
+    assert_eq!(guard.state(), State::Lost(LostReason::Expired));
+    assert!(next.token() > guard.token());
+    release(next).await;
+}
+
+#[track_caller]
+pub(crate) fn is_one_line(error: &leasehold::Error, kind: ErrorKind, says: &[&str]) {
+    let shown = error.to_string();
+    assert_eq!(error.kind(), kind, "{shown}");
+    assert_eq!(shown.lines().count(), 1, "{shown}");
+    for word in says {
+        assert!(shown.contains(word), "{shown} does not say {word}");
+    }
+}
+
+/// In front of one server.
+#[derive(Default)]
+pub(crate) struct Listener {
+    /// The first answer of each connection.
+    pub(crate) first: Mutex<Vec<Vec<u8>>>,
+    /// How much the server has sent after it.
+    pub(crate) bytes: AtomicUsize,
+}
+
+pub(crate) async fn listening_in(port: u16) -> (u16, Arc<Listener>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let here = listener.local_addr().unwrap().port();
+    let heard = Arc::<Listener>::default();
+    let keeping = heard.clone();
+    tokio::spawn(async move {
+        loop {
+            let (client, _) = listener.accept().await.unwrap();
+            let heard = keeping.clone();
+            tokio::spawn(async move {
+                let server = TcpStream::connect(("127.0.0.1", port)).await?;
+                let (mut from_client, mut to_client) = client.into_split();
+                let (mut from_server, mut to_server) = server.into_split();
+                let up = async {
+                    tokio::io::copy(&mut from_client, &mut to_server).await?;
+                    std::io::Result::Ok(())
+                };
+                let down = async {
+                    let mut first = vec![0; 4];
+                    from_server.read_exact(&mut first).await?;
+                    let length = u32::from_be_bytes(first[..4].try_into().unwrap());
+                    first.resize(4 + usize::try_from(length).unwrap(), 0);
+                    from_server.read_exact(&mut first[4..]).await?;
+                    to_client.write_all(&first).await?;
+                    heard.first.lock().unwrap().push(first);
+                    let mut buffer = [0; 4096];
+                    loop {
+                        let n = from_server.read(&mut buffer).await?;
+                        if n == 0 {
+                            return Ok(());
+                        }
+                        heard.bytes.fetch_add(n, Ordering::SeqCst);
+                        to_client.write_all(&buffer[..n]).await?;
+                    }
+                };
+                tokio::select! { ended = up => ended, ended = down => ended }
+            });
+        }
+    });
+    (here, heard)
+}

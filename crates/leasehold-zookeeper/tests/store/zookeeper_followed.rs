@@ -1,0 +1,240 @@
+//! A queue that is followed: what must not be believed of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::zookeeper_common::*;
+use leasehold::store::{Joined, Mode, Renew, Renewal, Signal, Store};
+use leasehold::{Became, Changes, Claim};
+use testbed::{Proxy, ZooKeeper, zookeeper};
+use zookeeper_client::{Acls, Client, CreateMode};
+
+/// It is told of its turn, whether at once or by asking.
+async fn gets_it(store: &Arc<dyn Store>, claim: &Claim) {
+    loop {
+        match tokio::time::timeout(PATIENCE, store.changed(claim)).await.expect("its turn") {
+            Ok(Signal::Granted(_)) => return,
+            Ok(Signal::Ask) => {
+                let renew = Renew { claim: claim.clone(), lease: claim.lease };
+                match store.renew(&[renew]).await.as_deref() {
+                    Ok([Renewal::Holding { .. }]) => return,
+                    Ok([Renewal::Waiting(_) | Renewal::Unknown { .. }]) | Err(_) => {}
+                    lost => panic!("{lost:?}"),
+                }
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// It waits, and is told of nothing.
+async fn waits_on(store: &Arc<dyn Store>, claim: &Claim) {
+    let renew = [Renew { claim: claim.clone(), lease: claim.lease }];
+    loop {
+        match store.renew(&renew).await.as_deref() {
+            Ok([Renewal::Waiting(_)]) => break,
+            // As long as the connection is broken.
+            Ok([Renewal::Unknown { .. }]) | Err(_) => {}
+            other => panic!("{other:?}"),
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let told = tokio::time::timeout(Duration::from_millis(300), store.changed(claim)).await;
+    assert!(!matches!(told, Ok(Ok(Signal::Granted(_)))), "it was let in");
+}
+
+async fn closed_child(client: &Client, prefix: &str) -> String {
+    let options = CreateMode::EphemeralSequential.with_acls(Acls::creator_all());
+    let (_, number) = client.create(prefix, b"secret", &options).await.unwrap();
+    format!("{prefix}{number}")
+}
+
+const GUID: &str = "_c_01234567-89ab-cdef-0123-456789abcdef-lock-";
+
+/// Servers tell nobody of what he may not read.
+#[test]
+fn who_came_unheard_is_not_overtaken() {
+    run(async {
+        let server = ZooKeeper::start();
+        let url = format!("{}?session=60s", server.url());
+        let (first, other) = (connect(&url).await, connect(&url).await);
+        let theirs = raw(server.port()).await;
+        theirs.auth("digest", b"they:secret").await.unwrap();
+        let [holder, follows, behind] = [(); 3].map(|()| patient("unheard"));
+        holds(first.store(), &holder).await;
+        waits(other.store(), &follows, 1).await;
+        let path = closed_child(&theirs, &format!("/leasehold/unheard/{GUID}")).await;
+        waits(other.store(), &behind, 3).await;
+        leaves(first.store(), &holder).await;
+        gets_it(other.store(), &follows).await;
+        leaves(other.store(), &follows).await;
+        waits_on(other.store(), &behind).await;
+        theirs.delete(&path, None).await.unwrap();
+        gets_it(other.store(), &behind).await;
+        leaves(other.store(), &behind).await;
+    });
+}
+
+#[test]
+fn what_comes_to_pass_while_the_connection_is_broken_is_known_after() {
+    run(async {
+        let server = zookeeper();
+        let proxy = Proxy::before(server.port());
+        let others = connect(&format!("{}?session=60s", server.url())).await;
+        let url = format!("zookeeper://127.0.0.1:{}?session=60s", proxy.port());
+        let cut = connect(&url).await;
+        for round in 0..3 {
+            let name = format!("while-cut-{round}");
+            let [holder, leaver, ours, evicted, last] = [(); 5].map(|()| patient(&name));
+            holds(others.store(), &holder).await;
+            waits(others.store(), &leaver, 1).await;
+            waits(cut.store(), &ours, 2).await;
+            waits(cut.store(), &evicted, 3).await;
+            let Ok(Joined::Waiting(place)) = others.store().join(&last, Mode::Wait).await else {
+                panic!("beside a holder")
+            };
+            assert_eq!(place.ahead, 4);
+            proxy.refuse(true);
+            leaves(others.store(), &leaver).await;
+            let raw = raw(server.port()).await;
+            let lock = format!("/leasehold/{name}");
+            let all = children(&raw, &lock).await;
+            let fourth = all.iter().find(|name| name.ends_with("0000000003")).unwrap();
+            raw.delete(&format!("{lock}/{fourth}"), None).await.unwrap();
+            if round > 0 {
+                leaves(others.store(), &holder).await;
+            }
+            proxy.refuse(false);
+            if round == 0 {
+                waits_on(cut.store(), &ours).await;
+                leaves(others.store(), &holder).await;
+            }
+            gets_it(cut.store(), &ours).await;
+            let told = tokio::time::timeout(PATIENCE, cut.store().changed(&evicted)).await;
+            assert!(matches!(told, Ok(Ok(Signal::Ask))), "{told:?}");
+            leaves(cut.store(), &ours).await;
+            gets_it(others.store(), &last).await;
+            leaves(others.store(), &last).await;
+        }
+    });
+}
+
+/// What became of the next claim, be the connection broken for a while.
+async fn became(changes: &mut Changes) -> Became {
+    let told = tokio::time::timeout(PATIENCE, async {
+        loop {
+            // As long as it is broken.
+            if let Ok(change) = changes.next().await {
+                return change.became;
+            }
+        }
+    });
+    told.await.expect("it is told")
+}
+
+/// For people: of what came while nothing could be told, and of what comes after. No look comes by the clock.
+#[test]
+fn who_follows_goes_on_after_the_connection_was_broken() {
+    run(async {
+        let server = zookeeper();
+        let proxy = Proxy::before(server.port());
+        let others = connect(&format!("{}?session=60s", server.url())).await;
+        let cut = connect(&format!("zookeeper://127.0.0.1:{}?session=60s", proxy.port())).await;
+        let mut changes = cut.watch("stirs").every(PATIENCE * 20);
+        for _ in 0..3 {
+            let guard = others.mutex("stirs").lock().await.unwrap();
+            assert_eq!(became(&mut changes).await, Became::Holds);
+            proxy.refuse(true);
+            release(guard).await;
+            proxy.refuse(false);
+            assert_eq!(became(&mut changes).await, Became::Ended);
+        }
+    });
+}
+
+/// The lock's node is made anew while its queue is followed: the numbers begin anew, and what is
+/// remembered of the old ones lets nobody in.
+#[test]
+fn numbers_that_begin_anew_let_nobody_in() {
+    run(async {
+        let server = zookeeper();
+        let url = format!("{}?session=60s&naming=kazoo", server.url());
+        let (locks, others) = (connect(&url).await, connect(&url).await);
+        let raw = raw(server.port()).await;
+        for round in 0..4 {
+            let name = format!("anew-{round}");
+            let lock = format!("/leasehold/{name}");
+            // So many have come by when the node goes.
+            let first: Vec<Claim> = (0..=round).map(|_| patient(&name)).collect();
+            holds(locks.store(), &first[0]).await;
+            for (n, one) in first.iter().enumerate().skip(1) {
+                waits(locks.store(), one, n).await;
+            }
+            for one in &first {
+                leaves(locks.store(), one).await;
+            }
+            raw.delete(&lock, None).await.unwrap();
+            let second: Vec<Claim> = (0..=round).map(|_| patient(&name)).collect();
+            holds(others.store(), &second[0]).await;
+            for (n, one) in second.iter().enumerate().skip(1) {
+                waits(others.store(), one, n).await;
+            }
+            let ours = patient(&name);
+            waits(locks.store(), &ours, second.len()).await;
+            for one in &second {
+                waits_on(locks.store(), &ours).await;
+                leaves(others.store(), one).await;
+            }
+            gets_it(locks.store(), &ours).await;
+            leaves(locks.store(), &ours).await;
+        }
+    });
+}
+
+/// What is no claim is a mismatch for who joins in a queue that is followed, as for anybody.
+#[test]
+fn what_is_no_claim_is_seen_in_a_followed_queue() {
+    run(async {
+        let server = zookeeper();
+        let locks = connect(&format!("{}?session=60s", server.url())).await;
+        let raw = raw(server.port()).await;
+        let [holder, waiter, next] = [(); 3].map(|()| patient("foreign"));
+        holds(locks.store(), &holder).await;
+        waits(locks.store(), &waiter, 1).await;
+        make(&raw, "/leasehold/foreign/leases").await;
+        let refused = locks.store().join(&next, Mode::Wait).await.unwrap_err();
+        assert_eq!(refused.kind(), leasehold::ErrorKind::Mismatch, "{refused}");
+        raw.delete("/leasehold/foreign/leases", None).await.unwrap();
+        leaves(locks.store(), &holder).await;
+        for left in [waiter, next] {
+            let _ = locks.store().leave(&left, None).await;
+        }
+        until("nothing of ours", async || children(&raw, "/leasehold/foreign").await.is_empty())
+            .await;
+    });
+}
+
+/// Who is behind many does not follow the queue, so not everybody hears of every turn; and who has had
+/// its turn hears of others' for a while only.
+#[test]
+fn few_hear_of_a_turn() {
+    run(async {
+        let server = ZooKeeper::start();
+        let url = format!("{}?session=60s", server.url());
+        let mut clients = Vec::new();
+        let all: Vec<Claim> = (0..60).map(|_| patient("few")).collect();
+        for one in &all {
+            clients.push(connect(&url).await);
+            let store = clients.last().unwrap().store();
+            store.join(one, Mode::Wait).await.unwrap();
+        }
+        let sent = || server.metric("zk_packets_sent");
+        for turn in 0..40 {
+            let before = sent();
+            leaves(clients[turn].store(), &all[turn]).await;
+            gets_it(clients[turn + 1].store(), &all[turn + 1]).await;
+            let spent = sent() - before;
+            assert!(spent < 60, "{spent} packets for turn {turn}");
+        }
+    });
+}
