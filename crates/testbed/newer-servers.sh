@@ -1,7 +1,7 @@
 #!/bin/sh
 # Makes the newest servers that Debian has available to the tests, beside the ones that are installed:
 #
-#   sid      MySQL, PostgreSQL 18, Redis 8, Valkey 9, etcd 3.5, NATS 2.15
+#   sid      MySQL, PostgreSQL 18, Redis 8, Valkey 9, etcd 3.5
 #   trixie   MariaDB 11.8, ZooKeeper 3.9
 #
 # Packages are only extracted, into a folder of their own: no script of theirs runs, nothing is
@@ -83,8 +83,8 @@ postgres=''
 for program in postgres initdb psql pg_isready; do
     postgres="$postgres usr/lib/postgresql/18/bin/$program"
 done
-extract sid mysql-server-core,mysql-client-core,postgresql-18,redis-server,valkey-server,etcd-server,etcd-client,nats-server \
-    "usr/sbin/mysqld usr/bin/mysql usr/bin/redis-server usr/bin/valkey-server usr/bin/etcd usr/bin/etcdctl usr/sbin/nats-server $postgres"
+extract sid mysql-server-core,mysql-client-core,postgresql-18,redis-server,valkey-server,etcd-server,etcd-client \
+    "usr/sbin/mysqld usr/bin/mysql usr/bin/redis-server usr/bin/valkey-server usr/bin/etcd usr/bin/etcdctl $postgres"
 extract trixie mariadb-server-core,mariadb-client-core,libzookeeper-java \
     'usr/sbin/mariadbd usr/bin/mariadb usr/bin/my_print_defaults usr/bin/resolveip'
 echo "$folder"

@@ -85,11 +85,30 @@ pub use texts::{cases, texts};
 pub use version::{Server, Version};
 pub use zookeeper::{ZooKeeper, ZooKeeperSetup, ZooKeepers};
 
-/// How much there is of something: `long` in a run of `./test.sh --long`, which may take its minutes,
-/// and `short` in any other.
+/// Picks `long` in a run of `./test.sh --long`, which may take hours, and `short` in any other.
 pub fn sized<T>(long: T, short: T) -> T {
-    let is_long = std::env::var_os("LEASEHOLD_TESTS").is_some_and(|tests| tests == "long");
-    if is_long { long } else { short }
+    if Extent::of_this_run() == Extent::Long { long } else { short }
+}
+
+/// How much of everything a run of the tests does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// `cargo test` and `./test.sh`.
+    Default,
+    /// `./test.sh --all`.
+    All,
+    /// `./test.sh --long`.
+    Long,
+}
+
+impl Extent {
+    pub(crate) fn of_this_run() -> Self {
+        match std::env::var("LEASEHOLD_TESTS").as_deref() {
+            Ok("long") => Self::Long,
+            Ok("all") => Self::All,
+            _ => Self::Default,
+        }
+    }
 }
 
 /// This test binary's memcached: not to be stopped or killed, or emptied.

@@ -2,13 +2,17 @@
 
 use std::path::{Path, PathBuf};
 
-/// The interpreter of the environment that `test.sh` makes in the target directory, with what
-/// `requirements.txt` names.
+/// The interpreter of the environment that `install.sh` makes in the target directory.
 pub fn python() -> PathBuf {
+    let python = environment().join("python");
+    assert!(python.exists(), "no {}: run ./test.sh --install", python.display());
+    python
+}
+
+/// The folder of that environment's programs; it need not exist.
+pub(crate) fn environment() -> PathBuf {
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let target =
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace.join("target"), Into::into);
-    let python = workspace.join(target).join("python/bin/python");
-    assert!(python.exists(), "no {}: run ./test.sh once", python.display());
-    python
+    workspace.join(target).join("python/bin")
 }

@@ -5,11 +5,17 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use proptest::test_runner::RngSeed;
 
-/// How often a parser is asked: a hundred thousand times, always the same, so that what fails was broken
-/// by the change at hand; and with `--long` ten million times, each time others.
+use crate::Extent;
+
+/// How many cases a property test runs: 5,000, in CI 100,000, always the same ones, so that a failure
+/// belongs to the change at hand; and with `--long` ten million, new ones each time.
 pub fn cases() -> ProptestConfig {
-    let (cases, rng_seed) =
-        crate::sized((10_000_000, RngSeed::Random), (100_000, RngSeed::Fixed(20_261_122)));
+    const SEED: RngSeed = RngSeed::Fixed(20_261_122);
+    let (cases, rng_seed) = match Extent::of_this_run() {
+        Extent::Default => (5_000, SEED),
+        Extent::All => (100_000, SEED),
+        Extent::Long => (10_000_000, RngSeed::Random),
+    };
     ProptestConfig { cases, rng_seed, failure_persistence: None, ..ProptestConfig::default() }
 }
 

@@ -10,6 +10,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 use crate::command::{find, program, run};
+use crate::python;
 
 /// One end of the range of versions that is tested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,6 +93,7 @@ impl Server {
         match (self, version) {
             (Self::MySql | Self::Valkey | Self::Nats, Version::Oldest) => false,
             (_, Version::Oldest) => true,
+            (Self::Nats, Version::Newest) => python::environment().join("nats-server").is_file(),
             (_, Version::Newest) => self.root(version).is_dir(),
         }
     }
@@ -166,6 +168,11 @@ impl Server {
     pub(crate) fn program(self, version: Version, name: &str) -> PathBuf {
         match version {
             Version::Oldest => program(name, &self.folders(Path::new("/")), self.package()),
+            Version::Newest if self == Self::Nats => {
+                let path = python::environment().join(name);
+                assert!(path.is_file(), "no {}: run ./test.sh --install nats", path.display());
+                path
+            }
             Version::Newest => {
                 let root = self.root(version);
                 let folders = self.folders(&root).into_iter();
