@@ -73,12 +73,13 @@ cargo build --locked --workspace --all-features --examples
 
 # Tests that compute come first and alone: beside them, tests with short leases would lose them. Most others
 # wait, for leases to expire and servers to start, so they overlap.
-logs=$(mktemp -d)
+logs=$(mktemp -d) only=()
 trap 'rm -rf "$logs"' EXIT
 lane() {
     local name=$1 threads=$2 began=$SECONDS
     shift 2
-    if RUST_TEST_THREADS=$threads "${all[@]}" "$@" -- "${ignored[@]}" >"$logs/$name" 2>&1; then
+    if RUST_TEST_THREADS=$threads "${all[@]}" "$@" -- "${ignored[@]}" "${only[@]}" \
+        >"$logs/$name" 2>&1; then
         echo "ok      $name ($((SECONDS - began)) s): $(grep -c '^test .* ok$' "$logs/$name") tests"
     else
         echo "FAILED  $name ($((SECONDS - began)) s)"
@@ -87,3 +88,31 @@ lane() {
     grep '^test result: .*; [1-9][0-9]* failed' "$logs/$name" || true
     sed -nE '/^(failures:|error)/,/^test result/p' "$logs/$name"
 }
+
+# The programs that compute, the command's tests, and the rest, by name.
+computing=(cell_model controls core features layers model redlock_model simulation)
+command=(command fenced_writes)
+alone=(examples torture)
+rest=()
+for file in crates/*/tests/*.rs crates/*/tests/*/main.rs examples/*/tests/*.rs; do
+    name=$(basename "${file%/main.rs}" .rs)
+    [[ " ${computing[*]} ${command[*]} ${alone[*]} store conformance " = *" $name "* ]] || rest+=("--test=$name")
+done
+
+lane units 4 --lib --bins
+lane store 16 --test store --test conformance &
+lane command 4 "${command[@]/#/--test=}" &
+lane rest 4 "${rest[@]}" &
+lane computing 4 "${computing[@]/#/--test=}"
+lane docs 4 --doc
+wait
+# With leases of half a second, these lose locks where the disk is busy with something else.
+lane alone 8 "${alone[@]/#/--test=}"
+if [ "$what" = all ]; then
+    export LEASEHOLD_SERVERS=oldest
+    only=(conformance:: doctor::)
+    lane oldest 16 --test store
+fi
+if [ -e "$logs/failed" ]; then
+    exit 1
+fi

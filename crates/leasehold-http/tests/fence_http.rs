@@ -367,7 +367,7 @@ async fn r40_a_stopped_process_is_refused_at_the_door() {
     let (url, written) = service(FenceLayer::new(memory, protected)).await;
     let url = format!("{url}/orders/42");
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "fence_http::child_that_is_stopped", "--nocapture", "--test-threads=1"])
+        .args(["--exact", "child_that_is_stopped", "--nocapture", "--test-threads=1"])
         .env("LEASEHOLD_TEST_CHILD", format!("{store} {url}"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

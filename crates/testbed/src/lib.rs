@@ -87,28 +87,23 @@ pub use zookeeper::{ZooKeeper, ZooKeeperSetup, ZooKeepers};
 
 /// Picks `long` in a run of `./test.sh --long`, which may take hours, and `short` in any other.
 pub fn sized<T>(long: T, short: T) -> T {
-    if Extent::of_this_run() == Extent::Long { long } else { short }
+    if extent() == Some("long") { long } else { short }
 }
 
-/// How much of everything a run of the tests does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Extent {
-    /// `cargo test` and `./test.sh`.
-    Default,
-    /// `./test.sh --all`.
-    All,
-    /// `./test.sh --long`.
-    Long,
-}
-
-impl Extent {
-    pub(crate) fn of_this_run() -> Self {
-        match std::env::var("LEASEHOLD_TESTS").as_deref() {
-            Ok("long") => Self::Long,
-            Ok("all") => Self::All,
-            _ => Self::Default,
-        }
+/// Picks `quick` in `cargo test` and `./test.sh`, `whole` in `./test.sh --all`, and `long` in
+/// `./test.sh --long`.
+pub fn by_extent<T>(quick: T, whole: T, long: T) -> T {
+    match extent() {
+        Some("long") => long,
+        Some("all") => whole,
+        _ => quick,
     }
+}
+
+/// What `LEASEHOLD_TESTS` asks for.
+fn extent() -> Option<&'static str> {
+    static EXTENT: OnceLock<Option<String>> = OnceLock::new();
+    EXTENT.get_or_init(|| std::env::var("LEASEHOLD_TESTS").ok()).as_deref()
 }
 
 /// This test binary's memcached: not to be stopped or killed, or emptied.

@@ -5,17 +5,12 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use proptest::test_runner::RngSeed;
 
-use crate::Extent;
-
 /// How many cases a property test runs: 5,000, in CI 100,000, always the same ones, so that a failure
 /// belongs to the change at hand; and with `--long` ten million, new ones each time.
 pub fn cases() -> ProptestConfig {
     const SEED: RngSeed = RngSeed::Fixed(20_261_122);
-    let (cases, rng_seed) = match Extent::of_this_run() {
-        Extent::Default => (5_000, SEED),
-        Extent::All => (100_000, SEED),
-        Extent::Long => (10_000_000, RngSeed::Random),
-    };
+    let (cases, rng_seed) =
+        crate::by_extent((5_000, SEED), (100_000, SEED), (10_000_000, RngSeed::Random));
     ProptestConfig { cases, rng_seed, failure_persistence: None, ..ProptestConfig::default() }
 }
 

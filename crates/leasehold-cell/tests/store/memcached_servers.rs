@@ -82,6 +82,7 @@ fn r36_names_are_shared_out_whatever_the_order_and_listed_together() {
 /// One of three is killed: what is on it cannot be had, and whoever held it knows; all else goes on, also for who comes
 /// only now. It comes back empty, and closed until nobody believes.
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn r36_one_of_three_servers_is_gone_and_others_go_on() {
     run(async {
         let servers = three();
@@ -127,6 +128,7 @@ fn r36_one_of_three_servers_is_gone_and_others_go_on() {
 /// Who names other servers would look for a lock elsewhere: it is refused, whichever came first, until the servers have
 /// forgotten the old list; and then nobody is let in while one may hold by it.
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn r36_clients_with_another_list_are_refused() {
     run(async {
         let servers = three();

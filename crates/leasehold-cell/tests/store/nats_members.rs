@@ -17,6 +17,7 @@ const LONG: &str = "/?session_ms=60000";
 
 /// The leader is killed, or stopped, while one holds and one waits: nobody loses anything, and it goes on.
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn a_leader_that_is_killed_or_stopped_costs_no_hold_and_no_turn() {
     run(async {
         let cluster = Arc::new(NatsCluster::start());
@@ -111,6 +112,7 @@ fn a_member_without_the_others_keeps_nobody_believing_and_lets_nobody_in() {
 }
 
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn without_a_majority_of_nats_nothing_is_granted_and_it_is_told() {
     run(async {
         let cluster = NatsCluster::start();

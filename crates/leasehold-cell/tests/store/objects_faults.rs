@@ -8,6 +8,7 @@ use leasehold_test_support::*;
 use testbed::{Proxy, SeaweedFs};
 
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn s44_an_object_store_that_is_killed_keeps_locks_and_tokens() {
     run(async {
         let server = SeaweedFs::start();

@@ -88,6 +88,7 @@ fn s06_lost_replies_of_an_object_store_are_recognised() {
 
 /// All come at once, and again and again: nobody is kept out.
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn r10_thirty_two_clients_of_an_object_store_get_on() {
     run(async {
         let url = testbed::seaweed().url("r10") + "&poll_ms=50";
@@ -97,6 +98,7 @@ fn r10_thirty_two_clients_of_an_object_store_get_on() {
 
 /// Another reading of S3's protocol than SeaweedFS's: what is taken for granted must be there too.
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn moto_races_and_counts_as_well() {
     run(async {
         let server = testbed::Moto::start();

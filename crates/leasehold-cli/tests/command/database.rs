@@ -34,6 +34,7 @@ fn r22_forty_processes_count_exactly_on_sqlite() {
 
 #[cfg(feature = "postgres")]
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn r22_forty_processes_count_exactly_while_postgres_is_killed() {
     let server = testbed::Postgres::start();
     count(&server.database(), |counting| {
@@ -46,6 +47,7 @@ fn r22_forty_processes_count_exactly_while_postgres_is_killed() {
 
 #[cfg(feature = "mysql")]
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn r22_forty_processes_count_exactly_while_mariadb_is_killed() {
     let server = testbed::MariaDb::start();
     count(&server.database(), |counting| {
@@ -58,6 +60,7 @@ fn r22_forty_processes_count_exactly_while_mariadb_is_killed() {
 
 #[cfg(feature = "redis")]
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn r27_forty_processes_count_exactly_while_redis_is_killed() {
     let server = testbed::Redis::start();
     count(&server.url(), |counting| {
@@ -70,6 +73,7 @@ fn r27_forty_processes_count_exactly_while_redis_is_killed() {
 
 #[cfg(feature = "memcached")]
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn r36_forty_processes_count_exactly_while_memcached_is_killed() {
     let server = testbed::Memcached::start();
     count(&(server.url() + "?session_ms=2000"), |counting| {
@@ -82,6 +86,7 @@ fn r36_forty_processes_count_exactly_while_memcached_is_killed() {
 /// One of three that share out the names; whichever has the lock's.
 #[cfg(feature = "memcached")]
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn r36_forty_processes_count_exactly_while_three_memcached_servers_are_killed() {
     let servers: [testbed::Memcached; 3] = std::array::from_fn(|_| testbed::Memcached::start());
     let hosts = servers.each_ref().map(|server| format!("127.0.0.1:{}", server.port()));
@@ -95,6 +100,7 @@ fn r36_forty_processes_count_exactly_while_three_memcached_servers_are_killed() 
 
 #[cfg(feature = "nats")]
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn r36_forty_processes_count_exactly_while_a_member_of_nats_is_killed() {
     let nats = testbed::NatsCluster::start();
     count(&nats.url(), |counting| {
@@ -105,6 +111,7 @@ fn r36_forty_processes_count_exactly_while_a_member_of_nats_is_killed() {
 
 #[cfg(feature = "nats")]
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn r36_forty_processes_count_exactly_while_nats_is_killed() {
     let server = testbed::Nats::start();
     count(&server.url(), |counting| {
@@ -115,6 +122,7 @@ fn r36_forty_processes_count_exactly_while_nats_is_killed() {
 
 #[cfg(feature = "s3")]
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn r36_forty_processes_count_exactly_while_an_object_store_is_killed() {
     let server = testbed::SeaweedFs::start();
     count(&(server.url("count") + "&poll_ms=100"), |counting| {
@@ -127,6 +135,7 @@ fn r36_forty_processes_count_exactly_while_an_object_store_is_killed() {
 /// replica, the only one, is promoted.
 #[cfg(feature = "redis")]
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn r29_forty_processes_count_exactly_while_sentinels_fail_over() {
     let set = testbed::Sentinel::start();
     let old = set.master().port();
@@ -140,6 +149,7 @@ fn r29_forty_processes_count_exactly_while_sentinels_fail_over() {
 
 #[cfg(feature = "redis")]
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn r29_forty_processes_count_exactly_on_a_cluster_whose_slots_move() {
     let cluster = testbed::Cluster::unbroken();
     let slot = cluster.nodes()[0].command(&["CLUSTER", "KEYSLOT", "counter"]);
@@ -243,6 +253,7 @@ fn schema_prints_the_tables_that_are_asked_for() {
 
 #[cfg(feature = "redlock")]
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn r31_forty_processes_count_exactly_while_two_of_five_redis_servers_are_killed() {
     let servers = testbed::Redlock::with(5, testbed::Setup::new().fast());
     // Just started, and two of them killed for good.
@@ -256,6 +267,7 @@ fn r31_forty_processes_count_exactly_while_two_of_five_redis_servers_are_killed(
 
 #[cfg(feature = "etcd")]
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn r33_forty_processes_and_etcdctl_count_exactly_while_members_are_killed() {
     let cluster = testbed::Etcd::cluster();
     let counting = Counting::start(&cluster.url());

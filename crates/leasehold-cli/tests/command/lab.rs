@@ -61,7 +61,7 @@ fn the_command_is_built_without_the_tests_tools() {
         lines.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
     };
     let (whole, without): (Vec<String>, Vec<String>) =
-        (packages(&[]), packages(&["--no-default-features"]));
+        (packages(&["--features", "full"]), packages(&[]));
     let has = |all: &[String], name: &str| all.iter().any(|one| one == name);
     assert!(has(&whole, "testbed") && !has(&without, "testbed"));
     assert!(!has(&whole, "proptest"));

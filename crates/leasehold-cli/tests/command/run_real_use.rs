@@ -152,6 +152,7 @@ fn f22_once_per_period_is_once_however_many_are_started() {
 }
 
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn f53_where_there_are_no_more_files_it_is_said() {
     let place = Place::new();
     assert_eq!(place.code(&["run", "x", "--", "true"]), 0);

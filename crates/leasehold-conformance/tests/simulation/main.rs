@@ -29,10 +29,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use plan::System;
 use play::{Told, play};
 
-/// How many worlds are played, and how many with `--long`.
-const WORLDS: (u64, u64) = (10_000, 100_000);
-/// The same of cells, where a world has more in it.
-const WORLDS_OF_CELLS: (u64, u64) = (2_000, 40_000);
+/// How many worlds are played by `cargo test`, by `./test.sh --all`, and by `./test.sh --long`.
+const WORLDS: [u64; 3] = [1_000, 10_000, 100_000];
+/// The same of cells, where a world takes longer.
+const WORLDS_OF_CELLS: [u64; 3] = [200, 2_000, 40_000];
 
 fn from_the_environment(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().expect("a number"))
@@ -44,9 +44,9 @@ fn first_seed() -> u64 {
     from_the_environment("LEASEHOLD_SEED").unwrap_or(now as u64 * 1_000_000)
 }
 
-fn worlds((some, many): (u64, u64)) -> u64 {
-    let long = std::env::var("LEASEHOLD_TESTS").is_ok_and(|which| which == "long");
-    from_the_environment("LEASEHOLD_WORLDS").unwrap_or(if long { many } else { some })
+fn worlds([quick, whole, long]: [u64; 3]) -> u64 {
+    from_the_environment("LEASEHOLD_WORLDS")
+        .unwrap_or_else(|| testbed::by_extent(quick, whole, long))
 }
 
 /// The world of this seed, in memory.

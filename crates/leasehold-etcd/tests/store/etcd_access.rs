@@ -146,6 +146,7 @@ fn s94_users_passwords_and_rights() {
 
 /// The URL has always said who we are; now etcd asks.
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn f12_users_are_enabled_while_locks_are_held_and_waited_for() {
     run(async {
         let server = Etcd::start();
@@ -169,6 +170,7 @@ fn f12_users_are_enabled_while_locks_are_held_and_waited_for() {
 
 /// Tokens of two seconds, and leases of more.
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn f12_a_users_token_may_end_while_locks_are_held_and_waited_for() {
     run(async {
         let directory = tempfile::tempdir().unwrap();

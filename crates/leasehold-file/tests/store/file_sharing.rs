@@ -82,7 +82,7 @@ impl Other {
     /// As this user, in a group of the same number, and in the team if it is one of it.
     fn start(user: u32, root: &Path) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "the_others_of_these_tests_answer", "--nocapture"])
+            .args(["--exact", "file_sharing::the_others_of_these_tests_answer", "--nocapture"])
             .env(ROLE, root)
             .env(USER, user.to_string())
             .stdin(Stdio::piped())

@@ -216,6 +216,7 @@ fn child_that_is_stopped() {
 }
 
 #[tokio::test]
+#[ignore = "runs with ./test.sh --all"]
 async fn r40_a_stopped_process_is_refused_by_redis() {
     let url = testbed::redis().url();
     let mut child = Command::new(std::env::current_exe().unwrap())

@@ -74,6 +74,7 @@ fn r42_s25_sentinels_fail_over_from_a_killed_master() {
 }
 
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn a_cluster_fails_over_from_a_killed_master() {
     run(async {
         // Else all nodes refuse everything until the replica is promoted.
@@ -134,6 +135,7 @@ fn s25_who_connects_in_mid_failover_waits_for_it() {
 }
 
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn s25_sentinels_fail_over_from_a_stopped_master_in_mid_wait() {
     run(async {
         let set = Sentinel::start();
@@ -170,6 +172,7 @@ fn s25_sentinels_fail_over_from_a_stopped_master_in_mid_wait() {
 
 /// Redis 7 demotes whom it is told to; the name leads to another server, or to this one again.
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn f14_a_demotion_is_waited_for() {
     run(async {
         let (server, other) = (fast(), fast());

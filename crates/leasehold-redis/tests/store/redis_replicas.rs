@@ -63,6 +63,7 @@ fn taken(got: leasehold::Result<leasehold::Guard>) -> leasehold::Error {
 }
 
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn r30_too_few_replicas_give_the_lock_back_or_are_accepted() {
     run(async {
         let master = fast();
@@ -111,6 +112,7 @@ fn r30_too_few_replicas_give_the_lock_back_or_are_accepted() {
 }
 
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn r30_a_server_that_is_away_is_not_taken_for_replicas() {
     run(async {
         let master = fast();
@@ -143,6 +145,7 @@ fn r30_a_server_that_is_away_is_not_taken_for_replicas() {
 
 /// The server that was asked is demoted while it waits for its replicas, and the next one is asked.
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn r30_a_failover_while_replicas_are_waited_for_is_waited_for() {
     run(async {
         let cluster = Cluster::with(3, 1, Setup::new().fast());

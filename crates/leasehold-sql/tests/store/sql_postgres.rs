@@ -9,6 +9,7 @@ use leasehold::{Claim, ErrorKind, Kind, Name};
 use testbed::{PgBouncer, Postgres, Proxy, Setup};
 
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn s42_behind_a_pooler_in_transaction_mode() {
     run(async {
         let server = testbed::postgres();
@@ -105,6 +106,7 @@ const SESSIONS: &str = "SELECT pid FROM pg_stat_activity \
 
 /// A firewall that forgets a connection tells nobody: the listener would listen for ever.
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn s24_a_listener_that_fell_silent_is_replaced() {
     run(async {
         let server = testbed::postgres();
@@ -152,6 +154,7 @@ fn s24_a_listener_that_fell_silent_is_replaced() {
 
 /// Any news wakes each session of the database that listens, so who does not wait does not listen.
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn who_has_not_waited_for_a_while_listens_no_more_and_is_told_again_when_it_waits() {
     run(async {
         let server = testbed::postgres();

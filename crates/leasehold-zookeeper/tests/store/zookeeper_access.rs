@@ -9,6 +9,7 @@ use testbed::{ZooKeeper, ZooKeeperSetup, ZooKeepers, zookeeper};
 use zookeeper_client::{Acl, AuthId, Permission};
 
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn nobody_serves() {
     run(async {
         let server = ZooKeeper::start();
@@ -97,6 +98,7 @@ fn s94_credentials_guard_the_nodes_and_are_never_shown() {
 }
 
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn tls_is_verified() {
     run(async {
         let server = ZooKeeper::with(&ZooKeeperSetup::new().tls());
@@ -140,6 +142,7 @@ fn tls_is_verified() {
 }
 
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn a_server_that_wants_to_know_its_clients_is_shown_a_certificate() {
     run(async {
         let server = ZooKeeper::with(&ZooKeeperSetup::new().client_certificates());
