@@ -343,12 +343,27 @@ pub mod store {
 #[doc = include_str!("../../../README.md")]
 struct Readme;
 
-/// And so are those of the recipes, which also need a database.
+/// And so are those of the FAQ.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/faq.md")]
+struct Faq;
+
+/// And those for users of Redisson.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/guide/migrating/redisson.md")]
+struct Redisson;
+
+/// And those of the tutorial, which also need a database.
 #[cfg(all(doctest, feature = "sqlite"))]
-#[doc = include_str!("../../../docs/recipes.md")]
-struct Recipes;
+#[doc = include_str!("../../../docs/tutorial.md")]
+struct Tutorial;
+
+/// And those of the page on transactions.
+#[cfg(all(doctest, feature = "sqlite"))]
+#[doc = include_str!("../../../docs/guide/transactions.md")]
+struct Transactions;
 
 /// And those of the page on tests.
 #[cfg(all(doctest, feature = "testing"))]
-#[doc = include_str!("../../../docs/testing.md")]
+#[doc = include_str!("../../../docs/guide/testing.md")]
 struct Testing;
