@@ -193,7 +193,7 @@ impl Measurement {
 /// The first table of the page, in Markdown: of the stores that were measured.
 pub(crate) fn table(figures: &Figures) -> String {
     let mut table = "\
-| store | take and give back | raw protocol | best other | from hand to hand, 8 waiting | raw protocol | best other |
+| store | acquire + release | raw protocol | best other | hand-over, 8 waiters | raw protocol | best other |
 |---|--:|--:|--:|--:|--:|--:|
 "
     .to_owned();
@@ -216,7 +216,7 @@ fn cells(shown: Option<Shown>) -> [String; 3] {
     [
         duration(shown.ours),
         raw.map_or_else(none, |(raw, times)| {
-            format!("{} (ours ×{})", duration(raw), digits(times))
+            format!("{} (×{})", duration(raw), digits(times))
         }),
         shown.best_other.map_or_else(none, |(name, nanos)| {
             let told = format!("{name} {}", duration(nanos));
@@ -249,7 +249,7 @@ pub(crate) fn picture(figures: &Figures) -> String {
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" \
          font-family=\"sans-serif\" font-size=\"13\" role=\"img\">\n\
-         <title>From one holder to the next, with eight who wait</title>\n\
+         <title>Hand-over latency with eight waiters</title>\n\
          <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
     );
     legend(&mut svg);
@@ -288,8 +288,8 @@ const OTHER_COLOUR: &str = "#dd6b20";
 fn legend(svg: &mut String) {
     let _ = writeln!(
         svg,
-        "<text x=\"{LEFT}\" y=\"20\" font-weight=\"bold\">From one holder to the next, with eight who \
-         wait (median, logarithmic)</text>\n\
+        "<text x=\"{LEFT}\" y=\"20\" font-weight=\"bold\">Hand-over latency with eight waiters \
+         (median, logarithmic scale)</text>\n\
          <rect x=\"{LEFT}\" y=\"31\" width=\"22\" height=\"10\" fill=\"{OUR_COLOUR}\"/>\
          <text x=\"{:.1}\" y=\"41\">leasehold</text>\n\
          <rect x=\"{:.1}\" y=\"29\" width=\"3\" height=\"14\" fill=\"{RAW_COLOUR}\"/>\
