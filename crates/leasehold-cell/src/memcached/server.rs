@@ -199,7 +199,7 @@ const NOTES: &[Cow<'static, str>] = &[
          thousand claims at most.",
     ),
     Cow::Borrowed(
-        "Anyone who can reach the server can read, change and remove all locks. Listing iterates over all of the \
+        "Anyone with access to the server can read, change and remove all locks. Listing iterates over all of the \
          server's keys.",
     ),
 ];
