@@ -769,7 +769,7 @@ fn guarantees() -> Guarantees {
             "Only programs on one machine that can write to the directory see the locks.",
         ),
         Cow::Borrowed(
-            "There are no leases. A hold ends when it is released, its process exits or an operator evicts \
+            "Holds have no lease. A hold ends when it is released, its process exits or an operator evicts \
                  it. A paused or hanging process keeps holding.",
         ),
         Cow::Borrowed(
@@ -781,8 +781,7 @@ fn guarantees() -> Guarantees {
                  evicts all of them. Holders find out at their next renewal.",
         ),
         Cow::Borrowed(
-            "Every user who can lock can also evict. The directory's permissions decide who that is, and keep \
-                 all other users out.",
+            "Every user that can lock can also evict. The directory's permissions keep all other users out.",
         ),
         Cow::Borrowed(
             "The cooldown of at_least is measured by the wall clock. It survives a restart of the machine, \

@@ -374,7 +374,7 @@ impl Store for RedlockStore {
 fn guarantees(url: &RedlockUrl) -> Guarantees {
     let delayed = url.restart_delay >= url.max_lease;
     let mut notes: Vec<Cow<'static, str>> = vec![
-        "There is no common queue. Each server notifies the waiter that has waited longest and reserves \
+        "Servers share no queue. Each server notifies the waiter that has waited longest and reserves \
          itself for that waiter for a moment. Other waiters can still overtake it."
             .into(),
         "Exclusion and increasing tokens require clocks that run at the same rate, and that no server loses \

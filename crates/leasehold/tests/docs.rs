@@ -79,7 +79,7 @@ const FAMILIES: [(&str, &str, &[&str]); 10] = [
     ("Object stores", "s3", &["s3", "gs", "az"]),
 ];
 
-/// The tables below the families: a title and the questions of each.
+/// The tables above the notes: a title and the questions of each.
 const TABLES: [(&str, &[&str]); 4] = [
     (
         "Faults",
@@ -185,12 +185,6 @@ fn answer<'a>(answers: &'a Answers, question: &str) -> &'a str {
     &found.unwrap_or_else(|| panic!("no store answers {question:?}")).1
 }
 
-/// The answer that most stores give, if a majority of them agrees.
-fn usual<'a>(all: &'a [(&str, Answers)], question: &str) -> Option<&'a str> {
-    let given = || all.iter().map(|(_, answers)| answer(answers, question));
-    given().find(|&one| given().filter(|&other| other == one).count() * 2 > all.len())
-}
-
 fn schemes(names: &[&str]) -> String {
     names.iter().map(|name| format!("`{name}:`")).collect::<Vec<_>>().join(" ")
 }
@@ -202,41 +196,36 @@ fn page(columns: &[(&str, Guarantees)]) -> String {
     for (asked, _) in &all[0].1 {
         assert!(questions.contains(asked), "no table of docs/reference/guarantees.md has {asked:?}");
     }
-    text.push_str("## The common case\n\nMost stores give these answers. The blocks below list only other answers.\n\n");
-    for question in &questions {
-        if let Some(usual) = usual(&all, question) {
-            let _ = writeln!(text, "- {question}: {usual}");
+    for (title, questions) in TABLES {
+        let _ = writeln!(text, "## {title}\n\n| store | {} |", questions.join(" | "));
+        let _ = writeln!(text, "|---|{}", "---|".repeat(questions.len()));
+        // Stores with the same answers share a row.
+        let mut rows: Vec<(String, Vec<&str>)> = Vec::new();
+        for (scheme, answers) in &all {
+            let cells: Vec<&str> = questions.iter().map(|question| answer(answers, question)).collect();
+            let cells = cells.join(" | ");
+            match rows.iter_mut().find(|(text, _)| *text == cells) {
+                Some((_, with)) => with.push(scheme),
+                None => rows.push((cells, vec![scheme])),
+            }
         }
+        for (cells, with) in rows {
+            let _ = writeln!(text, "| {} | {cells} |", schemes(&with));
+        }
+        text.push('\n');
     }
+    text.push_str("## Notes\n");
     let described: Vec<&str> = FAMILIES.iter().flat_map(|family| family.2.iter().copied()).collect();
     for (scheme, _) in columns {
         assert!(described.contains(scheme), "no family of stores has {scheme}:");
     }
     for (title, page, members) in FAMILIES {
-        let _ = write!(text, "\n## {title}\n\n{}", schemes(members));
+        let _ = write!(text, "\n### {title}\n\n{}", schemes(members));
         if !page.is_empty() {
             let _ = write!(text, " · [{title}](../stores/{page}.md)");
         }
         text.push_str("\n\n");
         let here: Vec<_> = columns.iter().filter(|(scheme, _)| members.contains(scheme)).collect();
-        for question in &questions {
-            // Members with the same answer share a line.
-            let mut given: Vec<(String, Vec<&str>)> = Vec::new();
-            for (scheme, answers) in all.iter().filter(|(scheme, _)| members.contains(scheme)) {
-                let one = answer(answers, question);
-                match given.iter_mut().find(|(text, _)| text == one) {
-                    Some((_, with)) => with.push(scheme),
-                    None => given.push((one.to_owned(), vec![scheme])),
-                }
-            }
-            for (one, with) in given.iter().filter(|(one, _)| usual(&all, question) != Some(one)) {
-                let _ = match with.len() == members.len() {
-                    true => writeln!(text, "- {question}: **{one}**"),
-                    false => writeln!(text, "- {question}: **{one}** ({})", schemes(with)),
-                };
-            }
-        }
-        text.push_str("\nNotes:\n\n");
         let mut told: Vec<&str> = Vec::new();
         for note in here.iter().flat_map(|(_, guarantees)| guarantees.notes.iter()) {
             if told.contains(&note.as_ref()) {
@@ -249,23 +238,6 @@ fn page(columns: &[(&str, Guarantees)]) -> String {
                 true => writeln!(text, "- {note}"),
                 false => writeln!(text, "- {}: {note}", schemes(&of_it)),
             };
-        }
-    }
-    text.push_str("\n## All guarantees\n");
-    for (title, questions) in TABLES {
-        let _ = writeln!(text, "\n### {title}\n\n| store | {} |", questions.join(" | "));
-        let _ = writeln!(text, "|---|{}", "---|".repeat(questions.len()));
-        let mut rows: Vec<(String, Vec<&str>)> = Vec::new();
-        for (scheme, answers) in &all {
-            let cells: Vec<&str> = questions.iter().map(|question| answer(answers, question)).collect();
-            let cells = cells.join(" | ");
-            match rows.iter_mut().find(|(text, _)| *text == cells) {
-                Some((_, with)) => with.push(scheme),
-                None => rows.push((cells, vec![scheme])),
-            }
-        }
-        for (cells, with) in rows {
-            let _ = writeln!(text, "| {} | {cells} |", schemes(&with));
         }
     }
     text
@@ -454,7 +426,7 @@ fn the_page_about_errors_is_up_to_date() {
     let mut page = "\
 # Errors
 
-`error.kind()` is the kind of an error. `is_retryable()` tells whether the same call can succeed later.
+`error.kind()` is the kind of an error. `is_retryable()` is true if the same call can succeed later.
 HTTP is the status that `fence::http::status(&error)` suggests for your service. Exit is the status of
 the command.
 
@@ -593,7 +565,7 @@ fn every_row_is_shown_by_tests_that_exist() {
         for test in tests.split('`').skip(1).step_by(2) {
             assert!(
                 sources::runs(&sources, test),
-                "docs/internals/tests.md: R{row} names {test}, which is no test"
+                "docs/internals/tests.md: R{row} names {test}, which does not exist"
             );
         }
     }
