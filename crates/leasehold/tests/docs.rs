@@ -315,70 +315,34 @@ fn the_page_about_reliability_shows_every_run() {
     }
 }
 
-const DIALECTS: [(&str, Dialect); 3] = [
-    ("PostgreSQL", Dialect::Postgres),
-    ("SQLite", Dialect::Sqlite),
-    ("MySQL and MariaDB", Dialect::Mysql),
-];
-
-/// The page has the fence's SQL for each database, and its scripts for Redis.
+/// The files of SQL for other languages: the fence's, and those of transactions. The pages link to them, and to the
+/// scripts for Redis.
 #[test]
-fn r35_the_fence_for_other_languages_is_up_to_date() {
-    use leasehold::fence::redis::{guarded_script, hash_script, set_script};
-    let mut page = "\
-# Fence statements
-
-SQL and Lua that reject a stale token, for programs in any language. [Fencing](../guide/fencing.md)
-explains when to use them. `leasehold schema --store URL` prints the tables. Rust programs call
-`fence::sql` and `fence::redis`, which run the same statements. This page is generated from
-`fence::sql::text` and `fence::redis`.
-
-## SQL
-
-"
-    .to_owned();
-    for (name, dialect) in DIALECTS {
-        let text = leasehold::fence::sql::text(dialect);
-        let _ = write!(page, "### {name}\n\n```sql\n{text}```\n\n");
-    }
-    page.push_str(
-        "## Redis\n\nLoad a script with `SCRIPT LOAD` and call it with `EVALSHA`. For the string `k`, the highest \
-         token is in\nthe key `{k}:fencing_token`, or `k:fencing_token` if `k` has a hash tag.\n",
-    );
-    for (name, text) in [
-        ("A string", set_script()),
-        ("Fields of a hash", hash_script()),
-        ("Your own script", guarded_script("  -- BODY")),
-    ] {
-        let _ = write!(page, "\n### {name}\n\n```lua\n{text}```\n");
-    }
-    up_to_date("reference/fence-statements.md", &page);
-}
-
-/// And the page on transactions has the other statements.
-#[test]
-fn the_statements_for_other_languages_are_up_to_date() {
-    let mut page = "\
-# Transaction statements
-
-Locks, idempotency keys and versions in your own SQL transactions, for programs in any language.
-[Transactions](../guide/transactions.md) explains them. All languages share the same tables, which
-`leasehold schema --store URL` prints; with `--statements` it prints this page's SQL. `:name` is a
-parameter. Bind parameters; never paste user input into SQL. The statements are tested with psql,
-mysql and Python. This page is generated from `lock_in::text`, `once::text` and `versioned::text`.
-"
-    .to_owned();
-    for (name, dialect) in DIALECTS {
-        let _ = write!(page, "\n## {name}\n");
-        for (title, text) in [
-            ("Lock", leasehold::lock_in::text(dialect)),
-            ("Idempotency key", leasehold::once::text(dialect)),
-            ("Version", leasehold::versioned::text(dialect)),
+fn r35_the_statements_for_other_languages_are_up_to_date() {
+    let read = |name: &str| std::fs::read_to_string(format!("{DOCS}/reference/{name}")).unwrap();
+    let pages = [read("fence-statements.md"), read("transaction-statements.md")];
+    for (name, dialect) in
+        [("postgres", Dialect::Postgres), ("sqlite", Dialect::Sqlite), ("mysql", Dialect::Mysql)]
+    {
+        let transactions = [
+            ("lock_in: a lock", leasehold::lock_in::text(dialect)),
+            ("once: an idempotency key", leasehold::once::text(dialect)),
+            ("versioned: compare-and-set", leasehold::versioned::text(dialect)),
+        ];
+        let transactions = transactions.map(|(title, text)| format!("-- {title}\n--\n{text}"));
+        for (page, kind, text) in [
+            (&pages[0], "fence", leasehold::fence::sql::text(dialect)),
+            (&pages[1], "transactions", transactions.join("\n")),
         ] {
-            let _ = write!(page, "\n### {title} ({name})\n\n```sql\n{text}```\n");
+            let file = format!("statements/{name}-{kind}.sql");
+            up_to_date(&format!("reference/{file}"), &text);
+            assert!(page.contains(&format!("]({file})")), "no page of docs/reference links to {file}");
         }
     }
-    up_to_date("reference/transaction-statements.md", &page);
+    for script in ["set", "hash", "guarded"] {
+        let link = format!("](../../crates/leasehold-redis/src/fence/{script}.lua)");
+        assert!(pages[0].contains(&link), "docs/reference/fence-statements.md has no link {link}");
+    }
 }
 
 /// The page links to every script and procedure that leasehold runs inside a server.
