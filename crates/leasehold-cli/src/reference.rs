@@ -125,7 +125,7 @@ fn about(command: &Command) -> String {
     about.trim_end_matches('.').to_owned()
 }
 
-/// In Markdown: text in angle brackets is no element of HTML.
+/// In Markdown: text in angle brackets must not become an HTML element.
 fn one_line(text: &str) -> String {
     let first = text.split("\n\n").next().unwrap_or_default();
     first.split_whitespace().collect::<Vec<_>>().join(" ").replace('<', "\\<").replace('|', "\\|")
