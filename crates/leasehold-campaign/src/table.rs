@@ -153,8 +153,7 @@ pub fn progress(runs: &[Run]) -> String {
     ];
     for (missing, what, wanted) in short.into_iter().filter(|(missing, ..)| *missing > 0) {
         let (missing, wanted) = (grouped(missing), grouped(wanted));
-        let _ =
-            write!(text, " The campaign still needs {missing} of {wanted} {what}.");
+        let _ = write!(text, " The campaign still needs {missing} of {wanted} {what}.");
     }
     text
 }

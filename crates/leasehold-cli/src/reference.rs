@@ -47,27 +47,42 @@ fn page() -> String {
         let found = commands.iter().flat_map(|command| options(command));
         option(&mut page, found.into_iter().find(|arg| arg.get_id().as_str() == id).unwrap());
     }
-    for command in commands {
+    for (n, command) in commands.iter().enumerate() {
         let _ = write!(page, "\n## {}\n\n{}.\n\n", command.get_name(), about(command));
-        describe(&mut page, command, &shared);
+        describe(&mut page, command, &shared, (n > 0).then_some(commands[0]));
     }
     page
 }
 
-/// The usage and the options of a command, and those of its own commands.
-fn describe(page: &mut String, command: &Command, shared: &[String]) {
+/// The usage and the options of a command, and those of its own commands. What the first command has too is only
+/// named.
+fn describe(page: &mut String, command: &Command, shared: &[String], first: Option<&Command>) {
     let usage = command.clone().render_usage().to_string();
     let _ = writeln!(page, "```text\n{}\n```", usage.trim_start_matches("Usage: ").trim());
     let own = options(command).filter(|arg| !shared.contains(&arg.get_id().to_string()));
-    for (n, arg) in own.enumerate() {
-        if n == 0 {
-            page.push('\n');
-        }
+    let (known, own): (Vec<&Arg>, Vec<&Arg>) = own.partition(|arg| {
+        let is_same = |other: &&Arg| other.get_id() == arg.get_id() && text(other) == text(arg);
+        first.is_some_and(|first| options(first).any(|other| is_same(&other)))
+    });
+    if !own.is_empty() {
+        page.push('\n');
+    }
+    for arg in own {
         option(page, arg);
     }
+    if let Some(first) = first.filter(|_| !known.is_empty()) {
+        let names: Vec<String> = known.iter().map(|arg| format!("`{}`", name(arg))).collect();
+        let _ = writeln!(page, "\nAs for [`{0}`](#{0}): {1}.", first.get_name(), names.join(", "));
+    }
     for below in visible(command) {
-        let _ = write!(page, "\n### {} {}\n\n{}.\n\n", command.get_name(), below.get_name(), about(below));
-        describe(page, below, shared);
+        let _ = write!(
+            page,
+            "\n### {} {}\n\n{}.\n\n",
+            command.get_name(),
+            below.get_name(),
+            about(below)
+        );
+        describe(page, below, shared, first);
     }
 }
 
@@ -76,8 +91,12 @@ fn visible(command: &Command) -> impl Iterator<Item = &Command> {
 }
 
 fn options(command: &Command) -> impl Iterator<Item = &Arg> {
-    let is_shown = |arg: &&Arg| !arg.is_hide_set() && !["help", "version"].contains(&arg.get_id().as_str());
-    command.get_arguments().filter(is_shown).filter(|arg| !arg.is_positional() || arg.get_help().is_some())
+    let is_shown =
+        |arg: &&Arg| !arg.is_hide_set() && !["help", "version"].contains(&arg.get_id().as_str());
+    command
+        .get_arguments()
+        .filter(is_shown)
+        .filter(|arg| !arg.is_positional() || arg.get_help().is_some())
 }
 
 /// The options that more than half of the commands have, with the same help.
@@ -96,23 +115,34 @@ fn shared(commands: &[&Command]) -> Vec<String> {
     shared
 }
 
-fn option(page: &mut String, arg: &Arg) {
+/// `-w, --wait DUR`
+fn name(arg: &Arg) -> String {
     let mut names = Vec::new();
     names.extend(arg.get_short().map(|short| format!("-{short}")));
     names.extend(arg.get_long().map(|long| format!("--{long}")));
-    let takes = arg.get_action().takes_values();
-    let values: Vec<String> = arg.get_value_names().unwrap_or_default().iter().map(ToString::to_string).collect();
     let mut name = names.join(", ");
-    if takes && !values.is_empty() {
+    let values = arg.get_value_names().unwrap_or_default();
+    if arg.get_action().takes_values() && !values.is_empty() {
+        let values: Vec<String> = values.iter().map(ToString::to_string).collect();
         let separator = if name.is_empty() { "" } else { " " };
         let _ = write!(name, "{separator}{}", values.join(" "));
     }
+    name
+}
+
+fn option(page: &mut String, arg: &Arg) {
+    let takes = arg.get_action().takes_values();
     let mut help = text(arg);
-    let defaults: Vec<_> = arg.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
-    if takes && !defaults.is_empty() && !arg.is_hide_default_value_set() && !help.contains("[default") {
+    let defaults: Vec<_> =
+        arg.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
+    if takes
+        && !defaults.is_empty()
+        && !arg.is_hide_default_value_set()
+        && !help.contains("[default")
+    {
         let _ = write!(help, " [default: {}]", defaults.join(" "));
     }
-    let _ = writeln!(page, "- `{name}`: {help}");
+    let _ = writeln!(page, "- `{}`: {help}", name(arg));
 }
 
 /// The first paragraph of an option's help, in one line.

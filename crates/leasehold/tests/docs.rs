@@ -149,7 +149,9 @@ async fn columns() -> Vec<(&'static str, Guarantees)> {
             "gs" => testbed::google().url("docs"),
             "az" => testbed::azurite().url("docs"),
             other => {
-                panic!("the store {other}: has no column in docs/reference/guarantees.md: add its URL here")
+                panic!(
+                    "the store {other}: has no column in docs/reference/guarantees.md: add its URL here"
+                )
             }
         };
         let mut deployments = vec![(scheme, url)];
@@ -192,9 +194,13 @@ fn schemes(names: &[&str]) -> String {
 fn page(columns: &[(&str, Guarantees)]) -> String {
     let mut text = HEAD.to_owned();
     let all: Vec<(&str, Answers)> = columns.iter().map(|(s, g)| (*s, g.in_words())).collect();
-    let questions: Vec<&str> = TABLES.iter().flat_map(|(_, questions)| questions.iter().copied()).collect();
+    let questions: Vec<&str> =
+        TABLES.iter().flat_map(|(_, questions)| questions.iter().copied()).collect();
     for (asked, _) in &all[0].1 {
-        assert!(questions.contains(asked), "no table of docs/reference/guarantees.md has {asked:?}");
+        assert!(
+            questions.contains(asked),
+            "no table of docs/reference/guarantees.md has {asked:?}"
+        );
     }
     for (title, questions) in TABLES {
         let _ = writeln!(text, "## {title}\n\n| store | {} |", questions.join(" | "));
@@ -202,7 +208,8 @@ fn page(columns: &[(&str, Guarantees)]) -> String {
         // Stores with the same answers share a row.
         let mut rows: Vec<(String, Vec<&str>)> = Vec::new();
         for (scheme, answers) in &all {
-            let cells: Vec<&str> = questions.iter().map(|question| answer(answers, question)).collect();
+            let cells: Vec<&str> =
+                questions.iter().map(|question| answer(answers, question)).collect();
             let cells = cells.join(" | ");
             match rows.iter_mut().find(|(text, _)| *text == cells) {
                 Some((_, with)) => with.push(scheme),
@@ -215,7 +222,8 @@ fn page(columns: &[(&str, Guarantees)]) -> String {
         text.push('\n');
     }
     text.push_str("## Notes\n");
-    let described: Vec<&str> = FAMILIES.iter().flat_map(|family| family.2.iter().copied()).collect();
+    let described: Vec<&str> =
+        FAMILIES.iter().flat_map(|family| family.2.iter().copied()).collect();
     for (scheme, _) in columns {
         assert!(described.contains(scheme), "no family of stores has {scheme}:");
     }
@@ -336,7 +344,10 @@ fn r35_the_statements_for_other_languages_are_up_to_date() {
         ] {
             let file = format!("statements/{name}-{kind}.sql");
             up_to_date(&format!("reference/{file}"), &text);
-            assert!(page.contains(&format!("]({file})")), "no page of docs/reference links to {file}");
+            assert!(
+                page.contains(&format!("]({file})")),
+                "no page of docs/reference links to {file}"
+            );
         }
     }
     for script in ["set", "hash", "guarded"] {
@@ -366,22 +377,62 @@ fn r13_the_code_that_servers_run_is_shown() {
 /// What each kind of error means, and what to do.
 const KINDS: [(ErrorKind, &str, u8); 17] = [
     (ErrorKind::Contended, "Another client holds the lock, and the call did not wait.", 75),
-    (ErrorKind::Timeout, "The wait timed out. `store_answered()` distinguishes a busy lock from an unreachable store.", 75),
-    (ErrorKind::Lost, "The lock was held and is lost. Work done since may overlap with another holder.", 75),
-    (ErrorKind::AtRisk, "The lock is held, but for less time than `min_validity` or `ensure` requires.", 69),
-    (ErrorKind::Unreachable, "The store does not reply. The operation may or may not have happened.", 69),
-    (ErrorKind::Unconfirmed, "Fewer replicas confirmed the grant than required, so it was released again.", 69),
+    (
+        ErrorKind::Timeout,
+        "The wait timed out. `store_answered()` distinguishes a busy lock from an unreachable store.",
+        75,
+    ),
+    (
+        ErrorKind::Lost,
+        "The lock was held and is lost. Work done since may overlap with another holder.",
+        75,
+    ),
+    (
+        ErrorKind::AtRisk,
+        "The lock is held, but for less time than `min_validity` or `ensure` requires.",
+        69,
+    ),
+    (
+        ErrorKind::Unreachable,
+        "The store does not reply. The operation may or may not have happened.",
+        69,
+    ),
+    (
+        ErrorKind::Unconfirmed,
+        "Fewer replicas confirmed the grant than required, so it was released again.",
+        69,
+    ),
     (ErrorKind::Unsupported, "The store cannot do this.", 2),
-    (ErrorKind::Mismatch, "The name is in use with another lock kind or capacity, or an idempotency key with another request.", 2),
+    (
+        ErrorKind::Mismatch,
+        "The name is in use with another lock kind or capacity, or an idempotency key with another request.",
+        2,
+    ),
     (ErrorKind::InvalidName, "The name is empty, too long or contains control characters.", 2),
     (ErrorKind::Config, "An option, a URL or the machine's configuration is invalid.", 2),
-    (ErrorKind::Denied, "Wrong credentials or a missing permission. The message lists what is missing.", 69),
+    (
+        ErrorKind::Denied,
+        "Wrong credentials or a missing permission. The message lists what is missing.",
+        69,
+    ),
     (ErrorKind::Full, "The store is full.", 69),
     (ErrorKind::Corrupt, "The stored data is damaged or is not a lock.", 69),
     (ErrorKind::Closed, "This client was closed.", 69),
-    (ErrorKind::Conflict, "The database aborted the transaction (deadlock, serialization failure). Run it again.", 69),
-    (ErrorKind::StaleVersion, "The row was changed since it was read. Read it again and retry.", 69),
-    (ErrorKind::StaleToken, "The resource has seen a higher token: another holder has the lock. Stop and roll back.", 69),
+    (
+        ErrorKind::Conflict,
+        "The database aborted the transaction (deadlock, serialization failure). Run it again.",
+        69,
+    ),
+    (
+        ErrorKind::StaleVersion,
+        "The row was changed since it was read. Read it again and retry.",
+        69,
+    ),
+    (
+        ErrorKind::StaleToken,
+        "The resource has seen a higher token: another holder has the lock. Stop and roll back.",
+        69,
+    ),
 ];
 
 /// The page on errors has every kind, and what the library makes of it.
@@ -402,7 +453,8 @@ the command.
         let error = leasehold::Error::new(kind, "");
         let retryable = if error.is_retryable() { "yes" } else { "no" };
         let status = leasehold::fence::http::status(&error).as_u16();
-        let _ = writeln!(page, "| `{}` | {meaning} | {retryable} | {status} | {exit} |", kind.as_str());
+        let _ =
+            writeln!(page, "| `{}` | {meaning} | {retryable} | {status} | {exit} |", kind.as_str());
     }
     page.push_str(ERRORS_BELOW);
     up_to_date("reference/errors.md", &page);
@@ -410,7 +462,8 @@ the command.
     let source = std::fs::read_to_string(source).unwrap();
     let (_, kinds) = source.split_once("pub enum ErrorKind {").unwrap();
     let (kinds, _) = kinds.split_once("\n}").unwrap();
-    let count = kinds.lines().filter(|line| !line.trim().starts_with("//") && line.ends_with(',')).count();
+    let count =
+        kinds.lines().filter(|line| !line.trim().starts_with("//") && line.ends_with(',')).count();
     assert_eq!(count, KINDS.len(), "docs/reference/errors.md must have every ErrorKind");
 }
 

@@ -14,12 +14,8 @@ const PAIRS: &[(&str, &str)] = &[];
 
 /// Chinese pages that translate an earlier English page. They are compared with nothing: replace them and move
 /// them to [`PAIRS`], or delete them. The list must not name other files.
-const OUTDATED: &[&str] = &[
-    "docs/zh/README.md",
-    "docs/zh/choosing.md",
-    "docs/zh/failures.md",
-    "docs/zh/recipes.md",
-];
+const OUTDATED: &[&str] =
+    &["docs/zh/README.md", "docs/zh/choosing.md", "docs/zh/failures.md", "docs/zh/recipes.md"];
 
 /// The most words in the README, as `wc -w` counts them.
 const README_WORDS: usize = 1_000;
@@ -192,7 +188,9 @@ fn every_link_leads_somewhere() {
             let (from, target) = (&page.path, &link.target);
             if !Path::new(ROOT).join(&path).exists() {
                 dead.push(format!("{from}: {target} does not exist"));
-            } else if let Some(anchor) = anchor.filter(|_| path.extension().is_some_and(|e| e == "md")) {
+            } else if let Some(anchor) =
+                anchor.filter(|_| path.extension().is_some_and(|e| e == "md"))
+            {
                 let to = Page::read(path.to_str().unwrap());
                 if !to.anchors().contains(&anchor) {
                     dead.push(format!("{from}: {target} has no such heading"));
@@ -243,7 +241,8 @@ fn chinese_pages_have_the_form_of_the_english_ones() {
         }
         assert_eq!(ours.sections.len(), theirs.sections.len(), "{chinese}: headings");
     }
-    let chinese: BTreeSet<_> = PAIRS.iter().map(|pair| pair.1).chain(OUTDATED.iter().copied()).collect();
+    let chinese: BTreeSet<_> =
+        PAIRS.iter().map(|pair| pair.1).chain(OUTDATED.iter().copied()).collect();
     let all: Vec<String> = pages().into_iter().map(|page| page.path).collect();
     let there = all.iter().map(String::as_str).filter(|path| path.starts_with("docs/zh/"));
     assert_eq!(there.collect::<BTreeSet<_>>(), chinese, "docs/zh, and the lists in this file");
@@ -283,8 +282,14 @@ fn the_readme_is_short() {
     let words = text.split_whitespace().count();
     assert!(words <= README_WORDS, "README.md has {words} words, more than {README_WORDS}");
     for sentence in sentences(&text) {
-        let words = sentence.split_whitespace().filter(|word| word.chars().any(char::is_alphanumeric)).count();
-        assert!(words <= SENTENCE_WORDS, "README.md: {words} words, more than {SENTENCE_WORDS}: {sentence}");
+        let words = sentence
+            .split_whitespace()
+            .filter(|word| word.chars().any(char::is_alphanumeric))
+            .count();
+        assert!(
+            words <= SENTENCE_WORDS,
+            "README.md: {words} words, more than {SENTENCE_WORDS}: {sentence}"
+        );
     }
 }
 
@@ -293,7 +298,8 @@ fn sentences(text: &str) -> Vec<String> {
     let (mut paragraphs, mut is_code) = (vec![String::new()], false);
     for line in text.lines().map(str::trim_start) {
         is_code ^= line.starts_with("```");
-        let ends = line.is_empty() || ["|", "#", "<", "```"].iter().any(|start| line.starts_with(start));
+        let ends =
+            line.is_empty() || ["|", "#", "<", "```"].iter().any(|start| line.starts_with(start));
         if ends || line.starts_with("- ") {
             paragraphs.push(String::new());
         }
@@ -303,6 +309,9 @@ fn sentences(text: &str) -> Vec<String> {
             paragraph.push(' ');
         }
     }
-    let marked = paragraphs.iter().map(|paragraph| paragraph.replace(['?', '!'], "."));
-    marked.flat_map(|paragraph| paragraph.split(". ").map(str::to_owned).collect::<Vec<_>>()).collect()
+    let marked =
+        paragraphs.iter().map(|paragraph| paragraph.replace("**", "").replace(['?', '!'], "."));
+    marked
+        .flat_map(|paragraph| paragraph.split(". ").map(str::to_owned).collect::<Vec<_>>())
+        .collect()
 }

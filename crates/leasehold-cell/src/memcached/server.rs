@@ -174,13 +174,13 @@ const NOTES: &[Cow<'static, str>] = &[
     Cow::Borrowed(
         "UNSAFE when the server's memory is full: memcached evicts the least recently used values, which can be held \
          locks. Two clients then hold, until the first one's next renewal. With -M memcached rejects writes and \
-         drops the old value. Clients then freeze all locks until every forgotten hold has expired, but two may hold \
-         for a moment before that.",
+         drops the old value. Clients then grant nothing until every forgotten hold has expired, but two may hold for a \
+         moment before that.",
     ),
     Cow::Borrowed(
         "A restart or flush_all loses all locks. Clients detect this and grant nothing until every forgotten hold \
          has expired. This requires the same session_ms on all clients, and no shorter restart_delay_ms on any. A \
-         new server is frozen for the same time.",
+         new server starts the same way.",
     ),
     Cow::Borrowed(
         "Tokens increase while the server keeps the lock's value, which is one day after its last use. After a loss \

@@ -215,9 +215,7 @@ fn cells(shown: Option<Shown>) -> [String; 3] {
     let raw = shown.raw.zip(shown.times);
     [
         duration(shown.ours),
-        raw.map_or_else(none, |(raw, times)| {
-            format!("{} (×{})", duration(raw), digits(times))
-        }),
+        raw.map_or_else(none, |(raw, times)| format!("{} (×{})", duration(raw), digits(times))),
         shown.best_other.map_or_else(none, |(name, nanos)| {
             let told = format!("{name} {}", duration(nanos));
             if nanos < shown.ours { format!("**{told}**") } else { told }
@@ -280,7 +278,7 @@ pub(crate) fn picture(figures: &Figures) -> String {
 }
 
 /// The room for the names of what is faster or slower, beside the scale.
-const NAMES: f64 = 190.0;
+const NAMES: f64 = 280.0;
 
 /// A power of ten.
 fn round(nanos: f64) -> String {
@@ -337,7 +335,11 @@ fn dots(svg: &mut String, y: f64, store: &str, shown: &Shown) {
     let mut told = duration(shown.ours);
     if let Some((name, other)) = shown.best_other {
         let _ = writeln!(svg, "{}", dot("other", x(other), y));
-        let _ = write!(told, " · {name}");
+        let _ = write!(told, ", {name} {}", duration(other));
     }
-    let _ = writeln!(svg, "<text class=\"axis\" x=\"{:.1}\" y=\"{text:.1}\">{told}</text>", x(1e8) + 12.0);
+    let _ = writeln!(
+        svg,
+        "<text class=\"axis\" x=\"{:.1}\" y=\"{text:.1}\">{told}</text>",
+        x(1e8) + 12.0
+    );
 }
