@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Tortures every store, on its oldest and its newest servers, one run after another, and goes on where it
-# stopped. Each run is a line of docs/reliability/runs.jsonl, which is all that is remembered.
+# stopped. Each run is a line of docs/internals/reliability/runs.jsonl, which is all that is remembered.
 #
 #   ./campaign.sh                         for at most 110 minutes, in runs of two
 #   ./campaign.sh --minutes 40 --piece 20
@@ -20,5 +20,5 @@ built=${CARGO_TARGET_DIR:-target}/debug
 programs=$(mktemp -d)
 trap 'rm -rf "$programs"' EXIT
 cp "$built/leasehold" "$built/leasehold-campaign" "$programs"
-mkdir -p docs/reliability
+mkdir -p docs/internals/reliability
 "$programs/leasehold-campaign" --program "$programs/leasehold" "$@"

@@ -1,6 +1,6 @@
 """Writes what happens to other people's locks, for `leasehold torture --check`.
 
-docs/torture.md has the format. Workers are processes; each appends its lines to the one file. What the lock is to
+docs/reference/history-format.md has the format. Workers are processes; each appends its lines to the one file. What the lock is to
 protect is a number and a set in a file for each resource: the plain one takes every write, the fenced one
 refuses tokens below the greatest that it has seen.
 """

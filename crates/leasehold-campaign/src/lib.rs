@@ -12,7 +12,7 @@
 //!
 //! **Nothing is left out.** A run that broke a promise is a line with its stories, and its history is
 //! kept; one that could not be held is a line that says why; and the page that is made of the lines
-//! (`docs/reliability.md`) has them all.
+//! (`docs/internals/reliability.md`) has them all.
 
 #![forbid(unsafe_code)]
 

@@ -14,7 +14,7 @@ struct Args {
     #[arg(long, value_name = "FILE")]
     program: PathBuf,
     /// The state: a line of JSON for each run.
-    #[arg(long, value_name = "FILE", default_value = "docs/reliability/runs.jsonl")]
+    #[arg(long, value_name = "FILE", default_value = "docs/internals/reliability/runs.jsonl")]
     state: PathBuf,
     /// Begins no piece that would not end within so many minutes.
     #[arg(long, value_name = "N", default_value_t = 110)]

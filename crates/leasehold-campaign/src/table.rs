@@ -1,4 +1,4 @@
-//! The numbers of `docs/reliability.md`, made of the runs.
+//! The numbers of `docs/internals/reliability.md`, made of the runs.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -17,18 +17,18 @@ const KINDS: [&str; 4] = ["pause", "kill", "cut", "servers"];
 
 /// The promises, in the order of the rows, in words.
 const PROMISES: [(&str, &str); 12] = [
-    ("exclusion", "mutual exclusion"),
-    ("token-order", "tokens rise"),
-    ("token-unique", "no token twice"),
-    ("effect", "the fenced resource takes no late write"),
-    ("updates", "no acknowledged update of the fenced resource is lost"),
-    ("unfenced", "nor of the unfenced (stores without leases)"),
-    ("fifo", "first come, first served"),
-    ("recovery", "a dead holder's lock is free in time"),
-    ("wakeup", "every call comes to an end"),
-    ("renewal", "who lives keeps what it holds"),
-    ("residue", "nothing is left in the store"),
-    ("outcome", "errors have a cause"),
+    ("exclusion", "one holder at a time"),
+    ("token-order", "tokens increase"),
+    ("token-unique", "no token is granted twice"),
+    ("effect", "the fenced resource accepts no stale write"),
+    ("updates", "the fenced resource loses no acknowledged update"),
+    ("unfenced", "nor does the unfenced one (stores without leases)"),
+    ("fifo", "FIFO order"),
+    ("recovery", "a dead holder's lock is freed in time"),
+    ("wakeup", "every call returns"),
+    ("renewal", "live holders keep their locks"),
+    ("residue", "nothing is left in the store at the end"),
+    ("outcome", "every error has a cause"),
 ];
 
 /// What some runs come to.
@@ -104,7 +104,7 @@ impl Sum {
 
     /// `1,234 (12 void)`.
     fn runs(&self) -> String {
-        let odd = [(self.void, "void"), (self.failed, "not held")];
+        let odd = [(self.void, "void"), (self.failed, "not run")];
         let odd: Vec<String> =
             odd.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}")).collect();
         match odd.is_empty() {
@@ -141,7 +141,7 @@ pub fn progress(runs: &[Run]) -> String {
     let sum = Sum::of(runs);
     let (operations, faults) = (sum.operations, sum.faults());
     let mut text = format!(
-        "{} runs, {} minutes of torture: {} operations and {} faults.",
+        "{} runs, {} minutes: {} operations and {} faults.",
         grouped(sum.runs),
         grouped(sum.seconds / 60),
         grouped(operations),
@@ -153,8 +153,7 @@ pub fn progress(runs: &[Run]) -> String {
     ];
     for (missing, what, wanted) in short.into_iter().filter(|(missing, ..)| *missing > 0) {
         let (missing, wanted) = (grouped(missing), grouped(wanted));
-        let _ =
-            write!(text, " {missing} {what} are still to come of the {wanted} that are wanted.");
+        let _ = write!(text, " The campaign still needs {missing} of {wanted} {what}.");
     }
     text
 }
@@ -170,9 +169,9 @@ pub fn tables(runs: &[Run]) -> String {
 
 fn by_store(runs: &[Run]) -> String {
     let mut text = "\
-### Store by store
+### By store
 
-| store | server | runs | operations | grants | paused | killed | cut | servers | promises kept | violations |
+| store | server | runs | operations | grants | paused | killed | partitioned | servers | guarantees kept | violations |
 |---|---|--:|--:|--:|--:|--:|--:|--:|--:|---|
 "
     .to_owned();
@@ -208,9 +207,9 @@ fn by_store(runs: &[Run]) -> String {
 
 fn by_faults(runs: &[Run]) -> String {
     let mut text = "\
-### Each fault alone, and together
+### By fault
 
-| what was done | runs | minutes | operations | grants | paused | killed | cut | servers | holds lost | late writes refused | harm to what is not fenced | violations |
+| fault | runs | minutes | operations | grants | paused | killed | partitioned | servers | holds lost | stale writes rejected | damage without fencing | violations |
 |---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|
 "
     .to_owned();
@@ -221,11 +220,11 @@ fn by_faults(runs: &[Run]) -> String {
             continue;
         }
         let words = match faults {
-            Faults::All => "all that can be done to clients",
-            Faults::Servers => "servers killed, stopped, failed over; clients too",
+            Faults::All => "all client faults",
+            Faults::Servers => "server faults (crash, pause, fail-over) and client faults",
             Faults::Pause => "clients paused",
             Faults::Kill => "clients killed",
-            Faults::Cut => "clients cut off",
+            Faults::Cut => "clients partitioned",
         };
         let _ = writeln!(
             text,
@@ -245,9 +244,9 @@ fn by_faults(runs: &[Run]) -> String {
 
 fn by_promise(runs: &[Run]) -> String {
     let mut text = "\
-### Promise by promise
+### By guarantee
 
-| promise | judged in | cases | broken |
+| guarantee | checked in | cases | broken |
 |---|--:|--:|--:|
 "
     .to_owned();
@@ -290,6 +289,6 @@ mod tests {
         assert!(kept.contains("| 5 | 0 | 2 | – | – | – | 2 of 2 | none |"), "{kept}");
         let all = tables(&[fine, broken]);
         assert!(all.contains("| 10 | 0 | 4 | – | – | – | 1 of 2 | [run 2](#run-2) |"), "{all}");
-        assert!(all.contains("| mutual exclusion | 2 runs | 7 | 1 |"), "{all}");
+        assert!(all.contains("| one holder at a time | 2 runs | 7 | 1 |"), "{all}");
     }
 }

@@ -321,29 +321,28 @@ fn guarantees(system: &System, options: &Options, copies: usize, is_told: bool) 
 
 const NOTES: &[Cow<'static, str>] = &[
     Cow::Borrowed(
-        "NATS answers before it has written to disk, and writes every two minutes, unless all servers' files say \
-         sync_interval: always. A power cut, of one server even if others were stopped or cut off, takes back \
-         what was answered: then two may hold.",
+        "NATS replies before it writes to disk, and syncs every two minutes unless every server sets \
+         sync_interval: always. A power cut can undo acknowledged grants, so two clients may hold. One server is \
+         enough if others were stopped or partitioned.",
     ),
     Cow::Borrowed(
-        "Sessions end by the wall clock of the server that leads: those of all servers must agree within a second. \
-         Where they do not, or one is set, a session can end early as another server comes to lead, and only \
-         checked tokens are safe.",
+        "Sessions expire by the leading server's wall clock. All servers' clocks must agree within one second. \
+         Otherwise, or if a clock is set, a change of leader can end a session early. Check tokens then.",
     ),
     Cow::Borrowed(
-        "Jepsen lost acknowledged messages of NATS 2.12.1 when files of a minority were damaged, and when one \
+        "Jepsen found lost acknowledged messages in NATS 2.12.1 when files of a minority were damaged, and when one \
          machine crashed while others were slow: https://jepsen.io/analyses/nats-2.12.1.",
     ),
     Cow::Borrowed(
-        "Tokens rise while the bucket keeps the lock's value, for a day after its last use at least. Then they \
-         begin at the clients' clocks, which must not be a day behind the last token.",
+        "Tokens increase while the bucket keeps the lock's value, which is at least one day after its last use. After \
+         that they restart from the clients' clocks, which must not be a day behind the last token.",
     ),
     Cow::Borrowed(
-        "While its client lives, a claim that is not renewed ends with its lease; when the client dies, with \
-         the client's session, whatever lease was asked for.",
+        "While a client lives, its claims end with their leases. If the client dies, they end with its \
+         session, whatever lease was requested.",
     ),
     Cow::Borrowed(
-        "Each look and each change reads the whole queue, of some thousand claims at most. Whoever may write to \
-         the bucket can change and remove every lock.",
+        "Each poll and each change reads the whole queue, which holds a few thousand claims at most. Anyone with \
+         write access to the bucket can change and remove all locks.",
     ),
 ];

@@ -46,7 +46,7 @@ use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use self::link::Link;
-use self::url::ObjectsUrl;
+use self::url::{Cloud, ObjectsUrl};
 use crate::cells::{Answer, Cells, Request, System};
 use crate::lasting::Lasting;
 use crate::store::{CellStore, Options, promises};
@@ -111,7 +111,7 @@ async fn on(
         poll: url.poll,
         ..Options::default()
     };
-    let promised = guarantees(objects.system(), &options);
+    let promised = guarantees(&url.cloud, objects.system(), &options);
     let identity = format!("{}/{}", url.place(), url.prefix);
     let info = StoreInfo::new(shown, promised).identified(identity);
     Ok(CellStore::new(Arc::new(objects), options, info, runtime))
@@ -179,7 +179,7 @@ impl Cells for Objects {
     }
 }
 
-fn guarantees(system: &System, options: &Options) -> Guarantees {
+fn guarantees(cloud: &Cloud, system: &System, options: &Options) -> Guarantees {
     let mut promised = promises(system, options);
     promised.clock = ClockModel::Wall;
     promised.on_clock_step = Survival::Fenced;
@@ -189,34 +189,44 @@ fn guarantees(system: &System, options: &Options) -> Guarantees {
     promised.on_partition = Survival::Exclusive;
     // The stamps are of whole seconds, and one more look shows it.
     promised.recovery += Duration::from_secs(2) + options.poll;
-    promised.notes = Cow::Borrowed(NOTES);
+    promised.notes = std::iter::once(durability(cloud)).chain(NOTES.iter().cloned()).collect();
     promised
+}
+
+/// What the endpoint keeps over a crash, as far as the cloud documents it.
+fn durability(cloud: &Cloud) -> Cow<'static, str> {
+    Cow::Borrowed(match cloud.scheme() {
+        "s3" => {
+            "Durability depends on the endpoint. Amazon S3 replies once an object is stored in several places. A \
+             server of your own may reply before it writes to disk."
+        }
+        _ => {
+            "Durability depends on the endpoint. An emulator or a server of your own may reply before it writes to \
+             disk."
+        }
+    })
 }
 
 const NOTES: &[Cow<'static, str>] = &[
     Cow::Borrowed(
-        "What is kept over a crash is the endpoint's to say. Amazon S3 has an object in several places before it \
-         answers; a server of one's own may answer before it has written to disk.",
+        "UNSAFE across copies: replication to another bucket, region or cluster is delayed, and each copy checks \
+         write conditions on its own. All clients must use the same bucket and endpoint.",
     ),
     Cow::Borrowed(
-        "UNSAFE in a copy: replication to another bucket, region or cluster comes later, and conditions are judged \
-         in each for itself. All clients must use the same bucket and endpoint.",
+        "Clients detect a dead client by the servers' timestamps, which must agree within 2 s. If a server clock is set \
+         forward, a session can expire early. Two clients may then hold until the first one's next renewal. Check \
+         tokens.",
     ),
     Cow::Borrowed(
-        "A dead client is told from the servers' stamps, which must agree within 2 s. If their clock is set forward, \
-         a session can end early: then two may hold until the first finds out at its next renewal, and only checked \
-         tokens are safe.",
+        "A lifecycle rule that removes the object of a held lock frees the lock. Its tokens then restart from the \
+         clients' clocks. Versioning is harmless but keeps every change.",
     ),
     Cow::Borrowed(
-        "A lifecycle rule that removes a lock's object while it is held frees it, and its tokens go on from the clients' \
-         clocks. Versioning does no harm, but keeps every change.",
+        "While a client lives, its claims end with their leases. If the client dies, they end with its \
+         session, whatever lease was requested.",
     ),
     Cow::Borrowed(
-        "While its client lives, a claim that is not renewed ends with its lease; when the client dies, with \
-         the client's session, whatever lease was asked for.",
-    ),
-    Cow::Borrowed(
-        "Every look and every change is a request that has its price, and a change of a crowded lock is tried \
-         again when somebody else was faster. Whoever may write to the folder can change and remove every lock.",
+        "Each poll and each change is a billed request. Changes of a contended lock are retried when another client \
+         was faster. Anyone with write access to the folder can change and remove all locks.",
     ),
 ];

@@ -1,5 +1,6 @@
-//! What the documentation quotes is what the code says. To write it anew:
+//! What the documentation quotes is what the code says. To update the documentation:
 //! `UPDATE_DOCS=1 cargo test -p leasehold-checks --test docs`.
+
 #[path = "../../leasehold-bench/benches/ratios/figures.rs"]
 mod figures;
 #[path = "../../leasehold-bench/benches/ratios/glance.rs"]
@@ -14,43 +15,91 @@ use std::fmt::Write;
 
 use leasehold::database::Dialect;
 use leasehold::store::Guarantees;
-use leasehold::{BUILT_IN, Leasehold};
+use leasehold::{BUILT_IN, ErrorKind, Leasehold};
 
 const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs");
 
 const HEAD: &str = "\
-# What you may rely on
+# Guarantees
 
-This page is made of what the stores say of themselves (`locks.guarantees()`); a test fails when it is
-not up to date. Each store is shown as its documentation says to set it up. What *yours* promises, in
-the configuration that is found, is printed by `leasehold doctor --store URL`, with what breaks it and
-the fix; `leasehold::builder().require(…)` refuses to connect to a store that promises less.
+What each store guarantees if you set it up as its page says. `locks.guarantees()` returns the same
+facts for your configuration, and `leasehold doctor --store URL` prints them with findings and fixes.
+`leasehold::builder().require(…)` refuses to connect to a store that guarantees less. This page is
+generated from `locks.guarantees()`; a test fails if it is stale.
 
-";
+## Answers
 
-const BELOW: &str = "
-## The words in the table
-
-| answer | what it means | what to do |
+| answer | meaning | what to do |
 |---|---|---|
-| one holder | mutual exclusion holds through this | nothing |
-| tokens needed | two may believe for a while that they hold; later holders have greater tokens | let the resource refuse smaller tokens than it has seen, in the same step as the write (`fence::sql`, `fence::redis`, `fence::object`, `fence::http`, or your own; with etcd `guard.etcd_compare()`, with ZooKeeper `guard.zookeeper_node()`); before a step that cannot be undone, `guard.ensure(min)` |
-| UNSAFE | two may hold, and tokens may fall | do not use this store where this can happen; `require` its absence |
-| cannot happen | the store has no such fault | nothing |
+| one holder | mutual exclusion holds through this fault | nothing |
+| check tokens | for a while two clients can believe that they hold the lock; later holders have higher tokens | let the resource reject lower tokens ([Fencing](../guide/fencing.md)); call `guard.ensure(min)` before a step that cannot be undone |
+| UNSAFE | two clients can hold, and tokens can decrease | avoid the fault or choose another store; use `require` |
+| cannot happen | the store does not have this fault | nothing |
 
-Everywhere, whatever the store:
+For every store:
 
-- **A holder that is paused** for longer than its lease (a debugger, a VM that is moved, swapping, a
-  long garbage collection) finds out at first sight, but what it sent before, or had decided to send,
-  arrives. Only the resource can refuse that. Stores without leases never take a hold away, so there it
-  cannot happen, and a holder that hangs holds on.
-- **`release --force` / `evict`** hands the lock over before the old holder has heard of it; that one is told by a
-  hint, which may be lost with the evictor or its answer: then its next renewal says so.
-- **Permits of a semaphore and readers** hold side by side: their tokens are names, not fences.
-- **The holder's own clock** counts its lease, on the boot clock, shortened by 1 % + 2 ms for the drift
-  between two clocks. A machine whose clocks run apart by more breaks this; no NTP does that.
+- **A paused holder** (debugger, VM migration, swapping, garbage collection) sees `Lost` as soon as it
+  checks its guard. Requests that it has already sent, or is about to send, still arrive. Only the
+  resource can reject them. Stores without leases never take a lock from a paused holder.
+- **`leasehold evict`** frees the lock before the old holder knows. The old holder gets a best-effort
+  notification. If that is lost, its next renewal fails with `Lost`.
+- **Readers and permits** hold at the same time, so their tokens identify a hold but do not fence.
+- **The holder's clock** measures its lease. It is the boot clock, and leasehold subtracts 1 % + 2 ms
+  for drift between two clocks. Clocks that drift more break the guarantee; NTP keeps them far below that.
 
 ";
+
+/// Which stores are described together.
+const FAMILIES: [(&str, &str, &[&str]); 10] = [
+    ("Memory", "", &["memory"]),
+    ("Files", "file", &["file"]),
+    ("SQL databases", "sql", &["sqlite", "postgres", "mysql"]),
+    ("Redis and Valkey", "redis", &["redis", "redis+sentinel", "redis+cluster"]),
+    ("Redlock", "redlock", &["redlock"]),
+    ("etcd", "etcd", &["etcd"]),
+    ("ZooKeeper", "zookeeper", &["zookeeper"]),
+    ("NATS", "nats", &["nats"]),
+    ("memcached", "memcached", &["memcached"]),
+    ("Object stores", "s3", &["s3", "gs", "az"]),
+];
+
+/// The tables above the notes: a title and the questions of each.
+const TABLES: [(&str, &[&str]); 4] = [
+    (
+        "Faults",
+        &[
+            "holder paused longer than its lease",
+            "store's clock set",
+            "store crash and restart",
+            "fail-over",
+            "network partition",
+            "a client paused during a call blocks",
+        ],
+    ),
+    ("Durability", &["grants survive", "token order survives"]),
+    (
+        "Leases and notifications",
+        &[
+            "a dead holder is detected by",
+            "a dead holder's lock is free after",
+            "lease clock",
+            "waiters are notified by",
+            "an evicted holder is notified by",
+            "watchers are notified by",
+        ],
+    ),
+    (
+        "Features",
+        &[
+            "lock kinds",
+            "FIFO order",
+            "lock_delay",
+            "at_least (once per period)",
+            "downgrade (writer to reader)",
+            "try_upgrade (reader to writer)",
+        ],
+    ),
+];
 
 async fn columns() -> Vec<(&'static str, Guarantees)> {
     let directory = tempfile::tempdir().unwrap();
@@ -84,7 +133,9 @@ async fn columns() -> Vec<(&'static str, Guarantees)> {
             "gs" => testbed::google().url("docs"),
             "az" => testbed::azurite().url("docs"),
             other => {
-                panic!("the store {other}: has no column in docs/guarantees.md: add its URL here")
+                panic!(
+                    "the store {other}: has no column in docs/reference/guarantees.md: add its URL here"
+                )
             }
         };
         let mut deployments = vec![(scheme, url)];
@@ -113,29 +164,72 @@ async fn connect(url: &str) -> Leasehold {
     }
 }
 
+type Answers = Vec<(&'static str, String)>;
+
+fn answer<'a>(answers: &'a Answers, question: &str) -> &'a str {
+    let found = answers.iter().find(|(asked, _)| *asked == question);
+    &found.unwrap_or_else(|| panic!("no store answers {question:?}")).1
+}
+
+fn schemes(names: &[&str]) -> String {
+    names.iter().map(|name| format!("`{name}:`")).collect::<Vec<_>>().join(" ")
+}
+
 fn page(columns: &[(&str, Guarantees)]) -> String {
     let mut text = HEAD.to_owned();
-    let words: Vec<_> = columns.iter().map(|(_, g)| g.in_words()).collect();
-    let mut row = |cells: &mut dyn Iterator<Item = String>| {
-        let cells: Vec<String> = cells.collect();
-        let _ = writeln!(text, "| {} |", cells.join(" | "));
-    };
-    let names = columns.iter().map(|(scheme, _)| format!("`{scheme}:`"));
-    row(&mut std::iter::once(String::new()).chain(names));
-    row(&mut columns.iter().map(|_| "---".to_owned()).chain(["---".to_owned()]));
-    for (i, (question, _)) in words[0].iter().enumerate() {
-        let answers = words.iter().map(|w| {
-            assert_eq!(w[i].0, *question, "the same questions for every store");
-            w[i].1.clone()
-        });
-        row(&mut std::iter::once((*question).to_owned()).chain(answers));
+    let all: Vec<(&str, Answers)> = columns.iter().map(|(s, g)| (*s, g.in_words())).collect();
+    let questions: Vec<&str> =
+        TABLES.iter().flat_map(|(_, questions)| questions.iter().copied()).collect();
+    for (asked, _) in &all[0].1 {
+        assert!(
+            questions.contains(asked),
+            "no table of docs/reference/guarantees.md has {asked:?}"
+        );
     }
-    text.push_str(BELOW);
-    text.push_str("## What else to know, store by store\n");
-    for (scheme, guarantees) in columns {
-        let _ = writeln!(text, "\n**`{scheme}:`**\n");
-        for note in guarantees.notes.iter() {
-            let _ = writeln!(text, "- {note}");
+    for (title, questions) in TABLES {
+        let _ = writeln!(text, "## {title}\n\n| store | {} |", questions.join(" | "));
+        let _ = writeln!(text, "|---|{}", "---|".repeat(questions.len()));
+        // Stores with the same answers share a row.
+        let mut rows: Vec<(String, Vec<&str>)> = Vec::new();
+        for (scheme, answers) in &all {
+            let cells: Vec<&str> =
+                questions.iter().map(|question| answer(answers, question)).collect();
+            let cells = cells.join(" | ");
+            match rows.iter_mut().find(|(text, _)| *text == cells) {
+                Some((_, with)) => with.push(scheme),
+                None => rows.push((cells, vec![scheme])),
+            }
+        }
+        for (cells, with) in rows {
+            let _ = writeln!(text, "| {} | {cells} |", schemes(&with));
+        }
+        text.push('\n');
+    }
+    text.push_str("## Notes\n");
+    let described: Vec<&str> =
+        FAMILIES.iter().flat_map(|family| family.2.iter().copied()).collect();
+    for (scheme, _) in columns {
+        assert!(described.contains(scheme), "no family of stores has {scheme}:");
+    }
+    for (title, page, members) in FAMILIES {
+        let _ = write!(text, "\n### {title}\n\n{}", schemes(members));
+        if !page.is_empty() {
+            let _ = write!(text, " · [{title}](../stores/{page}.md)");
+        }
+        text.push_str("\n\n");
+        let here: Vec<_> = columns.iter().filter(|(scheme, _)| members.contains(scheme)).collect();
+        let mut told: Vec<&str> = Vec::new();
+        for note in here.iter().flat_map(|(_, guarantees)| guarantees.notes.iter()) {
+            if told.contains(&note.as_ref()) {
+                continue;
+            }
+            told.push(note);
+            let of_it = here.iter().filter(|(_, guarantees)| guarantees.notes.contains(note));
+            let of_it: Vec<&str> = of_it.map(|(scheme, _)| *scheme).collect();
+            let _ = match of_it.len() == members.len() {
+                true => writeln!(text, "- {note}"),
+                false => writeln!(text, "- {}: {note}", schemes(&of_it)),
+            };
         }
     }
     text
@@ -143,7 +237,7 @@ fn page(columns: &[(&str, Guarantees)]) -> String {
 
 #[tokio::test]
 async fn the_page_about_guarantees_is_up_to_date() {
-    up_to_date("guarantees.md", &page(&columns().await));
+    up_to_date("reference/guarantees.md", &page(&columns().await));
 }
 
 /// Compares a file with what it should say, or writes that.
@@ -160,13 +254,16 @@ fn up_to_date(name: &str, wanted: &str) {
     );
 }
 
+/// Where the benchmark keeps what its last run printed.
+const RESULTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/results");
+
 /// What no kept run has measured yet.
 const UNMEASURED: &[&str] = &["gs", "az"];
 
 /// The page begins with what the last run of the benchmark showed, and so does its picture.
 #[test]
 fn the_page_about_benchmarks_shows_the_last_run() {
-    let kept = std::fs::read_to_string(format!("{DOCS}/benchmarks/figures.tsv")).unwrap();
+    let kept = std::fs::read_to_string(format!("{RESULTS}/figures.tsv")).unwrap();
     let figures = figures::Figures::parse(&kept).unwrap();
     assert_eq!(figures.to_string(), kept, "the bench writes it");
     let table = glance::table(&figures);
@@ -174,23 +271,26 @@ fn the_page_about_benchmarks_shows_the_last_run() {
         let is_there = table.contains(&format!("| `{scheme}:` |"));
         assert_eq!(is_there, !UNMEASURED.contains(&scheme), "the line for {scheme}:");
     }
-    let written = std::fs::read_to_string(format!("{DOCS}/benchmarks.md")).unwrap();
+    let written = std::fs::read_to_string(format!("{DOCS}/internals/benchmarks.md")).unwrap();
     let page = between(
         &written,
         "<!-- at a glance",
         "<!-- end of the glance -->",
         &format!("\n{table}\n"),
     );
-    up_to_date("benchmarks.md", &page);
-    up_to_date("benchmarks/hand-over.svg", &glance::picture(&figures));
+    up_to_date("internals/benchmarks.md", &page);
+    up_to_date(
+        "../crates/leasehold-bench/benches/results/hand-over.svg",
+        &glance::picture(&figures),
+    );
 }
 
-/// The page has the campaign's numbers, and a story for each run that broke a promise.
+/// The page has the campaign's numbers, and an explanation of each run that broke a promise.
 #[test]
 fn the_page_about_reliability_shows_every_run() {
-    let runs = std::fs::read_to_string(format!("{DOCS}/reliability/runs.jsonl")).unwrap();
+    let runs = std::fs::read_to_string(format!("{DOCS}/internals/reliability/runs.jsonl")).unwrap();
     let runs = leasehold_campaign::read(&runs).unwrap();
-    let written = std::fs::read_to_string(format!("{DOCS}/reliability.md")).unwrap();
+    let written = std::fs::read_to_string(format!("{DOCS}/internals/reliability.md")).unwrap();
     let numbers = leasehold_campaign::table::tables(&runs);
     let page = between(
         &written,
@@ -198,98 +298,223 @@ fn the_page_about_reliability_shows_every_run() {
         "<!-- end of the numbers -->",
         &format!("\n{numbers}\n"),
     );
-    up_to_date("reliability.md", &page);
+    up_to_date("internals/reliability.md", &page);
     for run in runs.iter().filter(|run| run.outcome == leasehold_campaign::Outcome::Violated) {
         let heading = format!("\n### Run {}\n", run.run);
         assert!(
             written.contains(&heading),
-            "docs/reliability.md has no story{heading}{:?}",
+            "docs/internals/reliability.md does not explain{heading}{:?}",
             run.notes
         );
     }
 }
 
-/// The page has the fence's SQL for each database between two marks, and its scripts for Redis.
+/// The files of SQL for other languages: the fence's, and those of transactions. The pages link to them, and to the
+/// scripts for Redis.
 #[test]
-fn r35_the_fence_for_other_languages_is_up_to_date() {
-    let mut sql = String::new();
-    for (name, dialect) in [
-        ("PostgreSQL", Dialect::Postgres),
-        ("SQLite", Dialect::Sqlite),
-        ("MySQL and MariaDB", Dialect::Mysql),
-    ] {
-        let text = leasehold::fence::sql::text(dialect);
-        let _ = write!(sql, "### {name}\n\n```sql\n{text}```\n\n");
-    }
-    use leasehold::fence::redis::{guarded_script, hash_script, set_script};
-    let scripts = [
-        ("A string", set_script()),
-        ("Fields of a hash", hash_script()),
-        ("Any script of yours", guarded_script("  -- BODY")),
-    ];
-    let mut lua = String::new();
-    for (name, text) in scripts {
-        let _ = write!(lua, "### {name}\n\n```lua\n{text}```\n\n");
-    }
-    let written = std::fs::read_to_string(format!("{DOCS}/fencing.md")).unwrap();
-    let page = between(&written, "<!-- fence::sql::text", "<!-- end -->", &sql);
-    let page = between(&page, "<!-- fence::redis", "<!-- end of the scripts -->", &lua);
-    up_to_date("fencing.md", &page);
-}
-
-/// And the page on transactions has the other statements.
-#[test]
-fn the_statements_for_other_languages_are_up_to_date() {
-    let mut made = String::new();
-    for (name, dialect) in [
-        ("PostgreSQL", Dialect::Postgres),
-        ("SQLite", Dialect::Sqlite),
-        ("MySQL and MariaDB", Dialect::Mysql),
-    ] {
-        let _ = write!(made, "### {name}\n\n");
-        for text in [
-            leasehold::lock_in::text(dialect),
-            leasehold::once::text(dialect),
-            leasehold::versioned::text(dialect),
+fn r35_the_statements_for_other_languages_are_up_to_date() {
+    let read = |name: &str| std::fs::read_to_string(format!("{DOCS}/reference/{name}")).unwrap();
+    let pages = [read("fence-statements.md"), read("transaction-statements.md")];
+    for (name, dialect) in
+        [("postgres", Dialect::Postgres), ("sqlite", Dialect::Sqlite), ("mysql", Dialect::Mysql)]
+    {
+        let transactions = [
+            ("lock_in: a lock", leasehold::lock_in::text(dialect)),
+            ("once: an idempotency key", leasehold::once::text(dialect)),
+            ("versioned: compare-and-set", leasehold::versioned::text(dialect)),
+        ];
+        let transactions = transactions.map(|(title, text)| format!("-- {title}\n--\n{text}"));
+        for (page, kind, text) in [
+            (&pages[0], "fence", leasehold::fence::sql::text(dialect)),
+            (&pages[1], "transactions", transactions.join("\n")),
         ] {
-            let _ = write!(made, "```sql\n{text}```\n\n");
+            let file = format!("statements/{name}-{kind}.sql");
+            up_to_date(&format!("reference/{file}"), &text);
+            assert!(
+                page.contains(&format!("]({file})")),
+                "no page of docs/reference links to {file}"
+            );
         }
     }
-    let written = std::fs::read_to_string(format!("{DOCS}/sql-transactions.md")).unwrap();
-    let page = between(&written, "<!-- the statements", "<!-- end -->", &made);
-    up_to_date("sql-transactions.md", &page);
+    for script in ["set", "hash", "guarded"] {
+        let link = format!("](../../crates/leasehold-redis/src/fence/{script}.lua)");
+        assert!(pages[0].contains(&link), "docs/reference/fence-statements.md has no link {link}");
+    }
 }
 
-/// What of ours runs inside a server, whole, for who must allow it.
+/// The page links to every script and procedure that leasehold runs inside a server.
 #[test]
 fn r13_the_code_that_servers_run_is_shown() {
     const CRATES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
-    let mut page = "\
-# What runs inside the servers
-
-Everything that leasehold has a server run, as it is sent: the scripts of Redis and Redlock (with EVALSHA, and EVAL where a server does not
-know one yet), and the procedures of PostgreSQL, MySQL and MariaDB, which who connects makes where it may
-([what else a user needs](stores/sql.md)). Where it may not, the same is done by messages of statements, and `leasehold doctor` says so.
-The scripts of the [fence](fencing.md) and the [statements of transactions](sql-transactions.md) have pages of their own.
-This page is made of those files; a test keeps it so.
-"
-    .to_owned();
-    for (title, folder, language) in [
-        ("Redis", "leasehold-redis/src/redis/scripts", "lua"),
-        ("Redlock", "leasehold-redis/src/redlock/scripts", "lua"),
-        ("SQL", "leasehold-sql/src/store/procedures", "sql"),
+    let written = std::fs::read_to_string(format!("{DOCS}/internals/server-code.md")).unwrap();
+    for folder in [
+        "leasehold-redis/src/redis/scripts",
+        "leasehold-redis/src/redlock/scripts",
+        "leasehold-sql/src/store/procedures",
     ] {
-        let _ = write!(page, "\n## {title}\n");
-        let files = std::fs::read_dir(format!("{CRATES}/{folder}")).unwrap();
-        let mut files: Vec<_> = files.map(|file| file.unwrap().path()).collect();
-        files.sort();
-        for file in files {
-            let name = file.file_name().unwrap().to_string_lossy();
-            let text = std::fs::read_to_string(&file).unwrap();
-            let _ = write!(page, "\n### {name}\n\n```{language}\n{}\n```\n", text.trim_end());
+        for file in std::fs::read_dir(format!("{CRATES}/{folder}")).unwrap() {
+            let name = file.unwrap().file_name();
+            let link = format!("](../../crates/{folder}/{})", name.to_str().unwrap());
+            assert!(written.contains(&link), "docs/internals/server-code.md has no link {link}");
         }
     }
-    up_to_date("server-code.md", &page);
+}
+
+/// What each kind of error means, and what to do.
+const KINDS: [(ErrorKind, &str, u8); 17] = [
+    (ErrorKind::Contended, "Another client holds the lock, and the call did not wait.", 75),
+    (
+        ErrorKind::Timeout,
+        "The wait timed out. `store_answered()` distinguishes a busy lock from an unreachable store.",
+        75,
+    ),
+    (
+        ErrorKind::Lost,
+        "The lock was held and is lost. Work done since may overlap with another holder.",
+        75,
+    ),
+    (
+        ErrorKind::AtRisk,
+        "The lock is held, but for less time than `min_validity` or `ensure` requires.",
+        69,
+    ),
+    (
+        ErrorKind::Unreachable,
+        "The store does not reply. The operation may or may not have happened.",
+        69,
+    ),
+    (
+        ErrorKind::Unconfirmed,
+        "Fewer replicas confirmed the grant than required, so it was released again.",
+        69,
+    ),
+    (ErrorKind::Unsupported, "The store cannot do this.", 2),
+    (
+        ErrorKind::Mismatch,
+        "The name is in use with another lock kind or capacity, or an idempotency key with another request.",
+        2,
+    ),
+    (ErrorKind::InvalidName, "The name is empty, too long or contains control characters.", 2),
+    (ErrorKind::Config, "An option, a URL or the machine's configuration is invalid.", 2),
+    (
+        ErrorKind::Denied,
+        "Wrong credentials or a missing permission. The message lists what is missing.",
+        69,
+    ),
+    (ErrorKind::Full, "The store is full.", 69),
+    (ErrorKind::Corrupt, "The stored data is damaged or is not a lock.", 69),
+    (ErrorKind::Closed, "This client was closed.", 69),
+    (
+        ErrorKind::Conflict,
+        "The database aborted the transaction (deadlock, serialization failure). Run it again.",
+        69,
+    ),
+    (
+        ErrorKind::StaleVersion,
+        "The row was changed since it was read. Read it again and retry.",
+        69,
+    ),
+    (
+        ErrorKind::StaleToken,
+        "The resource has seen a higher token: another holder has the lock. Stop and roll back.",
+        69,
+    ),
+];
+
+/// The page on errors has every kind, and what the library makes of it.
+#[test]
+fn the_page_about_errors_is_up_to_date() {
+    let mut page = "\
+# Errors
+
+`error.kind()` is the kind of an error. `is_retryable()` is true if the same call can succeed later.
+HTTP is the status that `fence::http::status(&error)` suggests for your service. Exit is the status of
+the command.
+
+| kind | meaning | retryable | HTTP | exit |
+|---|---|---|--:|--:|
+"
+    .to_owned();
+    for (kind, meaning, exit) in KINDS {
+        let error = leasehold::Error::new(kind, "");
+        let retryable = if error.is_retryable() { "yes" } else { "no" };
+        let status = leasehold::fence::http::status(&error).as_u16();
+        let _ =
+            writeln!(page, "| `{}` | {meaning} | {retryable} | {status} | {exit} |", kind.as_str());
+    }
+    page.push_str(ERRORS_BELOW);
+    up_to_date("reference/errors.md", &page);
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../leasehold-core/src/words/error.rs");
+    let source = std::fs::read_to_string(source).unwrap();
+    let (_, kinds) = source.split_once("pub enum ErrorKind {").unwrap();
+    let (kinds, _) = kinds.split_once("\n}").unwrap();
+    let count =
+        kinds.lines().filter(|line| !line.trim().starts_with("//") && line.ends_with(',')).count();
+    assert_eq!(count, KINDS.len(), "docs/reference/errors.md must have every ErrorKind");
+}
+
+const ERRORS_BELOW: &str = "
+## Details
+
+| method | returns |
+|---|---|
+| `store_answered()` | `false` if the store did not reply, so that nothing is known about the holder |
+| `is_transient()` | whether waiters keep retrying: the store is unreachable or full |
+| `holders()` | the current holders, if known: host, process, label, token, since when |
+| `held_by_this_client()` | whether this client is the holder; if it is the same task, that is a deadlock |
+| `lost_reason()` | `expired`, `gone`, `max_hold` or `closed` |
+| `stale_token()`, `stale_version()` | both numbers of the comparison |
+
+- Retry with a growing delay while `is_retryable()` is true. To survive outages of any length, put the
+  retry into a loop of your own.
+- Do not retry a commit that got no reply, unless it has an idempotency key
+  ([Transactions](../guide/transactions.md)). Return 500 to your caller, whatever the table says.
+- Send `Retry-After` with 423 and 503.
+- Messages name the holder's host and process. Log them; do not send them to strangers.
+
+The exit status differs in two cases. It is 71 if the cause is a shortage of processes, files or memory,
+and `release` exits with 74 if the lock was lost. [Exit status](../guide/shell-scripts.md#exit-status)
+lists all of them.
+";
+
+/// The page on metrics is what the module `telemetry` documents.
+#[test]
+fn the_page_about_metrics_is_up_to_date() {
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../leasehold-core/src/client/telemetry.rs");
+    let source = std::fs::read_to_string(source).unwrap();
+    let documented = source.lines().map_while(|line| line.strip_prefix("//!"));
+    let text: Vec<&str> = documented.map(|line| line.strip_prefix(' ').unwrap_or(line)).collect();
+    let text = without_paths(&text.join("\n")).replace("\n# ", "\n\n## ").replace("\n\n\n", "\n\n");
+    let page = format!(
+        "# Metrics and events\n\nThis page is generated from the documentation of the module \
+         `leasehold::telemetry`.\nWhat to alert on: [Operations](../guide/operations.md).\n\n{text}\n"
+    );
+    up_to_date("reference/metrics.md", &page);
+}
+
+/// Markdown whose links to items of the library are only their text.
+fn without_paths(text: &str) -> String {
+    let (mut plain, mut rest) = (String::new(), text);
+    while let Some(at) = rest.find("[`") {
+        plain.push_str(&rest[..at]);
+        let (name, after) = rest[at + 1..].split_once(']').unwrap();
+        let target = after.strip_prefix('(').and_then(|after| after.split_once(')'));
+        match target {
+            Some((target, after)) if target.contains("://") => {
+                let _ = write!(plain, "[{name}]({target})");
+                rest = after;
+            }
+            Some((_, after)) => {
+                plain.push_str(name);
+                rest = after;
+            }
+            None => {
+                plain.push_str(name);
+                rest = after;
+            }
+        }
+    }
+    plain + rest
 }
 
 /// The page with this between the two marks.
@@ -329,11 +554,11 @@ fn the_readme_names_every_store_and_every_feature() {
     assert!(features.len() > BUILT_IN.len(), "read too few: {features:?}");
 }
 
-/// The design's table of rows: every row is there, and every test that it names is.
+/// The table of requirements has every row, and every test that it names exists.
 #[test]
 fn every_row_is_shown_by_tests_that_exist() {
     let sources = sources::all();
-    let page = std::fs::read_to_string(format!("{DOCS}/design.md")).unwrap();
+    let page = std::fs::read_to_string(format!("{DOCS}/internals/tests.md")).unwrap();
     let rows = page.lines().filter_map(|line| line.strip_prefix("| R")?.split_once(" |"));
     let mut numbers = Vec::new();
     for (row, rest) in rows {
@@ -343,7 +568,7 @@ fn every_row_is_shown_by_tests_that_exist() {
         for test in tests.split('`').skip(1).step_by(2) {
             assert!(
                 sources::runs(&sources, test),
-                "docs/design.md: R{row} names {test}, which is no test"
+                "docs/internals/tests.md: R{row} names {test}, which does not exist"
             );
         }
     }
@@ -352,13 +577,16 @@ fn every_row_is_shown_by_tests_that_exist() {
 }
 
 /// Every `pub async fn` of the packages that programs and stores use, with what is written above it.
-/// (The cases of the conformance suite are functions of tests.)
+/// The cases of the conformance suite and what tests share are left out.
 fn public_async_functions() -> Vec<(String, String)> {
     let crates = format!("{}/..", env!("CARGO_MANIFEST_DIR"));
     let mut folders: Vec<_> = std::fs::read_dir(crates)
         .unwrap()
         .map(|entry| entry.unwrap().path().join("src"))
-        .filter(|src| !src.to_string_lossy().contains("conformance"))
+        .filter(|src| {
+            let path = src.to_string_lossy();
+            !path.contains("conformance") && !path.contains("test-support")
+        })
         .collect();
     let mut found = Vec::new();
     while let Some(folder) = folders.pop() {

@@ -1,5 +1,5 @@
-//! The pages for people: what they link to is there, the tests that they name are tests, and each page in
-//! Chinese has the form of the English one.
+//! The pages for users: all links lead somewhere, linked tests exist, each Chinese page has the form of the English
+//! one, and the README is short.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
@@ -8,13 +8,19 @@ mod sources;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
-/// The pages that are in Chinese as well.
-const PAIRS: [(&str, &str); 4] = [
-    ("README.md", "docs/zh/README.md"),
-    ("docs/choosing.md", "docs/zh/choosing.md"),
-    ("docs/failures.md", "docs/zh/failures.md"),
-    ("docs/recipes.md", "docs/zh/recipes.md"),
-];
+/// Each English page that has a Chinese translation, with that translation. To add a translation, add a line: the
+/// test then compares headings, code and links.
+const PAIRS: &[(&str, &str)] = &[];
+
+/// Chinese pages that translate an earlier English page. They are compared with nothing: replace them and move
+/// them to [`PAIRS`], or delete them. The list must not name other files.
+const OUTDATED: &[&str] =
+    &["docs/zh/README.md", "docs/zh/choosing.md", "docs/zh/failures.md", "docs/zh/recipes.md"];
+
+/// The most words in the README, as `wc -w` counts them.
+const README_WORDS: usize = 1_000;
+/// The most words in a sentence of the README.
+const SENTENCE_WORDS: usize = 25;
 
 /// What stands between two headings.
 #[derive(Default)]
@@ -27,8 +33,6 @@ struct Section {
     links: Vec<Link>,
     /// Blocks of code, with the word that says of what language.
     blocks: Vec<String>,
-    /// For each line of a table the number of its columns.
-    rows: Vec<usize>,
 }
 
 struct Link {
@@ -72,7 +76,6 @@ impl Page {
                 read_paragraph(line, &mut section);
                 sections.push(section);
             } else if is_row {
-                section.rows.push(line.replace("\\|", "").matches('|').count());
                 read_paragraph(line, section);
             } else {
                 paragraph.push_str(line);
@@ -179,18 +182,24 @@ fn pages() -> Vec<Page> {
 #[test]
 fn every_link_leads_somewhere() {
     let pages = pages();
-    let mut count = 0;
+    let (mut count, mut dead) = (0, Vec::new());
     for page in &pages {
         for (link, (path, anchor)) in page.links().filter_map(|l| Some((l, page.leads(l)?))) {
             let (from, target) = (&page.path, &link.target);
-            assert!(Path::new(ROOT).join(&path).exists(), "{from}: {target} is not there");
-            if let Some(anchor) = anchor.filter(|_| path.extension().is_some_and(|e| e == "md")) {
+            if !Path::new(ROOT).join(&path).exists() {
+                dead.push(format!("{from}: {target} does not exist"));
+            } else if let Some(anchor) =
+                anchor.filter(|_| path.extension().is_some_and(|e| e == "md"))
+            {
                 let to = Page::read(path.to_str().unwrap());
-                assert!(to.anchors().contains(&anchor), "{from}: {target}: no such heading");
+                if !to.anchors().contains(&anchor) {
+                    dead.push(format!("{from}: {target} has no such heading"));
+                }
             }
             count += 1;
         }
     }
+    assert!(dead.is_empty(), "dead links:\n{}", dead.join("\n"));
     assert!(pages.len() > 20 && count > 200, "{count} links in {} pages", pages.len());
 }
 
@@ -198,7 +207,6 @@ fn every_link_leads_somewhere() {
 #[test]
 fn every_test_that_is_linked_is_there() {
     let sources = sources::all();
-    let mut count = 0;
     for page in pages() {
         for link in page.links() {
             let Some((path, _)) = page.leads(link) else { continue };
@@ -211,11 +219,9 @@ fn every_test_that_is_linked_is_there() {
             let places = sources::named(&text, test);
             let is_here = places.into_iter().any(|at| text[..at].ends_with("fn "));
             assert!(is_here, "{}: {} has no function {test}", page.path, path.display());
-            assert!(sources::runs(&sources, test), "{}: {test} is no test", page.path);
-            count += 1;
+            assert!(sources::runs(&sources, test), "{}: {test} is not a test", page.path);
         }
     }
-    assert!(count > 100, "{count} tests");
 }
 
 fn is_function(name: &str) -> bool {
@@ -223,31 +229,35 @@ fn is_function(name: &str) -> bool {
 }
 
 #[test]
-fn pages_in_chinese_have_the_form_of_the_english_ones() {
-    for (english, chinese) in PAIRS {
+fn chinese_pages_have_the_form_of_the_english_ones() {
+    for &(english, chinese) in PAIRS {
         let (ours, theirs) = (Page::read(english), Page::read(chinese));
-        let heads = |page: &Page| {
-            page.sections.iter().map(|s| (s.level, s.blocks.clone())).collect::<Vec<_>>()
-        };
         for (i, (one, other)) in ours.sections.iter().zip(&theirs.sections).enumerate() {
             let at = format!("{chinese}, heading {i}, {:?} for {:?}", other.title, one.title);
-            assert_eq!(one.level, other.level, "{at}: the depth");
-            assert_eq!(one.blocks, other.blocks, "{at}: blocks of code");
-            assert_eq!(one.rows, other.rows, "{at}: lines of tables and their columns");
+            assert_eq!(one.level, other.level, "{at}: the level");
+            assert_eq!(one.commands(), other.commands(), "{at}: blocks of code");
             assert_eq!(one.code, other.code, "{at}: code in the text");
             assert_eq!(leads(&ours, one), leads(&theirs, other), "{at}: links");
         }
-        assert_eq!(heads(&ours).len(), heads(&theirs).len(), "{chinese}: headings");
-        // Either says first thing where the other is.
-        for (from, to) in [(&ours, chinese), (&theirs, english)] {
-            let first = from.sections[..2].iter().flat_map(|section| &section.links).next();
-            let first = first.and_then(|link| from.leads(link)).map(|(path, _)| path);
-            assert_eq!(first.as_deref(), Some(Path::new(to)), "the first link of {}", from.path);
-        }
+        assert_eq!(ours.sections.len(), theirs.sections.len(), "{chinese}: headings");
     }
-    let known: BTreeSet<_> = PAIRS.iter().map(|pair| pair.1.to_owned()).collect();
-    let all = pages().into_iter().map(|page| page.path).filter(|path| path.starts_with("docs/zh/"));
-    assert_eq!(all.collect::<BTreeSet<_>>(), known, "pages in Chinese that are compared with none");
+    let chinese: BTreeSet<_> =
+        PAIRS.iter().map(|pair| pair.1).chain(OUTDATED.iter().copied()).collect();
+    let all: Vec<String> = pages().into_iter().map(|page| page.path).collect();
+    let there = all.iter().map(String::as_str).filter(|path| path.starts_with("docs/zh/"));
+    assert_eq!(there.collect::<BTreeSet<_>>(), chinese, "docs/zh, and the lists in this file");
+}
+
+impl Section {
+    /// The blocks of code without their comments, which are translated.
+    fn commands(&self) -> Vec<String> {
+        let without = |line: &str| {
+            let ends = ["# ", "// "].iter().filter_map(|mark| line.find(mark));
+            line[..ends.min().unwrap_or(line.len())].trim_end().to_owned()
+        };
+        let block = |block: &String| block.lines().map(without).collect::<Vec<_>>().join("\n");
+        self.blocks.iter().map(block).collect()
+    }
 }
 
 /// Where a section's links lead, in one language or the other. Which heading is not compared: it has
@@ -267,9 +277,41 @@ fn leads(page: &Page, section: &Section) -> BTreeSet<String> {
 
 /// So short that it is read.
 #[test]
-fn the_readme_is_under_200_lines() {
-    for page in [PAIRS[0].0, PAIRS[0].1] {
-        let text = std::fs::read_to_string(format!("{ROOT}/{page}")).unwrap();
-        assert!(text.lines().count() < 200, "{page}: {} lines", text.lines().count());
+fn the_readme_is_short() {
+    let text = std::fs::read_to_string(format!("{ROOT}/README.md")).unwrap();
+    let words = text.split_whitespace().count();
+    assert!(words <= README_WORDS, "README.md has {words} words, more than {README_WORDS}");
+    for sentence in sentences(&text) {
+        let words = sentence
+            .split_whitespace()
+            .filter(|word| word.chars().any(char::is_alphanumeric))
+            .count();
+        assert!(
+            words <= SENTENCE_WORDS,
+            "README.md: {words} words, more than {SENTENCE_WORDS}: {sentence}"
+        );
     }
+}
+
+/// The sentences of the text between headings, tables and blocks of code.
+fn sentences(text: &str) -> Vec<String> {
+    let (mut paragraphs, mut is_code) = (vec![String::new()], false);
+    for line in text.lines().map(str::trim_start) {
+        is_code ^= line.starts_with("```");
+        let ends =
+            line.is_empty() || ["|", "#", "<", "```"].iter().any(|start| line.starts_with(start));
+        if ends || line.starts_with("- ") {
+            paragraphs.push(String::new());
+        }
+        if !ends && !is_code {
+            let paragraph = paragraphs.last_mut().unwrap();
+            paragraph.push_str(line);
+            paragraph.push(' ');
+        }
+    }
+    let marked =
+        paragraphs.iter().map(|paragraph| paragraph.replace("**", "").replace(['?', '!'], "."));
+    marked
+        .flat_map(|paragraph| paragraph.split(". ").map(str::to_owned).collect::<Vec<_>>())
+        .collect()
 }

@@ -47,7 +47,7 @@ fn page(command: clap::Command) -> Result<Vec<u8>, Failure> {
 }
 
 /// The command line, without what is not to be seen.
-fn seen() -> clap::Command {
+pub(crate) fn seen() -> clap::Command {
     let all = Args::command();
     let bare = clap::Command::new("leasehold")
         .version(env!("CARGO_PKG_VERSION"))

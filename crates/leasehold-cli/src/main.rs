@@ -29,6 +29,8 @@ mod process;
 mod progress;
 mod reader;
 mod reenter;
+#[cfg(all(test, feature = "lab"))]
+mod reference;
 mod release;
 mod run;
 mod schema;

@@ -313,27 +313,25 @@ fn guarantees(&Found { members, ignores_old_leaders, hears, .. }: &Found) -> Gua
     promised.recovery_leases = 1;
     promised.notes = Cow::Borrowed(&[
         Cow::Borrowed(
-            "etcd counts leases in whole seconds and grants no less than 1 or 2 of them, by its \
-                 election time-out: a dead holder's lock is taken for at least that long.",
+            "etcd counts leases in whole seconds and has a minimum of 1 or 2 s, depending on its \
+                 election timeout. A dead holder's lock stays taken for at least that long.",
         ),
         Cow::Borrowed(
-            "A dead waiter keeps its place for its whole lease and its lock-delay, not for a shorter \
+            "A dead waiter keeps its place for its whole lease and lock-delay, not for a shorter \
                  waiter's lease.",
         ),
         Cow::Borrowed(
-            "Each change of leader begins all leases anew: the locks of those who died just \
-                 before stay taken for one lease more.",
+            "Each change of leader restarts all leases. If a holder died shortly before, its lock stays \
+                 taken for one more lease.",
+        ),
+        Cow::Borrowed("Tokens are etcd revisions. They go back if etcd is restored from a backup."),
+        Cow::Borrowed(
+            "Before 3.4.31 and 3.5.13, a leader that was paused and resumes can end renewed leases. Check \
+                 tokens.",
         ),
         Cow::Borrowed(
-            "Tokens are etcd's revisions: they fall back if etcd is restored from a backup.",
-        ),
-        Cow::Borrowed(
-            "etcd before 3.4.31 and 3.5.13 can end renewed leases when a leader goes on that was \
-                 stopped: then only checked tokens are safe.",
-        ),
-        Cow::Borrowed(
-            "A client of the official Go library that locks a name waits also for the locks \
-                 whose names begin with that name and a slash; we do not.",
+            "A client of the official Go library that locks a name also waits for locks whose names \
+                 begin with that name and a slash. leasehold does not.",
         ),
     ]);
     promised

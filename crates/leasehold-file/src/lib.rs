@@ -766,31 +766,30 @@ fn guarantees() -> Guarantees {
     promised.recovery_leases = 0;
     promised.notes = Cow::Borrowed(&[
         Cow::Borrowed(
-            "Locks are seen by the programs of one machine that may write to the directory.",
+            "Only programs on one machine that can write to the directory see the locks.",
         ),
         Cow::Borrowed(
-            "There are no leases: a hold lasts until it is released, its process ends, or a \
-                 person evicts it; a process that is stopped, or hangs, goes on holding.",
+            "Holds have no lease. A hold ends when it is released, its process exits or an operator evicts \
+                 it. A paused or hanging process keeps holding.",
         ),
         Cow::Borrowed(
-            "A child that was forked without exec shares its parent's holds and keeps them \
-                 until it ends as well; exec ends its share.",
+            "A child that was forked without exec shares its parent's holds and keeps them until it \
+                 exits. exec ends its share.",
         ),
         Cow::Borrowed(
-            "Deleting a control file evicts everybody in its queue; deleting, moving or \
-                 replacing the directory everybody: holders find out at their next renewal.",
+            "Deleting a lock file evicts its holders and waiters. Deleting, moving or replacing the directory \
+                 evicts all of them. Holders find out at their next renewal.",
         ),
         Cow::Borrowed(
-            "Who may lock may take any lock away: the directory's permissions say who that \
-                 is, and keep out everybody else.",
+            "Every user that can lock can also evict. The directory's permissions keep all other users out.",
         ),
         Cow::Borrowed(
-            "What at_least keeps closed is judged by the wall clock; it survives a restart of \
-                 the machine, but not always a power cut.",
+            "The cooldown of at_least is measured by the wall clock. It survives a restart of the machine, \
+                 but not every power cut.",
         ),
         Cow::Borrowed(
-            "One operation reads and writes the whole queue of its lock, so its time grows \
-                 with the number of claims in it.",
+            "Each operation reads and writes the whole queue of its lock, so it takes longer the more \
+                 claims the queue has.",
         ),
     ]);
     promised

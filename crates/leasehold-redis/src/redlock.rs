@@ -374,30 +374,30 @@ impl Store for RedlockStore {
 fn guarantees(url: &RedlockUrl) -> Guarantees {
     let delayed = url.restart_delay >= url.max_lease;
     let mut notes: Vec<Cow<'static, str>> = vec![
-        "There is no common queue: who has waited longest is told, and servers keep themselves for it \
-         for a moment; others who wait may still overtake it."
+        "Servers share no queue. Each server notifies the waiter that has waited longest and reserves \
+         itself for that waiter for a moment. Other waiters can still overtake it."
             .into(),
-        "One holder and rising tokens need clocks that run alike, and that no server loses a key \
-         unnoticed within a lease (its wall clock stepped forward, the key deleted): beside a holder \
-         that got a bare majority, since the other servers were away, one such server lets in another."
+        "Exclusion and increasing tokens require clocks that run at the same rate, and that no server loses \
+         a key unnoticed within a lease (the key deleted, the wall clock set forward). If the other servers were \
+         down and the holder got a bare majority, one such server is enough to grant the lock twice."
             .into(),
-        "A server that has a replica has no vote: behind each name there must be one server, the same \
-         for all clients."
+        "A server with a replica has no vote. Each host name must lead to one server, the same for all \
+         clients."
             .into(),
-        "When more than half of the nodes have lost their data at the same time, tokens rise as \
-         long as the clocks are not behind the last lost token."
+        "If more than half of the servers lose their data at the same time, tokens increase unless the \
+         clocks are behind the last lost token."
             .into(),
     ];
     notes.push(match delayed {
         true => format!(
-            "A server that restarted, was emptied or is another one at a known address does not vote \
-             for {:?}; other people's Redlock clients do not keep to that.",
+            "A server that was restarted, emptied or replaced does not vote for {:?}. Other Redlock clients \
+             do not respect this.",
             url.restart_delay
         )
         .into(),
         false => format!(
-            "A server that restarted votes again after {:?}, though leases may be {:?}: if it came \
-             back without its data, there may be two holders, and tokens may fall.",
+            "A restarted server votes again after {:?}, although leases can be {:?}. If it has lost its data, \
+             there can be two holders, and tokens can decrease.",
             url.restart_delay, url.max_lease
         )
         .into(),

@@ -1,4 +1,4 @@
-//! One line of a history in a file: the format that docs/torture.md documents.
+//! One line of a history in a file: the format that docs/reference/history-format.md documents.
 //!
 //! A line is flat and says all of itself, so that a program of forty lines can write it. What is in
 //! memory may change; this may not, but by another [`VERSION`].

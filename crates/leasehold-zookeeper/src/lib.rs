@@ -296,37 +296,37 @@ fn guarantees(
 ) -> Guarantees {
     let mut notes = vec![
         Cow::Borrowed(
-            "While its client lives, a claim that is not renewed ends with its lease; when the client \
-             dies, with the client's session, whatever lease was asked for.",
+            "While a client lives, its claims end with their leases. If the client dies, they end with its \
+             session, whatever lease was requested.",
         ),
         Cow::Borrowed(
-            "A new leader counts every session from its own beginning, so a holder that dies with \
-             the leader is found out up to a session later.",
+            "A new leader restarts all sessions. If holder and leader die together, the lock stays taken \
+             for up to one more session.",
         ),
         Cow::Borrowed(
-            "A leader that stood still for nearly a session and goes on, before another was elected, can \
-             end a session that it has just served: then only checked tokens are safe.",
+            "A leader that was paused for nearly a session and resumes before another leader is elected can \
+             end a session that it has just served. Check tokens.",
         ),
         Cow::Borrowed(
-            "All members must have the same session limits: the shortest that any of them enforces \
-             is what holds after a change of member.",
+            "All members must have the same session limits. After a change of member, the shortest limit \
+             that any member enforces applies.",
         ),
         Cow::Borrowed(
-            "Grants are durable as the members' disks are: with forceSync=no, or one server, not over \
-             a power cut.",
+            "Grants are as durable as the members' disks. With forceSync=no, or with a single server, they do \
+             not survive a power cut.",
         ),
-        Cow::Borrowed("Whoever has the permission to delete nodes can take locks away."),
+        Cow::Borrowed("Anyone with permission to delete nodes can remove locks."),
     ];
     let alone = members.is_some_and(|members| members < 2);
     if alone {
         notes.push(Cow::Borrowed(
-            "There is one server: what its disk loses is lost, and while it is down nothing is granted.",
+            "There is only one server. What its disk loses is lost, and while it is down nothing is granted.",
         ));
     }
     let (asked, given) = (url.session, session.timeout());
     if asked != given {
         notes.push(Cow::Owned(format!(
-            "The session is {given:?}, as the servers allow, and not {asked:?} as asked for."
+            "The servers granted a session of {given:?}; {asked:?} was requested."
         )));
     }
     let mut promised = Guarantees::least();

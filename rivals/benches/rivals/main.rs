@@ -4,7 +4,7 @@
 //! ./test.sh --install && rivals/install.sh
 //! taskset -c 0 cargo bench --manifest-path rivals/Cargo.toml                         # all of them
 //! taskset -c 0 cargo bench --manifest-path rivals/Cargo.toml -- postgres etcd        # of some stores
-//! taskset -c 0 cargo bench --manifest-path rivals/Cargo.toml -- --keep docs/benchmarks
+//! taskset -c 0 cargo bench --manifest-path rivals/Cargo.toml -- --keep crates/leasehold-bench/benches/results
 //! ```
 //! The crates `distributed-lock` (session locks of PostgreSQL and MariaDB, lock files) and `etcd-client` (the locks of
 //! etcd's own service) run in this process; python-redis-lock, node-redlock and Curator in one of their own, with

@@ -193,7 +193,7 @@ impl Measurement {
 /// The first table of the page, in Markdown: of the stores that were measured.
 pub(crate) fn table(figures: &Figures) -> String {
     let mut table = "\
-| store | take and give back | raw protocol | best other | from hand to hand, 8 waiting | raw protocol | best other |
+| store | acquire + release | raw protocol | best other | hand-over, 8 waiters | raw protocol | best other |
 |---|--:|--:|--:|--:|--:|--:|
 "
     .to_owned();
@@ -215,9 +215,7 @@ fn cells(shown: Option<Shown>) -> [String; 3] {
     let raw = shown.raw.zip(shown.times);
     [
         duration(shown.ours),
-        raw.map_or_else(none, |(raw, times)| {
-            format!("{} (ours ×{})", duration(raw), digits(times))
-        }),
+        raw.map_or_else(none, |(raw, times)| format!("{} (×{})", duration(raw), digits(times))),
         shown.best_other.map_or_else(none, |(name, nanos)| {
             let told = format!("{name} {}", duration(nanos));
             if nanos < shown.ours { format!("**{told}**") } else { told }
@@ -229,7 +227,7 @@ fn cells(shown: Option<Shown>) -> [String; 3] {
 const DECADES: std::ops::RangeInclusive<i32> = 2..=8;
 const LEFT: f64 = 92.0;
 const DECADE: f64 = 104.0;
-const LINE: f64 = 30.0;
+const LINE: f64 = 24.0;
 const TOP: f64 = 58.0;
 
 fn x(nanos: f64) -> f64 {
@@ -237,20 +235,27 @@ fn x(nanos: f64) -> f64 {
     LEFT + DECADE * (nanos.max(1.0).log10().clamp(first, last) - first)
 }
 
-/// Hand-over by store, with eight who wait, on a logarithmic scale.
+/// Light and dark, by what the reader's system prefers.
+const STYLE: &str = "\
+text{fill:#24292f}.axis{fill:#57606a}.grid{stroke:#d0d7de}.ours{fill:#0969da}.raw{fill:#57606a}.other{fill:#bc4c00}
+.back{fill:#fff}
+@media(prefers-color-scheme:dark){text{fill:#e6edf3}.axis{fill:#8d96a0}.grid{stroke:#30363d}.ours{fill:#58a6ff}
+.raw{fill:#8d96a0}.other{fill:#f0883e}.back{fill:#0d1117}}";
+
+/// The hand-over latency of each store with eight waiters, the fastest first, as dots on a logarithmic scale.
 pub(crate) fn picture(figures: &Figures) -> String {
-    let lines: Vec<(&str, Shown)> = STORES
+    let mut lines: Vec<(&str, Shown)> = STORES
         .iter()
         .filter_map(|(store, _, hand_over)| Some((*store, hand_over.shown(figures)?)))
         .collect();
-    let right = x(1e8);
+    lines.sort_by(|one, other| one.1.ours.total_cmp(&other.1.ours));
     let bottom = TOP + LINE * lines.len() as f64;
-    let (width, height) = (right + 64.0, bottom + 34.0);
+    let (width, height) = (x(1e8) + NAMES, bottom + 34.0);
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" \
          font-family=\"sans-serif\" font-size=\"13\" role=\"img\">\n\
-         <title>From one holder to the next, with eight who wait</title>\n\
-         <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
+         <title>Hand-over latency with eight waiters</title>\n<style>{STYLE}</style>\n\
+         <rect class=\"back\" width=\"100%\" height=\"100%\"/>\n"
     );
     legend(&mut svg);
     for decade in DECADES {
@@ -258,19 +263,22 @@ pub(crate) fn picture(figures: &Figures) -> String {
         let at = x(nanos);
         let _ = writeln!(
             svg,
-            "<line x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{:.1}\" y2=\"{bottom:.1}\" stroke=\"#ddd\"/>\n\
-             <text x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\" fill=\"#555\">{}</text>",
+            "<line class=\"grid\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{:.1}\" y2=\"{bottom:.1}\"/>\n\
+             <text class=\"axis\" x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
             TOP - 6.0,
             bottom + 18.0,
             round(nanos),
         );
     }
     for (n, (store, shown)) in lines.iter().enumerate() {
-        bar(&mut svg, TOP + LINE * n as f64, store, shown);
+        dots(&mut svg, TOP + LINE * (n as f64 + 0.5), store, shown);
     }
     svg.push_str("</svg>\n");
     svg
 }
+
+/// The room for the names of what is faster or slower, beside the scale.
+const NAMES: f64 = 280.0;
 
 /// A power of ten.
 fn round(nanos: f64) -> String {
@@ -281,63 +289,57 @@ fn round(nanos: f64) -> String {
     }
 }
 
-const OUR_COLOUR: &str = "#2b6cb0";
-const RAW_COLOUR: &str = "#222";
-const OTHER_COLOUR: &str = "#dd6b20";
-
 fn legend(svg: &mut String) {
     let _ = writeln!(
         svg,
-        "<text x=\"{LEFT}\" y=\"20\" font-weight=\"bold\">From one holder to the next, with eight who \
-         wait (median, logarithmic)</text>\n\
-         <rect x=\"{LEFT}\" y=\"31\" width=\"22\" height=\"10\" fill=\"{OUR_COLOUR}\"/>\
-         <text x=\"{:.1}\" y=\"41\">leasehold</text>\n\
-         <rect x=\"{:.1}\" y=\"29\" width=\"3\" height=\"14\" fill=\"{RAW_COLOUR}\"/>\
-         <text x=\"{:.1}\" y=\"41\">raw protocol</text>\n\
-         <circle cx=\"{:.1}\" cy=\"36\" r=\"5\" fill=\"{OTHER_COLOUR}\"/>\
-         <text x=\"{:.1}\" y=\"41\">best other</text>",
-        LEFT + 28.0,
-        LEFT + 110.0,
-        LEFT + 119.0,
-        LEFT + 220.0,
-        LEFT + 230.0,
+        "<text x=\"{LEFT}\" y=\"20\" font-weight=\"bold\">Hand-over latency with eight waiters \
+         (median, logarithmic scale)</text>"
     );
+    for (n, (class, name)) in
+        [("ours", "leasehold"), ("raw", "raw protocol"), ("other", "best other")].iter().enumerate()
+    {
+        let at = LEFT + 6.0 + 120.0 * n as f64;
+        let _ = writeln!(
+            svg,
+            "{}<text x=\"{:.1}\" y=\"41\">{name}</text>",
+            dot(class, at, 36.0),
+            at + 10.0
+        );
+    }
 }
 
-fn bar(svg: &mut String, y: f64, store: &str, shown: &Shown) {
-    let end = x(shown.ours);
+fn dot(class: &str, x: f64, y: f64) -> String {
+    match class {
+        "raw" => {
+            format!(
+                "<rect class=\"raw\" x=\"{:.1}\" y=\"{:.1}\" width=\"3\" height=\"14\"/>",
+                x - 1.5,
+                y - 7.0
+            )
+        }
+        _ => format!("<circle class=\"{class}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"5\"/>"),
+    }
+}
+
+fn dots(svg: &mut String, y: f64, store: &str, shown: &Shown) {
+    let text = y + 4.5;
     let _ = writeln!(
         svg,
-        "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{store}</text>\n\
-         <rect x=\"{LEFT}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"18\" fill=\"{OUR_COLOUR}\"/>",
-        LEFT - 8.0,
-        y + 14.0,
-        end - LEFT,
+        "<text x=\"{:.1}\" y=\"{text:.1}\" text-anchor=\"end\">{store}</text>",
+        LEFT - 8.0
     );
     if let Some(raw) = shown.raw {
-        let at = x(raw);
-        let _ = writeln!(
-            svg,
-            "<rect x=\"{:.1}\" y=\"{:.1}\" width=\"3\" height=\"24\" fill=\"{RAW_COLOUR}\"/>",
-            at - 1.5,
-            y - 3.0,
-        );
+        let _ = writeln!(svg, "{}", dot("raw", x(raw), y));
     }
+    let _ = writeln!(svg, "{}", dot("ours", x(shown.ours), y));
+    let mut told = duration(shown.ours);
     if let Some((name, other)) = shown.best_other {
-        let at = x(other);
-        let _ = writeln!(
-            svg,
-            "<circle cx=\"{at:.1}\" cy=\"{:.1}\" r=\"5\" fill=\"{OTHER_COLOUR}\">\
-             <title>{name}: {}</title></circle>",
-            y + 9.0,
-            duration(other),
-        );
+        let _ = writeln!(svg, "{}", dot("other", x(other), y));
+        let _ = write!(told, ", {name} {}", duration(other));
     }
     let _ = writeln!(
         svg,
-        "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
-        x(1e8) + 56.0,
-        y + 14.0,
-        duration(shown.ours),
+        "<text class=\"axis\" x=\"{:.1}\" y=\"{text:.1}\">{told}</text>",
+        x(1e8) + 12.0
     );
 }

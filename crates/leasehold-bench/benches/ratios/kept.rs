@@ -1,6 +1,6 @@
 //! What this run has shown: told at its end, and kept in a folder if that is wanted.
 //!
-//! `--keep docs/benchmarks` writes there, of each part that was run, its tables (`redis.md`), the figures of
+//! `--keep crates/leasehold-bench/benches/results` writes there, of each part that was run, its tables (`redis.md`), the figures of
 //! all parts (`figures.tsv`), and the picture that is made of these (`hand-over.svg`). The page about benchmarks
 //! begins with a table of the same figures; a test holds it, and the picture, to them.
 
@@ -42,7 +42,7 @@ pub(crate) fn end_part(
     std::fs::create_dir_all(folder)?;
     let cores = std::thread::available_parallelism()?;
     let head = format!(
-        "# {part}\n\nPrinted by `cargo bench {command} --keep docs/benchmarks`: {cores} cores, {} rounds of {:?} each.\n",
+        "# {part}\n\nPrinted by `cargo bench {command} --keep crates/leasehold-bench/benches/results`: {cores} cores, {} rounds of {:?} each.\n",
         effort.rounds, effort.time
     );
     Ok(std::fs::write(folder.join(format!("{part}.md")), head + &tables)?)

@@ -6,10 +6,10 @@
 //! cargo bench -p leasehold-bench --bench ratios --all-features -- sql   # real databases, started by it
 //! taskset -c 0 cargo bench -p leasehold-bench --bench ratios --features redis -- redis
 //! cargo bench -p leasehold-bench --bench ratios -- --quick       # only to see that it runs
-//! cargo bench -p leasehold-bench --all-features --bench ratios -- --keep docs/benchmarks   # for the documentation
+//! cargo bench -p leasehold-bench --all-features --bench ratios -- --keep crates/leasehold-bench/benches/results   # for the documentation
 //! cargo bench -p leasehold-bench --all-features --bench ratios -- etcd   # beside a real etcd
 //! ```
-//! The tables go to the standard output as Markdown; `docs/benchmarks` keeps a run of them. No figure
+//! The tables go to the standard output as Markdown; `crates/leasehold-bench/benches/results` keeps a run of them. No figure
 //! here is a test.
 
 mod bytes;

@@ -172,36 +172,35 @@ pub(super) fn guarantees(options: &Options) -> Guarantees {
 
 const NOTES: &[Cow<'static, str>] = &[
     Cow::Borrowed(
-        "UNSAFE when the server's memory is full: it throws away what was asked for least, locks that are held \
-         among it. Then two hold, and nobody is told before the next renewal. Started with -M it refuses what is \
-         written, and throws away what stood there: who is refused closes all locks for as long as a holder may \
-         believe in its hold, and for the moment in between two may hold.",
+        "UNSAFE when the server's memory is full: memcached evicts the least recently used values, which can be held \
+         locks. Two clients then hold, until the first one's next renewal. With -M memcached rejects writes and \
+         drops the old value. Clients then grant nothing until every forgotten hold has expired, but two may hold for a \
+         moment before that.",
     ),
     Cow::Borrowed(
-        "A restart or flush_all forgets every lock. Clients notice, and let nobody in for as long as a \
-         forgotten holder may believe in its hold; that is so only if all have the same session_ms, and none a \
-         shorter restart_delay_ms. A new server is closed for as long.",
+        "A restart or flush_all loses all locks. Clients detect this and grant nothing until every forgotten hold \
+         has expired. This requires the same session_ms on all clients, and no shorter restart_delay_ms on any. A \
+         new server starts the same way.",
     ),
     Cow::Borrowed(
-        "Tokens rise while the server keeps the lock's value, for a day after its last use. After a loss they \
-         begin at the clients' clocks, held to the server's to a few seconds: they rise if these are not behind \
-         the last token.",
+        "Tokens increase while the server keeps the lock's value, which is one day after its last use. After a loss \
+         they restart from the clients' clocks, limited to a few seconds around the server's. They increase unless \
+         these clocks are behind the last token.",
     ),
     Cow::Borrowed(
-        "While its client lives, a claim that is not renewed ends with its lease; when the client dies, with \
-         the client's session, whatever lease was asked for.",
+        "While a client lives, its claims end with their leases. If the client dies, they end with its \
+         session, whatever lease was requested.",
     ),
     Cow::Borrowed(
-        "A server that was stopped for nearly a session, and goes on, can end a session that it has just \
-         prolonged: then only checked tokens are safe.",
+        "A server that was paused for nearly a session can end a session that it has just extended. Check tokens.",
     ),
     Cow::Borrowed(
-        "Waiters look, at most poll_ms apart; each look and each change reads the whole queue, of some \
+        "Waiters poll, at most poll_ms apart. Each poll and each change reads the whole queue, which holds a few \
          thousand claims at most.",
     ),
     Cow::Borrowed(
-        "Whoever reaches the server can read, change and remove every lock. Listing goes through all of its \
-         keys.",
+        "Anyone with access to the server can read, change and remove all locks. Listing iterates over all of the \
+         server's keys.",
     ),
 ];
 

@@ -96,8 +96,8 @@ impl Servers {
         let mut promised = guarantees(&options);
         let notes = promised.notes.to_mut();
         notes.push(
-            "Each lock is on one of the servers: while that is gone, the lock cannot be had, and others can. When \
-             the list of servers is changed, give all clients the new one, and then restart or empty every server."
+            "Each lock is stored on one server. While that server is down, its locks are unavailable; other locks are \
+             unaffected. To change the list of servers, give all clients the new list, then restart or flush every server."
                 .into(),
         );
         let info = StoreInfo::new(redacted(url), promised)

@@ -1,4 +1,4 @@
-//! What docs/design.md says of the structure: no files of a package take names from each other in a
+//! What docs/internals/design.md says of the structure: no files of a package take names from each other in a
 //! circle, and within the core no layer takes any from a higher one. (Between packages the compiler
 //! sees to it.)
 

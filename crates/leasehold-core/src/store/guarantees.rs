@@ -1,5 +1,5 @@
-//! What a store promises, as data: `doctor` prints it, tests are selected by it, and callers may
-//! demand it.
+//! A store's guarantees as data: `doctor` prints them, tests are selected by them, and callers can
+//! require them.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -8,93 +8,93 @@ use std::time::Duration;
 use crate::base::duration::short;
 use crate::words::claim::Kind;
 
-/// What ends the hold of a holder that is gone.
+/// How the store detects that a holder is dead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Liveness {
-    /// A lease that runs out by the store's clock.
+    /// A lease that expires by the store's clock.
     Lease,
-    /// A session of the client with the store, kept alive on its own. A client ends its own claims
-    /// that are not renewed, so leases hold as elsewhere while it lives; if it dies, its claims end
-    /// with the session, however short or long their leases.
+    /// A session of the client with the store. While the client lives, it ends its own claims that were
+    /// not renewed, so leases work as elsewhere. If it dies, its claims end with the session, whatever
+    /// their leases.
     Session,
-    /// The kernel: the hold ends with the process, and never before.
+    /// The kernel: the hold ends with the process and not earlier.
     Process,
 }
 
-/// How a waiter learns that its turn has come.
+/// How a client is notified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Wakeup {
-    /// It is told, with the heartbeat as fallback.
+    /// The store or another client notifies it; the heartbeat is the fallback.
     Push,
-    /// It asks.
+    /// It polls.
     Poll,
 }
 
-/// Whose clock judges leases.
+/// The clock by which leases expire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum ClockModel {
-    /// Nobody's: there are no leases.
+    /// None: the store has no leases.
     None,
-    /// A clock that cannot be set, counting in real time.
+    /// A clock that cannot be set.
     Monotonic,
-    /// A wall clock, which can be stepped.
+    /// A wall clock, which can be set.
     Wall,
 }
 
-/// What is kept over which end of the store.
+/// The worst failure that data survives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Durability {
-    /// Gone with the process that keeps it.
+    /// None: data is lost with the process that keeps it.
     Process,
-    /// Kept until the machine goes down.
+    /// A crash of the process, but not of the machine.
     Machine,
-    /// On disk before it is answered.
+    /// A power cut: data is on disk before the store replies.
     Disk,
-    /// On a majority of machines before it is answered.
+    /// The loss of a minority of servers: a majority has the data before the store replies.
     Majority,
 }
 
-/// What a fault does to mutual exclusion.
+/// The effect of a fault on mutual exclusion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Survival {
-    /// Still one holder.
+    /// There is still only one holder.
     Exclusive,
-    /// Perhaps two that believe they hold; a resource that checks tokens is safe.
+    /// Two clients may believe that they hold the lock; a resource that checks tokens is safe.
     Fenced,
-    /// Perhaps two holders, and tokens may regress.
+    /// There may be two holders, and tokens may decrease.
     Unsafe,
-    /// The fault cannot happen here.
+    /// This store does not have the fault.
     NotApplicable,
 }
 
-/// Whom a client keeps waiting that is stopped in the middle of a call. Those who wait or hold may lose
-/// their places by it, where places run out in less time.
+/// Which clients are blocked while another client is paused in the middle of a call. Blocked holders and
+/// waiters can lose their locks and places if these expire meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Stall {
-    /// Nobody.
+    /// No other client.
     Nobody,
-    /// Those of the same lock, until the store ends the call after this time.
+    /// Clients of the same lock, until the store aborts the call after this time.
     SameLock(Duration),
-    /// Those of the same lock, until the client goes on.
+    /// Clients of the same lock, until the paused client resumes.
     SameLockForLong,
-    /// Everybody, until the client goes on.
+    /// All clients, until the paused client resumes.
     Everybody,
 }
 
 impl Stall {
-    /// How long somebody else may be kept waiting, at most.
+    /// The longest time for which another client can be blocked.
     pub fn longest(self) -> Duration {
         match self {
             Self::Nobody => Duration::ZERO,
@@ -104,65 +104,65 @@ impl Stall {
     }
 }
 
-/// Everything a store states about itself.
+/// The guarantees of a store in its current configuration.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Guarantees {
-    /// The kinds of lock that it keeps.
+    /// The lock kinds that it supports.
     pub kinds: Cow<'static, [Kind]>,
-    /// First come, first served among live waiters.
+    /// Whether live waiters get the lock in the order in which they asked.
     pub fifo: bool,
-    /// How waiters learn of their turn.
+    /// How a waiter is notified that it holds the lock.
     pub wakeup: Wakeup,
-    /// How a holder learns that it was evicted: it is told, or asks with its next renewal.
+    /// How an evicted holder is notified: by push, or when its next renewal fails.
     pub evicted: Wakeup,
-    /// How whoever follows queues ([`watch`](crate::Leasehold::watch), [`observe`](crate::Election::observe))
-    /// learns of what changes there.
+    /// How watchers ([`watch`](crate::Leasehold::watch), [`observe`](crate::Election::observe)) are notified
+    /// of changes.
     pub followed: Wakeup,
-    /// What ends the hold of a dead holder.
+    /// How a dead holder is detected.
     pub liveness: Liveness,
-    /// Whose clock judges leases.
+    /// The clock by which leases expire.
     pub clock: ClockModel,
-    /// Whether the lock can stay closed after an unclean end.
+    /// Whether a lock can stay unavailable for a while after an unclean end (`lock_delay`).
     pub lock_delay: bool,
-    /// Whether the lock can stay closed after a release (`at_least`).
+    /// Whether a lock can stay unavailable for a while after a release (`at_least`).
     pub at_least: bool,
     /// Whether a writer can become a reader while it holds ([`downgrade`](crate::Guard::downgrade)).
     pub downgrades: bool,
     /// Whether a reader can become a writer while it holds ([`try_upgrade`](crate::Guard::try_upgrade)).
     pub upgrades: bool,
-    /// What grants outlive.
+    /// The worst failure that grants survive.
     pub grant: Durability,
-    /// What the order of tokens outlives.
+    /// The worst failure after which tokens still increase.
     pub token: Durability,
-    /// A holder that was paused longer than its lease.
+    /// Effect of a holder that is paused for longer than its lease.
     pub on_pause: Survival,
-    /// The store's wall clock stepped.
+    /// Effect of setting the store's wall clock.
     pub on_clock_step: Survival,
-    /// The store's process killed and started again.
+    /// Effect of a crash and restart of the store.
     pub on_store_crash: Survival,
-    /// Fail-over to another member.
+    /// Effect of a fail-over to another member.
     pub on_failover: Survival,
-    /// Client and store cut off from each other.
+    /// Effect of a network partition between client and store.
     pub on_partition: Survival,
-    /// Whom a client keeps waiting that is stopped in the middle of a call.
+    /// Which clients are blocked while another client is paused in the middle of a call.
     pub stall: Stall,
-    /// The longest that a dead holder's lock stays taken when the lease is `lease`: this, plus as
-    /// many leases as [`recovery_leases`](Self::recovery_leases).
+    /// The longest time for which a dead holder's lock stays taken: this plus as many leases as
+    /// [`recovery_leases`](Self::recovery_leases).
     pub recovery: Duration,
     /// See [`recovery`](Self::recovery).
     pub recovery_leases: u32,
-    /// What else people must know, one sentence each.
+    /// Limits that the other fields do not express.
     pub notes: Cow<'static, [Cow<'static, str>]>,
 }
 
-/// The kinds of lock of a store that keeps them all.
+/// All lock kinds.
 pub const ALL_KINDS: &[Kind] = &[Kind::Mutex, Kind::RwLock, Kind::Semaphore];
 
 impl Guarantees {
-    /// The least a store can promise: a mutex by lease, polled, unordered, safe only when fenced.
-    /// A store raises the fields that it keeps.
+    /// The weakest guarantees: only a mutex, with a lease, polling, no order, safe only with a fence.
+    /// Each store raises the fields for which it offers more.
     pub const fn least() -> Self {
         Self {
             kinds: Cow::Borrowed(&[Kind::Mutex]),
@@ -190,51 +190,51 @@ impl Guarantees {
         }
     }
 
-    /// All of it in plain words, for people: what is asked, and the answer. The same questions in the
-    /// same order for every store.
+    /// Returns all guarantees in words, as pairs of question and answer. All stores have the same questions in
+    /// the same order.
     pub fn in_words(&self) -> Vec<(&'static str, String)> {
         let yes = |so: bool| if so { "yes" } else { "no" }.to_owned();
         let kinds: Vec<String> = self.kinds.iter().map(Kind::to_string).collect();
         let recovery = match self.recovery_leases {
             0 => short(self.recovery),
-            1 => format!("its lease and {}", short(self.recovery)),
-            n => format!("{n} leases and {}", short(self.recovery)),
+            1 => format!("its lease + {}", short(self.recovery)),
+            n => format!("{n} leases + {}", short(self.recovery)),
         };
         vec![
-            ("kinds of lock", kinds.join(", ")),
-            ("first come, first served", yes(self.fifo)),
-            ("a waiter learns of its turn", self.wakeup.to_string()),
-            ("a holder learns that it was evicted", self.evicted.to_string()),
-            ("who follows a queue learns of changes", self.followed.to_string()),
-            ("what ends a dead holder's hold", self.liveness.to_string()),
-            ("a dead holder's lock is free within", recovery),
-            ("leases are judged by", self.clock.to_string()),
-            ("lock-delay", yes(self.lock_delay)),
+            ("lock kinds", kinds.join(", ")),
+            ("FIFO order", yes(self.fifo)),
+            ("waiters are notified by", self.wakeup.to_string()),
+            ("an evicted holder is notified by", self.evicted.to_string()),
+            ("watchers are notified by", self.followed.to_string()),
+            ("a dead holder is detected by", self.liveness.to_string()),
+            ("a dead holder's lock is free after", recovery),
+            ("lease clock", self.clock.to_string()),
+            ("lock_delay", yes(self.lock_delay)),
             ("at_least (once per period)", yes(self.at_least)),
-            ("a writer becomes a reader (downgrade)", yes(self.downgrades)),
-            ("a reader becomes a writer (try_upgrade)", yes(self.upgrades)),
-            ("grants outlive", self.grant.to_string()),
-            ("the order of tokens outlives", self.token.to_string()),
-            ("a holder is paused for longer than its lease", self.on_pause.to_string()),
-            ("the store's clock is stepped", self.on_clock_step.to_string()),
-            ("the store is killed and started again", self.on_store_crash.to_string()),
-            ("fail-over to another member", self.on_failover.to_string()),
-            ("client and store are cut off from each other", self.on_partition.to_string()),
-            ("a client stopped in a call keeps waiting", self.stall.to_string()),
+            ("downgrade (writer to reader)", yes(self.downgrades)),
+            ("try_upgrade (reader to writer)", yes(self.upgrades)),
+            ("grants survive", self.grant.to_string()),
+            ("token order survives", self.token.to_string()),
+            ("holder paused longer than its lease", self.on_pause.to_string()),
+            ("store's clock set", self.on_clock_step.to_string()),
+            ("store crash and restart", self.on_store_crash.to_string()),
+            ("fail-over", self.on_failover.to_string()),
+            ("network partition", self.on_partition.to_string()),
+            ("a client paused during a call blocks", self.stall.to_string()),
         ]
     }
 
-    /// Whether holds are leases: they run out unless renewed.
+    /// Whether holds expire unless they are renewed.
     pub fn has_leases(&self) -> bool {
         self.liveness != Liveness::Process
     }
 
-    /// Whether the store keeps this kind of lock.
+    /// Whether the store supports this lock kind.
     pub fn keeps(&self, kind: Kind) -> bool {
         self.kinds.contains(&kind)
     }
 
-    /// Whether the store keeps this promise.
+    /// Whether the store offers this guarantee.
     pub fn meets(&self, wanted: Guarantee) -> bool {
         let holds = |s: Survival| matches!(s, Survival::Exclusive | Survival::NotApplicable);
         match wanted {
@@ -255,9 +255,9 @@ impl Guarantees {
 impl fmt::Display for Liveness {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Lease => "its lease runs out",
-            Self::Session => "its session runs out",
-            Self::Process => "the kernel, with its process",
+            Self::Lease => "its lease",
+            Self::Session => "its session",
+            Self::Process => "the kernel",
         })
     }
 }
@@ -265,8 +265,8 @@ impl fmt::Display for Liveness {
 impl fmt::Display for Wakeup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Push => "it is told",
-            Self::Poll => "it asks",
+            Self::Push => "push",
+            Self::Poll => "polling",
         })
     }
 }
@@ -274,10 +274,10 @@ impl fmt::Display for Wakeup {
 impl fmt::Display for Stall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Nobody => f.write_str("nobody"),
-            Self::SameLock(limit) => write!(f, "who wants the same lock, for {}", short(*limit)),
-            Self::SameLockForLong => f.write_str("who wants the same lock, until it goes on"),
-            Self::Everybody => f.write_str("everybody, until it goes on"),
+            Self::Nobody => f.write_str("no other client"),
+            Self::SameLock(limit) => write!(f, "clients of the same lock, up to {}", short(*limit)),
+            Self::SameLockForLong => f.write_str("clients of the same lock, until it resumes"),
+            Self::Everybody => f.write_str("all clients, until it resumes"),
         }
     }
 }
@@ -285,8 +285,8 @@ impl fmt::Display for Stall {
 impl fmt::Display for ClockModel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::None => "no clock: there are none",
-            Self::Monotonic => "a clock that nobody can set",
+            Self::None => "none (no leases)",
+            Self::Monotonic => "monotonic",
             Self::Wall => "the store's wall clock",
         })
     }
@@ -298,7 +298,7 @@ impl fmt::Display for Durability {
             Self::Process => "nothing",
             Self::Machine => "a crash of the store's process",
             Self::Disk => "a power cut",
-            Self::Majority => "the loss of a minority of machines",
+            Self::Majority => "the loss of a minority of servers",
         })
     }
 }
@@ -307,52 +307,52 @@ impl fmt::Display for Survival {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Exclusive => "one holder",
-            Self::Fenced => "tokens needed",
+            Self::Fenced => "check tokens",
             Self::Unsafe => "UNSAFE",
             Self::NotApplicable => "cannot happen",
         })
     }
 }
 
-/// A promise that a caller may [demand](crate::Builder::require) when it connects.
+/// A guarantee that a caller can [require](crate::Builder::require) when it connects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Guarantee {
-    /// The store keeps this kind of lock.
+    /// The store supports this lock kind.
     Kind(Kind),
-    /// First come, first served.
+    /// Live waiters get the lock in the order in which they asked.
     Fifo,
-    /// Waiters are told, not polling.
+    /// Waiters are notified by push.
     Push,
-    /// The lock can stay closed after an unclean end.
+    /// A lock can stay unavailable for a while after an unclean end.
     LockDelay,
-    /// The lock can stay closed after a release.
+    /// A lock can stay unavailable for a while after a release.
     AtLeast,
-    /// Grants outlive at least this.
+    /// Grants survive at least this.
     GrantDurability(Durability),
-    /// The order of tokens outlives at least this.
+    /// Tokens increase after at least this.
     TokenDurability(Durability),
-    /// One holder even when the store's wall clock is stepped.
+    /// There is only one holder even if the store's wall clock is set.
     ExclusiveOnClockStep,
-    /// One holder even when the store's process is killed.
+    /// There is only one holder even if the store crashes.
     ExclusiveOnStoreCrash,
-    /// One holder even over a fail-over.
+    /// There is only one holder even across a fail-over.
     ExclusiveOnFailover,
 }
 
 impl fmt::Display for Guarantee {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Kind(kind) => write!(f, "locks of the kind {kind}"),
-            Self::Fifo => f.write_str("first come, first served"),
-            Self::Push => f.write_str("pushed wake-ups"),
-            Self::LockDelay => f.write_str("a lock-delay"),
-            Self::AtLeast => f.write_str("locks that stay taken after their release"),
-            Self::GrantDurability(d) => write!(f, "grants durable over {d:?}"),
-            Self::TokenDurability(d) => write!(f, "tokens durable over {d:?}"),
-            Self::ExclusiveOnClockStep => f.write_str("one holder over a clock step"),
-            Self::ExclusiveOnStoreCrash => f.write_str("one holder over a crash of the store"),
-            Self::ExclusiveOnFailover => f.write_str("one holder over a fail-over"),
+            Self::Kind(kind) => write!(f, "locks of kind {kind}"),
+            Self::Fifo => f.write_str("FIFO order"),
+            Self::Push => f.write_str("push notifications"),
+            Self::LockDelay => f.write_str("lock_delay"),
+            Self::AtLeast => f.write_str("at_least"),
+            Self::GrantDurability(d) => write!(f, "grants that survive {d}"),
+            Self::TokenDurability(d) => write!(f, "token order that survives {d}"),
+            Self::ExclusiveOnClockStep => f.write_str("one holder across a clock step"),
+            Self::ExclusiveOnStoreCrash => f.write_str("one holder across a crash of the store"),
+            Self::ExclusiveOnFailover => f.write_str("one holder across a fail-over"),
         }
     }
 }

@@ -211,49 +211,48 @@ impl Info {
 fn promised(url: &RedisUrl, kept: Durability, evicts: Option<&str>, unknown: bool) -> Guarantees {
     let fails_over = fails_over(url);
     let mut notes: Vec<Cow<'static, str>> = vec![
-        "Leases end by the server's wall clock: a step ahead ends them early, and only the token \
-         then tells two holders apart; a step back keeps a dead holder's lock for so much longer."
+        "Leases expire by the server's wall clock. If it is set forward, they expire early, and only the token \
+         distinguishes two holders. If it is set back, a dead holder's lock stays taken for that much longer."
             .into(),
-        "Tokens rise while the server keeps its data, whatever its clock does; after lost data, as \
-         long as the clock is not behind the last token."
+        "Tokens increase while the server keeps its data, whatever its clock does. After a loss of data \
+         they increase unless the clock is behind the last token."
             .into(),
-        "Clients of the SET NX PX recipe on the same key are respected and respect us; they stand in \
-         no queue, and get no turn while our own waiters hand over to each other."
+        "Locks exclude clients that use SET NX PX on the same key, and the reverse. Those clients are not \
+         in the queue: they do not get the lock while leasehold's waiters hand it over to each other."
             .into(),
-        "Listing goes through all keys of the database (SCAN), and lists no locks that only other \
+        "Listing iterates over all keys of the database (SCAN). It does not show locks that only other \
          libraries' clients hold."
             .into(),
     ];
     match url.deployment {
         Deployment::Single(_) => {}
         Deployment::Sentinel { .. } => notes.push(
-            "Replication is asynchronous: a fail-over may lose the latest grants. An old master that \
-             goes on, cut off from the others, renews them until it is demoted, or until the client \
-             hears from a sentinel that there is another (it asks each second): two may hold for so \
-             long, and for longer than a lease; a resource that checks tokens is safe."
+            "Replication is asynchronous, so a fail-over can lose the latest grants. A partitioned old master \
+             keeps renewing them until it is demoted, or until a sentinel reports the new master to the client \
+             (polled every second). Two clients can hold for that long, which can exceed a lease. Check tokens \
+             at the resource."
                 .into(),
         ),
         Deployment::Cluster(_) => notes.push(
-            "Replication is asynchronous: a fail-over may lose the latest grants. An old master that \
-             goes on, cut off from the others, renews them until it has noticed \
-             (cluster-node-timeout): two may hold for so long, and for longer than a lease; a \
-             resource that checks tokens is safe."
+            "Replication is asynchronous, so a fail-over can lose the latest grants. A partitioned old master \
+             keeps renewing them until it detects the partition (cluster-node-timeout). Two clients can hold for \
+             that long, which can exceed a lease. Check tokens at the resource."
                 .into(),
         ),
     }
     if kept == Durability::Process && !unknown {
         notes.push(
-            "The server keeps nothing over a restart (no append-only file): who holds is forgotten, \
-             and tokens rise by its clock alone."
+            "The server has no append-only file. A restart loses all holds, and tokens then increase by its \
+             clock alone."
                 .into(),
         );
     }
     if !url.restart_delay.is_zero() {
         notes.push(
             format!(
-                "A server that restarted lets nobody in for {:?}, by which time all leases that it may \
-                 have forgotten are over: as long as the URL of every client says so \
-                 (restart_delay_ms). Not after FLUSHALL, a fail-over, or clients of other libraries.",
+                "After a restart the server grants nothing for {:?}, until every forgotten lease has \
+                 expired. This requires restart_delay_ms in every client's URL. It does not cover FLUSHALL, \
+                 fail-overs or clients of other libraries.",
                 url.restart_delay
             )
             .into(),
@@ -261,21 +260,21 @@ fn promised(url: &RedisUrl, kept: Durability, evicts: Option<&str>, unknown: boo
     }
     if matches!(url.deployment, Deployment::Cluster(_)) {
         notes.push(
-            "A slot that moves costs no lease of a mutex. Read-write locks and semaphores in it cannot \
-             be renewed until it has moved: when that takes longer than a lease they are lost, and \
-             their guards say so."
+            "Moving a slot does not affect the lease of a mutex. Read-write locks and semaphores in the slot \
+             cannot be renewed until the move is complete. If that takes longer than a lease, they are lost, and \
+             their guards report it."
                 .into(),
         );
     }
     if let Some(replicas) = url.replicas {
         let then = match replicas.short {
-            Shortfall::Refuse => "else it is given back",
-            Shortfall::Accept => "or it is held all the same",
+            Shortfall::Refuse => "or it is released again",
+            Shortfall::Accept => "or it is held anyway",
         };
         notes.push(
             format!(
-                "Each grant is known by {} replicas within {:?}, {then}; the replica that is \
-                 promoted may be another.",
+                "{} replicas confirm each grant within {:?}, {then}. A fail-over may promote another \
+                 replica.",
                 replicas.count, replicas.within
             )
             .into(),
@@ -284,15 +283,15 @@ fn promised(url: &RedisUrl, kept: Durability, evicts: Option<&str>, unknown: boo
     if let Some(policy) = evicts {
         notes.push(
             format!(
-                "UNSAFE: maxmemory-policy {policy} throws keys away when memory runs out, locks \
-                 that are held among them: set noeviction."
+                "UNSAFE: with maxmemory-policy {policy} the server evicts keys when memory runs out, \
+                 including held locks. Set noeviction."
             )
             .into(),
         );
     }
     if unknown {
         notes.push(
-            "INFO is disabled or not permitted to this user: persistence and eviction are unknown."
+            "INFO is disabled or this user may not call it, so persistence and eviction are unknown."
                 .into(),
         );
     }

@@ -323,7 +323,7 @@ fn f63_messages_about_others_holds_say_whose_and_which() {
         assert_eq!(info.claims[0].remaining, None, "{info:?}");
         let notes = locks.guarantees().notes.join("\n");
         assert!(
-            notes.contains("lists no locks that only other libraries' clients hold"),
+            notes.contains("does not show locks that only other libraries' clients hold"),
             "{notes}"
         );
     });

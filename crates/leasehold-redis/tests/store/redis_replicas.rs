@@ -20,7 +20,7 @@ fn r30_s23_wait_was_satisfied_and_another_replica_is_promoted() {
         let locks = connect(&format!("{}?replicas=1&replicas_ms=20000", master.url())).await;
         let guard = locks.mutex("lost").lease(PATIENCE).lock().await.unwrap();
         let notes = locks.guarantees().notes.join("\n");
-        assert!(notes.contains("the replica that is promoted may be another"), "{notes}");
+        assert!(notes.contains("A fail-over may promote another replica"), "{notes}");
         assert!(!locks.guarantees().meets(Guarantee::ExclusiveOnStoreCrash));
         let other = connect(&stale.url()).await;
         // No claim of safety: both hold. But the order of the tokens holds too.

@@ -119,17 +119,17 @@ impl Shared {
         };
         let mut notes = vec![
             Cow::Borrowed(
-                "Leases are judged by the database's wall clock: set forward, it ends them early; \
-                 set back, it makes them longer. Tokens rise all the same.",
+                "Leases expire by the database's wall clock. If it is set forward, they expire early; \
+                 if it is set back, they last longer. Tokens increase either way.",
             ),
             Cow::Borrowed(
-                "A waiter's heartbeat reads all of its lock's queue, so its time grows with the \
-                 number of claims in it; taking and releasing read no more than its front.",
+                "A waiter's heartbeat reads its lock's whole queue, so it takes longer the more claims \
+                 the queue has. Acquiring and releasing read only the front of the queue.",
             ),
         ];
         if durability < Durability::Disk {
             notes.push(Cow::Borrowed(
-                "Commits are not on disk when they are answered: a crash may free what was held.",
+                "Commits are acknowledged before they are on disk, so a crash can free held locks.",
             ));
         }
         let is_file = is_file(url.dialect);
@@ -137,20 +137,19 @@ impl Shared {
         if is_file && let Some(table) = sqlite::shared_with(wire, &sqlite::foreign(url)).await? {
             leasehold_core::telemetry::shared_file(&self.url, &table);
             notes.push(Cow::Owned(format!(
-                "The database file has other tables in it ({table}): a transaction that writes there \
-                 for as long as a lease keeps that lease from being renewed. Give leasehold a file \
-                 of its own."
+                "The database file contains other tables ({table}). While a transaction writes to them, no \
+                 lease can be renewed. Give leasehold a file of its own."
             )));
         }
         if is_file {
             notes.push(Cow::Borrowed(
-                "A process that is stopped in the middle of a write stops all others until it goes \
-                 on, and waiters may lose their places by that; the file must be on a local disk.",
+                "A process that is paused during a write blocks all other clients until it resumes, and \
+                 waiters can lose their places. The file must be on a local disk.",
             ));
         } else {
             notes.push(Cow::Borrowed(
-                "A fail-over to a replica that lags loses the latest grants; tokens go on rising \
-                 if its clock is not behind the last that was drawn.",
+                "A fail-over to a replica that lags loses the latest grants. Tokens keep increasing unless \
+                 the replica's clock is behind the last token.",
             ));
         }
         let mut promised = Guarantees::least();
