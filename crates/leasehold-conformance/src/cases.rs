@@ -11,7 +11,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use super::reference::{Dice, compare};
-use super::{Fault, LEASE, Op, PATIENCE, Subject};
+use super::{Fault, Op, PATIENCE, Subject};
 use leasehold_core::store::{
     Evict, Joined, Liveness, Mode, Renew, Renewal, Signal, Standing, Wakeup,
 };
@@ -349,7 +349,7 @@ pub async fn p3_tokens_rise(subject: &Subject) {
     }
     if subject.claims_leases() {
         let (ghost, joined) =
-            ghost(&subject.client().await, &named(subject, "p3"), LEASE, Mode::Try).await;
+            ghost(&subject.client().await, &named(subject, "p3"), subject.lease(), Mode::Try).await;
         let Joined::Holding { token, .. } = joined else { panic!("{joined:?}") };
         assert!(token.get() > last);
         // Nobody waits: what the next one draws above is nowhere in the queue.
@@ -395,16 +395,17 @@ pub async fn p5_a_dead_holder_is_replaced(subject: &Subject) {
     let name = named(subject, "p5");
     let locks = subject.client().await;
     let start = Instant::now();
-    let (_, joined) = ghost(&locks, &name, LEASE, Mode::Try).await;
+    let (_, joined) = ghost(&locks, &name, subject.lease(), Mode::Try).await;
     let Joined::Holding { remaining: Some(told), .. } = joined else { panic!("{joined:?}") };
     // Stores round.
-    assert!(told <= LEASE + Duration::from_millis(1), "{told:?} told of {LEASE:?}");
+    let lease = subject.lease();
+    assert!(told <= lease + Duration::from_millis(1), "{told:?} left of {lease:?}");
     let guard = taken(&locks, name.as_str()).await;
     let took = start.elapsed();
-    assert!(took >= whole(LEASE), "taken away before its lease was over");
+    assert!(took >= whole(subject.lease()), "taken away before its lease was over");
     // What the store states, and once more what cases wait for, in part, for a machine that is busy.
     let promises = subject.guarantees();
-    let stated = promises.recovery + LEASE * promises.recovery_leases;
+    let stated = promises.recovery + subject.lease() * promises.recovery_leases;
     assert!(took < stated + PATIENCE / 3, "{took:?}, where {stated:?} are stated");
     assert!(guard.is_held());
 }
@@ -421,10 +422,10 @@ pub async fn p5_every_kind_is_freed_by_its_lease(subject: &Subject) {
         takes_its_weight(&locks, &name, shape).await;
         assert!(must("leave", locks.store().leave(&long, None).await));
         let start = Instant::now();
-        holds(&locks, &claim_of(&name, shape, LEASE)).await;
+        holds(&locks, &claim_of(&name, shape, subject.lease())).await;
         opens(&locks, &name, shape).await;
         let took = start.elapsed();
-        assert!(took >= whole(LEASE), "{shape:?}: free after {took:?}");
+        assert!(took >= whole(subject.lease()), "{shape:?}: free after {took:?}");
     };
     join_all(shapes(subject).into_iter().enumerate().map(one)).await;
 }
@@ -447,7 +448,7 @@ pub async fn p6_a_lost_wake_up_is_made_good(subject: &Subject) {
     faults.always(Op::Changed, Fault::LoseRequest);
     let guard = taken(&locks, &name).await;
     let waiting = {
-        let lock = deaf.mutex(&name).lease(LEASE);
+        let lock = deaf.mutex(&name).lease(subject.lease());
         tokio::spawn(async move { lock.lock_timeout(PATIENCE).await.map(|g| g.token()) })
     };
     until_waiting(&locks, &name, 1).await;
@@ -543,7 +544,7 @@ pub async fn p7_only_the_owner_releases_or_renews(subject: &Subject) {
     let guard = taken(&locks, name.as_str()).await;
     let thief = must("claim", Claim::new(name.clone(), Kind::Mutex, 1, 1));
     assert!(!must("leave", locks.store().leave(&thief, None).await));
-    let renew = Renew { claim: thief.clone(), lease: LEASE };
+    let renew = Renew { claim: thief.clone(), lease: subject.lease() };
     let renewed = must("renew", locks.store().renew(&[renew]).await);
     assert!(matches!(renewed[..], [Renewal::Lost]), "{renewed:?}");
     let other = subject.client().await;
@@ -551,7 +552,7 @@ pub async fn p7_only_the_owner_releases_or_renews(subject: &Subject) {
     assert!(guard.is_held());
     // Nor does a renewal take what nobody holds.
     let free = must("claim", Claim::new(named(subject, "p7-free"), Kind::Mutex, 1, 1));
-    let renew = Renew { claim: free.clone(), lease: LEASE };
+    let renew = Renew { claim: free.clone(), lease: subject.lease() };
     let renewed = must("renew", locks.store().renew(&[renew]).await);
     assert!(matches!(renewed[..], [Renewal::Lost]), "{renewed:?}");
     assert!(must("read", locks.read(free.name.as_str()).await).is_none());
@@ -566,13 +567,13 @@ pub async fn r41_a_late_release_frees_nothing_of_the_next(subject: &Subject) {
     }
     let name = named(subject, "r41");
     let (locks, other) = (subject.client().await, subject.client().await);
-    let (late, joined) = ghost(&locks, &name, LEASE, Mode::Try).await;
+    let (late, joined) = ghost(&locks, &name, subject.lease(), Mode::Try).await;
     assert!(matches!(joined, Joined::Holding { .. }), "{joined:?}");
     // Its lease ends, the next holds, and then it lets go, twice, and tries to renew.
     let next = taken(&other, name.as_str()).await;
     for _ in 0..2 {
         must("leave", locks.store().leave(&late, None).await);
-        let renew = Renew { claim: late.clone(), lease: LEASE };
+        let renew = Renew { claim: late.clone(), lease: subject.lease() };
         let renewed = must("renew", locks.store().renew(&[renew]).await);
         assert!(matches!(renewed[..], [Renewal::Lost]), "{renewed:?}");
     }
@@ -590,12 +591,12 @@ pub async fn s02_a_late_renewal_takes_nothing_from_who_waits(subject: &Subject) 
     }
     let name = named(subject, "s02-waiter");
     let locks = subject.client().await;
-    let late = claim_of(&name, MUTEX, LEASE);
+    let late = claim_of(&name, MUTEX, subject.lease());
     holds(&locks, &late).await;
     let waits = claim_of(&name, MUTEX, PATIENCE);
     stands(&locks, &waits).await;
     // Nobody asks the store for anything while the lease ends.
-    tokio::time::sleep(LEASE * 3 / 2).await;
+    tokio::time::sleep(subject.lease() * 3 / 2).await;
     let after = renewed(&locks, &late).await;
     assert!(matches!(after, Renewal::Lost), "{after:?}");
     // A store that takes long to let the next in says so, and when to ask again.
@@ -701,7 +702,7 @@ pub async fn s01_a_late_grant_counts_from_before_sending(subject: &Subject) {
     let witness = subject.client().await;
     let (locks, faults) = subject.faulty().await;
     // Held back within what an answer may take: the guard is shorter by that.
-    let (lease, held_back) = (LEASE * 4, LEASE / 2);
+    let (lease, held_back) = (subject.lease() * 4, subject.lease() / 2);
     faults.always(Op::Join, Fault::DelayReply(held_back));
     let guard = must("lock", locks.mutex(&name).lease(lease).no_renewal().lock().await);
     let left = guard.remaining();
@@ -715,8 +716,8 @@ pub async fn s01_a_late_grant_counts_from_before_sending(subject: &Subject) {
     is_free_soon(&witness, &name).await;
     // Held back for nearly all of it, every time: whatever comes of it is no more than is true.
     faults.heal();
-    faults.always(Op::Join, Fault::DelayReply(LEASE * 9 / 10));
-    match locks.mutex(&name).lease(LEASE).lock_timeout(LEASE * 3).await {
+    faults.always(Op::Join, Fault::DelayReply(subject.lease() * 9 / 10));
+    match locks.mutex(&name).lease(subject.lease()).lock_timeout(subject.lease() * 3).await {
         Ok(guard) => believes_no_more_than_the_store(knows, &guard).await,
         Err(error) => {
             let late = [ErrorKind::Timeout, ErrorKind::AtRisk, ErrorKind::Unreachable];
@@ -733,12 +734,12 @@ pub async fn s02_a_late_renewal_revives_nothing(subject: &Subject) {
     }
     let name = subject.name("s02");
     let (locks, faults) = subject.faulty().await;
-    let guard = must("lock", locks.mutex(&name).lease(LEASE).lock().await);
-    faults.always(Op::Renew, Fault::DelayReply(LEASE * 2));
+    let guard = must("lock", locks.mutex(&name).lease(subject.lease()).lock().await);
+    faults.always(Op::Renew, Fault::DelayReply(subject.lease() * 2));
     let reason = tokio::time::timeout(PATIENCE, guard.lost()).await;
     assert_eq!(reason.ok(), Some(LostReason::Expired));
     faults.heal();
-    tokio::time::sleep(LEASE * 3).await;
+    tokio::time::sleep(subject.lease() * 3).await;
     assert!(!guard.is_held());
     assert!(matches!(guard.state(), State::Lost(LostReason::Expired)));
     // Or the store does not answer in the time of so short a lease.
@@ -749,7 +750,7 @@ pub async fn s02_a_late_renewal_revives_nothing(subject: &Subject) {
 pub async fn s03_a_vanished_record_is_lost_not_retaken(subject: &Subject) {
     let name = subject.name("s03");
     let locks = subject.client().await;
-    let guard = must("lock", locks.mutex(&name).lease(LEASE * 10).lock().await);
+    let guard = must("lock", locks.mutex(&name).lease(subject.lease() * 10).lock().await);
     assert_eq!(must("evict", locks.evict(&name, Evict::Holders).await), 1);
     let reason = tokio::time::timeout(PATIENCE, guard.lost()).await;
     assert_eq!(reason.ok(), Some(LostReason::Gone));
@@ -832,8 +833,8 @@ pub async fn s05_a_delayed_join_is_gone_within_a_lease(subject: &Subject) {
     let name = subject.name("s05");
     let other = subject.client().await;
     let (locks, faults) = subject.faulty().await;
-    faults.next(Op::Join, 1, Fault::DelayRequest(LEASE * 2));
-    let lease = LEASE * 5;
+    faults.next(Op::Join, 1, Fault::DelayRequest(subject.lease() * 2));
+    let lease = subject.lease() * 5;
     let lock = locks.mutex(&name).lease(lease);
     {
         let mut taking = pin!(lock.lock());
@@ -858,7 +859,7 @@ pub async fn s06_a_lost_reply_is_recognised(subject: &Subject) {
     for fault in [Fault::LoseReply, Fault::ErrorAfter, Fault::LoseRequest, Fault::ErrorBefore] {
         let (locks, faults) = subject.faulty().await;
         faults.next(Op::Join, 1, fault);
-        let lock = locks.mutex(&name).lease(LEASE * 3);
+        let lock = locks.mutex(&name).lease(subject.lease() * 3);
         let guard = must("lock", lock.lock_timeout(PATIENCE).await);
         assert!(faults.count(Op::Join) >= 2, "{fault:?}");
         let info = must("read", other.read(&name).await);
@@ -876,7 +877,7 @@ pub async fn s07_a_lost_release_reply_is_a_release(subject: &Subject) {
     let other = subject.client().await;
     for fault in [Fault::LoseReply, Fault::ErrorAfter, Fault::Double] {
         let (locks, faults) = subject.faulty().await;
-        let guard = must("lock", locks.mutex(&name).lease(LEASE * 8).lock().await);
+        let guard = must("lock", locks.mutex(&name).lease(subject.lease() * 8).lock().await);
         let successor = {
             let lock = other.mutex(&name);
             tokio::spawn(async move { lock.lock_timeout(PATIENCE).await })
@@ -896,7 +897,7 @@ pub async fn s07_a_lost_release_reply_is_a_release(subject: &Subject) {
 pub async fn s08_a_blocked_executor_keeps_its_locks(subject: &Subject) {
     let name = subject.name("s08");
     let (locks, other) = (subject.client().await, subject.client().await);
-    let lease = LEASE * 6;
+    let lease = subject.lease() * 6;
     let lock = locks.mutex(&name).lease(lease);
     let worker = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -925,9 +926,9 @@ pub async fn s09_a_paused_holder_knows_at_first_sight(subject: &Subject) {
     let name = subject.name("s09");
     let clock = Clock::stepped();
     let (locks, _) = subject.faulty_with(Builder::default().clock(clock.clone())).await;
-    let guard = must("lock", locks.mutex(&name).lease(LEASE).lock().await);
+    let guard = must("lock", locks.mutex(&name).lease(subject.lease()).lock().await);
     assert!(guard.is_held());
-    clock.advance(LEASE * 3);
+    clock.advance(subject.lease() * 3);
     assert!(!guard.is_held(), "believed for longer than its lease");
     assert_eq!(guard.remaining(), Duration::ZERO);
     assert_eq!(kind_of("ensure", guard.ensure(Duration::ZERO)), ErrorKind::Lost);
@@ -994,7 +995,7 @@ pub async fn s12_a_panic_releases(subject: &Subject) {
 pub async fn s14_failed_renewals_are_tried_again(subject: &Subject) {
     let name = subject.name("s14");
     let (locks, faults) = subject.faulty().await;
-    let guard = must("lock", locks.mutex(&name).lease(LEASE * 10).lock().await);
+    let guard = must("lock", locks.mutex(&name).lease(subject.lease() * 10).lock().await);
     for fault in [Fault::ErrorBefore, Fault::ErrorAfter, Fault::LoseReply] {
         let before = faults.count(Op::Renew);
         faults.next(Op::Renew, 1, fault);
@@ -1010,7 +1011,7 @@ pub async fn s14_a_long_outage_loses_and_the_next_lock_works(subject: &Subject) 
     }
     let name = subject.name("s14b");
     let (locks, faults) = subject.faulty().await;
-    let lock = locks.mutex(&name).lease(LEASE * 7);
+    let lock = locks.mutex(&name).lease(subject.lease() * 7);
     let guard = must("lock", lock.lock().await);
     let mut watch = guard.watch();
     assert_eq!(watch.state(), State::Held);
@@ -1022,7 +1023,7 @@ pub async fn s14_a_long_outage_loses_and_the_next_lock_works(subject: &Subject) 
     faults.heal();
     drop(guard);
     let guard = must("lock", lock.lock_timeout(PATIENCE).await);
-    tokio::time::sleep(LEASE * 9).await;
+    tokio::time::sleep(subject.lease() * 9).await;
     assert!(guard.is_held(), "the next lock is not renewed");
 }
 
@@ -1032,7 +1033,7 @@ pub async fn s14_nobody_believes_beyond_the_lease_of_a_silent_store(subject: &Su
     }
     let name = subject.name("s14-silent");
     let (locks, faults) = subject.faulty().await;
-    let lease = LEASE * 4;
+    let lease = subject.lease() * 4;
     let guard = must("lock", locks.mutex(&name).lease(lease).lock_timeout(PATIENCE).await);
     faults.freeze();
     // Nothing is acknowledged from here on: what was, was sent before.
@@ -1047,7 +1048,7 @@ pub async fn s14_nobody_believes_beyond_the_lease_of_a_silent_store(subject: &Su
 pub async fn s15_lock_delay_after_an_unclean_end_only(subject: &Subject) {
     let name = named(subject, "s15");
     let locks = subject.client().await;
-    let delay = LEASE * 2;
+    let delay = subject.lease() * 2;
     let lock = locks.mutex(name.as_str()).lease(PATIENCE).lock_delay(delay);
     if !subject.guarantees().lock_delay {
         assert_eq!(kind_of("lock_delay", lock.try_lock().await), ErrorKind::Unsupported);
@@ -1057,12 +1058,12 @@ pub async fn s15_lock_delay_after_an_unclean_end_only(subject: &Subject) {
     let again = must("at once after a clean end", lock.try_lock().await);
     must("release", again.release().await);
     let mut claim = must("claim", Claim::new(name.clone(), Kind::Mutex, 1, 1));
-    (claim.lease, claim.lock_delay) = (LEASE, delay);
+    (claim.lease, claim.lock_delay) = (subject.lease(), delay);
     let start = Instant::now();
     let joined = must("join", locks.store().join(&claim, Mode::Try).await);
     assert!(matches!(joined, Joined::Holding { .. }), "{joined:?}");
     let next = taken(&locks, name.as_str()).await;
-    assert!(start.elapsed() >= whole(LEASE + delay), "open after {:?}", start.elapsed());
+    assert!(start.elapsed() >= whole(subject.lease() + delay), "open after {:?}", start.elapsed());
     drop(next);
 }
 
@@ -1074,7 +1075,7 @@ pub async fn s15_every_kind_stays_closed_for_the_delay(subject: &Subject) {
     let one = async |(i, shape): (usize, Shape)| {
         // Closed for longer than this waits, so that it is looked at in time on any machine.
         let name = named(subject, &format!("s15-closed-{i}"));
-        let mut gone = claim_of(&name, shape, LEASE);
+        let mut gone = claim_of(&name, shape, subject.lease());
         gone.lock_delay = PATIENCE * 4;
         holds(&locks, &gone).await;
         takes_its_weight(&locks, &name, shape).await;
@@ -1086,13 +1087,13 @@ pub async fn s15_every_kind_stays_closed_for_the_delay(subject: &Subject) {
         takes_its_weight(&locks, &name, shape).await;
         // And opened, once it has been for long enough.
         let name = named(subject, &format!("s15-opens-{i}"));
-        let mut gone = claim_of(&name, shape, LEASE);
-        let (start, delay) = (Instant::now(), LEASE * 2);
+        let mut gone = claim_of(&name, shape, subject.lease());
+        let (start, delay) = (Instant::now(), subject.lease() * 2);
         gone.lock_delay = delay;
         holds(&locks, &gone).await;
         opens(&locks, &name, shape).await;
         let took = start.elapsed();
-        assert!(took >= whole(LEASE + delay), "{shape:?}: open after {took:?}");
+        assert!(took >= whole(subject.lease() + delay), "{shape:?}: open after {took:?}");
     };
     join_all(shapes(subject).into_iter().enumerate().map(one)).await;
 }
@@ -1103,18 +1104,18 @@ pub async fn s15_a_late_leave_does_not_shorten_the_delay(subject: &Subject) {
     }
     let name = named(subject, "s15-late");
     let (locks, other) = (subject.client().await, subject.client().await);
-    let delay = LEASE * 3;
+    let delay = subject.lease() * 3;
     let mut claim = must("claim", Claim::new(name.clone(), Kind::Mutex, 1, 1));
-    (claim.lease, claim.lock_delay) = (LEASE, delay);
+    (claim.lease, claim.lock_delay) = (subject.lease(), delay);
     let start = Instant::now();
     let joined = must("join", locks.store().join(&claim, Mode::Try).await);
     assert!(matches!(joined, Joined::Holding { .. }), "{joined:?}");
     // Its holder slept through the end of its lease, and now lets go of what is not its own any more.
-    tokio::time::sleep(LEASE * 3 / 2).await;
+    tokio::time::sleep(subject.lease() * 3 / 2).await;
     must("leave", locks.store().leave(&claim, None).await);
-    must("leave again", locks.store().leave(&claim, Some(LEASE / 10)).await);
+    must("leave again", locks.store().leave(&claim, Some(subject.lease() / 10)).await);
     let next = taken(&other, name.as_str()).await;
-    assert!(start.elapsed() >= whole(LEASE + delay), "open after {:?}", start.elapsed());
+    assert!(start.elapsed() >= whole(subject.lease() + delay), "open after {:?}", start.elapsed());
     drop(next);
 }
 
@@ -1186,7 +1187,7 @@ pub async fn r34_a_sequencer_is_lost_with_its_lease(subject: &Subject) {
     }
     let (locks, other) = (subject.client().await, subject.client().await);
     let run_out = async |name: &str, delay: Option<Duration>| {
-        let lock = locks.mutex(name).lease(LEASE).no_renewal();
+        let lock = locks.mutex(name).lease(subject.lease()).no_renewal();
         let lock = delay.into_iter().fold(lock, |lock, delay| lock.lock_delay(delay));
         // Nobody else has it; an answer may take longer than a short lease gives `try_lock`.
         let guard = must("lock", lock.lock_timeout(PATIENCE).await);
@@ -1233,12 +1234,12 @@ pub async fn r34_jeopardy_is_seen_before_the_loss(subject: &Subject) {
     let name = subject.name("r34j");
     let (locks, faults) = subject.faulty().await;
     // Longer than elsewhere, so that there is time to heal in between.
-    let guard = must("lock", locks.mutex(&name).lease(LEASE * 10).lock().await);
-    must("ensure", guard.ensure(LEASE / 10));
+    let guard = must("lock", locks.mutex(&name).lease(subject.lease() * 10).lock().await);
+    must("ensure", guard.ensure(subject.lease() / 10));
     if !subject.claims_leases() {
         // Nothing runs out, so nothing is ever at risk, however long the store is silent.
         faults.always(Op::Renew, Fault::ErrorBefore);
-        must("ensure", guard.ensure(LEASE * 1000));
+        must("ensure", guard.ensure(subject.lease() * 1000));
         return;
     }
     assert_eq!(kind_of("more than the lease", guard.ensure(Duration::MAX)), ErrorKind::AtRisk);
@@ -1334,7 +1335,7 @@ pub async fn s18_five_dead_waiters_cost_one_bound(subject: &Subject) {
     let name = named(subject, "s18");
     let locks = subject.client().await;
     let guard = taken(&locks, name.as_str()).await;
-    let lease = LEASE * 2;
+    let lease = subject.lease() * 2;
     // And many more, so that one bound is told from some of them on a slow machine too.
     for _ in 0..25 {
         let (_, joined) = ghost(&locks, &name, lease, Mode::Wait).await;
@@ -1353,7 +1354,7 @@ pub async fn s19_a_late_push_counts_from_the_last_heartbeat(subject: &Subject) {
     if !subject.claims_leases() {
         return;
     }
-    let lease = LEASE * 4;
+    let lease = subject.lease() * 4;
     for held_back in [lease * 9 / 10, lease * 2] {
         let name = subject.name(&format!("s19-{}", held_back.as_millis()));
         let other = subject.client().await;
@@ -1535,7 +1536,7 @@ pub async fn list_is_by_prefix_and_in_order(subject: &Subject) {
 pub async fn at_least_keeps_the_lock_taken(subject: &Subject) {
     let name = subject.name("at-least");
     let (locks, other) = (subject.client().await, subject.client().await);
-    let least = LEASE * 6;
+    let least = subject.lease() * 6;
     let lock = locks.mutex(&name).at_least(least);
     if !subject.guarantees().at_least {
         assert_eq!(kind_of("at_least", lock.try_lock().await), ErrorKind::Unsupported);
@@ -1562,7 +1563,7 @@ pub async fn at_least_keeps_the_lock_taken(subject: &Subject) {
 pub async fn once_per_period_by_one_of_many(subject: &Subject) {
     let name = subject.name("once-per");
     let (locks, other) = (subject.client().await, subject.client().await);
-    let period = LEASE * 6;
+    let period = subject.lease() * 6;
     let [ours, theirs] = [&locks, &other].map(|locks| locks.mutex(&name).label("reports"));
     if !subject.guarantees().at_least {
         assert_eq!(kind_of("once_per", ours.once_per(period).await), ErrorKind::Unsupported);
@@ -1626,8 +1627,8 @@ pub async fn at_least_keeps_every_kind_taken(subject: &Subject) {
 pub async fn max_hold_ends_a_hold(subject: &Subject) {
     let name = subject.name("max-hold");
     let (locks, other) = (subject.client().await, subject.client().await);
-    let lease = LEASE * 6;
-    let lock = locks.mutex(&name).lease(lease).max_hold(LEASE * 7);
+    let lease = subject.lease() * 6;
+    let lock = locks.mutex(&name).lease(lease).max_hold(subject.lease() * 7);
     let start = Instant::now();
     let guard = must("lock", lock.lock().await);
     let next = taken(&other, &name).await;
@@ -1645,7 +1646,7 @@ pub async fn r48_min_validity_is_met(subject: &Subject) {
     let name = subject.name("min-validity");
     let (locks, faults) = subject.faulty().await;
     // Far from the third of the lease in which an answer must come.
-    let (lease, late) = (LEASE * 4, LEASE / 2);
+    let (lease, late) = (subject.lease() * 4, subject.lease() / 2);
     let lock = locks.mutex(&name).lease(lease).min_validity(lease * 9 / 10);
     // The first answer comes too late for what is asked; a renewal makes up for it.
     faults.next(Op::Join, 1, Fault::DelayReply(late));
@@ -1669,9 +1670,9 @@ pub async fn no_renewal_lets_the_lease_end(subject: &Subject) {
     let name = subject.name("no-renewal");
     let (locks, other) = (subject.client().await, subject.client().await);
     let start = Instant::now();
-    let guard = must("lock", locks.mutex(&name).lease(LEASE).no_renewal().lock().await);
+    let guard = must("lock", locks.mutex(&name).lease(subject.lease()).no_renewal().lock().await);
     let next = taken(&other, &name).await;
-    assert!(start.elapsed() >= whole(LEASE), "taken away early");
+    assert!(start.elapsed() >= whole(subject.lease()), "taken away early");
     assert_eq!(guard.state(), State::Lost(LostReason::Expired));
     drop(next);
 }
@@ -1680,14 +1681,14 @@ pub async fn no_renewal_lets_the_lease_end(subject: &Subject) {
 pub async fn a_hold_is_renewed_by_hand(subject: &Subject) {
     let name = subject.name("by-hand");
     let locks = subject.client().await;
-    let lock = locks.mutex(&name).lease(LEASE * 10).no_renewal();
+    let lock = locks.mutex(&name).lease(subject.lease() * 10).no_renewal();
     let guard = must("lock", lock.lock().await);
     let at_store = async || {
         let info = must("read", locks.read(&name).await);
         info.and_then(|info| info.holders().next().and_then(|holder| holder.remaining))
     };
     if subject.claims_leases() {
-        tokio::time::sleep(LEASE).await;
+        tokio::time::sleep(subject.lease()).await;
         let (here, there) = (guard.remaining(), at_store().await);
         let left = must("renew", guard.renew().await);
         assert!(left > here, "{left:?} after {here:?}");
@@ -1897,14 +1898,14 @@ pub async fn work_runs_under_its_lock(subject: &Subject) {
     let (locks, other) = (subject.client().await, subject.client().await);
     must("ping", locks.ping(PATIENCE).await);
     let mut options = leasehold_core::LockOptions::default();
-    options.lease = LEASE * 10;
+    options.lease = subject.lease() * 10;
     options.label = "as it was set".into();
     let mutex = locks.mutex(&name).options(&options);
     let work = mutex.run(async |guard| {
         let info = must("read", other.read(&name).await);
         let label = info.and_then(|info| Some(info.holders().next()?.holder.label.clone()));
         assert_eq!(label.as_deref(), Some("as it was set"));
-        assert!(guard.remaining() <= LEASE * 10 || !subject.guarantees().has_leases());
+        assert!(guard.remaining() <= subject.lease() * 10 || !subject.guarantees().has_leases());
         kind_of("a second", other.mutex(&name).try_lock().await)
     });
     assert_eq!(must("run", work.await), ErrorKind::Contended);
@@ -2100,9 +2101,9 @@ pub async fn waiting_ends_when_told(subject: &Subject) {
     let (deaf, faults) = subject.faulty().await;
     faults.always(Op::Join, Fault::LoseRequest);
     let start = Instant::now();
-    let lost = deaf.mutex(&name).lease(LEASE).try_lock().await;
+    let lost = deaf.mutex(&name).lease(subject.lease()).try_lock().await;
     assert_eq!(kind_of("no answer", lost), ErrorKind::Unreachable);
-    let lost = deaf.mutex(&name).lease(LEASE).lock().await;
+    let lost = deaf.mutex(&name).lease(subject.lease()).lock().await;
     assert_eq!(kind_of("no answer", lost), ErrorKind::Unreachable);
     // Longer where an answer may have to wait for replicas: one such for the try, and for the wait its own
     // patience and its last try.
@@ -2416,13 +2417,13 @@ pub async fn a_lost_reply_of_a_downgrade_is_recognised(subject: &Subject) {
     for (n, fault) in [Fault::ErrorAfter, Fault::ErrorBefore, Fault::Double].into_iter().enumerate()
     {
         let name = subject.name(&format!("downgrade-{n}"));
-        let guard = must("write", locks.rwlock(&name).lease(LEASE).write().await);
+        let guard = must("write", locks.rwlock(&name).lease(subject.lease()).write().await);
         faults.next(Op::Reweigh, 1, fault);
         must("downgrade", guard.downgrade().await);
         let other = must("beside it", witness.rwlock(&name).try_read().await);
         must("release", other.release().await);
         // It is renewed as before.
-        tokio::time::sleep(LEASE * 2).await;
+        tokio::time::sleep(subject.lease() * 2).await;
         assert!(guard.is_held(), "{fault:?}: {guard:?}");
         assert_eq!(
             kind_of("a writer beside it", witness.rwlock(&name).try_write().await),
