@@ -11,6 +11,7 @@ mod clients;
 mod database;
 mod describe;
 mod doctor;
+mod each_store;
 mod elect;
 mod every_store;
 mod file_store;
