@@ -1,4 +1,4 @@
-//! `leasehold torture`: is my set-up safe?
+//! `leasehold stress`: is my setup safe?
 //!
 //! Processes fight for locks, and under each lock they increment a register and add to a set,
 //! which live in the parent as a database would. Meanwhile they are stopped, killed and
@@ -56,7 +56,7 @@ use trial::Trial;
 pub use args::Args;
 pub use wire::WORKER;
 
-/// `leasehold torture`.
+/// Runs `leasehold stress`.
 pub fn main(args: &Args) -> ExitCode {
     let judged = outputs::Outputs::open(args).and_then(|outputs| {
         let tried = match &args.check {
@@ -67,7 +67,7 @@ pub fn main(args: &Args) -> ExitCode {
     });
     match judged {
         Ok(None) => {
-            eprintln!("leasehold torture: interrupted; nothing can be said of half a run");
+            eprintln!("leasehold stress: interrupted, no result");
             ExitCode::from(130)
         }
         Ok(Some((outputs, judged))) => {
@@ -82,7 +82,7 @@ pub fn main(args: &Args) -> ExitCode {
 }
 
 fn failed(error: &Error) -> ExitCode {
-    eprintln!("leasehold torture: {error}");
+    eprintln!("leasehold stress: {error}");
     ExitCode::from(match error.kind() {
         ErrorKind::Unreachable => 69,
         _ => 2,
@@ -98,7 +98,9 @@ fn from_file(file: &Path) -> leasehold::Result<(Trial, History)> {
 
 /// `None`: interrupted. Then the runtime's end kills the workers, stopped ones as well.
 fn torture(args: &Args) -> leasehold::Result<Option<(Trial, History)>> {
-    let failed = |e: std::io::Error| Error::new(ErrorKind::Config, "cannot start").because(e);
+    let failed = |e: std::io::Error| {
+        Error::new(ErrorKind::Config, "cannot start the stress test").because(e)
+    };
     // The runtime panics where it cannot have its own descriptors.
     let spare = || std::fs::File::open("/dev/null");
     let spares: Result<Vec<_>, _> = std::iter::repeat_with(spare).take(8).collect();
