@@ -181,7 +181,7 @@ def hand_over():
     p.bar(452, 780, 165, "holds, token 34")
     p.arrow(420, 107, 430, 134)
     p.arrow(432, 136, 446, 164)
-    p.text(442, 141, "release: grants the lock to B and notifies it", "note")
+    p.text(442, 141, "release: the lock is granted to B, which is notified or polls", "note")
     p.text(132, 141, "queue: A, B", "note")
     # Crash
     p.bar(116, 330, 259, "holds, token 33")
