@@ -185,10 +185,12 @@ fn wrapped(text: &str) -> String {
 fn sections() -> String {
     let section = |story: &leasehold_lab::Story| {
         let (name, line) = (story.name, story.line);
-        let [what, why, instead] = story.telling.map(wrapped);
+        let labels = ["What happens", "Why", "With leasehold"].into_iter().zip(story.telling);
+        let paragraph = |(label, text)| wrapped(&format!("**{label}.** {text}")) + "\n\n";
+        let paragraphs: String = labels.map(paragraph).collect();
         format!(
-            "\n## {name}\n\n![{name}: {line}](../failures/{name}.svg)\n\n**What happens.** {what}\n\n\
-             **Why.** {why}\n\n**With leasehold.** {instead}\n\nTo play it: `leasehold demo {name}`\n"
+            "\n## {name}\n\n![{name}: {line}](../failures/{name}.svg)\n\n{paragraphs}To play it: \
+             `leasehold demo {name}`\n"
         )
     };
     ALL.iter().map(section).collect::<String>() + "\n"

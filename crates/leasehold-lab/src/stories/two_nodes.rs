@@ -16,7 +16,7 @@ pub(crate) const STORY: Story = Story {
     line: "the resource has two nodes, and the new holder has contacted only one",
     server: Server::Redis,
     telling: [
-        "B has presented its token to node N1, but not yet to N2. A resumes and N1 rejects its \
+        "B has presented its token to node N1, but not yet to N2. A resumes, and N1 rejects its \
          write. N2 has seen no higher token and accepts it.",
         "Each node can compare only with the tokens that it has seen itself. A holder that \
          presents its token only where it writes leaves the other nodes open to older holders.",
