@@ -6,34 +6,37 @@ use crate::stories::{ALL, named};
 use crate::story::Story;
 
 const HELP: &str = "\
-Each story is played twice, step by step: with the recipe that people know, which is broken
-on purpose, and with leasehold. Without a story, they are listed. The servers are those that
-are installed on this machine; they listen on free ports of 127.0.0.1, keep their data in a
-directory of their own, and are gone at the end.
+Without a story, this command lists the stories. It plays each story twice, step by step: with the
+common recipe, which is broken on purpose, and with leasehold. The stories use the servers that are
+installed on this machine. Each server listens on a free port of 127.0.0.1, keeps its data in a
+temporary directory, and is stopped and deleted at the end.
 
-Exit codes: 0 all ended as they are told; 1 one did not; 2 bad usage; 69 a story that was
-asked for by name needs a server that is not installed, or a server could not be started.
+Exit status:
+  0   every story ended as described
+  1   a story did not end as described
+  2   bad usage
+  69  a server is not installed or does not start
 
 Examples:
-  leasehold lab
-  leasehold lab paused-holder
-  leasehold lab --all --html stories.html
-  leasehold lab --all --svg pictures";
+  leasehold demo
+  leasehold demo paused-holder
+  leasehold demo --all --html stories.html
+  leasehold demo --all --svg pictures";
 
-/// Shows how well-known recipes for locks fail, on servers that it starts itself.
+/// Replay how well-known lock recipes fail
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = HELP)]
 pub struct Args {
-    /// The stories to play.
+    /// Stories to play [default: list them]
     #[arg(value_name = "STORY", conflicts_with = "all")]
     stories: Vec<String>,
-    /// All stories; those whose server is not installed are named and left out.
+    /// Play all stories whose servers are installed
     #[arg(long)]
     pub(crate) all: bool,
-    /// Writes what was played into this file, as a page without references to elsewhere.
+    /// Write the stories to FILE as a self-contained HTML page
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
-    /// Writes a picture of each story into this directory, as STORY.svg.
+    /// Write a picture of each story to DIR/STORY.svg
     #[arg(long, value_name = "DIR")]
     pub(crate) svg: Option<PathBuf>,
 }
@@ -45,11 +48,12 @@ impl Args {
             return Ok(ALL.iter().collect());
         }
         if self.stories.is_empty() && (self.html.is_some() || self.svg.is_some()) {
-            return Err("nothing to write: name a story, or give --all".into());
+            return Err("no story to write; name a story or use --all".into());
         }
         let story = |name: &String| {
-            named(name)
-                .ok_or_else(|| format!("there is no story {name:?}: `leasehold lab` lists them"))
+            named(name).ok_or_else(|| {
+                format!("unknown story {name:?}; `leasehold demo` lists all stories")
+            })
         };
         self.stories.iter().map(story).collect()
     }

@@ -1,23 +1,22 @@
-//! `leasehold lab`: how well-known recipes for locks fail, before one's eyes.
+//! `leasehold demo`: replays how well-known lock recipes fail.
 //!
-//! A story is a list of steps that a few clients take one after the other on a real server, which the
-//! lab starts for it. Each story is played twice: once with the recipe that people know, where it goes
-//! wrong, and once with leasehold, where the same steps end well. What is told of a step is what the
-//! server answered.
+//! A story is a list of steps that a few clients take one after the other on a real server, which this
+//! crate starts. Each story is played twice: once with the common recipe, which fails, and once with
+//! leasehold, which handles the same steps safely. Each step shows the server's actual reply.
 //!
-//! # Why it always goes the same way
-//! - *One step at a time.* The story says who is next, and no scheduler does.
-//! - *Nothing sleeps.* Where a lease must end, the server is asked until it has.
-//! - *Clocks are numbers.* A recipe that reads its client's clock is given the time that the story says.
-//! - *A dead client is one that does nothing more*: what it has taken is neither renewed nor released.
-//!   That is all that a server sees of `kill -9`; a holder that stands still is the same for a while.
-//! - *Chance is not told.* Tokens, ports and times differ from run to run: they are compared, and shown
-//!   as t1, t2, …
+//! # Why every run is the same
+//! - *One step at a time.* The story determines which client is next; no scheduler is involved.
+//! - *No sleeps.* Where a lease has to expire, the story polls the server until it has.
+//! - *Clocks are numbers.* A recipe that reads its client's clock is given the time in the story.
+//! - *A crashed client does nothing more.* It neither renews nor releases what it has acquired, which is
+//!   all that a server sees of `kill -9`. A paused holder looks the same for a while.
+//! - *Random values are not shown.* Tokens, ports and times differ from run to run. They are compared and
+//!   shown as t1, t2, …
 //!
-//! So the picture of a story is the same in each run, and a test compares it with the one in the
+//! So the picture of a story is the same in each run, and a test compares it with the picture in the
 //! documentation.
 //!
-//! What the recipes themselves are made of is in `naive`, which is broken on purpose.
+//! The module `naive` contains the recipes, which are broken on purpose.
 
 #![forbid(unsafe_code)]
 
@@ -45,14 +44,14 @@ pub use show::{html, svg, terminal};
 pub use stories::{ALL, named};
 pub use story::Story;
 
-/// A story did not end as it is told.
+/// A story did not end as described.
 const OTHERWISE: u8 = 1;
 /// Bad usage.
 const USAGE: u8 = 2;
-/// What a story needs is not there.
+/// A server that a story needs is missing.
 const MISSING: u8 = 69;
 
-/// `leasehold lab`.
+/// Runs `leasehold demo`.
 pub fn main(args: &Args) -> ExitCode {
     let wanted = match args.wanted() {
         Ok(wanted) => wanted,
@@ -70,7 +69,7 @@ pub fn main(args: &Args) -> ExitCode {
         let missing = story.server.missing();
         if !missing.is_empty() {
             let (name, packages) = (story.name, missing.join(" "));
-            eprintln!("leasehold lab: {name} is left out: it needs the packages: {packages}");
+            eprintln!("leasehold demo: skipped {name}: missing packages: {packages}");
             code = if args.all { code } else { MISSING };
             continue;
         }
@@ -81,7 +80,7 @@ pub fn main(args: &Args) -> ExitCode {
                 all.push((story, played));
             }
             Err(why) => {
-                eprintln!("leasehold lab: {}: {why}", story.name);
+                eprintln!("leasehold demo: {}: {why}", story.name);
                 code = MISSING;
             }
         }
@@ -99,7 +98,7 @@ fn say(text: &str) {
 }
 
 fn failed(code: u8, why: &str) -> ExitCode {
-    eprintln!("leasehold lab: {why}");
+    eprintln!("leasehold demo: {why}");
     ExitCode::from(code)
 }
 
@@ -113,7 +112,7 @@ fn save(args: &Args, all: &[(&Story, Played)]) -> Result<(), String> {
     }
     if let Some(folder) = &args.svg {
         std::fs::create_dir_all(folder)
-            .map_err(|e| format!("cannot make {}: {e}", folder.display()))?;
+            .map_err(|e| format!("cannot create {}: {e}", folder.display()))?;
         for (story, played) in all {
             write(&folder.join(format!("{}.svg", story.name)), &svg::picture(story, played))?;
         }

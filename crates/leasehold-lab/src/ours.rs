@@ -40,7 +40,7 @@ pub(crate) async fn until_waiting(locks: &Leasehold, count: usize) -> Result<()>
             return Ok(());
         }
         if Instant::now() > end {
-            return Err(Trouble::new(format!("{count} clients never waited")));
+            return Err(Trouble::new(format!("timed out until {count} clients were waiting")));
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }

@@ -16,17 +16,17 @@ pub fn play(story: &'static Story) -> Result<Played, String> {
     let thread = std::thread::Builder::new().name(story.name.to_owned());
     let playing = thread.spawn(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(|e| format!("cannot start: {e}"))?;
+        let runtime = runtime.map_err(|e| format!("cannot start a thread: {e}"))?;
         runtime.block_on((story.play)()).map_err(|trouble| trouble.to_string())
     });
-    let playing = playing.map_err(|e| format!("cannot start: {e}"))?;
+    let playing = playing.map_err(|e| format!("cannot start a thread: {e}"))?;
     playing.join().unwrap_or_else(|panic| Err(first_line(&*panic)))
 }
 
 /// What was said by panicking.
 fn first_line(panic: &dyn Any) -> String {
     let said = panic.downcast_ref::<String>().map(String::as_str);
-    let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it panicked");
+    let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("panic");
     let line = said.lines().next().unwrap_or_default();
-    format!("a server cannot be started or used: {line}")
+    format!("cannot start or use a server: {line}")
 }

@@ -1,57 +1,57 @@
-//! What was played, as data: lanes, steps, and what each client believed after each step.
+//! A played story as data: lanes, steps, and what each client believed after each step.
 
-/// A story, played.
+/// A story that was played.
 #[derive(Clone, Debug)]
 pub struct Played {
-    /// With the recipe that people know.
+    /// With the common recipe.
     pub naive: Half,
     /// With leasehold.
     pub ours: Half,
 }
 
 impl Played {
-    /// Whether it ended as it is told: the recipe broke its promise, and leasehold kept it.
+    /// Whether it ended as described: the recipe failed and leasehold worked.
     pub fn is_as_told(&self) -> bool {
         !self.naive.is_kept && self.ours.is_kept
     }
 }
 
-/// One of the two ways in which a story goes.
+/// One of the two halves of a story.
 #[derive(Clone, Debug)]
 pub struct Half {
-    /// Whether it is the recipe that must not be copied.
+    /// Whether this is the broken recipe.
     pub is_naive: bool,
-    /// What locks are taken with.
+    /// How the lock is taken.
     pub recipe: &'static str,
-    /// Who takes part.
+    /// The clients and the contents that are shown.
     pub lanes: Vec<Lane>,
-    /// What happened.
+    /// The steps.
     pub steps: Vec<Step>,
-    /// Whether what a lock is for was kept.
+    /// Whether the data or the lock is correct at the end.
     pub is_kept: bool,
-    /// How it ended.
+    /// The result in one sentence.
     pub verdict: String,
 }
 
-/// Somebody or something that takes part.
+/// A client, or something whose contents are shown.
 #[derive(Clone, Copy, Debug)]
 pub struct Lane {
-    /// What it is called.
+    /// Its name.
     pub name: &'static str,
-    /// A client, which believes things; else something that is looked at.
+    /// Whether it is a client.
     pub is_client: bool,
 }
 
-/// One step of one of them.
+/// One step.
 #[derive(Clone, Debug)]
 pub struct Step {
-    /// Whose step it is.
+    /// Index of the lane that acts.
     pub lane: usize,
-    /// What was done, and what was answered.
+    /// The request and the reply.
     pub says: String,
-    /// How it is to be taken.
+    /// Whether something goes wrong here.
     pub mark: Mark,
-    /// How things are behind it, for each lane.
+    /// The state of each lane after the step.
     pub cells: Vec<Cell>,
 }
 
@@ -69,39 +69,39 @@ impl Step {
     }
 }
 
-/// How a step is to be taken.
+/// Whether something goes wrong in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mark {
-    /// It is what anybody would expect.
+    /// Nothing unusual.
     Plain,
-    /// Here it goes wrong.
+    /// The recipe fails here.
     Bad,
-    /// Here it would have gone wrong, and does not.
+    /// The recipe would fail here, and leasehold does not.
     Good,
 }
 
-/// How things are in one lane.
+/// The state of a lane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cell {
     /// What a client believes.
     Client(Belief),
-    /// What something shows that is looked at.
+    /// The contents of something.
     Thing(String),
 }
 
-/// What a client believes of the lock.
+/// What a client believes about the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Belief {
-    /// It has nothing to do with it.
+    /// It does not use the lock.
     Nothing,
-    /// It waits for it.
+    /// It waits.
     Waits,
-    /// It holds it.
+    /// It holds the lock.
     Holds,
-    /// It holds another one, beside which others may hold theirs.
+    /// It holds a different lock, which does not conflict with other holders.
     HoldsAnother,
-    /// It was stopped while it held, and will believe that it holds when it goes on.
+    /// It was paused while it held the lock, and will still believe that it holds it when it resumes.
     StandsStill,
-    /// It is dead.
+    /// It has crashed.
     Dead,
 }

@@ -63,7 +63,7 @@ impl Stage {
     /// What a token is called: t1, t2, … in the order in which they were drawn, which is checked.
     pub(crate) fn token(&mut self, token: Token) -> Result<String> {
         if self.tokens.last().is_some_and(|last| *last > token) {
-            return Err(Trouble::new(format!("token {token} was drawn after a greater one")));
+            return Err(Trouble::new(format!("token {token} was granted after a higher one")));
         }
         if self.tokens.last() != Some(&token) {
             self.tokens.push(token);

@@ -68,7 +68,7 @@ impl Wire {
                 return Ok(said);
             }
             if Instant::now() > end {
-                return Err(Trouble::new(format!("{said}, and never {answer}")));
+                return Err(Trouble::new(format!("{said}, expected {answer}")));
             }
             tokio::time::sleep(Duration::from_millis(2)).await;
         }

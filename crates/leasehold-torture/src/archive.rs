@@ -56,7 +56,7 @@ pub(super) fn write(trial: &Trial, history: &History, out: &mut impl io::Write) 
 pub(super) fn read(input: impl BufRead) -> Result<(Trial, History), String> {
     let mut reader: Option<Reader> = None;
     for (number, line) in (1_u64..).zip(input.split(b'\n')) {
-        let line = line.map_err(|e| format!("cannot be read: {e}"))?;
+        let line = line.map_err(|e| format!("cannot read the line: {e}"))?;
         let told = match &mut reader {
             None => Reader::begin(&line).map(|begun| reader = Some(begun)),
             Some(reader) => reader.hear(&line),
@@ -64,7 +64,7 @@ pub(super) fn read(input: impl BufRead) -> Result<(Trial, History), String> {
         told.map_err(|why| clean(&format!("line {number}: {why}")))?;
     }
     let reader =
-        reader.ok_or("is empty, and no history: leasehold torture --history writes one")?;
+        reader.ok_or("is empty, not a history (`leasehold stress --history FILE` writes one)")?;
     reader.end().map_err(|why| clean(&why))
 }
 
@@ -83,31 +83,33 @@ struct Reader {
 impl Reader {
     fn begin(line: &[u8]) -> Result<Self, String> {
         let no_header = |e: serde_json::Error| {
-            format!("no header of a history ({e}): it begins with {{\"format\":\"{FORMAT}\",…")
+            format!("not the header of a history ({e}): expected {{\"format\":\"{FORMAT}\",…")
         };
         let preamble: Preamble = serde_json::from_slice(line).map_err(no_header)?;
         if preamble.format != FORMAT {
-            return Err(format!("the format is {:?}, not {FORMAT:?}", preamble.format));
+            return Err(format!("unknown format {:?}: expected {FORMAT:?}", preamble.format));
         }
         if preamble.version != VERSION {
             let version = preamble.version;
-            return Err(format!("version {version} of the format: this program reads {VERSION}"));
+            return Err(format!(
+                "unsupported format version {version}: this program reads version {VERSION}"
+            ));
         }
-        let bad = |e: serde_json::Error| format!("the header: {e}");
+        let bad = |e: serde_json::Error| format!("invalid header: {e}");
         let mut trial: Trial = serde_json::from_slice(line).map_err(bad)?;
         trial.terms = serde_json::from_slice(line).map_err(bad)?;
         let Locks { mut locks } = serde_json::from_slice(line).map_err(bad)?;
         if locks.len() > MOST_LOCKS {
-            return Err(format!("{} locks are more than {MOST_LOCKS}", locks.len()));
+            return Err(format!("too many locks: {}, the maximum is {MOST_LOCKS}", locks.len()));
         }
         for LockSpec { name, capacity, .. } in &mut locks {
             *name = clean(name);
             if *capacity == 0 {
-                return Err(format!("the lock {name} has no capacity: nobody could ever hold it"));
+                return Err(format!("the capacity of lock {name} is 0, so no worker can hold it"));
             }
         }
         if trial.terms.claimed.contains(&Property::Recovery) && trial.terms.recovery_ms.is_none() {
-            return Err("it promises recovery, and not within which recovery_ms".into());
+            return Err("the promise \"recovery\" needs recovery_ms".into());
         }
         trial.store = clean(&trial.store);
         trial.command.iter_mut().for_each(|word| *word = clean(word));
@@ -128,7 +130,7 @@ impl Reader {
             return Ok(());
         }
         if self.ended {
-            return Err("there is more behind the end".into());
+            return Err("unexpected line after {\"event\":\"end\",…".into());
         }
         let record: Record = serde_json::from_slice(line).map_err(|e| e.to_string())?;
         match record.into() {
@@ -145,7 +147,7 @@ impl Reader {
             Told::Final(lock, resource, end) => {
                 self.lock(lock)?;
                 if self.finals.insert((lock, resource == Resource::Fenced), end).is_some() {
-                    return Err(format!("a second final of this resource of lock {lock}"));
+                    return Err(format!("duplicate final state for this resource of lock {lock}"));
                 }
             }
             Told::End(at) => (self.history.ended, self.ended) = (at, true),
@@ -156,7 +158,9 @@ impl Reader {
     fn lock(&self, lock: usize) -> Result<&LockSpec, String> {
         let locks = self.history.locks.len();
         let spec = self.history.locks.get(lock);
-        spec.ok_or_else(|| format!("there is no lock {lock}: the header has {locks}, from 0"))
+        spec.ok_or_else(|| {
+            format!("no lock {lock}: the header lists {locks} locks, numbered from 0")
+        })
     }
 
     fn event(&mut self, event: Event) -> Result<(), String> {
@@ -164,14 +168,14 @@ impl Reader {
         if let What::Invoked { lock, weight, .. } = event.what {
             let capacity = self.lock(lock)?.capacity;
             if weight == 0 || weight > capacity {
-                return Err(format!("the weight is {weight}, and not from 1 to {capacity}"));
+                return Err(format!("invalid weight {weight}: must be between 1 and {capacity}"));
             }
             if self.lock_of.insert(op, lock).is_some() {
-                return Err(format!("operation {op} was invoked already"));
+                return Err(format!("operation {op} was invoked twice"));
             }
         }
         let Some(&lock) = self.lock_of.get(&op) else {
-            return Err(format!("operation {op} was not invoked before"));
+            return Err(format!("operation {op} was never invoked"));
         };
         match event.what {
             What::Acquired { token: 0 } => self.tokenless = true,
@@ -195,10 +199,10 @@ impl Reader {
 
     fn trouble(&mut self, trouble: Trouble) -> Result<(), String> {
         if trouble.to < trouble.from || trouble.excuses_until < trouble.to {
-            return Err("it ends before it begins".into());
+            return Err("the fault ends before it begins".into());
         }
         if trouble.fault == Some(Fault::Kill) {
-            return Err("a kill is told by {\"event\":\"killed\",…".into());
+            return Err("report a kill as {\"event\":\"killed\",…".into());
         }
         self.history.troubles.push(trouble);
         Ok(())
@@ -206,7 +210,9 @@ impl Reader {
 
     fn end(mut self) -> Result<(Trial, History), String> {
         if !self.ended {
-            return Err("it was cut short: its last line is not {\"event\":\"end\",…".into());
+            return Err(
+                "the history is incomplete: its last line is not {\"event\":\"end\",…".into()
+            );
         }
         self.promises_can_be_judged(&self.trial.terms)?;
         let finals = &mut self.finals;
@@ -217,7 +223,7 @@ impl Reader {
                 None => {
                     let which = if fenced { "fenced" } else { "plain" };
                     Err(format!(
-                        "the {which} resource of lock {lock} was written to, and has no final"
+                        "the {which} resource of lock {lock} was written to but has no final state"
                     ))
                 }
                 Some(end) => Ok(end),
@@ -232,7 +238,7 @@ impl Reader {
         let by_token = [Property::TokenOrder, Property::TokenUnique, Property::Effect];
         match by_token.into_iter().find(|property| terms.claimed.contains(property)) {
             Some(property) if self.tokenless => Err(format!(
-                "it promises \"{property}\", but not every grant and write has a token"
+                "cannot check the promise \"{property}\": some grants or writes have no token"
             )),
             _ => Ok(()),
         }

@@ -16,23 +16,31 @@ use super::relay::shortest_lease;
 use super::served::is_served;
 use leasehold::kit::parse_duration as duration;
 
-/// Tortures a store to see whether it keeps its promises: is my set-up safe?
+/// Break clients and servers and verify the guarantees
 ///
-/// Many processes take the same locks and work under them while they are stopped, killed and cut
-/// off. Everything they see is written down and checked afterwards. Locks of other people are not
-/// touched: the names are made up for the run.
-///
-/// Exit code: 0 every promise was kept; 1 one was broken, and which; 3 void, the run proved
-/// nothing (too short, or its faults did no harm where they must); 2 bad usage; 69 the store
-/// cannot be reached; 130 interrupted.
+/// Many processes take the same locks and work under them while they are paused, killed and
+/// disconnected. Everything they see is recorded and checked afterwards. The test uses its own lock
+/// names and does not touch other locks.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
-    leasehold torture --store memory: --seconds 30\n  \
-    leasehold torture --store file:/var/tmp/locks --clients 12 --fault pause,kill --json\n  \
-    leasehold torture --store redis+sentinel://a,b,c/main --seconds 60 --html report.html -- ./fail-over\n  \
-    leasehold torture --check history.jsonl --html report.html")]
+    leasehold stress --store memory: --duration 30s\n  \
+    leasehold stress --store file:/var/tmp/locks --processes 12 --fault pause,kill --json\n  \
+    leasehold stress --store redis+sentinel://a,b,c/main --html report.html -- ./fail-over\n  \
+    leasehold stress --check history.jsonl --html report.html")]
+#[command(after_long_help = "Exit status:\n  \
+    0    pass: the store kept every promise\n  \
+    1    fail: the store broke a promise, named in the report\n  \
+    2    bad usage\n  \
+    3    inconclusive: no violation, but the run was too short or its faults did no harm\n  \
+    69   the store is unreachable\n  \
+    130  interrupted\n\n\
+    Examples:\n  \
+    leasehold stress --store memory: --duration 30s\n  \
+    leasehold stress --store file:/var/tmp/locks --processes 12 --fault pause,kill --json\n  \
+    leasehold stress --store redis+sentinel://a,b,c/main --html report.html -- ./fail-over\n  \
+    leasehold stress --check history.jsonl --html report.html")]
 pub struct Args {
-    /// The store.
+    /// Store to test
     #[arg(
         long,
         value_name = "URL",
@@ -41,52 +49,58 @@ pub struct Args {
         default_value = "file:"
     )]
     store: String,
-    /// For how long. [default: 10, or longer where the store takes longer to see that a client is
-    /// gone]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    /// How long to run [default: 10s, or longer if the store recovers slowly]
+    #[arg(long = "duration", alias = "seconds", value_name = "DUR", value_parser = time)]
     seconds: Option<u32>,
-    /// How many processes; each has four operations under way.
-    #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u32).range(2..=500))]
+    /// Number of processes; each runs four operations at a time
+    #[arg(long = "processes", alias = "clients", value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u32).range(2..=500))]
     clients: u32,
-    /// How many locks of each kind: with few, whoever is stopped is in everybody's way; with many, more is
-    /// done, and fewer meet at each.
+    /// Number of locks of each kind
+    ///
+    /// Few locks have many waiters each. Many locks allow more operations, because a paused process
+    /// blocks fewer others.
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=333))]
     locks: u32,
-    /// Which locks to fight for.
+    /// Kinds of locks to use
     #[arg(long, value_name = "KIND", value_enum, value_delimiter = ',', default_value = "all")]
     kind: Vec<KindArg>,
-    /// What to do to the processes: pause (SIGSTOP), kill (SIGKILL), cut (the connection to the
-    /// store, where its URL names servers and no TLS), none. [default: all that can be done]
+    /// Faults to inject [default: all that the store allows]
+    ///
+    /// pause sends SIGSTOP and kill sends SIGKILL to a process. cut interrupts its connection to the
+    /// store, if the store's URL names servers and does not use TLS.
     #[arg(long, value_name = "FAULT", value_enum, value_delimiter = ',')]
     fault: Vec<FaultArg>,
-    /// How often something is done to a process, on the average; less often where half of them are in
-    /// trouble already. [default: as often as each has had the time to come to itself again]
+    /// Average time between faults [default: long enough to recover]
+    ///
+    /// At most half of the processes have a fault at the same time, so faults can be less frequent.
     #[arg(long, value_name = "DUR", value_parser = fault_every)]
     fault_every: Option<Duration>,
-    /// Where the resource is that refuses late tokens: in this process, or in the store itself,
-    /// behind that store's own fence (SQL, a single Redis, etcd, ZooKeeper; makes a table, keys or
-    /// nodes named leasehold-torture, and removes them).
+    /// Where to keep the fenced resource, which rejects late tokens
+    ///
+    /// store uses the store's own fence (SQL, single Redis, etcd, ZooKeeper). It creates a table, keys
+    /// or nodes named leasehold-torture and deletes them afterwards.
     #[arg(long, value_name = "WHERE", value_enum, default_value = "process")]
     fence: FenceArg,
-    /// How long a grant lasts unrenewed: short, so that many run out. [default: 500ms, or the
-    /// shortest that the store can keep]
+    /// Lease of each hold [default: 500ms, or the shortest the store supports]
+    ///
+    /// A short lease expires often during faults.
     #[arg(long, value_name = "DUR", value_parser = lease)]
     lease: Option<Duration>,
-    /// Repeats the choices of an earlier run (not its timing).
+    /// Repeat the random choices of an earlier run, but not its timing
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// The report as JSON.
+    /// Print the report as JSON
     #[arg(long)]
     pub(super) json: bool,
-    /// Writes the run as a page into this file: who waited, who held, what was done to whom, what was
-    /// written, and first what was broken. One file, to be opened in a browser.
+    /// Write the run to FILE as a self-contained HTML page
     #[arg(long, value_name = "FILE")]
     pub(super) html: Option<PathBuf>,
-    /// Writes all that the checker saw into this file, in the format of docs/torture.md.
+    /// Write everything the checker saw to FILE (JSON Lines)
     #[arg(long, value_name = "FILE")]
     pub(super) history: Option<PathBuf>,
-    /// Tortures nothing, and judges the history in this file: of an earlier run, or of other people's
-    /// locks.
+    /// Check the history in FILE instead of running a test
+    ///
+    /// The history can be from an earlier run or from another lock implementation.
     #[arg(
         long,
         value_name = "FILE",
@@ -94,9 +108,10 @@ pub struct Args {
             "lease", "seed", "history", "command"]
     )]
     pub(super) check: Option<PathBuf>,
-    /// A program that does something to the store's servers and ends when they serve again: kills and
-    /// restarts one, makes another the master, stops one for a while. It is run again and again, and
-    /// what the store promises for a crash and a fail-over is what is checked.
+    /// Program that disturbs the store's servers, run repeatedly
+    ///
+    /// It can kill and restart a server, promote a replica or pause a server. It must exit when the
+    /// store works again. The checker then expects what the store promises for crashes and fail-overs.
     #[arg(last = true, value_name = "CMD")]
     command: Vec<OsString>,
 }
@@ -123,12 +138,21 @@ enum FenceArg {
     Store,
 }
 
+/// How long to run, in whole seconds.
+fn time(text: &str) -> std::result::Result<u32, String> {
+    let time = duration(text)?;
+    match (Duration::from_secs(1)..=Duration::from_secs(86_400)).contains(&time) {
+        true => Ok(u32::try_from(time.as_millis().div_ceil(1_000)).unwrap_or(u32::MAX)),
+        false => Err("must be between 1s and 24h".into()),
+    }
+}
+
 /// A lease that is short enough to run out often, and long enough to be renewed in time.
 fn lease(text: &str) -> std::result::Result<Duration, String> {
     let lease = duration(text)?;
     match (Duration::from_millis(100)..=Duration::from_secs(60)).contains(&lease) {
         true => Ok(lease),
-        false => Err("a lease of 100ms to 60s lets enough of them run out".into()),
+        false => Err("must be between 100ms and 60s".into()),
     }
 }
 
@@ -137,7 +161,7 @@ fn fault_every(text: &str) -> std::result::Result<Duration, String> {
     let every = duration(text)?;
     match (Duration::from_millis(1)..=Duration::from_secs(3600)).contains(&every) {
         true => Ok(every),
-        false => Err("faults come every 1ms to 1h".into()),
+        false => Err("must be between 1ms and 1h".into()),
     }
 }
 
@@ -210,7 +234,7 @@ impl fmt::Display for Plan {
         let faults: Vec<String> = self.faults.iter().map(Fault::to_string).collect();
         let faults = if faults.is_empty() { "no faults".into() } else { faults.join(", ") };
         let time = self.seconds.map_or(String::new(), |seconds| format!(" for {seconds} s"));
-        write!(f, "torturing the store with {} processes{time} ({faults})", self.clients)
+        write!(f, "testing the store with {} processes{time} ({faults})", self.clients)
     }
 }
 
@@ -258,8 +282,8 @@ impl Plan {
         let shown = |d: Duration| humantime::format_duration(d).to_string().replace(' ', "");
         let options = [
             ("--store", store.to_owned()),
-            ("--seconds", time.as_secs().to_string()),
-            ("--clients", self.clients.to_string()),
+            ("--duration", format!("{}s", time.as_secs())),
+            ("--processes", self.clients.to_string()),
             ("--locks", self.locks.to_string()),
             ("--kind", if self.any_kind { "all".into() } else { kinds.join(",") }),
             ("--fault", if faults.is_empty() { "none".into() } else { faults.join(",") }),
@@ -271,7 +295,7 @@ impl Plan {
         let words = options.into_iter().chain(every);
         let words = words.flat_map(|(name, value)| [name.to_owned(), value]);
         let mut words: Vec<String> =
-            ["leasehold", "torture"].map(Into::into).into_iter().chain(words).collect();
+            ["leasehold", "stress"].map(Into::into).into_iter().chain(words).collect();
         if !self.command.is_empty() {
             words.push("--".into());
             words.extend(self.command.iter().map(|word| word.to_string_lossy().into_owned()));
@@ -287,7 +311,8 @@ impl Plan {
         let missing = self.kinds.iter().find(|k| !promises.keeps(**k));
         match missing {
             Some(kind) if !self.any_kind => {
-                let what = format!("this store keeps no {kind}: leave it out of --kind");
+                let what =
+                    format!("this store does not support the kind {kind} (remove it from --kind)");
                 Err(Error::new(ErrorKind::Unsupported, what))
             }
             _ => Ok(self.kinds.iter().copied().filter(|k| promises.keeps(*k)).collect()),
@@ -311,7 +336,7 @@ impl Plan {
         match self.faults.iter().find(|f| !possible.contains(f)) {
             Some(fault) => {
                 let what = format!(
-                    "there is no connection of ours that --fault {fault} could cut: leave it out"
+                    "--fault {fault} is not supported: this store has no connection to cut"
                 );
                 Err(Error::new(ErrorKind::Unsupported, what))
             }
@@ -377,6 +402,8 @@ mod tests {
             "--locks 334",
             "--fault-every 0s",
             "--fault-every 2h",
+            "--duration 0s",
+            "--duration 25h",
         ] {
             assert!(plan(&format!("--store memory: {bad}")).is_err(), "{bad}");
         }

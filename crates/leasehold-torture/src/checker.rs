@@ -75,17 +75,17 @@ impl Property {
 impl fmt::Display for Property {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Self::Exclusion => "mutual exclusion (P1)",
-            Self::TokenOrder => "tokens rise (P3)",
-            Self::TokenUnique => "tokens are unique (P8)",
-            Self::Effect => "fenced: no late write (P2)",
+            Self::Exclusion => "mutual exclusion",
+            Self::TokenOrder => "tokens increase",
+            Self::TokenUnique => "tokens are unique",
+            Self::Effect => "fenced: no late write",
             Self::Updates => "fenced: no lost update",
             Self::Unfenced => "unfenced: no lost update",
-            Self::Fifo => "first come, first served (P4)",
-            Self::Recovery => "a dead holder's lock (P5)",
-            Self::Wakeup => "every waiter's turn (P6)",
-            Self::Renewal => "live holders keep it (R5)",
-            Self::Residue => "nothing left behind (P9)",
+            Self::Fifo => "first come, first served",
+            Self::Recovery => "recovery after a crash",
+            Self::Wakeup => "every waiter is served",
+            Self::Renewal => "live holders keep the lock",
+            Self::Residue => "nothing left in the store",
             Self::Outcome => "errors have a cause",
         })
     }
@@ -328,7 +328,10 @@ impl Check<'_> {
             if let Some(before) = conflicting.filter(|h| h.token > hold.token) {
                 let place = Place::Ops(vec![hold.op.id, before.op.id]);
                 let (before, now) = (self.shown(before), self.shown(hold));
-                let what = format!("{}: {now} came after {before}", self.name(lock));
+                let what = format!(
+                    "{}: {now} has a lower token than {before}, which held it earlier",
+                    self.name(lock)
+                );
                 self.violated(Property::TokenOrder, place, what);
             }
             let max = greatest.entry(hold.op.weight).or_insert(*hold);
@@ -355,7 +358,7 @@ impl Check<'_> {
             let token = op.acquired.map_or(u64::MAX, |(_, token)| token);
             if let Some((max, id)) = greatest.filter(|(max, _)| *max > token) {
                 let what = format!(
-                    "{}: {} asked at {} ms and got token {token}, though {id} had {max} already",
+                    "{}: {} requested at {} ms and got token {token}, but {id} already had token {max}",
                     self.name(op.lock),
                     op.id,
                     self.ms(op.invoked),
@@ -371,7 +374,8 @@ impl Check<'_> {
             let Some((_, token)) = op.acquired else { continue };
             if let Some(other) = seen.insert(token, op.id) {
                 let name = self.name(op.lock);
-                let what = format!("{name}: token {token} was granted to {other} and {}", op.id);
+                let what =
+                    format!("{name}: token {token} was granted to both {other} and {}", op.id);
                 self.violated(Property::TokenUnique, Place::Ops(vec![op.id, other]), what);
             }
         }
@@ -400,7 +404,7 @@ impl Check<'_> {
                 .min_by_key(|(since, _)| *since);
             if let Some((since, waiter)) = conflicting.filter(|(s, _)| *s < hold.op.invoked) {
                 let what = format!(
-                    "{}: {} asked at {} ms and came before {}, which stood in the queue at {} ms",
+                    "{}: {} requested at {} ms and was served before {}, which was in the queue at {} ms",
                     self.name(lock),
                     self.shown(hold),
                     self.ms(hold.op.invoked),
@@ -451,7 +455,7 @@ impl Check<'_> {
             let Some(promised) = self.terms.recovery_ms else { continue };
             if taken > Duration::from_millis(promised) {
                 let what = format!(
-                    "{}: {} died holding at {} ms; {} waited, and held only {} ms later (promised: {} ms)",
+                    "{}: {} was killed while holding at {} ms; the waiter {} held only {} ms later (promised: {} ms)",
                     self.name(lock),
                     hold.op.id,
                     self.ms(died),
@@ -487,7 +491,7 @@ impl Check<'_> {
         self.findings.plain_late.extend(plain_late.iter().map(|w| w.op));
         for w in fenced_late {
             let what = format!(
-                "{}: the write of {} with token {} was taken after a greater token's",
+                "{}: the write of {} with token {} was accepted after a write with a higher token",
                 self.name(lock),
                 w.op,
                 w.token
@@ -512,12 +516,12 @@ impl Check<'_> {
         for (property, end, taken, lost) in sides {
             for id in lost {
                 let name = self.name(lock);
-                let what = format!("{name}: the update of {id} was acknowledged and is gone");
+                let what = format!("{name}: the update of {id} was acknowledged but is missing");
                 self.violated(property, Place::Ops(vec![id]), what);
             }
             if end.value != taken || end.set.len() as u64 != taken {
                 let what = format!(
-                    "{}: {taken} increments were taken, but the register says {} and the set has {}",
+                    "{}: {taken} increments were accepted, but the register is {} and the set has {} entries",
                     self.name(lock),
                     end.value,
                     end.set.len(),
@@ -535,7 +539,7 @@ impl Check<'_> {
         for op in ops {
             if !op.is_over() && !self.history.deaths.contains_key(&op.id.worker) {
                 let what = format!(
-                    "{}: {} asked at {} ms and never came to an end",
+                    "{}: {} requested at {} ms and never finished",
                     self.name(op.lock),
                     op.id,
                     self.ms(op.invoked)
@@ -545,7 +549,7 @@ impl Check<'_> {
             if let Some((at, kind, error)) = &op.failed
                 && !self.has_cause(op, kind, *at)
             {
-                let what = format!("{} failed without a cause: {error}", op.id);
+                let what = format!("{} failed without a known cause: {error}", op.id);
                 self.violated(Property::Outcome, Place::Ops(vec![op.id]), what);
             }
             let Some((at, expired, reason)) = &op.lost else { continue };
@@ -556,13 +560,13 @@ impl Check<'_> {
             let too_early = !expired && *at < op.until && !self.is_forgotten(since, *at);
             if too_early || !self.is_hit(op.id.worker, since, *at) {
                 let what = format!(
-                    "{}: {} lost its hold at {} ms though {}: {reason}",
+                    "{}: {} lost its hold at {} ms although {}: {reason}",
                     self.name(op.lock),
                     op.id,
                     self.ms(*at),
                     match too_early {
-                        true => format!("it was promised until {} ms", self.ms(op.until)),
-                        false => "it lived and reached the store".into(),
+                        true => format!("it was granted until {} ms", self.ms(op.until)),
+                        false => "its process was running and could reach the store".into(),
                     },
                 );
                 self.violated(Property::Renewal, Place::Ops(vec![op.id]), what);

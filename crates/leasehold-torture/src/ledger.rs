@@ -94,7 +94,7 @@ pub(super) fn replay(entries: &[(usize, Entry)]) -> Result<Cell> {
         };
         let read = base.map(|version| Read { version, value: entry.value.saturating_sub(1) });
         if !read.is_some_and(|read| cell.write(entry.token, read, entry.op)) {
-            let what = format!("the write of {} builds on one that nobody made", entry.op);
+            let what = format!("the write of {} builds on a write that no worker made", entry.op);
             return Err(Error::new(ErrorKind::Corrupt, what));
         }
     }
@@ -108,7 +108,7 @@ fn foreign(_: &Proof) -> Error {
 
 /// A store that did not do what was asked.
 fn failed(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
-    Error::new(ErrorKind::Unreachable, "the fenced resource does not answer").because(error)
+    Error::new(ErrorKind::Unreachable, "the fenced resource does not respond").because(error)
 }
 
 /// What the drivers need of a store's URL: its servers, who asks, and what follows.
@@ -126,7 +126,7 @@ fn parts(url: &str) -> Result<Parts<'_>> {
     let (user, rest) =
         rest.rsplit_once('@').map_or((None, rest), |(user, rest)| (Some(user), rest));
     if user.is_some_and(|user| user.contains('%')) {
-        let what = "--fence store: credentials with a % in the URL are more than this can read";
+        let what = "--fence store does not support URLs with a % in the credentials";
         return Err(Error::new(ErrorKind::Unsupported, what));
     }
     let (servers, path) = rest.split_once('/').unwrap_or((rest, ""));

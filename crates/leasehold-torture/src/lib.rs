@@ -1,19 +1,18 @@
-//! `leasehold torture`: is my set-up safe?
+//! `leasehold stress`: is my setup safe?
 //!
-//! Processes fight for locks, and under each lock they increment a register and add to a set,
-//! which live in the parent as a database would. Meanwhile they are stopped, killed and
-//! cut off. Everything they saw goes into a history, and the checker says
-//! which promise of the store it breaks, if any. A history can be kept in a file, which is judged again
-//! as often as one likes; other people's locks are judged by writing one.
+//! Worker processes compete for locks. Under each lock they increment a register and add to a set,
+//! which live in the parent process, as a database would. Meanwhile the workers are paused, killed and
+//! disconnected. Everything they see is recorded in a history, and the checker reports which promise
+//! of the store was broken, if any. A history can be saved to a file and checked again. To check other
+//! lock implementations, write such a file.
 //!
-//! The same work is done on two resources: one takes every write, the other refuses
-//! late tokens. Where the store has leases, a holder that is stopped for longer than its lease
-//! *must* spoil the first and *cannot* spoil the second. If the first loses nothing, the run was
-//! too gentle, and counts as void.
+//! The same work is done on two resources. One accepts every write, the other rejects late tokens.
+//! On a store with leases, a holder that is paused for longer than its lease *must* corrupt the first
+//! resource and *cannot* corrupt the second. If the first loses nothing, the run was too gentle, and
+//! the result is inconclusive.
 //!
-//! Nothing here knows any store but `served`, which makes a remote store of one that lives in a
-//! process, `relay`, which knows the URLs of servers, and `ledger`, which has the fenced resource in
-//! the store itself: this is how every store proves itself, ours and other people's.
+//! Only three modules know about stores: `served` makes an in-process store available to the workers,
+//! `relay` parses server URLs, and `ledger` keeps the fenced resource in the store itself.
 
 #![forbid(unsafe_code)]
 
@@ -55,7 +54,7 @@ use trial::Trial;
 pub use args::Args;
 pub use wire::WORKER;
 
-/// `leasehold torture`.
+/// Runs `leasehold stress`.
 pub fn main(args: &Args) -> ExitCode {
     let judged = outputs::Outputs::open(args).and_then(|outputs| {
         let tried = match &args.check {
@@ -66,7 +65,7 @@ pub fn main(args: &Args) -> ExitCode {
     });
     match judged {
         Ok(None) => {
-            eprintln!("leasehold torture: interrupted; nothing can be said of half a run");
+            eprintln!("leasehold stress: interrupted, no result");
             ExitCode::from(130)
         }
         Ok(Some((outputs, judged))) => {
@@ -81,7 +80,7 @@ pub fn main(args: &Args) -> ExitCode {
 }
 
 fn failed(error: &Error) -> ExitCode {
-    eprintln!("leasehold torture: {error}");
+    eprintln!("leasehold stress: {error}");
     ExitCode::from(match error.kind() {
         ErrorKind::Unreachable => 69,
         _ => 2,
@@ -97,7 +96,9 @@ fn from_file(file: &Path) -> leasehold::Result<(Trial, History)> {
 
 /// `None`: interrupted. Then the runtime's end kills the workers, stopped ones as well.
 fn torture(args: &Args) -> leasehold::Result<Option<(Trial, History)>> {
-    let failed = |e: std::io::Error| Error::new(ErrorKind::Config, "cannot start").because(e);
+    let failed = |e: std::io::Error| {
+        Error::new(ErrorKind::Config, "cannot start the stress test").because(e)
+    };
     // The runtime panics where it cannot have its own descriptors.
     let spare = || std::fs::File::open("/dev/null");
     let spares: Result<Vec<_>, _> = std::iter::repeat_with(spare).take(8).collect();

@@ -132,7 +132,7 @@ impl State {
             worker.dead = true;
             let at = self.history.under_way(*id);
             let what = format!(
-                "worker {id} did not end within {patience:?} of being asked to. Last heard of it: {at}"
+                "worker {id} did not exit within {patience:?} after the stop request; last activity: {at}"
             );
             self.history.crashes.push(what);
             let _ = kill_process(worker.pid, Signal::KILL);
@@ -201,7 +201,7 @@ impl Parent {
     /// Starts another worker in the place of a killed one.
     pub(super) fn respawn(self: &Arc<Self>) {
         if let Err(why) = self.spawn() {
-            self.state().history.crashes.push(format!("a worker could not be started: {why}"));
+            self.state().history.crashes.push(format!("cannot start a worker: {why}"));
         }
     }
 
@@ -216,7 +216,7 @@ impl Parent {
             return Err(std::io::Error::other("no pipes"));
         };
         let pid = child.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
-        let pid = pid.ok_or_else(|| std::io::Error::other("it ended at once"))?;
+        let pid = pid.ok_or_else(|| std::io::Error::other("the worker exited immediately"))?;
         let (outbox, lines) = mpsc::unbounded_channel();
         let mut state = self.state();
         let id = state.next_worker;
@@ -260,7 +260,7 @@ impl Parent {
         }
         if ended.is_some_and(|w| !w.dead && !w.said_goodbye) {
             let why = state.unable.as_ref().map_or(String::new(), |why| format!(": {why}"));
-            state.history.crashes.push(format!("worker {id} ended by itself: {how}{why}"));
+            state.history.crashes.push(format!("worker {id} exited unexpectedly: {how}{why}"));
         }
         drop(state);
         self.ended.notify_one();

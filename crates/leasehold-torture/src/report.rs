@@ -25,7 +25,7 @@ pub(super) enum Verdict {
     Fine,
     /// A promise was broken.
     Violated,
-    /// Nothing was broken, but the run was too gentle to prove anything.
+    /// No violation, but the run was too gentle to show anything.
     Void,
 }
 
@@ -53,7 +53,7 @@ struct Line {
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Report {
     verdict: Verdict,
-    /// The verdict in plain words.
+    /// The verdict in a sentence.
     summary: String,
     /// Why the run is void, if it is.
     void: Vec<String>,
@@ -167,37 +167,32 @@ impl Report {
         }
         for (fault, times) in &self.faults {
             if *times == 0 {
-                self.void.push(format!("no {fault} was injected"));
+                self.void.push(format!("the fault {fault} was never injected"));
             }
         }
         let NegativeControl { required, acknowledged_updates_lost, late_writes_taken } =
             self.negative_control;
         if required && acknowledged_updates_lost + late_writes_taken == 0 {
-            self.void
-                .push("the unfenced resources lost nothing under pauses, as they must".to_owned());
+            self.void.push(
+                "the unfenced resources lost nothing, although processes were paused".to_owned(),
+            );
         }
         let broken: Vec<&str> =
             self.properties.iter().filter(|p| p.violations > 0).map(|p| p.name.as_str()).collect();
         (self.verdict, self.summary) = match (broken.is_empty(), self.void.is_empty()) {
             (false, _) => (
                 Verdict::Violated,
-                format!(
-                    "BROKEN: {} promised {} and did not keep it",
-                    self.store,
-                    broken.join(", ")
-                ),
+                format!("FAIL: {} did not keep its promises: {}", self.store, broken.join(", ")),
             ),
             (true, false) => (
                 Verdict::Void,
                 format!(
-                    "VOID: nothing was broken, and nothing was shown ({}); run longer, with \
-                     more clients or with a longer lease",
+                    "INCONCLUSIVE: no violation, but the run was too short to show anything ({}). Run \
+                     longer, with more processes or with a longer lease",
                     self.void.join("; ")
                 ),
             ),
-            (true, true) => {
-                (Verdict::Fine, format!("FINE: {} kept every promise it makes", self.store))
-            }
+            (true, true) => (Verdict::Fine, format!("PASS: {} kept all its promises", self.store)),
         };
     }
 
@@ -224,7 +219,7 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let said = [
-            self.clients.map(|n| format!("{n} clients")),
+            self.clients.map(|n| format!("{n} processes")),
             self.seconds.map(|n| format!("{n} s")),
             self.lease_ms.map(|n| format!("lease {n} ms")),
             self.seed.map(|n| format!("seed {n}")),
@@ -244,7 +239,7 @@ impl fmt::Display for Report {
         writeln!(f, "faults: {faults}; {} holds lost", self.lost_holds)?;
         writeln!(
             f,
-            "fenced in the {}: {} updates kept, {} late writes refused",
+            "fenced resource in the {}: {} updates kept, {} late writes rejected",
             match self.fence {
                 Fence::Process => "process",
                 Fence::Store => "store",
@@ -256,18 +251,18 @@ impl fmt::Display for Report {
             &self.negative_control;
         writeln!(
             f,
-            "unfenced: {acknowledged_updates_lost} acknowledged updates lost, {late_writes_taken} \
-             late writes taken ({})",
+            "unfenced resource: {acknowledged_updates_lost} acknowledged updates lost, \
+             {late_writes_taken} late writes accepted ({})",
             match required {
-                true => "as must be where leases run out: this is what fencing is for",
+                true => "expected where leases expire: fencing prevents this",
                 false if self.leases => "nothing is promised",
-                false => "none may be: without leases no hold runs out",
+                false => "must be none: without leases, no hold expires",
             }
         )?;
         if let (Some(median), Some(longest)) = (self.median_recovery_ms, self.longest_recovery_ms) {
             writeln!(
                 f,
-                "{} killed holders with somebody waiting: the lock was free after {median} ms \
+                "{} holders were killed while others waited: the lock was free after {median} ms \
                  (median), {longest} ms (longest{})",
                 self.recoveries,
                 self.allowed_recovery_ms.map_or(String::new(), |ms| format!("; allowed: {ms} ms")),
@@ -276,8 +271,8 @@ impl fmt::Display for Report {
         if self.unanswered > 0 {
             writeln!(
                 f,
-                "{} calls were not answered in time though nothing was done to anybody: a slow \
-                 store or a busy machine",
+                "{} calls timed out although no fault was injected: the store is slow or the \
+                 machine is busy",
                 self.unanswered
             )?;
         }
@@ -285,10 +280,10 @@ impl fmt::Display for Report {
         for line in &self.properties {
             let state = match (line.claimed, line.violations, line.cases) {
                 (false, ..) => "not promised".into(),
-                (true, 0, Some(0)) => "not tried".into(),
+                (true, 0, Some(0)) => "not exercised".into(),
                 (true, 0, Some(n)) => format!("kept ({n} cases)"),
                 (true, 0, None) => "kept".into(),
-                (true, n, _) => format!("BROKEN {n} times"),
+                (true, n, _) => format!("VIOLATED {n} times"),
             };
             writeln!(f, "  {:<32} {state}", line.name)?;
             for violation in self.violations.iter().filter(|v| v.property == line.property) {

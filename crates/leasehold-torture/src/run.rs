@@ -224,7 +224,7 @@ async fn torture(
     rng: &mut Rng,
 ) -> leasehold::Result<()> {
     let failed = |why: String| {
-        let what = format!("the workers cannot begin: {why}");
+        let what = format!("cannot start the workers: {why}");
         leasehold::Error::new(ErrorKind::Config, what)
     };
     for _ in 0..plan.clients {
@@ -277,7 +277,7 @@ async fn residue(
             let shown = |info: &leasehold::store::LockInfo| {
                 let claims: Vec<String> =
                     info.claims.iter().map(|c| format!("{:?}: {}", c.standing, c.holder)).collect();
-                format!("{}: still in the store: {}", info.name, claims.join("; "))
+                format!("{}: left in the store: {}", info.name, claims.join("; "))
             };
             return Ok(left.iter().map(shown).collect());
         }

@@ -166,12 +166,12 @@ impl Served {
 }
 
 fn unreachable(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
-    Error::new(ErrorKind::Unreachable, "the served store does not answer").because(why)
+    Error::new(ErrorKind::Unreachable, "the served store does not respond").because(why)
 }
 
 /// Answers of a kind that was not asked for.
 fn confused<T>() -> Result<T> {
-    Err(Error::new(ErrorKind::Corrupt, "the served store answered another question"))
+    Err(Error::new(ErrorKind::Corrupt, "the served store sent an unexpected reply"))
 }
 
 /// A call that is dropped waits for no answer.
@@ -314,7 +314,7 @@ impl Server {
         let name = format!("leasehold-torture-{}", ClaimId::random()?.to_hex());
         let directory = std::env::temp_dir().join(name);
         let failed = |e: std::io::Error| {
-            let what = format!("cannot make a socket in {}: set TMPDIR", directory.display());
+            let what = format!("cannot create a socket in {} (set TMPDIR)", directory.display());
             Error::new(ErrorKind::Config, what).because(e)
         };
         std::fs::DirBuilder::new().mode(0o700).create(&directory).map_err(failed)?;

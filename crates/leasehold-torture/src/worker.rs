@@ -142,7 +142,7 @@ impl Worker {
             })
             .map_err(|e| e.to_string())?;
         let Some(ToWorker::Setup(setup)) = inbox.recv().await else {
-            return Err("a torture worker is started by leasehold torture only".into());
+            return Err("internal command: `leasehold stress` starts its workers itself".into());
         };
         let locks = match &setup.store {
             Where::Url(url) => patiently(AWAY_AT_FIRST, || leasehold::connect(url)).await,
@@ -332,7 +332,7 @@ impl Worker {
             _ => None,
         };
         let expired = reason == Some(LostReason::Expired);
-        let reason = reason.map_or("not lost, and not held either".into(), |r| r.to_string());
+        let reason = reason.map_or("neither lost nor held".into(), |r| r.to_string());
         self.event(op, now(), What::Lost { expired, reason });
         false
     }
@@ -413,7 +413,7 @@ impl Worker {
         }
         match guard.release().await {
             Ok(Released::Owed) => {
-                let error = Error::new(ErrorKind::Unreachable, "the release is owed");
+                let error = Error::new(ErrorKind::Unreachable, "the release is pending");
                 self.failed(op, &error);
             }
             Ok(_) => self.event(op, now(), What::Released),

@@ -39,7 +39,7 @@ fn a_story_is_played_on_the_terminal_and_into_files() {
     let played = lab.arg("--html").arg(&page).arg("--svg").arg(&pictures).output().unwrap();
     assert!(played.status.success(), "{played:?}");
     let told = String::from_utf8(played.stdout).unwrap();
-    for part in ["do not copy", "PTTL order → -1", "Broken. ", "Kept. "] {
+    for part in ["do not copy", "PTTL order → -1", "Fails. ", "Works. "] {
         assert!(told.contains(part), "no {part:?} in\n{told}");
     }
     assert!(!told.contains('\x1b'), "colours, and no terminal");

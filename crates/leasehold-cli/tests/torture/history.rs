@@ -72,7 +72,7 @@ fn what_somebody_else_wrote_is_judged_as_a_run_is() {
     let (code, report, errors) = outcome(&["--check", &file, "--html", &page]);
     assert_eq!(code, Some(1), "{report}{errors}");
     assert!(report.contains("a: 1.0 (held 4.000 to 6.000 ms) while 0.0"), "{report}");
-    assert!(report.ends_with("and did not keep it\n"), "{report}");
+    assert!(report.ends_with("did not keep its promises: mutual exclusion\n"), "{report}");
     assert!(std::fs::read_to_string(page).unwrap().contains("somebody else's"));
     let alone = TWO_HOLDERS.lines().filter(|line| !line.contains("\"worker\":1"));
     std::fs::write(&file, alone.collect::<Vec<_>>().join("\n")).unwrap();
@@ -87,8 +87,8 @@ fn what_is_no_history_is_refused_in_one_line() {
     let newer = TWO_HOLDERS.replacen("\"version\":1", "\"version\":99", 1);
     let cases = [
         ("", "is empty"),
-        ("{}\n", "line 1: no header of a history"),
-        (&newer, "line 1: version 99 of the format: this program reads 1"),
+        ("{}\n", "line 1: not the header of a history"),
+        (&newer, "line 1: unsupported format version 99: this program reads version 1"),
         (&TWO_HOLDERS[..TWO_HOLDERS.len() - 10], "line 10: "),
         (&TWO_HOLDERS.replace("acquired", "gained"), "line 3: unknown variant `gained`"),
     ];

@@ -72,7 +72,7 @@ fn all_of_a_history_is_drawn() {
         "bands": 4,
     });
     assert_eq!(drawn, expected);
-    for said in ["mutual exclusion (P1): jobs: 3.0", "leasehold torture --store 'made up' --seed 7"]
+    for said in ["mutual exclusion: jobs: 3.0", "leasehold torture --store 'made up' --seed 7"]
     {
         assert!(document.contains(said), "{said}");
     }

@@ -5,16 +5,16 @@ use leasehold::Token;
 use crate::trouble::{Result, Trouble};
 use crate::wire::Wire;
 
-/// Whether no greater token was seen, a moment ago; remembers this one.
+/// Returns whether no higher token has been seen, and stores this one. Not atomic.
 pub(crate) async fn is_good(wire: &mut Wire, token: Token) -> Result<bool> {
-    let seen = wire.ask(&["GET", "mark"]).await?;
+    let seen = wire.ask(&["GET", "highest"]).await?;
     let seen: u64 = match &*seen {
         "nil" => 0,
-        number => number.parse().map_err(|_| Trouble::new(format!("no token: {number}")))?,
+        number => number.parse().map_err(|_| Trouble::new(format!("not a token: {number}")))?,
     };
     if seen > token.get() {
         return Ok(false);
     }
-    wire.say(&["SET", "mark", &token.to_string()]).await?;
+    wire.say(&["SET", "highest", &token.to_string()]).await?;
     Ok(true)
 }

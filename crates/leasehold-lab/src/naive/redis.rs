@@ -20,8 +20,7 @@ pub(crate) async fn take_at_last(wire: &mut Wire, me: &str, lease: &str) -> Resu
 
 /// Compares and deletes: of what goes with it, the part that is right.
 pub(crate) async fn release(wire: &mut Wire, me: &str) -> Result<Said> {
-    wire.call(&["EVAL", RELEASE, "1", NAME, me], format!("compare with {me} and DEL, a script"))
-        .await
+    wire.call(&["EVAL", RELEASE, "1", NAME, me], format!("script: DEL if the value is {me}")).await
 }
 
 /// Deletes, without a look at whose lock it is.
@@ -55,7 +54,8 @@ impl Timed {
 
     /// Whether a time that was read is over, by this client's clock.
     pub(crate) fn is_over(&self, read: &Said) -> Result<bool> {
-        let end: i64 = read.answer.parse().map_err(|_| Trouble::new(format!("{read}: no time")))?;
+        let end: i64 =
+            read.answer.parse().map_err(|_| Trouble::new(format!("{read}: not a time")))?;
         Ok(end < self.clock)
     }
 

@@ -24,7 +24,7 @@ pub(crate) async fn stand(client: &Client) -> Result<String> {
 pub(crate) async fn look(client: &Client, mine: &str) -> Result<Option<OneshotWatcher>> {
     loop {
         let children = client.list_children(FOLDER).await?;
-        let first = children.iter().min().ok_or_else(|| Trouble::new("nobody is in the queue"))?;
+        let first = children.iter().min().ok_or_else(|| Trouble::new("the queue is empty"))?;
         if first == mine {
             return Ok(None);
         }

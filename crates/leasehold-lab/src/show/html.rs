@@ -21,8 +21,8 @@ svg{max-width:100%;height:auto}details{margin:.6rem 0}summary{cursor:pointer;col
 pub fn page(all: &[(&Story, Played)]) -> String {
     let mut body = String::from("<h1>How locks fail</h1>\n");
     body.push_str(
-        "<p>Each story was played twice on a real server: once with the recipe that people know, \
-         once with leasehold. <b class=\"bad\">The recipes are broken on purpose: do not copy \
+        "<p>Each story was played twice on a real server: once with a common recipe and once \
+         with leasehold. <b class=\"bad\">The recipes are broken on purpose: do not copy \
          them.</b></p>\n<nav aria-label=\"Stories\"><ul>\n",
     );
     for (story, _) in all {
@@ -46,14 +46,14 @@ pub fn page(all: &[(&Story, Played)]) -> String {
 
 fn section(story: &Story, played: &Played) -> String {
     let (name, line) = (escaped(story.name), escaped(story.line));
-    let (server, rows) = (story.server.name(), escaped(story.rows));
+    let server = story.server.name();
     let mut text = format!(
-        "<section id=\"{name}\">\n<h2>{name}: {line}</h2>\n<p class=\"faint\">On {server}; {rows}; \
-         <code>leasehold lab {name}</code></p>\n"
+        "<section id=\"{name}\">\n<h2>{name}: {line}</h2>\n<p class=\"faint\">On {server}: \
+         <code>leasehold demo {name}</code></p>\n"
     );
     let _ = writeln!(text, "<p>{}</p>", coded(&story.telling.join(" ")));
     text.push_str(&svg::within(story, played));
-    text.push_str("<details><summary>The steps as text</summary>\n");
+    text.push_str("<details><summary>Steps as text</summary>\n");
     for half in [&played.naive, &played.ours] {
         text.push_str(&steps(half));
     }

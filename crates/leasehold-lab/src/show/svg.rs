@@ -23,8 +23,8 @@ const BOLD_LETTER: usize = 8;
 
 /// The colours of a picture, by the reader's wish for light or dark.
 pub(super) const STYLE: &str = "\
-.lab{--paper:#ffffff;--ink:#1c2126;--faint:#5c6670;--rule:#d4dae0;--lane:#f3f5f7;--wait:#aeb9c4;--hold:#2b6cb0;--two:#c5221f;--bad:#c5221f;--good:#2f7d4f}
-@media (prefers-color-scheme:dark){.lab{--paper:#14181c;--ink:#e6eaee;--faint:#9aa5b0;--rule:#343c45;--lane:#1b2127;--wait:#5a6876;--hold:#5a9bdc;--two:#ff6b66;--bad:#ff7b76;--good:#5fc48e}}
+.lab{--paper:#ffffff;--ink:#1c2126;--faint:#5c6670;--rule:#d4dae0;--lane:#f3f5f7;--wait:#aeb9c4;--hold:#2b6cb0;--two:#c5221f;--late:#c98a00;--bad:#c5221f;--good:#2f7d4f}
+@media (prefers-color-scheme:dark){.lab{--paper:#14181c;--ink:#e6eaee;--faint:#9aa5b0;--rule:#343c45;--lane:#1b2127;--wait:#5a6876;--hold:#5a9bdc;--two:#ff6b66;--late:#d9a441;--bad:#ff7b76;--good:#5fc48e}}
 .lab text{font:13px system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif;fill:var(--ink)}
 .lab .paper{fill:var(--paper)}
 .lab .h{font-size:15px;font-weight:600}
@@ -39,6 +39,8 @@ pub(super) const STYLE: &str = "\
 .lab .wait{fill:var(--wait)}
 .lab .hold{fill:var(--hold)}
 .lab .two{fill:var(--two)}
+.lab .late{fill:var(--late)}
+.lab .new{font-weight:700}
 .lab .still{fill-opacity:.45}
 .lab .act{fill:var(--paper);stroke:var(--ink);stroke-width:1.5}
 .lab .dead{stroke:var(--ink);stroke-width:2}
@@ -116,8 +118,13 @@ fn step_at(body: &mut String, half: &Half, number: usize, step: &Step, y: usize)
     let base = y + LINE;
     text(body, MARGIN + 16, base, "n e", &number.to_string());
     for (at, cell) in step.cells.iter().enumerate() {
-        let is_act = at == step.lane;
-        cell_at(body, (middle(at), y, height), cell, is_act, step.is_shared());
+        let held = match (step.is_shared(), half.is_naive) {
+            (false, _) => "hold",
+            (true, true) => "two",
+            (true, false) => "late",
+        };
+        let look = Look { is_act: at == step.lane, is_new: is_new(half, number, at), held };
+        cell_at(body, (middle(at), y, height), cell, &look);
     }
     let class = match step.mark {
         Mark::Plain => "",
@@ -130,19 +137,31 @@ fn step_at(body: &mut String, half: &Half, number: usize, step: &Step, y: usize)
     y + height
 }
 
-fn cell_at(
-    body: &mut String,
-    (x, y, height): (usize, usize, usize),
-    cell: &Cell,
+/// Whether this step, counted from 1, changed what a lane shows.
+fn is_new(half: &Half, number: usize, lane: usize) -> bool {
+    let before = number.checked_sub(2).and_then(|at| half.steps.get(at));
+    before.is_some_and(|before| before.cells[lane] != half.steps[number - 1].cells[lane])
+}
+
+/// How a cell is drawn.
+struct Look {
+    /// Its client takes this step.
     is_act: bool,
-    is_shared: bool,
-) {
+    /// It differs from the step before.
+    is_new: bool,
+    /// The class of a holder's bar.
+    held: &'static str,
+}
+
+fn cell_at(body: &mut String, (x, y, height): (usize, usize, usize), cell: &Cell, look: &Look) {
+    let Look { is_act, is_new, held } = *look;
     let belief = match cell {
-        Cell::Thing(shows) => return text(body, x, y + LINE, "t", shows),
+        Cell::Thing(shows) => {
+            return text(body, x, y + LINE, if is_new { "t new" } else { "t" }, shows);
+        }
         Cell::Client(belief) => *belief,
     };
     let bottom = y + height;
-    let held = if is_shared { "two" } else { "hold" };
     let mut bar = |class: &str, wide: usize| {
         let left = x - wide / 2;
         let _ = writeln!(
@@ -176,9 +195,10 @@ fn legend(y: usize) -> String {
     let mut body = String::new();
     let mut x = MARGIN;
     for (class, words) in [
-        ("hold", "believes that it holds"),
-        ("hold still", "holds and stands still"),
-        ("two", "two at once"),
+        ("hold", "believes it holds"),
+        ("hold still", "paused, still believes it holds"),
+        ("two", "two holders at once"),
+        ("late", "two believe it, harmless"),
         ("wait", "waits"),
     ] {
         let top = y - 2;

@@ -49,7 +49,7 @@ pub fn list(stories: &[Story]) -> String {
         };
         let _ = writeln!(text, "{name:longest$}  {server:10}  {}{missing}", story.line);
     }
-    text.push_str("\nleasehold lab STORY… plays some of them, leasehold lab --all all.\n");
+    text.push_str("\nTo play stories: leasehold demo STORY…, or leasehold demo --all\n");
     text
 }
 
@@ -57,7 +57,7 @@ pub fn list(stories: &[Story]) -> String {
 pub fn story(story: &Story, played: &Played, colours: Colours) -> String {
     let title = format!("{}: {}", story.name, story.line);
     let mut text = format!("{}\n", colours.on(BOLD, &title));
-    let _ = writeln!(text, "({}; {})\n", story.server.name(), story.rows);
+    let _ = writeln!(text, "(on {})\n", story.server.name());
     for line in lines(&story.telling.join(" "), WIDTH) {
         let _ = writeln!(text, "{line}");
     }
@@ -65,7 +65,7 @@ pub fn story(story: &Story, played: &Played, colours: Colours) -> String {
         text.push('\n');
         text.push_str(&half_of(half, colours));
     }
-    text.push_str("\n  █ believes that it holds   ▒ holds and stands still   ┊ waits   × dead   ‼ two at once\n");
+    text.push_str("\n  █ believes it holds   ▒ paused, still believes it holds   ┊ waits   × crashed   ‼ two at once\n");
     text
 }
 

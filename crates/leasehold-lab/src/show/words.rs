@@ -5,7 +5,7 @@ use crate::scene::{Half, Mark};
 /// What stands over a half.
 pub(super) fn heading(half: &Half) -> String {
     match half.is_naive {
-        true => format!("As it is done: {}", half.recipe),
+        true => format!("Common recipe: {}", half.recipe),
         false => format!("With leasehold: {}", half.recipe),
     }
 }
@@ -15,7 +15,7 @@ pub(super) const WARNING: &str = "Broken on purpose: do not copy.";
 
 /// What stands before a half's last line.
 pub(super) fn outcome(half: &Half) -> &'static str {
-    if half.is_kept { "Kept." } else { "Broken." }
+    if half.is_kept { "Works." } else { "Fails." }
 }
 
 /// What stands before a step that is more than a step.

@@ -1,4 +1,4 @@
-//! A fence of two steps: a look at the mark, and the write.
+//! A fence with two steps: the check of the token, then the write.
 
 use leasehold::{ErrorKind, fence};
 use testbed::{Redis, Server};
@@ -15,20 +15,20 @@ use crate::wire::Wire;
 pub(crate) const STORY: Story = Story {
     name: "check-then-write",
     line: "the token is checked in one step and the write is done in the next",
-    rows: "R50",
     server: Server::Redis,
     telling: [
-        "A's token is compared with the mark and found good; before A's write arrives B has the \
-         lock, shows a greater token and writes; then A's write is done over B's.",
-        "Between a check and a write that are two steps there is room for a whole holder, so the \
-         check says what was true and not what is.",
-        "The check and the write of `fence::redis` are one script, and of `fence::sql` one \
-         transaction: whoever was let in has written, and nobody comes in between.",
+        "A's token is compared with the highest token seen and accepted. Before A's write \
+         arrives, B acquires the lock, presents a higher token and writes. Then A's write \
+         overwrites B's.",
+        "If check and write are two steps, another client can acquire the lock, write and release \
+         it in between. The check says what was true, not what is.",
+        "`fence::redis` checks and writes in one script, and `fence::sql` in one transaction. No \
+         other client can write in between.",
     ],
     play: || Box::pin(play()),
 };
 
-const LANES: &[Lane] = &[client("A"), client("B"), thing("lock"), thing("stock"), thing("mark")];
+const LANES: &[Lane] = &[client("A"), client("B"), thing("lock"), thing("stock"), thing("highest")];
 const A: usize = 0;
 const B: usize = 1;
 const LOCK: usize = 2;
@@ -43,7 +43,7 @@ async fn play() -> Result<Played> {
 }
 
 async fn naive(redis: &Redis) -> Result<Half> {
-    let mut stage = Stage::naive("GET mark, compare, SET stock", LANES);
+    let mut stage = Stage::naive("GET highest, compare, SET stock", LANES);
     let locks = [ours::client(&redis.url(), "A").await?, ours::client(&redis.url(), "B").await?];
     let mut wire = Wire::open(redis.port()).await?;
     wire.say(&["SET", "stock", "10"]).await?;
@@ -54,25 +54,25 @@ async fn naive(redis: &Redis) -> Result<Half> {
     let t1 = stage.token(late)?;
     stage.step(A, format!("lock() → held, token {t1}")).holds().shows(LOCK, "A");
     let is_good = naive_fence::is_good(&mut wire, late).await?;
-    let says = if is_good { "no greater one was seen" } else { "stale" };
-    stage.step(A, format!("GET stock → 10; GET mark, compares {t1} → {says}")).shows(MARK, &t1);
-    stage.step(A, "stands still, and its lease is over").stands_still().shows(LOCK, NOTHING);
+    let says = if is_good { "none higher was seen" } else { "stale" };
+    stage.step(A, format!("GET stock → 10; GET highest, compares {t1} → {says}")).shows(MARK, &t1);
+    stage.step(A, "is paused; its lease expires").stands_still().shows(LOCK, NOTHING);
     let guard = locks[B].mutex(NAME).lock().await?;
     let t2 = stage.token(guard.token())?;
     let says = format!("lock() → held, token {t2}");
     stage.step(B, says).holds().shows(LOCK, ours::holder(&locks[B]).await?);
     let is_next = naive_fence::is_good(&mut wire, guard.token()).await?;
-    let says = if is_next { "no greater one was seen" } else { "stale" };
-    stage.step(B, format!("GET stock → 10; GET mark, compares {t2} → {says}")).shows(MARK, &t2);
+    let says = if is_next { "none higher was seen" } else { "stale" };
+    stage.step(B, format!("GET stock → 10; GET highest, compares {t2} → {says}")).shows(MARK, &t2);
     let wrote = wire.say(&["SET", "stock", "8"]).await?;
-    stage.step(B, format!("it sells two: {wrote}")).shows(STOCK, "8");
+    stage.step(B, format!("sells two: {wrote}")).shows(STOCK, "8");
     guard.release().await?;
     stage.step(B, "release()").has_nothing().shows(LOCK, NOTHING);
     let wrote = wire.say(&["SET", "stock", "9"]).await?;
     let left = wire.ask(&["GET", "stock"]).await?;
-    let says = format!("wakes; it has been let in: {wrote}");
+    let says = format!("resumes; its check has passed: {wrote}");
     stage.step(A, says).has_nothing().shows(STOCK, &left).bad();
-    let verdict = format!("Of 10, three were sold, and {left} are left: B's update is lost.");
+    let verdict = format!("Three of 10 items were sold, but {left} are left: B's update is lost.");
     Ok(stage.ends(!is_good || !is_next || left != "9", verdict))
 }
 
@@ -90,7 +90,7 @@ async fn ours(redis: &Redis) -> Result<Half> {
     fence::redis::check(wire.driver(), "stock", late).await?;
     let read = wire.say(&["GET", "stock"]).await?;
     stage.step(A, format!("check(stock, {t1}) → OK; {read}")).shows(MARK, &t1);
-    stage.step(A, "stands still, and its lease is over").stands_still().shows(LOCK, NOTHING);
+    stage.step(A, "is paused; its lease expires").stands_still().shows(LOCK, NOTHING);
     let guard = locks[B].mutex(NAME).lock().await?;
     let t2 = stage.token(guard.token())?;
     let says = format!("lock() → held, token {t2}");
@@ -99,16 +99,16 @@ async fn ours(redis: &Redis) -> Result<Half> {
     let read = wire.say(&["GET", "stock"]).await?;
     stage.step(B, format!("check(stock, {t2}) → OK; {read}")).shows(MARK, &t2);
     fence::redis::set(wire.driver(), "stock", &guard, "8").await?;
-    stage.step(B, format!("it sells two: set(stock, {t2}, 8) → OK")).shows(STOCK, "8");
+    stage.step(B, format!("sells two: set(stock, {t2}, 8) → OK")).shows(STOCK, "8");
     guard.release().await?;
     stage.step(B, "release()").has_nothing().shows(LOCK, NOTHING);
     let wrote = fence::redis::set(wire.driver(), "stock", late, "9").await;
     let is_refused = wrote.is_err_and(|error| error.kind() == ErrorKind::StaleToken);
-    let answer = if is_refused { "refused: StaleToken" } else { "OK" };
+    let answer = if is_refused { "rejected: StaleToken" } else { "OK" };
     let left = wire.ask(&["GET", "stock"]).await?;
-    let says = format!("wakes; whatever was said before: set(stock, {t1}, 9) → {answer}");
+    let says = format!("resumes; the token is checked again: set(stock, {t1}, 9) → {answer}");
     stage.step(A, says).has_nothing().shows(STOCK, &left).good();
     let verdict =
-        format!("Two were sold, and {left} of 10 are left; A knows that its sale is not in.");
+        format!("Two of 10 items were sold, and {left} are left. A knows that its sale failed.");
     Ok(stage.ends(is_refused && left == "8", verdict))
 }

@@ -13,17 +13,17 @@ use crate::trouble::Result;
 
 pub(crate) const STORY: Story = Story {
     name: "dead-holders-status-row",
-    line: "a row says \"locked\" for a client that is dead",
-    rows: "R4, R25",
+    line: "a row says \"locked\" for a client that has crashed",
     server: Server::Postgres,
     telling: [
-        "A sets the row's status to `locked`, commits, and dies; the row goes on saying so, and B \
-         waits until a person finds it.",
-        "The row outlives whoever wrote it, and there is nothing in it by which B could tell a \
-         dead holder from a slow one; the database rolls back what was open, and this was \
-         committed.",
-        "leasehold's row has the end of a lease in it, which a live holder moves on and the \
-         database's clock judges, so B holds as soon as the lease of the dead A is over.",
+        "A sets the row's status to `locked`, commits and crashes. The row stays `locked`, and B \
+         waits until a person notices.",
+        "The row outlives the client that wrote it, and nothing in it lets B distinguish a \
+         crashed holder from a slow one. The database rolls back open transactions, but this one \
+         was committed.",
+        "leasehold's row contains the time when the lease expires. A live holder renews the \
+         lease, and the database's clock decides when it expires. B acquires the lock as soon as \
+         the lease of the crashed A expires.",
     ],
     play: || Box::pin(play()),
 };
@@ -55,16 +55,19 @@ async fn naive(postgres: &Postgres) -> Result<Half> {
     let rows = take(&mut a, "A").await?;
     stage.step(A, format!("UPDATE … SET status = 'locked' → {rows} row")).holds().shows(ROW, "A");
     a.close_hard().await?;
-    stage.step(A, "is killed; its connection is gone").dies();
+    stage.step(A, "is killed; its connection closes").dies();
     let changed = take(&mut b, "B").await?;
     stage.step(B, format!("UPDATE … WHERE status = 'free' → {changed} rows")).waits();
     let row = sqlx::query("SELECT status, holder FROM job").fetch_one(&mut b).await?;
     let (status, holder): (String, String) = (row.try_get(0)?, row.try_get(1)?);
-    let says = format!("SELECT status, holder → {status}, {holder}: it is dead, or slow?");
+    let says = format!("SELECT status, holder → {status}, {holder}: crashed or slow?");
     stage.step(B, says).shows(ROW, &holder).bad();
     let again = take(&mut b, "B").await?;
-    stage.step(B, format!("UPDATE … WHERE status = 'free' → {again} rows, for ever")).bad();
-    Ok(stage.ends(changed + again > 0, "The row is locked by a dead client until a person comes."))
+    stage.step(B, format!("UPDATE … WHERE status = 'free' → {again} rows, forever")).bad();
+    Ok(stage.ends(
+        changed + again > 0,
+        "The row stays locked by a crashed client until a person intervenes.",
+    ))
 }
 
 async fn ours(postgres: &Postgres) -> Result<Half> {
@@ -73,14 +76,14 @@ async fn ours(postgres: &Postgres) -> Result<Half> {
     let locks = [ours::client(&url, "A").await?, ours::client(&url, "B").await?];
 
     let guard = locks[A].mutex(NAME).lease(SHORT).no_renewal().lock().await?;
-    stage.step(A, "lock() → held, for a lease").holds().shows(ROW, "A");
+    stage.step(A, "lock() → held, with a lease").holds().shows(ROW, "A");
     ours::dies(guard);
     stage.step(A, "is killed").dies();
-    stage.step(B, "lock() → waits, for the rest of that lease at most").waits();
+    stage.step(B, "lock() → waits, at most until that lease expires").waits();
     let guard = locks[B].mutex(NAME).lock_timeout(LONG).await?;
     let holder = ours::holder(&locks[B]).await?;
     stage.step(B, "→ held").holds().shows(ROW, &holder).good();
     guard.release().await?;
     stage.step(B, "release()").has_nothing().shows(ROW, NOTHING);
-    Ok(stage.ends(holder == "B", "The dead client's lock freed itself, and no person was needed."))
+    Ok(stage.ends(holder == "B", "The crashed client's lock was freed automatically."))
 }

@@ -14,18 +14,17 @@ use crate::wire::Wire;
 
 pub(crate) const STORY: Story = Story {
     name: "del-without-looking",
-    line: "whoever is late, or never had the lock, deletes somebody else's",
-    rows: "R41, R49",
+    line: "a client that is late, or never had the lock, deletes another client's lock",
     server: Server::Redis,
     telling: [
-        "A is slower than its lease and B takes the lock; at its end A deletes the key, which is \
-         B's, and C comes in beside B; then D, which did not get the lock, runs the same `finally` \
-         and deletes C's.",
-        "`DEL` takes away whatever is there: the recipe never asks whose lock that is, nor whether \
+        "A takes longer than its lease, and B acquires the lock. When A is done, it deletes the \
+         key, which is B's by now, and C acquires the lock while B is still working. D does not \
+         get the lock, but runs the same `finally` block and deletes C's key.",
+        "`DEL` deletes whatever is there. The recipe checks neither who owns the lock nor whether \
          its own attempt succeeded.",
-        "A guard is the only thing that can release, there is none without the lock, and the \
-         release compares at the server: A is told that its lock was lost, and nothing of B's is \
-         touched.",
+        "In leasehold only a guard can release a lock, and only a holder has a guard. The server \
+         compares owners before it releases: A gets the error `Lost`, and B's lock stays \
+         untouched.",
     ],
     play: || Box::pin(play()),
 };
@@ -45,28 +44,28 @@ async fn play() -> Result<Played> {
 }
 
 async fn naive(redis: &Redis) -> Result<Half> {
-    let mut stage = Stage::naive("SET NX PX, and DEL in a finally", LANES);
+    let mut stage = Stage::naive("SET NX PX, then DEL in a finally block", LANES);
     let mut wire = Wire::open(redis.port()).await?;
     let key = ["GET", NAME];
 
     let said = naive_redis::take(&mut wire, "A", "500").await?;
     stage.step(A, said.to_string()).holds().shows(LOCK, "A");
     let said = naive_redis::take_at_last(&mut wire, "B", "60000").await?;
-    stage.step(B, format!("A is slow, and its lease is over: {said}")).holds().shows(LOCK, "B");
+    stage.step(B, format!("A is slow and its lease has expired: {said}")).holds().shows(LOCK, "B");
     let said = naive_redis::delete(&mut wire).await?;
-    let says = format!("is done, and in its finally: {said}, which was B's");
+    let says = format!("is done; its finally block: {said}, which was B's key");
     stage.step(A, says).has_nothing().shows(LOCK, wire.ask(&key).await?).bad();
     let beside = naive_redis::take(&mut wire, "C", "60000").await?;
-    let says = format!("{beside}, while B works");
+    let says = format!("{beside}, while B is working");
     stage.step(C, says).holds().shows(LOCK, wire.ask(&key).await?).bad();
     let said = naive_redis::take(&mut wire, "D", "60000").await?;
-    stage.step(D, format!("{said}: it did not get the lock"));
+    stage.step(D, format!("{said}: does not get the lock"));
     let said = naive_redis::delete(&mut wire).await?;
     let free = wire.ask(&key).await?;
-    let says = format!("gives up, and in its finally: {said}, which was C's");
+    let says = format!("gives up; its finally block: {said}, which was C's key");
     stage.step(D, says).shows(LOCK, &free).bad();
     let is_kept = beside.answer != "OK" && free != "nil";
-    Ok(stage.ends(is_kept, "B and C work at the same time, and whoever comes next joins them."))
+    Ok(stage.ends(is_kept, "B and C work at the same time, and the next client can join them."))
 }
 
 async fn ours(redis: &Redis) -> Result<Half> {
@@ -82,7 +81,7 @@ async fn ours(redis: &Redis) -> Result<Half> {
     let late = locks[A].mutex(NAME).lease(SHORT).no_renewal().lock().await?;
     stage.step(A, "lock() → held, without renewal").holds().shows(LOCK, "A");
     let guard = locks[B].mutex(NAME).lock().await?;
-    let says = "A is slow, and its lease is over: lock() → held";
+    let says = "A is slow and its lease has expired: lock() → held";
     stage.step(B, says).holds().shows(LOCK, ours::holder(&locks[B]).await?);
     let told = late.release().await;
     let is_told = told.is_err_and(|error| error.kind() == ErrorKind::Lost);
@@ -90,11 +89,11 @@ async fn ours(redis: &Redis) -> Result<Half> {
     let still = ours::holder(&locks[B]).await?;
     stage.step(A, says).has_nothing().shows(LOCK, &still).good();
     let mut are_kept_out = true;
-    for (lane, guardless) in [(C, "has no guard"), (D, "has no guard, and nothing to release")] {
+    for (lane, guardless) in [(C, "has no guard"), (D, "has no guard and nothing to release")] {
         let error = locks[lane].mutex(NAME).try_lock().await.err();
         let is_out = error.is_some_and(|error| error.kind() == ErrorKind::Contended);
         are_kept_out &= is_out;
-        let says = if is_out { "error: Contended, B holds" } else { "held" };
+        let says = if is_out { "error: Contended, held by B" } else { "held" };
         let shows = ours::holder(&locks[B]).await?;
         let told = stage.step(lane, format!("try_lock() → {says}; {guardless}"));
         told.shows(LOCK, shows).good();
@@ -103,5 +102,5 @@ async fn ours(redis: &Redis) -> Result<Half> {
     guard.release().await?;
     stage.step(B, "release()").has_nothing().shows(LOCK, NOTHING);
     let is_kept = is_told && still == "B" && are_kept_out && is_held;
-    Ok(stage.ends(is_kept, "B worked alone, and A knows that it was too late."))
+    Ok(stage.ends(is_kept, "B worked alone, and A knows that it lost the lock."))
 }

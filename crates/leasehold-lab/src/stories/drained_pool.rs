@@ -16,16 +16,16 @@ use crate::trouble::{Result, Trouble};
 
 pub(crate) const STORY: Story = Story {
     name: "drained-pool",
-    line: "who waits for a row lock holds a connection, and soon there is none left",
-    rows: "R52",
+    line: "every waiter for a row lock occupies a connection, and soon the pool is empty",
     server: Server::Postgres,
     telling: [
-        "A locks a row and calls a slow service, B and C wait for the row, and with that the pool \
-         of three is empty: D, which wants no lock at all, gets no connection.",
-        "A row lock lives in a transaction and a transaction lives on a connection, so everybody \
-         who holds or waits keeps one for as long as that takes.",
-        "A mutex of leasehold is a row with a lease: who holds and who waits has no transaction \
-         open and takes nothing from the program's pool; `lock_in` is for what is short.",
+        "A locks a row and calls a slow service. B and C wait for the row, and the pool of three \
+         is exhausted. D needs no lock at all, but gets no connection.",
+        "A row lock belongs to a transaction, and a transaction occupies a connection. So every \
+         holder and every waiter keeps a connection for the whole time.",
+        "A leasehold mutex is a row with a lease. Neither holders nor waiters keep a transaction \
+         open, and they take no connections from the program's pool. `lock_in` is for short \
+         transactions.",
     ],
     play: || Box::pin(play()),
 };
@@ -69,8 +69,8 @@ async fn settled(
             return Ok((format!("{in_use} of 3"), lasting));
         }
         if Instant::now() > end {
-            let found = format!("{in_use} connections are in use, {lasting} transactions open");
-            return Err(Trouble::new(format!("{found}, and not {used} and {open}")));
+            let found = format!("{in_use} connections in use and {lasting} open transactions");
+            return Err(Trouble::new(format!("{found}, expected {used} and {open}")));
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -103,7 +103,7 @@ async fn naive(postgres: &Postgres) -> Result<Half> {
     let mut tx = pool.begin().await?;
     tx.execute(naive_sql::LOCK_STOCK).await?;
     let (used, open) = settled(postgres, &pool, (1, 1)).await?;
-    let says = "BEGIN; SELECT … FOR UPDATE → held; it calls a slow service";
+    let says = "BEGIN; SELECT … FOR UPDATE → held; calls a slow service";
     stage.step(A, says).holds().shows(POOL, used).shows(OPEN, open);
     let mut waiting = Vec::new();
     for (lane, count) in [(B, 2), (C, 3)] {
@@ -114,14 +114,14 @@ async fn naive(postgres: &Postgres) -> Result<Half> {
     }
     let is_kept = is_served(&pool, Duration::from_secs(1)).await?;
     let says = if is_kept { "1" } else { "error: no connection within a second" };
-    stage.step(D, format!("wants no lock: SELECT 1 → {says}")).bad();
+    stage.step(D, format!("needs no lock: SELECT 1 → {says}")).bad();
     tx.commit().await?;
     for waiting in waiting {
         waiting.await??;
     }
     settled(postgres, &pool, (0, 0)).await?;
     pool.close().await;
-    Ok(stage.ends(is_kept, "Three who wanted one row have stopped the whole program."))
+    Ok(stage.ends(is_kept, "Three clients that wanted one row have stopped the whole program."))
 }
 
 async fn ours(postgres: &Postgres) -> Result<Half> {
@@ -134,7 +134,7 @@ async fn ours(postgres: &Postgres) -> Result<Half> {
 
     let guard = locks.mutex(NAME).lock().await?;
     let (used, open) = settled(postgres, &pool, (0, 0)).await?;
-    let says = "lock() → held; it calls a slow service";
+    let says = "lock() → held; calls a slow service";
     stage.step(A, says).holds().shows(POOL, used).shows(OPEN, open);
     let mut waiting = Vec::new();
     for lane in [B, C] {
@@ -146,7 +146,7 @@ async fn ours(postgres: &Postgres) -> Result<Half> {
     }
     let is_served = is_served(&pool, LONG).await?;
     let says = if is_served { "1" } else { "error: no connection within a second" };
-    stage.step(D, format!("wants no lock: SELECT 1 → {says}")).good();
+    stage.step(D, format!("needs no lock: SELECT 1 → {says}")).good();
     guard.release().await?;
     stage.step(A, "release()").has_nothing();
     for (lane, waiting) in [B, C].into_iter().zip(waiting) {
@@ -156,5 +156,5 @@ async fn ours(postgres: &Postgres) -> Result<Half> {
         stage.step(lane, "release()").has_nothing();
     }
     pool.close().await;
-    Ok(stage.ends(is_served, "Whoever waits for the lock waits for it alone."))
+    Ok(stage.ends(is_served, "Waiting for the lock delays only the waiters."))
 }

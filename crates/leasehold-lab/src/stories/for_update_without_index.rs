@@ -14,15 +14,16 @@ use crate::trouble::Result;
 pub(crate) const STORY: Story = Story {
     name: "for-update-without-index",
     line: "SELECT … FOR UPDATE on a column without an index locks the whole table",
-    rows: "R52",
     server: Server::MariaDb,
     telling: [
-        "A locks order 7 with `SELECT … FOR UPDATE`, by a column that has no index; B wants order \
-         8, and cannot have it.",
-        "InnoDB locks the rows that it reads and not those that it returns, and without an index \
-         it reads all: a lock on one row that is a lock on the table, until the transaction ends.",
-        "`lock_in` locks a row of a table of its own by its primary key, and asks the catalogue \
-         that this is one row of a unique index: two names are held at once, one name by one.",
+        "A locks order 7 with `SELECT … FOR UPDATE` on a column that has no index. B wants order \
+         8 and cannot lock it.",
+        "InnoDB locks the rows that it reads, not the rows that it returns. Without an index it \
+         reads all of them, so a lock on one row is a lock on the whole table until the \
+         transaction ends.",
+        "`lock_in` locks a row of its own table by primary key, and verifies in the catalog that \
+         this is one row of a unique index. Two names can be held at the same time, and each name \
+         has one holder.",
     ],
     play: || Box::pin(play()),
 };
@@ -59,17 +60,17 @@ async fn naive(mariadb: &MariaDb, pool: &MySqlPool) -> Result<Half> {
     let locked = mariadb.admin("SELECT MAX(trx_rows_locked) FROM information_schema.innodb_trx");
     let locked: u32 = locked.trim().parse()?;
     let is_all = locked >= ORDERS;
-    let says = if is_all { "all that there are" } else { "not all" };
-    let says = format!("innodb_trx.trx_rows_locked → {says} of {ORDERS} rows");
+    let says = if is_all { "all" } else { "not all" };
+    let says = format!("innodb_trx.trx_rows_locked → {says} of the {ORDERS} rows");
     stage.step(A, says).shows(EIGHT, if is_all { "A" } else { NOTHING }).bad();
     let wanted = format!("{} NOWAIT", naive_sql::for_update(8));
     let is_refused = b.execute(sqlx::AssertSqlSafe(wanted)).await.is_err();
-    let says = if is_refused { "error: locked, so it would wait for A" } else { "1 row" };
+    let says = if is_refused { "error: locked, so it would have to wait for A" } else { "1 row" };
     let says = format!("SELECT … WHERE nr = 8 FOR UPDATE NOWAIT → {says}");
     stage.step(B, says).waits().bad();
     a.rollback().await?;
     b.rollback().await?;
-    let verdict = "One order was to be locked, and nobody can have any other.";
+    let verdict = "A wanted to lock one order, but no client can lock any other.";
     Ok(stage.ends(!is_all && !is_refused, verdict))
 }
 
@@ -81,7 +82,7 @@ async fn ours(pool: &MySqlPool) -> Result<Half> {
     stage.step(A, "lock_in(tx, \"order:7\") → held").holds_another().shows(SEVEN, "A");
     lock_in(&mut b, "order:8").await?;
     stage
-        .step(B, "lock_in(tx, \"order:8\") → held, at once")
+        .step(B, "lock_in(tx, \"order:8\") → held, immediately")
         .holds_another()
         .shows(EIGHT, "B")
         .good();
@@ -90,12 +91,12 @@ async fn ours(pool: &MySqlPool) -> Result<Half> {
     let says = if is_out { "error: Contended" } else { "held" };
     stage.step(C, format!("try_lock_in(tx, \"order:7\") → {says}")).good();
     a.commit().await?;
-    stage.step(A, "COMMIT, which is the release").has_nothing().shows(SEVEN, NOTHING);
+    stage.step(A, "COMMIT, which releases the lock").has_nothing().shows(SEVEN, NOTHING);
     lock_in(&mut c, "order:7").await?;
     stage.step(C, "lock_in(tx, \"order:7\") → held").holds_another().shows(SEVEN, "C");
     b.commit().await?;
     c.commit().await?;
     let rows = sqlx::query("SELECT COUNT(*) FROM leasehold_row_lock").fetch_one(pool).await?;
     let rows: i64 = rows.try_get(0)?;
-    Ok(stage.ends(is_out && rows == 2, "Each order has a lock of its own."))
+    Ok(stage.ends(is_out && rows == 2, "Each order has its own lock."))
 }

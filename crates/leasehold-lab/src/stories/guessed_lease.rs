@@ -16,16 +16,16 @@ use crate::wire::Wire;
 
 pub(crate) const STORY: Story = Story {
     name: "guessed-lease",
-    line: "a lease that is shorter than the work, and one that is much longer",
-    rows: "R46",
+    line: "one lease is too short for the work, and the next is much too long",
     server: Server::Redis,
     telling: [
-        "A takes the lock for as long as the work takes as a rule, this time it takes longer, and B \
-         comes in beside it; so B's lease is an hour, B dies, and C waits for the rest of the hour.",
-        "One number must be the time that work may take and the time that a crash may cost, and no \
-         number is right for both.",
-        "leasehold renews: the lease is short, so a crash costs little, and it is moved on for as \
-         long as the holder lives, so that work may take what it takes.",
+        "A's lease is as long as the work usually takes. This time the work takes longer, and B \
+         acquires the lock while A is still working. B's lease is therefore one hour. B crashes, \
+         and C waits for the rest of the hour.",
+        "One number has to be both the time that the work may take and the time that a crash may \
+         cost. No number is right for both.",
+        "leasehold renews its leases. A lease is short, so a crash costs little, and the holder \
+         renews it while it is alive, so the work may take any time.",
     ],
     play: || Box::pin(play()),
 };
@@ -44,15 +44,16 @@ async fn play() -> Result<Played> {
 }
 
 async fn naive(redis: &Redis) -> Result<Half> {
-    let mut stage = Stage::naive("SET NX PX with the time that the work takes, no renewal", LANES);
+    let mut stage =
+        Stage::naive("SET NX PX with the expected duration of the work, no renewal", LANES);
     let mut wire = Wire::open(redis.port()).await?;
 
     let said = naive_redis::take(&mut wire, "A", "500").await?;
     stage.step(A, said.to_string()).holds().shows(LOCK, "A");
     wire.say_until(&["EXISTS", NAME], "0").await?;
-    stage.step(A, "works on; the key is gone").shows(LOCK, NOTHING);
+    stage.step(A, "is still working; the key has expired").shows(LOCK, NOTHING);
     let beside = naive_redis::take(&mut wire, "B", "3600000").await?;
-    let says = format!("{beside}, while A works");
+    let says = format!("{beside}, while A is working");
     stage.step(B, says).holds().shows(LOCK, "B").bad();
     stage.step(A, "is done").has_nothing();
     stage.step(B, "is killed").dies();
@@ -62,9 +63,9 @@ async fn naive(redis: &Redis) -> Result<Half> {
     let left: i64 = left.parse().map_err(|_| Trouble::new(format!("PTTL: {left}")))?;
     let is_long = left > 3_000_000;
     let says = if is_long { "nearly an hour" } else { "not long" };
-    stage.step(C, format!("PTTL order → {says} to wait for a dead client")).bad();
+    stage.step(C, format!("PTTL order → {says} to wait for a crashed client")).bad();
     let is_kept = beside.answer != "OK" && !is_long;
-    Ok(stage.ends(is_kept, "Two worked at the same time, and then nobody for an hour."))
+    Ok(stage.ends(is_kept, "Two clients worked at the same time, and then none for an hour."))
 }
 
 /// Returns when the lock has been held for longer than a lease, by the store's word.
@@ -89,10 +90,10 @@ async fn ours(redis: &Redis) -> Result<Half> {
     let guard = a.mutex(NAME).lease(SEEN).lock().await?;
     stage.step(A, "lock() → held").holds().shows(LOCK, ours::holder(&a).await?);
     outlast(&b, SEEN).await?;
-    stage.step(A, "works for longer than a lease, which is renewed meanwhile");
+    stage.step(A, "works for longer than a lease, which is renewed");
     let error = b.mutex(NAME).try_lock().await.err();
     let is_out = error.is_some_and(|error| error.kind() == ErrorKind::Contended);
-    let says = if is_out { "error: Contended, A holds" } else { "held" };
+    let says = if is_out { "error: Contended, held by A" } else { "held" };
     let shows = ours::holder(&b).await?;
     stage.step(B, format!("try_lock() → {says}")).shows(LOCK, shows).good();
     let is_held = guard.is_held();
@@ -100,7 +101,7 @@ async fn ours(redis: &Redis) -> Result<Half> {
     stage.step(A, "is done: release()").has_nothing().shows(LOCK, NOTHING);
     let dead = b.mutex(NAME).lease(SHORT).no_renewal().lock().await?;
     ours::dies(dead);
-    stage.step(B, "lock() → held; then it is killed").dies().shows(LOCK, "B");
+    stage.step(B, "lock() → held; then B is killed").dies().shows(LOCK, "B");
     let guard = c.mutex(NAME).lock_timeout(LONG).await?;
     let holder = ours::holder(&c).await?;
     let says = "lock() → held, after one short lease";
@@ -108,5 +109,5 @@ async fn ours(redis: &Redis) -> Result<Half> {
     guard.release().await?;
     stage.step(C, "release()").has_nothing().shows(LOCK, NOTHING);
     let is_kept = is_out && is_held && holder == "C";
-    Ok(stage.ends(is_kept, "A worked for as long as it took, and the crash cost one short lease."))
+    Ok(stage.ends(is_kept, "A took as long as it needed, and the crash cost one short lease."))
 }

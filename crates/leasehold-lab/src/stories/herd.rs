@@ -17,23 +17,23 @@ use crate::trouble::{Result, Trouble};
 
 pub(crate) const STORY: Story = Story {
     name: "herd",
-    line: "one release wakes all who wait, and all but one go back to waiting",
-    rows: "R47",
+    line: "one release wakes every waiter, and all but one go back to waiting",
     server: Server::ZooKeeper,
     telling: [
-        "Ten clients wait, each watches the first node of the queue; when that is deleted all ten \
-         are told and all ten ask again, for one of them to hold and nine to watch the next: 55 \
-         wake-ups until ten have had their turn.",
-        "A watch on the same node for all says that something changed and not whose turn it is, so \
-         the cost of a turn grows with the number of those who wait.",
-        "In leasehold's queue a release lets in exactly one and wakes no other; those near the \
-         front hear of it from ZooKeeper, in one message that says all, and ask nothing.",
+        "Ten clients wait, and each watches the first node of the queue. When that node is \
+         deleted, all ten are notified and all ten read the queue. One acquires the lock and nine \
+         watch the next node. It takes 55 wake-ups until all ten have held the lock.",
+        "When all waiters watch the same node, a notification says that something changed, but \
+         not whose turn it is. So the cost of each hand-over grows with the number of waiters.",
+        "In leasehold's queue, a release hands the lock to exactly one waiter and wakes no other. \
+         ZooKeeper notifies the clients near the front in one message that contains everything \
+         they need, so they send no requests.",
     ],
     play: || Box::pin(play()),
 };
 
 const LANES: &[Lane] =
-    &[client("A"), client("ten"), thing("woken"), thing("in all"), thing("holds")];
+    &[client("A"), client("ten"), thing("woken"), thing("total"), thing("holder")];
 const A: usize = 0;
 const TEN: usize = 1;
 const WOKEN: usize = 2;
@@ -48,21 +48,21 @@ async fn play() -> Result<Played> {
 }
 
 async fn naive(server: &ZooKeeper) -> Result<Half> {
-    let mut stage = Stage::naive("ephemeral sequential nodes, all watch the first", LANES);
+    let mut stage = Stage::naive("ephemeral sequential nodes; all waiters watch the first", LANES);
     let address = format!("127.0.0.1:{}", server.port());
     let first = Client::connect(&address).await?;
     naive_zookeeper::begin(&first).await?;
     let mine = naive_zookeeper::stand(&first).await?;
-    stage.step(A, "makes a node, which is the first").holds().shows(HOLDS, "A");
+    stage.step(A, "creates the first node").holds().shows(HOLDS, "A");
     let (mut waiting, mut watched) = (Vec::new(), Vec::new());
     for _ in 0..WAITERS {
         let client = Client::connect(&address).await?;
         let mine = naive_zookeeper::stand(&client).await?;
         let watcher = naive_zookeeper::look(&client, &mine).await?;
-        watched.push(watcher.ok_or_else(|| Trouble::new("held while A holds"))?);
+        watched.push(watcher.ok_or_else(|| Trouble::new("acquired the lock while A holds it"))?);
         waiting.push((client, mine));
     }
-    stage.step(TEN, "make a node each, and watch the first").waits();
+    stage.step(TEN, "each creates a node and watches the first").waits();
     naive_zookeeper::leave(&first, &mine).await?;
     stage.step(A, "deletes its node").has_nothing().shows(HOLDS, "–");
     let (mut all, mut at_first) = (0, 0);
@@ -80,19 +80,22 @@ async fn naive(server: &ZooKeeper) -> Result<Half> {
                 None => holder = Some(at),
             }
         }
-        let holder = holder.ok_or_else(|| Trouble::new("woken, and nobody holds"))?;
+        let holder =
+            holder.ok_or_else(|| Trouble::new("all are woken, but no client holds the lock"))?;
         let (client, mine) = waiting.remove(holder);
         if all == woken {
-            let says = format!("{woken} are woken and ask: one holds, {} watch it", woken - 1);
+            let says =
+                format!("{woken} are woken and read the queue: one holds, {} watch it", woken - 1);
             let told = stage.step(TEN, says).shows(WOKEN, woken.to_string());
             told.shows(ALL, all.to_string()).shows(HOLDS, "one").bad();
         }
         naive_zookeeper::leave(&client, &mine).await?;
     }
-    let says = format!("nine releases later: woken {all} times for {WAITERS} turns");
+    let says = format!("nine releases later: {all} wake-ups for {WAITERS} hand-overs");
     let told = stage.step(TEN, says).has_nothing();
     told.shows(WOKEN, "1").shows(ALL, all.to_string()).shows(HOLDS, "–").bad();
-    let verdict = format!("One release woke {at_first} clients, and ten turns took {all}.");
+    let verdict =
+        format!("One release woke {at_first} clients. Ten hand-overs took {all} wake-ups.");
     Ok(stage.ends(at_first == 1, verdict))
 }
 
@@ -114,7 +117,7 @@ async fn ours(server: &ZooKeeper) -> Result<Half> {
         waiting.spawn(waiter(locks));
         ours::until_waiting(&first, count).await?;
     }
-    stage.step(TEN, "lock(), each on its own connection → wait").waits();
+    stage.step(TEN, "lock(), each on its own connection → all wait").waits();
     settle(&proxy).await?;
     let before = proxy.requests();
     guard.release().await?;
@@ -128,8 +131,8 @@ async fn ours(server: &ZooKeeper) -> Result<Half> {
     let is_one = others == WAITERS - 1 && waiting.try_join_next().is_none();
     let is_quiet = asked < WAITERS;
     let says = match is_one && is_quiet {
-        true => format!("one is woken, and holds; the {others} others are not"),
-        false => format!("{} were woken, and asked {asked} times", WAITERS - others),
+        true => format!("one is woken and holds; the {others} others are not woken"),
+        false => format!("{} were woken and sent {asked} requests", WAITERS - others),
     };
     let told = stage.step(TEN, says).shows(WOKEN, "1");
     told.shows(ALL, all.to_string()).shows(HOLDS, "one").good();
@@ -138,15 +141,15 @@ async fn ours(server: &ZooKeeper) -> Result<Half> {
         next(&mut waiting).await?.release().await?;
         all += 1;
     }
-    let says = format!("nine releases later: woken {all} times for {WAITERS} turns");
+    let says = format!("nine releases later: {all} wake-ups for {WAITERS} hand-overs");
     stage.step(TEN, says).has_nothing().shows(ALL, all.to_string()).shows(HOLDS, "–").good();
-    let verdict = format!("One release woke one client, and ten turns took {all}.");
+    let verdict = format!("One release woke one client. Ten hand-overs took {all} wake-ups.");
     Ok(stage.ends(is_one && is_quiet && all == WAITERS, verdict))
 }
 
 /// The next that holds.
 async fn next(waiting: &mut JoinSet<Result<Guard>>) -> Result<Guard> {
-    waiting.join_next().await.ok_or_else(|| Trouble::new("nobody waits"))??
+    waiting.join_next().await.ok_or_else(|| Trouble::new("no client waits"))??
 }
 
 /// Returns when nobody has asked for a while: what follows is then the answer to what is done next.
@@ -160,5 +163,5 @@ async fn settle(proxy: &Proxy) -> Result<()> {
             return Ok(());
         }
     }
-    Err(Trouble::new("ZooKeeper's clients do not come to rest"))
+    Err(Trouble::new("ZooKeeper's clients keep sending requests"))
 }

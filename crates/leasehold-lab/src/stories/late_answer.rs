@@ -13,16 +13,16 @@ use crate::wire::Wire;
 
 pub(crate) const STORY: Story = Story {
     name: "late-answer",
-    line: "the answer comes when the lease is over, and is believed for a whole lease",
-    rows: "R48",
+    line: "the reply arrives after the lease has expired and is trusted for a whole lease",
     server: Server::Redis,
     telling: [
-        "A's `SET` is done at once and the answer is under way for longer than the lease; B has the \
-         lock by then, and A counts its lease from the answer.",
-        "The key's time begins at the server, before the answer is sent, and a client that counts \
-         from when it hears of it believes in a lock that is gone.",
-        "leasehold counts from before the request was sent: what comes too late is no hold, A asks \
-         again and stands in the queue behind B; `min_validity` asks for more than a rest.",
+        "The server executes A's `SET` immediately, but the reply is delayed for longer than the \
+         lease. By the time it arrives, B has the lock. A counts its lease from the reply.",
+        "The key's expiry starts at the server, before the reply is sent. A client that counts \
+         from the arrival of the reply believes it has a lock that has already expired.",
+        "leasehold counts a lease from before the request was sent. A reply that arrives too late \
+         is not a hold: A asks again and queues behind B. To require a minimum of remaining time, \
+         use `min_validity`.",
     ],
     play: || Box::pin(play()),
 };
@@ -40,7 +40,7 @@ async fn play() -> Result<Played> {
 }
 
 async fn naive(redis: &Redis) -> Result<Half> {
-    let mut stage = Stage::naive("SET NX PX, the time counted from the answer", LANES);
+    let mut stage = Stage::naive("SET NX PX, lease counted from the reply", LANES);
     let proxy = Proxy::before(redis.port());
     let (mut a, mut b) = (Wire::open(proxy.port()).await?, Wire::open(redis.port()).await?);
     a.say(&["PING"]).await?;
@@ -48,10 +48,10 @@ async fn naive(redis: &Redis) -> Result<Half> {
     proxy.hold_replies();
     let taking = tokio::spawn(async move { naive_redis::take(&mut a, "A", "2000").await });
     b.say_until(&["EXISTS", NAME], "1").await?;
-    let says = "SET order A NX PX 2000 → the answer is under way";
+    let says = "SET order A NX PX 2000 → the reply is delayed";
     stage.step(A, says).waits().shows(LOCK, "A");
     let second = naive_redis::take_at_last(&mut b, "B", "60000").await?;
-    let says = format!("A's key is gone: {second}");
+    let says = format!("A's key has expired: {second}");
     stage.step(B, says).holds().shows(LOCK, "B");
     proxy.thaw();
     let first = match taking.await? {
@@ -59,11 +59,13 @@ async fn naive(redis: &Redis) -> Result<Half> {
         Err(trouble) => return Err(trouble),
     };
     let shows = b.ask(&["GET", NAME]).await?;
-    let says = format!("{first}: it holds, it thinks, for two seconds from now");
+    let says = format!("{first}: A believes it holds for two seconds from now");
     stage.step(A, says).holds().shows(LOCK, &shows).bad();
     let is_kept = first.answer != "OK" || shows != "B";
-    Ok(stage
-        .ends(is_kept, "A and B work at the same time: A's lease was over when it heard of it."))
+    Ok(stage.ends(
+        is_kept,
+        "A and B work at the same time: A's lease had expired before the reply arrived.",
+    ))
 }
 
 async fn ours(redis: &Redis) -> Result<Half> {
@@ -81,16 +83,16 @@ async fn ours(redis: &Redis) -> Result<Half> {
         async move { lock.lock_timeout(LONG).await }
     });
     wire.say_until(&["EXISTS", NAME], "1").await?;
-    let says = "lock() → the answer is under way";
+    let says = "lock() → the reply is delayed";
     stage.step(A, says).waits().shows(LOCK, ours::holder(&locks[B]).await?);
     let second = locks[B].mutex(NAME).lock_timeout(LONG).await?;
-    let says = "A's lease is over: lock() → held";
+    let says = "A's lease has expired: lock() → held";
     stage.step(B, says).holds().shows(LOCK, ours::holder(&locks[B]).await?);
     proxy.thaw();
     ours::until_waiting(&locks[B], 1).await?;
     let is_waiting = !taking.is_finished() && second.is_held();
-    let says = if is_waiting { "it asks again, and waits behind B" } else { "it holds" };
-    let says = format!("the answer is here, and too late: {says}");
+    let says = if is_waiting { "A asks again and waits behind B" } else { "it holds" };
+    let says = format!("the reply arrives too late: {says}");
     stage.step(A, says).shows(LOCK, ours::holder(&locks[B]).await?).good();
     second.release().await?;
     stage.step(B, "release()").has_nothing().shows(LOCK, "A");
@@ -100,5 +102,5 @@ async fn ours(redis: &Redis) -> Result<Half> {
     guard.release().await?;
     stage.step(A, "release()").has_nothing().shows(LOCK, NOTHING);
     let is_kept = is_waiting && holder == "A";
-    Ok(stage.ends(is_kept, "A did not believe an answer that was too late, and had its turn."))
+    Ok(stage.ends(is_kept, "A did not trust the late reply, and got the lock in its turn."))
 }

@@ -14,18 +14,18 @@ use crate::wire::Wire;
 
 pub(crate) const STORY: Story = Story {
     name: "lost-failover",
-    line: "a master grants and dies before its replica knows; the replica grants again",
-    rows: "R42",
+    line: "a master grants a lock and crashes before its replica knows; the replica grants it again",
     server: Server::Redis,
     telling: [
-        "A has the lock at the master, which dies before the replica has heard of it; the replica \
-         is promoted, knows of no holder, and B has the lock as well.",
-        "Redis answers before its replicas have what it answers for, so any fail-over may take back \
-         what somebody relies on, and the two clients cannot know.",
-        "leasehold does not promise one holder over a fail-over of Redis either: with `replicas=1` \
-         it lets in only whom a replica confirms, which narrows the gap and does not close it, for \
-         another replica may be the one that is promoted; and since tokens go on rising, a stock \
-         behind a fence takes no write of the first holder once the second has come by.",
+        "A acquires the lock on the master, which crashes before the replica has received the \
+         key. The replica is promoted, knows of no holder, and grants the lock to B as well.",
+        "Redis replies before its replicas have the write, so any fail-over can undo a grant that \
+         a client relies on. Neither client can detect this.",
+        "leasehold does not guarantee a single holder across a Redis fail-over either. With \
+         `replicas=1` it grants a lock only after a replica has confirmed it. This narrows the \
+         gap but does not close it, because a different replica may be promoted. Tokens keep \
+         rising, so a fenced stock rejects the first holder's writes once the second has \
+         presented its token.",
     ],
     play: || Box::pin(play()),
 };
@@ -71,7 +71,7 @@ async fn play() -> Result<Played> {
 }
 
 async fn naive(servers: &Servers) -> Result<Half> {
-    let mut stage = Stage::naive("SET NX PX at the master", LANES);
+    let mut stage = Stage::naive("SET NX PX on the master", LANES);
     let (mut a, mut b) =
         (Wire::open(servers.master.port()).await?, Wire::open(servers.replica.port()).await?);
     let mut stock = Wire::open(servers.stock.port()).await?;
@@ -79,22 +79,22 @@ async fn naive(servers: &Servers) -> Result<Half> {
 
     servers.between.freeze();
     let said = naive_redis::take(&mut a, "A", "60000").await?;
-    let says = format!("{said}; the replica has not heard of it yet");
+    let says = format!("{said}; the replica does not have it yet");
     stage.step(A, says).holds().shows(MASTER, "A");
     let read = stock.say(&["GET", "stock"]).await?;
-    stage.step(A, format!("{read}; it sells one, so 9 are left"));
+    stage.step(A, format!("{read}; sells one, so 9 are left"));
     let answer = servers.fail_over();
-    stage.step(MASTER, "dies").shows(MASTER, "dead").bad();
+    stage.step(MASTER, "crashes").shows(MASTER, "down").bad();
     stage.step(REPLICA, format!("is promoted: REPLICAOF NO ONE → {answer}"));
     let second = naive_redis::take(&mut b, "B", "60000").await?;
     stage.step(B, second.to_string()).holds().shows(REPLICA, "B").bad();
     let read = stock.say(&["GET", "stock"]).await?;
     let wrote = stock.say(&["SET", "stock", "8"]).await?;
-    stage.step(B, format!("{read}; it sells two: {wrote}")).shows(STOCK, "8");
+    stage.step(B, format!("{read}; sells two: {wrote}")).shows(STOCK, "8");
     let wrote = stock.say(&["SET", "stock", "9"]).await?;
     let left = stock.ask(&["GET", "stock"]).await?;
-    stage.step(A, format!("goes on: {wrote}")).shows(STOCK, &left).bad();
-    let verdict = format!("Of 10, three were sold, and {left} are left: B's update is lost.");
+    stage.step(A, format!("continues: {wrote}")).shows(STOCK, &left).bad();
+    let verdict = format!("Three of 10 items were sold, but {left} are left: B's update is lost.");
     Ok(stage.ends(left == "7", verdict))
 }
 
@@ -109,7 +109,7 @@ async fn ours(servers: &Servers) -> Result<Half> {
     let error = careful.mutex(NAME).try_lock().await.err();
     let is_refused = error.is_some_and(|error| error.kind() == ErrorKind::Unconfirmed);
     let given_back = ours::holder(&careful).await?;
-    let says = if is_refused { "error: Unconfirmed, and given back" } else { "held" };
+    let says = if is_refused { "error: Unconfirmed, lock released" } else { "held" };
     let says = format!("replicas=1: try_lock() → {says}");
     stage.step(A, says).shows(MASTER, &given_back).good();
 
@@ -120,32 +120,33 @@ async fn ours(servers: &Servers) -> Result<Half> {
     stage.step(A, says).holds().shows(MASTER, ours::holder(&locks).await?);
     fence::redis::check(stock.driver(), "stock", first.token()).await?;
     let read = stock.say(&["GET", "stock"]).await?;
-    stage.step(A, format!("shows {t1} to the stock; {read}; it sells one, so 9 are left"));
+    stage.step(A, format!("presents {t1} to the stock; {read}; sells one, so 9 are left"));
     let answer = servers.fail_over();
-    stage.step(MASTER, "dies").shows(MASTER, "dead");
+    stage.step(MASTER, "crashes").shows(MASTER, "down");
     stage.step(REPLICA, format!("is promoted: REPLICAOF NO ONE → {answer}"));
     let next = ours::client(&servers.replica.url(), "B").await?;
     let second = next.mutex(NAME).lock().await?;
     let t2 = stage.token(second.token())?;
-    let says = format!("lock() → held, token {t2}, greater than {t1}: two believe that they hold");
+    let says =
+        format!("lock() → held, token {t2}, higher than {t1}: two clients believe they hold it");
     stage.step(B, says).holds().shows(REPLICA, ours::holder(&next).await?);
     fence::redis::check(stock.driver(), "stock", &second).await?;
     let read = stock.say(&["GET", "stock"]).await?;
     fence::redis::set(stock.driver(), "stock", &second, "8").await?;
-    let says = format!("shows {t2}; {read}; it sells two: set(stock, {t2}, 8) → OK");
+    let says = format!("presents {t2}; {read}; sells two: set(stock, {t2}, 8) → OK");
     stage.step(B, says).shows(STOCK, "8");
     let late = fence::redis::set(stock.driver(), "stock", first.token(), "9").await;
     let is_stale = late.is_err_and(|error| error.kind() == ErrorKind::StaleToken);
-    let answer = if is_stale { "refused: StaleToken" } else { "OK" };
+    let answer = if is_stale { "rejected: StaleToken" } else { "OK" };
     let left = stock.ask(&["GET", "stock"]).await?;
-    let says = format!("goes on: set(stock, {t1}, 9) → {answer}; it begins anew");
+    let says = format!("continues: set(stock, {t1}, 9) → {answer}; starts over");
     stage.step(A, says).has_nothing().shows(STOCK, &left).good();
     // There is nobody to give it back to.
     ours::dies(first);
     second.release().await?;
     stage.step(B, "release()").has_nothing().shows(REPLICA, NOTHING);
     let is_kept = is_refused && given_back == NOTHING && is_stale && left == "8";
-    let verdict = "Two believed that they hold, as the guarantees say of a fail-over; the stock took \
-                   the writes of the later one only.";
+    let verdict = "Two clients believed they held the lock, as documented for a fail-over. The stock \
+                   accepted only the later one's writes.";
     Ok(stage.ends(is_kept, verdict))
 }

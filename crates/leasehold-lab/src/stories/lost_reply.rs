@@ -15,17 +15,16 @@ use crate::wire::Wire;
 
 pub(crate) const STORY: Story = Story {
     name: "lost-reply",
-    line: "the lock is taken, the answer is lost, and the taker waits for itself",
-    rows: "R44",
+    line: "the lock is granted, the reply is lost, and the client waits for itself",
     server: Server::Redis,
     telling: [
-        "A's `SET` is done at the server and its answer is lost with the connection; A asks again, \
-         is told that the lock is taken, and waits for a whole lease, as everybody else does, for a \
-         lock that is its own.",
-        "After an error nobody knows whether the command was done, and the second `SET NX` cannot \
-         tell a stranger's key from A's.",
-        "A claim has an id that was chosen before anything was sent: asked again under the same id, \
-         the server gives the same grant once more, with the same token, and never a second one.",
+        "The server executes A's `SET`, but its reply is lost with the connection. A tries again \
+         and finds the lock taken. For a whole lease, it waits like all other clients for a lock \
+         that is its own.",
+        "After an error, a client cannot know whether the command was executed. The second `SET \
+         NX` cannot distinguish A's own key from another client's.",
+        "In leasehold, a claim gets its id before anything is sent. When A asks again with the \
+         same id, the server returns the same grant with the same token, and never a second one.",
     ],
     play: || Box::pin(play()),
 };
@@ -52,11 +51,11 @@ async fn lose(proxy: &Proxy) -> Result<()> {
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    Err(Trouble::new("no answer came that could be lost"))
+    Err(Trouble::new("no reply arrived that could be dropped"))
 }
 
 async fn naive(redis: &Redis) -> Result<Half> {
-    let mut stage = Stage::naive("SET NX PX, and once more after an error", LANES);
+    let mut stage = Stage::naive("SET NX PX, and again after an error", LANES);
     let proxy = Proxy::before(redis.port());
     let (mut a, mut b) = (Wire::open(proxy.port()).await?, Wire::open(redis.port()).await?);
     a.say(&["PING"]).await?;
@@ -66,18 +65,19 @@ async fn naive(redis: &Redis) -> Result<Half> {
     lose(&proxy).await?;
     let is_told = taking.await?;
     let holder = b.ask(&["GET", NAME]).await?;
-    let says = if is_told { "answered" } else { "the connection breaks; was it done?" };
+    let says = if is_told { "answered" } else { "the connection breaks; was it executed?" };
     let says = format!("SET order A NX PX 60000 → {says}");
     stage.step(A, says).waits().shows(LOCK, &holder);
     let mut a = Wire::open(proxy.port()).await?;
     let again = naive_redis::take(&mut a, "A", "60000").await?;
-    let says = format!("connects anew: {again}: somebody else has it");
+    let says = format!("reconnects: {again}: taken");
     stage.step(A, says).shows(LOCK, &holder).bad();
     let said = naive_redis::take(&mut b, "B", "60000").await?;
     stage.step(B, said.to_string()).waits();
-    stage.step(A, "waits for a minute for its own key").bad();
+    stage.step(A, "waits a minute for its own key").bad();
     let is_kept = is_told || again.answer == "OK" || holder != "A";
-    Ok(stage.ends(is_kept, "Nobody works for a whole lease: A has the lock and does not know it."))
+    Ok(stage
+        .ends(is_kept, "No client works for a whole lease: A has the lock and does not know it."))
 }
 
 async fn ours(redis: &Redis) -> Result<Half> {
@@ -97,13 +97,13 @@ async fn ours(redis: &Redis) -> Result<Half> {
     let info = locks[B].read(NAME).await?;
     let granted = info.iter().flat_map(|info| info.holders()).find_map(|claim| claim.token);
     let holder = ours::holder(&locks[B]).await?;
-    let says = "lock() → the connection breaks; was it done?";
+    let says = "lock() → the connection breaks; was it executed?";
     stage.step(A, says).waits().shows(LOCK, &holder);
     let guard = taking.await??;
     let is_same = granted == Some(guard.token());
     let token = stage.token(guard.token())?;
-    let says = if is_same { "the grant that it had" } else { "another grant" };
-    let says = format!("connects anew and asks under the same id → held, token {token}: {says}");
+    let says = if is_same { "the same grant" } else { "another grant" };
+    let says = format!("reconnects and retries with the same id → held, token {token}: {says}");
     stage.step(A, says).holds().shows(LOCK, ours::holder(&locks[B]).await?).good();
     guard.release().await?;
     let free = ours::holder(&locks[B]).await?;
@@ -112,6 +112,6 @@ async fn ours(redis: &Redis) -> Result<Half> {
     stage.step(B, "try_lock() → held").holds().shows(LOCK, "B");
     guard.release().await?;
     stage.step(B, "release()").has_nothing().shows(LOCK, NOTHING);
-    let verdict = "A holds what it was granted, once, and nobody waits for nobody.";
+    let verdict = "A holds the lock that it was granted, and no client waits needlessly.";
     Ok(stage.ends(is_same && free == NOTHING, verdict))
 }

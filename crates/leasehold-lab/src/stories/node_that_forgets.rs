@@ -16,16 +16,15 @@ use crate::wire::Wire;
 pub(crate) const STORY: Story = Story {
     name: "node-that-forgets",
     line: "Redlock: a server restarts without its data and votes again",
-    rows: "R43",
     server: Server::Redis,
     telling: [
-        "A has the votes of N1 and N2 while N3 is down; N2 restarts without its data, N3 comes \
-         back, and both vote for B: two majorities of the same three servers.",
-        "A vote is a promise until the lease is over, and a server that keeps its keys in memory \
-         forgets its promises with the rest.",
-        "leasehold gives no vote to a server that has not been up for as long as the longest lease \
-         that anybody may ask for, so whatever it forgot is over when it votes again; B waits until \
-         then.",
+        "A has the votes of N1 and N2 while N3 is down. N2 restarts without its data, N3 comes \
+         back, and both vote for B. Now two clients have a majority of the same three servers.",
+        "A vote is a promise until the lease expires. A server that keeps its keys only in memory \
+         forgets its promises when it restarts.",
+        "leasehold does not count the vote of a server until it has been up for the longest lease \
+         that a client may request. By then, every lease that it forgot has expired. B waits \
+         until then.",
     ],
     play: || Box::pin(play()),
 };
@@ -49,16 +48,16 @@ async fn play() -> Result<Played> {
 }
 
 async fn naive(nodes: &[Redis; 3]) -> Result<Half> {
-    let mut stage = Stage::naive("Redlock, with servers that vote as soon as they are up", LANES);
+    let mut stage = Stage::naive("Redlock with servers that vote as soon as they are up", LANES);
     nodes[2].kill();
     stage.step(N3, "is down").shows(N3, "down");
     let [n1, n2, _] = nodes;
     let mut up = [Some(Wire::open(n1.port()).await?), Some(Wire::open(n2.port()).await?), None];
     let first = redlock::votes(&mut up, "A").await?;
-    let says = format!("asks N1, N2, N3 → {}: two of three", first.join(", "));
+    let says = format!("requests votes from N1, N2, N3 → {}: two of three", first.join(", "));
     stage.step(A, says).holds().shows(N1, "A").shows(N2, "A");
     n2.restart_empty();
-    stage.step(N2, "restarts, and has no disk to remember by").shows(N2, NOTHING).bad();
+    stage.step(N2, "restarts without its data").shows(N2, NOTHING).bad();
     nodes[2].restart();
     stage.step(N3, "is up again").shows(N3, NOTHING);
     let mut up = [None, None, None];
@@ -66,14 +65,14 @@ async fn naive(nodes: &[Redis; 3]) -> Result<Half> {
         *wire = Some(Wire::open(node.port()).await?);
     }
     let second = redlock::votes(&mut up, "B").await?;
-    let says = format!("asks N1, N2, N3 → {}: two of three", second.join(", "));
+    let says = format!("requests votes from N1, N2, N3 → {}: two of three", second.join(", "));
     stage.step(B, says).holds().shows(N2, "B").shows(N3, "B").bad();
     let are_two = redlock::is_majority(&first) && redlock::is_majority(&second);
-    Ok(stage.ends(!are_two, "A and B have a majority each, and work at the same time."))
+    Ok(stage.ends(!are_two, "A and B each have a majority and work at the same time."))
 }
 
 async fn ours(nodes: &[Redis; 3]) -> Result<Half> {
-    let mut stage = Stage::ours("redlock: and its delay after a restart", LANES);
+    let mut stage = Stage::ours("redlock: with its delay after a restart", LANES);
     let url = redlock_url(nodes.iter().map(Redis::port)) + URL;
     let locks = [ours::client(&url, "A").await?, ours::client(&url, "B").await?];
     // New servers have no vote either.
@@ -88,22 +87,22 @@ async fn ours(nodes: &[Redis; 3]) -> Result<Half> {
     let says = format!("lock() → held by N1 and N2, token {t1}");
     stage.step(A, says).holds().shows(N1, "A").shows(N2, "A");
     nodes[1].restart_empty();
-    stage.step(N2, "restarts, and has no disk to remember by").shows(N2, NOTHING);
+    stage.step(N2, "restarts without its data").shows(N2, NOTHING);
     nodes[2].restart();
     stage.step(N3, "is up again").shows(N3, NOTHING);
     let tried = locks[B].mutex(NAME).lease(LEASE).try_lock().await;
     let is_kept_out = tried.is_err() && first.is_held();
-    let says = if is_kept_out { "not held: N2 and N3 have no vote yet" } else { "held" };
+    let says = if is_kept_out { "not held: N2 and N3 may not vote yet" } else { "held" };
     stage.step(B, format!("try_lock() → {says}")).waits().good();
     let second = locks[B].mutex(NAME).lease(LEASE).lock_timeout(LONG).await?;
     let is_alone = !first.is_held();
-    stage.step(A, "its lease is over").has_nothing().shows(N1, NOTHING);
+    stage.step(A, "its lease expires").has_nothing().shows(N1, NOTHING);
     let t2 = stage.token(second.token())?;
-    let says = format!("lock() → held, token {t2}, when that is surely over");
+    let says = format!("lock() → held, token {t2}, once A's lease has certainly expired");
     stage.step(B, says).holds().shows(N1, "B").shows(N2, "B").shows(N3, "B").good();
     second.release().await?;
     let told = stage.step(B, "release()").has_nothing();
     told.shows(N1, NOTHING).shows(N2, NOTHING).shows(N3, NOTHING);
-    let verdict = "B waited until nothing that N2 forgot could still be held.";
+    let verdict = "B waited until every lease that N2 forgot had expired.";
     Ok(stage.ends(is_kept_out && is_alone, verdict))
 }

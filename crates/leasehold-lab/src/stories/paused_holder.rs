@@ -14,18 +14,17 @@ use crate::wire::Wire;
 
 pub(crate) const STORY: Story = Story {
     name: "paused-holder",
-    line: "a holder stands still for longer than its lease, wakes, and writes",
-    rows: "R40",
+    line: "a holder is paused for longer than its lease, resumes and writes",
     server: Server::Redis,
     telling: [
-        "A reads the stock under the lock and stands still (garbage collection, SIGSTOP, a VM that \
-         is moved) until its lease is over; B takes the lock, sells two and leaves; A wakes and \
-         writes what it had worked out before.",
-        "The recipe is the right one for a single Redis and cannot help: the lock is at one place, \
-         the write goes to another, and nothing in between knows that A is late.",
-        "leasehold cannot keep A from sending either, but its tokens rise from holder to holder, \
-         and the stock, behind `fence::redis`, refuses a token that is smaller than the greatest \
-         it has seen.",
+        "A reads the stock while it holds the lock and is paused (garbage collection, SIGSTOP, a \
+         VM migration) until its lease expires. B takes the lock, sells two items and releases \
+         it. A resumes and writes the value that it computed before the pause.",
+        "The recipe is correct for a single Redis server, but it cannot help here. The lock is in \
+         one place, the write goes to another, and nothing in between knows that A is late.",
+        "leasehold cannot stop A from sending the write either. But every holder gets a higher \
+         token than the previous one, and the stock, protected by `fence::redis`, rejects a token \
+         that is lower than the highest it has seen.",
     ],
     play: || Box::pin(play()),
 };
@@ -50,21 +49,21 @@ async fn naive(redis: &Redis) -> Result<Half> {
     let said = naive_redis::take(&mut a, "A", "500").await?;
     stage.step(A, said.to_string()).holds().shows(LOCK, "A");
     let read = a.say(&["GET", "stock"]).await?;
-    stage.step(A, format!("{read}; it sells one, so 9 are left"));
-    stage.step(A, "stands still, and its lease is over").stands_still().shows(LOCK, NOTHING);
+    stage.step(A, format!("{read}; sells one, so 9 are left"));
+    stage.step(A, "is paused; its lease expires").stands_still().shows(LOCK, NOTHING);
     let said = naive_redis::take_at_last(&mut b, "B", "60000").await?;
     stage.step(B, said.to_string()).holds().shows(LOCK, "B");
     let read = b.say(&["GET", "stock"]).await?;
     let wrote = b.say(&["SET", "stock", "8"]).await?;
-    stage.step(B, format!("{read}; it sells two: {wrote}")).shows(STOCK, "8");
+    stage.step(B, format!("{read}; sells two: {wrote}")).shows(STOCK, "8");
     let said = naive_redis::release(&mut b, "B").await?;
     stage.step(B, said.to_string()).has_nothing().shows(LOCK, NOTHING);
     let wrote = a.say(&["SET", "stock", "9"]).await?;
     let left = a.ask(&["GET", "stock"]).await?;
-    stage.step(A, format!("wakes and goes on: {wrote}")).holds().shows(STOCK, &left).bad();
+    stage.step(A, format!("resumes: {wrote}")).holds().shows(STOCK, &left).bad();
     let said = naive_redis::release(&mut a, "A").await?;
-    stage.step(A, format!("{said}: now it could know")).has_nothing();
-    let verdict = format!("Of 10, three were sold, and {left} are left: B's update is lost.");
+    stage.step(A, format!("{said}: A finds out only now")).has_nothing();
+    let verdict = format!("Three of 10 items were sold, but {left} are left: B's update is lost.");
     Ok(stage.ends(left == "7", verdict))
 }
 
@@ -81,27 +80,27 @@ async fn ours(redis: &Redis) -> Result<Half> {
     stage.step(A, format!("lock() → held, token {t1}")).holds().shows(LOCK, "A");
     fence::redis::check(a.driver(), "stock", late.token()).await?;
     let read = a.say(&["GET", "stock"]).await?;
-    stage.step(A, format!("shows {t1} to the stock; {read}; it sells one, so 9 are left"));
-    stage.step(A, "stands still, and its lease is over").stands_still().shows(LOCK, NOTHING);
+    stage.step(A, format!("presents {t1} to the stock; {read}; sells one, so 9 are left"));
+    stage.step(A, "is paused; its lease expires").stands_still().shows(LOCK, NOTHING);
     let guard = locks[B].mutex(NAME).lock().await?;
     let t2 = stage.token(guard.token())?;
-    let says = format!("lock() → held, token {t2}, greater than {t1}");
+    let says = format!("lock() → held, token {t2}, higher than {t1}");
     stage.step(B, says).holds().shows(LOCK, ours::holder(&locks[B]).await?);
     fence::redis::check(b.driver(), "stock", &guard).await?;
     let read = b.say(&["GET", "stock"]).await?;
     fence::redis::set(b.driver(), "stock", &guard, "8").await?;
-    let says = format!("shows {t2}; {read}; it sells two: set(stock, {t2}, 8) → OK");
+    let says = format!("presents {t2}; {read}; sells two: set(stock, {t2}, 8) → OK");
     stage.step(B, says).shows(STOCK, "8");
     guard.release().await?;
     stage.step(B, "release()").has_nothing().shows(LOCK, NOTHING);
     let refused = fence::redis::set(a.driver(), "stock", late.token(), "9").await;
     let is_refused = refused.is_err_and(|error| error.kind() == ErrorKind::StaleToken);
-    let answer = if is_refused { "refused: StaleToken" } else { "OK" };
+    let answer = if is_refused { "rejected: StaleToken" } else { "OK" };
     let left = a.ask(&["GET", "stock"]).await?;
-    let says = format!("wakes and sends what it was about to: set(stock, {t1}, 9) → {answer}");
+    let says = format!("resumes and sends its write: set(stock, {t1}, 9) → {answer}");
     stage.step(A, says).holds().shows(STOCK, &left).good();
     let is_lost = matches!(late.state(), State::Lost(_));
-    let says = format!("asks its guard, without I/O: {}", if is_lost { "Lost" } else { "Held" });
+    let says = format!("checks its guard, without I/O: {}", if is_lost { "Lost" } else { "Held" });
     stage.step(A, says).has_nothing();
     let guard = locks[A].mutex(NAME).lock().await?;
     let t3 = stage.token(guard.token())?;
@@ -109,10 +108,10 @@ async fn ours(redis: &Redis) -> Result<Half> {
     let read = a.say(&["GET", "stock"]).await?;
     fence::redis::set(a.driver(), "stock", &guard, "7").await?;
     let left = a.ask(&["GET", "stock"]).await?;
-    let says = format!("begins anew, token {t3}: {read}, set(stock, {t3}, 7) → OK");
+    let says = format!("starts over with token {t3}: {read}, set(stock, {t3}, 7) → OK");
     stage.step(A, says).holds().shows(LOCK, "A").shows(STOCK, &left);
     guard.release().await?;
     stage.step(A, "release()").has_nothing().shows(LOCK, NOTHING);
-    let verdict = format!("Of 10, three were sold, and {left} are left: no update is lost.");
+    let verdict = format!("Three of 10 items were sold, and {left} are left: no update is lost.");
     Ok(stage.ends(is_refused && is_lost && left == "7", verdict))
 }

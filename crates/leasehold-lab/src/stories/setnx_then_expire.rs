@@ -15,16 +15,15 @@ use crate::wire::Wire;
 
 pub(crate) const STORY: Story = Story {
     name: "setnx-then-expire",
-    line: "a client dies between SETNX and EXPIRE: the lock is taken for ever",
-    rows: "R45",
+    line: "a client crashes between SETNX and EXPIRE: the lock is never freed",
     server: Server::Redis,
     telling: [
-        "A takes the lock with `SETNX` and dies before it sends `EXPIRE`: the key stays, and it \
-         has no end.",
-        "Two commands are two steps, and a client can die between any two steps; no time-out and \
-         no restart of the others frees that lock.",
-        "Taking the lock and its lease are one step at the server, so B holds as soon as the lease \
-         of the dead A is over.",
+        "A takes the lock with `SETNX` and crashes before it sends `EXPIRE`. The key has no \
+         expiry, so it stays forever.",
+        "Two commands are two steps, and a client can crash between any two steps. No timeout, \
+         and no restart of another client, frees this lock.",
+        "leasehold sets the lock and its lease in one step at the server. B acquires the lock as \
+         soon as the lease of the crashed A expires.",
     ],
     play: || Box::pin(play()),
 };
@@ -52,12 +51,12 @@ async fn naive(redis: &Redis) -> Result<Half> {
     let said = naive_redis::set_if_free(&mut b, "B").await?;
     stage.step(B, said.to_string()).waits();
     let left = b.say(&["PTTL", NAME]).await?;
-    stage.step(B, format!("{left}: this key has no end")).bad();
+    stage.step(B, format!("{left}: this key has no expiry")).bad();
     let taken = naive_redis::set_if_free(&mut b, "B").await?;
     let shows = b.ask(&["GET", NAME]).await?;
-    stage.step(B, format!("{taken}, today and in a year")).shows(LOCK, shows).bad();
+    stage.step(B, format!("{taken}, today and in a year's time")).shows(LOCK, shows).bad();
     let is_kept = left.answer != "-1" || taken.answer != "0";
-    Ok(stage.ends(is_kept, "The lock is held by a dead client for ever."))
+    Ok(stage.ends(is_kept, "The lock is held by a crashed client forever."))
 }
 
 async fn ours(redis: &Redis) -> Result<Half> {
@@ -72,15 +71,15 @@ async fn ours(redis: &Redis) -> Result<Half> {
     ours::dies(guard);
     stage.step(A, "is killed").dies();
     let ends = (1..=i64::try_from(SEEN.as_millis())?).contains(&left);
-    let says = if ends { "at most its lease is left" } else { "not what it should be" };
+    let says = if ends { "at most one lease" } else { "unexpected" };
     stage.step(B, format!("PTTL order → {says}")).waits();
     let guard = locks[B].mutex(NAME).lock_timeout(LONG).await?;
     let holder = ours::holder(&locks[B]).await?;
-    let says = "lock() → held, as soon as that is over";
+    let says = "lock() → held, as soon as that expires";
     stage.step(B, says).holds().shows(LOCK, &holder).good();
     let is_held = guard.ensure(Duration::from_millis(1)).is_ok();
     guard.release().await?;
     stage.step(B, "release()").has_nothing().shows(LOCK, NOTHING);
-    let verdict = "The lock of the dead client freed itself.";
+    let verdict = "The crashed client's lock was freed automatically.";
     Ok(stage.ends(ends && holder == "B" && is_held, verdict))
 }

@@ -14,18 +14,18 @@ use crate::wire::Wire;
 
 pub(crate) const STORY: Story = Story {
     name: "setnx-time-getset",
-    line: "the lock's value is a time: clocks that are apart, and GETSETs that race",
-    rows: "R28, R45",
+    line: "the lock's value is an expiry time: clocks differ, and GETSET calls race",
     server: Server::Redis,
     telling: [
-        "B's clock is a minute ahead, so it finds A's lock over and takes it with `GETSET` while A \
-         works; later C and D find a dead client's lock over at the same time, C wins, and D, which \
-         loses, has written its own time over C's.",
-        "The clients' clocks decide when a lock is over, and nothing keeps them together; and \
-         `GETSET` writes before it tells who was first, so C finds another's value at its release \
-         and leaves a lock that nobody holds.",
-        "leasehold asks no client's clock: leases end by the server's, the queue says who is next, \
-         and whoever releases compares with a value that nobody else can have written.",
+        "B's clock is one minute fast. B finds A's lock expired and takes it with `GETSET` while \
+         A is still working. Later, C and D both find that a crashed client's lock has expired. C \
+         wins, but D overwrites C's expiry time with its own.",
+        "Each client decides by its own clock when a lock has expired, and nothing keeps the \
+         clocks in sync. `GETSET` writes before the client knows whether it won. So C finds a \
+         value that is not its own when it releases, and leaves a lock that no client holds.",
+        "leasehold uses no client's clock. Leases expire by the server's clock, the queue \
+         determines who is next, and a release compares with a value that no other client can \
+         have written.",
     ],
     play: || Box::pin(play()),
 };
@@ -45,11 +45,11 @@ async fn play() -> Result<Played> {
 }
 
 async fn naive(redis: &Redis) -> Result<Half> {
-    let mut stage = Stage::naive("SETNX with a time as its value, GETSET to take over", LANES);
+    let mut stage = Stage::naive("SETNX with a time as the value, GETSET to take over", LANES);
     let mut wire = Wire::open(redis.port()).await?;
     let are_two = ahead(&mut stage, &mut wire).await?;
     let is_left = race(&mut stage, &mut wire).await?;
-    let verdict = "A and B worked at the same time; then C was done, and the lock stayed taken.";
+    let verdict = "A and B worked at the same time. Then C was done, but the lock stayed taken.";
     Ok(stage.ends(!are_two && !is_left, verdict))
 }
 
@@ -60,15 +60,15 @@ async fn ahead(stage: &mut Stage, wire: &mut Wire) -> Result<bool> {
     stage.step(A, format!("at 1000: {said}")).holds().shows(LOCK, a.end());
     let b = Timed { clock: 1060, lease: 30 };
     let said = b.set_if_free(wire).await?;
-    stage.step(B, format!("its clock says 1060: {said}")).waits();
+    stage.step(B, format!("its clock shows 1060: {said}")).waits();
     let read = wire.say(&["GET", NAME]).await?;
     let is_over = b.is_over(&read)?;
-    let says = if is_over { "less than 1060, so it is over" } else { "not over" };
+    let says = if is_over { "less than 1060, so it has expired" } else { "not expired" };
     stage.step(B, format!("{read}: {says}")).bad();
     let said = b.get_and_set(wire).await?;
     let is_taken = said.answer == read.answer && is_over;
     let shows = wire.ask(&["GET", NAME]).await?;
-    let says = format!("{said}, as it read: it was the first, and holds");
+    let says = format!("{said}, the value it read: B was first and holds");
     stage.step(B, says).holds().shows(LOCK, shows).bad();
     Ok(is_taken)
 }
@@ -80,21 +80,21 @@ async fn race(stage: &mut Stage, wire: &mut Wire) -> Result<bool> {
     let (c, d) = (Timed { clock: 1100, lease: 30 }, Timed { clock: 1101, lease: 30 });
     let read = wire.say(&["GET", NAME]).await?;
     let mut is_over = c.is_over(&read)?;
-    stage.step(C, format!("at 1100: {read}: it is over")).waits();
+    stage.step(C, format!("at 1100: {read}: expired")).waits();
     let read = wire.say(&["GET", NAME]).await?;
     is_over &= d.is_over(&read)?;
-    stage.step(D, format!("at 1101: {read}: it is over")).waits();
+    stage.step(D, format!("at 1101: {read}: expired")).waits();
     let first = c.get_and_set(wire).await?;
-    let says = format!("{first}, as it read: it was the first, and holds");
+    let says = format!("{first}, the value it read: C was first and holds");
     stage.step(C, says).holds().shows(LOCK, c.end());
     let second = d.get_and_set(wire).await?;
-    let says = format!("{second}, not what it read: C was first; but the value is D's now");
+    let says = format!("{second}, not the value it read: C was first, but the value is now D's");
     stage.step(D, says).shows(LOCK, wire.ask(&["GET", NAME]).await?).bad();
     let found = wire.say(&["GET", NAME]).await?;
     let is_left = is_over && first.answer == read.answer && found.answer != c.end();
-    let says = format!("is done: {found}, not its {}: not its lock, so it is not deleted", c.end());
+    let says = format!("is done: {found}, not its own {}: C does not delete it", c.end());
     stage.step(C, says).has_nothing().bad();
-    stage.step(D, "waits for a lock that nobody holds");
+    stage.step(D, "waits for a lock that no client holds");
     Ok(is_left)
 }
 
@@ -108,13 +108,13 @@ async fn ours(redis: &Redis) -> Result<Half> {
     stage.step(A, "lock() → held").holds().shows(LOCK, ours::holder(&a).await?);
     let error = b.mutex(NAME).try_lock().await.err();
     let is_kept_out = error.is_some_and(|error| error.kind() == ErrorKind::Contended);
-    let says = if is_kept_out { "error: Contended, A holds" } else { "held" };
-    let says = format!("whatever its clock says: try_lock() → {says}");
+    let says = if is_kept_out { "error: Contended, held by A" } else { "held" };
+    let says = format!("regardless of its clock: try_lock() → {says}");
     stage.step(B, says).shows(LOCK, ours::holder(&a).await?).good();
     guard.release().await?;
     let dead = a.mutex(NAME).lease(SEEN).no_renewal().lock().await?;
     ours::dies(dead);
-    stage.step(A, "release(), and lock() once more; then it is killed").dies();
+    stage.step(A, "release(), lock() again, then it is killed").dies();
 
     let first = tokio::spawn({
         let lock = c.mutex(NAME);
@@ -130,16 +130,16 @@ async fn ours(redis: &Redis) -> Result<Half> {
     stage.step(D, "lock() → waits behind C").waits();
     let guard = first.await??;
     let in_turn = !second.is_finished();
-    let says = "→ held, when the server says that A's lease is over";
+    let says = "→ held, once the server has seen A's lease expire";
     stage.step(C, says).holds().shows(LOCK, ours::holder(&c).await?).good();
     let is_released = guard.release().await.is_ok();
     let holder = ours::holder(&d).await?;
-    let says = format!("release() → its own lock, which is {holder}'s from here on");
+    let says = format!("release() → its own lock, which passes to {holder}");
     stage.step(C, says).has_nothing().shows(LOCK, &holder);
     let guard = second.await??;
-    stage.step(D, "→ held, at once").holds().shows(LOCK, &holder).good();
+    stage.step(D, "→ held, immediately").holds().shows(LOCK, &holder).good();
     guard.release().await?;
     stage.step(D, "release()").has_nothing().shows(LOCK, NOTHING);
     let is_kept = is_kept_out && in_turn && is_released && holder == "D";
-    Ok(stage.ends(is_kept, "One after the other, by one clock, and nothing is left behind."))
+    Ok(stage.ends(is_kept, "One client at a time, by one clock, and no lock is left behind."))
 }

@@ -13,16 +13,15 @@ use crate::wire::Wire;
 
 pub(crate) const STORY: Story = Story {
     name: "two-nodes",
-    line: "the resource has two nodes, and the new holder has been to one of them",
-    rows: "R51",
+    line: "the resource has two nodes, and the new holder has contacted only one",
     server: Server::Redis,
     telling: [
-        "B has shown its token to the node N1 and has not been to N2 yet; A wakes, is refused by N1, \
-         and N2, which has seen nothing greater, takes its write.",
-        "Each node can only compare with what it has seen itself, and a holder that shows its token \
-         where it happens to write leaves the others open to those before it.",
-        "Whoever holds shows its token to all nodes before it reads or writes on any, `check` on \
-         each: from then on none lets an older one in.",
+        "B has presented its token to node N1, but not yet to N2. A resumes, and N1 rejects its \
+         write. N2 has seen no higher token and accepts it.",
+        "Each node can compare only with the tokens that it has seen itself. A holder that \
+         presents its token only where it writes leaves the other nodes open to older holders.",
+        "A holder must present its token to all nodes, with `check` on each, before it reads or \
+         writes on any of them. From then on, no node accepts an older token.",
     ],
     play: || Box::pin(play()),
 };
@@ -46,7 +45,7 @@ async fn play() -> Result<Played> {
 async fn half(redis: &Redis, nodes: &[Redis; 2], shows_first: bool) -> Result<Half> {
     let mut stage = match shows_first {
         true => Stage::ours("fence::redis::check on all nodes, then set", LANES),
-        false => Stage::naive("the token is shown to each node as it is written", LANES),
+        false => Stage::naive("the token is presented to each node when it is written", LANES),
     };
     let locks = [ours::client(&redis.url(), "A").await?, ours::client(&redis.url(), "B").await?];
     let mut wires = [Wire::open(nodes[0].port()).await?, Wire::open(nodes[1].port()).await?];
@@ -55,7 +54,7 @@ async fn half(redis: &Redis, nodes: &[Redis; 2], shows_first: bool) -> Result<Ha
     let late = first.token();
     let t1 = stage.token(late)?;
     stage.step(A, format!("lock() → held, token {t1}")).holds().shows(LOCK, "A");
-    let says = "stands still before it writes anything, and its lease is over";
+    let says = "is paused before it writes anything; its lease expires";
     stage.step(A, says).stands_still().shows(LOCK, NOTHING);
     let guard = locks[B].mutex(NAME).lock().await?;
     let t2 = stage.token(guard.token())?;
@@ -72,7 +71,7 @@ async fn half(redis: &Redis, nodes: &[Redis; 2], shows_first: bool) -> Result<Ha
     let to_other = set(&mut stage, &mut wires, (A, 1), (late, &t1), "A").await?;
     let is_lost = !first.is_held();
     let says = if is_lost { "Lost" } else { "Held" };
-    stage.step(A, format!("asks its guard, without I/O: {says}")).has_nothing();
+    stage.step(A, format!("checks its guard, without I/O: {says}")).has_nothing();
     let found = wires[1].say(&["GET", "total"]).await?;
     let told = stage.step(B, format!("on N2: {found}"));
     if found.answer == "nil" {
@@ -84,8 +83,8 @@ async fn half(redis: &Redis, nodes: &[Redis; 2], shows_first: bool) -> Result<Ha
     guard.release().await?;
     stage.step(B, "release()").has_nothing().shows(LOCK, NOTHING);
     let verdict = match to_other {
-        false => "Neither node took anything of A's once B had begun.",
-        true => "B had begun on N1, and on N2 it found what A wrote after that.",
+        false => "Neither node accepted a write of A's after B had started.",
+        true => "B had started on N1, and on N2 it found what A wrote after that.",
     };
     Ok(stage.ends(is_lost && !to_one && !to_other && found.answer == "nil", verdict))
 }
@@ -105,8 +104,8 @@ async fn set(
         Err(error) if error.kind() == ErrorKind::StaleToken => true,
         Err(error) => return Err(error.into()),
     };
-    let answer = if is_refused { "refused: StaleToken" } else { "OK" };
-    let wakes = if who == A && node == 0 { "wakes; " } else { "" };
+    let answer = if is_refused { "rejected: StaleToken" } else { "OK" };
+    let wakes = if who == A && node == 0 { "resumes; " } else { "" };
     let says = format!("{wakes}on N{}: set(total, {name}, {value}) → {answer}", node + 1);
     let shows = wire.ask(&["GET", "total"]).await?;
     let told = stage.step(who, says).shows(NODES[node], shows);

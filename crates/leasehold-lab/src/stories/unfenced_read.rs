@@ -13,22 +13,22 @@ use crate::wire::Wire;
 
 pub(crate) const STORY: Story = Story {
     name: "unfenced-read",
-    line: "late writers come in the order of their tokens, and the fence sees nothing",
-    rows: "R50",
+    line: "late writes arrive in token order, and the fence notices nothing",
     server: Server::Redis,
     telling: [
-        "A stands still until B has the lock and has read the stock; A wakes and writes, and no \
-         greater token has been seen yet; then B writes what it worked out from what it had read \
-         before.",
-        "A fence knows of a new holder only once that holder has come by, and B came by to read \
-         without saying who it is: both writes come in the order of their tokens, and A's is lost.",
-        "What is read for a write shows the token too: `fence::redis::check` first, then the read, \
-         so that from there on nobody older can change what was read.",
+        "A is paused until B has the lock and has read the stock. A resumes and writes, and its \
+         token is still the highest seen. Then B writes a value that it computed from its earlier \
+         read.",
+        "A fence learns of a new holder only when that holder presents its token, and B read \
+         without presenting it. Both writes arrive in the order of their tokens, and A's update \
+         is lost.",
+        "Present the token for reads that lead to a write, too: first `fence::redis::check`, then \
+         the read. From then on, no older holder can change what was read.",
     ],
     play: || Box::pin(play()),
 };
 
-const LANES: &[Lane] = &[client("A"), client("B"), thing("lock"), thing("stock"), thing("mark")];
+const LANES: &[Lane] = &[client("A"), client("B"), thing("lock"), thing("stock"), thing("highest")];
 const A: usize = 0;
 const B: usize = 1;
 const LOCK: usize = 2;
@@ -46,7 +46,7 @@ async fn play() -> Result<Played> {
 async fn half(redis: &Redis, shows_first: bool) -> Result<Half> {
     let mut stage = match shows_first {
         true => Stage::ours("fence::redis::check, then read, then set", LANES),
-        false => Stage::naive("a token with each write, and reads without", LANES),
+        false => Stage::naive("a token with each write, but not with reads", LANES),
     };
     let locks = [ours::client(&redis.url(), "A").await?, ours::client(&redis.url(), "B").await?];
     let mut wire = Wire::open(redis.port()).await?;
@@ -58,7 +58,7 @@ async fn half(redis: &Redis, shows_first: bool) -> Result<Half> {
     let t1 = stage.token(late)?;
     stage.step(A, format!("lock() → held, token {t1}")).holds().shows(LOCK, "A");
     read(&mut stage, &mut wire, A, (late, &t1), shows_first).await?;
-    stage.step(A, "stands still, and its lease is over").stands_still().shows(LOCK, NOTHING);
+    stage.step(A, "is paused; its lease expires").stands_still().shows(LOCK, NOTHING);
     let guard = locks[B].mutex(NAME).lock().await?;
     let t2 = stage.token(guard.token())?;
     let says = format!("lock() → held, token {t2}");
@@ -67,8 +67,8 @@ async fn half(redis: &Redis, shows_first: bool) -> Result<Half> {
 
     let wrote = fence::redis::set(wire.driver(), "stock", late, "9").await;
     let is_refused = wrote.is_err_and(|error| error.kind() == ErrorKind::StaleToken);
-    let answer = if is_refused { "refused: StaleToken" } else { "OK" };
-    let says = format!("wakes: set(stock, {t1}, 9) → {answer}");
+    let answer = if is_refused { "rejected: StaleToken" } else { "OK" };
+    let says = format!("resumes: set(stock, {t1}, 9) → {answer}");
     let left = wire.ask(&["GET", "stock"]).await?;
     let mark = if is_refused { &t2 } else { &t1 };
     let told = stage.step(A, says).has_nothing().shows(STOCK, left).shows(MARK, mark);
@@ -90,9 +90,9 @@ async fn half(redis: &Redis, shows_first: bool) -> Result<Half> {
     stage.step(B, "release()").has_nothing().shows(LOCK, NOTHING);
     let verdict = match is_refused {
         true => {
-            format!("Two were sold, and {left} of 10 are left; A knows that its sale is not in.")
+            format!("Two of 10 items were sold, and {left} are left. A knows that its sale failed.")
         }
-        false => format!("Three were sold, and {left} of 10 are left: A's update is lost."),
+        false => format!("Three of 10 items were sold, but {left} are left: A's update is lost."),
     };
     Ok(stage.ends(is_refused && left == "8", verdict))
 }
@@ -111,6 +111,6 @@ async fn read(
     }
     let read = wire.say(&["GET", "stock"]).await?;
     let sells = if who == A { "one" } else { "two" };
-    stage.step(who, format!("{read}; it sells {sells}"));
+    stage.step(who, format!("{read}; sells {sells}"));
     Ok(())
 }

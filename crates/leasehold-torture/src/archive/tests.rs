@@ -77,7 +77,7 @@ fn a_history_that_others_wrote_is_judged() {
     assert_eq!(violations.len(), 1, "{violations:?}");
     assert_eq!(violations[0].property, Property::Exclusion);
     assert!(violations[0].what.contains("1.0"), "{violations:?}");
-    assert!(judged.report.to_string().contains("BROKEN: mine"), "{}", judged.report);
+    assert!(judged.report.to_string().contains("FAIL: mine"), "{}", judged.report);
 }
 
 /// Why this text is refused.
@@ -95,45 +95,57 @@ fn what_is_no_history_is_refused_with_the_line_and_the_reason() {
     let promises = |promise: &str| HEADER.replace("\"outcome\"", &format!("\"{promise}\""));
     let cases = [
         (String::new(), "is empty"),
-        ("\n".into(), "line 1: no header"),
-        ("carrier pigeons".into(), "line 1: no header"),
-        ("{\"format\":\"x\",\"version\":1}".into(), "line 1: the format is \"x\""),
+        ("\n".into(), "line 1: not the header"),
+        ("carrier pigeons".into(), "line 1: not the header"),
+        ("{\"format\":\"x\",\"version\":1}".into(), "line 1: unknown format \"x\""),
         (
             HEADER.replace("\"version\":1", "\"version\":2"),
-            "version 2 of the format: this program reads 1",
+            "unsupported format version 2: this program reads version 1",
         ),
         (
             "{\"format\":\"leasehold-history\",\"version\":1}".into(),
-            "line 1: the header: missing field",
+            "line 1: invalid header: missing field",
         ),
         (HEADER.replace("exclusion", "wisdom"), "unknown variant `wisdom`"),
-        (HEADER.replace("\"capacity\":1", "\"capacity\":0"), "no capacity"),
+        (HEADER.replace("\"capacity\":1", "\"capacity\":0"), "is 0"),
         (promises("recovery"), "recovery_ms"),
-        (HEADER.into(), "cut short"),
+        (HEADER.into(), "incomplete"),
         (with("{\"event\":\"aquired\"}"), "line 2: unknown variant `aquired`"),
         (with("{\"event\":\"a\\u001b[2J\\nquired\"}"), "line 2: unknown variant"),
         (with("\u{1b}[2J"), "line 2: "),
-        (with(&invoked.replace("\"lock\":0", "\"lock\":2")), "line 2: there is no lock 2"),
+        (with(&invoked.replace("\"lock\":0", "\"lock\":2")), "line 2: no lock 2"),
         (with(&invoked.replace("\"at\":1", "\"at\":-1")), "line 2: "),
-        (with(&invoked.replace("\"lock\":0", "\"lock\":1,\"weight\":4")), "not from 1 to 3"),
-        (with(&invoked.replace("\"lock\":0", "\"lock\":1,\"weight\":0")), "not from 1 to 3"),
-        (ops(&[invoked, invoked]), "line 3: operation 0.0 was invoked already"),
-        (with(r#"{"event":"held","worker":0,"n":7,"at":1}"#), "operation 0.7 was not invoked"),
+        (
+            with(&invoked.replace("\"lock\":0", "\"lock\":1,\"weight\":4")),
+            "must be between 1 and 3",
+        ),
+        (
+            with(&invoked.replace("\"lock\":0", "\"lock\":1,\"weight\":0")),
+            "must be between 1 and 3",
+        ),
+        (ops(&[invoked, invoked]), "line 3: operation 0.0 was invoked twice"),
+        (with(r#"{"event":"held","worker":0,"n":7,"at":1}"#), "operation 0.7 was never invoked"),
         (with(r#"{"event":"stall","from":2,"to":1}"#), "ends before it begins"),
         (
             with(r#"{"event":"fault","fault":"cut","from":1,"to":3,"excuses_until":2}"#),
-            "ends before",
+            "ends before it begins",
         ),
         (with(r#"{"event":"fault","fault":"kill","from":1,"to":3}"#), "\"killed\""),
         (ops(&[r#"{"event":"killed","worker":1,"at":3}"#; 2]), "killed twice"),
-        (ops(&[invoked, r#"{"event":"wrote","worker":0,"n":0,"at":1,"plain":true}"#]), "no final"),
-        (with(r#"{"event":"write","worker":0,"n":0,"lock":0,"resource":"fenced"}"#), "no final"),
+        (
+            ops(&[invoked, r#"{"event":"wrote","worker":0,"n":0,"at":1,"plain":true}"#]),
+            "no final state",
+        ),
+        (
+            with(r#"{"event":"write","worker":0,"n":0,"lock":0,"resource":"fenced"}"#),
+            "no final state",
+        ),
         (
             ops(&[r#"{"event":"final","lock":0,"resource":"plain","value":0,"set":[]}"#; 2]),
-            "second",
+            "duplicate",
         ),
-        (format!("{HEADER}\n{BODY}{BODY}"), "line 14: there is more behind the end"),
-        (format!("{}\n{BODY}", promises("token-order")), "not every grant and write has a token"),
+        (format!("{HEADER}\n{BODY}{BODY}"), "line 14: unexpected line after"),
+        (format!("{}\n{BODY}", promises("token-order")), "some grants or writes have no token"),
     ];
     for (text, expected) in cases {
         let why = refusal(&text);

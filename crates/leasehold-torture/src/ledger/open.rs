@@ -19,13 +19,16 @@ pub(crate) fn supported(url: &str) -> Result<()> {
     let why = match url.split(':').next().unwrap_or_default() {
         "sqlite" | "postgres" | "postgresql" | "mysql" | "mariadb" | "redis" | "valkey"
         | "etcd" | "zookeeper" => return Ok(()),
-        "file" => "files have no fence, and holds there never run out",
-        "redlock" => "no one of its servers orders all writes, so none can keep the mark",
-        "memcached" => "it may throw the mark away",
-        "nats" | "s3" | "gs" | "az" => "this program keeps no mark there",
-        _ => "this program knows no resource to fence there",
+        "file" => "file: has no fence, and holds never expire there",
+        "redlock" => "no redlock: server sees all writes, so none can store the highest token",
+        "memcached" => "memcached may evict the highest token",
+        "nats" | "s3" | "gs" | "az" => "not implemented for this store",
+        _ => "not available for this store",
     };
-    Err(Error::new(ErrorKind::Unsupported, format!("--fence store: {why}; leave it out")))
+    Err(Error::new(
+        ErrorKind::Unsupported,
+        format!("--fence store is not supported: {why} (omit the option)"),
+    ))
 }
 
 /// Opens the lists of `run` in the store of this URL. The parent does so first and makes what that
@@ -52,7 +55,7 @@ pub(crate) async fn open(url: &str, run: &str, make: usize) -> Result<Box<dyn Le
             supported(url)?;
             Err(Error::new(
                 ErrorKind::Unsupported,
-                "--fence store: this build leaves that store out",
+                "--fence store is not supported: this build does not include that store",
             ))
         }
     }

@@ -96,7 +96,7 @@ macro_rules! ledger {
                 tx.commit().await.map_err(error)?;
                 let (version, value) = last.unwrap_or_default();
                 let read = (usize::try_from(version), u64::try_from(value));
-                let (Ok(version), Ok(value)) = read else { return Err(failed("a number below 0")) };
+                let (Ok(version), Ok(value)) = read else { return Err(failed("a negative number")) };
                 Ok(Some(Read { version, value }))
             }
 
@@ -134,7 +134,7 @@ macro_rules! ledger {
                     Some((usize::try_from(n).ok()?, Entry { base, value, token, op }))
                 };
                 let entries: Option<Vec<_>> = rows.into_iter().map(entry).collect();
-                entries.ok_or_else(|| failed("a number that nobody wrote"))
+                entries.ok_or_else(|| failed("a number that no worker wrote"))
             }
 
             async fn remove(&self, locks: usize) -> Result<()> {

@@ -220,17 +220,17 @@ fn drawn(op: &Op, history: &History, clock: &Clock, writes: &Writes) -> Drawn {
 fn end_of(op: &Op, history: &History) -> (Time, String) {
     let lost = op.lost.as_ref().map(|(_, _, reason)| format!("lost: {reason}"));
     if let Some(at) = op.releasing {
-        let given_back = if op.released.is_some() { "released" } else { "let go" };
+        let given_back = if op.released.is_some() { "released" } else { "dropped" };
         return (at, lost.unwrap_or_else(|| given_back.into()));
     }
     if let Some((at, kind, error)) = &op.failed {
         return (*at, format!("failed ({kind}): {error}"));
     }
     if let Some(at) = op.abandoned {
-        return (at, "given up".into());
+        return (at, "gave up".into());
     }
     match history.deaths.get(&op.id.worker) {
         Some(at) => (*at, "its worker was killed".into()),
-        None => (history.ended, lost.unwrap_or_else(|| "never came to an end".into())),
+        None => (history.ended, lost.unwrap_or_else(|| "never finished".into())),
     }
 }

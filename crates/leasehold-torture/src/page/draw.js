@@ -144,7 +144,13 @@ function bar(fill, from, to, y, high) {
 
 function tokenOf(op, y, high) {
   const left = Math.max(x(op.held[0]), LABEL), wide = Math.min(x(op.held[1]), view.width) - left;
-  if (wide > 24) text(op.token, left + 3, y + high - 3, wide - 5, color['on-hold'], 10);
+  if (wide > 24) text(short(op), left + 3, y + high - 3, wide - 5, color['on-hold'], 10);
+}
+
+// Long tokens as their distance from the lock's first: of sixteen digits, the first ones are all alike.
+function short(op) {
+  const first = firstToken.get(op.lock);
+  return op.token.length > 6 ? `+${BigInt(op.token) - first}` : op.token;
 }
 
 const BAD = { refused: 'refused', late: 'lost', lost: 'lost' };
@@ -255,6 +261,6 @@ function shown(t, step = 1) {
 
 function tell(took) {
   const d = drawn;
-  $('drawn').textContent = `From ${shown(view.from)} to ${shown(view.to)}: ${d.lanes} lanes, ${d.bars} bars, ${d.held} holds, ${d.marks} writes, ${d.refused} refused, ${d.lost} late or lost, ${d.bands} bands.`;
+  $('drawn').textContent = `From ${shown(view.from)} to ${shown(view.to)}: ${d.lanes} lanes, ${d.bars} bars, ${d.held} holds, ${d.marks} writes, ${d.refused} rejected, ${d.lost} late or lost, ${d.bands} faults.`;
   Object.assign(document.documentElement.dataset, { drawn: JSON.stringify(d), from: view.from, to: view.to, took: took.toFixed(1) });
 }

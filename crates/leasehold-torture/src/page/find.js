@@ -2,11 +2,11 @@
 
 
 const MOMENT = t => t === null ? '' : (t / 1e3).toFixed(3) + ' ms';
-const FATE = { taken: 'taken', refused: 'refused', late: 'taken, though late', lost: 'taken, and lost' };
+const FATE = { taken: 'accepted', refused: 'rejected', late: 'accepted although late', lost: 'accepted but lost' };
 function detailOf(op) {
-  const parts = [`${op.worker}.${op.n} on ${data.locks[op.lock].name}`, `asked at ${MOMENT(op.invoked)}`];
+  const parts = [`${op.worker}.${op.n} on ${data.locks[op.lock].name}`, `requested at ${MOMENT(op.invoked)}`];
   if (op.acquired !== null) parts.push(`acquired at ${MOMENT(op.acquired)}` + (op.token ? ` with token ${op.token}` : ''));
-  if (op.held) parts.push(`believed that it held until ${MOMENT(op.held[1])}`);
+  if (op.held) parts.push(`believed it held until ${MOMENT(op.held[1])}`);
   if (op.plain) parts.push(`wrote at ${MOMENT(op.wrote)}, unfenced: ${FATE[op.plain]}`);
   if (op.fenced) parts.push(`fenced: ${FATE[op.fenced]}`);
   parts.push(`${op.how} at ${MOMENT(op.end)}`);

@@ -67,7 +67,7 @@ function lanesOf() {
     const tracks = ['plain', 'fenced'].map(which => wrote.filter(op => op[which] !== null));
     const bars = Math.max(rows.length, 1) * ROW;
     const height = QUEUE + bars + (wrote.length ? 2 * TRACK : 0);
-    add({ lock: index, label: lock.name, rows, row: ROW, top: QUEUE, bars, queue: queueOf(here), tracks: wrote.length ? tracks : [], height });
+    add({ lock: index, label: lock.name.replace(/^leasehold-torture-[0-9a-f]{16}\//, ''), rows, row: ROW, top: QUEUE, bars, queue: queueOf(here), tracks: wrote.length ? tracks : [], height });
   });
   for (const { id, died } of data.workers) {
     const here = byStart(byWorker.get(id) ?? [], 'invoked');
@@ -80,6 +80,12 @@ function lanesOf() {
 const { lanes, height } = lanesOf();
 const laneOfWorker = new Map(lanes.filter(lane => 'worker' in lane).map(lane => [lane.worker, lane]));
 const laneOfLock = new Map(lanes.filter(lane => 'lock' in lane).map(lane => [lane.lock, lane]));
+const firstToken = new Map();
+for (const op of ops) {
+  if (!op.token) continue;
+  const token = BigInt(op.token), first = firstToken.get(op.lock);
+  if (first === undefined || token < first) firstToken.set(op.lock, token);
+}
 const places = new Map();
 for (const lane of lanes) lane.rows.forEach((row, i) => row.ops.forEach(op => {
   places.set(op, [...(places.get(op) ?? []), [lane, i]]);

@@ -2,8 +2,8 @@
 
 
 function legend() {
-  const entries = [['wait', 'waits'], ['hold', 'believes that it holds'], ['doubt', 'not beyond doubt'], ['pause', 'paused'], ['cut', 'cut off'], ['kill', 'killed'],
-    ['servers', 'server down'], ['stall', 'did not run'], ['taken', 'write taken'], ['refused', '✕ refused'], ['lost', '● lost, ○ late']];
+  const entries = [['wait', 'waits'], ['hold', 'believes it holds'], ['doubt', 'may not hold'], ['pause', 'paused'], ['cut', 'cut off'], ['kill', 'killed'],
+    ['servers', 'server down'], ['stall', 'process did not run'], ['taken', 'write accepted'], ['refused', '✕ write rejected'], ['lost', '● write lost, ○ write late']];
   for (const [name, what] of entries) {
     const entry = document.createElement('span'), patch = document.createElement('i');
     patch.style.background = `var(--${name})`;
@@ -28,7 +28,7 @@ function violations() {
   const more = data.violations.length - MOST_LISTED;
   if (more > 0) {
     const item = document.createElement('li');
-    item.textContent = `and ${more} more, which the key v goes on to`;
+    item.textContent = `and ${more} more (press v in the chart)`;
     $('violations').append(item);
   }
 }
@@ -42,7 +42,8 @@ function byAddress() {
 
 $('summary').textContent = data.summary;
 $('summary').classList.add(data.verdict);
-document.title = `${data.verdict}: ${data.store}`;
+const VERDICT = { fine: 'PASS', violated: 'FAIL', void: 'INCONCLUSIVE' };
+document.title = `${VERDICT[data.verdict]}: ${data.store}`;
 if (data.command || data.seed) {
   $('again').hidden = false;
   $('command').textContent = data.command || `seed ${data.seed}`;
