@@ -255,7 +255,7 @@ fn up_to_date(name: &str, wanted: &str) {
 }
 
 /// Where the benchmark keeps what its last run printed.
-const RESULTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/results");
+const RESULTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../leasehold-bench/benches/results");
 
 /// What no kept run has measured yet.
 const UNMEASURED: &[&str] = &["gs", "az"];

@@ -219,6 +219,7 @@ fn the_page_has_every_story() {
 
 /// In a browser: all that is drawn is there, in light and in dark, and nothing is fetched.
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn the_page_is_whole_in_a_browser() {
     let story = named("setnx-then-expire").unwrap();
     let all = [(story, play(story).unwrap())];

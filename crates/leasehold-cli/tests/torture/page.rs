@@ -57,6 +57,7 @@ fn drawn(document: &str) -> Value {
 }
 
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn all_of_a_history_is_drawn() {
     let directory = tempfile::tempdir().unwrap();
     let page = page(directory.path(), Path::new(HISTORY), "", "");
@@ -72,13 +73,13 @@ fn all_of_a_history_is_drawn() {
         "bands": 4,
     });
     assert_eq!(drawn, expected);
-    for said in ["mutual exclusion: jobs: 3.0", "leasehold torture --store 'made up' --seed 7"]
-    {
+    for said in ["mutual exclusion: jobs: 3.0", "leasehold torture --store 'made up' --seed 7"] {
         assert!(document.contains(said), "{said}");
     }
 }
 
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn a_violation_is_linked_to_its_place() {
     let directory = tempfile::tempdir().unwrap();
     let page = page(directory.path(), Path::new(HISTORY), "", "");
@@ -125,6 +126,7 @@ const KEYS: &str = "<script>
 </script>";
 
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn all_can_be_reached_by_keys_and_by_mouse() {
     let directory = tempfile::tempdir().unwrap();
     let page = page(directory.path(), Path::new(HISTORY), "", KEYS);
@@ -150,6 +152,7 @@ fn all_can_be_reached_by_keys_and_by_mouse() {
 }
 
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn names_from_outside_stay_text() {
     let directory = tempfile::tempdir().unwrap();
     let evil = "</script><img src=x onerror=\"document.title='taken over'\"><b>&amp;";
@@ -170,6 +173,7 @@ fn names_from_outside_stay_text() {
 }
 
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn of_very_many_violations_the_first_are_listed_and_the_others_told() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("many.jsonl");
@@ -189,6 +193,7 @@ fn of_very_many_violations_the_first_are_listed_and_the_others_told() {
 }
 
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn more_at_a_time_than_a_lane_has_rows_are_drawn_one_above_another() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("crowd.jsonl");
@@ -308,6 +313,7 @@ fn looks_as_before(browser: &Browser, name: &str) -> Squares {
 }
 
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn it_looks_as_before_on_light_and_on_dark() {
     let light = looks_as_before(&Browser::new(1200, 260), "light.png");
     let dark = looks_as_before(&Browser::new(1200, 260).dark(), "dark.png");
@@ -326,6 +332,7 @@ const PRINTED: &str = "<script>
 </script>";
 
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn all_lanes_are_printed_on_white() {
     let directory = tempfile::tempdir().unwrap();
     let page = page(directory.path(), Path::new(HISTORY), "", PRINTED);
@@ -387,6 +394,7 @@ const ZOOMS: &str = "<script>
 </script>";
 
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn a_hundred_thousand_events_can_be_zoomed() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("large.jsonl");

@@ -129,7 +129,7 @@ fn pictures(page: &Path, address: &str) {
 }
 
 #[test]
-#[ignore = "takes a minute: ./test.sh --faults"]
+#[ignore = "runs with ./test.sh --all"]
 fn a_fail_over_of_redis_loses_what_is_not_fenced() {
     let servers = Sentinel::start();
     let directory = tempfile::tempdir().unwrap();

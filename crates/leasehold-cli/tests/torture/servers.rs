@@ -35,48 +35,57 @@ fn fenced(store: &str, seconds: u32, faults: &str) {
 }
 
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn r35_sqlite_and_its_fence_under_pauses_and_kills() {
     let directory = tempfile::tempdir().unwrap();
     fenced(&format!("sqlite:{}", directory.path().join("db").display()), 10, "pause,kill");
 }
 
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn r35_postgres_and_its_fence_under_pauses_kills_and_cuts() {
     fenced(&testbed::postgres().database(), 12, "pause,kill,cut");
 }
 
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn r35_mariadb_and_its_fence_under_pauses_kills_and_cuts() {
     fenced(&testbed::mariadb().database(), 12, "pause,kill,cut");
 }
 
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn r35_mysql_and_its_fence_under_pauses_kills_and_cuts() {
     fenced(&testbed::mysql().database(), 12, "pause,kill,cut");
 }
 
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn r35_valkey_and_its_fence_under_pauses_kills_and_cuts() {
     fenced(&testbed::valkey().url(), 10, "pause,kill,cut");
 }
 
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn r35_redis_and_its_fence_under_pauses_kills_and_cuts() {
     fenced(&testbed::redis().url(), 10, "pause,kill,cut");
 }
 
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn r35_etcd_and_its_ownership_under_pauses_kills_and_cuts() {
     fenced(&testbed::etcd().url(), 15, "pause,kill,cut");
 }
 
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn r35_zookeeper_and_its_ownership_under_pauses_kills_and_cuts() {
     // A holder must be stopped for longer than its session, or it loses nothing.
     fenced(&format!("{}?session=1s", testbed::zookeeper().url()), 20, "pause,kill,cut");
 }
 
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn redlock_keeps_its_promises_under_pauses_kills_and_cuts() {
     let servers = testbed::Redlock::with(5, Setup::new().fast());
     let store = servers.url() + "?restart_delay_ms=0&node_timeout_ms=500";
@@ -105,6 +114,7 @@ fn promises(store: &str, seconds: u32, faults: &str, grants: u64) {
 // A holder must be stopped for longer than its session, or it loses nothing: so these sessions are short.
 
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn r36_memcached_keeps_its_promises_under_pauses_kills_and_cuts() {
     let server = testbed::Memcached::start();
     let store = server.url() + "?restart_delay_ms=0&session_ms=1000";
@@ -112,6 +122,7 @@ fn r36_memcached_keeps_its_promises_under_pauses_kills_and_cuts() {
 }
 
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn r36_objects_keep_their_promises_under_pauses_kills_and_cuts() {
     let server = testbed::SeaweedFs::start();
     // The servers' stamps are of whole seconds, and two are granted for what clocks may be apart.
@@ -120,6 +131,7 @@ fn r36_objects_keep_their_promises_under_pauses_kills_and_cuts() {
 }
 
 #[test]
+#[ignore = "runs with ./test.sh --all"]
 fn r36_nats_keeps_its_promises_under_pauses_kills_and_cuts() {
     let server = testbed::Nats::start();
     let store = server.url() + "/?session_ms=1000";
@@ -148,14 +160,14 @@ fn disturbed(mut servers: Breakable, seconds: u32, arguments: &[&str], faults: &
 }
 
 #[test]
-#[ignore = "takes a minute: ./test.sh --faults"]
+#[ignore = "runs with ./test.sh --all"]
 fn r42_redis_is_killed_and_stopped() {
     let report = disturbed(breakable::redis(Setup::new()), 20, &[], "pause,kill");
     assert!(claimed(&report, "exclusion"), "its log is synced at once: {report}");
 }
 
 #[test]
-#[ignore = "takes a minute: ./test.sh --faults"]
+#[ignore = "runs with ./test.sh --all"]
 fn r42_sentinels_fail_over() {
     let report = disturbed(breakable::sentinel(Setup::new()), 25, &[], "pause,kill");
     // A replica that had not heard of a grant knows nothing of it; tokens and the fence do.
@@ -164,19 +176,19 @@ fn r42_sentinels_fail_over() {
 }
 
 #[test]
-#[ignore = "takes a minute: ./test.sh --faults"]
+#[ignore = "runs with ./test.sh --all"]
 fn r42_nodes_of_a_cluster_are_killed_and_stopped() {
     disturbed(breakable::cluster(Setup::new()), 20, &[], "pause,kill");
 }
 
 #[test]
-#[ignore = "takes a minute: ./test.sh --faults"]
+#[ignore = "runs with ./test.sh --all"]
 fn r31_two_of_five_nodes_of_redlock_are_killed_and_stopped() {
     disturbed(breakable::redlock(Setup::new()), 20, &[], "pause,kill");
 }
 
 #[test]
-#[ignore = "takes a minute: ./test.sh --faults"]
+#[ignore = "runs with ./test.sh --all"]
 fn s44_postgres_is_killed() {
     // No pauses, which last long where a row is locked as they begin. And each client has a process of its own in
     // the server: if that has to wait for a processor, nobody else sees it, and only a longer lease bears it.
@@ -186,7 +198,7 @@ fn s44_postgres_is_killed() {
 }
 
 #[test]
-#[ignore = "takes a minute: ./test.sh --faults"]
+#[ignore = "runs with ./test.sh --all"]
 fn s44_mariadb_is_killed() {
     // No pauses, which last long where a row is locked as they begin.
     let report = disturbed(breakable::mariadb(Setup::new()), 20, &[], "kill");
@@ -194,7 +206,7 @@ fn s44_mariadb_is_killed() {
 }
 
 #[test]
-#[ignore = "takes a minute: ./test.sh --faults"]
+#[ignore = "runs with ./test.sh --all"]
 fn s80_members_of_etcd_are_killed_and_stopped() {
     let servers = breakable::etcd(Setup::new());
     let report = disturbed(servers, 20, &["--lease", "2s"], "pause,kill");
@@ -202,26 +214,26 @@ fn s80_members_of_etcd_are_killed_and_stopped() {
 }
 
 #[test]
-#[ignore = "takes a minute: ./test.sh --faults"]
+#[ignore = "runs with ./test.sh --all"]
 fn r36_memcached_is_killed_and_stopped() {
     disturbed(breakable::memcached(Setup::new()), 20, &[], "pause,kill");
 }
 
 #[test]
-#[ignore = "takes a minute: ./test.sh --faults"]
+#[ignore = "runs with ./test.sh --all"]
 fn r36_servers_of_memcached_are_killed_and_stopped_one_by_one() {
     disturbed(breakable::memcached_three(), 20, &[], "pause,kill");
 }
 
 #[test]
-#[ignore = "takes a minute: ./test.sh --faults"]
+#[ignore = "runs with ./test.sh --all"]
 fn r36_members_of_nats_are_killed_and_stopped() {
     let report = disturbed(breakable::nats(), 20, &[], "pause,kill");
     assert!(claimed(&report, "token-order"), "{report}");
 }
 
 #[test]
-#[ignore = "takes a minute: ./test.sh --faults"]
+#[ignore = "runs with ./test.sh --all"]
 fn s71_members_of_zookeeper_are_killed_and_stopped() {
     let servers = breakable::zookeeper(&ZooKeeperSetup::new());
     let report = disturbed(servers, 25, &[], "pause,kill");
@@ -230,7 +242,7 @@ fn s71_members_of_zookeeper_are_killed_and_stopped() {
 }
 
 #[test]
-#[ignore = "takes a minute: ./test.sh --faults"]
+#[ignore = "runs with ./test.sh --all"]
 fn r36_objects_are_killed_and_stopped() {
     disturbed(breakable::objects(), 30, &[], "pause,kill");
 }
