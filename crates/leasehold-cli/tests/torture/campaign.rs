@@ -78,5 +78,5 @@ fn a_run_that_cannot_be_held_is_told_and_is_not_the_end() {
     let [first, ..] = state.runs() else { panic!("there was time for one") };
     assert_eq!(first.outcome, Outcome::Failed);
     assert!(first.notes[0].contains("without a report"), "{first:?}");
-    assert!(table::tables(state.runs()).contains("not held"));
+    assert!(table::tables(state.runs()).contains("not run"));
 }
