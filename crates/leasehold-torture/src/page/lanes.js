@@ -80,7 +80,7 @@ function lanesOf() {
 const { lanes, height } = lanesOf();
 const laneOfWorker = new Map(lanes.filter(lane => 'worker' in lane).map(lane => [lane.worker, lane]));
 const laneOfLock = new Map(lanes.filter(lane => 'lock' in lane).map(lane => [lane.lock, lane]));
-// Where each token stands among its lock's: +1 is the lowest.
+// The rank of each token among its lock's tokens: +1 is the lowest.
 const rank = new Map();
 for (const op of ops) {
   if (op.token) (rank.get(op.lock) ?? rank.set(op.lock, new Map()).get(op.lock)).set(op.token, 0);
