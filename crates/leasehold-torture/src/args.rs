@@ -77,8 +77,9 @@ pub struct Args {
     fault_every: Option<Duration>,
     /// Where to keep the fenced resource, which rejects late tokens
     ///
-    /// store uses the store's own fence (SQL, single Redis, etcd, ZooKeeper). It creates a table, keys
-    /// or nodes named leasehold-torture and deletes them afterwards.
+    /// With process, the resource is in the memory of the test. With store, it is in the store, behind
+    /// the store's own fence (SQL, single Redis, etcd, ZooKeeper). The test then creates a table, keys or
+    /// nodes named leasehold-torture and deletes them at the end.
     #[arg(long, value_name = "WHERE", value_enum, default_value = "process")]
     fence: FenceArg,
     /// Lease of each hold [default: 500ms, or the shortest the store supports]

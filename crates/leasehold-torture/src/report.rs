@@ -227,7 +227,7 @@ impl fmt::Display for Report {
         let said: Vec<String> = said.into_iter().flatten().collect();
         match said.is_empty() {
             true => writeln!(f, "{}", self.store)?,
-            false => writeln!(f, "{}: {}", self.store, said.join(", "))?,
+            false => writeln!(f, "{} ({})", self.store, said.join(", "))?,
         }
         let by_kind: Vec<String> =
             self.grants_by_kind.iter().map(|(kind, n)| format!("{kind} {n}")).collect();

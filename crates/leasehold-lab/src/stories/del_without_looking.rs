@@ -20,8 +20,8 @@ pub(crate) const STORY: Story = Story {
         "A takes longer than its lease, and B acquires the lock. When A is done, it deletes the \
          key, which is B's by now, and C acquires the lock while B is still working. D does not \
          get the lock, but runs the same `finally` block and deletes C's key.",
-        "`DEL` deletes whatever is there. The recipe checks neither who owns the lock nor whether \
-         its own attempt succeeded.",
+        "`DEL` deletes whatever is there. The recipe checks neither the owner of the lock nor the \
+         result of its own attempt.",
         "In leasehold only a guard can release a lock, and only a holder has a guard. The server \
          compares owners before it releases: A gets the error `Lost`, and B's lock stays \
          untouched.",

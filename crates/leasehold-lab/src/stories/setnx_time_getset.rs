@@ -24,8 +24,8 @@ pub(crate) const STORY: Story = Story {
          clocks in sync. `GETSET` writes before the client knows whether it won. So C finds a \
          value that is not its own when it releases, and leaves a lock that no client holds.",
         "leasehold uses no client's clock. Leases expire by the server's clock, the queue \
-         determines who is next, and a release compares with a value that no other client can \
-         have written.",
+         determines which client is next, and a release compares with a value that no other \
+         client can have written.",
     ],
     play: || Box::pin(play()),
 };

@@ -147,11 +147,8 @@ function tokenOf(op, y, high) {
   if (wide > 24) text(short(op), left + 3, y + high - 3, wide - 5, color['on-hold'], 10);
 }
 
-// Long tokens as their distance from the lock's first: of sixteen digits, the first ones are all alike.
-function short(op) {
-  const first = firstToken.get(op.lock);
-  return op.token.length > 6 ? `+${BigInt(op.token) - first}` : op.token;
-}
+// Long tokens of one lock begin alike and do not fit: then the token's rank is shown.
+const short = op => op.token.length > 6 ? `+${rank.get(op.lock).get(op.token)}` : op.token;
 
 const BAD = { refused: 'refused', late: 'lost', lost: 'lost' };
 function marks(lane, track, which, y) {

@@ -80,11 +80,14 @@ function lanesOf() {
 const { lanes, height } = lanesOf();
 const laneOfWorker = new Map(lanes.filter(lane => 'worker' in lane).map(lane => [lane.worker, lane]));
 const laneOfLock = new Map(lanes.filter(lane => 'lock' in lane).map(lane => [lane.lock, lane]));
-const firstToken = new Map();
+// The rank of each token among its lock's tokens: +1 is the lowest.
+const rank = new Map();
 for (const op of ops) {
-  if (!op.token) continue;
-  const token = BigInt(op.token), first = firstToken.get(op.lock);
-  if (first === undefined || token < first) firstToken.set(op.lock, token);
+  if (op.token) (rank.get(op.lock) ?? rank.set(op.lock, new Map()).get(op.lock)).set(op.token, 0);
+}
+for (const tokens of rank.values()) {
+  const sorted = [...tokens.keys()].map(BigInt).sort((a, b) => (a < b ? -1 : 1));
+  sorted.forEach((token, i) => tokens.set(String(token), i + 1));
 }
 const places = new Map();
 for (const lane of lanes) lane.rows.forEach((row, i) => row.ops.forEach(op => {
