@@ -23,16 +23,16 @@ const HEAD: &str = "\
 # Guarantees
 
 What each store guarantees if you set it up as its page says. `locks.guarantees()` returns the same
-facts for your configuration, and `leasehold doctor --store URL` prints them with findings and fixes.
-`leasehold::builder().require(…)` refuses to connect to a store that guarantees less. This page is
-generated from `locks.guarantees()`; a test fails if it is stale.
+facts for your configuration, and `leasehold doctor --store URL` prints them with findings and
+fixes. `leasehold::builder().require(…)` refuses to connect to a store that guarantees less. This page
+is generated from `locks.guarantees()`. A test fails if it is stale.
 
 ## Answers
 
 | answer | meaning | what to do |
 |---|---|---|
 | one holder | mutual exclusion holds through this fault | nothing |
-| check tokens | for a while two clients can believe that they hold the lock; later holders have higher tokens | let the resource reject lower tokens ([Fencing](../guide/fencing.md)); call `guard.ensure(min)` before a step that cannot be undone |
+| check tokens | for a while two clients can believe that they hold the lock; later holders have higher tokens | let the resource [reject lower tokens](../guide/fencing.md); call `guard.ensure(min)` before an irreversible step |
 | UNSAFE | two clients can hold, and tokens can decrease | avoid the fault or choose another store; use `require` |
 | cannot happen | the store does not have this fault | nothing |
 
@@ -45,7 +45,8 @@ For every store:
   notification. If that is lost, its next renewal fails with `Lost`.
 - **Readers and permits** hold at the same time, so their tokens identify a hold but do not fence.
 - **The holder's clock** measures its lease. It is the boot clock, and leasehold subtracts 1 % + 2 ms
-  for drift between two clocks. Clocks that drift more break the guarantee; NTP keeps them far below that.
+  for drift between two clocks. Clocks that drift more break the guarantee. NTP keeps drift far below
+  that.
 
 ";
 
@@ -428,8 +429,8 @@ fn the_page_about_errors_is_up_to_date() {
 # Errors
 
 `error.kind()` is the kind of an error. `is_retryable()` is true if the same call can succeed later.
-HTTP is the status that `fence::http::status(&error)` suggests for your service. Exit is the status of
-the command.
+HTTP is the status that `fence::http::status(&error)` suggests for your service. Exit is the exit
+status of the command.
 
 | kind | meaning | retryable | HTTP | exit |
 |---|---|---|--:|--:|
@@ -465,16 +466,16 @@ const ERRORS_BELOW: &str = "
 | `lost_reason()` | `expired`, `gone`, `max_hold` or `closed` |
 | `stale_token()`, `stale_version()` | both numbers of the comparison |
 
-- Retry with a growing delay while `is_retryable()` is true. To survive outages of any length, put the
-  retry into a loop of your own.
+- Retry with a growing delay while `is_retryable()` is true. To survive outages of any length, put
+  the retry into a loop of your own.
 - Do not retry a commit that got no reply, unless it has an idempotency key
   ([Transactions](../guide/transactions.md)). Return 500 to your caller, whatever the table says.
 - Send `Retry-After` with 423 and 503.
 - Messages name the holder's host and process. Log them; do not send them to strangers.
 
-The exit status differs in two cases. It is 71 if the cause is a shortage of processes, files or memory,
-and `release` exits with 74 if the lock was lost. [Exit status](../guide/shell-scripts.md#exit-status)
-lists all of them.
+The exit status differs in two cases. It is 71 if the cause is a shortage of processes, files or
+memory, and `release` exits with 74 if the lock was lost.
+[Exit status](../guide/shell-scripts.md#exit-status) lists all of them.
 ";
 
 /// The page on metrics is what the module `telemetry` documents.

@@ -190,7 +190,8 @@ fn pages() -> Vec<Page> {
 
 #[test]
 fn every_link_leads_somewhere() {
-    let pages = pages();
+    let mut pages = pages();
+    pages.retain(|page| !OUTDATED.contains(&page.path.as_str()));
     let (mut count, mut dead) = (0, Vec::new());
     for page in &pages {
         for (link, (path, anchor)) in page.links().filter_map(|l| Some((l, page.leads(l)?))) {

@@ -36,10 +36,10 @@ fn page() -> String {
     command.build();
     let mut page = HEAD.to_owned();
     let commands: Vec<&Command> = visible(&command).collect();
-    page.push_str("\n## Commands\n\n| command | |\n|---|---|\n");
-    for command in &commands {
-        let name = command.get_name();
-        let _ = writeln!(page, "| [`{name}`](#{name}) | {} |", about(command));
+    page.push('\n');
+    for (n, command) in commands.iter().enumerate() {
+        let (name, end) = (command.get_name(), if n + 1 < commands.len() { " ·\n" } else { "\n" });
+        let _ = write!(page, "[`{name}`](#{name}){end}");
     }
     let shared = shared(&commands);
     page.push_str("\n## Common options\n\n");

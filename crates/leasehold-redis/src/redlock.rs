@@ -377,9 +377,9 @@ fn guarantees(url: &RedlockUrl) -> Guarantees {
         "Servers share no queue. Each server notifies the waiter that has waited longest and reserves \
          itself for that waiter for a moment. Other waiters can still overtake it."
             .into(),
-        "Exclusion and increasing tokens require clocks that run at the same rate, and that no server loses \
-         a key unnoticed within a lease (the key deleted, the wall clock set forward). If the other servers were \
-         down and the holder got a bare majority, one such server is enough to grant the lock twice."
+        "Exclusion and increasing tokens require clocks that run at the same rate. No server may lose a key \
+         unnoticed within a lease, because the key was deleted or the wall clock set forward. If the holder got \
+         only a bare majority, one such server is enough to grant the lock twice."
             .into(),
         "A server with a replica has no vote. Each host name must lead to one server, the same for all \
          clients."

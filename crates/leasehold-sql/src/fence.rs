@@ -176,22 +176,22 @@ pub fn text(dialect: Dialect) -> String {
     // MySQL's protocol counts what has changed, unless a client asks for what has matched.
     let none = match dialect {
         Dialect::Mysql => {
-            "-- No row matched: the token is stale, or the row does not exist. Many clients count changed rows\n\
-             -- instead, and a write that changes nothing looks stale. Connect with CLIENT_FOUND_ROWS, or read\n\
-             -- the token:\n\
+            "-- No row MATCHED: the token is stale (or there is no such row). Many clients count the rows\n\
+             -- that CHANGED: there a write that changes nothing looks like a stale one. Connect with\n\
+             -- CLIENT_FOUND_ROWS, or read the token back:\n\
              SELECT token FROM your_table WHERE id = :id FOR UPDATE;\n\
-             -- If it is greater than :token, your token is stale.\n"
+             -- A number greater than :token: it is stale.\n"
         }
         Dialect::Sqlite | Dialect::Postgres => {
-            "-- No row changed: the token is stale, or the row does not exist.\n"
+            "-- No row changed: the token is stale (or there is no such row).\n"
         }
     };
     format!(
         "-- In the transaction that writes, before it reads or writes anything else:\n\
          {};\n\
          {};\n\
-         -- If this returns a number greater than :token, ROLL BACK: the token is stale.\n\
-         -- Otherwise continue. The row stays locked until COMMIT, and no other token can pass.\n\n\
+         -- If this answers a number greater than :token, ROLL BACK: the token is stale.\n\
+         -- Otherwise go on; the row stays locked until COMMIT, and no other token can pass.\n\n\
          -- Or, with a token column on your own table, in one statement:\n\
          UPDATE your_table SET your_column = :value, token = :token\n\
          \x20WHERE id = :id AND (token IS NULL OR token <= :token);\n\

@@ -151,23 +151,24 @@ pub async fn try_lock_in<T: Transaction + ?Sized>(tx: &mut T, name: impl AsRef<s
 pub fn text(dialect: Dialect) -> String {
     let (wait, stale) = match dialect {
         Dialect::Postgres => (
-            "SET LOCAL lock_timeout = '5s'. SQLSTATE 55P03 means the wait timed out: use a savepoint, or roll back",
-            "SQLSTATE 40001 and 40P01 mean: run the transaction again",
+            "SET LOCAL lock_timeout = '5s'; SQLSTATE 55P03 is: in vain. Do so behind a savepoint, or ROLL BACK",
+            "SQLSTATE 40001 and 40P01 are: run the transaction again",
         ),
         Dialect::Sqlite => (
-            "PRAGMA busy_timeout = 5000. SQLITE_BUSY means the wait timed out. All names share one lock",
-            "SQLITE_BUSY_SNAPSHOT means: run the transaction again",
+            "PRAGMA busy_timeout = 5000; SQLITE_BUSY is: in vain. One name waits for any other",
+            "SQLITE_BUSY_SNAPSHOT is: run the transaction again",
         ),
         Dialect::Mysql => (
-            "SET SESSION innodb_lock_wait_timeout = 5. Error 1205 means the wait timed out",
-            "Error 1213 means: run the transaction again. The first plain read fixes the snapshot, so lock before it",
+            "SET SESSION innodb_lock_wait_timeout = 5; error 1205 is: in vain",
+            "Error 1213 is: run the transaction again. Plain reads see what was before the first of them, so lock first",
         ),
     };
     format!(
-        "-- Run this first in your transaction. It waits for the lock, which is yours until COMMIT or ROLLBACK.\n\
-         -- The table must be the one that leasehold's schema prints: without its primary key nothing is locked.\n\
+        "-- In the transaction that reads and writes, before it does. When it is answered, the lock is yours until COMMIT or\n\
+         -- ROLLBACK; until then it waits. (The table must be as leasehold's schema prints it: without its primary key\n\
+         -- nothing is locked.)\n\
          {};\n\
-         -- To limit the wait: {wait}.\n\
+         -- To wait no longer than so: {wait}.\n\
          -- {stale}.\n",
         fill(row::statement(dialect), &[":name"]),
     )

@@ -169,16 +169,16 @@ impl Versioned {
 /// ```
 pub fn text(dialect: Dialect) -> String {
     let counted = match dialect {
-        Dialect::Mysql => "One row matched (and changed, because the version changes)",
-        Dialect::Sqlite | Dialect::Postgres => "One row changed",
+        Dialect::Mysql => "One row MATCHED (the version always changes, so one row changed)",
+        Dialect::Sqlite | Dialect::Postgres => "One row was changed",
     };
     format!(
-        "-- Read the row with its version:\n\
+        "-- What you read, with its version:\n\
          SELECT your_column, version FROM your_table WHERE id = :id;\n\
-         -- Write the value that you computed from it:\n\
+         -- The write that was computed from it:\n\
          UPDATE your_table SET version = version + 1, your_column = :value WHERE id = :id AND version = :expected;\n\
-         -- {counted}: the write succeeded. No row: another client wrote in between, or the row does not exist.\n\
-         -- Begin a new transaction and read again.\n"
+         -- {counted}: it is written, and the version is one more. None: somebody else wrote meanwhile, or there is no\n\
+         -- such row. Begin a new transaction, read again.\n"
     )
 }
 

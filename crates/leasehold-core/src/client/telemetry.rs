@@ -1,50 +1,52 @@
-//! Metrics through the [`metrics`](https://docs.rs/metrics) facade (feature `metrics`), and events and spans through
-//! [`tracing`](https://docs.rs/tracing) (feature `tracing`). Install a recorder and a subscriber of your choice.
-//! Without these features, this module compiles to nothing.
+//! What operators see: metrics through the [`metrics`](https://docs.rs/metrics) facade (feature
+//! `metrics`), events through [`tracing`](https://docs.rs/tracing) (feature `tracing`). Install a
+//! recorder and a subscriber of your choice; without the features everything here compiles to nothing.
 //!
 //! # Metrics
-//! Each metric is described to the recorder when a client connects. It starts at zero, so that a rate or an alert on
-//! the first loss works.
+//! Each is described to the recorder when a client connects, and begins at zero there: a rate, or an alert on a first
+//! loss, needs something that it rises from.
 //!
-//! | metric | kind | labels | meaning |
+//! | metric | kind | labels | what it counts |
 //! |---|---|---|---|
-//! | `leasehold_held` | gauge | `kind` | locks held now |
-//! | `leasehold_waiting` | gauge | `kind` | calls waiting in a queue now |
-//! | `leasehold_oldest_wait_timestamp_seconds` | gauge | `kind` | Unix time at which the longest current wait began, or 0 |
-//! | `leasehold_acquired_total` | counter | `kind` | locks acquired |
-//! | `leasehold_acquire_seconds` | histogram | `kind` | time from requesting a lock to holding it |
-//! | `leasehold_not_acquired_total` | counter | `kind`, `reason` | calls that did not acquire a lock |
-//! | `leasehold_released_total` | counter | `kind` | locks released, by `release` or by drop |
-//! | `leasehold_releases_owed_total` | counter | `kind` | releases that returned [`Released::Owed`](crate::Released::Owed) |
-//! | `leasehold_lost_total` | counter | `kind`, `reason` | holds that ended without a release: **alert on it** |
-//! | `leasehold_renewals_total` | counter | | claims renewed, including heartbeats of waiters |
-//! | `leasehold_renewal_failures_total` | counter | | failed renewals, counted per claim |
-//! | `leasehold_fence_refused_total` | counter | | requests that `fence::http` rejected as stale |
-//! | `leasehold_fence_failures_total` | counter | | requests that it rejected because its memory failed |
+//! | `leasehold_held` | gauge | `kind` | locks that are held now |
+//! | `leasehold_waiting` | gauge | `kind` | calls that stand in a queue now |
+//! | `leasehold_oldest_wait_timestamp_seconds` | gauge | `kind` | when the longest of these began, since 1970; 0: nobody waits |
+//! | `leasehold_acquired_total` | counter | `kind` | locks taken |
+//! | `leasehold_acquire_seconds` | histogram | `kind` | from asking for a lock to holding it |
+//! | `leasehold_not_acquired_total` | counter | `kind`, `reason` | calls that did not get one |
+//! | `leasehold_released_total` | counter | `kind` | locks given back, by `release` and by drop |
+//! | `leasehold_releases_owed_total` | counter | `kind` | of these, told the caller as [`Released::Owed`](crate::Released::Owed) |
+//! | `leasehold_lost_total` | counter | `kind`, `reason` | holds that ended without being released: **alert on it** |
+//! | `leasehold_renewals_total` | counter | | claims renewed; waiters' heartbeats are renewals, too |
+//! | `leasehold_renewal_failures_total` | counter | | claims whose renewal failed, each time |
+//! | `leasehold_fence_refused_total` | counter | | requests that `fence::http` refused as stale |
+//! | `leasehold_fence_failures_total` | counter | | requests that it refused because its memory failed |
 //!
-//! `kind` is `mutex`, `rwlock` or `semaphore`. `reason` is one word: for calls that did not acquire,
-//! [`ErrorKind::as_str`](crate::ErrorKind::as_str) (`contended`, `timeout`, `unreachable`, …); for lost holds,
-//! [`LostReason::as_str`](crate::LostReason::as_str) (`expired`, `gone`, `max_hold`, `closed`). Lock names are not
-//! labels, because their number is unlimited. [`label_names`] adds a label for a limited number of names.
+//! `kind` is `mutex`, `rwlock` or `semaphore`. `reason` is one word: for what was not acquired
+//! [`ErrorKind::as_str`](crate::ErrorKind::as_str) (`contended`, `timeout`, `unreachable`, …), for what
+//! was lost [`LostReason::as_str`](crate::LostReason::as_str)
+//! (`expired`, `gone`, `max_hold`, `closed`). Names of locks are no labels, since there is no end to
+//! them, unless you say of how many ([`label_names`]).
 //!
 //! # Events and spans
-//! The field `name` contains a lock's name, quoted. Claim ids are secret and never appear.
+//! A lock's name is in the field `name`, quoted; ids of claims, which are secret, are in
+//! none.
 //!
 //! | level | event |
 //! |---|---|
-//! | `WARN` | a lock is lost (with `reason`); a renewal or release failed; a release is pending; a task waits for a lock that its own client holds; a stale token was rejected; findings of a store |
-//! | `DEBUG` | a lock was acquired (with the time that it took), not acquired (with the error), or released |
-//! | `TRACE` | claims were renewed (with their number) |
+//! | `WARN` | `lock lost`, with the `reason`; `renewal failed; …`; `release failed; …`; `release owed; …`; `waits for a lock that this client holds itself; …`; `stale token refused`; what a store finds wrong |
+//! | `DEBUG` | `acquired` (after how long), `not acquired` (why), `released` |
+//! | `TRACE` | `renewed` (how many) |
 //!
-//! | level | span | fields | covers |
+//! | level | span | fields | from, to |
 //! |---|---|---|---|
-//! | `DEBUG` | `wait` | `operation`, `name` | from requesting a lock, by any method, to the result |
-//! | `DEBUG` | `hold` | `name`, `kind`, `token` | from acquiring the lock to its release or loss |
-//! | `TRACE` | `call` | `what`: `join`, `renew`, `leave` | one request to the store |
+//! | `DEBUG` | `wait` | `operation`, `name` | asking for a lock, by whatever method; the answer |
+//! | `DEBUG` | `hold` | `name`, `kind`, `token` | holding it; its release or its loss |
+//! | `TRACE` | `call` | `what`: `join`, `renew`, `leave` | each request to the store |
 //!
-//! A hold moves between tasks and threads, so its span is not a scope of code. The span is opened where the lock was
-//! acquired, next to the span of the wait, and contains only calls for this hold. Batched renewals and releases by drop
-//! are separate calls.
+//! A hold is a value that moves between tasks and threads, and no scope of code: its span is opened where the lock was
+//! taken, as a sibling of the wait, and nobody is in it but the calls that are for it alone. Renewals that were
+//! put together with others', and releases by drop, are calls of their own.
 
 #![cfg_attr(not(all(feature = "metrics", feature = "tracing")), allow(unused_variables))]
 

@@ -377,10 +377,10 @@ fn guarantees() -> Guarantees {
         recovery: Duration::from_secs(2),
         recovery_leases: 1,
         notes: Cow::Borrowed(&[
-            Cow::Borrowed("Only this process sees the locks."),
+            Cow::Borrowed("Locks are seen by this process only."),
             Cow::Borrowed(
-                "Tokens increase across restarts of the process unless the wall clock is set back in \
-                 between.",
+                "Tokens rise over a restart of the process as long as the wall clock is not set \
+                 back over it.",
             ),
         ]),
     }

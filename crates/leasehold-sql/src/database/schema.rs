@@ -34,12 +34,12 @@ pub fn schema(dialect: Dialect) -> String {
         ),
     };
     format!(
-        "-- leasehold: lock_in. One row per lock name; `taken` counts committed holds.\n\
+        "-- leasehold: lock_in. One row a lock name; `taken` counts the committed holds.\n\
          CREATE TABLE IF NOT EXISTS leasehold_row_lock (\n\
          \x20 name {name} NOT NULL PRIMARY KEY,\n\
          \x20 taken {int} NOT NULL\n\
          ){tail};\n\
-         -- leasehold: once. One row per idempotency key; state is 'started', 'done' or 'refused'; times are\n\
+         -- leasehold: once. One row an idempotency key; state is 'started' or 'done'; times are\n\
          -- microseconds since 1970 by the database's clock.\n\
          CREATE TABLE IF NOT EXISTS leasehold_once (\n\
          \x20 name {name} NOT NULL PRIMARY KEY,\n\
@@ -50,7 +50,7 @@ pub fn schema(dialect: Dialect) -> String {
          \x20 done_at {int},\n\
          \x20 outcome {text}{inner}\n\
          ){tail};\n{outer}\
-         -- leasehold: fence::sql. One row per resource; `seen` is the highest token seen.\n\
+         -- leasehold: fence::sql. One row a resource; `seen` is the greatest token seen.\n\
          CREATE TABLE IF NOT EXISTS leasehold_fence (\n\
          \x20 name {name} NOT NULL PRIMARY KEY,\n\
          \x20 seen {int} NOT NULL\n\

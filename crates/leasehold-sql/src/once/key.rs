@@ -307,24 +307,23 @@ fn forget(dialect: Dialect, old: &str, some: u64) -> String {
 /// ```
 pub fn text(dialect: Dialect) -> String {
     let none = match dialect {
-        Dialect::Mysql => "Error 1062 (the transaction continues)",
+        Dialect::Mysql => "An error 1062 (the transaction lives on)",
         Dialect::Sqlite | Dialect::Postgres => "No row was inserted",
     };
     let retries = forget(dialect, OLD[0], FORGOTTEN_AT_ONCE);
     format!(
-        "-- Run this in the transaction that does the work, before the work. It waits for a concurrent attempt.\n\
+        "-- In the transaction that does the work, before the work. It waits for another one that is at it.\n\
          {};\n\
-         -- One row was inserted: the key is yours. Do the work, then:\n\
+         -- One row was inserted: the key is yours. Do the work, and then:\n\
          {};\n\
-         -- COMMIT. If the work fails, ROLL BACK, which also removes the key.\n\
-         -- To return the same error for later attempts, roll back to a savepoint after the key, then:\n\
+         -- COMMIT. If the work fails, ROLL BACK: the key goes with it.\n\
+         -- Or, for an error that is to be answered again, undo the work to a savepoint behind the key, and then:\n\
          {};\n\n\
-         -- {none}: the key was used before. Read its outcome:\n\
+         -- {none}: somebody has used the key. Look:\n\
          SELECT state, outcome FROM leasehold_once WHERE name = :key{};\n\
-         -- 'done': outcome is the result. 'refused': outcome is the stored error. 'started': another client is working on\n\
-         -- it outside of a transaction; retry later. (If outcome begins with ESC 'leasehold:', ESC '0' is NUL, ESC '1' is ESC.)\n\n\
-         -- Run this occasionally, in a transaction of its own, until it deletes no row. It deletes keys that were done\n\
-         -- before :before, in microseconds since 1970.\n\
+         -- state is 'done': outcome is the answer. 'refused': outcome is the error that was kept. 'started': it is at work\n\
+         -- outside of a transaction; later. (An outcome that begins with ESC 'leasehold:' has ESC '0' for NUL, ESC '1' for ESC.)\n\n\
+         -- Now and then, by itself, until it deletes none: what was done before :before, in microseconds since 1970.\n\
          {};\n",
         fill(&insert(dialect, &As::Done), &[":key", "''", "0"]),
         fill(&end(dialect, Ended::Done), &[":outcome", ":key"]),

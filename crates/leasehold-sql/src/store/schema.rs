@@ -104,12 +104,13 @@ pub(super) fn statements(url: &SqlUrl) -> Vec<String> {
 pub(super) fn printed(url: &SqlUrl) -> String {
     let mut text = String::from(
         "-- The tables of leasehold. All times are microseconds since 1970, by the database's clock.\n\
-         -- locks: one row per recently used name. If claim is '', the lock is free and the row describes\n\
-         --   the last holder; otherwise the row is the first claim. kind: 0 mutex, 1 read-write lock,\n\
-         --   2 semaphore. claims: number of further claims in the other table.\n\
-         -- claims: the rest of the queue, in token order.\n\
-         -- standing: 0 waiting, 1 holding, 2 cooldown (the holder is gone).\n\
-         -- Clients need SELECT, INSERT, UPDATE and DELETE on locks and claims, and SELECT on schema.\n",
+         -- locks: one row for each name ever used lately. claim '' is free (the rest then tells of\n\
+         --   the last holder); otherwise the row holds the first in the queue. kind: 0 mutex,\n\
+         --   1 read-write lock, 2 semaphore. claims: how many more stand in the other table.\n\
+         -- claims: the rest of the queue, in the order of the tokens.\n\
+         -- standing: 0 waits, 1 holds, 2 its holder is gone and the lock is kept closed.\n\
+         -- The user that locks needs SELECT, INSERT, UPDATE and DELETE on locks and claims, and\n\
+         -- SELECT on schema.\n",
     );
     for statement in statements(url) {
         text.push_str(&statement);
@@ -126,15 +127,15 @@ pub(super) fn printed(url: &SqlUrl) -> String {
 /// What speeds a hand-over up. (MySQL's tools each want to be told in a way of their own where a procedure ends.)
 fn optional(dialect: Dialect, creates: [&str; 2]) -> String {
     let mut text = String::from(
-        "-- The rest is optional. The procedures reduce the server's work for a hand-over to a third. They run\n\
-         -- with the caller's rights.\n",
+        "-- What follows may be left out: with it, a lock that somebody waits for changes hands by a\n\
+         -- third of the server's work. It runs with the rights of who calls it.\n",
     );
     match dialect {
         #[cfg(feature = "mysql")]
         Dialect::MySql => {
             text.push_str(
-                "-- Clients whose user has CREATE ROUTINE create them. Clients of other users do not call them.\n\
-                 -- To create them by hand, remove the dashes:\n-- DELIMITER //\n",
+                "-- Clients whose user has CREATE ROUTINE make it by themselves, and clients of other users do not\n\
+                 -- call it. By hand, without the dashes:\n-- DELIMITER //\n",
             );
             for line in creates.join("\n//\n").lines().chain(["//", "DELIMITER ;"]) {
                 text.push_str(&format!("-- {line}\n"));
