@@ -103,7 +103,7 @@ impl From<Error> for Failure {
             ),
             _ => error,
         };
-        Self::new(code, error.report().to_string())
+        Self::new(code, format!("{error:#}"))
     }
 }
 

@@ -1,5 +1,5 @@
-//! What a store promises, as data: `doctor` prints it, tests are selected by it, and callers may
-//! demand it.
+//! What a store guarantees, as data. `doctor` prints it, tests are selected by it, and callers can
+//! require it.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -8,57 +8,57 @@ use std::time::Duration;
 use crate::base::duration::short;
 use crate::words::claim::Kind;
 
-/// What ends the hold of a holder that is gone.
+/// What ends the hold of a crashed holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Liveness {
-    /// A lease that runs out by the store's clock.
+    /// A lease that expires by the store's clock.
     Lease,
-    /// A session of the client with the store, kept alive on its own. A client ends its own claims
-    /// that are not renewed, so leases hold as elsewhere while it lives; if it dies, its claims end
-    /// with the session, however short or long their leases.
+    /// A session of the client with the store. A client ends its own claims that are not renewed,
+    /// so leases work as elsewhere while the client lives. If it crashes, its claims end with the
+    /// session, whatever their leases.
     Session,
     /// The kernel: the hold ends with the process, and never before.
     Process,
 }
 
-/// How a waiter learns that its turn has come.
+/// How a client is notified of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Wakeup {
-    /// It is told, with the heartbeat as fallback.
+    /// The store sends a notification. The heartbeat is the fallback.
     Push,
-    /// It asks.
+    /// The client polls.
     Poll,
 }
 
-/// Whose clock judges leases.
+/// Which clock measures leases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum ClockModel {
-    /// Nobody's: there are no leases.
+    /// None: the store has no leases.
     None,
-    /// A clock that cannot be set, counting in real time.
+    /// A clock that cannot be set and that measures real time.
     Monotonic,
     /// A wall clock, which can be stepped.
     Wall,
 }
 
-/// What is kept over which end of the store.
+/// Which faults of the store data survives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Durability {
-    /// Gone with the process that keeps it.
+    /// None: it is lost with the process that keeps it.
     Process,
-    /// Kept until the machine goes down.
+    /// A crash of the process, but not of the machine.
     Machine,
-    /// On disk before it is answered.
+    /// A power failure: it is on disk before the store answers.
     Disk,
-    /// On a majority of machines before it is answered.
+    /// The loss of a minority of machines: it is on a majority before the store answers.
     Majority,
 }
 
@@ -67,34 +67,34 @@ pub enum Durability {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Survival {
-    /// Still one holder.
+    /// There is still only one holder.
     Exclusive,
-    /// Perhaps two that believe they hold; a resource that checks tokens is safe.
+    /// Two clients may believe that they hold the lock. A resource that checks tokens is safe.
     Fenced,
-    /// Perhaps two holders, and tokens may regress.
+    /// There may be two holders, and tokens may decrease.
     Unsafe,
     /// The fault cannot happen here.
     NotApplicable,
 }
 
-/// Whom a client keeps waiting that is stopped in the middle of a call. Those who wait or hold may lose
-/// their places by it, where places run out in less time.
+/// Which other clients a client blocks while it is paused in the middle of a call. They may lose
+/// queue positions or locks if the pause is longer than their leases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Stall {
-    /// Nobody.
+    /// No other client.
     Nobody,
-    /// Those of the same lock, until the store ends the call after this time.
+    /// Clients that want the same lock, until the store ends the call after this time.
     SameLock(Duration),
-    /// Those of the same lock, until the client goes on.
+    /// Clients that want the same lock, until the paused client resumes.
     SameLockForLong,
-    /// Everybody, until the client goes on.
+    /// All clients, until the paused client resumes.
     Everybody,
 }
 
 impl Stall {
-    /// How long somebody else may be kept waiting, at most.
+    /// Returns the longest time that another client can be blocked.
     pub fn longest(self) -> Duration {
         match self {
             Self::Nobody => Duration::ZERO,
@@ -104,65 +104,65 @@ impl Stall {
     }
 }
 
-/// Everything a store states about itself.
+/// Everything that a store guarantees.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Guarantees {
-    /// The kinds of lock that it keeps.
+    /// The supported kinds of lock.
     pub kinds: Cow<'static, [Kind]>,
-    /// First come, first served among live waiters.
+    /// Whether locks are granted first come, first served among live waiters.
     pub fifo: bool,
-    /// How waiters learn of their turn.
+    /// How waiters are notified that they hold the lock.
     pub wakeup: Wakeup,
-    /// How a holder learns that it was evicted: it is told, or asks with its next renewal.
+    /// How a holder is notified of its eviction: by a push, or by polling with its next renewal.
     pub evicted: Wakeup,
-    /// How whoever follows queues ([`watch`](crate::Leasehold::watch), [`observe`](crate::Election::observe))
-    /// learns of what changes there.
+    /// How watchers of queues ([`watch`](crate::Leasehold::watch),
+    /// [`observe`](crate::Election::observe)) are notified of changes.
     pub followed: Wakeup,
-    /// What ends the hold of a dead holder.
+    /// What ends the hold of a crashed holder.
     pub liveness: Liveness,
-    /// Whose clock judges leases.
+    /// Which clock measures leases.
     pub clock: ClockModel,
-    /// Whether the lock can stay closed after an unclean end.
+    /// Whether the lock can have a cooldown after an unclean end (`lock_delay`).
     pub lock_delay: bool,
-    /// Whether the lock can stay closed after a release (`at_least`).
+    /// Whether the lock can have a cooldown after a release (`at_least`).
     pub at_least: bool,
-    /// Whether a writer can become a reader while it holds ([`downgrade`](crate::Guard::downgrade)).
+    /// Whether a write hold can become a read hold ([`downgrade`](crate::Guard::downgrade)).
     pub downgrades: bool,
-    /// Whether a reader can become a writer while it holds ([`try_upgrade`](crate::Guard::try_upgrade)).
+    /// Whether a read hold can become a write hold ([`try_upgrade`](crate::Guard::try_upgrade)).
     pub upgrades: bool,
-    /// What grants outlive.
+    /// What grants survive.
     pub grant: Durability,
-    /// What the order of tokens outlives.
+    /// What the order of tokens survives.
     pub token: Durability,
-    /// A holder that was paused longer than its lease.
+    /// Mutual exclusion if a holder is paused for longer than its lease.
     pub on_pause: Survival,
-    /// The store's wall clock stepped.
+    /// Mutual exclusion if the store's wall clock is stepped.
     pub on_clock_step: Survival,
-    /// The store's process killed and started again.
+    /// Mutual exclusion if the store crashes and restarts.
     pub on_store_crash: Survival,
-    /// Fail-over to another member.
+    /// Mutual exclusion if the store fails over to another member.
     pub on_failover: Survival,
-    /// Client and store cut off from each other.
+    /// Mutual exclusion if the network between client and store is partitioned.
     pub on_partition: Survival,
-    /// Whom a client keeps waiting that is stopped in the middle of a call.
+    /// Which other clients a client blocks while it is paused in the middle of a call.
     pub stall: Stall,
-    /// The longest that a dead holder's lock stays taken when the lease is `lease`: this, plus as
-    /// many leases as [`recovery_leases`](Self::recovery_leases).
+    /// The longest time that a crashed holder's lock stays unavailable, in addition to
+    /// [`recovery_leases`](Self::recovery_leases) leases.
     pub recovery: Duration,
-    /// See [`recovery`](Self::recovery).
+    /// The number of leases; see [`recovery`](Self::recovery).
     pub recovery_leases: u32,
     /// What else people must know, one sentence each.
     pub notes: Cow<'static, [Cow<'static, str>]>,
 }
 
-/// The kinds of lock of a store that keeps them all.
+/// The kinds of lock of a store that supports all of them.
 pub const ALL_KINDS: &[Kind] = &[Kind::Mutex, Kind::RwLock, Kind::Semaphore];
 
 impl Guarantees {
-    /// The least a store can promise: a mutex by lease, polled, unordered, safe only when fenced.
-    /// A store raises the fields that it keeps.
+    /// Returns the weakest guarantees: only a mutex, with leases, polling, no order, and safe only
+    /// with tokens. A store sets the fields in which it is better.
     pub const fn least() -> Self {
         Self {
             kinds: Cow::Borrowed(&[Kind::Mutex]),
@@ -190,51 +190,51 @@ impl Guarantees {
         }
     }
 
-    /// All of it in plain words, for people: what is asked, and the answer. The same questions in the
-    /// same order for every store.
+    /// Returns all guarantees as text for people: a label and a value each, with the same labels in
+    /// the same order for every store.
     pub fn in_words(&self) -> Vec<(&'static str, String)> {
         let yes = |so: bool| if so { "yes" } else { "no" }.to_owned();
         let kinds: Vec<String> = self.kinds.iter().map(Kind::to_string).collect();
         let recovery = match self.recovery_leases {
             0 => short(self.recovery),
-            1 => format!("its lease and {}", short(self.recovery)),
-            n => format!("{n} leases and {}", short(self.recovery)),
+            1 => format!("its lease plus {}", short(self.recovery)),
+            n => format!("{n} leases plus {}", short(self.recovery)),
         };
         vec![
             ("kinds of lock", kinds.join(", ")),
-            ("first come, first served", yes(self.fifo)),
-            ("a waiter learns of its turn", self.wakeup.to_string()),
-            ("a holder learns that it was evicted", self.evicted.to_string()),
-            ("who follows a queue learns of changes", self.followed.to_string()),
-            ("what ends a dead holder's hold", self.liveness.to_string()),
-            ("a dead holder's lock is free within", recovery),
-            ("leases are judged by", self.clock.to_string()),
-            ("lock-delay", yes(self.lock_delay)),
-            ("at_least (once per period)", yes(self.at_least)),
-            ("a writer becomes a reader (downgrade)", yes(self.downgrades)),
-            ("a reader becomes a writer (try_upgrade)", yes(self.upgrades)),
-            ("grants outlive", self.grant.to_string()),
-            ("the order of tokens outlives", self.token.to_string()),
+            ("fair: first come, first served", yes(self.fifo)),
+            ("waiters are notified by", self.wakeup.to_string()),
+            ("evicted holders are notified by", self.evicted.to_string()),
+            ("watchers are notified by", self.followed.to_string()),
+            ("a crashed holder loses its lock when", self.liveness.to_string()),
+            ("a crashed holder's lock is free within", recovery),
+            ("lease clock", self.clock.to_string()),
+            ("lock_delay (cooldown after a crash)", yes(self.lock_delay)),
+            ("at_least (cooldown after a release)", yes(self.at_least)),
+            ("downgrade (writer to reader)", yes(self.downgrades)),
+            ("try_upgrade (reader to writer)", yes(self.upgrades)),
+            ("grants survive", self.grant.to_string()),
+            ("token order survives", self.token.to_string()),
             ("a holder is paused for longer than its lease", self.on_pause.to_string()),
             ("the store's clock is stepped", self.on_clock_step.to_string()),
-            ("the store is killed and started again", self.on_store_crash.to_string()),
-            ("fail-over to another member", self.on_failover.to_string()),
-            ("client and store are cut off from each other", self.on_partition.to_string()),
-            ("a client stopped in a call keeps waiting", self.stall.to_string()),
+            ("the store crashes and restarts", self.on_store_crash.to_string()),
+            ("the store fails over", self.on_failover.to_string()),
+            ("the network between client and store is partitioned", self.on_partition.to_string()),
+            ("a client paused in a call blocks", self.stall.to_string()),
         ]
     }
 
-    /// Whether holds are leases: they run out unless renewed.
+    /// Returns whether holds are leases, which expire unless they are renewed.
     pub fn has_leases(&self) -> bool {
         self.liveness != Liveness::Process
     }
 
-    /// Whether the store keeps this kind of lock.
+    /// Returns whether the store supports this kind of lock.
     pub fn keeps(&self, kind: Kind) -> bool {
         self.kinds.contains(&kind)
     }
 
-    /// Whether the store keeps this promise.
+    /// Returns whether the store has this guarantee.
     pub fn meets(&self, wanted: Guarantee) -> bool {
         let holds = |s: Survival| matches!(s, Survival::Exclusive | Survival::NotApplicable);
         match wanted {
@@ -255,9 +255,9 @@ impl Guarantees {
 impl fmt::Display for Liveness {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Lease => "its lease runs out",
-            Self::Session => "its session runs out",
-            Self::Process => "the kernel, with its process",
+            Self::Lease => "its lease expires",
+            Self::Session => "its session expires",
+            Self::Process => "its process exits",
         })
     }
 }
@@ -265,8 +265,8 @@ impl fmt::Display for Liveness {
 impl fmt::Display for Wakeup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Push => "it is told",
-            Self::Poll => "it asks",
+            Self::Push => "push",
+            Self::Poll => "polling",
         })
     }
 }
@@ -274,10 +274,14 @@ impl fmt::Display for Wakeup {
 impl fmt::Display for Stall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Nobody => f.write_str("nobody"),
-            Self::SameLock(limit) => write!(f, "who wants the same lock, for {}", short(*limit)),
-            Self::SameLockForLong => f.write_str("who wants the same lock, until it goes on"),
-            Self::Everybody => f.write_str("everybody, until it goes on"),
+            Self::Nobody => f.write_str("no other client"),
+            Self::SameLock(limit) => {
+                write!(f, "clients that want the same lock, for up to {}", short(*limit))
+            }
+            Self::SameLockForLong => {
+                f.write_str("clients that want the same lock, until it resumes")
+            }
+            Self::Everybody => f.write_str("all clients, until it resumes"),
         }
     }
 }
@@ -285,9 +289,9 @@ impl fmt::Display for Stall {
 impl fmt::Display for ClockModel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::None => "no clock: there are none",
-            Self::Monotonic => "a clock that nobody can set",
-            Self::Wall => "the store's wall clock",
+            Self::None => "none (no leases)",
+            Self::Monotonic => "monotonic",
+            Self::Wall => "wall clock of the store",
         })
     }
 }
@@ -297,7 +301,7 @@ impl fmt::Display for Durability {
         f.write_str(match self {
             Self::Process => "nothing",
             Self::Machine => "a crash of the store's process",
-            Self::Disk => "a power cut",
+            Self::Disk => "a power failure",
             Self::Majority => "the loss of a minority of machines",
         })
     }
@@ -314,29 +318,29 @@ impl fmt::Display for Survival {
     }
 }
 
-/// A promise that a caller may [demand](crate::Builder::require) when it connects.
+/// A guarantee that a caller can [require](crate::Builder::require) when it connects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Guarantee {
-    /// The store keeps this kind of lock.
+    /// The store supports this kind of lock.
     Kind(Kind),
-    /// First come, first served.
+    /// Locks are granted first come, first served.
     Fifo,
-    /// Waiters are told, not polling.
+    /// Waiters are notified by push, not by polling.
     Push,
-    /// The lock can stay closed after an unclean end.
+    /// The lock can have a cooldown after an unclean end (`lock_delay`).
     LockDelay,
-    /// The lock can stay closed after a release.
+    /// The lock can have a cooldown after a release (`at_least`).
     AtLeast,
-    /// Grants outlive at least this.
+    /// Grants survive at least this.
     GrantDurability(Durability),
-    /// The order of tokens outlives at least this.
+    /// The order of tokens survives at least this.
     TokenDurability(Durability),
-    /// One holder even when the store's wall clock is stepped.
+    /// There is one holder even if the store's wall clock is stepped.
     ExclusiveOnClockStep,
-    /// One holder even when the store's process is killed.
+    /// There is one holder even if the store's process crashes.
     ExclusiveOnStoreCrash,
-    /// One holder even over a fail-over.
+    /// There is one holder even if the store fails over.
     ExclusiveOnFailover,
 }
 
@@ -345,14 +349,14 @@ impl fmt::Display for Guarantee {
         match self {
             Self::Kind(kind) => write!(f, "locks of the kind {kind}"),
             Self::Fifo => f.write_str("first come, first served"),
-            Self::Push => f.write_str("pushed wake-ups"),
-            Self::LockDelay => f.write_str("a lock-delay"),
-            Self::AtLeast => f.write_str("locks that stay taken after their release"),
-            Self::GrantDurability(d) => write!(f, "grants durable over {d:?}"),
-            Self::TokenDurability(d) => write!(f, "tokens durable over {d:?}"),
-            Self::ExclusiveOnClockStep => f.write_str("one holder over a clock step"),
-            Self::ExclusiveOnStoreCrash => f.write_str("one holder over a crash of the store"),
-            Self::ExclusiveOnFailover => f.write_str("one holder over a fail-over"),
+            Self::Push => f.write_str("push notifications to waiters"),
+            Self::LockDelay => f.write_str("lock_delay (a cooldown after a crash)"),
+            Self::AtLeast => f.write_str("at_least (a cooldown after a release)"),
+            Self::GrantDurability(d) => write!(f, "grants that survive {d}"),
+            Self::TokenDurability(d) => write!(f, "a token order that survives {d}"),
+            Self::ExclusiveOnClockStep => f.write_str("one holder when the clock is stepped"),
+            Self::ExclusiveOnStoreCrash => f.write_str("one holder when the store crashes"),
+            Self::ExclusiveOnFailover => f.write_str("one holder when the store fails over"),
         }
     }
 }

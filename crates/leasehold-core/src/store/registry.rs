@@ -1,4 +1,4 @@
-//! Which store a URL's scheme names, as a plain value: whoever puts a program together fills it.
+//! The stores of a program, by the schemes of their URLs.
 
 use std::fmt;
 use std::future::Future;
@@ -8,6 +8,7 @@ use std::sync::Arc;
 use tokio::runtime::Handle;
 
 use crate::base::similar::did_you_mean;
+use crate::store::features::{feature_hint, hinted_feature};
 use crate::store::url::redacted;
 use crate::store::{MemoryStore, Store};
 use crate::words::error::{Error, ErrorKind, Result};
@@ -15,8 +16,10 @@ use crate::words::error::{Error, ErrorKind, Result};
 /// A store that is being opened.
 pub type Opening = Pin<Box<dyn Future<Output = Result<Arc<dyn Store>>> + Send>>;
 
-/// Opens the store of a URL. What the store does in the background belongs on this runtime, which is
-/// the client's own and outlives the caller's. Errors need not name the URL.
+/// Opens the store of a URL.
+///
+/// Background tasks of the store must run on this runtime, which belongs to the client and outlives
+/// the caller's. Errors need not contain the URL.
 pub type Opener = fn(url: String, runtime: Handle) -> Opening;
 
 /// Opens stores by the scheme of their URL. The default knows only `memory:`.
@@ -49,11 +52,6 @@ struct Known {
 
 impl Default for Registry {
     fn default() -> Self {
-        let feature_hint = |feature: &str| {
-            format!(
-                "enable the feature {feature:?} of leasehold: cargo add leasehold --features {feature}"
-            )
-        };
         Self { stores: Vec::new(), feature_hint }.with("memory", &["memory"], |url, _| {
             Box::pin(async move { Ok(MemoryStore::connect(&url)? as Arc<dyn Store>) })
         })
@@ -71,7 +69,7 @@ impl Registry {
     /// Adds a store.
     ///
     /// Errors about unknown schemes list its `name`. Its URLs begin with one of `schemes`. A scheme
-    /// that ends in `+` allows a suffix: `redis+` stands for `redis:` and `redis+sentinel:`. If two stores
+    /// that ends in `+` allows a suffix: `redis+` matches `redis:` and `redis+sentinel:`. If two stores
     /// have the same scheme, the one that was added first opens it.
     #[must_use]
     pub fn with(
@@ -146,7 +144,15 @@ impl Registry {
             let hint = (self.feature_hint)(known.name);
             return Err(Error::new(ErrorKind::Unsupported, what).with_hint(hint));
         };
-        open(url.to_owned(), runtime.clone()).await
+        let opened = open(url.to_owned(), runtime.clone()).await;
+        // Stores know only the library's hint (TLS).
+        opened.map_err(|error| match error.hint().and_then(hinted_feature) {
+            Some(feature) => {
+                let hint = (self.feature_hint)(feature);
+                error.with_hint(hint)
+            }
+            None => error,
+        })
     }
 
     /// The hint for what is not a known scheme.

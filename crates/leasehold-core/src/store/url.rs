@@ -1,4 +1,4 @@
-//! Store URLs: what all have in common, and how a URL is shown without its credentials.
+//! Store URLs: the common parts, and how a URL is shown without its credentials.
 
 pub(crate) mod parts;
 pub(crate) mod tls;

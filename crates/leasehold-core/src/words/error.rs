@@ -1,4 +1,4 @@
-//! One error for everything: what happened, to which lock, on which store, and what to do.
+//! The error type, and what an error says about a lock.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -9,56 +9,57 @@ use super::name::Name;
 use super::token::Token;
 use crate::base::duration::short;
 
-/// `Result` with leasehold's [`Error`].
+/// A `Result` with leasehold's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, for callers to match on.
+/// The kind of an error, for callers to branch on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// Somebody else holds the lock, and the caller did not want to wait.
+    /// Another client holds the lock, and the caller did not want to wait.
     Contended,
-    /// The caller's waiting time is over. The place in the queue was given up. Whether somebody
-    /// else had the lock or the store was away: [`Error::store_answered`].
+    /// The caller's time limit is over, and its queue position was given up.
+    /// [`Error::store_answered`] shows whether the lock was held or the store was unreachable.
     Timeout,
-    /// The lock was held and is not any more; see [`Error::lost_reason`].
+    /// The lock was held, and was lost; see [`Error::lost_reason`].
     Lost,
-    /// Held, but with less validity left than was asked for.
+    /// The lock is held, but less of its lease is left than requested.
     AtRisk,
-    /// The store does not answer. What was asked may or may not have been done there; leasehold
-    /// cleans up behind itself once the store is back, or the lease does.
+    /// The store does not answer. The request may or may not have been executed. The client cleans
+    /// up once the store is reachable, or the lease expires.
     Unreachable,
-    /// Granted, but fewer replicas of the store have the grant than was asked for: it was given back.
+    /// The lock was granted on fewer replicas of the store than required, and was released.
     Unconfirmed,
-    /// The store cannot do this, and leasehold does not pretend.
+    /// The store does not support this.
     Unsupported,
-    /// The name is in use as another kind of lock or with another capacity; or an idempotency key comes with another
-    /// request.
+    /// The name is in use as another kind of lock or with another capacity. Or an idempotency key
+    /// is used for another request.
     Mismatch,
-    /// The name is empty, too long, or has control characters.
+    /// The name is empty, too long, or contains control characters.
     InvalidName,
-    /// An option, a URL or the machine's set-up cannot work.
+    /// An option, a URL or the configuration of the machine is invalid.
     Config,
-    /// The store refuses: no permission, wrong credentials.
+    /// The store rejects the request: missing permission or wrong credentials.
     Denied,
     /// The store is full.
     Full,
-    /// What the store keeps there is not a lock of ours, or is damaged.
+    /// The data in the store is damaged, or is not leasehold's.
     Corrupt,
-    /// This [`Leasehold`](crate::Leasehold) was closed.
+    /// The client ([`Leasehold`](crate::Leasehold)) was closed, or the lock was released.
     Closed,
-    /// The database ended the caller's transaction because of another one (a deadlock, a
-    /// serialization failure): roll back and run the whole transaction again.
+    /// The database ended the caller's transaction because of another one (a deadlock or a
+    /// serialization failure). Roll back and run the whole transaction again.
     Conflict,
-    /// The row was changed since it was read; see [`Error::stale_version`].
+    /// The row has changed since it was read; see [`Error::stale_version`].
     StaleVersion,
-    /// The resource has seen a greater fencing token; see [`Error::stale_token`].
+    /// The resource has seen a larger fencing token; see [`Error::stale_token`].
     StaleToken,
 }
 
 impl ErrorKind {
-    /// The kind as one word, for metrics' labels: `contended`, `at_risk`, …
+    /// Returns the kind as one word, which does not change between versions: `contended`,
+    /// `at_risk`, … It is in the text of errors and in the labels of metrics.
     ///
     /// ```
     /// assert_eq!(leasehold::ErrorKind::AtRisk.as_str(), "at_risk");
@@ -89,7 +90,7 @@ impl ErrorKind {
 impl fmt::Display for ErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Contended => "held by somebody else",
+            Self::Contended => "held by another client",
             Self::Timeout => "timed out",
             Self::Lost => "lost",
             Self::AtRisk => "too little validity left",
@@ -98,10 +99,10 @@ impl fmt::Display for ErrorKind {
             Self::Unsupported => "unsupported",
             Self::Mismatch => "mismatch",
             Self::InvalidName => "invalid name",
-            Self::Config => "bad configuration",
+            Self::Config => "invalid configuration",
             Self::Denied => "permission denied",
             Self::Full => "store full",
-            Self::Corrupt => "unreadable",
+            Self::Corrupt => "corrupt data",
             Self::Closed => "closed",
             Self::Conflict => "transaction conflict",
             Self::StaleVersion => "stale version",
@@ -110,23 +111,23 @@ impl fmt::Display for ErrorKind {
     }
 }
 
-/// A compare-and-set that came too late: both versions.
+/// Both versions of a compare-and-set that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StaleVersion {
     /// The version that the caller had read.
     pub expected: i64,
-    /// The version that is there now; `None` if the row is gone.
+    /// The version that the row has now, or `None` if the row is gone.
     pub found: Option<i64>,
 }
 
-/// A write under a fencing token that came too late: both tokens.
+/// Both tokens of a write that was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StaleToken {
-    /// The greatest token that the resource has seen.
+    /// The highest token that the resource has seen.
     pub seen: Token,
-    /// The token that was offered.
+    /// The token of the write.
     pub offered: Token,
 }
 
@@ -134,16 +135,16 @@ pub struct StaleToken {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LostReason {
-    /// The lease ran out by our own clock before a renewal was acknowledged.
+    /// The lease expired, by this machine's clock, before a renewal was acknowledged.
     Expired,
-    /// The store says that the claim is gone: evicted by a person, expired there, or the store
-    /// lost its state.
+    /// The store no longer has the claim: an operator evicted it, it expired there, or the store
+    /// lost its data.
     Gone,
-    /// `max_hold` is over.
+    /// `max_hold` has elapsed.
     MaxHold,
-    /// The process forked: the child does not hold what its parent holds.
+    /// This is a forked child process, which does not hold what its parent holds.
     Forked,
-    /// [`Leasehold::close`](crate::Leasehold::close) released it.
+    /// [`Leasehold::close`](crate::Leasehold::close) released the lock.
     Closed,
 }
 
@@ -152,7 +153,7 @@ impl LostReason {
     pub(crate) const ALL: [Self; 5] =
         [Self::Expired, Self::Gone, Self::MaxHold, Self::Forked, Self::Closed];
 
-    /// The reason as one word, for metrics' labels: `expired`, `max_hold`, …
+    /// Returns the reason as one word, for the labels of metrics: `expired`, `max_hold`, …
     ///
     /// ```
     /// assert_eq!(leasehold::LostReason::MaxHold.as_str(), "max_hold");
@@ -171,16 +172,18 @@ impl LostReason {
 impl fmt::Display for LostReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Expired => "its lease ran out before a renewal was acknowledged",
-            Self::Gone => "the store no longer knows the claim (evicted, expired or state lost)",
-            Self::MaxHold => "its max_hold is over",
-            Self::Forked => "this is a forked child; only the parent holds it",
+            Self::Expired => "its lease expired before a renewal was acknowledged",
+            Self::Gone => {
+                "the store no longer has this hold (evicted, expired or its data was lost)"
+            }
+            Self::MaxHold => "its max_hold has elapsed",
+            Self::Forked => "this is a forked child process, and only the parent holds it",
             Self::Closed => "the client was closed",
         })
     }
 }
 
-/// A hold as a contention error shows it.
+/// A holder of a lock, as errors list it.
 ///
 /// ```
 /// use std::time::Duration;
@@ -195,16 +198,16 @@ impl fmt::Display for LostReason {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct HolderInfo {
-    /// Who.
+    /// The process that holds the lock.
     pub holder: Holder,
     /// The fencing token of the hold.
     pub token: Token,
-    /// For how long it has been held.
+    /// How long the lock has been held.
     pub since: Duration,
 }
 
 impl HolderInfo {
-    /// What a store tells of a holder.
+    /// Creates the information about a holder.
     pub fn new(holder: Holder, token: Token, since: Duration) -> Self {
         Self { holder, token, since }
     }
@@ -432,6 +435,12 @@ impl Error {
         Self::new(ErrorKind::Contended, what)
             .with_hint("retry later, or wait with lock()")
             .held_by(holders)
+    }
+
+    /// Takes over the hint of the error that caused this one.
+    pub(crate) fn hinted_by(mut self, cause: &Self) -> Self {
+        self.0.hint = cause.0.hint.clone().or(self.0.hint);
+        self
     }
 
     /// A client that was closed.

@@ -1,10 +1,10 @@
-//! A store's URL, taken apart:
+//! Parses the URL of a store:
 //! `scheme://[user[:password]@]host[:port][,host[:port]…][/path][?key=value&…]`.
 //!
-//! User, password, path and values are percent-encoded, as in every URL. The last `@` ends the password,
-//! which may hold one that nobody encoded. Parameters are taken by name, and what nobody took is refused:
-//! a prefix or a file of certificates that is misspelt would be none. What is refused is not shown where
-//! it may be a password at the wrong place.
+//! User, password, path and values are percent-encoded, as in every URL. The last `@` ends the
+//! password, which may contain an unencoded one. Parameters are taken by name, and unknown ones are
+//! rejected, because a misspelled prefix or certificate file would silently have no effect. Errors
+//! do not show text that may be a misplaced password.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,12 +15,12 @@ use crate::base::percent::decoded;
 use crate::base::similar::did_you_mean;
 use crate::words::error::{Error, ErrorKind, Result};
 
-/// Where a server listens.
+/// The address of a server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Host {
-    /// A name or an address; one of IPv6 without its brackets.
+    /// A host name or an IP address. An IPv6 address has no brackets.
     pub name: String,
-    /// Never 0.
+    /// The port, never 0.
     pub port: u16,
 }
 
@@ -31,16 +31,16 @@ impl fmt::Display for Host {
     }
 }
 
-/// The parts of a URL. Not to be printed: it has the password.
+/// The parts of a URL. It contains the password, so do not print it.
 #[derive(Clone)]
 pub struct UrlParts {
-    /// Before the `@`, up to a colon; may be empty.
+    /// The text before the `@`, up to a colon. May be empty.
     pub user: Option<String>,
-    /// After that colon.
+    /// The text between that colon and the `@`.
     pub password: Option<String>,
-    /// In the order of the URL.
+    /// The hosts, in the order of the URL.
     pub hosts: Vec<Host>,
-    /// From its first slash on, or empty.
+    /// The path, from its first slash on, or an empty string.
     pub path: String,
     parameters: BTreeMap<String, String>,
 }
@@ -59,11 +59,11 @@ fn refused<T>(what: impl Into<String>) -> Result<T> {
 }
 
 impl UrlParts {
-    /// Takes a URL apart. Hosts that name no port get `port`; who writes no URL at all is told that it is
-    /// to be written like `form`.
+    /// Parses a URL. Hosts without a port get `port`. `form` is an example URL for the hint of an
+    /// error.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`], with one line that shows nothing secret.
+    /// - [`Config`](ErrorKind::Config): the URL is invalid. The error shows no secrets.
     pub fn parse(url: &str, form: &str, port: u16) -> Result<Self> {
         let Some((_, rest)) = url.split_once("://") else {
             let what = format!("invalid store URL {:?}: missing \"//\"", redacted(url));
@@ -103,21 +103,21 @@ impl UrlParts {
         Ok(Self { user, password, hosts, path: unescaped(path)?, parameters })
     }
 
-    /// The first host that stands there twice.
+    /// Returns the first host that is listed twice.
     pub fn twice(&self) -> Option<&Host> {
         let mut hosts = self.hosts.iter().enumerate();
         hosts.find(|(n, host)| self.hosts[..*n].contains(host)).map(|(_, host)| host)
     }
 
-    /// The parameter of this name, which is then known.
+    /// Takes the parameter with this name out of the URL and returns it.
     pub fn take(&mut self, key: &str) -> Option<String> {
         self.parameters.remove(key)
     }
 
-    /// The parameter of this name as a number within bounds.
+    /// Takes the parameter with this name, and parses it as a number between `least` and `most`.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] if it is none.
+    /// - [`Config`](ErrorKind::Config): the value is not such a number.
     pub fn number(&mut self, key: &str, least: u64, most: u64) -> Result<Option<u64>> {
         let Some(value) = self.take(key) else { return Ok(None) };
         match value.parse() {
@@ -131,10 +131,10 @@ impl UrlParts {
         }
     }
 
-    /// Refuses parameters that nobody has taken.
+    /// Checks that all parameters were taken. `known` lists the known ones, for the hint.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`], which says that there are `known`.
+    /// - [`Config`](ErrorKind::Config): there is an unknown parameter.
     pub fn done(&self, known: &str) -> Result<()> {
         match self.parameters.keys().next() {
             None => Ok(()),
@@ -154,8 +154,8 @@ impl UrlParts {
     }
 }
 
-/// Whether this may be shown where a parameter's name stands: what is no word may be a part of a password.
-fn is_word(key: &str) -> bool {
+/// Whether this can be shown as a name or value of a parameter. Other text may be part of a password.
+pub(crate) fn is_word(key: &str) -> bool {
     key.len() <= 40 && key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
 }
 
