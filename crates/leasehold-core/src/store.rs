@@ -56,7 +56,7 @@ pub use memory::MemoryStore;
 /// and no I/O driver), otherwise the client's own. A panic in `renew` counts as an error.
 #[async_trait]
 pub trait Store: fmt::Debug + Send + Sync + 'static {
-    /// Returns what was found out about the store when it was opened.
+    /// Returns the facts about the store that were collected when it was opened.
     fn info(&self) -> &StoreInfo;
 
     /// Adds the claim to the queue of its lock, or polls the state of a claim that is already

@@ -1,10 +1,10 @@
-//! What is known about a store when it was opened.
+//! Facts about a store, collected when it is opened.
 
 use std::time::Duration;
 
 use super::guarantees::Guarantees;
 
-/// What was found out about a store when it was opened. It does not change afterwards.
+/// Facts about a store, collected when it is opened. They do not change afterwards.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct StoreInfo {
