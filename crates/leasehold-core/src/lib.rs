@@ -1,8 +1,10 @@
-//! The core of `leasehold`, which is what programs depend on: a client, its locks, the contract of
-//! its [stores](store), and the store in memory. Stores depend on this package: see [`store::Store`]
-//! and [`kit`].
+//! The core of `leasehold`: the client, its locks, the contract of its [stores](store), and the
+//! in-memory store.
 //!
-//! Features: `serde` for what crosses a store's wire; `metrics` and `tracing` for [`telemetry`].
+//! Programs depend on `leasehold`, which re-exports this crate. Stores depend on this crate; see
+//! [`store::Store`] and [`kit`].
+//!
+//! Features: `serde` for the types that stores transmit; `metrics` and `tracing` for [`telemetry`].
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

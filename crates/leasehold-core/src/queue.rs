@@ -1,33 +1,37 @@
-//! The lock itself: a queue of claims, and the rule that says who holds. Pure: no I/O, no clock.
+//! The lock itself: a queue of claims, and the rule that determines the holders. Pure code, without
+//! I/O or clocks.
 //!
 //! # The rule
-//! Claims stand in the order in which they joined; each has a weight; the lock has a capacity.
+//! Claims are in the order in which they joined. Each has a weight, and the lock has a capacity.
 //! **A claim is granted if and only if the weights up to and including its own add up to at most
-//! the capacity** ([`granted`]). A mutex has capacity 1, a semaphore of n capacity n; in a
-//! read-write lock a reader weighs 1 and a writer the whole capacity.
+//! the capacity** ([`granted`]). A mutex has capacity 1, and a semaphore with n permits has
+//! capacity n. In a read-write lock, a reader has weight 1, and a writer has the whole capacity as
+//! its weight.
 //!
 //! # Why it is right
 //! - *Exclusion.* The granted claims are the longest prefix that fits, so their weights never
-//!   exceed the capacity. Removing a claim only lowers the sums of those behind it, and joining
-//!   only adds at the back: no event ever takes a grant away, so a grant, once told, stays true
-//!   until its own claim leaves or expires.
-//! - *Fairness.* Whoever is behind a claim that does not fit does not fit either: nobody
-//!   overtakes, a writer's turn comes however many readers stream in, and each claim waits only
-//!   for those that came before it.
-//! - *Tokens.* Each claim draws `max(last + 1, clock, seen)` as it joins. Order in the queue is
-//!   order of tokens, and grants follow the queue's order, so a later grant has a greater token.
-//! - *Liveness.* Every entry but those of a store without leases has an expiry. Each call
-//!   [settles](Queue::settle) first: what has expired goes, what now fits is granted, in one step.
+//!   exceed the capacity. Removing a claim only lowers the sums of the claims after it, and joining
+//!   only adds at the back. So no event takes a grant away: a grant stays valid until its own claim
+//!   leaves or expires.
+//! - *Fairness.* A claim after one that does not fit does not fit either. So no claim overtakes
+//!   another, a writer is not starved by readers, and each claim waits only for those that joined
+//!   before it.
+//! - *Tokens.* Each claim draws `max(last + 1, clock, seen)` as it joins. Tokens are in the order
+//!   of the queue, and so are grants. So a later grant has a larger token.
+//! - *Liveness.* Every entry has an expiry, except in a store without leases. Each call
+//!   [settles](Queue::settle) first: in one step, it removes what has expired and grants what now
+//!   fits.
 //!
-//! A holder may become lighter or heavier ([`reweigh`](Queue::reweigh)): a writer a reader, and a reader that
-//! is alone a writer. Lighter is as if somebody behind it had left; heavier is refused unless nobody
-//! else holds. So neither takes a grant away, and the place and its token stay.
+//! The weight of a holder can change ([`reweigh`](Queue::reweigh)): a writer becomes a reader, or a
+//! single reader becomes a writer. Decreasing the weight has the same effect as if a claim after it
+//! had left. Increasing it is rejected unless there is no other holder. So neither takes a grant
+//! away, and the position and the token stay.
 //!
-//! A place may outlive its holder: with a lock-delay an expired holder, and with `keep` a released
-//! one, becomes a *departed* entry that takes its weight until its time is over. It is an entry
-//! like all others, so the rule above needs no exception.
+//! A position can outlive its holder. With a lock-delay, an expired holder becomes a *departed*
+//! entry (a cooldown), and so does a released one with `keep`. It takes its weight until its time
+//! is over. It is an entry like all others, so the rule needs no exception.
 //!
-//! Times are microseconds on whatever clock the store has; `expires <= now` is expired.
+//! Times are in microseconds on the store's clock. `expires <= now` means expired.
 
 mod index;
 
@@ -42,13 +46,13 @@ use crate::words::error::HolderInfo;
 use crate::words::holder::Holder;
 use crate::words::token::Token;
 
-/// The grant rule: how many of the front hold.
+/// Returns how many claims at the front are granted. The rule of all locks.
 ///
 /// ```
 /// use leasehold::queue::granted;
 /// assert_eq!(granted([1, 1, 1], 1), 1); // a mutex
-/// assert_eq!(granted([1, 1, 9, 1], 9), 2); // two readers; the writer waits, and so does who is behind it
-/// assert_eq!(granted([2, 2, 1], 3), 1); // a semaphore: nobody overtakes
+/// assert_eq!(granted([1, 1, 9, 1], 9), 2); // two readers; the writer waits, and so do all claims after it
+/// assert_eq!(granted([2, 2, 1], 3), 1); // a semaphore: no claim overtakes another
 /// ```
 pub fn granted(weights: impl IntoIterator<Item = u32>, capacity: u32) -> usize {
     let mut sum = 0_u64;
@@ -59,48 +63,48 @@ pub fn granted(weights: impl IntoIterator<Item = u32>, capacity: u32) -> usize {
     weights.into_iter().take_while(fits).count()
 }
 
-/// The store's clocks as one call reads them.
+/// The store's clocks, as read by one call.
 #[derive(Clone, Copy, Debug)]
 pub struct StoreTime {
-    /// Judges leases, in microseconds.
+    /// The clock for leases, in microseconds.
     pub now: u64,
-    /// Where tokens are drawn from, in microseconds since 1970. May step; must not judge leases
-    /// unless the store has nothing better.
+    /// The clock for tokens, in microseconds since 1970. It may step, so it must not measure leases
+    /// unless the store has no better clock.
     pub stamp: u64,
 }
 
 /// The name is in use as another kind of lock or with another capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mismatch {
-    /// What it is.
+    /// The kind of the lock in use.
     pub kind: Kind,
-    /// The capacity that it has.
+    /// The capacity of the lock in use.
     pub capacity: u32,
 }
 
-/// One place in the queue. What is read from a text has these fields and no others: who writes it
-/// back would lose the others.
+/// One position in the queue. Unknown fields in stored text are rejected, because writing the entry
+/// back would lose them.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
 pub struct Entry {
-    /// The claim.
+    /// The ID of the claim.
     pub id: ClaimId,
-    /// Drawn when it joined.
+    /// The token, drawn when the claim joined.
     pub token: Token,
     /// How much of the capacity it takes.
     pub weight: u32,
-    /// How it stands.
+    /// The status of the claim.
     pub standing: Standing,
-    /// Since when it stands so.
+    /// When it got this status.
     pub since: u64,
-    /// When its place ends unless it is renewed; `None`: never by itself.
+    /// When the position expires unless it is renewed. `None`: never.
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
     pub expires: Option<u64>,
-    /// How long its place is kept after it expired holding.
+    /// How long the position is kept after its holder has expired.
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "is_zero"))]
     pub lock_delay: u64,
-    /// For people.
+    /// The process that made the claim, for people.
     pub holder: Arc<Holder>,
     /// What the store keeps with it (the file store: the session that keeps it alive).
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "String::is_empty"))]
@@ -113,7 +117,7 @@ fn is_zero(n: &u64) -> bool {
     *n == 0
 }
 
-/// One lock's queue.
+/// The queue of one lock.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
@@ -134,8 +138,8 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// An empty queue. With `leases: false`, nothing in it expires but what is kept closed, and
-    /// the store [removes](Self::retain) the dead itself.
+    /// Creates an empty queue. With `leases: false`, only cooldowns expire, and the store
+    /// [removes](Self::retain) crashed clients itself.
     pub fn new(kind: Kind, capacity: u32, leases: bool) -> Self {
         let (entries, fresh, index) = (VecDeque::new(), Vec::new(), Index::default());
         Self { kind, capacity, leases, last: 0, entries, next_expiry: 0, fresh, index }
@@ -154,12 +158,13 @@ impl Queue {
         }
     }
 
-    /// The queue that a store kept, with leases: entries in order, and the highest token drawn.
+    /// Restores a queue with leases that a store kept: the entries in order, and the highest token
+    /// drawn.
     pub fn restored(kind: Kind, capacity: u32, last: u64, entries: Vec<Entry>) -> Self {
         Self { last, entries: entries.into(), ..Self::new(kind, capacity, true) }
     }
 
-    /// The same of a store without leases.
+    /// Restores a queue without leases; see [`restored`](Self::restored).
     pub fn restored_without_leases(
         kind: Kind,
         capacity: u32,
@@ -169,43 +174,43 @@ impl Queue {
         Self { last, entries: entries.into(), ..Self::new(kind, capacity, false) }
     }
 
-    /// Whether what is in it expires.
+    /// Returns whether entries expire.
     pub fn has_leases(&self) -> bool {
         self.leases
     }
 
-    /// What the lock is.
+    /// Returns the kind of the lock.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// How much weight it grants at once.
+    /// Returns how much weight is granted at once.
     pub fn capacity(&self) -> u32 {
         self.capacity
     }
 
-    /// The highest token drawn here.
+    /// Returns the highest token drawn in this queue.
     pub fn last_token(&self) -> u64 {
         self.last
     }
 
-    /// Draws no token at or below `token` any more.
+    /// Raises the highest token drawn, so that later tokens are above `token`.
     pub fn raise_last_token(&mut self, token: u64) {
         self.last = self.last.max(token);
     }
 
-    /// Everybody in it, in order.
+    /// Returns all entries, in order.
     pub fn entries(&self) -> impl ExactSizeIterator<Item = &Entry> {
         self.entries.iter()
     }
 
-    /// Whether nobody is in it and nothing is kept closed.
+    /// Returns whether there are no entries.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Those granted by settling since this was last asked, and still holding: whom the store may
-    /// wake. One that was granted and removed in the same step must not be told that it holds.
+    /// Returns the claims granted by settling since the last call that still hold, for the store to
+    /// notify. A claim that was granted and removed in the same step must not be notified.
     pub fn take_fresh_grants(&mut self) -> Vec<ClaimId> {
         if self.fresh.is_empty() {
             return Vec::new();
@@ -259,11 +264,12 @@ impl Queue {
         }
     }
 
-    /// [`Store::join`](crate::store::Store::join) on this queue. `session` is kept with the entry.
+    /// Implements [`Store::join`](crate::store::Store::join) on this queue. `session` is kept with
+    /// the entry.
     ///
     /// # Errors
-    /// [`Mismatch`] if the queue is not empty and of another kind or capacity, or the weight is 0
-    /// or above the capacity. An empty queue becomes what the claim says.
+    /// [`Mismatch`] if the queue is not empty and of another kind or capacity, or if the weight is
+    /// 0 or above the capacity. An empty queue takes its kind and capacity from the claim.
     pub fn join(
         &mut self,
         claim: &Claim,
@@ -320,7 +326,7 @@ impl Queue {
         }
     }
 
-    /// [`Store::renew`](crate::store::Store::renew) for one claim.
+    /// Implements [`Store::renew`](crate::store::Store::renew) for one claim.
     pub fn renew(&mut self, claim: &Claim, lease: Duration, now: u64) -> Renewal {
         self.settle(now);
         match self.position(claim.id) {
@@ -329,8 +335,8 @@ impl Queue {
         }
     }
 
-    /// How a claim stands, with nothing settled and nothing extended; `None` if it is not here or
-    /// over.
+    /// Returns the state of a claim without settling or extending anything, or `None` if it is not
+    /// in the queue or has expired.
     pub fn peek(&self, id: ClaimId, now: u64) -> Option<Renewal> {
         let i = self.position(id)?;
         let e = self.entries.get(i).filter(|e| e.expires.is_none_or(|t| t > now))?;
@@ -359,10 +365,11 @@ impl Queue {
         Renewal::Holding { token: e.token, remaining: remaining(e.expires, now) }
     }
 
-    /// [`Store::reweigh`](crate::store::Store::reweigh) on this queue.
+    /// Implements [`Store::reweigh`](crate::store::Store::reweigh) on this queue.
     ///
-    /// Lighter, it only lowers the sums of those behind it. Heavier, it is refused unless nobody else holds: then
-    /// it is all of the prefix that holds, before and after, and no grant is taken away.
+    /// Decreasing the weight only lowers the sums of the claims after it. Increasing it is rejected
+    /// unless there is no other holder. Then the claim is the whole granted prefix before and
+    /// after, and no grant is taken away.
     pub fn reweigh(&mut self, claim: &Claim, now: u64) -> Reweighed {
         self.settle(now);
         let holds = |&i: &usize| self.entries[i].standing == Standing::Holding;
@@ -378,8 +385,8 @@ impl Queue {
         Reweighed::Done { token: self.entries[i].token }
     }
 
-    /// [`Store::leave`](crate::store::Store::leave) on this queue. Tells whether the claim was in
-    /// it.
+    /// Implements [`Store::leave`](crate::store::Store::leave) on this queue. Returns whether the
+    /// claim was in it.
     pub fn leave(&mut self, id: ClaimId, keep: Option<Duration>, now: u64) -> bool {
         self.settle(now);
         let Some(i) = self.position(id) else { return false };
@@ -401,7 +408,8 @@ impl Queue {
         true
     }
 
-    /// [`Store::evict`](crate::store::Store::evict) on this queue: those that were removed, whose clients may be told.
+    /// Implements [`Store::evict`](crate::store::Store::evict) on this queue. Returns the removed
+    /// entries, whose clients may be notified.
     pub fn evict(&mut self, which: Evict, now: u64) -> Vec<Entry> {
         self.settle(now);
         let is_meant = |e: &Entry| match which {
@@ -415,14 +423,15 @@ impl Queue {
         removed
     }
 
-    /// Removes those that the store knows to be dead, and grants what now fits.
+    /// Removes entries that the store knows to be dead, and grants what now fits.
     pub fn retain(&mut self, now: u64, alive: impl FnMut(&Entry) -> bool) {
         self.entries.retain(alive);
         self.grant(now);
     }
 
-    /// Changes the capacity. A grant is never taken away: with less capacity than is held, nobody
-    /// new is granted until enough have left. Waiters that could never fit are removed.
+    /// Changes the capacity. No grant is taken away: if more is held than the new capacity, no
+    /// further claim is granted until enough holders have left. Waiters that can never fit are
+    /// removed.
     pub fn resize(&mut self, capacity: u32, now: u64) {
         self.settle(now);
         self.capacity = capacity;
@@ -430,7 +439,7 @@ impl Queue {
         self.grant(now);
     }
 
-    /// The queue for people.
+    /// Returns all claims, for people.
     pub fn claims(&self, now: u64) -> Vec<ClaimInfo> {
         let shown = self.entries.iter().map(|e| {
             ClaimInfo::new(
@@ -445,7 +454,7 @@ impl Queue {
         shown.collect()
     }
 
-    /// The place of a claim, or `None` if it is not in the queue.
+    /// Returns the position of a claim, or `None` if it is not in the queue.
     pub fn position(&self, id: ClaimId) -> Option<usize> {
         // Who leaves stands in front, mostly.
         if self.entries.front().is_some_and(|e| e.id == id) {

@@ -1,9 +1,9 @@
-//! What a store is: the keeper of the queues, behind one small trait.
+//! The contract of stores. A store keeps the queues of locks.
 //!
-//! A store does what needs the store's own atomicity and clock, and nothing else. All that is the
-//! same everywhere (deadlines, renewal, retries, giving up, re-entrancy, guards) is written once,
-//! above. The contract, method by method, is on [`Store`]; the public suite `leasehold::conformance`
-//! checks it, and what a store is built with is in [`kit`](crate::kit).
+//! A store implements what needs its own atomicity and clock, and nothing else. Everything that is
+//! the same for all stores (deadlines, renewals, retries, timeouts, re-entrancy, guards) is
+//! implemented once, in the client. [`Store`] states the contract of each method. The suite
+//! `leasehold::conformance` checks it, and [`kit`](crate::kit) has the building blocks.
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
@@ -25,6 +25,7 @@ pub use crate::words::answer::{
 };
 
 pub(crate) mod above;
+pub(crate) mod features;
 mod guarantees;
 mod hints;
 pub(crate) mod inbox;
@@ -44,188 +45,213 @@ pub use hints::{Ear, Ears, Follow, Followers, Queues, Stirrer};
 pub use info::StoreInfo;
 pub use memory::MemoryStore;
 
-/// A keeper of queues.
+/// A store of lock queues.
 ///
-/// Every call is **atomic** at the store and **settles first**: in one step it removes what has
-/// expired by the store's clock, grants what now fits, and then does what it was asked. Every
-/// call may be dropped at any await and repeated: what it does is decided by the claim's id alone.
-/// An error means that it is *unknown* whether the call took effect.
+/// Every call is **atomic** at the store and **settles first**: in one step, the store removes what
+/// has expired by its clock, grants what now fits, and then executes the call. Every call may be
+/// dropped at any await and repeated, because its effect is determined by the claim's ID alone.
+/// After an error it is *unknown* whether the call took effect.
 ///
-/// Calls are polled inside a tokio runtime: the caller's where there is one (which may have no timer
-/// and no I/O driver), else the client's own. A panic in `renew` is taken for a failure.
+/// Calls are polled inside a tokio runtime: the caller's if there is one (which may have no timer
+/// and no I/O driver), otherwise the client's own. A panic in `renew` counts as an error.
 #[async_trait]
 pub trait Store: fmt::Debug + Send + Sync + 'static {
-    /// What this store is, as it was found when it was opened.
+    /// Returns the facts about the store that were collected when it was opened.
     fn info(&self) -> &StoreInfo;
 
-    /// Puts the claim into its lock's queue, or asks "and now?".
+    /// Adds the claim to the queue of its lock, or polls the state of a claim that is already
+    /// there.
     ///
-    /// Idempotent by claim id: a claim that is there already keeps its place, its grant and its
-    /// token. Asking is also a heartbeat: a waiter's place is good for another waiter's lease, a
-    /// holder's grant for another lease. A claim that fits is granted even in [`Mode::Try`];
-    /// one that does not joins only in [`Mode::Wait`].
+    /// Idempotent by claim ID: an existing claim keeps its position, its grant and its token. The
+    /// call is also a heartbeat. It extends a waiter's position by another waiter lease, and a
+    /// holder's grant by another lease. A claim that fits is granted even in [`Mode::Try`]. A claim
+    /// that does not fit joins only in [`Mode::Wait`].
     ///
     /// # Errors
-    /// [`Mismatch`](crate::ErrorKind::Mismatch) if the queue is in use with another kind or
-    /// capacity; otherwise as the store fails.
+    /// - [`Mismatch`](crate::ErrorKind::Mismatch): the queue is in use with another kind or
+    ///   capacity.
+    /// - Any other error of the store.
     async fn join(&self, claim: &Claim, mode: Mode) -> Result<Joined>;
 
-    /// Renews holders and keeps waiters' places, many at once; one answer for each, in order.
-    /// Never joins: what is not there is [`Renewal::Lost`]. What could not be asked, or was refused,
-    /// is [`Renewal::Unknown`]; where nothing was learnt of any, the call may be an error instead.
+    /// Renews holders and keeps the positions of waiters, many at once. Returns one result per
+    /// claim, in order.
+    ///
+    /// It never joins: a claim that is not in the queue is [`Renewal::Lost`]. A claim that could
+    /// not be checked, or that the store rejected, is [`Renewal::Unknown`]. If this is true for all
+    /// of them, the call may return an error instead.
     async fn renew(&self, renewals: &[Renew]) -> Result<Vec<Renewal>>;
 
-    /// Takes the claim out of the queue and hands over to the next that fits, in the same step.
-    /// Idempotent; unknown claims are not an error. With `keep`, a holder's place stays taken for
-    /// that long though nobody holds it. Tells whether the claim was in the queue: a holder that
-    /// was not has lost its lock before. A store whose driver may have sent this more than once
-    /// says `true` when in doubt.
+    /// Removes the claim from the queue, and grants the next claims that fit, in the same step.
+    ///
+    /// Idempotent. Unknown claims are not an error. With `keep`, the lock stays unavailable for
+    /// that long after a holder is removed. Returns whether the claim was in the queue: a holder
+    /// that was not has lost its lock before. A store whose driver may have sent the request more
+    /// than once returns `true` when in doubt.
     async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool>;
 
-    /// Has a holder weigh `claim.weight` from now on, and lets in who then fits, in the same step. Idempotent: one
-    /// that weighs so much already is [`Reweighed::Done`]. It keeps its place, its token and its lease.
+    /// Changes the weight of a granted claim to `claim.weight`, and grants the claims that now fit,
+    /// atomically.
     ///
-    /// Lighter, it takes nothing from anybody. Heavier, it must be the only one that holds, with nothing kept closed:
-    /// else it is [`Reweighed::Busy`], and nothing has changed. Who waits goes on waiting.
+    /// Idempotent: returns [`Reweighed::Done`] if the claim already has this weight. The claim
+    /// keeps its position, its token and its lease, and waiters keep waiting. Decreasing the weight
+    /// always succeeds. Increasing it requires that the claim is the only holder and that there is
+    /// no cooldown. Otherwise the result is [`Reweighed::Busy`], and nothing has changed.
     ///
     /// # Errors
-    /// [`Unsupported`](crate::ErrorKind::Unsupported) where the store cannot do it in one step
-    /// ([`Guarantees::downgrades`], [`Guarantees::upgrades`]); otherwise as the store fails.
+    /// - [`Unsupported`](crate::ErrorKind::Unsupported): the store cannot do it atomically
+    ///   ([`Guarantees::downgrades`], [`Guarantees::upgrades`]).
+    /// - Any other error of the store.
     async fn reweigh(&self, claim: &Claim) -> Result<Reweighed> {
         Err(cannot_reweigh(claim))
     }
 
-    /// Resolves when it may be worth to ask again for a claim that was told
-    /// [`Joined::Waiting`]. A hint: it may come late, early or never, and must not be lost when
-    /// the change comes between that answer and this call. May be dropped and called again.
+    /// Waits until it may be worthwhile to poll again for a claim whose result was
+    /// [`Joined::Waiting`].
     ///
-    /// A claim is to be woken when what blocks it leaves *or is granted* (with a capacity above
-    /// 1, watching only the predecessor's departure loses wake-ups).
+    /// It is a hint that may come late, early or never. It must not be lost if the change happens
+    /// between that result and this call. The call may be dropped and repeated.
+    ///
+    /// A claim must be notified when a claim that blocks it leaves *or is granted*. (With a
+    /// capacity above 1, watching only the departure of the predecessor loses notifications.)
     async fn changed(&self, claim: &Claim) -> Result<Signal>;
 
-    /// The queue of one lock; `None` if nothing stands in it.
+    /// Returns the queue of one lock, or `None` if it is empty.
     async fn read(&self, name: &Name) -> Result<Option<LockInfo>>;
 
-    /// Those that hold a lock, for an error or a check: the one with this token, or those that come
-    /// first, as many as people read. Waiters may be left out. What many ask at once who wait in vain,
-    /// so a store whose queues are long answers it without reading them.
+    /// Returns the holders of a lock: the one with this token, or the first ones, as many as people
+    /// read. Waiters may be left out.
+    ///
+    /// It is called for errors and checks, by many unsuccessful clients at once. So a store with
+    /// long queues should answer it without reading them.
     async fn holders(&self, name: &Name, token: Option<Token>) -> Result<Option<LockInfo>> {
         let _ = token;
         self.read(name).await
     }
 
-    /// All queues in use whose name starts with `prefix`, by name. One that cannot be read is told
-    /// as [`LockInfo::unreadable`], where the others can be.
+    /// Returns all queues in use whose names begin with `prefix`, sorted by name. A queue that
+    /// cannot be read is returned as [`LockInfo::unreadable`], if the others can be read.
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>>;
 
-    /// Removes claims by a person's order, and hands over. Tells how many were removed. Their
-    /// clients are told, where [somebody hears](Self::hear), and else find out at their next renewal.
+    /// Removes claims on behalf of an operator, and grants the next ones. Returns how many claims
+    /// were removed.
+    ///
+    /// Their clients are notified if they [listen](Self::hear). Otherwise they find out at their
+    /// next renewal.
     async fn evict(&self, name: &Name, which: Evict) -> Result<usize>;
 
-    /// Tells `ear` from now on, for as long as it is there, of claims of its client that had better be asked
-    /// about at once: they were evicted. Called once for each client of the store, before its first claim. A
-    /// hint, which a store need not give: [`Guarantees::evicted`] says whether it does.
+    /// Registers a client that is to be notified of evictions, for as long as `ear` exists.
+    ///
+    /// Called once per client of the store, before its first claim. Notifications are hints, and a
+    /// store need not send them: see [`Guarantees::evicted`].
     fn hear(&self, ear: Weak<dyn Ear>) {
         let _ = ear;
     }
 
-    /// Follows these queues from now on: tells whenever something may have changed there, claims that came, were
-    /// granted or ended. `None` where the store cannot tell ([`Guarantees::followed`]); who follows then looks
-    /// now and then. A hint: what only time has ended, nobody may tell.
+    /// Subscribes to these queues. The subscription reports that something may have changed: claims
+    /// that joined, were granted or ended.
+    ///
+    /// Returns `None` if the store cannot do so ([`Guarantees::followed`]). The caller polls
+    /// periodically then. Notifications are hints: a change that is only caused by the passing of
+    /// time may not be reported.
     ///
     /// # Errors
-    /// As the store fails: nothing is told, and it may be called again later.
+    /// Any error of the store. Nothing is subscribed then, and the call may be repeated.
     async fn follow(&self, queues: &Queues) -> Result<Option<Follow>> {
         let _ = queues;
         Ok(None)
     }
 
-    /// What is wrong with the set-up, as far as the store can tell: what its configuration, its
-    /// clock and what it stands on do to its promises.
+    /// Checks the configuration of the store, its clock and its file system for what weakens its
+    /// guarantees.
     ///
     /// # Errors
-    /// As the store fails; then nothing is known.
+    /// Any error of the store. The state of the store is unknown then.
     async fn diagnose(&self) -> Result<Vec<Finding>> {
         Ok(Vec::new())
     }
 
-    /// Says goodbye to the servers, where their protocol has a word for it, and gives back what was
-    /// kept there for the next claim: what a client does last. A courtesy that may fail: without it
-    /// connections just break off, of which some servers' logs warn. Others may use the store too, so
-    /// whatever is asked later connects again.
+    /// Disconnects from the servers, if their protocol has a request for that, and releases what
+    /// was kept there for the next claim. The last call of a client.
+    ///
+    /// It is optional. Without it the connections just break, and some servers log a warning. Other
+    /// clients may share the store, so later calls connect again.
     async fn disconnect(&self) {}
 
-    /// The longest lease that this store can vouch for now. A claim that asks for more gets this: where
-    /// the claims live in a session of the client, none can be certain for longer than the session.
+    /// Returns the longest lease that the store can guarantee now. Claims that request a longer one
+    /// get this. If claims live in a session of the client, no lease can be longer than the
+    /// session.
     fn longest_lease(&self) -> Duration {
         MAX_LEASE
     }
 
-    /// Which of the store's members keeps this lock, where they fail apart from each other. Claims of
-    /// different members are renewed by different calls, so that a member which does not answer
-    /// costs no lease of another.
+    /// Returns which member of the store keeps this lock, if members can fail independently. Claims
+    /// of different members are renewed by different calls, so a member that does not answer does
+    /// not delay the renewals of the others.
     fn shard(&self, name: &Name) -> u64 {
         let _ = name;
         0
     }
 
-    /// How many of the store's replicas had this claim's grant when it was made, where they are asked.
+    /// Returns how many replicas had the grant of this claim when it was made, if the store waits
+    /// for replicas.
     fn confirmed(&self, _claim: &Claim) -> Option<u32> {
         None
     }
 
-    /// What a caller's own transaction in the same store can check to see that this claim still holds,
-    /// where there is such a thing. No I/O.
+    /// Returns what a caller's own transaction in the same store can check to see whether this
+    /// claim still holds the lock, if the store has that. No I/O.
     ///
     /// # Errors
-    /// [`Lost`](crate::ErrorKind::Lost) if it is known to be gone.
+    /// - [`Lost`](crate::ErrorKind::Lost): the claim is known to be gone.
     fn ownership(&self, _claim: &Claim) -> Result<Option<Ownership>> {
         Ok(None)
     }
 
-    /// The descriptor that keeps this client's holds alive for as long as any process has it open:
-    /// a child that inherits it holds on when we die. `None` where there is no such thing.
+    /// Returns the file descriptor that keeps this client's holds alive while any process has it
+    /// open. A child process that inherits it keeps holding the locks after this process ends.
+    /// `None` if the store has none.
     fn lifeline(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 }
 
 impl dyn Store + '_ {
-    /// What this store promises, in the configuration that it found.
+    /// Returns what this store guarantees in its current configuration.
     pub fn guarantees(&self) -> &Guarantees {
         &self.info().guarantees
     }
 
-    /// The store's URL, without credentials.
+    /// Returns the store's URL without credentials.
     pub fn url(&self) -> &str {
         &self.info().url
     }
 
-    /// Which store this is: see [`StoreInfo::identity`](field@StoreInfo::identity).
+    /// Returns the identity of the store; see [`StoreInfo::identity`](field@StoreInfo::identity).
     pub fn identity(&self) -> &str {
         &self.info().identity
     }
 }
 
-/// The error of a store that cannot change what a hold weighs, or not so.
+/// Creates the error of a store that cannot change the weight of a hold.
 pub fn cannot_reweigh(claim: &Claim) -> Error {
-    let what = "this store cannot make a writer a reader, or a reader a writer, while it holds: release it, and \
-                take it anew";
-    Error::new(ErrorKind::Unsupported, what).on(&claim.name)
+    let what = "this store cannot change a held lock from writing to reading or back";
+    let hint = "release the lock, and acquire it again";
+    Error::new(ErrorKind::Unsupported, what).with_hint(hint).on(&claim.name)
 }
 
-/// What is at a store only as long as one claim holds, as one key there.
+/// A key that exists at a store only while one claim holds the lock.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Ownership {
-    /// The scheme of the store's URL: which kind of transaction can check it.
+    /// The scheme of the store's URL, which determines the kind of transaction that can check the
+    /// key.
     pub scheme: &'static str,
-    /// The key. Whoever knows it may be able to end the hold.
+    /// The key. Anyone who knows it may be able to end the hold.
     pub key: Vec<u8>,
 }
 
 impl Ownership {
-    /// This key of a store whose URLs begin so.
+    /// Creates the ownership of a key in a store whose URLs begin with `scheme`.
     pub fn new(scheme: &'static str, key: impl Into<Vec<u8>>) -> Self {
         Self { scheme, key: key.into() }
     }

@@ -1,8 +1,9 @@
-//! For tests of *your* program: a store in which time passes when you say so, and which fails as you tell it to.
+//! A store for tests of *your* program, in which time passes and faults happen on request.
 //!
-//! What a program does while it holds a lock is easy to test. What it does when the lock is lost, when the store is
-//! away, or when an answer does not come, is what goes wrong at night, and no real server fails on request. Here
-//! all of it happens in the test's own process, in milliseconds:
+//! It is easy to test what a program does while it holds a lock. What it does when the lock is
+//! lost, when the store is unreachable or when an answer is lost usually shows in production, and
+//! no real server fails on request. With [`TestStore`], all of this happens in the test's own
+//! process, in milliseconds:
 //!
 //! ```
 //! # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -11,21 +12,22 @@
 //! use leasehold::testing::TestStore;
 //!
 //! let store = TestStore::new()?;
-//! let (ours, theirs) = (store.client()?, store.client()?); // as two processes have them
+//! let (ours, theirs) = (store.client()?, store.client()?); // like those of two processes
 //! let guard = ours.mutex("report").lock().await?;
 //! assert!(theirs.mutex("report").try_lock().await.is_err());
 //!
-//! store.advance(Duration::from_secs(60)); // our machine slept: nobody renewed
+//! store.advance(Duration::from_secs(60)); // as if the machine had been suspended: no renewals
 //! assert!(!guard.is_held());
 //! let next = theirs.mutex("report").try_lock().await?;
 //! assert!(next.token() > guard.token());
 //! # Ok::<(), leasehold::Error>(()) }).unwrap();
 //! ```
 //!
-//! The clients are those that programs have, with their threads, deadlines and retries; only the store is this
-//! one. It keeps queues as `memory:` does: all kinds of locks, tokens, `at_least`, `lock_delay`, eviction.
+//! The clients are the real ones, with their threads, deadlines and retries. Only the store is
+//! different. It keeps queues like `memory:`, with all kinds of locks, tokens, `at_least`,
+//! `lock_delay` and eviction.
 //!
-//! For a store of your own, see the suite that all stores pass (feature `conformance`).
+//! To test a store of your own, use the suite that all stores pass (feature `conformance`).
 
 mod faulty;
 
@@ -40,7 +42,7 @@ use crate::lock::leasehold::Leasehold;
 use crate::store::{MemoryStore, Store};
 use crate::words::error::Result;
 
-/// A store for tests, and the clock of all who use it. Clones are the same store.
+/// A store for tests, and the clock of all its clients. Clones are the same store.
 #[derive(Clone, Debug)]
 pub struct TestStore {
     clock: Clock,
@@ -48,10 +50,10 @@ pub struct TestStore {
 }
 
 impl TestStore {
-    /// A store in which nothing is locked, which works as long as it is not told otherwise.
+    /// Creates a store without locks and without faults.
     ///
     /// # Errors
-    /// [`Config`](crate::ErrorKind::Config) if the system has no more threads.
+    /// - [`Config`](crate::ErrorKind::Config): the system has no more threads.
     pub fn new() -> Result<Self> {
         let clock = Clock::stepped();
         let memory: Arc<dyn Store> = Arc::new(MemoryStore::with_clock(clock.clone()));
@@ -59,15 +61,15 @@ impl TestStore {
         Ok(Self { clock, store: Arc::new(Faulty::around(inner)) })
     }
 
-    /// A client of this store: what one process of yours has.
+    /// Creates a client of this store, like that of one process.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// The same as [`new`](Self::new).
     pub fn client(&self) -> Result<Leasehold> {
         self.client_with(Builder::default())
     }
 
-    /// A client with options, such as a [namespace](Builder::namespace) or
+    /// Creates a client with options, such as a [namespace](Builder::namespace) or
     /// [`LockOptions`](crate::LockOptions) for all of its locks.
     ///
     /// ```
@@ -81,18 +83,17 @@ impl TestStore {
     /// ```
     ///
     /// # Errors
-    /// As [`Builder::store`].
+    /// The same as [`Builder::store`].
     pub fn client_with(&self, builder: Builder) -> Result<Leasehold> {
         builder.clock(self.clock.clone()).store(self.store.clone())
     }
 
-    /// Lets this much time pass at once, for the store and all of its clients, in which nobody does anything: as when
-    /// the machine slept. Leases end, and `max_hold`, `at_least`, `lock_delay`. Otherwise time passes as it always
-    /// does.
+    /// Advances the clock of the store and all its clients, as if the machine had been suspended.
+    /// Leases, `max_hold`, `at_least` and `lock_delay` expire. Otherwise time passes normally.
     ///
-    /// What is asked for ([`is_held`](crate::Guard::is_held), [`remaining`](crate::Guard::remaining), a lock) knows at
-    /// once; who waits to be told ([`lost`](crate::Guard::lost), [`run`](crate::Mutex::run), a place in a queue)
-    /// is told within about a second.
+    /// Calls such as [`is_held`](crate::Guard::is_held) and [`remaining`](crate::Guard::remaining)
+    /// see the new time immediately. Waiting calls ([`lost`](crate::Guard::lost),
+    /// [`run`](crate::Mutex::run), waiting for a lock) are notified within about a second.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -102,7 +103,7 @@ impl TestStore {
     /// let locks = store.client()?;
     /// let hourly = locks.mutex("hourly").at_least(Duration::from_secs(3600));
     /// hourly.lock().await?.release().await?;
-    /// assert!(hourly.try_lock().await.is_err()); // kept closed
+    /// assert!(hourly.try_lock().await.is_err()); // in a cooldown
     /// store.advance(Duration::from_secs(3601));
     /// hourly.try_lock().await?.release().await?;
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
@@ -111,7 +112,7 @@ impl TestStore {
         self.clock.advance(by);
     }
 
-    /// What shall fail, and how often was asked.
+    /// Returns the faults of this store, with which a test injects them and counts calls.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -121,16 +122,16 @@ impl TestStore {
     ///
     /// let store = TestStore::new()?;
     /// let locks = store.client()?;
-    /// // The lock is ours, and we do not hear of it: asked again, it is still one hold.
+    /// // The lock is granted, but the reply is lost. The retry finds the same hold.
     /// store.faults().next(Op::Join, 1, Fault::ErrorAfter);
     /// let guard = locks.mutex("a").lock().await?;
     /// assert_eq!(locks.read("a").await?.unwrap().claims.len(), 1);
     ///
-    /// // The store is away: no answer to anything, until it is healed.
+    /// // The store is unreachable until it is healed.
     /// store.faults().freeze();
     /// let error = locks.ping(Duration::from_millis(50)).await.unwrap_err();
     /// assert_eq!(error.kind(), ErrorKind::Unreachable);
-    /// assert!(guard.is_held()); // for as long as its lease is certain
+    /// assert!(guard.is_held()); // until its lease expires
     /// store.faults().heal();
     /// locks.ping(Duration::from_secs(5)).await?;
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();

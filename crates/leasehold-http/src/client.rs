@@ -1,4 +1,4 @@
-//! The client's side: the token of the current hold in every request, or no request.
+//! The client's side: adds the token of the current hold to every request, or returns an error.
 
 use std::fmt;
 use std::future::Future;
@@ -16,8 +16,10 @@ use leasehold_core::{Guard, Result, Watch};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// A `tower` layer that adds the token of one hold to requests, and refuses to send any once the
-/// hold is lost or released. Made for each hold; cheap, and so is the layered service:
+/// A `tower` layer that adds the token of one hold to requests, and sends none once the lock is
+/// lost or released.
+///
+/// Create one per hold. It is cheap, and so is the layered service:
 ///
 /// ```no_run
 /// # use leasehold::fence::http::TokenLayer;
@@ -27,8 +29,8 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// # let _ = client; Ok(()) }
 /// ```
 ///
-/// A request that is on its way when the lock is lost arrives all the same: that is what the server
-/// checks the token for.
+/// A request that is already being sent when the lock is lost still arrives. That is why the server
+/// checks the token.
 #[derive(Clone, Debug)]
 pub struct TokenLayer {
     hold: Watch,
@@ -37,18 +39,19 @@ pub struct TokenLayer {
 }
 
 impl TokenLayer {
-    /// The layer for this hold; it does not keep the lock.
+    /// Creates the layer for this hold. It does not keep the lock.
     ///
     /// # Errors
-    /// [`Unsupported`](leasehold_core::ErrorKind::Unsupported) for a reader's or a semaphore's, whose tokens
-    /// are no fences; [`Lost`](leasehold_core::ErrorKind::Lost) if it is lost already.
+    /// - [`Unsupported`](leasehold_core::ErrorKind::Unsupported): the hold is a reader's or a
+    ///   permit, whose tokens are not fencing tokens.
+    /// - [`Lost`](leasehold_core::ErrorKind::Lost): the lock was lost.
     pub fn new(guard: &Guard) -> Result<Self> {
         let token = guard.fence()?.get();
         Ok(Self { hold: guard.watch(), value: HeaderValue::from(token), least: Duration::ZERO })
     }
 
-    /// Sends nothing with less than this left of the lease: give it the time that a request takes.
-    /// (Default: zero, nothing once it is lost.)
+    /// Sends requests only while at least this much of the lease is left. Set it to the time that a
+    /// request takes. Default: zero, which sends requests until the lock is lost.
     ///
     /// ```
     /// # pollster::block_on(async {
@@ -77,10 +80,11 @@ impl<S> Layer<S> for TokenLayer {
     }
 }
 
-/// What [`TokenLayer`] makes of a client. Its error is the client's, or ours:
-/// `error.downcast_ref::<leasehold::Error>()` with the kind [`Lost`](leasehold_core::ErrorKind::Lost),
-/// [`AtRisk`](leasehold_core::ErrorKind::AtRisk) or [`Closed`](leasehold_core::ErrorKind::Closed) (released)
-/// means that nothing was sent.
+/// The client that [`TokenLayer`] wraps.
+///
+/// Its error is the client's or leasehold's. If `error.downcast_ref::<leasehold::Error>()` has the
+/// kind [`Lost`](leasehold_core::ErrorKind::Lost), [`AtRisk`](leasehold_core::ErrorKind::AtRisk) or
+/// [`Closed`](leasehold_core::ErrorKind::Closed) (released), nothing was sent.
 #[derive(Clone)]
 pub struct Tokened<S> {
     layer: TokenLayer,

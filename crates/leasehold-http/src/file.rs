@@ -1,13 +1,14 @@
-//! Marks in a file: for a service of one process, over its restarts and power cuts.
+//! Tokens in a file: for a service of one process, across restarts and power failures.
 //!
-//! The file is a log: each raised mark is one line, on disk before the request is let in. A token
-//! that is not greater than the mark costs no write, so a holder pays for its first request and not
-//! for the others. A line that a power cut left half-written was never answered, and is dropped when
-//! the file is opened again. When most lines are outdated the marks are written to a new file that
-//! takes the old one's place.
+//! The file is a log. Each raised token is one line, which is on disk before the request is
+//! accepted. A token that is not larger than the stored one is not written, so only a holder's
+//! first request costs a write. A line that a power failure left incomplete was never answered, and
+//! is dropped when the file is opened again. When most lines are outdated, the tokens are written
+//! to a new file that replaces the old one.
 //!
-//! One process at a time: a second one is refused, since each judges by what it has read at its
-//! start. (The lock is on a file beside it, `….lock`, which stays when the log is replaced.)
+//! Only one process can use the file, because each process trusts what it has read at its start. A
+//! second one gets an error. (The lock is on a file beside it, `….lock`, which stays when the log
+//! is replaced.)
 
 use leasehold_core::kit::locked;
 use std::collections::HashMap;
@@ -27,7 +28,11 @@ use leasehold_core::{Error, ErrorKind, Name, Result, Token};
 /// So many outdated lines are no reason yet to write a new file.
 const SLACK: usize = 256;
 
-/// Marks in a file of this process. See the module's documentation in the source.
+/// Keeps the highest tokens seen in a file, for a service of one process, across restarts and power
+/// failures.
+///
+/// Each larger token is on disk before its request is accepted. Only one process can have the file
+/// open.
 #[derive(Clone, Debug)]
 pub struct FileMemory(Arc<Mutex<Log>>);
 
@@ -43,7 +48,8 @@ struct Log {
 }
 
 impl FileMemory {
-    /// Opens the file, or creates it (for its owner only). Reads it whole: call it before you serve.
+    /// Opens the file, or creates it with access for its owner only. It reads the whole file, so
+    /// call it before you serve requests.
     ///
     /// ```
     /// # let folder = tempfile::tempdir().unwrap();
@@ -53,11 +59,12 @@ impl FileMemory {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Contended`] if another process has it open, [`ErrorKind::Corrupt`] if it is not
-    /// such a file, [`ErrorKind::Denied`] or [`ErrorKind::Config`] if it cannot be opened.
+    /// - [`Contended`](ErrorKind::Contended): another process has the file open.
+    /// - [`Corrupt`](ErrorKind::Corrupt): the file is damaged, or is another kind of file.
+    /// - [`Denied`](ErrorKind::Denied), [`Config`](ErrorKind::Config): the file cannot be opened.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let opened = Log::open(path).map_err(|e| e.during("open the fence's memory"))?;
+        let opened = Log::open(path).map_err(|e| e.during("open"))?;
         Ok(Self(Arc::new(Mutex::new(opened))))
     }
 }
@@ -89,12 +96,10 @@ impl Log {
         match locked.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                let what = format!(
-                    "another process has {:?} open: one process keeps it at a time; for several, \
-                     keep the marks in a database",
-                    path.to_string_lossy()
-                );
-                return Err(Error::new(ErrorKind::Contended, what));
+                let what = format!("another process has {:?} open", path.to_string_lossy());
+                let hint =
+                    "use one process, or keep the tokens of several in a database (SqlMemory)";
+                return Err(Error::new(ErrorKind::Contended, what).with_hint(hint));
             }
             Err(TryLockError::Error(e)) => return Err(fault("lock", &beside, e)),
         }
@@ -102,7 +107,8 @@ impl Log {
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).map_err(|e| fault("read", path, e))?;
         let read = parse(&bytes).ok_or_else(|| {
-            let what = format!("{:?} is no fence's memory, or is damaged", path.to_string_lossy());
+            let what =
+                format!("{:?} is damaged, or is not a file of FileMemory", path.to_string_lossy());
             Error::new(ErrorKind::Corrupt, what)
         })?;
         // What a power cut left of a line must not become the beginning of the next one.
@@ -122,8 +128,9 @@ impl Log {
             _ => {}
         }
         if self.failed {
-            let what = "a write to the fence's memory failed before: mend the disk, and restart";
-            return Err(Error::new(ErrorKind::Unreachable, what));
+            let what = format!("an earlier write to {:?} failed", self.path.to_string_lossy());
+            let hint = "fix the disk, and restart";
+            return Err(Error::new(ErrorKind::Unreachable, what).with_hint(hint));
         }
         let write = |log: &mut Self| {
             let line = format!("{offered} {}\n", Escaped(resource.as_str()));

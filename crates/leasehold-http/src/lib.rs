@@ -1,9 +1,10 @@
-//! A fence at the door of an HTTP service, and the token in its clients' requests: `tower` layers.
+//! A fence for HTTP services, and fencing tokens in the requests of their clients, as `tower`
+//! layers.
 //!
-//! The client's [`TokenLayer`] adds the header `Fencing-Token` from a guard, and fails *before*
-//! anything is sent once the guard is lost. The server's [`FenceLayer`] reads it, keeps the greatest
-//! token of each resource in a [`TokenStorage`], and answers `412 Precondition Failed` to smaller ones,
-//! with both tokens in the body:
+//! The client's [`TokenLayer`] adds the header `Fencing-Token` from a guard, and returns an error
+//! *before* anything is sent once the lock is lost. The server's [`FenceLayer`] reads the header
+//! and keeps the highest token seen of each resource in a [`TokenStorage`]. It answers `412
+//! Precondition Failed` to smaller tokens, with both tokens in the body:
 //!
 //! ```json
 //! {"error":"stale token","resource":"orders/42","seen":1763722356000002,"offered":1763722356000001}
@@ -19,27 +20,30 @@
 //! # let _ = fence;
 //! ```
 //!
-//! # What the door keeps out, and what it does not
-//! The check at the door is atomic: of two requests, the one that comes to the memory second is
-//! judged by the first. But the write comes *behind* the door. A request that was admitted can be
-//! held up in the handler while a greater token is admitted, writes and is done; then it writes too.
-//! So the door alone is a fence for handlers that take far less time than a lease, and no proof.
+//! # What the layer rejects, and what it does not
+//! The check in the layer is atomic: of two requests, the one that reaches the token storage second
+//! is compared with the first. But the write happens *after* the check. A request that was accepted
+//! can be delayed in the handler while another request with a larger token is accepted and writes.
+//! Then the delayed request writes too. So the layer alone is a fence only for handlers that take
+//! far less time than a lease, and it is not proof.
 //!
-//! **To close the gap, check again where the write is atomic.** The layer hands the admitted token
-//! on as a request extension, [`Fenced`], which is itself a [`Fence`](leasehold_core::fence::Fence): give it to
-//! `fence::sql::check` first thing in the handler's transaction, under the same
-//! resource name. Then the door is only the early answer, and the transaction is the fence; if it
-//! refuses, [`Fenced::refusal`] makes the same 412 of it. A service that writes to one SQL database
-//! needs no memory at the door at all: [`PassOn`] only reads the header.
+//! **To close the gap, check again where the write is atomic.** The layer passes the accepted token
+//! on as a request extension, [`Fenced`], which is itself a
+//! [`Fence`](leasehold_core::fence::Fence). Pass it to `fence::sql::check` as the first step of the
+//! handler's transaction, with the same resource name. Then the layer is only an early answer, and
+//! the transaction is the fence. If the transaction rejects the token, [`Fenced::refusal`] makes
+//! the same 412 of it. A service that writes to one SQL database needs no token storage in the
+//! layer: [`PassOn`] only reads the header.
 //!
-//! Reads carry the token too (see [`fence`](leasehold_core::fence)): protect `GET` like `PUT` if what is written
-//! depends on what was read.
+//! Reads carry the token too (see [`fence`](leasehold_core::fence)): protect `GET` like `PUT` if
+//! what is written depends on what was read.
 //!
 //! # The header
-//! `Fencing-Token: 1763722356000001`: one header, decimal digits only, 1 to 2⁶³−1, no sign, no
-//! leading zero. Anything else, and the header twice, is `400`. A missing one is `400` unless
-//! [`allow_missing`](FenceLayer::allow_missing). A memory that fails is `503`: unknown is not a yes.
-//! The token is no credential: who may write is for your authentication to say.
+//! `Fencing-Token: 1763722356000001`: one header with decimal digits only, from 1 to 2⁶³−1, without
+//! a sign or a leading zero. Anything else, and a repeated header, is answered with `400`. So is a
+//! missing header, unless [`allow_missing`](FenceLayer::allow_missing) is set. If the token storage
+//! fails, the answer is `503`, because the token could not be checked. The token is not a
+//! credential: your authentication decides who may write.
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -61,5 +65,5 @@ pub use server::{FenceLayer, FenceService, Fenced};
 pub use sql::SqlMemory;
 pub use status::status;
 
-/// The header that carries the token.
+/// The name of the header with the token.
 pub const TOKEN_HEADER: HeaderName = HeaderName::from_static("fencing-token");

@@ -1,4 +1,4 @@
-//! Where the door keeps the greatest token of each resource.
+//! Where the layer keeps the highest token seen of each resource.
 
 use leasehold_core::kit::locked;
 use std::collections::HashMap;
@@ -9,18 +9,20 @@ use async_trait::async_trait;
 
 use leasehold_core::{Name, Result, Token};
 
-/// Keeps the greatest token seen of each resource.
+/// Keeps the highest token seen of each resource.
 ///
-/// All servers of one resource must share one memory, and it must outlive them: a memory that
-/// forgets lets the next late writer in, whatever its token, until a newer one comes by.
+/// All servers of a resource must share one storage, and it must outlive them. A storage that loses
+/// its data accepts the next stale writer, until it sees a newer token.
 #[async_trait]
 pub trait TokenStorage: fmt::Debug + Send + Sync + 'static {
-    /// Raises the mark of `resource` to `offered` if it is lower, and tells the greatest token seen,
-    /// `offered` included: in one atomic step, and as durable as the memory is *before* it answers.
-    /// May be dropped at any await, and then may or may not have raised the mark.
+    /// Raises the stored token of `resource` to `offered` if it is smaller, and returns the highest
+    /// token seen, including `offered`.
+    ///
+    /// This must be one atomic step, and durable *before* it returns. The future may be dropped at
+    /// any await, and may or may not have raised the token then.
     ///
     /// # Errors
-    /// As the memory fails; then the request is not let in.
+    /// Any error of the storage. The request is rejected then.
     async fn raise(&self, resource: &Name, offered: Token) -> Result<Token>;
 }
 
@@ -31,13 +33,15 @@ impl<M: TokenStorage + ?Sized> TokenStorage for Arc<M> {
     }
 }
 
-/// Marks in this process: gone when it ends. For services of one process whose resources end with
-/// it, and for tests. One entry for each resource ever written, kept for ever.
+/// Keeps tokens in the memory of this process, until it ends.
+///
+/// Use it for tests, and for services of one process whose resources end with it. It keeps one
+/// entry for each resource, forever.
 #[derive(Debug, Default)]
 pub struct InMemory(Mutex<HashMap<Name, Token>>);
 
 impl InMemory {
-    /// No marks yet.
+    /// Creates a storage without tokens.
     ///
     /// ```
     /// let marks = leasehold::fence::http::InMemory::new();
@@ -59,8 +63,8 @@ impl TokenStorage for InMemory {
     }
 }
 
-/// Remembers nothing and lets every well-formed token in: for handlers that check
-/// [`Fenced`](super::Fenced) in the transaction that writes.
+/// Stores nothing and accepts every valid token. For handlers that check [`Fenced`](super::Fenced)
+/// in the transaction that writes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PassOn;
 

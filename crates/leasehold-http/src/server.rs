@@ -1,4 +1,4 @@
-//! The server's side: a layer that lets a request in only with a token that is not stale.
+//! The server's side: a layer that rejects requests with stale tokens.
 
 use std::fmt;
 use std::future::Future;
@@ -20,13 +20,14 @@ use leasehold_core::{Error, Name, Result, StaleToken, Token, telemetry};
 
 type Resource = dyn Fn(&Parts) -> Option<String> + Send + Sync;
 
-/// A `tower` layer that refuses requests with a stale fencing token; see the
-/// [module](crate). Cheap to clone; clones share the memory.
+/// A `tower` layer that rejects requests with a stale fencing token; see the [module](crate).
+///
+/// Cheap to clone. Clones share the token storage.
 ///
 /// ```
 /// use leasehold::fence::http::{FenceLayer, FileMemory, InMemory};
 /// let named = |request: &http::request::Parts| Some(request.uri.path().to_owned());
-/// let fence = FenceLayer::new(InMemory::new(), named).allow_missing(); // some clients do not lock yet
+/// let fence = FenceLayer::new(InMemory::new(), named).allow_missing(); // some clients do not use locks yet
 /// # let folder = tempfile::tempdir().unwrap();
 /// # let file = folder.path().join("marks");
 /// let durable = FenceLayer::new(FileMemory::open(file)?, named);
@@ -40,10 +41,12 @@ pub struct FenceLayer {
 }
 
 impl FenceLayer {
-    /// Protects what `resource` gives a name to; requests for which it answers `None` pass
-    /// unlooked at. Two requests are for one resource if and only if the names are equal byte for
-    /// byte, so make the name of what the handler will write, not of how the request spells it. A
-    /// name is 1 to 512 bytes without control characters; another one is answered with 400.
+    /// Creates a layer that protects the requests for which `resource` returns a name. All others
+    /// pass unchecked.
+    ///
+    /// Two requests concern the same resource if and only if their names are equal byte for byte.
+    /// So derive the name from what the handler will write, not from how the request spells it. A
+    /// name has 1 to 512 bytes without control characters. Other names are answered with 400.
     pub fn new(
         memory: impl TokenStorage,
         resource: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static,
@@ -51,8 +54,9 @@ impl FenceLayer {
         Self { memory: Arc::new(memory), resource: Arc::new(resource), missing_passes: false }
     }
 
-    /// Lets requests without a token pass, without [`Fenced`]: for a service some of whose clients
-    /// do not lock yet. Their writes are protected from nothing, and nothing from them.
+    /// Accepts requests without a token, and passes them on without [`Fenced`]. For a service with
+    /// clients that do not use locks yet. Such writes are not protected from others, nor others
+    /// from them.
     #[must_use]
     pub fn allow_missing(mut self) -> Self {
         self.missing_passes = true;
@@ -65,7 +69,7 @@ impl FenceLayer {
         let resource = match Name::new(&resource) {
             Ok(resource) => resource,
             Err(error) => {
-                let body = json!({ "error": "bad resource", "detail": error.to_string() });
+                let body = json!({ "error": "bad resource", "detail": error.reason() });
                 return Look::Refuse(StatusCode::BAD_REQUEST, body);
             }
         };
@@ -127,7 +131,7 @@ impl<S> Layer<S> for FenceLayer {
     }
 }
 
-/// What [`FenceLayer`] makes of a service.
+/// The service that [`FenceLayer`] wraps.
 #[derive(Clone, Debug)]
 pub struct FenceService<S> {
     layer: FenceLayer,
@@ -174,13 +178,14 @@ where
     }
 }
 
-/// A request that was let in, for its handler: which resource under which token. A request
-/// extension, which no client can forge. It is a [`Fence`], to be checked once more where the write
-/// is atomic.
+/// The resource and token of an accepted request, for its handler.
+///
+/// It is a request extension, which clients cannot forge. It is a [`Fence`], to be checked again
+/// where the write is atomic.
 ///
 /// ```
 /// use leasehold::fence::http::Fenced;
-/// /// The handler of a write that was admitted, behind the door.
+/// /// The handler of a write that the layer has accepted.
 /// fn write(fenced: &Fenced) -> Result<(), http::Response<String>> {
 ///     println!("{} under token {}", fenced.resource(), fenced.token());
 ///     // `fence::sql::check(&mut tx, fenced.resource(), fenced)` first, then the write
@@ -196,19 +201,19 @@ pub struct Fenced {
 }
 
 impl Fenced {
-    /// The resource's name, as the layer was told to make it.
+    /// Returns the name of the resource.
     pub fn resource(&self) -> &Name {
         &self.resource
     }
 
-    /// The token that was shown, and that was not stale at the door.
+    /// Returns the token of the request, which the layer has accepted.
     pub fn token(&self) -> Token {
         self.token
     }
 
-    /// The answer to a write that was refused behind the door: the layer's own 412 for
-    /// [`StaleToken`](leasehold_core::ErrorKind::StaleToken), and 503 for everything else, which leaves open
-    /// whether anything was written.
+    /// Returns the response to a write that was rejected after the layer: the layer's own 412 for
+    /// [`StaleToken`](leasehold_core::ErrorKind::StaleToken), and 503 for all other errors, after
+    /// which it is unknown whether anything was written.
     pub fn refusal<R: From<String>>(&self, error: &Error) -> Response<R> {
         match error.stale_token() {
             Some(StaleToken { seen, .. }) => self.stale(seen),
@@ -237,8 +242,7 @@ impl Fence for Fenced {
 /// The memory did not answer. What it said is for our log, not for a client of ours.
 fn unknown<R: From<String>>(fenced: &Fenced, error: &Error) -> Response<R> {
     telemetry::fence_failed(&fenced.resource, error);
-    let body =
-        json!({ "error": "the fence cannot be asked", "resource": fenced.resource.as_str() });
+    let body = json!({ "error": "fence unavailable", "resource": fenced.resource.as_str() });
     response(StatusCode::SERVICE_UNAVAILABLE, &body)
 }
 

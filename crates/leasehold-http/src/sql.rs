@@ -1,4 +1,4 @@
-//! Marks in a SQL database: shared by all servers, durable as the database is.
+//! Tokens in a SQL database: shared by all servers, and as durable as the database.
 
 use std::fmt;
 
@@ -9,15 +9,17 @@ use leasehold_core::{Name, Result, Token};
 use leasehold_sql::database::Pool;
 use leasehold_sql::fence::raise;
 
-/// Marks in the table `leasehold_fence`, the same that
-/// [`fence::sql::check`](leasehold_sql::fence::check) uses: see
-/// [`database::install`](leasehold_sql::database::install). Two statements for each request, each by itself:
-/// the second reads the mark after the first raised it, so what it finds is never less than the
-/// offered token, and is greater only if a greater one came by.
+/// Keeps tokens in the table `leasehold_fence`, which
+/// [`fence::sql::check`](leasehold_sql::fence::check) uses too; see
+/// [`database::install`](leasehold_sql::database::install).
+///
+/// Each request costs two separate statements. The first one raises the token, and the second one
+/// reads it. So the result is never smaller than the offered token, and it is larger only if a
+/// larger token was seen.
 pub struct SqlMemory<P>(P);
 
 impl<P: Pool> SqlMemory<P> {
-    /// Marks in the database of this pool.
+    /// Creates a storage in the database of this pool.
     ///
     /// ```
     /// use leasehold::database::Pool;

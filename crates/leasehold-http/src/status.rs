@@ -1,21 +1,23 @@
-//! Which error is which answer.
+//! HTTP status codes of errors.
 
 use http::StatusCode;
 use leasehold_core::{Error, ErrorKind};
 
-/// What a service answers to a request that failed by this error of a lock, a fence or the store.
+/// Returns the HTTP status for a request that failed with this error of a lock, a fence or the
+/// store.
 ///
-/// | status | error | because |
+/// | status | error | meaning |
 /// |---|---|---|
-/// | 423 Locked | `Contended`, `Timeout`, and the store answered | somebody is at it, and the service is well |
-/// | 409 Conflict | `StaleToken`, `StaleVersion` | a later holder has written: what the request had read is old |
+/// | 423 Locked | `Contended`, `Timeout`, and the store answered | another client holds the lock, and the service works |
+/// | 409 Conflict | `StaleToken`, `StaleVersion` | a newer holder has written, so the data that the request has read is outdated |
 /// | 400 Bad Request | `InvalidName` | the name came from the request |
-/// | 503 Service Unavailable | any other [that may pass](Error::is_retryable) | the store is away, or the lock was lost |
-/// | 500 | the rest | a missing right, a bad setting: for a person to mend |
+/// | 503 Service Unavailable | any other [retryable](Error::is_retryable) error | the store is unreachable, or the lock was lost |
+/// | 500 | all others | a missing permission or an invalid setting, which an operator must fix |
 ///
-/// Send `Retry-After` with 423 and 503. If a commit was not answered, nobody knows whether it was done: that is a
-/// 500, whatever its error says, unless the request has a key of `once`. The error's line says who holds what, on
-/// which host: write it to the log, and do not send it to strangers.
+/// Send `Retry-After` with 423 and 503. If a commit was not answered, it is unknown whether it
+/// happened: answer with 500 then, whatever the error, unless the request has an idempotency key
+/// (`once`). The text of an error names holders and hosts. Write it to the log, and do not send it
+/// to untrusted clients.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {

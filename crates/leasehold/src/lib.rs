@@ -1,4 +1,9 @@
-//! Locks for programs that run on more than one thread, process or machine.
+//! Distributed locks with fencing tokens, on the store you already run.
+//!
+//! leasehold provides mutexes, read-write locks, semaphores and leader election between threads,
+//! processes and machines. The locks are kept in a *store*: a local directory, PostgreSQL, MySQL,
+//! SQLite, Redis, etcd, ZooKeeper, NATS, memcached or a bucket of S3, Google Cloud Storage or
+//! Azure. There is no leasehold server to run.
 //!
 //! ```
 //! # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -6,27 +11,29 @@
 //! let total = locks
 //!     .mutex("order:42")
 //!     .run(|guard| async move {
-//!         // Here the lock is held, and renewed. If it is lost, this future is dropped.
-//!         // Hand `guard.token()` to whatever the lock protects.
+//!         // The lock is held and renewed here. If it is lost, this future is dropped.
+//!         // Pass `guard.token()` to the resource that the lock protects.
 //!         guard.token().get()
 //!     })
 //!     .await?;
 //! # Ok::<(), leasehold::Error>(()) }).unwrap();
 //! ```
 //!
-//! **A lock is a queue.** Whoever asks joins at the back; the front that fits holds ([`queue`]). So
-//! mutex, read-write lock and semaphore are one thing with three capacities, all are first come,
-//! first served, and the number drawn on joining is the *fencing token*: a resource that refuses
-//! smaller ones than it has seen cannot be fooled by a holder that was paused.
+//! **Every lock is a FIFO queue.** The claims at the front that fit the lock's capacity hold it
+//! ([`queue`]), so a mutex, a read-write lock and a semaphore differ only in their capacity. Each
+//! holder gets a *fencing token*, a number that grows with every new holder. With it, the resource
+//! behind the lock can reject writes from a holder that has already lost the lock.
 //!
-//! There are five things here.
+//! **Holds are leases.** A lease is renewed in the background, and expires if its holder crashes.
 //!
 //! # Locks
-//! [`connect`] gives a [`Leasehold`], a client of one store. [`Mutex`], [`RwLock`] and [`Semaphore`] are its
-//! locks; [`lock_all`](Leasehold::lock_all) takes several at once, [`Election`] keeps one of many leading,
-//! [`once_per`](Mutex::once_per) lets one of many work once per period. [`Owner`] may re-enter; [`blocking`]
-//! is the same without a runtime, [`LockOptions`] how a lock is taken. An [`Error`] is one line and a
-//! [kind](ErrorKind); [`is_retryable`](Error::is_retryable) is what a loop goes on for.
+//! [`connect`] returns a [`Leasehold`], a client of one store. It creates [`Mutex`], [`RwLock`] and
+//! [`Semaphore`]. [`lock_all`](Leasehold::lock_all) acquires several locks together. [`Election`]
+//! elects a leader. [`once_per`](Mutex::once_per) runs a job once per period on one of many
+//! machines. An [`Owner`] can acquire a lock again that it already holds. [`blocking`] has the same
+//! locks for code without an async runtime. [`LockOptions`] are the options of an acquisition. An
+//! [`Error`] has a [kind](ErrorKind) and often a hint; retry while
+//! [`is_retryable`](Error::is_retryable) is `true`.
 //!
 //! ```
 //! # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -34,38 +41,39 @@
 //! use std::time::Duration;
 //! let permit = locks.semaphore("convert", 3).lease(Duration::from_secs(30)).acquire().await?;
 //! let writer = locks.rwlock("config").write_timeout(Duration::from_secs(5)).await?;
-//! let both = locks.lock_all(["stock:a", "stock:b"]).await?; // in one order for all
+//! let both = locks.lock_all(["stock:a", "stock:b"]).await?; // all callers acquire them in the same order
 //! # drop((permit, writer, both)); Ok::<(), leasehold::Error>(()) }).unwrap();
 //! ```
 //!
 //! # Holds
-//! A [`Guard`] means "held", is renewed by a thread of the client's own, and never claims more than it knows:
-//! `Held`, `AtRisk`, `Lost` ([`State`]). [`run`](Mutex::run) drops the work when the hold is lost; [`Watch`]
-//! is for other tasks; a [`sequencer`] is a hold as a string, that others check.
+//! A [`Guard`] is a held lock. A thread of the client renews it, and it never claims more than it
+//! knows: its [`State`] is `Held`, `AtRisk`, `Lost` or `Released`. [`run`](Mutex::run) drops your
+//! work when the lock is lost. A [`Watch`] reports the state to other tasks. A [`sequencer`] is the
+//! hold as a string that others can check.
 //!
 //! ```
 //! # tokio::runtime::Runtime::new().unwrap().block_on(async {
 //! # use std::time::Duration;
 //! # let locks = leasehold::connect("memory:").await?;
 //! let guard = locks.mutex("order:42").lock().await?;
-//! guard.ensure(Duration::from_secs(2))?; // so much is left, before what cannot be undone
+//! guard.ensure(Duration::from_secs(2))?; // before a step that cannot be undone
 //! let mut watch = guard.watch();
-//! watch.wait_until_held().await?; // the pause button
+//! watch.wait_until_held().await?; // waits while the hold is at risk
 //! guard.release().await?; // or drop it
 //! # Ok::<(), leasehold::Error>(()) }).unwrap();
 //! ```
 //!
 //! # Fences
-//! No lock can stop what a paused holder has already sent. The resource can: it refuses tokens smaller than
-//! the greatest that it has seen. [`fence`] has this for SQL, Redis, HTTP, objects, etcd and ZooKeeper, and
-//! says what one of your own must do.
+//! A lock cannot stop a request that a paused holder has already sent. The resource can: it rejects
+//! tokens smaller than the highest token seen. [`fence`] has such fences for SQL, Redis, HTTP,
+//! objects, etcd and ZooKeeper, and explains how to write your own.
 //!
 //! ```
 //! # tokio::runtime::Runtime::new().unwrap().block_on(async {
 //! # let locks = leasehold::connect("memory:").await?;
-//! let late = locks.mutex("a").lock().await?.token(); // released at once
+//! let late = locks.mutex("a").lock().await?.token(); // released immediately
 //! let next = locks.mutex("a").lock().await?.token();
-//! let mut seen = late; // the resource's
+//! let mut seen = late; // the highest token seen by the resource
 //! for shown in [next, late] {
 //!     let refused = if shown < seen { Some(leasehold::Error::stale_fence(seen, shown)) } else { None };
 //!     assert_eq!(refused.is_some(), shown == late);
@@ -75,11 +83,16 @@
 //! ```
 //!
 //! # Transactions
-//! For data in a SQL database, in a transaction of yours, whatever driver began it (`database`): `lock_in`
-//! locks until it ends, `versioned` notices that somebody else wrote meanwhile, `once` does something once,
-//! however often it is asked for, and `fence::sql` refuses late holders of a lock that lives elsewhere. By
-//! the features `sqlite`, `postgres`, `mysql` (`sqlx` 0.9), `sqlx-08-postgres`, `sqlx-08-mysql`,
-//! `tokio-postgres`, `sea-orm`; or `sql`, with a driver of your own.
+//! For data in a SQL database, inside your own transaction and with any driver (`database`):
+//!
+//! - `lock_in` holds a lock until the transaction ends.
+//! - `versioned` detects that another client has written in the meantime.
+//! - `once` executes a request once, however often it is sent (idempotency keys).
+//! - `fence::sql` rejects stale holders of a lock in another store.
+//!
+//! They need a feature for the driver: `sqlite`, `postgres` or `mysql` (`sqlx` 0.9),
+//! `sqlx-08-postgres`, `sqlx-08-mysql`, `tokio-postgres`, `sea-orm`, or `sql` with a driver of your
+//! own.
 //!
 //! ```
 //! # #[cfg(feature = "sqlite")]
@@ -100,12 +113,13 @@
 //! ```
 //!
 //! # Operations
-//! [`Guarantees`](store::Guarantees) says what a store promises, and [`require`](Builder::require) refuses
-//! one that promises less; what it cannot do is [`Unsupported`](ErrorKind::Unsupported), never emulated.
-//! [`diagnose`](Leasehold::diagnose) says what is wrong with a store as it is set up ([`doctor`]),
-//! [`ping`](Leasehold::ping) is for readiness, [`telemetry`] lists metrics and events.
+//! [`Guarantees`](store::Guarantees) state what a store guarantees, and
+//! [`require`](Builder::require) refuses a store that guarantees less. A store never emulates what
+//! it cannot do, but returns [`Unsupported`](ErrorKind::Unsupported).
+//! [`diagnose`](Leasehold::diagnose) checks how a store is set up ([`doctor`]).
+//! [`ping`](Leasehold::ping) is for readiness probes. [`telemetry`] lists metrics and events.
 //! [`read`](Leasehold::read), [`list`](Leasehold::list), [`watch`](Leasehold::watch) and
-//! [`evict`](Leasehold::evict) are what the command does, too.
+//! [`evict`](Leasehold::evict) do the same as the commands of `leasehold`.
 //!
 //! ```
 //! # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -115,28 +129,40 @@
 //! for lock in locks.list("order:").await? {
 //!     println!("{}: {} hold it", lock.name, lock.holders().count());
 //! }
-//! locks.close().await?; // gives back what is held
+//! locks.close().await?; // releases all locks
 //! # Ok::<(), leasehold::Error>(()) }).unwrap();
 //! ```
 //!
-//! [`store::Store`] and [`kit`] are for a store of your own (`examples/own-store` is one, `examples/own-cell`
-//! one that needs compare-and-set alone), the suite `conformance` asks all of it, and `testing` is a store
-//! for tests of your program.
+//! To write a store of your own, implement [`store::Store`] with the help of [`kit`], and check it
+//! with the suite `conformance`. `examples/own-store` is an example, and `examples/own-cell` is one
+//! for a service that only has compare-and-set. `testing` is a store for tests of your program.
 //!
 //! # Stores
-//! A URL names one: see [`connect`]. What stands behind its `?` differs: `pool`, `prefix` and `schema` of the
-//! SQL stores, `prefix`, `replicas`, `replicas_ms` and `replicas_short` of `redis:`, `create` and `naming` of
-//! `zookeeper:`, `session_ms` and `poll_ms` of `memcached:`, `nats:` and `s3:`, `ca` where there is TLS,
-//! `token_offset` of all. The repository's `docs/stores` has all of them, and what each store needs.
+//! A URL names the store; see [`connect`]. The parameters after its `?` depend on the store:
+//!
+//! - SQL stores: `pool`, `prefix`, `schema`.
+//! - `redis:`: `prefix`, `replicas`, `replicas_ms`, `replicas_short`.
+//! - `zookeeper:`: `create`, `naming`.
+//! - `memcached:`, `nats:`, `s3:`: `session_ms`, `poll_ms`.
+//! - Stores with TLS: `ca`.
+//! - All stores except `file:` and `memory:`: `token_offset`.
+//!
+//! `docs/stores` in the repository lists all of them, and what each store needs.
 //!
 //! # Features
-//! `file` (default), `sqlite`, `postgres`, `mysql`, `redis`, `redlock`, `zookeeper`, `etcd`, `memcached`,
-//! `nats`, `s3`, `gs`, `az`: the stores. `tls`: encryption on the way to their servers; without it a URL that
-//! demands it is refused. `sql`, `sqlx-08-postgres`, `sqlx-08-mysql`, `tokio-postgres`, `sea-orm`:
-//! transactions without a store. `http`: `fence::http`. `serde`: what crosses a store's wire. `metrics`,
-//! `tracing`: see [`telemetry`]. `conformance`: the suite that every store passes, for your own store too.
+//! - Stores: `file` (default), `sqlite`, `postgres`, `mysql`, `redis`, `redlock`, `zookeeper`,
+//!   `etcd`, `memcached`, `nats`, `s3`, `gs`, `az`.
+//! - `tls`: encrypted connections to their servers. Without it, a URL that requires TLS is
+//!   rejected.
+//! - Transactions without a store: `sql`, `sqlx-08-postgres`, `sqlx-08-mysql`, `tokio-postgres`,
+//!   `sea-orm`.
+//! - `http`: `fence::http`.
+//! - `serde`: serialization of options, names, tokens and the types that stores transmit.
+//! - `metrics`, `tracing`: see [`telemetry`].
+//! - `testing`: a store for tests of your program.
+//! - `conformance`: the suite that every store passes, also for your own store.
 //!
-//! Works in any async executor, and with none: renewals run on a thread of the client's own.
+//! It works in any async executor, and without one, because renewals run on a thread of the client.
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -170,22 +196,22 @@ pub use leasehold_zookeeper::ZooKeeperGuardExt;
 
 pub use registry::{BUILT_IN, registry};
 
-/// Connects to the store of this URL:
+/// Connects to the store with this URL.
 ///
-/// | URL | store |
-/// |---|---|
-/// | `file:` or `file:/a/directory` | this machine, every process of it (feature `file`) |
-/// | `memory:` or `memory:NAME` | this process |
-/// | `sqlite:/a/file.db` | this machine (feature `sqlite`) |
-/// | `postgres://user:password@host/database` | many machines (feature `postgres`) |
-/// | `mysql://user:password@host/database` | many machines (feature `mysql`) |
-/// | `redis://user:password@host`, `redis+sentinel://…`, `redis+cluster://…` | many machines (feature `redis`) |
-/// | `redlock://host,host,host,host,host` | many machines, a mutex only (feature `redlock`) |
-/// | `zookeeper://host,host,host/path` | many machines (feature `zookeeper`) |
-/// | `etcd://host1,host2,host3` | many machines (feature `etcd`) |
-/// | `memcached://host`, `memcached://host,host` | many machines, as long as the servers forget nothing (feature `memcached`) |
-/// | `nats://host,host,host/bucket` | many machines (feature `nats`) |
-/// | `s3://bucket/folder`, `gs://bucket/folder`, `az://container/folder` | many machines (features `s3`, `gs`, `az`) |
+/// | URL | which clients share the locks | feature |
+/// |---|---|---|
+/// | `file:` or `file:/a/directory` | all processes of this machine | `file` (default) |
+/// | `memory:` or `memory:NAME` | this process | |
+/// | `sqlite:/a/file.db` | all processes of this machine | `sqlite` |
+/// | `postgres://user:password@host/database` | many machines | `postgres` |
+/// | `mysql://user:password@host/database` | many machines | `mysql` |
+/// | `redis://user:password@host`, `redis+sentinel://…`, `redis+cluster://…` | many machines | `redis` |
+/// | `redlock://host,host,host,host,host` | many machines, with mutexes only | `redlock` |
+/// | `zookeeper://host,host,host/path` | many machines | `zookeeper` |
+/// | `etcd://host1,host2,host3` | many machines | `etcd` |
+/// | `memcached://host`, `memcached://host,host` | many machines, unless a server loses data | `memcached` |
+/// | `nats://host,host,host/bucket` | many machines | `nats` |
+/// | `s3://bucket/folder`, `gs://bucket/folder`, `az://container/folder` | many machines | `s3`, `gs`, `az` |
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -195,31 +221,38 @@ pub use registry::{BUILT_IN, registry};
 /// ```
 ///
 /// # Cancel safety
-/// Dropped, nothing is left of it.
+/// Cancel safe: dropping the future changes nothing.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] for a URL that cannot work, [`ErrorKind::Unsupported`] for a store
-/// that this build leaves out; otherwise as the store fails.
+/// - [`Config`](ErrorKind::Config): the URL is invalid.
+/// - [`Unsupported`](ErrorKind::Unsupported): the store is not compiled in. The [hint](Error::hint)
+///   names its feature.
+/// - [`Unreachable`](ErrorKind::Unreachable), [`Denied`](ErrorKind::Denied) and other errors of the
+///   store.
 pub async fn connect(url: impl AsRef<str>) -> Result<Leasehold> {
     builder().connect(url).await
 }
 
-/// Connects as the environment says, which is the same for the command: LEASEHOLD_STORE is the store's URL,
-/// LEASEHOLD_NAMESPACE, if it is there, what stands [before all names](Builder::namespace).
+/// Connects to the store that the environment names, like the command `leasehold`.
+///
+/// `LEASEHOLD_STORE` is the URL of the store. `LEASEHOLD_NAMESPACE`, if it is set, is a [prefix of
+/// all lock names](Builder::namespace).
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// # if std::env::var_os("LEASEHOLD_STORE").is_none() {
-/// let error = leasehold::from_env().await.unwrap_err(); // nothing is guessed
+/// let error = leasehold::from_env().await.unwrap_err(); // there is no default store
 /// assert!(error.to_string().contains("LEASEHOLD_STORE"));
 /// # }}) ;
 /// ```
 ///
 /// # Cancel safety
-/// Dropped, nothing is left of it.
+/// Cancel safe: dropping the future changes nothing.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] if LEASEHOLD_STORE is not set or empty, or either is no text; and as [`connect`].
+/// - [`Config`](ErrorKind::Config): `LEASEHOLD_STORE` is not set or empty, or a variable is not
+///   valid UTF-8.
+/// - All others as for [`connect`].
 pub async fn from_env() -> Result<Leasehold> {
     let (builder, url) = of_the_environment()?;
     builder.connect(url).await
@@ -230,17 +263,17 @@ fn of_the_environment() -> Result<(Builder, String)> {
     let said = |name| match std::env::var(name) {
         Ok(text) => Ok(text),
         Err(std::env::VarError::NotPresent) => Ok(String::new()),
-        Err(_) => Err(refused(&format!("{name} is not UTF-8: set it anew"))),
+        Err(_) => Err(refused(&format!("{name} is not valid UTF-8"))),
     };
     let (url, namespace) = (said("LEASEHOLD_STORE")?, said("LEASEHOLD_NAMESPACE")?);
     if url.is_empty() {
-        let what = "LEASEHOLD_STORE is not set: set it to the URL of a store, such as file: or redis://host";
-        return Err(refused(what));
+        let hint = "set it to the URL of a store, such as file: or redis://host";
+        return Err(refused("LEASEHOLD_STORE is not set").with_hint(hint));
     }
     Ok((builder().namespace(namespace), url))
 }
 
-/// Connects with options, to any store that is in this build.
+/// Creates a builder, which connects with options to any store that is compiled in.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -252,7 +285,7 @@ pub fn builder() -> Builder {
 }
 
 pub mod blocking {
-    //! The same locks for code without a runtime: every call blocks its thread.
+    //! Locks for code without an async runtime: every call blocks its thread.
     //!
     //! ```
     //! let locks = leasehold::blocking::connect("memory:")?;
@@ -262,15 +295,16 @@ pub mod blocking {
     //! # Ok::<(), leasehold::Error>(())
     //! ```
     //!
-    //! Renewal goes on in the background while your thread works or blocks. In async code use the async
-    //! face: a blocked executor thread runs nothing else.
+    //! Leases are renewed in the background while your thread works or blocks. In async code, use
+    //! the async types: a blocked executor thread runs nothing else.
 
     use crate::{Result, builder, of_the_environment};
 
     #[doc(inline)]
     pub use leasehold_core::blocking::*;
 
-    /// See [`leasehold::connect`](crate::connect).
+    /// Connects to the store with this URL, and blocks until it is done; see
+    /// [`leasehold::connect`](crate::connect).
     ///
     /// ```
     /// let locks = leasehold::blocking::connect("memory:")?;
@@ -278,21 +312,22 @@ pub mod blocking {
     /// ```
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`leasehold::connect`](crate::connect).
     pub fn connect(url: impl AsRef<str>) -> Result<Leasehold> {
         builder().connect_blocking(url)
     }
 
-    /// See [`leasehold::from_env`](crate::from_env).
+    /// Connects to the store that the environment names, and blocks until it is done; see
+    /// [`leasehold::from_env`](crate::from_env).
     ///
     /// ```
     /// # if std::env::var_os("LEASEHOLD_STORE").is_none() {
-    /// assert!(leasehold::blocking::from_env().is_err()); // nothing is guessed
+    /// assert!(leasehold::blocking::from_env().is_err()); // there is no default store
     /// # }
     /// ```
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`leasehold::from_env`](crate::from_env).
     pub fn from_env() -> Result<Leasehold> {
         let (builder, url) = of_the_environment()?;
         builder.connect_blocking(url)
@@ -300,12 +335,13 @@ pub mod blocking {
 }
 
 pub mod store {
-    //! What a store is: the keeper of the queues, behind one small trait. And those in this build.
+    //! The contract of stores, and the stores that are compiled in. A store keeps the queues of
+    //! locks.
     //!
-    //! A store does what needs the store's own atomicity and clock, and nothing else. All that is the
-    //! same everywhere (deadlines, renewal, retries, giving up, re-entrancy, guards) is written once,
-    //! above. The contract, method by method, is on [`Store`]; what a store is built with is in
-    //! [`kit`](crate::kit), and the public suite `conformance` checks it.
+    //! A store implements what needs its own atomicity and clock, and nothing else. Everything that
+    //! is the same for all stores (deadlines, renewals, retries, timeouts, re-entrancy, guards) is
+    //! implemented once, in the client. [`Store`] states the contract of each method. The suite
+    //! `conformance` checks it, and [`kit`](crate::kit) has the building blocks.
 
     #[cfg(any(
         feature = "memcached",

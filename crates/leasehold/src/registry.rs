@@ -5,11 +5,11 @@ use crate::Registry;
 /// The constant and the function below, from one table.
 macro_rules! stores {
     ($($feature:literal: $schemes:expr, $open:path;)+) => {
-        /// The schemes of the stores in this build.
+        /// The names of the stores that are compiled in.
         pub const BUILT_IN: &[&str] = &["memory", $(#[cfg(feature = $feature)] $feature),+];
 
-        /// The stores of this build, for a [`Builder`](crate::Builder) of your own: see
-        /// [`builder`](crate::builder).
+        /// Returns the stores that are compiled in, for a [`Builder`](crate::Builder) of your own;
+        /// see [`builder`](crate::builder).
         ///
         /// ```
         /// # tokio::runtime::Runtime::new().unwrap().block_on(async {

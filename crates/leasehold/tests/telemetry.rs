@@ -121,8 +121,12 @@ async fn r14_metrics_and_events_tell_the_life_of_a_lock() {
     // f80: who waits behind its own client is told of after a while.
     let again = lock.clone();
     let waiting = tokio::spawn(async move { again.lock().await });
-    until(&mut told, "leasehold_renewals_total", "waits for a lock that this client holds itself")
-        .await;
+    until(
+        &mut told,
+        "leasehold_renewals_total",
+        "waiting for a lock that this client already holds",
+    )
+    .await;
     assert_eq!(now(&mut told), of(1.0, 1.0));
     let since = told.gauges["leasehold_oldest_wait_timestamp_seconds"];
     let clock = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs_f64();

@@ -1,8 +1,8 @@
-//! The client's clock: CLOCK_BOOTTIME, which goes on while the machine sleeps.
+//! The client's clock: CLOCK_BOOTTIME, which continues while the machine is suspended.
 //!
-//! `std::time::Instant` is CLOCK_MONOTONIC on Linux and stands still during suspend, so a guard
-//! timed by it would still believe in its lease after a night in a bag (scenario 10). Nobody can
-//! set CLOCK_BOOTTIME, so a step of the wall clock never touches a lease of ours.
+//! `std::time::Instant` is CLOCK_MONOTONIC on Linux and stops during suspend. A guard that used it
+//! would still claim its lease after a night of suspend. CLOCK_BOOTTIME cannot be set, so a step of
+//! the wall clock does not affect leases.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// A moment on this machine's boot clock, in nanoseconds since it was switched on.
+/// A point in time on this machine's boot clock, in nanoseconds since the machine was started.
 ///
 /// ```
 /// use std::time::Duration;
@@ -26,32 +26,32 @@ use rustix::time::{ClockId, clock_gettime};
 pub struct Moment(u64);
 
 impl Moment {
-    /// Later than every moment: the deadline of a hold without a lease.
+    /// A point later than all others: the deadline of a hold without a lease.
     pub const NEVER: Self = Self(u64::MAX);
 
-    /// That many nanoseconds after the machine was switched on.
+    /// Returns the point this many nanoseconds after the start of the machine.
     pub const fn from_nanos(nanos: u64) -> Self {
         Self(nanos)
     }
 
-    /// How many nanoseconds after the machine was switched on.
+    /// Returns the number of nanoseconds since the start of the machine.
     pub const fn as_nanos(self) -> u64 {
         self.0
     }
 
-    /// `self - earlier`, or zero if `earlier` is later.
+    /// Returns `self - earlier`, or zero if `earlier` is later.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 
-    /// This much later; [`NEVER`](Self::NEVER) where that does not fit.
+    /// Returns the point this much later, or [`NEVER`](Self::NEVER) if it is out of range.
     #[must_use]
     pub fn plus(self, d: Duration) -> Self {
         let nanos = u64::try_from(d.as_nanos()).unwrap_or(u64::MAX);
         Self(self.0.saturating_add(nanos))
     }
 
-    /// This much earlier, or the beginning of time.
+    /// Returns the point this much earlier, or the start of the machine if it is out of range.
     #[must_use]
     pub fn minus(self, d: Duration) -> Self {
         let nanos = u64::try_from(d.as_nanos()).unwrap_or(u64::MAX);
@@ -59,14 +59,14 @@ impl Moment {
     }
 }
 
-/// Tells the time. The default reads the machine's clock; a [stepped](Clock::stepped) one can be
-/// moved on by a test, as a suspended machine's would be.
+/// A clock. The default reads the machine's clock. A test can advance a [stepped](Clock::stepped)
+/// one, as if the machine had been suspended.
 ///
 /// ```
 /// use std::time::Duration;
 /// let clock = leasehold::Clock::stepped();
 /// let before = clock.now();
-/// clock.advance(Duration::from_secs(60)); // as if the machine had slept
+/// clock.advance(Duration::from_secs(60)); // as if the machine had been suspended
 /// assert!(clock.now().since(before) >= Duration::from_secs(60));
 /// ```
 #[derive(Clone, Debug, Default)]
@@ -90,14 +90,13 @@ enum Source {
 }
 
 impl Clock {
-    /// A clock that [`advance`](Self::advance) moves: what suspending the machine looks like to a
-    /// program.
+    /// Creates a clock that [`advance`](Self::advance) moves.
     pub fn stepped() -> Self {
         Self { source: Source::Stepped(Arc::default()) }
     }
 
-    /// The clock of a simulated process, made inside a runtime whose time is paused. It shows 1,000 s at
-    /// first, and then goes by this many parts in a million too fast. Its wall clock is ahead by this many
+    /// Creates the clock of a simulated process, inside a runtime whose time is paused. It starts
+    /// at 1,000 s and is too fast by `fast` parts per million. Its wall clock is ahead by this many
     /// microseconds.
     #[cfg(feature = "simulation")]
     #[doc(hidden)]
@@ -107,7 +106,7 @@ impl Clock {
         Self { source: Source::Simulated { began: tokio::time::Instant::now(), second, wall } }
     }
 
-    /// Moves a stepped clock and all its clones on; does nothing to the machine's own.
+    /// Advances a stepped clock and all its clones. It has no effect on the machine's clock.
     pub fn advance(&self, by: Duration) {
         if let Source::Stepped(step) = &self.source {
             let by = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);
@@ -115,7 +114,7 @@ impl Clock {
         }
     }
 
-    /// The time now.
+    /// Returns the current time.
     pub fn now(&self) -> Moment {
         match &self.source {
             Source::Machine => Moment(boottime()),
@@ -128,7 +127,8 @@ impl Clock {
         }
     }
 
-    /// Microseconds since 1970, from which tokens are drawn: for stores, and never to judge a lease by.
+    /// Returns the microseconds since 1970 by the wall clock, from which stores derive tokens.
+    /// Never use it for leases.
     #[doc(hidden)]
     pub fn wall_micros(&self) -> u64 {
         match &self.source {
@@ -144,8 +144,8 @@ fn boottime() -> u64 {
     u64::try_from(t.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(t.tv_nsec).unwrap_or(0)
 }
 
-/// Microseconds since 1970 by the wall clock: what hybrid-clock tokens are drawn from. Never used
-/// to judge a lease.
+/// Returns the microseconds since 1970 by the wall clock, from which tokens are derived. Never use
+/// it for leases.
 pub fn wall_micros() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)

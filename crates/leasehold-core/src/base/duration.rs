@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// A duration as people write it, to two significant units.
+/// Formats a duration for people, with two significant units.
 pub fn short(d: Duration) -> String {
     let s = d.as_secs();
     match s {

@@ -1,13 +1,13 @@
-//! A task that ends with whoever keeps it.
+//! A task that is aborted with its owner.
 
 use tokio::task::{AbortHandle, JoinHandle};
 
-/// Ends a task when it is dropped.
+/// Aborts a task when it is dropped.
 #[derive(Debug)]
 pub struct Ends(AbortHandle);
 
 impl Ends {
-    /// Ends this one.
+    /// Creates a handle that aborts this task.
     pub fn new<T>(task: &JoinHandle<T>) -> Self {
         Self(task.abort_handle())
     }

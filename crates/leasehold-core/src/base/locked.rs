@@ -2,8 +2,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks a mutex under which no code that can panic runs between two consistent states: then a
-/// holder that panicked left nothing half done, and poison says nothing.
+/// Locks a mutex and ignores poisoning. For mutexes under which no code can panic between two
+/// consistent states.
 pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -131,8 +131,8 @@ fn polling(now: Option<(Waker, Option<Ear>)>) -> Option<(Waker, Option<Ear>)> {
     POLLING.try_with(|polling| polling.replace(now)).ok().flatten()
 }
 
-/// For a future that reads `ear` whenever it is polled: whether its thread will sleep on that until the next
-/// poll. If not, somebody else must read it and wake the future.
+/// Makes the thread sleep on `ear` until the next poll, for a future that reads `ear` whenever it
+/// is polled. Returns whether it will. If not, another task must read it and wake the future.
 pub fn listen(context: &Context<'_>, ear: &Ear) -> bool {
     let listens = POLLING.try_with(|polling| match &mut *polling.borrow_mut() {
         Some((waker, listened)) if waker.will_wake(context.waker()) => {

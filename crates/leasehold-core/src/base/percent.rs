@@ -1,5 +1,5 @@
-//! Any text as one printable word, and back: letters, digits, `-`, `.`, `_`, `~` stand for
-//! themselves, every other byte is `%` and two upper-case hexadecimal digits.
+//! Text as one printable word, and back. Letters, digits, `-`, `.`, `_` and `~` are written as they
+//! are, every other byte as `%` and two upper-case hexadecimal digits.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode, utf8_percent_
 
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// Shown escaped.
+/// Text whose `Display` form is escaped.
 #[derive(Clone, Copy, Debug)]
 pub struct Escaped<'a>(pub &'a str);
 
@@ -17,17 +17,18 @@ impl fmt::Display for Escaped<'_> {
     }
 }
 
-/// Reads what [`Escaped`] wrote (and more: escapes that were not needed, or in lower case).
+/// Parses what [`Escaped`] writes. It also accepts unnecessary escapes and lower case.
 pub fn unescape(text: &str) -> Option<String> {
     decoded(text, |byte| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte))
 }
 
-/// The text with each escape replaced by its byte, if only what is `plain` stands for itself.
+/// Returns the text with each escape replaced by its byte, if all other bytes are `plain`.
 pub fn decoded(text: &str, plain: impl Fn(u8) -> bool) -> Option<String> {
     String::from_utf8(bytes(text, plain)?).ok()
 }
 
-/// The same of what need not be UTF-8, such as a path; everything but `%` stands for itself.
+/// Decodes like [`decoded`], for bytes that need not be UTF-8, such as a path. All bytes except `%`
+/// may be unescaped.
 pub fn decoded_bytes(text: &str) -> Option<Vec<u8>> {
     bytes(text, |_| true)
 }

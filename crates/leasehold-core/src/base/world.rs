@@ -12,7 +12,8 @@ use tokio::task::JoinHandle;
 #[cfg(feature = "simulation")]
 pub use simulated::{Process, World};
 
-/// Spawns a task of the process whose code is running, on that runtime: what a store does in the background.
+/// Spawns a background task of a store on this runtime, in the process (real or simulated) that
+/// runs the calling code.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
@@ -77,7 +78,7 @@ mod simulated {
         CURRENT.try_with(|current| current.borrow().clone()).ok().flatten()
     }
 
-    /// One process of a simulation. Clones are the same.
+    /// One process of a simulation. Clones are the same process.
     #[derive(Clone, Debug)]
     pub struct World {
         state: Arc<Mutex<State>>,
@@ -93,14 +94,14 @@ mod simulated {
     }
 
     impl World {
-        /// A process that runs, whose chance begins with this seed.
+        /// Creates a running process whose random numbers begin with this seed.
         pub fn new(seed: u64) -> Self {
             let state = State { seed, stopped: false, sleepers: Vec::new() };
             Self { state: Arc::new(Mutex::new(state)), process_id: std::process::id() }
         }
 
-        /// A child that this process forks: it has what the work that it is given has, and none of
-        /// the tasks that run in its parent.
+        /// Creates a forked child process. It has the work that is given to it, and none of the
+        /// tasks of its parent.
         pub fn fork(&self) -> Self {
             let seed = u64::try_from(self.chance() >> 64).unwrap_or_default();
             Self { process_id: !self.process_id, ..Self::new(seed) }
@@ -110,12 +111,12 @@ mod simulated {
             self.process_id
         }
 
-        /// As SIGSTOP does, or as SIGKILL if nobody lets it go on.
+        /// Pauses the process like SIGSTOP, or kills it like SIGKILL if it is never resumed.
         pub fn stop(&self) {
             locked(&self.state).stopped = true;
         }
 
-        /// As SIGCONT does.
+        /// Resumes the process like SIGCONT.
         pub fn go_on(&self) {
             let mut state = locked(&self.state);
             state.stopped = false;
@@ -124,7 +125,7 @@ mod simulated {
             sleepers.into_iter().for_each(Waker::wake);
         }
 
-        /// Work that is done in this process.
+        /// Returns a future that runs `work` in this process.
         pub fn process<F: Future + Send + 'static>(&self, work: F) -> Process<F::Output> {
             Process { world: self.clone(), work: Box::pin(work) }
         }
@@ -143,7 +144,7 @@ mod simulated {
         }
     }
 
-    /// Work in a world.
+    /// Work in a simulated process.
     pub struct Process<T> {
         world: World,
         work: Pin<Box<dyn Future<Output = T> + Send>>,

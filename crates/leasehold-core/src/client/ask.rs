@@ -22,6 +22,6 @@ pub(crate) async fn renew_one(
 ) -> Result<Renewal> {
     let answers = store.renew(&[Renew { claim: claim.clone(), lease }]).await?;
     let mut answers = answers.into_iter();
-    let none = || Error::new(ErrorKind::Corrupt, "the store gave no answer for a renewal");
+    let none = || Error::new(ErrorKind::Corrupt, "the store returned no result for a renewal");
     answers.next().ok_or_else(none)?.known()
 }

@@ -40,7 +40,7 @@ use crate::base::world;
 use crate::store::{Ear, Store};
 use crate::words::answer::{Renew, Renewal};
 use crate::words::claim::ClaimId;
-use crate::words::error::{Error, ErrorKind, LostReason, Result};
+use crate::words::error::{CHECK_THE_STORE, Error, ErrorKind, LostReason, Result};
 use crate::words::name::Name;
 
 /// The most claims that one request renews.
@@ -245,11 +245,14 @@ impl Keeper {
         let renewing = caught(spans::call("renew", self.store.renew(renewals)));
         match tokio::time::timeout(limit, renewing).await {
             Ok(Ok(answers)) if answers.len() == renewals.len() => Ok(answers),
-            Ok(Ok(_)) => Err(Error::new(ErrorKind::Corrupt, "the store answered out of step")),
+            Ok(Ok(_)) => Err(Error::new(
+                ErrorKind::Corrupt,
+                "the store returned a wrong number of renewal results",
+            )),
             Ok(Err(error)) => Err(error),
             Err(_) => {
                 let what = format!("no answer to a renewal within {}", short(limit));
-                Err(Error::new(ErrorKind::Unreachable, what))
+                Err(Error::new(ErrorKind::Unreachable, what).with_hint(CHECK_THE_STORE))
             }
         }
     }
@@ -321,8 +324,9 @@ impl Keeper {
             }
             if silent > outage_timeout(&*self.store, &waiting.claim) {
                 self.drop_kept(&kept);
-                let what = format!("waited {} for an answer of the store", short(silent));
-                return waiting.fail(Error::new(error.kind(), what).because(error.to_string()));
+                let what = format!("no usable answer from the store for {}", short(silent));
+                let failed = Error::new(error.kind(), what).with_hint(CHECK_THE_STORE);
+                return waiting.fail(failed.hinted_by(error).because(error.reason()));
             }
         }
         let pause =
@@ -383,8 +387,8 @@ fn batches(
 async fn caught<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     let mut work = pin!(work);
     let panicked = |_| {
-        let what = "the store panicked: please report it to whoever wrote the store";
-        Poll::Ready(Err(Error::new(ErrorKind::Corrupt, what)))
+        let hint = "report this to the authors of the store";
+        Poll::Ready(Err(Error::new(ErrorKind::Corrupt, "the store panicked").with_hint(hint)))
     };
     let poll = |cx: &mut Context<'_>| {
         catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(cx))).unwrap_or_else(panicked)

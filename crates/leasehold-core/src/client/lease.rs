@@ -1,16 +1,17 @@
-//! What a holder may believe: `Held → AtRisk → Lost`, decided by our own clock.
+//! The state of a hold: `Held → AtRisk → Lost`, determined by this machine's clock.
 //!
 //! # The argument
-//! The store counts a lease from when it handled our request; we count it from *before we sent*
-//! it, and shorten it by the drift that two clocks may have. So our deadline is never later than
-//! the store's, whatever the network did in between: while [`Lease::is_held`] is true, the store
-//! has not given the lock away. (Receipt never starts a lease: an answer may have been on its way
-//! for longer than the lease.)
+//! The store counts a lease from when it processed the request. The client counts it from *before
+//! it sent* the request, and shortens it by the drift that two clocks may have. So the client's
+//! deadline is never later than the store's, whatever the network did: while [`Lease::is_held`]
+//! returns `true`, the store has not granted the lock to another client. (A lease is never counted
+//! from when the reply arrives, because the reply may have been delayed for longer than the lease.)
 //!
-//! Loss is one-way. The deadline lives in one atomic whose value 0 means lost, and every change is
-//! a compare-and-swap: a renewal that is acknowledged after the deadline finds it passed, writes 0
-//! and changes nothing. Whoever first looks at a passed deadline loses the lease, so a process
-//! that was stopped for an hour sees the truth at first sight, before any thread has had its turn.
+//! A loss is final. The deadline is one atomic whose value 0 means lost, and every change is a
+//! compare-and-swap. A renewal that is acknowledged after the deadline finds that it has passed,
+//! writes 0 and changes nothing else. Any reader that finds the deadline passed marks the lease as
+//! lost. So a process that was paused for an hour sees the loss immediately, before any of its
+//! threads has run.
 
 use std::borrow::Cow;
 use std::sync::OnceLock;
@@ -30,22 +31,22 @@ use crate::words::limits::{MIN_LEASE, drift};
 use crate::words::sequencer::Side;
 use crate::words::token::Token;
 
-/// How a hold stands.
+/// The state of a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum State {
-    /// Held, and renewals are acknowledged.
+    /// The lock is held, and renewals succeed.
     Held,
-    /// Held, but for two thirds of the lease no renewal was acknowledged (or the end of `max_hold`
-    /// is near). Stop starting things; it may still become [`Held`](Self::Held) again.
+    /// The lock is held, but no renewal has succeeded for two thirds of the lease (or the end of
+    /// `max_hold` is near). Do not start new work. The state may become [`Held`](Self::Held) again.
     AtRisk(Deadline),
-    /// Not held any more, for ever.
+    /// The lock was lost. This state is final.
     Lost(LostReason),
-    /// Released by its owner.
+    /// The owner has released the lock.
     Released,
 }
 
-/// The moment at which a hold that nobody renews is lost, by the client's boot clock.
+/// The moment at which a hold is lost unless it is renewed, on the client's boot clock.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -64,12 +65,12 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// The moment on the boot clock.
+    /// Returns the moment on the boot clock.
     pub fn moment(&self) -> Moment {
         self.moment
     }
 
-    /// How much was left when this was read.
+    /// Returns how much time was left when the state was read.
     pub fn remaining(&self) -> Duration {
         self.left
     }

@@ -1,52 +1,55 @@
-//! What operators see: metrics through the [`metrics`](https://docs.rs/metrics) facade (feature
-//! `metrics`), events through [`tracing`](https://docs.rs/tracing) (feature `tracing`). Install a
-//! recorder and a subscriber of your choice; without the features everything here compiles to nothing.
+//! Metrics and events, for operators.
+//!
+//! With the feature `metrics`, metrics go to the [`metrics`](https://docs.rs/metrics) facade. With
+//! the feature `tracing`, events and spans go to [`tracing`](https://docs.rs/tracing). Install a
+//! recorder and a subscriber of your choice. Without the features, everything here compiles to
+//! nothing.
 //!
 //! # Metrics
-//! Each is described to the recorder when a client connects, and begins at zero there: a rate, or an alert on a first
-//! loss, needs something that it rises from.
+//! Each metric is described to the recorder when a client connects, and starts at zero then, so
+//! that rates and alerts see the first event.
 //!
-//! | metric | kind | labels | what it counts |
+//! | metric | kind | labels | meaning |
 //! |---|---|---|---|
-//! | `leasehold_held` | gauge | `kind` | locks that are held now |
-//! | `leasehold_waiting` | gauge | `kind` | calls that stand in a queue now |
-//! | `leasehold_oldest_wait_timestamp_seconds` | gauge | `kind` | when the longest of these began, since 1970; 0: nobody waits |
-//! | `leasehold_acquired_total` | counter | `kind` | locks taken |
-//! | `leasehold_acquire_seconds` | histogram | `kind` | from asking for a lock to holding it |
-//! | `leasehold_not_acquired_total` | counter | `kind`, `reason` | calls that did not get one |
-//! | `leasehold_released_total` | counter | `kind` | locks given back, by `release` and by drop |
-//! | `leasehold_releases_owed_total` | counter | `kind` | of these, told the caller as [`Released::Owed`](crate::Released::Owed) |
-//! | `leasehold_lost_total` | counter | `kind`, `reason` | holds that ended without being released: **alert on it** |
-//! | `leasehold_renewals_total` | counter | | claims renewed; waiters' heartbeats are renewals, too |
-//! | `leasehold_renewal_failures_total` | counter | | claims whose renewal failed, each time |
-//! | `leasehold_fence_refused_total` | counter | | requests that `fence::http` refused as stale |
-//! | `leasehold_fence_failures_total` | counter | | requests that it refused because its memory failed |
+//! | `leasehold_held` | gauge | `kind` | locks held now |
+//! | `leasehold_waiting` | gauge | `kind` | calls waiting in a queue now |
+//! | `leasehold_oldest_wait_timestamp_seconds` | gauge | `kind` | Unix time at which the longest current wait began, or 0 if no call waits |
+//! | `leasehold_acquired_total` | counter | `kind` | locks acquired |
+//! | `leasehold_acquire_seconds` | histogram | `kind` | time from requesting a lock to holding it |
+//! | `leasehold_not_acquired_total` | counter | `kind`, `reason` | calls that did not acquire a lock |
+//! | `leasehold_released_total` | counter | `kind` | locks released, by `release` or by drop |
+//! | `leasehold_releases_owed_total` | counter | `kind` | releases that the store did not confirm in time ([`Released::Owed`](crate::Released::Owed)) |
+//! | `leasehold_lost_total` | counter | `kind`, `reason` | holds that ended without a release: **alert on any increase** |
+//! | `leasehold_renewals_total` | counter | | claims renewed, including heartbeats of waiters |
+//! | `leasehold_renewal_failures_total` | counter | | failed renewals, counted per claim |
+//! | `leasehold_fence_refused_total` | counter | | requests that `fence::http` rejected because of a stale token |
+//! | `leasehold_fence_failures_total` | counter | | requests that `fence::http` rejected because its token storage failed |
 //!
-//! `kind` is `mutex`, `rwlock` or `semaphore`. `reason` is one word: for what was not acquired
-//! [`ErrorKind::as_str`](crate::ErrorKind::as_str) (`contended`, `timeout`, `unreachable`, …), for what
-//! was lost [`LostReason::as_str`](crate::LostReason::as_str)
-//! (`expired`, `gone`, `max_hold`, `closed`). Names of locks are no labels, since there is no end to
-//! them, unless you say of how many ([`label_names`]).
+//! `kind` is `mutex`, `rwlock` or `semaphore`. For a lock that was not acquired, `reason` is
+//! [`ErrorKind::as_str`](crate::ErrorKind::as_str) (`contended`, `timeout`, `unreachable`, …). For
+//! a lost lock it is [`LostReason::as_str`](crate::LostReason::as_str) (`expired`, `gone`,
+//! `max_hold`, `closed`). Lock names are not labels, because their number is unlimited.
+//! [`label_names`] adds them for a limited number of names.
 //!
 //! # Events and spans
-//! A lock's name is in the field `name`, quoted; ids of claims, which are secret, are in
-//! none.
+//! The field `name` has the lock's name, quoted. The secret IDs of claims are in no field. Errors
+//! are in the field `error`, in one line.
 //!
 //! | level | event |
 //! |---|---|
-//! | `WARN` | `lock lost`, with the `reason`; `renewal failed; …`; `release failed; …`; `release owed; …`; `waits for a lock that this client holds itself; …`; `stale token refused`; what a store finds wrong |
-//! | `DEBUG` | `acquired` (after how long), `not acquired` (why), `released` |
-//! | `TRACE` | `renewed` (how many) |
+//! | `WARN` | `lock lost`, with the `reason`; `renewal failed; …`; `release failed; …`; `release pending; …`; `waiting for a lock that this client already holds; …`; `stale token rejected`; problems that a store finds |
+//! | `DEBUG` | `acquired`, with the time waited; `not acquired`, with the error; `released` |
+//! | `TRACE` | `renewed`, with the number of claims |
 //!
 //! | level | span | fields | from, to |
 //! |---|---|---|---|
-//! | `DEBUG` | `wait` | `operation`, `name` | asking for a lock, by whatever method; the answer |
-//! | `DEBUG` | `hold` | `name`, `kind`, `token` | holding it; its release or its loss |
+//! | `DEBUG` | `wait` | `operation`, `name` | the request of a lock, by any method; the result |
+//! | `DEBUG` | `hold` | `name`, `kind`, `token` | the grant; the release or the loss |
 //! | `TRACE` | `call` | `what`: `join`, `renew`, `leave` | each request to the store |
 //!
-//! A hold is a value that moves between tasks and threads, and no scope of code: its span is opened where the lock was
-//! taken, as a sibling of the wait, and nobody is in it but the calls that are for it alone. Renewals that were
-//! put together with others', and releases by drop, are calls of their own.
+//! A hold moves between tasks and threads, so its span is not a scope of code. The span is opened
+//! where the lock was acquired, as a sibling of the wait. Only calls for this hold alone are inside
+//! it. Batched renewals and releases by drop are calls of their own.
 
 #![cfg_attr(not(all(feature = "metrics", feature = "tracing")), allow(unused_variables))]
 
@@ -65,12 +68,14 @@ use crate::words::token::Token;
 #[cfg(feature = "tracing")]
 pub(super) const TARGET: &str = "leasehold::telemetry";
 
-/// The metrics of locks have a label `name` from now on, for the first `most` names that this process uses of
-/// each kind; all others share `name="other"`. Without this, and with 0, there is none: there is no end to
-/// names, and each is a series in your database. (What is counted before any lock is named, and the zeros
-/// that all begin with, has no such label.)
+/// Adds the label `name` to the metrics of locks, for the first `most` names of each kind that this
+/// process uses. All others share `name="other"`.
 ///
-/// For all clients of the process, as the recorder is. Call it before the first of them connects.
+/// Without this call, and with 0, there is no such label. The number of names is unlimited, and
+/// each is a time series in your database. (Values that were counted before a lock is named, and
+/// the initial zeros, do not have the label.)
+///
+/// It applies to all clients of the process. Call it before the first one connects.
 ///
 /// ```
 /// leasehold::telemetry::label_names(50);
@@ -172,24 +177,24 @@ pub(crate) fn describe() {
     #[cfg(feature = "metrics")]
     {
         use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
-        describe_gauge!(HELD, Unit::Count, "Locks that are held.");
-        describe_gauge!(WAITING, Unit::Count, "Calls that stand in a queue.");
-        let what = "When the longest wait began, since 1970; 0: nobody waits.";
+        describe_gauge!(HELD, Unit::Count, "Locks held now.");
+        describe_gauge!(WAITING, Unit::Count, "Calls waiting in a queue now.");
+        let what = "Unix time at which the longest current wait began, or 0 if no call waits.";
         describe_gauge!(OLDEST_WAIT, Unit::Seconds, what);
         for (counter, what) in [
-            ("leasehold_acquired_total", "Locks taken."),
-            ("leasehold_not_acquired_total", "Calls that did not get a lock, by reason."),
-            ("leasehold_released_total", "Locks given back."),
-            ("leasehold_releases_owed_total", "Releases that the store did not answer in time."),
-            ("leasehold_lost_total", "Holds that ended without being released, by reason."),
-            ("leasehold_renewals_total", "Claims renewed, heartbeats of waiters among them."),
-            ("leasehold_renewal_failures_total", "Claims whose renewal failed, each time."),
-            ("leasehold_fence_refused_total", "HTTP requests refused for a stale token."),
-            ("leasehold_fence_failures_total", "HTTP requests refused as the fence failed."),
+            ("leasehold_acquired_total", "Locks acquired."),
+            ("leasehold_not_acquired_total", "Calls that did not acquire a lock, by reason."),
+            ("leasehold_released_total", "Locks released."),
+            ("leasehold_releases_owed_total", "Releases that the store did not confirm in time."),
+            ("leasehold_lost_total", "Holds that ended without a release, by reason."),
+            ("leasehold_renewals_total", "Claims renewed, including heartbeats of waiters."),
+            ("leasehold_renewal_failures_total", "Failed renewals, counted per claim."),
+            ("leasehold_fence_refused_total", "HTTP requests rejected because of a stale token."),
+            ("leasehold_fence_failures_total", "HTTP requests rejected because the fence failed."),
         ] {
             describe_counter!(counter, Unit::Count, what);
         }
-        let what = "From asking for a lock to holding it.";
+        let what = "Time from requesting a lock to holding it.";
         describe_histogram!("leasehold_acquire_seconds", Unit::Seconds, what);
         begin_at_zero();
     }
@@ -255,7 +260,7 @@ pub(crate) fn not_acquired(kind: Kind, error: &Error) {
         metrics::counter!("leasehold_not_acquired_total", labels).increment(1);
     }
     #[cfg(feature = "tracing")]
-    tracing::debug!(target: TARGET, %error, "not acquired");
+    tracing::debug!(target: TARGET, error = %one_line(error), "not acquired");
 }
 
 #[inline]
@@ -273,6 +278,12 @@ pub(crate) fn lost(claim: &Claim, token: Token, reason: LostReason) {
     tracing::warn!(target: TARGET, name = %claim.name, %token, %reason, "lock lost");
 }
 
+/// The full error, in one line.
+#[cfg(feature = "tracing")]
+fn one_line(error: &Error) -> impl std::fmt::Display + '_ {
+    std::fmt::from_fn(move |f| write!(f, "{error:#}"))
+}
+
 pub(crate) fn renewed(claims: usize) {
     #[cfg(feature = "metrics")]
     metrics::counter!("leasehold_renewals_total").increment(claims as u64);
@@ -284,7 +295,12 @@ pub(crate) fn renewal_failed(claims: usize, error: &Error) {
     #[cfg(feature = "metrics")]
     metrics::counter!("leasehold_renewal_failures_total").increment(claims as u64);
     #[cfg(feature = "tracing")]
-    tracing::warn!(target: TARGET, claims, %error, "renewal failed; trying again until the deadline");
+    tracing::warn!(
+        target: TARGET,
+        claims,
+        error = %one_line(error),
+        "renewal failed; retrying until the lease expires"
+    );
 }
 
 /// For a waiter's lease by now: a task that holds it would wait for itself for ever.
@@ -293,8 +309,8 @@ pub(crate) fn waits_behind_itself(claim: &Claim) {
     tracing::warn!(
         target: TARGET,
         name = %claim.name,
-        "waits for a lock that this client holds itself; if the same task holds it, it waits for ever: \
-         use an Owner, or release it first"
+        "waiting for a lock that this client already holds; if the same task holds it, this is a \
+         deadlock: release it first, or use an Owner"
     );
 }
 
@@ -303,68 +319,79 @@ pub(crate) fn release_owed(claim: &Claim, token: Token, error: &Error) {
     #[cfg(feature = "metrics")]
     metrics::counter!("leasehold_releases_owed_total", labels(claim)).increment(1);
     #[cfg(feature = "tracing")]
-    tracing::warn!(target: TARGET, name = %claim.name, %token, %error, "release owed; trying on in the background");
+    tracing::warn!(
+        target: TARGET,
+        name = %claim.name,
+        %token,
+        error = %one_line(error),
+        "release pending; retrying in the background"
+    );
 }
 
 pub(crate) fn leave_failed(claim: &Claim, error: &Error) {
     #[cfg(feature = "tracing")]
-    tracing::warn!(target: TARGET, name = %claim.name, %error, "release failed; trying again");
+    tracing::warn!(target: TARGET, name = %claim.name, error = %one_line(error), "release failed; retrying");
 }
 
-/// A fence refused a token that is smaller than one it has seen.
+/// Reports that a fence rejected a stale token.
 pub fn fence_refused(resource: &crate::Name, seen: Token, offered: Token) {
     #[cfg(feature = "metrics")]
     metrics::counter!("leasehold_fence_refused_total").increment(1);
     #[cfg(feature = "tracing")]
-    tracing::warn!(target: TARGET, %resource, %seen, %offered, "stale token refused");
+    tracing::warn!(target: TARGET, %resource, %seen, %offered, "stale token rejected");
 }
 
-/// A fence could not be asked.
+/// Reports that a fence failed.
 pub fn fence_failed(resource: &crate::Name, error: &Error) {
     #[cfg(feature = "metrics")]
     metrics::counter!("leasehold_fence_failures_total").increment(1);
     #[cfg(feature = "tracing")]
-    tracing::warn!(target: TARGET, %resource, %error, "the fence cannot be asked; request refused");
+    tracing::warn!(target: TARGET, %resource, error = %one_line(error), "fence unavailable; request rejected");
 }
 
-/// An idempotency key is done, and the database did not take the outcome.
+/// Reports that the work of an idempotency key is done, but its outcome could not be stored.
 pub fn outcome_lost(key: &crate::Name, error: &Error) {
     #[cfg(feature = "tracing")]
-    tracing::warn!(target: TARGET, %key, %error, "done once, but its outcome could not be stored");
+    tracing::warn!(target: TARGET, %key, error = %one_line(error), "work done, but its outcome could not be stored");
 }
 
-/// The store may throw away what it is to keep.
+/// Reports that the store may evict data that must be kept.
 pub fn evicting(policy: &str) {
     #[cfg(feature = "tracing")]
-    tracing::warn!(target: TARGET, policy, "the Redis server evicts keys, locks among them: set noeviction");
+    tracing::warn!(target: TARGET, policy, "the Redis server may evict keys, including locks: set maxmemory-policy to noeviction");
 }
 
-/// Locks live in a database file that has tables of somebody else's.
+/// Reports that the database file with the locks contains tables of others.
 pub fn shared_file(store: &str, table: &str) {
     #[cfg(feature = "tracing")]
     tracing::warn!(
         target: TARGET,
         store,
         table,
-        "the database file has other tables in it, and whoever writes there keeps leases from being \
-         renewed: give leasehold a file of its own"
+        "the database file contains other tables, and writes to them delay lease renewals: use a \
+         separate file for leasehold"
     );
 }
 
-/// The numbers that a store orders a queue by are running out.
+/// Reports that the sequence numbers by which a store orders a queue are running out.
 pub fn sequences_run_out(lock: &str, last: i64) {
     #[cfg(feature = "tracing")]
     tracing::warn!(
         target: TARGET,
         lock = %lock.escape_debug(),
         last,
-        "the lock's node gives out numbers up to 2147483647 only: let it be idle for a minute, or \
-         delete it when it has no children"
+        "the lock's node is running out of sequence numbers (the last one is 2147483647): leave the \
+         lock idle for a minute, or delete the node while it has no children"
     );
 }
 
-/// Who waits for a lock is told to join anew, and will hear why.
+/// Reports that a waiter's queue position was given up, and why.
 pub fn place_given_up(claim: &Claim, error: &Error) {
     #[cfg(feature = "tracing")]
-    tracing::warn!(target: TARGET, name = %claim.name, %error, "the place in the queue is given up");
+    tracing::warn!(
+        target: TARGET,
+        name = %claim.name,
+        error = %one_line(error),
+        "queue position given up; joining the queue again"
+    );
 }

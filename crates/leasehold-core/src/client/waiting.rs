@@ -139,8 +139,8 @@ impl Waiting {
         if matches!(self.lock().outcome, Some(Outcome::Holding { .. })) {
             return;
         }
-        let what = "the store refused it while it waited";
-        self.fail(Error::new(error.kind(), what).because(error.to_string()));
+        let what = "the store returned an error while this call was waiting";
+        self.fail(Error::new(error.kind(), what).hinted_by(error).because(error.reason()));
     }
 
     /// Whether it has waited so long that one should look who holds the lock; once.

@@ -38,7 +38,7 @@ use crate::words::answer::{
     Joined, LockInfo, Mode, Place, Renewal, Signal, foreigner_of, holders_of,
 };
 use crate::words::claim::{Claim, Kind};
-use crate::words::error::{Error, ErrorKind, Result};
+use crate::words::error::{CHECK_THE_STORE, Error, ErrorKind, Result, shown_holders};
 use crate::words::holder::Holder;
 use crate::words::limits::{drift, request_timeout, waiter_lease};
 use crate::words::name::Name;
@@ -166,33 +166,36 @@ impl LockHandle {
     fn check(&self, name: &Name, weight: u32) -> Result<()> {
         self.core.check_open()?;
         self.options.check(self.lease())?;
-        let refused = |kind, what: String| Err(Error::new(kind, what).on(name));
+        let unsupported = |what: String, hint: &str| {
+            Err(Error::new(ErrorKind::Unsupported, what).with_hint(hint).on(name))
+        };
+        let refused = |what: String| Err(Error::new(ErrorKind::Config, what).on(name));
         let promises = self.core.store.guarantees();
         if !promises.keeps(self.kind) {
-            let what = format!("this store keeps no {}: choose another store", self.kind);
-            return refused(ErrorKind::Unsupported, what);
+            let what = format!("this store does not support locks of the kind {}", self.kind);
+            return unsupported(what, "use another store");
         }
         if !self.options.lock_delay.is_zero() && !promises.lock_delay {
-            let what = "this store keeps nothing of an unclean end, so it can keep no lock_delay: \
-                        leave the option out, or choose another store";
-            return refused(ErrorKind::Unsupported, what.into());
+            let what =
+                "this store does not support lock_delay: it keeps no record of a crashed holder";
+            return unsupported(what.into(), "remove lock_delay, or use another store");
         }
         if !self.options.at_least.is_zero() && !promises.at_least {
-            let what = "this store cannot keep a lock taken after its release (at_least): leave \
-                        the option out, or choose another store";
-            return refused(ErrorKind::Unsupported, what.into());
+            let what =
+                "this store does not support at_least: it cannot keep a released lock unavailable";
+            return unsupported(what.into(), "remove at_least, or use another store");
         }
         if self.capacity == 0 || (self.kind == Kind::Semaphore && self.capacity > MAX_PERMITS) {
-            let what = format!("a semaphore has 1 to {MAX_PERMITS} permits, not {}", self.capacity);
-            return refused(ErrorKind::Config, what);
+            return refused(format!(
+                "invalid number of permits {} for a semaphore: expected 1 to {MAX_PERMITS}",
+                self.capacity
+            ));
         }
         if weight == 0 || weight > self.capacity {
-            let what = format!(
-                "cannot take {weight} of {} permits: ask for at least one and no more than there \
-                 are",
+            return refused(format!(
+                "cannot acquire {weight} permits from a semaphore of {0}: expected 1 to {0}",
                 self.capacity
-            );
-            return refused(ErrorKind::Config, what);
+            ));
         }
         Ok(())
     }
@@ -272,11 +275,11 @@ pub(crate) async fn acquire_once(
             return Ok(guard);
         }
         if wait == Wait::Try {
-            return Err(Error::new(
-                ErrorKind::Lost,
-                "the grant was lost again before it reached us: the store answers too slowly for \
-                 this lease; try again, or lease for longer",
-            ));
+            let what = format!(
+                "the lease of {} expired before the store's answer arrived",
+                short(handle.lease())
+            );
+            return Err(Error::new(ErrorKind::Lost, what).with_hint("retry, or use a longer lease"));
         }
         // Places that are lost as soon as they are taken must not keep a processor busy.
         let pause = LISTEN_AGAIN.min(give_up.since(core.clock.now()));
@@ -382,7 +385,7 @@ impl Attempt<'_> {
             if now >= self.give_up {
                 let late = Box::pin(self.out_of_time(*self.heard)).await;
                 return Err(match error {
-                    Some(error) => late.because(error.to_string()),
+                    Some(error) => late.because(error.reason()),
                     None => late,
                 });
             }
@@ -423,8 +426,7 @@ impl Attempt<'_> {
             Joined::Busy { .. } if self.wait != Wait::Try => Ok(Step::Stale),
             Joined::Busy { holders } => {
                 self.armed = !only;
-                let what = "try again later, or wait for it with lock()";
-                Err(Error::new(ErrorKind::Contended, what).held_by(holders))
+                Err(Error::contended(&self.claim.name, holders))
             }
         }
     }
@@ -594,19 +596,19 @@ impl Attempt<'_> {
         let (lease, silent) = (self.claim.lease, self.now().since(*self.heard));
         if *self.heard == began || silent >= request_timeout(lease) {
             let what = format!(
-                "the store granted it and has not answered for {} since; what it granted is given \
-                 back when it does, or ends with its lease: check that the store can be reached",
+                "the store granted the lock, but has not answered for {} since; the grant will be \
+                 released or expire",
                 short(silent)
             );
-            return Error::new(ErrorKind::Unreachable, what);
+            return Error::new(ErrorKind::Unreachable, what).with_hint(CHECK_THE_STORE);
         }
         let what = format!(
-            "granted, but the store answers too slowly to leave {} of a lease of {}, and it was given \
-             back: lease for longer or ask for less",
+            "the store answers too slowly to leave {} of the lease of {}; the grant was released",
             short(enough),
             short(lease)
         );
         Error::new(ErrorKind::AtRisk, what)
+            .with_hint("use a longer lease or a shorter min_validity")
     }
 
     fn hold(&mut self, token: Token, granted: Granted, full: bool, now: Moment) -> Result<Guard> {
@@ -681,24 +683,25 @@ impl LockHandle {
         let limit = short(limit);
         if !answered {
             let what = format!(
-                "did not get it within {limit}, for the last {} of which the store has not \
-                 answered: check that it runs and can be reached, then try again",
+                "did not acquire {name} within {limit}: no answer from the store for the last {}",
                 short(silent)
             );
-            return Error::new(ErrorKind::Timeout, what).in_silence();
+            return Error::new(ErrorKind::Timeout, what).with_hint(CHECK_THE_STORE).in_silence();
         }
         let info = match read {
             Some(Ok(info)) => info,
             _ => None,
         };
-        let held_by = match info.as_ref().and_then(foreigner_of) {
-            Some(foreigner) => format!(", held by {}", foreigner.escape_debug()),
+        let holders = info.as_ref().map(holders_of).unwrap_or_default();
+        let foreigner = info.as_ref().and_then(foreigner_of);
+        let foreigner = foreigner.map(|foreigner| foreigner.escape_debug().to_string());
+        let held_by = match foreigner.or_else(|| shown_holders(&holders)) {
+            Some(holder) => format!(": it is held by {holder}"),
             None => String::new(),
         };
-        let what =
-            format!("did not get it within {limit}{held_by}; the place in the queue was given up");
-        let holders = info.as_ref().map(holders_of).unwrap_or_default();
-        Error::new(ErrorKind::Timeout, what).held_by(holders)
+        let what = format!("did not acquire {name} within {limit}{held_by}");
+        let hint = "retry, or wait longer; the queue position was given up";
+        Error::new(ErrorKind::Timeout, what).with_hint(hint).held_by(holders)
     }
 }
 

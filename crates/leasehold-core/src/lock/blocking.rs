@@ -1,4 +1,4 @@
-//! The same locks for code without a runtime: every call blocks its thread.
+//! Locks for code without an async runtime: every call blocks its thread.
 //!
 //! ```
 //! let locks = leasehold::blocking::connect("memory:")?;
@@ -8,12 +8,12 @@
 //! # Ok::<(), leasehold::Error>(())
 //! ```
 //!
-//! Nothing can stop a thread from outside: work that is [run](Guard::run) under a lock looks at its guard
-//! between its steps ([`is_held`](crate::Guard::is_held), [`ensure`](crate::Guard::ensure)), and a loss is
-//! told when it is done.
+//! A thread cannot be stopped from outside. Work that is [run](Guard::run) under a lock must check its guard
+//! between its steps, with [`is_held`](crate::Guard::is_held) or [`ensure`](crate::Guard::ensure). If the lock
+//! was lost, the call returns an error when the work is done.
 //!
-//! Renewal goes on in the background while your thread works or blocks. In async code use the async
-//! face: a blocked executor thread runs nothing else.
+//! Leases are renewed in the background while your thread works or blocks. In async code, use the async
+//! types: a blocked executor thread runs nothing else.
 
 use std::cell::RefCell;
 use std::ops::{ControlFlow, Deref};
@@ -40,7 +40,7 @@ pub(crate) fn block_on<T>(background: &Background, work: impl Future<Output = T>
     park::block_on(work)
 }
 
-/// A client of one store; see [`crate::Leasehold`].
+/// A client of one store. The blocking form of [`crate::Leasehold`].
 ///
 /// ```
 /// use std::time::Duration;
@@ -56,7 +56,7 @@ pub(crate) fn block_on<T>(background: &Background, work: impl Future<Output = T>
 /// drop((one, other));
 /// locks.semaphore("convert", 3).acquire_many(2)?.release()?;
 ///
-/// // Several, in one order for all.
+/// // Several locks, which all callers acquire in the same order.
 /// let both = locks.lock_all_timeout(["stock:b", "stock:a"], limit)?;
 /// assert!(locks.try_lock_all(["stock:a", "stock:c"]).is_err());
 /// both.release()?;
@@ -66,7 +66,7 @@ pub(crate) fn block_on<T>(background: &Background, work: impl Future<Output = T>
 /// assert_eq!(locks.check(&guard.sequencer())?.token, Some(guard.token()));
 /// assert_eq!(locks.read("order:42")?.expect("it is held").claims.len(), 1);
 /// assert_eq!(locks.list("order:")?.len(), 1);
-/// assert_eq!(locks.watch("order:42").next()?.claim.token, Some(guard.token())); // then what changes
+/// assert_eq!(locks.watch("order:42").next()?.claim.token, Some(guard.token())); // then the changes
 /// assert_eq!(locks.watch_all("order:").next()?.name.as_str(), "order:42");
 /// assert_eq!(locks.evict("order:42", Evict::Holders)?, 1);
 /// for finding in locks.diagnose()? {
@@ -80,37 +80,37 @@ pub(crate) fn block_on<T>(background: &Background, work: impl Future<Output = T>
 pub struct Leasehold(crate::Leasehold);
 
 impl Leasehold {
-    /// See [`crate::Leasehold::mutex`].
+    /// Creates a mutex; see [`crate::Leasehold::mutex`].
     pub fn mutex(&self, name: impl AsRef<str>) -> Mutex {
         Mutex(self.0.mutex(name))
     }
 
-    /// See [`crate::Leasehold::rwlock`].
+    /// Creates a read-write lock; see [`crate::Leasehold::rwlock`].
     pub fn rwlock(&self, name: impl AsRef<str>) -> RwLock {
         RwLock(self.0.rwlock(name))
     }
 
-    /// See [`crate::Leasehold::semaphore`].
+    /// Creates a semaphore; see [`crate::Leasehold::semaphore`].
     pub fn semaphore(&self, name: impl AsRef<str>, permits: u32) -> Semaphore {
         Semaphore(self.0.semaphore(name, permits))
     }
 
-    /// See [`crate::Leasehold::election`].
+    /// Creates an election; see [`crate::Leasehold::election`].
     pub fn election(&self, name: impl AsRef<str>) -> Election {
         Election(self.0.election(name))
     }
 
-    /// See [`crate::Leasehold::watch`].
+    /// Watches one queue; see [`crate::Leasehold::watch`].
     pub fn watch(&self, name: impl AsRef<str>) -> Changes {
         Changes(self.0.watch(name))
     }
 
-    /// See [`crate::Leasehold::watch_all`].
+    /// Watches all queues whose names begin with `prefix`; see [`crate::Leasehold::watch_all`].
     pub fn watch_all(&self, prefix: impl AsRef<str>) -> Changes {
         Changes(self.0.watch_all(prefix))
     }
 
-    /// See [`crate::Leasehold::lock_all`].
+    /// Acquires several locks, and blocks until it holds all of them; see [`crate::Leasehold::lock_all`].
     ///
     /// ```
     /// let locks = leasehold::blocking::connect("memory:")?;
@@ -121,15 +121,15 @@ impl Leasehold {
     /// ```
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`crate::Leasehold::lock_all`].
     pub fn lock_all(&self, wanted: impl IntoIterator<Item = impl IntoWanted>) -> Result<Guards> {
         block_on(self.0.background(), self.0.lock_all(wanted)).map(Guards)
     }
 
-    /// See [`crate::Leasehold::try_lock_all`].
+    /// Acquires several locks if all of them are free; see [`crate::Leasehold::try_lock_all`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`crate::Leasehold::try_lock_all`].
     pub fn try_lock_all(
         &self,
         wanted: impl IntoIterator<Item = impl IntoWanted>,
@@ -137,10 +137,10 @@ impl Leasehold {
         block_on(self.0.background(), self.0.try_lock_all(wanted)).map(Guards)
     }
 
-    /// See [`crate::Leasehold::lock_all_timeout`].
+    /// Acquires several locks, and blocks for at most `limit`; see [`crate::Leasehold::lock_all_timeout`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`crate::Leasehold::lock_all_timeout`].
     pub fn lock_all_timeout(
         &self,
         wanted: impl IntoIterator<Item = impl IntoWanted>,
@@ -149,67 +149,67 @@ impl Leasehold {
         block_on(self.0.background(), self.0.lock_all_timeout(wanted, limit)).map(Guards)
     }
 
-    /// See [`crate::Leasehold::read`].
+    /// Returns the holders and waiters of one lock; see [`crate::Leasehold::read`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`crate::Leasehold::read`].
     pub fn read(&self, name: impl AsRef<str>) -> Result<Option<LockInfo>> {
         block_on(self.0.background(), self.0.read(name))
     }
 
-    /// See [`crate::Leasehold::list`].
+    /// Returns all locks in use whose names begin with `prefix`; see [`crate::Leasehold::list`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`crate::Leasehold::list`].
     pub fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
         block_on(self.0.background(), self.0.list(prefix))
     }
 
-    /// See [`crate::Leasehold::evict`].
+    /// Evicts holders of a lock, and returns how many holds ended; see [`crate::Leasehold::evict`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`crate::Leasehold::evict`].
     pub fn evict(&self, name: impl AsRef<str>, which: Evict) -> Result<usize> {
         block_on(self.0.background(), self.0.evict(name, which))
     }
 
-    /// See [`crate::Leasehold::check`].
+    /// Checks at the store that the hold of this sequencer is still held; see [`crate::Leasehold::check`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`crate::Leasehold::check`].
     pub fn check(&self, sequencer: &Sequencer) -> Result<ClaimInfo> {
         block_on(self.0.background(), self.0.check(sequencer))
     }
 
-    /// See [`crate::Leasehold::diagnose`].
+    /// Checks how the store is set up; see [`crate::Leasehold::diagnose`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`crate::Leasehold::diagnose`].
     pub fn diagnose(&self) -> Result<Vec<Finding>> {
         block_on(self.0.background(), self.0.diagnose())
     }
 
-    /// See [`crate::Leasehold::ping`].
+    /// Checks that the store answers within `limit`; see [`crate::Leasehold::ping`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`crate::Leasehold::ping`].
     pub fn ping(&self, limit: Duration) -> Result<()> {
         block_on(self.0.background(), self.0.ping(limit))
     }
 
-    /// See [`crate::Leasehold::close`].
+    /// Releases all locks of this client, and disconnects; see [`crate::Leasehold::close`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`crate::Leasehold::close`].
     pub fn close(self) -> Result<()> {
         let locks = self.0.clone();
         block_on(locks.background(), self.0.close())
     }
 
-    /// See [`crate::Leasehold::close_timeout`].
+    /// Closes the client, and returns after `limit` at the latest; see [`crate::Leasehold::close_timeout`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`crate::Leasehold::close_timeout`].
     pub fn close_timeout(self, limit: Duration) -> Result<()> {
         let locks = self.0.clone();
         block_on(locks.background(), self.0.close_timeout(limit))
@@ -239,14 +239,14 @@ fn end(released: Result<Released>) -> Result<()> {
     }
 }
 
-/// A held lock: all of [`crate::Guard`], with a [`release`](Self::release) that blocks.
+/// A held lock. It has all methods of [`crate::Guard`], and those that wait block the thread.
 ///
 /// ```
 /// # use std::time::Duration;
 /// # let locks = leasehold::blocking::connect("memory:")?;
 /// use leasehold::store::Evict;
 /// let guard = locks.mutex("order:42").lock()?;
-/// println!("held, token {}", guard.token()); // all of the async guard that does not wait
+/// println!("held, token {}", guard.token()); // a method of the async guard
 /// assert!(guard.renew()? > Duration::ZERO); // between steps, with `no_renewal`
 /// let watch = guard.watch();
 /// guard.release()?;
@@ -254,7 +254,7 @@ fn end(released: Result<Released>) -> Result<()> {
 ///
 /// let guard = locks.mutex("order:42").lock()?;
 /// locks.evict("order:42", Evict::Holders)?;
-/// println!("{}", guard.lost()); // blocks until it is
+/// println!("{}", guard.lost()); // blocks until the lock is lost
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[derive(Debug)]
@@ -262,17 +262,18 @@ fn end(released: Result<Released>) -> Result<()> {
 pub struct Guard(crate::Guard);
 
 impl Guard {
-    /// See [`crate::Guard::release`].
+    /// Releases the lock, and blocks until the store has answered; see [`crate::Guard::release`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`crate::Guard::release`].
     pub fn release(self) -> Result<Released> {
         let core = self.0.core();
         block_on(&core.background, self.0.release())
     }
 
-    /// Runs `work` under this hold, then releases it; see [`crate::Guard::run`]. Nothing stops the work when the
-    /// lock is lost: it looks at its guard between its steps.
+    /// Runs `work` under this hold, then releases the lock; see [`crate::Guard::run`].
+    ///
+    /// The work is not stopped when the lock is lost. It must check its guard between its steps.
     ///
     /// ```
     /// # let locks = leasehold::blocking::connect("memory:")?;
@@ -282,14 +283,15 @@ impl Guard {
     /// ```
     ///
     /// # Errors
-    /// As there. One that was lost before it began does not begin.
+    /// The same as [`crate::Guard::run`]. If the lock is already lost, `work` is not called.
     pub fn run<T>(self, work: impl FnOnce(&Self) -> T) -> Result<T> {
         begin(&self)?;
         let done = work(&self);
         end(self.release()).map(|()| done)
     }
 
-    /// Runs `work`, which fails by itself, under this hold, then releases it; see [`crate::Guard::try_run`].
+    /// Runs `work`, which returns a `Result`, under this hold, then releases the lock; see
+    /// [`crate::Guard::try_run`].
     ///
     /// ```
     /// # let locks = leasehold::blocking::connect("memory:")?;
@@ -301,7 +303,7 @@ impl Guard {
     /// ```
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`crate::Guard::try_run`].
     pub fn try_run<T, E: From<Error>>(
         self,
         work: impl FnOnce(&Self) -> Result<T, E>,
@@ -309,46 +311,46 @@ impl Guard {
         self.run(work)?
     }
 
-    /// See [`crate::Guard::renew`].
+    /// Renews the lease now; see [`crate::Guard::renew`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`crate::Guard::renew`].
     pub fn renew(&self) -> Result<Duration> {
         let core = self.0.core();
         block_on(&core.background, self.0.renew())
     }
 
-    /// See [`crate::Guard::downgrade`].
+    /// Turns a write hold into a read hold; see [`crate::Guard::downgrade`].
     ///
     /// ```
     /// # let locks = leasehold::blocking::connect("memory:")?;
     /// let guard = locks.rwlock("config").write()?;
     /// // … write it …
     /// guard.downgrade()?;
-    /// let other = locks.rwlock("config").read()?; // and nobody has written since
+    /// let other = locks.rwlock("config").read()?; // and no other client has written since
     /// # drop(other);
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`crate::Guard::downgrade`].
     pub fn downgrade(&self) -> Result<()> {
         let core = self.0.core();
         block_on(&core.background, self.0.downgrade())
     }
 
-    /// See [`crate::Guard::try_upgrade`].
+    /// Turns a read hold into a write hold if there is no other holder; see [`crate::Guard::try_upgrade`].
     ///
     /// ```
     /// # let locks = leasehold::blocking::connect("memory:")?;
     /// let guard = locks.rwlock("config").read()?;
-    /// guard.try_upgrade()?; // nobody else reads
+    /// guard.try_upgrade()?; // there is no other reader
     /// assert!(locks.rwlock("config").try_read().is_err());
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`crate::Guard::try_upgrade`].
     pub fn try_upgrade(&self) -> Result<()> {
         let core = self.0.core();
         block_on(&core.background, self.0.try_upgrade())
@@ -359,7 +361,7 @@ impl Guard {
         park::block_on(self.0.lost())
     }
 
-    /// See [`crate::Guard::watch`].
+    /// Returns a handle that reports the state of this hold; see [`crate::Guard::watch`].
     pub fn watch(&self) -> Watch {
         Watch(self.0.watch())
     }
@@ -373,16 +375,16 @@ impl Deref for Guard {
     }
 }
 
-/// Several held locks: all of [`crate::Guards`], with calls that block.
+/// Several held locks. It has all methods of [`crate::Guards`], and those that wait block the thread.
 ///
 /// ```
 /// # let locks = leasehold::blocking::connect("memory:")?;
 /// use leasehold::store::Evict;
 /// let both = locks.lock_all(["stock:a", "stock:b"])?;
 /// locks.evict("stock:b", Evict::Holders)?;
-/// let (name, _reason) = both.lost(); // blocks until one is
+/// let (name, _reason) = both.lost(); // blocks until one is lost
 /// assert_eq!(name.as_str(), "stock:b");
-/// assert!(both.release().is_err()); // and this says so too
+/// assert!(both.release().is_err()); // this reports it too
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[derive(Debug)]
@@ -390,10 +392,10 @@ impl Deref for Guard {
 pub struct Guards(crate::Guards);
 
 impl Guards {
-    /// See [`crate::Guards::release`].
+    /// Releases all locks; see [`crate::Guards::release`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`crate::Guards::release`].
     pub fn release(self) -> Result<Released> {
         match self.0.core() {
             Some(core) => block_on(&core.background, self.0.release()),
@@ -401,8 +403,9 @@ impl Guards {
         }
     }
 
-    /// Runs `work` while all of them are held, then releases them; see [`crate::Guards::run`]. Nothing stops the
-    /// work when a lock is lost: it looks at the guards between its steps.
+    /// Runs `work` while all locks are held, then releases them; see [`crate::Guards::run`].
+    ///
+    /// The work is not stopped when a lock is lost. It must check the guards between its steps.
     ///
     /// ```
     /// # let locks = leasehold::blocking::connect("memory:")?;
@@ -412,14 +415,14 @@ impl Guards {
     /// ```
     ///
     /// # Errors
-    /// As there. Where one was lost before it began, it does not begin.
+    /// The same as [`crate::Guards::run`]. If a lock is already lost, `work` is not called.
     pub fn run<T>(self, work: impl FnOnce(&Self) -> T) -> Result<T> {
         self.0.iter().try_for_each(begin)?;
         let done = work(&self);
         end(self.release()).map(|()| done)
     }
 
-    /// Runs `work`, which fails by itself, while all of them are held, then releases them; see
+    /// Runs `work`, which returns a `Result`, while all locks are held, then releases them; see
     /// [`crate::Guards::try_run`].
     ///
     /// ```
@@ -432,7 +435,7 @@ impl Guards {
     /// ```
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`crate::Guards::try_run`].
     pub fn try_run<T, E: From<Error>>(
         self,
         work: impl FnOnce(&Self) -> Result<T, E>,
@@ -454,14 +457,15 @@ impl Deref for Guards {
     }
 }
 
-/// How a hold stands: all of [`crate::Watch`], with a [`wait_until_held`](Self::wait_until_held) that blocks.
+/// Reports the state of one hold. It has all methods of [`crate::Watch`], and
+/// [`wait_until_held`](Self::wait_until_held) blocks the thread.
 ///
 /// ```
 /// # let locks = leasehold::blocking::connect("memory:")?;
 /// let guard = locks.mutex("order:42").lock()?;
 /// let mut watch = guard.watch();
 /// for step in 1..=3 {
-///     watch.wait_until_held()?; // goes on while held, blocks while at risk, fails when lost
+///     watch.wait_until_held()?; // returns while held, blocks while at risk, fails when lost
 ///     println!("step {step}");
 /// }
 /// guard.release()?;
@@ -475,7 +479,7 @@ impl Watch {
     /// Blocks while the hold is at risk; see [`crate::Watch::wait_until_held`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`crate::Watch::wait_until_held`].
     pub fn wait_until_held(&mut self) -> Result<()> {
         park::block_on(self.0.wait_until_held())
     }
@@ -492,13 +496,13 @@ impl Deref for Watch {
 /// One lock type of the blocking face: the options of the async one, and its calls, blocking.
 macro_rules! blocking {
     ($name:ident: $($call:ident($($arg:ident: $type:ty),*)),+) => {
-        #[doc = concat!("See [`crate::", stringify!($name), "`].")]
+        #[doc = concat!("A lock for blocking code. The blocking form of [`crate::", stringify!($name), "`].")]
         #[derive(Clone, Debug)]
-        #[must_use = "a lock does nothing until it is taken"]
+        #[must_use = "a lock does nothing until it is acquired"]
         pub struct $name(crate::$name);
 
         impl $name {
-            /// Sets options: takes the async lock's builder methods.
+            /// Sets options, with the builder methods of the async lock.
             ///
             /// ```
             /// # use std::time::Duration;
@@ -512,12 +516,15 @@ macro_rules! blocking {
 
             $(
                 #[doc = concat!(
-                    "See [`", stringify!($call), "`](crate::", stringify!($name), "::",
-                    stringify!($call), ")."
+                    "Calls [`", stringify!($call), "`](crate::", stringify!($name), "::",
+                    stringify!($call), "), and blocks until it is done."
                 )]
                 ///
                 /// # Errors
-                /// As there.
+                #[doc = concat!(
+                    "The same as [`", stringify!($call), "`](crate::", stringify!($name), "::",
+                    stringify!($call), ")."
+                )]
                 pub fn $call(&self, $($arg: $type),*) -> Result<Guard> {
                     let background = &self.0.core().background;
                     block_on(background, self.0.$call($($arg),*)).map(Guard)
@@ -533,24 +540,33 @@ macro_rules! runs {
         impl $name {
             $(
                 #[doc = concat!(
-                    "See [`", stringify!($run), "`](crate::", stringify!($name), "::",
-                    stringify!($run), "). Nothing stops the work when the lock is lost: it looks at ",
-                    "its guard between its steps."
+                    "Acquires the lock, runs `work`, and releases the lock; see [`", stringify!($run),
+                    "`](crate::", stringify!($name), "::", stringify!($run), ")."
                 )]
                 ///
+                /// The work is not stopped when the lock is lost. It must check its guard between its
+                /// steps.
+                ///
                 /// # Errors
-                /// As there.
+                #[doc = concat!(
+                    "The same as [`", stringify!($run), "`](crate::", stringify!($name), "::",
+                    stringify!($run), ")."
+                )]
                 pub fn $run<T>(&self, work: impl FnOnce(&Guard) -> T) -> Result<T> {
                     self.$take()?.run(work)
                 }
 
                 #[doc = concat!(
-                    "See [`", stringify!($try_run), "`](crate::", stringify!($name), "::",
+                    "Acquires the lock, runs `work`, which returns a `Result`, and releases the lock in ",
+                    "either case; see [`", stringify!($try_run), "`](crate::", stringify!($name), "::",
                     stringify!($try_run), ")."
                 )]
                 ///
                 /// # Errors
-                /// As there.
+                #[doc = concat!(
+                    "The same as [`", stringify!($try_run), "`](crate::", stringify!($name), "::",
+                    stringify!($try_run), ")."
+                )]
                 pub fn $try_run<T, E: From<Error>>(
                     &self,
                     work: impl FnOnce(&Guard) -> Result<T, E>,
@@ -563,27 +579,27 @@ macro_rules! runs {
 }
 
 impl Mutex {
-    /// See [`crate::Mutex::once_per`].
+    /// Acquires the lock if no client has acquired it in the last `period`; see [`crate::Mutex::once_per`].
     ///
     /// ```
     /// # use std::time::Duration;
     /// # let locks = leasehold::blocking::connect("memory:")?;
     /// let hour = Duration::from_secs(3600);
     /// if let Some(guard) = locks.mutex("report").once_per(hour)?.ran() {
-    ///     guard.release()?; // done: nobody does it again within the hour
+    ///     guard.release()?; // done: no client does it again within the hour
     /// }
     /// assert!(locks.mutex("report").once_per(hour)?.ran().is_none());
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`crate::Mutex::once_per`].
     pub fn once_per(&self, period: Duration) -> Result<OncePer<Guard>> {
         block_on(&self.0.core().background, self.0.once_per(period)).map(|ran| ran.map(Guard))
     }
 }
 
-/// One of many leads; see [`crate::Election`].
+/// A leader election. The blocking form of [`crate::Election`].
 ///
 /// ```
 /// use std::ops::ControlFlow;
@@ -591,7 +607,7 @@ impl Mutex {
 /// # let locks = leasehold::blocking::connect("memory:")?;
 /// let election = locks.election("leader").with(|e| e.lease(Duration::from_secs(10)));
 /// let mut observer = election.observe();
-/// assert!(observer.changed()?.is_none()); // at first, what is there
+/// assert!(observer.changed()?.is_none()); // the first call returns the current state
 /// election.lead(|guard| {
 ///     let leader = election.leader().unwrap().expect("we lead");
 ///     assert_eq!(leader.token, Some(guard.token()));
@@ -601,20 +617,21 @@ impl Mutex {
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 #[derive(Clone, Debug)]
-#[must_use = "nobody stands until `lead` is called"]
+#[must_use = "an election does nothing until `lead` is called"]
 pub struct Election(crate::Election);
 
 impl Election {
-    /// Sets options: takes the async election's builder methods.
+    /// Sets options, with the builder methods of the async election.
     pub fn with(self, options: impl FnOnce(crate::Election) -> crate::Election) -> Self {
         Self(options(self.0))
     }
 
-    /// Stands, leads while `work` runs in this thread, and stands again: see [`crate::Election::lead`].
+    /// Waits for leadership, runs `work` in this thread while it leads, and waits again when leadership is
+    /// lost; see [`crate::Election::lead`].
     ///
-    /// Nothing can stop a thread from outside, so `work` looks at its guard between its steps
-    /// ([`is_held`](crate::Guard::is_held), [`ensure`](crate::Guard::ensure)), and says
-    /// [`Continue`](ControlFlow::Continue) when it is deposed.
+    /// A thread cannot be stopped from outside. So `work` must check its guard between its steps, with
+    /// [`is_held`](crate::Guard::is_held) or [`ensure`](crate::Guard::ensure), and return
+    /// [`Continue`](ControlFlow::Continue) when leadership is lost.
     ///
     /// ```
     /// # use std::ops::ControlFlow;
@@ -624,13 +641,13 @@ impl Election {
     ///         // … a step …
     ///         return ControlFlow::Break(guard.token()); // done for good
     ///     }
-    ///     ControlFlow::Continue(()) // deposed: stand again
+    ///     ControlFlow::Continue(()) // leadership was lost: wait for it again
     /// })?;
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`crate::Election::lead`].
     pub fn lead<T>(&self, work: impl FnMut(Guard) -> ControlFlow<T>) -> Result<T> {
         let work = RefCell::new(work);
         // It works when it is polled, and not before: what it says then counts, whatever became of its term.
@@ -638,33 +655,33 @@ impl Election {
         block_on(self.0.background(), self.0.lead(term))
     }
 
-    /// See [`crate::Election::leader`].
+    /// Returns the current leader according to the store; see [`crate::Election::leader`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`crate::Election::leader`].
     pub fn leader(&self) -> Result<Option<ClaimInfo>> {
         block_on(self.0.background(), self.0.leader())
     }
 
-    /// See [`crate::Election::leads`].
+    /// Returns the term in which this candidate leads now; see [`crate::Election::leads`].
     pub fn leads(&self) -> Option<Token> {
         self.0.leads()
     }
 
-    /// See [`crate::Election::observe`].
+    /// Returns an observer of the leader; see [`crate::Election::observe`].
     pub fn observe(&self) -> Observer {
         Observer { election: self.0.clone(), observer: self.0.observe() }
     }
 }
 
-/// Follows who leads; see [`crate::Observer`].
+/// Reports changes of leadership. The blocking form of [`crate::Observer`].
 ///
 /// ```
 /// # let locks = leasehold::blocking::connect("memory:")?;
 /// let mut observer = locks.election("leader").observe();
 /// match observer.changed()? {
 ///     Some(leader) => println!("{} leads", leader.holder),
-///     None => println!("nobody leads"),
+///     None => println!("there is no leader"),
 /// }
 /// # Ok::<(), leasehold::Error>(())
 /// ```
@@ -675,25 +692,25 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// Blocks until another one leads, or nobody; see [`crate::Observer::changed`].
+    /// Blocks until the leader changes; see [`crate::Observer::changed`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`crate::Observer::changed`].
     pub fn changed(&mut self) -> Result<Option<ClaimInfo>> {
         block_on(self.election.background(), self.observer.changed())
     }
 }
 
-/// Follows what changes in queues; see [`crate::Changes`].
+/// Reports changes in queues. The blocking form of [`crate::Changes`].
 ///
 /// ```
 /// # use std::time::Duration;
 /// # let locks = leasehold::blocking::connect("memory:")?;
 /// let _guard = locks.mutex("deploy:web").lock()?;
-/// // Of one lock, or of all with names that begin so.
+/// // One lock, or all locks with this prefix.
 /// for mut changes in [locks.watch("deploy:web"), locks.watch_all("deploy:")] {
-///     changes = changes.every(Duration::from_secs(2)); // looks so often where nobody tells it when
-///     assert_eq!(changes.next()?.name.as_str(), "deploy:web"); // at first, what is there
+///     changes = changes.every(Duration::from_secs(2)); // the longest pause between polls
+///     assert_eq!(changes.next()?.name.as_str(), "deploy:web"); // the first call returns the current state
 /// }
 /// # Ok::<(), leasehold::Error>(())
 /// ```
@@ -701,7 +718,7 @@ impl Observer {
 pub struct Changes(crate::Changes);
 
 impl Changes {
-    /// See [`crate::Changes::every`].
+    /// Sets the longest pause between two polls; see [`crate::Changes::every`].
     #[must_use]
     pub fn every(self, pause: Duration) -> Self {
         Self(self.0.every(pause))
@@ -710,7 +727,7 @@ impl Changes {
     /// Blocks until something changes; see [`crate::Changes::next`].
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`crate::Changes::next`].
     #[allow(clippy::should_implement_trait, reason = "it has no end, and an error does not end it")]
     pub fn next(&mut self) -> Result<Change> {
         let core = self.0.core().clone();

@@ -1,4 +1,4 @@
-//! Making a client: of which store, under which conditions.
+//! Creates clients.
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -27,14 +27,16 @@ const CONNECT_AGAIN: [Duration; 2] = [Duration::from_millis(100), Duration::from
 /// One try to connect.
 type Trying<'a> = Pin<Box<dyn Future<Output = Result<Arc<dyn Store>>> + Send + 'a>>;
 
-/// Connects with options. The default knows the store `memory:` alone; `leasehold::builder()` knows
-/// all that are in the build.
+/// Connects to a store with options.
+///
+/// The default registry knows only `memory:`. `leasehold::builder()` knows all stores that are
+/// compiled in.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// use leasehold::store::Guarantee;
 /// let locks = leasehold::builder()
-///     .label("billing") // what people see who look at a lock
+///     .label("billing") // shown to people who inspect the lock
 ///     .require(Guarantee::Fifo)
 ///     .connect("memory:")
 ///     .await?;
@@ -54,12 +56,13 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Of a client of one of these stores.
+    /// Creates a builder for clients of the stores in this registry.
     pub fn new(registry: Registry) -> Self {
         Self { registry, ..Self::default() }
     }
 
-    /// What every lock of this client says of its holder, unless the lock says otherwise.
+    /// Sets the label of this client's holds, which describes the holder to people. A label set on
+    /// a lock takes precedence.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -72,13 +75,13 @@ impl Builder {
         self
     }
 
-    /// What every lock of this client begins with. A lock's own methods change one by one, its
-    /// [`options`](crate::Mutex::options) all of them.
+    /// Sets the options with which every lock of this client begins. A lock's methods change single
+    /// options, and its [`options`](crate::Mutex::options) replaces all of them.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// # use std::time::Duration;
-    /// let mut short = leasehold::LockOptions::default(); // or out of the service's settings (feature `serde`)
+    /// let mut short = leasehold::LockOptions::default(); // or read them from your configuration (feature `serde`)
     /// short.lease = Duration::from_secs(5);
     /// let locks = leasehold::builder().options(short).connect("memory:").await?;
     /// let guard = locks.mutex("order:42").lock().await?;
@@ -91,12 +94,13 @@ impl Builder {
         self
     }
 
-    /// Refuses to connect to a store that does not promise this.
+    /// Requires a guarantee: connecting to a store without it returns
+    /// [`Unsupported`](ErrorKind::Unsupported).
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use leasehold::store::Guarantee;
-    /// // Refused where a restart of the server may let two hold.
+    /// // An error if a restart of the server could allow two holders.
     /// let locks = leasehold::builder().require(Guarantee::ExclusiveOnStoreCrash).connect("memory:").await;
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
@@ -106,9 +110,10 @@ impl Builder {
         self
     }
 
-    /// What sequencers say of the store, where clients address one store in more than one way (by
-    /// another host name, say): give them all the same. 1 to 1024 bytes, without control
-    /// characters, and no secret.
+    /// Sets the identity of the store, which sequencers contain.
+    ///
+    /// Use it if clients reach one store by different addresses, and set the same identity in all
+    /// of them. It has 1 to 1024 bytes without control characters, and is not secret.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -123,15 +128,16 @@ impl Builder {
         self
     }
 
-    /// Raises all of the store's tokens by this number: for a resource whose lock moves here from a
-    /// store with greater tokens, which its fence has seen and would refuse everybody for. Choose
-    /// it no smaller than the greatest of them, and give it to all clients, for ever. In a URL it
-    /// is the parameter `token_offset` (not of `file:` and `memory:`). docs/fencing.md has the
-    /// steps.
+    /// Adds this number to all tokens of the store.
+    ///
+    /// Use it when a lock moves here from a store with larger tokens: the resource's fence has seen
+    /// those, and would reject all new holders. Set it to at least the largest of them, in all
+    /// clients, permanently. In a URL it is the parameter `token_offset` (not for `file:` and
+    /// `memory:`). `docs/fencing.md` describes the steps.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
-    /// let moved = 1 << 60; // no smaller than the greatest token of the store before
+    /// let moved = 1 << 60; // at least the largest token of the previous store
     /// let locks = leasehold::builder().token_offset(moved).connect("memory:").await?;
     /// assert!(locks.mutex("order:42").lock().await?.token().get() > moved);
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
@@ -142,9 +148,11 @@ impl Builder {
         self
     }
 
-    /// Goes on for this long where the store cannot be connected to, with growing pauses (0.1 to 5 s): for
-    /// a service that starts at the same time as its store. What no waiting mends is told at once. The default is
-    /// not to.
+    /// Sets how long connecting is retried while the store is unreachable, with pauses of 0.1 s to
+    /// 5 s. Default: no retries.
+    ///
+    /// Use it for a service that starts at the same time as its store. Permanent errors are
+    /// returned immediately.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -159,10 +167,13 @@ impl Builder {
         self
     }
 
-    /// Puts this before the name of every lock of this client, and out of its sight: several applications or
-    /// environments in one store, of which none can name another's locks. Such as `"acme/"`; at most 256 bytes,
-    /// without control characters, and so much shorter are the longest names. It is a convention
-    /// among clients, and no right: the server's own rights keep out who must be kept out.
+    /// Sets a prefix for the names of all locks of this client, such as `"acme/"`. The client
+    /// itself does not see it.
+    ///
+    /// Several applications or environments can share one store this way without using each other's
+    /// locks. The prefix has at most 256 bytes without control characters, and the longest lock
+    /// name is shorter by that length. It is a convention between clients, not an access control.
+    /// Use the permissions of the server for that.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -179,7 +190,7 @@ impl Builder {
         self
     }
 
-    /// Judges leases by this clock; for tests.
+    /// Sets the clock that measures leases. For tests.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -187,7 +198,7 @@ impl Builder {
     /// let clock = leasehold::Clock::stepped();
     /// let locks = leasehold::builder().clock(clock.clone()).connect("memory:").await?;
     /// let guard = locks.mutex("order:42").lease(Duration::from_secs(15)).lock().await?;
-    /// clock.advance(Duration::from_secs(16)); // as if the machine had slept
+    /// clock.advance(Duration::from_secs(16)); // as if the machine had been suspended
     /// assert!(!guard.is_held());
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
@@ -197,7 +208,7 @@ impl Builder {
         self
     }
 
-    /// Connects to the store of this URL.
+    /// Connects to the store with this URL.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -206,12 +217,14 @@ impl Builder {
     /// ```
     ///
     /// # Cancel safety
-    /// Dropped, nothing is left of it.
+    /// Cancel safe: dropping the future changes nothing.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] for a URL that cannot work, [`ErrorKind::Unsupported`] for a store
-    /// that this build leaves out, or for a guarantee that was [required](Self::require) and is not
-    /// given; otherwise as the store fails.
+    /// - [`Config`](ErrorKind::Config): the URL is invalid.
+    /// - [`Unsupported`](ErrorKind::Unsupported): the store is not compiled in, or does not offer a
+    ///   [required](Self::require) guarantee.
+    /// - [`Unreachable`](ErrorKind::Unreachable), [`Denied`](ErrorKind::Denied) and other errors of
+    ///   the store.
     pub async fn connect(self, url: impl AsRef<str>) -> Result<Leasehold> {
         let background = Background::start()?;
         let url = url.as_ref();
@@ -220,9 +233,10 @@ impl Builder {
         self.start(store, background)
     }
 
-    /// Connects to a store that `open` opens: what it does in the background belongs on the runtime that it
-    /// is given, which is the client's own. For stores that are not named by a URL; one that is there already
-    /// is given to [`store`](Self::store).
+    /// Connects to a store that `open` opens. For stores without a URL.
+    ///
+    /// `open` gets the runtime of the client, on which the store's background tasks must run. For a
+    /// store that is already open, use [`store`](Self::store).
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -235,11 +249,11 @@ impl Builder {
     /// ```
     ///
     /// # Cancel safety
-    /// Dropped, nothing is left of it.
+    /// Cancel safe: dropping the future changes nothing.
     ///
     /// # Errors
-    /// As `open`'s, which is [asked again](Self::connect_retry) where that helps; and as
-    /// [`connect`](Self::connect).
+    /// - The errors of `open`, which is called again if a [retry](Self::connect_retry) may help.
+    /// - All others as for [`connect`](Self::connect).
     pub async fn connect_by(self, open: impl Fn(Handle) -> Opening) -> Result<Leasehold> {
         let background = Background::start()?;
         let open = || open(background.handle().clone()) as Trying<'_>;
@@ -247,7 +261,8 @@ impl Builder {
         self.start(store, background)
     }
 
-    /// As [`connect`](Self::connect), for code without a runtime.
+    /// Connects to the store with this URL, and blocks until it is done. For code without a
+    /// runtime.
     ///
     /// ```
     /// let locks = leasehold::builder().label("cron").connect_blocking("memory:")?;
@@ -256,7 +271,7 @@ impl Builder {
     /// ```
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`connect`](Self::connect).
     pub fn connect_blocking(self, url: impl AsRef<str>) -> Result<blocking::Leasehold> {
         let background = Background::start()?;
         let url = url.as_ref();
@@ -283,27 +298,27 @@ impl Builder {
         }
     }
 
-    /// A client of a store of your own.
+    /// Creates a client of a store that is already open.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use std::sync::Arc;
-    /// use leasehold::store::MemoryStore; // or yours
+    /// use leasehold::store::MemoryStore; // or a store of your own
     /// let locks = leasehold::builder().label("tests").store(Arc::new(MemoryStore::new()))?;
     /// locks.mutex("order:42").lock().await?.release().await?;
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
     ///
     /// # Errors
-    /// As [`connect`](Self::connect).
+    /// The same as [`connect`](Self::connect).
     pub fn store(self, store: Arc<dyn Store>) -> Result<Leasehold> {
         self.start(store, Background::start()?)
     }
 
-    /// A client that is one process of a simulation.
+    /// Creates a client that is one process of a simulation.
     ///
     /// # Errors
-    /// As [`store`](Self::store).
+    /// The same as [`store`](Self::store).
     #[cfg(feature = "simulation")]
     #[doc(hidden)]
     pub fn simulated(self, store: Arc<dyn Store>, world: &crate::World) -> Result<Leasehold> {
@@ -322,8 +337,9 @@ impl Builder {
         let store = store.map_err(|e| e.during("connect").at(&url))?;
         for wanted in self.required {
             if !store.guarantees().meets(wanted) {
-                let what = format!("this store does not promise {wanted}: choose another");
+                let what = format!("this store does not guarantee {wanted}");
                 return Err(Error::new(ErrorKind::Unsupported, what)
+                    .with_hint("use another store, or do not require it")
                     .during("connect")
                     .at(store.url()));
             }
@@ -332,8 +348,14 @@ impl Builder {
         let identity = identity + &namespace;
         let length = 1..=MAX_IDENTITY_BYTES;
         if !length.contains(&identity.len()) || identity.contains(char::is_control) {
-            let what = "a store's identity is 1 to 1024 bytes without control characters: set one";
-            return Err(Error::new(ErrorKind::Config, what).during("connect").at(store.url()));
+            let shown: String = identity.chars().take(40).collect();
+            let what = format!("invalid store identity {shown:?} ({} bytes)", identity.len());
+            let hint = format!(
+                "set one of 1 to {MAX_IDENTITY_BYTES} bytes without control characters with \
+                 Builder::identity"
+            );
+            let error = Error::new(ErrorKind::Config, what).with_hint(hint);
+            return Err(error.during("connect").at(store.url()));
         }
         let mut options = self.options;
         if options.label.is_empty() {
@@ -345,19 +367,19 @@ impl Builder {
 }
 
 impl Leasehold {
-    /// A client of this store, with the default options; see [`Builder::store`].
+    /// Creates a client of this store with default options; see [`Builder::store`].
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// use std::sync::Arc;
-    /// use leasehold::store::MemoryStore; // or yours
+    /// use leasehold::store::MemoryStore; // or a store of your own
     /// let locks = leasehold::Leasehold::with_store(Arc::new(MemoryStore::new()))?;
     /// locks.mutex("order:42").lock().await?.release().await?;
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
     ///
     /// # Errors
-    /// As there.
+    /// The same as [`Builder::store`].
     pub fn with_store(store: Arc<dyn Store>) -> Result<Self> {
         Builder::default().store(store)
     }

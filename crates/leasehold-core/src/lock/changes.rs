@@ -1,9 +1,10 @@
-//! What changes in queues: the difference between one look and the next.
+//! Changes in queues: the differences between successive polls.
 //!
-//! It looks whenever something stirs ([`looks`](crate::lock::looks)) and takes nothing, so it is in nobody's
-//! way; each look is one request. What came and went between two looks is not seen, and of what ended nobody
-//! knows whether it was given back or ran out. Two claims that look alike (two tasks of one process that
-//! wait) are told apart by their tokens, and before they have any by their order.
+//! It polls when the store reports a change ([`looks`](crate::lock::looks)). It takes no locks, so
+//! it blocks no client. Each poll is one request. Claims that come and go between two polls are not
+//! seen, and an ended claim may have been released or have expired. Two claims that look alike (two
+//! waiting tasks of one process) are distinguished by their tokens, or by their order until they
+//! have tokens.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::pin::pin;
@@ -25,26 +26,26 @@ use crate::words::name::Name;
 /// How often it looks where nobody tells it when to.
 const EVERY: Duration = Duration::from_millis(500);
 
-/// What became of a claim.
+/// What happened to a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Became {
-    /// It stands in the queue.
+    /// It waits in the queue.
     #[cfg_attr(feature = "serde", serde(rename = "waiting"))]
     Waits,
-    /// It holds.
+    /// It holds the lock.
     #[cfg_attr(feature = "serde", serde(rename = "held"))]
     Holds,
-    /// Its holder is gone, and the lock is kept closed in its place.
+    /// Its holder is gone, and the lock is in a cooldown.
     Departed,
-    /// It is in the queue no more: given back, lost, or given up.
+    /// It is no longer in the queue: released, lost or given up.
     Ended,
 }
 
 impl Became {
-    /// One word: that of the [`Standing`] which it has now, or `ended`.
+    /// Returns one word: that of the claim's current [`Standing`], or `ended`.
     ///
     /// ```
     /// assert_eq!(leasehold::Became::Waits.as_str(), "waiting");
@@ -70,15 +71,15 @@ impl From<Standing> for Became {
     }
 }
 
-/// One thing that changed.
+/// One change in a queue.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Change {
-    /// In which queue.
+    /// The lock.
     pub name: Name,
-    /// What became of the claim.
+    /// What happened to the claim.
     pub became: Became,
-    /// The claim, as it was seen last.
+    /// The claim, as last seen.
     pub claim: ClaimInfo,
 }
 
@@ -161,8 +162,10 @@ pub(crate) async fn list(core: &Core, prefix: &str) -> Result<Vec<LockInfo>> {
     listed.map_err(|e| e.during("list").at(core.store.url()))
 }
 
-/// Follows what changes in one queue, or in many: [`Leasehold::watch`](crate::Leasehold::watch) and
-/// [`Leasehold::watch_all`](crate::Leasehold::watch_all) make it.
+/// Reports changes in one queue, or in several.
+///
+/// It is created by [`Leasehold::watch`](crate::Leasehold::watch) and
+/// [`Leasehold::watch_all`](crate::Leasehold::watch_all).
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -202,10 +205,11 @@ impl Changes {
         Self { which, looks, seen, told }
     }
 
-    /// How long it pauses at most between two looks (10 ms at least). Without it that is 500 ms, and 2 s
-    /// where the store [tells of changes](crate::store::Guarantees::followed): there it looks as soon as
-    /// something stirs, up to fifty times a second, and the pause is for what nobody tells. Each look is one
-    /// request to the store.
+    /// Sets the longest pause between two polls (minimum 10 ms).
+    ///
+    /// The default is 500 ms, or 2 s if the store [notifies
+    /// watchers](crate::store::Guarantees::followed). Such a store is also polled whenever it
+    /// reports a change, up to fifty times per second. Each poll is one request.
     #[must_use]
     pub fn every(mut self, pause: Duration) -> Self {
         self.looks.every(pause.max(Duration::from_millis(10)));
@@ -216,12 +220,12 @@ impl Changes {
         self.looks.core()
     }
 
-    /// The same as a stream, which has no end: an error is an item as well, and what comes after it goes on.
-    /// It lives in any executor.
+    /// Converts the value into a stream without an end. An error is an item too, and the stream
+    /// continues after it. Works in any executor.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
-    /// use futures_util::StreamExt; // or whichever crate you take streams from
+    /// use futures_util::StreamExt; // or another crate with stream methods
     ///
     /// # let locks = leasehold::connect("memory:").await?;
     /// let _guard = locks.mutex("deploy:web").lock().await?;
@@ -237,14 +241,17 @@ impl Changes {
         })
     }
 
-    /// The next change: at first all that is there, and then what is new. What ended is told before what came.
+    /// Waits for the next change and returns it.
+    ///
+    /// At first, all existing claims are returned, and then what changes. Ended claims are returned
+    /// before new ones.
     ///
     /// # Cancel safety
-    /// May be dropped and called again: nothing is missed that a look saw.
+    /// Cancel safe: dropping the future changes nothing. No change that a poll has seen is missed.
     ///
     /// # Errors
-    /// As [`Leasehold::read`](crate::Leasehold::read), for each look that fails. It may be called again; what
-    /// changed meanwhile is told then.
+    /// The same as [`Leasehold::read`](crate::Leasehold::read), for each poll that fails. Call it
+    /// again after an error. Changes in the meantime are returned then.
     pub async fn next(&mut self) -> Result<Change> {
         loop {
             if let Some(change) = self.told.pop_front() {

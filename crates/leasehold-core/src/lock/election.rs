@@ -1,15 +1,17 @@
-//! Election: of many candidates one leads, and when it is gone another takes over.
+//! Leader election: one of many candidates leads, and another one takes over when it is gone.
 //!
 //! # The argument
-//! A term is a hold of a mutex, and its number is the hold's token: greater than that of every term before. The
-//! candidates are the mutex's queue.
-//! - *Who is deposed stops*: the work is a future that is dropped as soon as the hold is lost, and the clock is
-//!   looked at before each of its steps. What is under way elsewhere is not stopped by that: two may lead for
-//!   a moment, and the later term is the one to obey.
-//! - *An outage ends no candidate*: an error that may be over later is followed by another try, with growing
-//!   pauses, for as long as it takes. So is a term that was lost, and the pause grows while terms are lost as
-//!   soon as they begin.
-//! - *The future is dropped*: the work first, then the hold or the place in the queue, as with any lock.
+//! A term is a hold of a mutex, and its number is the token of the hold. So it is larger than that
+//! of every earlier term. The candidates are the queue of the mutex.
+//! - *A candidate that loses leadership stops.* The work is a future that is dropped as soon as the
+//!   hold is lost, and the clock is checked before each of its steps. Requests that were already
+//!   sent are not stopped. So two candidates may lead for a moment, and receivers must obey the
+//!   later term.
+//! - *Candidates survive outages of any length.* After a retryable error, the candidate tries
+//!   again, with growing pauses and without limit. It does so after a lost term too, and the pause
+//!   grows while terms are lost as soon as they begin.
+//! - *If the future is dropped*, the work is dropped first, then the hold is released or the queue
+//!   position given up, as with any lock.
 
 use std::ops::ControlFlow;
 use std::pin::pin;
@@ -41,8 +43,10 @@ const LOOK: Duration = Duration::from_secs(1);
 
 type OnPause = Arc<dyn Fn(&Error, Duration) + Send + Sync>;
 
-/// One of many leads: [`Leasehold::election`](crate::Leasehold::election) makes it, with the options of a
-/// mutex. Cheap to clone; nothing is sent until somebody stands.
+/// A leader election, in which one of many candidates leads. Created by [`Leasehold::election`](crate::Leasehold::election),
+/// with the options of a mutex.
+///
+/// Cheap to clone. No request is sent until [`lead`](Self::lead) is called.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -51,15 +55,15 @@ type OnPause = Arc<dyn Fn(&Error, Duration) + Send + Sync>;
 /// let term = locks
 ///     .election("leader")
 ///     .lead(|guard| async move {
-///         // Whoever gets an order of ours obeys the greatest term that it has seen.
+///         // Receivers of our requests reject terms smaller than the largest one seen.
 ///         println!("leading, term {}", guard.token());
-///         ControlFlow::Break(guard.token()) // done for good; `Continue` would stand again
+///         ControlFlow::Break(guard.token()) // done; `Continue` would wait for leadership again
 ///     })
 ///     .await?;
 /// # Ok::<(), leasehold::Error>(()) }).unwrap();
 /// ```
 #[derive(Clone)]
-#[must_use = "nobody stands until `lead` is called"]
+#[must_use = "an election does nothing until `lead` is called"]
 pub struct Election {
     handle: LockHandle,
     prudent: bool,
@@ -81,9 +85,10 @@ impl Election {
 
     option_methods!();
 
-    /// Stops leading as soon as the hold is [at risk](State::AtRisk), and not only when it is lost: for work
-    /// that must not go on while nobody knows whether it may. It costs terms that a late renewal would
-    /// have saved.
+    /// Ends a term as soon as the hold is [at risk](State::AtRisk), not only when it is lost.
+    ///
+    /// Use it for work that must stop while leadership is uncertain. It ends some terms that a late
+    /// renewal would have saved.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -96,9 +101,11 @@ impl Election {
         self
     }
 
-    /// Called before each pause, with what ended the term or the waiting: by
-    /// [`Lost`](crate::ErrorKind::Lost), who led is deposed; by [`AtRisk`](crate::ErrorKind::AtRisk), it
-    /// stopped; by anything else, the store is away.
+    /// Sets a function that is called before each pause, with the error that ended the term or the
+    /// wait.
+    ///
+    /// [`Lost`](crate::ErrorKind::Lost): leadership was lost. [`AtRisk`](crate::ErrorKind::AtRisk):
+    /// the term was ended because the hold was at risk. Other kinds: the store is unreachable.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -113,23 +120,26 @@ impl Election {
         self
     }
 
-    /// Stands in the queue of candidates, leads while `work` runs, and stands again when it is
-    /// deposed: until `work` says [`Break`](ControlFlow::Break), or this future is dropped.
+    /// Waits for leadership, runs `work` while it leads, and waits again when leadership is lost.
+    /// It returns when `work` returns [`Break`](ControlFlow::Break).
     ///
-    /// `work` is called once for each term, with the hold: its token is the term. When the term ends from
-    /// outside, its future is dropped at its next await. With [`Continue`](ControlFlow::Continue) it resigns,
-    /// and this candidate is the last in the queue again.
+    /// `work` is called once per term, with the hold. The token of the hold is the term number.
+    /// When leadership is lost, the future of `work` is dropped at its next await. When `work`
+    /// returns [`Continue`](ControlFlow::Continue), this candidate resigns and goes to the back of
+    /// the queue.
     ///
-    /// Standing costs what waiting for a mutex costs. An outage, however long, is waited for, with pauses
-    /// from 0.1 to 10 s.
+    /// Waiting costs the same as waiting for a mutex. Candidates survive outages of any length:
+    /// they retry with pauses of 0.1 s to 10 s.
     ///
     /// # Cancel safety
-    /// Dropped, it drops the future of `work` where that awaits, and gives back the hold or the place in the
-    /// queue, in the background.
+    /// Cancel safe: dropping the future releases the lock in the background. The future of `work`
+    /// is dropped at its current await.
     ///
     /// # Errors
-    /// What [no waiting mends](crate::Error::is_retryable): [`Denied`](crate::ErrorKind::Denied),
-    /// [`Config`](crate::ErrorKind::Config), [`Closed`](crate::ErrorKind::Closed) and their like.
+    /// Only errors that [retries cannot fix](crate::Error::is_retryable), such as:
+    /// - [`Denied`](crate::ErrorKind::Denied): the store rejects the candidate.
+    /// - [`Config`](crate::ErrorKind::Config): an option is invalid.
+    /// - [`Closed`](crate::ErrorKind::Closed): the client was closed.
     pub async fn lead<T, F>(&self, mut work: impl FnMut(Guard) -> F) -> Result<T>
     where
         F: Future<Output = ControlFlow<T>>,
@@ -193,9 +203,11 @@ impl Election {
         done.map_err(|why| why.err().unwrap_or_else(|| Error::lost(LostReason::Gone)))
     }
 
-    /// The term that this candidate, or a clone of it, leads now, if it does: for a page that says which of many
-    /// leads. No I/O. It ends with the term's work, or with the hold, by the clock, if that work does not stop in
-    /// time; and it says nothing of other candidates: for that, see [`leader`](Self::leader).
+    /// Returns the term in which this candidate, or a clone of it, leads now. No I/O.
+    ///
+    /// Use it for a status page that shows which replica leads. The term ends with its work, or
+    /// when the lease expires if the work does not stop in time. For other candidates, use
+    /// [`leader`](Self::leader).
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -228,7 +240,8 @@ impl Election {
         self.handle.core.clock.now()
     }
 
-    /// Who leads now, as the store knows it; a moment later it may be another. One round trip.
+    /// Returns the current leader according to the store. One round trip. The leader may change a
+    /// moment later.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -238,16 +251,16 @@ impl Election {
     /// ```
     ///
     /// # Cancel safety
-    /// It only reads: dropped, nothing is left of it.
+    /// Cancel safe: dropping the future changes nothing.
     ///
     /// # Errors
-    /// As [`Leasehold::read`](crate::Leasehold::read).
+    /// The same as [`Leasehold::read`](crate::Leasehold::read).
     pub async fn leader(&self) -> Result<Option<ClaimInfo>> {
         let lock = self.handle.read().await?;
         Ok(lock.and_then(|lock| lock.holders().next().cloned()))
     }
 
-    /// Follows who leads, for those who do not stand themselves.
+    /// Returns an observer of the leader, for programs that are not candidates.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -255,12 +268,12 @@ impl Election {
     /// use std::ops::ControlFlow;
     /// let election = locks.election("leader");
     /// let mut observer = election.observe();
-    /// assert!(observer.changed().await?.is_none()); // at first, what is there
+    /// assert!(observer.changed().await?.is_none()); // the first call returns the current state
     /// election
     ///     .lead(|guard| {
     ///         let mut observer = observer.clone();
     ///         async move {
-    ///             let leader = observer.changed().await.unwrap().expect("somebody leads");
+    ///             let leader = observer.changed().await.unwrap().expect("a leader");
     ///             assert_eq!(leader.token, Some(guard.token()));
     ///             ControlFlow::Break(())
     ///         }
@@ -300,16 +313,16 @@ impl Drop for Leads<'_> {
     }
 }
 
-/// Follows who leads: see [`Election::observe`].
+/// Reports changes of leadership; see [`Election::observe`].
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// # let locks = leasehold::connect("memory:").await?;
 /// let election = locks.election("leader");
 /// let mut observer = election.observe();
-/// assert!(observer.changed().await?.is_none()); // the first time, how it is now
+/// assert!(observer.changed().await?.is_none()); // the first call returns the current state
 /// let _leads = locks.mutex("leader").label("us").lock().await?;
-/// let leader = observer.changed().await?.expect("somebody");
+/// let leader = observer.changed().await?.expect("a leader");
 /// println!("{} leads, term {:?}", leader.holder, leader.token);
 /// # Ok::<(), leasehold::Error>(()) }).unwrap();
 /// ```
@@ -322,15 +335,17 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// Who leads: at once the first time, and then when it is another one, or nobody any more. It asks as soon as
-    /// the store [tells of a change](crate::store::Guarantees::followed), and where it does not, once a second; so a
-    /// term that is shorter may be missed.
+    /// Waits until the leader changes, and returns the new leader, or `None` if there is none. The
+    /// first call returns immediately.
+    ///
+    /// It polls when the store [reports a change](crate::store::Guarantees::followed), or once per
+    /// second if the store cannot. So shorter terms may be missed.
     ///
     /// # Cancel safety
-    /// May be dropped and called again: no change is missed.
+    /// Cancel safe: dropping the future changes nothing. No change is missed.
     ///
     /// # Errors
-    /// As [`Leasehold::read`](crate::Leasehold::read). It may be called again after an error.
+    /// The same as [`Leasehold::read`](crate::Leasehold::read). Call it again after an error.
     pub async fn changed(&mut self) -> Result<Option<ClaimInfo>> {
         loop {
             self.looks.time().await;
@@ -345,11 +360,12 @@ impl Observer {
         }
     }
 
-    /// The same as a stream, which has no end: an error is an item as well, and what comes after it goes on.
+    /// Converts the value into a stream without an end. An error is an item too, and the stream
+    /// continues after it.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
-    /// use futures_util::StreamExt; // or whichever crate you take streams from
+    /// use futures_util::StreamExt; // or another crate with stream methods
     ///
     /// # let locks = leasehold::connect("memory:").await?;
     /// let mut leaders = locks.election("leader").observe().stream();

@@ -1,9 +1,9 @@
-//! What may be shown to a fence: the resource's side of the fencing token.
+//! Fencing tokens, as a resource checks them.
 //!
-//! A lock alone cannot stop a holder that was paused: its lease ends, the next one holds, and then
-//! the first wakes and writes. Only the resource can refuse that write: it remembers the greatest
-//! token it has seen and refuses smaller ones, in one atomic step with the write. `leasehold::fence`
-//! says what else a fence needs, and has those for SQL, Redis and HTTP.
+//! A lock alone cannot stop a holder that was paused: its lease expires, another client acquires
+//! the lock, and then the first client resumes and writes. Only the resource can reject that write.
+//! It stores the highest token seen and rejects smaller ones, in the same atomic step as the write.
+//! `leasehold::fence` lists what a fence needs, and has fences for SQL, Redis and HTTP.
 
 use crate::client::lease::{Lease, State};
 use crate::lock::guard::{Guard, Watch};
@@ -11,14 +11,18 @@ use crate::words::error::{Error, ErrorKind, Result};
 use crate::words::sequencer::Side;
 use crate::words::token::Token;
 
-/// What may be shown to a fence: a [`Token`] (of an exclusive hold: that is the caller's word), or
-/// the [`Guard`] itself or a [`Watch`] of it, which are refused unless the hold is exclusive and
-/// neither lost nor released.
+/// A source of a fencing token.
+///
+/// It is implemented for [`Token`], for [`Guard`] and for [`Watch`]. A guard or a watch returns an
+/// error unless its hold is exclusive and neither lost nor released. With a plain [`Token`], the
+/// caller guarantees that it comes from an exclusive hold.
 pub trait Fence {
-    /// The token.
+    /// Returns the token.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] if the hold is shared, [`ErrorKind::Lost`] if it is lost.
+    /// - [`Unsupported`](ErrorKind::Unsupported): the hold is shared (a reader or a permit).
+    /// - [`Lost`](ErrorKind::Lost): the lock was lost.
+    /// - [`Closed`](ErrorKind::Closed): the lock was released.
     fn fence(&self) -> Result<Token>;
 }
 
@@ -45,8 +49,9 @@ pub(crate) fn exclusive(lease: &Lease) -> Result<()> {
     match lease.side() {
         Side::Mutex | Side::Write => Ok(()),
         Side::Read | Side::Semaphore => {
-            let what = "a fence is for exclusive holds; permits and readers hold side by side";
-            Err(Error::new(ErrorKind::Unsupported, what))
+            let what = "a fence needs an exclusive hold, and this one is shared (reader or permit)";
+            let hint = "use a mutex or a write lock";
+            Err(Error::new(ErrorKind::Unsupported, what).with_hint(hint))
         }
     }
 }

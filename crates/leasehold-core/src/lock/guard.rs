@@ -23,38 +23,40 @@ use crate::words::token::Token;
 /// How long the first answer to a release is waited for, at most; the next one twice as long.
 const SAID_AGAIN: Duration = Duration::from_secs(1);
 
-/// What became of a [release](Guard::release). Whichever it is, this client holds the lock no more
+/// The result of a [release](Guard::release). In each case, this client no longer holds the lock,
 /// and the caller has nothing left to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Released {
-    /// The store knows: the next in the queue may hold already.
+    /// The store has released the lock. The next waiter may already hold it.
     Now,
-    /// The store did not answer. The client goes on telling it in the background, and where there
-    /// are leases this one ends the hold in any case: until then the next one waits.
+    /// The store did not answer. The client retries in the background. If that fails, the hold ends
+    /// when its lease expires, and waiters wait until then.
     Owed,
-    /// Another guard of the same [`Owner`](crate::Owner) holds on; the last of them releases.
+    /// Another guard of the same [`Owner`](crate::Owner) still holds the lock. The last guard
+    /// releases it.
     Shared,
 }
 
-/// A held lock. Dropping it releases the lock in the background; [`release`](Self::release) also
-/// tells whether that worked.
+/// A held lock. Dropping the guard releases the lock in the background; [`release`](Self::release)
+/// also reports whether that succeeded.
 ///
-/// A guard never claims more than it knows: [`is_held`](Self::is_held) is judged by this machine's
-/// boot clock against a deadline that no store can have undercut, so it is false *before* anybody
-/// else can get the lock. It cannot stop your code, though: check the [token](Self::token) at the
-/// resource, or work inside [`run`](crate::Mutex::run), which cancels when the lock is lost.
+/// A guard never claims more than it knows. [`is_held`](Self::is_held) compares this machine's boot
+/// clock with a deadline, and returns `false` *before* any other client can acquire the lock. But
+/// the guard cannot stop your code. Check the [token](Self::token) at the resource, or work inside
+/// [`run`](crate::Mutex::run), which cancels the work when the lock is lost.
 ///
-/// A guard of a fork's parent is inert in the child: not held, and its drop releases nothing.
+/// In a forked child process, a guard of the parent is inert: it is not held, and dropping it
+/// releases nothing.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// # use std::time::Duration;
 /// # let locks = leasehold::connect("memory:").await?;
 /// let guard = locks.mutex("order:42").lock().await?;
-/// // Each write says under which hold it is made; the resource refuses what is late.
+/// // Each write carries the token of its hold, and the resource rejects stale ones.
 /// println!("write, token {}", guard.token());
-/// // Before a step that cannot be undone: is enough left for it?
+/// // Before a step that cannot be undone, check that enough of the lease is left.
 /// guard.ensure(Duration::from_secs(2))?;
 /// guard.release().await?;
 /// # Ok::<(), leasehold::Error>(()) }).unwrap();
@@ -101,7 +103,7 @@ impl Guard {
         &self.hold.lease
     }
 
-    /// The fencing token of this hold. Hand it to whatever the lock protects.
+    /// Returns the fencing token of this hold. Pass it to the resource that the lock protects.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -117,14 +119,14 @@ impl Guard {
         self.lease().token
     }
 
-    /// This hold as a printable string, which whoever it is shown to can have
-    /// [checked](crate::Leasehold::check) at the store. No I/O.
+    /// Returns this hold as a printable string, which others can [check](crate::Leasehold::check)
+    /// at the store. No I/O.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// # let locks = leasehold::connect("memory:").await?;
     /// let guard = locks.mutex("a").lock().await?;
-    /// let shown = guard.sequencer().to_string(); // to another program, which asks:
+    /// let shown = guard.sequencer().to_string(); // sent to another program, which checks it:
     /// locks.check(&shown.parse()?).await?;
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
@@ -133,7 +135,7 @@ impl Guard {
         Sequencer::new(name, side, self.token(), self.hold.core.identity.clone())
     }
 
-    /// The lock's name.
+    /// Returns the name of the lock.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -145,7 +147,7 @@ impl Guard {
         &self.lease().claim.name
     }
 
-    /// What kind of lock is held.
+    /// Returns the kind of the lock.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -157,7 +159,7 @@ impl Guard {
         self.lease().claim.kind
     }
 
-    /// How many permits are held (a mutex: 1).
+    /// Returns the number of permits that are held (1 for a mutex).
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -169,8 +171,8 @@ impl Guard {
         self.lease().weight.now()
     }
 
-    /// How many replicas of the store had this grant as it was made, where the store waits for
-    /// them (`redis:` with `replicas=N`); else, and after the release, `None`. No I/O.
+    /// Returns how many replicas of the store had the grant when it was made, if the store waits
+    /// for replicas (`redis:` with `replicas=N`). Otherwise, and after the release, `None`. No I/O.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -183,7 +185,7 @@ impl Guard {
         self.hold.core.store.confirmed(&self.lease().claim)
     }
 
-    /// Whether the lock is certainly held now. No I/O.
+    /// Returns whether the lock is certainly held now. No I/O.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -199,8 +201,9 @@ impl Guard {
         self.lease().is_held()
     }
 
-    /// For how long the lock is certainly held if no renewal succeeds any more; zero once lost,
-    /// [`Duration::MAX`] where the store has no leases. No I/O.
+    /// Returns how long the lock is certainly held even if no further renewal succeeds. No I/O.
+    ///
+    /// It is zero once the lock is lost, and [`Duration::MAX`] if the store has no leases.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -213,7 +216,7 @@ impl Guard {
         self.lease().remaining()
     }
 
-    /// How the hold stands now. No I/O.
+    /// Returns the state of the hold. No I/O.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -231,8 +234,8 @@ impl Guard {
         self.lease().state()
     }
 
-    /// To be called before a step that cannot be undone: is at least `min` of validity left?
-    /// No I/O.
+    /// Checks that the lock is certainly held for at least `min`. Call it before a step that cannot
+    /// be undone. No I/O.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -244,15 +247,17 @@ impl Guard {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`] if the lock is lost, [`ErrorKind::AtRisk`] if it is held but less than
-    /// `min` is left.
+    /// - [`Lost`](ErrorKind::Lost): the lock was lost.
+    /// - [`AtRisk`](ErrorKind::AtRisk): the lock is held, but less than `min` of its lease is left.
     pub fn ensure(&self, min: Duration) -> Result<()> {
         ensure(self.lease(), min).map_err(|e| e.at(self.hold.core.store.url()))
     }
 
-    /// Renews the lease now, and tells for how long the lock is certain then: one round trip. For a lock taken with
-    /// [`no_renewal`](crate::Mutex::no_renewal), whose holder says by this that it still works; any other is renewed
-    /// by itself, and need not be. [`max_hold`](crate::Mutex::max_hold) stays.
+    /// Renews the lease now, and returns how long the lock is certainly held. One round trip.
+    ///
+    /// Use it for a lock with [`no_renewal`](crate::Mutex::no_renewal), to show that the holder is
+    /// still working. Other locks are renewed automatically. [`max_hold`](crate::Mutex::max_hold)
+    /// is not extended.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -260,18 +265,23 @@ impl Guard {
     /// # let locks = leasehold::connect("memory:").await?;
     /// let guard = locks.mutex("import").lease(Duration::from_secs(60)).no_renewal().lock().await?;
     /// for _part in 0..3 {
-    ///     // A part that hangs costs the lock; one that ends has a minute more for the next.
+    ///     // If a part hangs, the lock is lost. If it ends, the next part has another minute.
     ///     guard.renew().await?;
     /// }
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
     ///
     /// # Cancel safety
-    /// Dropped, it may have been renewed; the guard does not believe it.
+    /// Not cancel safe: the operation may or may not have happened. The guard assumes that it has
+    /// not.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`] if the lock is lost. Where the store is silent (for a third of the lease, 5 s at most)
-    /// or fails, nothing has changed: the lock is held for as long as [`remaining`](Self::remaining) says.
+    /// - [`Lost`](ErrorKind::Lost): the lock was lost.
+    /// - [`Unreachable`](ErrorKind::Unreachable): the store did not answer within a third of the
+    ///   lease (5 s at most).
+    ///
+    /// After any error except `Lost`, the lock is still held for the time that
+    /// [`remaining`](Self::remaining) returns.
     pub async fn renew(&self) -> Result<Duration> {
         let (core, lease) = (&self.hold.core, self.lease());
         let renewing = pin!(renew(core, lease));
@@ -279,9 +289,10 @@ impl Guard {
         renewed.map_err(|e| e.during("renew").on(self.name()).at(core.store.url()))
     }
 
-    /// Resolves when the lock is lost, and tells why. Works in any executor. It resolves when the background
-    /// thread notices, which after a pause of the whole process may be a moment after
-    /// [`is_held`](Self::is_held) turned false.
+    /// Waits until the lock is lost, and returns the reason. Works in any executor.
+    ///
+    /// It resolves when the background thread detects the loss. After a pause of the whole process,
+    /// that can be a moment after [`is_held`](Self::is_held) began to return `false`.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -295,7 +306,7 @@ impl Guard {
     /// ```
     ///
     /// # Cancel safety
-    /// It only waits: drop it, and call it again.
+    /// Cancel safe: dropping the future changes nothing.
     pub async fn lost(&self) -> LostReason {
         let mut watch = self.watch();
         loop {
@@ -306,7 +317,8 @@ impl Guard {
         }
     }
 
-    /// Follows the state of the hold, from wherever it is wanted; outlives the guard.
+    /// Returns a handle that reports the state of this hold to other tasks. It can outlive the
+    /// guard.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -320,14 +332,15 @@ impl Guard {
         Watch { lease: self.hold.lease.clone(), changes: self.lease().subscribe() }
     }
 
-    /// Releases the lock and hands it to the next in the queue: one round trip.
+    /// Releases the lock and hands it over to the next waiter. One round trip.
     ///
-    /// A store that does not answer is no error: the work was done under the lock, and the release
-    /// is [`Owed`](Released::Owed) after a lease (15 s at most), while the background thread goes
-    /// on. So `guard.release().await?` in a loop ends it for a lost lock only.
+    /// A store that does not answer is not an error, because the work was done under the lock.
+    /// After a lease (15 s at most) the call returns [`Owed`](Released::Owed), and the background
+    /// thread keeps retrying. So `guard.release().await?` in a loop fails only for a lost lock or a
+    /// request that the store rejects.
     ///
-    /// With an [`Owner`](crate::Owner), the lock is released with the outermost guard; the others
-    /// return at once.
+    /// With an [`Owner`](crate::Owner), the last guard releases the lock. The others return
+    /// immediately.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -341,12 +354,13 @@ impl Guard {
     /// ```
     ///
     /// # Cancel safety
-    /// A future that is dropped has released all the same: the background thread goes on.
+    /// Cancel safe: dropping the future releases the lock in the background.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`] if the lock was lost before, so that what was done under it may have
-    /// been done by somebody else as well; what else the store answers, such as
-    /// [`ErrorKind::Denied`].
+    /// - [`Lost`](ErrorKind::Lost): the lock was lost before, so another client may have held it
+    ///   during the work.
+    /// - [`Denied`](ErrorKind::Denied), [`Corrupt`](ErrorKind::Corrupt) and other errors with which
+    ///   the store rejects the release.
     pub async fn release(self) -> Result<Released> {
         match Arc::into_inner(self.hold) {
             Some(hold) => hold.release().await,
@@ -383,7 +397,7 @@ async fn renew(core: &Core, lease: &Lease) -> Result<Duration> {
     }
 }
 
-/// Follows the state of one hold. Cheap to clone.
+/// Reports the state of one hold. Cheap to clone, and made by [`Guard::watch`].
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -391,10 +405,10 @@ async fn renew(core: &Core, lease: &Lease) -> Result<Duration> {
 /// use leasehold::State;
 /// let guard = locks.mutex("order:42").lock().await?;
 /// let mut watch = guard.watch();
-/// watch.wait_until_held().await?; // goes on while held, waits while at risk, fails when lost
-/// let told = tokio::spawn(async move { watch.changed().await });
+/// watch.wait_until_held().await?; // returns while held, waits while at risk, fails when lost
+/// let change = tokio::spawn(async move { watch.changed().await });
 /// guard.release().await?;
-/// assert_eq!(told.await.unwrap(), State::Released);
+/// assert_eq!(change.await.unwrap(), State::Released);
 /// # Ok::<(), leasehold::Error>(()) }).unwrap();
 /// ```
 ///
@@ -406,7 +420,7 @@ async fn renew(core: &Core, lease: &Lease) -> Result<Duration> {
 /// let guard = locks.mutex("order:42").lock().await?;
 /// let watch = guard.watch(); // for a task that does not own the guard
 /// assert_eq!((watch.name(), watch.token()), (guard.name(), guard.token()));
-/// watch.ensure(Duration::from_secs(1))?; // so much is left, whatever becomes of the store
+/// watch.ensure(Duration::from_secs(1))?; // certain, even if the store fails
 /// assert!(watch.remaining() > Duration::from_secs(1));
 /// guard.release().await?;
 /// assert_eq!(watch.state(), State::Released);
@@ -426,8 +440,8 @@ fn ensure(lease: &Lease, min: Duration) -> Result<()> {
         State::Released => Error::new(ErrorKind::Closed, "the lock was released"),
         State::Held | State::AtRisk(_) if left >= min && !left.is_zero() => return Ok(()),
         State::Held | State::AtRisk(_) => {
-            let what = format!("{left:?} left, {min:?} asked for: wait for a renewal or stop");
-            Error::new(ErrorKind::AtRisk, what)
+            let what = format!("only {left:?} of the lease is left, {min:?} required");
+            Error::new(ErrorKind::AtRisk, what).with_hint("wait for a renewal, or stop")
         }
     };
     Err(error.during("ensure").on(&lease.claim.name))
@@ -438,44 +452,48 @@ impl Watch {
         &self.lease
     }
 
-    /// The fencing token of the hold.
+    /// Returns the fencing token of the hold.
     pub fn token(&self) -> Token {
         self.lease.token
     }
 
-    /// The lock's name.
+    /// Returns the name of the lock.
     pub fn name(&self) -> &Name {
         &self.lease.claim.name
     }
 
-    /// As [`Guard::ensure`].
+    /// Checks that the lock is certainly held for at least `min`, like [`Guard::ensure`]. No I/O.
     ///
     /// # Errors
-    /// As there, and [`ErrorKind::Closed`] if the lock was released.
+    /// - [`Lost`](ErrorKind::Lost): the lock was lost.
+    /// - [`AtRisk`](ErrorKind::AtRisk): the lock is held, but less than `min` of its lease is left.
+    /// - [`Closed`](ErrorKind::Closed): the lock was released.
     pub fn ensure(&self, min: Duration) -> Result<()> {
         ensure(&self.lease, min)
     }
 
-    /// How the hold stands now. No I/O.
+    /// Returns the state of the hold. No I/O.
     pub fn state(&self) -> State {
         self.lease.state()
     }
 
-    /// For how long the hold is certain if no renewal succeeds any more. No I/O.
+    /// Returns how long the hold is certain even if no further renewal succeeds. No I/O.
     pub fn remaining(&self) -> Duration {
         self.lease.remaining()
     }
 
-    /// The pause button of work that must not go on in jeopardy: returns at once while the hold is
-    /// [`Held`](State::Held), waits while it is [`AtRisk`](State::AtRisk), and goes on when a renewal
-    /// was acknowledged after all. Call it between two steps. No I/O; works in any executor.
+    /// Waits while the hold is [`AtRisk`](State::AtRisk), and returns once it is
+    /// [`Held`](State::Held).
+    ///
+    /// Call it between two steps of work that must pause while the hold is uncertain. It returns
+    /// immediately while the hold is `Held`. No I/O. Works in any executor.
     ///
     /// # Cancel safety
-    /// May be dropped and called again: no change is missed.
+    /// Cancel safe: dropping the future changes nothing.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`] if the lock is lost, or is by the end of the wait; [`ErrorKind::Closed`]
-    /// if it was released.
+    /// - [`Lost`](ErrorKind::Lost): the lock is lost, or was lost during the wait.
+    /// - [`Closed`](ErrorKind::Closed): the lock was released.
     pub async fn wait_until_held(&mut self) -> Result<()> {
         loop {
             // Judged by what is published, and marked as seen: then whatever is published after it
@@ -495,11 +513,12 @@ impl Watch {
         }
     }
 
-    /// Waits for the state to change from what was last seen, and tells the new one. Does not
-    /// resolve any more after [`State::Lost`] or [`State::Released`].
+    /// Waits until the state differs from the last one seen, and returns the new state.
+    ///
+    /// After [`State::Lost`] or [`State::Released`] it never resolves again.
     ///
     /// # Cancel safety
-    /// May be dropped and called again: no change is missed.
+    /// Cancel safe: dropping the future changes nothing. No change is missed.
     pub async fn changed(&mut self) -> State {
         match self.changes.changed().await {
             Ok(()) => *self.changes.borrow_and_update(),

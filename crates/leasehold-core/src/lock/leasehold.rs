@@ -30,15 +30,15 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A client of one store. Clones are the same client.
 ///
-/// It has a thread of its own for renewals, which ends when the client and all its guards are
-/// gone and what they owed to the store is done.
+/// The client has its own thread for renewals. The thread ends when the client and all its guards
+/// are gone and all pending releases are done.
 ///
-/// **At the end of the program**: a guard that is dropped is released in the background, and a
-/// process that ends takes its threads along. So the last of a client to be dropped
-/// (the client itself, a lock or a guard of it) waits for what is owed, for up to a second. To be
-/// told whether that was enough, to wait for longer, or where the client is never dropped
-/// (a `static`, `process::exit`), call [`close`](Self::close) or
-/// [`close_timeout`](Self::close_timeout). What the store never hears of ends with its lease.
+/// **At the end of the program.** A guard that is dropped is released in the background, but the
+/// end of a process ends its threads too. So dropping the last handle (the client, a lock or a
+/// guard) blocks for up to one second while pending releases are sent. Call [`close`](Self::close)
+/// or [`close_timeout`](Self::close_timeout) to get the result or to wait longer. Call one of them
+/// too if the client is never dropped (a `static`, or `process::exit`). A lock that is not released
+/// is free when its lease expires.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -58,7 +58,8 @@ impl Leasehold {
         Self { core: Arc::new(core) }
     }
 
-    /// A mutex: one holder at a time. An invalid name is reported on acquisition.
+    /// Creates a mutex, which has one holder at a time. No I/O. An invalid name is reported when
+    /// the lock is acquired.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -70,7 +71,8 @@ impl Leasehold {
         Mutex::new(LockHandle::new(&self.core, name.as_ref(), Kind::Mutex, 1))
     }
 
-    /// A read-write lock: any number of readers or one writer, in the order in which they asked.
+    /// Creates a read-write lock, which has any number of readers or one writer, in the order of
+    /// their requests. No I/O.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -82,7 +84,8 @@ impl Leasehold {
         RwLock::new(LockHandle::new(&self.core, name.as_ref(), Kind::RwLock, MAX_READERS))
     }
 
-    /// A semaphore of this many permits. All who use one name must agree on the number.
+    /// Creates a semaphore with this many permits. No I/O. All clients must use the same number for
+    /// one name.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -94,7 +97,8 @@ impl Leasehold {
         Semaphore::new(LockHandle::new(&self.core, name.as_ref(), Kind::Semaphore, permits))
     }
 
-    /// An election: of all who stand under this name, one leads. It is the mutex of this name.
+    /// Creates an election, in which one of all candidates with this name leads. It uses the mutex
+    /// of this name. No I/O.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -108,14 +112,14 @@ impl Leasehold {
         Election::new(LockHandle::new(&self.core, name.as_ref(), Kind::Mutex, 1))
     }
 
-    /// Follows what changes in the queue of this lock: who waits, who holds, who has ended. Nothing is taken; each
-    /// look is one request.
+    /// Watches one queue, and reports claims that begin to wait, are granted or end. It takes no
+    /// locks. Each poll is one request.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// # let locks = leasehold::connect("memory:").await?;
     /// let _guard = locks.mutex("deploy").label("release 7").lock().await?;
-    /// let change = locks.watch("deploy").next().await?; // at first, what is there
+    /// let change = locks.watch("deploy").next().await?; // the first call returns the current state
     /// assert_eq!(change.claim.holder.label, "release 7");
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
@@ -123,7 +127,7 @@ impl Leasehold {
         Changes::of(&self.core, name.as_ref())
     }
 
-    /// Follows what changes in all queues whose names begin so: see [`watch`](Self::watch).
+    /// Watches all queues whose names begin with `prefix`; see [`watch`](Self::watch).
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -137,14 +141,17 @@ impl Leasehold {
         Changes::of_all(&self.core, prefix.as_ref())
     }
 
-    /// Takes several locks, or waits until it has all of them: names (each a mutex), mutexes with options of
-    /// yours, and parts of other kinds.
+    /// Acquires several locks, and waits until it holds all of them.
     ///
-    /// What is free costs the time of one round trip together, one request each. (In SQL a connection carries one
-    /// call at a time: there as many go at once as the client has connections.) From the first on that is not
-    /// free, they are taken one after the other, by name, so that callers who want some of the same never wait
-    /// for each other in a circle. While one is waited for, those before it are held, and those behind it are
-    /// not. A lock that is named twice is taken once.
+    /// A lock is given as a name (a mutex with default options), as a [`Mutex`] with options of
+    /// your own, or as a request for another kind of lock ([`Wanted`](crate::Wanted)). A lock that
+    /// is given twice is acquired once.
+    ///
+    /// Taking free locks costs the time of one round trip, with one request per lock. (In SQL
+    /// stores, as many requests are sent at once as the client has connections.) From the first
+    /// lock that is not free, the locks are acquired one after another, in order of their names. So
+    /// callers that want some of the same locks cannot deadlock. While the call waits for a lock,
+    /// it holds those before it and none of those after it.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -152,7 +159,7 @@ impl Leasehold {
     /// # let locks = leasehold::connect("memory:").await?;
     /// let stock = locks.lock_all(["stock:a", "stock:b"]).await?;
     /// stock.release().await?;
-    /// // Of different kinds, with options:
+    /// // Different kinds of locks, with options:
     /// let all = [
     ///     locks.rwlock("config").to_read(),
     ///     locks.semaphore("convert", 3).to_acquire(2),
@@ -164,11 +171,14 @@ impl Leasehold {
     /// ```
     ///
     /// # Cancel safety
-    /// A future that is dropped gives back what it has and its place, in the background.
+    /// Cancel safe: dropping the future releases the lock in the background. All locks acquired so
+    /// far are released.
     ///
     /// # Errors
-    /// As [`Mutex::lock`], and says of which lock; then none of them is held by this call.
-    /// [`ErrorKind::Config`] if one lock is asked for in two different ways.
+    /// The call holds none of the locks after an error. [`name`](Error::name) returns the lock that
+    /// failed.
+    /// - [`Config`](ErrorKind::Config): one lock is requested in two different ways.
+    /// - All others as for [`Mutex::lock`].
     pub async fn lock_all(
         &self,
         wanted: impl IntoIterator<Item = impl IntoWanted>,
@@ -176,8 +186,10 @@ impl Leasehold {
         self.take_all("lock_all", wanted, Wait::Forever).await
     }
 
-    /// Takes all of these locks now, or none: see [`lock_all`](Self::lock_all). Of two who try at the same
-    /// moment both may be refused.
+    /// Acquires several locks if all of them are free, and does not wait. See
+    /// [`lock_all`](Self::lock_all).
+    ///
+    /// If two clients try at the same moment, both may fail.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -185,15 +197,16 @@ impl Leasehold {
     /// let _held = locks.mutex("b").lock().await?;
     /// let error = locks.try_lock_all(["a", "b"]).await.unwrap_err();
     /// assert_eq!(error.name().unwrap().as_str(), "b");
-    /// assert!(locks.mutex("a").try_lock().await.is_ok()); // nothing stays
+    /// assert!(locks.mutex("a").try_lock().await.is_ok()); // no lock is held
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
     ///
     /// # Cancel safety
-    /// A future that is dropped gives back what it has, in the background.
+    /// Cancel safe: dropping the future releases the lock in the background. All locks acquired so
+    /// far are released.
     ///
     /// # Errors
-    /// As [`Mutex::try_lock`], and says of which lock; and as [`lock_all`](Self::lock_all).
+    /// The same as [`Mutex::try_lock`] and [`lock_all`](Self::lock_all).
     pub async fn try_lock_all(
         &self,
         wanted: impl IntoIterator<Item = impl IntoWanted>,
@@ -201,7 +214,8 @@ impl Leasehold {
         self.take_all("try_lock_all", wanted, Wait::Try).await
     }
 
-    /// Waits for all of these locks, for at most this long: see [`lock_all`](Self::lock_all).
+    /// Acquires several locks, and waits for at most `limit` until it holds all of them. See
+    /// [`lock_all`](Self::lock_all).
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -212,10 +226,11 @@ impl Leasehold {
     /// ```
     ///
     /// # Cancel safety
-    /// A future that is dropped gives back what it has and its place, in the background.
+    /// Cancel safe: dropping the future releases the lock in the background. All locks acquired so
+    /// far are released.
     ///
     /// # Errors
-    /// As [`Mutex::lock_timeout`], and says of which lock; and as [`lock_all`](Self::lock_all).
+    /// The same as [`Mutex::lock_timeout`] and [`lock_all`](Self::lock_all).
     pub async fn lock_all_timeout(
         &self,
         wanted: impl IntoIterator<Item = impl IntoWanted>,
@@ -234,8 +249,9 @@ impl Leasehold {
         acquire_all(&self.core, operation, wanted, wait).await
     }
 
-    /// Who holds and who waits for one lock; `None` if nobody does. For diagnostics only: the
-    /// snapshot may be stale.
+    /// Returns the holders and waiters of one lock, or `None` if there are none. One round trip.
+    ///
+    /// Use it for diagnostics only, because the snapshot may be stale.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -250,15 +266,17 @@ impl Leasehold {
     /// ```
     ///
     /// # Cancel safety
-    /// It only reads: dropped, nothing is left of it.
+    /// Cancel safe: dropping the future changes nothing.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidName`], or as the store fails.
+    /// - [`InvalidName`](ErrorKind::InvalidName): the name is invalid.
+    /// - Any error of the store, such as [`Unreachable`](ErrorKind::Unreachable) or
+    ///   [`Denied`](ErrorKind::Denied).
     pub async fn read(&self, name: impl AsRef<str>) -> Result<Option<LockInfo>> {
         LockHandle::new(&self.core, name.as_ref(), Kind::Mutex, 1).read().await
     }
 
-    /// All locks in use whose name starts with `prefix`, by name.
+    /// Returns all locks in use whose names begin with `prefix`, sorted by name.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -270,17 +288,20 @@ impl Leasehold {
     /// ```
     ///
     /// # Cancel safety
-    /// It only reads: dropped, nothing is left of it.
+    /// Cancel safe: dropping the future changes nothing.
     ///
     /// # Errors
-    /// As the store fails.
+    /// Any error of the store, such as [`Unreachable`](ErrorKind::Unreachable) or
+    /// [`Denied`](ErrorKind::Denied).
     pub async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
         list(&self.core, prefix).await
     }
 
-    /// Takes a lock away by a person's order, and tells how many holds ended. Their guards turn `Lost` as they
-    /// hear of it (at once where [the store tells](Guarantees::evicted), else at their next renewal), *after* the
-    /// next holder may have begun: only resources that check tokens are safe from that.
+    /// Evicts holders of a lock, and returns how many holds ended. For operators.
+    ///
+    /// The evicted guards become `Lost` immediately if the store [notifies](Guarantees::evicted)
+    /// evicted holders, otherwise at their next renewal. The next holder may have begun *before*
+    /// that, so only resources that check tokens are safe.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -292,11 +313,13 @@ impl Leasehold {
     /// ```
     ///
     /// # Cancel safety
-    /// A future that is dropped may have done it or not. Doing it again is safe with [`Evict::Token`]; with
-    /// [`Evict::Holders`] it could meet the next one.
+    /// Not cancel safe: the operation may or may not have happened. Repeating it is safe with
+    /// [`Evict::Token`]. With [`Evict::Holders`], the second call could evict the next holder.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidName`], or as the store fails.
+    /// - [`InvalidName`](ErrorKind::InvalidName): the name is invalid.
+    /// - Any error of the store, such as [`Unreachable`](ErrorKind::Unreachable) or
+    ///   [`Denied`](ErrorKind::Denied).
     pub async fn evict(&self, name: impl AsRef<str>, which: Evict) -> Result<usize> {
         let name = Name::new(name)?;
         let evicted = async { self.core.ours()?.evict(&name, which).await };
@@ -304,11 +327,11 @@ impl Leasehold {
         evicted.map_err(|e| e.during("evict").on(&name).at(self.url()))
     }
 
-    /// Asks the store whether the hold that this sequencer tells of is still held, and by whom:
-    /// one round trip.
+    /// Checks at the store that the hold of this sequencer is still held, and returns its claim.
+    /// One round trip.
     ///
-    /// `Ok` means that it was held when the store answered; it may be lost a moment later. What
-    /// that does and does not protect is on [`sequencer`](crate::sequencer).
+    /// `Ok` means that the lock was held when the store answered. It may be lost a moment later.
+    /// [`sequencer`](crate::sequencer) explains what this protects.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -322,12 +345,14 @@ impl Leasehold {
     /// ```
     ///
     /// # Cancel safety
-    /// It only reads: dropped, nothing is left of it.
+    /// Cancel safe: dropping the future changes nothing.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`] if it is not held any more (or never was); [`ErrorKind::Mismatch`] if the
-    /// sequencer is of another store, or its name is in use as another kind of lock;
-    /// [`ErrorKind::Unreachable`], and nothing is known.
+    /// - [`Lost`](ErrorKind::Lost): the lock is no longer held with this token, or never was.
+    /// - [`Mismatch`](ErrorKind::Mismatch): the sequencer is from another store, or its name is in
+    ///   use as another kind of lock.
+    /// - [`Unreachable`](ErrorKind::Unreachable): the store did not answer, so the state of the
+    ///   hold is unknown.
     pub async fn check(&self, sequencer: &Sequencer) -> Result<ClaimInfo> {
         let checked = self.check_here(sequencer).await;
         checked.map_err(|e| e.during("check").on(sequencer.name()).at(self.url()))
@@ -337,12 +362,13 @@ impl Leasehold {
         let core = &self.core;
         if sequencer.store() != core.identity {
             let what = format!(
-                "the sequencer is of the store {:?}, this is {:?}: ask that one (or give both \
-                 clients the same Builder::identity, if they are one)",
+                "the sequencer is from the store {:?}, but this is the store {:?}",
                 sequencer.store(),
                 core.identity
             );
-            return Err(Error::new(ErrorKind::Mismatch, what));
+            let hint = "check it with a client of its store; if both are the same store, set the same \
+                        Builder::identity in both clients";
+            return Err(Error::new(ErrorKind::Mismatch, what).with_hint(hint));
         }
         let store = core.ours()?;
         let token = Some(sequencer.token());
@@ -358,7 +384,7 @@ impl Leasehold {
             Some(claim) => Ok(claim.clone()),
             None if info.kind != sequencer.kind() => {
                 let what = format!(
-                    "the sequencer is of a {}, but the name is in use as a {}: that hold is over",
+                    "the sequencer is for a {}, but the name is now in use as a {}: the hold has ended",
                     sequencer.kind(),
                     info.kind
                 );
@@ -368,8 +394,11 @@ impl Leasehold {
         }
     }
 
-    /// Asks the store what is wrong with its set-up, worst first: settings that break or weaken what
-    /// this kind of store can promise. What it promises as it is, is [`guarantees`](Self::guarantees).
+    /// Checks how the store is set up, and returns findings, worst first. A finding is a setting
+    /// that breaks or weakens what this kind of store can guarantee.
+    ///
+    /// [`guarantees`](Self::guarantees) returns what the store guarantees in its present
+    /// configuration.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -381,10 +410,10 @@ impl Leasehold {
     /// ```
     ///
     /// # Cancel safety
-    /// It only reads: dropped, nothing is left of it.
+    /// Cancel safe: dropping the future changes nothing.
     ///
     /// # Errors
-    /// As the store fails; then nothing is known.
+    /// Any error of the store. The state of the store is unknown then.
     pub async fn diagnose(&self) -> Result<Vec<Finding>> {
         let asked = async { self.core.ours()?.diagnose().await };
         let asked = self.core.background.with_runtime(pin!(asked)).await;
@@ -393,8 +422,10 @@ impl Leasehold {
         Ok(findings)
     }
 
-    /// Whether the store answers, within `limit`: one round trip, for a probe of readiness. It reads; that
-    /// it may also be written is what [`diagnose`](Self::diagnose) and the first lock tell.
+    /// Checks that the store answers within `limit`. One round trip, for readiness probes.
+    ///
+    /// It only reads. Whether the store can also be written is shown by
+    /// [`diagnose`](Self::diagnose) and by the first lock.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -405,10 +436,11 @@ impl Leasehold {
     /// ```
     ///
     /// # Cancel safety
-    /// It only reads: dropped, nothing is left of it.
+    /// Cancel safe: dropping the future changes nothing.
     ///
     /// # Errors
-    /// [`ErrorKind::Unreachable`] if there is no answer by then; or as the store fails.
+    /// - [`Unreachable`](ErrorKind::Unreachable): the store did not answer within `limit`.
+    /// - Any other error of the store.
     pub async fn ping(&self, limit: Duration) -> Result<()> {
         // A name that every store takes: Redis keeps those that begin with "leasehold:" for itself.
         let probe = self.read("leasehold-ping");
@@ -418,9 +450,12 @@ impl Leasehold {
         }
     }
 
-    /// What sequencers say of this store: all clients with the same identity share their locks. It
-    /// is drawn from the store's address (on this machine: from the directory and the machine),
-    /// without credentials, or was set by [`Builder::identity`](crate::Builder::identity).
+    /// Returns the identity of the store, which its sequencers contain. All clients with the same
+    /// identity share their locks.
+    ///
+    /// It is derived from the store's address without credentials (for a store on this machine,
+    /// from the directory and the machine), or set by
+    /// [`Builder::identity`](crate::Builder::identity).
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -437,7 +472,7 @@ impl Leasehold {
         &self.core.background
     }
 
-    /// What this store promises, as it was found.
+    /// Returns what this store guarantees in its current configuration. No I/O.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -451,7 +486,7 @@ impl Leasehold {
         self.core.store.guarantees()
     }
 
-    /// The store's URL, without credentials.
+    /// Returns the store's URL without credentials. No I/O.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -463,54 +498,60 @@ impl Leasehold {
         self.core.store.url()
     }
 
-    /// The store underneath.
+    /// Returns the store itself.
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.core.store
     }
 
-    /// Releases everything held through this client and its clones, fails what still waits with
-    /// [`ErrorKind::Closed`], and returns when the store knows, or when the longest lease of what
-    /// was held has passed ([`close_timeout`](Self::close_timeout) sets another limit). Its guards
-    /// are `Lost(Closed)`. Then it says goodbye to the servers ([`Store::disconnect`], two seconds
-    /// at most): a client that is only dropped breaks its connections off, and MariaDB's log warns of
-    /// each.
+    /// Releases all locks of this client and its clones, and disconnects.
+    ///
+    /// Waiting calls fail with [`ErrorKind::Closed`], and guards become `Lost(Closed)`. The call
+    /// returns when the store has released the locks, or when the longest lease has expired.
+    /// [`close_timeout`](Self::close_timeout) sets another limit. Then the client disconnects from
+    /// the servers ([`Store::disconnect`], for at most 2 s). A client that is only dropped breaks
+    /// its connections, and MariaDB, for example, logs a warning for each.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// # let locks = leasehold::connect("memory:").await?;
-    /// locks.close().await?; // all is given back, and the store knows
+    /// locks.close().await?; // all locks are released at the store
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
     ///
     /// # Cancel safety
-    /// A future that is dropped goes on in the background.
+    /// Cancel safe: dropping the future releases the lock in the background. All locks are
+    /// released.
     ///
     /// # Errors
-    /// [`ErrorKind::Unreachable`] if something may still be held at the store, which then ends
-    /// with its lease. [`ErrorKind::Closed`] in a forked child, which holds nothing.
+    /// - [`Unreachable`](ErrorKind::Unreachable): a lock may still be held at the store until its
+    ///   lease expires.
+    /// - [`Closed`](ErrorKind::Closed): this is a forked child process, which holds nothing.
     pub async fn close(self) -> Result<()> {
         self.end(None).await
     }
 
-    /// As [`close`](Self::close), and returns after `limit` at the latest: for a shutdown that has
-    /// only so much time. What is not told by then goes on in the background for as long as the
-    /// process lives, and the lease ends the rest.
+    /// Closes the client like [`close`](Self::close), and returns after `limit` at the latest. For
+    /// a shutdown with a deadline.
+    ///
+    /// Releases that are not done by then continue in the background while the process lives. The
+    /// rest end when their leases expire.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// # use std::time::Duration;
     /// # let locks = leasehold::connect("memory:").await?;
     /// if let Err(error) = locks.close_timeout(Duration::from_secs(3)).await {
-    ///     eprintln!("{error}"); // something is held until its lease is over
+    ///     eprintln!("{error:#}"); // a lock is held until its lease expires
     /// }
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
     ///
     /// # Cancel safety
-    /// As [`close`](Self::close).
+    /// Cancel safe: dropping the future releases the lock in the background. All locks are
+    /// released.
     ///
     /// # Errors
-    /// As [`close`](Self::close).
+    /// The same as [`close`](Self::close).
     pub async fn close_timeout(self, limit: Duration) -> Result<()> {
         self.end(Some(limit)).await
     }
@@ -546,10 +587,10 @@ impl Leasehold {
     }
 }
 
-/// What can be asked for in [`lock_all`](Leasehold::lock_all): a name, which is a mutex with the
-/// usual options, a [`Mutex`] with yours, or a [`Wanted`] part of another kind of lock.
+/// An argument of [`lock_all`](Leasehold::lock_all): a name (a mutex with default options), a
+/// [`Mutex`] with options of your own, or a [`Wanted`] request for another kind of lock.
 pub trait IntoWanted {
-    /// As one of the locks to take.
+    /// Converts the value into a request for a lock of this client.
     fn into_wanted(self, locks: &Leasehold) -> Wanted;
 }
 

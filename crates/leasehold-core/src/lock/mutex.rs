@@ -12,12 +12,11 @@ use crate::lock::wait::Wait;
 use crate::lock::wanted::Wanted;
 use crate::words::error::{Error, Result};
 
-/// A lock with one holder at a time. Cheap to clone; nothing is sent until it is taken.
+/// A lock with one holder at a time, created by [`Leasehold::mutex`](crate::Leasehold::mutex).
 ///
-/// Every call that takes it is cancel safe: a future that is dropped gives its place back, in the
-/// background.
+/// Cheap to clone. No request is sent to the store until the lock is acquired.
 #[derive(Clone, Debug)]
-#[must_use = "a lock does nothing until it is taken"]
+#[must_use = "a lock does nothing until it is acquired"]
 pub struct Mutex {
     handle: LockHandle,
 }
@@ -34,11 +33,11 @@ impl Mutex {
     option_methods!();
     crate::lock::owner::owner_method!();
 
-    /// Waits its turn and takes the lock. One round trip when free.
+    /// Acquires the lock, and waits in the queue while it is held. One round trip if it is free.
     ///
-    /// **A task that holds it already waits for itself, for ever**, unless both locks have the same
-    /// [`owner`](Self::owner). After 6 s behind a hold of its own client, a wait is told of by an
-    /// event (feature `tracing`); see also
+    /// **Locking the same name twice in one task is a deadlock**, unless both locks have the same
+    /// [`owner`](Self::owner). If a call waits for 6 s behind a hold of its own client, the client
+    /// emits a `tracing` event. See also
     /// [`held_by_this_client`](crate::Error::held_by_this_client).
     ///
     /// ```
@@ -51,20 +50,29 @@ impl Mutex {
     /// ```
     ///
     /// # Cancel safety
-    /// A future that is dropped gives its place back, in the background.
+    /// Cancel safe: dropping the future releases the lock in the background. A waiter loses its
+    /// queue position.
     ///
     /// # Errors
-    /// [`Unreachable`](crate::ErrorKind::Unreachable) when the store has not answered for a lease,
-    /// or for 15 s where the lease is shorter (a fail-over must fit in it); and whatever cannot be
-    /// mended by waiting. An outage that is longer than that ends this call, not the need for the
-    /// lock: a loop that is to outlive it goes on while
-    /// [`is_retryable`](crate::Error::is_retryable), with growing pauses.
+    /// - [`Unreachable`](crate::ErrorKind::Unreachable): the store did not answer for a lease, or
+    ///   for 15 s if the lease is shorter (long enough for a fail-over).
+    /// - [`InvalidName`](crate::ErrorKind::InvalidName), [`Config`](crate::ErrorKind::Config),
+    ///   [`Unsupported`](crate::ErrorKind::Unsupported), [`Mismatch`](crate::ErrorKind::Mismatch):
+    ///   the name or an option is invalid here.
+    /// - [`Denied`](crate::ErrorKind::Denied), [`Corrupt`](crate::ErrorKind::Corrupt),
+    ///   [`Full`](crate::ErrorKind::Full): the store rejects the request.
+    /// - [`Closed`](crate::ErrorKind::Closed): the client was closed.
+    ///
+    /// To survive longer outages, retry with back-off while
+    /// [`is_retryable`](crate::Error::is_retryable) is `true`.
     pub async fn lock(&self) -> Result<Guard> {
         self.handle.acquire("lock", 1, Wait::Forever).await
     }
 
-    /// Takes the lock now or not at all. One round trip. (A guard of the same client that was dropped just
-    /// before is given back first.)
+    /// Acquires the lock if it is free, and does not wait. One round trip.
+    ///
+    /// If the same client has just dropped a guard of this lock, the call waits for that release
+    /// first.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -72,22 +80,24 @@ impl Mutex {
     /// use leasehold::ErrorKind;
     /// match locks.mutex("nightly").try_lock().await {
     ///     Ok(guard) => println!("ours, token {}", guard.token()),
-    ///     Err(error) if error.kind() == ErrorKind::Contended => println!("not now: {error}"),
+    ///     Err(error) if error.kind() == ErrorKind::Contended => println!("not now: {error:#}"),
     ///     Err(error) => return Err(error),
     /// }
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
     ///
     /// # Cancel safety
-    /// A future that is dropped gives back what it was granted, in the background.
+    /// Cancel safe: dropping the future releases the lock in the background.
     ///
     /// # Errors
-    /// [`Contended`](crate::ErrorKind::Contended), with who holds it; and as [`lock`](Self::lock).
+    /// - [`Contended`](crate::ErrorKind::Contended): another client holds the lock;
+    ///   [`holders`](crate::Error::holders) lists it.
+    /// - All others as for [`lock`](Self::lock).
     pub async fn try_lock(&self) -> Result<Guard> {
         self.handle.acquire("try_lock", 1, Wait::Try).await
     }
 
-    /// Waits its turn for at most this long.
+    /// Acquires the lock, and waits in the queue for at most `limit`. One round trip if it is free.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -95,23 +105,26 @@ impl Mutex {
     /// # let locks = leasehold::connect("memory:").await?;
     /// # let _held = locks.mutex("order:42").lock().await?;
     /// let error = locks.mutex("order:42").lock_timeout(Duration::from_millis(10)).await.unwrap_err();
-    /// assert!(error.store_answered()); // busy, and not away
+    /// assert!(error.store_answered()); // the lock is held, and the store works
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
     ///
     /// # Cancel safety
-    /// A future that is dropped gives its place back, in the background.
+    /// Cancel safe: dropping the future releases the lock in the background. A waiter loses its
+    /// queue position.
     ///
     /// # Errors
-    /// [`Timeout`](crate::ErrorKind::Timeout), with who holds it, or with
-    /// [`store_answered`](crate::Error::store_answered) `false` if the store was away; and as
-    /// [`lock`](Self::lock).
+    /// - [`Timeout`](crate::ErrorKind::Timeout): the time is over. Either the lock is held, or the
+    ///   store did not answer and [`store_answered`](crate::Error::store_answered) is `false`.
+    /// - All others as for [`lock`](Self::lock).
     pub async fn lock_timeout(&self, limit: Duration) -> Result<Guard> {
         self.handle.acquire("lock", 1, Wait::For(limit)).await
     }
 
-    /// Takes the lock, runs `work` under it, releases it: the way to use a lock. When the lock is
-    /// lost meanwhile, the future of `work` is dropped at its next await and the error says so.
+    /// Acquires the lock, runs `work`, and releases the lock. The recommended way to use a lock.
+    ///
+    /// If the lock is lost while `work` runs, its future is dropped at its next await, and the call
+    /// returns [`Lost`](crate::ErrorKind::Lost).
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -121,17 +134,21 @@ impl Mutex {
     /// ```
     ///
     /// # Cancel safety
-    /// Dropped, it drops the future of `work` where that awaits, and releases in the background.
+    /// Cancel safe: dropping the future releases the lock in the background. The future of `work`
+    /// is dropped at its current await.
     ///
     /// # Errors
-    /// As [`lock`](Self::lock), and [`Lost`](crate::ErrorKind::Lost) if the lock was lost before
-    /// `work` was done.
+    /// - [`Lost`](crate::ErrorKind::Lost): the lock was lost before `work` was done.
+    /// - All others as for [`lock`](Self::lock).
     pub async fn run<T, F: Future<Output = T>>(&self, work: impl FnOnce(Guard) -> F) -> Result<T> {
         run(self.lock().await?, work).await
     }
 
-    /// As [`run`](Self::run), for work that fails by itself: its error is yours, and ours becomes one of
-    /// those. The lock is released whether it fails or not.
+    /// Acquires the lock, runs `work`, which returns a `Result`, and releases the lock in either
+    /// case.
+    ///
+    /// Like [`run`](Self::run), but with one error type for both: leasehold's errors are converted
+    /// into the error of `work`.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -144,10 +161,12 @@ impl Mutex {
     /// ```
     ///
     /// # Cancel safety
-    /// As [`run`](Self::run).
+    /// Cancel safe: dropping the future releases the lock in the background. The future of `work`
+    /// is dropped at its current await.
     ///
     /// # Errors
-    /// As [`run`](Self::run), and as `work`.
+    /// - The errors of `work`.
+    /// - All others as for [`run`](Self::run).
     pub async fn try_run<T, E, F>(&self, work: impl FnOnce(Guard) -> F) -> Result<T, E>
     where
         E: From<Error>,
@@ -156,12 +175,15 @@ impl Mutex {
         try_run(self.lock().await?, work).await
     }
 
-    /// For what is done once in each `period`, on however many machines: takes the lock if nobody has
-    /// had it for that long, and tells how it stands if somebody has. Nobody waits.
+    /// Acquires the lock if no client has acquired it in the last `period`. For jobs that run once
+    /// per period, on any number of machines.
     ///
-    /// The period begins with the grant. A hold that is lost (its holder died) does not count, so another may
-    /// do it; work that takes longer than the period is followed at once by the next. One round trip, and
-    /// one more to say how it stands.
+    /// It never waits: if the job is running or was done in this period, it returns
+    /// [`Running`](OncePer::Running) or [`Done`](OncePer::Done).
+    ///
+    /// The period begins when the lock is acquired. A hold that is lost does not count, so another
+    /// client can run the job. If the job takes longer than the period, the next run can begin
+    /// immediately. One round trip, and a second one if the lock is not free.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -170,20 +192,21 @@ impl Mutex {
     /// use leasehold::OncePer;
     /// let report = locks.mutex("report");
     /// match report.once_per(Duration::from_secs(3600)).await? {
-    ///     OncePer::Ran(guard) => println!("doing it, token {}", guard.token()),
-    ///     OncePer::Running(holder) => println!("{} is at it", holder.holder),
-    ///     OncePer::Done { next } => println!("done; the next time in {next:?}"),
+    ///     OncePer::Ran(guard) => println!("running, token {}", guard.token()),
+    ///     OncePer::Running(holder) => println!("{} is running it", holder.holder),
+    ///     OncePer::Done { next } => println!("done; next run in {next:?}"),
     ///     # _ => {}
     /// }
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
     ///
     /// # Cancel safety
-    /// As [`try_lock`](Self::try_lock).
+    /// Cancel safe: dropping the future releases the lock in the background.
     ///
     /// # Errors
-    /// [`Unsupported`](crate::ErrorKind::Unsupported) where the store cannot keep a lock
-    /// [taken](Self::at_least); and as [`try_lock`](Self::try_lock), but for `Contended`.
+    /// - [`Unsupported`](crate::ErrorKind::Unsupported): the store cannot keep a released lock
+    ///   unavailable ([`at_least`](Self::at_least)).
+    /// - All others as for [`try_lock`](Self::try_lock), except `Contended`.
     pub async fn once_per(&self, period: Duration) -> Result<OncePer> {
         once_per(&self.handle, period).await
     }

@@ -1,4 +1,4 @@
-//! Once per period, by whoever of many comes first.
+//! Runs a job once per period, on the first client that requests it.
 
 use std::time::Duration;
 
@@ -8,23 +8,23 @@ use crate::lock::wait::Wait;
 use crate::words::answer::{ClaimInfo, Standing};
 use crate::words::error::{ErrorKind, Result};
 
-/// What [`Mutex::once_per`](crate::Mutex::once_per) came to.
+/// The result of [`Mutex::once_per`](crate::Mutex::once_per).
 #[derive(Debug)]
-#[must_use = "a guard that is dropped at once has done nothing, and the period is over all the same"]
+#[must_use = "dropping the guard releases the lock, and the job does not run again in this period"]
 pub enum OncePer<G = Guard> {
-    /// Ours: do it, while this is held.
+    /// The lock is held: run the job now, while the guard lives.
     Ran(G),
-    /// Somebody is at it.
+    /// Another client is running the job.
     Running(Box<ClaimInfo>),
-    /// It was done in this period.
+    /// The job was done in this period.
     Done {
-        /// For how long it will not be done again.
+        /// The time until the job can run again.
         next: Duration,
     },
 }
 
 impl<G> OncePer<G> {
-    /// The guard, if it is ours to do.
+    /// Returns the guard, if this client is to run the job.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -32,7 +32,7 @@ impl<G> OncePer<G> {
     /// # let locks = leasehold::connect("memory:").await?;
     /// let hourly = locks.mutex("report");
     /// if let Some(guard) = hourly.once_per(Duration::from_secs(3600)).await?.ran() {
-    ///     // ours to do
+    ///     // this client runs the job
     ///     guard.release().await?;
     /// }
     /// assert!(hourly.once_per(Duration::from_secs(3600)).await?.ran().is_none());

@@ -3,8 +3,8 @@
 /// The builder methods that every kind of lock has.
 macro_rules! option_methods {
     () => {
-        /// All of these options at once, in the place of those that were set before (but for
-        /// [`on_waiting`](Self::on_waiting)). Without a label, the client's is said.
+        /// Sets all options at once, and replaces those that were set before, except
+        /// [`on_waiting`](Self::on_waiting). If the label is empty, the client's label is used.
         ///
         /// ```
         /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -21,11 +21,14 @@ macro_rules! option_methods {
             self
         }
 
-        /// How long a grant lasts unrenewed (default 15 s, at least 50 ms). A crashed holder's
-        /// lock is free after this; a store without leases (`file:`) takes it for information.
+        /// Sets the lease: how long a grant lasts without a renewal. Default 15 s, minimum 50 ms.
         ///
-        /// What is handed over to a waiter lasts six seconds at first, if that is less, and is renewed
-        /// to a whole lease within moments; [`min_validity`](Self::min_validity) waits for that.
+        /// If a holder crashes, its lock is free after this time. A store without leases (`file:`)
+        /// only records it.
+        ///
+        /// A lock that is handed over to a waiter has a lease of at most 6 s first, and is renewed
+        /// to the full lease within moments. To wait for that renewal, set
+        /// [`min_validity`](Self::min_validity).
         ///
         /// ```
         /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -38,7 +41,8 @@ macro_rules! option_methods {
             self
         }
 
-        /// Never renews: the hold ends when its lease does, whatever the holder is doing.
+        /// Turns automatic renewal off. The hold ends when its lease expires, unless the holder
+        /// calls [`renew`](crate::Guard::renew).
         ///
         /// ```
         /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -51,8 +55,8 @@ macro_rules! option_methods {
             self
         }
 
-        /// Holds no longer than this: then the guard is lost and the lock released, even though
-        /// the holder lives.
+        /// Sets the longest time that the lock is held. After it, the lock is released and the
+        /// guard is lost, even if the holder is still working.
         ///
         /// ```
         /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -65,7 +69,7 @@ macro_rules! option_methods {
             self
         }
 
-        /// Takes the lock only with at least this much validity left when the caller gets it.
+        /// Sets the least remaining validity that a newly acquired lock has when the call returns.
         ///
         /// ```
         /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -80,9 +84,12 @@ macro_rules! option_methods {
             self
         }
 
-        /// Keeps the lock closed this long after an *unclean* end of the hold, for resources
-        /// that cannot check tokens (Chubby's lock-delay; its default there is a minute).
-        /// `Unsupported` where the store keeps nothing of an unclean end.
+        /// Sets a cooldown after an *unclean* end of the hold, such as a crash. The lock stays
+        /// unavailable for this long.
+        ///
+        /// Use it for resources that cannot check tokens. (It is Chubby's lock-delay, whose default
+        /// is one minute.) Acquiring the lock returns `Unsupported` if the store keeps no record of
+        /// a crashed holder.
         ///
         /// ```
         /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -95,15 +102,17 @@ macro_rules! option_methods {
             self
         }
 
-        /// Keeps the lock taken for this long after it was granted, even when it is released
-        /// earlier: once per period, on however many machines.
+        /// Sets the least time that the lock stays unavailable after it was acquired, even if it is
+        /// released earlier.
+        ///
+        /// Use it to run a job at most once per period, on any number of machines.
         ///
         /// ```
         /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
         /// # let locks = leasehold::connect("memory:").await?;
         /// let hourly = locks.mutex("hourly").at_least(std::time::Duration::from_secs(3600));
         /// hourly.lock().await?.release().await?;
-        /// assert!(hourly.try_lock().await.is_err()); // whoever asks in this hour
+        /// assert!(hourly.try_lock().await.is_err()); // in a cooldown for this hour
         /// # Ok::<(), leasehold::Error>(()) }).unwrap();
         /// ```
         pub fn at_least(mut self, period: std::time::Duration) -> Self {
@@ -111,8 +120,8 @@ macro_rules! option_methods {
             self
         }
 
-        /// Called with our place in the queue when we join it and whenever it changes, from
-        /// whatever thread waits.
+        /// Sets a function that is called with the queue position when the wait begins, and
+        /// whenever the position changes. It is called on the thread that polls the future.
         ///
         /// ```
         /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -129,7 +138,7 @@ macro_rules! option_methods {
             self
         }
 
-        /// What the holder says of itself to people who look (at most 256 bytes are kept).
+        /// Sets the label that describes the holder to people. At most 256 bytes are kept.
         ///
         /// ```
         /// # tokio::runtime::Runtime::new().unwrap().block_on(async {

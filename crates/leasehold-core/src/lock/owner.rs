@@ -1,9 +1,9 @@
-//! Re-entrancy: an explicit owner, who shares one hold with himself.
+//! Re-entrancy, by an explicit owner.
 //!
-//! Threads and tasks make poor owners in async code (a task moves between threads, and several
-//! tasks may do one job), so the owner is a value. Locks that it already holds are handed out again
-//! without asking the store: all nested guards share one claim, one lease and one token, and the
-//! store hears of the release when the last of them goes.
+//! Threads and tasks cannot identify an owner in async code: a task moves between threads, and
+//! several tasks may do one job. So the owner is a value. A lock that the owner already holds is
+//! returned without contacting the store. All nested guards share one claim, one lease and one
+//! token, and the last of them releases the lock.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
@@ -18,7 +18,10 @@ use crate::words::claim::{Claim, Kind};
 use crate::words::error::{Error, ErrorKind, Result};
 use crate::words::name::Name;
 
-/// Whoever may re-enter a lock that it already holds. Clones are the same owner.
+/// An owner that can re-acquire a lock that it already holds. Clones are the same owner.
+///
+/// Pass it to [`Mutex::owner`](crate::Mutex::owner). Without an owner, a task that locks the same
+/// name twice deadlocks.
 ///
 /// ```
 /// # use leasehold::{Leasehold, Owner};
@@ -26,7 +29,7 @@ use crate::words::name::Name;
 /// let locks = leasehold::connect("memory:").await?;
 /// let me = Owner::new();
 /// let outer = locks.mutex("account:7").owner(&me).lock().await?;
-/// let inner = locks.mutex("account:7").owner(&me).lock().await?; // at once, no store involved
+/// let inner = locks.mutex("account:7").owner(&me).lock().await?; // immediately, without I/O
 /// assert_eq!(inner.token(), outer.token());
 /// # Ok::<(), leasehold::Error>(()) }).unwrap();
 /// ```
@@ -56,14 +59,14 @@ struct Slot {
 }
 
 impl Owner {
-    /// A new owner, different from all others.
+    /// Creates an owner that is different from all others.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// # let locks = leasehold::connect("memory:").await?;
     /// let owner = leasehold::Owner::new();
     /// let lock = locks.mutex("a").owner(&owner);
-    /// let (_outer, _inner) = (lock.lock().await?, lock.lock().await?); // not a wait for oneself
+    /// let (_outer, _inner) = (lock.lock().await?, lock.lock().await?); // not a deadlock
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
     pub fn new() -> Self {
@@ -86,14 +89,14 @@ impl Owner {
         let _gate = match wait {
             Wait::Forever => slot.gate.lock().await,
             Wait::Try => slot.gate.try_lock().map_err(|_| {
-                let what = "another task of the same owner is just taking it";
-                Error::new(ErrorKind::Contended, what)
+                let what = "another task with the same owner is acquiring this lock";
+                Error::new(ErrorKind::Contended, what).with_hint("retry later")
             })?,
             Wait::For(limit) => {
                 let gate = core.background.within(|| limit, slot.gate.lock()).await;
                 gate.ok_or_else(|| {
                     let what = format!(
-                        "another task of the same owner was taking it for all of {limit:?}"
+                        "another task with the same owner was acquiring this lock for all of {limit:?}"
                     );
                     Error::new(ErrorKind::Timeout, what)
                 })?
@@ -141,17 +144,18 @@ impl Slot {
             ));
         }
         if held.kind == Kind::RwLock && asked.weight > hold.lease().weight.now() {
-            let what = "the same owner holds it for reading and would wait for itself: release \
-                        the read lock first, or make that a writer (try_upgrade)";
-            return Err(Error::new(ErrorKind::Unsupported, what));
+            let what = "this owner holds the lock for reading, so acquiring it for writing would be a \
+                        deadlock";
+            let hint = "release the read lock first, or upgrade it with try_upgrade()";
+            return Err(Error::new(ErrorKind::Unsupported, what).with_hint(hint));
         }
         let (left, least) = (hold.lease().remaining(), asked.min_validity);
         if left < least {
             let what = format!(
-                "the same owner holds it with {left:?} left, {least:?} asked for: wait for a \
-                 renewal or release it first"
+                "this owner holds the lock, but only {left:?} of its lease is left, {least:?} required"
             );
-            return Err(Error::new(ErrorKind::AtRisk, what));
+            let hint = "wait for a renewal, or release the lock first";
+            return Err(Error::new(ErrorKind::AtRisk, what).with_hint(hint));
         }
         Ok(Some(Guard::share(hold)))
     }
@@ -160,8 +164,8 @@ impl Slot {
 /// The builder method of locks that can be re-entered.
 macro_rules! owner_method {
     () => {
-        /// Takes the lock for this owner, who enters it again at once, without the store, while
-        /// it is held.
+        /// Sets the owner of the lock. While the owner holds the lock, it can acquire it again
+        /// immediately and without I/O.
         pub fn owner(mut self, owner: &crate::Owner) -> Self {
             self.handle.owner = Some(owner.clone());
             self

@@ -1,11 +1,11 @@
-//! A writer that becomes a reader, and a reader that becomes a writer, while they hold.
+//! Changes a held read-write lock from writing to reading, and back.
 //!
-//! The queue's rule says what that does ([`Queue::reweigh`](crate::queue::Queue::reweigh)), and what the guard may
-//! believe meanwhile is in `client/weight.rs`.
+//! [`Queue::reweigh`](crate::queue::Queue::reweigh) defines the rule, and `client/weight.rs` what
+//! the guard may assume meanwhile.
 //!
-//! *Why nobody waits to become a writer.* Two readers that both did so would wait for each other for ever: neither
-//! gives up what the other waits for. So a reader becomes a writer at once, where nobody else holds, or not at
-//! all.
+//! **An upgrade never waits.** Two readers that both waited for an upgrade would deadlock, because
+//! neither releases the lock that the other waits for. So an upgrade succeeds immediately, if there
+//! is no other holder, or fails.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -21,13 +21,17 @@ use crate::words::error::{Error, ErrorKind, LostReason, Result};
 use crate::words::limits::request_timeout;
 
 impl Guard {
-    /// Makes a writer a reader, without letting another writer in between: readers that are next in the queue come
-    /// in at once, and writers wait for this reader like any other. One round trip; of what is a reader already, none.
+    /// Turns a write hold into a read hold, without letting another writer in between. One round
+    /// trip, or none if the hold is already a read hold.
     ///
-    /// Token, lease, renewals and [`max_hold`](crate::Mutex::max_hold) go on as they are. The guard is a
-    /// reader from the call on, whatever comes of it: fences refuse it, and a [`Sequencer`](crate::Sequencer)
-    /// that was shown before is no longer good. All guards of one hold (of an [`Owner`](crate::Owner), or in
-    /// [`run`](crate::RwLock::run_write)) become readers together.
+    /// Readers that are next in the queue acquire the lock immediately. Writers wait for this
+    /// reader as for any other.
+    ///
+    /// The token, the lease, the renewals and [`max_hold`](crate::Mutex::max_hold) stay the same.
+    /// From this call on, the guard is a read hold even if the call fails: fences reject it, and a
+    /// [`Sequencer`](crate::Sequencer) that was made earlier is no longer valid. All guards of one
+    /// hold (with an [`Owner`](crate::Owner), or inside [`run`](crate::RwLock::run_write)) are
+    /// downgraded together.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -36,46 +40,52 @@ impl Guard {
     /// let guard = config.write().await?;
     /// // … write it …
     /// guard.downgrade().await?;
-    /// let _other = config.read().await?; // and nobody has written since
+    /// let _other = config.read().await?; // and no other client has written since
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
     ///
     /// # Cancel safety
-    /// Dropped, or after an error, the guard is a reader; but the store may have it as a writer and keep others out,
-    /// until this is called again or the lock is released.
+    /// Not cancel safe: the operation may or may not have happened. The guard is a read hold, but
+    /// the store may still treat it as a write hold and block other clients. Call this again, or
+    /// release the lock.
     ///
     /// # Errors
-    /// [`Lost`](ErrorKind::Lost) if the lock is lost; [`Unsupported`](ErrorKind::Unsupported) for what is no
-    /// read-write lock, and where the store cannot do it
-    /// ([`Guarantees::downgrades`](crate::store::Guarantees::downgrades)): then nothing has changed. Where
-    /// the store is silent for a lease (15 s at least), that.
+    /// After an error other than `Unsupported` or `Lost`, the state is the same as after a dropped
+    /// future.
+    /// - [`Lost`](ErrorKind::Lost): the lock was lost.
+    /// - [`Unsupported`](ErrorKind::Unsupported): this is not a read-write lock, or the store
+    ///   cannot downgrade ([`Guarantees::downgrades`](crate::store::Guarantees::downgrades)).
+    ///   Nothing has changed.
+    /// - [`Unreachable`](ErrorKind::Unreachable): the store did not answer for a lease (at least 15
+    ///   s).
     pub async fn downgrade(&self) -> Result<()> {
         self.reweighed("downgrade", downgrade(self.hold().core(), self.lease())).await
     }
 
-    /// Makes a reader a writer if nobody else holds the lock, at once or not at all; of what is a writer
-    /// already, nothing. Those who wait go on waiting. One round trip.
+    /// Turns a read hold into a write hold if there is no other holder. It does not wait. One round
+    /// trip, or none if the hold is already a write hold.
     ///
-    /// There is no `upgrade` that waits: two readers that both wait for the other to leave wait for ever. Who
-    /// must write takes the lock for writing from the start, or [downgrades](Self::downgrade), or releases,
-    /// takes it anew and reads again what it has read.
+    /// Waiters keep their queue positions. There is no upgrade that waits, because two readers that
+    /// both wait for it would deadlock. To be sure to write, acquire the lock for writing from the
+    /// start and [downgrade](Self::downgrade) it later. Or release it, acquire it for writing, and
+    /// read the data again.
     ///
-    /// Token, lease and renewals go on as they are: no writer has held the lock since the token was drawn, so
-    /// it is greater than that of every earlier one. (A fence that was shown tokens of later *readers*
-    /// refuses it.) A hold that was ever downgraded is not made a writer again: what was sent to make it a
-    /// reader may arrive late.
+    /// The token, the lease and the renewals stay the same. No writer has held the lock since the
+    /// token was assigned, so the token is larger than that of every earlier writer. (A fence that
+    /// has seen the tokens of later *readers* rejects it.) A hold that was downgraded cannot be
+    /// upgraded again, because the request that downgraded it may arrive late.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// # let locks = leasehold::connect("memory:").await?;
     /// let config = locks.rwlock("config");
     /// let guard = config.read().await?;
-    /// // … it is to be mended …
+    /// // … it has to be changed …
     /// let guard = match guard.try_upgrade().await {
     ///     Ok(()) => guard,
     ///     Err(error) if error.kind() == leasehold::ErrorKind::Contended => {
     ///         guard.release().await?;
-    ///         config.write().await? // … and read again: others may have written in between
+    ///         config.write().await? // … and read the data again, because others may have written in between
     ///     }
     ///     Err(error) => return Err(error),
     /// };
@@ -85,14 +95,17 @@ impl Guard {
     /// ```
     ///
     /// # Cancel safety
-    /// Dropped, or after an error, the guard is a reader; but the store may have it as a writer and keep others out,
-    /// until this or [`downgrade`](Self::downgrade) is called again or the lock is released.
+    /// Not cancel safe: the operation may or may not have happened. The guard is a read hold, but
+    /// the store may treat it as a write hold and block other clients. Call this or
+    /// [`downgrade`](Self::downgrade) again, or release the lock.
     ///
     /// # Errors
-    /// [`Contended`](ErrorKind::Contended) if somebody else holds it too (or it is kept closed in somebody's
-    /// place); [`Lost`](ErrorKind::Lost) if the lock is lost; [`Unsupported`](ErrorKind::Unsupported) as of
-    /// [`downgrade`](Self::downgrade) (by [`Guarantees::upgrades`](crate::store::Guarantees::upgrades)), and
-    /// for a hold that was downgraded.
+    /// - [`Contended`](ErrorKind::Contended): the lock has other holders, or is in a cooldown.
+    /// - [`Lost`](ErrorKind::Lost): the lock was lost.
+    /// - [`Unsupported`](ErrorKind::Unsupported): this is not a read-write lock, the hold was
+    ///   downgraded before, or the store cannot upgrade
+    ///   ([`Guarantees::upgrades`](crate::store::Guarantees::upgrades)).
+    /// - [`Unreachable`](ErrorKind::Unreachable): the store did not answer.
     pub async fn try_upgrade(&self) -> Result<()> {
         self.reweighed("try_upgrade", try_upgrade(self.hold().core(), self.lease())).await
     }
@@ -116,8 +129,8 @@ async fn downgrade(core: &Core, lease: &Lease) -> Result<()> {
     match ask(core, lease, "downgrade", 1, outage_timeout(&*core.store, &lease.claim)).await? {
         true => Ok(()),
         false => {
-            let what = "the store refused to make a writer a reader: report this";
-            Err(Error::new(ErrorKind::Corrupt, what))
+            let hint = "report this to the authors of the store";
+            Err(Error::new(ErrorKind::Corrupt, "the store rejected a downgrade").with_hint(hint))
         }
     }
 }
@@ -128,8 +141,9 @@ async fn try_upgrade(core: &Core, lease: &Lease) -> Result<()> {
         return Ok(());
     }
     let downgraded = || {
-        let what = "a hold that was downgraded is not made a writer again: release it, and take it for writing";
-        Error::new(ErrorKind::Unsupported, what)
+        let what = "a hold that was downgraded cannot be upgraded again";
+        let hint = "release the lock, and acquire it for writing";
+        Error::new(ErrorKind::Unsupported, what).with_hint(hint)
     };
     if !lease.weight.ask_more() {
         return Err(downgraded());
@@ -139,8 +153,9 @@ async fn try_upgrade(core: &Core, lease: &Lease) -> Result<()> {
         true if lease.weight.answered(MAX_READERS) => Ok(()),
         true => Err(downgraded()),
         false => {
-            let what = "others read it, or are kept in mind: release it and take it for writing, or try again";
-            Err(Error::new(ErrorKind::Contended, what))
+            let what = "cannot upgrade: the lock has other readers or is in a cooldown";
+            let hint = "retry, or release the lock and acquire it for writing";
+            Err(Error::new(ErrorKind::Contended, what).with_hint(hint))
         }
     }
 }
@@ -151,7 +166,10 @@ fn check(lease: &Lease, can: bool) -> Result<()> {
         return Err(Error::lost(reason));
     }
     if lease.claim.kind != Kind::RwLock {
-        let what = format!("a {} has neither readers nor writers", lease.claim.kind);
+        let what = format!(
+            "only a read-write lock has readers and writers; this is a {}",
+            lease.claim.kind
+        );
         return Err(Error::new(ErrorKind::Unsupported, what));
     }
     if can { Ok(()) } else { Err(cannot_reweigh(&lease.claim)) }

@@ -10,8 +10,8 @@ use crate::lock::guard::Guard;
 use crate::words::error::{Error, Result};
 
 impl Guard {
-    /// Runs `work` under this hold, then releases it: [`Mutex::run`](crate::Mutex::run), for a lock that is
-    /// held already.
+    /// Runs `work` under this hold, then releases the lock. Like [`Mutex::run`](crate::Mutex::run),
+    /// for a lock that is already held.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -22,16 +22,20 @@ impl Guard {
     /// ```
     ///
     /// # Cancel safety
-    /// As [`Mutex::run`](crate::Mutex::run).
+    /// Cancel safe: dropping the future releases the lock in the background. The future of `work`
+    /// is dropped at its current await.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`](crate::ErrorKind::Lost) if the lock was lost before `work` was done.
+    /// - [`Lost`](crate::ErrorKind::Lost): the lock was lost before `work` was done.
     pub async fn run<T, F: Future<Output = T>>(self, work: impl FnOnce(Guard) -> F) -> Result<T> {
         run(self, work).await
     }
 
-    /// As [`run`](Self::run), for work that fails by itself: its error is yours, and ours becomes one of those.
-    /// The lock is released whether it fails or not.
+    /// Runs `work`, which returns a `Result`, under this hold, then releases the lock in either
+    /// case.
+    ///
+    /// Like [`run`](Self::run), but with one error type for both: leasehold's errors are converted
+    /// into the error of `work`.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -44,10 +48,13 @@ impl Guard {
     /// ```
     ///
     /// # Cancel safety
-    /// As [`run`](Self::run).
+    /// Cancel safe: dropping the future releases the lock in the background. The future of `work`
+    /// is dropped at its current await.
     ///
     /// # Errors
-    /// As [`run`](Self::run), and as `work`. A loss is told before an error of the work, which may come of it.
+    /// - [`Lost`](crate::ErrorKind::Lost): the lock was lost before `work` was done. It takes
+    ///   precedence over an error of `work`, which may be a consequence of the loss.
+    /// - The errors of `work`.
     pub async fn try_run<T, E, F>(self, work: impl FnOnce(Guard) -> F) -> Result<T, E>
     where
         E: From<Error>,

@@ -12,24 +12,24 @@ use crate::lock::wanted::Wanted;
 use crate::words::claim::MAX_READERS;
 use crate::words::error::{Error, Result};
 
-/// Many readers or one writer, first come, first served: a waiting writer holds later readers
-/// back, so nobody starves. Cheap to clone; nothing is sent until it is taken.
+/// A read-write lock with any number of readers or one writer, created by
+/// [`Leasehold::rwlock`](crate::Leasehold::rwlock).
 ///
-/// Every call that takes it is cancel safe and fails as [`Mutex::lock`](crate::Mutex::lock) and its
-/// companions do.
+/// It is fair: a waiting writer blocks later readers, so neither readers nor writers starve. Cheap
+/// to clone. No request is sent to the store until the lock is acquired.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// # let locks = leasehold::connect("memory:").await?;
 /// let config = locks.rwlock("config");
-/// let (one, other) = (config.read().await?, config.read().await?); // together
+/// let (one, other) = (config.read().await?, config.read().await?); // at the same time
 /// assert!(config.try_write().await.is_err());
 /// drop((one, other));
 /// config.run_write(|guard| async move { println!("alone, token {}", guard.token()) }).await?;
 /// # Ok::<(), leasehold::Error>(()) }).unwrap();
 /// ```
 #[derive(Clone, Debug)]
-#[must_use = "a lock does nothing until it is taken"]
+#[must_use = "a lock does nothing until it is acquired"]
 pub struct RwLock {
     handle: LockHandle,
 }
@@ -46,27 +46,29 @@ impl RwLock {
     option_methods!();
     crate::lock::owner::owner_method!();
 
-    /// Waits its turn and takes the lock for reading. One round trip when free.
+    /// Acquires the lock for reading, and waits in the queue if necessary. One round trip if it is
+    /// free.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// # let locks = leasehold::connect("memory:").await?;
     /// let reader = locks.rwlock("config").read().await?;
-    /// let other = locks.rwlock("config").read().await?; // side by side
+    /// let other = locks.rwlock("config").read().await?; // at the same time
     /// assert!(reader.is_held() && other.is_held());
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
     ///
     /// # Cancel safety
-    /// As [`Mutex::lock`](crate::Mutex::lock).
+    /// Cancel safe: dropping the future releases the lock in the background. A waiter loses its
+    /// queue position.
     ///
     /// # Errors
-    /// As [`Mutex::lock`](crate::Mutex::lock).
+    /// The same as [`Mutex::lock`](crate::Mutex::lock).
     pub async fn read(&self) -> Result<Guard> {
         self.handle.acquire("read", 1, Wait::Forever).await
     }
 
-    /// Takes the lock for reading, now or not at all. One round trip.
+    /// Acquires the lock for reading if that is possible now, and does not wait. One round trip.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -78,15 +80,15 @@ impl RwLock {
     /// ```
     ///
     /// # Cancel safety
-    /// As [`Mutex::try_lock`](crate::Mutex::try_lock).
+    /// Cancel safe: dropping the future releases the lock in the background.
     ///
     /// # Errors
-    /// As [`Mutex::try_lock`](crate::Mutex::try_lock).
+    /// The same as [`Mutex::try_lock`](crate::Mutex::try_lock).
     pub async fn try_read(&self) -> Result<Guard> {
         self.handle.acquire("try_read", 1, Wait::Try).await
     }
 
-    /// Waits for at most this long to read.
+    /// Acquires the lock for reading, and waits in the queue for at most `limit`.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -97,34 +99,37 @@ impl RwLock {
     /// ```
     ///
     /// # Cancel safety
-    /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
+    /// Cancel safe: dropping the future releases the lock in the background. A waiter loses its
+    /// queue position.
     ///
     /// # Errors
-    /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
+    /// The same as [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
     pub async fn read_timeout(&self, limit: Duration) -> Result<Guard> {
         self.handle.acquire("read", 1, Wait::For(limit)).await
     }
 
-    /// Waits its turn and takes the lock for writing. One round trip when free.
+    /// Acquires the lock for writing, and waits in the queue if necessary. One round trip if it is
+    /// free.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// # let locks = leasehold::connect("memory:").await?;
-    /// let writer = locks.rwlock("config").write().await?; // alone
+    /// let writer = locks.rwlock("config").write().await?; // the only holder
     /// println!("write, token {}", writer.token());
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
     ///
     /// # Cancel safety
-    /// As [`Mutex::lock`](crate::Mutex::lock).
+    /// Cancel safe: dropping the future releases the lock in the background. A waiter loses its
+    /// queue position.
     ///
     /// # Errors
-    /// As [`Mutex::lock`](crate::Mutex::lock).
+    /// The same as [`Mutex::lock`](crate::Mutex::lock).
     pub async fn write(&self) -> Result<Guard> {
         self.handle.acquire("write", MAX_READERS, Wait::Forever).await
     }
 
-    /// Takes the lock for writing, now or not at all. One round trip.
+    /// Acquires the lock for writing if it is free, and does not wait. One round trip.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -135,15 +140,15 @@ impl RwLock {
     /// ```
     ///
     /// # Cancel safety
-    /// As [`Mutex::try_lock`](crate::Mutex::try_lock).
+    /// Cancel safe: dropping the future releases the lock in the background.
     ///
     /// # Errors
-    /// As [`Mutex::try_lock`](crate::Mutex::try_lock).
+    /// The same as [`Mutex::try_lock`](crate::Mutex::try_lock).
     pub async fn try_write(&self) -> Result<Guard> {
         self.handle.acquire("try_write", MAX_READERS, Wait::Try).await
     }
 
-    /// Waits for at most this long to write.
+    /// Acquires the lock for writing, and waits in the queue for at most `limit`.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -154,15 +159,17 @@ impl RwLock {
     /// ```
     ///
     /// # Cancel safety
-    /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
+    /// Cancel safe: dropping the future releases the lock in the background. A waiter loses its
+    /// queue position.
     ///
     /// # Errors
-    /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
+    /// The same as [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
     pub async fn write_timeout(&self, limit: Duration) -> Result<Guard> {
         self.handle.acquire("write", MAX_READERS, Wait::For(limit)).await
     }
 
-    /// This lock for reading, as one of several: see [`lock_all`](crate::Leasehold::lock_all).
+    /// Returns a request to read-lock this lock as part of
+    /// [`lock_all`](crate::Leasehold::lock_all).
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -175,7 +182,8 @@ impl RwLock {
         Wanted::new(self.handle.clone(), 1)
     }
 
-    /// This lock for writing, as one of several: see [`lock_all`](crate::Leasehold::lock_all).
+    /// Returns a request to write-lock this lock as part of
+    /// [`lock_all`](crate::Leasehold::lock_all).
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -188,7 +196,8 @@ impl RwLock {
         Wanted::new(self.handle.clone(), MAX_READERS)
     }
 
-    /// Runs `work` while reading; see [`Mutex::run`](crate::Mutex::run).
+    /// Acquires the lock for reading, runs `work`, and releases the lock. See
+    /// [`Mutex::run`](crate::Mutex::run).
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -199,10 +208,11 @@ impl RwLock {
     /// ```
     ///
     /// # Cancel safety
-    /// As [`Mutex::run`](crate::Mutex::run).
+    /// Cancel safe: dropping the future releases the lock in the background. The future of `work`
+    /// is dropped at its current await.
     ///
     /// # Errors
-    /// As [`Mutex::run`](crate::Mutex::run).
+    /// The same as [`Mutex::run`](crate::Mutex::run).
     pub async fn run_read<T, F: Future<Output = T>>(
         &self,
         work: impl FnOnce(Guard) -> F,
@@ -210,7 +220,8 @@ impl RwLock {
         run(self.read().await?, work).await
     }
 
-    /// Runs `work`, which fails by itself, while reading; see [`Mutex::try_run`](crate::Mutex::try_run).
+    /// Acquires the lock for reading, runs `work`, which returns a `Result`, and releases the lock
+    /// in either case. See [`Mutex::try_run`](crate::Mutex::try_run).
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -223,10 +234,11 @@ impl RwLock {
     /// ```
     ///
     /// # Cancel safety
-    /// As [`Mutex::run`](crate::Mutex::run).
+    /// Cancel safe: dropping the future releases the lock in the background. The future of `work`
+    /// is dropped at its current await.
     ///
     /// # Errors
-    /// As [`Mutex::try_run`](crate::Mutex::try_run).
+    /// The same as [`Mutex::try_run`](crate::Mutex::try_run).
     pub async fn try_run_read<T, E, F>(&self, work: impl FnOnce(Guard) -> F) -> Result<T, E>
     where
         E: From<Error>,
@@ -235,7 +247,8 @@ impl RwLock {
         try_run(self.read().await?, work).await
     }
 
-    /// Runs `work` while writing; see [`Mutex::run`](crate::Mutex::run).
+    /// Acquires the lock for writing, runs `work`, and releases the lock. See
+    /// [`Mutex::run`](crate::Mutex::run).
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -245,10 +258,11 @@ impl RwLock {
     /// ```
     ///
     /// # Cancel safety
-    /// As [`Mutex::run`](crate::Mutex::run).
+    /// Cancel safe: dropping the future releases the lock in the background. The future of `work`
+    /// is dropped at its current await.
     ///
     /// # Errors
-    /// As [`Mutex::run`](crate::Mutex::run).
+    /// The same as [`Mutex::run`](crate::Mutex::run).
     pub async fn run_write<T, F: Future<Output = T>>(
         &self,
         work: impl FnOnce(Guard) -> F,
@@ -256,7 +270,8 @@ impl RwLock {
         run(self.write().await?, work).await
     }
 
-    /// Runs `work`, which fails by itself, while writing; see [`Mutex::try_run`](crate::Mutex::try_run).
+    /// Acquires the lock for writing, runs `work`, which returns a `Result`, and releases the lock
+    /// in either case. See [`Mutex::try_run`](crate::Mutex::try_run).
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -269,10 +284,11 @@ impl RwLock {
     /// ```
     ///
     /// # Cancel safety
-    /// As [`Mutex::run`](crate::Mutex::run).
+    /// Cancel safe: dropping the future releases the lock in the background. The future of `work`
+    /// is dropped at its current await.
     ///
     /// # Errors
-    /// As [`Mutex::try_run`](crate::Mutex::try_run).
+    /// The same as [`Mutex::try_run`](crate::Mutex::try_run).
     pub async fn try_run_write<T, E, F>(&self, work: impl FnOnce(Guard) -> F) -> Result<T, E>
     where
         E: From<Error>,

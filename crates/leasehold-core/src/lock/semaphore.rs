@@ -11,17 +11,19 @@ use crate::lock::wait::Wait;
 use crate::lock::wanted::Wanted;
 use crate::words::error::{Error, Result};
 
-/// A pool of permits, first come, first served: who asks for many is not overtaken by those who
-/// ask for few. Cheap to clone; nothing is sent until it is taken.
+/// A fixed number of permits, created by [`Leasehold::semaphore`](crate::Leasehold::semaphore).
 ///
-/// Tokens of permits are names, not fences: several are valid at once. Every call that takes
-/// permits is cancel safe and fails as [`Mutex::lock`](crate::Mutex::lock) and its companions do;
-/// zero permits, or more than there are, is [`Config`](crate::ErrorKind::Config).
+/// It is fair: a client that requests many permits is not overtaken by clients that request few.
+/// Cheap to clone. No request is sent to the store until permits are acquired.
+///
+/// The tokens of permits identify holds, but they are not fencing tokens: several are valid at the
+/// same time. Requesting zero permits, or more than the semaphore has, returns
+/// [`Config`](crate::ErrorKind::Config).
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// # let locks = leasehold::connect("memory:").await?;
-/// let conversions = locks.semaphore("convert", 3); // of 3, everywhere
+/// let conversions = locks.semaphore("convert", 3); // all clients use 3
 /// let small = conversions.acquire().await?;
 /// let big = conversions.acquire_many(2).await?;
 /// assert!(conversions.try_acquire().await.is_err());
@@ -30,7 +32,7 @@ use crate::words::error::{Error, Result};
 /// # Ok::<(), leasehold::Error>(()) }).unwrap();
 /// ```
 #[derive(Clone, Debug)]
-#[must_use = "a lock does nothing until it is taken"]
+#[must_use = "a lock does nothing until it is acquired"]
 pub struct Semaphore {
     handle: LockHandle,
 }
@@ -46,26 +48,28 @@ impl Semaphore {
 
     option_methods!();
 
-    /// Waits its turn and takes one permit. One round trip when free.
+    /// Acquires one permit, and waits in the queue if necessary. One round trip if one is free.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// # let locks = leasehold::connect("memory:").await?;
-    /// let permit = locks.semaphore("convert", 3).acquire().await?; // at most three at once
+    /// let permit = locks.semaphore("convert", 3).acquire().await?; // at most three at the same time
     /// assert_eq!(permit.permits(), 1);
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
     ///
     /// # Cancel safety
-    /// As [`Mutex::lock`](crate::Mutex::lock).
+    /// Cancel safe: dropping the future releases the lock in the background. A waiter loses its
+    /// queue position.
     ///
     /// # Errors
-    /// As [`Mutex::lock`](crate::Mutex::lock).
+    /// The same as [`Mutex::lock`](crate::Mutex::lock).
     pub async fn acquire(&self) -> Result<Guard> {
         self.acquire_many(1).await
     }
 
-    /// Waits its turn and takes `permits` at once.
+    /// Acquires `permits` permits together, and waits in the queue if necessary. One round trip if
+    /// they are free.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -76,15 +80,16 @@ impl Semaphore {
     /// ```
     ///
     /// # Cancel safety
-    /// As [`Mutex::lock`](crate::Mutex::lock).
+    /// Cancel safe: dropping the future releases the lock in the background. A waiter loses its
+    /// queue position.
     ///
     /// # Errors
-    /// As [`Mutex::lock`](crate::Mutex::lock).
+    /// The same as [`Mutex::lock`](crate::Mutex::lock).
     pub async fn acquire_many(&self, permits: u32) -> Result<Guard> {
         self.handle.acquire("acquire", permits, Wait::Forever).await
     }
 
-    /// Takes one permit now or not at all. One round trip.
+    /// Acquires one permit if one is free, and does not wait. One round trip.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -96,15 +101,15 @@ impl Semaphore {
     /// ```
     ///
     /// # Cancel safety
-    /// As [`Mutex::try_lock`](crate::Mutex::try_lock).
+    /// Cancel safe: dropping the future releases the lock in the background.
     ///
     /// # Errors
-    /// As [`Mutex::try_lock`](crate::Mutex::try_lock).
+    /// The same as [`Mutex::try_lock`](crate::Mutex::try_lock).
     pub async fn try_acquire(&self) -> Result<Guard> {
         self.try_acquire_many(1).await
     }
 
-    /// Takes `permits` now or not at all. One round trip.
+    /// Acquires `permits` permits together if they are free, and does not wait. One round trip.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -116,15 +121,15 @@ impl Semaphore {
     /// ```
     ///
     /// # Cancel safety
-    /// As [`Mutex::try_lock`](crate::Mutex::try_lock).
+    /// Cancel safe: dropping the future releases the lock in the background.
     ///
     /// # Errors
-    /// As [`Mutex::try_lock`](crate::Mutex::try_lock).
+    /// The same as [`Mutex::try_lock`](crate::Mutex::try_lock).
     pub async fn try_acquire_many(&self, permits: u32) -> Result<Guard> {
         self.handle.acquire("try_acquire", permits, Wait::Try).await
     }
 
-    /// Waits for at most this long for one permit.
+    /// Acquires one permit, and waits in the queue for at most `limit`.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -135,15 +140,16 @@ impl Semaphore {
     /// ```
     ///
     /// # Cancel safety
-    /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
+    /// Cancel safe: dropping the future releases the lock in the background. A waiter loses its
+    /// queue position.
     ///
     /// # Errors
-    /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
+    /// The same as [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
     pub async fn acquire_timeout(&self, limit: Duration) -> Result<Guard> {
         self.acquire_many_timeout(1, limit).await
     }
 
-    /// Waits for at most this long for `permits`.
+    /// Acquires `permits` permits together, and waits in the queue for at most `limit`.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -154,15 +160,16 @@ impl Semaphore {
     /// ```
     ///
     /// # Cancel safety
-    /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
+    /// Cancel safe: dropping the future releases the lock in the background. A waiter loses its
+    /// queue position.
     ///
     /// # Errors
-    /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
+    /// The same as [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
     pub async fn acquire_many_timeout(&self, permits: u32, limit: Duration) -> Result<Guard> {
         self.handle.acquire("acquire", permits, Wait::For(limit)).await
     }
 
-    /// So many permits, as one of several locks: see [`lock_all`](crate::Leasehold::lock_all).
+    /// Returns a request for `permits` permits as part of [`lock_all`](crate::Leasehold::lock_all).
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -175,7 +182,8 @@ impl Semaphore {
         Wanted::new(self.handle.clone(), permits)
     }
 
-    /// Runs `work` with one permit; see [`Mutex::run`](crate::Mutex::run).
+    /// Acquires one permit, runs `work`, and releases the permit. See
+    /// [`Mutex::run`](crate::Mutex::run).
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -185,15 +193,17 @@ impl Semaphore {
     /// ```
     ///
     /// # Cancel safety
-    /// As [`Mutex::run`](crate::Mutex::run).
+    /// Cancel safe: dropping the future releases the lock in the background. The future of `work`
+    /// is dropped at its current await.
     ///
     /// # Errors
-    /// As [`Mutex::run`](crate::Mutex::run).
+    /// The same as [`Mutex::run`](crate::Mutex::run).
     pub async fn run<T, F: Future<Output = T>>(&self, work: impl FnOnce(Guard) -> F) -> Result<T> {
         run(self.acquire().await?, work).await
     }
 
-    /// Runs `work`, which fails by itself, with one permit; see [`Mutex::try_run`](crate::Mutex::try_run).
+    /// Acquires one permit, runs `work`, which returns a `Result`, and releases the permit in
+    /// either case. See [`Mutex::try_run`](crate::Mutex::try_run).
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -206,10 +216,11 @@ impl Semaphore {
     /// ```
     ///
     /// # Cancel safety
-    /// As [`Mutex::run`](crate::Mutex::run).
+    /// Cancel safe: dropping the future releases the lock in the background. The future of `work`
+    /// is dropped at its current await.
     ///
     /// # Errors
-    /// As [`Mutex::try_run`](crate::Mutex::try_run).
+    /// The same as [`Mutex::try_run`](crate::Mutex::try_run).
     pub async fn try_run<T, E, F>(&self, work: impl FnOnce(Guard) -> F) -> Result<T, E>
     where
         E: From<Error>,

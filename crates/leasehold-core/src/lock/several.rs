@@ -1,18 +1,21 @@
-//! Several locks, taken together and given back together.
+//! Several locks, acquired and released together.
 //!
 //! # The argument
-//! - *No two callers wait for each other*: everybody takes the locks in one order, by store and name,
-//!   and keeps what it has while it waits for the next. In a circle of callers, one would wait for a name
-//!   before one that it has. (A lock that somebody holds besides, by another call, is not in that order.)
-//! - *What is free costs the time of one round trip*, however many they are: all are tried at once, side by
-//!   side, or as many as a store's connections carry. Of what was free, those before the first that was not
-//!   are kept, as anybody waits with earlier names in hand; those behind it go back at once, and from there
-//!   on one is taken after the other. (Not where that would gain nothing, on this machine, nor where what
-//!   goes back stays closed, `at_least`.)
-//! - *Nothing stays*: what was taken is in a list that belongs to the future; a failure gives it back before it
-//!   is told, and a future that is dropped does so in the background.
-//! - *The first are held while the last is waited for*, and renewed. One that was lost meanwhile is found
-//!   when the last is there: nobody is given a part, and all begins anew.
+//! - *No two callers deadlock.* All callers acquire the locks in one order, by store and name, and
+//!   hold what they have while they wait for the next. In a circle of callers, one would have to
+//!   wait for a name smaller than one that it holds. (A lock that a caller holds from another call
+//!   is not in that order.)
+//! - *Taking free locks costs the time of one round trip*, however many there are. All are tried
+//!   concurrently, or as many as a store's connections carry. The locks before the first one that
+//!   was not free are kept, as for any caller that waits while it holds smaller names. Those after
+//!   it are released immediately, and from there on the locks are acquired one after another. (This
+//!   is not done if it would gain nothing, on this machine, or if released locks stay unavailable,
+//!   `at_least`.)
+//! - *Nothing is left behind.* The future owns the list of acquired locks. A failure releases them
+//!   before it is reported, and a dropped future releases them in the background.
+//! - *The first locks are held, and renewed, while the call waits for the last.* A lock that was
+//!   lost in the meantime is detected when the last one is acquired. The caller never gets a part
+//!   of the locks: everything starts over.
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -102,11 +105,13 @@ async fn free_in_front(operation: &'static str, wanted: &[Wanted]) -> (Vec<Guard
     (free, None)
 }
 
-/// Several held locks, as [`lock_all`](crate::Leasehold::lock_all) takes them. Dropping it releases all of
-/// them in the background; [`release`](Self::release) also tells whether that worked.
+/// Several held locks, acquired by [`lock_all`](crate::Leasehold::lock_all).
 ///
-/// It is held while *all* of them are: a loss of one is a loss, and [`lost`](Self::lost) says of which.
-/// Each has a token of its own, for the resource that it protects.
+/// Dropping the value releases all of them in the background. [`release`](Self::release) also
+/// reports whether that succeeded.
+///
+/// The value counts as held while *all* locks are held. If one is lost, [`lost`](Self::lost)
+/// returns which one. Each lock has its own token, for the resource that it protects.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -127,7 +132,7 @@ pub struct Guards {
 }
 
 impl Guards {
-    /// The hold of the lock of this name.
+    /// Returns the hold of the lock with this name.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -140,21 +145,21 @@ impl Guards {
         self.guards.iter().find(|guard| guard.name().as_str() == name.as_ref())
     }
 
-    /// Each of the holds, in the order in which they were taken.
+    /// Returns an iterator over the holds, in the order in which they were acquired.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// # let locks = leasehold::connect("memory:").await?;
     /// let both = locks.lock_all(["b", "a"]).await?;
     /// let names: Vec<&str> = both.iter().map(|guard| guard.name().as_str()).collect();
-    /// assert_eq!(names, ["a", "b"]); // as they were taken
+    /// assert_eq!(names, ["a", "b"]); // in the order of acquisition
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
     pub fn iter(&self) -> std::slice::Iter<'_, Guard> {
         self.guards.iter()
     }
 
-    /// Whether all of them are certainly held now. No I/O.
+    /// Returns whether all locks are certainly held now. No I/O.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -166,8 +171,8 @@ impl Guards {
         self.guards.iter().all(Guard::is_held)
     }
 
-    /// For how long all of them are certainly held if no renewal succeeds any more: the least of theirs.
-    /// No I/O.
+    /// Returns how long all locks are certainly held even if no further renewal succeeds: the
+    /// shortest of their times. No I/O.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -179,8 +184,8 @@ impl Guards {
         self.guards.iter().map(Guard::remaining).min().unwrap_or(Duration::MAX)
     }
 
-    /// To be called before a step that cannot be undone: is at least `min` of validity left to each?
-    /// No I/O.
+    /// Checks that each lock is certainly held for at least `min`. Call it before a step that
+    /// cannot be undone. No I/O.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -191,27 +196,27 @@ impl Guards {
     /// ```
     ///
     /// # Errors
-    /// As [`Guard::ensure`], of the first lock that is not as it should be.
+    /// The same as [`Guard::ensure`], for the first lock that fails the check.
     pub fn ensure(&self, min: Duration) -> Result<()> {
         self.guards.iter().try_for_each(|guard| guard.ensure(min))
     }
 
-    /// Resolves when one of the locks is lost, and tells which, and why. Works in any executor. Of no
-    /// locks at all, none is ever lost.
+    /// Waits until one of the locks is lost, and returns its name and the reason. Works in any
+    /// executor. If there are no locks, it never resolves.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
     /// # let locks = leasehold::connect("memory:").await?;
     /// use leasehold::store::Evict;
     /// let both = locks.lock_all(["stock:a", "stock:b"]).await?;
-    /// locks.evict("stock:b", Evict::Holders).await?; // as a person might
+    /// locks.evict("stock:b", Evict::Holders).await?; // as an operator might
     /// let (name, _reason) = both.lost().await;
     /// assert_eq!(name.as_str(), "stock:b");
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
     ///
     /// # Cancel safety
-    /// It only waits: drop it, and call it again.
+    /// Cancel safe: dropping the future changes nothing.
     pub async fn lost(&self) -> (Name, LostReason) {
         let lost = async |guard: &Guard| (guard.name().clone(), guard.lost().await);
         let mut all: Vec<_> = self.guards.iter().map(|guard| Box::pin(lost(guard))).collect();
@@ -222,8 +227,10 @@ impl Guards {
         .await
     }
 
-    /// Runs `work` while all of them are held, then releases them; when one is lost meanwhile, the
-    /// future of `work` is dropped at its next await and the error says so.
+    /// Runs `work` while all locks are held, then releases them.
+    ///
+    /// If a lock is lost while `work` runs, `work` is dropped at its next await, and the call
+    /// returns [`Lost`](crate::ErrorKind::Lost).
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -233,10 +240,11 @@ impl Guards {
     /// ```
     ///
     /// # Cancel safety
-    /// Dropped, it drops the future of `work` where that awaits, and releases in the background.
+    /// Cancel safe: dropping the future releases the lock in the background. `work` is dropped at
+    /// its current await, and all locks are released.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`](crate::ErrorKind::Lost) if a lock was lost before `work` was done.
+    /// - [`Lost`](crate::ErrorKind::Lost): a lock was lost before `work` was done.
     pub async fn run<T>(self, work: impl Future<Output = T>) -> Result<T> {
         let done = {
             let (mut work, mut lost) = (pin!(work), pin!(self.lost()));
@@ -266,8 +274,11 @@ impl Guards {
         }
     }
 
-    /// As [`run`](Self::run), for work that fails by itself: its error is yours, and ours becomes one of those.
-    /// The locks are released whether it fails or not.
+    /// Runs `work`, which returns a `Result`, while all locks are held, then releases them in
+    /// either case.
+    ///
+    /// Like [`run`](Self::run), but with one error type for both: leasehold's errors are converted
+    /// into the error of `work`.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -280,10 +291,12 @@ impl Guards {
     /// ```
     ///
     /// # Cancel safety
-    /// As [`run`](Self::run).
+    /// Cancel safe: dropping the future releases the lock in the background. `work` is dropped at
+    /// its current await, and all locks are released.
     ///
     /// # Errors
-    /// As [`run`](Self::run), and as `work`.
+    /// - The errors of `work`.
+    /// - All others as for [`run`](Self::run).
     pub async fn try_run<T, E: From<Error>>(
         self,
         work: impl Future<Output = Result<T, E>>,
@@ -291,8 +304,10 @@ impl Guards {
         self.run(work).await?
     }
 
-    /// Releases all of them side by side, in the time of one round trip (in SQL: as many at once as the client
-    /// has connections). What it tells is what is owed, if anything is: see [`Guard::release`].
+    /// Releases all locks concurrently, in the time of one round trip.
+    ///
+    /// In SQL stores, as many locks are released at once as the client has connections. If a
+    /// release is still pending, the result is [`Owed`](Released::Owed); see [`Guard::release`].
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -303,11 +318,11 @@ impl Guards {
     /// ```
     ///
     /// # Cancel safety
-    /// A future that is dropped has released all the same: the background thread goes on.
+    /// Cancel safe: dropping the future releases the lock in the background.
     ///
     /// # Errors
-    /// As [`Guard::release`]: of the first lock, in their order, that was lost. All are released in any
-    /// case.
+    /// The same as [`Guard::release`], for the first lock that was lost. All locks are released in
+    /// any case.
     pub async fn release(self) -> Result<Released> {
         let mut released = Ok(Released::Now);
         for one in together(self.guards.into_iter().map(Guard::release)).await {
@@ -335,7 +350,7 @@ impl<'a> IntoIterator for &'a Guards {
     }
 }
 
-/// Each holds on by itself, and gives back by itself.
+/// Iterates over the guards, each of which holds and releases its lock independently.
 impl IntoIterator for Guards {
     type Item = Guard;
     type IntoIter = std::vec::IntoIter<Guard>;

@@ -7,12 +7,13 @@ use crate::lock::acquire::LockHandle;
 use crate::words::error::{Error, ErrorKind, Result};
 use crate::words::name::Name;
 
-/// One of the locks that [`lock_all`](crate::Leasehold::lock_all) takes, and what is wanted of it: a
-/// [`Mutex`](crate::Mutex), or made by [`RwLock::to_read`](crate::RwLock::to_read),
-/// [`RwLock::to_write`](crate::RwLock::to_write) and
+/// A request for one lock, for [`lock_all`](crate::Leasehold::lock_all).
+///
+/// It is made from a [`Mutex`](crate::Mutex), or by [`RwLock::to_read`](crate::RwLock::to_read),
+/// [`RwLock::to_write`](crate::RwLock::to_write) or
 /// [`Semaphore::to_acquire`](crate::Semaphore::to_acquire).
 #[derive(Clone, Debug)]
-#[must_use = "a lock does nothing until it is taken"]
+#[must_use = "a lock does nothing until it is acquired"]
 pub struct Wanted {
     pub(crate) handle: LockHandle,
     pub(crate) weight: u32,
@@ -47,10 +48,10 @@ pub(crate) fn in_order(wanted: impl IntoIterator<Item = Wanted>) -> Result<Vec<W
             Entry::Occupied(other) if other.get().is_same(&one) => {}
             Entry::Occupied(_) => {
                 let what = format!(
-                    "{:?} is asked for in two ways, and would wait for itself: ask for one of them",
+                    "{:?} is requested in two different ways, which would be a deadlock",
                     one.name()
                 );
-                return Err(Error::new(ErrorKind::Config, what));
+                return Err(Error::new(ErrorKind::Config, what).with_hint("request it once"));
             }
         }
     }

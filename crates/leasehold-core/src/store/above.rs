@@ -48,7 +48,7 @@ pub(crate) fn above(store: Arc<dyn Store>, offset: u64) -> Result<Arc<dyn Store>
             Ok(Arc::new(Above { inner: store, info: info.identified(identity), offset }))
         }
         _ => {
-            let what = format!("a token offset is at most {MAX_OFFSET}: choose a smaller one");
+            let what = format!("invalid token_offset {offset}: expected 0 to {MAX_OFFSET}");
             Err(Error::new(ErrorKind::Config, what))
         }
     }
@@ -57,9 +57,9 @@ pub(crate) fn above(store: Arc<dyn Store>, offset: u64) -> Result<Arc<dyn Store>
 impl Above {
     fn up(&self, token: Token) -> Result<Token> {
         token.get().checked_add(self.offset).and_then(Token::new).ok_or_else(|| {
-            let what =
-                "the token offset leaves no room for the store's tokens: choose a smaller one";
-            Error::new(ErrorKind::Full, what)
+            let offset = self.offset;
+            let what = format!("token {token} of the store is too large for token_offset {offset}");
+            Error::new(ErrorKind::Full, what).with_hint("use a smaller token_offset")
         })
     }
 

@@ -1,12 +1,12 @@
-//! What a store tells unasked: that a claim had better be asked about, and that a queue has stirred.
+//! Notifications of a store: a claim should be polled, or a queue may have changed.
 //!
-//! Both are hints and nothing is decided by them: whoever hears asks the store, and believes the answer. So
-//! a hint may come late, twice, for nobody or never. What it must not do is to be lost between two
-//! looks of somebody who listens: whoever is told while he looks is told again.
+//! Both are hints, and no decision depends on them: the receiver polls the store and uses the
+//! answer. So a hint may come late, twice, without a receiver, or never. But it must not be lost
+//! between two polls of a listener: a listener that is notified while it polls is notified again.
 //!
-//! - *A claim of this client's* ([`Ear`]): it was evicted. The client's keeper renews it at once.
-//! - *A queue* ([`Follow`]): whoever follows it looks. One that begins to follow looks after that, so
-//!   that nothing falls between.
+//! - *A claim of this client* ([`Ear`]) was evicted. The client renews it immediately.
+//! - *A queue* ([`Follow`]) may have changed. Its watchers poll it. A new watcher polls after it
+//!   has subscribed, so it misses no change.
 
 use std::any::Any;
 use std::fmt;
@@ -19,42 +19,43 @@ use crate::base::locked::locked;
 use crate::words::claim::ClaimId;
 use crate::words::name::Name;
 
-/// Who is told that claims had better be asked about: a client.
+/// A receiver of notifications that claims should be polled: a client.
 pub trait Ear: fmt::Debug + Send + Sync {
-    /// This claim had better be asked about now, if it is one of yours. Must not block, nor call the store.
+    /// Notifies the receiver that this claim should be polled now, if it is one of its own. Must
+    /// not block or call the store.
     fn ask(&self, id: ClaimId);
 }
 
-/// The clients of one store that are told.
+/// The clients of one store that are notified.
 #[derive(Debug, Default)]
 pub struct Ears(Mutex<Vec<Weak<dyn Ear>>>);
 
 impl Ears {
-    /// Tells this one, too, for as long as it is there.
+    /// Adds a receiver, for as long as it exists.
     pub fn add(&self, ear: Weak<dyn Ear>) {
         let mut all = locked(&self.0);
         all.retain(|ear| ear.strong_count() > 0);
         all.push(ear);
     }
 
-    /// Tells all of them. Not to be called under a lock that a call of the store takes.
+    /// Notifies all receivers. Must not be called under a lock that a call of the store takes.
     pub fn ask(&self, id: ClaimId) {
         let all: Vec<Arc<dyn Ear>> = locked(&self.0).iter().filter_map(Weak::upgrade).collect();
         all.iter().for_each(|ear| ear.ask(id));
     }
 }
 
-/// Which queues are followed.
+/// The queues of a subscription.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Queues {
-    /// That of this lock.
+    /// The queue of this lock.
     Of(Name),
-    /// All whose names begin so.
+    /// All queues whose names begin with this prefix.
     All(String),
 }
 
 impl Queues {
-    /// Whether that of this name is one of them.
+    /// Returns whether the queue with this name is one of them.
     pub fn has(&self, name: &str) -> bool {
         match self {
             Self::Of(one) => one.as_str() == name,
@@ -63,13 +64,13 @@ impl Queues {
     }
 }
 
-/// Tells that something may have changed in the queues that are followed. Dropped, it follows them no more.
+/// A subscription that reports that queues may have changed. Dropping it ends the subscription.
 pub struct Follow {
     stirred: Arc<Stirred>,
     _kept: Option<Box<dyn Any + Send + Sync>>,
 }
 
-/// Who tells a [`Follow`].
+/// The sender of a [`Follow`].
 #[derive(Clone, Debug)]
 pub struct Stirrer(Weak<Stirred>);
 
@@ -79,23 +80,24 @@ struct Stirred {
 }
 
 impl Follow {
-    /// One that nobody has told anything, and who tells it.
+    /// Creates a subscription and its sender.
     pub fn new() -> (Self, Stirrer) {
         let stirred = Arc::<Stirred>::default();
         let stirrer = Stirrer(Arc::downgrade(&stirred));
         (Self { stirred, _kept: None }, stirrer)
     }
 
-    /// Keeps this for as long as it follows: what ends the following when it is dropped.
+    /// Keeps a value for as long as the subscription exists. Dropping that value can end the
+    /// subscription at the store.
     #[must_use]
     pub fn keeping(self, kept: impl Any + Send + Sync) -> Self {
         Self { _kept: Some(Box::new(kept)), ..self }
     }
 
-    /// Resolves when something may have changed since it last did.
+    /// Waits until something may have changed since the last call.
     ///
     /// # Cancel safety
-    /// May be dropped and called again: nothing is missed.
+    /// Cancel safe: dropping the future changes nothing. No notification is missed.
     pub async fn stirred(&self) {
         // Who was told once is told, be he there or not; and who is dropped as he is told hands it on.
         self.stirred.wake.notified().await;
@@ -109,20 +111,20 @@ impl fmt::Debug for Follow {
 }
 
 impl Stirrer {
-    /// Something may have changed. Tells whether somebody still follows.
+    /// Reports that something may have changed. Returns whether the subscription still exists.
     pub fn stir(&self) -> bool {
         let followed = self.0.upgrade();
         followed.as_ref().inspect(|stirred| stirred.wake.notify_one());
         followed.is_some()
     }
 
-    /// Whether somebody still follows.
+    /// Returns whether the subscription still exists.
     pub fn is_followed(&self) -> bool {
         self.0.strong_count() > 0
     }
 }
 
-/// Those who follow queues of one store, for stores that see each change themselves.
+/// The subscriptions to queues of one store, for stores that see each change themselves.
 #[derive(Debug, Default)]
 pub struct Followers {
     all: Mutex<Vec<(Queues, Stirrer)>>,
@@ -131,7 +133,7 @@ pub struct Followers {
 }
 
 impl Followers {
-    /// Follows these from now on.
+    /// Subscribes to these queues.
     pub fn follow(&self, queues: Queues) -> Follow {
         let (follow, stirrer) = Follow::new();
         let mut all = locked(&self.all);
@@ -141,17 +143,17 @@ impl Followers {
         follow
     }
 
-    /// Whether nobody follows anything.
+    /// Returns whether there are no subscriptions.
     pub fn is_empty(&self) -> bool {
         locked(&self.all).iter().all(|(_, stirrer)| !stirrer.is_followed())
     }
 
-    /// Something changed in the queue of this name.
+    /// Reports a change in the queue with this name.
     pub fn stir(&self, name: &str) {
         self.stir_if(|queues| queues.has(name));
     }
 
-    /// Anything may have changed.
+    /// Reports that anything may have changed.
     pub fn stir_all(&self) {
         self.stir_if(|_| true);
     }

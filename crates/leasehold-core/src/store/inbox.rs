@@ -1,5 +1,6 @@
-//! What one waiter was told, kept until it is asked for: so nothing is lost between the answer "waiting"
-//! and [`changed`](super::Store::changed). A grant stays told; that it is worth asking is told once.
+//! The notifications of one waiter, kept until it polls. So none is lost between the result
+//! "waiting" and [`changed`](super::Store::changed). A grant stays; a notification to poll is
+//! delivered once.
 
 use std::sync::Mutex;
 
@@ -9,7 +10,7 @@ use crate::base::locked::locked;
 use crate::words::answer::Signal;
 use crate::words::token::Token;
 
-/// What one waiter was told.
+/// The notifications of one waiter.
 #[derive(Debug, Default)]
 pub struct Inbox {
     told: Mutex<Told>,
@@ -23,7 +24,7 @@ struct Told {
 }
 
 impl Inbox {
-    /// Tells it. The same grant twice is told once.
+    /// Delivers a notification. The same grant is delivered once.
     pub fn tell(&self, signal: Signal) {
         {
             let mut told = locked(&self.told);
@@ -36,25 +37,25 @@ impl Inbox {
         self.wake.notify_one();
     }
 
-    /// The grant that it was told of.
+    /// Returns the grant that was delivered, if any.
     pub fn granted(&self) -> Option<Token> {
         locked(&self.told).granted
     }
 
-    /// Forgets that it is worth asking: it is being asked.
+    /// Removes the notification to poll, because the claim is being polled.
     pub fn asked(&self) {
         locked(&self.told).ask = false;
     }
 
-    /// Forgets what it was told: it stands anew.
+    /// Removes all notifications, because the claim waits in a new position.
     pub fn clear(&self) {
         *locked(&self.told) = Told::default();
     }
 
-    /// The next news.
+    /// Waits for the next notification and returns it.
     ///
     /// # Cancel safety
-    /// May be dropped and called again: nothing is missed.
+    /// Cancel safe: dropping the future changes nothing. No notification is missed.
     pub async fn news(&self) -> Signal {
         loop {
             // Looked at after each wake-up, so that what came before this call is found as well.

@@ -1,4 +1,4 @@
-//! What stores on this machine's disks stand on: which machine, which file, which file system.
+//! The machine, file and file system of stores on this machine's disks.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::words::claim::ClaimId;
 use crate::words::doctor::Finding;
 
-/// What is different after each start of the machine.
+/// Returns an ID that differs after each start of the machine.
 pub fn boot_id() -> String {
     // Without it every client would be in a boot of its own: safe, if nobody else's.
     let read = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
@@ -15,8 +15,8 @@ pub fn boot_id() -> String {
     read.unwrap_or_else(unknown).trim().to_owned()
 }
 
-/// The identity of a store that is this file or directory: the same by every path to it and in
-/// every container of this kernel, another on every other machine and after a restart.
+/// Returns the identity of a store in this file or directory. It is the same by every path and in
+/// every container of this kernel, and different on every other machine and after a restart.
 pub fn identity_of(scheme: &str, path: &Path) -> String {
     let boot = boot_id();
     match std::fs::metadata(path) {
@@ -26,8 +26,8 @@ pub fn identity_of(scheme: &str, path: &Path) -> String {
     }
 }
 
-/// The number that says what kind of file system this is on. The file is not opened: whoever closes
-/// one of SQLite's loses this process's locks on it.
+/// Returns the number that identifies the type of a file system. It does not open the file, because
+/// closing a file of SQLite would lose this process's locks on it.
 pub fn magic(path: &Path) -> io::Result<u32> {
     let kind = rustix::fs::statfs(path)?;
     // The type of `f_type` differs from platform to platform; all magic numbers are 32 bits.
@@ -35,8 +35,8 @@ pub fn magic(path: &Path) -> io::Result<u32> {
     Ok(kind.f_type as u32)
 }
 
-/// What a file system is called on which flock, FIFOs or rename are not (surely) those of this
-/// machine's kernel.
+/// Returns the name of a file system on which flock, FIFOs or rename may not be those of this
+/// machine's kernel, or `None` for other file systems.
 pub fn remote(magic: u32) -> Option<&'static str> {
     Some(match magic {
         0x6969 => "NFS",
@@ -65,14 +65,14 @@ pub fn remote(magic: u32) -> Option<&'static str> {
     })
 }
 
-/// What the file system below `path` does to what is kept there.
+/// Checks the file system of `path`. `what` describes the path in the findings.
 pub fn file_system(path: &Path, what: &str) -> Vec<Finding> {
     match magic(path).and_then(|magic| Ok((magic, rustix::fs::statvfs(path)?))) {
         Err(e) => vec![Finding::weak(
             "file-system",
-            format!("{what} cannot be looked at: {e}"),
-            "nobody knows what it stands on",
-            "see that this user may read it",
+            format!("cannot read {what}: {e}"),
+            "the type of its file system is unknown",
+            "give this user read access",
         )],
         Ok((magic, space)) => {
             let kind = kind_of_file_system(magic, what);
@@ -86,8 +86,9 @@ fn kind_of_file_system(magic: u32, what: &str) -> Option<Finding> {
         return Some(Finding::broken(
             "file-system",
             format!("{what} is on {name}"),
-            "a lock on it may be seen by one machine and not by another, so two may hold at once",
-            "use a directory on a local disk, or, for many machines, a store with a server",
+            "a lock on it may be visible to one machine and not to another, so two clients can hold the same \
+             lock",
+            "use a directory on a local disk; for several machines, use a store with a server",
         ));
     }
     match magic {
@@ -95,24 +96,24 @@ fn kind_of_file_system(magic: u32, what: &str) -> Option<Finding> {
         0x0102_1994 | 0x8584_58f6 => Some(Finding::weak(
             "file-system",
             format!("{what} is in memory (tmpfs)"),
-            "it is gone when the machine restarts: tokens then rise by the clock alone, and what \
-             at_least or a lease kept closed is open",
-            "use a directory on a disk",
+            "a reboot deletes it. Cooldowns (at_least, lock_delay) are then forgotten, and only the clock \
+             keeps new tokens larger than old ones",
+            "use a directory on disk",
         )),
         // overlayfs
         0x794c_7630 => Some(Finding::weak(
             "file-system",
-            format!("{what} is in the layer of a container (overlayfs)"),
-            "other containers do not see it, and it is gone with this one",
-            "mount a directory of the host that all of them share",
+            format!("{what} is in the writable layer of a container (overlayfs)"),
+            "other containers cannot see it, and it is deleted with this container",
+            "mount a host directory that all containers share",
         )),
         // ext2-4, XFS, Btrfs, ZFS, F2FS, bcachefs
         0xef53 | 0x5846_5342 | 0x9123_683e | 0x2fc1_2fc1 | 0xf2f5_2010 | 0xca45_1a4e => None,
         other => Some(Finding::note(
             "file-system",
-            format!("{what} is on a file system of the type {other:#x}"),
-            "nobody has tested leasehold on it; it must be local, with flock and rename as Linux has \
-             them",
+            format!("{what} is on a file system of type {other:#x}"),
+            "leasehold was not tested on it. It must be local, and flock and rename must work as on \
+             other Linux file systems",
         )),
     }
 }
@@ -124,9 +125,9 @@ fn room(space: &rustix::fs::StatVfs, what: &str) -> Option<Finding> {
     (bytes < 1 << 20 || inodes.is_some_and(|left| left < 16)).then(|| {
         Finding::broken(
             "full",
-            format!("the disk that {what} is on is full"),
-            "nothing can be written, so nothing can be locked, released or renewed",
-            "make room",
+            format!("the disk of {what} is full"),
+            "locks cannot be acquired, renewed or released",
+            "free space or inodes on this disk",
         )
     })
 }

@@ -1,18 +1,19 @@
 //! The `memory:` store: queues in this process, behind a mutex.
 //!
-//! One [`Queue`] for each name in use. Every call takes the mutex, works on one queue and leaves;
-//! nothing is awaited while it is held, so every call is atomic and a dropped future has either
-//! done nothing or everything. Leases count on the boot clock, tokens are drawn from the wall
-//! clock.
+//! There is one [`Queue`] for each name in use. Every call locks the mutex, changes one queue and
+//! unlocks it. Nothing is awaited in between, so every call is atomic, and a dropped future has
+//! done either nothing or everything. Leases are measured by the boot clock, and tokens are derived
+//! from the wall clock.
 //!
-//! A queue that nobody stands in is *idle*. It is nothing to anybody who looks, and is what the next claim says;
-//! it stays only because most locks are taken again, and making it anew costs more than all else in a
-//! call. When there are more idle ones than others, and some, all of them are forgotten but for the highest token
-//! ever drawn in the namespace, from which every new queue starts: memory does not grow with the names
-//! ever used, and tokens still rise. Names come from outside, so they are found by a keyed hash.
+//! An empty queue is *idle*. It is invisible, and the next claim defines what it is. It is kept
+//! only because most locks are acquired again, and creating the queue costs more than everything
+//! else in a call. When idle queues outnumber the others by a margin, all of them are dropped,
+//! except for the highest token ever drawn in the namespace, with which every new queue starts. So
+//! memory use does not grow with the number of names ever used, and tokens still increase. Names
+//! come from outside the program, so they are looked up with a keyed hash.
 //!
-//! `memory:` is one namespace for the whole process, `memory:NAME` another for each NAME; a
-//! namespace lives as long as somebody is connected to it.
+//! `memory:` is one namespace for the whole process, and `memory:NAME` is another one for each
+//! NAME. A namespace exists while a client is connected to it.
 
 use crate::base::locked::locked;
 use std::borrow::Cow;
@@ -36,7 +37,7 @@ use crate::words::error::{Error, ErrorKind, Result};
 use crate::words::name::Name;
 use async_trait::async_trait;
 
-/// Queues in this process. See the module's documentation.
+/// A store in the memory of this process, `memory:`.
 #[derive(Debug)]
 pub struct MemoryStore {
     info: StoreInfo,
@@ -73,12 +74,12 @@ struct Lock {
 }
 
 impl MemoryStore {
-    /// A namespace of its own that no URL reaches.
+    /// Creates a store that no URL can reach.
     pub fn new() -> Self {
         Self::with_clock(Clock::default())
     }
 
-    /// As [`new`](Self::new), judging leases by this clock.
+    /// Creates a store that no URL can reach, with this clock for leases.
     pub fn with_clock(clock: Clock) -> Self {
         Self::named("memory:".into(), clock)
     }
@@ -97,7 +98,7 @@ impl MemoryStore {
         static NAMESPACES: Mutex<BTreeMap<String, Weak<MemoryStore>>> = Mutex::new(BTreeMap::new());
         let name = url.strip_prefix("memory:").unwrap_or(url).trim_start_matches('/');
         if let Some(c) = name.chars().find(|c| c.is_control() || "?#@/".contains(*c)) {
-            let what = format!("a memory: store is memory:NAME, without {c:?}");
+            let what = format!("invalid store URL: the NAME of memory:NAME cannot contain {c:?}");
             return Err(Error::new(ErrorKind::Config, what));
         }
         let mut all = locked(&NAMESPACES);
@@ -237,8 +238,8 @@ impl Store for MemoryStore {
     async fn diagnose(&self) -> Result<Vec<Finding>> {
         let one_process = Finding::note(
             "one-process",
-            "the locks are in the memory of this process",
-            "no other process sees them: it is the store for the tasks of one program, and for tests",
+            "the locks exist only in the memory of this process",
+            "other processes cannot see them. Use this store between the tasks of one program, and in tests",
         );
         Ok(own_clock(wall_micros()).into_iter().chain([one_process]).collect())
     }
@@ -377,10 +378,10 @@ fn guarantees() -> Guarantees {
         recovery: Duration::from_secs(2),
         recovery_leases: 1,
         notes: Cow::Borrowed(&[
-            Cow::Borrowed("Locks are seen by this process only."),
+            Cow::Borrowed("Locks are visible in this process only."),
             Cow::Borrowed(
-                "Tokens rise over a restart of the process as long as the wall clock is not set \
-                 back over it.",
+                "Tokens keep increasing across a restart of the process, unless the wall clock is \
+                 set back.",
             ),
         ]),
     }

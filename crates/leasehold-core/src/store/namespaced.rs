@@ -37,9 +37,15 @@ pub(crate) fn namespaced(store: Arc<dyn Store>, prefix: String) -> Result<Arc<dy
     if prefix.is_empty() {
         return Ok(store);
     }
-    if prefix.len() > LONGEST || prefix.contains(char::is_control) {
-        let what = format!("a namespace is at most {LONGEST} bytes without control characters");
-        return Err(Error::new(ErrorKind::Config, what));
+    let refused = |what: String| {
+        let hint = format!("use at most {LONGEST} bytes without control characters");
+        Err(Error::new(ErrorKind::Config, what).with_hint(hint))
+    };
+    if prefix.len() > LONGEST {
+        return refused(format!("the namespace is too long: {} bytes", prefix.len()));
+    }
+    if prefix.contains(char::is_control) {
+        return refused(format!("the namespace {prefix:?} contains a control character"));
     }
     Ok(Arc::new(Namespaced { inner: store, prefix }))
 }
@@ -50,7 +56,7 @@ impl Namespaced {
         Name::new(format!("{}{}", self.prefix, name.as_str())).map_err(|_| {
             let most = MAX_NAME_BYTES - self.prefix.len();
             let what = format!(
-                "with its namespace the name is too long: at most {most} bytes behind {:?}",
+                "lock name too long: at most {most} bytes in the namespace {:?}",
                 self.prefix
             );
             Error::new(ErrorKind::InvalidName, what)

@@ -8,6 +8,7 @@ use tokio::runtime::Handle;
 use super::Store;
 use super::above::above;
 use super::registry::Registry;
+use super::url::parts::is_word;
 use super::url::redacted;
 use crate::words::error::{Error, ErrorKind, Result};
 
@@ -42,9 +43,13 @@ fn token_offset(url: &str) -> Result<(Cow<'_, str>, u64)> {
     let offset = match ours[..] {
         [] => return Ok((url.into(), 0)),
         [one] => one[KEY.len()..].parse(),
-        _ => return refused("token_offset is given more than once: give it once"),
+        _ => return refused("URL parameter \"token_offset\" is given more than once"),
     };
-    let Ok(offset) = offset else { return refused("token_offset is no number: give digits only") };
+    let Ok(offset) = offset else {
+        let value = Some(&ours[0][KEY.len()..]).filter(|value| is_word(value));
+        let value = value.map(|value| format!(" {value:?}")).unwrap_or_default();
+        return refused(&format!("invalid token_offset{value}: expected a number"));
+    };
     let rest = match others[..] {
         [] => base.to_owned(),
         _ => format!("{base}?{}", others.join("&")),

@@ -1,7 +1,7 @@
-//! The waiters of this client, and what they were told.
+//! The waiters of this client, and their notifications.
 //!
-//! A waiter is enlisted before its claim goes out, so that no grant finds nobody. Shared by the stores
-//! that are told of grants by messages.
+//! A waiter is registered before its claim is sent, so that every grant finds its waiter. For
+//! stores that are notified of grants by messages.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,7 @@ use crate::base::locked::locked;
 use crate::words::answer::Signal;
 use crate::words::claim::ClaimId;
 
-/// The waiters, each with what the store keeps for it.
+/// The waiters, each with a value that the store keeps for it.
 #[derive(Debug)]
 pub struct Waiters<T = ()> {
     all: Mutex<HashMap<ClaimId, Arc<Waiter<T>>>>,
@@ -34,7 +34,8 @@ impl<T> Default for Waiters<T> {
 }
 
 impl<T: Clone> Waiters<T> {
-    /// Enlists a claim; tells what is kept for it, which is made when it is enlisted first.
+    /// Registers a claim, and returns the value that is kept for it. The value is created when the
+    /// claim is registered first.
     pub fn enlist(&self, id: ClaimId, keep: impl FnOnce() -> T) -> T {
         let waiter = |kept| Waiter { kept, inbox: Inbox::default() };
         let kept = {
@@ -45,33 +46,34 @@ impl<T: Clone> Waiters<T> {
         kept
     }
 
-    /// What is kept for a claim that was last seen waiting and was not told of a grant since.
+    /// Returns the value of a claim that was last seen waiting and has not been notified of a grant
+    /// since.
     pub fn waiting(&self, id: ClaimId) -> Option<T> {
         let waiter = locked(&self.all).get(&id).cloned()?;
         waiter.inbox.granted().is_none().then(|| waiter.kept.clone())
     }
 
-    /// What is kept for a claim.
+    /// Returns the value of a claim.
     pub fn kept(&self, id: ClaimId) -> Option<T> {
         locked(&self.all).get(&id).map(|waiter| waiter.kept.clone())
     }
 
-    /// What is kept for each.
+    /// Returns the values of all claims.
     pub fn all_kept(&self) -> Vec<T> {
         locked(&self.all).values().map(|waiter| waiter.kept.clone()).collect()
     }
 
-    /// Forgets a claim.
+    /// Removes a claim.
     pub fn dismiss(&self, id: ClaimId) {
         locked(&self.all).remove(&id);
     }
 
-    /// Whether this claim was last seen waiting.
+    /// Returns whether this claim was last seen waiting.
     pub fn has(&self, id: ClaimId) -> bool {
         locked(&self.all).contains_key(&id)
     }
 
-    /// Tells a waiter, if it is enlisted.
+    /// Notifies a waiter, if it is registered.
     pub fn tell(&self, id: ClaimId, signal: Signal) {
         let waiter = locked(&self.all).get(&id).cloned();
         if let Some(waiter) = waiter {
@@ -79,7 +81,7 @@ impl<T: Clone> Waiters<T> {
         }
     }
 
-    /// Lets everybody ask: what was pushed meanwhile may have been missed.
+    /// Lets all waiters poll, because notifications may have been missed.
     pub fn ask_all(&self) {
         let all: Vec<ClaimId> = locked(&self.all).keys().copied().collect();
         for id in all {
@@ -87,23 +89,24 @@ impl<T: Clone> Waiters<T> {
         }
     }
 
-    /// How many have not been told of a grant.
+    /// Returns how many waiters have not been notified of a grant.
     pub fn count(&self) -> usize {
         locked(&self.all).values().filter(|w| w.inbox.granted().is_none()).count()
     }
 
-    /// Resolves when somebody was enlisted since it last did.
+    /// Waits until a waiter was registered since the last call.
     ///
     /// # Cancel safety
-    /// May be dropped and called again: nothing is missed.
+    /// Cancel safe: dropping the future changes nothing. No registration is missed.
     pub async fn more(&self) {
         self.more.notified().await;
     }
 
-    /// The next news of a claim; at once for one that does not wait here.
+    /// Waits for the next notification of a claim and returns it. It returns immediately for a
+    /// claim that does not wait here.
     ///
     /// # Cancel safety
-    /// May be dropped and called again: nothing is missed.
+    /// Cancel safe: dropping the future changes nothing. No notification is missed.
     pub async fn news(&self, id: ClaimId) -> Signal {
         let waiter = locked(&self.all).get(&id).cloned();
         match waiter {

@@ -1,8 +1,8 @@
-//! A store that fails as told: delays, loses and doubles requests and replies.
+//! A store that injects faults: it delays, loses and duplicates requests and replies.
 //!
-//! Each request runs in a task of its own, as on a network: dropping the caller's future does not
-//! stop a request that was sent. In *stepping* mode it runs inside the caller's future instead and
-//! yields before and after the store is asked, so that a test can drop it at each point.
+//! Each request runs in its own task, as on a network: dropping the caller's future does not stop a
+//! request that was sent. In *stepping* mode it runs inside the caller's future instead, and yields
+//! before and after the call of the store, so that a test can drop it at each point.
 
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
@@ -39,28 +39,28 @@ pub enum Op {
     Reweigh,
     /// [`Store::changed`].
     Changed,
-    /// What asks and changes no claim of the client's own: [`Store::read`], [`Store::holders`],
+    /// Calls that do not change a claim of the client: [`Store::read`], [`Store::holders`],
     /// [`Store::list`], [`Store::evict`].
     Ask,
 }
 
-/// What happens to a call.
+/// A fault of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
-    /// It reaches the store later.
+    /// The request reaches the store later.
     DelayRequest(Duration),
-    /// It is done, and answered later.
+    /// The request is executed, and the reply arrives later.
     DelayReply(Duration),
-    /// It never reaches the store and is never answered.
+    /// The request never reaches the store, and there is no reply.
     LoseRequest,
-    /// It is done and never answered.
+    /// The request is executed, and there is no reply.
     LoseReply,
-    /// It is done, and answered with an error.
+    /// The request is executed, and the reply is an error.
     ErrorAfter,
-    /// It is answered with an error and not done.
+    /// The request is not executed, and the reply is an error.
     ErrorBefore,
-    /// It is done twice, as by a driver that repeats what it is not sure of.
+    /// The request is executed twice, as by a driver that repeats a request when in doubt.
     Double,
 }
 
@@ -70,7 +70,7 @@ struct Rule {
     times: usize,
 }
 
-/// What shall fail, and what has been asked.
+/// The faults to inject, and the numbers of calls so far.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -80,12 +80,12 @@ struct Rule {
 /// let (locks, faults) = (store.client()?, store.faults());
 /// let limit = Duration::from_millis(50);
 ///
-/// faults.next(Op::Join, 1, Fault::ErrorAfter); // it is done, and who asked is told of an error
+/// faults.next(Op::Join, 1, Fault::ErrorAfter); // executed, but the reply is an error
 /// locks.mutex("a").lock().await?.release().await?;
-/// assert!(faults.count(Op::Join) >= 2); // so it asked again
+/// assert!(faults.count(Op::Join) >= 2); // so it retried
 /// faults.always(Op::Ask, Fault::ErrorBefore);
 /// assert!(locks.ping(limit).await.is_err());
-/// faults.freeze(); // no answer to anything
+/// faults.freeze(); // no replies at all
 /// assert!(locks.ping(limit).await.is_err());
 /// faults.heal();
 /// locks.ping(Duration::from_secs(5)).await?;
@@ -109,23 +109,24 @@ impl Faults {
         }
     }
 
-    /// The next `times` calls of `op` fail so, after those that are told to fail already.
+    /// Injects this fault into the next `times` calls of `op`, after the faults that are already
+    /// planned.
     pub fn next(&self, op: Op, times: usize, fault: Fault) {
         locked(&self.rules).entry(op).or_default().push(Rule { fault, times });
     }
 
-    /// All calls of `op` fail so, until [`heal`](Self::heal).
+    /// Injects this fault into all calls of `op`, until [`heal`](Self::heal).
     pub fn always(&self, op: Op, fault: Fault) {
         self.next(op, usize::MAX, fault);
     }
 
-    /// Nothing fails any more, and what was frozen goes on.
+    /// Removes all faults, and resumes frozen requests and replies.
     pub fn heal(&self) {
         locked(&self.rules).clear();
         self.frozen.send_replace(false);
     }
 
-    /// Requests and replies of every kind stand still until [`heal`](Self::heal).
+    /// Delays all requests and replies until [`heal`](Self::heal).
     pub fn freeze(&self) {
         self.frozen.send_replace(true);
     }
@@ -137,12 +138,12 @@ impl Faults {
     /// use leasehold::testing::TestStore;
     /// let store = TestStore::new()?;
     /// let locks = store.client()?;
-    /// store.faults().step(); // whoever asks can be dropped before and after each call
+    /// store.faults().step(); // the caller can be dropped before and after each call
     /// let asked = locks.mutex("a");
     /// let mut asking = Box::pin(asked.try_lock());
     /// let waker = std::task::Waker::noop();
     /// assert!(asking.as_mut().poll(&mut std::task::Context::from_waker(waker)).is_pending());
-    /// drop(asking); // here it dies
+    /// drop(asking); // the process ends here
     /// store.faults().heal();
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
@@ -150,7 +151,7 @@ impl Faults {
         self.stepping.store(true, Ordering::SeqCst);
     }
 
-    /// How often `op` was called.
+    /// Returns how often `op` was called.
     pub fn count(&self, op: Op) -> usize {
         locked(&self.counts).get(&op).copied().unwrap_or(0)
     }
@@ -170,7 +171,7 @@ impl Faults {
     }
 }
 
-/// A store that fails as told.
+/// A store that injects faults.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -194,14 +195,14 @@ pub struct Faulty {
 }
 
 impl Faulty {
-    /// Fails in front of the store of `locks`, and keeps that client alive.
+    /// Puts faults in front of the store of `locks`, and keeps that client alive.
     pub fn around(locks: Leasehold) -> Self {
         let mut info = locks.store().info().clone();
         info.is_local = false;
         Self { inner: locks, info, faults: Arc::new(Faults::new()) }
     }
 
-    /// What shall fail.
+    /// Returns the faults to inject.
     pub fn faults(&self) -> Arc<Faults> {
         self.faults.clone()
     }
@@ -265,7 +266,7 @@ impl Faulty {
 }
 
 fn broken() -> Error {
-    Error::new(ErrorKind::Unreachable, "the connection broke (as the test told it to)")
+    Error::new(ErrorKind::Unreachable, "the test broke the connection")
 }
 
 #[async_trait]

@@ -1,4 +1,4 @@
-//! What is asked of a store, and what it answers: the words of [`Store`](crate::store::Store)'s calls.
+//! The arguments and results of [`Store`](crate::store::Store)'s calls.
 
 use std::time::Duration;
 
@@ -8,82 +8,82 @@ use super::holder::Holder;
 use super::name::Name;
 use super::token::Token;
 
-/// Whether a claim that does not fit at once stands in the queue.
+/// Whether a claim that cannot be granted immediately waits in the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Mode {
-    /// Join only if it would hold at once.
+    /// Join only if the claim is granted immediately.
     Try,
-    /// Stand in the queue.
+    /// Wait in the queue.
     Wait,
 }
 
-/// The answer to [`Store::join`](crate::store::Store::join).
+/// The result of [`Store::join`](crate::store::Store::join).
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Joined {
     /// The claim holds the lock.
     Holding {
-        /// Its fencing token: always the same for the same claim.
+        /// The fencing token, always the same for the same claim.
         token: Token,
-        /// How long the grant lasts unrenewed, by the store's clock as it answers; `None` where
-        /// the store has no leases.
+        /// How long the grant lasts without a renewal, by the store's clock when it answers. `None`
+        /// if the store has no leases.
         remaining: Option<Duration>,
     },
-    /// The claim stands in the queue.
+    /// The claim waits in the queue.
     Waiting(Place),
-    /// The claim was to hold at once or not at all, and does not.
+    /// The claim was to be granted immediately or not at all, and was not granted.
     Busy {
-        /// Who holds the lock, as far as the store knows; may be empty.
+        /// The holders, as far as the store knows them. May be empty.
         holders: Vec<HolderInfo>,
     },
 }
 
-/// A place in the queue.
+/// A queue position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Place {
-    /// How many claims are before it, holders included.
+    /// The number of claims ahead of it, including holders.
     pub ahead: usize,
-    /// Told to the first claim that does not fit: when the next lease before it ends. Nothing at
-    /// the store wakes it then, so it asks again at that time.
+    /// For the first claim that was not granted: when the next lease ahead of it expires. The store
+    /// does not notify the claim then, so it polls at that time.
     pub head_remaining: Option<Duration>,
-    /// The token under which it stands and will hold, where the store draws it as a claim joins
-    /// (always, or never: then pushes are only hints).
-    /// A push of another token is not about this place: one claim can have two, one after the
-    /// other, when a late duplicate of its `join` arrives after the first place expired.
+    /// The token that the claim has and will hold with, if the store assigns tokens when claims
+    /// join (always or never; if never, pushes are only hints).
+    ///
+    /// A push with another token is not about this position. One claim can have two positions, one
+    /// after the other, if a late duplicate of its `join` arrives after the first position expired.
     pub token: Option<Token>,
 }
 
-/// One claim of [`Store::renew`](crate::store::Store::renew).
+/// One claim to renew, for [`Store::renew`](crate::store::Store::renew).
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Renew {
-    /// The claim: a holder, or a waiter, whose heartbeat this is.
+    /// The claim: a holder, or a waiter that sends its heartbeat.
     pub claim: Claim,
-    /// For a holder, how long the grant shall last from now.
+    /// For a holder, how long the grant is to last from now.
     pub lease: Duration,
 }
 
-/// The answer to one claim of [`Store::renew`](crate::store::Store::renew).
+/// The result for one claim of [`Store::renew`](crate::store::Store::renew).
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Renewal {
-    /// It holds, for this much longer by the store's clock (`None`: no leases).
+    /// The claim holds the lock.
     Holding {
-        /// Its fencing token.
+        /// The fencing token.
         token: Token,
-        /// As in [`Joined::Holding`].
+        /// How long the grant lasts, as in [`Joined::Holding`].
         remaining: Option<Duration>,
     },
-    /// It still waits, and its place is good for another waiter's lease.
+    /// The claim still waits. Its position is valid for another waiter lease.
     Waiting(Place),
-    /// The store does not know it (any more).
+    /// The store does not have the claim.
     Lost,
-    /// As after an error, for this claim alone: others of the same call were answered, and must not
-    /// pay for it.
+    /// The state of this claim is unknown. Other claims of the same call have results.
     Unknown {
-        /// The error's kind.
+        /// The kind of the error.
         kind: ErrorKind,
         /// The error in one line.
         why: String,
@@ -91,15 +91,15 @@ pub enum Renewal {
 }
 
 impl Renewal {
-    /// What is answered for a claim about which nothing was learnt.
+    /// Creates the result for a claim whose state is unknown because of this error.
     pub fn unknown(error: &Error) -> Self {
-        Self::Unknown { kind: error.kind(), why: error.to_string() }
+        Self::Unknown { kind: error.kind(), why: error.reason() }
     }
 
-    /// The answer, or the error that stands in its place.
+    /// Returns the result, or [`Renewal::Unknown`] as an error.
     ///
     /// # Errors
-    /// What [`Renewal::Unknown`] tells.
+    /// The error of [`Renewal::Unknown`].
     pub fn known(self) -> Result<Self> {
         match self {
             Self::Unknown { kind, why } => Err(Error::new(kind, why)),
@@ -108,101 +108,101 @@ impl Renewal {
     }
 }
 
-/// The answer to [`Store::reweigh`](crate::store::Store::reweigh).
+/// The result of [`Store::reweigh`](crate::store::Store::reweigh).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Reweighed {
-    /// It holds, and weighs as much as was asked for.
+    /// The claim holds the lock with the requested weight.
     Done {
-        /// Its fencing token, which is as it was.
+        /// The fencing token, which has not changed.
         token: Token,
     },
-    /// It holds as before: it was to become heavier, and is not the only one that holds.
+    /// The claim holds the lock as before. Its weight was to be increased, but there are other
+    /// holders or a cooldown.
     Busy,
-    /// It does not hold (any more).
+    /// The claim does not hold the lock.
     Lost,
 }
 
-/// The answer to [`Store::changed`](crate::store::Store::changed).
+/// The result of [`Store::changed`](crate::store::Store::changed).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Signal {
-    /// It may be worth asking again.
+    /// The state of the claim may have changed: poll again.
     Ask,
-    /// The claim was granted, and the store said so. Such a grant lasts a waiter's lease from the
-    /// last heartbeat, until it is renewed. It is believed only under the token of the place that
-    /// answered that heartbeat ([`Place::token`]), and otherwise taken as [`Signal::Ask`].
+    /// The store has granted the claim. The grant lasts for a waiter lease from the last heartbeat,
+    /// until it is renewed. It is accepted only with the token of the position that answered that
+    /// heartbeat ([`Place::token`]). Otherwise it is treated as [`Signal::Ask`].
     Granted(Token),
 }
 
-/// Which claims [`Store::evict`](crate::store::Store::evict) removes.
+/// The claims that [`Store::evict`](crate::store::Store::evict) removes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Evict {
-    /// The one with this token.
+    /// The claim with this token.
     Token(Token),
-    /// Every holder, and what is kept closed after one; waiters keep their places.
+    /// All holders and cooldowns. Waiters keep their positions.
     Holders,
 }
 
-/// What stands in a queue, for people.
+/// The state of one queue, for people.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct LockInfo {
     /// The lock.
     pub name: Name,
-    /// What it is.
+    /// The kind of the lock.
     pub kind: Kind,
-    /// How many permits it has (mutex: 1).
+    /// The number of permits (1 for a mutex).
     pub capacity: u32,
-    /// Everybody in the queue, in order.
+    /// All claims in the queue, in order.
     pub claims: Vec<ClaimInfo>,
-    /// Why the queue could not be read, in a list of many ([`Store::list`](crate::store::Store::list)): then
-    /// nothing is known of this lock but its name.
+    /// Why the queue could not be read, in a list of several
+    /// ([`Store::list`](crate::store::Store::list)). Then only the name is known.
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
     pub unreadable: Option<String>,
 }
 
 impl LockInfo {
-    /// What a store tells of a lock.
+    /// Creates the information about a queue.
     pub fn new(name: Name, kind: Kind, capacity: u32, claims: Vec<ClaimInfo>) -> Self {
         Self { name, kind, capacity, claims, unreadable: None }
     }
 
-    /// A lock of which only that it is there can be told.
+    /// Creates the information about a queue that could not be read.
     pub fn unreadable(name: Name, why: impl Into<String>) -> Self {
         let unreadable = Some(why.into());
         Self { unreadable, ..Self::new(name, Kind::Mutex, 1, Vec::new()) }
     }
 
-    /// Those that hold it.
+    /// Returns the claims that hold the lock.
     pub fn holders(&self) -> impl Iterator<Item = &ClaimInfo> {
         self.claims.iter().filter(|c| c.standing == Standing::Holding)
     }
 
-    /// Those that wait, in order.
+    /// Returns the waiting claims, in order.
     pub fn waiters(&self) -> impl Iterator<Item = &ClaimInfo> {
         self.claims.iter().filter(|c| c.standing == Standing::Waiting)
     }
 }
 
-/// How a claim stands. As serde writes it, it is in what stores keep: people are told by
-/// [`as_str`](Self::as_str).
+/// The status of a claim. Stores keep its `serde` form. For people, use [`as_str`](Self::as_str).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
 pub enum Standing {
-    /// It holds.
+    /// The claim holds the lock.
     Holding,
-    /// It waits.
+    /// The claim waits in the queue.
     Waiting,
-    /// Its holder is gone, and the lock is kept closed in its place (lock-delay, or `at_least`).
+    /// The holder is gone, but the lock is in a cooldown (`lock_delay` or `at_least`).
     Departed,
 }
 
 impl Standing {
-    /// One word, the same wherever one is told how a claim stands: `held`, `waiting` or `departed`.
+    /// Returns the status as one word: `held`, `waiting` or `departed`.
     ///
     /// ```
     /// assert_eq!(leasehold::store::Standing::Holding.as_str(), "held");
@@ -216,27 +216,27 @@ impl Standing {
     }
 }
 
-/// One claim in a queue, for people: all but its secret id.
+/// One claim in a queue, for people: everything except its secret ID.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct ClaimInfo {
-    /// How it stands.
+    /// The status of the claim.
     pub standing: Standing,
-    /// Who.
+    /// The process that made the claim.
     pub holder: Holder,
-    /// Its fencing token, where one was drawn already.
+    /// The fencing token, if one was assigned.
     pub token: Option<Token>,
     /// How much of the capacity it takes.
     pub weight: u32,
-    /// For how long it has stood so.
+    /// How long the claim has had this status.
     pub since: Duration,
-    /// What is left of its lease; `None` where there is none.
+    /// The time until its lease expires, or `None` if it has no lease.
     pub remaining: Option<Duration>,
 }
 
 impl ClaimInfo {
-    /// What a store tells of a claim.
+    /// Creates the information about a claim.
     pub fn new(
         standing: Standing,
         holder: Holder,
@@ -249,7 +249,7 @@ impl ClaimInfo {
     }
 }
 
-/// The queue as a contention error shows it.
+/// Returns the holders of a queue, for [`Error::held_by`](crate::Error::held_by).
 pub fn holders_of(info: &LockInfo) -> Vec<HolderInfo> {
     let shown = info.holders().filter_map(|c| {
         let token = c.token?;
@@ -264,7 +264,8 @@ pub(crate) fn foreigner_of(info: &LockInfo) -> Option<&str> {
     Some(&foreign.holder.host)
 }
 
-/// The error of a claim that asks for another kind of lock than the name has.
+/// Creates the error of a claim that requests another kind of lock, or another capacity, than the
+/// name has.
 pub fn mismatch(claim: &Claim, kind: Kind, capacity: u32) -> Error {
     let shown = |kind, capacity| match kind {
         Kind::Semaphore => format!("semaphore of {capacity}"),
@@ -273,11 +274,12 @@ pub fn mismatch(claim: &Claim, kind: Kind, capacity: u32) -> Error {
     Error::new(
         ErrorKind::Mismatch,
         format!(
-            "asked for a {}, but the name is in use as a {}: use another name, or the same kind \
-             and capacity everywhere",
+            "{} was requested as a {}, but is in use as a {}",
+            claim.name,
             shown(claim.kind, claim.capacity),
             shown(kind, capacity),
         ),
     )
+    .with_hint("use another name, or the same kind and capacity everywhere")
     .on(&claim.name)
 }

@@ -1,4 +1,4 @@
-//! What a store is asked to keep: one request to hold a lock, its secret id, and the lock's kind.
+//! Claims: one request to hold a lock, its secret ID, and the kind of the lock.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,10 +12,11 @@ use super::limits::{DEFAULT_LEASE, DEFAULT_WAITER_LEASE};
 use super::name::Name;
 use crate::base::world;
 
-/// How many readers may share one read-write lock. A reader weighs 1, a writer this much.
+/// The largest number of readers that can share one read-write lock. A reader has the weight 1, a
+/// writer has this weight.
 pub const MAX_READERS: u32 = 1 << 20;
 
-/// What a lock is: it fixes the capacity of the queue.
+/// The kind of a lock. It determines the capacity of the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
@@ -24,7 +25,7 @@ pub enum Kind {
     Mutex,
     /// Many readers or one writer: capacity [`MAX_READERS`].
     RwLock,
-    /// As many permits as the caller says.
+    /// As many permits as the caller sets.
     Semaphore,
 }
 
@@ -38,9 +39,10 @@ impl fmt::Display for Kind {
     }
 }
 
-/// The secret name of one claim: 128 random bits of the system's, chosen before any I/O.
+/// The secret ID of one claim: 128 random bits, drawn before any I/O.
 ///
-/// Who knows it may release or renew, so it is never logged: its `Debug` form hides it.
+/// Anyone who knows the ID can release or renew the claim, so it is never logged, and its `Debug`
+/// form hides it.
 ///
 /// ```
 /// use leasehold::ClaimId;
@@ -53,10 +55,10 @@ impl fmt::Display for Kind {
 pub struct ClaimId(u128);
 
 impl ClaimId {
-    /// A fresh id.
+    /// Draws a new ID.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] if the system has no random source.
+    /// - [`Config`](ErrorKind::Config): the system has no random number generator.
     pub fn random() -> Result<Self> {
         if let Some(drawn) = world::chance() {
             return Ok(Self(drawn));
@@ -66,22 +68,22 @@ impl ClaimId {
         Ok(Self(u128::from_le_bytes(bytes)))
     }
 
-    /// The id with this value; for stores that read it back and for tests.
+    /// Returns the ID with this value. For stores that read IDs back, and for tests.
     pub const fn from_u128(value: u128) -> Self {
         Self(value)
     }
 
-    /// The id as a number, to be written to the store and nowhere else.
+    /// Returns the ID as a number. Write it to the store and nowhere else.
     pub const fn as_u128(self) -> u128 {
         self.0
     }
 
-    /// The 32 hexadecimal digits that stores write.
+    /// Returns the ID as 32 hexadecimal digits, as stores write it.
     pub fn to_hex(self) -> String {
         format!("{:032x}", self.0)
     }
 
-    /// Reads what [`to_hex`](Self::to_hex) wrote.
+    /// Parses the text that [`to_hex`](Self::to_hex) returns.
     pub fn from_hex(hex: &str) -> Option<Self> {
         let digits = hex.len() == 32 && hex.bytes().all(|b| b.is_ascii_hexdigit());
         if !digits {
@@ -94,7 +96,7 @@ impl ClaimId {
 /// Fills it from the system's random source.
 pub(crate) fn fill(bytes: &mut [u8]) -> Result<()> {
     getrandom::fill(bytes).map_err(|e| {
-        Error::new(ErrorKind::Config, format!("the system's random source failed: {e}"))
+        Error::new(ErrorKind::Config, format!("the system's random number generator failed: {e}"))
     })
 }
 
@@ -115,7 +117,9 @@ impl serde::Serialize for ClaimId {
 impl<'de> serde::Deserialize<'de> for ClaimId {
     fn deserialize<D: serde::Deserializer<'de>>(d: D) -> std::result::Result<Self, D::Error> {
         let hex = <std::borrow::Cow<'de, str>>::deserialize(d)?;
-        Self::from_hex(&hex).ok_or_else(|| serde::de::Error::custom("a claim id is 32 hex digits"))
+        Self::from_hex(&hex).ok_or_else(|| {
+            serde::de::Error::custom("invalid claim ID: expected 32 hexadecimal digits")
+        })
     }
 }
 
@@ -151,32 +155,31 @@ impl Hasher for IdHasher {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Claim {
-    /// The secret that renews and releases it.
+    /// The secret ID, with which the claim is renewed and released.
     pub id: ClaimId,
     /// The lock.
     pub name: Name,
-    /// What the caller believes the lock to be.
+    /// The kind of lock that the caller requests.
     pub kind: Kind,
-    /// How much of the capacity it takes.
+    /// How much of the capacity the claim takes.
     pub weight: u32,
-    /// The capacity that the caller believes the lock to have.
+    /// The capacity that the caller requests.
     pub capacity: u32,
-    /// How long a grant lasts unrenewed.
+    /// How long a grant lasts without a renewal.
     pub lease: Duration,
-    /// How long a place in the queue lasts without a heartbeat, and a pushed grant without a
-    /// renewal.
+    /// How long a queue position lasts without a heartbeat, and a pushed grant without a renewal.
     pub waiter_lease: Duration,
-    /// How long the lock stays closed after this claim ended uncleanly.
+    /// How long the lock stays unavailable after an unclean end of this claim.
     pub lock_delay: Duration,
-    /// The highest token that this client has seen: the store draws above it.
+    /// The highest token that this client has seen. The store assigns a higher one.
     pub seen: u64,
-    /// For people.
+    /// The process that made the claim, for people.
     pub holder: Arc<Holder>,
 }
 
 impl Claim {
-    /// A claim of one of `capacity` for `name` with default times and a random id. Stores get
-    /// theirs ready made; this is for tests and tools.
+    /// Creates a claim with default times and a random ID. For tests and tools; stores get complete
+    /// claims.
     ///
     /// ```
     /// use leasehold::{Claim, Kind, Name};
@@ -186,7 +189,7 @@ impl Claim {
     /// ```
     ///
     /// # Errors
-    /// As [`ClaimId::random`].
+    /// The same as [`ClaimId::random`].
     pub fn new(name: Name, kind: Kind, weight: u32, capacity: u32) -> Result<Self> {
         Ok(Self {
             id: ClaimId::random()?,

@@ -1,28 +1,29 @@
-//! What is wrong with a set-up: findings about the store as it is configured, in plain words.
+//! Findings about how a store is set up.
 //!
-//! [`Leasehold::diagnose`](crate::Leasehold::diagnose) asks the store; `leasehold doctor` prints what
-//! it answers. A finding says what was found, why it matters to a lock, and what to do about it.
-//! [`Guarantees`](crate::store::Guarantees) already tell what *this* configuration promises; a
-//! finding tells where that is less than this kind of store can promise.
+//! [`Leasehold::diagnose`](crate::Leasehold::diagnose) returns them, and `leasehold doctor` prints
+//! them. A finding states what was found, why it matters and how to fix it.
+//! [`Guarantees`](crate::store::Guarantees) state what *this* configuration guarantees. A finding
+//! shows where that is less than this kind of store can guarantee.
 
 use std::borrow::Cow;
 use std::fmt;
 
-/// How bad a finding is.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
 #[non_exhaustive]
 pub enum Severity {
-    /// Good to know.
+    /// For information.
     Note,
-    /// Locks work, though not as well as they could: something is slower or closer to the edge than
-    /// it need be, or something worse than a crash (a fail-over, a power cut, somebody's hand) can
-    /// let two hold for as long as a lease. Their tokens still tell them apart.
+    /// Locks work, but not as well as they could. Something is slower or closer to a limit than
+    /// necessary. Or a fault worse than a crash (a fail-over, a power failure, an operator's
+    /// mistake) can let two clients hold the same lock for up to a lease. Their tokens still
+    /// differ.
     Weak,
-    /// Locks do not work, or a promise that this kind of store keeps when it is set up well does not
-    /// outlast ordinary use and crashes: two may hold at once, tokens may fall, or waiters may sleep
-    /// on.
+    /// Locks do not work. Or ordinary use and crashes break a guarantee that this kind of store has
+    /// when it is set up well: two clients may hold the same lock, tokens may decrease, or waiters
+    /// may never be notified.
     Broken,
 }
 
@@ -36,25 +37,25 @@ impl fmt::Display for Severity {
     }
 }
 
-/// One thing that was found.
+/// One finding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Finding {
-    /// How bad it is.
+    /// The severity.
     pub severity: Severity,
-    /// A word for programs, the same in every version: `"fsync"`, `"eviction"`, …
+    /// A stable ID for programs: `"fsync"`, `"eviction"`, …
     pub id: &'static str,
     /// What was found, in one sentence.
     pub what: String,
     /// Why it matters.
     pub why: Cow<'static, str>,
-    /// What to do; empty where there is nothing to be done.
+    /// How to fix it. Empty if there is nothing to do.
     pub fix: Cow<'static, str>,
 }
 
 impl Finding {
-    /// A promise that is broken.
+    /// Creates a finding about a broken guarantee.
     pub fn broken(
         id: &'static str,
         what: impl Into<String>,
@@ -65,7 +66,7 @@ impl Finding {
         Self { severity: Severity::Broken, id, what, why, fix }
     }
 
-    /// A weakness.
+    /// Creates a finding about a weakness.
     pub fn weak(
         id: &'static str,
         what: impl Into<String>,
@@ -75,7 +76,7 @@ impl Finding {
         Self { severity: Severity::Weak, ..Self::broken(id, what, why, fix) }
     }
 
-    /// Something that is good to know.
+    /// Creates a finding for information.
     pub fn note(
         id: &'static str,
         what: impl Into<String>,
@@ -90,38 +91,42 @@ const NEWER_THAN: u64 = 1_735_689_600_000_000;
 /// Two clocks that differ by more than this are not both kept by NTP.
 const APART: u64 = 2_000_000;
 
-/// What this machine's own wall clock, in µs since 1970, gives rise to.
+/// Checks this machine's wall clock, in µs since 1970.
 pub fn own_clock(now: u64) -> Option<Finding> {
     (now < NEWER_THAN).then(|| {
         Finding::broken(
             "clock",
-            "this machine's clock says that it is before 2025",
-            "tokens are drawn from it: they would be smaller than those of earlier holders",
-            "set the clock, and run an NTP client (chrony, systemd-timesyncd)",
+            "this machine's clock is set to a date before 2025",
+            "tokens are derived from this clock, so new tokens would be smaller than those of earlier holders",
+            "set the clock, and run an NTP client such as chrony or systemd-timesyncd",
         )
     })
 }
 
-/// What a server's wall clock gives rise to, which said `theirs` between `before` and `after` by
-/// ours (all in µs since 1970).
+/// Checks a server's wall clock. It showed `theirs` between `before` and `after` on this machine's
+/// clock, all in µs since 1970.
 pub fn clocks(before: u64, theirs: u64, after: u64) -> Vec<Finding> {
     let mut findings: Vec<Finding> = own_clock(before).into_iter().collect();
     if theirs < NEWER_THAN {
         findings.push(Finding::broken(
             "server-clock",
-            "the server's clock says that it is before 2025",
-            "tokens are drawn from it: they would be smaller than those of earlier holders",
-            "set the server's clock, and run an NTP client there",
+            "the server's clock is set to a date before 2025",
+            "tokens are derived from this clock, so new tokens would be smaller than those of earlier holders",
+            "set the server's clock, and run an NTP client on the server",
         ));
     }
     let apart = before.saturating_sub(theirs).max(theirs.saturating_sub(after));
     if apart > APART && findings.is_empty() {
         findings.push(Finding::weak(
             "clock-difference",
-            format!("the server's clock and this machine's are {:.1} s apart", apart as f64 / 1e6),
-            "no lease depends on their agreement, but one of them is not kept by NTP, and when it \
-             is put right in one step, leases end early or late",
-            "run an NTP client on both (chrony, systemd-timesyncd) that slews and does not step",
+            format!(
+                "the clocks of the server and of this machine differ by {:.1} s",
+                apart as f64 / 1e6
+            ),
+            "leases do not depend on the difference, but one of the clocks is not synchronized. If it is \
+             corrected in one step, leases expire early or late",
+            "on both, run an NTP client (chrony, systemd-timesyncd) that slews the clock instead of \
+             stepping it",
         ));
     }
     findings

@@ -1,24 +1,25 @@
-//! Who holds, as people are told it.
+//! The process that holds a lock, for people.
 
 use std::fmt;
 
 use crate::base::world::process_id;
 
-/// Who claims: what people need to find the program that holds a lock.
+/// The process that made a claim: what people need to find the program that holds a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Holder {
-    /// The machine's name for itself.
+    /// The host name of the machine.
     pub host: String,
-    /// The process, as that machine numbers it.
+    /// The process ID on that machine.
     pub pid: u32,
-    /// What the program says of itself, or empty.
+    /// The label that the program has set, or an empty string.
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "String::is_empty"))]
     pub label: String,
 }
 
 impl Holder {
-    /// This process on this machine. The label is cut to 256 bytes and loses control characters.
+    /// Returns this process, with a label. The label is cut to 256 bytes, and control characters
+    /// are removed.
     ///
     /// ```
     /// let me = leasehold::Holder::this_process("the nightly job");

@@ -1,23 +1,23 @@
-//! How long things last: leases, their defaults and bounds, and what follows from them.
+//! Leases: defaults, limits and derived times.
 
 use std::time::Duration;
 
-/// How long a grant lasts unrenewed, unless the caller says otherwise.
+/// The default lease: how long a grant lasts without a renewal.
 pub const DEFAULT_LEASE: Duration = Duration::from_secs(15);
-/// How long a waiter that went silent keeps its place.
+/// How long a waiter keeps its queue position without a heartbeat.
 pub const DEFAULT_WAITER_LEASE: Duration = Duration::from_secs(6);
-/// The shortest lease: below it, drift and scheduling eat the lease whole.
+/// The shortest lease. Clock drift and scheduling delays would use up a shorter one.
 pub const MIN_LEASE: Duration = Duration::from_millis(50);
-/// The longest lease: a day. A longer one is an outage waiting for a crash.
+/// The longest lease: one day. A longer one is an outage waiting for a crash.
 pub const MAX_LEASE: Duration = Duration::from_secs(86_400);
 
-/// What one acknowledgement of `lease` must be shortened by, since two clocks may differ in rate:
-/// 1 % + 2 ms, the convention of the Redlock algorithm's description.
+/// Returns the safety margin of a lease, since two clocks may run at different rates: 1 % + 2 ms,
+/// as in the description of the Redlock algorithm.
 pub fn drift(lease: Duration) -> Duration {
     lease / 100 + Duration::from_millis(2)
 }
 
-/// How long one answer of a store is waited for before the request is repeated.
+/// Returns how long to wait for one answer of a store before the request is repeated.
 pub fn request_timeout(lease: Duration) -> Duration {
     (lease / 3).clamp(Duration::from_millis(20), Duration::from_secs(5))
 }

@@ -1,20 +1,20 @@
-//! Lock names: data from outside, checked once and never interpreted.
+//! Lock names: checked once, and never interpreted.
 //!
-//! A [`Name`] is 1 to 512 bytes of UTF-8 without control characters. Each store encodes it
-//! injectively (two names never meet in one file, key or path), so a name such as `a/../b` is only
-//! ever a name. Names are compared byte for byte: `Job`, `job` and `job ` are three locks, and
-//! look-alike Unicode is not folded. [`Name::new`] is with the other [words from outside](super::outside).
+//! A [`Name`] has 1 to 512 bytes of UTF-8 without control characters. Each store encodes it
+//! injectively: two names never share a file, key or path, so a name such as `a/../b` is just a
+//! name. Names are compared byte for byte. `Job`, `job` and `job ` are three locks, and Unicode
+//! look-alikes are different. [`Name::new`] is in [`outside`](super::outside).
 
 use std::fmt;
 use std::sync::Arc;
 
-/// The longest lock name, in bytes of UTF-8.
+/// The largest length of a lock name, in bytes of UTF-8.
 pub const MAX_NAME_BYTES: usize = 512;
 
 /// The name of a lock, already checked. Cheap to clone.
 ///
-/// Its `Display` form is quoted and escaped, so that a name can never forge a line in a log. It is
-/// for people: `name.to_string()` is another name than `name`. What takes a name takes a `&Name` as
+/// Its `Display` form is quoted and escaped, so a name cannot forge a line in a log. It is for
+/// people: `name.to_string()` is not the same name. Functions that take a name accept a `&Name` as
 /// it is.
 ///
 /// ```
@@ -30,22 +30,22 @@ pub const MAX_NAME_BYTES: usize = 512;
 pub struct Name(Arc<str>);
 
 impl Name {
-    /// The name, or what is wrong with it, in words that go after the name.
+    /// Checks `name`. The error says what is wrong with it.
     pub(super) fn checked(name: &str) -> Result<Self, String> {
         if name.is_empty() {
-            return Err("is empty: give the lock a name of 1 to 512 bytes".into());
+            return Err("it is empty".into());
         }
         if name.len() > MAX_NAME_BYTES {
             let len = name.len();
-            return Err(format!("… is {len} bytes long; the most is {MAX_NAME_BYTES}"));
+            return Err(format!("it is {len} bytes long"));
         }
         if let Some(c) = name.chars().find(|c| c.is_control()) {
-            return Err(format!("holds the control character {c:?}; remove it"));
+            return Err(format!("it contains the control character {c:?}"));
         }
         Ok(Self(name.into()))
     }
 
-    /// The name as it was given.
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }

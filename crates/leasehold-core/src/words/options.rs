@@ -5,11 +5,13 @@ use std::time::Duration;
 use crate::words::error::{Error, ErrorKind, Result};
 use crate::words::limits::{DEFAULT_LEASE, MAX_LEASE, MIN_LEASE, drift};
 
-/// How a lock is to be taken, as one value: for [all locks of a client](crate::Builder::options), or for
-/// [one](crate::Mutex::options). Each is what the lock's method of that name sets.
+/// The options with which a lock is acquired, as one value.
 ///
-/// With the feature `serde` it is read from a service's own settings, where times are text as people write
-/// it, what is left out is the default, and what is misspelt is refused:
+/// Use it for [all locks of a client](crate::Builder::options), or for [one
+/// lock](crate::Mutex::options). Each field is what the lock's method of the same name sets.
+///
+/// With the feature `serde`, it can be part of a program's configuration. Durations are text such
+/// as `15s`, missing fields have their default, and unknown fields are rejected:
 ///
 /// ```
 /// # #[cfg(feature = "serde")] {
@@ -24,27 +26,30 @@ use crate::words::limits::{DEFAULT_LEASE, MAX_LEASE, MIN_LEASE, drift};
 #[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
 #[non_exhaustive]
 pub struct LockOptions {
-    /// See [`Mutex::lease`](crate::Mutex::lease).
+    /// The lease; see [`Mutex::lease`](crate::Mutex::lease).
     #[cfg_attr(feature = "serde", serde(with = "as_text"))]
     pub lease: Duration,
-    /// Whether the lease is renewed: see [`Mutex::no_renewal`](crate::Mutex::no_renewal).
+    /// Whether the lease is renewed automatically; see
+    /// [`Mutex::no_renewal`](crate::Mutex::no_renewal).
     pub renew: bool,
-    /// See [`Mutex::max_hold`](crate::Mutex::max_hold).
+    /// The longest hold; see [`Mutex::max_hold`](crate::Mutex::max_hold).
     #[cfg_attr(
         feature = "serde",
         serde(with = "as_text_if_any", skip_serializing_if = "Option::is_none")
     )]
     pub max_hold: Option<Duration>,
-    /// See [`Mutex::min_validity`](crate::Mutex::min_validity).
+    /// The least validity of a new hold; see [`Mutex::min_validity`](crate::Mutex::min_validity).
     #[cfg_attr(feature = "serde", serde(with = "as_text"))]
     pub min_validity: Duration,
-    /// See [`Mutex::lock_delay`](crate::Mutex::lock_delay).
+    /// The cooldown after an unclean end; see [`Mutex::lock_delay`](crate::Mutex::lock_delay).
     #[cfg_attr(feature = "serde", serde(with = "as_text"))]
     pub lock_delay: Duration,
-    /// See [`Mutex::at_least`](crate::Mutex::at_least).
+    /// The least time from the grant until the lock is available again; see
+    /// [`Mutex::at_least`](crate::Mutex::at_least).
     #[cfg_attr(feature = "serde", serde(with = "as_text"))]
     pub at_least: Duration,
-    /// See [`Mutex::label`](crate::Mutex::label); empty: the client's.
+    /// The label of the holder; see [`Mutex::label`](crate::Mutex::label). If it is empty, the
+    /// client's label is used.
     pub label: String,
 }
 
@@ -69,28 +74,34 @@ impl LockOptions {
         let refused = |what: String| Err(Error::new(ErrorKind::Config, what));
         if self.lease < MIN_LEASE || self.lease > MAX_LEASE {
             return refused(format!(
-                "a lease of {:?} is out of range: choose {MIN_LEASE:?} to {MAX_LEASE:?}",
+                "invalid lease {:?}: expected {MIN_LEASE:?} to {MAX_LEASE:?}",
                 self.lease
             ));
         }
         let longest = || lease.saturating_sub(drift(lease));
         if !self.min_validity.is_zero() && self.min_validity > longest() {
             let longest = longest();
+            let what = format!(
+                "min_validity {:?} is too long for a lease of {lease:?}, which allows at most \
+                 {longest:?}",
+                self.min_validity
+            );
+            let hint = "use a shorter min_validity or a longer lease";
+            return Err(Error::new(ErrorKind::Config, what).with_hint(hint));
+        }
+        if self.max_hold.is_some_and(|m| m.is_zero()) {
+            return refused("max_hold must be greater than zero".into());
+        }
+        if self.max_hold.is_some_and(|m| m < self.min_validity) {
             return refused(format!(
-                "min_validity {:?} can never be met by a lease of {lease:?} (at most \
-                 {longest:?}): ask for less or lease for longer",
+                "max_hold {:?} is shorter than min_validity {:?}",
+                self.max_hold.unwrap_or_default(),
                 self.min_validity
             ));
         }
-        if self.max_hold.is_some_and(|m| m.is_zero()) {
-            return refused("max_hold is zero: nothing could be held".into());
-        }
-        if self.max_hold.is_some_and(|m| m < self.min_validity) {
-            return refused("max_hold is shorter than min_validity: nothing could be held".into());
-        }
         for (what, d) in [("lock_delay", self.lock_delay), ("at_least", self.at_least)] {
             if d > MAX_LEASE * 366 {
-                return refused(format!("{what} {d:?} is longer than a year"));
+                return refused(format!("{what} {d:?} is longer than a year (366 days)"));
             }
         }
         Ok(())
@@ -112,7 +123,9 @@ mod as_text {
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
         let text = String::deserialize(from)?;
         humantime::parse_duration(&text).map_err(|e| {
-            D::Error::custom(format!("{text:?} is no time: {e}; write it like 15s or 1h 30m"))
+            D::Error::custom(format!(
+                "invalid duration {text:?}: {e} (expected, for example, 15s or 1h 30m)"
+            ))
         })
     }
 }
@@ -157,7 +170,7 @@ mod tests {
         for options in bad {
             let error = options.check(options.lease).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config);
-            assert_eq!(error.to_string().lines().count(), 1);
+            assert_eq!(format!("{error:#}").lines().count(), 1);
         }
         LockOptions::default().check(DEFAULT_LEASE).unwrap();
     }
@@ -180,7 +193,10 @@ mod tests {
         assert_eq!(read(r#"{"max_hold": null}"#).unwrap(), LockOptions::default());
         for bad in [r#"{"lease": "soon"}"#, r#"{"max_hold": "soon"}"#] {
             let error = read(bad).unwrap_err().to_string();
-            assert!(error.contains("\"soon\" is no time") && error.contains("like 15s"), "{error}");
+            assert!(
+                error.contains("invalid duration \"soon\"") && error.contains("15s"),
+                "{error}"
+            );
         }
         assert!(read(r#"{"lese": "1s"}"#).unwrap_err().to_string().contains("lese"));
     }

@@ -1,13 +1,13 @@
-//! Names and tokens that come from outside, and the error for what is none.
+//! Names and tokens from outside the program, and the errors for invalid ones.
 
 use std::str::FromStr;
 
 use super::error::{Error, ErrorKind, Result};
-use super::name::Name;
+use super::name::{MAX_NAME_BYTES, Name};
 use super::token::Token;
 
 impl Name {
-    /// Checks `name` and keeps it.
+    /// Checks a lock name.
     ///
     /// ```
     /// use leasehold::{ErrorKind, Name};
@@ -17,13 +17,17 @@ impl Name {
     /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidName`] if it is empty, longer than 512 bytes, or holds a control
-    /// character (which includes NUL, tab, carriage return and line feed).
+    /// - [`InvalidName`](ErrorKind::InvalidName): the name is empty, longer than 512 bytes, or
+    ///   contains a control character (which includes NUL, tab, carriage return and line feed).
     pub fn new(name: impl AsRef<str>) -> Result<Self> {
         let name = name.as_ref();
         Self::checked(name).map_err(|why| {
-            let shown: String = name.chars().take(40).collect();
-            Error::new(ErrorKind::InvalidName, format!("lock name {shown:?} {why}"))
+            let mut shown: String = name.chars().take(40).collect();
+            if shown.len() < name.len() {
+                shown.push('…');
+            }
+            Error::new(ErrorKind::InvalidName, format!("invalid lock name {shown:?}: {why}"))
+                .with_hint(format!("use 1 to {MAX_NAME_BYTES} bytes without control characters"))
         })
     }
 }
@@ -49,7 +53,10 @@ impl TryFrom<u64> for Token {
 
     fn try_from(value: u64) -> Result<Self> {
         Self::new(value).ok_or_else(|| {
-            Error::new(ErrorKind::Config, format!("{value} is no fencing token (1 to 2^63-1)"))
+            Error::new(
+                ErrorKind::Config,
+                format!("invalid fencing token {value}: expected 1 to 2^63-1"),
+            )
         })
     }
 }
@@ -60,7 +67,10 @@ impl FromStr for Token {
     fn from_str(text: &str) -> Result<Self> {
         text.parse::<u64>().ok().and_then(Self::new).ok_or_else(|| {
             let text: String = text.chars().take(40).collect();
-            Error::new(ErrorKind::Config, format!("{text:?} is no fencing token (1 to 2^63-1)"))
+            Error::new(
+                ErrorKind::Config,
+                format!("invalid fencing token {text:?}: expected 1 to 2^63-1"),
+            )
         })
     }
 }
@@ -68,7 +78,6 @@ impl FromStr for Token {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::words::name::MAX_NAME_BYTES;
 
     #[test]
     fn s90_names_are_checked_and_never_forge_a_log_line() {
@@ -79,7 +88,7 @@ mod tests {
         for bad in ["", "a\0b", "a\r\nb", "tab\t", "\u{7f}", &"x".repeat(513), &"é".repeat(257)] {
             let error = Name::new(bad).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidName);
-            assert!(!error.to_string().contains(char::is_control), "{error}");
+            assert!(!format!("{error:#}").contains(char::is_control), "{error}");
         }
         // A line separator is no control character: it is a fine name, and stays on one line.
         let odd = Name::new("a\u{2028}b").unwrap();
@@ -116,7 +125,8 @@ mod tests {
                     proptest::prop_assert!(!text.contains(char::is_control));
                 }
                 Err(error) => {
-                    proptest::prop_assert!(!error.to_string().contains(char::is_control));
+                    let shown = format!("{error:#}");
+                    proptest::prop_assert!(!shown.contains(char::is_control));
                 }
             }
         }

@@ -1,28 +1,28 @@
-//! A hold as a string: what a holder hands to a resource that can ask the store.
+//! A hold as a string, which a holder passes to a resource that can contact the store.
 //!
-//! Chubby's word. A *fencing token* is checked by the resource alone: it remembers the greatest it
-//! has seen, and needs no call. A *sequencer* is checked at the store, by
-//! [`Leasehold::check`](crate::Leasehold::check): one round trip, and nothing to remember.
+//! The term is Chubby's. A *fencing token* is checked by the resource alone, which stores the
+//! highest token seen and sends no request. A *sequencer* is checked at the store by
+//! [`Leasehold::check`](crate::Leasehold::check): one round trip, and nothing to store.
 //!
 //! | | token | sequencer |
 //! |---|---|---|
-//! | the resource keeps | the greatest token | nothing |
-//! | costs | nothing | a round trip to the store |
-//! | refuses a late writer | once the next holder has come by | as soon as the lock is lost |
-//! | and between check and write | safe, if both are one atomic step | **not safe**: the lock may be lost in between |
-//! | the store is down | works | unknown: refuse |
+//! | the resource stores | the highest token seen | nothing |
+//! | cost of a check | none | one round trip to the store |
+//! | rejects a stale writer | once the resource has seen the next holder's token | as soon as the lock is lost |
+//! | between check and write | safe, if both are one atomic step | **not safe**: the lock may be lost in between |
+//! | if the store is down | works | unknown: reject |
 //! | shared holds | no | yes: permits and readers have sequencers too |
 //!
-//! So a sequencer keeps out those who are *long* late, also where no later holder ever came; only
-//! the token closes the last gap. Use both where both can be had.
+//! So a sequencer rejects a stale holder even if no newer holder has appeared yet. Only the token
+//! closes the last gap between check and write. Use both where you can.
 //!
-//! # The text
-//! `lh1:KIND:TOKEN:STORE:NAME`, in ASCII without blanks or quotes, so that it needs no escaping in a
-//! shell, a header or a URL's path. `KIND` is one of `mutex`, `read`, `write`, `semaphore`; in
-//! `STORE` and `NAME` letters, digits, `-`, `.`, `_`, `~` stand for themselves and every other byte
-//! is `%` and two upper-case hexadecimal digits. Each sequencer has exactly one text, and only that
-//! text is read: two texts are equal if and only if the sequencers are. It is a capability for
-//! nothing: who knows it can ask, and can neither renew nor release.
+//! # The text form
+//! `lh1:KIND:TOKEN:STORE:NAME`, in ASCII without spaces or quotes, so it needs no escaping in a
+//! shell, a header or the path of a URL. `KIND` is `mutex`, `read`, `write` or `semaphore`. In
+//! `STORE` and `NAME`, letters, digits, `-`, `.`, `_` and `~` are written as they are. Every other
+//! byte is `%` and two upper-case hexadecimal digits. Each sequencer has exactly one text form, and
+//! only that form is accepted. So two texts are equal if and only if the sequencers are. It is not
+//! a secret: anyone who knows it can check the hold, but cannot renew or release it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -39,7 +39,8 @@ pub(crate) const MAX_IDENTITY_BYTES: usize = 1024;
 /// Nothing longer can be a sequencer.
 const MAX_TEXT_BYTES: usize = 3 * (MAX_NAME_BYTES + MAX_IDENTITY_BYTES) + 64;
 
-/// One hold of one lock on one store, printable: see [`Guard::sequencer`](crate::Guard::sequencer).
+/// One hold of one lock in one store, in a printable form; see
+/// [`Guard::sequencer`](crate::Guard::sequencer).
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -48,12 +49,12 @@ const MAX_TEXT_BYTES: usize = 3 * (MAX_NAME_BYTES + MAX_IDENTITY_BYTES) + 64;
 /// let guard = locks.mutex("order:42").lock().await?;
 /// let text = guard.sequencer().to_string(); // lh1:mutex:…, for a header or an argument
 ///
-/// // Whoever gets it, with a client of the same store:
+/// // The receiver, with a client of the same store:
 /// let shown: Sequencer = text.parse()?;
 /// assert_eq!((shown.name(), shown.kind(), shown.token()), (guard.name(), Kind::Mutex, guard.token()));
 /// assert!(shown.is_exclusive());
 /// assert_eq!(shown.store(), locks.identity());
-/// locks.check(&shown).await?; // it is held now
+/// locks.check(&shown).await?; // the lock is held now
 /// guard.release().await?;
 /// assert!(locks.check(&shown).await.is_err());
 /// # Ok::<(), leasehold::Error>(()) }).unwrap();
@@ -109,12 +110,12 @@ impl Sequencer {
         Self { name, side, token, store }
     }
 
-    /// The lock.
+    /// Returns the name of the lock.
     pub fn name(&self) -> &Name {
         &self.name
     }
 
-    /// What kind of lock it is.
+    /// Returns the kind of the lock.
     pub fn kind(&self) -> Kind {
         match self.side {
             Side::Mutex => Kind::Mutex,
@@ -123,17 +124,17 @@ impl Sequencer {
         }
     }
 
-    /// Whether the hold excludes all others: a mutex's or a writer's.
+    /// Returns whether the hold excludes all others: a mutex or a write lock.
     pub fn is_exclusive(&self) -> bool {
         matches!(self.side, Side::Mutex | Side::Write)
     }
 
-    /// The fencing token of the hold.
+    /// Returns the fencing token of the hold.
     pub fn token(&self) -> Token {
         self.token
     }
 
-    /// Which store it is of: see [`Leasehold::identity`](crate::Leasehold::identity).
+    /// Returns the identity of the store; see [`Leasehold::identity`](crate::Leasehold::identity).
     pub fn store(&self) -> &str {
         &self.store
     }
@@ -168,36 +169,43 @@ impl TryFrom<String> for Sequencer {
 impl FromStr for Sequencer {
     type Err = Error;
 
-    /// Reads what `Display` wrote, and nothing else.
+    /// Parses the text that `Display` writes.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`], in one line that does not repeat the text.
+    /// - [`Config`](ErrorKind::Config): the text is not a sequencer. The error does not repeat the
+    ///   text.
     fn from_str(text: &str) -> Result<Self> {
         let refused = |why: &str| {
-            Error::new(ErrorKind::Config, format!("this is no sequencer: {why}"))
-                .during("parse a sequencer")
+            Error::new(ErrorKind::Config, format!("invalid sequencer: {why}"))
+                .with_hint(
+                    "expected lh1:KIND:TOKEN:STORE:NAME, as printed by Guard::sequencer() or in \
+                     $LEASEHOLD_SEQUENCER",
+                )
+                .during("parse")
         };
         if text.len() > MAX_TEXT_BYTES {
-            return Err(refused("it is too long"));
+            return Err(refused("too long"));
         }
         let mut parts = text.split(':');
-        let mut next = || parts.next().ok_or_else(|| refused("it has too few parts"));
+        let mut next = || parts.next().ok_or_else(|| refused("too few fields"));
         if next()? != VERSION {
-            return Err(refused("it does not begin with lh1:, the version that is known here"));
+            return Err(refused("it does not begin with lh1:"));
         }
-        let side = Side::of_word(next()?).ok_or_else(|| refused("it names no kind of lock"))?;
-        let token: Token = next()?.parse().map_err(|_| refused("its token is none"))?;
-        let store = unescape(next()?).ok_or_else(|| refused("its store is not well written"))?;
-        let name = unescape(next()?).ok_or_else(|| refused("its name is not well written"))?;
+        let side = Side::of_word(next()?).ok_or_else(|| refused("unknown kind of lock"))?;
+        let token: Token =
+            next()?.parse().map_err(|_| refused("the token is not a number from 1 to 2^63-1"))?;
+        let store =
+            unescape(next()?).ok_or_else(|| refused("the store is not escaped correctly"))?;
+        let name = unescape(next()?).ok_or_else(|| refused("the name is not escaped correctly"))?;
         let name = Name::new(name)?;
         if store.is_empty() || store.len() > MAX_IDENTITY_BYTES {
-            return Err(refused("its store has no identity, or too long a one"));
+            return Err(refused("the store identity is empty or too long"));
         }
         let sequencer = Self { name, side, token, store };
         // One text for each: no leading zeros, nothing escaped that need not be, nothing more.
         match sequencer.to_string() == text {
             true => Ok(sequencer),
-            false => Err(refused("it is not written as leasehold writes it")),
+            false => Err(refused("not in the canonical form")),
         }
     }
 }
@@ -254,8 +262,8 @@ mod tests {
             long.as_str(),
         ] {
             let error = bad.parse::<Sequencer>().unwrap_err();
-            assert!(error.to_string().len() < 300 && error.to_string().lines().count() == 1);
-            assert!(!error.to_string().contains(char::is_control), "{error}");
+            let shown = format!("{error:#}");
+            assert!(shown.len() < 300 && !shown.contains(char::is_control), "{error}");
         }
     }
 
@@ -292,7 +300,7 @@ mod tests {
         ])) {
             match text.parse::<Sequencer>() {
                 Ok(read) => prop_assert_eq!(read.to_string(), text),
-                Err(error) => prop_assert_eq!(error.to_string().lines().count(), 1),
+                Err(error) => prop_assert_eq!(format!("{error:#}").lines().count(), 1),
             }
         }
     }

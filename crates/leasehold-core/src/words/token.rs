@@ -1,17 +1,18 @@
-//! The fencing token: the number by which a resource tells a late holder from the present one.
+//! The fencing token: the number by which a resource distinguishes an earlier holder from the
+//! current one.
 
 use std::fmt;
 use std::num::NonZeroU64;
 
-/// A fencing token: per lock name, a later grant has a greater token.
+/// A fencing token. For each lock name, a later grant has a larger token.
 ///
-/// One unsigned 63-bit number, so that it fits a `BIGINT`. Hand it to the resource that the lock
-/// protects; a resource that refuses a token smaller than the greatest it has seen cannot be
-/// fooled by a holder that was paused while its lease ran out.
+/// It is an unsigned 63-bit number, so it fits a `BIGINT`. Pass it to the resource that the lock
+/// protects. The resource stores the highest token seen and rejects smaller ones, and so rejects a
+/// holder that was paused while its lease expired.
 ///
 /// ```
 /// use leasehold::Token;
-/// let token: Token = "1763722356000001".parse()?; // from a header, say
+/// let token: Token = "1763722356000001".parse()?; // for example, from a header
 /// assert_eq!(Token::new(token.get()), Some(token));
 /// assert!(Token::new(0).is_none() && Token::new(Token::MAX + 1).is_none());
 /// assert_eq!(i64::from(token), 1763722356000001); // for a BIGINT
@@ -23,10 +24,10 @@ use std::num::NonZeroU64;
 pub struct Token(NonZeroU64);
 
 impl Token {
-    /// The greatest token.
+    /// The largest token.
     pub const MAX: u64 = i64::MAX as u64;
 
-    /// The token with this value, or `None` for 0 and for what does not fit in 63 bits.
+    /// Returns the token with this value, or `None` for 0 and for numbers of more than 63 bits.
     pub const fn new(value: u64) -> Option<Self> {
         match NonZeroU64::new(value) {
             Some(nonzero) if value <= Self::MAX => Some(Self(nonzero)),
@@ -34,7 +35,7 @@ impl Token {
         }
     }
 
-    /// The number itself.
+    /// Returns the token as a number.
     pub const fn get(self) -> u64 {
         self.0.get()
     }
@@ -46,7 +47,7 @@ impl fmt::Display for Token {
     }
 }
 
-/// For a `BIGINT`.
+/// Converts the token for a `BIGINT` column.
 impl From<Token> for i64 {
     fn from(token: Token) -> Self {
         token.get().cast_signed()

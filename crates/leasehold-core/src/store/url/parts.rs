@@ -1,25 +1,26 @@
-//! A store's URL, taken apart:
+//! Parses the URL of a store:
 //! `scheme://[user[:password]@]host[:port][,host[:port]…][/path][?key=value&…]`.
 //!
-//! User, password, path and values are percent-encoded, as in every URL. The last `@` ends the password,
-//! which may hold one that nobody encoded. Parameters are taken by name, and what nobody took is refused:
-//! a prefix or a file of certificates that is misspelt would be none. What is refused is not shown where
-//! it may be a password at the wrong place.
+//! User, password, path and values are percent-encoded, as in every URL. The last `@` ends the
+//! password, which may contain an unencoded one. Parameters are taken by name, and unknown ones are
+//! rejected, because a misspelled prefix or certificate file would silently have no effect. Errors
+//! do not show text that may be a misplaced password.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::Ipv6Addr;
 
-use super::split_query;
+use super::{redacted, shows_no_password, split_query};
 use crate::base::percent::decoded;
+use crate::base::similar::did_you_mean;
 use crate::words::error::{Error, ErrorKind, Result};
 
-/// Where a server listens.
+/// The address of a server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Host {
-    /// A name or an address; one of IPv6 without its brackets.
+    /// A host name or an IP address. An IPv6 address has no brackets.
     pub name: String,
-    /// Never 0.
+    /// The port, never 0.
     pub port: u16,
 }
 
@@ -30,16 +31,16 @@ impl fmt::Display for Host {
     }
 }
 
-/// The parts of a URL. Not to be printed: it has the password.
+/// The parts of a URL. It contains the password, so do not print it.
 #[derive(Clone)]
 pub struct UrlParts {
-    /// Before the `@`, up to a colon; may be empty.
+    /// The text before the `@`, up to a colon. May be empty.
     pub user: Option<String>,
-    /// After that colon.
+    /// The text between that colon and the `@`.
     pub password: Option<String>,
-    /// In the order of the URL.
+    /// The hosts, in the order of the URL.
     pub hosts: Vec<Host>,
-    /// From its first slash on, or empty.
+    /// The path, from its first slash on, or an empty string.
     pub path: String,
     parameters: BTreeMap<String, String>,
 }
@@ -58,14 +59,17 @@ fn refused<T>(what: impl Into<String>) -> Result<T> {
 }
 
 impl UrlParts {
-    /// Takes a URL apart. Hosts that name no port get `port`; who writes no URL at all is told that it is
-    /// to be written like `form`.
+    /// Parses a URL. Hosts without a port get `port`. `form` is an example URL for the hint of an
+    /// error.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`], with one line that shows nothing secret.
+    /// - [`Config`](ErrorKind::Config): the URL is invalid. The error shows no secrets.
     pub fn parse(url: &str, form: &str, port: u16) -> Result<Self> {
         let Some((_, rest)) = url.split_once("://") else {
-            return refused(format!("write it as {form}"));
+            let what = format!("invalid store URL {:?}: missing \"//\"", redacted(url));
+            return Err(
+                Error::new(ErrorKind::Config, what).with_hint(format!("write it as {form}"))
+            );
         };
         let (rest, query) = split_query(rest)?;
         let (credentials, rest) = match rest.rsplit_once('@') {
@@ -80,11 +84,15 @@ impl UrlParts {
         };
         let host = |text| {
             host(text, port).ok_or_else(|| {
-                let what = format!(
-                    "a host is host, host:port or [address]:port, with a comma between two, and \
-                     user:password@ stands before the first: write it as {form}"
+                let what = match shows_no_password(text) {
+                    true => format!("invalid host {text:?} in the store URL"),
+                    false => "invalid host in the store URL".to_owned(),
+                };
+                let hint = format!(
+                    "write it as {form}, with hosts as host, host:port or [IPv6]:port, commas between \
+                     them, and user:password@ before the first"
                 );
-                Error::new(ErrorKind::Config, what)
+                Error::new(ErrorKind::Config, what).with_hint(hint)
             })
         };
         let hosts = match hosts {
@@ -95,46 +103,59 @@ impl UrlParts {
         Ok(Self { user, password, hosts, path: unescaped(path)?, parameters })
     }
 
-    /// The first host that stands there twice.
+    /// Returns the first host that is listed twice.
     pub fn twice(&self) -> Option<&Host> {
         let mut hosts = self.hosts.iter().enumerate();
         hosts.find(|(n, host)| self.hosts[..*n].contains(host)).map(|(_, host)| host)
     }
 
-    /// The parameter of this name, which is then known.
+    /// Takes the parameter with this name out of the URL and returns it.
     pub fn take(&mut self, key: &str) -> Option<String> {
         self.parameters.remove(key)
     }
 
-    /// The parameter of this name as a number within bounds.
+    /// Takes the parameter with this name, and parses it as a number between `least` and `most`.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] if it is none.
+    /// - [`Config`](ErrorKind::Config): the value is not such a number.
     pub fn number(&mut self, key: &str, least: u64, most: u64) -> Result<Option<u64>> {
         let Some(value) = self.take(key) else { return Ok(None) };
         match value.parse() {
             Ok(n) if (least..=most).contains(&n) => Ok(Some(n)),
-            _ => refused(format!("{key} is a number from {least} to {most}")),
+            _ if is_word(&value) => refused(format!(
+                "invalid value {value:?} for {key}: expected a number from {least} to {most}"
+            )),
+            _ => refused(format!(
+                "invalid value for {key}: expected a number from {least} to {most}"
+            )),
         }
     }
 
-    /// Refuses parameters that nobody has taken.
+    /// Checks that all parameters were taken. `known` lists the known ones, for the hint.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`], which says that there are `known`.
+    /// - [`Config`](ErrorKind::Config): there is an unknown parameter.
     pub fn done(&self, known: &str) -> Result<()> {
         match self.parameters.keys().next() {
             None => Ok(()),
-            Some(key) if is_word(key) => {
-                refused(format!("there is no parameter {key:?}: there are {known}"))
+            Some(key) => {
+                let what = match is_word(key) {
+                    true => format!("unknown URL parameter {key:?}"),
+                    false => "unknown URL parameter".to_owned(),
+                };
+                let known_words = known.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+                let hint = match did_you_mean(key, known_words) {
+                    Some(meant) => format!("did you mean {meant:?}? (known parameters: {known})"),
+                    None => format!("known parameters: {known}"),
+                };
+                Err(Error::new(ErrorKind::Config, what).with_hint(hint))
             }
-            Some(_) => refused(format!("there is no parameter of such a name: there are {known}")),
         }
     }
 }
 
-/// Whether this may be shown where a parameter's name stands: what is no word may be a part of a password.
-fn is_word(key: &str) -> bool {
+/// Whether this can be shown as a name or value of a parameter. Other text may be part of a password.
+pub(crate) fn is_word(key: &str) -> bool {
     key.len() <= 40 && key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
 }
 
@@ -142,10 +163,15 @@ fn parameters(query: &str) -> Result<BTreeMap<String, String>> {
     let mut all = BTreeMap::new();
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let Some((key, value)) = pair.split_once('=') else {
-            return refused("a parameter of the URL has no =: write ?key=value&key=value");
+            let what = "a URL parameter has no value";
+            let hint = "write parameters as ?key=value&key=value";
+            return Err(Error::new(ErrorKind::Config, what).with_hint(hint));
         };
         if all.insert(key.to_owned(), unescaped(value)?).is_some() {
-            return refused("a parameter of the URL is there twice: give it once");
+            return match is_word(key) {
+                true => refused(format!("URL parameter {key:?} is given more than once")),
+                false => refused("a URL parameter is given more than once"),
+            };
         }
     }
     Ok(all)
@@ -175,10 +201,13 @@ fn host(text: &str, default_port: u16) -> Option<Host> {
     Some(Host { name: name.to_owned(), port })
 }
 
-/// Percent-decoded. What it was is not told: it may be a password.
+/// Percent-decodes. The error does not show the text, which may be a password.
 fn unescaped(text: &str) -> Result<String> {
-    let why = "a % in the URL begins no %xx of a UTF-8 text: write a % itself as %25";
-    decoded(text, |_| true).ok_or_else(|| Error::new(ErrorKind::Config, why))
+    decoded(text, |_| true).ok_or_else(|| {
+        let what = "invalid percent-encoding in the store URL";
+        Error::new(ErrorKind::Config, what)
+            .with_hint("write a literal % as %25, and other text as UTF-8")
+    })
 }
 
 #[cfg(test)]
@@ -199,7 +228,9 @@ mod tests {
         assert_eq!(hosts, ["h1:7", "h-2.a:1", "[::1]:2", "[fe80::1%eth0]:7"]);
         assert_eq!(parts.path, "/a b/");
         assert_eq!(parts.number("n", 1, 5).unwrap(), Some(5));
-        assert!(parts.done("n").unwrap_err().to_string().contains(r#""e": there are n"#));
+        let error = parts.done("n").unwrap_err();
+        assert_eq!(error.reason(), r#"unknown URL parameter "e""#);
+        assert_eq!(error.hint(), Some("known parameters: n"));
         assert_eq!(parts.take("s").as_deref(), Some("&"));
         assert_eq!(parts.take("e").as_deref(), Some(""));
         assert_eq!((parts.take("n"), parts.number("n", 0, 0).unwrap()), (None, None));
@@ -216,6 +247,27 @@ mod tests {
         assert_eq!(parse("x://@h").unwrap().user.as_deref(), Some(""));
         assert_eq!(parse("x://u@h").unwrap().password, None);
         assert_eq!(parse("x://h/").unwrap().path, "/");
+    }
+
+    #[test]
+    fn what_is_wrong_is_quoted_with_a_suggestion() {
+        let shown = |error: Error| (error.reason(), error.hint().unwrap_or_default().to_owned());
+        let (cause, hint) = shown(parse("x:h").unwrap_err());
+        assert_eq!(cause, r#"invalid store URL "x:h": missing "//""#);
+        assert_eq!(hint, "write it as x://host1,host2");
+        assert_eq!(
+            shown(parse("x://h:0").unwrap_err()).0,
+            r#"invalid host "h:0" in the store URL"#
+        );
+        let mut parts = parse("x://h?poool=many").unwrap();
+        let (cause, hint) = shown(parts.done("schema, pool and prefix").unwrap_err());
+        assert_eq!(cause, r#"unknown URL parameter "poool""#);
+        assert_eq!(hint, r#"did you mean "pool"? (known parameters: schema, pool and prefix)"#);
+        let error = parts.number("poool", 1, 64).unwrap_err();
+        assert_eq!(
+            error.reason(),
+            r#"invalid value "many" for poool: expected a number from 1 to 64"#
+        );
     }
 
     #[test]
@@ -252,13 +304,13 @@ mod tests {
         ] {
             let error = parse(bad).map(drop).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config, "{bad}");
-            let shown = error.to_string();
+            let shown = format!("{error:#}");
             assert!(shown.lines().count() == 1 && !shown.contains("secret"), "{bad}: {shown}");
         }
-        let mut parts = parse("x://u:secret@h?n=secret&sec%ret=1").unwrap();
+        let mut parts = parse("x://u:secret@h?n=sec%25ret&sec%ret=1").unwrap();
         assert!(!format!("{parts:?}").contains("secret"));
         let shown = [parts.number("n", 0, 1).unwrap_err(), parts.done("n").unwrap_err()];
-        assert!(shown.iter().all(|e| !e.to_string().contains("sec")), "{shown:?}");
+        assert!(shown.iter().all(|e| !format!("{e:?}").contains("sec")), "{shown:?}");
     }
 
     proptest::proptest! {
@@ -276,7 +328,7 @@ mod tests {
                     let _ = (parts.number("n", 0, 9), parts.done("n"));
                 }
                 Err(error) => {
-                    let told = error.to_string();
+                    let told = format!("{error:#}");
                     proptest::prop_assert_eq!(told.lines().count(), 1);
                     let secret = url.contains(":sekret@") && url.matches("sekret").count() == 1;
                     proptest::prop_assert!(!secret || !told.contains("sekret"), "{}", told);

@@ -1,24 +1,25 @@
-//! What a store's URL says of TLS: files in PEM.
+//! The TLS parameters of a store's URL: files in PEM format.
 
 use std::fmt;
 
 use super::parts::UrlParts;
+use crate::store::features::feature_hint;
 use crate::words::error::{Error, ErrorKind, Result};
 
-/// How a store's URLs say it.
+/// How the URLs of a store express TLS.
 #[derive(Clone, Copy, Debug)]
 pub struct TlsWords {
-    /// What a URL begins with that means TLS: `rediss:`.
+    /// The scheme for TLS, such as `rediss:`.
     pub scheme: &'static str,
-    /// The parameter that names the authorities to trust.
+    /// The parameter that names the file of trusted authorities.
     pub ca: &'static str,
-    /// Those that name the certificate to be shown, and its key.
+    /// The parameters that name the client certificate and its key.
     pub identity: Option<(&'static str, &'static str)>,
-    /// Whether the store was built with TLS.
+    /// Whether the store was compiled with TLS.
     pub built: bool,
 }
 
-/// Whom to trust, and who we are.
+/// The trusted authorities and the client certificate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tls {
     ca: Option<File>,
@@ -32,20 +33,20 @@ struct File {
     path: String,
 }
 
-/// What a file held.
+/// The contents of a PEM file.
 #[derive(Clone, Debug)]
 pub struct Pem {
-    /// As it was read.
+    /// The contents, unparsed.
     pub bytes: Vec<u8>,
     file: File,
 }
 
 impl UrlParts {
-    /// The parameters of TLS, taken: `Some` if the connections are to be encrypted.
+    /// Takes the TLS parameters out of the URL. Returns `Some` if connections are to be encrypted.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] if they do not belong here or are not complete, and for a store that was
-    /// built without TLS.
+    /// - [`Config`](ErrorKind::Config): a parameter needs TLS or is incomplete, or the store was
+    ///   compiled without TLS.
     pub fn tls(&mut self, encrypted: bool, words: &TlsWords) -> Result<Option<Tls>> {
         let refused = |what: String| Err(Error::new(ErrorKind::Config, what));
         let mut file = |parameter| self.take(parameter).map(|path| File { parameter, path });
@@ -53,8 +54,9 @@ impl UrlParts {
         let identity = words.identity.map(|(cert, key)| (file(cert), file(key)));
         let (cert, key) = identity.unwrap_or_default();
         if let (false, Some(file)) = (encrypted, [&ca, &cert, &key].into_iter().flatten().next()) {
-            let what = format!("{} is for TLS: write {}// for that", file.parameter, words.scheme);
-            return refused(what);
+            let what = format!("URL parameter {:?} needs TLS", file.parameter);
+            let hint = format!("use {}//", words.scheme);
+            return Err(Error::new(ErrorKind::Config, what).with_hint(hint));
         }
         if !encrypted {
             return Ok(None);
@@ -67,31 +69,31 @@ impl UrlParts {
             (Some(cert), Some(key)) => Ok(Some(Tls { ca, identity: Some((cert, key)) })),
             (Some(one), None) | (None, Some(one)) => {
                 let (cert, key) = words.identity.unwrap_or((one.parameter, one.parameter));
-                refused(format!("{cert} and {key} go together: give both or neither"))
+                refused(format!("URL parameters {cert:?} and {key:?} must be given together"))
             }
         }
     }
 }
 
-/// What who wants TLS is told by a store that was built without.
+/// Returns the error for a URL that needs TLS in a build without it.
 pub fn no_tls() -> Error {
-    let what = "this program was built without TLS: build leasehold with its feature `tls`";
-    Error::new(ErrorKind::Config, what)
+    Error::new(ErrorKind::Config, "support for TLS is not compiled in")
+        .with_hint(feature_hint("tls"))
 }
 
 impl Tls {
-    /// The only authorities to trust; else those that the machine trusts.
+    /// Reads the only trusted authorities, or `None` to trust those of the machine.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] if the file cannot be read.
+    /// - [`Config`](ErrorKind::Config): the file cannot be read.
     pub fn ca(&self) -> Result<Option<Pem>> {
         self.ca.as_ref().map(File::read).transpose()
     }
 
-    /// The certificate that we show, and its key.
+    /// Reads the client certificate and its key.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] if a file cannot be read.
+    /// - [`Config`](ErrorKind::Config): a file cannot be read.
     pub fn identity(&self) -> Result<Option<(Pem, Pem)>> {
         let Some((cert, key)) = &self.identity else { return Ok(None) };
         Ok(Some((cert.read()?, key.read()?)))
@@ -106,8 +108,9 @@ impl File {
 
     fn unusable(&self, why: impl fmt::Display) -> Error {
         let Self { parameter, path } = self;
-        let what = format!("cannot use {parameter}={path:?}: a readable PEM file is needed");
-        Error::new(ErrorKind::Config, what).because(why.to_string())
+        let what = format!("cannot use {parameter}={path:?}");
+        let hint = format!("{parameter} must name a readable PEM file");
+        Error::new(ErrorKind::Config, what).with_hint(hint).because(why.to_string())
     }
 }
 
@@ -118,7 +121,7 @@ impl fmt::Display for Pem {
 }
 
 impl Pem {
-    /// What the user is told if this is not what it should be.
+    /// Creates the error for a file whose contents are not usable.
     pub fn unusable(&self, why: impl fmt::Display) -> Error {
         self.file.unusable(why)
     }
@@ -155,14 +158,14 @@ mod tests {
         let told = |query, encrypted, words: &TlsWords| {
             let error = tls(query, encrypted, words).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config);
-            error.to_string()
+            format!("{error:#}")
         };
-        assert!(told("key=/x", false, &WORDS).contains("write xs://"));
-        assert!(told("cert=/x", true, &WORDS).contains("go together"));
+        assert!(told("key=/x", false, &WORDS).contains("use xs://"));
+        assert!(told("cert=/x", true, &WORDS).contains("given together"));
         let without = TlsWords { built: false, ..WORDS };
-        assert!(told("", true, &without).contains("feature `tls`"));
+        assert!(told("", true, &without).contains("cargo add leasehold --features tls"));
         assert_eq!(tls("", false, &without).unwrap(), None);
         let no_identity = TlsWords { identity: None, ..WORDS };
-        assert!(told("cert=/x", true, &no_identity).contains("no parameter"));
+        assert!(told("cert=/x", true, &no_identity).contains("unknown URL parameter \"cert\""));
     }
 }
