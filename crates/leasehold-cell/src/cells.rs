@@ -198,8 +198,8 @@ pub trait Cells: fmt::Debug + Send + Sync + 'static {
     /// [`ErrorKind::Unsupported`] where there is no such thing; otherwise as the system fails.
     async fn keys(&self, prefix: &str) -> Result<Vec<String>> {
         let _ = prefix;
-        let what = "this system cannot list its keys: ask for one lock by its name";
-        Err(Error::new(ErrorKind::Unsupported, what))
+        let what = "this store cannot list its keys";
+        Err(Error::new(ErrorKind::Unsupported, what).with_hint("give the name of one lock"))
     }
 
     /// What is wrong with the set-up.

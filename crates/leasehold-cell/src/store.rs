@@ -176,9 +176,10 @@ impl Store for CellStore {
         let left = match keep {
             None => self.shared.leave(claim).await,
             Some(_) => {
-                let what = "a place is gone when its holder is, so nothing keeps the lock taken: leave \
-                            at_least out, or use another store";
-                Err(Error::new(ErrorKind::Unsupported, what))
+                let what = "at_least is not supported by this store";
+                let hint =
+                    "remove at_least, or use postgres:, mysql:, sqlite:, redis:, etcd: or file:";
+                Err(Error::new(ErrorKind::Unsupported, what).with_hint(hint))
             }
         };
         self.told(Some(&claim.name), left)
