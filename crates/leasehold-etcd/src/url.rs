@@ -39,7 +39,7 @@ impl EtcdUrl {
         let write_it = format!("write it as {FORM}");
         let mut parts = UrlParts::parse(url, FORM, PORT)?;
         let tls = parts.tls(url.starts_with("etcds:"), &TLS)?;
-        parts.done("ca, cert and key, of etcds://")?;
+        parts.done("with etcds: ca, cert and key")?;
         if parts.hosts.is_empty() {
             return refused("the URL names no etcd member".to_owned(), &write_it);
         }

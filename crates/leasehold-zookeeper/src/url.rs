@@ -52,8 +52,8 @@ const TLS: TlsWords = TlsWords {
 /// Where locks are if the URL does not say: made if it is missing.
 const DEFAULT_CHROOT: &str = "/leasehold";
 
-const PARAMETERS: &str = "naming=curator|kazoo, session=15s, create=yes|no, acl=open|creator, and for zookeepers: \
-                          ca, cert and key";
+const PARAMETERS: &str = "naming=curator|kazoo, session=15s, create=yes|no, acl=open|creator; with zookeepers: ca, \
+     cert and key";
 
 impl ZooKeeperUrl {
     pub(super) fn parse(url: &str) -> Result<Self> {

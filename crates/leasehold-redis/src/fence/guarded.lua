@@ -1,7 +1,8 @@
 -- Runs your own script, which replaces BODY, unless a higher token has been seen.
 -- KEYS: the key of the token, then the KEYS of your script. ARGV: the token, then the ARGV of your
 -- script.
--- Errors: STALETOKEN seen offered; BADTOKEN; and those of your script, whose writes Redis does not undo.
+-- Errors: STALETOKEN seen offered; BADTOKEN; and those of your script. Redis undoes no writes of a
+-- script that fails.
 local function is_token(t)
   return string.find(t, '^[1-9]%d*$') and (#t < 19 or #t == 19 and t <= '9223372036854775807')
 end

@@ -242,8 +242,9 @@ impl RedisUrl {
         let restart_delay = parts.number("restart_delay_ms", 0, 86_400_000)?;
         let restart_delay = Duration::from_millis(restart_delay.unwrap_or(0));
         parts.done(
-            "prefix, tls_ca, replicas, replicas_ms, replicas_short, restart_delay_ms, for sentinels sentinel_user and \
-             sentinel_password, for redis+unix: db, user and password",
+            "prefix, tls_ca, replicas, replicas_ms, replicas_short, restart_delay_ms; \
+                         with redis+sentinel: sentinel_user and sentinel_password; with \
+                         redis+unix: db, user and password",
         )?;
         Ok(Self { deployment, login, sentinel_login, prefix, replicas, restart_delay })
     }

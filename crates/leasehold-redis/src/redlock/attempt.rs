@@ -273,7 +273,8 @@ impl Shared {
         let lasting = busy.iter().filter(|other| other.left.is_none()).count();
         if self.nodes.len() - lasting < needed {
             let what = "the lock's key never expires, so it was not set by a Redlock client";
-            let hint = "find the program that set it; then delete the key, or run `leasehold evict NAME`";
+            let hint = "find the program that set it; then delete the key, or run `leasehold evict \
+                        NAME`";
             return Outcome::Failed(Error::new(ErrorKind::Corrupt, what).with_hint(hint));
         }
         let mut votes: HashMap<&str, (usize, Option<&HolderInfo>)> = HashMap::new();
