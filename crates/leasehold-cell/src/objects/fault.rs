@@ -121,7 +121,7 @@ mod tests {
         ] {
             let told = of(&ObjectsUrl::parse("s3://b").unwrap(), &error);
             assert_eq!(told.kind(), kind, "{told}");
-            let text = told.to_string();
+            let text = format!("{told:#}");
             assert!(text.contains(says) && text.lines().count() == 1, "{text}");
         }
     }
