@@ -503,14 +503,24 @@ impl Control {
                     "corrupt lock file {path:?} ({why}), probably a partial write. A current \
                      holder is not affected"
                 ),
-                "when no client holds the lock, run `leasehold evict NAME`",
+                format!(
+                    "when no client holds the lock, run `leasehold evict {}`",
+                    self.shown_name()
+                ),
             ),
             false => (
                 format!("the file {path:?} belongs to another program ({why})"),
-                "move it away, or use another directory as the store",
+                "move it away, or use another directory as the store".to_owned(),
             ),
         };
         Err(Error::new(ErrorKind::Corrupt, what).with_hint(hint))
+    }
+
+    /// The lock's name for a command line, from the path.
+    fn shown_name(&self) -> String {
+        let mut above = self.path.ancestors().filter(|dir| dir.ends_with("locks"));
+        let name = above.find_map(|locks| path::decode(self.path.strip_prefix(locks).ok()?));
+        name.map_or_else(|| "NAME".to_owned(), |name| format!("{:?}", name.as_str()))
     }
 
     /// The format that a later version wrote this in, if one did.

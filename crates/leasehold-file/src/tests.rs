@@ -335,7 +335,7 @@ fn a_damaged_control_file_is_told_unless_the_machine_went_down() {
             let error = store.join(&claim("x"), Mode::Try).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Corrupt, "{damage}");
             let shown = error.to_string();
-            let hint = if damage == "rubbish" { "move it away" } else { "leasehold evict NAME" };
+            let hint = if damage == "rubbish" { "move it away" } else { "leasehold evict \"x\"" };
             assert!(shown.contains("x.lock") && shown.contains(hint), "{shown}");
         }
         // Torn by a power cut: whoever was in it is dead.
@@ -546,7 +546,7 @@ fn f06_a_damaged_file_costs_its_own_lock_only_and_a_person_can_mend_it() {
         assert!(listed[0].unreadable.as_ref().unwrap().contains("x.lock"), "{listed:?}");
         assert_eq!(listed[1].unreadable, None);
         let error = other.join(&claim("x"), Mode::Try).await.unwrap_err();
-        assert!(error.to_string().contains("leasehold evict NAME"), "{error}");
+        assert!(error.to_string().contains("leasehold evict \"x\""), "{error}");
         // One hold is not known in it.
         let one = other.evict(&held.name, Evict::Token(token)).await.unwrap_err();
         assert_eq!(one.kind(), ErrorKind::Corrupt, "{one}");

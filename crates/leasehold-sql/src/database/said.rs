@@ -96,8 +96,11 @@ const FULL: Known = Some((Full, "the database's disk is full", "free disk space"
 const GONE: Known =
     Some((Unreachable, "the database closed the connection", "run the transaction again"));
 
-pub(crate) const REJECTED: Described =
-    (Config, "the database rejected the statement", "fix what its message names");
+pub(crate) const REJECTED: Described = (
+    Config,
+    "the database rejected the statement",
+    "fix the problem that the database's message names",
+);
 pub(crate) const NO_RESPONSE: Described = (Unreachable, "the database does not respond", "retry");
 pub(crate) const OTHER_TABLE: Described = (
     Corrupt,
