@@ -323,11 +323,11 @@ mod tests {
         for (url, key) in wrong {
             let error = SqlUrl::parse(url).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config, "{url}");
-            let told = error.to_string();
+            let told = format!("{error:#}");
             assert!(told.contains(&format!("{key:?}")) && told.contains("prefix"), "{told}");
         }
         // What follows a ? that nobody encoded is a password.
-        let told = SqlUrl::parse("postgres://u:p?se%cret@h/d").unwrap_err().to_string();
+        let told = format!("{:#}", SqlUrl::parse("postgres://u:p?se%cret@h/d").unwrap_err());
         assert!(!told.contains("cret"), "{told}");
     }
 
@@ -359,7 +359,7 @@ mod tests {
         assert_eq!(SqlUrl::parse("sqlite:///a/b.db?pool=1").unwrap().path().unwrap(), "/a/b.db");
         assert!(SqlUrl::parse("sqlite:/a?mode=ro").is_err());
         for pasted in ["pool=3mysql://u:secret@h/d", "prefix=xmysql://u:secret@h/d"] {
-            let error = SqlUrl::parse(&format!("sqlite:/a?{pasted}")).unwrap_err().to_string();
+            let error = format!("{:#}", SqlUrl::parse(&format!("sqlite:/a?{pasted}")).unwrap_err());
             assert!(!error.contains("secret") && error.contains("…"), "{error}");
         }
         assert!(SqlUrl::parse("postgres:u:p@h").is_err());
@@ -373,7 +373,7 @@ mod tests {
             "postgres://u:sekret@h:5432/d?sslmode=require&prefix=a_&schema=s&pool=7&pooler=none&options[x]=y", "mysql://u:sekret@h/d?prefix=x&pool=3", "sqlite:///a/b.db?synchronous=off&pool=1"
         ])) {
             if let Err(error) = SqlUrl::parse(&url).and_then(|url| if is_file(url.dialect) { url.path().map(drop) } else { Ok(()) }) {
-                let told = error.to_string();
+                let told = format!("{error:#}");
                 proptest::prop_assert_eq!(told.lines().count(), 1);
                 // Only where it still stands before the @ is it the password.
                 let secret = url.contains(":sekret@") && url.matches("sekret").count() == 1;
