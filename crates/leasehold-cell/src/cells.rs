@@ -1,6 +1,5 @@
 //! What a system must support to store locks: read a value, and write it if it has not changed
-//! since.
-//! [`System`] describes its other properties.
+//! since. [`System`] describes its other properties.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,8 +11,7 @@ use leasehold_core::{Error, ErrorKind, Result};
 use tokio::sync::mpsc::UnboundedSender;
 
 /// The version of a cell that was read. It is unique among all states that a cell ever had, even
-/// after
-/// the cell was removed and created again.
+/// after the cell was removed and created again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Version(pub String);
 
@@ -47,8 +45,7 @@ pub enum Request {
         lives: Option<Duration>,
     },
     /// Sets the time until an existing cell expires. If the system needs a write for this, it
-    /// writes the
-    /// same value, provided that the cell still has the version that was read.
+    /// writes the same value, provided that the cell still has the version that was read.
     Touch {
         /// The cell's key.
         key: String,
@@ -59,11 +56,9 @@ pub enum Request {
         /// Time until the cell expires.
         lives: Duration,
     },
-    /// Removes the cell if it still has the version that was read. In a system that cannot lose
-    /// its data,
-    /// a client only removes its own session. Under that key, only a marker for the removed
-    /// session is
-    /// ever created again.
+    /// Removes the cell if it still has the version that was read. In a system that cannot lose its
+    /// data, a client only removes its own session. Under that key, only a marker for the removed
+    /// session is ever created again.
     Remove {
         /// The cell's key.
         key: String,
@@ -124,8 +119,7 @@ pub struct System {
     /// How much too early a cell may expire, because of the resolution of the system's clock.
     pub grain: Duration,
     /// Whether the system can lose all data and continue empty. Clients then grant no lock until
-    /// every
-    /// holder that the system may have lost has noticed it.
+    /// every holder that the system may have lost has noticed it.
     pub forgets: bool,
     /// Whether reads can be stale. A session is then never considered expired because of a read
     /// alone.
@@ -135,9 +129,8 @@ pub struct System {
 }
 
 impl System {
-    /// Describes a system that loses no data, has no stale reads and an exact clock. An
-    /// adapter changes
-    /// what differs in its system.
+    /// Describes a system that loses no data, has no stale reads and an exact clock. An adapter
+    /// changes what differs in its system.
     pub const fn lasting(longest_key: usize, largest_value: usize) -> Self {
         let (forgets, looks_behind, idle) = (false, false, None);
         Self { longest_key, largest_value, grain: Duration::ZERO, forgets, looks_behind, idle }
@@ -177,10 +170,8 @@ pub trait Cells: fmt::Debug + Send + Sync + 'static {
     ///
     /// Other clients may run requests in between. The order matters if the system
     /// [`forgets`](System::forgets), and for requests on the same cell. A `Get` after a write on
-    /// the same
-    /// cell is for the case that the write is refused. If the write succeeds, the implementation
-    /// may skip
-    /// the `Get` and answer [`Answer::Absent`].
+    /// the same cell is for the case that the write is refused. If the write succeeds, the
+    /// implementation may skip the `Get` and answer [`Answer::Absent`].
     ///
     /// Do not repeat a write whose reply was lost. If the first one succeeded, the second would be
     /// refused and reported as if nothing had been written.
@@ -190,13 +181,11 @@ pub trait Cells: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// The errors of the system. It is then unknown which requests were executed, and some may
-    /// still be
-    /// executed later.
+    /// still be executed later.
     async fn run(&self, requests: Vec<Request>) -> Result<Vec<Answer>>;
 
-    /// Returns the wall clock for new tokens, in microseconds since 1970; the system's clock
-    /// if it is
-    /// known. No I/O.
+    /// Returns the wall clock for new tokens, in microseconds since 1970; the system's clock if it
+    /// is known. No I/O.
     fn wall_micros(&self) -> u64 {
         wall_micros()
     }
@@ -206,9 +195,8 @@ pub trait Cells: fmt::Debug + Send + Sync + 'static {
         None
     }
 
-    /// Returns the keys with this prefix, for listings. Keys that are created or removed at
-    /// the same time
-    /// may be missing.
+    /// Returns the keys with this prefix, for listings. Keys that are created or removed at the
+    /// same time may be missing.
     ///
     /// # Errors
     /// - [`ErrorKind::Unsupported`]: the system cannot list keys.

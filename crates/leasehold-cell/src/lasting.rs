@@ -40,16 +40,14 @@ pub struct Value {
     pub version: Version,
     /// The age of the value by the system's clock, if it is known; too high by at most the
     /// [`grain`](System::grain). One read is then enough to see that a value has expired. Without
-    /// an age, it
-    /// takes a second read after its lifetime.
+    /// an age, it takes a second read after its lifetime.
     pub age: Option<Duration>,
 }
 
 /// A system that can write a value if it has not changed since it was read.
 ///
 /// Do not repeat a write whose reply was lost. If the first one succeeded, the second would be
-/// refused and
-/// reported as if nothing had been written.
+/// refused and reported as if nothing had been written.
 ///
 /// # Cancel safety
 /// Not cancel safe: a write whose future is dropped, or that returns an error, may or may not have
@@ -62,9 +60,8 @@ pub trait Values: fmt::Debug + Send + Sync + 'static {
     /// The errors of the system.
     async fn get(&self, key: &str) -> Result<Option<Value>>;
 
-    /// Writes a value if the key has the version `on`, or does not exist if `on` is `None`.
-    /// Returns the new
-    /// version, or `None` if nothing was written.
+    /// Writes a value if the key has the version `on`, or does not exist if `on` is `None`. Returns
+    /// the new version, or `None` if nothing was written.
     ///
     /// # Errors
     /// The errors of the system. It is then unknown whether the value was written.
@@ -77,8 +74,8 @@ pub trait Values: fmt::Debug + Send + Sync + 'static {
     /// The errors of the system.
     async fn delete(&self, key: &str) -> Result<()>;
 
-    /// Returns the keys with this prefix. Keys that are created or removed at the same time
-    /// may be missing.
+    /// Returns the keys with this prefix. Keys that are created or removed at the same time may be
+    /// missing.
     ///
     /// # Errors
     /// The errors of the system.

@@ -47,8 +47,7 @@ pub fn open(url: String, runtime: Handle) -> Opening {
 }
 
 /// Opens the store of a URL that names one server; [`open`] accepts several. Its connection and
-/// tasks
-/// run on `runtime`. Four round trips.
+/// tasks run on `runtime`. Four round trips.
 ///
 /// # Cancel safety
 /// Cancel safe: dropping the future changes nothing.

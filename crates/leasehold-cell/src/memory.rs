@@ -1,8 +1,7 @@
 //! Cells in memory, for tests of the queue, and as the simplest possible adapter.
 //!
 //! A test can make it lose replies, lose one cell or all of them, or stop responding. As in a real
-//! system,
-//! requests of other clients can run between two requests of one call. It can also behave
+//! system, requests of other clients can run between two requests of one call. It can also behave
 //! [like a stream](MemoryCells::like_a_stream) of messages.
 
 use std::collections::{HashMap, HashSet};
@@ -68,9 +67,8 @@ impl MemoryCells {
         Self { clock, ..self }
     }
 
-    /// Creates cells that lose no data, where a touch is a write, reads can be stale, and
-    /// clients can send
-    /// messages.
+    /// Creates cells that lose no data, where a touch is a write, reads can be stale, and clients
+    /// can send messages.
     pub fn like_a_stream() -> Self {
         let mut cells = Self::default();
         let system = &mut cells.system;

@@ -105,8 +105,7 @@ pub fn open(url: String, runtime: Handle) -> Opening {
 }
 
 /// Opens the store of a URL. Its connection and tasks run on `runtime`. It creates a missing
-/// bucket,
-/// unless the URL has `create=no`.
+/// bucket, unless the URL has `create=no`.
 ///
 /// # Cancel safety
 /// Cancel safe: dropping the future leaves at most a new bucket.

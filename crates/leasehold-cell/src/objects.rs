@@ -78,8 +78,7 @@ pub fn open(url: String, runtime: Handle) -> Opening {
 }
 
 /// Opens the store of a URL. Its connections and tasks run on `runtime`. It costs one request, or
-/// eleven
-/// when a folder is first used from an endpoint.
+/// eleven when a folder is first used from an endpoint.
 ///
 /// # Cancel safety
 /// Cancel safe: dropping the future leaves only small objects that record the test of the endpoint.

@@ -32,8 +32,7 @@ pub struct Options {
     /// The prefix of all keys: printable ASCII without spaces, at most 64 bytes.
     pub prefix: String,
     /// The longest lease. The locks of a crashed client stay taken slightly longer than that. It
-    /// must be
-    /// equal for all clients of a system that [`forgets`](crate::System::forgets).
+    /// must be equal for all clients of a system that [`forgets`](crate::System::forgets).
     pub session: Duration,
     /// The longest pause between two polls of a waiter.
     pub poll: Duration,
@@ -41,9 +40,8 @@ pub struct Options {
     /// session.
     pub restart_delay: Option<Duration>,
     /// The list of systems, in printable ASCII without spaces, if lock names are distributed over
-    /// several
-    /// systems with a store each. If the system [`forgets`](crate::System::forgets), a client with
-    /// another list than earlier clients gets an error.
+    /// several systems with a store each. If the system [`forgets`](crate::System::forgets), a
+    /// client with another list than earlier clients gets an error.
     pub members: Option<String>,
     /// The client's clock; different from the machine's clock only in tests.
     pub clock: Clock,
@@ -77,9 +75,8 @@ pub struct CellStore {
 }
 
 impl CellStore {
-    /// Creates a store on these cells. `info` contains its guarantees (begin with
-    /// [`promises`]). Its tasks
-    /// run on `runtime`. No I/O.
+    /// Creates a store on these cells. `info` contains its guarantees (begin with [`promises`]).
+    /// Its tasks run on `runtime`. No I/O.
     pub fn new(cells: Arc<dyn Cells>, options: Options, info: StoreInfo, runtime: &Handle) -> Self {
         let (clock, system) = (options.clock.clone(), cells.system().clone());
         let keys = Keys::new(options.prefix.clone(), system.longest_key);

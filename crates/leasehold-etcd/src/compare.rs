@@ -27,8 +27,7 @@ pub(super) const SCHEME: &str = "etcd";
 /// [`to_protobuf`](Self::to_protobuf) returns the message `etcdserverpb.Compare`.
 ///
 /// It contains the key of the claim. Anyone who knows the key and may write to etcd can delete it
-/// and
-/// so release the lock.
+/// and so release the lock.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EtcdCompare {
@@ -53,8 +52,7 @@ impl EtcdCompare {
 }
 
 /// The syntax of `etcdctl txn`: `create("name/lease") = "42"`. Bytes of the key that are not
-/// printable
-/// ASCII are escaped as in a Go string.
+/// printable ASCII are escaped as in a Go string.
 impl fmt::Display for EtcdCompare {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("create(\"")?;
@@ -97,8 +95,7 @@ pub trait EtcdGuardExt {
     ///
     /// # Errors
     /// - [`Unsupported`](leasehold_core::ErrorKind::Unsupported): the lock is in another store, or
-    ///   the
-    ///   guard is a permit or a reader.
+    ///   the guard is a permit or a reader.
     fn etcd_compare(&self) -> Result<EtcdCompare>;
 }
 

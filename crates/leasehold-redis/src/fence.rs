@@ -6,11 +6,9 @@
 //! read. Each rejects a stale token with the error `STALETOKEN seen offered` and writes nothing.
 //!
 //! **The highest token seen** is a field of the hash itself ([`TOKEN_FIELD`]), or otherwise a
-//! separate
-//! key ([`mark_of`]) in the same cluster slot as the data. It does not expire, not even when the
-//! data
-//! does. If it is evicted or deleted, the next late writer is accepted, so set `maxmemory-policy
-//! noeviction`.
+//! separate key ([`mark_of`]) in the same cluster slot as the data. It does not expire, not even
+//! when the data does. If it is evicted or deleted, the next late writer is accepted, so set
+//! `maxmemory-policy noeviction`.
 //!
 //! **The fence is as durable as the server.** After a restart that loses the last writes, or a
 //! fail-over to a replica without them, both the token and the data written under it return to the
@@ -59,8 +57,7 @@ pub fn hash_script() -> String {
 /// Returns a script that runs `body`, unless a higher token has been seen.
 ///
 /// KEYS: the key of the token, then the KEYS of `body`. ARGV: the token, then the ARGV of `body`.
-/// If
-/// `body` fails, Redis does not undo what it has written.
+/// If `body` fails, Redis does not undo what it has written.
 pub fn guarded_script(body: &str) -> String {
     include_str!("fence/guarded.lua").replacen("  -- BODY", body, 1)
 }
@@ -136,8 +133,7 @@ pub async fn hash_set<V: ToRedisArgs>(
 }
 
 /// Presents the token for the string `key`; from then on no smaller token passes. Call it before
-/// you
-/// read.
+/// you read.
 ///
 /// # Cancel safety
 /// Not cancel safe: the operation may or may not have happened.
@@ -181,8 +177,7 @@ impl Fenced {
     }
 
     /// Runs the script, unless `resource` has seen a higher token. In a cluster, `resource` and
-    /// `keys`
-    /// must be in one slot.
+    /// `keys` must be in one slot.
     ///
     /// # Cancel safety
     /// Not cancel safe: the operation may or may not have happened.

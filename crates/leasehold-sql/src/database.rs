@@ -1,16 +1,11 @@
 //! What `lock_in`, `once`, `versioned` and `fence::sql` need from a database: three small tables,
-//! and
-//! a [`Session`] that runs their statements with any driver.
+//! and a [`Session`] that runs their statements with any driver.
 //!
 //! These four work inside *your* transaction, on a connection that you already have. They never
-//! create
-//! tables on their own: on MySQL `CREATE TABLE` commits the current transaction, and on PostgreSQL
-//! two
-//! concurrent first users would abort each other. Call [`install`] once at start-up, or add
-//! [`schema`]
-//! to your migrations. The three tables are independent of each other, so you only need those that
-//! you
-//! use.
+//! create tables on their own: on MySQL `CREATE TABLE` commits the current transaction, and on
+//! PostgreSQL two concurrent first users would abort each other. Call [`install`] once at start-up,
+//! or add [`schema`] to your migrations. The three tables are independent of each other, so you
+//! only need those that you use.
 //!
 //! Names in these tables are compared byte by byte (`Job`, `job` and `job ` are three names). The
 //! primary key makes them unique.

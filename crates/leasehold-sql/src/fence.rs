@@ -1,13 +1,10 @@
 //! A fence in SQL, for data in a database. The lock itself may be in any store.
 //!
 //! There are two forms. [`check`] guards a whole transaction: one row per resource stores the
-//! highest
-//! token seen. The statement that compares and raises it also locks this row until the transaction
-//! ends. From the check to the commit no other token can pass, so transactions write in token
-//! order.
-//! A rollback undoes the raised token together with the writes. [`TokenColumn`] guards one row of
-//! your
-//! own table with a single statement.
+//! highest token seen. The statement that compares and raises it also locks this row until the
+//! transaction ends. From the check to the commit no other token can pass, so transactions write in
+//! token order. A rollback undoes the raised token together with the writes. [`TokenColumn`] guards
+//! one row of your own table with a single statement.
 //!
 //! **Check first, before you read** (see [`fence`](super)). A late write is rejected only after the
 //! new holder has presented its token. On MySQL, whose snapshot begins with the first plain read,
@@ -174,8 +171,7 @@ fn statements(dialect: Dialect) -> [&'static str; 2] {
 }
 
 /// Returns the fence as SQL text, for programs in other languages. Its parameters are `:resource`
-/// and
-/// `:token`.
+/// and `:token`.
 ///
 /// ```
 /// use leasehold::database::Dialect;
@@ -233,8 +229,7 @@ pub fn text(dialect: Dialect) -> String {
 /// let late = locks.mutex("order:42").lock().await?.token(); // released immediately
 /// let guard = locks.mutex("order:42").lock().await?;
 ///
-/// assert!(orders.write(&mut session, 42, &guard, &[]).await?); // presents the token before
-/// reading
+/// assert!(orders.write(&mut session, 42, &guard, &[]).await?); // presents the token first
 /// assert!(orders.write(&mut session, 42, &guard, &[("state", "paid".into())]).await?);
 /// let refused = orders.write(&mut session, 42, late, &[("state", "void".into())]).await.unwrap_err();
 /// assert_eq!(refused.kind(), ErrorKind::StaleToken);
@@ -251,8 +246,7 @@ impl TokenColumn {
     /// Names the table, its unique key column and its token column.
     ///
     /// Names consist of letters, digits and `_` (`schema.table` for the table), and are spelled as
-    /// in
-    /// the database. The first use rejects other names.
+    /// in the database. The first use rejects other names.
     pub fn new(table: impl Into<String>, key: impl Into<String>, token: impl Into<String>) -> Self {
         Self { table: table.into(), key: key.into(), token: token.into() }
     }
@@ -267,8 +261,7 @@ impl TokenColumn {
     ///
     /// # Errors
     /// - [`ErrorKind::StaleToken`] (see [`Error::stale_token`]): the row has seen a higher token,
-    ///   and
-    ///   nothing was written.
+    ///   and nothing was written.
     /// - The errors of [`Fence::fence`], and any error of the database.
     #[must_use = "false means that the row does not exist"]
     pub async fn write<S: Session + ?Sized>(

@@ -7,28 +7,21 @@
 //!
 //! **Why it is safe.** The table's primary key identifies the row. Two transactions that lock the
 //! same name write the same row, so the second waits until the first ends. The row is *written*,
-//! not
-//! only read `FOR UPDATE`. Otherwise, under REPEATABLE READ, a waiter whose snapshot is older than
-//! the
-//! holder's commit would get the lock together with stale data. PostgreSQL and SQLite reject such a
-//! write with a serialization failure ([`ErrorKind::Conflict`]). MySQL does not, because its
-//! snapshot
-//! begins with the first plain read. On MySQL, lock *before* you read anything in the transaction,
-//! or
-//! read with `FOR UPDATE`.
+//! not only read `FOR UPDATE`. Otherwise, under REPEATABLE READ, a waiter whose snapshot is older
+//! than the holder's commit would get the lock together with stale data. PostgreSQL and SQLite
+//! reject such a write with a serialization failure ([`ErrorKind::Conflict`]). MySQL does not,
+//! because its snapshot begins with the first plain read. On MySQL, lock *before* you read anything
+//! in the transaction, or read with `FOR UPDATE`.
 //!
 //! **It locks one row, not the table.** `FOR UPDATE` on a column without an index locks every row
 //! that it scans. `lock_in` succeeds only if exactly one row of a unique index was locked:
-//! PostgreSQL
-//! and SQLite check this themselves, and on MySQL `lock_in` reads the catalog. Transactions that
-//! lock
-//! different names do not wait for each other, except on SQLite, which has one write lock for the
-//! whole database.
+//! PostgreSQL and SQLite check this themselves, and on MySQL `lock_in` reads the catalog.
+//! Transactions that lock different names do not wait for each other, except on SQLite, which has
+//! one write lock for the whole database.
 //!
 //! **The lock occupies a connection**, as any open transaction does, so keep the transaction short.
 //! Lock several names in the same order everywhere. Otherwise a deadlock can occur, which is
-//! reported
-//! as [`ErrorKind::Conflict`]: run the transaction again. For long work use a
+//! reported as [`ErrorKind::Conflict`]: run the transaction again. For long work use a
 //! [`Mutex`](leasehold_core::Mutex), which occupies no connection.
 //!
 //! The table `leasehold_row_lock` keeps one row per name. Deleting rows is always safe.
@@ -81,8 +74,7 @@ pub async fn lock_in<T: Transaction + ?Sized>(tx: &mut T, name: impl AsRef<str>)
 /// unchanged and usable.
 ///
 /// MySQL and MariaDB wait for whole seconds, rounded up. SQLite fails immediately where waiting
-/// would
-/// end in a deadlock.
+/// would end in a deadlock.
 ///
 /// ```
 /// # #[cfg(feature = "sqlite")]
@@ -95,8 +87,7 @@ pub async fn lock_in<T: Transaction + ?Sized>(tx: &mut T, name: impl AsRef<str>)
 /// let mut tx = pool.begin().await.map_err(error)?;
 /// match lock_in_timeout(&mut tx, "account:7", Duration::from_secs(2)).await {
 ///     Ok(()) => {} // read, decide, write
-///     Err(e) if e.kind() == ErrorKind::Timeout => println!("busy; the transaction continues
-///     without it"),
+///     Err(e) if e.kind() == ErrorKind::Timeout => println!("busy; continuing without it"),
 ///     Err(e) => return Err(e),
 /// }
 /// tx.commit().await.map_err(error)?;
@@ -105,8 +96,8 @@ pub async fn lock_in<T: Transaction + ?Sized>(tx: &mut T, name: impl AsRef<str>)
 ///
 /// # Cancel safety
 /// Not cancel safe: the operation may or may not have happened. Roll back the transaction. On
-/// SQLite
-/// and MySQL the connection may also keep the short wait, which is a setting of the connection.
+/// SQLite and MySQL the connection may also keep the short wait, which is a setting of the
+/// connection.
 ///
 /// # Errors
 /// - [`ErrorKind::Timeout`]: another transaction still held the lock after `wait`.

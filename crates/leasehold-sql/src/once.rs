@@ -4,13 +4,11 @@
 //! all later callers get the stored outcome. The database's unique index decides which caller is
 //! first, so there is no gap between checking and inserting.
 //!
-//! [`run_in`](Once::run_in) puts key and work into *one transaction*: both commit, or neither
-//! does. A
-//! concurrent caller waits on the unique index until the first caller has committed (then it gets
-//! the
-//! outcome) or rolled back (then it does the work itself). A crash is a rollback. The work is done
-//! exactly once. It runs after a savepoint, so failed work removes its key even if the caller then
-//! commits.
+//! [`run_in`](Once::run_in) puts key and work into *one transaction*: both commit, or neither does.
+//! A concurrent caller waits on the unique index until the first caller has committed (then it gets
+//! the outcome) or rolled back (then it does the work itself). A crash is a rollback. The work is
+//! done exactly once. It runs after a savepoint, so failed work removes its key even if the caller
+//! then commits.
 //!
 //! [`run`](Once::run) is for work outside of the database, such as a payment or an e-mail. No
 //! transaction can contain such work, so the key has two states: *started*, under a lease that is
@@ -20,20 +18,15 @@
 //! outcome.
 //!
 //! One gap remains that no key can close: an attempt that was paused may notice too late that it
-//! has
-//! lost its lease. Pass the key to the other side if it supports idempotency keys. If the work
-//! writes
-//! to the database of the key itself, begin its transaction with [`Attempt::check`]. The lease
-//! follows
-//! the database's wall clock: if that is set forward, the lease expires early, and the attempt
-//! finds
-//! out at its next renewal.
+//! has lost its lease. Pass the key to the other side if it supports idempotency keys. If the work
+//! writes to the database of the key itself, begin its transaction with [`Attempt::check`]. The
+//! lease follows the database's wall clock: if that is set forward, the lease expires early, and
+//! the attempt finds out at its next renewal.
 //!
 //! **Work is never repeated because its outcome could not be stored.** Text that a database cannot
 //! store (PostgreSQL has no NUL) is escaped. If the database rejects the outcome for another reason
 //! (length, character set, a trigger), the key is marked as done without an outcome: the first
-//! caller
-//! gets the outcome, and later callers get an error.
+//! caller gets the outcome, and later callers get an error.
 //!
 //! **Renewals do not starve if the work uses all connections of the pool.** If the pool does not
 //! provide a connection soon, a separate one is opened.
@@ -44,8 +37,7 @@
 //!
 //! **Only the key's own row counts as a duplicate.** `INSERT IGNORE` would turn every error of the
 //! write into a warning, and a unique index of your own table can be violated for other reasons.
-//! Here
-//! the key is inserted separately, so an error of the work stays an error of the work.
+//! Here the key is inserted separately, so an error of the work stays an error of the work.
 
 mod attempt;
 mod errors;
@@ -76,8 +68,7 @@ pub use work::Work;
 pub const DEFAULT_WAIT: Duration = Duration::from_secs(30);
 
 /// Creates an idempotency key: 1 to 512 bytes, like a lock name. `run` and `run_in` report an
-/// invalid
-/// key.
+/// invalid key.
 ///
 /// ```
 /// # #[cfg(feature = "sqlite")]
@@ -116,8 +107,7 @@ pub struct Once {
 }
 
 /// The outcome of the work, and whether this call did it. With [kept errors](Once::keep_errors),
-/// the
-/// outcome is a `Result`.
+/// the outcome is a `Result`.
 ///
 /// ```
 /// use leasehold::once::Ran;
@@ -159,8 +149,7 @@ impl<O, E> Ran<Result<O, E>> {
 
 impl Once {
     /// Sets how long a crashed attempt of [`run`](Self::run) blocks other attempts (default 15 s,
-    /// 50 ms
-    /// to 24 hours). The lease is renewed while the attempt runs.
+    /// 50 ms to 24 hours). The lease is renewed while the attempt runs.
     ///
     /// ```
     /// # #[cfg(feature = "sqlite")]
@@ -172,8 +161,7 @@ impl Once {
     /// use leasehold::once;
     /// let impatient = once("report").lease(Duration::from_secs(5)).wait(Duration::ZERO);
     /// let ran = impatient.run(&pool, |attempt| async move {
-    ///     println!("{attempt}"); // before the second attempt, an earlier one may have done part
-    ///     of it
+    ///     println!("{attempt}"); // from the second on, an earlier one may have done part of it
     ///     Ok::<_, leasehold::Error>(format!("sent by attempt {}", attempt.number()))
     /// });
     /// assert_eq!(ran.await?.into_outcome(), "sent by attempt 1");
@@ -191,12 +179,10 @@ impl Once {
     }
 
     /// Sets what is requested under this key, such as the request's body, so that reuse of the key
-    /// for
-    /// another request is rejected.
+    /// for another request is rejected.
     ///
     /// Payment services do the same. A digest of `request` is stored with the key. If the earlier
-    /// call
-    /// set no fingerprint, nothing is compared.
+    /// call set no fingerprint, nothing is compared.
     ///
     /// ```
     /// # #[cfg(feature = "sqlite")]
@@ -222,10 +208,9 @@ impl Once {
     /// Sets the time after which this key can be used again, as if it were new.
     ///
     /// The time counts by the database's clock from when the work was done, or from when the lease
-    /// of
-    /// a failed attempt expired. Without it, the key can be used again once [`clean_up`] or
-    /// [`sweep`]
-    /// has deleted it. The row stays until they delete it, or until the key is used again.
+    /// of a failed attempt expired. Without it, the key can be used again once [`clean_up`] or
+    /// [`sweep`] has deleted it. The row stays until they delete it, or until the key is used
+    /// again.
     ///
     /// ```
     /// # #[cfg(feature = "sqlite")]
@@ -254,14 +239,11 @@ impl Once {
     /// Keeps final errors of the work as outcomes, such as a declined payment.
     ///
     /// If `keep` returns text for an error, the text is stored, and `read` turns it back into the
-    /// error
-    /// for later calls. If `keep` returns `None`, the error is returned as usual and the key is
-    /// free
-    /// again.
+    /// error for later calls. If `keep` returns `None`, the error is returned as usual and the key
+    /// is free again.
     ///
     /// A kept error is an *outcome* and is returned in `Ok`, so that you commit the transaction,
-    /// and the
-    /// key with it.
+    /// and the key with it.
     ///
     /// ```
     /// # #[cfg(feature = "sqlite")]
@@ -306,13 +288,12 @@ impl Once {
 
     /// Does `work` in `tx`, unless a committed transaction has already done it under this key.
     ///
-    /// Key, outcome and the writes of `work` commit together when you commit `tx`. If `work`
-    /// fails, all
-    /// of them are undone and the transaction stays usable, except after [`ErrorKind::Conflict`].
+    /// Key, outcome and the writes of `work` commit together when you commit `tx`. If `work` fails,
+    /// all of them are undone and the transaction stays usable, except after
+    /// [`ErrorKind::Conflict`].
     ///
-    /// `work` gets the given transaction after a savepoint, which costs two round trips. The
-    /// future of
-    /// `work` must be `Send`; this is all that [`Work`] means.
+    /// `work` gets the given transaction after a savepoint, which costs two round trips. The future
+    /// of `work` must be `Send`; this is all that [`Work`] means.
     ///
     /// Needs the table `leasehold_once`, see [`database::install`](crate::database::install).
     ///
@@ -387,11 +368,9 @@ impl Once {
     /// Does `work` outside of any transaction, unless it was already done under this key.
     ///
     /// If another attempt is running, it waits, and takes over when the lease of that attempt
-    /// expires.
-    /// It holds no connection of the pool while `work` runs. If the pool has none for a renewal, a
-    /// separate one is opened. If the lease is lost, `work` is dropped at its next `.await`. If
-    /// `work`
-    /// fails, the key is immediately free for the next attempt.
+    /// expires. It holds no connection of the pool while `work` runs. If the pool has none for a
+    /// renewal, a separate one is opened. If the lease is lost, `work` is dropped at its next
+    /// `.await`. If `work` fails, the key is immediately free for the next attempt.
     ///
     /// ```
     /// # #[cfg(feature = "sqlite")]
@@ -402,8 +381,7 @@ impl Once {
     /// database::install(&pool).await?;
     /// for time in 1..=2 {
     ///     // Pass the key to the other side, if it supports idempotency keys.
-    ///     let work = |attempt| async move { Ok::<_, leasehold::Error>(format!("receipt,
-    ///     {attempt}")) };
+    ///     let work = |attempt| async move { Ok::<_, leasehold::Error>(format!("receipt, {attempt}")) };
     ///     let ran = once("payment:8a1f").run(&pool, work).await?;
     ///     assert_eq!(ran.is_first(), time == 1);
     ///     assert_eq!(ran.into_outcome(), "receipt, attempt 1");
@@ -413,8 +391,7 @@ impl Once {
     ///
     /// # Cancel safety
     /// Not cancel safe: the operation may or may not have happened. Dropping the future drops
-    /// `work`,
-    /// and the next attempt can begin when the lease expires.
+    /// `work`, and the next attempt can begin when the lease expires.
     ///
     /// # Errors
     /// - The errors of `work`, unchanged.
@@ -422,8 +399,7 @@ impl Once {
     /// - [`ErrorKind::Timeout`]: another attempt or transaction was still running after
     ///   [`wait`](Self::wait).
     /// - [`ErrorKind::Lost`]: the lease was lost before the outcome was stored. The work may be
-    ///   done, and
-    ///   may be done again.
+    ///   done, and may be done again.
     /// - [`ErrorKind::Corrupt`]: the work was done earlier, but its outcome could not be stored.
     /// - Any error of the database.
     pub async fn run<P, E, F>(self, pool: &P, work: impl FnOnce(Attempt) -> F) -> Result<Ran, E>

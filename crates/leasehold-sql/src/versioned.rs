@@ -2,17 +2,14 @@
 //!
 //! No lock is held between reading and writing. You read a row with its version, and the write
 //! succeeds only if the row still has this version: `UPDATE … SET version = version + 1 WHERE id =
-//! ?
-//! AND version = ?`. The database checks and writes in one step. If several writers start from the
-//! same version, exactly one succeeds. The others get [`ErrorKind::StaleVersion`] with both
-//! numbers,
-//! and read again ([`retry`]).
+//! ? AND version = ?`. The database checks and writes in one step. If several writers start from
+//! the same version, exactly one succeeds. The others get [`ErrorKind::StaleVersion`] with both
+//! numbers, and read again ([`retry`]).
 //!
 //! The version is a counter that every write increments by one. A time would not work, because two
 //! writes can have the same time, and neither would the row's content, which can return to an
-//! earlier
-//! state. Other programs that write to the table must increment the version, too. A row that is
-//! deleted and inserted again restarts its versions, so do not reuse keys.
+//! earlier state. Other programs that write to the table must increment the version, too. A row
+//! that is deleted and inserted again restarts its versions, so do not reuse keys.
 
 use std::future::Future;
 use std::time::Duration;
@@ -56,8 +53,7 @@ impl Versioned {
     /// Names the table, its unique key column and its version column (an integer, NOT NULL).
     ///
     /// Names consist of letters, digits and `_` (`schema.table` for the table), and are spelled as
-    /// in
-    /// the database. The first use rejects other names.
+    /// in the database. The first use rejects other names.
     pub fn new(
         table: impl Into<String>,
         key: impl Into<String>,
@@ -240,8 +236,7 @@ impl Retry {
     }
 
     /// Sets the pauses: the first is at most `first`, and each next limit is twice the previous
-    /// one, up
-    /// to `longest`.
+    /// one, up to `longest`.
     pub fn pauses(mut self, first: Duration, longest: Duration) -> Self {
         (self.first, self.longest) = (first, longest);
         self
@@ -254,8 +249,7 @@ impl Retry {
 }
 
 /// Runs `work` again as long as it fails with [`ErrorKind::StaleVersion`] or
-/// [`ErrorKind::Conflict`],
-/// up to the limit of `policy`.
+/// [`ErrorKind::Conflict`], up to the limit of `policy`.
 ///
 /// The pauses in between are random. `work` must begin its own transaction each time, because after
 /// both kinds of error everything that it has read is stale.

@@ -127,9 +127,8 @@ pub struct ZooKeeperStore {
 }
 
 impl ZooKeeperStore {
-    /// Opens the store of this URL, `zookeeper://host:port,host:port/path?…`. Its session and
-    /// tasks run
-    /// on `runtime`. A few round trips.
+    /// Opens the store of this URL, `zookeeper://host:port,host:port/path?…`. Its session and tasks
+    /// run on `runtime`. A few round trips.
     ///
     /// # Cancel safety
     /// Cancel safe: dropping the future changes nothing.

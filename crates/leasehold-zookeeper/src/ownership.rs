@@ -14,12 +14,11 @@ pub trait ZooKeeperGuardExt {
     /// It does no I/O: ZooKeeper evaluates the condition when it runs the transaction.
     ///
     /// Put a check of this path with version −1 (any) before the changes of a `multi`. Nothing is
-    /// changed
-    /// once the lock is lost, even if the holder has not noticed, because the node disappears with
-    /// the
-    /// lock and its name is never used again. The resource stores no token, and no check can be too
-    /// late. With `zookeeper-client` call `Client::new_check_writer(path, None)`, with Curator
-    /// `client.transactionOp().check().forPath(path)`, with kazoo `transaction.check(path, -1)`.
+    /// changed once the lock is lost, even if the holder has not noticed, because the node
+    /// disappears with the lock and its name is never used again. The resource stores no token, and
+    /// no check can be too late. With `zookeeper-client` call `Client::new_check_writer(path,
+    /// None)`, with Curator `client.transactionOp().check().forPath(path)`, with kazoo
+    /// `transaction.check(path, -1)`.
     ///
     /// ```no_run
     /// # async fn example() -> leasehold::Result<()> {
@@ -31,13 +30,11 @@ pub trait ZooKeeperGuardExt {
     /// ```
     ///
     /// The name of the node contains the claim's secret. Anyone who knows it and may delete nodes
-    /// can
-    /// release the lock.
+    /// can release the lock.
     ///
     /// # Errors
     /// - [`Unsupported`](leasehold_core::ErrorKind::Unsupported): the lock is in another store, or
-    ///   the
-    ///   guard is a permit or a reader.
+    ///   the guard is a permit or a reader.
     /// - [`Lost`](leasehold_core::ErrorKind::Lost): the node is known to be gone.
     fn zookeeper_node(&self) -> Result<String>;
 }

@@ -115,10 +115,7 @@ fn restarts(stats: &Stats, closed: Duration) -> Option<Finding> {
         Finding::note(
             "restarted",
             format!("the server started {} ago", short(up)),
-            format!(
-                "it may have lost held locks, so no lock is granted for {}",
-                short(closed)
-            ),
+            format!("it may have lost held locks, so no lock is granted for {}", short(closed)),
         )
     })
 }

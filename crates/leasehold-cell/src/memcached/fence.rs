@@ -1,21 +1,17 @@
 //! A fence in memcached, for values that programs store there. The lock itself may be in any store.
 //!
-//! A write uses compare-and-set with the number that was read, so a late writer is rejected
-//! because of
-//! its token, or because another client has written since. [`change`] reads and writes in one step,
-//! [`put`] replaces the value, and [`read`] presents the token before you use what you read. Each
-//! rejects a stale token and writes nothing.
+//! A write uses compare-and-set with the number that was read, so a late writer is rejected because
+//! of its token, or because another client has written since. [`change`] reads and writes in one
+//! step, [`put`] replaces the value, and [`read`] presents the token before you use what you read.
+//! Each rejects a stale token and writes nothing.
 //!
 //! **The token is lost with the value.** After an eviction or a server restart, any token may write
-//! first. The fence therefore protects a value that exists in memcached, but no data elsewhere.
-//! For the
-//! same reason, its values do not expire. A value that another client wrote with a plain `set` has
-//! no
-//! token and is rejected with an error.
+//! first. The fence therefore protects a value that exists in memcached, but no data elsewhere. For
+//! the same reason, its values do not expire. A value that another client wrote with a plain `set`
+//! has no token and is rejected with an error.
 //!
 //! **Lost replies.** If the reply to a write is lost, it is unknown whether the write happened.
-//! Repeating
-//! it is harmless, because the token is the same.
+//! Repeating it is harmless, because the token is the same.
 
 use std::fmt;
 
@@ -157,8 +153,7 @@ pub async fn put(values: &Values, key: &str, fence: impl Fence, value: &[u8]) ->
 /// Changes a value with `work` and returns the new value.
 ///
 /// `work` gets the current value and returns the new one, or `None` to keep it. It is called again
-/// if
-/// another client has changed the value in the meantime. Needs as many round trips as [`put`].
+/// if another client has changed the value in the meantime. Needs as many round trips as [`put`].
 ///
 /// # Cancel safety
 /// Not cancel safe: the operation may or may not have happened.
@@ -189,12 +184,10 @@ pub async fn change(
 }
 
 /// Reads a value and presents the token; from then on no smaller token can write it. Use it when
-/// you
-/// base other work on the value.
+/// you base other work on the value.
 ///
 /// A missing value has no token, so create it with [`change`]. One round trip if this token was
-/// already
-/// presented, otherwise two.
+/// already presented, otherwise two.
 ///
 /// # Cancel safety
 /// Not cancel safe: the token may or may not have been presented.

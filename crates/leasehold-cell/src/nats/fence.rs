@@ -2,25 +2,20 @@
 //! store.
 //!
 //! A write uses the revision that was read (expected last sequence), so a late writer is rejected
-//! because
-//! of its token, or because another client has written since. [`change`] reads and writes in one
-//! step,
-//! [`put`] replaces the value, and [`read`] presents the token before you use what you read. Each
-//! rejects a stale token and writes nothing.
+//! because of its token, or because another client has written since. [`change`] reads and writes
+//! in one step, [`put`] replaces the value, and [`read`] presents the token before you use what you
+//! read. Each rejects a stale token and writes nothing.
 //!
 //! **Reads can be stale** if the bucket allows other members than the leader to reply
-//! (`allow_direct`), or
-//! while a replaced leader has not noticed it. A write that is based on a stale read is rejected.
-//! [`read`] confirms its result with a write.
+//! (`allow_direct`), or while a replaced leader has not noticed it. A write that is based on a
+//! stale read is rejected. [`read`] confirms its result with a write.
 //!
 //! **The token is lost with the key.** After a key is deleted, or expires (`max_age`), any token
-//! may write
-//! first. A value that another client wrote with a plain `put` has no token and is rejected with an
-//! error. Watchers of the key must skip the first line.
+//! may write first. A value that another client wrote with a plain `put` has no token and is
+//! rejected with an error. Watchers of the key must skip the first line.
 //!
 //! **Lost replies.** If the reply to a write is lost, it is unknown whether the write happened.
-//! Repeating
-//! it is harmless, because the token is the same.
+//! Repeating it is harmless, because the token is the same.
 
 use async_nats::jetstream::kv::{EntryErrorKind, Operation, Store, UpdateErrorKind};
 use leasehold_core::fence::Fence;
@@ -76,8 +71,7 @@ fn explain(is_no_key: bool, error: impl std::error::Error) -> Error {
 }
 
 /// Writes a key, unless a higher token has written it. Two round trips, and two more for each
-/// concurrent
-/// change.
+/// concurrent change.
 ///
 /// # Cancel safety
 /// Not cancel safe: the operation may or may not have happened.
@@ -105,8 +99,7 @@ pub async fn put(bucket: &Store, key: &str, fence: impl Fence, value: &[u8]) -> 
 /// Changes a key with `work` and returns the new value.
 ///
 /// `work` gets the current value and returns the new one, or `None` to keep it. It is called again
-/// if
-/// another client has changed the value in the meantime. Needs as many round trips as [`put`].
+/// if another client has changed the value in the meantime. Needs as many round trips as [`put`].
 ///
 /// # Cancel safety
 /// Not cancel safe: the operation may or may not have happened.
@@ -137,8 +130,7 @@ pub async fn change(
 }
 
 /// Reads a key and presents the token; from then on no smaller token can write it. Use it when you
-/// base
-/// other work on the value.
+/// base other work on the value.
 ///
 /// A missing key has no token, so create it with [`change`]. Two round trips, one of which writes.
 ///

@@ -2,23 +2,18 @@
 //! store.
 //!
 //! An object store has one atomic operation: write an object if it is still the version that was
-//! read.
-//! So the object itself contains the highest token that has written it, and every write is
-//! conditional on
-//! the version that was read. [`change`] reads and writes, [`put`] replaces the object, and
-//! [`read`]
-//! presents the token before you use what you read. Each rejects a stale token and writes nothing.
+//! read. So the object itself contains the highest token that has written it, and every write is
+//! conditional on the version that was read. [`change`] reads and writes, [`put`] replaces the
+//! object, and [`read`] presents the token before you use what you read. Each rejects a stale token
+//! and writes nothing.
 //!
 //! **The token** is the object's first line, `leasehold fence 1 TOKEN`. It cannot be in the
-//! object's
-//! metadata, because an `ETag` often depends on the content only, so a condition would not notice a
-//! higher token. As part of the content, it makes the versions of different holders differ.
-//! Programs that
-//! read the object without this module must skip the first line.
+//! object's metadata, because an `ETag` often depends on the content only, so a condition would not
+//! notice a higher token. As part of the content, it makes the versions of different holders
+//! differ. Programs that read the object without this module must skip the first line.
 //!
 //! **Lost replies.** If the reply to a write is lost, it is unknown whether the write happened.
-//! Repeating
-//! it is harmless, because the token is the same.
+//! Repeating it is harmless, because the token is the same.
 
 use leasehold_core::fence::Fence;
 use leasehold_core::{Error, ErrorKind, Result};
@@ -106,8 +101,8 @@ pub async fn put(
 /// Changes an object with `work` and returns the new content.
 ///
 /// `work` gets the current content and returns the new one, or `None` to keep it. It is called
-/// again if
-/// another client has changed the object in the meantime. Needs as many round trips as [`put`].
+/// again if another client has changed the object in the meantime. Needs as many round trips as
+/// [`put`].
 ///
 /// # Cancel safety
 /// Not cancel safe: the operation may or may not have happened.
@@ -142,12 +137,10 @@ pub async fn change(
 }
 
 /// Reads an object and presents the token; from then on no smaller token can write it. Use it when
-/// you
-/// base other work on the content.
+/// you base other work on the content.
 ///
 /// A missing object has no token, so create it with [`change`]. One round trip if this token was
-/// already
-/// presented, otherwise two.
+/// already presented, otherwise two.
 ///
 /// # Cancel safety
 /// Not cancel safe: the token may or may not have been presented.

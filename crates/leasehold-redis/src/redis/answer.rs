@@ -155,8 +155,7 @@ fn foreigner(word: &str) -> &'static str {
 }
 
 /// A foreign key without an expiry: waiting for it could take forever. It may be a lock that is
-/// held,
-/// so the hint never suggests anything that would break it.
+/// held, so the hint never suggests anything that would break it.
 fn endless(name: &Name, word: &str) -> Error {
     let (what, hint) = match word {
         "redisson" => (
@@ -325,7 +324,7 @@ pub(super) fn joined(claim: &Claim, value: Value) -> Result<Joined> {
 }
 
 fn foreign_mismatch(claim: &Claim, word: &str) -> Error {
-        let what = format!(
+    let what = format!(
         "the lock was requested as a {}, but its key is held by {}",
         claim.kind,
         foreigner(word)

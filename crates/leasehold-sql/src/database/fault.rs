@@ -122,12 +122,10 @@ impl StdError for Fault {
 }
 
 /// Converts a driver's error into an [`Error`] that says what happened, whether a retry helps and
-/// what
-/// to do.
+/// what to do.
 ///
 /// It accepts errors of `sqlx` 0.9 and of each driver that is enabled by a feature. For other
-/// drivers
-/// use [`Fault`].
+/// drivers use [`Fault`].
 ///
 /// ```
 /// # #[cfg(feature = "sqlite")]

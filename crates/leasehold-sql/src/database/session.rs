@@ -14,19 +14,15 @@ use super::value::{Param, Value};
 ///
 /// Implemented for the connections and transactions of `sqlx` 0.9 (features `sqlite`, `postgres`,
 /// `mysql`), for `tokio_postgres::Transaction`, `Client` and `Arc<Client>` (feature
-/// `tokio-postgres`),
-/// for `sea_orm::DatabaseTransaction` (feature `sea-orm`), and for `sqlx` 0.8 (feature `sqlx-08`,
-/// for
-/// PostgreSQL and MySQL). For any other driver, implement these four methods.
-/// `examples/diesel-transactions` implements them for `diesel-async`.
+/// `tokio-postgres`), for `sea_orm::DatabaseTransaction` (feature `sea-orm`), and for `sqlx` 0.8
+/// (feature `sqlx-08`, for PostgreSQL and MySQL). For any other driver, implement these four
+/// methods. `examples/diesel-transactions` implements them for `diesel-async`.
 ///
 /// ```
 /// use leasehold::database::{Column, Dialect, Fault, Param, Session, Transaction, Value};
 /// # mod driver { // Any driver.
-/// # pub struct Connection; pub struct Row; #[derive(Debug)] pub struct Failed { pub sqlstate:
-/// Option<String> }
-/// # impl std::fmt::Display for Failed { fn fmt(&self, _: &mut std::fmt::Formatter<'_>) ->
-/// std::fmt::Result { Ok(()) } }
+/// # pub struct Connection; pub struct Row; #[derive(Debug)] pub struct Failed { pub sqlstate: Option<String> }
+/// # impl std::fmt::Display for Failed { fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result { Ok(()) } }
 /// # impl std::error::Error for Failed {}
 /// # impl Row {
 /// #   pub fn number(&self, _: usize) -> Option<i64> { Some(1) }
@@ -98,8 +94,7 @@ pub trait Session: Send {
 
     /// Runs statements without parameters and without preparing them, because MySQL cannot prepare
     /// `SAVEPOINT`. Only [`install`](crate::database::install) sends several statements at once,
-    /// separated
-    /// by semicolons.
+    /// separated by semicolons.
     fn batch(&mut self, sql: &str) -> impl Future<Output = Result<(), Fault>> + Send;
 }
 
@@ -107,8 +102,7 @@ pub trait Session: Send {
 ///
 /// Outside of a transaction, a lock or a check would end with its statement. Functions that need a
 /// transaction therefore require this trait. If a driver has a separate type for transactions,
-/// implement
-/// it for that type only.
+/// implement it for that type only.
 pub trait Transaction: Session {}
 
 /// A source of sessions for operations outside of the caller's transactions:
@@ -116,8 +110,7 @@ pub trait Transaction: Session {}
 /// [`clean_up`](crate::once::clean_up).
 ///
 /// Implemented for the pools of `sqlx` and for `Arc<tokio_postgres::Client>`. Another pool needs
-/// these
-/// lines:
+/// these lines:
 ///
 /// ```
 /// # #[cfg(feature = "tokio-postgres")] mod m {

@@ -31,12 +31,9 @@ impl Value {
     /// Creates a value of another database type from text.
     ///
     /// PostgreSQL does not accept text for a `uuid`, `timestamptz`, `jsonb` or `numeric` column
-    /// without
-    /// a cast, so there it becomes `CAST('…' AS type_name)`. SQLite and MySQL convert the text to
-    /// the
-    /// type of the column. `type_name` consists of letters, digits and `_` (`schema.type` for your
-    /// own
-    /// types). The first use rejects other names.
+    /// without a cast, so there it becomes `CAST('…' AS type_name)`. SQLite and MySQL convert the
+    /// text to the type of the column. `type_name` consists of letters, digits and `_`
+    /// (`schema.type` for your own types). The first use rejects other names.
     ///
     /// ```
     /// use leasehold::database::Value;

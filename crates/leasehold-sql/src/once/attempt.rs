@@ -45,21 +45,17 @@ impl Attempt {
     /// Returns the number of this attempt, beginning with 1.
     ///
     /// If it is higher, an earlier attempt crashed, failed or lost its lease, and may have done
-    /// part of
-    /// the work.
+    /// part of the work.
     pub fn number(&self) -> u64 {
         self.number
     }
 
     /// Fails if this is no longer the current attempt, and otherwise prevents other attempts from
-    /// taking
-    /// over until `tx` ends. `tx` must be in the database of the key.
+    /// taking over until `tx` ends. `tx` must be in the database of the key.
     ///
-    /// An attempt that was paused for longer than its lease therefore cannot write late: all
-    /// writes of
-    /// `tx` after this check come before the next attempt. It is one statement, which is atomic at
-    /// every
-    /// isolation level.
+    /// An attempt that was paused for longer than its lease therefore cannot write late: all writes
+    /// of `tx` after this check come before the next attempt. It is one statement, which is atomic
+    /// at every isolation level.
     ///
     /// The lease cannot be renewed until `tx` ends, so keep the transaction shorter than the lease.
     ///

@@ -196,10 +196,8 @@ pub(super) async fn keep<S: Session + ?Sized>(
 /// Deletes keys whose work was done longer than `retention` ago, and returns their number.
 ///
 /// These keys can be used again, so choose `retention` longer than any caller retries. It also
-/// deletes
-/// keys of crashed or failed attempts whose lease expired longer than `retention` ago. The next
-/// attempt
-/// then counts as the first.
+/// deletes keys of crashed or failed attempts whose lease expired longer than `retention` ago. The
+/// next attempt then counts as the first.
 ///
 /// ```
 /// # #[cfg(feature = "sqlite")]
@@ -224,12 +222,10 @@ pub async fn clean_up<P: Pool>(pool: &P, retention: Duration) -> Result<u64> {
 }
 
 /// Deletes old keys like [`clean_up`], but at most `at_most` of them, which limits the duration of
-/// a
-/// call.
+/// a call.
 ///
 /// Each statement deletes at most 1,000 keys, so that new calls of [`once`](crate::once()) do not
-/// wait
-/// longer than that.
+/// wait longer than that.
 ///
 /// ```
 /// # #[cfg(feature = "sqlite")]
@@ -310,8 +306,7 @@ fn forget(dialect: Dialect, old: &str, some: u64) -> String {
 /// Returns the key of a transaction as SQL text, for programs in other languages.
 ///
 /// They use the same keys and the same table. The parameters are `:key`, `:outcome` and `:before`
-/// (in
-/// µs).
+/// (in µs).
 ///
 /// ```
 /// use leasehold::database::Dialect;

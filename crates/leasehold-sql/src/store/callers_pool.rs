@@ -27,11 +27,9 @@ use super::url::SqlUrl;
 ///
 /// Renewals and notifications use the client's own connections. No lease is lost when the pool is
 /// exhausted or the runtime is blocked. Borrowed connections are returned unchanged: leasehold
-/// changes
-/// no setting and prepares nothing on them. If a call that uses one fails or is dropped, the
-/// connection is
-/// closed and the pool opens another. A call on a borrowed connection costs one more round trip for
-/// sqlx's `test_before_acquire`, which is on by default.
+/// changes no setting and prepares nothing on them. If a call that uses one fails or is dropped,
+/// the connection is closed and the pool opens another. A call on a borrowed connection costs one
+/// more round trip for sqlx's `test_before_acquire`, which is on by default.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -50,8 +48,7 @@ pub trait PoolExt: Sized {
     ///
     /// # Errors
     /// - [`Config`](ErrorKind::Config): called outside of a runtime, or with a parameter that is
-    ///   not
-    ///   leasehold's.
+    ///   not leasehold's.
     /// - The errors of [`Builder::connect`].
     #[cfg(feature = "postgres")]
     fn postgres(
@@ -98,8 +95,7 @@ pub trait PoolExt: Sized {
     ///
     /// # Errors
     /// - [`Config`](ErrorKind::Config): the database is in memory, where no other connection can
-    ///   see it,
-    ///   or a parameter is not leasehold's.
+    ///   see it, or a parameter is not leasehold's.
     /// - The errors of [`Builder::connect`].
     #[cfg(feature = "sqlite")]
     fn sqlite(
