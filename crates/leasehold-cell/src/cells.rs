@@ -1,5 +1,5 @@
-//! What a system must be able to do that is to keep locks: read one value, and write it if it is still
-//! what was read. What it can do besides is data ([`System`]).
+//! What a system must support to store locks: read a value, and write it if it has not changed
+//! since. [`System`] describes its other properties.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,64 +10,65 @@ use leasehold_core::kit::wall_micros;
 use leasehold_core::{Error, ErrorKind, Result};
 use tokio::sync::mpsc::UnboundedSender;
 
-/// Which state of a cell was read, as the system tells them apart. No two states that a cell ever had
-/// have the same, not even after it was removed and made again.
+/// The version of a cell that was read. It is unique among all states that a cell ever had, even
+/// after the cell was removed and created again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Version(pub String);
 
-/// One step on one cell. Keys are printable ASCII without spaces, no longer than
-/// [`System::longest_key`].
+/// An operation on one cell. Keys are printable ASCII without spaces, at most
+/// [`System::longest_key`] bytes.
 #[derive(Clone, Debug)]
 pub enum Request {
-    /// Reads it.
+    /// Reads the cell.
     Get {
-        /// Which cell.
+        /// The cell's key.
         key: String,
     },
-    /// Writes it if there is none.
+    /// Writes the cell if it does not exist.
     Create {
-        /// Which cell.
+        /// The cell's key.
         key: String,
-        /// What is in it.
+        /// The value.
         value: Vec<u8>,
-        /// When it goes by itself; `None`: never.
+        /// Time until the cell expires; `None`: never.
         lives: Option<Duration>,
     },
-    /// Writes it if it is still what was read.
+    /// Writes the cell if it still has the version that was read.
     Replace {
-        /// Which cell.
+        /// The cell's key.
         key: String,
-        /// What is in it from now on.
+        /// The new value.
         value: Vec<u8>,
-        /// What was read.
+        /// The version that was read.
         version: Version,
-        /// When it goes by itself; `None`: never.
+        /// Time until the cell expires; `None`: never.
         lives: Option<Duration>,
     },
-    /// Lets it live for that long from now, if it is there. Where that takes a write, it is written as it
-    /// was, if it is still what was read.
+    /// Sets the time until an existing cell expires. If the system needs a write for this, it
+    /// writes the same value, provided that the cell still has the version that was read.
     Touch {
-        /// Which cell.
+        /// The cell's key.
         key: String,
-        /// What is in it.
+        /// The current value.
         value: Vec<u8>,
-        /// What was read.
+        /// The version that was read.
         version: Version,
-        /// How long.
+        /// Time until the cell expires.
         lives: Duration,
     },
-    /// Removes it if it is still what was read. In a system that forgets nothing, only a client's own session is, and
-    /// nothing but a mark that it is gone is ever created under that key again.
+    /// Removes the cell if it still has the version that was read. In a system that cannot lose its
+    /// data, a client only removes its own session. Under that key, only a marker for the removed
+    /// session is ever created again.
     Remove {
-        /// Which cell.
+        /// The cell's key.
         key: String,
-        /// What was read.
+        /// The version that was read.
         version: Version,
     },
 }
 
 impl Request {
-    /// Which cell it is about.
+    /// Returns the cell's key.
     pub fn key(&self) -> &str {
         match self {
             Self::Get { key }
@@ -79,138 +80,142 @@ impl Request {
     }
 }
 
-/// What one [`Request`] came to.
+/// The result of a [`Request`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// There is no such cell: what a `Get` and a `Touch` find.
+    /// The cell does not exist (result of `Get` and `Touch`).
     Absent,
-    /// What a `Get` found.
+    /// The cell that a `Get` has read.
     Found(Found),
-    /// Created, replaced, or touched by a write; this is what it is now.
+    /// The cell was created, replaced, or touched with a write; this is its new version.
     Written(Version),
-    /// Removed; or touched, and it is what it was, its version too.
+    /// The cell was removed, or touched without a change of its version.
     Done,
-    /// Not what was read, or not absent: nothing was written.
+    /// Nothing was written: the cell has another version, or already exists.
     Refused,
 }
 
 /// A cell as it was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// What is in it.
+    /// The value.
     pub value: Vec<u8>,
-    /// What it is to be compared with.
+    /// The version, for conditional writes.
     pub version: Version,
-    /// What is left of its life, where it ends by itself.
+    /// Time until the cell expires, if it does.
     pub remaining: Option<Duration>,
 }
 
 /// How long a queue stays where nobody stands, if not for good: clocks are not off by as much.
 pub(crate) const IDLE: Duration = Duration::from_secs(86_400);
 
-/// What a system is like.
+/// The properties of a system.
 #[derive(Clone, Debug)]
 pub struct System {
-    /// The longest key, in bytes: at least 100.
+    /// Maximum length of a key in bytes; at least 100.
     pub longest_key: usize,
-    /// The largest value, in bytes.
+    /// Maximum size of a value in bytes.
     pub largest_value: usize,
-    /// By how much earlier than it was told to a cell may go by itself: the grain of the system's clock.
+    /// How much too early a cell may expire, because of the resolution of the system's clock.
     pub grain: Duration,
-    /// Whether it may lose all at once and go on, empty: then locks stay closed for as long as a holder
-    /// may go on that it has forgotten.
+    /// Whether the system can lose all data and continue empty. Clients then grant no lock until
+    /// every holder that the system may have lost has noticed it.
     pub forgets: bool,
-    /// Whether a look may show what was, and is no more: then no session is taken for gone that only a
-    /// look says is gone.
+    /// Whether reads can be stale. A session is then never considered expired because of a read
+    /// alone.
     pub looks_behind: bool,
-    /// How long a queue stays where nobody stands: for so long its last token is remembered. `None`: for
-    /// good.
+    /// How long an empty queue, and so its last token, is kept; `None`: forever.
     pub idle: Option<Duration>,
 }
 
 impl System {
-    /// One that forgets nothing, shows what is, and reckons as finely as it is asked to: what an adapter sets
-    /// otherwise is what is odd about its system.
+    /// Describes a system that loses no data, has no stale reads and an exact clock. An adapter
+    /// changes what differs in its system.
     pub const fn lasting(longest_key: usize, largest_value: usize) -> Self {
         let (forgets, looks_behind, idle) = (false, false, None);
         Self { longest_key, largest_value, grain: Duration::ZERO, forgets, looks_behind, idle }
     }
 }
 
-/// What is heard of other clients.
+/// A message from other clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Heard {
-    /// One of them said this.
+    /// The text of the message.
     Said(String),
-    /// Something may have been said that was not heard.
+    /// Messages may have been lost.
     Missed,
 }
 
-/// How clients tell each other something, where the system has a way to: what is said arrives at once, or
-/// not at all.
+/// Messages between clients, if the system supports them. A message arrives immediately or not at
+/// all.
 #[async_trait]
 pub trait Bells: fmt::Debug + Send + Sync {
-    /// Hears from now on what is said to this name, and no more what is said to the one before.
+    /// Receives messages to this name from now on, and no longer those to the previous name.
     ///
     /// # Errors
-    /// As the system fails.
+    /// The errors of the system.
     async fn listen(&self, name: &str, heard: UnboundedSender<Heard>) -> Result<()>;
 
-    /// Says this to whoever listens under that name. No answer is waited for.
+    /// Sends a message to the client that listens under this name, without waiting for a reply.
     async fn ring(&self, name: &str, what: String);
 }
 
-/// A system that can compare and set one value.
+/// A system that supports compare-and-set of single values.
 #[async_trait]
 pub trait Cells: fmt::Debug + Send + Sync + 'static {
-    /// What it is like; does not change.
+    /// Returns the properties of the system, which do not change.
     fn system(&self) -> &System;
 
-    /// Does these, in one round trip where the system has a way to; one answer for each. Between two of
-    /// them others may do theirs. One after the other where the system [`forgets`](System::forgets), and
-    /// where they are about the same cell: a look behind a write is for the case that it is refused, and
-    /// may be left out, as if nothing were there, where it is done.
+    /// Runs the requests, in one round trip if possible, and returns one answer for each.
     ///
-    /// No write is repeated here whose answer was lost: the second of one that was done would be refused, and
-    /// told as if nothing had been written.
+    /// Other clients may run requests in between. The order matters if the system
+    /// [`forgets`](System::forgets), and for requests on the same cell. A `Get` after a write on
+    /// the same cell is for the case that the write is refused. If the write succeeds, the
+    /// implementation may skip the `Get` and answer [`Answer::Absent`].
+    ///
+    /// Do not repeat a write whose reply was lost. If the first one succeeded, the second would be
+    /// refused and reported as if nothing had been written.
     ///
     /// # Cancel safety
-    /// Dropped, any of them may be done, also later.
+    /// Not cancel safe: the operation may or may not have happened, and may still happen later.
     ///
     /// # Errors
-    /// As the system fails; then it is unknown which of them were done, and they may still be.
+    /// The errors of the system. It is then unknown which requests were executed, and some may
+    /// still be executed later.
     async fn run(&self, requests: Vec<Request>) -> Result<Vec<Answer>>;
 
-    /// The wall clock that tokens are drawn from, in microseconds since 1970: the system's where it can
-    /// be told. No I/O.
+    /// Returns the wall clock for new tokens, in microseconds since 1970; the system's clock if it
+    /// is known. No I/O.
     fn wall_micros(&self) -> u64 {
         wall_micros()
     }
 
-    /// The bells of clients, where the system has any.
+    /// Returns the messages between clients, if the system supports them.
     fn bells(&self) -> Option<&dyn Bells> {
         None
     }
 
-    /// The keys that begin so, for people: some that come or go meanwhile may be missing.
+    /// Returns the keys with this prefix, for listings. Keys that are created or removed at the
+    /// same time may be missing.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] where there is no such thing; otherwise as the system fails.
+    /// - [`ErrorKind::Unsupported`]: the system cannot list keys.
+    /// - The errors of the system.
     async fn keys(&self, prefix: &str) -> Result<Vec<String>> {
         let _ = prefix;
-        let what = "this system cannot list its keys: ask for one lock by its name";
-        Err(Error::new(ErrorKind::Unsupported, what))
+        let what = "this store cannot list its keys";
+        Err(Error::new(ErrorKind::Unsupported, what).with_hint("give the name of one lock"))
     }
 
-    /// What is wrong with the set-up.
+    /// Returns problems of the configuration.
     ///
     /// # Errors
-    /// As the system fails.
+    /// The errors of the system.
     async fn diagnose(&self) -> Result<Vec<Finding>> {
         Ok(Vec::new())
     }
 
-    /// How many round trips it made so far: for measurements.
+    /// Returns the number of round trips so far. For measurements.
     fn round_trips(&self) -> u64 {
         0
     }

@@ -105,14 +105,16 @@ impl Epochs {
         if epoch.members == self.members {
             return Ok(epoch);
         }
-        let named = |members: &Option<String>| members.clone().unwrap_or("this one alone".into());
+        let named = |members: &Option<String>| members.clone().unwrap_or("this server only".into());
         let what = format!(
-            "not all clients name the same servers, so that a lock would be on two: ours are {}, others' {}. Give \
-             all the same list, and then restart or empty every server that was in any",
+            "other clients use a different list of servers, so that a lock could be on two \
+             servers: this client uses {}, the others {}",
             named(&self.members),
             named(&epoch.members)
         );
-        Err(Error::new(ErrorKind::Config, what))
+        let hint =
+            "give all clients the same list, then restart or flush every server of both lists";
+        Err(Error::new(ErrorKind::Config, what).with_hint(hint))
     }
 
     /// At least this old.
@@ -157,9 +159,9 @@ impl Epochs {
 
 fn closed(left: Duration) -> Error {
     let what = format!(
-        "the server knows of no lock: it was restarted or emptied, or is new. Nobody is let in until those \
-         whom it may have forgotten are gone, for another {}",
+        "the server was restarted or emptied, or is new, and may have lost held locks: it grants \
+         no lock for another {}",
         short(left)
     );
-    Error::new(ErrorKind::Unreachable, what).not_before(left)
+    Error::new(ErrorKind::Unreachable, what).with_hint("retry later").not_before(left)
 }

@@ -75,8 +75,8 @@ pub(crate) async fn read<G: Guarded>(at: &G, fence: impl Fence) -> Result<Option
 }
 
 fn others_were_faster() -> Error {
-    let what = "others changed the value each time before we could: try again later";
-    Error::new(ErrorKind::Conflict, what).during("fence")
+    let what = "other writers changed the value during every attempt";
+    Error::new(ErrorKind::Conflict, what).with_hint("retry later").during("fence")
 }
 
 /// What is there, if its mark allows this token.
@@ -84,8 +84,10 @@ async fn shows<G: Guarded>(at: &G, token: Token) -> Result<Seen<G::Version>> {
     let (there, version) = at.look().await?;
     let Some(there) = there else { return Ok(Seen { token: None, value: None, version }) };
     let (mark, value) = parsed(&there).ok_or_else(|| {
-        let what = "what is there has no mark, and stays as it is: begin with a value that this fence has written";
-        Error::new(ErrorKind::Corrupt, what).during("fence")
+        let what = "the existing value was not written by this fence, so it has no token; it was \
+                    left unchanged";
+        let hint = "delete it or use another key; the fence then writes the first value";
+        Error::new(ErrorKind::Corrupt, what).with_hint(hint).during("fence")
     })?;
     if mark > token {
         return Err(Error::stale_fence(mark, token));

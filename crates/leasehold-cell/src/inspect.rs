@@ -66,7 +66,11 @@ impl Shared {
             Ok(_) => Ok(None),
             Err(error) => {
                 let name = self.keys.name_of(key);
-                Ok(name.map(|name| LockInfo::unreadable(name, error.reason())))
+                let why = match error.hint() {
+                    Some(hint) => format!("{} ({hint})", error.reason()),
+                    None => error.reason(),
+                };
+                Ok(name.map(|name| LockInfo::unreadable(name, why)))
             }
         }
     }

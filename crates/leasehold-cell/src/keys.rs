@@ -14,6 +14,34 @@
 use leasehold_core::Name;
 use leasehold_core::kit::{Escaped, unescape};
 
+/// The error text for a parameter's value. What may be a pasted URL with a password is hidden.
+#[cfg(any(
+    feature = "memcached",
+    feature = "nats",
+    feature = "s3",
+    feature = "gs",
+    feature = "az"
+))]
+pub(crate) fn invalid(key: &str, value: &str) -> String {
+    match value.contains([':', '@', '/']) {
+        true => format!("invalid value for {key}"),
+        false => {
+            format!("invalid value {:?} for {key}", value.chars().take(60).collect::<String>())
+        }
+    }
+}
+
+/// The error text for a name in a URL. What may contain a password is hidden.
+#[cfg(any(feature = "nats", feature = "s3", feature = "gs", feature = "az"))]
+pub(crate) fn invalid_name(what: &str, text: &str) -> String {
+    match text.contains([':', '@']) {
+        true => format!("invalid {what} in the URL"),
+        false => {
+            format!("invalid {what} {:?} in the URL", text.chars().take(80).collect::<String>())
+        }
+    }
+}
+
 /// The longest prefix: what is left is enough for a session's or a long name's digits.
 #[cfg(any(test, feature = "memcached", feature = "nats"))]
 pub(crate) const LONGEST_PREFIX: usize = 64;

@@ -28,53 +28,57 @@ use leasehold_core::{Clock, Result};
 use self::aging::{Ages, Life, Look};
 use crate::cells::{Answer, Cells, Found, Request, System, Version};
 
-/// What a value takes beside what is in its cell, at most, in bytes.
+/// Maximum overhead of a value over the content of its cell, in bytes.
 pub const FRAME: usize = framed::LONGEST;
 
 /// A value as it was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Value {
-    /// All of it.
+    /// The content.
     pub bytes: Vec<u8>,
-    /// What it is to be compared with.
+    /// The version, for conditional writes.
     pub version: Version,
-    /// How long ago its writing began, or less, where the system's own clock tells: then one look shows what is over,
-    /// and not the second, a whole life later. It may be too much by no more than the [`grain`](System::grain).
+    /// The age of the value by the system's clock, if it is known; too high by at most the
+    /// [`grain`](System::grain). One read is then enough to see that a value has expired. Without
+    /// an age, it takes a second read after its lifetime.
     pub age: Option<Duration>,
 }
 
-/// A system that can write a value if it is still what was read.
+/// A system that can write a value if it has not changed since it was read.
 ///
-/// No write is repeated here whose answer was lost: the second of one that was done would be refused, and told as
-/// if nothing had been written.
+/// Do not repeat a write whose reply was lost. If the first one succeeded, the second would be
+/// refused and reported as if nothing had been written.
 ///
 /// # Cancel safety
-/// A write whose future is dropped, or whose answer is an error, may be done, also later.
+/// Not cancel safe: a write whose future is dropped, or that returns an error, may or may not have
+/// happened, and may still happen later.
 #[async_trait]
 pub trait Values: fmt::Debug + Send + Sync + 'static {
-    /// What is there, ours or not.
+    /// Returns the value of a key, even if another program wrote it.
     ///
     /// # Errors
-    /// As the system fails.
+    /// The errors of the system.
     async fn get(&self, key: &str) -> Result<Option<Value>>;
 
-    /// Writes it, if what is there is this, or if there is nothing; what it is now. `None`: nothing was written.
+    /// Writes a value if the key has the version `on`, or does not exist if `on` is `None`. Returns
+    /// the new version, or `None` if nothing was written.
     ///
     /// # Errors
-    /// As the system fails; then it is unknown whether it was written.
+    /// The errors of the system. It is then unknown whether the value was written.
     async fn put(&self, key: &str, bytes: Vec<u8>, on: Option<&Version>)
     -> Result<Option<Version>>;
 
-    /// Removes whatever is there, if anything is.
+    /// Removes the key, if it exists.
     ///
     /// # Errors
-    /// As the system fails.
+    /// The errors of the system.
     async fn delete(&self, key: &str) -> Result<()>;
 
-    /// The keys that begin so: some that come or go meanwhile may be missing.
+    /// Returns the keys with this prefix. Keys that are created or removed at the same time may be
+    /// missing.
     ///
     /// # Errors
-    /// As the system fails.
+    /// The errors of the system.
     async fn keys(&self, prefix: &str) -> Result<Vec<String>>;
 }
 
@@ -85,7 +89,7 @@ struct Read {
     is_over: bool,
 }
 
-/// The cells in such a system, as one client sees them.
+/// The cells of such a system, from the view of one client.
 #[derive(Debug)]
 pub struct Lasting<V> {
     values: V,
@@ -95,7 +99,8 @@ pub struct Lasting<V> {
 }
 
 impl<V: Values> Lasting<V> {
-    /// In these. `grain`: what the ages may be wrong by that the system tells.
+    /// Creates cells on these values. `grain` is the maximum error of the ages that the system
+    /// reports.
     pub fn new(values: V, longest_key: usize, largest_value: usize, grain: Duration) -> Self {
         let lasting = System::lasting(longest_key, largest_value);
         // Who is gone is made sure of by a write.
@@ -103,7 +108,7 @@ impl<V: Values> Lasting<V> {
         Self { values, system, ages: Ages::default(), clock: Clock::default() }
     }
 
-    /// Judges by this clock: for tests.
+    /// Uses this clock, for tests.
     #[must_use]
     pub fn clock(self, clock: Clock) -> Self {
         Self { clock, ..self }

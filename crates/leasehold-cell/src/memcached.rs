@@ -34,7 +34,7 @@ use self::servers::Servers;
 use self::url::MemcachedUrl;
 use crate::store::CellStore;
 
-/// Opens the store of a URL: what a [`Registry`](leasehold_core::Registry) is given.
+/// Opens the store of a URL, for a [`Registry`](leasehold_core::Registry).
 pub fn open(url: String, runtime: Handle) -> Opening {
     Box::pin(async move {
         match <[_; 1]>::try_from(MemcachedUrl::parse(&url)?) {
@@ -46,22 +46,23 @@ pub fn open(url: String, runtime: Handle) -> Opening {
     })
 }
 
-/// Opens the store of a URL that names one server; [`open`] takes several. Its connection and tasks live on
-/// `runtime`. Four round trips.
+/// Opens the store of a URL that names one server; [`open`] accepts several. Its connection and
+/// tasks run on `runtime`. Four round trips.
 ///
 /// # Cancel safety
-/// Dropped, nothing is left of it but a connection that is closed.
+/// Cancel safe: dropping the future changes nothing.
 ///
 /// # Errors
-/// One line that says what to do: [`ErrorKind::Config`] for a URL that cannot work or a server that cannot
-/// keep locks, [`ErrorKind::Denied`] without the user that it wants, [`ErrorKind::Unreachable`] if nobody
-/// answers within 3 s.
+/// - [`ErrorKind::Config`]: the URL is invalid, or the server cannot store locks.
+/// - [`ErrorKind::Denied`]: the server rejected the user name or the password.
+/// - [`ErrorKind::Unreachable`]: no response within 3 s.
 pub async fn connect(url: &str, runtime: &Handle) -> Result<CellStore> {
     match <[_; 1]>::try_from(MemcachedUrl::parse(url)?) {
         Ok([server]) => connected(server, url, runtime).await,
         Err(_) => {
-            let what = "this URL names several memcached servers: open it with memcached::open";
-            Err(Error::new(ErrorKind::Config, what))
+            let what = "the URL names several memcached servers";
+            let hint = "call memcached::open, or name one server";
+            Err(Error::new(ErrorKind::Config, what).with_hint(hint))
         }
     }
 }

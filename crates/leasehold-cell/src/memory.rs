@@ -1,8 +1,8 @@
-//! Cells in this process's memory: for tests of the queue, and the shortest adapter that there can be.
+//! Cells in memory, for tests of the queue, and as the simplest possible adapter.
 //!
-//! It does what a test tells it to: loses an answer after the deed, loses a cell or all of them, refuses
-//! to answer. Between two requests of one call others get their turn, as at a real system. It can also be
-//! [like a stream](MemoryCells::like_a_stream) of messages, with all that is odd there.
+//! A test can make it lose replies, lose one cell or all of them, or stop responding. As in a real
+//! system, requests of other clients can run between two requests of one call. It can also behave
+//! [like a stream](MemoryCells::like_a_stream) of messages.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
@@ -15,7 +15,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use crate::cells::{Answer, Bells, Cells, Found, Heard, IDLE, Request, System, Version};
 
-/// See the module's documentation.
+/// Cells in memory. See the module's documentation.
 #[derive(Debug)]
 pub struct MemoryCells {
     system: System,
@@ -61,13 +61,14 @@ impl Default for MemoryCells {
 }
 
 impl MemoryCells {
-    /// Ends what lives by this clock.
+    /// Uses this clock for expiry.
     #[must_use]
     pub fn clock(self, clock: Clock) -> Self {
         Self { clock, ..self }
     }
 
-    /// Forgets nothing; a touch is a write, a look may be behind, and clients can ring.
+    /// Creates cells that lose no data, where a touch is a write, reads can be stale, and clients
+    /// can send messages.
     pub fn like_a_stream() -> Self {
         let mut cells = Self::default();
         let system = &mut cells.system;
@@ -77,7 +78,7 @@ impl MemoryCells {
         cells
     }
 
-    /// From now on looks do not see what is under this key, as at a server that is behind; or do again.
+    /// Hides a key from reads, as on a server that lags behind, or shows it again.
     pub fn hide(&self, key: &str, is_hidden: bool) {
         let mut state = locked(&self.state);
         if is_hidden {
@@ -87,17 +88,17 @@ impl MemoryCells {
         };
     }
 
-    /// Forgets what is under this key, as a cache does that is full.
+    /// Removes a key, as a full cache does.
     pub fn evict(&self, key: &str) {
         locked(&self.state).cells.remove(key);
     }
 
-    /// Forgets all.
+    /// Removes all keys.
     pub fn flush(&self) {
         locked(&self.state).cells.clear();
     }
 
-    /// Puts something there that is not ours.
+    /// Writes a value as another program would.
     pub fn put(&self, key: &str, value: &[u8]) {
         let mut state = locked(&self.state);
         state.writes += 1;
@@ -106,17 +107,17 @@ impl MemoryCells {
         state.cells.insert(key.to_owned(), kept);
     }
 
-    /// What is there.
+    /// Returns the value of a key.
     pub fn value(&self, key: &str) -> Option<Vec<u8>> {
         locked(&self.state).cells.get(key).map(|kept| kept.value.clone())
     }
 
-    /// The answers of the next so many calls are lost; what they ask for is done.
+    /// Executes the next `calls` calls, but loses their replies.
     pub fn lose_answers(&self, calls: usize) {
         locked(&self.state).lost = calls;
     }
 
-    /// From now on it does not answer, and does nothing; or does again.
+    /// Makes it unreachable, or reachable again.
     pub fn set_away(&self, is_away: bool) {
         locked(&self.state).is_away = is_away;
     }

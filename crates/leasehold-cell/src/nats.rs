@@ -99,20 +99,21 @@ impl fmt::Debug for Nats {
     }
 }
 
-/// Opens the store of a URL: what a [`Registry`](leasehold_core::Registry) is given.
+/// Opens the store of a URL, for a [`Registry`](leasehold_core::Registry).
 pub fn open(url: String, runtime: Handle) -> Opening {
     Box::pin(async move { Ok(Arc::new(connect(&url, &runtime).await?) as Arc<dyn Store>) })
 }
 
-/// Opens the store of a URL. Its connection and tasks live on `runtime`. A bucket that is missing is made,
-/// unless the URL says otherwise.
+/// Opens the store of a URL. Its connection and tasks run on `runtime`. It creates a missing
+/// bucket, unless the URL has `create=no`.
 ///
 /// # Cancel safety
-/// Dropped, nothing is left of it but a connection that is closed, and perhaps a new bucket.
+/// Cancel safe: dropping the future leaves at most a new bucket.
 ///
 /// # Errors
-/// One line that says what to do: [`ErrorKind::Config`] for a URL, a server or a bucket that cannot keep
-/// locks, [`ErrorKind::Denied`] without the rights, [`ErrorKind::Unreachable`] if nobody answers within 3 s.
+/// - [`ErrorKind::Config`]: the URL is invalid, or the server or bucket cannot store locks.
+/// - [`ErrorKind::Denied`]: the user lacks a permission.
+/// - [`ErrorKind::Unreachable`]: no response within 3 s.
 pub async fn connect(url: &str, runtime: &Handle) -> Result<CellStore> {
     let (parsed, shown) = (NatsUrl::parse(url)?, redacted(url));
     let servers = parsed.servers();
@@ -120,7 +121,7 @@ pub async fn connect(url: &str, runtime: &Handle) -> Result<CellStore> {
     // The caller's runtime may have no I/O.
     let opened = runtime.spawn(async move { Nats::open(parsed, home).await }).await;
     let (nats, info) =
-        opened.map_err(|_| fault::unreachable(&servers, "the runtime has ended"))??;
+        opened.map_err(|_| fault::unreachable(&servers, "the runtime was shut down"))??;
     let is_told = nats.bells.is_some();
     let options = Options {
         prefix: nats.url.prefix.clone(),
@@ -143,11 +144,11 @@ impl Nats {
         let server = client.server_info();
         if doctor::version(&server.version).is_none_or(|version| version < doctor::LEAST) {
             let what = format!(
-                "NATS at {servers} is {}, whose keys do not end by themselves: run 2.11 or later, best 2.12.2 \
-                 or later",
+                "NATS at {servers} has version {}, which does not support keys with a time to live",
                 server.version
             );
-            return Err(Error::new(ErrorKind::Config, what));
+            let hint = "upgrade to NATS 2.11 or later, preferably 2.12.2 or later";
+            return Err(Error::new(ErrorKind::Config, what).with_hint(hint));
         }
         let limit = (url.session / 5).clamp(ANSWER[0], ANSWER[1]);
         let mut context = match &url.domain {
@@ -161,7 +162,7 @@ impl Nats {
         };
         let info = match found {
             Ok(Some(info)) => info,
-            Ok(None) => return Err(fault::unreachable(&servers, "the bucket came and went")),
+            Ok(None) => return Err(fault::unreachable(&servers, bucket::GONE_AGAIN)),
             Err(Missing::Told(error)) => return Err(error),
             Err(Missing::Silent(why)) => {
                 return Err(match news.take_violation() {
@@ -197,8 +198,8 @@ impl Nats {
         let error = match asked {
             Ok(Ok(Err(error))) if error.kind() == ErrorKind::Unreachable => error,
             Ok(Ok(told)) => return told,
-            Ok(Err(_)) => fault::unreachable(&self.url.servers(), "no answer in time"),
-            Err(_) => fault::unreachable(&self.url.servers(), "the runtime has ended"),
+            Ok(Err(_)) => fault::unreachable(&self.url.servers(), "no reply in time"),
+            Err(_) => fault::unreachable(&self.url.servers(), "the runtime was shut down"),
         };
         // A refusal comes beside the answer, which never does.
         Err(match self.news.take_violation() {
@@ -233,7 +234,7 @@ async fn greeted(url: &NatsUrl, news: &Arc<News>) -> Result<Client> {
     };
     let all: Vec<String> = url.hosts.iter().map(address).collect();
     let connected = timeout(CONNECT, options.connect(all)).await;
-    let connected = connected.map_err(|_| fault::unreachable(&servers, "no answer in time"))?;
+    let connected = connected.map_err(|_| fault::unreachable(&servers, "no reply in time"))?;
     connected.map_err(|error| fault::connecting(&servers, &error))
 }
 
@@ -284,7 +285,7 @@ impl Cells for Nats {
         let found = async move {
             match bucket::find(&url, &context).await {
                 Ok(Some(info)) => Ok(info),
-                Ok(None) => Err(fault::unreachable(&url.servers(), "the bucket is gone")),
+                Ok(None) => Err(fault::unreachable(&url.servers(), "the bucket was deleted")),
                 Err(Missing::Silent(why)) => Err(fault::unreachable(&url.servers(), why)),
                 Err(Missing::Told(error)) => Err(error),
             }

@@ -72,22 +72,22 @@ struct Objects {
     runtime: Handle,
 }
 
-/// Opens the store of a URL: what a [`Registry`](leasehold_core::Registry) is given.
+/// Opens the store of a URL, for a [`Registry`](leasehold_core::Registry).
 pub fn open(url: String, runtime: Handle) -> Opening {
     Box::pin(async move { Ok(Arc::new(connect(&url, &runtime).await?) as Arc<dyn Store>) })
 }
 
-/// Opens the store of a URL. Its connections and tasks live on `runtime`. Costs one request, and eleven the
-/// first time that a folder is used from an endpoint.
+/// Opens the store of a URL. Its connections and tasks run on `runtime`. It costs one request, or
+/// eleven when a folder is first used from an endpoint.
 ///
 /// # Cancel safety
-/// Dropped, nothing is left of it but small objects that say that the endpoint can keep locks.
+/// Cancel safe: dropping the future leaves only small objects that record the test of the endpoint.
 ///
 /// # Errors
-/// One line that says what to do: [`ErrorKind::Config`](leasehold_core::ErrorKind::Config) for a URL, a
-/// bucket or an endpoint that cannot keep locks, [`ErrorKind::Denied`](leasehold_core::ErrorKind::Denied)
-/// without the rights, [`ErrorKind::Unreachable`](leasehold_core::ErrorKind::Unreachable) if nobody answers
-/// within 10 s.
+/// - [`ErrorKind::Config`](leasehold_core::ErrorKind::Config): the URL is invalid, or the bucket or
+///   endpoint cannot store locks.
+/// - [`ErrorKind::Denied`](leasehold_core::ErrorKind::Denied): the credentials lack a permission.
+/// - [`ErrorKind::Unreachable`](leasehold_core::ErrorKind::Unreachable): no response within 10 s.
 pub async fn connect(url: &str, runtime: &Handle) -> Result<CellStore> {
     let parsed = ObjectsUrl::parse(url)?;
     let store = bucket::of(&parsed)?;
@@ -134,8 +134,8 @@ impl Objects {
     ) -> Result<T> {
         match self.runtime.spawn(timeout(limit, asked)).await {
             Ok(Ok(told)) => told,
-            Ok(Err(_)) => Err(fault::unreachable(&self.url, "no answer in time")),
-            Err(_) => Err(fault::unreachable(&self.url, "the runtime has ended")),
+            Ok(Err(_)) => Err(fault::unreachable(&self.url, "no reply in time")),
+            Err(_) => Err(fault::unreachable(&self.url, "the runtime was shut down")),
         }
     }
 }
@@ -161,15 +161,19 @@ impl Cells for Objects {
         let (lasting, url) = (self.lasting.clone(), self.url.clone());
         let careless = self.ask(PROOF, async move { proof::told(&lasting, &url).await }).await?;
         let careless = careless.map(|what| {
-            let why = "each lock is an object that is written under a condition";
-            Finding::broken("conditions", what, why, "use another object store")
+            let why = "each lock is an object that is written conditionally, so two clients could \
+                       hold the same lock";
+            Finding::broken("conditions", what, why, fault::CONDITIONAL)
         });
         let mut found: Vec<Finding> = careless.into_iter().collect();
         found.push(Finding::note(
             "lifecycle",
-            format!("whether a lifecycle rule removes what is under {} cannot be seen from here", self.url.prefix),
-            "a lock that is held for longer than a rule waits is removed by it, and free. A rule for what clients leave \
-             that died is good: see docs/stores/s3.md",
+            format!(
+                "leasehold cannot check whether a lifecycle rule deletes objects under {}",
+                self.url.prefix
+            ),
+            "such a rule frees a lock that is held for longer than the rule's age; a rule for the \
+             objects that crashed clients leave behind is useful",
         ));
         Ok(found)
     }

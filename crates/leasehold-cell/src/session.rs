@@ -145,8 +145,8 @@ impl Sessions {
         let create = Request::Create { key: key.clone(), value, lives };
         let answer = self.cells.run(vec![create]).await?.pop();
         let Some(Answer::Written(version)) = answer else {
-            let what = "a session of ours is there that we have not made: report this";
-            return Err(Error::new(ErrorKind::Corrupt, what));
+            let what = "the key of a new session already exists";
+            return Err(Error::new(ErrorKind::Corrupt, what).with_hint("report this as a bug"));
         };
         let state = State { version, certain: self.end_of(sent), is_over: false };
         let (state, touching) = (Mutex::new(state), Default::default());

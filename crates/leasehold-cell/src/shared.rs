@@ -404,8 +404,7 @@ impl Shared {
             (Because::LookedIn(epoch), [Some(answer), _])
                 if !self.epochs.is_still(&epoch, &answer) =>
             {
-                let what =
-                    "the server has just forgotten all that it knew: it was restarted or emptied";
+                let what = "the server was restarted or emptied and has lost its data";
                 Err(Error::new(ErrorKind::Unreachable, what))
             }
             (Because::Guessed, [knock, epoch]) => {

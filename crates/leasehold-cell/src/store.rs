@@ -26,23 +26,24 @@ use crate::session::{Lives, Sessions, beat};
 use crate::shared::Shared;
 use crate::wake::hear;
 
-/// What can be chosen about the queues in a system.
+/// The options of a [`CellStore`].
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// What all keys begin with: printable ASCII without spaces, no more than 64 bytes.
+    /// The prefix of all keys: printable ASCII without spaces, at most 64 bytes.
     pub prefix: String,
-    /// The longest lease; as long as that, and a little, a dead client's locks stay taken. The same for
-    /// all clients of a system that forgets.
+    /// The longest lease. The locks of a crashed client stay taken slightly longer than that. It
+    /// must be equal for all clients of a system that [`forgets`](crate::System::forgets).
     pub session: Duration,
-    /// The longest pause between two looks of a waiter.
+    /// The longest pause between two polls of a waiter.
     pub poll: Duration,
-    /// How long nobody is let in after the system has forgotten all; `None`: as long as a session lives.
+    /// How long no lock is granted after the system has lost its data; `None`: the lifetime of a
+    /// session.
     pub restart_delay: Option<Duration>,
-    /// Where names are shared out among several systems, each with a store of its own: what these are, in
-    /// printable ASCII without spaces. Where the system forgets, a client that says something else than those
-    /// before it is refused.
+    /// The list of systems, in printable ASCII without spaces, if lock names are distributed over
+    /// several systems with a store each. If the system [`forgets`](crate::System::forgets), a
+    /// client with another list than earlier clients gets an error.
     pub members: Option<String>,
-    /// What the client counts by: another clock than the machine's only in tests.
+    /// The client's clock; different from the machine's clock only in tests.
     pub clock: Clock,
 }
 
@@ -60,13 +61,13 @@ impl Options {
         Lives::of(self.session, grain)
     }
 
-    /// How long nobody is let in after everything was forgotten.
+    /// Returns how long no lock is granted after the system has lost its data.
     pub fn closed_for(&self, grain: Duration) -> Duration {
         self.restart_delay.unwrap_or(self.lives(grain).cell)
     }
 }
 
-/// Queues in the cells of a system that can compare and set one value. See the crate's documentation.
+/// Locks in a system that supports compare-and-set of single values. See the crate's documentation.
 pub struct CellStore {
     info: StoreInfo,
     shared: Arc<Shared>,
@@ -74,8 +75,8 @@ pub struct CellStore {
 }
 
 impl CellStore {
-    /// The store of these cells. `info` tells what it promises ([`promises`] is where to begin); what it
-    /// does in the background lives on `runtime`. No I/O.
+    /// Creates a store on these cells. `info` contains its guarantees (begin with [`promises`]).
+    /// Its tasks run on `runtime`. No I/O.
     pub fn new(cells: Arc<dyn Cells>, options: Options, info: StoreInfo, runtime: &Handle) -> Self {
         let (clock, system) = (options.clock.clone(), cells.system().clone());
         let keys = Keys::new(options.prefix.clone(), system.longest_key);
@@ -109,7 +110,7 @@ impl CellStore {
         self.told(None, self.shared.epochs.agree(&*self.shared.cells).await)
     }
 
-    /// How many round trips this client has made so far: for measurements.
+    /// Returns the number of round trips of this client so far. For measurements.
     pub fn round_trips(&self) -> u64 {
         self.shared.cells.round_trips()
     }
@@ -134,8 +135,7 @@ impl fmt::Debug for CellStore {
     }
 }
 
-/// What any such store promises, whatever the system; what the system keeps over a crash is the
-/// adapter's to say.
+/// Returns the guarantees that do not depend on the system. The adapter adds what survives a crash.
 pub fn promises(system: &crate::cells::System, options: &Options) -> Guarantees {
     let lives = options.lives(system.grain);
     let mut promised = Guarantees::least();
@@ -176,9 +176,10 @@ impl Store for CellStore {
         let left = match keep {
             None => self.shared.leave(claim).await,
             Some(_) => {
-                let what = "a place is gone when its holder is, so nothing keeps the lock taken: leave \
-                            at_least out, or use another store";
-                Err(Error::new(ErrorKind::Unsupported, what))
+                let what = "at_least is not supported by this store";
+                let hint =
+                    "remove at_least, or use postgres:, mysql:, sqlite:, redis:, etcd: or file:";
+                Err(Error::new(ErrorKind::Unsupported, what).with_hint(hint))
             }
         };
         self.told(Some(&claim.name), left)

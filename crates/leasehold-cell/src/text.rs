@@ -39,13 +39,14 @@ const DIGITS: usize = 32;
 pub(crate) fn written(name: &Name, queue: &Queue, largest: usize) -> Result<Vec<u8>> {
     let mut text = format!("{QUEUE}{}\n", Escaped(name.as_str())).into_bytes();
     let json = serde_json::to_writer(&mut text, queue);
-    json.map_err(|e| corrupt("a queue cannot be written").because(e.to_string()))?;
+    json.map_err(|e| corrupt("cannot serialize the queue", "").because(e.to_string()))?;
     if text.len() > largest {
         let what = format!(
-            "the queue of this lock is longer than the {largest} bytes that fit into a value: try again \
-             when fewer wait"
+            "the queue of this lock has {} bytes, but a value can have at most {largest}",
+            text.len()
         );
-        return Err(Error::new(ErrorKind::Full, what));
+        let hint = "retry when fewer clients wait for this lock";
+        return Err(Error::new(ErrorKind::Full, what).with_hint(hint));
     }
     Ok(text)
 }
@@ -54,8 +55,8 @@ pub(crate) fn written(name: &Name, queue: &Queue, largest: usize) -> Result<Vec<
 pub(crate) fn read(name: &Name, value: &[u8]) -> Result<Queue> {
     let (theirs, queue) = parsed(value)?;
     if theirs != *name {
-        let what = "another long name has the same key as this one: use a shorter name";
-        return Err(Error::new(ErrorKind::Corrupt, what));
+        let what = "another lock with a long name has the same key";
+        return Err(Error::new(ErrorKind::Corrupt, what).with_hint("use a shorter lock name"));
     }
     Ok(queue)
 }
@@ -64,8 +65,8 @@ pub(crate) fn read(name: &Name, value: &[u8]) -> Result<Queue> {
 pub(crate) fn parsed(value: &[u8]) -> Result<(Name, Queue)> {
     let foreign = || {
         corrupt(
-            "what is there is not leasehold's, and stays as it is: see what wrote it, or set another \
-             prefix or folder in the URL",
+            "the value of this key belongs to another program; it was left unchanged",
+            "set another prefix or folder in the URL",
         )
     };
     let text = std::str::from_utf8(value).map_err(|_| foreign())?;
@@ -79,7 +80,9 @@ pub(crate) fn parsed(value: &[u8]) -> Result<(Name, Queue)> {
     match flaw(&queue) {
         None => Ok((name, queue)),
         Some(flaw) => {
-            Err(corrupt("the queue that is there is damaged, and stays as it is").because(flaw))
+            let what = "the queue of this lock is corrupt; it was left unchanged";
+            let hint = "when no client holds the lock, delete its key, or use another lock name";
+            Err(corrupt(what, hint).because(flaw))
         }
     }
 }
@@ -90,14 +93,15 @@ pub(crate) fn later(text: &str, sort: &str) -> Option<Error> {
     let (number, _) = text.strip_prefix(sort)?.split_once([' ', '\n'])?;
     let number: u32 = number.parse().ok().filter(|number| *number > FORMAT)?;
     let what = format!(
-        "what is there was written by a later version of leasehold, in format {number}: upgrade this one. \
-         Nothing was changed"
+        "the value was written by a newer leasehold (format {number}, this version supports \
+         {FORMAT}), and was left unchanged"
     );
-    Some(Error::new(ErrorKind::Corrupt, what))
+    Some(Error::new(ErrorKind::Corrupt, what).with_hint("upgrade this leasehold"))
 }
 
-fn corrupt(what: &str) -> Error {
-    Error::new(ErrorKind::Corrupt, what)
+fn corrupt(what: &str, hint: &str) -> Error {
+    let error = Error::new(ErrorKind::Corrupt, what);
+    if hint.is_empty() { error } else { error.with_hint(hint) }
 }
 
 /// What no queue of ours has.
@@ -108,29 +112,30 @@ fn flaw(queue: &Queue) -> Option<&'static str> {
     for entry in queue.entries() {
         let rises = std::mem::replace(&mut last, entry.token.get()) < entry.token.get();
         if !rises {
-            return Some("tokens that do not rise");
+            return Some("its tokens do not rise");
         }
         if entry.weight == 0 || entry.weight > capacity {
-            return Some("a weight that never fits");
+            return Some("a claim's weight exceeds the capacity");
         }
         if entry.expires.is_some() || entry.standing == Standing::Departed {
-            return Some("a place that ends by a clock");
+            return Some("a claim has an expiry time");
         }
         if !is_id(&entry.session) {
-            return Some("a session that is none");
+            return Some("a claim has an invalid session");
         }
         if !ids.insert(entry.id) {
-            return Some("a claim that stands twice");
+            return Some("a claim occurs twice");
         }
     }
     if last > queue.last_token() || queue.last_token() > Token::MAX {
-        return Some("a last token that is not the last");
+        return Some("its last token is wrong");
     }
     let mut standings = queue.entries().skip_while(|entry| entry.standing == Standing::Holding);
     if standings.any(|entry| entry.standing == Standing::Holding) {
-        return Some("a holder behind one that waits");
+        return Some("a holder follows a waiter");
     }
-    (capacity == 0 || queue.has_leases()).then_some("no capacity, or leases of its own")
+    (capacity == 0 || queue.has_leases())
+        .then_some("its capacity is 0, or it has leases of its own")
 }
 
 /// What a claim is told that is let in.
@@ -202,7 +207,8 @@ impl Epoch {
 
 fn foreign_epoch() -> Error {
     corrupt(
-        "what is kept under the key that ends with e is not leasehold's: set another prefix in the URL",
+        "the key that ends with \"e\" under this prefix belongs to another program",
+        "set another prefix in the URL",
     )
 }
 
@@ -306,7 +312,10 @@ mod tests {
     fn s90_foreign_values_are_told_of_and_another_name_is_never_taken_for_ours() {
         let other = Name::new("other").unwrap();
         let told = |result: Result<Queue>| result.map(drop).unwrap_err().to_string();
-        assert!(told(read(&other, &text(&queue(Kind::Mutex, 1, &[1])))).contains("another long"));
+        assert!(
+            told(read(&other, &text(&queue(Kind::Mutex, 1, &[1]))))
+                .contains("another lock with a long name")
+        );
         let damaged = |from: &str, to: &str| {
             let text = String::from_utf8(text(&queue(Kind::Mutex, 1, &[1, 1]))).unwrap();
             assert!(text.contains(from), "{text}");
@@ -329,7 +338,7 @@ mod tests {
             let error = read(&name(), &bad).map(drop).unwrap_err();
             let shown = String::from_utf8_lossy(&bad);
             assert_eq!(error.kind(), ErrorKind::Corrupt, "{shown}");
-            assert!(format!("{error:#}").contains("stays as it is"), "{shown}: {error}");
+            assert!(format!("{error:#}").contains("was left unchanged"), "{shown}: {error}");
         }
     }
 

@@ -143,5 +143,6 @@ pub(super) fn ranged(response: Option<ResponseOp>) -> Result<Found, Failure> {
 }
 
 pub(super) fn out_of_step() -> Failure {
-    Failure::Final(Error::new(ErrorKind::Corrupt, "etcd answered out of step: report this"))
+    let what = "etcd's reply belongs to another request";
+    Failure::Final(Error::new(ErrorKind::Corrupt, what).with_hint("report this as a bug"))
 }

@@ -131,7 +131,7 @@ impl Client {
         let dice = leasehold_core::ClaimId::random()?.as_u128();
         let at = usize::try_from(dice % endpoints.len().max(1) as u128).unwrap_or(0);
         let Some(first) = endpoints.get(at) else {
-            return Err(Error::new(ErrorKind::Config, "the URL names no member"));
+            return Err(Error::new(ErrorKind::Config, "the URL names no etcd member"));
         };
         let channel = connect(first, runtime);
         let current = Current { generation: 0, at, channel, token: None, no_users: false };
@@ -193,7 +193,9 @@ impl Client {
         }
         self.authenticate().await?;
         ready(&self.current()).ok_or_else(|| {
-            Failure::Token(Error::new(ErrorKind::Denied, "the token of our user does not last"))
+            let what = "etcd rejected an auth token right after issuing it";
+            let hint = "check --auth-token and the clocks of the cluster's members";
+            Failure::Token(Error::new(ErrorKind::Denied, what).with_hint(hint))
         })
     }
 
@@ -208,7 +210,7 @@ impl Client {
         let path = "/etcdserverpb.Auth/Authenticate";
         let answer: AuthenticateResponse = match self.once(&connection, path, request).await {
             Ok(answer) => answer,
-            Err(Failure::Final(error)) if error.to_string().contains("not enabled") => {
+            Err(Failure::Final(error)) if error.reason().contains("not enabled") => {
                 self.current().no_users = true;
                 return Ok(());
             }
@@ -220,7 +222,8 @@ impl Client {
             }
         };
         let token = answer.token.parse().map_err(|_| {
-            Failure::Final(Error::new(ErrorKind::Corrupt, "etcd's token is not text: report this"))
+            let what = "etcd issued an invalid auth token";
+            Failure::Final(Error::new(ErrorKind::Corrupt, what).with_hint("report this as a bug"))
         })?;
         self.current().token = Some(token);
         Ok(())
@@ -398,7 +401,7 @@ impl Client {
                 self.doubt(generation);
             } else if heard() <= since {
                 self.condemn(generation);
-                let what = format!("no answer within {limit:?}");
+                let what = format!("no response within {limit:?}");
                 break Err(Failure::Passing(unreachable(what)));
             } else {
                 (since, doubted) = (heard(), alone);
@@ -531,7 +534,7 @@ fn connect(endpoint: &Endpoint, runtime: &Handle) -> Channel {
 fn endpoint(url: &str, tls: Option<&Tls>) -> Result<Endpoint> {
     let config = |why: String| Error::new(ErrorKind::Config, why);
     let endpoint = Endpoint::from_shared(url.to_owned())
-        .map_err(|e| config(format!("{url} is no address of a member")).because(cause(&e)))?
+        .map_err(|e| config(format!("invalid member address {url:?}")).because(cause(&e)))?
         .connect_timeout(ANSWER)
         .tcp_nodelay(true);
     match tls {

@@ -11,26 +11,29 @@ use leasehold_core::{Guard, Result, Token};
 /// What URLs of the store begin with, as a word for its kind.
 pub(super) const SCHEME: &str = "etcd";
 
-/// The condition that a lock is still held: one key has one create revision.
+/// The condition that a lock is still held, for an etcd transaction: one key has one create
+/// revision.
 ///
-/// Put it into the `If` of a transaction that changes what the lock protects, in the same etcd: then
-/// nothing is changed once the lock is lost, whatever the holder believes. That is the strongest
-/// fencing there is: no resource has to remember a token, and no check can come too late.
+/// Use it in the `If` of a transaction that changes the protected data in the same etcd. Nothing is
+/// changed once the lock is lost, even if the holder has not noticed. This is the strongest form of
+/// fencing: the resource stores no token, and no check can be too late.
 ///
-/// With a lock-delay it is true until the delay is over: the key is there as long as nobody else can hold.
+/// With a lock delay the condition stays true until the delay is over, because no other client can
+/// acquire the lock before.
 ///
-/// It is plain data for whatever client of etcd the caller has: with the official Go client
-/// `clientv3.Compare(clientv3.CreateRevision(key), "=", revision)`, with `etcdctl txn` its
-/// [`Display`](fmt::Display) form, and for a client that is generated from etcd's own protocol files
-/// [`to_protobuf`](Self::to_protobuf) is the message `etcdserverpb.Compare`.
+/// It is plain data and works with any etcd client. With the official Go client, use
+/// `clientv3.Compare(clientv3.CreateRevision(key), "=", revision)`. With `etcdctl txn`, use its
+/// [`Display`](fmt::Display) form. For a client that is generated from etcd's protocol files,
+/// [`to_protobuf`](Self::to_protobuf) returns the message `etcdserverpb.Compare`.
 ///
-/// Whoever has it and may write to etcd could end the hold: it names the key that is the hold.
+/// It contains the key of the claim. Anyone who knows the key and may write to etcd can delete it
+/// and so release the lock.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EtcdCompare {
-    /// The claim's key.
+    /// The key of the claim.
     pub key: Vec<u8>,
-    /// The revision with which it was created: the fencing token.
+    /// The revision at which the key was created, which is the fencing token.
     pub create_revision: i64,
 }
 
@@ -41,15 +44,15 @@ impl EtcdCompare {
         Self { key, create_revision }
     }
 
-    /// The message `etcdserverpb.Compare`, encoded.
+    /// Returns the encoded message `etcdserverpb.Compare`.
     pub fn to_protobuf(&self) -> Vec<u8> {
         let revision = u64::try_from(self.create_revision).unwrap_or(0);
         still(self.key.clone(), revision).encode_to_vec()
     }
 }
 
-/// As `etcdctl txn` reads it: `create("name/lease") = "42"`. What is not printable ASCII in the key is
-/// written as Go writes it in a string.
+/// The syntax of `etcdctl txn`: `create("name/lease") = "42"`. Bytes of the key that are not
+/// printable ASCII are escaped as in a Go string.
 impl fmt::Display for EtcdCompare {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("create(\"")?;
@@ -64,7 +67,7 @@ impl fmt::Display for EtcdCompare {
     }
 }
 
-/// Without the key, which nobody should need to see in a log.
+/// Omits the key, which does not belong in logs.
 impl fmt::Debug for EtcdCompare {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("EtcdCompare")
@@ -73,10 +76,12 @@ impl fmt::Debug for EtcdCompare {
     }
 }
 
-/// What a hold can be beside, where etcd keeps it.
+/// Methods of guards whose lock is in etcd.
 pub trait EtcdGuardExt {
-    /// This hold as a condition for the caller's own transaction in the same etcd. No I/O: whether it
-    /// is true, etcd decides when it does the transaction.
+    /// Returns the condition that this lock is still held, for your own transaction in the same
+    /// etcd.
+    ///
+    /// It does no I/O: etcd evaluates the condition when it runs the transaction.
     ///
     /// ```no_run
     /// # async fn example() -> leasehold::Result<()> {
@@ -89,8 +94,8 @@ pub trait EtcdGuardExt {
     /// ```
     ///
     /// # Errors
-    /// [`Unsupported`](leasehold_core::ErrorKind::Unsupported) if the lock is kept in another store than
-    /// etcd, or held with others (permits, readers).
+    /// - [`Unsupported`](leasehold_core::ErrorKind::Unsupported): the lock is in another store, or
+    ///   the guard is a permit or a reader.
     fn etcd_compare(&self) -> Result<EtcdCompare>;
 }
 

@@ -24,9 +24,10 @@ pub(super) async fn diagnose(client: &Client, members: usize) -> Result<Vec<Find
     found.extend(silent.map(|(member, _)| {
         Finding::weak(
             "member-down",
-            format!("the member {member} does not answer, or has no leader"),
-            "the next one that fails may leave no majority, and then nothing can be locked",
-            "start it or mend its network; replace it in the cluster and in the URL if it is gone",
+            format!("the member {member} does not respond, or has no leader"),
+            "if another member fails, there may be no majority, and no lock can be acquired",
+            "start it or fix its network; if it is gone for good, replace it in the cluster and \
+             in the URL",
         )
     }));
     match alarms(client).await {
@@ -49,9 +50,10 @@ fn version(members: usize, version: &str) -> Option<Finding> {
         Finding::weak(
             "version",
             format!("a member runs etcd {shown}"),
-            "a leader that was stopped and goes on can end leases that its successor renewed, so two \
-             may hold for a while: only checked tokens or etcd_compare are safe",
-            "run 3.4.31, 3.5.13, 3.6 or later",
+            "a paused leader that resumes can revoke leases that its successor renewed, so two \
+             clients can briefly hold the same lock; only token checks or etcd_compare are safe \
+             then",
+            "upgrade all members to 3.4.31, 3.5.13, 3.6 or later",
         )
     })
 }
@@ -75,14 +77,15 @@ async fn alarms(client: &Client) -> Result<Vec<Finding>, Failure> {
         true => Finding::broken(
             "full",
             "etcd's database is full (alarm NOSPACE)",
-            "it takes no writes, so nothing can be locked",
-            "compact and defragment it, raise --quota-backend-bytes, then etcdctl alarm disarm",
+            "it rejects writes, so no lock can be acquired",
+            "`etcdctl compact REVISION` and `etcdctl defrag --cluster`, or raise \
+             --quota-backend-bytes; then `etcdctl alarm disarm`",
         ),
         false => Finding::broken(
             "damaged",
             "a member's data is damaged (alarm CORRUPT)",
-            "members that disagree may each grant a lock",
-            "replace the member that etcdctl alarm list names",
+            "members with different data can grant the same lock twice",
+            "replace the member that `etcdctl alarm list` names",
         ),
     };
     Ok(answer.alarms.iter().map(|alarm| finding(alarm.alarm == NO_SPACE)).collect())
@@ -93,14 +96,14 @@ fn number(members: usize) -> Option<Finding> {
         1 => Some(Finding::weak(
             "one-member",
             "the cluster has one member",
-            "when it is down, nothing can be locked; when its disk is lost, so is every lock",
-            "run three members or five",
+            "while it is down, no lock can be acquired; if its disk is lost, all locks are lost",
+            "run three or five members",
         )),
         n if n % 2 == 0 => Some(Finding::weak(
             "even",
             format!("the cluster has {n} members"),
-            "an even number survives no more failures than one member less",
-            "run three members or five",
+            "an even number tolerates no more failures than one member fewer",
+            "run three or five members",
         )),
         _ => None,
     }
@@ -111,8 +114,8 @@ fn shortest(granted: i64) -> Option<Finding> {
         Finding::note(
             "shortest-lease",
             format!("the shortest lease that this cluster grants is {granted} s"),
-            "a dead holder's lock stays taken for at least that long, whatever lease was asked for \
-             (it comes from --election-timeout)",
+            "the lock of a crashed holder stays taken for at least that long, even with a shorter \
+             lease (etcd derives the minimum from --election-timeout)",
         )
     })
 }

@@ -4,8 +4,8 @@ use tonic::{Code, Status};
 
 use leasehold_core::{Error, ErrorKind};
 
-/// What is told of keys that our user has no right to, before it is known which.
-const CLOSED: &str = "this user of etcd's may not read and write here";
+/// The error for keys that this user may not access, before it is known which.
+const CLOSED: &str = "this etcd user may not read and write leasehold's keys";
 
 /// Names the keys that we are not let at: those that begin with this.
 pub(super) fn closed(failure: Failure, prefix: &str) -> Failure {
@@ -13,13 +13,14 @@ pub(super) fn closed(failure: Failure, prefix: &str) -> Failure {
         Failure::Final(error) if error.to_string().contains(CLOSED) => {
             let prefix: String = prefix.chars().take(80).collect();
             let what = format!(
-                "{CLOSED}: let its role have the keys that begin with {prefix:?} (etcdctl role \
-                 grant-permission ROLE readwrite {prefix:?} --prefix)"
+                "this etcd user may not read and write the keys that begin with {prefix:?}"
             );
-            let told = Error::new(ErrorKind::Denied, what);
+            let hint =
+                format!("run `etcdctl role grant-permission ROLE readwrite {prefix:?} --prefix`");
+            let denied = Error::new(ErrorKind::Denied, what).with_hint(hint);
             Failure::Final(match std::error::Error::source(&error) {
-                Some(why) => told.because(why.to_string()),
-                None => told,
+                Some(why) => denied.because(why.to_string()),
+                None => denied,
             })
         }
         other => other,
@@ -62,8 +63,8 @@ impl From<Failure> for Error {
             | Failure::Token(error)
             | Failure::Final(error) => error,
             Failure::NoLease => {
-                let what = "etcd ended the lease of this claim: try again";
-                Self::new(ErrorKind::Unreachable, what)
+                let what = "the etcd lease of this claim has expired";
+                Self::new(ErrorKind::Unreachable, what).with_hint("retry")
             }
         }
     }
@@ -73,45 +74,64 @@ impl From<Status> for Failure {
     fn from(status: Status) -> Self {
         let text = status.message();
         let is_etcds = text.starts_with("etcdserver:") || text.starts_with("auth:");
-        let last = |kind, what: &str| Self::Final(Error::new(kind, what).because(shown(&status)));
+        let last = |kind, what: &str, hint: &str| {
+            Self::Final(Error::new(kind, what).with_hint(hint).because(shown(&status)))
+        };
         match status.code() {
             Code::NotFound if text.contains("lease not found") => Self::NoLease,
-            Code::Unauthenticated => Self::Token(Error::new(
-                ErrorKind::Denied,
-                "etcd does not accept the token of our user: check user and password",
-            )),
+            Code::Unauthenticated => Self::Token(
+                Error::new(ErrorKind::Denied, "etcd rejected this user's auth token")
+                    .with_hint("check user and password in the URL"),
+            ),
             Code::InvalidArgument if text.contains("revision of auth store is old") => {
-                Self::Token(Error::new(ErrorKind::Denied, "etcd's users changed: try again"))
+                let what = "etcd's users or roles have just changed";
+                Self::Token(Error::new(ErrorKind::Denied, what).with_hint("retry"))
             }
-            Code::InvalidArgument if text.contains("authentication failed") => {
-                last(ErrorKind::Denied, "etcd refuses the user or the password: check the URL")
-            }
+            Code::InvalidArgument if text.contains("authentication failed") => last(
+                ErrorKind::Denied,
+                "etcd rejected the user name or the password",
+                "check the URL: etcd://user:password@host",
+            ),
             // Users were enabled after we had learnt that there are none, or we have none to tell.
             Code::InvalidArgument if text.contains("user name is empty") => {
-                let what = "this etcd has users: put one into the URL, etcd://user:password@host";
-                Self::Token(Error::new(ErrorKind::Denied, what).because(shown(&status)))
+                let error = Error::new(ErrorKind::Denied, "etcd requires a user name")
+                    .with_hint("put user and password into the URL: etcd://user:password@host");
+                Self::Token(error.because(shown(&status)))
             }
-            Code::PermissionDenied => last(ErrorKind::Denied, CLOSED),
+            Code::PermissionDenied => last(
+                ErrorKind::Denied,
+                CLOSED,
+                "run `etcdctl role grant-permission ROLE readwrite PREFIX --prefix`",
+            ),
             Code::ResourceExhausted if text.contains("space exceeded") => last(
                 ErrorKind::Full,
-                "etcd's database is full: compact and defragment it, then disarm the alarm",
+                "etcd's database is full",
+                "run `etcdctl compact REVISION`, `etcdctl defrag --cluster` and `etcdctl alarm \
+                 disarm`, or raise --quota-backend-bytes",
             ),
-            Code::OutOfRange if text.contains("TTL") => {
-                last(ErrorKind::Config, "etcd grants no lease that long: lease for less")
-            }
+            Code::OutOfRange if text.contains("TTL") => last(
+                ErrorKind::Config,
+                "the lease is longer than etcd allows",
+                "use a shorter lease",
+            ),
             Code::Unimplemented => last(
                 ErrorKind::Config,
-                "this server does not know etcd's v3 API: check the URL (etcd 3.4 or later)",
+                "this server does not support etcd's v3 API",
+                "check that the URL points to etcd 3.4 or later",
             ),
-            Code::DataLoss => last(ErrorKind::Corrupt, "etcd reports that its data is damaged"),
+            Code::DataLoss => last(
+                ErrorKind::Corrupt,
+                "etcd reports that its data is damaged",
+                "run `etcdctl alarm list`, and replace the damaged member",
+            ),
             // A learner's refusal (etcd 3.6), or one of a member that is just no leader any more.
             Code::FailedPrecondition if text.contains("learner") || text.contains("leader") => {
                 Self::Passing(unreachable(shown(&status)))
             }
             Code::Unavailable | Code::ResourceExhausted if SLOW.contains(&text) => {
-                let what =
-                    "etcd has more to do than it can: it may need faster disks or processors";
-                Self::Slow(Error::new(ErrorKind::Unreachable, what).because(shown(&status)))
+                let error = Error::new(ErrorKind::Unreachable, "etcd is overloaded")
+                    .with_hint("reduce its load, or give it faster disks or CPUs");
+                Self::Slow(error.because(shown(&status)))
             }
             Code::Unavailable
             | Code::DeadlineExceeded
@@ -121,16 +141,16 @@ impl From<Status> for Failure {
             Code::Unknown | Code::Internal if !is_etcds => {
                 Self::Passing(unreachable(shown(&status)))
             }
-            _ => last(ErrorKind::Corrupt, "etcd refused a request of leasehold's: report this"),
+            _ => last(ErrorKind::Corrupt, "etcd rejected a request", "report this as a bug"),
         }
     }
 }
 
 /// Nobody answers.
 pub(super) fn unreachable(why: String) -> Error {
-    let what = "no member of etcd answers: check that a majority runs and that hosts and ports are \
-                right";
-    Error::new(ErrorKind::Unreachable, what).because(why)
+    let hint =
+        "check that a majority of the cluster is running, and the hosts and ports in the URL";
+    Error::new(ErrorKind::Unreachable, "no etcd member responds").with_hint(hint).because(why)
 }
 
 /// Nobody answers over TLS. A member that misses a client's certificate, or does not accept it, only
@@ -139,13 +159,14 @@ pub(super) fn over_tls(error: Error) -> Error {
     if error.kind() != ErrorKind::Unreachable {
         return error;
     }
-    let what = "no member of etcd answers over TLS: check that a majority runs, that hosts and ports are \
-                right, and whether etcd wants a certificate of its clients, from an authority that \
-                it trusts (cert= and key= in the URL)";
-    let told = Error::new(ErrorKind::Unreachable, what);
+    let hint = "check that a majority of the cluster is running, and the hosts and ports in the \
+                URL; if etcd requires client certificates, set cert= and key= in the URL, signed \
+                by an authority that etcd trusts";
+    let refused = Error::new(ErrorKind::Unreachable, "no etcd member responds over TLS");
+    let refused = refused.with_hint(hint);
     match std::error::Error::source(&error) {
-        Some(why) => told.because(why.to_string()),
-        None => told,
+        Some(why) => refused.because(why.to_string()),
+        None => refused,
     }
 }
 
@@ -208,6 +229,6 @@ mod tests {
         let failure = Failure::from(Status::invalid_argument("etcdserver: user name is empty"));
         let Failure::Token(error) = failure else { panic!("{failure:?}") };
         assert_eq!(error.kind(), ErrorKind::Denied);
-        assert!(format!("{error:#}").contains("put one into the URL"), "{error}");
+        assert!(format!("{error:#}").contains("put user and password into the URL"), "{error}");
     }
 }

@@ -133,9 +133,10 @@ impl Shared {
                     let ids: Vec<_> = some.iter().filter_map(|entry| entry.claim).collect();
                     self.tell_evicted(&ids).await;
                 } else if done.repeated {
-                    let what =
-                        "the answer was lost, and whom it evicted: look before you try again";
-                    return Err(Failure::Passing(Error::new(ErrorKind::Unreachable, what)));
+                    let what = "the reply was lost, so it is unknown whether claims were evicted";
+                    let hint = "run `leasehold show NAME` before you retry";
+                    let error = Error::new(ErrorKind::Unreachable, what).with_hint(hint);
+                    return Err(Failure::Passing(error));
                 }
             }
             // Somebody left meanwhile: who holds now is another question.
@@ -146,8 +147,8 @@ impl Shared {
                 };
             }
         }
-        let what = "the queue changes all the time: try again";
-        Err(Failure::Passing(Error::new(ErrorKind::Unreachable, what)))
+        let what = "the queue kept changing during the operation";
+        Err(Failure::Passing(Error::new(ErrorKind::Unreachable, what).with_hint("retry")))
     }
 }
 
@@ -170,9 +171,9 @@ fn left_alone(removed: usize, first: &Entry, count: usize) -> Error {
     let key: String = String::from_utf8_lossy(&first.key).chars().take(120).collect();
     let more = if count > 1 { format!(" and {} more", count - 1) } else { String::new() };
     let what = format!(
-        "evicted {removed}, and left alone {key:?}{more}: it lies where the lock's places lie and is in \
-         its way, but no lock made it, so it may be another program's: move that program or the lock, or \
-         delete it yourself (etcdctl del)"
+        "evicted {removed}, but kept {key:?}{more}: the key blocks this lock, but it was not \
+         created by a lock and may belong to another program"
     );
-    Error::new(ErrorKind::Unsupported, what)
+    let hint = format!("use another lock name, or delete the key: `etcdctl del {key:?}`");
+    Error::new(ErrorKind::Unsupported, what).with_hint(hint)
 }

@@ -457,14 +457,14 @@ impl Shared {
             let shown = Shown { made: true, own, front, count, complete: false, revision };
             return self.standing(&mut going, shown).await;
         }
-        let what = "others join this lock all the time and get in the way: try again";
-        Err(Failure::Passing(Error::new(ErrorKind::Unreachable, what)))
+        let what = "other clients kept joining the queue during the operation";
+        Err(Failure::Passing(Error::new(ErrorKind::Unreachable, what).with_hint("retry")))
     }
 }
 
 /// The key was there a moment ago, and its lease has ended.
 fn gone() -> Failure {
-    Failure::Passing(unreachable("the claim's lease has just ended".into()))
+    Failure::Passing(unreachable("the claim's lease has just expired".into()))
 }
 
 /// What one is told who tries in vain, where this front of the queue tells as much.

@@ -193,7 +193,7 @@ impl Drop for KeepAlives {
 }
 
 fn ended() -> Failure {
-    Failure::Passing(unreachable("the stream of keep-alives has ended".into()))
+    Failure::Passing(unreachable("the keep-alive stream has ended".into()))
 }
 
 async fn serve(

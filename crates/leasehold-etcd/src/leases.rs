@@ -169,7 +169,7 @@ impl Leases {
         let granted = u64::try_from(answer.ttl).ok().filter(|ttl| *ttl > 0);
         let (Some(granted), true) = (granted, answer.error.is_empty()) else {
             let why: String = answer.error.chars().filter(|c| !c.is_control()).take(200).collect();
-            let what = format!("etcd granted no lease of {asked} s");
+            let what = format!("etcd rejected a lease of {asked} s");
             return Err(Error::new(ErrorKind::Config, what).because(why).into());
         };
         let granted = Duration::from_secs(granted);

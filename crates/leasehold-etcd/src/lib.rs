@@ -100,7 +100,7 @@ use leasehold_core::store::{
 };
 use leasehold_core::{Claim, Name, Result};
 
-/// Queues in etcd. See the module's documentation.
+/// Locks in etcd. See the module's documentation.
 pub struct EtcdStore {
     info: StoreInfo,
     members: usize,
@@ -128,13 +128,13 @@ struct Shared {
 }
 
 impl EtcdStore {
-    /// Opens the store of this URL. Its connections and tasks live on `runtime`.
+    /// Opens the store of this URL. Its connections and tasks run on `runtime`.
     ///
     /// # Cancel safety
-    /// Dropped, nothing is left of it but connections and tasks that end by themselves.
+    /// Cancel safe: dropping the future changes nothing.
     ///
     /// # Errors
-    /// One line that says what to do, if etcd cannot be used.
+    /// An error with a hint if etcd cannot be used.
     pub async fn open(url: &str, runtime: &Handle) -> Result<Self> {
         let parsed = EtcdUrl::parse(url)?;
         let client = Client::new(&parsed, runtime)?;
@@ -168,8 +168,8 @@ impl EtcdStore {
         Ok(Self { info, members, shared, ears, hearing, hears, _tending: tending })
     }
 
-    /// How many requests this client has sent so far, those on streams (keep-alives, watches)
-    /// included: for measurements.
+    /// Returns how many requests this client has sent, including those on streams (keep-alives,
+    /// watches). For measurements.
     pub fn requests(&self) -> u64 {
         self.shared.client.sent()
     }
@@ -203,7 +203,7 @@ impl Shared {
     }
 }
 
-/// Opens the store of a URL: what a [`Registry`](leasehold_core::Registry) is given.
+/// Opens the store of a URL, for a [`Registry`](leasehold_core::Registry).
 pub fn open(url: String, runtime: Handle) -> Opening {
     Box::pin(async move { Ok(Arc::new(EtcdStore::open(&url, &runtime).await?) as Arc<dyn Store>) })
 }

@@ -58,7 +58,7 @@ async fn lets_us_in(client: &Client, url: &EtcdUrl) -> Result<bool> {
         Err(Failure::Final(error))
             if error.kind() == ErrorKind::Denied
                 && url.namespace.is_empty()
-                && error.to_string().contains("permission denied") =>
+                && error.reason().contains("permission denied") =>
         {
             Ok(false)
         }
@@ -90,10 +90,10 @@ fn is_a_proxys(listed: &MemberListResponse) -> bool {
 /// answer to a request of ours may be older than the request. A lease counted from such an answer can
 /// be over while its holder believes in it.
 fn through_a_proxy() -> Error {
-    let what = "this is etcd's grpc-proxy, whose answers to keep-alives may be older than the \
-                question, so a lock could be lost and believed in: name the members of etcd \
-                themselves in the URL";
-    Error::new(ErrorKind::Unsupported, what)
+    let what = "the URL leads to etcd's grpc-proxy, whose replies to keep-alives can be stale: a \
+                client could believe that it still holds a lock that it has lost";
+    let hint = "name the etcd members themselves in the URL";
+    Error::new(ErrorKind::Unsupported, what).with_hint(hint)
 }
 
 /// Whether every voter was heard, and runs a version that no stopped leader can harm: whichever leads next

@@ -48,8 +48,9 @@ impl Shared {
             }
             let value = found.kvs.iter().find(|kv| kv.key == own.key);
             let Some(value) = value.and_then(|kv| reweighed(&kv.value, claim.weight)) else {
-                let what = "the claim's own key is not as this version writes it: report this";
-                return Err(Failure::Final(Error::new(ErrorKind::Corrupt, what)));
+                let what = "the key of this claim has an unexpected format";
+                let error = Error::new(ErrorKind::Corrupt, what);
+                return Err(Failure::Final(error.with_hint("report this as a bug")));
             };
             let compare = vec![
                 still(own.key.clone(), own.token.get()),
@@ -64,7 +65,7 @@ impl Shared {
                 return Ok(done);
             }
         }
-        let what = "the queue changes all the time: try again";
-        Err(Failure::Passing(Error::new(ErrorKind::Unreachable, what)))
+        let what = "the queue kept changing during the operation";
+        Err(Failure::Passing(Error::new(ErrorKind::Unreachable, what).with_hint("retry")))
     }
 }

@@ -16,7 +16,8 @@ pub(super) fn encrypted(endpoint: Endpoint, tls: &Tls) -> Result<Endpoint> {
         options = options.identity(Identity::from_pem(cert.bytes, key.bytes));
     }
     endpoint.tls_config(options).map_err(|e| {
-        let what = "the certificates of the URL cannot be used: PEM files are needed";
-        Error::new(ErrorKind::Config, what).because(cause(&e))
+        let what = "cannot use the certificates that the URL names";
+        let hint = "ca=, cert= and key= must name PEM files";
+        Error::new(ErrorKind::Config, what).with_hint(hint).because(cause(&e))
     })
 }

@@ -34,22 +34,24 @@ pub(super) struct Credentials {
 
 impl EtcdUrl {
     pub(super) fn parse(url: &str) -> Result<Self> {
-        let refused = |what: String| Err(Error::new(ErrorKind::Config, what));
+        let refused =
+            |what: String, hint: &str| Err(Error::new(ErrorKind::Config, what).with_hint(hint));
+        let write_it = format!("write it as {FORM}");
         let mut parts = UrlParts::parse(url, FORM, PORT)?;
         let tls = parts.tls(url.starts_with("etcds:"), &TLS)?;
-        parts.done("ca, cert and key, of etcds://")?;
+        parts.done("with etcds: ca, cert and key")?;
         if parts.hosts.is_empty() {
-            return refused(format!("an etcd store needs its members: write it as {FORM}"));
+            return refused("the URL names no etcd member".to_owned(), &write_it);
         }
         if let Some(host) = parts.twice() {
-            return refused(format!("{host} is there twice: name each member once"));
+            return refused(format!("the URL names {host} twice"), "name each member once");
         }
         let scheme = if tls.is_some() { "https" } else { "http" };
         let endpoints = parts.hosts.iter().map(|host| format!("{scheme}://{host}")).collect();
         let credentials = match (parts.user, parts.password) {
             (None, _) => None,
             (Some(user), _) if user.is_empty() => {
-                return refused(format!("there is no user before the @: write it as {FORM}"));
+                return refused("the URL has no user name before the @".to_owned(), &write_it);
             }
             (Some(user), password) => {
                 Some(Credentials { user, password: password.unwrap_or_default() })
@@ -58,7 +60,10 @@ impl EtcdUrl {
         let path = parts.path.strip_prefix('/').unwrap_or_default();
         let mut namespace = path.trim_end_matches('/').to_owned();
         if namespace.chars().any(char::is_control) {
-            return refused("a namespace has no control characters".into());
+            return refused(
+                format!("the namespace {:?} contains control characters", namespace),
+                "remove them from the URL's path",
+            );
         }
         if !namespace.is_empty() {
             namespace.push('/');

@@ -487,7 +487,7 @@ impl Control {
                 self.ours = true;
                 return Ok(Some(queue));
             }
-            found => found.err().map_or_else(|| "it holds no queue".to_owned(), |e| e.to_string()),
+            found => found.err().map_or_else(|| "no queue in it".to_owned(), |e| e.to_string()),
         };
         if let Some(format) = self.newer(&why) {
             return Err(tokens::newer(&self.path, format));
@@ -496,19 +496,31 @@ impl Control {
             self.ours = true;
             return Ok(None);
         }
-        let fix = match self.is_damaged() {
-            true => {
-                "it was written by halves: whoever holds this lock works on; once nobody does, \
-                 `leasehold release NAME --force` (evict) makes it new"
-            }
-            false => "it is none of ours: move it away, or use another directory as the store",
+        let (path, why) = (self.path.to_string_lossy(), why.lines().next().unwrap_or_default());
+        let (what, hint) = match self.is_damaged() {
+            true => (
+                format!(
+                    "corrupt lock file {path:?} ({why}), probably a partial write. A current \
+                     holder is not affected"
+                ),
+                format!(
+                    "when no client holds the lock, run `leasehold evict {}`",
+                    self.shown_name()
+                ),
+            ),
+            false => (
+                format!("the file {path:?} belongs to another program ({why})"),
+                "move it away, or use another directory as the store".to_owned(),
+            ),
         };
-        let what = format!(
-            "{:?} is no control file ({}); {fix}",
-            self.path.to_string_lossy(),
-            why.lines().next().unwrap_or_default(),
-        );
-        Err(Error::new(ErrorKind::Corrupt, what))
+        Err(Error::new(ErrorKind::Corrupt, what).with_hint(hint))
+    }
+
+    /// The lock's name for a command line, from the path.
+    fn shown_name(&self) -> String {
+        let mut above = self.path.ancestors().filter(|dir| dir.ends_with("locks"));
+        let name = above.find_map(|locks| path::decode(self.path.strip_prefix(locks).ok()?));
+        name.map_or_else(|| "NAME".to_owned(), |name| format!("{:?}", name.as_str()))
     }
 
     /// The format that a later version wrote this in, if one did.

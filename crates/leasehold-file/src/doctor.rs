@@ -12,7 +12,7 @@ pub(super) fn diagnose(root: &Path, now: u64) -> Vec<Finding> {
     let mut found: Vec<Finding> = own_clock(now).into_iter().collect();
     found.extend(file_system(root, "the store's directory"));
     if let Ok(seen) = fs::metadata(root) {
-        found.extend(sharing(&seen));
+        found.extend(sharing(root, &seen));
         found.extend(owner(&seen));
     }
     found
@@ -20,22 +20,28 @@ pub(super) fn diagnose(root: &Path, now: u64) -> Vec<Finding> {
 
 /// Who may lock may write the queues: nothing that the file system knows protects those who share
 /// a store from each other.
-fn sharing(seen: &Metadata) -> Option<Finding> {
+fn sharing(root: &Path, seen: &Metadata) -> Option<Finding> {
     let (mode, group) = (seen.mode(), seen.gid());
     if mode & 0o002 != 0 {
         return Some(Finding::weak(
             "rights",
-            "everybody on this machine may write to the store's directory",
-            "who may write there can take any lock away from whoever holds it (the sticky bit \
-             keeps others from deleting a file, not from writing into it)",
-            "give it to a group of those who share the locks: chgrp GROUP, then chmod 2770",
+            format!(
+                "every user of this machine may write to the store's directory (mode {:o})",
+                mode & 0o7777
+            ),
+            "every user can evict any holder; the sticky bit prevents deleting other users' \
+             files, but not writing to them",
+            format!(
+                "share it with a group: `chgrp GROUP {dir}`, then `chmod 2770 {dir}`",
+                dir = root.display()
+            ),
         ));
     }
     (mode & 0o020 != 0).then(|| {
         Finding::note(
             "group",
             format!("the members of group {group} share the store"),
-            "each of them can take any lock in it away from whoever holds it; nobody else can",
+            "each of them can evict any holder; other users cannot",
         )
     })
 }
@@ -46,7 +52,7 @@ fn owner(seen: &Metadata) -> Option<Finding> {
         Finding::note(
             "owner",
             format!("the store's directory belongs to user {owner}"),
-            "that user can take any lock in it away, and close the directory to everybody else",
+            "this user can evict any holder, and deny other users access to the directory",
         )
     })
 }

@@ -1,4 +1,4 @@
-//! What the system refuses, as one line that names the path and what to do.
+//! Errors of the operating system, with the path and what to do.
 
 use std::io;
 use std::path::Path;
@@ -9,25 +9,23 @@ use leasehold_core::{Error, ErrorKind};
 
 /// The error of `doing` something to `path`.
 pub(super) fn fault(doing: &str, path: &Path, source: io::Error) -> Error {
-    let (kind, fix) = match Errno::from_io_error(&source) {
+    let (kind, hint) = match Errno::from_io_error(&source) {
         Some(Errno::ACCESS | Errno::PERM) => (
             ErrorKind::Denied,
-            "run as a user who may write there, or name another directory (file:/abs/dir)",
+            "run as a user who may write there, or use another directory: file:/abs/dir",
         ),
         Some(Errno::ROFS) => {
-            (ErrorKind::Denied, "the file system is read-only: name another directory")
+            (ErrorKind::Denied, "use a directory on a writable disk: file:/abs/dir")
         }
         Some(Errno::NOSPC) => (
             ErrorKind::Full,
-            "the disk is full, or a limit on the size of files is reached: make room, try again",
+            "free disk space; if there is enough, raise the limit on file sizes: `ulimit -f`",
         ),
-        Some(Errno::DQUOT) => (ErrorKind::Full, "the disk quota is used up: make room, try again"),
-        Some(Errno::FBIG) => {
-            (ErrorKind::Full, "a limit on the size of files is reached: raise it (ulimit -f)")
-        }
+        Some(Errno::DQUOT) => (ErrorKind::Full, "free disk space, or raise the user's disk quota"),
+        Some(Errno::FBIG) => (ErrorKind::Full, "raise the limit on file sizes: `ulimit -f`"),
         Some(Errno::NOTDIR | Errno::EXIST | Errno::ISDIR | Errno::LOOP) => (
             ErrorKind::Config,
-            "the path must be a directory that leasehold has to itself: name another one",
+            "use the path of a directory that only leasehold uses: file:/abs/dir",
         ),
         // None of these goes away by itself: who waited for them would wait in vain.
         Some(
@@ -38,20 +36,17 @@ pub(super) fn fault(doing: &str, path: &Path, source: io::Error) -> Error {
             | Errno::OPNOTSUPP
             | Errno::NODEV
             | Errno::NXIO,
-        ) => (
-            ErrorKind::Config,
-            "no store can be kept there, or it was deleted: name a directory on a local disk",
-        ),
+        ) => (ErrorKind::Config, "use an existing directory on a local disk: file:/abs/dir"),
         Some(Errno::MFILE | Errno::NFILE) => (
             ErrorKind::Unreachable,
-            "no descriptors are left: raise the limit (ulimit -n) or hold fewer locks at once",
+            "raise the limit of open files (`ulimit -n`), or hold fewer locks at once",
         ),
         _ => (ErrorKind::Unreachable, "check the directory and its file system"),
     };
     let whose = if kind == ErrorKind::Denied { whose(path) } else { String::new() };
     let path = path.to_string_lossy();
-    let what = format!("cannot {doing} {:?}{whose}; {fix}", path.as_ref());
-    Error::new(kind, what).because(source)
+    let what = format!("cannot {doing} {:?}{whose}", path.as_ref());
+    Error::new(kind, what).with_hint(hint).because(source)
 }
 
 /// What is closed to us, and was made by somebody else, is his to open.
@@ -87,8 +82,8 @@ mod tests {
         ] {
             let error = of(errno);
             assert_eq!(error.kind(), kind, "{error}");
-            let line = format!("{error:#}");
-            assert!(line.contains(r#""/a\nb""#) && line.lines().count() == 1, "{line}");
+            let shown = format!("{error:#}");
+            assert!(shown.contains(r#""/a\nb""#) && shown.lines().count() == 1, "{shown}");
         }
         assert!(of(Errno::NOSPC).is_retryable() && !of(Errno::ACCESS).is_retryable());
     }

@@ -136,13 +136,14 @@ pub struct FileStore {
 }
 
 impl FileStore {
-    /// Opens the store of this URL: `file:` for the user's own, `file:/abs/dir` for another. The
-    /// inbox is read on `runtime`. Creates the directory if it is missing; waits for the disk now
-    /// and then, so it does not belong on a thread that serves others.
+    /// Opens the store of this URL: `file:` for the user's own store, or `file:/abs/dir`.
+    ///
+    /// It creates the directory if necessary, and reads its inbox on `runtime`. It can block on the
+    /// disk, so do not call it on a thread that runs other tasks.
     ///
     /// # Errors
-    /// One line that names the path and what to do, if the URL names no directory on a local disk
-    /// that we may write to.
+    /// An error with the path and a hint if the URL does not name a writable directory on a local
+    /// disk.
     pub fn open(url: &str, runtime: &Handle) -> Result<Arc<Self>> {
         Self::open_with(url, runtime, boot_id(), wall_micros).map(Arc::new).map_err(|e| e.at(url))
     }
@@ -173,7 +174,7 @@ impl FileStore {
         Ok(store)
     }
 
-    /// The store's directory.
+    /// Returns the store's directory.
     pub fn directory(&self) -> &Path {
         self.clients.dir.parent().unwrap_or(Path::new("/"))
     }
@@ -423,16 +424,16 @@ impl FileStore {
         let controls = self.controls.clone();
         let raised = self.runtime.spawn_blocking(move || controls.tokens.raise_ceiling(token));
         raised.await.unwrap_or_else(|_| {
-            let what = "the client's runtime was shut down: connect again";
-            Err(Error::new(ErrorKind::Closed, what))
+            let what = "the runtime of this client was shut down";
+            Err(Error::new(ErrorKind::Closed, what).with_hint("connect again"))
         })
     }
 
     async fn join_now(&self, claim: &Claim, mode: Mode) -> Result<Joined> {
         if !claim.lock_delay.is_zero() {
-            let what = "a file store has no lock-delay, since a hold ends with its process: leave \
-                        lock_delay out, or use a store with leases";
-            return Err(Error::new(ErrorKind::Unsupported, what));
+            let what = "lock_delay is not supported by file:, whose locks have no leases";
+            let hint = "remove lock_delay, or use sqlite:, postgres:, mysql:, redis: or etcd:";
+            return Err(Error::new(ErrorKind::Unsupported, what).with_hint(hint));
         }
         self.session.check()?;
         loop {
@@ -579,7 +580,15 @@ fn must_watch_anew<'a>(
     asked.into_iter()
 }
 
-/// Opens the store of a URL: what a [`Registry`](leasehold_core::Registry) is given.
+/// Cause and hint of an error.
+fn on_one_line(error: &Error) -> String {
+    match error.hint() {
+        Some(hint) => format!("{} ({hint})", error.reason()),
+        None => error.reason(),
+    }
+}
+
+/// Opens the store of a URL, for a [`Registry`](leasehold_core::Registry).
 pub fn open(url: String, runtime: Handle) -> Opening {
     // Opening may wait for the disk.
     let handle = runtime.clone();
@@ -610,7 +619,8 @@ impl Store for FileStore {
     async fn diagnose(&self) -> Result<Vec<Finding>> {
         let (root, now) = (self.directory().to_owned(), (self.wall)());
         let looked = self.runtime.spawn_blocking(move || doctor::diagnose(&root, now)).await;
-        looked.map_err(|_| Error::new(ErrorKind::Closed, "the client's runtime was shut down"))
+        looked
+            .map_err(|_| Error::new(ErrorKind::Closed, "the runtime of this client was shut down"))
     }
 
     fn hear(&self, ear: Weak<dyn Ear>) {
@@ -694,7 +704,7 @@ impl Store for FileStore {
         for name in names.iter().filter(|n| n.as_str().starts_with(prefix)) {
             // One that cannot be read hides no other.
             let looked = self.look(name).await;
-            let told = |e: Error| Some(LockInfo::unreadable(name.clone(), e.to_string()));
+            let told = |e: Error| Some(LockInfo::unreadable(name.clone(), on_one_line(&e)));
             locks.extend(looked.unwrap_or_else(told));
         }
         self.let_others_in().await;

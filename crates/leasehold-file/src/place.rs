@@ -135,30 +135,31 @@ fn check_owner(root: &Path, seen: &Metadata) -> Result<()> {
         }
         let above = path.parent().and_then(|above| fs::metadata(above).ok());
         let why = if above.is_some_and(|above| above.mode() & 0o002 != 0) {
-            "stands where anybody could have put it"
+            "is in a directory to which every user may write"
         } else if of.is_dir() && of.mode() & 0o002 != 0 {
-            "is open to everybody"
+            "is writable by every user"
         } else {
             continue;
         };
         let what = format!(
-            "{:?} belongs to user {}, who could take every lock in it away, and {why}: use a \
-             directory of your own or of root's, or one that is shared with a group (chmod 2770)",
+            "{:?} belongs to user {}, who could evict any holder, and {why}",
             path.to_string_lossy(),
             of.uid()
         );
-        return Err(Error::new(ErrorKind::Config, what));
+        let hint =
+            "use a directory of your own or of root, or share one with a group: `chmod 2770 DIR`";
+        return Err(Error::new(ErrorKind::Config, what).with_hint(hint));
     }
     Ok(())
 }
 
 fn not_as_owner(root: &Path, owner: u32) -> Error {
     let what = format!(
-        "{:?} belongs to user {owner}, and this process of root's has no right to work as that \
-         user (CAP_SETUID), so what it made would be closed to the owner: run as user {owner}",
+        "{:?} belongs to user {owner}, but this root process may not act as that user \
+         (CAP_SETUID), so the owner could not use the files that it creates",
         root.to_string_lossy()
     );
-    Error::new(ErrorKind::Denied, what)
+    Error::new(ErrorKind::Denied, what).with_hint(format!("run as user {owner}"))
 }
 
 fn create(root: &Path) -> Result<()> {
@@ -176,16 +177,18 @@ fn create(root: &Path) -> Result<()> {
 fn directory(url: &str) -> Result<PathBuf> {
     let refused = |what: &str| {
         let url: String = url.chars().take(200).collect();
-        let fix = "write file: (the user's own store), file:/abs/dir or file:///abs/dir";
-        Err(Error::new(ErrorKind::Config, format!("{url:?} {what}: {fix}")))
+        let hint = "use file: (this user's store), file:/abs/dir or file:///abs/dir";
+        let what = format!("invalid store URL {url:?}: {what}");
+        Err(Error::new(ErrorKind::Config, what).with_hint(hint))
     };
-    let Some(rest) = url.strip_prefix("file:") else { return refused("is no file: URL") };
+    let Some(rest) = url.strip_prefix("file:") else { return refused("missing \"file:\"") };
     if rest.is_empty() {
         return of_user(rustix::process::geteuid().as_raw());
     }
     if let Some(c) = rest.chars().find(|c| matches!(c, '?' | '#')) {
         let what = format!(
-            "has options after {c:?}, which a file store has none of (in a path, write %3f or %23)"
+            "file: has no parameters, but {c:?} begins one (in a path, write %3f for ? and %23 \
+             for #)"
         );
         return refused(&what);
     }
@@ -197,13 +200,13 @@ fn directory(url: &str) -> Result<PathBuf> {
         },
     };
     if !path.starts_with('/') {
-        return refused("names a relative path, which would be another store in each directory");
+        return refused("the path is relative");
     }
     let Some(bytes) = leasehold_core::kit::decoded_bytes(path) else {
-        return refused("has a % that two hexadecimal digits do not follow (a % itself is %25)");
+        return refused("invalid percent-encoding (write %25 for a literal %)");
     };
     if bytes.contains(&0) {
-        return refused("holds a NUL");
+        return refused("the path contains a NUL byte");
     }
     use std::os::unix::ffi::OsStringExt;
     Ok(PathBuf::from(std::ffi::OsString::from_vec(bytes)))
@@ -213,28 +216,26 @@ fn of_user(uid: u32) -> Result<PathBuf> {
     if uid == 0 {
         return Ok(OF_ROOT.into());
     }
-    let fix = format!("name a directory: file:/var/tmp/leasehold-{uid}");
+    let hint = format!("use file:/var/tmp/leasehold-{uid}");
     let found = nix::unistd::User::from_uid(nix::unistd::Uid::from_raw(uid));
-    let refused = |what: String| Error::new(ErrorKind::Config, format!("{what}; {fix}"));
+    let refused = |what: String| Error::new(ErrorKind::Config, what).with_hint(hint);
     match found {
         Ok(Some(user)) if user.dir.is_absolute() => Ok(user.dir.join(OF_USER)),
-        Ok(Some(_)) => Err(refused(format!("the user database gives user {uid} no home"))),
-        Ok(None) => Err(refused(format!("user {uid} is not in the user database"))),
-        Err(e) => Err(refused(format!("the user database does not answer for user {uid}: {e}"))),
+        Ok(Some(_)) => Err(refused(format!("user {uid} has no home directory"))),
+        Ok(None) => Err(refused(format!("unknown user {uid}: no entry in the user database"))),
+        Err(e) => Err(refused(format!("cannot look up user {uid} in the user database: {e}"))),
     }
 }
 
 fn refused(root: &Path, what: &str) -> Error {
     let uid = rustix::process::geteuid().as_raw();
     let root = root.to_string_lossy();
-    Error::new(
-        ErrorKind::Config,
-        format!(
-            "{root:?} is on {what}, where a lock could be seen by one machine and not by another; \
-             use a directory on a local disk, such as file:/var/tmp/leasehold-{uid}, or for many \
-             machines a store with a server"
-        ),
-    )
+    let hint = format!(
+        "use a directory on a local disk, such as file:/var/tmp/leasehold-{uid}; for many \
+         machines use a server, such as postgres: or redis:"
+    );
+    let what = format!("{root:?} is on {what}, where locks may not exclude other machines");
+    Error::new(ErrorKind::Config, what).with_hint(hint)
 }
 
 #[cfg(test)]

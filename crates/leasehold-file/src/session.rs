@@ -104,14 +104,14 @@ impl Session {
     pub(super) fn check(&self) -> Result<()> {
         match self.is_gone() {
             false => Ok(()),
-            true => Err(Error::new(
-                ErrorKind::Corrupt,
-                format!(
-                    "{:?}, the sign of life of this client, was deleted by somebody, or the \
-                     store's directory was moved or replaced: connect again",
+            true => {
+                let what = format!(
+                    "the session file {:?} of this client is gone: it was deleted, or the store's \
+                     directory was moved or replaced",
                     self.path.to_string_lossy()
-                ),
-            )),
+                );
+                Err(Error::new(ErrorKind::Corrupt, what).with_hint("connect again"))
+            }
         }
     }
 

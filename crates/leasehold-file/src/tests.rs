@@ -334,9 +334,9 @@ fn a_damaged_control_file_is_told_unless_the_machine_went_down() {
             fs::write(&path, damage).unwrap();
             let error = store.join(&claim("x"), Mode::Try).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Corrupt, "{damage}");
-            let line = error.to_string();
-            let fix = if damage == "rubbish" { "move it away" } else { "release NAME --force" };
-            assert!(line.contains("x.lock") && line.contains(fix), "{line}");
+            let shown = error.to_string();
+            let hint = if damage == "rubbish" { "move it away" } else { "leasehold evict \"x\"" };
+            assert!(shown.contains("x.lock") && shown.contains(hint), "{shown}");
         }
         // Torn by a power cut: whoever was in it is dead.
         fs::write(&path, "{\"leasehold\":1,\"queue\":{\"ki").unwrap();
@@ -546,7 +546,7 @@ fn f06_a_damaged_file_costs_its_own_lock_only_and_a_person_can_mend_it() {
         assert!(listed[0].unreadable.as_ref().unwrap().contains("x.lock"), "{listed:?}");
         assert_eq!(listed[1].unreadable, None);
         let error = other.join(&claim("x"), Mode::Try).await.unwrap_err();
-        assert!(error.to_string().contains("release NAME --force"), "{error}");
+        assert!(error.to_string().contains("leasehold evict \"x\""), "{error}");
         // One hold is not known in it.
         let one = other.evict(&held.name, Evict::Token(token)).await.unwrap_err();
         assert_eq!(one.kind(), ErrorKind::Corrupt, "{one}");
@@ -616,7 +616,7 @@ fn f44_what_a_later_version_wrote_is_left_alone_without_harmful_advice() {
     let harmless = |error: &Error| {
         let line = error.to_string();
         assert_eq!(error.kind(), ErrorKind::Unsupported, "{line}");
-        assert!(line.contains("upgrade this one"), "{line}");
+        assert!(line.contains("upgrade this leasehold"), "{line}");
         for harm in ["delete", "remove", "another", "--force"] {
             assert!(!line.contains(harm), "{line}");
         }

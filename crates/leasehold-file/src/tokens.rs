@@ -280,10 +280,10 @@ impl Tokens {
             Ok(durable) => Ok(Some(durable)),
             Err(e) => Err(Error::new(
                 ErrorKind::Corrupt,
-                format!(
-                    "{:?} is damaged; tokens would restart at the wall clock if you deleted it",
-                    self.durable.to_string_lossy()
-                ),
+                format!("corrupt token file {:?}", self.durable.to_string_lossy()),
+            )
+            .with_hint(
+                "restore it from a backup; if you delete it, new tokens restart at the wall clock",
             )
             .because(e)),
         }
@@ -335,26 +335,20 @@ impl Tokens {
 /// The error of what a later version of leasehold has written. Others may be using it this moment,
 /// so nothing is said of deleting it or of going elsewhere.
 pub(super) fn newer(path: &Path, format: u64) -> Error {
-    Error::new(
-        ErrorKind::Unsupported,
-        format!(
-            "{:?} was written by a newer leasehold (format {format}; this one knows {FORMAT}), and \
-             is left as it is: upgrade this one",
-            path.to_string_lossy()
-        ),
-    )
+    let what = format!(
+        "{:?} was written by a newer leasehold (format {format}, this version supports {FORMAT}), \
+         and was left unchanged",
+        path.to_string_lossy()
+    );
+    Error::new(ErrorKind::Unsupported, what).with_hint("upgrade this leasehold")
 }
 
 /// The error of a file that stays locked.
 pub(super) fn stuck(path: &Path) -> Error {
-    Error::new(
-        ErrorKind::Unreachable,
-        format!(
-            "{:?} stays locked by a program that was stopped while it worked on it, or is not \
-             ours: find it with `fuser` on that path and continue or end it, then try again",
-            path.to_string_lossy()
-        ),
-    )
+    let path = path.to_string_lossy();
+    let what = format!("{path:?} stays locked by another process, which may be paused");
+    let hint = format!("find the process with `fuser {path:?}`, resume or end it, then retry");
+    Error::new(ErrorKind::Unreachable, what).with_hint(hint)
 }
 
 #[cfg(test)]

@@ -1,22 +1,21 @@
-//! A fence in Redis: for data that lives on a Redis server while its lock may live anywhere.
+//! A fence in Redis, for data on a Redis server. The lock itself may be in any store.
 //!
-//! Redis runs a script as one atomic step, so a script that compares the token with the greatest one
-//! seen, and writes only then, is a fence. Three forms: [`set`] for a string, [`hash_set`] for fields
-//! of a hash, [`Fenced`] for whatever else a script can do; [`check`] only shows the token, which is
-//! what a reader does first. Each refuses a stale token with the error `STALETOKEN seen offered`,
-//! and has written nothing then.
+//! Redis runs a script as one atomic step, so a script can compare the token with the highest token
+//! seen before it writes. There are three forms: [`set`] for a string, [`hash_set`] for fields of a
+//! hash, and [`Fenced`] for any other script. [`check`] only presents the token; call it before you
+//! read. Each rejects a stale token with the error `STALETOKEN seen offered` and writes nothing.
 //!
-//! **The mark** is a field of the hash itself ([`TOKEN_FIELD`]), and otherwise a key beside the data
-//! ([`mark_of`]), made so that both are in one slot of a cluster. It has no expiry: data that expires
-//! leaves its mark behind, and a mark that is evicted or deleted lets the next late writer in. So:
+//! **The highest token seen** is a field of the hash itself ([`TOKEN_FIELD`]), or otherwise a
+//! separate key ([`mark_of`]) in the same cluster slot as the data. It does not expire, not even
+//! when the data does. If it is evicted or deleted, the next late writer is accepted, so set
 //! `maxmemory-policy noeviction`.
 //!
-//! **What a server forgets, the fence forgets.** After a restart without its last writes, or a
-//! fail-over to a replica that had not got them, the mark is what it was before, *together with the
-//! data* that was written under it: a late writer may get in until the current holder writes again.
+//! **The fence is as durable as the server.** After a restart that loses the last writes, or a
+//! fail-over to a replica without them, both the token and the data written under it return to the
+//! earlier state. A late writer can then be accepted until the current holder writes again.
 //!
-//! Tokens are compared as text, since Lua's numbers end at 2⁵³, so what is not written as a token is
-//! refused (`BADTOKEN`): a zero in front of it, an exponent, more than 2⁶³ − 1. Equal tokens pass.
+//! Tokens are compared as text, because Lua's numbers are exact only up to 2⁵³. Other notations are
+//! rejected (`BADTOKEN`): leading zeros, exponents, and numbers above 2⁶³ − 1. Equal tokens pass.
 
 use redis::aio::ConnectionLike;
 use redis::{FromRedisValue, RedisError, ToRedisArgs};
@@ -25,15 +24,17 @@ use crate::redis::fault;
 use leasehold_core::fence::Fence;
 use leasehold_core::{Error, ErrorKind, Result, Token};
 
-/// The field of a fenced hash that holds the greatest token seen.
+/// The field of a fenced hash that stores the highest token seen.
 pub const TOKEN_FIELD: &str = "fencing_token";
 
-/// The word that the scripts' refusal begins with.
+/// The error code of the scripts for a stale token.
 const STALE: &str = "STALETOKEN";
-/// The same for what is no token at all: believed, it could close the resource for good.
+/// The error code of the scripts for an invalid token, which could block the resource permanently.
 const BAD: &str = "BADTOKEN";
 
-/// Sets a string, if its mark allows. KEYS: the string, its mark. ARGV: the token, the value.
+/// Returns the script that sets a string, unless a higher token has been seen.
+///
+/// KEYS: the string, the key of its token. ARGV: the token, the value.
 ///
 /// ```
 /// use leasehold::fence::redis::{guarded_script, hash_script, set_script};
@@ -45,26 +46,30 @@ pub fn set_script() -> String {
     include_str!("fence/set.lua").to_owned()
 }
 
-/// Sets fields of a hash, if its field `fencing_token` allows. KEYS: the hash. ARGV: the token, then
-/// field, value, field, value, …
+/// Returns the script that sets fields of a hash, unless its field `fencing_token` has a higher
+/// token.
+///
+/// KEYS: the hash. ARGV: the token, then field, value, field, value, …
 pub fn hash_script() -> String {
     include_str!("fence/hash.lua").to_owned()
 }
 
-/// Any script of yours, run only if the mark allows. KEYS: the mark, then those that your script sees
-/// as KEYS. ARGV: the token, then those that it sees as ARGV. Redis undoes nothing of a script that
-/// fails in the middle.
+/// Returns a script that runs `body`, unless a higher token has been seen.
+///
+/// KEYS: the key of the token, then the KEYS of `body`. ARGV: the token, then the ARGV of `body`.
+/// If `body` fails, Redis does not undo what it has written.
 pub fn guarded_script(body: &str) -> String {
     include_str!("fence/guarded.lua").replacen("  -- BODY", body, 1)
 }
 
-/// The key that holds the mark of the string `key`: in the same slot of a cluster, unless `key` has a
-/// `}` and no hash tag.
+/// Returns the key that stores the highest token seen for the string `key`.
+///
+/// It is in the same cluster slot, unless `key` contains a `}` and no hash tag.
 ///
 /// ```
 /// use leasehold::fence::redis::mark_of;
 /// assert_ne!(mark_of("stock:7"), "stock:7");
-/// assert!(mark_of("{stock}:7").contains("{stock}")); // of one slot of a cluster
+/// assert!(mark_of("{stock}:7").contains("{stock}")); // in the same cluster slot
 /// ```
 pub fn mark_of(key: &str) -> String {
     let tagged = key.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
@@ -74,15 +79,15 @@ pub fn mark_of(key: &str) -> String {
     }
 }
 
-/// Sets the string `key`, if no greater token has been seen for it: one round trip.
+/// Sets the string `key`, unless it has seen a higher token. One round trip.
 ///
 /// # Cancel safety
-/// Dropped, it may have been written or not: as after [`ErrorKind::Unreachable`].
+/// Not cancel safe: the operation may or may not have happened.
 ///
 /// # Errors
-/// [`ErrorKind::StaleToken`] (see [`Error::stale_token`]), and nothing was written. Those of
-/// [`Fence::fence`], and what Redis answers; [`ErrorKind::Unreachable`] leaves open whether it was
-/// written.
+/// - [`ErrorKind::StaleToken`] (see [`Error::stale_token`]): nothing was written.
+/// - [`ErrorKind::Unreachable`]: the write may or may not have happened.
+/// - The errors of [`Fence::fence`], and any error of Redis.
 pub async fn set(
     connection: &mut impl ConnectionLike,
     key: &str,
@@ -95,14 +100,17 @@ pub async fn set(
     call.invoke_async(connection).await.map_err(explain)
 }
 
-/// Sets fields of the hash `key`, and its token, if it has seen no greater one: one round trip. With
-/// no fields it only shows the token: do that before you read what the next write depends on.
+/// Sets fields of the hash `key` and its token, unless it has seen a higher one. One round trip.
+///
+/// Without fields it only presents the token: do that before you read data on which the next write
+/// depends.
 ///
 /// # Cancel safety
-/// As [`set`].
+/// Not cancel safe: the operation may or may not have happened.
 ///
 /// # Errors
-/// As [`set`]; [`ErrorKind::Config`] for a field of the name [`TOKEN_FIELD`].
+/// - [`ErrorKind::Config`]: a field has the reserved name [`TOKEN_FIELD`].
+/// - The errors of [`set`].
 pub async fn hash_set<V: ToRedisArgs>(
     connection: &mut impl ConnectionLike,
     key: &str,
@@ -110,8 +118,9 @@ pub async fn hash_set<V: ToRedisArgs>(
     fields: &[(&str, V)],
 ) -> Result<()> {
     if fields.iter().any(|(field, _)| *field == TOKEN_FIELD) {
-        let what = format!("the field {TOKEN_FIELD} is the fence's own: use another name");
-        return Err(Error::new(ErrorKind::Config, what).during("fence"));
+        let what = format!("the field name {TOKEN_FIELD:?} is reserved for the fence");
+        let hint = "use another field name";
+        return Err(Error::new(ErrorKind::Config, what).with_hint(hint).during("fence"));
     }
     let script = redis::Script::new(&hash_script());
     let mut call = script.prepare_invoke();
@@ -123,14 +132,14 @@ pub async fn hash_set<V: ToRedisArgs>(
     Ok(())
 }
 
-/// Shows the token to the mark of the string `key`, before it is read: from here on no smaller one
-/// passes.
+/// Presents the token for the string `key`; from then on no smaller token passes. Call it before
+/// you read.
 ///
 /// # Cancel safety
-/// As [`set`].
+/// Not cancel safe: the operation may or may not have happened.
 ///
 /// # Errors
-/// As [`set`].
+/// The errors of [`set`].
 pub async fn check(
     connection: &mut impl ConnectionLike,
     key: &str,
@@ -141,7 +150,7 @@ pub async fn check(
     Ok(())
 }
 
-/// A script of the caller's, run only if no greater token has been seen.
+/// Your own script, which runs only if no higher token has been seen.
 ///
 /// ```no_run
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -150,7 +159,7 @@ pub async fn check(
 /// # let locks = leasehold::connect("redis://localhost").await?;
 /// use leasehold::fence::redis::{Fenced, check, hash_set, set};
 /// let guard = locks.mutex("stock:7").lock().await?;
-/// check(&mut connection, "stock:7", &guard).await?; // before it is read
+/// check(&mut connection, "stock:7", &guard).await?; // before you read it
 /// set(&mut connection, "stock:7", &guard, 9).await?;
 /// hash_set(&mut connection, "order:42", &guard, &[("state", "paid")]).await?;
 /// let take = Fenced::new("return redis.call('DECRBY', KEYS[1], ARGV[1])");
@@ -161,19 +170,20 @@ pub async fn check(
 pub struct Fenced(redis::Script);
 
 impl Fenced {
-    /// `body` is Lua, as for EVAL: it sees its KEYS and ARGV, and returns its answer. It is code, so
-    /// never make it of anybody's input.
+    /// Creates it from Lua code, as for EVAL. The code has its own KEYS and ARGV and returns its
+    /// result. Never build it from user input.
     pub fn new(body: &str) -> Self {
         Self(redis::Script::new(&guarded_script(body)))
     }
 
-    /// Runs it under the mark of `resource`. In a cluster, `resource` and `keys` must be in one slot.
+    /// Runs the script, unless `resource` has seen a higher token. In a cluster, `resource` and
+    /// `keys` must be in one slot.
     ///
     /// # Cancel safety
-    /// As [`set`].
+    /// Not cancel safe: the operation may or may not have happened.
     ///
     /// # Errors
-    /// As [`set`].
+    /// The errors of [`set`].
     pub async fn run<T: FromRedisValue>(
         &self,
         connection: &mut impl ConnectionLike,
@@ -201,9 +211,9 @@ fn explain(error: RedisError) -> Error {
         Some(Error::stale_fence(token(seen)?, token(offered)?))
     });
     let bad = || {
-        let what = "the mark of this resource holds something else than a token: set it to the \
-                    greatest token in use, or remove it";
-        Error::new(ErrorKind::Corrupt, what).because(fault::shown(&error))
+        let what = "the key that holds this resource's highest token contains an invalid token";
+        let hint = "set it to the highest token in use, or delete it";
+        Error::new(ErrorKind::Corrupt, what).with_hint(hint).because(fault::shown(&error))
     };
     let is_bad = error.code() == Some(BAD);
     let other = || if is_bad { bad() } else { fault::explain(&error) };

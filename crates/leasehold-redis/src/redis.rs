@@ -131,7 +131,7 @@ const EVICTED: &str = "evicted";
 /// How often a release is repeated that meets dead waiters, a thousand each time.
 const BURIALS: u32 = 1_000;
 
-/// Queues in Redis. See the module's documentation.
+/// Locks in Redis. See the module's documentation.
 pub struct RedisStore {
     info: StoreInfo,
     servers: Arc<Servers>,
@@ -235,13 +235,13 @@ impl Drop for Forgotten<'_> {
 }
 
 impl RedisStore {
-    /// Connects to the store of this URL. Renewals and timers are `runtime`'s.
+    /// Connects to the store of this URL. Renewals and timers run on `runtime`.
     ///
     /// # Cancel safety
-    /// Dropped, nothing is left of it but connections and tasks that end by themselves.
+    /// Cancel safe: dropping the future changes nothing.
     ///
     /// # Errors
-    /// One line that says what to do, if the servers cannot be used.
+    /// An error with a hint if the servers cannot be used.
     pub async fn open(url: &str, runtime: &Handle) -> Result<Arc<Self>> {
         let parsed = RedisUrl::parse(url)?;
         let channel = format!("{RESERVED}inbox:{}", ClaimId::random()?.to_hex());
@@ -331,11 +331,12 @@ impl RedisStore {
             return Ok(());
         }
         let what = format!(
-            "a lease of {:?} may outlast a restart of the server, which lets others in after {delay:?}: \
-             ask for a shorter one, or set restart_delay_ms higher in the URL of every client",
+            "a lease of {:?} is longer than restart_delay_ms ({delay:?}), after which a restarted \
+             server grants locks again",
             claim.lease
         );
-        Err(Error::new(ErrorKind::Config, what))
+        let hint = "use a shorter lease, or raise restart_delay_ms in every client's URL";
+        Err(Error::new(ErrorKind::Config, what).with_hint(hint))
     }
 
     /// What nobody could be asked about. A refusal that no other try can mend may be about one of them
@@ -756,7 +757,7 @@ impl fmt::Debug for RedisStore {
     }
 }
 
-/// Opens the store of a URL: what a [`Registry`](leasehold_core::Registry) is given.
+/// Opens the store of a URL, for a [`Registry`](leasehold_core::Registry).
 pub fn open(url: String, runtime: Handle) -> Opening {
     Box::pin(async move { Ok(RedisStore::open(&url, &runtime).await? as Arc<dyn Store>) })
 }

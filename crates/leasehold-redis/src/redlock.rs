@@ -97,7 +97,7 @@ const CONNECT: Duration = Duration::from_secs(2);
 /// How often an attempt that met another one, and neither won, is repeated at once.
 const DUELS: u32 = 4;
 
-/// A mutex on the majority of some Redis servers. See the module's documentation.
+/// Mutexes on a majority of independent Redis servers. See the module's documentation.
 #[derive(Debug)]
 pub struct RedlockStore {
     info: StoreInfo,
@@ -153,7 +153,7 @@ impl Shared {
         while let Ok(Some((i, answer))) = tokio::time::timeout_at(most, answers.recv()).await {
             match answer {
                 Ok(()) => met += 1,
-                Err(trouble) => match trouble.told().0 {
+                Err(trouble) => match trouble.problem().kind {
                     ErrorKind::Unreachable => away.push((i, trouble)),
                     // The others may do without it.
                     _ if matches!(trouble, Trouble::HasReplicas(_)) => away.push((i, trouble)),
@@ -171,7 +171,7 @@ impl Shared {
         }
         if met < needed {
             let what =
-                format!("{met} of {} servers answer: a majority is needed", self.nodes.len());
+                format!("{met} of {} servers respond, {needed} are needed", self.nodes.len());
             let refused = away.iter().filter(|(_, t)| matches!(t, Trouble::HasReplicas(_))).count();
             let error = self.in_trouble(what, &away);
             // Not a matter of time.
@@ -205,7 +205,7 @@ impl Shared {
         let mut duels = 0;
         loop {
             if entry.has_left() {
-                return Err(Error::new(ErrorKind::Closed, "the claim was given up"));
+                return Err(Error::new(ErrorKind::Closed, "the acquisition was cancelled"));
             }
             match self.attempt(claim, entry, mode == Mode::Wait).await {
                 Outcome::Held { token, value, start } => {
@@ -268,7 +268,7 @@ impl Shared {
                     continue;
                 }
                 Err(_) => {
-                    let what = "the client's thread has ended";
+                    let what = "the thread of this client has ended";
                     return Err(Error::new(ErrorKind::Closed, what));
                 }
             };
@@ -297,7 +297,7 @@ fn identity(url: &RedlockUrl) -> String {
     format!("redlock:{}/{}#{}", nodes.join(","), url.login.db, url.prefix)
 }
 
-/// Opens the store of a URL: what a [`Registry`](leasehold_core::Registry) is given.
+/// Opens the store of a URL, for a [`Registry`](leasehold_core::Registry).
 pub fn open(url: String, runtime: Handle) -> Opening {
     Box::pin(async move { Ok(RedlockStore::open(&url, &runtime).await? as Arc<dyn Store>) })
 }

@@ -1,14 +1,14 @@
-//! What `lock_in`, `once`, `versioned` and `fence::sql` need of a database: three small tables, and
-//! a [`Session`] to run their statements on, which is any driver's.
+//! What `lock_in`, `once`, `versioned` and `fence::sql` need from a database: three small tables,
+//! and a [`Session`] that runs their statements with any driver.
 //!
-//! These four work inside *the caller's* transaction, on the connection that the caller already
-//! has. So they never create a table by themselves: on MySQL a `CREATE TABLE` commits the
-//! transaction it stands in, and on PostgreSQL two first users would abort each other. Run
-//! [`install`] once at start-up, or give [`schema`] to whoever owns the migrations. Each of the
-//! three tables is independent of the others; what is not used need not exist.
+//! These four work inside *your* transaction, on a connection that you already have. They never
+//! create tables on their own: on MySQL `CREATE TABLE` commits the current transaction, and on
+//! PostgreSQL two concurrent first users would abort each other. Call [`install`] once at start-up,
+//! or add [`schema`] to your migrations. The three tables are independent of each other, so you
+//! only need those that you use.
 //!
-//! Rows in these tables are named by binary names (`Job`, `job` and `job ` are three), unique by
-//! the table's primary key.
+//! Names in these tables are compared byte by byte (`Job`, `job` and `job ` are three names). The
+//! primary key makes them unique.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ pub(crate) use session::{number, row, run};
 pub use sqlx;
 pub use value::{Param, Typed, Value};
 
-/// Creates the tables that are missing. Any number of processes may do so at once.
+/// Creates the missing tables. Any number of processes may call it concurrently.
 ///
 /// ```
 /// # #[cfg(feature = "sqlite")]
@@ -50,11 +50,11 @@ pub use value::{Param, Typed, Value};
 /// ```
 ///
 /// # Cancel safety
-/// Dropped, some of the tables may have been made: run it again.
+/// Not cancel safe: some of the tables may have been created. Call it again.
 ///
 /// # Errors
-/// [`Denied`](leasehold_core::ErrorKind::Denied) without the right to create tables,
-/// [`Unreachable`](leasehold_core::ErrorKind::Unreachable).
+/// - [`Denied`](leasehold_core::ErrorKind::Denied): this user may not create tables.
+/// - [`Unreachable`](leasehold_core::ErrorKind::Unreachable): the database does not respond.
 pub async fn install<P: Pool>(pool: &P) -> Result<()> {
     let mut left = 5;
     loop {

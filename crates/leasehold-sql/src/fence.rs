@@ -1,16 +1,16 @@
-//! A fence in SQL: for data that lives in a database while its lock may live anywhere.
+//! A fence in SQL, for data in a database. The lock itself may be in any store.
 //!
-//! Two forms. [`check`] guards a whole transaction: one row per resource holds the greatest token
-//! seen, and the statement that compares and raises it also locks that row until the transaction
-//! ends. So from the check to the commit no other token can pass, and what the transaction writes
-//! is written in token order; if it rolls back, the mark does too, together with the writes.
-//! [`TokenColumn`] guards one row of the caller's own table in one statement.
+//! There are two forms. [`check`] guards a whole transaction: one row per resource stores the
+//! highest token seen. The statement that compares and raises it also locks this row until the
+//! transaction ends. From the check to the commit no other token can pass, so transactions write in
+//! token order. A rollback undoes the raised token together with the writes. [`TokenColumn`] guards
+//! one row of your own table with a single statement.
 //!
-//! **Check first, before you read** (see [`fence`](super)): a late write is refused only from the
-//! moment the new holder has shown its token. On MySQL, whose snapshot begins with the first plain
-//! read, checking first is also what makes the reads fresh.
+//! **Check first, before you read** (see [`fence`](super)). A late write is rejected only after the
+//! new holder has presented its token. On MySQL, whose snapshot begins with the first plain read,
+//! checking first also makes the reads fresh.
 //!
-//! Equal tokens pass: one holder checks as often as it likes.
+//! Equal tokens pass, so a holder may check any number of times.
 
 use crate::database::{
     Dialect, Session, Transaction, Value, assignments, fill, identifier, named, number, place, run,
@@ -18,10 +18,10 @@ use crate::database::{
 use leasehold_core::fence::Fence;
 use leasehold_core::{Error, ErrorKind, Guard, Name, Result, Token};
 
-/// Lets the transaction go on only if no greater token has been seen for `resource`, and keeps
-/// every other token out until it ends.
+/// Fails if `resource` has seen a higher token, and otherwise keeps every other token out until the
+/// transaction ends.
 ///
-/// Needs the table `leasehold_fence`: see [`database::install`](crate::database::install).
+/// Needs the table `leasehold_fence`, see [`database::install`](crate::database::install).
 ///
 /// ```
 /// # #[cfg(feature = "sqlite")]
@@ -32,7 +32,7 @@ use leasehold_core::{Error, ErrorKind, Guard, Name, Result, Token};
 /// # let pool = options.connect("sqlite::memory:").await.map_err(error)?;
 /// # let locks = leasehold::connect("memory:").await?;
 /// database::install(&pool).await?;
-/// let late = locks.mutex("order:42").lock().await?.token(); // released at once
+/// let late = locks.mutex("order:42").lock().await?.token(); // released immediately
 /// let guard = locks.mutex("order:42").lock().await?;
 ///
 /// let mut tx = pool.begin().await.map_err(error)?;
@@ -47,11 +47,13 @@ use leasehold_core::{Error, ErrorKind, Guard, Name, Result, Token};
 /// ```
 ///
 /// # Cancel safety
-/// Dropped meanwhile, it leaves the transaction as the driver leaves it: roll back.
+/// Not cancel safe: the operation may or may not have happened. Roll back the transaction.
 ///
 /// # Errors
-/// [`ErrorKind::StaleToken`] (see [`Error::stale_token`]): roll back, the lock is somebody else's.
-/// Those of [`Fence::fence`]; [`ErrorKind::Conflict`] and what else the database answers.
+/// - [`ErrorKind::StaleToken`] (see [`Error::stale_token`]): another holder has the lock. Roll
+///   back.
+/// - [`ErrorKind::Conflict`]: a deadlock or a serialization failure; run the transaction again.
+/// - The errors of [`Fence::fence`], and any error of the database.
 pub async fn check<T: Transaction + ?Sized>(
     tx: &mut T,
     resource: impl AsRef<str>,
@@ -67,9 +69,10 @@ pub async fn check<T: Transaction + ?Sized>(
     judged.map_err(|e| e.during("fence").on(&resource))
 }
 
-/// As [`check`], for the resource that is called as the guard's lock is: what they are both named
-/// cannot be mistyped. (Where a lock covers several resources, or they are named otherwise, it is
-/// [`check`] for each of them.)
+/// Calls [`check`] for the resource that has the same name as the guard's lock.
+///
+/// If a lock covers several resources, or a resource has another name, call [`check`] for each of
+/// them.
 ///
 /// ```
 /// # #[cfg(feature = "sqlite")]
@@ -87,15 +90,15 @@ pub async fn check<T: Transaction + ?Sized>(
 /// ```
 ///
 /// # Cancel safety
-/// As [`check`].
+/// Not cancel safe: see [`check`].
 ///
 /// # Errors
-/// As [`check`].
+/// The errors of [`check`].
 pub async fn check_guard<T: Transaction + ?Sized>(tx: &mut T, guard: &Guard) -> Result<()> {
     check(tx, guard.name(), guard).await
 }
 
-/// Raises the mark, if it is lower, and tells the greatest token seen: ours, or somebody else's.
+/// Raises the highest token seen to `offered` if it is lower, and returns the highest token seen.
 ///
 /// ```
 /// # #[cfg(feature = "sqlite")]
@@ -113,10 +116,10 @@ pub async fn check_guard<T: Transaction + ?Sized>(tx: &mut T, guard: &Guard) -> 
 /// ```
 ///
 /// # Cancel safety
-/// Dropped, it may have been done or not. Doing it again changes nothing.
+/// Not cancel safe: the operation may or may not have happened. Repeating it is harmless.
 ///
 /// # Errors
-/// What the database answers.
+/// Any error of the database.
 pub async fn raise<S: Session + ?Sized>(
     session: &mut S,
     resource: &Name,
@@ -133,7 +136,10 @@ pub async fn raise<S: Session + ?Sized>(
         Some(seen) if seen >= offered => Ok(seen),
         _ => Err(Error::new(
             ErrorKind::Corrupt,
-            format!("the fence holds {seen} after token {offered} was written to it"),
+            format!("the fence's row contains {seen} after token {offered} was written to it"),
+        )
+        .with_hint(
+            "check leasehold_fence for triggers, rules and other programs that write to it",
         )),
     }
 }
@@ -164,7 +170,7 @@ fn statements(dialect: Dialect) -> [&'static str; 2] {
     }
 }
 
-/// The fence as SQL text, for programs that are not written in Rust. Parameters are `:resource`
+/// Returns the fence as SQL text, for programs in other languages. Its parameters are `:resource`
 /// and `:token`.
 ///
 /// ```
@@ -176,23 +182,25 @@ pub fn text(dialect: Dialect) -> String {
     // MySQL's protocol counts what has changed, unless a client asks for what has matched.
     let none = match dialect {
         Dialect::Mysql => {
-            "-- No row MATCHED: the token is stale (or there is no such row). Many clients count the rows\n\
-             -- that CHANGED: there a write that changes nothing looks like a stale one. Connect with\n\
+            "-- If no row MATCHED, the token is stale (or the row does not exist). Many clients \
+             count the rows that\n\
+             -- CHANGED instead: there, a write that changes nothing looks like a stale one. \
+             Connect with\n\
              -- CLIENT_FOUND_ROWS, or read the token back:\n\
              SELECT token FROM your_table WHERE id = :id FOR UPDATE;\n\
-             -- A number greater than :token: it is stale.\n"
+             -- If the result is greater than :token, the token is stale.\n"
         }
         Dialect::Sqlite | Dialect::Postgres => {
-            "-- No row changed: the token is stale (or there is no such row).\n"
+            "-- If no row changed, the token is stale (or the row does not exist).\n"
         }
     };
     format!(
-        "-- In the transaction that writes, before it reads or writes anything else:\n\
+        "-- Run this in the transaction that writes, before it reads or writes anything else:\n\
          {};\n\
          {};\n\
-         -- If this answers a number greater than :token, ROLL BACK: the token is stale.\n\
-         -- Otherwise go on; the row stays locked until COMMIT, and no other token can pass.\n\n\
-         -- Or, with a token column on your own table, in one statement:\n\
+         -- If the result is greater than :token, the token is stale: ROLL BACK.\n\
+         -- Otherwise continue. The row stays locked until COMMIT, so no other token can pass.\n\n\
+         -- Or, with a token column in your own table, in one statement:\n\
          UPDATE your_table SET your_column = :value, token = :token\n\
          \x20WHERE id = :id AND (token IS NULL OR token <= :token);\n\
          {none}",
@@ -201,9 +209,9 @@ pub fn text(dialect: Dialect) -> String {
     )
 }
 
-/// A table of the caller's own with a token column: the fence of one row, in one statement.
+/// A table of your own with a token column: fences one row with one statement.
 ///
-/// The column is a 64-bit whole number, null or 0 before the first write.
+/// The column is a 64-bit integer, NULL or 0 before the first write.
 ///
 /// ```
 /// # #[cfg(feature = "sqlite")]
@@ -218,10 +226,10 @@ pub fn text(dialect: Dialect) -> String {
 /// # session.batch("CREATE TABLE orders (id INTEGER PRIMARY KEY, state TEXT, token BIGINT)").await?;
 /// # session.batch("INSERT INTO orders VALUES (42, 'new', NULL)").await?;
 /// let orders = TokenColumn::new("orders", "id", "token");
-/// let late = locks.mutex("order:42").lock().await?.token(); // released at once
+/// let late = locks.mutex("order:42").lock().await?.token(); // released immediately
 /// let guard = locks.mutex("order:42").lock().await?;
 ///
-/// assert!(orders.write(&mut session, 42, &guard, &[]).await?); // shows the token, before it reads
+/// assert!(orders.write(&mut session, 42, &guard, &[]).await?); // presents the token first
 /// assert!(orders.write(&mut session, 42, &guard, &[("state", "paid".into())]).await?);
 /// let refused = orders.write(&mut session, 42, late, &[("state", "void".into())]).await.unwrap_err();
 /// assert_eq!(refused.kind(), ErrorKind::StaleToken);
@@ -235,23 +243,27 @@ pub struct TokenColumn {
 }
 
 impl TokenColumn {
-    /// `key` must be unique in `table`. Names are letters, digits and `_` (`schema.table` for the
-    /// table), spelt as the database keeps them; others are refused by the first use.
+    /// Names the table, its unique key column and its token column.
+    ///
+    /// Names consist of letters, digits and `_` (`schema.table` for the table), and are spelled as
+    /// in the database. The first use rejects other names.
     pub fn new(table: impl Into<String>, key: impl Into<String>, token: impl Into<String>) -> Self {
         Self { table: table.into(), key: key.into(), token: token.into() }
     }
 
-    /// Sets columns of one row, and its token, if the row has seen no greater one: one statement,
-    /// atomic in a transaction or outside of one. With no columns it only shows the token: do that
-    /// before you read what the next write depends on. `false` if there is no such row.
+    /// Sets columns of one row and its token, and returns whether the row exists.
+    ///
+    /// It is one statement, which is atomic inside and outside of a transaction. Without columns it
+    /// only presents the token: do that before you read data on which the next write depends.
     ///
     /// # Cancel safety
-    /// Dropped, the row may have been written or not; in a transaction, roll back.
+    /// Not cancel safe: the operation may or may not have happened. In a transaction, roll back.
     ///
     /// # Errors
-    /// [`ErrorKind::StaleToken`] (see [`Error::stale_token`]), and nothing was written. Those of
-    /// [`Fence::fence`], and what the database answers.
-    #[must_use = "false means that there is no such row"]
+    /// - [`ErrorKind::StaleToken`] (see [`Error::stale_token`]): the row has seen a higher token,
+    ///   and nothing was written.
+    /// - The errors of [`Fence::fence`], and any error of the database.
+    #[must_use = "false means that the row does not exist"]
     pub async fn write<S: Session + ?Sized>(
         &self,
         session: &mut S,
@@ -283,8 +295,9 @@ impl TokenColumn {
             1 => return Ok(true),
             0 => {}
             n => {
-                let what = format!("{n} rows of {} have that key: make it unique", self.table);
-                return Err(Error::new(ErrorKind::Corrupt, what));
+                let what = format!("{n} rows of table {:?} have this key", self.table);
+                let hint = "roll back, and add a unique index on the key";
+                return Err(Error::new(ErrorKind::Corrupt, what).with_hint(hint));
             }
         }
         let (big, fresh) = (dialect.bigint(), dialect.as_it_is());
@@ -295,8 +308,8 @@ impl TokenColumn {
         match u64::try_from(seen).ok().and_then(Token::new) {
             Some(seen) if seen > offered => Err(Error::stale_fence(seen, offered)),
             _ => {
-                let what = "the row came into being while it was written; write again";
-                Err(Error::new(ErrorKind::Conflict, what))
+                let what = "the row was inserted or changed while it was being written";
+                Err(Error::new(ErrorKind::Conflict, what).with_hint("write it again"))
             }
         }
     }

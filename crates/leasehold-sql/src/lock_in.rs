@@ -1,29 +1,30 @@
-//! The lock inside the caller's own transaction: `SELECT … FOR UPDATE`, without its traps.
+//! Locks a name inside the caller's own transaction, like `SELECT … FOR UPDATE`, but without its
+//! pitfalls.
 //!
-//! For data that lives in the same database as the lock, no lease, token or renewal is needed: the
-//! transaction *is* the lease. One statement writes the lock's row, creating it if it is new; the
-//! row's lock is held until the transaction ends, by commit, rollback or a broken connection. So
-//! lock and writes can never be out of step.
+//! Use it when the data is in the same database as the lock. The lock needs no lease, token or
+//! renewal, because it is held until the transaction ends: by commit, rollback or a broken
+//! connection. One statement writes the lock's row and creates it if necessary.
 //!
-//! **The argument.** The row is named by the table's primary key, so two transactions that lock the
-//! same name write the same row, and the second waits for the end of the first. The row is
-//! *written*, not only read `FOR UPDATE`: under REPEATABLE READ a waiter whose snapshot is older
-//! than the holder's commit would otherwise get the lock together with a stale view of the data;
-//! as it is, PostgreSQL and SQLite refuse it with a serialization failure ([`ErrorKind::Conflict`]).
-//! MySQL has no such refusal (its snapshot begins with the first plain read): there, take the lock
-//! *before* you read anything in the transaction, or read with `FOR UPDATE`.
+//! **Why it is safe.** The table's primary key identifies the row. Two transactions that lock the
+//! same name write the same row, so the second waits until the first ends. The row is *written*,
+//! not only read `FOR UPDATE`. Otherwise, under REPEATABLE READ, a waiter whose snapshot is older
+//! than the holder's commit would get the lock together with stale data. PostgreSQL and SQLite
+//! reject such a write with a serialization failure ([`ErrorKind::Conflict`]). MySQL does not,
+//! because its snapshot begins with the first plain read. On MySQL, lock *before* you read anything
+//! in the transaction, or read with `FOR UPDATE`.
 //!
-//! **One row, not the table.** `FOR UPDATE` on a column without an index locks every row that it
-//! scans. `lock_in` takes the lock only where it can show that one row of a unique index was hit:
-//! the server itself refuses on PostgreSQL and SQLite, the catalogue is asked on MySQL. Two
-//! transactions hold two different names at once; only SQLite, which has one write lock for
-//! the whole database, makes them wait for each other.
+//! **It locks one row, not the table.** `FOR UPDATE` on a column without an index locks every row
+//! that it scans. `lock_in` succeeds only if exactly one row of a unique index was locked:
+//! PostgreSQL and SQLite check this themselves, and on MySQL `lock_in` reads the catalog.
+//! Transactions that lock different names do not wait for each other, except on SQLite, which has
+//! one write lock for the whole database.
 //!
-//! **A held row lock pins a connection**, as any open transaction does: keep it short, and lock
-//! several names in one order everywhere, or be told of the deadlock ([`ErrorKind::Conflict`]) and
-//! run the transaction again. For long work use a [`Mutex`](leasehold_core::Mutex), which pins none.
+//! **The lock occupies a connection**, as any open transaction does, so keep the transaction short.
+//! Lock several names in the same order everywhere. Otherwise a deadlock can occur, which is
+//! reported as [`ErrorKind::Conflict`]: run the transaction again. For long work use a
+//! [`Mutex`](leasehold_core::Mutex), which occupies no connection.
 //!
-//! One row per name stays in `leasehold_row_lock`. Deleting rows is safe at any time.
+//! The table `leasehold_row_lock` keeps one row per name. Deleting rows is always safe.
 
 use std::time::Duration;
 
@@ -32,8 +33,10 @@ mod row;
 use crate::database::{Dialect, Savepoint, Transaction, fill, named};
 use leasehold_core::{Error, ErrorKind, Name, Result};
 
-/// Locks `name` until `tx` ends, waiting as long as the database's own settings let a statement
-/// wait (PostgreSQL: for ever; MySQL: 50 s; SQLite with sqlx: 5 s).
+/// Locks `name` until `tx` ends.
+///
+/// It waits as long as the database lets a statement wait (PostgreSQL: forever; MySQL: 50 s; SQLite
+/// with sqlx: 5 s).
 ///
 /// ```
 /// # #[cfg(feature = "sqlite")]
@@ -44,30 +47,34 @@ use leasehold_core::{Error, ErrorKind, Name, Result};
 /// use leasehold::database::error;
 /// let mut tx = pool.begin().await.map_err(error)?;
 /// leasehold::lock_in(&mut tx, "account:7").await?;
-/// // read, decide, write: nobody else is in here
+/// // read, decide, write: no other transaction holds this lock
 /// tx.commit().await.map_err(error)?;
 /// # Ok::<(), leasehold::Error>(()) }).unwrap();
 /// ```
 ///
-/// Needs the table `leasehold_row_lock`: see [`database::install`](crate::database::install).
-/// Dropping the future in mid-wait leaves the transaction as the driver leaves it: roll it back.
+/// Needs the table `leasehold_row_lock`, see [`database::install`](crate::database::install).
 ///
 /// # Cancel safety
-/// Dropped meanwhile, it leaves the transaction as the driver leaves it: roll back.
+/// Not cancel safe: the operation may or may not have happened. Roll back the transaction.
 ///
 /// # Errors
-/// [`ErrorKind::Conflict`] (deadlock, serialization failure: run the transaction again),
-/// [`ErrorKind::Timeout`], [`ErrorKind::Corrupt`] if one row of a unique index could not be shown
-/// to be locked, and what the database may answer to any statement. After any error but that of
-/// [`lock_in_timeout`] and [`try_lock_in`] roll back: PostgreSQL accepts nothing else.
+/// - [`ErrorKind::Conflict`]: a deadlock or a serialization failure; run the transaction again.
+/// - [`ErrorKind::Timeout`]: another transaction holds the lock.
+/// - [`ErrorKind::Corrupt`]: the table cannot lock a single row.
+/// - Any error of the database.
+///
+/// Roll back after any error, because PostgreSQL accepts no other statement then. Only
+/// [`lock_in_timeout`] and [`try_lock_in`] leave the transaction usable when the lock is not free.
 pub async fn lock_in<T: Transaction + ?Sized>(tx: &mut T, name: impl AsRef<str>) -> Result<()> {
     let name = named(name, "lock_in")?;
     take(tx, &name).await.map_err(|e| e.during("lock_in").on(&name))
 }
 
-/// As [`lock_in`], but gives up after about `wait`; the transaction is as it was before, and
-/// usable. MySQL and MariaDB count whole seconds, rounded up; SQLite gives up at once, whatever
-/// the time, where waiting could only end in a deadlock.
+/// Locks `name` like [`lock_in`], but waits at most `wait`. After a timeout the transaction is
+/// unchanged and usable.
+///
+/// MySQL and MariaDB wait for whole seconds, rounded up. SQLite fails immediately where waiting
+/// would end in a deadlock.
 ///
 /// ```
 /// # #[cfg(feature = "sqlite")]
@@ -80,7 +87,7 @@ pub async fn lock_in<T: Transaction + ?Sized>(tx: &mut T, name: impl AsRef<str>)
 /// let mut tx = pool.begin().await.map_err(error)?;
 /// match lock_in_timeout(&mut tx, "account:7", Duration::from_secs(2)).await {
 ///     Ok(()) => {} // read, decide, write
-///     Err(e) if e.kind() == ErrorKind::Timeout => println!("busy; the transaction goes on without it"),
+///     Err(e) if e.kind() == ErrorKind::Timeout => println!("busy; continuing without it"),
 ///     Err(e) => return Err(e),
 /// }
 /// tx.commit().await.map_err(error)?;
@@ -88,11 +95,13 @@ pub async fn lock_in<T: Transaction + ?Sized>(tx: &mut T, name: impl AsRef<str>)
 /// ```
 ///
 /// # Cancel safety
-/// As [`lock_in`]. On SQLite and MySQL the wait is a setting of the connection, set back afterwards: a
-/// future that is dropped in between leaves the short wait.
+/// Not cancel safe: the operation may or may not have happened. Roll back the transaction. On
+/// SQLite and MySQL the connection may also keep the short wait, which is a setting of the
+/// connection.
 ///
 /// # Errors
-/// [`ErrorKind::Timeout`], and those of [`lock_in`].
+/// - [`ErrorKind::Timeout`]: another transaction still held the lock after `wait`.
+/// - The errors of [`lock_in`].
 pub async fn lock_in_timeout<T: Transaction + ?Sized>(
     tx: &mut T,
     name: impl AsRef<str>,
@@ -101,8 +110,10 @@ pub async fn lock_in_timeout<T: Transaction + ?Sized>(
     bounded(tx, name, wait, "lock_in_timeout").await
 }
 
-/// As [`lock_in`], but does not wait (MySQL and MariaDB: up to a second); the transaction is as it
-/// was before, and usable.
+/// Locks `name` like [`lock_in`], but does not wait. If the lock is not free, the transaction is
+/// unchanged and usable.
+///
+/// MySQL and MariaDB wait up to one second.
 ///
 /// ```
 /// # #[cfg(feature = "sqlite")]
@@ -114,7 +125,7 @@ pub async fn lock_in_timeout<T: Transaction + ?Sized>(
 /// let mut tx = pool.begin().await.map_err(error)?;
 /// match try_lock_in(&mut tx, "account:7").await {
 ///     Ok(()) => {} // read, decide, write
-///     Err(e) if e.kind() == ErrorKind::Contended => println!("somebody else is at it"),
+///     Err(e) if e.kind() == ErrorKind::Contended => println!("another transaction holds it"),
 ///     Err(e) => return Err(e),
 /// }
 /// tx.commit().await.map_err(error)?;
@@ -122,15 +133,17 @@ pub async fn lock_in_timeout<T: Transaction + ?Sized>(
 /// ```
 ///
 /// # Cancel safety
-/// As [`lock_in_timeout`].
+/// Not cancel safe: see [`lock_in_timeout`].
 ///
 /// # Errors
-/// [`ErrorKind::Contended`], and those of [`lock_in`].
+/// - [`ErrorKind::Contended`]: another transaction holds the lock.
+/// - The errors of [`lock_in`].
 pub async fn try_lock_in<T: Transaction + ?Sized>(tx: &mut T, name: impl AsRef<str>) -> Result<()> {
     bounded(tx, name, Duration::ZERO, "try_lock_in").await.map_err(|e| match e.kind() {
         ErrorKind::Timeout => {
-            let what = "another transaction holds it: try again later, or wait with lock_in";
-            let mut contended = Error::new(ErrorKind::Contended, what).during("try_lock_in");
+            let mut contended = Error::new(ErrorKind::Contended, "held by another transaction")
+                .with_hint("retry later, or call lock_in to wait")
+                .during("try_lock_in");
             if let Some(name) = e.name() {
                 contended = contended.on(name);
             }
@@ -140,8 +153,9 @@ pub async fn try_lock_in<T: Transaction + ?Sized>(tx: &mut T, name: impl AsRef<s
     })
 }
 
-/// The lock as SQL text, for programs that are not written in Rust: the same names, in the same table. Its parameter is
-/// `:name`.
+/// Returns the lock as SQL text, for programs in other languages.
+///
+/// They use the same names and the same table. The statement has the parameter `:name`.
 ///
 /// ```
 /// use leasehold::database::Dialect;
@@ -151,24 +165,30 @@ pub async fn try_lock_in<T: Transaction + ?Sized>(tx: &mut T, name: impl AsRef<s
 pub fn text(dialect: Dialect) -> String {
     let (wait, stale) = match dialect {
         Dialect::Postgres => (
-            "SET LOCAL lock_timeout = '5s'; SQLSTATE 55P03 is: in vain. Do so behind a savepoint, or ROLL BACK",
-            "SQLSTATE 40001 and 40P01 are: run the transaction again",
+            "run SET LOCAL lock_timeout = '5s' after a savepoint. SQLSTATE 55P03 means that the \
+             wait timed out: go back to the savepoint, or ROLL BACK",
+            "SQLSTATE 40001 and 40P01 mean: run the transaction again",
         ),
         Dialect::Sqlite => (
-            "PRAGMA busy_timeout = 5000; SQLITE_BUSY is: in vain. One name waits for any other",
-            "SQLITE_BUSY_SNAPSHOT is: run the transaction again",
+            "run PRAGMA busy_timeout = 5000. SQLITE_BUSY means that the wait timed out. Locks on \
+             different names wait for each other, too",
+            "SQLITE_BUSY_SNAPSHOT means: run the transaction again",
         ),
         Dialect::Mysql => (
-            "SET SESSION innodb_lock_wait_timeout = 5; error 1205 is: in vain",
-            "Error 1213 is: run the transaction again. Plain reads see what was before the first of them, so lock first",
+            "run SET SESSION innodb_lock_wait_timeout = 5. Error 1205 means that the wait timed \
+             out",
+            "Error 1213 means: run the transaction again. Plain reads see the data as of the \
+             first plain read, so lock first",
         ),
     };
     format!(
-        "-- In the transaction that reads and writes, before it does. When it is answered, the lock is yours until COMMIT or\n\
-         -- ROLLBACK; until then it waits. (The table must be as leasehold's schema prints it: without its primary key\n\
-         -- nothing is locked.)\n\
+        "-- Run this in the transaction, before it reads or writes. The statement waits until the \
+         lock is free. You then\n\
+         -- hold the lock until COMMIT or ROLLBACK. (The table must be created as leasehold's \
+         schema prints it: without its\n\
+         -- primary key nothing is locked.)\n\
          {};\n\
-         -- To wait no longer than so: {wait}.\n\
+         -- To limit the wait: {wait}.\n\
          -- {stale}.\n",
         fill(row::statement(dialect), &[":name"]),
     )
@@ -179,11 +199,9 @@ async fn take<T: Transaction + ?Sized>(tx: &mut T, name: &Name) -> Result<()> {
         row::Taken::OneRow => Ok(()),
         row::Taken::Unsure(what) => Err(Error::new(
             ErrorKind::Corrupt,
-            format!(
-                "table leasehold_row_lock cannot lock one row: {what}; create it as \
-                 leasehold::database::schema() prints it"
-            ),
-        )),
+            format!("the table leasehold_row_lock cannot lock a single row: {what}"),
+        )
+        .with_hint("recreate it with the statements of leasehold::database::schema")),
     }
 }
 

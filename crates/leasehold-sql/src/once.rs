@@ -1,41 +1,43 @@
-//! Idempotency keys: work that is done once, however often it is asked for.
+//! Idempotency keys: do a piece of work once, no matter how often it is requested.
 //!
-//! A key is a lock that is never released. Whoever inserts its row first does the work; everybody
-//! after that gets the stored outcome. The database's unique index decides who is first, so there
-//! is no moment between looking and inserting.
+//! A key is a lock that is never released. The caller that inserts its row first does the work, and
+//! all later callers get the stored outcome. The database's unique index decides which caller is
+//! first, so there is no gap between checking and inserting.
 //!
-//! [`run_in`](Once::run_in) puts key and work into *one transaction*: both commit or neither does.
-//! A racing caller waits on the unique index until the first has committed (then it gets the
-//! outcome) or rolled back (then it is the first); a crash is a rollback. The work is done exactly
-//! once. It stands in a savepoint of its own, so that work that fails takes its key with it even if
-//! the caller goes on and commits.
+//! [`run_in`](Once::run_in) puts key and work into *one transaction*: both commit, or neither does.
+//! A concurrent caller waits on the unique index until the first caller has committed (then it gets
+//! the outcome) or rolled back (then it does the work itself). A crash is a rollback. The work is
+//! done exactly once. It runs after a savepoint, so failed work removes its key even if the caller
+//! then commits.
 //!
-//! [`run`](Once::run) is for work outside of the database (a payment, an e-mail). No transaction can
-//! hold such work, so the key has two states: *started*, under a lease that is renewed while the
-//! work runs, and *done*. If the first attempt crashes, its lease ends and the next caller takes
-//! over; the attempt's number says that an earlier one may have done a part. Only one attempt at
-//! a time is ever within its lease, and only the current one can write the outcome. What
-//! remains, and no key can close: an attempt that was paused may find out too late that it lost its
-//! lease. So give the other side the key too, where it takes one; and what is written in the database
-//! of the key itself, write in a transaction that begins with [`Attempt::check`]. (The lease is
-//! judged by the database's wall clock: one that is set forward ends it early, and the attempt is
-//! told at its next renewal.)
+//! [`run`](Once::run) is for work outside of the database, such as a payment or an e-mail. No
+//! transaction can contain such work, so the key has two states: *started*, under a lease that is
+//! renewed while the work runs, and *done*. If the first attempt crashes, its lease expires and the
+//! next caller takes over. The attempt's number shows that an earlier attempt may have done part of
+//! the work. Only one attempt at a time has a valid lease, and only the current one can store the
+//! outcome.
 //!
-//! **What was done is never done again for want of a place for its outcome.** Text that a database
-//! cannot hold (PostgreSQL has no NUL) is stored escaped. An outcome that the database refuses all
-//! the same (too long, another character set, a trigger) is left out, and the key is done without
-//! it: the first caller gets it, those who come later are told that it is gone.
+//! One gap remains that no key can close: an attempt that was paused may notice too late that it
+//! has lost its lease. Pass the key to the other side if it supports idempotency keys. If the work
+//! writes to the database of the key itself, begin its transaction with [`Attempt::check`]. The
+//! lease follows the database's wall clock: if that is set forward, the lease expires early, and
+//! the attempt finds out at its next renewal.
 //!
-//! **A pool that the work itself uses up starves no renewals**: what the pool does not give soon is
-//! done on a connection beside it.
+//! **Work is never repeated because its outcome could not be stored.** Text that a database cannot
+//! store (PostgreSQL has no NUL) is escaped. If the database rejects the outcome for another reason
+//! (length, character set, a trigger), the key is marked as done without an outcome: the first
+//! caller gets the outcome, and later callers get an error.
 //!
-//! **An error may be an outcome.** Most errors are to be tried again: the key is free then. One that is final (the
-//! card was declined) is kept where the caller says so ([`Once::keep_errors`]), and answered again as it was, under the
-//! same key, as payment services do.
+//! **Renewals do not starve if the work uses all connections of the pool.** If the pool does not
+//! provide a connection soon, a separate one is opened.
 //!
-//! **Only the key's own row makes a duplicate.** `INSERT IGNORE` turns every error of the write into
-//! a warning, and a unique index of the caller's own table may be hit for reasons that are no
-//! duplicate request. Here the insert of the key stands alone; an error of the work is the work's.
+//! **An error can be an outcome.** After most errors the key is free again, so that the caller can
+//! retry. A final error (the card was declined) can be kept with [`Once::keep_errors`]. Later calls
+//! with this key then get the same error, as payment services do it.
+//!
+//! **Only the key's own row counts as a duplicate.** `INSERT IGNORE` would turn every error of the
+//! write into a warning, and a unique index of your own table can be violated for other reasons.
+//! Here the key is inserted separately, so an error of the work stays an error of the work.
 
 mod attempt;
 mod errors;
@@ -62,10 +64,11 @@ pub use attempt::Attempt;
 pub use key::{clean_up, sweep, text};
 pub use work::Work;
 
-/// How long [`Once::run`] waits for an attempt of somebody else, unless told otherwise.
+/// Default time that [`Once::run`] waits for another attempt.
 pub const DEFAULT_WAIT: Duration = Duration::from_secs(30);
 
-/// An idempotency key: 1 to 512 bytes, as a lock's name; a bad one is reported by the run.
+/// Creates an idempotency key: 1 to 512 bytes, like a lock name. `run` and `run_in` report an
+/// invalid key.
 ///
 /// ```
 /// # #[cfg(feature = "sqlite")]
@@ -95,7 +98,7 @@ pub fn once(key: impl AsRef<str>) -> Once {
 
 /// An idempotency key; made by [`once()`].
 #[derive(Debug)]
-#[must_use = "nothing is done until run_in or run is called"]
+#[must_use = "the work runs only when run_in or run is called"]
 pub struct Once {
     key: Result<Name>,
     lease: Duration,
@@ -103,8 +106,8 @@ pub struct Once {
     asked: Asked,
 }
 
-/// Who did the work. The text is the work's outcome, the first time and every other; with
-/// [errors that are kept](Once::keep_errors) it is a `Result`.
+/// The outcome of the work, and whether this call did it. With [kept errors](Once::keep_errors),
+/// the outcome is a `Result`.
 ///
 /// ```
 /// use leasehold::once::Ran;
@@ -115,21 +118,21 @@ pub struct Once {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Ran<O = String> {
-    /// This call did.
+    /// This call did the work.
     First(O),
-    /// An earlier call did; this one did nothing.
+    /// An earlier call did the work; this one did nothing.
     Duplicate(O),
 }
 
 impl<O> Ran<O> {
-    /// The outcome, whoever did the work.
+    /// Returns the outcome, no matter which call did the work.
     pub fn into_outcome(self) -> O {
         match self {
             Self::First(outcome) | Self::Duplicate(outcome) => outcome,
         }
     }
 
-    /// Whether this call did the work.
+    /// Returns whether this call did the work.
     pub fn is_first(&self) -> bool {
         matches!(self, Self::First(_))
     }
@@ -145,8 +148,8 @@ impl<O, E> Ran<Result<O, E>> {
 }
 
 impl Once {
-    /// How long a crashed attempt of [`run`](Self::run) keeps others out (default 15 s, 50 ms to a
-    /// day). It is renewed while the attempt runs.
+    /// Sets how long a crashed attempt of [`run`](Self::run) blocks other attempts (default 15 s,
+    /// 50 ms to 24 hours). The lease is renewed while the attempt runs.
     ///
     /// ```
     /// # #[cfg(feature = "sqlite")]
@@ -158,7 +161,7 @@ impl Once {
     /// use leasehold::once;
     /// let impatient = once("report").lease(Duration::from_secs(5)).wait(Duration::ZERO);
     /// let ran = impatient.run(&pool, |attempt| async move {
-    ///     println!("{attempt}"); // from the second on, an earlier one may have done a part
+    ///     println!("{attempt}"); // from the second on, an earlier one may have done part of it
     ///     Ok::<_, leasehold::Error>(format!("sent by attempt {}", attempt.number()))
     /// });
     /// assert_eq!(ran.await?.into_outcome(), "sent by attempt 1");
@@ -169,15 +172,17 @@ impl Once {
         self
     }
 
-    /// How long [`run`](Self::run) waits for somebody else's attempt (default 30 s).
+    /// Sets how long [`run`](Self::run) waits for another attempt (default 30 s).
     pub fn wait(mut self, wait: Duration) -> Self {
         self.wait = wait;
         self
     }
 
-    /// What is asked for under this key, such as the request's body: then the same key with another body is refused, as
-    /// payment services do, instead of answered with an outcome that is not its own. A digest of it is kept with
-    /// the key. Where the earlier call did not say what it asked for, nothing is known, and nothing is refused.
+    /// Sets what is requested under this key, such as the request's body, so that reuse of the key
+    /// for another request is rejected.
+    ///
+    /// Payment services do the same. A digest of `request` is stored with the key. If the earlier
+    /// call set no fingerprint, nothing is compared.
     ///
     /// ```
     /// # #[cfg(feature = "sqlite")]
@@ -200,9 +205,12 @@ impl Once {
         self
     }
 
-    /// After how long this key may be used anew, as if it had never been: by the database's clock, since its
-    /// work was done (or the lease of an attempt that came to nothing was over). Without this, it is when
-    /// [`clean_up`] or [`sweep`] has forgotten it. The row stays until they do, or until it is used.
+    /// Sets the time after which this key can be used again, as if it were new.
+    ///
+    /// The time counts by the database's clock from when the work was done, or from when the lease
+    /// of a failed attempt expired. Without it, the key can be used again once [`clean_up`] or
+    /// [`sweep`] has deleted it. The row stays until they delete it, or until the key is used
+    /// again.
     ///
     /// ```
     /// # #[cfg(feature = "sqlite")]
@@ -220,7 +228,7 @@ impl Once {
     /// assert!(report(day).await?.is_first());
     /// assert!(!report(day).await?.is_first());
     /// # tokio::time::sleep(Duration::from_millis(5)).await;
-    /// assert!(report(Duration::from_micros(1)).await?.is_first()); // it was longer ago than that
+    /// assert!(report(Duration::from_micros(1)).await?.is_first()); // it was done longer ago
     /// # Ok::<(), leasehold::Error>(()) }).unwrap();
     /// ```
     pub fn retention(mut self, retention: Duration) -> Self {
@@ -228,11 +236,14 @@ impl Once {
         self
     }
 
-    /// Errors of the work that are outcomes, as a business refusal is: where `keep` makes a text of one it is
-    /// kept, and `read` makes the error of it again for those who come later. Where it makes none, all is as
-    /// without this: the error is handed on, and the key is free.
+    /// Keeps final errors of the work as outcomes, such as a declined payment.
     ///
-    /// A kept error comes as the *outcome*, in `Ok`, so that the transaction is committed, and the key with it.
+    /// If `keep` returns text for an error, the text is stored, and `read` turns it back into the
+    /// error for later calls. If `keep` returns `None`, the error is returned as usual and the key
+    /// is free again.
+    ///
+    /// A kept error is an *outcome* and is returned in `Ok`, so that you commit the transaction,
+    /// and the key with it.
     ///
     /// ```
     /// # #[cfg(feature = "sqlite")]
@@ -242,7 +253,7 @@ impl Once {
     /// #[derive(Debug, PartialEq)]
     /// enum Payment {
     ///     Declined(String),
-    ///     Failed(String), // try again
+    ///     Failed(String), // retry
     /// }
     /// impl From<leasehold::Error> for Payment {
     ///     fn from(error: leasehold::Error) -> Self {
@@ -275,23 +286,27 @@ impl Once {
         Keeping { once: self, errors: Errors { keep, read } }
     }
 
-    /// Does `work` in `tx` if no committed transaction has done it under this key. Key, outcome
-    /// and what `work` writes commit together, when the caller commits `tx`; if `work` fails, both
-    /// are undone and the transaction is usable (after [`ErrorKind::Conflict`] it never is).
+    /// Does `work` in `tx`, unless a committed transaction has already done it under this key.
     ///
-    /// `work` gets the transaction that was given, behind a savepoint, which costs two round trips. The work's
-    /// future is one that may be sent ([`Work`] says no more than that).
+    /// Key, outcome and the writes of `work` commit together when you commit `tx`. If `work` fails,
+    /// all of them are undone and the transaction stays usable, except after
+    /// [`ErrorKind::Conflict`].
     ///
-    /// Needs the table `leasehold_once`: see [`database::install`](crate::database::install).
+    /// `work` gets the given transaction after a savepoint, which costs two round trips. The future
+    /// of `work` must be `Send`; this is all that [`Work`] means.
+    ///
+    /// Needs the table `leasehold_once`, see [`database::install`](crate::database::install).
     ///
     /// # Cancel safety
-    /// Dropped meanwhile, it leaves the transaction as the driver leaves it: roll back.
+    /// Not cancel safe: the operation may or may not have happened. Roll back the transaction.
     ///
     /// # Errors
-    /// Those of `work`, as they are; [`ErrorKind::Mismatch`] if the key was used with another
-    /// [`fingerprint`](Self::fingerprint); [`ErrorKind::Contended`] while an attempt of
-    /// [`run`](Self::run) has this key; [`ErrorKind::Conflict`], [`ErrorKind::Timeout`] (a racing
-    /// caller was waited for in vain) and what else the database answers.
+    /// - The errors of `work`, unchanged.
+    /// - [`ErrorKind::Mismatch`]: the key was used with another [`fingerprint`](Self::fingerprint).
+    /// - [`ErrorKind::Contended`]: an attempt of [`run`](Self::run) is using this key.
+    /// - [`ErrorKind::Conflict`]: a deadlock or a serialization failure; run the transaction again.
+    /// - [`ErrorKind::Timeout`]: a concurrent caller did not finish in time.
+    /// - Any error of the database.
     pub fn run_in<'a, T, E, F>(
         self,
         tx: &'a mut T,
@@ -326,8 +341,9 @@ impl Once {
                 earlier(ended, outcome, errors).map(Ran::Duplicate).map_err(failed)
             }
             Ok(Begun::Busy) => {
-                let what = "an attempt outside a transaction has this key: retry later";
-                Err(failed(Error::new(ErrorKind::Contended, what)))
+                let what = "another attempt, outside of a transaction, is using this key";
+                let busy = Error::new(ErrorKind::Contended, what).with_hint("retry later");
+                Err(failed(busy))
             }
             Ok(Begun::Ours(_)) => match works(tx, &key, work, errors).await {
                 Ok(outcome) => Ok(Ran::First(outcome)),
@@ -349,11 +365,12 @@ impl Once {
         }
     }
 
-    /// Does `work`, outside of any transaction, if nobody has done it under this key; waits while
-    /// somebody is at it, and takes over when that attempt's lease ends. No connection of the pool
-    /// is held while `work` runs; where the pool gives none for a renewal, one is opened beside it.
-    /// `work` is dropped at its next `.await` if the lease is lost. If `work`
-    /// fails, the key is free for the next attempt at once.
+    /// Does `work` outside of any transaction, unless it was already done under this key.
+    ///
+    /// If another attempt is running, it waits, and takes over when the lease of that attempt
+    /// expires. It holds no connection of the pool while `work` runs. If the pool has none for a
+    /// renewal, a separate one is opened. If the lease is lost, `work` is dropped at its next
+    /// `.await`. If `work` fails, the key is immediately free for the next attempt.
     ///
     /// ```
     /// # #[cfg(feature = "sqlite")]
@@ -363,7 +380,7 @@ impl Once {
     /// # let pool = options.connect("sqlite::memory:").await.map_err(database::error)?;
     /// database::install(&pool).await?;
     /// for time in 1..=2 {
-    ///     // Give the other side the key as well, where it takes one.
+    ///     // Pass the key to the other side, if it supports idempotency keys.
     ///     let work = |attempt| async move { Ok::<_, leasehold::Error>(format!("receipt, {attempt}")) };
     ///     let ran = once("payment:8a1f").run(&pool, work).await?;
     ///     assert_eq!(ran.is_first(), time == 1);
@@ -373,14 +390,18 @@ impl Once {
     /// ```
     ///
     /// # Cancel safety
-    /// A future that is dropped stops `work`, and leaves the key to the next attempt when the lease is over.
+    /// Not cancel safe: the operation may or may not have happened. Dropping the future drops
+    /// `work`, and the next attempt can begin when the lease expires.
     ///
     /// # Errors
-    /// Those of `work`, as they are; [`ErrorKind::Mismatch`] if the key was used with another
-    /// [`fingerprint`](Self::fingerprint); [`ErrorKind::Timeout`] if somebody else was at it for all of the
-    /// [wait](Self::wait), in a transaction or out of one; [`ErrorKind::Lost`] if the lease was lost before
-    /// the outcome was stored (the work may be done, and may be done again); [`ErrorKind::Corrupt`] if it was
-    /// done before and its outcome could not be stored then; what the database answers.
+    /// - The errors of `work`, unchanged.
+    /// - [`ErrorKind::Mismatch`]: the key was used with another [`fingerprint`](Self::fingerprint).
+    /// - [`ErrorKind::Timeout`]: another attempt or transaction was still running after
+    ///   [`wait`](Self::wait).
+    /// - [`ErrorKind::Lost`]: the lease was lost before the outcome was stored. The work may be
+    ///   done, and may be done again.
+    /// - [`ErrorKind::Corrupt`]: the work was done earlier, but its outcome could not be stored.
+    /// - Any error of the database.
     pub async fn run<P, E, F>(self, pool: &P, work: impl FnOnce(Attempt) -> F) -> Result<Ran, E>
     where
         P: Pool,
@@ -405,8 +426,9 @@ impl Once {
         let key = key.map_err(|e| e.during("once"))?;
         let failed = |e: Error| E::from(e.during("once").on(&key));
         if !(MIN_LEASE..=MAX_LEASE).contains(&lease) {
-            let what = format!("a lease of {lease:?} is out of range: choose 50 ms to a day");
-            return Err(failed(Error::new(ErrorKind::Config, what)));
+            let what = format!("invalid lease {lease:?}");
+            let error = Error::new(ErrorKind::Config, what);
+            return Err(failed(error.with_hint("use 50 ms to 24 hours")));
         }
         let id = ClaimId::random().map_err(failed)?;
         let id = Value::Text(asked.fingerprint.attempt_id(id));
@@ -421,8 +443,9 @@ impl Once {
                 (Attempt { number, key: key.clone(), id: row.id.clone() }, sent)
             }
             (Begun::Busy, _) => {
-                let what = "another attempt is still at it: retry later";
-                return Err(failed(Error::new(ErrorKind::Timeout, what)));
+                let what = format!("another attempt was still running after {wait:?}");
+                let error = Error::new(ErrorKind::Timeout, what);
+                return Err(failed(error.with_hint("retry later, or wait longer: Once::wait")));
             }
         };
         let deadline = AtomicU64::new(row.deadline(sent).as_nanos());
@@ -450,8 +473,8 @@ impl Once {
     }
 }
 
-/// An idempotency key with errors that are outcomes; made by [`Once::keep_errors`].
-#[must_use = "nothing is done until run_in or run is called"]
+/// An idempotency key that keeps errors as outcomes; made by [`Once::keep_errors`].
+#[must_use = "the work runs only when run_in or run is called"]
 pub struct Keeping<E> {
     once: Once,
     errors: Errors<E>,
@@ -466,8 +489,10 @@ impl<E> fmt::Debug for Keeping<E> {
 type Running<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 impl<E: From<Error>> Keeping<E> {
-    /// As [`Once::run_in`]. Of a work that ends in an error that is kept, all is undone but the key: commit.
-    /// That costs a savepoint more.
+    /// Does `work` in `tx` like [`Once::run_in`], and keeps its final errors.
+    ///
+    /// If the work ends with a kept error, its writes are undone, but the key stays: commit the
+    /// transaction. This costs one more savepoint.
     ///
     /// ```
     /// # #[cfg(feature = "sqlite")]
@@ -486,10 +511,10 @@ impl<E: From<Error>> Keeping<E> {
     /// ```
     ///
     /// # Cancel safety
-    /// As there.
+    /// Not cancel safe: the operation may or may not have happened. Roll back the transaction.
     ///
     /// # Errors
-    /// Those of `work` that are not kept, and those of [`Once::run_in`].
+    /// The errors of `work` that are not kept, and the errors of [`Once::run_in`].
     pub fn run_in<'a, T, F>(
         self,
         tx: &'a mut T,
@@ -504,7 +529,7 @@ impl<E: From<Error>> Keeping<E> {
         Box::pin(self.once.in_transaction(tx, work, Some(self.errors)))
     }
 
-    /// As [`Once::run`].
+    /// Does `work` outside of any transaction like [`Once::run`], and keeps its final errors.
     ///
     /// ```
     /// # #[cfg(feature = "sqlite")]
@@ -525,10 +550,10 @@ impl<E: From<Error>> Keeping<E> {
     /// ```
     ///
     /// # Cancel safety
-    /// As there.
+    /// Not cancel safe: see [`Once::run`].
     ///
     /// # Errors
-    /// Those of `work` that are not kept, and those of [`Once::run`].
+    /// The errors of `work` that are not kept, and the errors of [`Once::run`].
     pub async fn run<P, F>(
         self,
         pool: &P,

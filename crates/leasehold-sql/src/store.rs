@@ -181,16 +181,16 @@ use leasehold_core::{Claim, ClaimId, Name, Result};
 
 /// How many connections there are for renewals and heartbeats.
 const BEATS: usize = 2;
-/// Prints the statements that make the tables of the store at `url`, for people whose migrations
-/// own the database.
+/// Returns the statements that create the tables of the store at `url`, for your migrations.
 ///
 /// # Errors
-/// [`Config`](leasehold_core::ErrorKind::Config) for a URL that names no SQL store of this build.
+/// [`Config`](leasehold_core::ErrorKind::Config) if the URL does not name a SQL store of this
+/// build.
 pub fn schema(url: &str) -> Result<String> {
     Ok(schema::printed(&SqlUrl::parse(url)?))
 }
 
-/// Queues in a database. See the module's documentation.
+/// Locks in a SQL database. See the module's documentation.
 pub struct SqlStore {
     shared: Arc<Shared>,
     /// Has the password: not to be shown.
@@ -201,14 +201,13 @@ pub struct SqlStore {
 }
 
 impl SqlStore {
-    /// Opens the store of this URL and makes its tables if there are none. Its work is done on
-    /// `runtime`.
+    /// Opens the store of this URL and creates its tables if necessary. Its tasks run on `runtime`.
     ///
     /// # Cancel safety
-    /// Dropped, nothing is left of it but connections and tasks that end by themselves.
+    /// Cancel safe: dropping the future changes nothing. The tables may have been created.
     ///
     /// # Errors
-    /// One line that says what to do, if the database cannot be used.
+    /// An error with a hint if the database cannot be used.
     pub async fn open(url: &str, runtime: &Handle) -> Result<Arc<Self>> {
         let parsed = SqlUrl::parse(url)?;
         Self::open_parsed(parsed, leasehold_core::kit::redacted(url), runtime).await
@@ -415,7 +414,7 @@ impl Drop for Renewing {
     }
 }
 
-/// Opens the store of a URL: what a [`Registry`](leasehold_core::Registry) is given.
+/// Opens the store of a URL, for a [`Registry`](leasehold_core::Registry).
 pub fn open(url: String, runtime: Handle) -> Opening {
     Box::pin(async move { Ok(SqlStore::open(&url, &runtime).await? as Arc<dyn Store>) })
 }

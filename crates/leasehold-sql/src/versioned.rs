@@ -1,15 +1,15 @@
-//! Optimistic locking: compare-and-set on a version column of the caller's own table.
+//! Optimistic locking: compare-and-set on a version column of your own table.
 //!
-//! No lock is held while somebody thinks. A row is read with its version; the write says which
-//! version it was computed from, and happens only if that is still the one: `UPDATE … SET version
-//! = version + 1 WHERE id = ? AND version = ?`. The database checks and writes in one step, so of
-//! any number of writers from one version exactly one succeeds; the others get
-//! [`ErrorKind::StaleVersion`] with both numbers, and read again ([`retry`]).
+//! No lock is held between reading and writing. You read a row with its version, and the write
+//! succeeds only if the row still has this version: `UPDATE … SET version = version + 1 WHERE id =
+//! ? AND version = ?`. The database checks and writes in one step. If several writers start from
+//! the same version, exactly one succeeds. The others get [`ErrorKind::StaleVersion`] with both
+//! numbers, and read again ([`retry`]).
 //!
-//! The version only ever rises by one, by these writes: a number, not a time (two writes in one
-//! tick would be one), and not the row's content (which may return to what it was). Whoever
-//! writes the table otherwise must raise it too. A deleted and newly inserted row starts its
-//! versions anew: do not reuse keys.
+//! The version is a counter that every write increments by one. A time would not work, because two
+//! writes can have the same time, and neither would the row's content, which can return to an
+//! earlier state. Other programs that write to the table must increment the version, too. A row
+//! that is deleted and inserted again restarts its versions, so do not reuse keys.
 
 use std::future::Future;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::database::{
 };
 use leasehold_core::{Error, ErrorKind, Result};
 
-/// A table with a version column: which table, which key, which column.
+/// A table with a version column.
 ///
 /// ```no_run
 /// # #[cfg(feature = "postgres")]
@@ -34,7 +34,7 @@ use leasehold_core::{Error, ErrorKind, Result};
 ///             .fetch_one(&mut *tx)
 ///             .await
 ///             .map_err(error)?;
-///     // For types that Rust has no word for, and keys of them: Value::typed("uuid", "7f1c…").
+///     // For other types of the database, also as keys: Value::typed("uuid", "7f1c…").
 ///     stock.update(&mut tx, 7, version, &[("left_over", (left - 1).into())]).await?;
 ///     tx.commit().await.map_err(error)?;
 ///     Ok(())
@@ -50,9 +50,10 @@ pub struct Versioned {
 }
 
 impl Versioned {
-    /// `key` must be unique in `table`; `version` a whole number, not null. Names are letters,
-    /// digits and `_` (`schema.table` for the table), spelt as the database keeps them; others
-    /// are refused by the first use.
+    /// Names the table, its unique key column and its version column (an integer, NOT NULL).
+    ///
+    /// Names consist of letters, digits and `_` (`schema.table` for the table), and are spelled as
+    /// in the database. The first use rejects other names.
     pub fn new(
         table: impl Into<String>,
         key: impl Into<String>,
@@ -61,7 +62,7 @@ impl Versioned {
         Self { table: table.into(), key: key.into(), version: version.into() }
     }
 
-    /// The row's version now; `None` if there is no such row.
+    /// Returns the row's current version, or `None` if the row does not exist.
     ///
     /// ```
     /// # #[cfg(feature = "sqlite")]
@@ -86,10 +87,10 @@ impl Versioned {
     /// ```
     ///
     /// # Cancel safety
-    /// It only reads: dropped, nothing is left of it.
+    /// Cancel safe: dropping the future changes nothing.
     ///
     /// # Errors
-    /// What the database answers.
+    /// Any error of the database.
     pub async fn version<S: Session + ?Sized>(
         &self,
         session: &mut S,
@@ -98,16 +99,19 @@ impl Versioned {
         self.look(session, key.into()).await.map_err(|e| e.during("version"))
     }
 
-    /// Sets columns of one row, and its version to `expected + 1`, if its version is still
-    /// `expected`: one statement. Gives the new version. With no columns it only claims the row:
-    /// what else the transaction writes is then safe until it commits.
+    /// Sets columns of one row if its version is still `expected`, and returns the new version,
+    /// `expected + 1`.
+    ///
+    /// It is one statement. Without columns it only claims the row: until the commit, no other
+    /// transaction can update it with [`Versioned`].
     ///
     /// # Cancel safety
-    /// Dropped meanwhile, it leaves the transaction as the driver leaves it: roll back.
+    /// Not cancel safe: the operation may or may not have happened. Roll back the transaction.
     ///
     /// # Errors
-    /// [`ErrorKind::StaleVersion`] (see [`Error::stale_version`]), and nothing was written;
-    /// [`ErrorKind::Corrupt`] if the key is not unique (roll back); what the database answers.
+    /// - [`ErrorKind::StaleVersion`] (see [`Error::stale_version`]): nothing was written.
+    /// - [`ErrorKind::Corrupt`]: the key is not unique. Roll back.
+    /// - Any error of the database.
     pub async fn update<T: Transaction + ?Sized>(
         &self,
         tx: &mut T,
@@ -126,7 +130,8 @@ impl Versioned {
         columns: &[(&str, Value)],
     ) -> Result<i64> {
         let Some(next) = expected.checked_add(1) else {
-            return Err(Error::new(ErrorKind::Full, "the version column is at its greatest"));
+            let what = "the version column has reached its maximum (2^63-1)";
+            return Err(Error::new(ErrorKind::Full, what));
         };
         let dialect = tx.dialect();
         let version = identifier(dialect, &self.version)?;
@@ -141,8 +146,9 @@ impl Versioned {
             0 => Err(Error::stale_row(expected, self.look(tx, key).await?)),
             n => Err(Error::new(
                 ErrorKind::Corrupt,
-                format!("{n} rows of {} have that key: roll back, and make it unique", self.table),
-            )),
+                format!("{n} rows of table {:?} have this key", self.table),
+            )
+            .with_hint("roll back, and add a unique index on the key")),
         }
     }
 
@@ -161,7 +167,9 @@ impl Versioned {
     }
 }
 
-/// The write as SQL text, for programs that are not written in Rust. Parameters are `:value`, `:id` and `:expected`.
+/// Returns the write as SQL text, for programs in other languages.
+///
+/// Its parameters are `:value`, `:id` and `:expected`.
 ///
 /// ```
 /// use leasehold::database::Dialect;
@@ -169,20 +177,22 @@ impl Versioned {
 /// ```
 pub fn text(dialect: Dialect) -> String {
     let counted = match dialect {
-        Dialect::Mysql => "One row MATCHED (the version always changes, so one row changed)",
-        Dialect::Sqlite | Dialect::Postgres => "One row was changed",
+        Dialect::Mysql => "If one row MATCHED (or changed, since the version always changes)",
+        Dialect::Sqlite | Dialect::Postgres => "If one row changed",
     };
     format!(
-        "-- What you read, with its version:\n\
+        "-- Read the row with its version:\n\
          SELECT your_column, version FROM your_table WHERE id = :id;\n\
-         -- The write that was computed from it:\n\
-         UPDATE your_table SET version = version + 1, your_column = :value WHERE id = :id AND version = :expected;\n\
-         -- {counted}: it is written, and the version is one more. None: somebody else wrote meanwhile, or there is no\n\
-         -- such row. Begin a new transaction, read again.\n"
+         -- Write the value that you computed from it:\n\
+         UPDATE your_table SET version = version + 1, your_column = :value WHERE id = :id AND \
+         version = :expected;\n\
+                  -- {counted}, the value is written and the version is one higher. If none did, \
+                  another client has written in the\n\
+         -- meantime, or the row does not exist. Begin a new transaction and read again.\n"
     )
 }
 
-/// How often and how fast [`retry`] tries again.
+/// How often [`retry`] tries, and how long it pauses in between.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -196,7 +206,7 @@ pub fn text(dialect: Dialect) -> String {
 ///     let is_late = times < 3;
 ///     async move {
 ///         match is_late {
-///             true => Err(Error::new(ErrorKind::Conflict, "somebody else wrote meanwhile")),
+///             true => Err(Error::new(ErrorKind::Conflict, "another client has written")),
 ///             false => Ok("written"),
 ///         }
 ///     }
@@ -212,20 +222,21 @@ pub struct Retry {
 }
 
 impl Default for Retry {
-    /// 10 tries, pauses from 2 ms doubling to 200 ms.
+    /// 10 tries, with pauses that double from 2 ms to 200 ms.
     fn default() -> Self {
         Self { tries: 10, first: Duration::from_millis(2), longest: Duration::from_millis(200) }
     }
 }
 
 impl Retry {
-    /// At most this many tries in all (at least one).
+    /// Sets the maximum number of tries (at least one).
     pub fn tries(mut self, tries: u32) -> Self {
         self.tries = tries.max(1);
         self
     }
 
-    /// The first pause is up to `first`; each next up to twice the one before, to `longest`.
+    /// Sets the pauses: the first is at most `first`, and each next limit is twice the previous
+    /// one, up to `longest`.
     pub fn pauses(mut self, first: Duration, longest: Duration) -> Self {
         (self.first, self.longest) = (first, longest);
         self
@@ -237,16 +248,17 @@ impl Retry {
     }
 }
 
-/// Runs `work` from its beginning until it ends in something other than
-/// [`ErrorKind::StaleVersion`] or [`ErrorKind::Conflict`], with random pauses, a bounded number of
-/// times; then its last error. `work` must begin its own transaction: both kinds of error mean
-/// that everything read so far is old.
+/// Runs `work` again as long as it fails with [`ErrorKind::StaleVersion`] or
+/// [`ErrorKind::Conflict`], up to the limit of `policy`.
+///
+/// The pauses in between are random. `work` must begin its own transaction each time, because after
+/// both kinds of error everything that it has read is stale.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// use leasehold::versioned::{Retry, retry};
 /// let written = retry(Retry::default(), || async {
-///     // begin, read, `update` with the version that was read, commit
+///     // begin, read, `update` with the version that you read, commit
 ///     Ok::<_, leasehold::Error>(())
 /// });
 /// written.await?;
@@ -254,10 +266,10 @@ impl Retry {
 /// ```
 ///
 /// # Cancel safety
-/// Dropped, it drops the try that is under way.
+/// Dropping the future drops the current try. The cancel safety of `work` applies.
 ///
 /// # Errors
-/// Those of `work`.
+/// The errors of `work`, the last one if the tries are used up.
 pub async fn retry<T, F>(policy: Retry, mut work: impl FnMut() -> F) -> Result<T>
 where
     F: Future<Output = Result<T>>,

@@ -32,10 +32,10 @@ pub(super) async fn diagnose(session: &Session, url: &ZooKeeperUrl) -> Result<Ve
     }
     found.push(Finding::note(
         "force-sync",
-        "whether the servers wait for their disks is not asked: only their AdminServer tells, which \
-         clients seldom reach",
-        "with zookeeper.forceSync=no on a majority, a power cut forgets grants and tokens: leave it at \
-         yes",
+        "leasehold cannot check zookeeper.forceSync, because only the servers' AdminServer \
+         reports it",
+        "with zookeeper.forceSync=no on a majority, a power failure loses grants and tokens; keep \
+         the default, yes",
     ));
     Ok(found)
 }
@@ -51,12 +51,11 @@ fn limits(asked: Duration, given: Duration) -> Option<Finding> {
     (asked != given).then(|| {
         Finding::weak(
             "session-limits",
-            format!(
-                "the servers make a session of {given:?} out of the {asked:?} that were asked for"
-            ),
-            "a dead client's locks stay taken for that long, and no lease is certain for longer",
-            "write session=… into the URL within the servers' limits, or set minSessionTimeout and \
-             maxSessionTimeout, the same on every member",
+            format!("the servers grant a session of {given:?} instead of the requested {asked:?}"),
+            "the locks of a crashed client stay taken for that long, and no lease is guaranteed \
+             for longer",
+            "set session= in the URL within the servers' limits, or set minSessionTimeout and \
+             maxSessionTimeout, equal on all servers",
         )
     })
 }
@@ -71,15 +70,15 @@ fn number(members: usize) -> Option<Finding> {
     match members {
         0 | 1 => Some(Finding::weak(
             "one-member",
-            "there is one server",
-            "when it is down, nothing can be locked; when its disk is lost, so is every lock",
-            "run three servers or five",
+            "the ensemble has one server",
+            "while it is down, no lock can be acquired; if its disk is lost, all locks are lost",
+            "run three or five servers",
         )),
         n if n % 2 == 0 => Some(Finding::weak(
             "even",
-            format!("there are {n} servers with a vote"),
-            "an even number survives no more failures than one server less",
-            "run three servers or five",
+            format!("the ensemble has {n} servers with a vote"),
+            "an even number tolerates no more failures than one server fewer",
+            "run three or five servers",
         )),
         _ => None,
     }
@@ -94,21 +93,23 @@ fn given_out(shown: i32, children: i32) -> i64 {
 /// The numbers of a lock's children, which end at 2147483647.
 fn sequence(lock: &str, given_out: i64) -> Option<Finding> {
     let shown: String = lock.chars().take(80).collect();
-    let fix =
-        "while nobody holds it, delete the lock's node: the numbers begin anew, and tokens go on";
+    let fix = format!(
+        "when no client holds or waits for it, run `delete` on the node {shown} in zkCli.sh: \
+         sequence numbers start again at 0, and tokens keep rising"
+    );
     if given_out >= LAST_SEQUENCE {
         return Some(Finding::broken(
             "sequence",
-            format!("the lock {shown:?} has given out its numbers"),
-            "past 2147483647 other clients put the queue into a wrong order, so it is refused",
+            format!("the sequence numbers of the lock {shown:?} are used up"),
+            "past 2147483647 other clients order the queue wrongly, so leasehold rejects this lock",
             fix,
         ));
     }
     (given_out >= LATE_SEQUENCE).then(|| {
         Finding::weak(
             "sequence",
-            format!("the lock {shown:?} has given out half of its numbers"),
-            "past 2147483647 other clients put the queue into a wrong order",
+            format!("the lock {shown:?} has used half of its sequence numbers"),
+            "past 2147483647 other clients order the queue wrongly",
             fix,
         )
     })

@@ -1,4 +1,4 @@
-//! What the driver's errors mean, in one line that says what to do.
+//! What the driver's errors mean, and what to do.
 
 use zookeeper_client::Error as Fault;
 
@@ -9,58 +9,65 @@ pub(super) fn ends_session(fault: &Fault) -> bool {
     matches!(fault, Fault::SessionExpired | Fault::AuthFailed | Fault::ClientClosed)
 }
 
-/// What the caller is told when an operation on the node at `path` failed.
+/// The error for an operation on the node at `path` that failed.
 pub(super) fn explain(fault: Fault, path: &str) -> Error {
     let path = path.escape_debug();
-    let (kind, what) = match &fault {
+    let (kind, what, hint) = match &fault {
         Fault::NoAuth => (
             ErrorKind::Denied,
-            format!(
-                "no permission on {path}: give the URL a user and password that its ACL allows, or \
-                 let its owner change the ACL"
-            ),
+            format!("this user has no permission on the node {path}"),
+            "use user:password@ of a user that its ACL allows, or ask its owner to run `setAcl`",
         ),
-        Fault::AuthFailed => {
-            (ErrorKind::Denied, "ZooKeeper refuses the user or the password: check the URL".into())
-        }
+        Fault::AuthFailed => (
+            ErrorKind::Denied,
+            "ZooKeeper rejected the user name or the password".into(),
+            "check the URL: zookeeper://user:password@host:2181/path",
+        ),
         Fault::NoNode => (
             ErrorKind::Config,
-            format!("the node {path} does not exist: create it, or write create=yes into the URL"),
+            format!("the node {path} does not exist"),
+            "create it, or add create=yes to the URL",
         ),
         Fault::NoChildrenForEphemerals => (
             ErrorKind::Mismatch,
-            format!("{path} is an ephemeral node and no lock: use another name or path"),
+            format!("the node {path} is ephemeral, so it cannot be a lock"),
+            "use another lock name, or another path in the URL",
         ),
         Fault::QuotaExceeded => (
             ErrorKind::Full,
-            format!("the quota of {path} is used up: raise it, or try again later"),
+            format!("the quota of {path} is used up"),
+            "raise it with `setquota`, or retry later",
         ),
         Fault::NotReadOnly => (
             ErrorKind::Unreachable,
-            "this member has lost its quorum and only reads: bring the other members back".into(),
+            "this ZooKeeper server is read-only because it has lost its quorum".into(),
+            "restart the other servers of the ensemble",
         ),
         Fault::Unimplemented => (
             ErrorKind::Unsupported,
-            "this server is too old or lacks containers: leasehold needs ZooKeeper 3.6 or later"
-                .into(),
+            "this ZooKeeper server does not support container nodes".into(),
+            "upgrade it to ZooKeeper 3.6 or later",
         ),
-        Fault::BadArguments(_) | Fault::InvalidAcl => {
-            (ErrorKind::Config, format!("ZooKeeper refuses what was asked about {path}"))
-        }
+        Fault::BadArguments(_) | Fault::InvalidAcl => (
+            ErrorKind::Config,
+            format!("ZooKeeper rejected a request for the node {path}"),
+            "check the path, and acl= in the URL",
+        ),
         Fault::UnmarshalError { .. } | Fault::MarshallingError => (
             ErrorKind::Corrupt,
-            "ZooKeeper's answer cannot be read: check that the port is its client port".into(),
+            "ZooKeeper sent an unexpected reply".into(),
+            "check that the URL has its client port (2181)",
         ),
         _ => (
             ErrorKind::Unreachable,
-            "no answer from ZooKeeper: check that a majority of its members runs and can be \
-             reached"
-                .into(),
+            "ZooKeeper does not respond".into(),
+            "check that a majority of the ensemble is running and reachable",
         ),
     };
-    Error::new(kind, what).because(fault)
+    Error::new(kind, what).with_hint(hint).because(fault)
 }
 
 pub(super) fn shut_down() -> Error {
-    Error::new(ErrorKind::Closed, "the client's runtime was shut down: connect again")
+    Error::new(ErrorKind::Closed, "the runtime of this client was shut down")
+        .with_hint("connect again")
 }

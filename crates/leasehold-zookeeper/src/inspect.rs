@@ -32,11 +32,12 @@ pub(super) fn holder(data: &[u8]) -> Holder {
 fn not_ours(lock: &str, child: &str) -> Error {
     let shown: String = child.escape_debug().take(80).collect();
     let what = format!(
-        "the child {shown} of {} ends like a lock's but may be something else (it has another name than \
-         lock clients give, or outlives its client), so it is not deleted: find out whose it is",
+        "the child {shown} of {} was kept: its name ends like that of a lock, but it may belong \
+         to another program (its name is unusual, or it is not ephemeral)",
         lock.escape_debug()
     );
-    Error::new(ErrorKind::Mismatch, what)
+    let hint = "find the program that created it; to delete it, run `delete` in zkCli.sh";
+    Error::new(ErrorKind::Mismatch, what).with_hint(hint)
 }
 
 /// What is known of a child that is closed to us, since ZooKeeper 3.9: that it is there.

@@ -64,9 +64,9 @@ impl Shared {
         caller: Weak<()>,
     ) -> Result<Joined> {
         if !claim.lock_delay.is_zero() {
-            let what = "ZooKeeper keeps nothing of an unclean end, so there is no lock-delay: leave \
-                        lock_delay out, or use another store";
-            return Err(Error::new(ErrorKind::Unsupported, what));
+            let what = "lock_delay is not supported by zookeeper:";
+            let hint = "remove lock_delay, or use postgres:, mysql:, sqlite:, redis: or etcd:";
+            return Err(Error::new(ErrorKind::Unsupported, what).with_hint(hint));
         }
         let _turn = self.claims.enter(claim.id).await;
         if self.claims.is_given_up(claim.id) {
@@ -152,9 +152,10 @@ impl Shared {
             match self.make_child(session, &lock, &prefix, &data, beside).await {
                 Ok((stat, sequence, listed)) => {
                     let Some(token) = token_of(&stat) else {
-                        let what = "the server tells no transaction of what it creates: leasehold \
-                                    needs ZooKeeper 3.6 or later";
-                        return Err(Error::new(ErrorKind::Unsupported, what));
+                        let what =
+                            "the ZooKeeper server does not report transaction ids of new nodes";
+                        let error = Error::new(ErrorKind::Unsupported, what);
+                        return Err(error.with_hint("upgrade it to ZooKeeper 3.6 or later"));
                     };
                     let node = format!("{}{sequence}", &prefix[lock.len() + 1..]);
                     let (session_id, sequence) = (session.id(), sequence.into_i64());

@@ -127,16 +127,16 @@ pub struct ZooKeeperStore {
 }
 
 impl ZooKeeperStore {
-    /// Opens the store of this URL, `zookeeper://host:port,host:port/path?…`. Its session and all its
-    /// tasks live on `runtime`. A few round trips.
+    /// Opens the store of this URL, `zookeeper://host:port,host:port/path?…`. Its session and tasks
+    /// run on `runtime`. A few round trips.
     ///
     /// # Cancel safety
-    /// Dropped, nothing is left of it but connections and tasks that end by themselves.
+    /// Cancel safe: dropping the future changes nothing.
     ///
     /// # Errors
-    /// One line that says what to do: [`ErrorKind::Config`] for a URL that cannot work or a path that
-    /// does not exist, [`ErrorKind::Unreachable`] if no majority serves within 10 s,
-    /// [`ErrorKind::Denied`] without permission.
+    /// - [`ErrorKind::Config`]: the URL is invalid, or the path does not exist.
+    /// - [`ErrorKind::Unreachable`]: no server with a quorum responds within 10 s.
+    /// - [`ErrorKind::Denied`]: the user lacks a permission.
     pub async fn open(url: &str, runtime: &Handle) -> Result<Arc<Self>> {
         let url = ZooKeeperUrl::parse(url)?;
         let shown = url.shown();
@@ -192,7 +192,7 @@ fn identity(url: &ZooKeeperUrl) -> String {
     format!("zookeeper:{}{}#{:?}", hosts.join(","), url.root(), url.naming)
 }
 
-/// Opens the store of a URL: what a [`Registry`](leasehold_core::Registry) is given.
+/// Opens the store of a URL, for a [`Registry`](leasehold_core::Registry).
 pub fn open(url: String, runtime: Handle) -> Opening {
     Box::pin(async move { Ok(ZooKeeperStore::open(&url, &runtime).await? as Arc<dyn Store>) })
 }
@@ -239,9 +239,10 @@ impl Store for ZooKeeperStore {
 
     async fn leave(&self, claim: &Claim, keep: Option<Duration>) -> Result<bool> {
         if keep.is_some() {
-            let what = "a node is gone when its holder is, so nothing keeps the lock taken: leave \
-                        at_least out, or use another store";
+            let what = "at_least is not supported by zookeeper:";
+            let hint = "remove at_least, or use postgres:, mysql:, sqlite:, redis:, etcd: or file:";
             return Err(Error::new(ErrorKind::Unsupported, what)
+                .with_hint(hint)
                 .on(&claim.name)
                 .at(&self.info.url));
         }

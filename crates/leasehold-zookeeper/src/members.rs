@@ -130,7 +130,7 @@ impl Members {
                 Vec::new()
             }
             Err(_) => {
-                self.note(host, "its name is not resolved in time");
+                self.note(host, "DNS lookup timed out");
                 Vec::new()
             }
         };
@@ -171,7 +171,7 @@ impl Members {
             state.silent = Some((now, patience));
         }
         drop(state);
-        self.note(&member.host, &format!("no answer within {patience:?}"));
+        self.note(&member.host, &format!("no response within {patience:?}"));
     }
 
     fn note(&self, host: &Host, what: &str) {

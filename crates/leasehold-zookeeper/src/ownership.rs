@@ -6,16 +6,19 @@ use leasehold_core::{Guard, Result};
 /// What URLs of the store begin with.
 pub(super) const SCHEME: &str = "zookeeper";
 
-/// What a hold can be beside, where ZooKeeper keeps it.
+/// Methods of guards whose lock is in ZooKeeper.
 pub trait ZooKeeperGuardExt {
-    /// The path of this hold's node: the condition for the caller's own transaction in the same
-    /// ensemble. No I/O: whether it is true, ZooKeeper decides when it does the transaction.
+    /// Returns the path of this guard's node, as a condition for your own transaction in the same
+    /// ensemble.
     ///
-    /// Put a check of this path, with the version −1 (any), before the changes of a `multi`: then
-    /// nothing is changed once the lock is lost, whatever the holder believes, since the node is gone
-    /// with the hold and its name never comes back. No resource has to remember a token, and no check
-    /// can come too late. With `zookeeper-client` that is `Client::new_check_writer(path, None)`, with
-    /// Curator `client.transactionOp().check().forPath(path)`, with kazoo `transaction.check(path, -1)`.
+    /// It does no I/O: ZooKeeper evaluates the condition when it runs the transaction.
+    ///
+    /// Put a check of this path with version −1 (any) before the changes of a `multi`. Nothing is
+    /// changed once the lock is lost, even if the holder has not noticed, because the node
+    /// disappears with the lock and its name is never used again. The resource stores no token, and
+    /// no check can be too late. With `zookeeper-client` call `Client::new_check_writer(path,
+    /// None)`, with Curator `client.transactionOp().check().forPath(path)`, with kazoo
+    /// `transaction.check(path, -1)`.
     ///
     /// ```no_run
     /// # async fn example() -> leasehold::Result<()> {
@@ -26,12 +29,13 @@ pub trait ZooKeeperGuardExt {
     /// # Ok(()) }
     /// ```
     ///
-    /// Whoever may delete nodes there can release the lock by it: its name holds the claim's secret.
+    /// The name of the node contains the claim's secret. Anyone who knows it and may delete nodes
+    /// can release the lock.
     ///
     /// # Errors
-    /// [`Unsupported`](leasehold_core::ErrorKind::Unsupported) if the lock is kept in another store than
-    /// ZooKeeper, or held with others (permits, readers); [`Lost`](leasehold_core::ErrorKind::Lost) if its
-    /// node is known to be gone.
+    /// - [`Unsupported`](leasehold_core::ErrorKind::Unsupported): the lock is in another store, or
+    ///   the guard is a permit or a reader.
+    /// - [`Lost`](leasehold_core::ErrorKind::Lost): the node is known to be gone.
     fn zookeeper_node(&self) -> Result<String>;
 }
 

@@ -25,21 +25,28 @@ pub(super) fn foreign_child(naming: Naming, lock: &str, child: String) -> Error 
     };
     let (lock, shown) = (lock.escape_debug(), child.escape_debug().to_string());
     let shown: String = shown.chars().take(80).collect();
-    let what = match Node::parse(other, child) {
+    let (what, hint) = match Node::parse(other, child) {
         Ok(_) => {
             let other = if other == Naming::Kazoo { "kazoo" } else { "curator" };
-            format!(
-                "the node {lock} is in use by locks of the other naming ({shown}), and the two ignore \
-                 each other: write naming={other} into the URL, or use another path"
+            (
+                format!(
+                    "the node {lock} contains locks with naming={other} ({shown}), which do not \
+                     exclude clients with another naming"
+                ),
+                format!("add naming={other} to the URL, or use another path"),
             )
         }
-        Err(_) => format!(
-            "the node {lock} has the child {shown}, which is no claim that this version knows, so nobody \
-             is let in: if another program keeps its nodes there, use another name or path for locks; if \
-             a newer leasehold made it, update this one"
+        Err(_) => (
+            format!(
+                "the node {lock} contains the unknown child {shown}, so no client can acquire the \
+                 lock"
+            ),
+            "if a newer leasehold created it, upgrade this one; if it belongs to another program, \
+             use another lock name or path"
+                .to_owned(),
         ),
     };
-    Error::new(ErrorKind::Mismatch, what)
+    Error::new(ErrorKind::Mismatch, what).with_hint(hint)
 }
 
 impl Shared {
@@ -71,13 +78,13 @@ impl Shared {
         };
         let last = children.last_sequence();
         if children.is_disordered() || last >= LAST_SEQUENCE {
+            let lock = lock.escape_debug();
             let what = format!(
-                "the node {} has given out its numbers (at {last} of 2147483647), and past them no \
-                 client can order the queue: let nobody use the lock until its node is gone, or \
-                 delete the node when it has no children",
-                lock.escape_debug()
+                "the sequence numbers of the node {lock} are used up ({last} of 2147483647), so \
+                 its queue can no longer be ordered"
             );
-            return Err(Error::new(ErrorKind::Full, what));
+            let hint = format!("when the node has no children, run `delete {lock}` in zkCli.sh");
+            return Err(Error::new(ErrorKind::Full, what).with_hint(hint));
         }
         let mut warned = locked(&self.warned);
         if last >= LATE_SEQUENCE && warned.len() < 1_000 && warned.insert(lock.to_owned()) {

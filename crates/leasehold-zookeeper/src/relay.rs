@@ -111,7 +111,7 @@ async fn carry(
         loop {
             let n = match from_member.read(&mut buffer).await {
                 Ok(0) => {
-                    let what = "it ended the connection before it answered";
+                    let what = "the server closed the connection before it replied";
                     return Err(io::Error::new(io::ErrorKind::UnexpectedEof, what));
                 }
                 Ok(n) => n,

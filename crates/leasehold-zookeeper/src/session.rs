@@ -351,16 +351,17 @@ fn refused(fault: Option<Fault>, tunnel: &Tunnel, tls: bool) -> Error {
         fault => {
             let over_tls = match tls {
                 true => {
-                    ", and whether they want a certificate of their clients, from an authority that \
-                     they trust (cert= and key= in the URL)"
+                    "; if the servers require client certificates, set cert= and key= in the URL, \
+                     signed by an authority that they trust"
                 }
                 false => "",
             };
-            let what = format!(
-                "no server serves: check the hosts and ports, that a majority of the ensemble \
-                 runs{over_tls}"
+            let what = "no ZooKeeper server accepts a session";
+            let hint = format!(
+                "check hosts and ports in the URL, and that a majority of the ensemble is \
+                 running{over_tls}"
             );
-            let error = Error::new(ErrorKind::Unreachable, what);
+            let error = Error::new(ErrorKind::Unreachable, what).with_hint(hint);
             // Behind the tunnel, the driver sees no more than that its connection ended.
             match (tunnel.members.fault(), fault) {
                 (Some(why), _) => error.because(why),

@@ -26,8 +26,9 @@ mod built {
         /// As the URL says, for these hosts.
         pub(crate) fn of(tls: &Tls, hosts: &[Host]) -> Result<Self> {
             if let Some(host) = hosts.iter().find(|host| name(host).is_err()) {
-                let what = format!("no certificate can be for {host}: write the host by its name");
-                return Err(Error::new(ErrorKind::Config, what));
+                let what = format!("{host} cannot be checked against a TLS certificate");
+                let hint = "use the host's DNS name in the URL";
+                return Err(Error::new(ErrorKind::Config, what).with_hint(hint));
             }
             Ok(Self(TlsConnector::from(Arc::new(config(tls)?))))
         }
@@ -50,7 +51,7 @@ mod built {
     fn certificates(pem: &Pem) -> Result<Vec<CertificateDer<'static>>> {
         let all = CertificateDer::pem_slice_iter(&pem.bytes).collect::<Result<Vec<_>, _>>();
         let all = all.map_err(|why| pem.unusable(why))?;
-        if all.is_empty() { Err(pem.unusable("it has no certificate")) } else { Ok(all) }
+        if all.is_empty() { Err(pem.unusable("the file contains no certificate")) } else { Ok(all) }
     }
 
     fn config(tls: &Tls) -> Result<ClientConfig> {
@@ -68,14 +69,16 @@ mod built {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
-            .map_err(|why| Error::new(ErrorKind::Config, "TLS cannot be used").because(why))?
+            .map_err(|why| Error::new(ErrorKind::Config, "cannot set up TLS").because(why))?
             .with_root_certificates(roots);
         let Some((cert, key)) = tls.identity()? else { return Ok(builder.with_no_client_auth()) };
         let chain = certificates(&cert)?;
         let secret = PrivateKeyDer::from_pem_slice(&key.bytes).map_err(|why| key.unusable(why))?;
         let shown = builder.with_client_auth_cert(chain, secret);
         shown.map_err(|why| {
-            Error::new(ErrorKind::Config, format!("{key} does not belong to {cert}")).because(why)
+            Error::new(ErrorKind::Config, format!("{key} does not match {cert}"))
+                .with_hint("give the private key of this certificate")
+                .because(why)
         })
     }
 }

@@ -88,9 +88,9 @@ fn set(serving: &Mutex<Option<AbortHandle>>, new: Option<AbortHandle>) {
 }
 
 fn no_port(why: io::Error) -> Error {
-    let what = "no port of this machine's can be had to reach ZooKeeper through: allow more open \
-                files, or 127.0.0.1";
-    Error::new(ErrorKind::Unreachable, what).because(why)
+    let what = "cannot open a local port on 127.0.0.1 for the connection to ZooKeeper";
+    let hint = "raise the limit of open files (`ulimit -n`), and allow connections to 127.0.0.1";
+    Error::new(ErrorKind::Unreachable, what).with_hint(hint).because(why)
 }
 
 async fn serve(

@@ -52,44 +52,55 @@ const TLS: TlsWords = TlsWords {
 /// Where locks are if the URL does not say: made if it is missing.
 const DEFAULT_CHROOT: &str = "/leasehold";
 
-const PARAMETERS: &str = "naming=curator|kazoo, session=15s, create=yes|no, acl=open|creator, and for zookeepers: \
-                          ca, cert and key";
+const PARAMETERS: &str = "naming=curator|kazoo, session=15s, create=yes|no, acl=open|creator; with zookeepers: ca, \
+     cert and key";
 
 impl ZooKeeperUrl {
     pub(super) fn parse(url: &str) -> Result<Self> {
-        let refused = |what: &str| Err(Error::new(ErrorKind::Config, what));
+        let refused =
+            |what: &str, hint: &str| Err(Error::new(ErrorKind::Config, what).with_hint(hint));
+        let invalid = |key: &str, value: &str, hint: &str| {
+            refused(&format!("invalid value {} for {key}", shown(value)), hint)
+        };
         let encrypted = url.starts_with("zookeepers:");
         let port = if encrypted { DEFAULT_TLS_PORT } else { DEFAULT_PORT };
         let mut parts = UrlParts::parse(url, FORM, port)?;
         if parts.hosts.is_empty() {
-            return refused("name the servers: zookeeper://host:2181,host:2181/path");
+            return refused("the URL names no server", &format!("write it as {FORM}"));
         }
         let credentials = match (parts.user.take(), parts.password.take()) {
             (None, _) => None,
             (Some(user), Some(password)) if !user.is_empty() && !user.contains(':') => {
                 Some(format!("{user}:{password}"))
             }
-            _ => return refused("write credentials as user:password@; a user's name has no colon"),
+            _ => {
+                return refused(
+                    "invalid credentials in the URL",
+                    "write it as zookeeper://user:password@host:2181/path; the user name cannot \
+                     contain a colon",
+                );
+            }
         };
         let tls = parts.tls(encrypted, &TLS)?;
         let naming = match parts.take("naming").as_deref() {
             None | Some("curator") => Naming::Curator,
             Some("kazoo") => Naming::Kazoo,
-            Some(_) => return refused("naming is curator or kazoo"),
+            Some(other) => return invalid("naming", other, "use curator or kazoo"),
         };
         let access = match (parts.take("acl").as_deref(), &credentials) {
             (None | Some("creator"), Some(_)) => Access::Creator,
             (None, None) | (Some("open"), _) => Access::Open,
             (Some("creator"), None) => {
-                return refused("acl=creator needs user:password@ before the hosts");
+                let hint = "write it as zookeeper://user:password@host:2181/path?acl=creator";
+                return refused("acl=creator needs a user name and a password", hint);
             }
-            (Some(_), _) => return refused("acl is open or creator"),
+            (Some(other), _) => return invalid("acl", other, "use open or creator"),
         };
         let create = match parts.take("create").as_deref() {
             None => parts.path.is_empty(),
             Some("yes") => true,
             Some("no") => false,
-            Some(_) => return refused("create is yes or no"),
+            Some(other) => return invalid("create", other, "use yes or no"),
         };
         let given = parts.take("session").as_deref().map(session).transpose()?;
         parts.done(PARAMETERS)?;
@@ -122,6 +133,14 @@ impl ZooKeeperUrl {
     }
 }
 
+/// A parameter's value for an error message. What may be a pasted URL with a password is hidden.
+fn shown(value: &str) -> String {
+    match value.contains([':', '@', '/']) {
+        true => "…".to_owned(),
+        false => format!("{:?}", value.chars().take(60).collect::<String>()),
+    }
+}
+
 fn chroot(path: &str) -> Result<String> {
     if path.is_empty() {
         return Ok(DEFAULT_CHROOT.into());
@@ -134,9 +153,9 @@ fn chroot(path: &str) -> Result<String> {
             || part.chars().any(|c| c.is_control() || !c.is_ascii())
     };
     if path.split('/').skip(1).any(bad) || path.split('/').nth(1) == Some("zookeeper") {
-        let what =
-            "what stands after the hosts is no path for locks: write /name or /name/name, in ASCII";
-        return Err(Error::new(ErrorKind::Config, what));
+        let what = "invalid path after the hosts in the URL";
+        let hint = "use /name or /name/name, in ASCII, outside of /zookeeper";
+        return Err(Error::new(ErrorKind::Config, what).with_hint(hint));
     }
     Ok(path.to_owned())
 }
@@ -151,8 +170,9 @@ fn session(text: &str) -> Result<Duration> {
     match millis {
         Some(ms @ 400..=3_600_000) => Ok(Duration::from_millis(ms)),
         _ => {
-            let what = "session is a time such as 15s or 4000ms, from 400ms to 3600s";
-            Err(Error::new(ErrorKind::Config, what))
+            let what = format!("invalid value {} for session", shown(text));
+            let hint = "use a time from 400ms to 3600s, such as 15s or 4000ms";
+            Err(Error::new(ErrorKind::Config, what).with_hint(hint))
         }
     }
 }
@@ -215,7 +235,9 @@ mod tests {
             "zookeeper://h/%00",
             "zookeeper://h?session=1ms",
             "zookeeper://h?session=soon",
-            "zookeeper://h?naming=secret",
+            "zookeeper://h?naming=u:secret",
+            "zookeeper://h?acl=some%40secret",
+            "zookeeper://h?session=/secret",
             "zookeeper://h?x=secret",
             "zookeeper://h?acl=creator",
         ] {

@@ -47,9 +47,8 @@ pub(crate) fn read(object: &[u8]) -> Result<(Life, &[u8])> {
 
 /// It is not ours.
 pub(crate) fn foreign() -> Error {
-    let what = "what is there is not leasehold's, and stays as it is: see what wrote it, or set another \
-                prefix or folder in the URL";
-    Error::new(ErrorKind::Corrupt, what)
+    let what = "the value of this key belongs to another program; it was left unchanged";
+    Error::new(ErrorKind::Corrupt, what).with_hint("set another prefix or folder in the URL")
 }
 
 fn parsed(object: &[u8]) -> Option<(Life, &[u8])> {
@@ -99,7 +98,7 @@ mod tests {
     #[test]
     fn f44_a_later_version_is_told_of() {
         let told = |object: &[u8]| read(object).unwrap_err().to_string();
-        assert!(told(b"leasehold object 2 anything\nvalue").contains("upgrade this one"));
+        assert!(told(b"leasehold object 2 anything\nvalue").contains("upgrade this leasehold"));
         assert!(told(b"leasehold object x anything\nvalue").contains("prefix or folder"));
         assert!(told(&[0xff; 40]).contains("prefix or folder"));
     }

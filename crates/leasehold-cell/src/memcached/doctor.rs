@@ -51,24 +51,28 @@ fn throws_away(settings: &Stats) -> bool {
     settings.get("evictions") != Some("off")
 }
 
+const EVICTED: &str = "a held lock can be evicted like any other value; another client then \
+                       acquires it while the first still holds it";
+const OWN_SERVER: &str = "use a separate server for locks with plenty of memory (-m), and start \
+                          it with -M: a full server then returns an error, and clients grant no \
+                          lock for a while";
+
 fn evictions(stats: &Stats, settings: &Stats) -> Option<Finding> {
     let thrown = stats.number("evictions").unwrap_or(0);
     if thrown > 0 {
         return Some(Finding::broken(
             "eviction",
-            format!("the server has thrown away {thrown} values since it was started"),
-            "a lock that is held is a value like all others: thrown away, it is free, and two hold",
-            "give the locks a server of their own with more memory than they need (-m), and start it with \
-             -M: then it says so when it has no more, and clients close all locks for a while",
+            format!("the server has evicted {thrown} values since it started"),
+            EVICTED,
+            OWN_SERVER,
         ));
     }
     throws_away(settings).then(|| {
         Finding::weak(
             "eviction-possible",
-            "the server throws values away when its memory is full",
-            "a lock that is held is a value like all others: thrown away, it is free, and two hold",
-            "give the locks a server of their own with more memory than they need (-m), and start it with \
-             -M: then it says so when it has no more, and clients close all locks for a while",
+            "the server evicts values when its memory is full",
+            EVICTED,
+            OWN_SERVER,
         )
     })
 }
@@ -77,11 +81,22 @@ fn room(stats: &Stats, settings: &Stats) -> Option<Finding> {
     let (used, most) = (stats.number("bytes")?, stats.number("limit_maxbytes")?);
     (most > 0 && used > most / 5 * 4).then(|| {
         let why = match throws_away(settings) {
-            true => "when it is full it throws away what was asked for least, locks that are held among it",
-            false => "when it is full, what cannot be written is lost, and all locks are closed",
+            true => {
+                "a full server evicts the least recently used values, which can include held \
+                 locks"
+            }
+            false => {
+                "a full server drops what it cannot write, and clients then grant no lock for a \
+                 while"
+            }
         };
         let what = format!("{used} of the server's {most} bytes are used");
-        Finding::weak("room", what, why, "give it more memory (-m)")
+        Finding::weak(
+            "room",
+            what,
+            why,
+            "start the server with more memory: `memcached -m MEGABYTES`",
+        )
     })
 }
 
@@ -89,21 +104,18 @@ fn restarts(stats: &Stats, closed: Duration) -> Option<Finding> {
     if closed.is_zero() {
         return Some(Finding::broken(
             "restart-delay",
-            "nobody waits after a restart (restart_delay_ms=0)",
-            "a restart forgets locks that are held, so two may hold until a lease is over; tokens go on \
-             rising by the clock",
-            "leave restart_delay_ms out of the URLs of all clients",
+            "restart_delay_ms is 0, so clients grant locks immediately after a server restart",
+            "a restart loses held locks: two clients can hold the same lock until a lease \
+             expires; new tokens rise with the clock",
+            "remove restart_delay_ms from every client's URL",
         ));
     }
     let up = Duration::from_secs(stats.number("uptime")?);
     (up < closed).then(|| {
         Finding::note(
             "restarted",
-            format!("the server was started {} ago", short(up)),
-            format!(
-                "nobody is let in before those whom it may have forgotten are gone, {}",
-                short(closed)
-            ),
+            format!("the server started {} ago", short(up)),
+            format!("it may have lost held locks, so no lock is granted for {}", short(closed)),
         )
     })
 }

@@ -1,17 +1,17 @@
-//! A fence in a value of memcached's: for what programs keep there themselves, while the lock may live anywhere.
+//! A fence in memcached, for values that programs store there. The lock itself may be in any store.
 //!
-//! A value is written with the number that was read with it (compare and set), so a late writer is refused by
-//! its token, or because somebody has written since. [`change`] reads and writes as one step, [`put`]
-//! replaces, and [`read`] shows the token before something else is made of what is read. Each refuses a stale
-//! token, and has written nothing then.
+//! A write uses compare-and-set with the number that was read, so a late writer is rejected because
+//! of its token, or because another client has written since. [`change`] reads and writes in one
+//! step, [`put`] replaces the value, and [`read`] presents the token before you use what you read.
+//! Each rejects a stale token and writes nothing.
 //!
-//! **What memcached forgets it forgets with the mark.** Where the value was thrown away, or the server
-//! restarted, any token may write first. So the fence keeps late writers from a value that is there; it is
-//! none for data elsewhere. For the same reason a value does not expire. What others write by a plain `set`
-//! has no mark, and is refused as it is found.
+//! **The token is lost with the value.** After an eviction or a server restart, any token may write
+//! first. The fence therefore protects a value that exists in memcached, but no data elsewhere. For
+//! the same reason, its values do not expire. A value that another client wrote with a plain `set`
+//! has no token and is rejected with an error.
 //!
-//! **What is lost**: of a write whose answer is lost it is unknown whether it was done. To say it again is
-//! harmless, for the token is the same.
+//! **Lost replies.** If the reply to a write is lost, it is unknown whether the write happened.
+//! Repeating it is harmless, because the token is the same.
 
 use std::fmt;
 
@@ -31,7 +31,8 @@ const LONGEST_KEY: usize = 250;
 /// What a mark takes at most.
 const MARK: usize = 64;
 
-/// The values of one memcached server. Clients of a lock in the same server have connections of their own.
+/// The values of one memcached server. It uses a separate connection from a lock client of the same
+/// server.
 pub struct Values {
     link: Link,
     largest: usize,
@@ -44,19 +45,22 @@ impl fmt::Debug for Values {
 }
 
 impl Values {
-    /// Connects to the server of this URL, `memcached://host` or `memcached://user:password@host`. The
-    /// connection lives on `runtime`, and is made again when it breaks. Three round trips.
+    /// Connects to the server of this URL, `memcached://host` or `memcached://user:password@host`.
+    ///
+    /// The connection runs on `runtime` and is reopened when it breaks. Three round trips.
     ///
     /// # Cancel safety
-    /// Dropped, nothing is left of it.
+    /// Cancel safe: dropping the future changes nothing.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] for a URL that names several servers or a server that cannot compare and set; as
-    /// [`memcached::connect`](super::connect) otherwise.
+    /// - [`ErrorKind::Config`]: the URL names several servers, or the server does not support
+    ///   compare-and-set.
+    /// - The errors of [`memcached::connect`](super::connect).
     pub async fn connect(url: &str, runtime: &Handle) -> Result<Self> {
         let Ok([server]) = <[_; 1]>::try_from(MemcachedUrl::parse(url)?) else {
-            let what = "values that are fenced are on one memcached server: name it alone";
-            return Err(Error::new(ErrorKind::Config, what).during("fence"));
+            let what = "the URL names several memcached servers, but a fence uses one";
+            let error = Error::new(ErrorKind::Config, what).during("fence");
+            return Err(error.with_hint("write it as memcached://host"));
         };
         let (link, item) = linked(&server, runtime).await.map_err(|e| e.during("fence"))?;
         let largest = item.min(wire::LARGEST).saturating_sub(LONGEST_KEY + 2 * MARK);
@@ -66,8 +70,10 @@ impl Values {
     fn at<'a>(&'a self, key: &'a str) -> Result<Value<'a>> {
         let is_key = key.bytes().all(|byte| byte.is_ascii_graphic());
         if key.is_empty() || key.len() > LONGEST_KEY || !is_key {
-            let what = "a key of memcached's is 1 to 250 printable ASCII characters without spaces";
-            return Err(Error::new(ErrorKind::Config, what).during("fence"));
+            let shown: String = key.chars().take(60).collect();
+            let what = format!("invalid memcached key {shown:?}");
+            let hint = "use 1 to 250 printable ASCII characters without spaces";
+            return Err(Error::new(ErrorKind::Config, what).with_hint(hint).during("fence"));
         }
         Ok(Value { values: self, key })
     }
@@ -101,8 +107,13 @@ impl Guarded for Value<'_> {
     async fn write(&self, value: Vec<u8>, read: &Self::Version) -> Result<bool> {
         // One that is too large would be refused, and the old value be gone by it.
         if value.len() > self.values.largest {
-            let what = format!("a value is at most {} bytes on this server", self.values.largest);
-            return Err(Error::new(ErrorKind::Full, what).during("fence"));
+            let what = format!(
+                "the value has {} bytes, but this server allows {}",
+                value.len(),
+                self.values.largest
+            );
+            let hint = "store a smaller value, or raise the limit: `memcached -I SIZE`";
+            return Err(Error::new(ErrorKind::Full, what).with_hint(hint).during("fence"));
         }
         let (key, lives) = (self.key.to_owned(), None);
         let request = match read.clone() {
@@ -113,17 +124,19 @@ impl Guarded for Value<'_> {
     }
 }
 
-/// Writes a value, if no greater token has written it: two round trips, and two more for each change that others make
-/// meanwhile.
+/// Writes a value, unless a higher token has written it. Two round trips, and two more for each
+/// concurrent change.
 ///
 /// # Cancel safety
-/// Dropped, it may have been written or not: as after [`ErrorKind::Unreachable`].
+/// Not cancel safe: the operation may or may not have happened.
 ///
 /// # Errors
-/// [`ErrorKind::StaleToken`] (see [`Error::stale_token`]), and nothing was written; [`ErrorKind::Corrupt`] if
-/// what is there has no mark, and it stays; [`ErrorKind::Conflict`] if others were always faster;
-/// [`ErrorKind::Full`] if it is too large. Those of [`Fence::fence`], and what the server answers;
-/// [`ErrorKind::Unreachable`] leaves open whether it was written.
+/// - [`ErrorKind::StaleToken`] (see [`Error::stale_token`]): nothing was written.
+/// - [`ErrorKind::Corrupt`]: the existing value has no token; it was left unchanged.
+/// - [`ErrorKind::Conflict`]: other clients changed the value during every attempt.
+/// - [`ErrorKind::Full`]: the value is too large.
+/// - [`ErrorKind::Unreachable`]: the write may or may not have happened.
+/// - The errors of [`Fence::fence`], and any error of the server.
 ///
 /// ```no_run
 /// # async fn example(guard: leasehold_core::Guard) -> leasehold_core::Result<()> {
@@ -137,15 +150,16 @@ pub async fn put(values: &Values, key: &str, fence: impl Fence, value: &[u8]) ->
     change(values, key, fence, |_| Some(value.to_vec())).await.map(drop)
 }
 
-/// Changes a value: `work` is given what is there and says what is to be there, or `None` to leave it. It is
-/// asked again when somebody else has changed it meanwhile. Returns what is there then. Round trips as
-/// [`put`].
+/// Changes a value with `work` and returns the new value.
+///
+/// `work` gets the current value and returns the new one, or `None` to keep it. It is called again
+/// if another client has changed the value in the meantime. Needs as many round trips as [`put`].
 ///
 /// # Cancel safety
-/// As [`put`].
+/// Not cancel safe: the operation may or may not have happened.
 ///
 /// # Errors
-/// As [`put`].
+/// The errors of [`put`].
 ///
 /// ```no_run
 /// # async fn example(guard: leasehold_core::Guard) -> leasehold_core::Result<()> {
@@ -169,15 +183,17 @@ pub async fn change(
     crate::fence::change(&values.at(key)?, fence, work).await
 }
 
-/// Reads a value and shows it the token, before something is made of what is read: from here on no smaller
-/// token writes it. What is not there keeps no mark, so who makes it writes by [`change`]. One round trip if
-/// this token has been shown, two otherwise.
+/// Reads a value and presents the token; from then on no smaller token can write it. Use it when
+/// you base other work on the value.
+///
+/// A missing value has no token, so create it with [`change`]. One round trip if this token was
+/// already presented, otherwise two.
 ///
 /// # Cancel safety
-/// As [`put`].
+/// Not cancel safe: the token may or may not have been presented.
 ///
 /// # Errors
-/// As [`put`].
+/// The errors of [`put`].
 ///
 /// ```no_run
 /// # async fn example(guard: leasehold_core::Guard) -> leasehold_core::Result<()> {

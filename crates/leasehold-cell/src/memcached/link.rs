@@ -80,11 +80,11 @@ impl Link {
 
     pub(super) async fn run(&self, requests: Vec<Request>) -> Result<Vec<Answer>> {
         let (reply, answer) = oneshot::channel();
-        let ended = "the client's runtime has ended: connect again";
+        let ended = "the runtime of this client was shut down";
         let sent = self.jobs.send(Job { requests, reply });
-        sent.map_err(|_| Error::new(ErrorKind::Closed, ended))?;
+        sent.map_err(|_| Error::new(ErrorKind::Closed, ended).with_hint("connect again"))?;
         // It was being read as its time was over.
-        answer.await.unwrap_or_else(|_| Err(unreachable(&self.host, "no answer in time")))
+        answer.await.unwrap_or_else(|_| Err(unreachable(&self.host, "no reply in time")))
     }
 
     pub(super) fn round_trips(&self) -> u64 {
@@ -153,8 +153,7 @@ async fn serve(
                     open
                 }
                 Err(error) => {
-                    let why = error.reason();
-                    tell_all(jobs, || Error::new(error.kind(), why.clone()));
+                    tell_all(jobs, || copy(&error));
                     continue;
                 }
             },
@@ -175,6 +174,15 @@ async fn ended(connection: &mut Option<Connection>) {
 fn tell_all(jobs: impl IntoIterator<Item = Job>, error: impl Fn() -> Error) {
     for job in jobs {
         let _ = job.reply.send(Err(error()));
+    }
+}
+
+/// Kind, cause and hint of an error, for another caller.
+fn copy(error: &Error) -> Error {
+    let copied = Error::new(error.kind(), error.reason());
+    match error.hint() {
+        Some(hint) => copied.with_hint(hint),
+        None => copied,
     }
 }
 
@@ -202,9 +210,9 @@ async fn exchange(
             match answers(read, number, host, &job.requests, &sent).await {
                 Ok(answers) => _ = job.reply.send(answers),
                 Err(error) => {
-                    let (kind, why) = (error.kind(), error.reason());
+                    let copied = copy(&error);
                     let _ = job.reply.send(Err(error));
-                    return Err(Error::new(kind, why));
+                    return Err(copied);
                 }
             }
         }
@@ -217,10 +225,8 @@ async fn exchange(
             tell_all(jobs.map(|(job, _)| job), || unreachable(host, &error.reason()));
         }
         // It was one answer that was not to be had: others of the same time may be.
-        Ok(Err(_)) => {
-            tell_all(jobs.map(|(job, _)| job), || unreachable(host, "it was out of step"))
-        }
-        Err(_) => tell_all(jobs.map(|(job, _)| job), || unreachable(host, "no answer in time")),
+        Ok(Err(_)) => tell_all(jobs.map(|(job, _)| job), || unreachable(host, "unexpected reply")),
+        Err(_) => tell_all(jobs.map(|(job, _)| job), || unreachable(host, "no reply in time")),
     }
     None
 }
@@ -269,7 +275,7 @@ async fn line(read: &mut BufReader<OwnedReadHalf>, host: &Host) -> Result<Vec<u8
     let got = read.take(LINE as u64).read_until(b'\n', &mut line).await;
     got.map_err(|e| unreachable(host, &e.to_string()))?;
     if line.is_empty() {
-        return Err(unreachable(host, "it closed the connection"));
+        return Err(unreachable(host, "the server closed the connection"));
     }
     // Those of the crawler end without a return.
     match line.strip_suffix(b"\n") {
@@ -300,7 +306,7 @@ impl Connection {
     pub(super) async fn open(url: &MemcachedUrl) -> Result<Self> {
         let host = &url.host;
         let opened = timeout(CONNECT, Self::greeted(url)).await;
-        opened.unwrap_or_else(|_| Err(unreachable(host, "no answer in time")))
+        opened.unwrap_or_else(|_| Err(unreachable(host, "no reply in time")))
     }
 
     async fn greeted(url: &MemcachedUrl) -> Result<Self> {
@@ -317,8 +323,9 @@ impl Connection {
             match &said[..] {
                 b"STORED" => {}
                 _ if said.starts_with(b"CLIENT_ERROR") => {
-                    let what = "memcached refuses the user or the password: check the URL";
-                    return Err(Error::new(ErrorKind::Denied, what));
+                    let what = "memcached rejected the user name or the password";
+                    let hint = "check the URL: memcached://user:password@host";
+                    return Err(Error::new(ErrorKind::Denied, what).with_hint(hint));
                 }
                 _ => return Err(stranger(host, &said)),
             }
@@ -326,17 +333,16 @@ impl Connection {
         match &open.say("mn").await?[..] {
             b"MN" => {}
             b"ERROR" => {
-                let what = format!(
-                    "the server at {host} does not know memcached's meta commands: run memcached 1.6 or \
-                     later, and no proxy before it"
-                );
-                return Err(Error::new(ErrorKind::Config, what));
+                let what =
+                    format!("the server at {host} does not support memcached's meta commands");
+                let hint = "run memcached 1.6 or later, and connect to it without a proxy";
+                return Err(Error::new(ErrorKind::Config, what).with_hint(hint));
             }
             said if said.starts_with(b"CLIENT_ERROR") => {
                 return Err(refused(&String::from_utf8_lossy(said)));
             }
             said if said.starts_with(b"ERROR Too many open connections") => {
-                return Err(unreachable(host, "it has no room for another connection (-c)"));
+                return Err(unreachable(host, "it has reached its connection limit (-c)"));
             }
             said => return Err(stranger(host, said)),
         }
@@ -369,8 +375,8 @@ impl Connection {
             let text = String::from_utf8_lossy(&said);
             if ["ERROR", "CLIENT_ERROR", "SERVER_ERROR", "BUSY"].iter().any(|e| text.starts_with(e))
             {
-                let what = "the server does not tell that now: try again";
-                return Err(Error::new(ErrorKind::Unreachable, what).because(text.into_owned()));
+                let error = Error::new(ErrorKind::Unreachable, "the server rejected the request");
+                return Err(error.with_hint("retry later").because(text.into_owned()));
             }
             if kept.len() < most.min(1_000_000) && wanted(&text) {
                 kept.push(text.into_owned());

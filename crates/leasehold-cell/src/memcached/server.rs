@@ -74,14 +74,13 @@ pub(super) async fn linked(url: &MemcachedUrl, runtime: &Handle) -> Result<(Link
         let mut first = Connection::open(&server).await?;
         let settings = Stats::of(&first.lines("stats settings", MOST, |_| true).await?);
         if settings.get("cas_enabled") == Some("no") {
-            let what = "this memcached cannot compare and set, since it was started with -C: start it \
-                        without";
-            return Err(Error::new(ErrorKind::Config, what));
+            let what = "this memcached was started with -C, which disables compare-and-set";
+            return Err(Error::new(ErrorKind::Config, what).with_hint("start it without -C"));
         }
         let item = settings.number("item_size_max").and_then(|size| usize::try_from(size).ok());
         Ok((Link::new(server, first), item.unwrap_or(usize::MAX)))
     });
-    opened.await.map_err(|_| fault::unreachable(&url.host, "the runtime has ended"))?
+    opened.await.map_err(|_| fault::unreachable(&url.host, "the runtime was shut down"))?
 }
 
 impl Memcached {
@@ -99,7 +98,7 @@ impl Memcached {
                 // One at a time has the crawler.
                 loop {
                     match open.lines(what, MOST, &wanted).await {
-                        Err(error) if error.to_string().contains("BUSY") => {
+                        Err(error) if error.reason().contains("BUSY") => {
                             tokio::time::sleep(BUSY).await;
                         }
                         told => return told,
@@ -107,9 +106,9 @@ impl Memcached {
                 }
             };
             let told = timeout(LISTING, lines).await;
-            told.unwrap_or_else(|_| Err(fault::unreachable(&url.host, "no answer in time")))
+            told.unwrap_or_else(|_| Err(fault::unreachable(&url.host, "no reply in time")))
         });
-        let ended = |_| fault::unreachable(&self.url.host, "the runtime has ended");
+        let ended = |_| fault::unreachable(&self.url.host, "the runtime was shut down");
         asked.await.map_err(ended)?
     }
 }

@@ -89,7 +89,7 @@ impl Servers {
         runtime: Handle,
     ) -> Result<Self> {
         let Some(first) = servers.first() else {
-            return Err(Error::new(ErrorKind::Config, "no server is named"));
+            return Err(Error::new(ErrorKind::Config, "the URL names no server"));
         };
         let options = first.options.clone();
         let list = options.members.clone().unwrap_or_default();
@@ -113,7 +113,8 @@ impl Servers {
         });
         let (mut is_there, mut gone) = (false, None);
         for opened in opening.collect::<Vec<_>>() {
-            let ended = |_| Error::new(ErrorKind::Closed, "the client's runtime has ended");
+            let ended =
+                |_| Error::new(ErrorKind::Closed, "the runtime of this client was shut down");
             match opened.await.map_err(ended)? {
                 Ok(()) => is_there = true,
                 Err(error) if error.kind() == ErrorKind::Unreachable => gone = Some(error),
@@ -225,9 +226,9 @@ impl Store for Servers {
                 })),
                 Err(error) if error.kind() == ErrorKind::Unreachable => all.push(Finding::broken(
                     "server-gone",
-                    format!("{host}: does not answer"),
-                    "the locks that are on it cannot be had; those of the other servers can",
-                    "start it again: for a while it is closed, and then it goes on",
+                    format!("the server {host} does not respond"),
+                    "its locks cannot be acquired; the other servers' locks can",
+                    "restart it; it grants no lock for a while after its start",
                 )),
                 Err(error) => return Err(error),
             }

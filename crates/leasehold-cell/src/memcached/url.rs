@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold_core::kit::{Host, UrlParts};
 use leasehold_core::{Error, ErrorKind, Result};
 
-use crate::keys::LONGEST_PREFIX;
+use crate::keys::{LONGEST_PREFIX, invalid};
 use crate::store::Options;
 
 /// Where memcached listens unless the URL says otherwise.
@@ -30,8 +30,8 @@ impl fmt::Debug for MemcachedUrl {
     }
 }
 
-fn refused<T>(what: impl Into<String>) -> Result<T> {
-    Err(Error::new(ErrorKind::Config, what))
+fn refused<T>(what: impl Into<String>, hint: impl Into<String>) -> Result<T> {
+    Err(Error::new(ErrorKind::Config, what).with_hint(hint.into()))
 }
 
 impl MemcachedUrl {
@@ -46,14 +46,15 @@ impl MemcachedUrl {
         let names = parts.take("names");
         parts.done("prefix, session_ms, poll_ms, restart_delay_ms and names")?;
         if parts.hosts.is_empty() {
-            return refused(format!("a memcached store needs its server: write it as {FORM}"));
+            return refused("the URL names no server", format!("write it as {FORM}"));
         }
         if let Some(host) = parts.twice() {
-            return refused(format!("{host} is there twice: name each server once"));
+            return refused(format!("the URL names {host} twice"), "name each server once");
         }
         if !matches!(parts.path.as_str(), "" | "/") {
             return refused(
-                "memcached has no databases: leave the path out, and write ?prefix=… instead",
+                "the URL has a path, but memcached has no databases",
+                "remove the path; to separate locks, add ?prefix=…",
             );
         }
         let login = match (parts.user, parts.password) {
@@ -63,7 +64,8 @@ impl MemcachedUrl {
             }
             _ => {
                 return refused(
-                    "write credentials as user:password@; memcached takes none with spaces or control \
+                    "invalid credentials in the URL",
+                    "write it as memcached://user:password@host, without spaces and control \
                      characters",
                 );
             }
@@ -79,9 +81,10 @@ impl MemcachedUrl {
             clock: usual.clock,
         };
         if options.prefix.len() > LONGEST_PREFIX || !is_graphic(&options.prefix) {
-            return refused(format!(
-                "prefix is at most {LONGEST_PREFIX} printable ASCII characters without spaces"
-            ));
+            return refused(
+                invalid("prefix", &options.prefix),
+                format!("use at most {LONGEST_PREFIX} printable ASCII characters without spaces"),
+            );
         }
         let of = |(host, name)| Self { host, name, login: login.clone(), options: options.clone() };
         let mut all: Vec<Self> = parts.hosts.into_iter().zip(names).map(of).collect();
@@ -100,7 +103,8 @@ fn named(hosts: &[Host], names: Option<&str>) -> Result<Vec<String>> {
     let is_good = sorted.len() == hosts.len() && names.len() == hosts.len();
     if !is_good || !names.iter().all(|name| !name.is_empty() && is_graphic(name)) {
         return refused(
-            "names= has a name for each server, in their order: no two the same, no spaces",
+            invalid("names", &names.join(",")),
+            "give one name for each server, in the same order, all different and without spaces",
         );
     }
     Ok(names)
@@ -162,16 +166,16 @@ mod tests {
     fn s94_what_cannot_be_is_refused_in_one_line_that_shows_no_secret() {
         for (bad, says) in [
             ("memcached:h", "write it as"),
-            ("memcached://", "needs its server"),
-            ("memcached://a,b,a:11211", "there twice"),
+            ("memcached://", "names no server"),
+            ("memcached://a,b,a:11211", "names a:11211 twice"),
             ("memcached://h/db", "no databases"),
             ("memcached://u@h", "user:password@"),
             ("memcached://u:sek%20ret@h", "user:password@"),
             ("memcached://u:sekret@h?prefix=a%20b", "without spaces"),
             ("memcached://h?poll_ms=0", "for poll_ms"),
-            ("memcached://a,b?names=x", "names= has"),
-            ("memcached://a,b?names=x,x", "names= has"),
-            ("memcached://a,b?names=x,", "names= has"),
+            ("memcached://a,b?names=x", "\"x\" for names"),
+            ("memcached://a,b?names=x,x", "\"x,x\" for names"),
+            ("memcached://a,b?names=x,", "\"x,\" for names"),
             ("memcached://h?session=5", "known parameters: prefix"),
         ] {
             let error = MemcachedUrl::parse(bad).map(drop).unwrap_err();

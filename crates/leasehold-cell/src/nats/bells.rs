@@ -89,8 +89,8 @@ impl NatsBells {
 
     async fn subscribe(&self, name: &str) -> Result<Subscriber> {
         let subscribed = self.client.subscribe(format!("{}{name}", self.subjects)).await;
-        let what = "the connection to NATS has ended: connect again";
-        subscribed.map_err(|why| Error::new(ErrorKind::Closed, what).because(why.to_string()))
+        let closed = || Error::new(ErrorKind::Closed, "the connection to NATS was closed");
+        subscribed.map_err(|why| closed().with_hint("connect again").because(why.to_string()))
     }
 }
 

@@ -68,12 +68,13 @@ pub(super) async fn make(
     use context::CreateStreamErrorKind::{JetStream, JetStreamUnavailable};
     let copies = url.replicas.unwrap_or(if has_cluster { COPIES } else { 1 });
     if !url.create {
-        let what = format!(
-            "there is no bucket {bucket}: make it with nats kv add {bucket} --replicas={copies} \
-             --marker-ttl=1m, or leave create=no out of the URL",
-            bucket = url.bucket
+        let bucket = &url.bucket;
+        let hint = format!(
+            "run `nats kv add {bucket} --replicas={copies} --marker-ttl=1m`, or remove create=no \
+             from the URL"
         );
-        return Err(Missing::Told(Error::new(ErrorKind::Config, what)));
+        let error = Error::new(ErrorKind::Config, format!("the bucket {bucket:?} does not exist"));
+        return Err(Missing::Told(error.with_hint(hint)));
     }
     match context.create_stream(wanted(&url.bucket, copies)).await {
         Ok(made) => Ok(made.cached_info().clone()),
@@ -81,7 +82,7 @@ pub(super) async fn make(
             // Somebody else has made it since, in another way.
             JetStream(error) if error.error_code() == ErrorCode::STREAM_NAME_EXIST => {
                 let found = find(url, context).await?;
-                found.ok_or_else(|| Missing::Silent("the bucket came and went".into()))
+                found.ok_or_else(|| Missing::Silent(GONE_AGAIN.into()))
             }
             JetStream(error) => Err(Missing::Told(fault::refused(&url.servers(), &error))),
             JetStreamUnavailable => Err(Missing::Told(fault::no_jetstream(&url.servers()))),
@@ -114,94 +115,98 @@ fn wanted(bucket: &str, copies: usize) -> Config {
 pub(super) fn check(url: &NatsUrl, config: &Config) -> Result<()> {
     let bucket = &url.bucket;
     if let Some((what, fix)) = flaw(bucket, config) {
-        let what = format!("the bucket {bucket} cannot keep locks: {what}. {fix}");
-        return Err(Error::new(ErrorKind::Config, what));
+        let what = format!("the bucket {bucket:?} cannot store locks: {what}");
+        return Err(Error::new(ErrorKind::Config, what).with_hint(fix));
     }
     match url.replicas {
         Some(wanted) if wanted != config.num_replicas => {
             let what = format!(
-                "the bucket {bucket} has {} copies, and the URL says replicas={wanted}: nats stream edit {} \
-                 --replicas={wanted}, or leave it out of the URL",
-                config.num_replicas,
+                "the bucket {bucket:?} has replicas={}, but the URL has replicas={wanted}",
+                config.num_replicas
+            );
+            let hint = format!(
+                "run `nats stream edit {} --replicas={wanted}`, or remove replicas from the URL",
                 stream(bucket)
             );
-            Err(Error::new(ErrorKind::Config, what))
+            Err(Error::new(ErrorKind::Config, what).with_hint(hint))
         }
         _ => Ok(()),
     }
 }
 
+/// Why a bucket that has just been found or created is missing.
+pub(super) const GONE_AGAIN: &str = "the bucket was deleted in the meantime";
+
 /// What breaks locks in these settings, and what to do.
 pub(super) fn flaw(bucket: &str, config: &Config) -> Option<(String, String)> {
     let stream = stream(bucket);
-    let edit = |how: &str| format!("Set it: nats stream edit {stream} {how}");
-    let another = || "Give the locks a bucket of their own, which leasehold makes".to_owned();
+    let edit = |how: &str| format!("run `nats stream edit {stream} {how}`");
+    let another = || "name another bucket in the URL; leasehold creates it".to_owned();
     let is_limited = config.max_bytes > 0 || config.max_messages > 0;
     let subject = subjects(bucket) + ">";
     let flaws = [
         (
             config.subjects != [subject.as_str()],
-            "it is a stream of somebody else's (subjects)".to_owned(),
+            "its subjects show that another program uses the stream (subjects)".to_owned(),
             another(),
         ),
         (
             !config.allow_message_ttl,
-            "its keys cannot end by themselves (allow_msg_ttl)".to_owned(),
+            "its keys cannot expire (allow_msg_ttl)".to_owned(),
             edit("--allow-msg-ttl"),
         ),
         (
             config.max_messages_per_subject != 1,
             format!(
-                "it keeps {} values of each key, and not one (history, max_msgs_per_subject)",
+                "it keeps {} values of each key instead of one (history, max_msgs_per_subject)",
                 config.max_messages_per_subject
             ),
             edit("--max-msgs-per-subject=1"),
         ),
         (
             !config.max_age.is_zero(),
-            "all that is in it ends after a time, locks that are held among it (ttl, max_age)"
-                .to_owned(),
+            "it deletes old values, which can include held locks (ttl, max_age)".to_owned(),
             another(),
         ),
         (
             config.discard != DiscardPolicy::New && is_limited,
-            "it throws the oldest away when it is full (discard, max_bytes)".to_owned(),
+            "it deletes the oldest values when it is full (discard, max_bytes)".to_owned(),
             edit("--discard=new"),
         ),
         (
             config.discard_new_per_subject,
-            "no key can be written twice (discard_new_per_subject)".to_owned(),
+            "it does not allow overwriting a key (discard_new_per_subject)".to_owned(),
             another(),
         ),
         (
             config.storage != StorageType::File,
-            "it is forgotten when its server is restarted (storage memory)".to_owned(),
+            "a server restart loses its data (storage memory)".to_owned(),
             another(),
         ),
         (
             config.persist_mode == Some(PersistenceMode::Async),
-            "it answers before anything is written (persist_mode async)".to_owned(),
+            "it acknowledges writes before they are stored (persist_mode async)".to_owned(),
             another(),
         ),
-        (config.mirror.is_some(), "it is a copy of another (mirror)".to_owned(), another()),
+        (config.mirror.is_some(), "it is a copy of another stream (mirror)".to_owned(), another()),
         (
             config.sources.as_ref().is_some_and(|sources| !sources.is_empty()),
-            "others' values come into it without a question (sources)".to_owned(),
+            "it imports values from other streams (sources)".to_owned(),
             another(),
         ),
         (
             config.subject_transform.is_some(),
-            "its keys are stored under other names (subject_transform)".to_owned(),
+            "it renames keys (subject_transform)".to_owned(),
             another(),
         ),
         (
             config.retention != RetentionPolicy::Limits,
-            "what was read is removed (retention)".to_owned(),
+            "it deletes values that were read (retention)".to_owned(),
             another(),
         ),
         (
             config.no_ack || config.sealed,
-            "it takes no writes, or does not say so (no_ack, sealed)".to_owned(),
+            "it rejects writes, or does not acknowledge them (no_ack, sealed)".to_owned(),
             another(),
         ),
     ];

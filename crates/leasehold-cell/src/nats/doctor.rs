@@ -21,38 +21,42 @@ pub(super) fn judge(bucket: &str, server: &str, info: &Info, hears: bool) -> Vec
     let mut found = Vec::new();
     let config = &info.config;
     if let Some((what, fix)) = bucket::flaw(bucket, config) {
-        let why = "a lock that is held is a value like all others";
-        found.push(Finding::broken("bucket", format!("the bucket {bucket}: {what}"), why, fix));
+        let why = "locks are values of this bucket, so held locks can be lost or cannot be changed";
+        let what = format!("the bucket {bucket:?} cannot store locks: {what}");
+        found.push(Finding::broken("bucket", what, why, fix));
     }
     found.extend(copies(bucket, info));
     if config.num_replicas > 1 && !version(server).is_some_and(is_whole) {
         found.push(Finding::weak(
             "version",
-            format!("the server is NATS {server}"),
-            "before 2.11.11 and 2.12.2 a new leader may answer before it knows all that the one before it has \
-             answered: what is compared then may be old, and two may hold",
-            "run NATS 2.12.2 or later on all servers",
+            format!("the server runs NATS {server}"),
+            "before 2.11.11 and 2.12.2, a new leader can reply before it has all acknowledged \
+             writes of its predecessor, so two clients can hold the same lock",
+            "upgrade all servers to NATS 2.12.2 or later",
         ));
     }
     if !hears {
         found.push(Finding::weak(
             "bells",
-            "this user is not told of its turn, and looks",
-            "it may not publish or subscribe on leasehold.BUCKET.>: hand-overs take longer, and cost looks",
-            format!("allow it to publish and subscribe on leasehold.{bucket}.>"),
+            "this user cannot be notified of a grant, so it polls",
+            "it may not publish or subscribe on leasehold.BUCKET.>; hand-overs take longer and \
+             cause more requests",
+            format!("allow this user to publish and subscribe on leasehold.{bucket}.>"),
         ));
     }
     if config.max_bytes > 0 && info.state.bytes > config.max_bytes.unsigned_abs() / 5 * 4 {
         let what =
             format!("{} of the bucket's {} bytes are used", info.state.bytes, config.max_bytes);
-        let why = "when it is full, nothing can be locked or released";
-        found.push(Finding::weak("room", what, why, "raise its max_bytes"));
+        let why = "when it is full, no lock can be acquired or released";
+        let fix = format!("`nats stream edit {} --max-bytes=SIZE`", bucket::stream(bucket));
+        found.push(Finding::weak("room", what, why, fix));
     }
     found.push(Finding::note(
         "sync-interval",
-        "whether the servers write to disk before they answer cannot be seen from here",
-        "they do so every two minutes unless their files say sync_interval: always. Until then a power cut \
-         takes back what was answered, and so may a single server's with copies that were behind",
+        "leasehold cannot check whether the servers sync to disk before they acknowledge a write",
+        "by default they sync every two minutes: a power failure can undo acknowledged writes, \
+         and so can the failure of one server while other copies lag; set sync_interval: always \
+         in the servers' configuration files",
     ));
     found
 }
@@ -68,10 +72,16 @@ fn copies(bucket: &str, info: &Info) -> Vec<Finding> {
     if copies < 3 {
         found.push(Finding::weak(
             "replicas",
-            format!("the bucket {bucket} has {copies} of its value{}", if copies == 1 { "" } else { "s" }),
-            "without a majority that can do without one, all locks stop when one server does, and are lost with \
-             its disk",
-            format!("in a cluster of three: nats stream edit {} --replicas=3", bucket::stream(bucket)),
+            format!(
+                "the bucket {bucket} has {copies} of its value{}",
+                if copies == 1 { "" } else { "s" }
+            ),
+            "if one of its servers fails, no lock can be acquired or renewed; if its disk is \
+             lost, all locks are lost",
+            format!(
+                "in a cluster of three servers: `nats stream edit {} --replicas=3`",
+                bucket::stream(bucket)
+            ),
         ));
     }
     let Some(cluster) = &info.cluster else { return found };
@@ -84,9 +94,12 @@ fn copies(bucket: &str, info: &Info) -> Vec<Finding> {
     if !away.is_empty() {
         found.push(Finding::weak(
             "members",
-            format!("of the bucket's servers these are away or behind: {}", away.join(", ")),
-            "a majority must be well; as many may fail less until these are",
-            "see nats stream info and the servers' logs",
+            format!("these servers of the bucket are offline or behind: {}", away.join(", ")),
+            "a majority must be up to date, so fewer further failures are tolerated",
+            format!(
+                "run `nats stream info {}`, and check the servers' logs",
+                bucket::stream(bucket)
+            ),
         ));
     }
     found

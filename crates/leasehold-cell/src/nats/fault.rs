@@ -13,55 +13,52 @@ const NO_PEERS: [u64; 3] = [10_005, 10_023, 10_074];
 
 /// Nobody answers there, or not in time.
 pub(super) fn unreachable(servers: &str, why: impl ToString) -> Error {
-    let what = format!(
-        "NATS at {servers} does not answer: check that it runs, and that host and port are right"
-    );
-    Error::new(ErrorKind::Unreachable, what).because(shown(&why.to_string()))
+    let what = format!("NATS at {servers} does not respond");
+    let hint = "check that it is running, and host and port in the URL";
+    Error::new(ErrorKind::Unreachable, what).with_hint(hint).because(shown(&why.to_string()))
 }
 
 /// Why no connection came about.
 pub(super) fn connecting(servers: &str, error: &ConnectError) -> Error {
-    let (kind, what) = match error.kind() {
+    let (kind, what, hint) = match error.kind() {
         ConnectErrorKind::AuthorizationViolation | ConnectErrorKind::Authentication => (
             ErrorKind::Denied,
-            format!(
-                "NATS at {servers} refuses who we are: put its user and password, or its token, into the \
-                 URL: nats://user:password@host or nats://token@host"
-            ),
+            format!("NATS at {servers} rejected the credentials"),
+            "use nats://user:password@host or nats://token@host",
         ),
         ConnectErrorKind::Tls => (
             ErrorKind::Config,
-            format!(
-                "there is no TLS with NATS at {servers}: it is begun where the server demands it, and \
-                 the authorities are those that this machine trusts"
-            ),
+            format!("the TLS handshake with NATS at {servers} failed"),
+            "install the server's certificate authority in this machine's trust store",
         ),
         ConnectErrorKind::TimedOut => {
-            return unreachable(servers, "nothing that greets as NATS does answered in time");
+            return unreachable(servers, "no NATS greeting in time");
         }
         _ => return unreachable(servers, error),
     };
-    Error::new(kind, what).because(shown(&error.to_string()))
+    Error::new(kind, what).with_hint(hint).because(shown(&error.to_string()))
 }
 
 /// JetStream is not to be had.
 pub(super) fn no_jetstream(servers: &str) -> Error {
-    let what = format!(
-        "NATS at {servers} keeps nothing for this user: JetStream is off, there or for the account. Start \
-         the server with -js (jetstream {{}} in its file), or allow it for the account; at a leaf node, name its \
-         domain in the URL, ?domain=hub"
-    );
-    Error::new(ErrorKind::Config, what)
+    let what = format!("JetStream is disabled on NATS at {servers}, or for this account");
+    let hint = "start the server with -js (jetstream {} in its configuration file), or enable \
+                JetStream for the account; on a leaf node, add ?domain=NAME to the URL";
+    Error::new(ErrorKind::Config, what).with_hint(hint)
 }
+
+pub(super) const NO_LEADER: &str = "the bucket has no leader, or was deleted";
+pub(super) const SEE_STREAM: &str = "retry; if it persists, run `nats stream info KV_BUCKET`";
 
 /// The user may not do this.
 pub(super) fn denied(bucket: &str, violation: &str) -> Error {
-    let what = format!(
-        "this user of NATS may not use the bucket: allow it to publish on $KV.{bucket}.>, \
-         $JS.API.STREAM.INFO.KV_{bucket}, $JS.API.STREAM.MSG.GET.KV_{bucket} and leasehold.{bucket}.>, and \
-         to subscribe to _INBOX.> and leasehold.{bucket}.>"
+    let what = format!("this NATS user may not use the bucket {bucket:?}");
+    let hint = format!(
+        "allow it to publish on $KV.{bucket}.>, $JS.API.STREAM.INFO.KV_{bucket}, \
+         $JS.API.STREAM.MSG.GET.KV_{bucket} and leasehold.{bucket}.>, and to subscribe to \
+         _INBOX.> and leasehold.{bucket}.>"
     );
-    Error::new(ErrorKind::Denied, what).because(shown(violation))
+    Error::new(ErrorKind::Denied, what).with_hint(hint).because(shown(violation))
 }
 
 /// Whether JetStream says that the value is not what was read.
@@ -77,28 +74,22 @@ pub(super) fn is_no_stream(error: &jetstream::ErrorCode) -> bool {
 /// What JetStream refuses, in its words.
 pub(super) fn refused(servers: &str, error: &jetstream::Error) -> Error {
     let number = error.error_code().0;
-    let (kind, what) = if NOT_ENABLED.contains(&number) {
+    let (kind, what, hint) = if NOT_ENABLED.contains(&number) {
         return no_jetstream(servers);
     } else if FULL.contains(&number) {
-        (
-            ErrorKind::Full,
-            "the bucket takes no more: raise its max_bytes, or the account's limit".to_owned(),
-        )
+        (ErrorKind::Full, "the bucket is full", "raise its max_bytes, or the account's limit")
     } else if NO_PEERS.contains(&number) {
         (
             ErrorKind::Config,
-            "the cluster has too few servers for so many copies: give the number in the URL, ?replicas=1"
-                .to_owned(),
+            "the cluster has fewer servers than the bucket needs copies",
+            "add replicas=N to the URL, such as ?replicas=1",
         )
     } else if error.code() == 503 || error.code() == 408 || number == NO_STREAM {
-        (
-            ErrorKind::Unreachable,
-            "the bucket has no leader now, or is gone: see nats stream info".to_owned(),
-        )
+        (ErrorKind::Unreachable, NO_LEADER, SEE_STREAM)
     } else {
-        (ErrorKind::Corrupt, "JetStream refused a request of leasehold's: report this".to_owned())
+        (ErrorKind::Corrupt, "JetStream rejected a request", "report this as a bug")
     };
-    Error::new(kind, what).because(shown(&error.to_string()))
+    Error::new(kind, what).with_hint(hint).because(shown(&error.to_string()))
 }
 
 fn shown(said: &str) -> String {

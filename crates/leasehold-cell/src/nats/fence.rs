@@ -1,21 +1,21 @@
-//! A fence in a key of a NATS key-value bucket: for what programs keep there themselves, while the lock may
-//! live anywhere.
+//! A fence in NATS, for keys of a key-value bucket that programs use. The lock itself may be in any
+//! store.
 //!
-//! A value is written with the revision that was read (expected last sequence), so a late writer is refused
-//! by its token, or because somebody has written since. [`change`] reads and writes as one step, [`put`]
-//! replaces, and [`read`] shows the token before something else is made of what is read. Each refuses a stale
-//! token, and has written nothing then.
+//! A write uses the revision that was read (expected last sequence), so a late writer is rejected
+//! because of its token, or because another client has written since. [`change`] reads and writes
+//! in one step, [`put`] replaces the value, and [`read`] presents the token before you use what you
+//! read. Each rejects a stale token and writes nothing.
 //!
-//! **A look may be old**, where the bucket lets other members than the leader answer (`allow_direct`), or a
-//! leader has been replaced and does not know it yet. What is written by it is refused; and what [`read`]
-//! returns was made sure of by a write.
+//! **Reads can be stale** if the bucket allows other members than the leader to reply
+//! (`allow_direct`), or while a replaced leader has not noticed it. A write that is based on a
+//! stale read is rejected. [`read`] confirms its result with a write.
 //!
-//! **Who deletes a key** deletes its mark with it, and so does an age (`max_age`) that comes: then any token
-//! may write first. What others write by a plain `put` has no mark, and is refused as it is found. Whoever
-//! watches the key skips the first line.
+//! **The token is lost with the key.** After a key is deleted, or expires (`max_age`), any token
+//! may write first. A value that another client wrote with a plain `put` has no token and is
+//! rejected with an error. Watchers of the key must skip the first line.
 //!
-//! **What is lost**: of a write whose answer is lost it is unknown whether it was done. To say it again is
-//! harmless, for the token is the same.
+//! **Lost replies.** If the reply to a write is lost, it is unknown whether the write happened.
+//! Repeating it is harmless, because the token is the same.
 
 use async_nats::jetstream::kv::{EntryErrorKind, Operation, Store, UpdateErrorKind};
 use leasehold_core::fence::Fence;
@@ -55,28 +55,33 @@ impl Guarded for Key<'_> {
 }
 
 fn explain(is_no_key: bool, error: impl std::error::Error) -> Error {
-    let (kind, what) = match is_no_key {
-        true => (ErrorKind::Config, "NATS has no such keys: letters, digits and -/_=. between"),
+    let (kind, what, hint) = match is_no_key {
+        true => (
+            ErrorKind::Config,
+            "invalid NATS key",
+            "use letters, digits and -/_=, with single dots between",
+        ),
         false => (
             ErrorKind::Unreachable,
-            "NATS does not answer, or not to this user: check that the servers run and that the bucket may be \
-             read and written, then try again",
+            "NATS does not respond, or this user may not use the bucket",
+            "check that the servers are running, and that this user may read and write the bucket",
         ),
     };
-    Error::new(kind, what).during("fence").because(error.to_string())
+    Error::new(kind, what).with_hint(hint).during("fence").because(error.to_string())
 }
 
-/// Writes a key, if no greater token has written it: two round trips, and two more for each change that others make
-/// meanwhile.
+/// Writes a key, unless a higher token has written it. Two round trips, and two more for each
+/// concurrent change.
 ///
 /// # Cancel safety
-/// Dropped, it may have been written or not: as after [`ErrorKind::Unreachable`].
+/// Not cancel safe: the operation may or may not have happened.
 ///
 /// # Errors
-/// [`ErrorKind::StaleToken`] (see [`Error::stale_token`]), and nothing was written; [`ErrorKind::Corrupt`] if
-/// what is there has no mark, and it stays; [`ErrorKind::Conflict`] if others were always faster. Those of
-/// [`Fence::fence`], and what the servers answer; [`ErrorKind::Unreachable`] leaves open whether it was
-/// written.
+/// - [`ErrorKind::StaleToken`] (see [`Error::stale_token`]): nothing was written.
+/// - [`ErrorKind::Corrupt`]: the existing value has no token; it was left unchanged.
+/// - [`ErrorKind::Conflict`]: other clients changed the value during every attempt.
+/// - [`ErrorKind::Unreachable`]: the write may or may not have happened.
+/// - The errors of [`Fence::fence`], and any error of the servers.
 ///
 /// ```no_run
 /// # async fn example(guard: leasehold_core::Guard) -> Result<(), Box<dyn std::error::Error>> {
@@ -91,15 +96,16 @@ pub async fn put(bucket: &Store, key: &str, fence: impl Fence, value: &[u8]) -> 
     change(bucket, key, fence, |_| Some(value.to_vec())).await.map(drop)
 }
 
-/// Changes a key: `work` is given what is there and says what is to be there, or `None` to leave it. It is
-/// asked again when somebody else has changed it meanwhile. Returns what is there then. Round trips as
-/// [`put`].
+/// Changes a key with `work` and returns the new value.
+///
+/// `work` gets the current value and returns the new one, or `None` to keep it. It is called again
+/// if another client has changed the value in the meantime. Needs as many round trips as [`put`].
 ///
 /// # Cancel safety
-/// As [`put`].
+/// Not cancel safe: the operation may or may not have happened.
 ///
 /// # Errors
-/// As [`put`].
+/// The errors of [`put`].
 ///
 /// ```no_run
 /// # async fn example(guard: leasehold_core::Guard) -> Result<(), Box<dyn std::error::Error>> {
@@ -123,15 +129,16 @@ pub async fn change(
     crate::fence::change(&Key { bucket, key }, fence, work).await
 }
 
-/// Reads a key and shows it the token, before something is made of what is read: from here on no smaller
-/// token writes it. What is not there keeps no mark, so who makes it writes by [`change`]. Two round trips,
-/// of which one writes.
+/// Reads a key and presents the token; from then on no smaller token can write it. Use it when you
+/// base other work on the value.
+///
+/// A missing key has no token, so create it with [`change`]. Two round trips, one of which writes.
 ///
 /// # Cancel safety
-/// As [`put`].
+/// Not cancel safe: the token may or may not have been presented.
 ///
 /// # Errors
-/// As [`put`].
+/// The errors of [`put`].
 ///
 /// ```no_run
 /// # async fn example(guard: leasehold_core::Guard) -> Result<(), Box<dyn std::error::Error>> {

@@ -168,8 +168,8 @@ impl Link {
             }
         };
         if found.sequence < least {
-            let what = "a member of NATS answered that leads no more: its answer is old";
-            return Err(Error::new(ErrorKind::Unreachable, what));
+            let what = "a former leader of the NATS cluster sent a stale reply";
+            return Err(Error::new(ErrorKind::Unreachable, what).with_hint("retry"));
         }
         self.newest.note(key, found.sequence, least);
         let has = |header: &str| found.headers.get(header).is_some();
@@ -212,13 +212,13 @@ impl Link {
             (_, Some(told)) if fault::is_refused(&told.error_code()) => Ok(Answer::Refused),
             (_, Some(told)) => Err(fault::refused(&self.servers, told)),
             (PublishErrorKind::StreamNotFound, _) => {
-                let what = "nobody takes the bucket's writes: it has no leader now, or is gone";
-                Err(Error::new(ErrorKind::Unreachable, what))
+                let error = Error::new(ErrorKind::Unreachable, fault::NO_LEADER);
+                Err(error.with_hint(fault::SEE_STREAM))
             }
             (PublishErrorKind::MaxPayloadExceeded, _) => {
-                let what = "the queue of this lock is larger than NATS's max_payload: try again when \
-                            fewer wait";
-                Err(Error::new(ErrorKind::Full, what))
+                let what = "the queue of this lock is larger than NATS's max_payload";
+                let hint = "retry when fewer clients wait for this lock, or raise max_payload";
+                Err(Error::new(ErrorKind::Full, what).with_hint(hint))
             }
             _ => Err(fault::unreachable(&self.servers, error)),
         }
@@ -244,7 +244,7 @@ impl Link {
 fn number(version: &Version) -> Result<u64> {
     let ours = version.0.parse();
     ours.map_err(|_| {
-        Error::new(ErrorKind::Corrupt, "a version that NATS has not given: report this")
+        Error::new(ErrorKind::Corrupt, "invalid revision number").with_hint("report this as a bug")
     })
 }
 

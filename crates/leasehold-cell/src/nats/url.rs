@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold_core::kit::{Host, UrlParts};
 use leasehold_core::{Error, ErrorKind, Result};
 
-use crate::keys::LONGEST_PREFIX;
+use crate::keys::{LONGEST_PREFIX, invalid, invalid_name};
 use crate::store::Options;
 
 /// Where NATS listens unless the URL says otherwise.
@@ -51,8 +51,8 @@ impl fmt::Debug for NatsUrl {
     }
 }
 
-fn refused<T>(what: impl Into<String>) -> Result<T> {
-    Err(Error::new(ErrorKind::Config, what))
+fn refused<T>(what: impl Into<String>, hint: impl Into<String>) -> Result<T> {
+    Err(Error::new(ErrorKind::Config, what).with_hint(hint.into()))
 }
 
 impl NatsUrl {
@@ -64,7 +64,7 @@ impl NatsUrl {
         let create = match parts.take("create").as_deref() {
             None | Some("yes") => true,
             Some("no") => false,
-            Some(_) => return refused("create is yes or no"),
+            Some(other) => return refused(invalid("create", other), "use yes or no"),
         };
         let domain = parts.take("domain");
         let prefix = parts.take("prefix").unwrap_or(usual.prefix);
@@ -73,16 +73,21 @@ impl NatsUrl {
         let poll = millis(parts.number("poll_ms", 1, 60_000)?);
         parts.done(KNOWN)?;
         if parts.hosts.is_empty() {
-            return refused(format!("a nats store needs its servers: write it as {FORM}"));
+            return refused("the URL names no server", format!("write it as {FORM}"));
         }
         if let Some(host) = parts.twice() {
-            return refused(format!("{host} is there twice: name each server once"));
+            return refused(format!("the URL names {host} twice"), "name each server once");
         }
         let login = match (parts.user, parts.password) {
             (None, _) => Login::Nobody,
             (Some(token), None) if !token.is_empty() => Login::Token(token),
             (Some(user), Some(password)) if !user.is_empty() => Login::User(user, password),
-            _ => return refused("write credentials as user:password@ or token@"),
+            _ => {
+                return refused(
+                    "invalid credentials in the URL",
+                    "write it as nats://user:password@host/bucket or nats://token@host/bucket",
+                );
+            }
         };
         let bucket = match parts.path.strip_prefix('/').unwrap_or_default().trim_end_matches('/') {
             "" => BUCKET.to_owned(),
@@ -92,18 +97,25 @@ impl NatsUrl {
             text.bytes().all(|b| b.is_ascii_alphanumeric() || also.as_bytes().contains(&b))
         };
         if bucket.len() > LONGEST_BUCKET || !plain(&bucket, "_-") {
-            return refused(format!(
-                "a bucket is called by at most {LONGEST_BUCKET} letters, digits, - and _"
-            ));
+            return refused(
+                invalid_name("bucket name", &bucket),
+                format!("use at most {LONGEST_BUCKET} letters, digits, - and _"),
+            );
         }
-        if domain.as_deref().is_some_and(|domain| domain.is_empty() || !plain(domain, "_-")) {
-            return refused("a domain is called by letters, digits, - and _");
+        if let Some(domain) = &domain
+            && (domain.is_empty() || !plain(domain, "_-"))
+        {
+            return refused(invalid("domain", domain), "use letters, digits, - and _");
         }
         let is_odd = prefix.starts_with(':') || prefix.contains("::");
         if prefix.len() > LONGEST_PREFIX || !plain(&prefix, "_-:") || is_odd {
-            return refused(format!(
-                "prefix is at most {LONGEST_PREFIX} letters, digits, - and _, with single colons between"
-            ));
+            return refused(
+                invalid("prefix", &prefix),
+                format!(
+                    "use at most {LONGEST_PREFIX} letters, digits, - and _, with single colons \
+                     between"
+                ),
+            );
         }
         let hosts = parts.hosts;
         Ok(Self { hosts, login, bucket, replicas, create, domain, prefix, session, poll })
@@ -142,16 +154,16 @@ mod tests {
     fn s94_what_cannot_be_is_refused_in_one_line_that_shows_no_secret() {
         for (bad, says) in [
             ("nats:h", "write it as"),
-            ("nats://", "needs its servers"),
-            ("nats://a,a:4222", "there twice"),
+            ("nats://", "names no server"),
+            ("nats://a,a:4222", "names a:4222 twice"),
             ("nats://:sekret@h", "user:password@"),
-            ("nats://sekret:p@h/a/b", "a bucket is called"),
-            ("nats://h/a.b", "a bucket is called"),
-            ("nats://u:sekret@h?prefix=a%20b", "prefix is"),
-            ("nats://h?prefix=a::b", "prefix is"),
-            ("nats://h?create=1", "create is yes or no"),
+            ("nats://sekret:p@h/a/b", "bucket name \"a/b\""),
+            ("nats://h/a.b", "bucket name \"a.b\""),
+            ("nats://u:sekret@h?prefix=a%20b", "\"a b\" for prefix"),
+            ("nats://h?prefix=a::b", "invalid value for prefix"),
+            ("nats://h?create=1", "use yes or no"),
             ("nats://h?replicas=6", "for replicas"),
-            ("nats://h?domain=a.b", "a domain is called"),
+            ("nats://h?domain=a.b", "\"a.b\" for domain"),
             ("nats://h?poll_ms=0", "for poll_ms"),
             ("nats://h?session=5", "known parameters: replicas"),
         ] {

@@ -50,12 +50,13 @@ pub(super) fn of(url: &ObjectsUrl) -> Result<Arc<dyn ObjectStore>> {
         }
     };
     built.map_err(|error| {
-        let what = format!(
-            "{} cannot be opened: check the URL and the variables that begin with {}",
-            url.place(),
+        let what = format!("cannot open {}", url.place());
+        let hint = format!(
+            "check the URL, and the environment variables that begin with {}",
             url.cloud.variables()
         );
-        Error::new(ErrorKind::Config, what).because(fault::shown(&error.to_string()))
+        let error = fault::shown(&error.to_string());
+        Error::new(ErrorKind::Config, what).with_hint(hint).because(error)
     })
 }
 
@@ -141,7 +142,7 @@ fn az(
 
 fn client(url: &ObjectsUrl) -> Result<reqwest::Client> {
     let broken = |why: String| {
-        let what = format!("no connection to {} can be made", url.place());
+        let what = format!("cannot set up connections to {}", url.place());
         Error::new(ErrorKind::Config, what).because(fault::shown(&why))
     };
     let builder = reqwest::Client::builder()

@@ -21,56 +21,63 @@ pub(super) fn is_busy(error: &Driver) -> bool {
 
 /// Nobody answers there, or not in time.
 pub(super) fn unreachable(url: &ObjectsUrl, why: impl ToString) -> Error {
-    let what = format!(
-        "{} does not answer: check endpoint and network, and that there are credentials ({})",
-        url.place(),
-        url.cloud.credentials()
-    );
-    Error::new(ErrorKind::Unreachable, what).because(shown(&why.to_string()))
+    let what = format!("{} does not respond", url.place());
+    let hint =
+        format!("check endpoint and network, and the credentials: {}", url.cloud.credentials());
+    Error::new(ErrorKind::Unreachable, what).with_hint(hint).because(shown(&why.to_string()))
 }
 
 /// What the driver tells.
 pub(super) fn of(url: &ObjectsUrl, error: &Driver) -> Error {
     let (why, place) = (error.to_string(), url.place());
-    let (kind, what) = match error {
+    let (kind, what, hint) = match error {
         Driver::NotFound { .. } => (
             ErrorKind::Config,
-            format!("there is no {place}: make it, or write another in the URL"),
+            format!("{place} does not exist"),
+            "create it, or correct its name in the URL".to_owned(),
         ),
         Driver::PermissionDenied { .. } | Driver::Unauthenticated { .. } => (
             ErrorKind::Denied,
-            format!("these credentials may not use {place}: allow {}", url.cloud.rights()),
+            format!("these credentials may not use {place}"),
+            format!("allow {}", url.cloud.rights()),
         ),
-        Driver::NotImplemented { .. } | Driver::NotSupported { .. } => {
-            (ErrorKind::Config, format!("{place} cannot write under a condition: use another"))
-        }
+        Driver::NotImplemented { .. } | Driver::NotSupported { .. } => (
+            ErrorKind::Config,
+            format!("{place} does not support conditional writes"),
+            CONDITIONAL.to_owned(),
+        ),
         _ if why.contains(REDIRECT) => (
             ErrorKind::Config,
-            format!("{place} is in another region: write it in the URL, ?region=eu-central-1"),
+            format!("{place} is in another region"),
+            "name the region in the URL: ?region=eu-central-1".to_owned(),
         ),
         _ if why.contains(BAD_REQUEST) => (
             ErrorKind::Config,
-            format!("{place} refuses the request: check region, endpoint and credentials"),
+            format!("{place} rejected the request"),
+            "check region, endpoint and credentials".to_owned(),
         ),
         _ if is_busy(error) => (
             ErrorKind::Unreachable,
-            format!(
-                "{place} is busy, or not there for the moment: try later; where many want one lock, use another"
-            ),
+            format!("{place} is overloaded or temporarily unavailable"),
+            "retry later; if many clients want the same lock, use another store, such as redis:"
+                .to_owned(),
         ),
         _ => return unreachable(url, why),
     };
-    Error::new(kind, what).because(shown(&why))
+    Error::new(kind, what).with_hint(hint).because(shown(&why))
 }
+
+/// What a store must be able to do.
+pub(super) const CONDITIONAL: &str =
+    "use an object store that supports If-None-Match and If-Match, without a proxy that drops them";
 
 /// It writes whatever the condition says.
 pub(super) fn careless(url: &ObjectsUrl, what: &str) -> Error {
     let what = format!(
-        "{} cannot keep locks: {what}. Two could hold. Use an object store that does what If-None-Match and \
-         If-Match say, and no proxy before it that leaves them out",
+        "{} cannot store locks: {what}, so two clients could hold the same lock",
         url.place()
     );
-    Error::new(ErrorKind::Config, what)
+    Error::new(ErrorKind::Config, what).with_hint(CONDITIONAL)
 }
 
 /// In one line, without what is in an answer's page.
@@ -93,7 +100,7 @@ mod tests {
         let missing = Driver::NotFound { path: "k".into(), source: "404\nNoSuchBucket".into() };
         for (error, kind, says) in [
             (denied, ErrorKind::Denied, "s3:ListBucket"),
-            (missing, ErrorKind::Config, "there is no s3://b"),
+            (missing, ErrorKind::Config, "s3://b does not exist"),
             (generic("Received redirect without LOCATION"), ErrorKind::Config, "?region="),
             (
                 generic("Server returned non-2xx status code: 400: x"),
@@ -103,14 +110,18 @@ mod tests {
             (
                 generic("status code: 503: SlowDown\n<xml>"),
                 ErrorKind::Unreachable,
-                "is busy, or not there",
+                "is overloaded or temporarily unavailable",
             ),
-            (generic("status code: 429: x"), ErrorKind::Unreachable, "is busy, or not there"),
-            (generic("connection refused"), ErrorKind::Unreachable, "does not answer"),
+            (
+                generic("status code: 429: x"),
+                ErrorKind::Unreachable,
+                "is overloaded or temporarily unavailable",
+            ),
+            (generic("connection refused"), ErrorKind::Unreachable, "does not respond"),
         ] {
             let told = of(&ObjectsUrl::parse("s3://b").unwrap(), &error);
             assert_eq!(told.kind(), kind, "{told}");
-            let text = told.to_string();
+            let text = format!("{told:#}");
             assert!(text.contains(says) && text.lines().count() == 1, "{text}");
         }
     }

@@ -1,18 +1,19 @@
-//! A fence in an object: for data in an object store, such as a table's manifest, while its lock may live
-//! anywhere.
+//! A fence in an object store, for data such as a table's manifest. The lock itself may be in any
+//! store.
 //!
-//! An object store can do one thing in one step: write an object if it is still what was read. So what was
-//! read must tell the greatest token that has written, and what is written is conditional on it. [`change`]
-//! does both, [`put`] where nothing depends on what was there, and [`read`] shows the token before
-//! something else is made of what is read. Each refuses a stale token, and has written nothing then.
+//! An object store has one atomic operation: write an object if it is still the version that was
+//! read. So the object itself contains the highest token that has written it, and every write is
+//! conditional on the version that was read. [`change`] reads and writes, [`put`] replaces the
+//! object, and [`read`] presents the token before you use what you read. Each rejects a stale token
+//! and writes nothing.
 //!
-//! **The mark** is the object's first line, `leasehold fence 1 TOKEN` (`fence.rs`). It cannot be in the
-//! object's metadata: an `ETag` is often a sum of what is in the object alone, so that a condition would not
-//! see a mark that was raised. In the first line it makes two states of one object differ by their tags, if
-//! they are of different holders. Whoever reads the object without this module skips that line.
+//! **The token** is the object's first line, `leasehold fence 1 TOKEN`. It cannot be in the
+//! object's metadata, because an `ETag` often depends on the content only, so a condition would not
+//! notice a higher token. As part of the content, it makes the versions of different holders
+//! differ. Programs that read the object without this module must skip the first line.
 //!
-//! **What is lost**: of a write whose answer is lost it is unknown whether it was done. To say it again is
-//! harmless, for the token is the same.
+//! **Lost replies.** If the reply to a write is lost, it is unknown whether the write happened.
+//! Repeating it is harmless, because the token is the same.
 
 use leasehold_core::fence::Fence;
 use leasehold_core::{Error, ErrorKind, Result};
@@ -22,7 +23,7 @@ use object_store::{
     UpdateVersion,
 };
 
-use super::fault::shown;
+use super::fault::{CONDITIONAL, shown};
 use crate::fence::Guarded;
 
 /// One object.
@@ -64,16 +65,18 @@ impl Guarded for Object<'_> {
     }
 }
 
-/// Writes an object, if no greater token has written it: two round trips, and two more for each change that
-/// others make meanwhile.
+/// Writes an object, unless a higher token has written it. Two round trips, and two more for each
+/// concurrent change.
 ///
 /// # Cancel safety
-/// Dropped, it may have been written or not: as after [`ErrorKind::Unreachable`].
+/// Not cancel safe: the operation may or may not have happened.
 ///
 /// # Errors
-/// [`ErrorKind::StaleToken`] (see [`Error::stale_token`]), and nothing was written; [`ErrorKind::Corrupt`] if the
-/// object has no mark, and it stays; [`ErrorKind::Conflict`] if others were always faster. Those of
-/// [`Fence::fence`], and what the store answers; [`ErrorKind::Unreachable`] leaves open whether it was written.
+/// - [`ErrorKind::StaleToken`] (see [`Error::stale_token`]): nothing was written.
+/// - [`ErrorKind::Corrupt`]: the existing object has no token; it was left unchanged.
+/// - [`ErrorKind::Conflict`]: other clients changed the object during every attempt.
+/// - [`ErrorKind::Unreachable`]: the write may or may not have happened.
+/// - The errors of [`Fence::fence`], and any error of the store.
 ///
 /// ```
 /// # async fn example(guard: leasehold_core::Token) -> leasehold_core::Result<()> {
@@ -95,20 +98,23 @@ pub async fn put(
     change(store, path, fence, |_| Some(value.to_vec())).await.map(drop)
 }
 
-/// Changes an object: `work` is given what is there and says what is to be there, or `None` to leave it. It is
-/// asked again when somebody else has changed it meanwhile. Returns what is there then. Round trips as [`put`].
+/// Changes an object with `work` and returns the new content.
+///
+/// `work` gets the current content and returns the new one, or `None` to keep it. It is called
+/// again if another client has changed the object in the meantime. Needs as many round trips as
+/// [`put`].
 ///
 /// # Cancel safety
-/// As [`put`].
+/// Not cancel safe: the operation may or may not have happened.
 ///
 /// # Errors
-/// As [`put`].
+/// The errors of [`put`].
 ///
 /// ```
 /// # async fn example(guard: leasehold_core::Token) -> leasehold_core::Result<()> {
 /// use leasehold_cell::objects::{fence, object_store};
 /// let store = object_store::memory::InMemory::new();
-/// // A table's writer adds a file to its manifest: lost updates and late writers are both kept out.
+/// // A table's writer adds a file to its manifest, without lost updates and without late writers.
 /// let manifest = "table/manifest".into();
 /// let files = fence::change(&store, &manifest, &guard, |old| {
 ///     let mut files = old.unwrap_or_default().to_vec();
@@ -130,15 +136,17 @@ pub async fn change(
     crate::fence::change(&Object { store, path }, fence, work).await
 }
 
-/// Reads an object and shows it the token, before something is made of what is read: from here on no smaller
-/// token writes it. An object that is not there keeps no mark, so who makes one writes by [`change`]. One round
-/// trip if this token has been shown, two otherwise.
+/// Reads an object and presents the token; from then on no smaller token can write it. Use it when
+/// you base other work on the content.
+///
+/// A missing object has no token, so create it with [`change`]. One round trip if this token was
+/// already presented, otherwise two.
 ///
 /// # Cancel safety
-/// As [`put`].
+/// Not cancel safe: the token may or may not have been presented.
 ///
 /// # Errors
-/// As [`put`].
+/// The errors of [`put`].
 ///
 /// ```
 /// # async fn example(guard: leasehold_core::Token) -> leasehold_core::Result<()> {
@@ -159,17 +167,21 @@ pub async fn read(
 }
 
 fn explain(error: &Driver) -> Error {
-    let (kind, what) = match error {
+    let (kind, what, hint) = match error {
         Driver::PermissionDenied { .. } | Driver::Unauthenticated { .. } => (
             ErrorKind::Denied,
-            "the object store does not let us: give these credentials the right to",
+            "the object store denied access",
+            "allow these credentials to read and write the object",
         ),
-        Driver::NotImplemented { .. } | Driver::NotSupported { .. } => {
-            (ErrorKind::Config, "this object store cannot write under a condition: use another")
-        }
-        _ => (ErrorKind::Unreachable, "the object store does not answer: try again"),
+        Driver::NotImplemented { .. } | Driver::NotSupported { .. } => (
+            ErrorKind::Config,
+            "this object store does not support conditional writes",
+            CONDITIONAL,
+        ),
+        _ => (ErrorKind::Unreachable, "the object store does not respond", "retry"),
     };
-    Error::new(kind, what).during("fence").because(shown(&error.to_string()))
+    let error = shown(&error.to_string());
+    Error::new(kind, what).with_hint(hint).during("fence").because(error)
 }
 
 #[cfg(test)]

@@ -111,16 +111,17 @@ impl Values for Link {
 /// Where a cell is, under its own key: what is escaped there stays as it is.
 fn path(key: &str) -> Result<Path> {
     Path::parse(key).map_err(|error| {
-        Error::new(ErrorKind::Config, "this cannot be an object's key").because(error.to_string())
+        Error::new(ErrorKind::Config, format!("invalid object key {key:?}"))
+            .because(error.to_string())
     })
 }
 
 /// A tag, or a number, or both: which of them counts is the driver's to know.
 fn version(tag: Option<String>, number: Option<String>) -> Result<Version> {
     if tag.is_none() && number.is_none() {
-        let what = "the object store tells no ETag and no version of what it keeps, so that nothing can be \
-                    written under a condition: use another";
-        return Err(Error::new(ErrorKind::Config, what));
+        let what = "the object store returns neither an ETag nor a version, so it cannot write \
+                    conditionally";
+        return Err(Error::new(ErrorKind::Config, what).with_hint(fault::CONDITIONAL));
     }
     Ok(Version(format!("{}{AND}{}", tag.unwrap_or_default(), number.unwrap_or_default())))
 }

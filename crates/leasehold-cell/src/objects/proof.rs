@@ -46,18 +46,18 @@ async fn race_for(cells: &Lasting<Link>, key: &str, url: &ObjectsUrl) -> Result<
     let (key, lives) = (key.to_owned(), None);
     let value = |i: usize| i.to_string().into_bytes();
     let creates = (0..RIVALS).map(|i| Request::Create { key: key.clone(), value: value(i), lives });
-    let first = winner(cells, creates, url, "several may create the same object").await?;
+    let first = winner(cells, creates, url, "several clients can create the same object").await?;
     let replace = |i: usize| Request::Replace {
         key: key.clone(),
         value: value(i),
         version: first.clone(),
         lives,
     };
-    let several = "several may replace the same version of an object";
+    let several = "several clients can replace the same version of an object";
     winner(cells, (0..RIVALS).map(replace), url, several).await?;
     match cells.one(replace(0)).await? {
         Answer::Refused => Ok(()),
-        _ => Err(fault::careless(url, "it replaces what is not what was read")),
+        _ => Err(fault::careless(url, "it replaces an object that has changed since it was read")),
     }
 }
 
@@ -77,14 +77,14 @@ async fn winner(
             return Err(fault::careless(url, several));
         }
     }
-    winner.ok_or_else(|| fault::unreachable(url, "of several writes at once it did none"))
+    winner.ok_or_else(|| fault::unreachable(url, "it rejected all of several concurrent writes"))
 }
 
 /// What doctor says of the race.
 pub(super) async fn told(cells: &Lasting<Link>, url: &ObjectsUrl) -> Result<Option<String>> {
     match race(cells, url).await {
         Ok(()) => Ok(None),
-        Err(error) if error.kind() == ErrorKind::Config => Ok(Some(error.to_string())),
+        Err(error) if error.kind() == ErrorKind::Config => Ok(Some(error.reason())),
         Err(error) => Err(error),
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use leasehold_core::kit::UrlParts;
 use leasehold_core::{Error, ErrorKind, Result};
 
+use crate::keys::{invalid, invalid_name};
 use crate::store::Options;
 
 /// Where locks are kept that the URL names no folder for.
@@ -50,7 +51,7 @@ impl Cloud {
                 let account = parts.take("account");
                 Ok(Self::Az { account, is_emulator: yes(parts, "emulator")? })
             }
-            _ => refused("the URLs of object stores begin with s3, gs or az"),
+            _ => refused("unknown scheme of an object store", "use s3:, gs: or az:"),
         }
     }
 
@@ -94,16 +95,14 @@ impl Cloud {
         match self {
             #[cfg(feature = "s3")]
             Self::S3 { .. } => {
-                "s3:GetObject, s3:PutObject and s3:DeleteObject on its objects, and s3:ListBucket on itself \
-                 (without that a missing object is told as forbidden)"
+                "s3:GetObject, s3:PutObject and s3:DeleteObject on its objects, and s3:ListBucket \
+                 on the bucket (without it, S3 reports a missing object as forbidden)"
             }
             #[cfg(feature = "gs")]
-            Self::Gs => {
-                "storage.objects.get, create, delete and list: the role Storage Object User"
-            }
+            Self::Gs => "storage.objects.get, create, delete and list (role Storage Object User)",
             #[cfg(feature = "az")]
             Self::Az { .. } => {
-                "to read, write, delete and list blobs: the role Storage Blob Data Contributor"
+                "reading, writing, deleting and listing blobs (role Storage Blob Data Contributor)"
             }
         }
     }
@@ -142,8 +141,8 @@ pub(super) struct ObjectsUrl {
     pub(super) poll: Duration,
 }
 
-fn refused<T>(what: impl Into<String>) -> Result<T> {
-    Err(Error::new(ErrorKind::Config, what))
+fn refused<T>(what: impl Into<String>, hint: impl Into<String>) -> Result<T> {
+    Err(Error::new(ErrorKind::Config, what).with_hint(hint.into()))
 }
 
 /// Whether a parameter says so.
@@ -151,7 +150,7 @@ fn yes(parts: &mut UrlParts, key: &str) -> Result<bool> {
     match parts.take(key).as_deref() {
         None | Some("no") => Ok(false),
         Some("yes") => Ok(true),
-        Some(_) => refused(format!("{key} is yes or no")),
+        Some(other) => refused(invalid(key, other), "use yes or no"),
     }
 }
 
@@ -169,18 +168,27 @@ impl ObjectsUrl {
         let poll = millis(parts.number("poll_ms", 1, 60_000)?).unwrap_or(POLL);
         parts.done(cloud.known())?;
         if parts.user.is_some() || parts.password.is_some() {
-            return refused(format!(
-                "credentials do not belong into the URL: {}, or give the machine a role",
-                cloud.credentials()
-            ));
+            return refused(
+                "the URL contains credentials",
+                format!(
+                    "remove them from the URL and {}, or give the machine a role",
+                    cloud.credentials()
+                ),
+            );
         }
         let bucket = match parts.hosts.as_slice() {
             [host] if host.port == PORT => host.name.clone(),
-            _ => return refused(format!("an object store has one bucket: write it as {form}")),
+            _ => {
+                return refused(
+                    "the URL must name exactly one bucket",
+                    format!("write it as {form}"),
+                );
+            }
         };
-        if endpoint.as_deref().is_some_and(|endpoint| !is_endpoint(endpoint)) {
+        if let Some(endpoint) = endpoint.as_deref().filter(|endpoint| !is_endpoint(endpoint)) {
             return refused(
-                "endpoint is http://host:port or https://host:port, without credentials",
+                invalid("endpoint", endpoint),
+                "use http://host:port or https://host:port, without credentials",
             );
         }
         let prefix = folder(&parts.path)?;
@@ -209,9 +217,12 @@ fn folder(path: &str) -> Result<String> {
             && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.=".contains(&b))
     };
     if folder.len() > LONGEST || !folder.split('/').all(is_plain) {
-        return refused(format!(
-            "a folder is at most {LONGEST} letters, digits, -, _, . and =, with single slashes between"
-        ));
+        return refused(
+            invalid_name("folder", folder),
+            format!(
+                "use at most {LONGEST} letters, digits, -, _, . and =, with single slashes between"
+            ),
+        );
     }
     Ok(format!("{folder}/"))
 }
@@ -258,25 +269,25 @@ mod tests {
             ("s3:locks", "write it as"),
             ("s3://", "write it as"),
             ("s3://a,b", "one bucket"),
-            ("s3://key:sekret@locks", "credentials do not belong"),
-            ("s3://locks/a//b", "a folder is"),
-            ("s3://locks/a/../b", "a folder is"),
-            ("s3://locks/a%20b", "a folder is"),
-            ("s3://locks?anonymous=1", "anonymous is yes or no"),
-            ("s3://locks?endpoint=localhost:8333", "endpoint is http"),
+            ("s3://key:sekret@locks", "the URL contains credentials"),
+            ("s3://locks/a//b", "folder \"a//b\""),
+            ("s3://locks/a/../b", "folder \"a/../b\""),
+            ("s3://locks/a%20b", "folder \"a b\""),
+            ("s3://locks?anonymous=1", "\"1\" for anonymous"),
+            ("s3://locks?endpoint=localhost:8333", "use http://host:port or https://host:port"),
             ("s3://locks?endpoint=http://u:sekret@h", "percent-encode"),
-            ("s3://locks?endpoint=http://u:sekret%40h", "endpoint is http"),
+            ("s3://locks?endpoint=http://u:sekret%40h", "invalid value for endpoint"),
             ("s3://locks?poll_ms=0", "for poll_ms"),
             ("s3://locks?session_ms=100", "for session_ms"),
             ("s3://locks?prefix=a", "known parameters: region"),
             ("gs://locks?region=a", "known parameters: endpoint"),
             ("gs://key:sekret@locks", "GOOGLE_APPLICATION_CREDENTIALS"),
-            ("az://locks?emulator=1", "emulator is yes or no"),
+            ("az://locks?emulator=1", "\"1\" for emulator"),
             ("az://a,b", "az://container"),
-            ("http://locks", "s3, gs or az"),
+            ("http://locks", "s3:, gs: or az:"),
         ] {
             let error = ObjectsUrl::parse(bad).map(drop).unwrap_err();
-            let told = error.to_string();
+            let told = format!("{error:#}");
             assert_eq!(error.kind(), ErrorKind::Config, "{bad}");
             assert!(told.contains(says) && told.lines().count() == 1, "{bad}: {told}");
             assert!(!told.contains("sek"), "{told}");
@@ -292,7 +303,7 @@ mod tests {
             "gs://b/f", "az://c/f?account=a&emulator=yes",
         ])) {
             if let Err(error) = ObjectsUrl::parse(&url).map(drop) {
-                proptest::prop_assert_eq!(error.to_string().lines().count(), 1);
+                proptest::prop_assert_eq!(format!("{error:#}").lines().count(), 1);
             }
         }
     }

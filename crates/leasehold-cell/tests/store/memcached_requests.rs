@@ -87,9 +87,15 @@ fn s94_connection_mistakes_name_the_fix() {
         let closed = Memcached::start();
         closed.kill();
         let (kind, text) = told(closed.url()).await;
-        assert!(kind == ErrorKind::Unreachable && text.contains("check that it runs"), "{text}");
+        assert!(
+            kind == ErrorKind::Unreachable && text.contains("check that it is running"),
+            "{text}"
+        );
         let (kind, text) = told(format!("memcached://127.0.0.1:{}", testbed::redis().port())).await;
-        assert!(kind == ErrorKind::Config && text.contains("no memcached"), "{text}");
+        assert!(
+            kind == ErrorKind::Config && text.contains("does not speak memcached's protocol"),
+            "{text}"
+        );
         let no_cas = Memcached::with(Setup::new().arg("-C"));
         let (kind, text) = told(no_cas.url()).await;
         assert!(kind == ErrorKind::Config && text.contains("-C"), "{text}");

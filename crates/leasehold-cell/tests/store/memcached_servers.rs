@@ -142,7 +142,7 @@ fn r36_clients_with_another_list_are_refused() {
                 Ok(locks) => locks.mutex(&*name).try_lock().await.unwrap_err(),
             };
             assert_eq!(error.kind(), ErrorKind::Config, "{error}");
-            assert!(format!("{error:#}").contains("name the same servers"), "{error}");
+            assert!(format!("{error:#}").contains("a different list of servers"), "{error}");
             assert_eq!(format!("{error:#}").lines().count(), 1, "{error}");
         };
         told(all.clone()).await;

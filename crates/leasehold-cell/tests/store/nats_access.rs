@@ -50,12 +50,15 @@ fn s94_connection_mistakes_at_nats_name_the_fix() {
         let closed = Nats::start();
         closed.kill();
         let (kind, text) = told(closed.url()).await;
-        assert!(kind == ErrorKind::Unreachable && text.contains("check that it runs"), "{text}");
+        assert!(
+            kind == ErrorKind::Unreachable && text.contains("check that it is running"),
+            "{text}"
+        );
         // Something else listens there, which says nothing.
         let (kind, text) = told(format!("nats://127.0.0.1:{}", testbed::redis().port())).await;
         assert!(kind == ErrorKind::Unreachable && text.contains("host and port"), "{text}");
         assert_config(Nats::without_jetstream().url(), "-js").await;
-        assert_config(of_version("2.9.10"), "run 2.11 or later").await;
+        assert_config(of_version("2.9.10"), "upgrade to NATS 2.11 or later").await;
         let server = Nats::start();
         assert_config(server.url() + "/none?create=no", "nats kv add none --replicas=1").await;
         assert_config(server.url() + "/many?replicas=3", "?replicas=1").await;

@@ -77,10 +77,20 @@ fn s94_connection_mistakes_at_object_stores_name_the_fix() {
         // Nobody's.
         let google = testbed::google();
         let (kind, text) = told(&google.url("s94").replace("gs://locks", "gs://nobodys")).await;
-        assert!(kind == ErrorKind::Config && text.contains("there is no gs://nobodys"), "{text}");
+        assert!(
+            kind == ErrorKind::Config
+                && text.contains("gs://nobodys")
+                && text.contains("does not exist"),
+            "{text}"
+        );
         let azure = testbed::azurite();
         let (kind, text) = told(&azure.url("s94").replace("az://locks", "az://nobodys")).await;
-        assert!(kind == ErrorKind::Config && text.contains("there is no az://nobodys"), "{text}");
+        assert!(
+            kind == ErrorKind::Config
+                && text.contains("az://nobodys")
+                && text.contains("does not exist"),
+            "{text}"
+        );
     });
 }
 
@@ -91,11 +101,17 @@ fn an_endpoint_that_leaves_conditions_out_is_refused() {
         let careless = careless(server.port());
         let url = format!("s3://locks/a?anonymous=yes&endpoint=http://127.0.0.1:{careless}");
         let (kind, text) = told(&url).await;
-        assert!(kind == ErrorKind::Config && text.contains("Two could hold"), "{text}");
+        assert!(
+            kind == ErrorKind::Config && text.contains("two clients could hold the same lock"),
+            "{text}"
+        );
         // That the bucket was proved from elsewhere is no proof of this way to it.
         connect(&server.url("a")).await;
         let (kind, text) = told(&url).await;
-        assert!(kind == ErrorKind::Config && text.contains("Two could hold"), "{text}");
+        assert!(
+            kind == ErrorKind::Config && text.contains("two clients could hold the same lock"),
+            "{text}"
+        );
     });
 }
 

@@ -70,7 +70,7 @@ fn s90_foreign_objects_are_told_of_and_stay() {
         // A later version's is not to be gone around.
         server.ask("PUT", "s90/l:s90-later", "leasehold object 2 whatever\n");
         let error = locks.mutex("s90-later").try_lock().await.unwrap_err();
-        assert!(format!("{error:#}").contains("upgrade this one"), "{error}");
+        assert!(format!("{error:#}").contains("upgrade this leasehold"), "{error}");
         // Others are listed all the same, whatever their names are.
         let names = ["a b/é.*>", "a.b", "a%2Eb", "..", &"n".repeat(200), &"ü".repeat(250)];
         let _held = names_are_listed_beside(&locks, &names, &["s90-foreign", "s90-later"]).await;

@@ -184,7 +184,7 @@ fn a_server_that_is_away_at_the_start_is_waited_for() {
         assert!(started.elapsed() >= Duration::from_secs(least), "{options:?}");
         let said = String::from_utf8(output.stderr).unwrap();
         assert_eq!(said.lines().count(), 1, "{said}");
-        assert!(said.contains("cannot be reached") && !said.contains("lh:lh"), "{said}");
+        assert!(said.contains("cannot reach the database") && !said.contains("lh:lh"), "{said}");
         assert!(output.stdout.is_empty());
     }
     let mut patient = run(&[]);

@@ -27,8 +27,8 @@ fn a_broken_promise_is_exit_code_1_with_the_fix() {
     let output = place.output(&["doctor", "--store", &url]);
     let said = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("BROKEN: the URL says synchronous=off"), "{said}");
-    assert!(said.contains("fix  leave synchronous out"), "{said}");
+    assert!(said.contains("BROKEN: the URL has synchronous=off"), "{said}");
+    assert!(said.contains("fix  remove synchronous from the URL"), "{said}");
     let output = place.output(&["doctor", "--json", "--store", &url]);
     assert_eq!(output.status.code(), Some(1));
     let said: Value = serde_json::from_slice(&output.stdout).unwrap();

@@ -31,7 +31,7 @@ fn nobody_listens() {
     run(async {
         let error = refusal("etcd://127.0.0.1:1,127.0.0.1:2", "x").await;
         assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
-        assert!(format!("{error:#}").contains("no member of etcd answers"), "{error}");
+        assert!(format!("{error:#}").contains("no etcd member responds"), "{error}");
     });
 }
 
@@ -112,12 +112,12 @@ fn s94_users_passwords_and_rights() {
         let port = server.port(0);
         let at = |user: &str, path: &str| format!("etcd://{user}127.0.0.1:{port}{path}");
         for (user, path, says) in [
-            ("", "", "put one into the URL"),
-            ("lh:wr0ng@", "", "refuses the user or the password"),
-            ("nobody:lh@", "", "refuses the user or the password"),
+            ("", "", "put user and password into the URL"),
+            ("lh:wr0ng@", "", "rejected the user name or the password"),
+            ("nobody:lh@", "", "rejected the user name or the password"),
             ("lh:lh@", "/secret", "secret/"),
             ("lh:lh@", "", "readwrite \"elsewhere/\" --prefix"),
-            ("lh:wr0ng@", "/secret", "refuses the user or the password"),
+            ("lh:wr0ng@", "/secret", "rejected the user name or the password"),
         ] {
             let error = refusal(&at(user, path), "elsewhere").await;
             assert_eq!(error.kind(), ErrorKind::Denied, "{error}");

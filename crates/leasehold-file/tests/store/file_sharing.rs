@@ -136,7 +136,7 @@ fn serve(root: &Path) {
     for order in std::io::stdin().lines() {
         let order = order.unwrap();
         let words: Vec<&str> = order.split(' ').collect();
-        let told = |e: leasehold::Error| format!("{:?}: {e}", e.kind());
+        let told = |e: leasehold::Error| format!("{:?}: {e:#}", e.kind());
         let answer = match (&words[..], &store) {
             (["open"], _) => match open(root) {
                 Ok(opened) => {

@@ -193,7 +193,7 @@ fn help(root: &Path) {
             }
             ["join", name] => match runtime.block_on(store.join(&claim(name), Mode::Wait)) {
                 Ok(joined) => format!("{joined:?}"),
-                Err(e) => format!("{:?}: {e}", e.kind()),
+                Err(e) => format!("{:?}: {e:#}", e.kind()),
             },
             // Never answers: works until it is killed, and leaves a mark once it is at it.
             ["churn", name] => loop {

@@ -1,7 +1,8 @@
--- Runs a script of yours, which you put in place of BODY, if no greater token has been seen.
--- KEYS: the mark, then those that your script sees as KEYS. ARGV: the token, then those that it
--- sees as ARGV.
--- Errors: STALETOKEN seen offered; BADTOKEN; and yours, of which Redis undoes nothing.
+-- Runs your own script, which replaces BODY, unless a higher token has been seen.
+-- KEYS: the key of the token, then the KEYS of your script. ARGV: the token, then the ARGV of your
+-- script.
+-- Errors: STALETOKEN seen offered; BADTOKEN; and those of your script. Redis undoes no writes of a
+-- script that fails.
 local function is_token(t)
   return string.find(t, '^[1-9]%d*$') and (#t < 19 or #t == 19 and t <= '9223372036854775807')
 end
@@ -10,10 +11,10 @@ local function later(a, b)
 end
 local seen, offered = redis.call('GET', KEYS[1]), ARGV[1]
 if not is_token(offered) then
-  return redis.error_reply('BADTOKEN what was offered is no token')
+  return redis.error_reply('BADTOKEN the offered token is invalid')
 end
 if seen and not is_token(seen) then
-  return redis.error_reply('BADTOKEN the mark holds something else than a token')
+  return redis.error_reply('BADTOKEN the stored token is invalid')
 end
 if seen and later(seen, offered) then
   return redis.error_reply('STALETOKEN ' .. seen .. ' ' .. offered)

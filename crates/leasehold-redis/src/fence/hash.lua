@@ -1,4 +1,4 @@
--- Sets fields of a hash, and its field `fencing_token`, if that has seen no greater token.
+-- Sets fields of a hash and its field `fencing_token`, unless the hash has seen a higher token.
 -- KEYS: the hash. ARGV: the token, then field, value, field, value, …
 -- Errors: STALETOKEN seen offered; BADTOKEN.
 local function is_token(t)
@@ -9,10 +9,10 @@ local function later(a, b)
 end
 local seen, offered = redis.call('HGET', KEYS[1], 'fencing_token'), ARGV[1]
 if not is_token(offered) then
-  return redis.error_reply('BADTOKEN what was offered is no token')
+  return redis.error_reply('BADTOKEN the offered token is invalid')
 end
 if seen and not is_token(seen) then
-  return redis.error_reply('BADTOKEN the mark holds something else than a token')
+  return redis.error_reply('BADTOKEN the stored token is invalid')
 end
 if seen and later(seen, offered) then
   return redis.error_reply('STALETOKEN ' .. seen .. ' ' .. offered)

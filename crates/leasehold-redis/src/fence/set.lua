@@ -1,5 +1,5 @@
--- Sets a string, if no greater token has been seen for it.
--- KEYS: the string, its mark. ARGV: the token, the value.
+-- Sets a string, unless it has seen a higher token.
+-- KEYS: the string, the key of its token. ARGV: the token, the value.
 -- Errors: STALETOKEN seen offered; BADTOKEN.
 local function is_token(t)
   return string.find(t, '^[1-9]%d*$') and (#t < 19 or #t == 19 and t <= '9223372036854775807')
@@ -9,10 +9,10 @@ local function later(a, b)
 end
 local seen, offered = redis.call('GET', KEYS[2]), ARGV[1]
 if not is_token(offered) then
-  return redis.error_reply('BADTOKEN what was offered is no token')
+  return redis.error_reply('BADTOKEN the offered token is invalid')
 end
 if seen and not is_token(seen) then
-  return redis.error_reply('BADTOKEN the mark holds something else than a token')
+  return redis.error_reply('BADTOKEN the stored token is invalid')
 end
 if seen and later(seen, offered) then
   return redis.error_reply('STALETOKEN ' .. seen .. ' ' .. offered)

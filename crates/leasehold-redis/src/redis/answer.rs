@@ -140,8 +140,10 @@ fn who(text: &str) -> Holder {
 }
 
 fn out_of_step() -> Error {
-    let what = "a script of leasehold's answered what it never answers: is the server a Redis?";
-    Error::new(ErrorKind::Corrupt, what)
+    let what = "unexpected reply to a leasehold script";
+    let hint =
+        "check that the server is Redis 6 or later, or Valkey; if it is, report this as a bug";
+    Error::new(ErrorKind::Corrupt, what).with_hint(hint)
 }
 
 /// Whose the key of a lock is that is not one of ours, by the word of the scripts.
@@ -152,65 +154,67 @@ fn foreigner(word: &str) -> &'static str {
     }
 }
 
-/// A key of somebody else's that nobody can wait for. It may be a lock that is held: nothing is
-/// advised that would break it.
+/// A foreign key without an expiry: waiting for it could take forever. It may be a lock that is
+/// held, so the hint never suggests anything that would break it.
 fn endless(name: &Name, word: &str) -> Error {
-    let what = match word {
-        "redisson" => {
-            "held by a Redisson client, in a key that never expires, so waiting could last for \
-             ever: release it there, or use another name"
-        }
-        "number" => {
-            "the key of this lock holds a number that never expires, as a counter or a semaphore of \
-             Redisson's does: use another name, or a prefix in the URL"
-        }
-        _ => {
+    let (what, hint) = match word {
+        "redisson" => (
+            "held by a Redisson client in a key that never expires, so waiting could take forever",
+            "release it in that client, or use another lock name",
+        ),
+        "number" => (
+            "the key of this lock holds a number that never expires, such as a counter or a \
+             Redisson semaphore",
+            "use another lock name, or add ?prefix=… to the URL",
+        ),
+        _ => (
             "the key of this lock was set by a client of another library and never expires, so \
-             waiting could last for ever: have that client set an expiry, or use another name"
-        }
+             waiting could take forever",
+            "make that client set an expiry (SET NX PX), or use another lock name",
+        ),
     };
-    Error::new(ErrorKind::Corrupt, what).on(name)
+    Error::new(ErrorKind::Corrupt, what).with_hint(hint).on(name)
 }
 
-/// A key of somebody else's that is not taken away by force.
+/// A foreign key that `evict` does not delete.
 fn kept(name: &Name, word: &str, left: i64) -> Error {
-    let what = match (word, left) {
-        ("redisson", _) => {
-            "held by a Redisson client, which does not stop when its lock is taken away: release it \
-             there (nothing was deleted)"
-        }
-        ("number", _) => {
-            "the key holds a number that never expires, as a counter or a semaphore of Redisson's \
-             does, and no lock of ours (nothing was deleted)"
-        }
-        (_, -1) => {
-            "the key was set by somebody else and never expires: whether it is a lock, and whether \
-             it is held, only they know (nothing was deleted)"
-        }
-        _ => {
-            "what the key holds is no lock of ours, nor the random word of a lock by SET NX PX: it \
-             may be anybody's data (nothing was deleted)"
-        }
+    let (what, hint) = match (word, left) {
+        ("redisson", _) => (
+            "held by a Redisson client, which would not notice an eviction; nothing was deleted",
+            "release the lock in that client",
+        ),
+        ("number", _) => (
+            "the key of this lock holds a number that never expires, such as a counter or a \
+             Redisson semaphore; nothing was deleted",
+            "use another lock name, or add ?prefix=… to the URL",
+        ),
+        (_, -1) => (
+            "the key of this lock was set by another program and never expires; nothing was \
+             deleted",
+            "find out whether that program still uses the key before you delete it",
+        ),
+        _ => (
+            "the key of this lock may hold another program's data: its value has neither \
+             leasehold's format nor that of SET NX PX locks; nothing was deleted",
+            "find the program that wrote the key, or use another lock name",
+        ),
     };
-    Error::new(ErrorKind::Corrupt, what).on(name)
+    Error::new(ErrorKind::Corrupt, what).with_hint(hint).on(name)
 }
 
 fn held_by_foreigner(name: &Name, word: &str, left: Duration) -> Error {
-    let what = format!(
-        "{}, by a key with {} s left: try again later, or wait for it with lock()",
-        foreigner(word),
-        left.as_secs() + 1
-    );
-    Error::new(ErrorKind::Contended, what).on(name)
+    let what = format!("held by {}; its key expires in {} s", foreigner(word), left.as_secs() + 1);
+    let hint = "retry later, or call lock() to wait";
+    Error::new(ErrorKind::Contended, what).with_hint(hint).on(name)
 }
 
 fn just_started(name: &Name, left: Duration) -> Error {
     let what = format!(
-        "the Redis server has just started and may have forgotten who holds: nobody is let in for \
+        "the Redis server has just started and may have lost held locks: it grants no lock for \
          another {} s (restart_delay_ms in the URL)",
         left.as_secs() + 1
     );
-    Error::new(ErrorKind::Unreachable, what).on(name)
+    Error::new(ErrorKind::Unreachable, what).with_hint("retry later").on(name)
 }
 
 fn parts(value: Value) -> Result<Vec<Value>> {
@@ -321,12 +325,12 @@ pub(super) fn joined(claim: &Claim, value: Value) -> Result<Joined> {
 
 fn foreign_mismatch(claim: &Claim, word: &str) -> Error {
     let what = format!(
-        "asked for a {}, but the key of this name is held by {}: use another name, or a prefix in \
-         the URL",
+        "the lock was requested as a {}, but its key is held by {}",
         claim.kind,
         foreigner(word)
     );
-    Error::new(ErrorKind::Mismatch, what).on(&claim.name)
+    let hint = "use another lock name, or add ?prefix=… to the URL";
+    Error::new(ErrorKind::Mismatch, what).with_hint(hint).on(&claim.name)
 }
 
 /// The answers of `renew.lua`: nothing for those that hold nothing there.

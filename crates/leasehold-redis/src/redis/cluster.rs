@@ -118,7 +118,7 @@ impl Cluster {
         }
         let seen = self.map().reads;
         self.read_map(seen).await?;
-        self.known(slot).ok_or_else(|| unserved("no node says that it serves this slot"))
+        self.known(slot).ok_or_else(|| unserved("no node serves this slot"))
     }
 
     /// All nodes that have slots.
@@ -127,7 +127,7 @@ impl Cluster {
         self.read_map(seen).await?;
         let masters = self.map().masters();
         if masters.is_empty() {
-            return Err(unserved("no node says that it serves any slot"));
+            return Err(unserved("no node serves any slot"));
         }
         Ok(masters)
     }

@@ -537,7 +537,7 @@ async fn connect(
 }
 
 fn timed_out() -> RedisError {
-    std::io::Error::new(std::io::ErrorKind::TimedOut, "no connection within five seconds").into()
+    std::io::Error::new(std::io::ErrorKind::TimedOut, "could not connect within 5 s").into()
 }
 
 fn ended() -> RedisError {
@@ -546,7 +546,8 @@ fn ended() -> RedisError {
 
 fn client(address: &Address, login: &Login) -> Result<Client> {
     let failed = |e: RedisError| {
-        Error::new(ErrorKind::Config, "cannot use the URL's settings").because(fault::shown(&e))
+        Error::new(ErrorKind::Config, "cannot connect with the settings in the URL")
+            .because(fault::shown(&e))
     };
     let at = match (address, &login.tls) {
         (Address::Tcp(host, port), None) => ConnectionAddr::Tcp(host.clone(), *port),

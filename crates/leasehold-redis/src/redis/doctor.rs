@@ -30,9 +30,9 @@ pub(super) async fn diagnose(
             Err(error) if is_hidden(&error) => {
                 found.push(Finding::weak(
                     "unknown",
-                    format!("{at} does not tell about itself (INFO)"),
-                    "eviction, persistence and replication cannot be judged",
-                    "permit INFO and CONFIG|GET to the user that locks, or run the doctor as another",
+                    format!("{at} does not let this user run INFO"),
+                    "leasehold cannot check eviction, persistence and replication",
+                    "`ACL SETUSER USER +info +config|get`, or run the doctor as another user",
                 ));
             }
             Err(error) => return Err(explain(error)),
@@ -46,9 +46,10 @@ pub(super) async fn diagnose(
         if rests.is_some_and(|text| text.contains("yes")) && writes_a_file(&at, &found) {
             found.push(Finding::weak(
                 "no-appendfsync-on-rewrite",
-                format!("{at} does not sync its append-only file while it writes it anew"),
-                "a power cut meanwhile forgets grants that were answered, also with appendfsync always",
-                "set no-appendfsync-on-rewrite no, or let the resource check tokens",
+                format!("{at} has no-appendfsync-on-rewrite yes"),
+                "it does not sync the append-only file while it rewrites it: a power failure then \
+                 loses acknowledged grants, even with appendfsync always",
+                "`CONFIG SET no-appendfsync-on-rewrite no`, or check tokens at the resource",
             ));
         }
         if matches!(servers, Servers::Cluster(_))
@@ -57,10 +58,11 @@ pub(super) async fn diagnose(
         {
             found.push(Finding::weak(
                 "full-coverage",
-                format!("{at} serves nobody while any slot of the cluster has no master"),
-                "while one node fails over, no lock of any node is renewed: leases shorter than a \
-                 fail-over are lost on all of them",
-                "set cluster-require-full-coverage no, or lease for longer than a fail-over takes",
+                format!("{at} has cluster-require-full-coverage yes"),
+                "while one node fails over, no node serves requests: locks with leases shorter \
+                 than a fail-over are lost on all nodes",
+                "`CONFIG SET cluster-require-full-coverage no`, or use leases longer than a \
+                 fail-over",
             ));
         }
         let before = wall_micros();
@@ -72,9 +74,10 @@ pub(super) async fn diagnose(
         Servers::Sentinel(sentinel) => found.extend(quorum(&sentinel.quorums().await)),
         Servers::Cluster(_) if masters.len() < 3 => found.push(Finding::weak(
             "few-masters",
-            format!("the cluster has {} masters", masters.len()),
-            "with fewer than three, no majority is left to promote a replica when one fails",
-            "run three masters at least",
+            format!("the number of masters in the cluster is {}", masters.len()),
+            "with fewer than three masters, no majority is left to promote a replica when one \
+             fails",
+            "run at least three masters",
         )),
         Servers::Cluster(_) => {}
     }
@@ -86,10 +89,11 @@ fn judge(at: &str, info: &Info, confirms: bool, restart_delay: Duration) -> Vec<
     if let Some(policy) = info.evicts() {
         found.push(Finding::broken(
             "eviction",
-            format!("{at} throws keys away when its memory is full (maxmemory-policy {policy})"),
-            "a lock that is held is a key like all others: thrown away, it is free, and two hold",
-            "set maxmemory-policy noeviction: then a full server refuses new locks, and keeps those \
-             that are held",
+            format!("{at} evicts keys when its memory is full (maxmemory-policy {policy})"),
+            "a held lock can be evicted like any other key; another client then acquires it while \
+             the first still holds it",
+            "`CONFIG SET maxmemory-policy noeviction`: a full server then keeps held locks and \
+             rejects new ones",
         ));
     }
     if info.figure("aof_enabled") != Some("1") {
@@ -100,9 +104,9 @@ fn judge(at: &str, info: &Info, confirms: bool, restart_delay: Duration) -> Vec<
         found.push(Finding::weak(
             "asynchronous-replica",
             format!("{at} has replicas and does not wait for them"),
-            "a fail-over loses the latest grants, so two may hold until a lease is over; tokens still \
-             rise",
-            "write replicas=N into the URL, which makes that rare, and let the resource check tokens, \
+            "a fail-over loses the latest grants: two clients can hold the same lock until a \
+             lease expires, but tokens still rise",
+            "add replicas=N to the URL, which makes this rare, and check tokens at the resource, \
              which makes it harmless",
         ));
     }
@@ -111,24 +115,26 @@ fn judge(at: &str, info: &Info, confirms: bool, restart_delay: Duration) -> Vec<
 
 /// Without an append-only file.
 fn forgets(at: &str, restart_delay: Duration) -> Finding {
-    let what = format!("{at} writes no append-only file");
+    let what = format!("{at} has no append-only file (appendonly no)");
     if restart_delay.is_zero() {
         return Finding::broken(
             "persistence",
             what,
-            "a restart forgets locks that are held, so two may hold until a lease is over; tokens go \
-             on rising by the clock",
-            "set appendonly yes and appendfsync always; or write restart_delay_ms into the URL of every \
-             client, no less than the longest lease, so that nobody is let in before all leases are \
-             over; or let the resource check tokens",
+            "a restart loses held locks: two clients can hold the same lock until a lease \
+             expires; new tokens rise with the server's clock",
+            "`CONFIG SET appendonly yes` and `CONFIG SET appendfsync always`. Or add \
+             restart_delay_ms to every client's URL, at least as long as the longest lease: no \
+             lock is then granted until all leases from before the restart have expired. Or check \
+             tokens at the resource",
         );
     }
     Finding::weak(
         "persistence",
         what,
-        "a restart forgets locks that are held, and nobody is let in until their leases are over \
-         (restart_delay_ms), if all clients have that in their URLs; lock-delays are forgotten",
-        "set appendonly yes and appendfsync always, or see to it that all clients have the same URL",
+        "a restart loses held locks and lock delays; restart_delay_ms makes it safe only if every \
+         client's URL has it",
+        "`CONFIG SET appendonly yes` and `CONFIG SET appendfsync always`, or give all clients the \
+         same URL",
     )
 }
 
@@ -142,10 +148,10 @@ fn not_at_once(at: &str, found: &[Finding]) -> Option<Finding> {
     writes_a_file(at, found).then(|| {
         Finding::weak(
             "appendfsync",
-            format!("{at} does not write to its disk before it answers (appendfsync)"),
-            "a power cut forgets the grants of the last second, so two may hold until a lease is \
-             over; tokens go on rising by the clock",
-            "set appendfsync always, or let the resource check tokens",
+            format!("{at} replies before its writes are on disk (appendfsync)"),
+            "a power failure loses the grants of the last second: two clients can hold the same \
+             lock until a lease expires; new tokens rise with the server's clock",
+            "`CONFIG SET appendfsync always`, or check tokens at the resource",
         )
     })
 }
@@ -157,9 +163,9 @@ fn quorum(sentinels: &[Quorum]) -> Vec<Finding> {
     if silent > 0 {
         found.push(Finding::weak(
             "sentinel-down",
-            format!("{silent} of {} sentinels do not answer", sentinels.len()),
-            "a fail-over needs a majority of them",
-            "start them again, or take those that are gone out of the URL",
+            format!("{silent} of {} sentinels do not respond", sentinels.len()),
+            "a fail-over needs a majority of the sentinels",
+            "restart them, or remove retired sentinels from the URL",
         ));
     }
     let Some((others, quorum)) = sentinels.iter().flatten().max() else { return found };
@@ -167,17 +173,18 @@ fn quorum(sentinels: &[Quorum]) -> Vec<Finding> {
     if *quorum > all || all < 3 {
         found.push(Finding::broken(
             "quorum",
-            format!("there are {all} sentinels, of which {quorum} must agree"),
-            "when the master dies, nobody is promoted, or a single sentinel decides: nothing can be \
-             locked, or two masters are locked on",
-            "run three sentinels or more, on machines of their own, with a quorum of a majority",
+            format!("the master has {all} sentinels and a quorum of {quorum}"),
+            "when the master fails, either no replica is promoted and locking stops, or a single \
+             sentinel decides and clients can lock on two masters",
+            "run at least three sentinels on separate machines, and set the quorum to a majority: \
+             `SENTINEL SET MASTER quorum 2`",
         ));
     } else if *quorum <= all / 2 {
         found.push(Finding::weak(
             "quorum",
-            format!("{quorum} of {all} sentinels may declare the master dead"),
-            "a minority that is cut off can start a fail-over",
-            "set the quorum to a majority",
+            format!("the quorum is {quorum} of {all} sentinels, less than a majority"),
+            "a partitioned minority can declare the master down and start a fail-over",
+            "set the quorum to a majority: `SENTINEL SET MASTER quorum N`",
         ));
     }
     found

@@ -111,30 +111,33 @@ pub(crate) fn is_gone(error: &RedisError) -> bool {
 
 /// One line for the caller.
 pub(crate) fn explain(error: &RedisError) -> Error {
-    let (kind, what) = match refusal(error) {
-        None if error.kind() == Driver::MasterNameNotFoundBySentinel => (
+    let (kind, what, hint) = match refusal(error) {
+        None if error.kind() == Driver::MasterNameNotFoundBySentinel => return no_master(error),
+        None if error.kind() == Driver::InvalidClientConfig => (
             ErrorKind::Config,
-            "the sentinels know no master of this name: check the last part of the URL with \
-             SENTINEL MASTERS",
+            "cannot connect with the settings in the URL",
+            "check host, port and TLS in the URL",
         ),
-        None if error.kind() == Driver::InvalidClientConfig => {
-            (ErrorKind::Config, "the connection cannot be made with these settings")
-        }
         None if is_gone(error) => (
             ErrorKind::Unreachable,
-            "the Redis server cannot be reached: check that it runs and that host, port and TLS \
-             are right",
+            "cannot reach the Redis server",
+            "check that it is running, and host, port and TLS in the URL",
         ),
-        None => (ErrorKind::Corrupt, "the Redis server answered what leasehold does not know"),
+        None => (
+            ErrorKind::Corrupt,
+            "unexpected reply from the Redis server",
+            "check that the URL points to Redis 6 or later, or to Valkey",
+        ),
         Some(Refusal::NoCommand) => return disabled(error),
         Some(_) if is_about_keys(error) => (
             ErrorKind::Denied,
-            "this Redis user may not touch a key that this needs: it needs ~lock-names* (with the \
-             URL's prefix) and ~leasehold:* (see docs/stores/redis.md)",
+            "this Redis user may not access a key that leasehold needs",
+            "run `ACL SETUSER USER ~leasehold:* ~lock-names*`, with the URL's prefix before the \
+             lock names",
         ),
-        Some(refusal) => told(refusal),
+        Some(refusal) => described(refusal),
     };
-    Error::new(kind, what).because(shown(error))
+    Error::new(kind, what).with_hint(hint).because(shown(error))
 }
 
 /// Whether it is a key that the user may not touch, and not a command.
@@ -144,11 +147,21 @@ pub(crate) fn is_about_keys(error: &RedisError) -> bool {
         && (text.contains("one of the keys") || text.contains("access a key"))
 }
 
+fn no_master(error: &RedisError) -> Error {
+    let what =
+        format!("the sentinels do not know the master {}", error.detail().unwrap_or("in the URL"));
+    let hint = "run `redis-cli -h SENTINEL -p 26379 SENTINEL MASTERS` and put one of these names \
+                at the end of the URL";
+    Error::new(ErrorKind::Config, what).with_hint(hint)
+}
+
 /// A server that took our writes before takes none now.
 pub(crate) fn demoted(error: &RedisError) -> Error {
-    let what = "this Redis server was a master and is a replica now, which takes no writes: the \
-                fail-over is waited for; if the URL leads to it for good, write redis+sentinel://…";
-    Error::new(ErrorKind::Unreachable, what).because(shown(error))
+    let what = "this Redis server was demoted to a replica and rejects writes until the fail-over \
+                is complete";
+    let hint = "if it stays a replica, connect to its master, or use \
+                redis+sentinel://host1,host2,host3/mymaster";
+    Error::new(ErrorKind::Unreachable, what).with_hint(hint).because(shown(error))
 }
 
 fn disabled(error: &RedisError) -> Error {
@@ -156,88 +169,119 @@ fn disabled(error: &RedisError) -> Error {
     let named = text.split(['\'', '`']).nth(1).filter(|name| !name.is_empty());
     let named = named.unwrap_or("that leasehold needs");
     let named: String = named.chars().filter(|c| !c.is_control()).take(40).collect();
-    let what = format!(
-        "the Redis server has no command {named}: it was disabled there (rename-command), or this is \
-         another server than Redis 6 or later, or Valkey"
-    );
-    Error::new(ErrorKind::Unsupported, what).because(shown(error))
+    let what = format!("the Redis server has no command {named}");
+    let hint = "enable the command (rename-command in redis.conf); leasehold needs Redis 6 or \
+                later, or Valkey";
+    Error::new(ErrorKind::Unsupported, what).with_hint(hint).because(shown(error))
 }
 
-fn told(refusal: Refusal) -> (ErrorKind, &'static str) {
+/// The kind, what went wrong, and the hint.
+fn described(refusal: Refusal) -> (ErrorKind, &'static str, &'static str) {
     use ErrorKind::{Config, Corrupt, Denied, Full, Unreachable, Unsupported};
     match refusal {
         Refusal::NoScript => (
             Unreachable,
-            "the Redis server forgets scripts as soon as they are sent: try again later",
+            "the Redis server drops scripts right after they were loaded",
+            "retry later; check which client runs SCRIPT FLUSH",
         ),
         Refusal::Moved | Refusal::Ask | Refusal::CrossSlot => (
             Config,
-            "this Redis server is a node of a cluster: write the store as redis+cluster://…",
+            "this Redis server is a cluster node",
+            "use redis+cluster://host:port/ as the store URL",
         ),
         Refusal::TryAgain => {
-            (Unreachable, "a slot of the Redis Cluster is being moved just now: try again")
+            (Unreachable, "a slot of the Redis Cluster is being migrated", "retry in a moment")
         }
         Refusal::ClusterDown => (
             Unreachable,
-            "the Redis Cluster does not serve this slot: check CLUSTER INFO and its nodes",
+            "no node of the Redis Cluster serves this lock's slot",
+            "run `redis-cli CLUSTER INFO` and restart the nodes that failed",
         ),
         Refusal::ReadOnly => (
             Denied,
-            "this Redis server is a replica and takes no writes: connect to its master, or write \
-             redis+sentinel://…",
+            "this Redis server is a replica and rejects writes",
+            "connect to its master, or use redis+sentinel://host1,host2,host3/mymaster",
         ),
         Refusal::Loading => (
             Unreachable,
-            "the Redis server is still loading its data from disk: try again in a moment",
+            "the Redis server is still loading its data from disk",
+            "retry in a moment",
         ),
         Refusal::Busy => (
             Unreachable,
-            "the Redis server is busy with somebody's endless script: end it with SCRIPT KILL",
+            "the Redis server is blocked by a long-running script",
+            "run `redis-cli SCRIPT KILL`",
         ),
         Refusal::NoReplicas => (
             Unreachable,
-            "the Redis server has fewer replicas than its min-replicas-to-write: mend the replicas",
+            "the Redis server has fewer working replicas than min-replicas-to-write",
+            "restart the replicas, or lower it: `CONFIG SET min-replicas-to-write N`",
         ),
         Refusal::OutOfMemory => (
             Full,
-            "the Redis server is at its maxmemory and lets nobody new in: make room, or raise it",
+            "the Redis server has reached maxmemory and rejects new locks",
+            "free memory, or run `CONFIG SET maxmemory SIZE`",
         ),
-        Refusal::Disk => {
-            (Full, "the Redis server cannot save to its disk and refuses writes: make room there")
-        }
-        Refusal::NoAuth => {
-            (Denied, "the Redis server asks for a password: write redis://user:password@host/")
-        }
-        Refusal::WrongPassword => {
-            (Denied, "the Redis server refuses the user or the password: check the URL")
-        }
+        Refusal::Disk => (
+            Full,
+            "the Redis server cannot save to its disk and rejects writes",
+            "free disk space on the server; its log has the details",
+        ),
+        Refusal::NoAuth => (
+            Denied,
+            "the Redis server requires a password",
+            "put it into the URL: redis://user:password@host/",
+        ),
+        Refusal::WrongPassword => (
+            Denied,
+            "the Redis server rejected the user name or the password",
+            "check the URL: redis://user:password@host/",
+        ),
         Refusal::NoPermission => (
             Denied,
-            "this Redis user lacks a right; it needs: ~lock-names* ~leasehold:* &leasehold:* +eval \
-             +evalsha +get +set +getset +del +exists +pexpire +pttl +getrange +time +publish \
-             +subscribe +zadd +zrem +zcard +zrange +zrevrange +zrank +zscore +zpopmin \
-             +zrangebyscore +hget +hset +hdel +hincrby +hscan +scan; with sentinels +role, in a cluster \
-             +cluster|slots +asking, for replicas +wait (see docs/stores/redis.md)",
+            "this Redis user lacks a permission",
+            "run `ACL SETUSER USER ~lock-names* ~leasehold:* &leasehold:* +eval +evalsha +get \
+             +set +getset +del +exists +pexpire +pttl +getrange +time +publish +subscribe +zadd \
+             +zrem +zcard +zrange +zrevrange +zrank +zscore +zpopmin +zrangebyscore +hget +hset \
+             +hdel +hincrby +hscan +scan`; for Sentinel add +role, for a cluster +cluster|slots \
+             +asking, for replicas=N +wait",
         ),
         Refusal::WrongType => (
             Corrupt,
-            "the key of this lock holds something else than a lock, and was left as it is: use \
-             another name, or a prefix in the URL",
+            "this lock's key holds a value that belongs to another program; it was left unchanged",
+            "use another lock name, or add ?prefix=… to the URL",
         ),
-        Refusal::TooManyClients => {
-            (Unreachable, "the Redis server has as many clients as its maxclients allows: raise it")
-        }
-        Refusal::NoDatabase => {
-            (Config, "there is no such database: Redis has as many as its `databases` setting says")
-        }
-        Refusal::NoCluster => {
-            (Config, "this Redis server is no node of a cluster: write the store as redis://…")
-        }
-        Refusal::TooOld => {
-            (Unsupported, "this is no Redis 6 or later, nor Valkey: upgrade the server")
-        }
-        Refusal::NoCommand => (Unsupported, "the Redis server lacks a command"),
-        Refusal::Other => (Corrupt, "the Redis server refused a command of leasehold's"),
+        Refusal::TooManyClients => (
+            Unreachable,
+            "the Redis server has reached maxclients",
+            "raise it: `CONFIG SET maxclients N`",
+        ),
+        Refusal::NoDatabase => (
+            Config,
+            "the Redis server does not have the database that the URL names",
+            "use a smaller number, or raise `databases` in redis.conf",
+        ),
+        Refusal::NoCluster => (
+            Config,
+            "cluster mode is disabled on this Redis server",
+            "use redis://host:port/ as the store URL",
+        ),
+        Refusal::TooOld => (
+            Unsupported,
+            "this server does not support the protocol RESP3",
+            "upgrade it to Redis 6 or later, or to Valkey",
+        ),
+        Refusal::NoCommand => (
+            Unsupported,
+            "the Redis server lacks a command",
+            "leasehold needs Redis 6 or later, or Valkey",
+        ),
+        Refusal::Other => (
+            Corrupt,
+            "the Redis server rejected a command",
+            "check that the URL points to Redis 6 or later, or to Valkey; if it does, report this \
+             as a bug",
+        ),
     }
 }
 

@@ -101,11 +101,9 @@ impl Keyspace {
     pub(super) fn keys(&self, name: &Name) -> Result<Keys> {
         let main = format!("{}{}", self.prefix, name.as_str());
         if main.starts_with(RESERVED) {
-            let what = format!(
-                "names that begin with {RESERVED} are leasehold's own keys on Redis: choose \
-                 another, or a prefix in the URL"
-            );
-            return Err(Error::new(ErrorKind::InvalidName, what).on(name));
+            let what = format!("the prefix {RESERVED:?} is reserved for leasehold's own keys");
+            let hint = "use another lock name, or add ?prefix=… to the URL";
+            return Err(Error::new(ErrorKind::InvalidName, what).with_hint(hint).on(name));
         }
         let slot = if self.cluster { slot(main.as_bytes()) } else { 0 };
         Ok(Keys { slot, main, tag: self.cluster.then(|| tag(slot)) })

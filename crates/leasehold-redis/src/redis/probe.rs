@@ -44,8 +44,9 @@ pub(super) async fn found(
         found = found => found,
         () = sleep(runtime, LIMIT) => Err(gone.map_or_else(
             || {
-                let what = format!("no Redis server answered within {LIMIT:?}: check that it runs");
-                Error::new(ErrorKind::Unreachable, what)
+                let what = format!("the Redis server did not respond within {LIMIT:?}");
+                let hint = "check that it is running and reachable";
+                Error::new(ErrorKind::Unreachable, what).with_hint(hint)
             },
             |error| fault::explain(&error),
         )),
@@ -110,9 +111,9 @@ async fn judged(masters: &[Found], url: &RedisUrl) -> Result<Guarantees> {
         info.check(url)?;
     }
     if hidden && !url.restart_delay.is_zero() {
-        let what = "restart_delay_ms needs INFO, by which the server tells how long it has been up, and \
-                    does not to this user: permit it (+info)";
-        return Err(Error::new(ErrorKind::Config, what));
+        let what = "restart_delay_ms needs the server's uptime, but this user may not run INFO";
+        let hint = "run `ACL SETUSER USER +info`";
+        return Err(Error::new(ErrorKind::Config, what).with_hint(hint));
     }
     let mut kept = Durability::Disk;
     for (node, info) in masters {
@@ -170,32 +171,37 @@ impl Info {
     }
 
     fn check(&self, url: &RedisUrl) -> Result<()> {
-        let refused = |kind, what: String| Err(Error::new(kind, what));
+        let refused =
+            |kind, what: String, hint: &'static str| Err(Error::new(kind, what).with_hint(hint));
         let version = self.figure("redis_version").unwrap_or_default();
         let major = version.split('.').next().and_then(|n| n.parse::<u32>().ok());
         if major.is_some_and(|major| major < LEAST_VERSION) {
             let version: String = version.chars().take(20).collect();
-            let what = format!("this is Redis {version}: Redis {LEAST_VERSION} or later is needed");
-            return refused(ErrorKind::Unsupported, what);
+            let what = format!("the server runs Redis {version}, which is too old");
+            return refused(
+                ErrorKind::Unsupported,
+                what,
+                "upgrade it to Redis 6 or later, or to Valkey",
+            );
         }
         let single = matches!(url.deployment, Deployment::Single(_));
         match self.figure("redis_mode") {
             Some("cluster") if !matches!(url.deployment, Deployment::Cluster(_)) => {
-                let what = "this Redis server is a node of a cluster: write the store as \
-                            redis+cluster://…";
-                return refused(ErrorKind::Config, what.into());
+                let what = "this Redis server is a cluster node".into();
+                let hint = "use redis+cluster://host:port/ as the store URL";
+                return refused(ErrorKind::Config, what, hint);
             }
             Some("sentinel") => {
-                let what = "this is a sentinel, which keeps no keys: write the store as \
-                            redis+sentinel://host1,host2,host3/mymaster";
-                return refused(ErrorKind::Config, what.into());
+                let what = "this server is a Redis Sentinel, which cannot store locks".into();
+                let hint = "use redis+sentinel://host1,host2,host3/mymaster as the store URL";
+                return refused(ErrorKind::Config, what, hint);
             }
             _ => {}
         }
         if single && self.figure("role") == Some("slave") {
-            let what = "this Redis server is a replica and takes no writes: connect to its master, \
-                        or write redis+sentinel://…";
-            return refused(ErrorKind::Denied, what.into());
+            let what = "this Redis server is a replica and rejects writes".into();
+            let hint = "connect to its master, or use redis+sentinel://host1,host2,host3/mymaster";
+            return refused(ErrorKind::Denied, what, hint);
         }
         Ok(())
     }

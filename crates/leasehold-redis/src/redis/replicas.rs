@@ -117,11 +117,12 @@ impl Confirm {
             return Ok(());
         }
         let what = format!(
-            "a lease of {:?} may end while replicas are waited for: lease for three times their \
-             {within:?} (replicas_ms) or more, or wait for less",
+            "a lease of {:?} can expire while leasehold waits {within:?} for replicas",
             claim.lease
         );
-        Err(Error::new(ErrorKind::Config, what))
+        let hint =
+            format!("use a lease of at least {:?}, or lower replicas_ms in the URL", within * 3);
+        Err(Error::new(ErrorKind::Config, what).with_hint(hint))
     }
 
     /// What the server itself answers, which has no longer than without replicas.
@@ -168,7 +169,7 @@ impl Confirm {
             };
             all.push(told.unwrap_or_else(|| {
                 late = true;
-                let what = "granted, and the replicas that are to confirm it have not answered yet";
+                let what = "granted, but the replicas have not confirmed it yet";
                 Err(Error::new(ErrorKind::Unreachable, what))
             }));
         }
@@ -208,22 +209,23 @@ impl Confirm {
     async fn told(&self, mut asked: Asked) -> Result<()> {
         let told = asked.reached.wait_for(Option::is_some).await.map(|told| told.clone());
         let Ok(Some(reached)) = told else {
-            let what = "the client's runtime was shut down: connect again";
-            return Err(Error::new(ErrorKind::Closed, what));
+            let what = "the runtime of this client was shut down";
+            return Err(Error::new(ErrorKind::Closed, what).with_hint("connect again"));
         };
         let reached = reached.map_err(|(kind, what)| Error::new(kind, what))?;
         let Replicas { count, within, short } = self.wanted;
         let Some(reached) = reached else {
-            let what = "granted, but the server that was to confirm it has it no more: it failed \
-                        over meanwhile, or somebody took it away; try again";
-            return Err(Error::new(ErrorKind::Unconfirmed, what));
+            let what = "granted, but the server lost the grant before replicas confirmed it \
+                        (fail-over or eviction)";
+            return Err(Error::new(ErrorKind::Unconfirmed, what).with_hint("retry"));
         };
         if reached < count && short == Shortfall::Refuse {
             let what = format!(
-                "granted, but only {reached} of {count} replicas had it within {within:?}: given \
-                 back; check the replicas, or ask for fewer"
+                "only {reached} of {count} replicas confirmed the grant within {within:?}, so the \
+                 lock was released"
             );
-            return Err(Error::new(ErrorKind::Unconfirmed, what));
+            let hint = "check the replicas, or lower replicas=N or raise replicas_ms in the URL";
+            return Err(Error::new(ErrorKind::Unconfirmed, what).with_hint(hint));
         }
         Ok(())
     }
@@ -300,7 +302,7 @@ impl Group {
                 // It may have it, and no replica is known to.
                 Err(_) if wanted.short == Shortfall::Accept => vec![Ok(Some(0)); grants.len()],
                 Err(_) => {
-                    let what = "the server that was to wait for its replicas does not answer";
+                    let what = "the server did not reply while it waited for its replicas";
                     vec![Err((ErrorKind::Unreachable, what.to_owned())); grants.len()]
                 }
             };
@@ -337,11 +339,11 @@ fn unknown(error: &RedisError) -> (ErrorKind, String) {
         Some(Refusal::Moved | Refusal::Ask | Refusal::TryAgain | Refusal::ReadOnly)
     );
     if moved {
-        let what = "granted, and the server that was to confirm it is its master no more";
+        let what = "granted, but the server is no longer the master of this lock";
         return (ErrorKind::Unreachable, what.into());
     }
     let error = fault::explain(error);
-    (error.kind(), error.to_string())
+    (error.kind(), error.reason())
 }
 
 /// How many replicas have which grant, by the answers to what was sent together.

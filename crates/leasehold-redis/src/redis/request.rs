@@ -32,7 +32,7 @@ impl fmt::Debug for Request {
 /// What is told when the tries are used up.
 pub(super) fn given_up(last: Option<RedisError>) -> RedisError {
     last.unwrap_or_else(|| {
-        std::io::Error::new(std::io::ErrorKind::NotConnected, "no server was found").into()
+        std::io::Error::new(std::io::ErrorKind::NotConnected, "no server is available").into()
     })
 }
 

@@ -175,7 +175,7 @@ impl Sentinel {
             None => {
                 let listening = Some((self.channel.clone(), self.hears.clone()));
                 Node::new(at, &self.login, &self.runtime, listening)
-                    .map_err(|e| RedisError::from(std::io::Error::other(e.to_string())))?
+                    .map_err(|e| RedisError::from(std::io::Error::other(e.reason())))?
             }
         };
         node.trust_again();
@@ -183,7 +183,11 @@ impl Sentinel {
         match role {
             Ok(Value::Array(parts)) if is_word(parts.first(), b"master") => {}
             Ok(_) => {
-                let what = "whom the sentinels name says that it is no master (yet)";
+                let what = format!(
+                    "the sentinels name {} as master, but that server does not report the role \
+                     master (a fail-over may be in progress)",
+                    node.address()
+                );
                 return Err(std::io::Error::other(what).into());
             }
             // A user without the right to ask has to believe the sentinels.
@@ -258,11 +262,12 @@ impl Sentinel {
             }
         }
         if unknown {
-            let what = "the sentinels know no master of this name";
-            return Err((redis::ErrorKind::MasterNameNotFoundBySentinel, what).into());
+            let what = "unknown master";
+            let name = format!("{:?}", self.name);
+            return Err((redis::ErrorKind::MasterNameNotFoundBySentinel, what, name).into());
         }
         Err(last.unwrap_or_else(|| {
-            let what = "no sentinel answers that knows of the last fail-over";
+            let what = "no sentinel that knows the latest fail-over responds";
             std::io::Error::new(std::io::ErrorKind::TimedOut, what).into()
         }))
     }

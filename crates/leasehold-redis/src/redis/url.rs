@@ -110,8 +110,8 @@ pub(crate) struct RedisUrl {
     pub(crate) restart_delay: Duration,
 }
 
-fn refused<T>(what: impl Into<String>) -> Result<T> {
-    Err(Error::new(ErrorKind::Config, what))
+fn refused<T>(what: impl Into<String>, hint: &str) -> Result<T> {
+    Err(Error::new(ErrorKind::Config, what).with_hint(hint))
 }
 
 /// The parts of a URL, and from them how to log in.
@@ -132,14 +132,16 @@ pub(crate) fn addresses(hosts: Vec<Host>) -> Vec<Address> {
 pub(crate) fn prefix(parts: &mut UrlParts) -> Result<String> {
     let prefix = parts.take("prefix").unwrap_or_default();
     if prefix.len() > MAX_PREFIX || prefix.chars().any(char::is_control) {
-        return refused(format!(
-            "prefix has at most {MAX_PREFIX} bytes, and no control characters"
-        ));
+        return refused(
+            format!("invalid prefix {:?}", shown(&prefix)),
+            &format!("use at most {MAX_PREFIX} bytes and no control characters"),
+        );
     }
     if prefix.starts_with(RESERVED) {
-        return refused(format!(
-            "the prefix {RESERVED} is for leasehold's own keys: choose another"
-        ));
+        return refused(
+            format!("invalid prefix {prefix:?}: {RESERVED:?} is reserved for leasehold's own keys"),
+            "use another prefix",
+        );
     }
     Ok(prefix)
 }
@@ -154,8 +156,11 @@ impl RedisUrl {
             None => (scheme, false, false),
             _ => {
                 return refused(
-                    "redis: comes alone, as redis+sentinel:, redis+cluster: or redis+unix:, and \
-                     rediss: with TLS",
+                    format!(
+                        "unknown scheme {:?}",
+                        shown(url.split(':').next().unwrap_or_default())
+                    ),
+                    "use redis:, redis+sentinel:, redis+cluster: or redis+unix:; with TLS rediss:",
                 );
             }
         };
@@ -172,15 +177,22 @@ impl RedisUrl {
             let path = path.trim_start_matches('/');
             let (master, db) = path.split_once('/').unwrap_or((path, ""));
             if master.is_empty() {
-                return refused("name the master: redis+sentinel://host1,host2,host3/mymaster");
+                return refused(
+                    "the URL does not name the master",
+                    "write it as redis+sentinel://host1,host2,host3/mymaster",
+                );
             }
             login.db = database(db)?;
             sentinel_login.user = parts.take("sentinel_user");
             sentinel_login.password = parts.take("sentinel_password");
             Deployment::Sentinel { sentinels: hosts, master: master.to_owned() }
         } else if is_cluster {
-            if database(&parts.path)? != 0 {
-                return refused("a cluster has database 0 only: leave the number out of the URL");
+            let database = database(&parts.path)?;
+            if database != 0 {
+                return refused(
+                    format!("invalid database {database}: a Redis Cluster has database 0 only"),
+                    "remove the number from the URL",
+                );
             }
             Deployment::Cluster(hosts)
         } else {
@@ -189,8 +201,8 @@ impl RedisUrl {
                 [one] => Deployment::Single(one.clone()),
                 _ => {
                     return refused(
-                        "a redis: store is one server: for several write redis+sentinel:, \
-                         redis+cluster: or redlock:",
+                        format!("the URL names {} servers, but redis: uses one", hosts.len()),
+                        "use redis+sentinel:, redis+cluster: or redlock: for several servers",
                     );
                 }
             }
@@ -202,7 +214,10 @@ impl RedisUrl {
     fn unix(url: &str) -> Result<Self> {
         let (mut parts, mut login) = parts(url, PORT, false)?;
         if !parts.hosts.is_empty() || parts.path.len() < 2 {
-            return refused("write it as redis+unix:///path/of/the/socket");
+            return refused(
+                "invalid store URL: redis+unix: needs the absolute path of a socket",
+                "write it as redis+unix:///run/redis/redis.sock",
+            );
         }
         let path = PathBuf::from(std::mem::take(&mut parts.path));
         let db = parts.take("db").unwrap_or_default();
@@ -227,8 +242,9 @@ impl RedisUrl {
         let restart_delay = parts.number("restart_delay_ms", 0, 86_400_000)?;
         let restart_delay = Duration::from_millis(restart_delay.unwrap_or(0));
         parts.done(
-            "prefix, tls_ca, replicas, replicas_ms, replicas_short, restart_delay_ms, for sentinels sentinel_user and \
-             sentinel_password, for redis+unix: db, user and password",
+            "prefix, tls_ca, replicas, replicas_ms, replicas_short, restart_delay_ms; \
+                         with redis+sentinel: sentinel_user and sentinel_password; with \
+                         redis+unix: db, user and password",
         )?;
         Ok(Self { deployment, login, sentinel_login, prefix, replicas, restart_delay })
     }
@@ -240,7 +256,10 @@ fn replicas(parts: &mut UrlParts) -> Result<Option<Replicas>> {
     let short = match parts.take("replicas_short").as_deref() {
         None | Some("refuse") => Shortfall::Refuse,
         Some("accept") => Shortfall::Accept,
-        Some(_) => return refused("replicas_short is refuse or accept"),
+        Some(other) => {
+            let what = format!("invalid value {:?} for replicas_short", shown(other));
+            return refused(what, "use refuse or accept");
+        }
     };
     let Some(count) = count.and_then(|n| u32::try_from(n).ok()).filter(|n| *n > 0) else {
         return Ok(None);
@@ -256,12 +275,16 @@ pub(crate) fn database(text: &str) -> Result<i64> {
     }
     match text.parse::<u32>() {
         Ok(n) => Ok(i64::from(n)),
-        Err(_) => refused(format!("{:?} is no database: Redis numbers them from 0", shown(text))),
+        Err(_) => refused(
+            format!("invalid database {:?}", shown(text)),
+            "use a number: redis://host:port/0",
+        ),
     }
 }
 
+/// Part of a URL for an error message; with an `@` in it, it may be part of a password.
 fn shown(text: &str) -> String {
-    text.chars().take(60).collect()
+    if text.contains('@') { "***".into() } else { text.chars().take(60).collect() }
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use super::claims::Entry;
-use super::node::Trouble;
+use super::node::{Problem, Trouble};
 use super::round::{self, Answer, Decision, Round, Tally, majority};
 use super::scripts::{self, Elements};
 use super::shared::Shared;
@@ -206,14 +206,13 @@ impl Shared {
             }
         }
         if token.is_some() && !valid {
-            return Outcome::Failed(Error::new(
-                ErrorKind::Unreachable,
-                format!(
-                    "a majority granted it, but only after {elapsed:?}, which is too late for a \
-                     lease of {:?}: given back; lease for longer",
-                    claim.lease
-                ),
-            ));
+            let what = format!(
+                "a majority granted the lock after {elapsed:?}, which is too late for a lease of \
+                 {:?}, so it was released",
+                claim.lease
+            );
+            let error = Error::new(ErrorKind::Unreachable, what).with_hint("use a longer lease");
+            return Outcome::Failed(error);
         }
         self.not_held(round, others, troubles, elapsed)
     }
@@ -273,11 +272,10 @@ impl Shared {
         busy.sort_by_key(|other| other.left.unwrap_or(Duration::MAX));
         let lasting = busy.iter().filter(|other| other.left.is_none()).count();
         if self.nodes.len() - lasting < needed {
-            return Outcome::Failed(Error::new(
-                ErrorKind::Corrupt,
-                "somebody holds the lock by a key that never expires, which no Redlock client sets: \
-                 find out who, and delete the key or evict the holder",
-            ));
+            let what = "the lock's key never expires, so it was not set by a Redlock client";
+            let hint = "find the program that set it; then delete the key, or run `leasehold evict \
+                        NAME`";
+            return Outcome::Failed(Error::new(ErrorKind::Corrupt, what).with_hint(hint));
         }
         let mut votes: HashMap<&str, (usize, Option<&HolderInfo>)> = HashMap::new();
         for other in &busy {
@@ -316,7 +314,10 @@ impl Shared {
             // The others may come back before; if they do not, these will do.
             None => (heard + young.len() >= needed).then_some(Duration::ZERO),
         };
-        let what = format!("{granted} of {} servers voted, {needed} are needed", self.nodes.len());
+        let what = format!(
+            "{granted} of {} servers voted for this client, {needed} are needed",
+            self.nodes.len()
+        );
         let error = self.in_trouble(what, &troubles);
         match again {
             Some(again) => error.not_before(again),
@@ -324,33 +325,37 @@ impl Shared {
         }
     }
 
-    /// An error because of some nodes, each trouble told once.
+    /// An error because of some nodes. Each problem is listed once, and the first with a hint gives
+    /// the error its hint.
     pub(super) fn in_trouble(&self, what: String, troubles: &[(usize, Trouble)]) -> Error {
-        let mut told: Vec<(ErrorKind, String, Vec<String>)> = Vec::new();
-        // The longest time that any of them still has no vote is told of all.
+        let mut listed: Vec<(Problem, Vec<String>)> = Vec::new();
+        // All nodes that do not vote yet are listed with the longest time of any of them.
         let longest = troubles.iter().filter_map(|(_, trouble)| trouble.votes_in()).max();
         for (i, trouble) in troubles {
-            let (kind, text) = match (trouble.votes_in(), longest) {
-                (Some(_), Some(longest)) => Trouble::Young(longest).told(),
-                _ => trouble.told(),
+            let problem = match (trouble.votes_in(), longest) {
+                (Some(_), Some(longest)) => Trouble::Young(longest).problem(),
+                _ => trouble.problem(),
             };
             let node = self.nodes[*i].address().to_string();
-            match told.iter_mut().find(|(_, other, _)| *other == text) {
-                Some((_, _, nodes)) => nodes.push(node),
-                None => told.push((kind, text, vec![node])),
+            match listed.iter_mut().find(|(other, _)| other.what == problem.what) {
+                Some((_, nodes)) => nodes.push(node),
+                None => listed.push((problem, vec![node])),
             }
         }
-        let passing = told.iter().any(|(kind, ..)| *kind == ErrorKind::Unreachable);
-        let kind = match told.first() {
-            Some((kind, ..)) if !passing => *kind,
+        let passing = listed.iter().any(|(problem, _)| problem.kind == ErrorKind::Unreachable);
+        let kind = match listed.first() {
+            Some((problem, _)) if !passing => problem.kind,
             _ => ErrorKind::Unreachable,
         };
-        let error = Error::new(kind, what);
-        let told: Vec<String> = told
+        let mut error = Error::new(kind, what);
+        if let Some(hint) = listed.iter().find_map(|(problem, _)| problem.hint.as_deref()) {
+            error = error.with_hint(hint);
+        }
+        let listed: Vec<String> = listed
             .into_iter()
-            .map(|(_, text, nodes)| format!("{}: {text}", nodes.join(", ")))
+            .map(|(problem, nodes)| format!("{}: {}", nodes.join(", "), problem.what))
             .collect();
-        if told.is_empty() { error } else { error.because(told.join("; ")) }
+        if listed.is_empty() { error } else { error.because(listed.join("; ")) }
     }
 
     async fn vote(&self, node: usize, ballot: &Ballot) -> Result<Vote, Trouble> {
@@ -528,7 +533,7 @@ mod tests {
                     prop_assert!(word.as_deref() != Some("stored") || (stored && last == 7));
                 }
                 Ok(Vote::Busy(_)) => prop_assert_eq!(word.as_deref(), Some("busy")),
-                Err(trouble) => prop_assert_eq!(trouble.told().1.lines().count(), 1),
+                Err(trouble) => prop_assert_eq!(trouble.problem().what.lines().count(), 1),
             }
         }
     }

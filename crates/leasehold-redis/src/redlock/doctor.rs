@@ -22,13 +22,13 @@ impl Shared {
             found.push(Finding::broken(
                 "restart-delay",
                 format!(
-                    "a server that restarted votes after {:?}, and a lease may be {:?}",
+                    "restart_delay_ms is {:?}, but leases can last {:?} (max_lease_ms)",
                     url.restart_delay, url.max_lease
                 ),
-                "if it came back without its data, it helps a second holder to a majority, and \
-                 tokens may fall",
-                "leave restart_delay_ms out of the URL of every client; 0 is for tests, and for \
-                 servers that all run with appendonly yes and appendfsync always",
+                "a server that restarts without its data can vote for a second holder while the \
+                 first lease is valid, and tokens can fall",
+                "remove restart_delay_ms from every client's URL; a shorter delay is safe only if \
+                 all servers run with appendonly yes and appendfsync always",
             ));
         }
         found.extend(number(self.nodes.len()));
@@ -58,24 +58,27 @@ impl Shared {
             let left = run.votes_from().since(self.claims.now());
             if !left.is_zero() {
                 found.push(no_vote("", &Trouble::Young(left)).about(&format!(
-                    "{node} has restarted, or was emptied, and votes in {}",
+                    "{node} restarted or was emptied and has no vote for another {}",
                     seconds(left)
                 )));
             }
             if let Some(policy) = &run.settings.evicts {
                 found.push(Finding::broken(
                     "eviction",
-                    format!("{node} has the maxmemory-policy {policy}"),
-                    "when its memory is full, it may throw away locks that are held",
-                    "CONFIG SET maxmemory-policy noeviction, also in its configuration file",
+                    format!("{node} has maxmemory-policy {policy}"),
+                    "it can evict held locks when its memory is full",
+                    "`CONFIG SET maxmemory-policy noeviction`, and the same in its configuration \
+                     file",
                 ));
             }
             if !run.settings.durable {
                 found.push(Finding::weak(
                     "durable",
-                    format!("{node} keeps nothing over a restart (appendonly no)"),
-                    "it forgets who holds; it then has no vote for as long as the longest lease",
-                    "appendonly yes, at best with appendfsync always",
+                    format!("{node} loses its data in a restart (appendonly no)"),
+                    "it forgets held locks, so after a restart it has no vote for the length of \
+                     the longest lease",
+                    "`CONFIG SET appendonly yes`, and for power failures `CONFIG SET appendfsync \
+                     always`",
                 ));
             }
             found.extend(clocks(before, theirs, after).into_iter().map(|finding| {
@@ -91,9 +94,10 @@ fn number(nodes: usize) -> Option<Finding> {
     nodes.is_multiple_of(2).then(|| {
         Finding::weak(
             "even",
-            format!("there are {nodes} servers"),
-            "an even number survives no more failures than one server less, and ties are likelier",
-            "use 3 or 5",
+            format!("the URL names {nodes} servers, an even number"),
+            "an even number tolerates no more failures than one server fewer, and makes ties more \
+             likely",
+            "use 3 or 5 servers",
         )
     })
 }
@@ -109,9 +113,8 @@ fn together(hosts: &[String]) -> Vec<Finding> {
         Finding::weak(
             "one-machine",
             format!("{n} of {} servers are on {host}", hosts.len()),
-            "when that machine goes down, so does the majority; the point of several servers is that \
-             they fail apart",
-            "put each on a machine of its own",
+            "if that machine fails, the majority is lost",
+            "run each server on a separate machine",
         )
     };
     majority.map(finding).collect()
@@ -123,17 +126,20 @@ fn host(address: &str) -> String {
 
 /// A server that does not vote now.
 fn no_vote(what: &str, trouble: &Trouble) -> Finding {
-    let why = "with two of five servers missing, the next one that fails stops everybody";
+    let why = "without its vote, fewer servers may fail before no lock can be acquired";
     let broken = matches!(trouble, Trouble::Twin(_) | Trouble::Replica | Trouble::HasReplicas(_))
         || matches!(trouble, Trouble::Failed(e)
             if crate::redis::fault::explain(e).kind() != ErrorKind::Unreachable);
-    let fix = match trouble {
-        Trouble::Young(_) => "wait",
-        _ => "start it, or put another server in its place in the URL of every client",
-    };
+    let restart = "start it, or replace it with another server in every client's URL";
     match broken {
-        true => Finding::broken("node", what, why, "do as the message says"),
-        false => Finding::weak("node", what, why, fix),
+        true => {
+            let hint = trouble.problem().hint.unwrap_or_else(|| restart.to_owned());
+            Finding::broken("node", what, why, hint)
+        }
+        false if matches!(trouble, Trouble::Young(_)) => {
+            Finding::weak("node", what, why, "wait until then")
+        }
+        false => Finding::weak("node", what, why, restart),
     }
 }
 
@@ -142,7 +148,7 @@ trait About {
 }
 
 impl About for Finding {
-    /// The same finding, said of something else.
+    /// The same finding about something else.
     fn about(mut self, what: &str) -> Self {
         self.what = what.to_owned();
         self

@@ -118,7 +118,8 @@ impl Shared {
         }
         if !counts.iter().any(|count| count.tally.passed() || count.tally.denied()) {
             let what = format!(
-                "fewer than {} of {} nodes extended the lease: what was granted before still stands",
+                "fewer than {} of {} servers renewed the lease; the lock is held until its \
+                 current lease expires",
                 majority(self.nodes.len()),
                 self.nodes.len()
             );
@@ -215,7 +216,8 @@ impl Shared {
             }
         }
         if tally.heard() < majority(self.nodes.len()) {
-            let what = "fewer than half of the nodes answered: the lock ends with its lease there";
+            let what = "too few servers confirmed the release; the lock will be free when its \
+                        lease expires";
             return Err(self.in_trouble(what.into(), &troubles).but(ErrorKind::Unreachable));
         }
         // In doubt: the silent ones may have had it.

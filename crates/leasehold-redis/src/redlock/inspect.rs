@@ -92,7 +92,7 @@ impl Shared {
         if heard.len() >= majority(self.nodes.len()) {
             return Ok(heard);
         }
-        let what = format!("only {} of {} servers answered", heard.len(), self.nodes.len());
+        let what = format!("only {} of {} servers responded", heard.len(), self.nodes.len());
         Err(self.in_trouble(what, &troubles))
     }
 
@@ -117,8 +117,8 @@ impl Shared {
             let holder = best.and_then(|view| view.holder.clone());
             // Another client of the recipe says nothing of itself.
             let label = match value {
-                scripts::NO_LOCK => "no lock: a key of another type",
-                _ => "not of leasehold",
+                scripts::NO_LOCK => "a key of another type, which belongs to another program",
+                _ => "a client of another library",
             };
             let unknown = || Holder { host: "?".into(), pid: 0, label: label.into() };
             let mut left: Vec<Duration> = theirs().filter_map(|view| view.left).collect();

@@ -35,8 +35,7 @@ pub(super) const MEMORY_KEY: &str = "leasehold:redlock";
 /// What a user of these servers needs, in the words of `ACL SETUSER`.
 const RIGHTS: &str = "~lock-names* ~leasehold:* &leasehold:* +evalsha +eval +get +set +del +pttl \
                       +pexpire +pexpireat +time +publish +subscribe +zadd +zrem +zrange +zrank \
-                      +zscore +zrangebyscore +hget +hset +hmget +hdel +scan +info (see \
-                      docs/stores/redlock.md)";
+                      +zscore +zrangebyscore +hget +hset +hmget +hdel +scan +info";
 
 /// One server of the majority.
 #[derive(Debug)]
@@ -141,6 +140,13 @@ impl From<RedisError> for Trouble {
     }
 }
 
+/// A trouble in words.
+pub(super) struct Problem {
+    pub(super) kind: ErrorKind,
+    pub(super) what: String,
+    pub(super) hint: Option<String>,
+}
+
 impl Trouble {
     /// Whether the server certainly did nothing of what it was asked.
     pub(super) fn undone(&self) -> bool {
@@ -160,66 +166,84 @@ impl Trouble {
         }
     }
 
-    /// One line about this node.
+    /// The error about this node.
     pub(super) fn explain(&self, node: &Address) -> Error {
-        let (kind, what) = self.told();
-        Error::new(kind, format!("{node}: {what}"))
+        let Problem { kind, what, hint } = self.problem();
+        let error = Error::new(kind, format!("{node}: {what}"));
+        match hint {
+            Some(hint) => error.with_hint(hint),
+            None => error,
+        }
     }
 
-    /// What it is, without saying of which node.
-    pub(super) fn told(&self) -> (ErrorKind, String) {
+    /// What is wrong, without the node's address.
+    pub(super) fn problem(&self) -> Problem {
         use ErrorKind::{Config, Corrupt, Denied, Unreachable};
+        let problem = |kind, what: &str, hint: &str| Problem {
+            kind,
+            what: what.to_owned(),
+            hint: (!hint.is_empty()).then(|| hint.to_owned()),
+        };
         match self {
-            Self::Young(left) => (
-                Unreachable,
-                format!(
-                    "no vote for another {} (restart_delay_ms): it restarted, was emptied or is \
-                     new, and may have forgotten who holds",
+            Self::Young(left) => {
+                let what = format!(
+                    "has no vote for another {} (restart_delay_ms), because it restarted, was \
+                     emptied or is new, and may have lost held locks",
                     seconds(*left)
-                ),
-            ),
-            Self::Forgot => (
-                Unreachable,
-                "it restarted, was emptied or is new, and too few of the others answer to tell it \
-                 what it missed"
-                    .into(),
-            ),
-            Self::Twin(other) => {
-                (Config, format!("the same server as {other}: name each server once"))
+                );
+                problem(Unreachable, &what, "retry later")
             }
-            Self::Replica => (
-                Config,
-                "it is a replica: a redlock: store needs servers that know nothing of each other"
-                    .into(),
+            Self::Forgot => problem(
+                Unreachable,
+                "restarted, was emptied or is new, and too few other servers respond to recover \
+                 the tokens that it lost",
+                "start the other servers",
             ),
-            Self::HasReplicas(count) => (
+            Self::Twin(other) => problem(
                 Config,
-                format!(
-                    "no vote, since it has {count} replica(s), which would not know who holds if one \
-                     took its place: end the replication, or write redis+sentinel://…"
+                &format!("is the same server as {other}"),
+                "name each server once in the URL",
+            ),
+            Self::Replica => problem(
+                Config,
+                "is a replica, but redlock: needs independent servers",
+                "run `REPLICAOF NO ONE` on it, or use redis+sentinel://host1,host2,host3/mymaster",
+            ),
+            Self::HasReplicas(count) => problem(
+                Config,
+                &format!(
+                    "has no vote because it has {count} replica(s): one that is promoted would \
+                     not know the held locks"
                 ),
+                "run `REPLICAOF NO ONE` on the replicas, or use \
+                 redis+sentinel://host1,host2,host3/mymaster",
             ),
-            Self::Over => (Unreachable, "it was not asked in time".into()),
+            Self::Over => problem(Unreachable, "was not asked in time", ""),
             Self::Failed(error) => match fault::refusal(error) {
-                Some(Refusal::NoPermission) => {
-                    let shown = fault::shown(error);
-                    (Denied, format!("this Redis user lacks a right; it needs: {RIGHTS}: {shown}"))
-                }
-                Some(Refusal::WrongType) => (
+                Some(Refusal::NoPermission) => problem(
+                    Denied,
+                    &format!("this Redis user lacks a permission: {}", fault::shown(error)),
+                    &format!("run `ACL SETUSER USER {RIGHTS}`"),
+                ),
+                Some(Refusal::WrongType) => problem(
                     Corrupt,
-                    "the lock's name is in use there for something that is no Redlock: use another \
-                     name or prefix"
-                        .into(),
+                    "the lock's key holds a value that belongs to another program",
+                    "use another lock name, or add ?prefix=… to the URL",
                 ),
                 _ => {
                     let explained = fault::explain(error);
-                    (explained.kind(), explained.reason())
+                    let hint = explained.hint().unwrap_or_default();
+                    problem(explained.kind(), &explained.reason(), hint)
                 }
             },
-            Self::Strange => {
-                (Corrupt, "it answered what leasehold does not know: is it a Redis server?".into())
+            Self::Strange => problem(
+                Corrupt,
+                "sent an unexpected reply to a leasehold script",
+                "check that it is Redis 6 or later, or Valkey; if it is, report this as a bug",
+            ),
+            Self::Slow(limit) => {
+                problem(Unreachable, &format!("did not respond within {limit:?}"), "")
             }
-            Self::Slow(limit) => (Unreachable, format!("it did not answer within {limit:?}")),
         }
     }
 }

@@ -32,7 +32,10 @@ impl Shared {
         &self,
         work: impl Future<Output = T> + Send + 'static,
     ) -> Result<T> {
-        let ended = |_| Error::new(ErrorKind::Closed, "the client's thread has ended");
+        let ended = |_| {
+            Error::new(ErrorKind::Closed, "the thread of this client has ended")
+                .with_hint("connect again")
+        };
         self.runtime.spawn(work).await.map_err(ended)
     }
 
@@ -55,22 +58,26 @@ impl Shared {
 
     /// Refuses what could never work here.
     pub(super) fn check(&self, claim: &Claim) -> Result<()> {
-        let refused = |kind, what: String| Err(Error::new(kind, what).on(&claim.name));
+        let refused = |kind, what: String, hint: &str| {
+            Err(Error::new(kind, what).with_hint(hint).on(&claim.name))
+        };
         if claim.kind != Kind::Mutex {
-            let what = format!("a redlock: store keeps no {}: choose another store", claim.kind);
-            return refused(ErrorKind::Unsupported, what);
+            let what = format!("redlock: stores support mutexes only, not a {}", claim.kind);
+            let hint = "use another store, such as redis: or postgres:";
+            return refused(ErrorKind::Unsupported, what, hint);
         }
         if claim.lease > self.max_lease {
             let what = format!(
-                "a lease of {:?} is longer than the {:?} that nodes are left out for after a \
-                 restart: set max_lease_ms in the URL of every client",
+                "a lease of {:?} is longer than max_lease_ms ({:?})",
                 claim.lease, self.max_lease
             );
-            return refused(ErrorKind::Config, what);
+            let hint = "use a shorter lease, or raise max_lease_ms in every client's URL";
+            return refused(ErrorKind::Config, what, hint);
         }
         if self.prefix.is_empty() && claim.name.as_str().starts_with(RESERVED) {
-            let what = format!("names that begin with {RESERVED} are for leasehold's own keys");
-            return refused(ErrorKind::InvalidName, what);
+            let what = format!("the prefix {RESERVED:?} is reserved for leasehold's own keys");
+            let hint = "use another lock name, or add ?prefix=… to the URL";
+            return refused(ErrorKind::InvalidName, what, hint);
         }
         Ok(())
     }

@@ -5,6 +5,8 @@ use std::time::Duration;
 use crate::redis::url::{Address, Login, PORT, addresses, database, parts, prefix};
 use leasehold_core::{Error, ErrorKind, Result};
 
+/// How to write the URL.
+const FORM: &str = "write it as redlock://host1,host2,host3,host4,host5";
 /// How many servers there may be.
 const NODES: std::ops::RangeInclusive<usize> = 3..=9;
 /// How long one node may take to answer.
@@ -28,25 +30,27 @@ impl RedlockUrl {
     /// `redlock://[user:password@]host[:port],host[:port],…[/database][?parameters]`, and
     /// `redlocks://` with TLS.
     pub(super) fn parse(url: &str) -> Result<Self> {
-        let refused = |what: String| Err(Error::new(ErrorKind::Config, what));
+        let refused =
+            |what: String, hint: &str| Err(Error::new(ErrorKind::Config, what).with_hint(hint));
         if !url.contains("://") {
-            return refused("write it as redlock://host1,host2,host3,host4,host5".into());
+            return refused("invalid store URL: missing \"//\"".into(), FORM);
         }
         let (mut parts, mut login) = parts(url, PORT, url.starts_with("redlocks:"))?;
         if let Some(twice) = parts.twice() {
-            return refused(format!(
-                "{twice} is named twice: one server has one vote; name each server once"
-            ));
+            return refused(
+                format!("the URL names {twice} twice, but each server has one vote"),
+                "name each server once",
+            );
         }
         let nodes = addresses(std::mem::take(&mut parts.hosts));
         if !NODES.contains(&nodes.len()) {
-            return refused(format!(
-                "a redlock: store is {} to {} independent servers, usually 5, not {}: name them \
-                 all, separated by commas",
+            let what = format!(
+                "the URL names {} servers, but redlock: needs {} to {} (usually 5)",
+                nodes.len(),
                 NODES.start(),
                 NODES.end(),
-                nodes.len()
-            ));
+            );
+            return refused(what, FORM);
         }
         login.db = database(&parts.path)?;
         let mut millis = |key, least, default: Duration| -> Result<Duration> {

@@ -251,10 +251,10 @@ fn f79_nobody_is_told_to_delete_what_may_be_held() {
         server.command(&["RPUSH", "list", "a"]);
         let named = [
             ("endless", "Redisson"),
-            ("permits", "semaphore of Redisson"),
+            ("permits", "Redisson semaphore"),
             ("redis-py", "never expires"),
-            ("hash", "something else than a lock"),
-            ("list", "something else than a lock"),
+            ("hash", "another program"),
+            ("list", "another program"),
         ];
         for (name, what) in named {
             for error in [
@@ -340,7 +340,7 @@ fn keys_that_are_no_locks() {
             locks.semaphore("list", 2).try_acquire().await.unwrap_err(),
             locks.read("list").await.unwrap_err(),
         ] {
-            assert_says(&error, ErrorKind::Corrupt, "something else than a lock");
+            assert_says(&error, ErrorKind::Corrupt, "belongs to another program");
         }
         let error = locks.mutex("leasehold:clock").try_lock().await.unwrap_err();
         assert_says(&error, ErrorKind::InvalidName, "leasehold's own");

@@ -83,7 +83,7 @@ async fn f66_keys_of_another_type_are_told_in_short_and_hide_nothing() {
     assert_eq!(names, ["good", "list"], "{all:?}");
     let holder = |i: usize| all[i].holders().next().unwrap().holder.clone();
     assert_eq!(holder(0).pid, std::process::id());
-    assert!(holder(1).label.contains("no lock"), "{:?}", holder(1));
+    assert!(holder(1).label.contains("another type"), "{:?}", holder(1));
     guard.release().await.unwrap();
 }
 

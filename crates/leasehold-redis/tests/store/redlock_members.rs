@@ -65,7 +65,7 @@ async fn s32_a_node_that_hangs_and_is_needed_costs_one_timeout() {
     let new = claim("new", Duration::from_secs(30));
     let error = store.join(&new, Mode::Try).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
-    assert!(format!("{error:#}").contains("did not answer within 1s"), "{error}");
+    assert!(format!("{error:#}").contains("did not respond within 1s"), "{error:#}");
     let took = start.elapsed();
     assert!(took >= least && took < most, "{took:?}");
 

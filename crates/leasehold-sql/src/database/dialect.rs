@@ -3,7 +3,7 @@
 use super::value::Value;
 use leasehold_core::Name;
 
-/// Whose SQL it is, and with it: what places for parameters look like, and what the codes of errors mean.
+/// A SQL dialect. It determines the parameter syntax and the meaning of error codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Dialect {

@@ -1,26 +1,26 @@
-//! What a statement fails with: each driver's error in our words, and the code by which a few are known.
+//! Errors of statements: translates each driver's errors, and keeps the database's error code.
 
 use std::error::Error as StdError;
 use std::fmt;
 
 use super::dialect::Dialect;
-use super::said;
-use leasehold_core::{Error, ErrorKind};
+use super::said::{self, Described};
+use leasehold_core::Error;
 
-/// Why a statement of a [`Session`](crate::database::Session) failed.
+/// An error of a statement of a [`Session`](crate::database::Session).
 ///
 /// ```
 /// use leasehold::database::{Dialect, Fault};
 /// use leasehold::{Error, ErrorKind};
 ///
-/// // The database said so: the code decides.
+/// // The database replied with an error: its code determines the kind.
 /// let fault = Fault::answered(Dialect::Postgres, "40P01", "deadlock detected");
 /// assert_eq!(fault.code(), Some("40P01"));
 /// assert_eq!(Error::from(fault).kind(), ErrorKind::Conflict); // run the transaction again
-/// // Nobody knows whether it was done.
+/// // No reply: it is unknown whether the statement was executed.
 /// let error = Error::from(Fault::unanswered("connection reset"));
 /// assert_eq!(error.kind(), ErrorKind::Unreachable);
-/// // The statement was done, and the answer is not what the table should hold.
+/// // The statement was executed, but its result does not have the expected type.
 /// assert_eq!(Error::from(Fault::unreadable("a text")).kind(), ErrorKind::Corrupt);
 /// ```
 #[derive(Debug)]
@@ -29,38 +29,40 @@ pub struct Fault {
     error: Error,
 }
 
-/// What a driver tells of the cause: an error, or text.
+/// The driver's cause: an error, or text.
 pub(crate) type Because = Box<dyn StdError + Send + Sync>;
 
 impl Fault {
-    /// The database answered with this error: PostgreSQL's SQLSTATE, MySQL's number, SQLite's extended
-    /// result code.
+    /// The database replied with an error. `code` is PostgreSQL's SQLSTATE, MySQL's error number or
+    /// SQLite's extended result code.
     pub fn answered(
         dialect: Dialect,
         code: impl Into<String>,
         because: impl Into<Because>,
     ) -> Self {
         let (code, because) = (code.into(), because.into());
-        let (kind, what) = said::known(dialect, &code, &because.to_string()).unwrap_or((
-            ErrorKind::Config,
-            "the database refuses the statement; mend what it names",
-        ));
-        Self { code: Some((dialect, code)), error: Error::new(kind, what).because(because) }
+        let (kind, what, hint) =
+            said::known(dialect, &code, &because.to_string()).unwrap_or(said::REJECTED);
+        let error = Error::new(kind, what).because(because).with_hint(hint);
+        Self { code: Some((dialect, code)), error }
     }
 
-    /// The connection broke, or was never there: the statement may have been done or not.
+    /// The connection broke or could not be opened. The statement may or may not have been
+    /// executed.
     pub fn unanswered(because: impl Into<Because>) -> Self {
-        let what = "the database does not answer; retry";
-        Error::new(ErrorKind::Unreachable, what).because(because).into()
+        Self::of(said::NO_RESPONSE, because)
     }
 
-    /// The answer cannot be read as what was asked for.
+    /// The result does not have the expected type.
     pub fn unreadable(because: impl Into<Because>) -> Self {
-        let what = "the table is not as leasehold's schema() prints it; compare them";
-        Error::new(ErrorKind::Corrupt, what).because(because).into()
+        Self::of(said::OTHER_TABLE, because)
     }
 
-    /// The database's code, if it gave one.
+    pub(crate) fn of((kind, what, hint): Described, because: impl Into<Because>) -> Self {
+        Error::new(kind, what).because(because).with_hint(hint).into()
+    }
+
+    /// Returns the database's error code, if there is one.
     pub fn code(&self) -> Option<&str> {
         self.code.as_ref().map(|(_, code)| code.as_str())
     }
@@ -95,7 +97,7 @@ impl Fault {
 }
 
 impl From<Error> for Fault {
-    /// A fault that is none of the database's.
+    /// Wraps an error that does not come from the database.
     fn from(error: Error) -> Self {
         Self { code: None, error }
     }
@@ -119,8 +121,11 @@ impl StdError for Fault {
     }
 }
 
-/// Each driver's error in our words: what happened, whether a retry helps, and what to do. Of `sqlx` 0.9, and of
-/// each driver that a feature brings; of others by [`Fault`].
+/// Converts a driver's error into an [`Error`] that says what happened, whether a retry helps and
+/// what to do.
+///
+/// It accepts errors of `sqlx` 0.9 and of each driver that is enabled by a feature. For other
+/// drivers use [`Fault`].
 ///
 /// ```
 /// # #[cfg(feature = "sqlite")]

@@ -11,8 +11,9 @@ use leasehold_core::{Error, ErrorKind, Result};
 pub(crate) fn identifier(dialect: Dialect, text: &str) -> Result<String> {
     if !is_identifier(text) {
         let shown: String = text.chars().take(40).collect();
-        let what = format!("{shown:?} is no table or column name: use letters, digits and _");
-        return Err(Error::new(ErrorKind::Config, what));
+        let what = format!("invalid table or column name {shown:?}");
+        let hint = "use letters, digits and _, and begin with a letter or _";
+        return Err(Error::new(ErrorKind::Config, what).with_hint(hint));
     }
     let quote = dialect.quote();
     let quoted: Vec<String> = text.split('.').map(|p| format!("{quote}{p}{quote}")).collect();
@@ -35,8 +36,9 @@ pub(crate) fn place(dialect: Dialect, value: &Value) -> Result<Cow<'static, str>
     let Value::Typed(typed) = value else { return Ok("?".into()) };
     if !is_identifier(&typed.of) {
         let shown: String = typed.of.chars().take(40).collect();
-        let what = format!("{shown:?} is no type's name: use letters, digits and _");
-        return Err(Error::new(ErrorKind::Config, what));
+        let what = format!("invalid type name {shown:?}");
+        let hint = "use letters, digits and _, and begin with a letter or _";
+        return Err(Error::new(ErrorKind::Config, what).with_hint(hint));
     }
     Ok(match dialect {
         Dialect::Postgres => format!("CAST(? AS {})", typed.of).into(),

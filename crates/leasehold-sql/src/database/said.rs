@@ -2,9 +2,13 @@
 
 use super::dialect::Dialect;
 use leasehold_core::ErrorKind;
-use leasehold_core::ErrorKind::{Config, Conflict, Contended, Denied, Full, Timeout, Unreachable};
+use leasehold_core::ErrorKind::{
+    Config, Conflict, Contended, Corrupt, Denied, Full, Timeout, Unreachable,
+};
 
-type Known = Option<(ErrorKind, &'static str)>;
+/// The kind, what went wrong, and the hint.
+pub(crate) type Described = (ErrorKind, &'static str, &'static str);
+type Known = Option<Described>;
 
 /// What is known of this code; of SQLite's, where one code is many errors, also by what it says.
 pub(super) fn known(dialect: Dialect, code: &str, says: &str) -> Known {
@@ -59,23 +63,47 @@ fn mysql(number: u16) -> Known {
     }
 }
 
+const AGAIN: &str = "roll back and run the transaction again";
+
 const DEADLOCK: Known =
-    Some((Conflict, "a deadlock was broken: roll back and run the transaction again"));
-const SERIALIZATION: Known = Some((
-    Conflict,
-    "another transaction changed what this one has seen: roll back and run it again",
-));
+    Some((Conflict, "the database stopped this transaction to resolve a deadlock", AGAIN));
+const SERIALIZATION: Known =
+    Some((Conflict, "another transaction changed data that this one has read", AGAIN));
 const FAILED_BEFORE: Known =
-    Some((Conflict, "an earlier statement of this transaction failed: roll back and run it again"));
-const WAITED: Known =
-    Some((Timeout, "another transaction holds it and did not finish in time: retry later"));
-const BUSY: Known = Some((Contended, "another transaction holds it: retry later"));
-const NO_TABLE: Known =
-    Some((Config, "a table is missing: run leasehold::database::install, or what schema() prints"));
-const DENIED: Known =
-    Some((Denied, "the database refuses this user; grant SELECT, INSERT, UPDATE and DELETE"));
-const READ_ONLY: Known =
-    Some((Denied, "the database or the transaction is read-only; use the primary"));
-const FULL: Known = Some((Full, "the database has no room left"));
+    Some((Conflict, "an earlier statement of this transaction failed", AGAIN));
+const WAITED: Known = Some((
+    Timeout,
+    "another transaction holds the row's lock and did not finish in time",
+    "retry later",
+));
+const BUSY: Known = Some((Contended, "another transaction holds the row's lock", "retry later"));
+const NO_TABLE: Known = Some((
+    Config,
+    "a table is missing",
+    "call leasehold::database::install, or run the statements of leasehold::database::schema",
+));
+const DENIED: Known = Some((
+    Denied,
+    "the database denied access to this user",
+    "GRANT SELECT, INSERT, UPDATE, DELETE on the tables to this user",
+));
+const READ_ONLY: Known = Some((
+    Denied,
+    "the database or the transaction is read-only",
+    "connect to the primary, and begin a read-write transaction",
+));
+const FULL: Known = Some((Full, "the database's disk is full", "free disk space"));
 const GONE: Known =
-    Some((Unreachable, "the database ended the connection; run the transaction again"));
+    Some((Unreachable, "the database closed the connection", "run the transaction again"));
+
+pub(crate) const REJECTED: Described = (
+    Config,
+    "the database rejected the statement",
+    "fix the problem that the database's message names",
+);
+pub(crate) const NO_RESPONSE: Described = (Unreachable, "the database does not respond", "retry");
+pub(crate) const OTHER_TABLE: Described = (
+    Corrupt,
+    "the table differs from the one that leasehold created",
+    "compare it with the output of leasehold::database::schema",
+);

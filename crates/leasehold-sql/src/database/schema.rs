@@ -2,8 +2,8 @@
 
 use super::dialect::Dialect;
 
-/// The tables of `lock_in`, `once` and `fence::sql`, as statements for a migration. Running them
-/// again changes nothing.
+/// Returns the statements that create the tables of `lock_in`, `once` and `fence::sql`, for a
+/// migration. Running them again changes nothing.
 ///
 /// ```
 /// use leasehold::database::{Dialect, schema};
@@ -34,13 +34,14 @@ pub fn schema(dialect: Dialect) -> String {
         ),
     };
     format!(
-        "-- leasehold: lock_in. One row a lock name; `taken` counts the committed holds.\n\
+        "-- leasehold: lock_in. One row per lock name; `taken` counts the committed holds.\n\
          CREATE TABLE IF NOT EXISTS leasehold_row_lock (\n\
          \x20 name {name} NOT NULL PRIMARY KEY,\n\
          \x20 taken {int} NOT NULL\n\
          ){tail};\n\
-         -- leasehold: once. One row an idempotency key; state is 'started' or 'done'; times are\n\
-         -- microseconds since 1970 by the database's clock.\n\
+                  -- leasehold: once. One row per idempotency key; state is 'started', 'done' or \
+                  'refused'; times\n\
+         -- are microseconds since 1970 by the database's clock.\n\
          CREATE TABLE IF NOT EXISTS leasehold_once (\n\
          \x20 name {name} NOT NULL PRIMARY KEY,\n\
          \x20 state VARCHAR(8) NOT NULL,\n\
@@ -49,8 +50,8 @@ pub fn schema(dialect: Dialect) -> String {
          \x20 lease_end {int} NOT NULL,\n\
          \x20 done_at {int},\n\
          \x20 outcome {text}{inner}\n\
-         ){tail};\n{outer}\
-         -- leasehold: fence::sql. One row a resource; `seen` is the greatest token seen.\n\
+         ){tail};\n{outer}-- leasehold: fence::sql. One row per resource; `seen` is the highest \
+         token seen.\n\
          CREATE TABLE IF NOT EXISTS leasehold_fence (\n\
          \x20 name {name} NOT NULL PRIMARY KEY,\n\
          \x20 seen {int} NOT NULL\n\

@@ -1,8 +1,8 @@
-//! What leasehold asks of a driver: to run a statement, in a transaction that is the caller's.
+//! What leasehold needs from a driver: to run statements in the caller's transaction.
 //!
-//! The statements are leasehold's, in the [`Dialect`] of the session, and their parameters are bound:
-//! nothing from outside is ever a part of the text. A driver adds nothing: no transaction, no retry. What is
-//! atomic is so by the statement; that a reply may be lost is the [`Fault`]'s to say.
+//! leasehold writes the statements in the [`Dialect`] of the session and always binds their
+//! parameters, so user input is never part of the SQL text. A driver adds neither transactions nor
+//! retries. Each operation is atomic by its statement. A [`Fault`] reports a lost reply.
 
 use std::future::Future;
 
@@ -10,17 +10,17 @@ use super::dialect::Dialect;
 use super::fault::Fault;
 use super::value::{Param, Value};
 
-/// A connection to a database, on which statements run one after another.
+/// A connection to a database that runs one statement at a time.
 ///
-/// The connections and transactions of `sqlx` 0.9 are sessions (features `sqlite`, `postgres`, `mysql`), and so
-/// are, each by its feature, `tokio_postgres::Transaction`, `Client` and `Arc<Client>` (`tokio-postgres`),
-/// `sea_orm::DatabaseTransaction` (`sea-orm`), and `sqlx` 0.8's (`sqlx-08`, for PostgreSQL and MySQL). For any
-/// other driver these four methods are all there is to write; `examples/diesel-transactions` has them for
-/// `diesel-async`.
+/// Implemented for the connections and transactions of `sqlx` 0.9 (features `sqlite`, `postgres`,
+/// `mysql`), for `tokio_postgres::Transaction`, `Client` and `Arc<Client>` (feature
+/// `tokio-postgres`), for `sea_orm::DatabaseTransaction` (feature `sea-orm`), and for `sqlx` 0.8
+/// (feature `sqlx-08`, for PostgreSQL and MySQL). For any other driver, implement these four
+/// methods. `examples/diesel-transactions` implements them for `diesel-async`.
 ///
 /// ```
 /// use leasehold::database::{Column, Dialect, Fault, Param, Session, Transaction, Value};
-/// # mod driver { // Stands for any.
+/// # mod driver { // Any driver.
 /// # pub struct Connection; pub struct Row; #[derive(Debug)] pub struct Failed { pub sqlstate: Option<String> }
 /// # impl std::fmt::Display for Failed { fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result { Ok(()) } }
 /// # impl std::error::Error for Failed {}
@@ -71,18 +71,20 @@ use super::value::{Param, Value};
 /// # Ok::<(), leasehold::Error>(()) }).unwrap();
 /// ```
 pub trait Session: Send {
-    /// Its SQL. Places for parameters come as this dialect has them.
+    /// Returns the SQL dialect. Statements use the parameter syntax of this dialect.
     fn dialect(&self) -> Dialect;
 
-    /// Runs one statement with these parameters, each bound as the type that [`Param`] names. Gives the number of rows
-    /// that it changed; on MySQL that it *matched* (`CLIENT_FOUND_ROWS`).
+    /// Runs one statement and returns the number of changed rows; on MySQL, of *matched* rows
+    /// (`CLIENT_FOUND_ROWS`).
+    ///
+    /// Each parameter is bound with the type that [`Param`] names.
     fn run(
         &mut self,
         sql: &str,
         with: &[Param<'_>],
     ) -> impl Future<Output = Result<u64, Fault>> + Send;
 
-    /// Runs one statement and gives the first row of its answer, read as these columns.
+    /// Runs one statement and returns the first row of its result, read as these columns.
     fn row(
         &mut self,
         sql: &str,
@@ -90,21 +92,25 @@ pub trait Session: Send {
         columns: &[Column],
     ) -> impl Future<Output = Result<Option<Vec<Value>>, Fault>> + Send;
 
-    /// Runs statements without parameters as they are, unprepared: MySQL prepares no `SAVEPOINT`. Only
-    /// [`install`](crate::database::install) sends several as one text, separated by semicolons.
+    /// Runs statements without parameters and without preparing them, because MySQL cannot prepare
+    /// `SAVEPOINT`. Only [`install`](crate::database::install) sends several statements at once,
+    /// separated by semicolons.
     fn batch(&mut self, sql: &str) -> impl Future<Output = Result<(), Fault>> + Send;
 }
 
-/// A session within a transaction that the caller has begun, and will end.
+/// A session in a transaction that the caller has begun and will end.
 ///
-/// Nothing is left of a lock or a check that stands outside of one: it is over with its statement. So what
-/// needs a transaction takes this, and a driver that has a type for transactions implements it for that one only.
+/// Outside of a transaction, a lock or a check would end with its statement. Functions that need a
+/// transaction therefore require this trait. If a driver has a separate type for transactions,
+/// implement it for that type only.
 pub trait Transaction: Session {}
 
-/// Where sessions come from, for what is done outside of the caller's transactions:
-/// [`install`](crate::database::install), [`Once::run`](crate::once::Once::run),
-/// [`clean_up`](crate::once::clean_up). The pools of `sqlx` are, and `Arc<tokio_postgres::Client>`; any
-/// other is by these lines:
+/// A source of sessions for operations outside of the caller's transactions:
+/// [`install`](crate::database::install), [`Once::run`](crate::once::Once::run) and
+/// [`clean_up`](crate::once::clean_up).
+///
+/// Implemented for the pools of `sqlx` and for `Arc<tokio_postgres::Client>`. Another pool needs
+/// these lines:
 ///
 /// ```
 /// # #[cfg(feature = "tokio-postgres")] mod m {
@@ -123,28 +129,28 @@ pub trait Transaction: Session {}
 /// # }
 /// ```
 pub trait Pool: Send + Sync {
-    /// What it gives.
+    /// The type of its sessions.
     type Session: Session;
 
-    /// One of its sessions, outside of any transaction. It goes back when it is dropped.
+    /// Returns a session outside of any transaction. Dropping it returns it to the pool.
     fn session(&self) -> impl Future<Output = Result<Self::Session, Fault>> + Send;
 
-    /// One that does not wait until the pool has one, for what must not be late.
+    /// Returns a session without waiting for the pool, for renewals that must not be late.
     fn beside(&self) -> impl Future<Output = Result<Self::Session, Fault>> + Send {
         self.session()
     }
 }
 
-/// As what a column of an answer is read.
+/// The type as which a result column is read.
 ///
 /// ```
 /// use leasehold::database::{Column, Value};
-/// let row = ["7", "paid"]; // as a driver has it
+/// let row = ["7", "paid"]; // as a driver returns it
 /// let number = |i: usize| row[i].parse().ok();
 /// let text = |i: usize| Some(row[i].to_owned());
 /// let columns = [Column::Int, Column::Text];
 /// assert_eq!(Column::read(&columns, number, text), [Value::from(7i64), "paid".into()]);
-/// // Where a column may not be what it should:
+/// // If a column can have another type:
 /// let number = |i: usize| row[i].parse().map(Some);
 /// assert!(Column::try_read(&[Column::Int, Column::Int], number, |_| Ok(None)).is_err());
 /// ```
@@ -157,7 +163,7 @@ pub enum Column {
 }
 
 impl Column {
-    /// Reads each of `columns` by its index, with what reads a number and what reads a text.
+    /// Reads each of `columns` by its index, with `number` for integers and `text` for text.
     pub fn read(
         columns: &[Self],
         number: impl Fn(usize) -> Option<i64>,
@@ -170,10 +176,10 @@ impl Column {
         columns.iter().enumerate().map(read).collect()
     }
 
-    /// As [`read`](Self::read), for what may fail.
+    /// Reads columns like [`read`](Self::read), with functions that can fail.
     ///
     /// # Errors
-    /// The first.
+    /// The first error of `number` or `text`.
     pub fn try_read<E>(
         columns: &[Self],
         number: impl Fn(usize) -> Result<Option<i64>, E>,

@@ -1,12 +1,12 @@
 //! Values for columns of the caller's own tables, and what of them is bound.
 
-/// A value for a column of the caller's own table.
+/// A value for a column of your own table.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Value {
     /// `NULL`.
     Null,
-    /// A whole number.
+    /// An integer.
     Int(i64),
     /// True or false: `BOOLEAN` on PostgreSQL, 1 or 0 elsewhere.
     Bool(bool),
@@ -16,7 +16,7 @@ pub enum Value {
     Text(String),
     /// Bytes.
     Bytes(Vec<u8>),
-    /// Text that stands for a value of another type of the database's; made by [`Value::typed`].
+    /// Text for a value of another database type; made by [`Value::typed`].
     Typed(Typed),
 }
 
@@ -28,11 +28,12 @@ pub struct Typed {
 }
 
 impl Value {
-    /// A value of a type that Rust's own numbers and texts are not, as text: PostgreSQL takes no
-    /// text for a `uuid`, a `timestamptz`, a `jsonb` or a `numeric` column unless it is told. There
-    /// it is `CAST('…' AS type_name)`; SQLite and MySQL take the text as it is, and convert it to
-    /// what the column is. `type_name` is letters, digits and `_`
-    /// (`schema.type` for a type of your own), and is refused by the first use if it is not.
+    /// Creates a value of another database type from text.
+    ///
+    /// PostgreSQL does not accept text for a `uuid`, `timestamptz`, `jsonb` or `numeric` column
+    /// without a cast, so there it becomes `CAST('…' AS type_name)`. SQLite and MySQL convert the
+    /// text to the type of the column. `type_name` consists of letters, digits and `_`
+    /// (`schema.type` for your own types). The first use rejects other names.
     ///
     /// ```
     /// use leasehold::database::Value;
@@ -85,12 +86,12 @@ impl Value {
     }
 }
 
-/// One parameter of a statement, to be bound: data, and never a part of the text.
+/// A parameter of a statement. It is always bound, and never part of the SQL text.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Param<'a> {
     /// `NULL`.
     Null,
-    /// A whole number: `BIGINT`.
+    /// An integer: `BIGINT`.
     Int(i64),
     /// True or false: `BOOLEAN`.
     Bool(bool),

@@ -55,7 +55,7 @@ pub(super) async fn take<T: Transaction + ?Sized>(tx: &mut T, name: &Name) -> Re
         (_, Err(fault)) => Err(fault),
         (Dialect::Sqlite | Dialect::Postgres, Ok(1)) | (Dialect::Mysql, Ok(2)) => Ok(Taken::OneRow),
         (Dialect::Sqlite | Dialect::Postgres, Ok(_)) => {
-            Ok(Taken::Unsure("a trigger or a rule keeps its row from being written"))
+            Ok(Taken::Unsure("a trigger or a rule prevents writes to its rows"))
         }
         (Dialect::Mysql, Ok(_)) => look(tx).await,
     }

@@ -27,7 +27,7 @@ use leasehold_core::{Clock, Error, ErrorKind, LostReason, Moment, Name, Result, 
 ///     println!("attempt {}", attempt.number());
 ///     let mut tx = pool.begin().await.map_err(error)?;
 ///     attempt.check(&mut tx).await?; // before anything else in it
-///     // write what was done; whoever was paused for too long does not come so far
+///     // write what was done; an attempt that was paused for too long fails in the check
 ///     tx.commit().await.map_err(error)?;
 ///     Ok::<_, leasehold::Error>("done".to_owned())
 /// });
@@ -42,25 +42,30 @@ pub struct Attempt {
 }
 
 impl Attempt {
-    /// 1 for the first. More: an earlier attempt crashed, failed or lost its lease, and may have
-    /// done a part of the work.
+    /// Returns the number of this attempt, beginning with 1.
+    ///
+    /// If it is higher, an earlier attempt crashed, failed or lost its lease, and may have done
+    /// part of the work.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// Lets a transaction in the database of the key go on only if this is still the current
-    /// attempt, and keeps others from taking over until it ends. So an attempt that was paused for
-    /// longer than its lease cannot write late, once the next attempt has begun: what is written
-    /// after this, in `tx`, is written before that. One statement, atomic at every isolation level.
+    /// Fails if this is no longer the current attempt, and otherwise prevents other attempts from
+    /// taking over until `tx` ends. `tx` must be in the database of the key.
     ///
-    /// Until `tx` ends the lease cannot be renewed: keep it shorter than the lease.
+    /// An attempt that was paused for longer than its lease therefore cannot write late: all writes
+    /// of `tx` after this check come before the next attempt. It is one statement, which is atomic
+    /// at every isolation level.
+    ///
+    /// The lease cannot be renewed until `tx` ends, so keep the transaction shorter than the lease.
     ///
     /// # Cancel safety
-    /// Dropped meanwhile, it leaves the transaction as the driver leaves it: roll back.
+    /// Not cancel safe: the operation may or may not have happened. Roll back the transaction.
     ///
     /// # Errors
-    /// [`ErrorKind::Lost`]: roll back, the work is somebody else's. [`ErrorKind::Conflict`] and what
-    /// else the database answers.
+    /// - [`ErrorKind::Lost`]: another attempt has taken over. Roll back.
+    /// - [`ErrorKind::Conflict`]: a deadlock or a serialization failure.
+    /// - Any error of the database.
     pub async fn check<T: Transaction + ?Sized>(&self, tx: &mut T) -> Result<()> {
         let sql = "UPDATE leasehold_once SET attempt = attempt \
                    WHERE name = ? AND attempt_id = ? AND state = 'started'";
@@ -129,9 +134,11 @@ impl<P: Pool> Row<'_, P> {
             // A transaction of somebody else's, with the key in it, may go on for ever.
             let limit = until.since(Self::now()).max(self.patience());
             let begun = tokio::time::timeout(limit, begin).await.unwrap_or_else(|_| {
-                let what =
-                    "the database, or somebody's transaction with this key in it, stands still";
-                Err(Error::new(ErrorKind::Timeout, what))
+                let what = format!(
+                    "no reply within {limit:?}: the database does not respond, or another \
+                     transaction with this key is still open"
+                );
+                Err(Error::new(ErrorKind::Timeout, what).with_hint("retry later"))
             });
             let left = until.since(Self::now());
             match begun {
@@ -192,8 +199,9 @@ impl<P: Pool> Row<'_, P> {
     /// What is answered within `limit`.
     async fn in_time<T>(limit: Duration, work: impl Future<Output = Result<T>>) -> Result<T> {
         tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
-            let what = format!("no answer within {limit:?}: check that the database runs");
-            Err(Error::new(ErrorKind::Unreachable, what))
+            let what = format!("the database did not respond within {limit:?}");
+            let error = Error::new(ErrorKind::Unreachable, what);
+            Err(error.with_hint("check that it is running and reachable"))
         })
     }
 

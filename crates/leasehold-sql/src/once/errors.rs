@@ -24,19 +24,17 @@ pub(super) fn earlier<E>(
     errors: Option<Errors<E>>,
 ) -> Result<Result<String, E>> {
     let text = outcome.ok_or_else(|| {
-        let what = "it was done before, and the database could not store its outcome then: ask whoever \
-                    did it; it is not done again";
-        Error::new(ErrorKind::Corrupt, what)
+        let what = "the work was already done, but the database could not store its outcome";
+        let hint = "the first caller has the outcome; the work is not done again under this key";
+        Error::new(ErrorKind::Corrupt, what).with_hint(hint)
     })?;
     match (ended, errors) {
         (Ended::Done, _) => Ok(Ok(text)),
         (Ended::Refused, Some(errors)) => Ok(Err((errors.read)(text))),
         (Ended::Refused, None) => {
             let shown: String = text.chars().take(60).collect();
-            let what = format!(
-                "it ended before in an error that was kept, {shown:?}: read it with keep_errors"
-            );
-            Err(Error::new(ErrorKind::Config, what))
+            let what = format!("the work already ended with an error that was kept: {shown:?}");
+            Err(Error::new(ErrorKind::Config, what).with_hint("call keep_errors to read it"))
         }
     }
 }

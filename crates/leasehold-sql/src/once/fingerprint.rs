@@ -43,8 +43,9 @@ impl Fingerprint {
         let there = id_there.strip_prefix(MARK).and_then(|rest| rest.get(CHANCE..));
         match (&self.0, there) {
             (Some(ours), Some(there)) if ours != there => {
-                let what = "this key was used for another request: choose another key for each";
-                Err(Error::new(ErrorKind::Mismatch, what))
+                let what = "this key was already used for another request";
+                Err(Error::new(ErrorKind::Mismatch, what)
+                    .with_hint("use a new key for each request"))
             }
             _ => Ok(()),
         }

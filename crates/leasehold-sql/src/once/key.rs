@@ -124,7 +124,8 @@ pub(super) async fn begin<S: Session + ?Sized>(
             return Ok(Begun::Ours(u64::try_from(attempt.int()).unwrap_or(0) + 1));
         }
     }
-    Err(Error::new(ErrorKind::Contended, "the key comes and goes: retry later"))
+    let what = "other callers keep creating and deleting this key at the same time";
+    Err(Error::new(ErrorKind::Contended, what).with_hint("retry later"))
 }
 
 /// The key's row, if there is none: name, id, lease.
@@ -187,14 +188,16 @@ pub(super) async fn keep<S: Session + ?Sized>(
     let with = [Value::Text(stored(outcome).into_owned()), dialect.name(key)];
     match run(session, &end(dialect, ended), &with).await? {
         1 => Ok(()),
-        _ => Err(Error::new(ErrorKind::Corrupt, "the work deleted its own idempotency key")),
+        _ => Err(Error::new(ErrorKind::Corrupt, "the work deleted its own idempotency key")
+            .with_hint("do not write to leasehold_once in the work")),
     }
 }
 
-/// Forgets keys that were done longer than `retention` ago, and so may be done again: choose it
-/// longer than any caller retries. Gives their number. Keys of attempts that crashed or failed and
-/// that nobody took over are forgotten as long after their lease has ended; the next attempt is then
-/// the first again.
+/// Deletes keys whose work was done longer than `retention` ago, and returns their number.
+///
+/// These keys can be used again, so choose `retention` longer than any caller retries. It also
+/// deletes keys of crashed or failed attempts whose lease expired longer than `retention` ago. The
+/// next attempt then counts as the first.
 ///
 /// ```
 /// # #[cfg(feature = "sqlite")]
@@ -205,21 +208,24 @@ pub(super) async fn keep<S: Session + ?Sized>(
 /// # use std::time::Duration;
 /// use leasehold::once::clean_up;
 /// let month = Duration::from_secs(30 * 24 * 3600);
-/// assert_eq!(clean_up(&pool, month).await?, 0); // daily, by one of many: `mutex.once_per`
+/// assert_eq!(clean_up(&pool, month).await?, 0); // daily, on one machine only: `mutex.once_per`
 /// # Ok::<(), leasehold::Error>(()) }).unwrap();
 /// ```
 ///
 /// # Cancel safety
-/// Dropped, some may have been removed. Run it again.
+/// Not cancel safe: some keys may have been deleted. Run it again.
 ///
 /// # Errors
-/// What the database answers.
+/// Any error of the database.
 pub async fn clean_up<P: Pool>(pool: &P, retention: Duration) -> Result<u64> {
     sweep(pool, retention, u64::MAX).await
 }
 
-/// As [`clean_up`], but forgets `at_most` so many, whichever they are: a call takes no longer than that, however much
-/// there is. A thousand at most are one statement, so nobody who begins waits for more.
+/// Deletes old keys like [`clean_up`], but at most `at_most` of them, which limits the duration of
+/// a call.
+///
+/// Each statement deletes at most 1,000 keys, so that new calls of [`once`](crate::once()) do not
+/// wait longer than that.
 ///
 /// ```
 /// # #[cfg(feature = "sqlite")]
@@ -233,18 +239,18 @@ pub async fn clean_up<P: Pool>(pool: &P, retention: Duration) -> Result<u64> {
 ///     let _ = once(key).run(&pool, |_| async { Ok::<_, leasehold::Error>("done".into()) }).await?;
 /// }
 /// let week = Duration::from_secs(7 * 24 * 3600);
-/// assert_eq!(sweep(&pool, week, 100).await?, 0); // nothing is as old
+/// assert_eq!(sweep(&pool, week, 100).await?, 0); // no key is that old
 /// # tokio::time::sleep(Duration::from_millis(5)).await;
 /// assert_eq!(sweep(&pool, Duration::ZERO, 2).await?, 2);
-/// assert_eq!(sweep(&pool, Duration::ZERO, 2).await?, 1); // fewer than asked: that was all
+/// assert_eq!(sweep(&pool, Duration::ZERO, 2).await?, 1); // fewer than `at_most`: no more are left
 /// # Ok::<(), leasehold::Error>(()) }).unwrap();
 /// ```
 ///
 /// # Cancel safety
-/// Dropped, some may have been removed. Run it again.
+/// Not cancel safe: some keys may have been deleted. Run it again.
 ///
 /// # Errors
-/// What the database answers.
+/// Any error of the database.
 pub async fn sweep<P: Pool>(pool: &P, retention: Duration, at_most: u64) -> Result<u64> {
     let swept = async {
         let mut session = pool.session().await?;
@@ -297,8 +303,10 @@ fn forget(dialect: Dialect, old: &str, some: u64) -> String {
     }
 }
 
-/// The key of a transaction as SQL text, for programs that are not written in Rust: the same keys, in the same
-/// table. Parameters are `:key`, `:outcome` and, in µs, `:before`.
+/// Returns the key of a transaction as SQL text, for programs in other languages.
+///
+/// They use the same keys and the same table. The parameters are `:key`, `:outcome` and `:before`
+/// (in µs).
 ///
 /// ```
 /// use leasehold::database::Dialect;
@@ -307,23 +315,30 @@ fn forget(dialect: Dialect, old: &str, some: u64) -> String {
 /// ```
 pub fn text(dialect: Dialect) -> String {
     let none = match dialect {
-        Dialect::Mysql => "An error 1062 (the transaction lives on)",
-        Dialect::Sqlite | Dialect::Postgres => "No row was inserted",
+        Dialect::Mysql => "If it fails with error 1062 (the transaction stays usable)",
+        Dialect::Sqlite | Dialect::Postgres => "If no row was inserted",
     };
     let retries = forget(dialect, OLD[0], FORGOTTEN_AT_ONCE);
     format!(
-        "-- In the transaction that does the work, before the work. It waits for another one that is at it.\n\
+        "-- Run this in the transaction that does the work, before the work. It waits for another \
+         transaction with this key.\n\
          {};\n\
-         -- One row was inserted: the key is yours. Do the work, and then:\n\
+         -- If one row was inserted, the key is yours. Do the work, and then:\n\
          {};\n\
-         -- COMMIT. If the work fails, ROLL BACK: the key goes with it.\n\
-         -- Or, for an error that is to be answered again, undo the work to a savepoint behind the key, and then:\n\
+         -- COMMIT. If the work fails, ROLL BACK, which also removes the key.\n\
+         -- To keep an error for later calls, go back to a savepoint between the key and the \
+         work, and then:\n\
          {};\n\n\
-         -- {none}: somebody has used the key. Look:\n\
+         -- {none}, the key was already used. Read it:\n\
          SELECT state, outcome FROM leasehold_once WHERE name = :key{};\n\
-         -- state is 'done': outcome is the answer. 'refused': outcome is the error that was kept. 'started': it is at work\n\
-         -- outside of a transaction; later. (An outcome that begins with ESC 'leasehold:' has ESC '0' for NUL, ESC '1' for ESC.)\n\n\
-         -- Now and then, by itself, until it deletes none: what was done before :before, in microseconds since 1970.\n\
+         -- state 'done': outcome is the result. 'refused': outcome is the error that was kept. \
+         'started': an attempt is\n\
+         -- running outside of a transaction; retry later. (In an outcome that begins with ESC \
+         'leasehold:', ESC '0' means\n\
+         -- NUL and ESC '1' means ESC.)\n\n\
+         -- Run this periodically, in a transaction of its own, until it deletes no row. It \
+         deletes keys whose work was done\n\
+         -- before :before, in microseconds since 1970.\n\
          {};\n",
         fill(&insert(dialect, &As::Done), &[":key", "''", "0"]),
         fill(&end(dialect, Ended::Done), &[":outcome", ":key"]),

@@ -1,17 +1,18 @@
 //! A work, and the name of its future.
 //!
-//! Who spawns what calls [`run_in`](super::Once::run_in) needs a future that may be sent. A bound on `AsyncFnOnce`
-//! cannot say that of what it returns, and left to the compiler it is asked of the closure for every lifetime that the
-//! transaction's type might have, which a closure has not. So it is asked once, at the call.
+//! To spawn a task that calls [`run_in`](super::Once::run_in), its future must be `Send`. A bound
+//! on `AsyncFnOnce` cannot require this of the returned future. Left to the compiler, the closure
+//! would have to satisfy it for every lifetime of the transaction's type. This trait requires it
+//! only once, at the call.
 
 use std::future::Future;
 
-/// What an async closure is anyway: nobody implements this.
+/// Implemented for every async closure; do not implement it yourself.
 pub trait Work<I, O> {
-    /// The work as it goes on.
+    /// The future of the work.
     type Begun: Future<Output = O>;
 
-    /// Begins.
+    /// Starts the work.
     fn begin(self, with: I) -> Self::Begun;
 }
 

@@ -288,9 +288,10 @@ fn describe(name: &Name, loaded: &mut Loaded) -> Option<LockInfo> {
     (!info.claims.is_empty()).then_some(info)
 }
 
-/// What is told to who was given another call's answer.
+/// The error for an answer that belongs to another call.
 pub(super) fn out_of_step<T>() -> Result<T> {
-    Err(Error::new(ErrorKind::Corrupt, "the store answered another call: report this"))
+    Err(Error::new(ErrorKind::Corrupt, "internal error: the store's reply belongs to another call")
+        .with_hint("report this as a bug"))
 }
 
 /// Between tries: longer each time, and spread, so that those who met once do not meet for ever.

@@ -11,25 +11,25 @@ use super::SqlStore;
 use super::callers::CallersPool;
 use super::url::SqlUrl;
 
-/// Connects beside a pool of sqlx's that a service has already, instead of by a URL.
+/// Connects to the database of an existing `sqlx` pool instead of a URL.
 ///
-/// Whom to connect to, as whom and how (TLS, sockets, passwords out of a vault) is read from the pool, so
-/// it is said once. `parameters` is what a URL has after its `?` of leasehold's own: `"prefix=jobs_"`,
-/// `"schema=locks&pool=8"`, or nothing, `""`.
+/// Server, user and connection settings (TLS, sockets, passwords from a vault) come from the pool.
+/// `parameters` contains leasehold's own parameters, as after the `?` of a URL: `"prefix=jobs_"`,
+/// `"schema=locks&pool=8"`, or `""` for none.
 ///
-/// What it does to the number of connections:
+/// Number of connections:
 ///
-/// | | connections of the client's own | borrowed from the pool |
+/// | | own connections of the client | borrowed from the pool |
 /// |---|---|---|
-/// | `postgres` | one at rest; under load up to three more for some seconds, for renewals and to hear of turns | at most `pool` (4) at once, each for a statement or a short transaction, while ours is busy |
-/// | `mysql` | `pool` (1) for calls, and for moments two for renewals and one for who waits | none |
-/// | `sqlite` | `pool` (4), which cost a server nothing | none |
+/// | `postgres` | one when idle; under load up to three more for a few seconds, for renewals and notifications | at most `pool` (4) at a time, each for one statement or a short transaction, while its own connection is busy |
+/// | `mysql` | `pool` (1) for calls; temporarily two for renewals and one for waiters | none |
+/// | `sqlite` | `pool` (4), without cost for a server | none |
 ///
-/// On the one of its own holds are renewed and turns are heard of: a pool of which all is in use, and a
-/// runtime that is blocked, cost no lease. A connection that was borrowed comes back as it was (no setting is
-/// changed, nothing is prepared on it); if the call that had it was dropped or failed, it is closed, and the
-/// pool makes another. A call on it costs as many round trips as on ours, and one more for sqlx's
-/// `test_before_acquire`, which is its default.
+/// Renewals and notifications use the client's own connections. No lease is lost when the pool is
+/// exhausted or the runtime is blocked. Borrowed connections are returned unchanged: leasehold
+/// changes no setting and prepares nothing on them. If a call that uses one fails or is dropped,
+/// the connection is closed and the pool opens another. A call on a borrowed connection costs one
+/// more round trip for sqlx's `test_before_acquire`, which is on by default.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -40,14 +40,16 @@ use super::url::SqlUrl;
 /// # Ok(()) }
 /// ```
 pub trait PoolExt: Sized {
-    /// On the server of this pool; see [`PoolExt`]. To be called on the pool's own runtime.
+    /// Connects to the PostgreSQL server of this pool, see [`PoolExt`]. Call it on the pool's own
+    /// runtime.
     ///
     /// # Cancel safety
-    /// Dropped, nothing is left of it.
+    /// Cancel safe: dropping the future changes nothing.
     ///
     /// # Errors
-    /// [`Config`](ErrorKind::Config) outside of a runtime, and for parameters that are not leasehold's; otherwise
-    /// as [`Builder::connect`].
+    /// - [`Config`](ErrorKind::Config): called outside of a runtime, or with a parameter that is
+    ///   not leasehold's.
+    /// - The errors of [`Builder::connect`].
     #[cfg(feature = "postgres")]
     fn postgres(
         self,
@@ -55,7 +57,7 @@ pub trait PoolExt: Sized {
         parameters: &str,
     ) -> impl Future<Output = Result<Leasehold>> + Send;
 
-    /// On the server of this pool; see [`PoolExt`].
+    /// Connects to the MySQL server of this pool, see [`PoolExt`].
     ///
     /// ```no_run
     /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -66,10 +68,11 @@ pub trait PoolExt: Sized {
     /// ```
     ///
     /// # Cancel safety
-    /// Dropped, nothing is left of it.
+    /// Cancel safe: dropping the future changes nothing.
     ///
     /// # Errors
-    /// [`Config`](ErrorKind::Config) for parameters that are not leasehold's; otherwise as [`Builder::connect`].
+    /// - [`Config`](ErrorKind::Config): a parameter is not leasehold's.
+    /// - The errors of [`Builder::connect`].
     #[cfg(feature = "mysql")]
     fn mysql(
         self,
@@ -77,7 +80,7 @@ pub trait PoolExt: Sized {
         parameters: &str,
     ) -> impl Future<Output = Result<Leasehold>> + Send;
 
-    /// In the file of this pool; see [`PoolExt`].
+    /// Uses the SQLite file of this pool, see [`PoolExt`].
     ///
     /// ```no_run
     /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -88,11 +91,12 @@ pub trait PoolExt: Sized {
     /// ```
     ///
     /// # Cancel safety
-    /// Dropped, nothing is left of it.
+    /// Cancel safe: dropping the future changes nothing.
     ///
     /// # Errors
-    /// [`Config`](ErrorKind::Config) for a database in memory, which no other connection sees, and for parameters
-    /// that are not leasehold's; otherwise as [`Builder::connect`].
+    /// - [`Config`](ErrorKind::Config): the database is in memory, where no other connection can
+    ///   see it, or a parameter is not leasehold's.
+    /// - The errors of [`Builder::connect`].
     #[cfg(feature = "sqlite")]
     fn sqlite(
         self,
@@ -112,8 +116,9 @@ impl PoolExt for Builder {
         let database = options.get_database().unwrap_or_else(|| options.get_username());
         let url = url("postgres", &host, options.get_port(), database, parameters);
         let runtime = Handle::try_current().map_err(|_| {
-            let what = "this is called outside of a runtime: call it where the pool was made";
-            Error::new(ErrorKind::Config, what).during("connect").at(&url)
+            let what = "called outside of a Tokio runtime";
+            let error = Error::new(ErrorKind::Config, what).during("connect").at(&url);
+            error.with_hint("call it in the runtime in which the pool was created")
         })?;
         beside(self, url, Some(CallersPool::Postgres(pool.clone(), runtime))).await
     }
@@ -138,9 +143,11 @@ impl PoolExt for Builder {
         let file = options.get_filename().to_string_lossy();
         // As sqlx calls those in memory, and as SQLite does.
         if file.starts_with("file:") || file.contains(":memory:") || file.contains('?') {
-            let what = "no other connection sees this database, or its name has a question mark: \
-                        locks are kept in a file";
-            return Err(Error::new(ErrorKind::Config, what).during("connect").at("sqlite:"));
+            let what =
+                "the pool's database is in memory, or its file name contains a question mark";
+            let error = Error::new(ErrorKind::Config, what).during("connect").at("sqlite:");
+            return Err(error
+                .with_hint("use a pool of a database file, such as sqlite:/var/lib/app/locks.db"));
         }
         beside(self, format!("sqlite:{file}?{parameters}"), None).await
     }
@@ -157,9 +164,10 @@ async fn beside(builder: Builder, url: String, callers: Option<CallersPool>) -> 
     let shown = url.split_once('?').map_or(&*url, |(base, _)| base).to_owned();
     let parsed = SqlUrl::parse(&url).and_then(|parsed| match parsed.driver.contains('?') {
         true => {
-            let what = "what connections are like is said by the pool: give parameters of leasehold's \
-                        alone (prefix, schema, pool)";
-            Err(Error::new(ErrorKind::Config, what))
+            let what = "a parameter belongs to the database driver, but the pool already defines \
+                        the connections";
+            let hint = "use leasehold's own parameters only: prefix, schema, pool";
+            Err(Error::new(ErrorKind::Config, what).with_hint(hint))
         }
         false => Ok(SqlUrl { callers, ..parsed }),
     });

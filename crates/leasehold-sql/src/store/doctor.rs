@@ -48,10 +48,10 @@ impl Shared {
         found.extend(table.map(|table| {
             Finding::weak(
                 "shared-file",
-                format!("the database file has other tables in it, {table:?} among them"),
-                "a transaction that writes there for as long as a lease keeps that lease from being \
-                 renewed, and the lock is lost; its journal mode is left as it is",
-                "give leasehold a file of its own, such as sqlite:/var/lib/app/locks.db",
+                format!("the database file also contains other tables, such as {table:?}"),
+                "a write transaction on them that lasts as long as a lease blocks its renewal, \
+                 and the lock is lost; leasehold does not change the journal mode of such a file",
+                "use a separate file for leasehold, such as sqlite:/var/lib/app/locks.db",
             )
         }));
         Ok(found)
@@ -207,10 +207,10 @@ fn connections(settings: &Settings, used: &str, pool: usize) -> Option<Finding> 
         Finding::weak(
             "connections",
             format!(
-                "the server has {left} connections left, and one more client may want {wanted}"
+                "the server has {left} free connections, but one more client can need {wanted}"
             ),
-            "a renewal that gets no connection is a lease that runs out",
-            "raise max_connections, put a pooler in front, or write a smaller pool=N into the URL",
+            "a lease expires if its renewal gets no connection",
+            "raise max_connections, use a connection pooler, or lower pool=N in the URL",
         )
     })
 }
@@ -219,9 +219,10 @@ fn connections(settings: &Settings, used: &str, pool: usize) -> Option<Finding> 
 fn no_procedures() -> Finding {
     Finding::note(
         "procedures",
-        "leasehold's procedures are not in this database, or not as this version has them, and this user may not make them",
-        "a lock that somebody waits for changes hands by three times the server's work; what \
-         `leasehold schema` prints makes them, by a user who may create in this schema",
+        "leasehold's procedures are missing or outdated in this database, and this user may not \
+         create them",
+        "without them, a hand-over costs the server three times the work; to create them, run the \
+         statements that `leasehold schema` prints as a user with CREATE on this schema",
     )
 }
 
@@ -230,15 +231,16 @@ fn pooler(said: bool, lent: bool) -> Option<Finding> {
     match (said, lent) {
         (false, true) => Some(Finding::broken(
             "pooler",
-            "a pooler in transaction mode is in front of this server, and the URL does not say so",
-            "waiters listen on a connection that the pooler lends to others, so they are not woken, \
-             and prepared statements vanish under us",
-            "write pooler=transaction into the URL, or connect to the server itself",
+            "a pooler in transaction mode is in front of this server, but the URL does not say so",
+            "the pooler lends leasehold's connections to other clients: waiters are not notified, \
+             and prepared statements disappear",
+            "add pooler=transaction to the URL, or connect to the server directly",
         )),
         (true, false) => Some(Finding::note(
             "pooler",
-            "the URL says that a pooler is in front, and none was noticed",
-            "waiters ask every few milliseconds; without pooler=transaction they would be told",
+            "the URL has pooler=transaction, but no pooler was detected",
+            "waiters poll every few milliseconds; without pooler=transaction they would be \
+             notified",
         )),
         _ => None,
     }
@@ -253,8 +255,9 @@ fn judge_postgres(settings: &Settings, pool: usize) -> Vec<Finding> {
             found.push(Finding::broken(
                 setting,
                 format!("{setting} is off"),
-                "a crash of the machine can lose or destroy what was granted, and two hold at once",
-                format!("set {setting} = on, and restart the server"),
+                "a crash of the machine can lose grants or corrupt them, and two clients then \
+                 hold the same lock",
+                format!("`ALTER SYSTEM SET {setting} = on`, then `SELECT pg_reload_conf()`"),
             ));
         }
     }
@@ -262,28 +265,29 @@ fn judge_postgres(settings: &Settings, pool: usize) -> Vec<Finding> {
         found.push(Finding::broken(
             "synchronous_commit",
             "synchronous_commit is off",
-            "a crash of the server forgets the grants of the last moments, and gives those locks to \
-             others while their holders live on; tokens still rise",
-            "set synchronous_commit = on, for the server or for the user that locks",
+            "a crash of the server loses the latest grants: other clients can acquire these locks \
+             while their holders still run, but tokens still rise",
+            "`ALTER ROLE USER SET synchronous_commit = on`, or the same with ALTER SYSTEM",
         ));
     }
     let replicas = number(settings, "replicas").unwrap_or(0);
     if replicas > 0 && is("synchronous_standby_names", "") {
         found.push(Finding::weak(
             "asynchronous-replica",
-            format!("{replicas} replicas follow, and none of them is waited for"),
-            "a fail-over loses the grants that the replica had not got yet, and two hold at once; \
-             tokens still rise",
-            "name a synchronous standby, or let the resource check tokens",
+            format!("the server has {replicas} replicas and waits for none of them"),
+            "a fail-over loses the grants that the replica has not received: two clients can hold \
+             the same lock, but tokens still rise",
+            "`ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (*)'`, or check tokens at the \
+             resource",
         ));
     }
     if number(settings, "idle_session_timeout").is_some_and(|ms| ms > 0) {
         found.push(Finding::weak(
             "idle_session_timeout",
-            format!("idle sessions are ended after {} ms", settings["idle_session_timeout"]),
-            "the connection that listens for grants is idle most of the time; until it is opened \
-             again, waiters learn of their turn by asking only",
-            "set idle_session_timeout = 0 for the user that locks",
+            format!("idle_session_timeout is {} ms", settings["idle_session_timeout"]),
+            "the server closes the connection that listens for grants; until it is reopened, \
+             waiters have to poll",
+            "`ALTER ROLE USER SET idle_session_timeout = 0`",
         ));
     }
     found.extend(old_snapshot(settings));
@@ -298,19 +302,19 @@ fn old_snapshot(settings: &Settings) -> Option<Finding> {
     let seconds = number(settings, "oldest_snapshot").unwrap_or(0);
     let dead = number(settings, "dead_rows").unwrap_or(0);
     let seen = match (seconds, dead) {
-        (OLD.., _) => format!("a transaction has had its snapshot for {seconds} s"),
+        (OLD.., _) => format!("a transaction has kept its snapshot for {seconds} s"),
         // Of other users' sessions not everybody may see how old their snapshots are.
-        (_, MANY..) => format!("{dead} versions of locks' rows that are dead wait to be cleared"),
+        (_, MANY..) => format!("{dead} dead versions of lock rows wait to be vacuumed"),
         _ => return None,
     };
     Some(Finding::weak(
         "old-snapshot",
         seen,
-        "while a transaction of this database keeps an old snapshot (REPEATABLE READ that does nothing, \
-         a long report, a dump), each hand-over reads through all versions of its lock's row since \
-         then: locks become dozens of times slower",
-        "keep the locks in a database of their own on this server, or end that transaction and set \
-         idle_in_transaction_session_timeout",
+        "while a transaction in this database keeps an old snapshot (an idle REPEATABLE READ, a \
+         long report, a dump), each hand-over reads all row versions since then, and locks become \
+         dozens of times slower",
+        "use a separate database for the locks on this server. Or end that transaction with \
+         `SELECT pg_terminate_backend(PID)`, and set idle_in_transaction_session_timeout",
     ))
 }
 
@@ -333,24 +337,26 @@ fn judge_mysql(settings: &Settings, pool: usize) -> Vec<Finding> {
                 "innodb_flush_log_at_trx_commit is {}",
                 value("innodb_flush_log_at_trx_commit")
             ),
-            "a crash forgets the grants of the last second, and gives those locks to others while \
-             their holders live on; tokens still rise",
-            "set innodb_flush_log_at_trx_commit = 1",
+            "a crash loses the grants of the last second: other clients can acquire these locks \
+             while their holders still run, but tokens still rise",
+            "`SET GLOBAL innodb_flush_log_at_trx_commit = 1`, and the same in the server's \
+             configuration file",
         ));
     }
     if value("innodb_doublewrite").eq_ignore_ascii_case("off") {
         found.push(Finding::broken(
             "innodb_doublewrite",
             "innodb_doublewrite is off",
-            "a power cut can leave a page half-written, and destroy what was granted",
-            "set innodb_doublewrite = ON, unless the file system writes whole pages",
+            "a power failure can leave a partially written page and destroy grants",
+            "set innodb_doublewrite = ON in the server's configuration file and restart it, \
+             unless the file system writes pages atomically",
         ));
     }
     if on("read_only") || on("super_read_only") {
         found.push(Finding::broken(
             "read_only",
-            "the server is read only",
-            "nothing can be locked on it",
+            "the server is read-only",
+            "no lock can be acquired on it",
             "connect to the primary",
         ));
     }
@@ -358,10 +364,11 @@ fn judge_mysql(settings: &Settings, pool: usize) -> Vec<Finding> {
     if number(settings, "wait_timeout").is_some_and(|seconds| seconds < 60) {
         found.push(Finding::weak(
             "wait_timeout",
-            format!("idle connections are closed after {} s", value("wait_timeout")),
-            "no lock is tied to a connection, but each call after a pause first finds its connection \
-             closed and opens another, renewals included",
-            "set wait_timeout to 60 or more",
+            format!("wait_timeout is {} s", value("wait_timeout")),
+            "the server closes idle connections early, so calls and renewals often have to \
+             reconnect first; no lock is lost by that",
+            "`SET GLOBAL wait_timeout = 60` or more, and the same in the server's configuration \
+             file",
         ));
     }
     found.extend(replicated(settings));
@@ -369,9 +376,10 @@ fn judge_mysql(settings: &Settings, pool: usize) -> Vec<Finding> {
     if isolation.contains("REPEATABLE-READ") {
         found.push(Finding::note(
             "isolation",
-            "transactions see the database as of their first plain SELECT (REPEATABLE READ)",
-            "locks of this store do not mind; in transactions of yours, call lock_in or the fence's \
-             check before anything else",
+            "the isolation level is REPEATABLE READ: a transaction sees the database as of its \
+             first plain SELECT",
+            "this store's locks are not affected; in your own transactions, call lock_in or the \
+             fence's check before you read anything",
         ));
     }
     found.extend(connections(settings, "Threads_connected", pool));
@@ -390,17 +398,18 @@ fn binary_log(settings: &Settings) -> Vec<Finding> {
         found.push(Finding::broken(
             "binlog_format",
             "binlog_format is STATEMENT",
-            "InnoDB refuses to write at the isolation level that locks need",
-            "set binlog_format = ROW (or MIXED)",
+            "InnoDB rejects writes at the isolation level that leasehold needs",
+            "`SET GLOBAL binlog_format = ROW` (or MIXED), and the same in the server's \
+             configuration file",
         ));
     }
     if value("sync_binlog") != "1" {
         found.push(Finding::weak(
             "sync_binlog",
             format!("sync_binlog is {}", value("sync_binlog")),
-            "after a crash, replicas may lack grants that the primary has, or the other way \
-             round; a fail-over then lets two hold at once. Tokens still rise",
-            "set sync_binlog = 1",
+            "after a crash, primary and replicas can differ in the latest grants: after a \
+             fail-over two clients can hold the same lock, but tokens still rise",
+            "`SET GLOBAL sync_binlog = 1`, and the same in the server's configuration file",
         ));
     }
     found
@@ -421,10 +430,10 @@ fn replicated(settings: &Settings) -> Vec<Finding> {
     if follows && !on("read_only") && !on("super_read_only") {
         found.push(Finding::broken(
             "two-writers",
-            "this server takes writes, and follows another server besides",
-            "where the two replicate both ways, or clients lock on both, two hold at once and nobody \
-             is told",
-            "let all clients lock on one of the two, and set read_only on the other",
+            "this server replicates from another server and accepts writes itself",
+            "if clients lock on both servers, two clients can hold the same lock without notice",
+            "let all clients use one of the two servers, and run `SET GLOBAL read_only = ON` on \
+             the other",
         ));
     }
     let galera = on("wsrep_on");
@@ -434,12 +443,18 @@ fn replicated(settings: &Settings) -> Vec<Finding> {
         found.push(Finding::weak(
             "many-primaries",
             match galera {
-                true => "this server is one of a Galera cluster, of which each takes writes",
-                false => "this server is one of a group in which each takes writes",
+                true => {
+                    "this server belongs to a Galera cluster in which every server accepts \
+                     writes"
+                }
+                false => {
+                    "this server belongs to a replication group in which every server accepts \
+                     writes"
+                }
             },
-            "row locks are not seen from one server to the other: who meets on a lock by two servers is \
-             undone as it commits, and reads may be old",
-            "let all clients lock on one of the servers",
+            "the servers do not share row locks: if clients use different servers for one lock, a \
+             transaction can fail at COMMIT, and reads can be stale",
+            "let all clients use the same server",
         ));
     }
     let replicas = number(settings, "replicas").or(number(settings, "Slaves_connected"));
@@ -447,10 +462,11 @@ fn replicated(settings: &Settings) -> Vec<Finding> {
     if replicas.is_some_and(|n| n > 0) && !waited && !galera {
         found.push(Finding::weak(
             "asynchronous-replica",
-            format!("{} replicas follow, and none of them is waited for", replicas.unwrap_or(0)),
-            "a fail-over loses the grants that the replica had not got yet, and two hold at once; \
-             tokens still rise",
-            "switch semi-synchronous replication on, or let the resource check tokens",
+            format!("the server has {} replicas and waits for none of them", replicas.unwrap_or(0)),
+            "a fail-over loses the grants that the replica has not received: two clients can hold \
+             the same lock, but tokens still rise",
+            "enable semi-synchronous replication (rpl_semi_sync_source_enabled, or \
+             rpl_semi_sync_master_enabled), or check tokens at the resource",
         ));
     }
     found
@@ -462,9 +478,10 @@ fn engines(tables: &Settings) -> Vec<Finding> {
     let finding = |(table, engine): (&String, &String)| {
         Finding::broken(
             "engine",
-            format!("the table {table} is kept by {engine}"),
-            "it has no transactions, so two may hold at once, and a crash may destroy it",
-            format!("ALTER TABLE {table} ENGINE = InnoDB"),
+            format!("the table {table} uses the engine {engine}"),
+            "this engine has no transactions: two clients can hold the same lock, and a crash can \
+             destroy the table",
+            format!("`ALTER TABLE {table} ENGINE = InnoDB`"),
         )
     };
     others.map(finding).collect()
@@ -480,30 +497,30 @@ fn sqlite(url: &SqlUrl) -> Result<Vec<Finding>> {
         Synchronous::Full => {}
         Synchronous::Normal => found.push(Finding::weak(
             "synchronous",
-            "the URL says synchronous=normal",
-            "a power cut may forget the grants of the last moments (a crash of programs does not); \
-             tokens still rise",
-            "leave synchronous out of the URL: full is the default",
+            "the URL has synchronous=normal",
+            "a power failure can lose the latest grants (a crash of a program cannot); tokens \
+             still rise",
+            "remove synchronous from the URL (the default is full)",
         )),
         Synchronous::Off => found.push(Finding::broken(
             "synchronous",
-            "the URL says synchronous=off",
-            "a power cut may destroy the database file, and with it everything that was granted",
-            "leave synchronous out of the URL: full is the default",
+            "the URL has synchronous=off",
+            "a power failure can destroy the database file and with it all locks",
+            "remove synchronous from the URL (the default is full)",
         )),
     }
     if let Err(error) = super::sqlite::doorbells(url).and_then(|bells| bells.try_one()) {
         found.push(Finding::weak(
             "doorbell",
-            format!("no FIFO can be made beside the database file: {error}"),
-            "nobody can tell a client of this user that its turn has come: it asks, every 2 to 40 ms",
-            "give this user the right to make files in the database file's directory",
+            format!("this user cannot create a FIFO next to the database file: {error}"),
+            "clients of this user cannot be notified of a grant, so they poll every 2 to 40 ms",
+            "give this user write permission on the directory of the database file",
         ));
     }
     found.push(Finding::note(
         "one-writer",
-        "SQLite lets one process write at a time",
-        "a process that is stopped in the middle of a write stops all others until it goes on",
+        "SQLite allows one writing process at a time",
+        "a process that is paused in the middle of a write blocks all others until it resumes",
     ));
     Ok(found)
 }

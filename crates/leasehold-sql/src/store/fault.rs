@@ -55,18 +55,19 @@ impl Failure {
             Self::Final(error) => error,
             Self::ReadOnly(error) => explain(error),
             Self::Conflict(error) => {
-                let what = "others are in the way in the database again and again: try again later";
-                Error::new(ErrorKind::Unreachable, what).because(shown(&error))
+                let what = "concurrent transactions kept conflicting with this one";
+                let error = Error::new(ErrorKind::Unreachable, what).because(shown(&error));
+                error.with_hint("retry later")
             }
             Self::Broken(error) if code_of(&error).is_some_and(|code| is_full(&code)) => {
-                let what = "the database has no room for another connection: raise its limit, or \
-                            lower pool= in the URLs of its clients";
-                Error::new(ErrorKind::Unreachable, what).because(shown(&error))
+                let what = "the database has reached its connection limit";
+                let hint = "raise max_connections, or lower pool=N in the URLs of its clients";
+                Error::new(ErrorKind::Unreachable, what).because(shown(&error)).with_hint(hint)
             }
             Self::Broken(error) => {
-                let what = "the database cannot be reached: check that it runs and that host and port \
-                     are right";
-                Error::new(ErrorKind::Unreachable, what).because(shown(&error))
+                let what = "cannot reach the database";
+                let hint = "check that it is running, and host and port in the URL";
+                Error::new(ErrorKind::Unreachable, what).because(shown(&error)).with_hint(hint)
             }
         }
     }
@@ -74,9 +75,10 @@ impl Failure {
 
 /// What a caller is told while the server that takes no writes any more is being replaced.
 pub(super) fn replaced(error: &sqlx::Error) -> Error {
-    let what = "the database has become read-only: it is failing over, or the URL leads to a replica \
-                by now";
-    Error::new(ErrorKind::Unreachable, what).because(shown(error))
+    let what =
+        "the database has become read-only: it is failing over, or the URL now leads to a replica";
+    let hint = "if it stays read-only, connect to the primary";
+    Error::new(ErrorKind::Unreachable, what).because(shown(error)).with_hint(hint)
 }
 
 /// PostgreSQL's SQLSTATE, MySQL's number, SQLite's extended code: they do not overlap in length.
@@ -153,9 +155,9 @@ fn is_undeclared_pooler(code: &str, error: &sqlx::Error) -> bool {
 
 /// A pooler that lends the server's sessions to one client after the other, and nobody said so.
 pub(super) fn undeclared_pooler() -> Error {
-    let what = "a pooler is in front of the database: write pooler=transaction into the URL, or \
-                connect to the database itself";
-    Error::new(ErrorKind::Config, what)
+    let what = "a connection pooler is in front of the database, but the URL does not say so";
+    let hint = "add pooler=transaction to the URL, or connect to the database directly";
+    Error::new(ErrorKind::Config, what).with_hint(hint)
 }
 
 /// The server ends the session, or has no room for one; or a statement that was prepared on this
@@ -194,61 +196,100 @@ pub(super) fn has_no_room(error: &sqlx::Error) -> bool {
     matches!(error, sqlx::Error::PoolTimedOut) || code_of(error).is_some_and(|code| is_full(&code))
 }
 
-/// One line for what no repetition can help.
+/// The error for what a retry cannot fix.
 fn explain(error: sqlx::Error) -> Error {
     let code = code_of(&error).unwrap_or_default();
-    let (kind, what) = match code.as_str() {
-        "28P01" | "28000" | "m1045" | "m1698" => {
-            (ErrorKind::Denied, "the database refuses the user or the password: check the URL")
-        }
+    let (kind, what, hint) = match code.as_str() {
+        "28P01" | "28000" | "m1045" | "m1698" => (
+            ErrorKind::Denied,
+            "the database rejected the user name or the password",
+            "check user and password in the URL; percent-encode special characters",
+        ),
         "42501" | "m1044" | "m1142" | "m1143" | "m1227" => (
             ErrorKind::Denied,
-            "this database user lacks a right: as the tables' owner run what `leasehold schema` \
-             prints, and grant SELECT, INSERT, UPDATE and DELETE on them",
+            "this database user lacks a permission",
+            "as the tables' owner, run the statements that `leasehold schema` prints, then GRANT \
+             SELECT, INSERT, UPDATE, DELETE on these tables to this user",
         ),
         "25006" | "m1290" | "m1792" | "m1836" | "s8" => (
             ErrorKind::Denied,
-            "the database is read-only here (a replica, or a file that is not ours): connect to \
-             one that may be written to",
+            "the database is read-only (a replica, or a file that this user may not write)",
+            "connect to the primary, or fix the permissions of the file and its directory",
         ),
-        "3D000" | "m1049" => {
-            (ErrorKind::Config, "there is no such database: create it, or mend the URL")
-        }
+        "3D000" | "m1049" => (
+            ErrorKind::Config,
+            "the database does not exist",
+            "create it, or correct its name in the URL",
+        ),
         "26000" | "42P05" => return undeclared_pooler().because(shown(&error)),
-        "3F000" => (ErrorKind::Config, "there is no such schema: create it, or mend the URL"),
+        "3F000" => (
+            ErrorKind::Config,
+            "the schema does not exist",
+            "create it, or correct schema= in the URL",
+        ),
         "s14" => (
             ErrorKind::Config,
-            "the database file cannot be opened: check that its directory exists and is ours to \
-             write to",
+            "cannot open the database file",
+            "check that its directory exists, and that this user may write to it",
         ),
-        "s26" | "s11" => {
-            (ErrorKind::Corrupt, "this file is no SQLite database, or damaged: use another path")
-        }
+        "s26" | "s11" => (
+            ErrorKind::Corrupt,
+            "the file is damaged, or belongs to another program",
+            "use another path, or restore the file from a backup",
+        ),
         "53100" | "m1114" | "m1021" | "s13" => {
-            (ErrorKind::Full, "the database's disk is full: make room")
+            (ErrorKind::Full, "the database's disk is full", "free disk space")
         }
         "42P01" | "42703" | "m1146" | "m1054" | "s1" | "42804" | "22001" | "m1406" => (
             ErrorKind::Corrupt,
-            "the tables are not the ones that this version of leasehold makes: compare them with \
-             what `leasehold schema` prints; clients whose tables differ exclude nobody",
+            "the tables differ from those of this version of leasehold",
+            "compare them with the output of `leasehold schema`; until all clients use the same \
+             tables, they do not exclude each other",
         ),
         _ => match &error {
-            sqlx::Error::Configuration(_) => {
-                (ErrorKind::Config, "the store's URL cannot be understood")
-            }
-            sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_) => {
-                (ErrorKind::Corrupt, "the tables hold what leasehold did not write there")
-            }
-            _ => (ErrorKind::Corrupt, "the database refused a statement of leasehold's"),
+            sqlx::Error::Configuration(reason) => return unusable_url(&reason.to_string()),
+            sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_) => (
+                ErrorKind::Corrupt,
+                "unexpected value in leasehold's tables",
+                "find the other program that writes to these tables",
+            ),
+            _ => (
+                ErrorKind::Corrupt,
+                "the database rejected a statement",
+                "compare the tables with the output of `leasehold schema`; if they are equal, \
+                 report this as a bug",
+            ),
         },
     };
-    Error::new(kind, what).because(shown(&error))
+    Error::new(kind, what).because(shown(&error)).with_hint(hint)
+}
+
+/// What is wrong with URLs in general. A driver's other reasons may quote the URL with its
+/// password.
+const REASONS: &[&str] = &[
+    "empty host",
+    "invalid domain character",
+    "invalid international domain name",
+    "invalid IPv4 address",
+    "invalid IPv6 address",
+    "invalid port number",
+    "relative URL without a base",
+];
+
+fn unusable_url(reason: &str) -> Error {
+    let what = match REASONS.iter().find(|known| **known == reason) {
+        Some(known) => format!("invalid store URL: {known}"),
+        None => "the database driver rejected the store URL".to_owned(),
+    };
+    let hint = "check host, port and parameters, and percent-encode special characters in user \
+                and password";
+    Error::new(ErrorKind::Config, what).with_hint(hint)
 }
 
 /// The database's own words on one line; a driver's error about a URL may quote the URL.
 fn shown(error: &sqlx::Error) -> String {
     match error {
-        sqlx::Error::Configuration(_) => "see the documentation of the store's URL".to_owned(),
+        sqlx::Error::Configuration(_) => "invalid URL or settings".to_owned(),
         sqlx::Error::Database(database) => {
             let code = database.code().unwrap_or_default();
             let words: String =
@@ -260,14 +301,16 @@ fn shown(error: &sqlx::Error) -> String {
 }
 
 pub(super) fn closed() -> Error {
-    Error::new(ErrorKind::Closed, "the client's runtime was shut down: connect again")
+    Error::new(ErrorKind::Closed, "the runtime of this client was shut down")
+        .with_hint("connect again")
 }
 
 pub(super) fn given_up() -> Error {
-    Error::new(ErrorKind::Unreachable, "given up by its caller before it was done: ask again")
+    let what = "the caller gave up before the operation was complete";
+    Error::new(ErrorKind::Unreachable, what).with_hint("retry")
 }
 
 pub(super) fn no_answer() -> Error {
-    let what = format!("the database did not answer within {LIMIT:?}: check that it runs");
-    Error::new(ErrorKind::Unreachable, what)
+    let what = format!("the database did not respond within {LIMIT:?}");
+    Error::new(ErrorKind::Unreachable, what).with_hint("check that it is running and reachable")
 }

@@ -55,7 +55,7 @@ impl Shared {
                 Err(failure) => return Err(failure.into_error()),
             }
         }
-        Err(Error::new(ErrorKind::Corrupt, "the database does not say which one it is"))
+        Err(Error::new(ErrorKind::Corrupt, "the database does not report its identity"))
     }
 
     async fn ask_who(&self, question: &str) -> Result<[String; 2], Failure> {

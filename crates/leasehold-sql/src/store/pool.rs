@@ -334,7 +334,7 @@ impl Pool {
             let connect = lender.as_ref().unwrap_or(&common.connect).connect();
             let connected = tokio::time::timeout(LIMIT, connect).await;
             let wire = connected.unwrap_or_else(|_| {
-                let what = format!("no connection within {LIMIT:?}");
+                let what = format!("could not connect within {LIMIT:?}");
                 Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::TimedOut, what)))
             });
             if let Err(Ok(wire)) = wanted.send(wire) {

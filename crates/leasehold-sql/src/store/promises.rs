@@ -22,9 +22,12 @@ use leasehold_core::store::{
 };
 use leasehold_core::{Error, ErrorKind, Result};
 
-/// What who connects to a replica is told.
+/// The error for a replica.
 #[cfg(any(feature = "postgres", feature = "mysql"))]
-const READ_ONLY: &str = "this server is read-only (a replica): connect to the primary";
+fn read_only_server() -> Error {
+    Error::new(ErrorKind::Denied, "this server is read-only (a replica)")
+        .with_hint("connect to the primary")
+}
 
 /// After so long the server ends a transaction whose client does nothing (`postgres.rs`, `mysql.rs`).
 #[cfg(any(feature = "postgres", feature = "mysql"))]
@@ -70,11 +73,11 @@ impl Shared {
             Some(schema::VERSION) => {}
             Some(other) => {
                 let what = format!(
-                    "the tables are of version {other}, this leasehold knows {}: {}",
+                    "the tables have version {other}, but this leasehold needs version {}",
                     schema::VERSION,
-                    schema::advice(other)
                 );
-                return Err(Error::new(ErrorKind::Config, what).into());
+                let error = Error::new(ErrorKind::Config, what);
+                return Err(error.with_hint(schema::advice(other)).into());
             }
             None => {
                 for statement in schema::statements(url) {
@@ -201,7 +204,9 @@ async fn ask<const N: usize>(
     let rows = wire.rows(&statement, Vec::new()).await?;
     let mut cells = Cells::new(rows.into_iter().next().unwrap_or_default());
     let told = shape.bytes().map(|_| cells.text()).collect::<Result<Vec<_>, _>>()?;
-    told.try_into().map_err(|_| Error::new(ErrorKind::Corrupt, "no settings").into())
+    told.try_into().map_err(|_| {
+        Error::new(ErrorKind::Corrupt, "the database did not report its settings").into()
+    })
 }
 
 #[cfg(feature = "postgres")]
@@ -223,14 +228,13 @@ async fn of_postgres(wire: &mut dyn Wire, pooler: bool) -> Result<(Durability, S
     }
     // A standby, or a database or a user whose transactions write nothing.
     if read_only == "on" {
-        return Err(Error::new(ErrorKind::Denied, READ_ONLY).into());
+        return Err(read_only_server().into());
     }
     if encoding != "UTF8" {
-        let what = format!(
-            "the database's encoding is {encoding}, in which not every lock name can be written: \
-             use one with UTF8"
-        );
-        return Err(Error::new(ErrorKind::Config, what).into());
+        let what = format!("the database's encoding {encoding} cannot store every lock name");
+        let hint = "use a database with the encoding UTF8: `createdb --encoding=UTF8 \
+                    --template=template0 NAME`";
+        return Err(Error::new(ErrorKind::Config, what).with_hint(hint).into());
     }
     let durability = match (fsync.as_str(), commit.as_str()) {
         ("on", "off") => Durability::Process,
@@ -251,7 +255,7 @@ async fn of_mysql(wire: &mut dyn Wire) -> Result<(Durability, Stall), Failure> {
     }
     // Also for those who may write nevertheless: the primary does not hear of it.
     if !matches!(&*read_only.to_ascii_uppercase(), "0" | "OFF") {
-        return Err(Error::new(ErrorKind::Denied, READ_ONLY).into());
+        return Err(read_only_server().into());
     }
     let durability = match flush.as_str() {
         // 3 is MariaDB's way to write 1.

@@ -80,10 +80,9 @@ pub(super) fn standing_number(standing: Standing) -> i64 {
 }
 
 pub(super) fn corrupt(what: &str) -> Failure {
-    let what = format!(
-        "{what} in leasehold's tables is not what leasehold writes: look who else writes there"
-    );
-    Failure::Final(Error::new(ErrorKind::Corrupt, what))
+    let what = format!("unexpected value in leasehold's tables, in place of {what}");
+    let hint = "find the other program that writes to these tables";
+    Failure::Final(Error::new(ErrorKind::Corrupt, what).with_hint(hint))
 }
 
 /// Whether there is nothing in it.
@@ -153,7 +152,7 @@ impl Cells {
                 0 => Standing::Waiting,
                 1 => Standing::Holding,
                 2 => Standing::Departed,
-                _ => return Err(corrupt("a claim's standing")),
+                _ => return Err(corrupt("a claim's state")),
             },
             since: self.count()?,
             expires: Some(self.count()?),

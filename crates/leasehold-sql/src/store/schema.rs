@@ -10,10 +10,14 @@ pub(super) const VERSION: i64 = 1;
 /// these.
 pub(super) fn advice(found: i64) -> &'static str {
     match found > VERSION {
-        true => "upgrade this program; whoever uses other tables meanwhile is not excluded",
+        true => {
+            "upgrade this program. Do not switch to other tables: clients that use different \
+             tables do not exclude each other"
+        }
         false => {
-            "end all clients of the older leasehold, then bring the tables up to date as its change \
-             log says; whoever uses other tables meanwhile is not excluded"
+            "stop all clients of the older leasehold, then update the tables as the change log \
+             describes. Do not switch to other tables: clients that use different tables do not \
+             exclude each other"
         }
     }
 }
@@ -103,14 +107,19 @@ pub(super) fn statements(url: &SqlUrl) -> Vec<String> {
 /// The same for people, with what the columns mean.
 pub(super) fn printed(url: &SqlUrl) -> String {
     let mut text = String::from(
-        "-- The tables of leasehold. All times are microseconds since 1970, by the database's clock.\n\
-         -- locks: one row for each name ever used lately. claim '' is free (the rest then tells of\n\
-         --   the last holder); otherwise the row holds the first in the queue. kind: 0 mutex,\n\
-         --   1 read-write lock, 2 semaphore. claims: how many more stand in the other table.\n\
-         -- claims: the rest of the queue, in the order of the tokens.\n\
-         -- standing: 0 waits, 1 holds, 2 its holder is gone and the lock is kept closed.\n\
-         -- The user that locks needs SELECT, INSERT, UPDATE and DELETE on locks and claims, and\n\
-         -- SELECT on schema.\n",
+        "-- leasehold's tables. All times are microseconds since 1970, by the database's clock.\n\
+         -- locks: one row for each recently used lock name. If claim is '', the lock is free, \
+         and the row\n\
+         --   describes the last holder. Otherwise the row is the first claim of the queue. kind: \
+         0 mutex,\n\
+         --   1 read-write lock, 2 semaphore. claims: number of further claims in the other \
+         table.\n\
+         -- claims: the rest of the queue, ordered by token.\n\
+         -- standing: 0 waiting, 1 held, 2 cooldown (the holder is gone, but the lock is not free \
+         yet).\n\
+         -- leasehold's user needs SELECT, INSERT, UPDATE and DELETE on locks and claims, and \
+         SELECT on\n\
+         -- schema.\n",
     );
     for statement in statements(url) {
         text.push_str(&statement);
@@ -127,15 +136,17 @@ pub(super) fn printed(url: &SqlUrl) -> String {
 /// What speeds a hand-over up. (MySQL's tools each want to be told in a way of their own where a procedure ends.)
 fn optional(dialect: Dialect, creates: [&str; 2]) -> String {
     let mut text = String::from(
-        "-- What follows may be left out: with it, a lock that somebody waits for changes hands by a\n\
-         -- third of the server's work. It runs with the rights of who calls it.\n",
+        "-- The following is optional. It reduces the server's work for a hand-over to one third. \
+         The\n\
+         -- procedures run with the permissions of the caller.\n",
     );
     match dialect {
         #[cfg(feature = "mysql")]
         Dialect::MySql => {
             text.push_str(
-                "-- Clients whose user has CREATE ROUTINE make it by themselves, and clients of other users do not\n\
-                 -- call it. By hand, without the dashes:\n-- DELIMITER //\n",
+                "-- Clients whose user has CREATE ROUTINE create them automatically, and other \
+                 clients do not use\n\
+                 -- them. To create them by hand, remove the dashes:\n-- DELIMITER //\n",
             );
             for line in creates.join("\n//\n").lines().chain(["//", "DELIMITER ;"]) {
                 text.push_str(&format!("-- {line}\n"));

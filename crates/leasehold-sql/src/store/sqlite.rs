@@ -252,10 +252,11 @@ fn of_this_machine(magic: u32) -> Result<()> {
         None => Ok(()),
         Some(name) => {
             let what = format!(
-                "the database file is on {name}, where SQLite's locks do not exclude other machines: \
-                 use a file on a local disk, or, for many machines, a store with a server"
+                "the database file is on {name}, where SQLite's locks do not exclude other machines"
             );
-            Err(Error::new(ErrorKind::Config, what))
+            let hint = "use a file on a local disk; for many machines use a server, such as \
+                        postgres: or redis:";
+            Err(Error::new(ErrorKind::Config, what).with_hint(hint))
         }
     }
 }

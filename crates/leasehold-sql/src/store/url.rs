@@ -1,5 +1,6 @@
 //! The URL of a SQL store: what of it is ours, and what the driver gets.
 
+use leasehold_core::kit::did_you_mean;
 use leasehold_core::{Error, ErrorKind, Result};
 
 use super::callers::CallersPool;
@@ -59,7 +60,8 @@ const MAX_POOL: usize = 64;
 
 impl SqlUrl {
     pub(super) fn parse(url: &str) -> Result<Self> {
-        let refused = |what: String| Err(Error::new(ErrorKind::Config, what));
+        let refused =
+            |what: String, hint: String| Err(Error::new(ErrorKind::Config, what).with_hint(hint));
         let (scheme, rest) = url.split_once(':').unwrap_or((url, ""));
         let dialect = match scheme {
             #[cfg(feature = "sqlite")]
@@ -70,16 +72,22 @@ impl SqlUrl {
             "mysql" | "mariadb" => Dialect::MySql,
             _ => {
                 // What is no word may be a part of a password.
-                let named = match is_word(scheme) {
-                    true => format!("{scheme}: has no tables"),
-                    false => "this is no URL of a database".to_owned(),
+                let what = match is_word(scheme) {
+                    true => format!(
+                        "unknown scheme \"{scheme}:\" for a SQL \
+                                                         store"
+                    ),
+                    false => "unknown scheme for a SQL store".to_owned(),
                 };
-                return refused(format!("{named}; this build has {}", KNOWN.join(" and ")));
+                return refused(what, format!("this build supports {}", KNOWN.join(", ")));
             }
         };
         let is_file = scheme == "sqlite";
         if !is_file && !rest.starts_with("//") {
-            return refused(format!("write it as {scheme}://user:password@host/database"));
+            return refused(
+                "invalid store URL: missing \"//\"".to_owned(),
+                format!("write it as {scheme}://user:password@host/database"),
+            );
         }
         let (base, query) = url.split_once('?').map_or((url, ""), |(b, q)| (b, q));
         let mut parsed = Self {
@@ -102,18 +110,33 @@ impl SqlUrl {
                 }
                 "pool" => match value.parse() {
                     Ok(n) if (1..=MAX_POOL).contains(&n) => parsed.pool = n,
-                    _ => return refused(format!("pool={}: give 1 to {MAX_POOL}", shown(value))),
+                    _ => {
+                        return refused(
+                            format!("invalid value {} for pool", shown(value)),
+                            format!("use a number from 1 to {MAX_POOL}"),
+                        );
+                    }
                 },
                 "pooler" if scheme.starts_with("postgres") => match value {
                     "transaction" => parsed.pooler = true,
                     "none" => parsed.pooler = false,
-                    _ => return refused("pooler is transaction or none".into()),
+                    _ => {
+                        return refused(
+                            format!("invalid value {} for pooler", shown(value)),
+                            "use transaction or none".to_owned(),
+                        );
+                    }
                 },
                 "synchronous" if is_file => match value {
                     "full" => parsed.synchronous = Synchronous::Full,
                     "normal" => parsed.synchronous = Synchronous::Normal,
                     "off" => parsed.synchronous = Synchronous::Off,
-                    _ => return refused("synchronous is full, normal or off".into()),
+                    _ => {
+                        return refused(
+                            format!("invalid value {} for synchronous", shown(value)),
+                            "use full, normal or off".to_owned(),
+                        );
+                    }
                 },
                 _ if !cfg!(feature = "tls") && wants_tls(key, value) => {
                     return Err(leasehold_core::kit::no_tls());
@@ -123,7 +146,7 @@ impl SqlUrl {
                 _ if scheme.starts_with("postgres") && key.starts_with("options[") => {
                     theirs.push(pair);
                 }
-                _ => return refused(unknown(scheme, dialect, key)),
+                _ => return Err(unknown(scheme, dialect, key)),
             }
         }
         let query = theirs.join("&");
@@ -136,8 +159,12 @@ impl SqlUrl {
         let rest = self.driver.split_once(':').map_or("", |(_, rest)| rest);
         let path = rest.strip_prefix("//").unwrap_or(rest);
         if path.is_empty() || path.contains(":memory:") {
-            let what = "a sqlite: store is a file, sqlite:/a/path.db; for one process use memory:";
-            return Err(Error::new(ErrorKind::Config, what));
+            let what = match path.is_empty() {
+                true => "the URL names no database file",
+                false => "an in-memory SQLite database cannot store locks",
+            };
+            let hint = "write it as sqlite:/var/lib/app/locks.db, or use memory: for one process";
+            return Err(Error::new(ErrorKind::Config, what).with_hint(hint));
         }
         Ok(path)
     }
@@ -213,8 +240,8 @@ fn is_word(text: &str) -> bool {
     text.len() <= 40 && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-')
 }
 
-/// What who misspells a parameter is told. A key that is no word may be a part of a password.
-fn unknown(scheme: &str, dialect: Dialect, key: &str) -> String {
+/// The error for an unknown parameter. A key that is not a word may be part of a password.
+fn unknown(scheme: &str, dialect: Dialect, key: &str) -> Error {
     let ours: &[&str] = match dialect {
         #[cfg(feature = "sqlite")]
         Dialect::Sqlite => &["prefix", "pool", "synchronous"],
@@ -223,13 +250,19 @@ fn unknown(scheme: &str, dialect: Dialect, key: &str) -> String {
         #[cfg(feature = "mysql")]
         Dialect::MySql => &["prefix", "pool"],
     };
-    let named = if is_word(key) { format!("{key:?}") } else { "of such a name".to_owned() };
     let known: Vec<&str> = ours.iter().chain(theirs_of(dialect)).copied().collect();
-    format!("{scheme}: has no parameter {named}; it has {}", known.join(", "))
+    let what = match is_word(key) {
+        true => format!("unknown URL parameter {key:?} for {scheme}:"),
+        false => format!("unknown URL parameter for {scheme}:"),
+    };
+    let hint = match did_you_mean(key, known.iter().copied()) {
+        Some(meant) => format!("did you mean {meant:?}? (known parameters: {})", known.join(", ")),
+        None => format!("known parameters: {}", known.join(", ")),
+    };
+    Error::new(ErrorKind::Config, what).with_hint(hint)
 }
 
-/// What is told of a parameter's value that cannot be: nothing of what may be a URL with a password, pasted
-/// there.
+/// A parameter's value for an error message. What may be a pasted URL with a password is hidden.
 fn shown(value: &str) -> String {
     match value.contains([':', '@', '/']) {
         true => "…".to_owned(),
@@ -242,11 +275,10 @@ fn identifier(what: &str, text: &str) -> Result<String> {
     let first = text.chars().next().is_some_and(|c| c.is_ascii_lowercase() || c == '_');
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     if !first || text.len() > 40 || !text.chars().all(plain) {
-        let what = format!(
-            "{what}={}: use a lower-case letter, then letters, digits and _, at most 40",
-            shown(text)
-        );
-        return Err(Error::new(ErrorKind::Config, what));
+        let what = format!("invalid value {} for {what}", shown(text));
+        let hint = "begin with a lower-case letter; use lower-case letters, digits and _, at most \
+                    40 characters";
+        return Err(Error::new(ErrorKind::Config, what).with_hint(hint));
     }
     Ok(text.to_owned())
 }
@@ -291,11 +323,11 @@ mod tests {
         for (url, key) in wrong {
             let error = SqlUrl::parse(url).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config, "{url}");
-            let told = error.to_string();
+            let told = format!("{error:#}");
             assert!(told.contains(&format!("{key:?}")) && told.contains("prefix"), "{told}");
         }
         // What follows a ? that nobody encoded is a password.
-        let told = SqlUrl::parse("postgres://u:p?se%cret@h/d").unwrap_err().to_string();
+        let told = format!("{:#}", SqlUrl::parse("postgres://u:p?se%cret@h/d").unwrap_err());
         assert!(!told.contains("cret"), "{told}");
     }
 
@@ -327,7 +359,7 @@ mod tests {
         assert_eq!(SqlUrl::parse("sqlite:///a/b.db?pool=1").unwrap().path().unwrap(), "/a/b.db");
         assert!(SqlUrl::parse("sqlite:/a?mode=ro").is_err());
         for pasted in ["pool=3mysql://u:secret@h/d", "prefix=xmysql://u:secret@h/d"] {
-            let error = SqlUrl::parse(&format!("sqlite:/a?{pasted}")).unwrap_err().to_string();
+            let error = format!("{:#}", SqlUrl::parse(&format!("sqlite:/a?{pasted}")).unwrap_err());
             assert!(!error.contains("secret") && error.contains("…"), "{error}");
         }
         assert!(SqlUrl::parse("postgres:u:p@h").is_err());
@@ -341,7 +373,7 @@ mod tests {
             "postgres://u:sekret@h:5432/d?sslmode=require&prefix=a_&schema=s&pool=7&pooler=none&options[x]=y", "mysql://u:sekret@h/d?prefix=x&pool=3", "sqlite:///a/b.db?synchronous=off&pool=1"
         ])) {
             if let Err(error) = SqlUrl::parse(&url).and_then(|url| if is_file(url.dialect) { url.path().map(drop) } else { Ok(()) }) {
-                let told = error.to_string();
+                let told = format!("{error:#}");
                 proptest::prop_assert_eq!(told.lines().count(), 1);
                 // Only where it still stands before the @ is it the password.
                 let secret = url.contains(":sekret@") && url.matches("sekret").count() == 1;

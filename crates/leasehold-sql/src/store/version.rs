@@ -27,12 +27,12 @@ pub(super) fn is_mariadb(version: &str) -> bool {
     version.to_ascii_lowercase().contains("mariadb")
 }
 
-/// What who connects to such a server is told.
+/// The error for such a server.
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 pub(super) fn refused(least: &str, found: &str) -> Error {
     let found: String = found.chars().filter(|c| !c.is_control()).take(60).collect();
-    let what = format!("leasehold needs {least} or later, this is {found}: upgrade the server");
-    Error::new(ErrorKind::Config, what)
+    let what = format!("the server version {found} is too old");
+    Error::new(ErrorKind::Config, what).with_hint(format!("upgrade to {least} or later"))
 }
 
 #[cfg(test)]
@@ -58,9 +58,10 @@ mod tests {
         }
         let error = refused("MySQL 8.0", "5.7.44-log");
         assert_eq!(error.kind(), ErrorKind::Config);
-        let told = format!("{error:#}");
-        assert!(told.contains("needs MySQL 8.0 or later, this is 5.7.44-log: upgrade"), "{told}");
-        assert_eq!(told.lines().count(), 1);
+        let shown = format!("{error:#}");
+        assert!(shown.contains("version 5.7.44-log is too old"), "{shown}");
+        assert_eq!(error.hint(), Some("upgrade to MySQL 8.0 or later"));
+        assert_eq!(shown.lines().count(), 1);
     }
 
     #[cfg(feature = "postgres")]
@@ -71,6 +72,6 @@ mod tests {
         {
             assert_eq!(postgres_too_old(found), least, "{found}");
         }
-        assert!(refused("PostgreSQL 12", "11.22").to_string().contains("this is 11.22"));
+        assert!(refused("PostgreSQL 12", "11.22").to_string().contains("version 11.22 is too old"));
     }
 }

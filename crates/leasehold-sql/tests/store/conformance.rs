@@ -25,7 +25,7 @@ static POSTGRES_FEW_RIGHTS: std::sync::LazyLock<String> = std::sync::LazyLock::n
     let server = testbed::postgres();
     let url = server.database();
     let printed = leasehold::store::sql::schema(&url).unwrap();
-    let (tables, _) = printed.split_once("-- The rest is optional").unwrap();
+    let (tables, _) = printed.split_once("-- The following is optional").unwrap();
     let database = url.rsplit('/').next().unwrap();
     server.admin(
         database,

@@ -225,7 +225,7 @@ fn mistakes_are_told_and_passwords_are_not() {
         let url = Server::database(<Postgres as Server>::shared());
         let pool = pool(&url);
         for (parameters, told) in [
-            ("sslmode=require", "said by the pool"),
+            ("sslmode=require", "belongs to the database driver"),
             ("prefix=%", "prefix"),
             ("colour=red", "colour"),
         ] {

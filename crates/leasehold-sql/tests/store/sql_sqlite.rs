@@ -226,7 +226,7 @@ fn files_that_we_may_only_read() {
     }
     mode(&file, 0o000);
     let closed = told(ErrorKind::Config);
-    assert!(closed.contains("ours to write"), "{closed}");
+    assert!(closed.contains("this user may write to it"), "{closed}");
     mode(directory.path(), 0o700);
 }
 

@@ -3,19 +3,19 @@
 
 use crate::database::dialect::Dialect;
 use crate::database::fault::{Because, Fault};
-use leasehold_core::{Error, ErrorKind};
+use crate::database::said::Described;
 
 /// What one of its errors tells.
 pub(super) enum Told {
     Code(Dialect, String),
-    Kind(ErrorKind, &'static str),
+    Described(Described),
 }
 
 impl Told {
     pub(super) fn because(self, because: impl Into<Because>) -> Fault {
         match self {
             Self::Code(dialect, code) => Fault::answered(dialect, code, because),
-            Self::Kind(kind, what) => Error::new(kind, what).because(because).into(),
+            Self::Described(described) => Fault::of(described, because),
         }
     }
 }
@@ -131,26 +131,32 @@ macro_rules! version {
         }
 
         pub(in crate::database::drivers) fn told(error: &$sqlx::Error) -> Told {
-            use leasehold_core::ErrorKind::{Closed, Config, Corrupt, Unreachable};
-            let (kind, what) = match error {
+            use crate::database::said;
+            use leasehold_core::ErrorKind::{Closed, Config, Unreachable};
+            let described = match error {
                 $sqlx::Error::Database(e) => match code(e.as_ref()) {
                     Some((dialect, code)) => return Told::Code(dialect, code),
-                    None => (Config, "the database refuses the statement; mend what it names"),
+                    None => said::REJECTED,
                 },
                 $sqlx::Error::PoolTimedOut => (
                     Unreachable,
-                    "no connection came free in the pool: make it larger, or hold less",
+                    "no connection became free in the pool in time",
+                    "raise max_connections of the pool, or hold connections for a shorter time",
                 ),
-                $sqlx::Error::PoolClosed => (Closed, "the connection pool was closed"),
+                $sqlx::Error::PoolClosed => {
+                    (Closed, "the connection pool was closed", "create a new pool")
+                }
                 $sqlx::Error::Io(_)
                 | $sqlx::Error::Tls(_)
                 | $sqlx::Error::Protocol(_)
                 | $sqlx::Error::WorkerCrashed
-                | $sqlx::Error::BeginFailed => (Unreachable, "the database does not answer; retry"),
-                $sqlx::Error::Configuration(_) => (Config, "the database's address cannot work"),
-                _ => (Corrupt, "the table is not as leasehold's schema() prints it; compare them"),
+                | $sqlx::Error::BeginFailed => said::NO_RESPONSE,
+                $sqlx::Error::Configuration(_) => {
+                    (Config, "invalid database URL or settings", "check host, port and parameters")
+                }
+                _ => said::OTHER_TABLE,
             };
-            Told::Kind(kind, what)
+            Told::Described(described)
         }
     };
 }
