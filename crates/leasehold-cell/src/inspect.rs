@@ -66,7 +66,7 @@ impl Shared {
             Ok(_) => Ok(None),
             Err(error) => {
                 let name = self.keys.name_of(key);
-                Ok(name.map(|name| LockInfo::unreadable(name, error.to_string())))
+                Ok(name.map(|name| LockInfo::unreadable(name, error.reason())))
             }
         }
     }

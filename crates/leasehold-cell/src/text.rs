@@ -329,7 +329,7 @@ mod tests {
             let error = read(&name(), &bad).map(drop).unwrap_err();
             let shown = String::from_utf8_lossy(&bad);
             assert_eq!(error.kind(), ErrorKind::Corrupt, "{shown}");
-            assert!(error.to_string().contains("stays as it is"), "{shown}: {error}");
+            assert!(format!("{error:#}").contains("stays as it is"), "{shown}: {error}");
         }
     }
 

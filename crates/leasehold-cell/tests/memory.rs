@@ -150,8 +150,8 @@ fn f44_what_a_later_version_wrote_says_to_upgrade_and_stays() {
         let newer = b"leasehold queue 2 newer\nwhatever";
         cells.put(&key("newer"), newer);
         let error = locks.mutex("newer").try_lock().await.unwrap_err();
-        assert!(error.to_string().contains("upgrade this one"), "{error}");
-        assert!(!error.to_string().contains("prefix"), "{error}");
+        assert!(format!("{error:#}").contains("upgrade this one"), "{error}");
+        assert!(!format!("{error:#}").contains("prefix"), "{error}");
         locks.evict("newer", Evict::Holders).await.unwrap_err();
         assert_eq!(cells.value(&key("newer")).as_deref(), Some(&newer[..]));
         let listed = locks.list("").await.unwrap();
@@ -161,7 +161,7 @@ fn f44_what_a_later_version_wrote_says_to_upgrade_and_stays() {
         let locks = client(&cells, open_at_once());
         cells.put("leasehold:e", b"leasehold epoch 2 whatever");
         let error = locks.mutex("newer").try_lock().await.unwrap_err();
-        assert!(error.to_string().contains("upgrade this one"), "{error}");
+        assert!(format!("{error:#}").contains("upgrade this one"), "{error}");
     });
 }
 
@@ -174,7 +174,7 @@ fn s90_what_is_not_ours_is_never_written_over() {
             cells.put(&key("foreign"), foreign);
             let error = locks.mutex("foreign").try_lock().await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
-            assert!(error.to_string().contains("prefix"), "{error}");
+            assert!(format!("{error:#}").contains("prefix"), "{error}");
             assert!(locks.evict("foreign", Evict::Holders).await.is_err());
             assert_eq!(cells.value(&key("foreign")).as_deref(), Some(foreign));
         }
@@ -203,7 +203,7 @@ fn r36_a_system_that_forgot_all_is_closed_until_nobody_believes() {
         let [ours, other] = [client(&cells, options.clone()), client(&cells, options)];
         // It is new.
         let error = ours.mutex("a").try_lock().await.unwrap_err();
-        assert!(error.to_string().contains("Nobody is let in"), "{error}");
+        assert!(format!("{error:#}").contains("Nobody is let in"), "{error}");
         let guard = ours.mutex("a").lock().await.unwrap();
         for _ in 0..2 {
             let token = guard.token();

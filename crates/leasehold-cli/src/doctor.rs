@@ -73,7 +73,7 @@ fn is_refusal(error: &Error) -> bool {
 fn refused(error: &Error) -> Finding {
     Finding::broken(
         "refused",
-        error.to_string(),
+        error.reason(),
         "no lock can be kept there as it is",
         "do as the message says",
     )

@@ -96,14 +96,14 @@ impl From<Error> for Failure {
             InvalidName | Config | Unsupported | Mismatch => USAGE,
             _ => UNAVAILABLE,
         };
-        let hint = match error.kind() {
-            Mismatch => {
-                " (leasehold takes a mutex; with --shared or --exclusive a read-write lock; with \
-                 --of N a semaphore of N)"
-            }
-            _ => "",
+        let error = match error.kind() {
+            Mismatch => error.with_hint(
+                "leasehold takes a mutex; with --shared or --exclusive, a read-write lock; with --of N, a \
+                 semaphore of N",
+            ),
+            _ => error,
         };
-        Self::new(code, format!("{error}{hint}"))
+        Self::new(code, error.report().to_string())
     }
 }
 

@@ -6,4 +6,5 @@ pub(crate) mod ends;
 pub(crate) mod locked;
 pub(crate) mod park;
 pub(crate) mod percent;
+pub(crate) mod similar;
 pub(crate) mod world;

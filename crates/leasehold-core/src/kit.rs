@@ -19,6 +19,7 @@ pub use crate::base::ends::Ends;
 pub use crate::base::locked::locked;
 pub use crate::base::park::listen;
 pub use crate::base::percent::{Escaped, decoded, decoded_bytes, unescape};
+pub use crate::base::similar::did_you_mean;
 pub use crate::base::world::spawn_on;
 pub use crate::store::inbox::Inbox;
 pub use crate::store::machine::{boot_id, file_system, identity_of, magic, remote};

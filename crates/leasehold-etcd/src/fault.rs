@@ -208,6 +208,6 @@ mod tests {
         let failure = Failure::from(Status::invalid_argument("etcdserver: user name is empty"));
         let Failure::Token(error) = failure else { panic!("{failure:?}") };
         assert_eq!(error.kind(), ErrorKind::Denied);
-        assert!(error.to_string().contains("put one into the URL"), "{error}");
+        assert!(format!("{error:#}").contains("put one into the URL"), "{error}");
     }
 }

@@ -119,7 +119,7 @@ mod tests {
         ] {
             let Err(error) = EtcdUrl::parse(bad) else { panic!("{bad} was taken") };
             assert_eq!(error.kind(), ErrorKind::Config, "{bad}");
-            let shown = error.to_string();
+            let shown = format!("{error:#}");
             assert!(!shown.contains(":p@") && !shown.contains("secret"), "{shown}");
             assert_eq!(shown.lines().count(), 1, "{shown}");
         }
@@ -133,7 +133,7 @@ mod tests {
             "etcds://u:sekret@h1,h2:2379,[::1]:7/a/b?ca=/x%20y&cert=/c&key=/k", "etcd://h"
         ])) {
             if let Err(error) = EtcdUrl::parse(&url) {
-                let told = error.to_string();
+                let told = format!("{error:#}");
                 proptest::prop_assert_eq!(told.lines().count(), 1);
                 // Only where it still stands before the @ is it the password.
                 let secret = url.contains(":sekret@") && url.matches("sekret").count() == 1;

@@ -87,7 +87,7 @@ mod tests {
         ] {
             let error = of(errno);
             assert_eq!(error.kind(), kind, "{error}");
-            let line = error.to_string();
+            let line = format!("{error:#}");
             assert!(line.contains(r#""/a\nb""#) && line.lines().count() == 1, "{line}");
         }
         assert!(of(Errno::NOSPC).is_retryable() && !of(Errno::ACCESS).is_retryable());

@@ -254,7 +254,7 @@ mod tests {
         {
             let error = directory(bad).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config, "{bad}");
-            assert!(error.to_string().contains("file:/abs/dir"), "{error}");
+            assert!(format!("{error:#}").contains("file:/abs/dir"), "{error}");
         }
     }
 
@@ -262,7 +262,7 @@ mod tests {
     fn the_default_comes_from_the_user_database() {
         assert_eq!(of_user(0).unwrap(), Path::new(OF_ROOT));
         let error = of_user(u32::MAX - 7).unwrap_err();
-        assert!(error.to_string().contains("file:/var/tmp/leasehold-"), "{error}");
+        assert!(format!("{error:#}").contains("file:/var/tmp/leasehold-"), "{error}");
         if let Ok(Some(daemon)) = nix::unistd::User::from_name("daemon") {
             assert_eq!(of_user(daemon.uid.as_raw()).unwrap(), daemon.dir.join(OF_USER));
         }
@@ -300,7 +300,7 @@ mod tests {
         for path in [file.clone(), file.join("below")] {
             let error = Place::find(&format!("file:{}", path.display())).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config, "{error}");
-            assert!(error.to_string().contains(file.to_str().unwrap()), "{error}");
+            assert!(format!("{error:#}").contains(file.to_str().unwrap()), "{error}");
         }
     }
 
@@ -310,7 +310,7 @@ mod tests {
         for url in ["file:///proc/nope", "file:/proc/self/nope/below"] {
             let error = Place::find(url).unwrap_err();
             assert!(!error.is_retryable(), "{error}");
-            assert!(error.to_string().contains("nope"), "{error}");
+            assert!(format!("{error:#}").contains("nope"), "{error}");
         }
     }
 
@@ -323,7 +323,7 @@ mod tests {
         ])) {
             match directory(&url) {
                 Ok(path) => proptest::prop_assert!(path.is_absolute()),
-                Err(error) => proptest::prop_assert_eq!(error.to_string().lines().count(), 1),
+                Err(error) => proptest::prop_assert_eq!(format!("{error:#}").lines().count(), 1),
             }
         }
     }

@@ -431,7 +431,7 @@ mod tests {
         fs::write(tmp.path().join("tokens"), "rubbish").unwrap();
         let error = try_open(tmp.path(), "one").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Corrupt);
-        assert!(error.to_string().contains("tokens"), "{error}");
+        assert!(format!("{error:#}").contains("tokens"), "{error}");
     }
 
     proptest::proptest! {

@@ -174,7 +174,7 @@ macro_rules! one_key_is_used_once_in_both_languages {
         struct Refused(String);
         impl From<Error> for Refused {
             fn from(error: Error) -> Self {
-                Self(error.to_string())
+                Self(format!("{error:#}"))
             }
         }
         let keeping = once::once("c").keep_errors(|e: &Refused| Some(e.0.clone()), Refused);

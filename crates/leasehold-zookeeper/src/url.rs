@@ -221,7 +221,7 @@ mod tests {
         ] {
             let error = ZooKeeperUrl::parse(bad).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config, "{bad}");
-            let shown = error.to_string();
+            let shown = format!("{error:#}");
             assert_eq!(shown.lines().count(), 1);
             assert!(!shown.contains("secret"), "{shown}");
         }
@@ -237,7 +237,7 @@ mod tests {
             "zookeeper://u:sekret@h1,h2:2181,[::1]:7/a/b?naming=kazoo&session=4s&create=no&acl=open", "zookeepers://h/x?ca=/a"
         ])) {
             if let Err(error) = ZooKeeperUrl::parse(&url) {
-                let told = error.to_string();
+                let told = format!("{error:#}");
                 proptest::prop_assert_eq!(told.lines().count(), 1);
                 // Only where it still stands before the @ is it the password.
                 let secret = url.contains(":sekret@") && url.matches("sekret").count() == 1;

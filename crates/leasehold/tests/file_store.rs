@@ -931,7 +931,7 @@ fn f04_who_holds_in_a_directory_that_was_replaced_finds_out() {
             // Nothing is granted to who is in the old one, also of what he had open.
             if what != "only its queues" {
                 let error = store.join(&claim("y"), Mode::Try).await.unwrap_err();
-                assert!(error.to_string().contains("connect again"), "{what}: {error}");
+                assert!(format!("{error:#}").contains("connect again"), "{what}: {error}");
             }
             assert_eq!(try_lock(&open(&root), &claim("x")).await, None, "{what}");
         });
@@ -1016,7 +1016,7 @@ fn f54_a_place_where_no_store_can_be_is_told_at_once() {
     for url in ["file:///proc/nope", "file:///proc/self/fdinfo/nope"] {
         let error = FileStore::open(url, &Handle::current()).unwrap_err();
         assert!(!error.is_retryable(), "{error}");
-        assert!(error.to_string().contains(&url[7..]), "{error}");
+        assert!(format!("{error:#}").contains(&url[7..]), "{error}");
     }
 }
 

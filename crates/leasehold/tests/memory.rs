@@ -175,7 +175,7 @@ async fn bad_input_is_told_in_one_line() {
     ];
     for error in kinds {
         assert!(matches!(error.kind(), ErrorKind::InvalidName | ErrorKind::Config), "{error}");
-        assert_eq!(error.to_string().lines().count(), 1);
+        assert_eq!(format!("{error:#}").lines().count(), 1);
     }
 }
 

@@ -63,7 +63,7 @@ async fn what_is_no_repository_is_refused() {
     let url = format!("git:{}", place.path().display());
     let error = Builder::new(registry).connect(url).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
-    assert!(error.to_string().contains("git init --bare"), "{error}");
+    assert!(format!("{error:#}").contains("git init --bare"), "{error}");
 }
 
 /// Set in a process of the test below: the directory of its repository.

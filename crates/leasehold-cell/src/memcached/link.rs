@@ -153,7 +153,7 @@ async fn serve(
                     open
                 }
                 Err(error) => {
-                    let why = error.to_string();
+                    let why = error.reason();
                     tell_all(jobs, || Error::new(error.kind(), why.clone()));
                     continue;
                 }
@@ -202,7 +202,7 @@ async fn exchange(
             match answers(read, number, host, &job.requests, &sent).await {
                 Ok(answers) => _ = job.reply.send(answers),
                 Err(error) => {
-                    let (kind, why) = (error.kind(), error.to_string());
+                    let (kind, why) = (error.kind(), error.reason());
                     let _ = job.reply.send(Err(error));
                     return Err(Error::new(kind, why));
                 }

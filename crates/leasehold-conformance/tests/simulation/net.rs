@@ -144,7 +144,7 @@ fn after(first: Fate, double: Fate, overtakes: bool) -> Fate {
 fn shown<T>(told: fn(&T) -> String, done: &Result<T>) -> String {
     match done {
         Ok(done) => told(done),
-        Err(error) => error.to_string(),
+        Err(error) => format!("{error:#}"),
     }
 }
 

@@ -423,8 +423,7 @@ impl Attempt<'_> {
             Joined::Busy { .. } if self.wait != Wait::Try => Ok(Step::Stale),
             Joined::Busy { holders } => {
                 self.armed = !only;
-                let what = "try again later, or wait for it with lock()";
-                Err(Error::new(ErrorKind::Contended, what).held_by(holders))
+                Err(Error::contended(&self.claim.name, holders))
             }
         }
     }

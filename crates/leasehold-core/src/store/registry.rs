@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 use tokio::runtime::Handle;
 
+use crate::base::similar::did_you_mean;
+use crate::store::url::redacted;
 use crate::store::{MemoryStore, Store};
 use crate::words::error::{Error, ErrorKind, Result};
 
@@ -17,14 +19,14 @@ pub type Opening = Pin<Box<dyn Future<Output = Result<Arc<dyn Store>>> + Send>>;
 /// the client's own and outlives the caller's. Errors need not name the URL.
 pub type Opener = fn(url: String, runtime: Handle) -> Opening;
 
-/// Which store opens which URLs. The default knows `memory:` alone.
+/// Opens stores by the scheme of their URL. The default knows only `memory:`.
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// use std::sync::Arc;
 /// use leasehold::store::{MemoryStore, Store};
 /// use leasehold::{Builder, Registry};
-/// // Every connection finds a namespace of its own.
+/// // Each connection has locks of its own.
 /// let registry = Registry::default().with("apart", &["apart"], |_url, _runtime| {
 ///     Box::pin(async { Ok(Arc::new(MemoryStore::new()) as Arc<dyn Store>) })
 /// });
@@ -34,19 +36,25 @@ pub type Opener = fn(url: String, runtime: Handle) -> Opening;
 #[derive(Clone)]
 pub struct Registry {
     stores: Vec<Known>,
+    feature_hint: fn(&str) -> String,
 }
 
 #[derive(Clone)]
 struct Known {
     name: &'static str,
     schemes: &'static [&'static str],
-    /// `None`: the build leaves it out.
+    /// `None` if it is not compiled in.
     open: Option<Opener>,
 }
 
 impl Default for Registry {
     fn default() -> Self {
-        Self { stores: Vec::new() }.with("memory", &["memory"], |url, _| {
+        let feature_hint = |feature: &str| {
+            format!(
+                "enable the feature {feature:?} of leasehold: cargo add leasehold --features {feature}"
+            )
+        };
+        Self { stores: Vec::new(), feature_hint }.with("memory", &["memory"], |url, _| {
             Box::pin(async move { Ok(MemoryStore::connect(&url)? as Arc<dyn Store>) })
         })
     }
@@ -60,10 +68,11 @@ impl fmt::Debug for Registry {
 }
 
 impl Registry {
-    /// Adds a store: `name` is what people are told of when they ask for one that is not here,
-    /// `schemes` are what its URLs begin with. A scheme that is given with a `+` at its end may have
-    /// more after it: `redis+` is `redis:` and `redis+sentinel:`. The first store that has a scheme
-    /// keeps it.
+    /// Adds a store.
+    ///
+    /// Errors about unknown schemes list its `name`. Its URLs begin with one of `schemes`. A scheme
+    /// that ends in `+` allows a suffix: `redis+` stands for `redis:` and `redis+sentinel:`. If two stores
+    /// have the same scheme, the one that was added first opens it.
     #[must_use]
     pub fn with(
         mut self,
@@ -75,34 +84,80 @@ impl Registry {
         self
     }
 
-    /// Adds a store that this build leaves out: who asks for it is told of the feature that has it.
+    /// Adds a store that is not compiled in. The error for its URLs names the Cargo feature that
+    /// enables it.
     #[must_use]
     pub fn without(mut self, feature: &'static str, schemes: &'static [&'static str]) -> Self {
         self.stores.push(Known { name: feature, schemes, open: None });
         self
     }
 
-    /// The names of the stores that it can open.
+    /// Replaces the hint of the error for a store that is not compiled in. `hint` gets the name of the
+    /// Cargo feature.
+    ///
+    /// By default, the hint is for programs that use the library. A program that is installed with
+    /// `cargo install` has its own command:
+    ///
+    /// ```
+    /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+    /// use leasehold::{Builder, ErrorKind, Registry};
+    /// let registry = Registry::default()
+    ///     .without("redis", &["redis+"])
+    ///     .feature_hint(|feature| format!("cargo install my-program --features {feature}"));
+    /// let error = Builder::new(registry).connect("redis://localhost").await.unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::Unsupported);
+    /// assert_eq!(error.hint(), Some("cargo install my-program --features redis"));
+    /// # });
+    /// ```
+    #[must_use]
+    pub fn feature_hint(mut self, hint: fn(&str) -> String) -> Self {
+        self.feature_hint = hint;
+        self
+    }
+
+    /// Returns the Cargo feature that would enable the store of this URL, if the scheme is known but the
+    /// store is not compiled in.
+    pub fn missing_feature(&self, url: &str) -> Option<&'static str> {
+        let (scheme, _) = url.split_once(':')?;
+        let known = self.stores.iter().find(|known| known.has(scheme))?;
+        known.open.is_none().then_some(known.name)
+    }
+
+    /// Returns the names of the stores that can be opened.
     pub fn names(&self) -> impl Iterator<Item = &'static str> {
         self.stores.iter().filter(|known| known.open.is_some()).map(|known| known.name)
     }
 
     pub(crate) async fn open(&self, url: &str, runtime: &Handle) -> Result<Arc<dyn Store>> {
-        let refused = |kind, what: String| Err(Error::new(kind, what));
         let Some((scheme, _)) = url.split_once(':') else {
-            let what = "a store is named by a URL, such as file: or memory:".to_owned();
-            return refused(ErrorKind::Config, what);
+            let what = format!("invalid store URL {:?}: missing the scheme", redacted(url));
+            return Err(Error::new(ErrorKind::Config, what).with_hint(self.suggestion(url)));
         };
         let Some(known) = self.stores.iter().find(|known| known.has(scheme)) else {
-            let names: Vec<&str> = self.names().collect();
-            let what = format!("no such store: this build has {}", names.join(": and ") + ":");
-            return refused(ErrorKind::Config, what);
+            // Where the URL is redacted, what looks like its scheme may be a secret.
+            let what = match redacted(url).starts_with(scheme) {
+                true => format!("unknown store \"{}:\"", scheme.escape_debug()),
+                false => format!("invalid store URL {:?}: unknown scheme", redacted(url)),
+            };
+            return Err(Error::new(ErrorKind::Config, what).with_hint(self.suggestion(scheme)));
         };
         let Some(open) = known.open else {
-            let what = format!("this build leaves out the feature `{}`: enable it", known.name);
-            return refused(ErrorKind::Unsupported, what);
+            let what = format!("support for {scheme}: is not compiled in");
+            let hint = (self.feature_hint)(known.name);
+            return Err(Error::new(ErrorKind::Unsupported, what).with_hint(hint));
         };
         open(url.to_owned(), runtime.clone()).await
+    }
+
+    /// The hint for what is not a known scheme.
+    fn suggestion(&self, scheme: &str) -> String {
+        let names: Vec<&str> = self.names().collect();
+        let supported = format!("this build supports {}:", names.join(":, "));
+        let all = self.stores.iter().flat_map(|known| known.schemes);
+        match did_you_mean(scheme, all.map(|scheme| scheme.trim_end_matches('+'))) {
+            Some(meant) => format!("did you mean \"{meant}:\"? ({supported})"),
+            None => supported,
+        }
     }
 }
 
@@ -132,19 +187,46 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_here_is_told_by_name() {
+    fn unknown_and_missing_stores_are_told_apart() {
         let registry = Registry::default().without("etcd", &["etcd", "etcds"]);
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        let told = |url| {
+        let shown = |registry: &Registry, url| {
             let error = runtime.block_on(registry.open(url, runtime.handle())).unwrap_err();
-            (error.kind(), error.to_string())
+            (error.kind(), error.reason(), error.hint().unwrap_or_default().to_owned())
         };
-        let (kind, text) = told("etcds://a");
-        assert_eq!(kind, ErrorKind::Unsupported);
-        assert!(text.contains("leaves out the feature `etcd`"), "{text}");
-        let (kind, text) = told("ftp://a");
-        assert_eq!(kind, ErrorKind::Config);
-        assert!(text.ends_with("this build has memory:"), "{text}");
-        assert_eq!(told("nothing").0, ErrorKind::Config);
+        for (url, kind, cause, hint) in [
+            (
+                "etcds://a",
+                ErrorKind::Unsupported,
+                "support for etcds: is not compiled in",
+                "enable the feature \"etcd\" of leasehold: cargo add leasehold --features etcd",
+            ),
+            ("ftp://a", ErrorKind::Config, "unknown store \"ftp:\"", "this build supports memory:"),
+            (
+                "etdc://a",
+                ErrorKind::Config,
+                "unknown store \"etdc:\"",
+                "did you mean \"etcd:\"? (this build supports memory:)",
+            ),
+            (
+                "memory",
+                ErrorKind::Config,
+                "invalid store URL \"memory\": missing the scheme",
+                "did you mean \"memory:\"? (this build supports memory:)",
+            ),
+            (
+                "user:secret@host/db",
+                ErrorKind::Config,
+                "invalid store URL \"***@host/db\": unknown scheme",
+                "this build supports memory:",
+            ),
+        ] {
+            assert_eq!(shown(&registry, url), (kind, cause.into(), hint.into()), "{url}");
+        }
+        assert_eq!(registry.missing_feature("etcds://a"), Some("etcd"));
+        assert_eq!(registry.missing_feature("memory:"), None);
+        assert_eq!(registry.missing_feature("etdc://a"), None);
+        let registry = registry.feature_hint(|feature| format!("make {feature}"));
+        assert_eq!(shown(&registry, "etcd://a").2, "make etcd");
     }
 }

@@ -5,7 +5,7 @@ pub(crate) mod tls;
 
 use crate::words::error::{Error, ErrorKind, Result};
 
-/// The URL without user, password and query values; safe to print.
+/// Returns the URL without user, password and parameter values, for printing.
 pub fn redacted(url: &str) -> String {
     let shown: String = url.chars().filter(|c| !c.is_control()).collect();
     // Cut at the end only: what is cut off before may be the @ that ends a long password.
@@ -38,28 +38,33 @@ pub fn redacted(url: &str) -> String {
     // The last @ of the authority: a password may hold an @ or a / that nobody encoded.
     let host = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
     let hidden = if host.len() < rest.len() { "***@" } else { "" };
-    // Without an @, what stands where a port would be may be the password before a forgotten host.
     let (authority, path) = host.split_at(host.find('/').unwrap_or(host.len()));
-    let is_port = |at: &str| match at.rsplit_once(':') {
-        Some((before, port)) => before.ends_with(']') || port.chars().all(|c| c.is_ascii_digit()),
-        None => true,
-    };
-    let authority = if authority.split(',').all(is_port) { authority } else { "***" };
+    let authority = if authority.split(',').all(shows_no_password) { authority } else { "***" };
     cut(format!("{scheme}://{hidden}{authority}{path}{query}"))
 }
 
-/// Parts what follows `://` at the `?` that begins the parameters. A password may have one that nobody
-/// encoded, and what follows it would be taken for parameters, and shown: so where that may be, it is
-/// refused. An `@` in a parameter is refused with it, since nothing tells the two apart.
+/// Whether `host:port` can be shown. If the host was forgotten, the text in place of the port may be a
+/// password.
+fn shows_no_password(host: &str) -> bool {
+    match host.rsplit_once(':') {
+        Some((before, port)) => before.ends_with(']') || port.chars().all(|c| c.is_ascii_digit()),
+        None => true,
+    }
+}
+
+/// Splits what follows `://` at the `?` before the parameters.
+///
+/// A password may contain an unencoded `?`. The text after it would be parsed as parameters and shown in
+/// errors, so such a URL is rejected. An `@` in a parameter is rejected too, because it looks the same.
 ///
 /// # Errors
-/// [`ErrorKind::Config`], as said.
+/// - [`Config`](ErrorKind::Config): an `@` follows the first `?`.
 fn split_query(rest: &str) -> Result<(&str, &str)> {
     let Some((base, query)) = rest.split_once('?') else { return Ok((rest, "")) };
     if query.contains('@') && !base.contains('@') {
-        let what = "there is an @ after the first ?: percent-encode the ? in the password as %3F, \
-                    or the @ in a parameter as %40";
-        return Err(Error::new(ErrorKind::Config, what));
+        let what = "invalid store URL: an \"@\" after the first \"?\" is ambiguous";
+        let hint = "percent-encode the ? in the password as %3F, or the @ in a parameter as %40";
+        return Err(Error::new(ErrorKind::Config, what).with_hint(hint));
     }
     Ok((base, query))
 }
@@ -99,7 +104,7 @@ mod tests {
         assert_eq!(split_query("h").unwrap(), ("h", ""));
         let error = split_query("u:secret?secret@h/").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config);
-        let text = error.to_string();
+        let text = error.report().to_string();
         assert!(text.contains("%3F") && !text.contains("secret"), "{text}");
     }
 

@@ -93,7 +93,7 @@ pub enum Renewal {
 impl Renewal {
     /// What is answered for a claim about which nothing was learnt.
     pub fn unknown(error: &Error) -> Self {
-        Self::Unknown { kind: error.kind(), why: error.to_string() }
+        Self::Unknown { kind: error.kind(), why: error.reason() }
     }
 
     /// The answer, or the error that stands in its place.

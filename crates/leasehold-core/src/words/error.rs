@@ -185,10 +185,11 @@ impl fmt::Display for LostReason {
 /// ```
 /// use std::time::Duration;
 /// use leasehold::{Error, ErrorKind, Holder, HolderInfo, Token};
-/// let token = Token::new(7).expect("it is none of 0");
+/// let token = Token::new(7).expect("a valid token");
 /// let holder = HolderInfo::new(Holder::this_process("backup"), token, Duration::from_secs(90));
-/// let error = Error::new(ErrorKind::Contended, "held by somebody else").held_by(vec![holder]);
-/// assert!(error.to_string().contains("backup"));
+/// println!("held by {holder}"); // held by web-1 pid 4711 (backup) for 1 min 30 s, token 7
+/// let error = Error::new(ErrorKind::Contended, "held by another client").held_by(vec![holder]);
+/// assert_eq!(error.holders()[0].token, token);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -211,12 +212,38 @@ impl HolderInfo {
 
 impl fmt::Display for HolderInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, token {}, for {}", self.holder, self.token, short(self.since))
+        write!(f, "{} for {}, token {}", self.holder, short(self.since), self.token)
     }
 }
 
-/// The one error type. `Display` is one line: what happened, to which lock, on which store, who
-/// holds it, and what to do.
+/// The error of every call: a cause, a [kind](ErrorKind), the context and often a hint.
+///
+/// # How it is printed
+/// `Display` prints the cause, the context in brackets, and the hint on a line of its own:
+///
+/// ```text
+/// "order:42" is held by web-1 pid 7 (nightly) for 12 s, token 41 [contended; try_lock "order:42" on memory:]
+/// hint: retry later, or wait with lock()
+/// ```
+///
+/// - **Cause.** What went wrong, in one line.
+/// - **Context.** [`ErrorKind::as_str`], then the [operation](Self::operation), the
+///   [lock](Self::name) and the [store](Self::store), as far as they are known. The brackets are
+///   always there, and they are the last thing on the first line.
+/// - **[Hint](Self::hint).** The next step, where there is one. Its line begins with `hint: `.
+///
+/// The text may change between versions. To branch on an error, use [`kind`](Self::kind) and the
+/// other accessors.
+///
+/// The [source](StdError::source) is not part of `Display`, so code that prints the whole chain (such as
+/// `anyhow`) prints it once. These print it after the cause:
+///
+/// | form | prints | use it for |
+/// |---|---|---|
+/// | `{error}` | cause, context; hint | code that prints the chain |
+/// | [`error.report()`](Self::report), `{error:?}` | cause, sources, context; hint | a terminal |
+/// | `{error:#}` | the same on one line, with `(hint: …)` at the end | a log |
+/// | [`error.reason()`](Self::reason) | cause and sources only | part of another message |
 ///
 /// ```
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -225,39 +252,47 @@ impl fmt::Display for HolderInfo {
 /// let _held = locks.mutex("order:42").label("the nightly job").lock().await?;
 /// let error = locks.mutex("order:42").try_lock().await.unwrap_err();
 /// match error.kind() {
-///     ErrorKind::Contended => println!("{} has it", error.holders()[0].holder),
-///     _ if error.is_retryable() => println!("later, perhaps: {error}"),
-///     _ => println!("never, until somebody mends it: {error}"),
+///     ErrorKind::Contended => println!("{} holds it", error.holders()[0].holder),
+///     _ if error.is_retryable() => println!("retrying later: {error:#}"),
+///     _ => println!("giving up: {}", error.report()),
 /// }
 /// # Ok::<(), leasehold::Error>(()) }).unwrap();
 /// ```
 ///
-/// What it is made of, and tells:
+/// A store or a fence of your own makes errors like this:
 ///
 /// ```
 /// # fn f() -> leasehold::Result<()> {
 /// use std::time::Duration;
 /// use leasehold::{Error, ErrorKind, LostReason, Name, Token};
 ///
-/// // As a store of your own makes them, and a fence.
-/// let reset = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
-/// let error = Error::new(ErrorKind::Unreachable, "the store hung up: try again")
+/// let reset = std::io::Error::other("connection reset");
+/// let error = Error::new(ErrorKind::Unreachable, "the server closed the connection")
+///     .with_hint("check that the server is running, then retry")
 ///     .during("lock")
 ///     .on(&Name::new("order:42")?)
 ///     .at("mine://host")
 ///     .because(reset);
+/// let context = r#"[unreachable; lock "order:42" on mine://host]"#;
+/// let hint = "check that the server is running, then retry";
+/// assert_eq!(error.to_string(), format!("the server closed the connection {context}\nhint: {hint}"));
+/// assert_eq!(
+///     format!("{error:#}"),
+///     format!("the server closed the connection: connection reset {context} (hint: {hint})")
+/// );
+/// assert_eq!(error.reason(), "the server closed the connection: connection reset");
+/// assert_eq!(error.hint(), Some(hint));
 /// assert_eq!(error.operation(), Some("lock"));
 /// assert_eq!(error.name().map(Name::as_str), Some("order:42"));
 /// assert_eq!(error.store(), Some("mine://host"));
-/// assert!(error.reason().starts_with("the store hung up: try again: ")); // for an error of which it is a part
 /// assert!(error.is_transient() && !error.held_by_this_client());
 /// assert!(error.but(ErrorKind::Denied).held_by(vec![]).holders().is_empty());
-/// let away = Error::no_reply(Duration::from_secs(5)).not_before(Duration::from_secs(1));
-/// assert!(!away.store_answered());
+/// let silent = Error::no_reply(Duration::from_secs(5)).not_before(Duration::from_secs(1));
+/// assert!(!silent.store_answered());
 ///
-/// // What they know beside their kind.
+/// // Some kinds have details of their own.
 /// assert_eq!(Error::lost(LostReason::Expired).lost_reason(), Some(LostReason::Expired));
-/// let [seen, offered] = [34, 33].map(|n| Token::new(n).expect("it is none of 0"));
+/// let [seen, offered] = [34, 33].map(|n| Token::new(n).expect("a valid token"));
 /// assert_eq!(Error::stale_fence(seen, offered).stale_token().map(|t| t.seen), Some(seen));
 /// assert_eq!(Error::stale_row(1, Some(2)).stale_version().and_then(|v| v.found), Some(2));
 /// # Ok(()) }
@@ -268,15 +303,16 @@ pub struct Error(Box<Inner>);
 struct Inner {
     kind: ErrorKind,
     message: String,
+    hint: Option<String>,
     operation: Option<&'static str>,
     name: Option<Name>,
     store: Option<String>,
     holders: Vec<HolderInfo>,
     lost: Option<LostReason>,
     stale: Option<Stale>,
-    /// That the store was silent, where the kind does not say it.
+    /// The store did not answer, where the kind does not say so.
     silent: bool,
-    /// That the client that asked has it.
+    /// The client that wanted the lock holds it.
     own: bool,
     not_before: Option<Duration>,
     source: Option<Box<dyn StdError + Send + Sync>>,
@@ -289,12 +325,15 @@ enum Stale {
 }
 
 impl Error {
-    /// An error of this kind; `message` says what happened and what to do, in one line and without
-    /// credentials.
+    /// Creates an error of this kind.
+    ///
+    /// `message` is the cause: what went wrong, in one line and without credentials. The next step
+    /// belongs in [`with_hint`](Self::with_hint).
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self(Box::new(Inner {
             kind,
             message: message.into(),
+            hint: None,
             operation: None,
             name: None,
             store: None,
@@ -308,35 +347,42 @@ impl Error {
         }))
     }
 
-    /// Says what was being done.
+    /// Sets the hint: the next step for the user, in one line. Replaces an earlier hint.
+    #[must_use]
+    pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
+        self.0.hint = Some(hint.into());
+        self
+    }
+
+    /// Sets the operation, unless one is set.
     #[must_use]
     pub fn during(mut self, operation: &'static str) -> Self {
         self.0.operation.get_or_insert(operation);
         self
     }
 
-    /// Says which lock.
+    /// Sets the lock, unless one is set.
     #[must_use]
     pub fn on(mut self, name: &Name) -> Self {
         self.0.name.get_or_insert_with(|| name.clone());
         self
     }
 
-    /// Says which store, as a URL without credentials.
+    /// Sets the store, as a URL without credentials, unless one is set.
     #[must_use]
     pub fn at(mut self, store: &str) -> Self {
         self.0.store.get_or_insert_with(|| store.to_owned());
         self
     }
 
-    /// Says who holds the lock.
+    /// Sets the [holders](Self::holders). They are not printed: name the first one in the message.
     #[must_use]
     pub fn held_by(mut self, holders: Vec<HolderInfo>) -> Self {
         self.0.holders = holders;
         self
     }
 
-    /// Keeps the error underneath.
+    /// Sets the [source](StdError::source).
     #[must_use]
     pub fn because(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.0.source = Some(source.into());
@@ -349,7 +395,7 @@ impl Error {
         self
     }
 
-    /// The store has answered, and knows that the same call cannot succeed before that time is over.
+    /// Sets the time before which the same call cannot succeed, according to the store.
     #[must_use]
     pub fn not_before(mut self, time: Duration) -> Self {
         self.0.not_before = Some(time);
@@ -361,62 +407,89 @@ impl Error {
         self.0.not_before
     }
 
-    /// The same, but of that kind.
+    /// Replaces the kind.
     #[must_use]
     pub fn but(mut self, kind: ErrorKind) -> Self {
         self.0.kind = kind;
         self
     }
 
-    /// A store that has been silent for this long.
+    /// Creates the error of a call that the store did not answer for this long.
     pub fn no_reply(silent: Duration) -> Self {
-        let what = format!(
-            "no answer within {}: check that the store runs and can be reached, then try again",
-            short(silent)
-        );
-        Self::new(ErrorKind::Unreachable, what)
+        Self::new(
+            ErrorKind::Unreachable,
+            format!("no answer from the store within {}", short(silent)),
+        )
+        .with_hint(CHECK_THE_STORE)
+    }
+
+    /// The lock is held, and the caller did not want to wait.
+    pub(crate) fn contended(name: &Name, holders: Vec<HolderInfo>) -> Self {
+        let what = match shown_holders(&holders) {
+            Some(holders) => format!("{name} is held by {holders}"),
+            None => format!("{name} is held by another client"),
+        };
+        Self::new(ErrorKind::Contended, what)
+            .with_hint("retry later, or wait with lock()")
+            .held_by(holders)
     }
 
     /// A client that was closed.
     pub(crate) fn closed() -> Self {
-        Self::new(ErrorKind::Closed, "this Leasehold was closed: connect again")
+        Self::new(ErrorKind::Closed, "this client was closed").with_hint("connect again")
     }
 
-    /// A hold that ended for this reason.
+    /// Creates the error of a hold that ended for this reason.
     pub fn lost(reason: LostReason) -> Self {
-        let mut error = Self::new(ErrorKind::Lost, reason.to_string());
+        let mut error = Self::new(ErrorKind::Lost, format!("the lock was lost: {reason}"));
         error.0.lost = Some(reason);
-        error
+        match reason {
+            LostReason::Expired | LostReason::Gone => error.with_hint(
+                "another client may have held the lock since: check the work done since then, or check \
+                 tokens at the resource",
+            ),
+            LostReason::MaxHold => error.with_hint("raise max_hold, or split the work"),
+            LostReason::Forked => error.with_hint("connect and acquire the lock in the child"),
+            LostReason::Closed => error,
+        }
     }
 
-    /// A version that is not the expected one any more.
+    /// Creates the error of a row that no longer has the expected version. `found` is `None` if the
+    /// row is gone.
     pub fn stale_row(expected: i64, found: Option<i64>) -> Self {
-        let found_text = found.map_or("no row".into(), |v| format!("version {v}"));
-        let message =
-            format!("{found_text} found where {expected} was expected: read again and retry");
-        let mut error = Self::new(ErrorKind::StaleVersion, message);
+        let (message, hint) = match found {
+            Some(found) => (
+                format!("the row is at version {found}, not {expected}"),
+                "read the row again, and retry",
+            ),
+            None => (
+                format!("the row no longer exists (version {expected} was expected)"),
+                "treat the row as deleted",
+            ),
+        };
+        let mut error = Self::new(ErrorKind::StaleVersion, message).with_hint(hint);
         error.0.stale = Some(Stale::Version(StaleVersion { expected, found }));
         error
     }
 
-    /// A token smaller than one that the resource has seen: what a fence of your own refuses with.
+    /// Creates the error with which a fence of your own rejects a token smaller than one that the
+    /// resource has seen.
     pub fn stale_fence(seen: Token, offered: Token) -> Self {
-        let message = format!(
-            "token {offered} was offered, {seen} has been seen: the lock is somebody else's now; \
-             stop, and roll back"
-        );
-        let mut error = Self::new(ErrorKind::StaleToken, message);
+        let message = format!("stale token {offered}: the resource has already seen token {seen}");
+        let mut error = Self::new(ErrorKind::StaleToken, message)
+            .with_hint("another client has acquired the lock since: stop, and roll back");
         error.0.stale = Some(Stale::Token(StaleToken { seen, offered }));
         error
     }
 
-    /// What went wrong.
+    /// Returns the kind, for callers to branch on.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// Whether the same call may succeed later without anybody changing anything: what a loop that
-    /// is to outlive outages goes on for, with growing pauses.
+    /// Returns whether retrying the same call may succeed.
+    ///
+    /// To survive outages, retry with back-off while this is `true`.
     ///
     /// ```
     /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -427,7 +500,7 @@ impl Error {
     ///     match locks.mutex("leader").lock().await {
     ///         Ok(guard) => break guard,
     ///         Err(error) if error.is_retryable() => {
-    ///             eprintln!("{error}; again in {pause:?}");
+    ///             eprintln!("{error:#}; retrying in {pause:?}");
     ///             tokio::time::sleep(pause).await;
     ///             pause = (pause * 2).min(Duration::from_secs(10));
     ///         }
@@ -441,36 +514,39 @@ impl Error {
         matches!(self.0.kind, Contended | Timeout | Lost | AtRisk | Unreachable | Full | Conflict)
     }
 
-    /// Whether it may be over soon, so that who waits goes on asking: the store does not answer, or is
-    /// full.
+    /// Returns whether the cause is an outage that may end soon: the store is unreachable or full.
+    ///
+    /// A waiter keeps trying after such an error.
     pub fn is_transient(&self) -> bool {
         matches!(self.0.kind, ErrorKind::Unreachable | ErrorKind::Full)
     }
 
-    /// Whether the store answered. `false` is an outage: always of
-    /// [`Unreachable`](ErrorKind::Unreachable); and of a [`Timeout`](ErrorKind::Timeout) when the
-    /// store had been silent for all of the wait or for longer than a heartbeat at its end, so that
-    /// nothing is known of who holds the lock. What is found out without asking the store, such as
-    /// a bad name, says `true`.
+    /// Returns whether the store answered. `false` is an outage.
+    ///
+    /// It is always `false` for [`Unreachable`](ErrorKind::Unreachable). It is `false` for a
+    /// [`Timeout`](ErrorKind::Timeout) if the store did not answer during the whole wait, or for
+    /// longer than a heartbeat at its end. The holder is unknown then. Errors that are found without
+    /// contacting the store, such as an invalid name, return `true`.
     ///
     /// ```
     /// use leasehold::{Error, ErrorKind};
     /// fn advice(error: &Error) -> &'static str {
     ///     match error.kind() {
-    ///         ErrorKind::Timeout if error.store_answered() => "somebody else is at it: come back later",
-    ///         _ if !error.store_answered() => "the store is away: call the operator",
+    ///         ErrorKind::Timeout if error.store_answered() => "the lock is busy: come back later",
+    ///         _ if !error.store_answered() => "the store is down: call the operator",
     ///         _ => "see the error",
     ///     }
     /// }
-    /// # assert!(advice(&Error::new(ErrorKind::Unreachable, "")).contains("away"));
+    /// # assert!(advice(&Error::new(ErrorKind::Unreachable, "")).contains("down"));
     /// ```
     pub fn store_answered(&self) -> bool {
         self.0.kind != ErrorKind::Unreachable && !self.0.silent
     }
 
-    /// Whether the client that asked holds the lock itself, by another guard: another of its tasks
-    /// does, or the same one, which would have waited for itself.
-    /// (An [`Owner`](crate::Owner) may re-enter.) For [`Contended`](ErrorKind::Contended) and
+    /// Returns whether this client already holds the lock, by another guard.
+    ///
+    /// Either another task of this client holds it, or the same task does and has waited for itself. An
+    /// [`Owner`](crate::Owner) may re-enter. It is set for [`Contended`](ErrorKind::Contended) and
     /// [`Timeout`](ErrorKind::Timeout).
     pub fn held_by_this_client(&self) -> bool {
         self.0.own
@@ -478,30 +554,39 @@ impl Error {
 
     pub(crate) fn by_this_client(mut self) -> Self {
         self.0.own = true;
-        self
+        self.0.message.push_str("; this client already holds it");
+        self.with_hint(
+            "if the same task holds it, waiting is a deadlock: release it first, or use the same Owner \
+             for both locks",
+        )
     }
 
-    /// The operation that failed (`"lock"`, `"release"`, …), where there was one.
+    /// Returns the next step for the user, where there is one.
+    pub fn hint(&self) -> Option<&str> {
+        self.0.hint.as_deref()
+    }
+
+    /// Returns the operation that failed (`"lock"`, `"release"`, …), if it is known.
     pub fn operation(&self) -> Option<&'static str> {
         self.0.operation
     }
 
-    /// The lock, where there was one.
+    /// Returns the lock, if the error concerns one.
     pub fn name(&self) -> Option<&Name> {
         self.0.name.as_ref()
     }
 
-    /// The store's URL without credentials, where one was known.
+    /// Returns the store's URL without credentials, if it is known.
     pub fn store(&self) -> Option<&str> {
         self.0.store.as_deref()
     }
 
-    /// Who holds the lock, as far as the store said.
+    /// Returns the holders of the lock, as far as the store reported them.
     pub fn holders(&self) -> &[HolderInfo] {
         &self.0.holders
     }
 
-    /// Both versions, if this is [`ErrorKind::StaleVersion`].
+    /// Returns both versions, for [`ErrorKind::StaleVersion`].
     pub fn stale_version(&self) -> Option<StaleVersion> {
         match self.0.stale {
             Some(Stale::Version(stale)) => Some(stale),
@@ -509,7 +594,7 @@ impl Error {
         }
     }
 
-    /// Both tokens, if this is [`ErrorKind::StaleToken`].
+    /// Returns both tokens, for [`ErrorKind::StaleToken`].
     pub fn stale_token(&self) -> Option<StaleToken> {
         match self.0.stale {
             Some(Stale::Token(stale)) => Some(stale),
@@ -517,62 +602,102 @@ impl Error {
         }
     }
 
-    /// Why a held lock was lost, if this is [`ErrorKind::Lost`].
+    /// Returns why the lock was lost, for [`ErrorKind::Lost`].
     pub fn lost_reason(&self) -> Option<LostReason> {
         self.0.lost
     }
 
-    /// Message and cause without the kind, for an error of which this is a part.
+    /// Returns the cause and its [sources](StdError::source) in one line, without context and hint.
+    ///
+    /// Use it as a part of another message.
     pub fn reason(&self) -> String {
-        match &self.0.source {
-            Some(source) => format!("{}: {}", self.0.message, first_line(&**source)),
-            None => self.0.message.clone(),
+        let mut text = self.0.message.clone();
+        let mut next = self.source();
+        while let Some(source) = next {
+            let shown = source.to_string();
+            let line = shown.lines().next().unwrap_or_default();
+            // Many drivers repeat their source in their own text.
+            if !text.contains(line) {
+                text.push_str(": ");
+                text.push_str(line);
+            }
+            next = source.source();
         }
+        text
+    }
+
+    /// Returns the full text for a terminal: cause, [sources](StdError::source) and context on the
+    /// first line, the hint on the second.
+    ///
+    /// ```
+    /// use leasehold::{Error, ErrorKind};
+    /// let error = Error::new(ErrorKind::Unreachable, "cannot connect").because("connection refused");
+    /// assert_eq!(error.report().to_string(), "cannot connect: connection refused [unreachable]");
+    /// ```
+    pub fn report(&self) -> impl fmt::Display + '_ {
+        fmt::from_fn(|f| {
+            write!(f, "{} {}", self.reason(), self.context())?;
+            match self.hint() {
+                Some(hint) => write!(f, "\nhint: {hint}"),
+                None => Ok(()),
+            }
+        })
+    }
+
+    /// `[kind; operation "lock" on store]`
+    fn context(&self) -> impl fmt::Display + '_ {
+        fmt::from_fn(|f| {
+            let Inner { kind, operation, name, store, .. } = &*self.0;
+            write!(f, "[{}", kind.as_str())?;
+            let mut before = "; ";
+            if let Some(operation) = operation {
+                write!(f, "{before}{operation}")?;
+                before = " ";
+            }
+            if let Some(name) = name {
+                write!(f, "{before}{name}")?;
+                before = " ";
+            }
+            match (store, operation) {
+                (Some(store), Some("connect")) => write!(f, "{before}to {store}")?,
+                (Some(store), _) => write!(f, "{before}on {store}")?,
+                (None, _) => {}
+            }
+            f.write_str("]")
+        })
     }
 }
 
-fn first_line(source: &(dyn StdError + Send + Sync + 'static)) -> String {
-    source.to_string().lines().next().unwrap_or_default().to_owned()
+/// The hint of every error whose store does not answer.
+pub(crate) const CHECK_THE_STORE: &str =
+    "check that the store is running and reachable, then retry";
+
+/// The first holder, and how many more there are.
+pub(crate) fn shown_holders(holders: &[HolderInfo]) -> Option<String> {
+    let (first, others) = holders.split_first()?;
+    Some(match others.len() {
+        0 => first.to_string(),
+        1 => format!("{first}, and 1 other"),
+        n => format!("{first}, and {n} others"),
+    })
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inner { kind, message, operation, name, store, holders, own, source, .. } = &*self.0;
-        if let Some(operation) = operation {
-            write!(f, "{operation} ")?;
+        let context = self.context();
+        match (f.alternate(), self.hint()) {
+            (true, Some(hint)) => write!(f, "{} {context} (hint: {hint})", self.reason()),
+            (true, None) => write!(f, "{} {context}", self.reason()),
+            (false, Some(hint)) => write!(f, "{} {context}\nhint: {hint}", self.0.message),
+            (false, None) => write!(f, "{} {context}", self.0.message),
         }
-        if let Some(name) = name {
-            write!(f, "{name} ")?;
-        }
-        if let Some(store) = store {
-            write!(f, "on {store} ")?;
-        }
-        if operation.is_some() || name.is_some() || store.is_some() {
-            write!(f, "{}: ", if *kind == ErrorKind::Lost { "found" } else { "failed" })?;
-        }
-        write!(f, "{kind}: {message}")?;
-        if let [first, others @ ..] = holders.as_slice() {
-            write!(f, " (held by {first}")?;
-            match others.len() {
-                0 => f.write_str(")")?,
-                n => write!(f, ", and {n} more)")?,
-            }
-        }
-        if *own {
-            f.write_str(
-                "; this client holds it itself, and a task that does waits for itself: see Owner",
-            )?;
-        }
-        if let Some(source) = source {
-            write!(f, ": {}", first_line(&**source))?;
-        }
-        Ok(())
     }
 }
 
+/// The [report](Error::report), since `main` and `unwrap` print an error this way.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Error({:?}: {self})", self.0.kind)
+        write!(f, "{}", self.report())
     }
 }
 
@@ -582,7 +707,7 @@ impl StdError for Error {
     }
 }
 
-/// For callers whose errors are of that type; ours is its inner one.
+/// Wraps the error, for callers whose errors are of that type.
 impl From<Error> for std::io::Error {
     fn from(error: Error) -> Self {
         use std::io::ErrorKind as Io;
@@ -616,25 +741,56 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_one_line_that_says_everything() {
+    fn display_prints_cause_context_and_hint() {
         let holder = Holder { host: "web-1".into(), pid: 7, label: "nightly".into() };
         let info = HolderInfo::new(holder, Token::new(42).unwrap(), Duration::from_secs(75));
-        let error = Error::new(ErrorKind::Contended, "try again later, or wait with lock()")
-            .during("try_lock")
-            .on(&Name::new("order:42").unwrap())
-            .at("memory:")
-            .held_by(vec![info]);
+        let name = Name::new("order:42").unwrap();
+        let error = Error::contended(&name, vec![info]).during("try_lock").on(&name).at("memory:");
         assert_eq!(
             error.to_string(),
-            "try_lock \"order:42\" on memory: failed: held by somebody else: try again later, or \
-             wait with lock() (held by web-1 pid 7 (nightly), token 42, for 1 min 15 s)"
+            "\"order:42\" is held by web-1 pid 7 (nightly) for 1 min 15 s, token 42 [contended; \
+             try_lock \"order:42\" on memory:]\nhint: retry later, or wait with lock()"
         );
         assert!(error.is_retryable());
+        let error = Error::new(ErrorKind::Config, "bad").during("connect").at("x://h");
+        assert_eq!(error.to_string(), "bad [config; connect to x://h]");
+        assert_eq!(
+            Error::new(ErrorKind::AtRisk, "late").on(&name).to_string(),
+            "late [at_risk; \"order:42\"]"
+        );
+        assert_eq!(Error::new(ErrorKind::Full, "full").at("x:").to_string(), "full [full; on x:]");
     }
 
     #[test]
-    fn the_source_never_adds_a_line() {
+    fn further_holders_are_counted() {
+        let name = Name::new("a").unwrap();
+        let info = |pid| {
+            let holder = Holder { host: "h".into(), pid, label: String::new() };
+            HolderInfo::new(holder, Token::new(1).unwrap(), Duration::from_secs(1))
+        };
+        let text = |n| Error::contended(&name, (0..n).map(info).collect()).reason();
+        assert_eq!(text(0), "\"a\" is held by another client");
+        assert_eq!(text(1), "\"a\" is held by h pid 0 for 1 s, token 1");
+        assert_eq!(text(2), "\"a\" is held by h pid 0 for 1 s, token 1, and 1 other");
+        assert_eq!(text(3), "\"a\" is held by h pid 0 for 1 s, token 1, and 2 others");
+    }
+
+    #[test]
+    fn sources_are_printed_once_and_never_add_a_line() {
         let error = Error::new(ErrorKind::Unreachable, "no answer").because("one\ntwo");
-        assert_eq!(error.to_string().lines().count(), 1);
+        assert_eq!(error.to_string(), "no answer [unreachable]");
+        assert_eq!(error.report().to_string(), "no answer: one [unreachable]");
+        let inner = Error::new(ErrorKind::Denied, "inner").because("deep").with_hint("dig");
+        let outer = Error::new(ErrorKind::Denied, "outer").because(inner).with_hint("wait");
+        assert_eq!(format!("{outer:#}"), "outer: inner [denied]: deep [denied] (hint: wait)");
+        assert_eq!(format!("{outer:?}"), "outer: inner [denied]: deep [denied]\nhint: wait");
+        let repeated = Error::new(ErrorKind::Full, "disk full: 0 bytes").because("0 bytes");
+        assert_eq!(repeated.reason(), "disk full: 0 bytes");
+    }
+
+    #[test]
+    fn the_last_hint_replaces_the_others() {
+        let error = Error::new(ErrorKind::Unsupported, "x").with_hint("a").with_hint("b");
+        assert_eq!(error.hint(), Some("b"));
     }
 }

@@ -483,7 +483,7 @@ mod tests {
                 Page::of(&name, answer).map(Page::shown).err(),
             ];
             for error in refused.into_iter().flatten() {
-                prop_assert_eq!(error.to_string().lines().count(), 1);
+                prop_assert_eq!(format!("{error:#}").lines().count(), 1);
             }
         }
     }

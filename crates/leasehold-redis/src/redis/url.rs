@@ -339,7 +339,7 @@ mod tests {
         ] {
             let error = RedisUrl::parse(url).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config, "{url}");
-            let text = error.to_string();
+            let text = format!("{error:#}");
             assert!(text.lines().count() == 1 && !text.contains("secret"), "{text}");
         }
         let debug = format!("{:?}", RedisUrl::parse("redis://u:secret@h/").unwrap());
@@ -354,7 +354,7 @@ mod tests {
             "redis://u:sekret@h:7/3?prefix=a%3A&replicas=2&replicas_ms=5&restart_delay_ms=9", "rediss+sentinel://u:sekret@a,b:5/m/2?tls_ca=/x", "redis+cluster://a:1,b:2", "redis+unix:///run/s?db=1&user=u&password=p"
         ])) {
             if let Err(error) = RedisUrl::parse(&url) {
-                let told = error.to_string();
+                let told = format!("{error:#}");
                 proptest::prop_assert_eq!(told.lines().count(), 1);
                 // Only where it still stands before the @ is it the password.
                 let secret = url.contains(":sekret@") && url.matches("sekret").count() == 1;

@@ -96,7 +96,7 @@ mod tests {
         ] {
             let error = RedlockUrl::parse(url).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config, "{url}");
-            let text = error.to_string();
+            let text = format!("{error:#}");
             assert!(text.lines().count() == 1 && !text.contains("secret"), "{text}");
         }
     }
@@ -109,7 +109,7 @@ mod tests {
             "redlock://u:sekret@a,b:7,[::1]:8/2?node_timeout_ms=20&max_lease_ms=9000&restart_delay_ms=1&prefix=x", "redlocks://a,b,c,d,e?tls_ca=/x"
         ])) {
             if let Err(error) = RedlockUrl::parse(&url) {
-                let told = error.to_string();
+                let told = format!("{error:#}");
                 proptest::prop_assert_eq!(told.lines().count(), 1);
                 // Only where it still stands before the @ is it the password.
                 let secret = url.contains(":sekret@") && url.matches("sekret").count() == 1;

@@ -474,7 +474,7 @@ mod tests {
                 Err(failure) => {
                     let error = failure.into_error();
                     prop_assert_eq!(error.kind(), ErrorKind::Corrupt);
-                    prop_assert_eq!(error.to_string().lines().count(), 1);
+                    prop_assert_eq!(format!("{error:#}").lines().count(), 1);
                 }
             }
         }

@@ -58,7 +58,7 @@ mod tests {
         }
         let error = refused("MySQL 8.0", "5.7.44-log");
         assert_eq!(error.kind(), ErrorKind::Config);
-        let told = error.to_string();
+        let told = format!("{error:#}");
         assert!(told.contains("needs MySQL 8.0 or later, this is 5.7.44-log: upgrade"), "{told}");
         assert_eq!(told.lines().count(), 1);
     }

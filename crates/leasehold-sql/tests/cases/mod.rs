@@ -29,7 +29,7 @@ pub(crate) async fn number(session: &mut impl Session, sql: &str) -> i64 {
 }
 
 pub(crate) fn one_line(error: &Error) {
-    assert_eq!(error.to_string().lines().count(), 1, "{error}");
+    assert_eq!(format!("{error:#}").lines().count(), 1, "{error}");
 }
 
 pub(crate) async fn prepare(pool: &impl database::Pool) {

@@ -28,7 +28,7 @@ async fn f55_an_error_tells_whether_the_store_answered() {
     remote.all(Network::Silent);
     let away = there.mutex("a").lock_timeout(wait).await.unwrap_err();
     assert_eq!((away.kind(), away.store_answered()), (ErrorKind::Timeout, false), "{away}");
-    assert!(away.to_string().contains("has not answered"), "{away}");
+    assert!(format!("{away:#}").contains("has not answered"), "{away}");
     #[cfg(feature = "http")]
     assert_eq!(leasehold::fence::http::status(&away).as_u16(), 503);
     remote.all(Network::Well);
@@ -40,7 +40,7 @@ async fn f55_an_error_tells_whether_the_store_answered() {
     remote.all(Network::Silent);
     let away = waiting.await.unwrap().unwrap_err();
     assert_eq!((away.kind(), away.store_answered()), (ErrorKind::Timeout, false), "{away}");
-    assert_eq!(away.to_string().lines().count(), 1);
+    assert_eq!(format!("{away:#}").lines().count(), 1);
 
     let lock = there.mutex("b").lease(Duration::from_millis(600));
     let tried = lock.try_lock().await.unwrap_err();
@@ -58,7 +58,7 @@ async fn f55_a_silence_is_told_as_long_as_it_was() {
     let error = lock.lock().await.unwrap_err();
     assert!(started.elapsed() >= Duration::from_secs(15), "{:?}", started.elapsed());
     assert_eq!(error.kind(), ErrorKind::Unreachable);
-    assert!(!error.to_string().contains("within 1 s"), "{error}");
+    assert!(!format!("{error:#}").contains("within 1 s"), "{error}");
 }
 
 /// A task that locks twice waits for itself: the error says where to look.

@@ -166,9 +166,9 @@ async fn s42_a_pooler_in_transaction_mode_is_noticed() {
     }
     drop(others);
     let told = match leasehold::connect(&url).await {
-        Err(error) => error.to_string(),
+        Err(error) => format!("{error:#}"),
         Ok(locks) => match locks.diagnose().await {
-            Err(error) => error.to_string(),
+            Err(error) => format!("{error:#}"),
             Ok(found) => found.first().map(|f| format!("{} {}", f.severity, f.fix)).unwrap(),
         },
     };
@@ -198,7 +198,7 @@ async fn a_mariadb_that_is_set_up_well_is_found_well() {
     server.admin("SET GLOBAL read_only = 1");
     assert_eq!(locks.diagnose().await.unwrap().first().map(|f| f.id), Some("read_only"));
     let error = leasehold::connect(&url).await.unwrap_err();
-    assert!(error.to_string().contains("connect to the primary"), "{error}");
+    assert!(format!("{error:#}").contains("connect to the primary"), "{error}");
     server.admin("SET GLOBAL read_only = 0");
     server.admin("SET GLOBAL max_connections = 20");
     assert_eq!(troubles(&format!("{url}?pool=30")).await, [("connections", Weak)]);

@@ -24,7 +24,7 @@ async fn refusal(url: &str, name: &str) -> leasehold::Error {
             Ok(_) => panic!("the lock was given on {}", locks.url()),
         },
     };
-    assert_eq!(error.to_string().lines().count(), 1, "{error}");
+    assert_eq!(format!("{error:#}").lines().count(), 1, "{error}");
     error
 }
 
@@ -33,7 +33,7 @@ fn nobody_listens() {
     run(async {
         let error = refusal("etcd://127.0.0.1:1,127.0.0.1:2", "x").await;
         assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
-        assert!(error.to_string().contains("no member of etcd answers"), "{error}");
+        assert!(format!("{error:#}").contains("no member of etcd answers"), "{error}");
     });
 }
 
@@ -57,8 +57,8 @@ fn f11_etcds_grpc_proxy_is_recognised_and_refused() {
             .await;
             let error = told.unwrap().unwrap_or_else(|| panic!("not recognised: {more:?}"));
             assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-            assert!(error.to_string().contains("grpc-proxy"), "{error}");
-            assert_eq!(error.to_string().lines().count(), 1, "{error}");
+            assert!(format!("{error:#}").contains("grpc-proxy"), "{error}");
+            assert_eq!(format!("{error:#}").lines().count(), 1, "{error}");
         }
     });
 }
@@ -73,7 +73,7 @@ fn tls_is_verified() {
         release(locks.mutex("tls").lock().await.unwrap()).await;
         let error = refusal(&url, "tls").await;
         assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
-        assert!(error.to_string().contains("certificate"), "{error}");
+        assert!(format!("{error:#}").contains("certificate"), "{error}");
         let error = refusal(&url.replace("etcds:", "etcd:"), "tls").await;
         assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
         let error = refusal(&format!("{url}?ca=/no/such/file"), "tls").await;
@@ -99,7 +99,7 @@ fn a_server_that_wants_to_know_its_clients_is_shown_a_certificate() {
         for bad in [url.clone(), shows(other.client())] {
             let error = refusal(&bad, "tls").await;
             assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
-            assert!(error.to_string().contains("ertificate"), "{error}");
+            assert!(format!("{error:#}").contains("ertificate"), "{error}");
         }
         let error = refusal(&shows((ours.0, other.client().1)), "tls").await;
         assert_eq!(error.kind(), ErrorKind::Config, "{error}");
@@ -123,8 +123,8 @@ fn s94_users_passwords_and_rights() {
         ] {
             let error = refusal(&at(user, path), "elsewhere").await;
             assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
-            assert!(error.to_string().contains(says), "{error}");
-            assert!(!error.to_string().contains("wr0ng"), "{error}");
+            assert!(format!("{error:#}").contains(says), "{error}");
+            assert!(!format!("{error:#}").contains("wr0ng"), "{error}");
         }
         // Within what is granted, everything works; by namespace or by name.
         let locks = connect(&at("lh:lh@", "/locks")).await;

@@ -62,7 +62,7 @@ fn s85_etcdctl_holds_and_we_wait() {
         until_queued(&locks, "s85/held", 1).await;
         let error = locks.mutex("s85/held").try_lock().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
-        assert!(error.to_string().contains("another client of etcd"), "{error}");
+        assert!(format!("{error:#}").contains("another client of etcd"), "{error}");
         let error = locks.rwlock("s85/held").try_read().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
         let error = locks.rwlock("s85/held").read().await.unwrap_err();
@@ -272,8 +272,8 @@ fn f01_force_ends_no_key_that_is_no_place_in_a_queue() {
             for which in [Evict::Holders, Evict::Token(token)] {
                 let error = locks.evict("sd", which).await.unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-                assert_eq!(error.to_string().lines().count(), 1, "{error}");
-                assert!(error.to_string().contains(key), "{error}");
+                assert_eq!(format!("{error:#}").lines().count(), 1, "{error}");
+                assert!(format!("{error:#}").contains(key), "{error}");
             }
             assert!(exists(key), "{key}");
             server.etcdctl(&["del", key]);

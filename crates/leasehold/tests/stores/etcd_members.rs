@@ -185,7 +185,7 @@ fn without_a_majority_nothing_is_granted_and_it_is_told() {
         assert_eq!(reason, LostReason::Expired);
         let error = leasehold::connect(cluster.url()).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
-        assert_eq!(error.to_string().lines().count(), 1, "{error}");
+        assert_eq!(format!("{error:#}").lines().count(), 1, "{error}");
     });
 }
 

@@ -50,7 +50,7 @@ fn r35_permits_and_readers_are_no_fences() {
         for shared in [&permit, &reader] {
             let error = shared.zookeeper_node().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
-            assert!(error.to_string().contains("exclusive"), "{error}");
+            assert!(format!("{error:#}").contains("exclusive"), "{error}");
         }
         let writer = locks.rwlock("no-fence-w").write().await.unwrap();
         writer.zookeeper_node().unwrap();

@@ -24,7 +24,7 @@ fn r36_a_restart_forgets_and_the_lock_is_closed_until_nobody_believes() {
         // It is new, which is the same to us.
         let error = ours.mutex("a").try_lock().await.unwrap_err();
         assert!(error.kind() == ErrorKind::Unreachable, "{error}");
-        assert!(error.to_string().contains("restarted or emptied, or is new"), "{error}");
+        assert!(format!("{error:#}").contains("restarted or emptied, or is new"), "{error}");
         let mut guard = ours.mutex("a").lock().await.unwrap();
         let forget: [fn(&Memcached); 2] = [Memcached::restart, Memcached::flush];
         for forget in forget {

@@ -67,7 +67,7 @@ fn s90_foreign_values_are_told_of_and_stay() {
         assert_eq!(server.say(&format!("set {key} 0 0 2\r\n42")), ["STORED"]);
         let error = locks.mutex("s90-foreign").try_lock().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Corrupt);
-        assert!(error.to_string().contains("set another prefix or folder"), "{error}");
+        assert!(format!("{error:#}").contains("set another prefix or folder"), "{error}");
         locks.evict("s90-foreign", Evict::Holders).await.unwrap_err();
         assert_eq!(server.say(&format!("get {key}"))[1], "42");
         // Larger than anything of ours: not even read.
@@ -83,8 +83,8 @@ fn s94_connection_mistakes_name_the_fix() {
     run(async {
         let told = async |url: String| {
             let error = leasehold::connect(url).await.unwrap_err();
-            assert!(!error.to_string().contains("sekret"), "{error}");
-            (error.kind(), error.to_string())
+            assert!(!format!("{error:#}").contains("sekret"), "{error}");
+            (error.kind(), format!("{error:#}"))
         };
         let closed = Memcached::start();
         closed.kill();

@@ -97,13 +97,13 @@ fn r36_one_of_three_servers_is_gone_and_others_go_on() {
         let late = connect(&at).await;
         let error = late.mutex(&*gone).try_lock().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
-        assert!(error.to_string().contains(&b.port().to_string()), "which one: {error}");
+        assert!(format!("{error:#}").contains(&b.port().to_string()), "which one: {error}");
         let error = late.mutex(&*kept).try_lock().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
         // A list without what is there would be taken for all.
         let error = late.list("").await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
-        assert!(error.to_string().contains(&b.port().to_string()), "which one: {error}");
+        assert!(format!("{error:#}").contains(&b.port().to_string()), "which one: {error}");
         let found = late.diagnose().await.unwrap();
         assert!(found.iter().any(|finding| finding.id == "server-gone"), "{found:?}");
         tokio::time::timeout(PATIENCE, lost.lost()).await.unwrap();
@@ -142,8 +142,8 @@ fn r36_clients_with_another_list_are_refused() {
                 Ok(locks) => locks.mutex(&*name).try_lock().await.unwrap_err(),
             };
             assert_eq!(error.kind(), ErrorKind::Config, "{error}");
-            assert!(error.to_string().contains("name the same servers"), "{error}");
-            assert_eq!(error.to_string().lines().count(), 1, "{error}");
+            assert!(format!("{error:#}").contains("name the same servers"), "{error}");
+            assert_eq!(format!("{error:#}").lines().count(), 1, "{error}");
         };
         told(all.clone()).await;
         // By another name, and one of them alone.

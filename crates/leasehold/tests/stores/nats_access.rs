@@ -16,7 +16,7 @@ use testbed::{Nats, NatsCluster, Setup};
 /// What is told to whoever connects so.
 async fn told(url: String) -> (ErrorKind, String) {
     let error = leasehold::connect(&url).await.expect_err(&url);
-    let text = error.to_string();
+    let text = format!("{error:#}");
     assert!(!text.contains("sekret") && text.lines().count() == 1, "{text}");
     assert!(!format!("{error:?}").contains("sekret"), "{error:?}");
     (error.kind(), text)
@@ -103,7 +103,7 @@ fn s94_connection_mistakes_at_nats_name_the_fix() {
         assert!(reader.read("a").await.is_ok());
         let error = reader.mutex("b").try_lock().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
-        assert!(error.to_string().contains("allow it to publish"), "{error}");
+        assert!(format!("{error:#}").contains("allow it to publish"), "{error}");
     });
 }
 

@@ -130,7 +130,7 @@ fn without_a_majority_of_nats_nothing_is_granted_and_it_is_told() {
             Ok(fresh) => fresh.mutex("other").try_lock().await.unwrap_err(),
         };
         assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
-        assert_eq!(error.to_string().lines().count(), 1, "{error}");
+        assert_eq!(format!("{error:#}").lines().count(), 1, "{error}");
         cluster.restart(0);
         until("it is granted again", async || {
             let got: Option<Guard> = again(&locks).await;

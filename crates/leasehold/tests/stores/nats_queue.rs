@@ -142,7 +142,7 @@ fn s90_foreign_values_in_a_bucket_are_told_of_and_stay() {
         assert!(server.ask(subject, "42").contains("seq"));
         let error = locks.mutex("s90-foreign").try_lock().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Corrupt);
-        assert!(error.to_string().contains("set another prefix or folder"), "{error}");
+        assert!(format!("{error:#}").contains("set another prefix or folder"), "{error}");
         locks.evict("s90-foreign", Evict::Holders).await.unwrap_err();
         let wanted = format!("{{\"last_by_subj\":\"{subject}\"}}");
         let kept = server.ask("$JS.API.STREAM.MSG.GET.KV_leasehold", &wanted);

@@ -14,7 +14,7 @@ use testbed::SeaweedFs;
 /// What is told to whoever connects so.
 async fn told(url: &str) -> (ErrorKind, String) {
     let error = leasehold::connect(url).await.expect_err(url);
-    let text = error.to_string();
+    let text = format!("{error:#}");
     assert!(!text.contains("sekret") && text.lines().count() == 1, "{text}");
     (error.kind(), text)
 }

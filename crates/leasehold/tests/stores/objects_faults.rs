@@ -65,13 +65,13 @@ fn s90_foreign_objects_are_told_of_and_stay() {
         server.ask("PUT", "s90/l:s90-foreign", "42");
         let error = locks.mutex("s90-foreign").try_lock().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Corrupt);
-        assert!(error.to_string().contains("another prefix or folder"), "{error}");
+        assert!(format!("{error:#}").contains("another prefix or folder"), "{error}");
         locks.evict("s90-foreign", Evict::Holders).await.unwrap_err();
         assert_eq!(server.ask("GET", "s90/l:s90-foreign", "").1, "42");
         // A later version's is not to be gone around.
         server.ask("PUT", "s90/l:s90-later", "leasehold object 2 whatever\n");
         let error = locks.mutex("s90-later").try_lock().await.unwrap_err();
-        assert!(error.to_string().contains("upgrade this one"), "{error}");
+        assert!(format!("{error:#}").contains("upgrade this one"), "{error}");
         // Others are listed all the same, whatever their names are.
         let names = ["a b/é.*>", "a.b", "a%2Eb", "..", &"n".repeat(200), &"ü".repeat(250)];
         let _held = names_are_listed_beside(&locks, &names, &["s90-foreign", "s90-later"]).await;

@@ -133,7 +133,7 @@ fn rights_that_are_missing_are_named() {
             let url = format!("redis://lh:s3cret@127.0.0.1:{}/?prefix=app:", server.port());
             let error = refusal(&url).await;
             assert_says(&error, ErrorKind::Denied, "docs/stores/redis.md");
-            assert!(error.to_string().contains(what), "{what} is not in: {error}");
+            assert!(format!("{error:#}").contains(what), "{what} is not in: {error}");
         }
         // Only what is nice to know; locks work without it.
         let server = with_user(&rights().replace("+info", ""));

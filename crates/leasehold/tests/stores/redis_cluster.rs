@@ -179,7 +179,7 @@ fn a_cluster_that_is_down_is_told_of() {
         }
         let told = |error: &leasehold::Error| {
             assert_told(error, ErrorKind::Unreachable, "secret");
-            let text = error.to_string();
+            let text = format!("{error:#}");
             assert!(text.contains("CLUSTER INFO") && text.contains("CLUSTERDOWN"), "{text}");
         };
         told(&locks.mutex("b").try_lock().await.unwrap_err());

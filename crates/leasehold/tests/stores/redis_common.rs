@@ -94,7 +94,7 @@ async fn holds(locks: &Leasehold, claim: &Claim) -> bool {
 #[track_caller]
 pub(crate) fn assert_says(error: &Error, kind: ErrorKind, what: &str) {
     assert_told(error, kind, "s3cret");
-    assert!(error.to_string().contains(what), "{what:?} is not in: {error}");
+    assert!(format!("{error:#}").contains(what), "{what:?} is not in: {error}");
 }
 
 /// A port where nobody listens.

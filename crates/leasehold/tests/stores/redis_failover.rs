@@ -187,7 +187,7 @@ fn f14_a_demotion_is_waited_for() {
         let lease = Duration::from_secs(3);
         let error = locks.mutex("tried").lease(lease).try_lock().await.unwrap_err();
         assert_told(&error, ErrorKind::Unreachable, "secret");
-        assert!(error.to_string().contains("replica"), "{error}");
+        assert!(format!("{error:#}").contains("replica"), "{error}");
         // Given back meanwhile: that is still owed when there is a master again.
         match held.release().await {
             Ok(released) => assert_eq!(released, Released::Owed),

@@ -105,7 +105,7 @@ fn f64_a_full_server_knows_the_holder_that_asks_again() {
         hold(&locks, &holder).await;
         let error = locks.mutex("new").try_lock().await.unwrap_err();
         assert_told(&error, ErrorKind::Full, "secret");
-        assert!(!error.to_string().contains("nothing was locked"), "{error}");
+        assert!(!format!("{error:#}").contains("nothing was locked"), "{error}");
     });
 }
 
@@ -137,7 +137,7 @@ fn a_server_that_is_loading_is_told_of() {
                 },
             };
             // It may not listen yet.
-            if error.to_string().contains("LOADING") {
+            if format!("{error:#}").contains("LOADING") {
                 break error;
             }
             assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");

@@ -172,7 +172,7 @@ fn s27_a_foreign_key_that_never_expires_is_told_of() {
             locks.mutex("endless").lock().await.unwrap_err(),
         ] {
             assert_told(&error, ErrorKind::Corrupt, "secret");
-            assert!(error.to_string().contains("never expires"), "{error}");
+            assert!(format!("{error:#}").contains("never expires"), "{error}");
         }
         // Also when it comes while we wait.
         server.command(&["SET", "later", "foreign", "PX", "60000"]);
@@ -214,10 +214,10 @@ fn f79_a_lock_of_redissons_is_waited_for_and_named() {
             server.command(&["PEXPIRE", name, "600000"]);
             let error = locks.mutex(name).try_lock().await.unwrap_err();
             assert_told(&error, ErrorKind::Contended, "secret");
-            assert!(error.to_string().contains("Redisson"), "{error}");
+            assert!(format!("{error:#}").contains("Redisson"), "{error}");
             let error = locks.semaphore(name, 3).try_acquire().await.unwrap_err();
             assert_told(&error, ErrorKind::Mismatch, "secret");
-            assert!(error.to_string().contains("Redisson"), "{error}");
+            assert!(format!("{error:#}").contains("Redisson"), "{error}");
             let waiter = tokio::spawn({
                 let mutex = locks.mutex(name);
                 async move { mutex.lock().await }
@@ -229,10 +229,10 @@ fn f79_a_lock_of_redissons_is_waited_for_and_named() {
             let limit = Duration::from_millis(300);
             let error = locks.mutex(name).lock_timeout(limit).await.unwrap_err();
             assert_told(&error, ErrorKind::Timeout, "secret");
-            assert!(error.to_string().contains("Redisson"), "{error}");
+            assert!(format!("{error:#}").contains("Redisson"), "{error}");
             let error = locks.evict(name, Evict::Holders).await.unwrap_err();
             assert_told(&error, ErrorKind::Corrupt, "secret");
-            assert!(error.to_string().contains("Redisson"), "{error}");
+            assert!(format!("{error:#}").contains("Redisson"), "{error}");
             assert_eq!(server.command(&["DEL", name]), "1", "we deleted it");
             let guard = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap().unwrap();
             release(guard).await;
@@ -264,7 +264,7 @@ fn f79_nobody_is_told_to_delete_what_may_be_held() {
                 locks.evict(name, Evict::Holders).await.unwrap_err(),
             ] {
                 assert_told(&error, ErrorKind::Corrupt, "secret");
-                let text = error.to_string();
+                let text = format!("{error:#}");
                 assert!(text.contains(what), "{name}: {text}");
                 for advice in ["--force", "remove the key", "NAME", "DEL"] {
                     assert!(!text.contains(advice), "{name}: {text}");
@@ -293,8 +293,8 @@ fn f01_release_force_deletes_locks_and_nothing_else() {
             server.command(&["SET", "other", value, "PX", "600000"]);
             let error = locks.evict("other", Evict::Holders).await.unwrap_err();
             assert_told(&error, ErrorKind::Corrupt, "secret");
-            assert!(error.to_string().contains("nothing was deleted"), "{error}");
-            assert!(!error.to_string().contains(value) || value.len() < 5, "{error}");
+            assert!(format!("{error:#}").contains("nothing was deleted"), "{error}");
+            assert!(!format!("{error:#}").contains(value) || value.len() < 5, "{error}");
             assert_eq!(server.command(&["GET", "other"]), value);
         }
         let recipes = [RANDOM, "xbFBIj9MQ2qwuHGLOmHN5A==", "c56a4180-65aa-42ec-a945-5fd21dec0538"];
@@ -318,7 +318,7 @@ fn f63_messages_about_others_holds_say_whose_and_which() {
         server.command(&["SET", "theirs", RANDOM, "PX", "600000"]);
         let error = locks.mutex("theirs").try_lock().await.unwrap_err();
         assert_told(&error, ErrorKind::Contended, RANDOM);
-        assert!(error.to_string().contains("another library"), "{error}");
+        assert!(format!("{error:#}").contains("another library"), "{error}");
         // A key that never expires has nothing that remains.
         server.command(&["PERSIST", "theirs"]);
         let info = locks.read("theirs").await.unwrap().expect("held");

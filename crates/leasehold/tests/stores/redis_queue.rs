@@ -332,7 +332,7 @@ fn f13_a_wait_that_runs_out_reads_no_queue() {
         let error = locks.mutex("busy").lock_timeout(limit).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
         let label = format!("pid {}", std::process::id());
-        assert!(error.to_string().contains(&label), "the holder is not named: {error}");
+        assert!(format!("{error:#}").contains(&label), "the holder is not named: {error}");
         assert!(locks.check(&held.sequencer()).await.is_ok());
         let sent = sent() - before;
         assert!(sent < 50_000, "{sent} bytes were answered");

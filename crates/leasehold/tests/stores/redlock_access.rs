@@ -22,12 +22,12 @@ async fn what_cannot_work_is_refused_at_connect() {
     let hosts = redlock_url([ports[0], ports[1], locked.port()]);
     let error = refused(&(hosts.replace("redlock://", "redlock://:wrong@") + SOON)).await;
     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
-    assert!(!error.to_string().contains("wrong@"), "{error}");
+    assert!(!format!("{error:#}").contains("wrong@"), "{error}");
     // A replica of another.
     let replica = Redis::replica_of(ports[0], Setup::new().fast());
     let error = refused(&(redlock_url([ports[0], ports[1], replica.port()]) + SOON)).await;
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
-    assert!(error.to_string().contains("replica"), "{error}");
+    assert!(format!("{error:#}").contains("replica"), "{error}");
     // Nobody there.
     servers.nodes()[1..].iter().for_each(Redis::kill);
     let error = refused(&(servers.url() + SOON)).await;
@@ -141,10 +141,10 @@ async fn r31_the_documented_rights_are_enough_and_none_is_too_many() {
     }
     let error = locks.mutex(name).try_lock().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
-    assert_eq!(error.to_string().lines().count(), 1, "{error}");
+    assert_eq!(format!("{error:#}").lines().count(), 1, "{error}");
     let rights = words.iter().filter(|word| word.starts_with('+'));
     let connecting = ["+hello", "+select"];
     for right in rights.filter(|right| !connecting.contains(right)) {
-        assert!(error.to_string().contains(right), "{right} is not in: {error}");
+        assert!(format!("{error:#}").contains(right), "{right} is not in: {error}");
     }
 }

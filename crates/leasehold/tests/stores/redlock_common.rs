@@ -27,7 +27,7 @@ pub(crate) fn proxied(servers: &Redlock) -> (Vec<Proxy>, String) {
 pub(crate) async fn refused(url: &str) -> leasehold::Error {
     match leasehold::connect(url).await {
         Err(error) => {
-            assert_eq!(error.to_string().lines().count(), 1, "{error}");
+            assert_eq!(format!("{error:#}").lines().count(), 1, "{error}");
             error
         }
         Ok(_) => panic!("{url} was not refused"),

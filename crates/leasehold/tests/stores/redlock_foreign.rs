@@ -76,7 +76,7 @@ async fn f66_keys_of_another_type_are_told_in_short_and_hide_nothing() {
     }
     let error = locks.mutex("list").try_lock().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
-    let text = error.to_string();
+    let text = format!("{error:#}");
     let without_urls = text.len() - servers.url().len() * 2;
     assert!(without_urls < 300, "{without_urls}: {text}");
 

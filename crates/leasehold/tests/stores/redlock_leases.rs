@@ -33,7 +33,7 @@ async fn s30_a_majority_that_comes_too_late_is_given_back_everywhere() {
     proxies.iter().for_each(Proxy::thaw);
     let error = joining.await.unwrap().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
-    assert!(error.to_string().contains("too late"), "{error}");
+    assert!(format!("{error:#}").contains("too late"), "{error}");
     // One script that votes, one that releases.
     eventually("released on all nodes", async || {
         servers.nodes().iter().all(|node| {

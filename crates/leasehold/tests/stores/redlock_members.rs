@@ -114,7 +114,7 @@ async fn f51_servers_that_do_not_vote_yet_are_waited_for() {
     let error = lock.try_lock().await.unwrap_err();
     assert!(start.elapsed() < Duration::from_secs(4), "tried for {:?}", start.elapsed());
     assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
-    let text = error.to_string();
+    let text = format!("{error:#}");
     for node in servers.nodes() {
         // Once in the URL, once with its trouble.
         let node = format!("127.0.0.1:{}", node.port());
@@ -149,7 +149,7 @@ async fn s33_a_node_that_lost_its_data_does_not_vote_until_the_longest_lease_is_
     // Nor is it told, if they do not answer in time.
     let error = loop {
         let error = contender.try_lock().await.unwrap_err();
-        if error.to_string().contains("restarted") {
+        if format!("{error:#}").contains("restarted") {
             break error;
         }
     };
@@ -303,7 +303,7 @@ async fn f78_a_server_that_has_a_replica_has_no_vote() {
     nodes[1].wait_for_replicas(1);
     let error = leasehold::connect(&url).await.expect_err("one of three votes");
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
-    assert!(error.to_string().contains("replica"), "{error}");
+    assert!(format!("{error:#}").contains("replica"), "{error}");
     drop((one, two));
 }
 
@@ -315,7 +315,7 @@ async fn s34_one_server_has_one_vote_under_whatever_name() {
     let error =
         refused(&format!("redlock://127.0.0.1:{a},localhost:{a},127.0.0.1:{b}{SOON}")).await;
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
-    assert!(error.to_string().contains("same server"), "{error}");
+    assert!(format!("{error:#}").contains("same server"), "{error}");
 
     // Later: a name that led nowhere leads to a server that is there already.
     let proxy = Proxy::before(a);
@@ -335,7 +335,7 @@ async fn s34_one_server_has_one_vote_under_whatever_name() {
     nodes[1].kill();
     let error = locks.mutex("twin").try_lock().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unreachable, "{error}");
-    assert!(error.to_string().contains("same server"), "{error}");
+    assert!(format!("{error:#}").contains("same server"), "{error}");
     // And the other way round: three that are three.
     nodes[1].restart();
     let locks = connect(&(redlock_url([a, b, c]) + SOON)).await;

@@ -174,7 +174,7 @@ async fn no_room_for_a_connection_is_passing<S: Server + Hasty>() {
     let error = leasehold::connect(&url).await.unwrap_err();
     assert_told(&error, leasehold::ErrorKind::Unreachable, "few:few");
     assert!(error.is_retryable(), "{error}");
-    assert!(error.to_string().contains("connection"), "{error}");
+    assert!(format!("{error:#}").contains("connection"), "{error}");
     first.close().await.unwrap();
 }
 

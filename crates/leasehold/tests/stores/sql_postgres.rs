@@ -65,7 +65,7 @@ fn s42_a_pooler_that_nobody_told_us_of() {
             let url = pooler.in_front_of(server, &database);
             let error = leasehold::connect(&url).await.expect_err("it is found out");
             assert_told(&error, ErrorKind::Config, "lh:lh");
-            assert!(error.to_string().contains("pooler=transaction"), "{error}");
+            assert!(format!("{error:#}").contains("pooler=transaction"), "{error}");
             let locks = connect(&(url + "?pooler=transaction")).await;
             release(locks.mutex("told").lock().await.unwrap()).await;
         }
@@ -218,11 +218,11 @@ fn read_only_standby() {
         server.become_standby();
         let error = leasehold::connect(&url).await.expect_err("it cannot be written to");
         assert_told(&error, ErrorKind::Denied, "lh:lh");
-        assert!(error.to_string().contains("connect to the primary"), "{error}");
+        assert!(format!("{error:#}").contains("connect to the primary"), "{error}");
         // Who was connected before learns it by the next lock.
         let error = before.mutex("next").try_lock().await.unwrap_err();
         assert_told(&error, ErrorKind::Unreachable, "lh:lh");
-        assert!(error.to_string().contains("read-only"), "{error}");
+        assert!(format!("{error:#}").contains("read-only"), "{error}");
     });
 }
 

@@ -160,8 +160,8 @@ async fn refused(file: &Path, kind: ErrorKind) -> String {
         },
     };
     assert_eq!(error.kind(), kind, "{error}");
-    assert_eq!(error.to_string().lines().count(), 1, "{error}");
-    error.to_string()
+    assert_eq!(format!("{error:#}").lines().count(), 1, "{error}");
+    format!("{error:#}")
 }
 
 #[test]

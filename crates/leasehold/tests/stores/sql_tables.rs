@@ -178,7 +178,7 @@ async fn tables_of_another_version<S: Server>() {
     let error = refusal(&url).await;
     assert_told(&error, ErrorKind::Config, "lh:lh");
     // Others who use those tables would not be excluded by who uses a prefix of his own (F44).
-    let told = error.to_string();
+    let told = format!("{error:#}");
     assert!(told.contains("version 2") && told.contains("upgrade"), "{told}");
     assert!(!told.contains("prefix"), "{told}");
     // Beside them is room for our own.
@@ -193,7 +193,7 @@ async fn tables_that_an_administrator_made<S: Server>() {
     let nobody = url.replace("lh:lh@", "nobody:nobody@");
     let error = refusal(&nobody).await;
     assert_told(&error, ErrorKind::Denied, "nobody:nobody");
-    assert!(error.to_string().contains("leasehold schema"), "{error}");
+    assert!(format!("{error:#}").contains("leasehold schema"), "{error}");
     let printed = leasehold::store::sql::schema(&url).unwrap();
     // A migration may be run again.
     for _ in 0..2 {

@@ -36,7 +36,7 @@ macro_rules! bed {
 
 /// One line, for people.
 fn one_line(error: &Error) {
-    assert_eq!(error.to_string().lines().count(), 1, "{error}");
+    assert_eq!(format!("{error:#}").lines().count(), 1, "{error}");
 }
 
 mod postgres {

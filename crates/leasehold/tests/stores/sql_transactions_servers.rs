@@ -125,7 +125,7 @@ macro_rules! cases {
                     let reader = pool(&url.replace("lh:lh@", "reader:reader@")).await;
                     let error = add(&reader, "k", 8).await.unwrap_err();
                     assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
-                    assert_eq!(error.to_string().lines().count(), 1);
+                    assert_eq!(format!("{error:#}").lines().count(), 1);
                 });
             }
 

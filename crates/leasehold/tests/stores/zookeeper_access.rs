@@ -61,7 +61,7 @@ fn a_refused_claim_leaves_no_child() {
             locks.mutex("x").try_lock().await.unwrap_err(),
         ] {
             assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
-            assert!(error.to_string().contains("/unlisted/x"), "{error}");
+            assert!(format!("{error:#}").contains("/unlisted/x"), "{error}");
         }
         // At once, and not when the session is over.
         let all = [Acl::new(Permission::ALL, AuthId::anyone())];
@@ -92,7 +92,7 @@ fn s94_credentials_guard_the_nodes_and_are_never_shown() {
                 Err(error) => error,
             };
             is_one_line(&error, ErrorKind::Denied, &["/private"]);
-            assert!(!error.to_string().contains("wr0ng"));
+            assert!(!format!("{error:#}").contains("wr0ng"));
             assert!(guard.is_held());
         }
     });

@@ -154,7 +154,7 @@ pub(crate) async fn lost_before_the_next_holds(
 
 #[track_caller]
 pub(crate) fn is_one_line(error: &leasehold::Error, kind: ErrorKind, says: &[&str]) {
-    let shown = error.to_string();
+    let shown = format!("{error:#}");
     assert_eq!(error.kind(), kind, "{shown}");
     assert_eq!(shown.lines().count(), 1, "{shown}");
     for word in says {

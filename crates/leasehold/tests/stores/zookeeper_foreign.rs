@@ -114,7 +114,7 @@ fn f01_nodes_that_only_look_like_claims_are_not_deleted() {
             for which in [Evict::Holders, Evict::Token(token)] {
                 let error = locks.evict(name, which).await.unwrap_err();
                 assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
-                assert!(error.to_string().contains(&format!("{child}{number}")), "{error}");
+                assert!(format!("{error:#}").contains(&format!("{child}{number}")), "{error}");
             }
             let kept = raw.get_data(&format!("{path}{number}")).await.unwrap();
             assert_eq!(kept.0, b"precious");
@@ -161,7 +161,7 @@ fn f44_a_newer_versions_claim_is_left_alone() {
                 locks.evict("x", Evict::Holders).await.unwrap_err(),
             ] {
                 assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
-                let shown = error.to_string();
+                let shown = format!("{error:#}");
                 assert!(shown.contains("newer leasehold"), "{shown}");
                 assert!(!shown.contains("delete"), "{shown}");
             }
@@ -199,13 +199,13 @@ fn f65_an_error_about_names_says_what_to_do_and_no_more() {
             let child = make_child(&raw, &format!("/kinds/x/{guid}-{marker}")).await;
             let error = locks.mutex("x").try_lock().await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
-            assert!(error.to_string().contains(kind), "{error}");
+            assert!(format!("{error:#}").contains(kind), "{error}");
             raw.delete(&child, None).await.unwrap();
         }
         let child = make_child(&raw, &format!("/kinds/x/{guid}-lock-")).await;
         let error = locks.rwlock("x").try_write().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
-        assert!(error.to_string().contains("mutex"), "{error}");
+        assert!(format!("{error:#}").contains("mutex"), "{error}");
         raw.delete(&child, None).await.unwrap();
         // Of the other naming: that is all there is to say.
         make_child(&raw, "/kinds/x/0123456789abcdef0123456789abcdef__lock__").await;

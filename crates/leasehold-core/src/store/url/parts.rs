@@ -10,8 +10,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::Ipv6Addr;
 
-use super::split_query;
+use super::{redacted, shows_no_password, split_query};
 use crate::base::percent::decoded;
+use crate::base::similar::did_you_mean;
 use crate::words::error::{Error, ErrorKind, Result};
 
 /// Where a server listens.
@@ -65,7 +66,10 @@ impl UrlParts {
     /// [`ErrorKind::Config`], with one line that shows nothing secret.
     pub fn parse(url: &str, form: &str, port: u16) -> Result<Self> {
         let Some((_, rest)) = url.split_once("://") else {
-            return refused(format!("write it as {form}"));
+            let what = format!("invalid store URL {:?}: missing \"//\"", redacted(url));
+            return Err(
+                Error::new(ErrorKind::Config, what).with_hint(format!("write it as {form}"))
+            );
         };
         let (rest, query) = split_query(rest)?;
         let (credentials, rest) = match rest.rsplit_once('@') {
@@ -80,11 +84,15 @@ impl UrlParts {
         };
         let host = |text| {
             host(text, port).ok_or_else(|| {
-                let what = format!(
-                    "a host is host, host:port or [address]:port, with a comma between two, and \
-                     user:password@ stands before the first: write it as {form}"
+                let what = match shows_no_password(text) {
+                    true => format!("invalid host {text:?} in the store URL"),
+                    false => "invalid host in the store URL".to_owned(),
+                };
+                let hint = format!(
+                    "write it as {form}, with hosts as host, host:port or [IPv6]:port, commas between \
+                     them, and user:password@ before the first"
                 );
-                Error::new(ErrorKind::Config, what)
+                Error::new(ErrorKind::Config, what).with_hint(hint)
             })
         };
         let hosts = match hosts {
@@ -114,7 +122,12 @@ impl UrlParts {
         let Some(value) = self.take(key) else { return Ok(None) };
         match value.parse() {
             Ok(n) if (least..=most).contains(&n) => Ok(Some(n)),
-            _ => refused(format!("{key} is a number from {least} to {most}")),
+            _ if is_word(&value) => refused(format!(
+                "invalid value {value:?} for {key}: expected a number from {least} to {most}"
+            )),
+            _ => refused(format!(
+                "invalid value for {key}: expected a number from {least} to {most}"
+            )),
         }
     }
 
@@ -125,10 +138,18 @@ impl UrlParts {
     pub fn done(&self, known: &str) -> Result<()> {
         match self.parameters.keys().next() {
             None => Ok(()),
-            Some(key) if is_word(key) => {
-                refused(format!("there is no parameter {key:?}: there are {known}"))
+            Some(key) => {
+                let what = match is_word(key) {
+                    true => format!("unknown URL parameter {key:?}"),
+                    false => "unknown URL parameter".to_owned(),
+                };
+                let known_words = known.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+                let hint = match did_you_mean(key, known_words) {
+                    Some(meant) => format!("did you mean {meant:?}? (known parameters: {known})"),
+                    None => format!("known parameters: {known}"),
+                };
+                Err(Error::new(ErrorKind::Config, what).with_hint(hint))
             }
-            Some(_) => refused(format!("there is no parameter of such a name: there are {known}")),
         }
     }
 }
@@ -142,10 +163,15 @@ fn parameters(query: &str) -> Result<BTreeMap<String, String>> {
     let mut all = BTreeMap::new();
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let Some((key, value)) = pair.split_once('=') else {
-            return refused("a parameter of the URL has no =: write ?key=value&key=value");
+            let what = "a URL parameter has no value";
+            let hint = "write parameters as ?key=value&key=value";
+            return Err(Error::new(ErrorKind::Config, what).with_hint(hint));
         };
         if all.insert(key.to_owned(), unescaped(value)?).is_some() {
-            return refused("a parameter of the URL is there twice: give it once");
+            return match is_word(key) {
+                true => refused(format!("URL parameter {key:?} is given more than once")),
+                false => refused("a URL parameter is given more than once"),
+            };
         }
     }
     Ok(all)
@@ -175,10 +201,13 @@ fn host(text: &str, default_port: u16) -> Option<Host> {
     Some(Host { name: name.to_owned(), port })
 }
 
-/// Percent-decoded. What it was is not told: it may be a password.
+/// Percent-decodes. The error does not show the text, which may be a password.
 fn unescaped(text: &str) -> Result<String> {
-    let why = "a % in the URL begins no %xx of a UTF-8 text: write a % itself as %25";
-    decoded(text, |_| true).ok_or_else(|| Error::new(ErrorKind::Config, why))
+    decoded(text, |_| true).ok_or_else(|| {
+        let what = "invalid percent-encoding in the store URL";
+        Error::new(ErrorKind::Config, what)
+            .with_hint("write a literal % as %25, and other text as UTF-8")
+    })
 }
 
 #[cfg(test)]
@@ -199,7 +228,9 @@ mod tests {
         assert_eq!(hosts, ["h1:7", "h-2.a:1", "[::1]:2", "[fe80::1%eth0]:7"]);
         assert_eq!(parts.path, "/a b/");
         assert_eq!(parts.number("n", 1, 5).unwrap(), Some(5));
-        assert!(parts.done("n").unwrap_err().to_string().contains(r#""e": there are n"#));
+        let error = parts.done("n").unwrap_err();
+        assert_eq!(error.reason(), r#"unknown URL parameter "e""#);
+        assert_eq!(error.hint(), Some("known parameters: n"));
         assert_eq!(parts.take("s").as_deref(), Some("&"));
         assert_eq!(parts.take("e").as_deref(), Some(""));
         assert_eq!((parts.take("n"), parts.number("n", 0, 0).unwrap()), (None, None));
@@ -216,6 +247,27 @@ mod tests {
         assert_eq!(parse("x://@h").unwrap().user.as_deref(), Some(""));
         assert_eq!(parse("x://u@h").unwrap().password, None);
         assert_eq!(parse("x://h/").unwrap().path, "/");
+    }
+
+    #[test]
+    fn what_is_wrong_is_quoted_with_a_suggestion() {
+        let shown = |error: Error| (error.reason(), error.hint().unwrap_or_default().to_owned());
+        let (cause, hint) = shown(parse("x:h").unwrap_err());
+        assert_eq!(cause, r#"invalid store URL "x:h": missing "//""#);
+        assert_eq!(hint, "write it as x://host1,host2");
+        assert_eq!(
+            shown(parse("x://h:0").unwrap_err()).0,
+            r#"invalid host "h:0" in the store URL"#
+        );
+        let mut parts = parse("x://h?poool=many").unwrap();
+        let (cause, hint) = shown(parts.done("schema, pool and prefix").unwrap_err());
+        assert_eq!(cause, r#"unknown URL parameter "poool""#);
+        assert_eq!(hint, r#"did you mean "pool"? (known parameters: schema, pool and prefix)"#);
+        let error = parts.number("poool", 1, 64).unwrap_err();
+        assert_eq!(
+            error.reason(),
+            r#"invalid value "many" for poool: expected a number from 1 to 64"#
+        );
     }
 
     #[test]
@@ -252,13 +304,13 @@ mod tests {
         ] {
             let error = parse(bad).map(drop).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config, "{bad}");
-            let shown = error.to_string();
+            let shown = format!("{error:#}");
             assert!(shown.lines().count() == 1 && !shown.contains("secret"), "{bad}: {shown}");
         }
-        let mut parts = parse("x://u:secret@h?n=secret&sec%ret=1").unwrap();
+        let mut parts = parse("x://u:secret@h?n=sec%25ret&sec%ret=1").unwrap();
         assert!(!format!("{parts:?}").contains("secret"));
         let shown = [parts.number("n", 0, 1).unwrap_err(), parts.done("n").unwrap_err()];
-        assert!(shown.iter().all(|e| !e.to_string().contains("sec")), "{shown:?}");
+        assert!(shown.iter().all(|e| !format!("{e:?}").contains("sec")), "{shown:?}");
     }
 
     proptest::proptest! {
@@ -276,7 +328,7 @@ mod tests {
                     let _ = (parts.number("n", 0, 9), parts.done("n"));
                 }
                 Err(error) => {
-                    let told = error.to_string();
+                    let told = format!("{error:#}");
                     proptest::prop_assert_eq!(told.lines().count(), 1);
                     let secret = url.contains(":sekret@") && url.matches("sekret").count() == 1;
                     proptest::prop_assert!(!secret || !told.contains("sekret"), "{}", told);

@@ -125,8 +125,8 @@ pub(crate) async fn hammer_while(
 #[track_caller]
 pub(crate) fn assert_told(error: &Error, kind: ErrorKind, secret: &str) {
     assert_eq!(error.kind(), kind, "{error}");
-    let mut all = format!("{error}\n{error:?}");
-    assert_eq!(all.lines().count(), 2, "not one line: {error}");
+    assert_eq!(format!("{error:#}").lines().count(), 1, "not one line: {error}");
+    let mut all = format!("{error:#}\n{error:?}");
     let mut source = std::error::Error::source(error);
     while let Some(cause) = source {
         all += &format!("{cause}\n{cause:?}");

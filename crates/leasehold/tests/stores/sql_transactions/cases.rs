@@ -74,8 +74,7 @@ async fn r23_released_by_commit_by_rollback_and_by_drop() {
         assert_eq!(error.kind(), ErrorKind::Contended, "{error}");
         assert_eq!(error.name().unwrap().as_str(), "a");
         one_line(&error);
-        let error =
-            lock_in_timeout(&mut other, "a", Duration::from_millis(50)).await.unwrap_err();
+        let error = lock_in_timeout(&mut other, "a", Duration::from_millis(50)).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
         // The transaction that was refused is as good as before. (Not from a table: that would
         // take a snapshot.)
@@ -153,7 +152,10 @@ async fn r52_two_names_are_held_at_once() {
 async fn r52_a_table_without_a_unique_index_is_refused() {
     let bed = bed().await;
     for (wrong, name) in [
-        ("CREATE TABLE leasehold_row_lock (name VARCHAR(500) NOT NULL, taken BIGINT NOT NULL)", "x"),
+        (
+            "CREATE TABLE leasehold_row_lock (name VARCHAR(500) NOT NULL, taken BIGINT NOT NULL)",
+            "x",
+        ),
         (
             "CREATE TABLE leasehold_row_lock (id BIGINT, name VARCHAR(500) NOT NULL, \
              taken BIGINT NOT NULL, UNIQUE (name, id))",
@@ -177,7 +179,7 @@ async fn r23_a_missing_table_is_said_with_the_fix() {
     let error = lock_in(&mut tx, "a").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
     one_line(&error);
-    assert!(error.to_string().contains("install"), "{error}");
+    assert!(format!("{error:#}").contains("install"), "{error}");
 }
 
 #[tokio::test]
@@ -441,7 +443,8 @@ async fn r26_a_crashed_attempt_is_taken_over_and_a_failed_one_at_once() {
         _ = begun => {}
     }
     // Within its lease others are told that it is at it, in a transaction too …
-    let at_it = once("k").wait(Duration::ZERO).run(&bed.pool, |_| async { Ok::<_, Error>("no".into()) });
+    let at_it =
+        once("k").wait(Duration::ZERO).run(&bed.pool, |_| async { Ok::<_, Error>("no".into()) });
     let error = at_it.await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
     let mut tx = bed.pool.begin().await.unwrap();
@@ -491,7 +494,7 @@ async fn r26_a_key_that_comes_with_another_request_is_refused() {
         for refused in [run(key, Some("b")).await, run_in(key, "b").await] {
             let error = refused.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
-            assert!(error.to_string().contains("another request"), "{error}");
+            assert!(format!("{error:#}").contains("another request"), "{error}");
         }
     }
     // Under way; and one that crashed may be another's by mistake all the more.
@@ -537,9 +540,8 @@ async fn r26_an_attempt_outlives_its_lease_by_renewal_and_a_late_one_stores_noth
     let late = once("late").lease(Duration::from_secs(60)).run(pool, |_| async {
         let sql = "UPDATE leasehold_once SET lease_end = 0 WHERE state = 'started'";
         sqlx::query(sql).execute(pool).await.map_err(database::error)?;
-        let next = once("late").run(pool, |a| async move {
-            Ok::<_, Error>(format!("next {}", a.number()))
-        });
+        let next = once("late")
+            .run(pool, |a| async move { Ok::<_, Error>(format!("next {}", a.number())) });
         assert_eq!(next.await?, Ran::First("next 2".into()));
         Ok::<_, Error>("late".into())
     });
@@ -574,7 +576,8 @@ async fn r26_a_sweep_is_bounded() {
     let bed = bed().await;
     let failed = || async { Err::<String, Error>(Error::new(ErrorKind::Full, "no paper")) };
     for n in 0..3 {
-        let done = once(format!("done {n}")).run(&bed.pool, |_| async { Ok::<_, Error>("x".into()) });
+        let done =
+            once(format!("done {n}")).run(&bed.pool, |_| async { Ok::<_, Error>("x".into()) });
         assert!(done.await.unwrap().is_first());
         once(format!("failed {n}")).run(&bed.pool, |_| failed()).await.unwrap_err();
     }
@@ -675,15 +678,15 @@ impl Payment {
 #[tokio::test]
 async fn r26_an_error_that_is_an_outcome_is_kept_and_its_work_undone() {
     let bed = bed().await;
-    let key = |key: &str| once(key).fingerprint("100").keep_errors(Payment::kept, Payment::Declined);
+    let key =
+        |key: &str| once(key).fingerprint("100").keep_errors(Payment::kept, Payment::Declined);
     let declined = |outcome: Result<String, Payment>| match outcome {
         Err(Payment::Declined(why)) => why,
         other => panic!("{other:?}"),
     };
     for time in 0..2 {
-        let ran = key("out").run(&bed.pool, |_| async {
-            Err(Payment::Declined("no \0 money".into()))
-        });
+        let ran =
+            key("out").run(&bed.pool, |_| async { Err(Payment::Declined("no \0 money".into())) });
         let ran = ran.await.unwrap();
         assert_eq!(ran.is_first(), time == 0);
         assert_eq!(declined(ran.into_outcome()), "no \0 money");
@@ -714,7 +717,10 @@ async fn r26_an_error_that_is_an_outcome_is_kept_and_its_work_undone() {
         one_line(&error);
         let other = once(name).fingerprint("200").keep_errors(Payment::kept, Payment::Declined);
         let refused = other.run_in(&mut tx, async |_| Ok("no".into())).await.unwrap_err();
-        assert!(matches!(&refused, Payment::Failed(e) if e.kind() == ErrorKind::Mismatch), "{refused:?}");
+        assert!(
+            matches!(&refused, Payment::Failed(e) if e.kind() == ErrorKind::Mismatch),
+            "{refused:?}"
+        );
     }
     tx.rollback().await.unwrap();
     // What is not kept leaves the key free, and what is done is done.
@@ -724,11 +730,14 @@ async fn r26_an_error_that_is_an_outcome_is_kept_and_its_work_undone() {
         for time in 0..3 {
             let ran = match name {
                 "in 2" => {
-                    let work = async |_: &mut Tx<'_>| if time == 0 { Err(fails()) } else { Ok("paid".into()) };
+                    let work = async |_: &mut Tx<'_>| {
+                        if time == 0 { Err(fails()) } else { Ok("paid".into()) }
+                    };
                     key(name).run_in(&mut tx, work).await
                 }
                 _ => {
-                    let work = |_| async { if time == 0 { Err(fails()) } else { Ok("paid".into()) } };
+                    let work =
+                        |_| async { if time == 0 { Err(fails()) } else { Ok("paid".into()) } };
                     key(name).run(&bed.pool, work).await
                 }
             };
@@ -989,7 +998,8 @@ async fn r35_the_printed_sql_does_what_it_says() {
     {
         let mut tx = c.begin().await.unwrap();
         (&mut *tx).execute(sqlx::raw_sql(raise(resource, token, 0))).await.unwrap();
-        let told: i64 = sqlx::query_scalar(look(resource, token, 0)).fetch_one(&mut *tx).await.unwrap();
+        let told: i64 =
+            sqlx::query_scalar(look(resource, token, 0)).fetch_one(&mut *tx).await.unwrap();
         assert_eq!(told, seen, "{resource} {token}");
         match told > token as i64 {
             true => tx.rollback().await.unwrap(),
@@ -1011,7 +1021,8 @@ async fn r35_the_printed_sql_does_what_it_says() {
             let seen: i64 = sqlx::query_scalar(sql).fetch_one(&mut *c).await.unwrap();
             assert_eq!(seen > token as i64, !is_written, "{token}");
         }
-        let n: i64 = sqlx::query_scalar("SELECT n FROM t WHERE id = 1").fetch_one(&mut *c).await.unwrap();
+        let n: i64 =
+            sqlx::query_scalar("SELECT n FROM t WHERE id = 1").fetch_one(&mut *c).await.unwrap();
         assert_eq!(n, left);
     }
 }

@@ -226,7 +226,7 @@ async fn r26_r40_a_paused_attempt_cannot_write_late() {
                 run_sql(&mut tx, "UPDATE t SET n = 100 WHERE id = 1").await;
                 let late = attempt.check(&mut tx).await.unwrap_err();
                 assert_eq!(late.kind(), ErrorKind::Lost, "{late}");
-                assert_eq!(late.to_string().lines().count(), 1);
+                assert_eq!(format!("{late:#}").lines().count(), 1);
                 tx.rollback().await.map_err(database::error)?;
                 Ok::<_, Error>("first".to_owned())
             }
