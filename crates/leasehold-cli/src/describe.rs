@@ -56,7 +56,9 @@ pub(crate) fn seen() -> clap::Command {
         .disable_help_flag(true)
         .disable_version_flag(true)
         .args(all.get_arguments().cloned());
-    bare.subcommands(all.get_subcommands().filter(|command| !command.is_hide_set()).cloned())
+    let visible = all.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
+    // clap_mangen leaves out the help of options that are not in the short help.
+    bare.subcommands(visible.map(|command| command.mut_args(|arg| arg.hide_short_help(false))))
 }
 
 fn print(text: &[u8]) -> ExitCode {

@@ -96,8 +96,8 @@ mod tests {
         let info = LockInfo::new(Name::new("x").unwrap(), Kind::Mutex, 1, vec![claim]);
         assert_eq!(
             describe("x", Some(&info), 1),
-            "waiting for \"x\" (place 1 in the queue): in cooldown for 1m 0s more after web-1 pid 7 \
-             (nightly)"
+            "waiting for \"x\" (place 1 in the queue): in cooldown for 1m 0s more; last held by web-1 \
+             pid 7 (nightly)"
         );
     }
 }

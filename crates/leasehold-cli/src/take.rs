@@ -307,11 +307,19 @@ impl Taking<'_> {
             }
             _ => state,
         };
-        let more = if args.try_only { "drop --try to wait" } else { "wait longer (--wait)" };
-        let frozen = info.as_ref().is_some_and(frozen::is_frozen);
-        let hint = match frozen {
-            true => format!("leasehold unfreeze {}", quoted(name)),
-            false => format!("{more}, or see the queue: leasehold show {}", quoted(name)),
+        let shell_name = quoted(name);
+        let is_held = info.as_ref().is_none_or(|info| info.holders().next().is_some());
+        let hint = match &info {
+            Some(info) if frozen::is_frozen(info) => format!("leasehold unfreeze {shell_name}"),
+            Some(_) if !is_held && by.is_some() => {
+                format!("to end the cooldown: leasehold evict {shell_name}")
+            }
+            // `--once-per` does not wait either.
+            _ if args.quiet => format!("to see the queue: leasehold show {shell_name}"),
+            _ if args.try_only => {
+                format!("drop --try to wait, or see the queue: leasehold show {shell_name}")
+            }
+            _ => format!("wait longer (--wait), or see the queue: leasehold show {shell_name}"),
         };
         let failure = Failure::new(args.conflict_code(), message).hint(hint);
         Failure { silent: args.quiet, ..failure }
@@ -336,7 +344,7 @@ pub(crate) fn held_by(info: &LockInfo) -> Option<String> {
             let by = departed.holder.host.escape_debug();
             format!("frozen{left} by {by}: {}", reason.escape_debug())
         }
-        None => format!("in cooldown{left} after {}", departed.holder),
+        None => format!("in cooldown{left}; last held by {}", departed.holder),
     })
 }
 

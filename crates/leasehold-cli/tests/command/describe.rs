@@ -38,7 +38,13 @@ fn each_command_has_a_page() {
     }
     assert!(!place.path("leasehold-watchdog.1").exists());
     let page = printed(&place, &["man", "run"]);
-    assert!(page.contains(".TH leasehold-run 1") && page.contains("Exit status"), "{page}");
+    assert!(
+        page.contains(".TH leasehold-run 1")
+            && page.contains("two of four permits")
+            && page.contains("take K of the N permits")
+            && page.contains("Exit status"),
+        "{page}"
+    );
     assert_eq!(place.code(&["man", "nothing"]), 2);
     assert_eq!(place.code(&["man", "watchdog"]), 2);
 }

@@ -248,7 +248,8 @@ fn f72_what_is_kept_closed_is_not_said_to_be_held() {
     let output = place.output(&["run", "--try", "x", "--", "true"]);
     let told = said(&output);
     assert_eq!(output.status.code(), Some(75), "{told}");
-    assert!(told.contains("in cooldown for 59m") && !told.contains("held by"), "{told}");
+    assert!(told.contains("in cooldown for 59m") && !told.contains("is held by"), "{told}");
+    assert!(told.ends_with("\nhint: to end the cooldown: leasehold evict x\n"), "{told}");
     // The same word for people and for programs.
     assert!(printed(&place.output(&["show", "x"])).contains("departed"));
     assert_eq!(place.show("x")["claims"][0]["state"], "departed");

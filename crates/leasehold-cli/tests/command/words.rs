@@ -1,4 +1,4 @@
-//! One word for one state, wherever the command tells of it: the table in README has them.
+//! One word for one state in all outputs of the command. A table in the documentation lists them.
 
 use std::collections::BTreeSet;
 use std::process::Stdio;
@@ -9,11 +9,17 @@ use crate::common::{Place, Running, eventually};
 #[cfg(feature = "top")]
 use crate::top::Top;
 
-/// The words of the table in README.
+/// The words of the table in the documentation.
 fn table() -> BTreeSet<String> {
-    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md"));
-    let page = page.unwrap();
-    let (_, after) = page.split_once("| in Rust | in the command | meaning |").unwrap();
+    let pages = ["docs/guide/operations.md", "README.md"].map(|page| {
+        let path = format!("{}/../../{page}", env!("CARGO_MANIFEST_DIR"));
+        std::fs::read_to_string(path).unwrap_or_default()
+    });
+    let table = |page: &String| {
+        let (_, after) = page.split_once("| in Rust | in the command | meaning |")?;
+        Some(after.to_owned())
+    };
+    let after = pages.iter().find_map(table).unwrap();
     let rows = after.lines().skip(2).take_while(|line| line.starts_with('|'));
     let words = rows.filter_map(|row| row.split('|').nth(2));
     words.map(|word| word.trim().trim_matches('`').to_owned()).collect()
@@ -107,7 +113,7 @@ fn a_state_has_one_word_in_all_outputs() {
 
     let table = table();
     for word in words.iter().chain(&["at_risk", "lost", "released", "ended"]) {
-        assert!(table.contains(*word), "{word} is not in README's table: {table:?}");
+        assert!(table.contains(*word), "{word} is not in the table: {table:?}");
     }
     assert_eq!(table.len(), 7, "{table:?}");
 }
