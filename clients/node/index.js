@@ -1,17 +1,17 @@
 'use strict';
-// Locks for programs on more than one process or machine.
+// Distributed locks with fencing tokens.
 //
-// The lock is held by the command `leasehold hold`, which this module starts and follows: it waits its turn,
-// renews the lease, and gives the lock back when it is told to, or when this process is gone, however that came.
-// Nothing stops a program when its lock is lost: look at `held.lost` before what matters, listen to 'lost', or
-// give `held.token` to a resource that refuses the smaller of two.
+// This module starts the command `leasehold hold` for each lock. The command waits in the queue and renews the lease. It
+// releases the lock on request, and when this process ends for whatever reason. Nothing stops a program when its lock is
+// lost: check `held.lost` before critical steps, listen to 'lost', or send `held.token` to a resource that rejects smaller
+// tokens than it has seen.
 
 const { spawn } = require('node:child_process');
 const { EventEmitter } = require('node:events');
 const { createInterface } = require('node:readline');
 const { setTimeout: sleep } = require('node:timers/promises');
 
-/** The command said no. `code` is its exit code, the message its own line. */
+/** The command failed. `code` is its exit code. */
 class LeaseholdError extends Error {
   constructor(message, code) {
     super(message);
@@ -19,60 +19,60 @@ class LeaseholdError extends Error {
     this.code = code;
   }
 }
-/** Somebody else held the lock for as long as was waited (75). */
+/** Another client held the lock during the whole wait (75). */
 class NotAcquired extends LeaseholdError {}
-/** The store cannot be reached or used (69). */
+/** The store is unreachable or unusable (69). */
 class Unavailable extends LeaseholdError {}
-/** The lock was held, and is not any more (74). */
+/** The lock was held and then lost (74). */
 class Lost extends LeaseholdError {}
 
 const ERRORS = { 69: Unavailable, 74: Lost, 75: NotAcquired };
-// How long the command has to say that it has released: it gives up on a silent store before that.
+// Milliseconds that the command has to release. It gives up earlier on a store that does not answer.
 const FAREWELL = 30_000;
-// How long a candidate pauses before it stands again, at first and at most.
+// The first and the longest pause before a candidate rejoins the queue, in milliseconds.
 const PAUSE = [100, 10_000];
 
-/** A lock that is held, until it is released or lost. Emits 'lost', 'at_risk' and 'recovered'. */
+/** An acquired lock, until it is released or lost. Emits 'lost', 'at_risk' and 'recovered'. */
 class Held extends EventEmitter {
   constructor(name) {
     super();
     this.name = name;
-    /** The fencing token, a BigInt: it rises from holder to holder. */
+    /** The fencing token, a BigInt: each holder gets a higher one. */
     this.token = null;
-    /** The hold as a string, for `leasehold check`. */
+    /** The hold as a string, for `leasehold verify`. */
     this.sequencer = null;
     /** 'waiting', 'held', 'at_risk', 'lost' or 'released'. */
     this.state = 'waiting';
-    /** How many are before it, while it waits. */
+    /** How many claims are ahead in the queue, while it waits. */
     this.ahead = null;
-    /** Who holds, or why nobody may, in words, as it was when the place in the queue last changed. */
+    /** Who holds the lock, or why it is unavailable, in words, when the place in the queue last changed. */
     this.heldBy = null;
-    /** Who holds: objects as `leasehold show --json` has them (host, pid, label, since_seconds, …). */
+    /** The holders, as objects like in `leasehold show --json` (host, pid, label, since_seconds, …). */
     this.holders = [];
     /**
-     * Until when it was certain as it was told last (held, at risk, recovered), a Date; it is renewed long before that.
-     * null: until it ends.
+     * The time until which the lock is guaranteed even if no further renewal succeeds, a Date, as of the last event
+     * (held, at_risk, recovered). null: no limit.
      */
     this.deadline = null;
     /** Why it was lost. */
     this.reason = null;
   }
 
-  /** Whether it is not held any more, though nobody released it. */
+  /** Whether the lock was lost. */
   get lost() {
     return this.state === 'lost';
   }
 
-  /** Throws `Lost` if the lock is not held any more. Asks nobody. */
+  /** Throws `Lost` if the lock was lost. Does not contact the store. */
   check() {
     if (this.lost) throw this._loss();
   }
 
-  /** Gives the lock back. Rejects with `Lost` if it was lost before. A second time it says the same. */
+  /** Releases the lock. Rejects with `Lost` if it was lost before. A second call has the same result. */
   async release() {
     this._leaving = true;
     this._process.stdin.end('release\n');
-    // One that does not end is not waited for for ever; the lease ends what it held.
+    // If the command hangs, it is killed, and the lease ends its hold.
     const timer = setTimeout(() => this._process.kill('SIGKILL'), FAREWELL);
     await this._ended.finally(() => clearTimeout(timer));
     this.check();
@@ -84,26 +84,34 @@ class Held extends EventEmitter {
 }
 
 /**
- * Takes a lock; resolves with what is `Held`.
+ * Acquires a lock and resolves with a `Held`.
  *
- * Options, all of them optional. `store`: its URL. `wait`: for how many milliseconds; 0: not at all; without it:
- * for ever. `lease`, `maxHold`, `atLeast`, `lockDelay`: milliseconds. `shared`, `exclusive`: the sides of a
- * read-write lock. `of`, `permits`: a semaphore. `label`: what others read about this holder. `onWaiting`:
- * called with what is `Held` to be, as it stands in the queue and whenever its place changes. `signal`: an AbortSignal
- * that ends the waiting. `command`: the program, if it is not the one in the PATH.
+ * Options, with times in milliseconds:
+ * - `store`: the URL of the store
+ * - `wait`: the longest wait; 0: do not wait; default: no limit
+ * - `lease`: the time until the lock of a crashed machine is freed
+ * - `maxHold`: the longest hold
+ * - `atLeast`: the shortest hold: the lock stays taken for this long even if it is released earlier
+ * - `lockDelay`: how long the lock stays unavailable after a crash
+ * - `shared`, `exclusive`: the two sides of a read-write lock
+ * - `of`, `permits`: the size of a semaphore, and how many permits to take
+ * - `label`: text that other clients see for this holder
+ * - `onWaiting`: called with the `Held` when it joins the queue and whenever its place changes
+ * - `signal`: an AbortSignal that ends the wait
+ * - `command`: the path of the `leasehold` program
  */
 function lock(name, options = {}) {
   const { store, shared, exclusive, signal, command = process.env.LEASEHOLD_COMMAND ?? 'leasehold' } = options;
   const times = { wait: options.wait, lease: options.lease, 'max-hold': options.maxHold };
-  Object.assign(times, { 'at-least': options.atLeast, 'lock-delay': options.lockDelay });
-  const values = { of: options.of, permits: options.permits, label: options.label };
-  const said = (all, unit) =>
+  Object.assign(times, { 'min-hold': options.atLeast, 'lock-delay': options.lockDelay });
+  const values = { max: options.of, permits: options.permits, label: options.label };
+  const wordsOf = (all, unit) =>
     Object.entries(all).flatMap(([word, value]) => (value == null ? [] : [`--${word}=${value}${unit}`]));
-  const words = ['hold', '--json', ...said(times, 'ms'), ...said(values, '')];
+  const words = ['hold', '--json', ...wordsOf(times, 'ms'), ...wordsOf(values, '')];
   if (shared) words.push('--shared');
   if (exclusive) words.push('--exclusive');
   words.push('--', name);
-  // Not among the words, which anybody on this machine can read: it may have a password.
+  // In the environment, because all users can read command lines, and a URL may contain a password.
   const env = store == null ? process.env : { ...process.env, LEASEHOLD_STORE: store };
   if (signal?.aborted) return Promise.reject(signal.reason);
   const { onWaiting } = options;
@@ -112,11 +120,11 @@ function lock(name, options = {}) {
 }
 
 function follow(held, { command, words, env, signal, onWaiting }, resolve, reject) {
-  // In a session of its own: Ctrl-C is for us, who may have to clean up under the lock.
+  // In a session of its own: Ctrl-C must reach only this process, which may have to clean up under the lock.
   const child = spawn(command, words, { env, stdio: ['pipe', 'pipe', 'pipe'], detached: true });
   const cannot = (error) => `cannot start ${command}: ${error.message}`;
   if (!child.stdin) {
-    // No more processes, or no more files.
+    // Out of processes or files.
     child.on('error', (error) => reject(new LeaseholdError(cannot(error))));
     return;
   }
@@ -138,11 +146,11 @@ function follow(held, { command, words, env, signal, onWaiting }, resolve, rejec
       last = {};
     }
     if (!last.event) {
-      errors = `${command} speaks of other things: is it leasehold?`;
+      errors = `unexpected output from ${command}: it is not the leasehold command`;
       child.kill('SIGKILL');
       return;
     }
-    hear(held, last, line, resolve);
+    apply(held, last, line, resolve);
     if (last.event === 'waiting') onWaiting?.(held);
     if (held.state !== 'waiting') signal?.removeEventListener('abort', abort);
   });
@@ -155,38 +163,38 @@ function follow(held, { command, words, env, signal, onWaiting }, resolve, rejec
       } else if (last.event === 'released') {
         held.state = 'released';
       } else {
-        // Without a word it was killed: nobody renews the lock any more.
+        // No last line: the command was killed, and the lock is no longer renewed.
         lose(held, message);
       }
     };
     child.on('error', (error) => end(cannot(error)));
-    child.on('close', (code, by) => end(errors.trim() || `leasehold ended with ${code ?? by}`, code));
+    child.on('close', (code, by) => end(errors.trim() || `leasehold exited with ${code ?? by}`, code));
   });
 }
 
-function hear(held, told, line, resolve) {
-  if (told.event === 'waiting') {
-    held.ahead = told.ahead;
-    held.heldBy = told.held_by ?? null;
-    held.holders = told.holders ?? [];
-  } else if (told.event === 'held') {
+function apply(held, event, line, resolve) {
+  if (event.event === 'waiting') {
+    held.ahead = event.ahead;
+    held.heldBy = event.held_by ?? null;
+    held.holders = event.holders ?? [];
+  } else if (event.event === 'held') {
     held.state = 'held';
-    // All its digits: a number here has 53 bits.
+    // From the text: a JavaScript number has only 53 bits.
     held.token = BigInt(/"token":(\d+)/.exec(line)[1]);
-    held.sequencer = told.sequencer;
-    held.deadline = deadline(told);
+    held.sequencer = event.sequencer;
+    held.deadline = deadline(event);
     resolve(held);
-  } else if (told.event === 'at_risk' || told.event === 'recovered') {
-    held.state = told.event === 'at_risk' ? 'at_risk' : 'held';
-    held.deadline = deadline(told);
-    held.emit(told.event);
-  } else if (told.event === 'lost') {
-    // At once: it may take its time to end, where the store is silent.
-    lose(held, told.reason);
+  } else if (event.event === 'at_risk' || event.event === 'recovered') {
+    held.state = event.event === 'at_risk' ? 'at_risk' : 'held';
+    held.deadline = deadline(event);
+    held.emit(event.event);
+  } else if (event.event === 'lost') {
+    // Immediately: the command may take a while to end if the store does not answer.
+    lose(held, event.reason);
   }
 }
 
-const deadline = (told) => (told.deadline == null ? null : new Date(told.deadline * 1000));
+const deadline = (event) => (event.deadline == null ? null : new Date(event.deadline * 1000));
 
 function lose(held, reason) {
   if (held.lost) return;
@@ -195,7 +203,7 @@ function lose(held, reason) {
   if (!held._leaving) held.emit('lost', held._loss());
 }
 
-/** Takes the lock, does `work` with what is held, and gives it back. Rejects with `Lost` if it was lost meanwhile. */
+/** Acquires the lock, calls `work` with the `Held`, and releases it. Rejects with `Lost` if the lock was lost meanwhile. */
 async function withLock(name, options, work) {
   if (typeof options === 'function') [options, work] = [{}, options];
   const held = await lock(name, options);
@@ -203,7 +211,7 @@ async function withLock(name, options, work) {
   try {
     done = await work(held);
   } catch (error) {
-    // What went wrong inside says more than that the lock was lost.
+    // The error of `work` is more useful than the loss of the lock.
     await held.release().catch(() => {});
     throw error;
   }
@@ -212,10 +220,10 @@ async function withLock(name, options, work) {
 }
 
 /**
- * An election: `for await (const term of elect('books', { signal }))` waits until it leads, and the body works with what is
- * `Held`, whose token is the term's number, until that is `lost` or the signal says so. After it the term is given back,
- * and it stands again, after a pause that grows while terms are short, and through outages of any length. It ends with
- * the signal, or as the loop is left. Options as those of `lock`.
+ * Leader election. `for await (const term of elect('books', { signal }))` waits until this process leads. The body works
+ * with the `Held`, whose token is the number of the term, until `term.lost` or the signal. After the body, the candidate
+ * releases the lock and rejoins the queue, after a pause that grows while terms are short. It retries through outages
+ * of any length. The signal, or leaving the loop, ends it. Options as for `lock`.
  */
 async function* elect(name, options = {}) {
   const { signal } = options;
@@ -228,14 +236,14 @@ async function* elect(name, options = {}) {
       term = await lock(name, options);
     } catch (error) {
       if (signal?.aborted) return;
-      // One that was killed can be started again; one that is not there, or refuses, cannot.
+      // A command that was killed can be restarted. One that does not exist, or rejects its options, cannot.
       if (error.code !== null && !(error.code in ERRORS)) throw error;
     }
     if (term) {
       try {
         yield term;
       } finally {
-        // Whoever is deposed stands again.
+        // The lock may be lost: the candidate rejoins the queue anyway.
         await term.release().catch(() => {});
       }
     }

@@ -18,23 +18,23 @@ books = leasehold.elect("books", store=URL)
 def transaction(work, fenced_by=None):
     url = urllib.parse.urlsplit(URL)
     db = pg8000.native.Connection(url.username, url.hostname, url.path[1:], url.port or 5432, url.password)
-    try:  # What is not committed when the connection ends, is undone.
+    try:  # Work that is not committed when the connection ends is rolled back.
         db.run("BEGIN")
         if fenced_by and db.run(FENCE, name=fenced_by.name, token=fenced_by.token)[0][0] > fenced_by.token:
-            return 409, "a later holder has written"  # we were stopped for longer than our lease
+            return 409, "a later holder has written"  # this process was paused for longer than its lease
         answer = work(db)
         db.run("COMMIT")
         return answer
     finally:
         db.close()
 
-def order(key, item):  # Once for each key, however often it is sent: whoever comes second waits for the first.
+def order(key, item):  # Once per key, however often it is sent: a second request waits for the first.
     def work(db):
         new = db.run("INSERT INTO py_orders (key, item) VALUES (:key, :item) ON CONFLICT DO NOTHING RETURNING id", key=key, item=item)
         return (201, new[0][0]) if new else (200, db.run("SELECT id FROM py_orders WHERE key = :key", key=key)[0][0])
-    return transaction(work) if key else (400, "which order is it: Idempotency-Key")
+    return transaction(work) if key else (400, "the header Idempotency-Key is missing")
 
-def deposit(account, amount):  # Reads, thinks, writes: under a lock, and behind its fence.
+def deposit(account, amount):  # Reads, computes and writes: under a lock, with a fenced write.
     def work(db):
         db.run("INSERT INTO py_accounts (id) VALUES (:id) ON CONFLICT DO NOTHING", id=account)
         after = db.run("SELECT balance FROM py_accounts WHERE id = :id", id=account)[0][0] + amount
@@ -42,18 +42,18 @@ def deposit(account, amount):  # Reads, thinks, writes: under a lock, and behind
     with leasehold.lock(f"account:{account}", store=URL, wait=2) as held:
         return transaction(work, fenced_by=held)
 
-def report():  # Two at once on all machines; the third is told to come later.
+def report():  # At most two at once on all machines: a third request is rejected.
     with leasehold.lock("reports", store=URL, of=2, wait=0):
         time.sleep(1)
         return 200, "all is well"
 
-def close_the_books():  # One instance does this, for as long as it leads; another takes over.
+def close_the_books():  # Only the leader does this. Another instance takes over when it is gone.
     for term in books:
         try:
             while books.leads(0.1):
                 transaction(lambda db: db.run("INSERT INTO py_books (term) VALUES (:t)", t=term.token), fenced_by=term)
         except Exception as error:
-            print(f"the term ends: {error}", file=sys.stderr)
+            print(f"term ended: {error}", file=sys.stderr)
 
 class Bank(BaseHTTPRequestHandler):
     def answer(self):
@@ -67,7 +67,7 @@ class Bank(BaseHTTPRequestHandler):
                 case ["GET", "leader"] if (term := books.term): status, text = 200, term.token
                 case ["GET", "ready"]: status, text = transaction(lambda db: (200, "ready"))
                 case _: status, text = 404, ""
-        except (KeyError, ValueError): status, text = 400, "that makes no sense"
+        except (KeyError, ValueError): status, text = 400, "bad request"
         except Exception as error: status, text = getattr(error, "status", 500), (print(error, file=sys.stderr), "")[1]
         self.send_response(status), self.end_headers(), self.wfile.write(str(text).encode())
     do_GET = do_POST = answer

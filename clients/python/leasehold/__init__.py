@@ -1,4 +1,4 @@
-"""Locks for programs on more than one thread, process or machine.
+"""Distributed locks with fencing tokens.
 
     import leasehold
 
@@ -8,16 +8,15 @@
     async with leasehold.lock("nightly-report") as held:
         ...
 
-The lock is held by the command ``leasehold hold``, which this module starts and follows: it waits its turn,
-renews the lease, and gives the lock back when it is told to, or when this process is gone, however that came.
-Without a ``store`` it is what LEASEHOLD_STORE says, or else ``file:``, a directory on this machine.
+This module starts the command ``leasehold hold`` for each lock. The command waits in the queue and renews the lease.
+It releases the lock on request, and when this process ends for whatever reason. The default of ``store`` is
+LEASEHOLD_STORE, or ``file:``, a directory on this machine.
 
-Nothing stops a thread when its lock is lost: look at ``held.lost`` before what matters, or give ``held.token``
-to a resource that refuses the smaller of two. At the end of the ``with``, a lock that was lost meanwhile
-raises ``Lost``.
+Nothing stops a thread when its lock is lost. Check ``held.lost`` before critical steps, or send ``held.token`` to a
+resource that rejects smaller tokens than it has seen. A ``with`` block raises ``Lost`` at its end if the lock was lost.
 
-A child made by ``os.fork`` (and ``multiprocessing`` by fork) has the lock's pipes open too: the lock is then
-given back when both are gone, or when the parent releases it.
+A child created by ``os.fork`` (or by ``multiprocessing`` with fork) inherits the lock's pipes. The lock is then
+released when both processes have ended, or when the parent releases it.
 """
 
 import asyncio
@@ -36,7 +35,7 @@ __all__ = ["Election", "Error", "Held", "Lock", "Lost", "NotAcquired", "Unavaila
 
 
 class Error(Exception):
-    """The command said no. ``code`` is its exit code, the message its own line, ``status`` what a web service answers."""
+    """The command failed. ``code`` is its exit code, ``status`` an HTTP status for web services."""
 
     status = 500
 
@@ -46,66 +45,66 @@ class Error(Exception):
 
 
 class NotAcquired(Error):
-    """Somebody else held the lock for as long as was waited (75)."""
+    """Another client held the lock during the whole wait (75)."""
 
     status = 423
 
 
 class Unavailable(Error):
-    """The store cannot be reached or used (69)."""
+    """The store is unreachable or unusable (69)."""
 
     status = 503
 
 
 class Lost(Error):
-    """The lock was held, and is not any more (74)."""
+    """The lock was held and then lost (74)."""
 
 
 _ERRORS = {69: Unavailable, 74: Lost, 75: NotAcquired}
-# How long the command has to say that it has released: it gives up on a silent store before that.
+# Seconds that the command has to release. It gives up earlier on a store that does not answer.
 _FAREWELL = 30
-# How long a candidate pauses before it stands again, at first and at most.
+# The first and the longest pause before a candidate rejoins the queue, in seconds.
 _PAUSE = (0.1, 10)
 
 
 def lock(name, **options):
-    """A lock of this name; see :class:`Lock`."""
+    """Returns a lock of this name: see :class:`Lock`."""
     return Lock(name, **options)
 
 
 def elect(name, **options):
-    """An election for this name; see :class:`Election`."""
+    """Returns an election for this name: see :class:`Election`."""
     return Election(name, **options)
 
 
 class Election:
-    """One of many leads, and when it is gone another takes over. The options are those of :class:`Lock`.
+    """Leader election: one candidate leads, and another takes over when it is gone. Options as for :class:`Lock`.
 
         election = leasehold.elect("books", store=URL)
-        for term in election:           # waits until it leads; term is a Held, its token the term's number
-            while election.leads(0.1):  # sleeps so long; False when the term is over, or `stop` was called
+        for term in election:           # waits until it leads; term is a Held, its token is the term's number
+            while election.leads(0.1):  # sleeps 0.1 s; False when the term has ended or `stop` was called
                 write_entry(token=term.token)
 
-    At the end of the loop's body the term is given back, and it stands again, after a pause that grows while terms are
-    short, and through outages of any length. What the body raises ends the loop, and the term with it.
+    At the end of the loop's body, the candidate releases the lock and rejoins the queue, after a pause that grows while
+    terms are short. It retries through outages of any length. An exception in the body ends the loop and the term.
     """
 
     def __init__(self, name, **options):
         self._lock = Lock(name, **options)
-        #: The :class:`Held` of the term that is led now, or None.
+        #: The :class:`Held` of the current term, or None.
         self.term = None
         self._stopped = threading.Event()
-        self._stands = None
+        self._candidate = None
 
     def stop(self):
-        """Ends the loop: the waiting at once, a term when its body looks. From any thread, and from a signal's handler."""
+        """Ends the loop. A wait ends immediately, a term when its body calls :meth:`leads`. Safe in any thread and in signal handlers."""
         self._stopped.set()
-        stands = self._stands
-        if stands and not self.term:
-            stands._abandon()
+        candidate = self._candidate
+        if candidate and not self.term:
+            candidate._abandon()
 
     def leads(self, pause=0):
-        """Whether the term stands, after so many seconds; at once when it is to end."""
+        """Sleeps this many seconds and returns whether the term continues. Returns earlier if `stop` is called."""
         self._stopped.wait(pause)
         return not self._stopped.is_set() and self.term is not None and not self.term.lost.is_set()
 
@@ -116,7 +115,7 @@ class Election:
             try:
                 yield from self._one_term()
             except Error as error:
-                # One that was killed can be started again; one that is not there, or refuses, cannot.
+                # A command that was killed can be restarted. One that does not exist, or rejects its options, cannot.
                 may_pass = error.code in _ERRORS or (error.code or 0) < 0
                 if not may_pass and not self._stopped.is_set():
                     raise
@@ -126,28 +125,38 @@ class Election:
             pause = min(2 * pause, longest)
 
     def _one_term(self):
-        stands = self._stands = self._lock._start()
+        candidate = self._candidate = self._lock._start()
         try:
             if self._stopped.is_set():
                 return
-            self.term = stands._granted.result()
+            self.term = candidate._granted.result()
             yield self.term
             self.term = None
-            stands.release()
+            candidate.release()
         finally:
             self.term = None
-            stands._abandon()
+            candidate._abandon()
 
 
 class Lock:
-    """How a lock is to be taken. It may be taken again and again, and by several threads at once.
+    """A lock with its options. It can be acquired repeatedly, and by several threads at once.
 
-    ``store``: its URL. ``wait``: for how many seconds; None: for ever; 0: not at all. ``lease``: for how many
-    seconds it stays taken if this machine dies. ``max_hold``, ``at_least``, ``lock_delay``: seconds.
-    ``shared`` and ``exclusive``: the sides of a read-write lock. ``of`` and ``permits``: a semaphore. ``label``:
-    what others read about this holder. ``on_waiting``: called with the :class:`Held`, in a thread of the lock's, as it
-    stands in the queue and whenever its place changes. ``on_lost``: called so when it is lost. ``command``: the
-    program, if it is not the one that came with this package or is in the PATH.
+    All times are in seconds.
+
+    - ``store``: the URL of the store
+    - ``wait``: the longest wait; None: no limit; 0: do not wait
+    - ``lease``: the time until the lock of a crashed machine is freed
+    - ``max_hold``: the longest hold
+    - ``at_least``: the shortest hold: the lock stays taken for this long even if it is released earlier
+    - ``lock_delay``: how long the lock stays unavailable after a crash
+    - ``shared``, ``exclusive``: the two sides of a read-write lock
+    - ``of``, ``permits``: the size of a semaphore, and how many permits to take
+    - ``label``: text that other clients see for this holder
+    - ``on_waiting``: called with the :class:`Held` when it joins the queue and whenever its place changes
+    - ``on_lost``: called with the :class:`Held` when the lock is lost
+    - ``command``: the path of the ``leasehold`` program
+
+    The callbacks run in a background thread.
     """
 
     def __init__(
@@ -169,25 +178,25 @@ class Lock:
         on_lost=None,
         command=None,
     ):
-        seconds = {"wait": wait, "lease": lease, "max-hold": max_hold, "at-least": at_least, "lock-delay": lock_delay}
-        # Milliseconds are as fine as the command reads them.
+        seconds = {"wait": wait, "lease": lease, "max-hold": max_hold, "min-hold": at_least, "lock-delay": lock_delay}
+        # The command reads durations to the millisecond.
         words = [f"--{option}={round(value * 1000)}ms" for option, value in seconds.items() if value is not None]
         words += ["--shared"] if shared else []
         words += ["--exclusive"] if exclusive else []
-        numbers = {"of": of, "permits": permits, "label": label}
+        numbers = {"max": of, "permits": permits, "label": label}
         words += [f"--{option}={value}" for option, value in numbers.items() if value is not None]
         self.name = name
         self._words = [command or _command(), "hold", "--json", *words, "--", name]
-        # Not among the words, which anybody on this machine can read: it may have a password.
+        # In the environment, because all users can read command lines, and a URL may contain a password.
         self._environment = {**os.environ, **({"LEASEHOLD_STORE": store} if store is not None else {})}
         self._on_waiting = on_waiting
         self._on_lost = on_lost
-        # What was entered and not left: by whoever leaves in another context than it entered in.
+        # Entered and not yet left, for code that leaves in another context than it entered in.
         self._entries = []
         self._entries_lock = threading.Lock()
 
     def acquire(self):
-        """Takes the lock, and returns a :class:`Held`."""
+        """Acquires the lock and returns a :class:`Held`."""
         held = self._start()
         try:
             return held._granted.result()
@@ -196,7 +205,7 @@ class Lock:
             raise
 
     async def acquire_async(self):
-        """The same for asyncio. Cancelled, it takes nothing."""
+        """Like :meth:`acquire`, for asyncio. If it is cancelled, no lock is taken."""
         held = self._start()
         try:
             return await asyncio.wrap_future(held._granted)
@@ -214,7 +223,7 @@ class Lock:
         try:
             self._left().release()
         except Lost:
-            # What went wrong inside says more.
+            # An exception from the body is more useful.
             if kind is None:
                 raise
 
@@ -223,7 +232,7 @@ class Lock:
 
     async def __aexit__(self, kind, error, trace):
         try:
-            # A task that is cancelled again while it leaves has left all the same.
+            # The release continues if the task is cancelled again.
             await asyncio.shield(asyncio.wrap_future(self._left()._leave()))
         except Lost:
             if kind is None:
@@ -244,32 +253,32 @@ class Lock:
         return held
 
 
-# What this thread, or this task, is inside of: one lock may be entered by many at once. (A generator that is left in
-# another context than it was entered in finds its own only if nobody else is inside: give each its own `Lock`.)
+# The locks that this thread or task has entered: several may enter one lock at once. (A generator that leaves in another
+# context than it entered in finds its own lock only if no other has entered: give each its own `Lock`.)
 _ENTERED = contextvars.ContextVar("leasehold", default=())
 
 
 class Held:
-    """A lock that is held, until it is released or lost."""
+    """An acquired lock, until it is released or lost."""
 
     def __init__(self, name, words, environment, on_waiting, on_lost):
         self.name = name
-        #: The fencing token: it rises from holder to holder.
+        #: The fencing token: each holder gets a higher one.
         self.token = None
-        #: The hold as a string, for ``leasehold check``.
+        #: The hold as a string, for ``leasehold verify``.
         self.sequencer = None
         #: ``waiting``, ``held``, ``at_risk``, ``lost`` or ``released``.
         self.state = "waiting"
-        #: How many are before it, while it waits.
+        #: How many claims are ahead in the queue, while it waits.
         self.ahead = None
-        #: Who holds, or why nobody may, in words, as it was when the place in the queue last changed.
+        #: Who holds the lock, or why it is unavailable, in words, when the place in the queue last changed.
         self.held_by = None
-        #: Who holds: dictionaries as ``leasehold show --json`` has them (host, pid, label, token, since_seconds, …).
+        #: The holders, as dictionaries like in ``leasehold show --json`` (host, pid, label, token, since_seconds, …).
         self.holders = []
-        #: Until when it was certain as it was told last (``held``, ``at_risk``, ``recovered``), in seconds since 1970; it is
-        #: renewed long before that. None: until it ends.
+        #: The time until which the lock is guaranteed even if no further renewal succeeds, in seconds since 1970, as
+        #: of the last event (``held``, ``at_risk``, ``recovered``). None: no limit.
         self.deadline = None
-        #: Set when the lock is not held any more, though nobody released it.
+        #: Set when the lock is lost.
         self.lost = threading.Event()
         #: Why it was lost.
         self.reason = None
@@ -280,7 +289,7 @@ class Held:
         self._leaving = False
         self._owner = os.getpid()
         try:
-            # In a session of its own: Ctrl-C is for us, who may have to clean up under the lock.
+            # In a session of its own: Ctrl-C must reach only this process, which may have to clean up under the lock.
             self._process = subprocess.Popen(
                 words,
                 env=environment,
@@ -294,19 +303,19 @@ class Held:
         threading.Thread(target=self._follow, name=f"leasehold {name}", daemon=True).start()
 
     def check(self):
-        """Raises ``Lost`` if the lock is not held any more. Asks nobody."""
+        """Raises ``Lost`` if the lock was lost. Does not contact the store."""
         if self.lost.is_set():
             raise self._loss()
 
     def release(self):
-        """Gives the lock back. Raises ``Lost`` if it was lost before. A second time it says the same."""
+        """Releases the lock. Raises ``Lost`` if it was lost before. A second call has the same result."""
         if os.getpid() != self._owner:
-            # A fork of whoever took it: it is not ours to give back.
+            # A fork of the process that acquired it must not release it.
             return self._abandon()
         return self._leave().result()
 
     async def until_lost(self):
-        """Returns when the lock is lost, or was released."""
+        """Returns when the lock is lost or released."""
         try:
             await asyncio.shield(asyncio.wrap_future(self._ended))
         except Lost:
@@ -317,7 +326,7 @@ class Held:
 
     def _leave(self):
         self._abandon()
-        # One that does not end is not waited for for ever; the lease ends what it held.
+        # If the command hangs, it is killed, and the lease ends its hold.
         timer = threading.Timer(_FAREWELL, self._process.kill)
         timer.daemon = True
         timer.start()
@@ -325,11 +334,11 @@ class Held:
         return self._ended
 
     def _abandon(self):
-        """Has it give back what it has, or its place in the queue."""
+        """Makes the command release the lock or leave the queue."""
         self._leaving = True
         try:
             if os.getpid() == self._owner:
-                # A fork may have its stdin open, too: then it sees no end of it.
+                # A fork may have the command's stdin open as well, so closing it is not enough.
                 self._process.stdin.write(b"release\n")
             self._process.stdin.close()
         except (OSError, ValueError):
@@ -343,10 +352,10 @@ class Held:
                 if not isinstance(last, dict):
                     last = {}
                     raise ValueError(line)
-                self._hear(last)
+                self._apply(last)
             said = self._process.stderr.read().decode(errors="replace").strip()
         except (ValueError, KeyError, TypeError):
-            said = f"{self._process.args[0]} speaks of other things: is it leasehold?"
+            said = f"unexpected output from {self._process.args[0]}: it is not the leasehold command"
             self._process.kill()
         finally:
             code = self._process.wait()
@@ -354,29 +363,29 @@ class Held:
             self._process.stderr.close()
             self._end(last, code, said)
 
-    def _hear(self, told):
-        event = told["event"]
+    def _apply(self, line):
+        event = line["event"]
         if event == "waiting":
-            self.ahead, self.held_by, self.holders = told["ahead"], told.get("held_by"), told.get("holders", [])
+            self.ahead, self.held_by, self.holders = line["ahead"], line.get("held_by"), line.get("holders", [])
             if self._on_waiting:
                 _call(self._on_waiting, self)
         elif event == "held":
-            self.token, self.sequencer, self.state = told["token"], told["sequencer"], "held"
-            self.deadline = told.get("deadline")
-            # Whoever waited may be gone: then stdin is closed already, and it is given back.
+            self.token, self.sequencer, self.state = line["token"], line["sequencer"], "held"
+            self.deadline = line.get("deadline")
+            # If the wait was cancelled, stdin is closed already, and the command releases the lock.
             if self._granted.set_running_or_notify_cancel():
                 self._granted.set_result(self)
         elif event in ("at_risk", "recovered") and self.state != "lost":
             self.state = "at_risk" if event == "at_risk" else "held"
-            self.deadline = told.get("deadline")
+            self.deadline = line.get("deadline")
         elif event == "lost":
-            # At once: it may take its time to end, where the store is silent.
-            self._lose(told["reason"])
+            # Immediately: the command may take a while to end if the store does not answer.
+            self._lose(line["reason"])
 
     def _end(self, last, code, said):
         if self.token is None:
             # It was never held.
-            message = last.get("message") or said or f"leasehold ended with {code}"
+            message = last.get("message") or said or f"leasehold exited with {code}"
             if not self._granted.cancelled() and self._granted.set_running_or_notify_cancel():
                 self._granted.set_exception(_ERRORS.get(code, Error)(message, code))
             self._ended.set_result(None)
@@ -384,8 +393,8 @@ class Held:
             self.state = "released"
             self._ended.set_result(None)
         else:
-            # Without a word it was killed: nobody renews the lock any more.
-            self._lose(said or f"its leasehold ended with {code}")
+            # No last line: the command was killed, and the lock is no longer renewed.
+            self._lose(said or f"the leasehold process exited with {code}")
 
     def _lose(self, reason):
         if self.state == "lost":
@@ -400,10 +409,10 @@ class Held:
         return f"<leasehold.Held {self.name!r} {self.state} token={self.token}>"
 
 
-def _call(told, held):
-    """What goes wrong there is told as of any thread, and no word of the command's."""
+def _call(callback, held):
+    """Runs a callback. Its exceptions are reported like those of a thread."""
     try:
-        told(held)
+        callback(held)
     except Exception:
         threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
 
@@ -413,5 +422,5 @@ def _command():
     beside = os.path.join(sysconfig.get_path("scripts"), "leasehold")
     found = named or (beside if os.access(beside, os.X_OK) else shutil.which("leasehold"))
     if not found:
-        raise Error("there is no leasehold command in the PATH: install it, or say where by LEASEHOLD_COMMAND")
+        raise Error("the leasehold command is not in the PATH: install it, or set LEASEHOLD_COMMAND to its path")
     return found

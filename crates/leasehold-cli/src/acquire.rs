@@ -1,12 +1,12 @@
 //! `leasehold acquire`: a lock around a section of a shell script.
 //!
 //! A claim belongs to the process that made it, and this process ends before the section begins. So it starts
-//! a [`leasehold hold`](crate::hold) in the background, bound to the [process](crate::process) that the lock
-//! is for, and listens to it until the lock is held. We print the token, and only then tell it to stay: if we
-//! die before that, it sees the pipe close and gives the lock back. No lock is held that nobody knows of.
+//! [`leasehold hold`](crate::hold) in the background, bound to the [process](crate::process) that owns the lock, and
+//! reads its output until the lock is held. It prints the token, and only then writes `stay`. If it is killed before
+//! that, the hold sees the pipe close and releases the lock. So no lock stays held whose token was not printed.
 //!
-//! The process may end, and its number become another's, before the hold looks at it. So after it has looked (it holds)
-//! we look whether the one that we mean is still there: then it was there all the time.
+//! The owner may exit, and its pid be reused, before the hold opens it. So once the lock is held, this process checks
+//! that the owner is still the same: then it existed all the time.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
@@ -26,9 +26,10 @@ use crate::exit::{Failure, SYSTEM};
 use crate::hold::STAY;
 use crate::inherited;
 use crate::process::Process;
+use crate::progress;
 use crate::take::held_by_these;
 
-/// How often what a person sees of the queue is shown anew.
+/// How often the line about the queue is updated.
 const EACH: Duration = Duration::from_secs(1);
 
 pub(crate) fn main(args: &AcquireArgs) -> ExitCode {
@@ -42,9 +43,11 @@ fn acquire(args: &AcquireArgs) -> Result<(), Failure> {
     let whose = || args.pid.map_or_else(Process::reader, Process::with_pid);
     let process = whose()?;
     if inherited::stdout_closed() {
-        return Err(Failure::system("the token cannot be printed", "stdout is closed"));
+        return Err(Failure::system("cannot print the token", "stdout is closed"));
     }
-    let refused = |e: std::io::Error| Failure::system("cannot start leasehold hold", e);
+    let refused = |e: std::io::Error| {
+        Failure::system("cannot start the background process `leasehold hold`", e)
+    };
     keep_descriptors_to_ourselves();
     let mut hold = Command::new("/proc/self/exe");
     hold.arg0("leasehold")
@@ -60,29 +63,29 @@ fn acquire(args: &AcquireArgs) -> Result<(), Failure> {
     unsafe { hold.pre_exec(|| nix::unistd::setsid().map(drop).map_err(Into::into)) };
     let mut hold = hold.spawn().map_err(refused)?;
     let (Some(mut order), Some(said)) = (hold.stdin.take(), hold.stdout.take()) else {
-        return Err(Failure::new(SYSTEM, "cannot talk to leasehold hold"));
+        return Err(no_answer());
     };
     let token = outcome(args, lines(BufReader::new(said)))?;
-    // A shell that starts the parts of a pipeline has both ends of it for a moment, in which we may
-    // have looked: by now it reads what we write, or does not.
+    // A shell that starts the parts of a pipeline has both ends open for a moment. By now it is
+    // clear whether it reads our output.
     let still = whose().and_then(|now| {
         let gone =
-            || Failure::system("nothing is held", format!("process {} is gone", process.pid));
+            || Failure::system("the lock was released", format!("process {} is gone", process.pid));
         if now == process { Ok(()) } else { Err(gone()) }
     });
     if let Err(refused) = still {
-        // Nobody was told of the lock, so it is given back.
+        // The token was not printed, so the lock is released.
         drop(order);
         let _ = hold.wait();
         return Err(refused);
     }
-    writeln!(std::io::stdout(), "{token}")
-        .and_then(|()| std::io::stdout().flush())
-        .map_err(|e| Failure::system("the lock was given back: cannot print its token", e))?;
-    writeln!(order, "{STAY}").map_err(|e| Failure::system("the lock is not held any more", e))
+    writeln!(std::io::stdout(), "{token}").and_then(|()| std::io::stdout().flush()).map_err(
+        |e| Failure::system("the lock was released, because its token could not be printed", e),
+    )?;
+    writeln!(order, "{STAY}").map_err(|e| Failure::system("the lock is no longer held", e))
 }
 
-/// What the hold says, as far as it matters here.
+/// The output of the hold, as far as it matters here.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 enum Said {
@@ -93,12 +96,13 @@ enum Said {
     Failed {
         code: u8,
         message: String,
+        hint: Option<String>,
     },
     #[serde(other)]
     Other,
 }
 
-/// How it stands in the queue.
+/// The place in the queue.
 #[derive(Debug, Deserialize)]
 struct Queue {
     ahead: usize,
@@ -115,7 +119,7 @@ struct Held {
 }
 
 impl Queue {
-    /// For a person, so long after it was said.
+    /// The line for a person. `age`: the time since it was printed.
     fn line(&self, name: &str, age: Duration) -> String {
         let by = match &self.holders[..] {
             [] => self.held_by.clone(),
@@ -124,13 +128,11 @@ impl Queue {
                 Some(held_by_these(&first.holder, since + age, others.len()))
             }
         };
-        let by = by.map_or(String::new(), |by| format!(": {by}"));
-        let place = self.place.unwrap_or(self.ahead + 1);
-        format!("waiting for {name:?}{by}; place {place} of the queue")
+        progress::waiting(name, self.place.unwrap_or(self.ahead + 1), by.as_deref())
     }
 }
 
-/// The lines as they come: a thread reads, so that meanwhile the time that is shown goes on.
+/// The lines as they arrive. A thread reads them, so that the time in the line about the queue keeps running.
 fn lines(said: impl BufRead + Send + 'static) -> Receiver<Said> {
     let (tell, heard) = channel();
     std::thread::spawn(move || {
@@ -141,8 +143,8 @@ fn lines(said: impl BufRead + Send + 'static) -> Receiver<Said> {
     heard
 }
 
-/// Listens until the lock is held, or is not to be had.
-#[allow(clippy::needless_pass_by_value, reason = "who listens owns the end")]
+/// Reads until the lock is held, or was not acquired.
+#[allow(clippy::needless_pass_by_value, reason = "the reader owns its end of the channel")]
 fn outcome(args: &AcquireArgs, said: Receiver<Said>) -> Result<u64, Failure> {
     let events = Events::new(Style::Quiet);
     let mut queue: Option<(Queue, Instant)> = None;
@@ -153,20 +155,26 @@ fn outcome(args: &AcquireArgs, said: Receiver<Said>) -> Result<u64, Failure> {
         match said.recv_timeout(EACH) {
             Ok(Said::Waiting(now)) => queue = Some((now, Instant::now())),
             Ok(Said::Held { token }) => return Ok(token),
-            Ok(Said::Failed { code, message }) => {
+            Ok(Said::Failed { code, message, hint }) => {
                 let silent = args.take.quiet && code == args.take.conflict_code();
-                return Err(Failure { code, message, silent });
+                return Err(Failure { code, message, hint, silent });
             }
             Ok(Said::Other) | Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
-                return Err(Failure::new(SYSTEM, "leasehold hold died; nothing is held"));
+                return Err(no_answer());
             }
         }
     }
 }
 
-/// The same options, for the hold. The store's URL is not among them: it may hold a password, and
-/// command lines are for all to read.
+/// The hold ended, or cannot be reached.
+fn no_answer() -> Failure {
+    let what = "the background process `leasehold hold` ended unexpectedly; the lock is not held";
+    Failure::new(SYSTEM, what)
+}
+
+/// The same options for the hold. The store's URL is passed in the environment: it may contain a
+/// password, and all users can read command lines.
 fn words(take: &TakeArgs, name: &str) -> Vec<OsString> {
     let mut words: Vec<OsString> = Vec::new();
     let mut flag = |set: bool, name: &str| words.extend(set.then(|| name.into()));
@@ -180,26 +188,26 @@ fn words(take: &TakeArgs, name: &str) -> Vec<OsString> {
     let exact = |d: Duration| humantime::format_duration(d).to_string();
     value("wait", take.wait.map(exact));
     value("permits", take.permits.map(|n| n.to_string()));
-    value("of", take.of.map(|n| n.to_string()));
+    value("max", take.max.map(|n| n.to_string()));
     value("lease", Some(exact(take.lease)));
     value("max-hold", take.max_hold.map(exact));
-    value("at-least", take.at_least.map(exact));
+    value("min-hold", take.min_hold.map(exact));
     value("lock-delay", take.lock_delay.map(exact));
-    value("retry-store", take.retry_store.map(exact));
+    value("connect-timeout", take.connect_timeout.map(exact));
     value("label", take.label.clone());
     value("conflict-exit-code", take.conflict_exit_code.map(|code| code.to_string()));
     words.extend(["--".into(), name.into()]);
     words
 }
 
-/// The hold outlives us: a pipe of the caller's that it kept open would keep the caller's reader
-/// waiting. So nothing but its own stdin, stdout and stderr goes with it.
+/// The hold outlives this process. A pipe of the caller that it inherited would keep the caller's reader
+/// waiting. So it inherits nothing but stdin, stdout and stderr.
 fn keep_descriptors_to_ourselves() {
     let open = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     let numbers: Vec<i32> = open.filter_map(|e| e.file_name().to_str()?.parse().ok()).collect();
     for number in numbers.into_iter().filter(|&n| n > 2) {
         // SAFETY: borrowed for this one call, which does not close it; a number that is not open
-        // any more (the directory's own) is an error that changes nothing.
+        // any longer (the directory's own) is an error that changes nothing.
         let fd = unsafe { BorrowedFd::borrow_raw(number) };
         let _ = fcntl(fd, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC));
     }
@@ -214,8 +222,8 @@ mod tests {
 
     #[test]
     fn the_hold_is_told_what_we_were_told() {
-        let said = "leasehold acquire --wait 1500ms --of 3 --permits 2 --lease 7s --max-hold 1m \
-                    --at-least 3s --lock-delay 4s --retry-store 5s --label=--x -q -E 9 -- -name";
+        let said = "leasehold acquire --wait 1500ms --max 3 --permits 2 --lease 7s --max-hold 1m \
+                    --min-hold 3s --lock-delay 4s --connect-timeout 5s --label=--x -q -E 9 -- -name";
         let Command::Acquire(said) = Args::parse_from(said.split_whitespace()).command else {
             panic!("not acquire");
         };
@@ -237,13 +245,13 @@ mod tests {
         let Said::Waiting(mut queue) = serde_json::from_str(json).unwrap() else { panic!() };
         assert_eq!(
             queue.line("x", Duration::from_secs(3)),
-            "waiting for \"x\": held by web-1 pid 7 (nightly) for 15s; place 2 of the queue"
+            "waiting for \"x\" (place 2 in the queue): held by web-1 pid 7 (nightly) for 15s"
         );
         queue.holders.clear();
-        queue.held_by = Some("closed for 8h 0m more by db-1: moved".to_owned());
+        queue.held_by = Some("frozen for 8h 0m more by db-1: moved".to_owned());
         assert_eq!(
             queue.line("x", Duration::ZERO),
-            "waiting for \"x\": closed for 8h 0m more by db-1: moved; place 2 of the queue"
+            "waiting for \"x\" (place 2 in the queue): frozen for 8h 0m more by db-1: moved"
         );
     }
 }

@@ -1,126 +1,359 @@
-//! What can be said on the command line, and the help that says so.
+//! The command line: what it accepts, and its help.
 //!
-//! Names, labels and CMD's arguments are data: they are handed on as they are, never to a shell.
+//! Names, labels and CMD's arguments are data. They are passed on unchanged and never reach a shell.
 //!
-//! Which kind of lock a name is, is the caller's to say, the same way everywhere: plain is a
-//! mutex, `--shared` and `--exclusive` are the two sides of a read-write lock, `--of N` a
-//! semaphore. Plain is not silently "the exclusive side": a mutex is what every store keeps and
-//! what other programs' locks of that name are, so two kinds that meet in one name are told so.
+//! Every command selects the kind of a lock in the same way: without an option it is a mutex,
+//! `--shared` and `--exclusive` are the two sides of a read-write lock, and `--max N` is a semaphore.
+//! A mutex is not silently the exclusive side of a read-write lock. It is what every store supports
+//! and what other programs' locks of that name are. If two kinds meet in one name, both users get an
+//! error.
+//!
+//! Names of commands and options that were replaced are hidden aliases.
 
 mod run;
 mod take;
 
+use std::ffi::OsString;
 use std::time::Duration;
 
-use clap::{Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 use leasehold::Token;
-
 use leasehold::kit::parse_duration as duration;
 
+use run::NamesAndCommand;
 pub(crate) use run::{ElectArgs, RunArgs};
 pub(crate) use take::{StoreArgs, TakeArgs};
 
-/// Run any program under a lock: on one machine without a server, on many with the store you have.
+/// The groups of options.
+mod heading {
+    pub(super) const LOCK: &str = "Lock";
+    pub(super) const WAITING: &str = "Waiting";
+    pub(super) const LEASE: &str = "Lease";
+    pub(super) const COMMAND: &str = "Command";
+    pub(super) const STORE: &str = "Store";
+    pub(super) const OUTPUT: &str = "Output";
+}
+
+/// Run a command while holding a lock, on one machine or many
 #[derive(Debug, Parser)]
-#[command(name = "leasehold", version, max_term_width = 100, after_help = EXAMPLES)]
+#[command(
+    name = "leasehold",
+    version,
+    max_term_width = 100,
+    override_usage = "leasehold [OPTIONS] <COMMAND>",
+    after_help = EXAMPLES,
+)]
 pub(crate) struct Args {
+    #[command(flatten)]
+    store: StoreArgs,
+    /// Report what happens on stderr
+    #[arg(short, long, global = true, help_heading = heading::OUTPUT)]
+    pub(crate) verbose: bool,
+    /// Print JSON instead of text, where the command supports it
+    #[arg(long, global = true, help_heading = heading::OUTPUT)]
+    json: bool,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
 
 const EXAMPLES: &str = "\
 Examples:
-  leasehold run nightly-report -- ./report.sh     one at a time on this machine; others wait
-  leasehold run --try backup -- ./backup.sh       or exit with 75 at once
-  leasehold run --of 3 convert -- ./convert a.png at most three at once
-  leasehold show nightly-report                   who holds it, who waits, since when
+  leasehold run nightly-report ./report.sh      one at a time on this machine
+  leasehold run --try backup ./backup.sh        exit with 75 if it already runs
+  leasehold run --max 3 convert ./convert.sh    at most three at once
+  leasehold show nightly-report                 who holds it, who waits
 
-  T=$(leasehold acquire deploy --pid $$) || exit  around a section of a shell script
-  …
-  leasehold release deploy --token \"$T\"";
+Details and examples: leasehold run --help";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Runs a command while holding a lock
+    /// Run a command while holding a lock
     Run(RunArgs),
-    /// Takes a lock for a shell script and prints its token
-    Acquire(AcquireArgs),
-    /// Runs a command on one of many machines, for ever: another takes over when this one ends
+    /// Keep a command running on one of many machines
     Elect(ElectArgs),
-    /// Holds a lock for a program in any language, and says on stdout what becomes of it
-    Hold(HoldArgs),
-    /// Releases what `acquire` took, or takes a lock away from whoever holds it
+    /// Take a lock for the rest of a shell script and print its token
+    Acquire(AcquireArgs),
+    /// Release a lock taken by `acquire`
     Release(ReleaseArgs),
-    /// Closes a lock for a while: nobody gets it, and who asks reads why
-    Close(CloseArgs),
-    /// Opens what `close` closed
-    Open(OpenArgs),
-    /// Asks the store whether the hold that a sequencer tells of is still held
-    Check(CheckArgs),
-    /// Says what a store promises as it is set up, what breaks that, and what to do
-    Doctor(DoctorArgs),
-    /// Lists the locks in use
+    /// List the locks in use
     Ls(LsArgs),
-    /// Shows who holds a lock and who waits for it
+    /// Show who holds a lock and who is waiting
     Show(ShowArgs),
-    /// Says what changes: who waits, who holds, who has ended
-    Events(FollowArgs),
-    /// Shows on a terminal what is held and waited for, as it changes
+    /// Watch locks and queues live
     #[cfg(feature = "top")]
     Top(TopArgs),
-    /// Waits until a lock is free, or held, and takes nothing
+    /// Stream lock events
+    Events(FollowArgs),
+    /// Wait until a lock is free, or held
     Wait(WaitArgs),
-    /// Prints the SQL that makes leasehold's tables in a database
-    Schema(SchemaArgs),
-    /// Prints what a shell completes
-    Completions(CompletionsArgs),
-    /// Prints the manual page, or writes all of them
-    Man(ManArgs),
-    /// Is my set-up safe? Fights for locks while processes are stopped, killed and cut off
+    /// Stop new holders for a while
+    #[command(alias = "close")]
+    Freeze(FreezeArgs),
+    /// Undo `freeze`
+    #[command(alias = "open")]
+    Unfreeze(UnfreezeArgs),
+    /// Take a lock away from its holder
+    Evict(EvictArgs),
+    /// Check whether a hold is still valid
+    #[command(alias = "check")]
+    Verify(VerifyArgs),
+    /// Check that a store is configured safely
+    Doctor(DoctorArgs),
+    /// Break clients and servers and verify the guarantees
     #[cfg(feature = "torture")]
-    Torture(leasehold_torture::Args),
-    /// How do locks fail? Plays well-known recipes on real servers, step by step
+    #[command(alias = "torture")]
+    Stress(leasehold_torture::Args),
+    /// Replay how well-known lock recipes fail
     #[cfg(feature = "lab")]
-    Lab(leasehold_lab::Args),
-    /// Fights in `torture`
+    #[command(alias = "lab")]
+    Demo(leasehold_lab::Args),
+    /// Hold a lock for another program and report its state on stdout
+    Hold(HoldArgs),
+    /// Print the SQL that creates leasehold's tables
+    Schema(SchemaArgs),
+    /// Print a shell completion script
+    Completions(CompletionsArgs),
+    /// Print a manual page, or write all of them
+    Man(ManArgs),
+    /// Watch locks and queues live
+    #[cfg(not(feature = "top"))]
+    #[command(hide = true, disable_help_flag = true)]
+    Top(Anything),
+    /// Break clients and servers and verify the guarantees
+    #[cfg(not(feature = "torture"))]
+    #[command(alias = "torture", hide = true, disable_help_flag = true)]
+    Stress(Anything),
+    /// Replay how well-known lock recipes fail
+    #[cfg(not(feature = "lab"))]
+    #[command(alias = "lab", hide = true, disable_help_flag = true)]
+    Demo(Anything),
+    /// One process of `stress`
     #[cfg(feature = "torture")]
     #[command(name = leasehold_torture::WORKER, hide = true)]
     TortureWorker,
-    /// Ends a command whose `leasehold` is gone
+    /// Stops a command whose `leasehold` is gone
     #[command(hide = true)]
     Watchdog(WatchdogArgs),
 }
 
-/// Connects to nothing: for databases whose tables other people make.
+/// The groups of commands in `leasehold --help`.
+const GROUPS: [(&str, &[&str]); 4] = [
+    ("Take locks", &["run", "elect", "acquire", "release"]),
+    ("Inspect", &["ls", "show", "top", "events", "wait"]),
+    ("Operate", &["freeze", "unfreeze", "evict", "verify", "doctor"]),
+    ("Test your setup", &["stress", "demo"]),
+];
+
+/// Parses the command line of this process. Prints help or a usage error, and exits, if that is
+/// what it amounts to.
+pub(crate) fn parse() -> Args {
+    parse_from(std::env::args_os().collect()).unwrap_or_else(|error| error.exit())
+}
+
+fn parse_from(words: Vec<OsString>) -> Result<Args, clap::Error> {
+    let args = matched(&words)?;
+    match args.command {
+        Command::Run(run) => {
+            let again =
+                |args: Args| if let Command::Run(run) = args.command { Some(run) } else { None };
+            split(run, words, again).map(|run| Args { command: Command::Run(run), ..args })
+        }
+        Command::Elect(elect) => {
+            let again = |args: Args| {
+                if let Command::Elect(elect) = args.command { Some(elect) } else { None }
+            };
+            split(elect, words, again).map(|elect| Args { command: Command::Elect(elect), ..args })
+        }
+        _ => Ok(args),
+    }
+}
+
+fn matched(words: &[OsString]) -> Result<Args, clap::Error> {
+    Args::from_arg_matches(&command().try_get_matches_from(words).map_err(advised)?)
+}
+
+/// Splits NAME and CMD. Options between the two are leasehold's: then everything is parsed again
+/// without NAME.
+fn split<T: NamesAndCommand>(
+    mut args: T,
+    mut words: Vec<OsString>,
+    again: impl FnOnce(Args) -> Option<T>,
+) -> Result<T, clap::Error> {
+    let is_option = |word: &OsString| word != "--" && word.as_encoded_bytes().starts_with(b"-");
+    // clap takes everything from NAME on as it is.
+    let first = words.len() - args.words().len();
+    let follow = args.words().get(1).is_some_and(is_option);
+    if args.is_named() || !follow || words[first - 1] == "--" {
+        args.split(None)?;
+        return Ok(args);
+    }
+    let name = words.remove(first);
+    match again(matched(&words)?) {
+        Some(mut args) => {
+            args.split(Some(name))?;
+            Ok(args)
+        }
+        None => Ok(args),
+    }
+}
+
+/// An error with the usage of this subcommand.
+fn usage_error(subcommand: &str, kind: ErrorKind, message: &str) -> clap::Error {
+    let mut all = command();
+    all.build();
+    match all.find_subcommand_mut(subcommand) {
+        Some(subcommand) => subcommand.error(kind, message),
+        None => all.error(kind, message),
+    }
+}
+
+/// Adds what flock's users need: leasehold has no -c.
+fn advised(error: clap::Error) -> clap::Error {
+    use clap::error::{ContextKind, ContextValue};
+    match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(arg))
+            if error.kind() == ErrorKind::UnknownArgument && arg == "-c" =>
+        {
+            let message = "unexpected argument '-c' found\n\n  \
+                           tip: leasehold starts no shell: leasehold run NAME sh -c '...'";
+            usage_error("run", ErrorKind::UnknownArgument, message)
+        }
+        _ => error,
+    }
+}
+
+/// The command line with its help.
+pub(crate) fn command() -> clap::Command {
+    let mut all = Args::command();
+    let overview = overview(&all);
+    let globals: Vec<clap::Arg> =
+        all.get_arguments().filter(|arg| arg.is_global_set()).cloned().collect();
+    all = all
+        .help_template(format!(
+            "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{overview}\nOptions:\n{{options}}\
+             {{after-help}}"
+        ))
+        .disable_help_flag(true)
+        .disable_version_flag(true)
+        .arg(help_flag().help_heading(heading::OUTPUT))
+        .arg(
+            clap::Arg::new("version")
+                .short('V')
+                .long("version")
+                .action(ArgAction::Version)
+                .help("Print the version")
+                .help_heading(heading::OUTPUT)
+                .display_order(999),
+        );
+    for subcommand in all.get_subcommands_mut() {
+        let mut changed = std::mem::take(subcommand);
+        if changed.get_name() == "run" {
+            changed = run_in_order(&changed);
+        }
+        for global in &globals {
+            // Accepted everywhere, but shown only where it has an effect.
+            if changed.get_arguments().all(|arg| arg.get_id() != global.get_id()) {
+                changed = changed.arg(global.clone().hide(true));
+            }
+        }
+        if !changed.is_disable_help_flag_set() {
+            let has_groups = changed
+                .get_arguments()
+                .any(|arg| !arg.is_hide_set() && arg.get_help_heading() == Some(heading::OUTPUT));
+            let help = help_flag();
+            changed = changed.disable_help_flag(true).arg(match has_groups {
+                true => help.help_heading(heading::OUTPUT),
+                false => help,
+            });
+        }
+        *subcommand = changed;
+    }
+    all
+}
+
+/// `run` with its groups of options in a fixed order. clap shows them in the order of their first options.
+fn run_in_order(command: &clap::Command) -> clap::Command {
+    use heading::{COMMAND, LEASE, LOCK, OUTPUT, STORE, WAITING};
+    const ORDER: [&str; 6] = [LOCK, WAITING, LEASE, COMMAND, STORE, OUTPUT];
+    let mut args: Vec<clap::Arg> = command.get_arguments().cloned().collect();
+    args.sort_by_key(|arg| ORDER.iter().position(|group| arg.get_help_heading() == Some(group)));
+    clap::Command::new("run")
+        .about(command.get_about().cloned().unwrap_or_default())
+        .after_help(command.get_after_help().cloned().unwrap_or_default())
+        .after_long_help(command.get_after_long_help().cloned().unwrap_or_default())
+        .override_usage(run::RUN_USAGE)
+        .args(args)
+}
+
+fn help_flag() -> clap::Arg {
+    clap::Arg::new("help")
+        .short('h')
+        .long("help")
+        .action(ArgAction::Help)
+        .help("Print help (--help: with details)")
+        .display_order(998)
+}
+
+/// The commands in groups. clap has groups for options only.
+fn overview(all: &clap::Command) -> String {
+    let mut text = String::new();
+    for (group, names) in GROUPS {
+        let commands = names.iter().filter_map(|name| all.find_subcommand(name));
+        let lines: String = commands
+            .filter(|command| !command.is_hide_set())
+            .map(|command| {
+                let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+                format!("  {:<10} {about}\n", command.get_name())
+            })
+            .collect();
+        if !lines.is_empty() {
+            text.push_str(&format!("{group}:\n{lines}\n"));
+        }
+    }
+    text.push_str("Also: hold, schema, completions, man, help\n");
+    text
+}
+
+/// The arguments of a subcommand that is not in this build.
 #[derive(Debug, clap::Args)]
+pub(crate) struct Anything {
+    #[arg(num_args = 0.., allow_hyphen_values = true, trailing_var_arg = true)]
+    _words: Vec<OsString>,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Nothing is connected to: --store only selects the SQL dialect.")]
 pub(crate) struct SchemaArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
-    /// Which tables to make
+    /// Which tables to create
     #[arg(long, value_enum, default_value_t)]
     pub(crate) tables: Tables,
-    /// The statements of `lock_in`, `once`, `versioned` and `fence::sql` instead, for programs in other languages
+    /// Print the statements for programs in other languages instead
+    ///
+    /// These are the statements of `lock_in`, `once`, `versioned` and `fence::sql`.
     #[arg(long, conflicts_with = "tables")]
     pub(crate) statements: bool,
 }
 
 #[derive(Debug, clap::Args)]
-#[command(after_help = "In bash: leasehold completions bash > \
+#[command(after_help = "Install for bash:\n  leasehold completions bash > \
                         ~/.local/share/bash-completion/completions/leasehold")]
 pub(crate) struct CompletionsArgs {
-    /// Which shell
+    /// Shell to complete for
     #[arg(value_enum)]
     pub(crate) shell: clap_complete::Shell,
 }
 
 #[derive(Debug, clap::Args)]
-#[command(after_help = "To read: leasehold man run | man -l -\n\
-                        To install: leasehold man --into ~/.local/share/man/man1")]
+#[command(after_help = "Read a page:    leasehold man run | man -l -\n\
+                        Install them:   leasehold man --into ~/.local/share/man/man1")]
 pub(crate) struct ManArgs {
-    /// Write the pages of all commands into this directory
+    /// Write the pages of all commands to DIR
     #[arg(long, value_name = "DIR", conflicts_with = "subcommand")]
     pub(crate) into: Option<std::path::PathBuf>,
-    /// Which command's page; none: leasehold's
+    /// Command to print the page of [default: leasehold itself]
     #[arg(value_name = "COMMAND")]
     pub(crate) subcommand: Option<String>,
 }
@@ -128,24 +361,31 @@ pub(crate) struct ManArgs {
 /// Which of leasehold's tables.
 #[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
 pub(crate) enum Tables {
-    /// Both
+    /// Both of these
     #[default]
     All,
-    /// What the store keeps its locks in
+    /// The tables of the store
     Locks,
-    /// What the library's lock_in, once and fence::sql use in your own transactions
+    /// The tables for lock_in, once and fence::sql in your own transactions
     Transactions,
 }
 
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = ACQUIRE_HELP, after_help = "More, with examples: leasehold acquire --help")]
+#[command(
+    after_help = "Details and an example: leasehold acquire --help",
+    after_long_help = ACQUIRE_HELP
+)]
 pub(crate) struct AcquireArgs {
     #[command(flatten)]
     pub(crate) take: TakeArgs,
-    /// The process whose end releases the lock [default: the one that reads the token]
-    #[arg(long, value_parser = clap::value_parser!(i32).range(1..))]
+    /// Release the lock when this process exits [default: the token's reader]
+    #[arg(
+        long,
+        value_parser = clap::value_parser!(i32).range(1..),
+        help_heading = heading::LEASE,
+    )]
     pub(crate) pid: Option<i32>,
-    /// Name of the lock: 1 to 512 bytes of UTF-8 without control characters
+    /// Name of the lock
     pub(crate) name: String,
 }
 
@@ -155,166 +395,221 @@ Example:
   ./deploy.sh \"$T\"
   leasehold release deploy --token \"$T\"
 
-A `leasehold hold` in the background holds and renews the lock until it is released or the process
-of --pid is gone, however it ended. Without --pid that is the one that reads the token, as the shell in
-$(…) does, whatever runs in between: the nearest process above this one that has the other end of its
-stdout, in the same session. It has to last for as long as the lock is needed. Where there is none (a
-pipeline, a file, `ssh`, `sudo` with a terminal of its own) nothing is taken (2): say --pid $$.
-`release` exits with 74 if the lock was lost meanwhile. Exit codes as in `leasehold run`.
+A background process (`leasehold hold`) holds and renews the lock until it is released or the owner
+process exits, for whatever reason.
 
-Nothing stops the script when the lock is lost (where the store works with leases): a script that
-must be stopped is better run by `leasehold run`.";
+The owner is the shell that reads the token in $(...), even through `timeout` or `bash -c`. To be
+exact, it is the nearest ancestor that reads this command's stdout and is in the same session. In a
+pipeline, with a redirection, or over ssh there is no such process. The command then fails with 2
+and takes no lock. Pass --pid $$ to make the script the owner.
+
+Nothing stops the script if the lock is lost on a store with leases. `release` then exits with 74.
+Use `leasehold run` for a script that has to be stopped.
+
+Exit status: as for `leasehold run`";
 
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = HOLD_HELP, after_help = "More, with examples: leasehold hold --help")]
+#[command(
+    after_help = "The protocol, with an example: leasehold hold --help",
+    after_long_help = HOLD_HELP
+)]
 pub(crate) struct HoldArgs {
     #[command(flatten)]
     pub(crate) take: TakeArgs,
-    /// Say it as one JSON object per line
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// The process whose end releases the lock [default: whoever reads what is said]
-    #[arg(long, value_parser = clap::value_parser!(i32).range(1..))]
+    /// Release the lock when this process exits [default: stdout's reader]
+    #[arg(
+        long,
+        value_parser = clap::value_parser!(i32).range(1..),
+        help_heading = heading::LEASE,
+    )]
     pub(crate) pid: Option<i32>,
-    /// Name of the lock: 1 to 512 bytes of UTF-8 without control characters
+    /// Print one JSON object per line
+    #[arg(long, help_heading = heading::OUTPUT)]
+    pub(crate) json: bool,
+    /// Name of the lock
     pub(crate) name: String,
 }
 
 const HOLD_HELP: &str = "\
 Example, in bash:
-  exec {lock}< <(leasehold hold deploy < /dev/null)   # starts it, and has its stdout
+  exec {lock}< <(leasehold hold deploy < /dev/null)   # start it and read its stdout
   while read -r word token rest <&$lock && [ \"$word\" = waiting ]; do :; done
   [ \"$word\" = held ] || exit
   ./deploy.sh \"$token\"
-  exec {lock}<&-                                      # nobody reads any more: released
+  exec {lock}<&-                                      # close its stdout: this releases the lock
 
-It says on stdout, each on a line:
-  waiting N WHO             it stands in the queue, N before it; who holds, or why nobody may
-  held TOKEN SEQUENCER S T  the lock is yours; renewed again and again, certain for S seconds, until T
-  at_risk S T               it could not be renewed in time: certain for S seconds more
-  recovered S T             it was renewed after all
-  lost REASON               the lock may be another's by now; the last line
-  released TOKEN            the last line
-  failed CODE MESSAGE       nothing is held; the last line
-T is the time of day in seconds since 1970; S and T are left out where a hold needs no renewal. With
---json these are objects with \"event\", \"time\" (seconds since 1970) and the same values by name
-(remaining_seconds and deadline are S and T), and `waiting` has holders as `show --json` has them.
+Output, one line each:
+  waiting N HOLDER          in the queue, N ahead; HOLDER says who holds the lock or why it is taken
+  held TOKEN SEQUENCER S T  acquired; renewed in the background, valid for S seconds, until T
+  at_risk S T               not renewed in time: valid for S more seconds
+  recovered S T             renewed after all
+  lost REASON               another client may hold the lock now (last line)
+  released TOKEN            released (last line)
+  failed CODE MESSAGE       nothing is held (last line)
+T is the time in seconds since 1970. S and T are omitted if the lock needs no renewal.
 
-It holds until `release` is written to its stdin, or that ends (where it is a pipe or a socket:
-another stdin is not touched), or nobody reads its stdout, or a signal ends it: a caller that dies
-gives the lock back. If its stdout ends without a last line, it was killed, and the lock is not
-certain any more. With --pid that process's end takes the place of its reader's, `leasehold release
---token` ends it, too, and after `stay` was written to its stdin the end of that means nothing.
+With --json each line is an object with \"event\", \"time\" (seconds since 1970) and the same values
+by name. S and T are remaining_seconds and deadline. `waiting` lists the holders as `show --json`.
 
-Nothing stops the caller when the lock is lost: it has to read. Exit codes as in `leasehold run`; 74
-if the lock was lost.";
+The lock is released when
+- `release` is written to stdin, or stdin is closed (if stdin is a pipe or a socket)
+- the reader of stdout is gone
+- a signal ends `hold`
+So a caller that crashes releases its lock. If stdout ends without a last line, `hold` was killed:
+treat the lock as lost.
+
+With --pid the lock is released when that process exits, whether or not stdout is read, and by
+`leasehold release --token`. After `stay` was written to stdin, stdin may be closed.
+
+Nothing stops the caller if the lock is lost: it has to read the output.
+
+Exit status: as for `leasehold run`; 74 if the lock was lost";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = RELEASE_HELP)]
 pub(crate) struct ReleaseArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
-    /// Release the hold with this token: what `acquire` printed
-    #[arg(long, value_name = "T", required_unless_present = "force", conflicts_with = "force")]
+    /// Token that `acquire` printed
+    #[arg(long, value_name = "TOKEN", required_unless_present = "force", conflicts_with = "force")]
     pub(crate) token: Option<Token>,
-    /// Take the lock away from whoever holds it; who waits is next
-    #[arg(long)]
+    /// Take the lock away from its holder: see `evict`
+    #[arg(long, hide = true)]
     pub(crate) force: bool,
     /// Name of the lock
     pub(crate) name: String,
 }
 
 const RELEASE_HELP: &str = "\
-Exit codes: 0 it was held until now; 74 the hold with this token had ended before (lost, evicted or
-released); 1 with --force, nobody held it; 2 and 69 as in `leasehold run`.
+To take a lock away from its holder: leasehold evict NAME
 
---force hands the lock to the next in the queue while its holder may still be at work: only a
-resource that checks tokens is safe from that. On Redis it refuses what is not certainly a lock, and
-a lock of Redisson's (69).";
+Exit status:
+   0  released; the lock was held until now
+  74  the hold had already ended (lost, evicted or released)
+   2, 69  as for `leasehold run`";
 
 #[derive(Debug, clap::Args)]
-#[command(after_help = CLOSE_HELP)]
-pub(crate) struct CloseArgs {
+#[command(after_help = EVICT_HELP)]
+pub(crate) struct EvictArgs {
     #[command(flatten)]
-    store: StoreArgs,
-    /// How long it stays closed (30m, 8h, 2days; a year at most)
-    #[arg(long = "for", value_name = "DUR", value_parser = duration)]
-    time: Duration,
-    /// What whoever asks for the lock reads
-    #[arg(long, value_name = "TEXT")]
-    pub(crate) reason: Option<String>,
-    /// Do not wait: exit with 75 if somebody holds the lock
-    #[arg(long = "try", conflicts_with = "wait")]
-    try_only: bool,
-    /// Wait no longer than this for those who have it or came before, then exit with 75
-    #[arg(long, value_name = "DUR", value_parser = duration)]
-    wait: Option<Duration>,
-    /// The lock is a read-write lock
-    #[arg(long, conflicts_with = "of")]
-    exclusive: bool,
-    /// The lock is a semaphore of N permits
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    of: Option<u32>,
+    pub(crate) store: StoreArgs,
+    /// Evict only the holder with this token
+    #[arg(long, value_name = "TOKEN")]
+    pub(crate) token: Option<Token>,
     /// Name of the lock
     pub(crate) name: String,
 }
 
-impl CloseArgs {
-    /// All of the lock, to be kept for that long.
+const EVICT_HELP: &str = "\
+The next waiter gets the lock immediately. The evicted holder may still be working: `run` stops its
+command, but only after it was notified. Check fencing tokens at the resource to be safe.
+
+`evict` also ends a cooldown (--min-hold, --once-per, --lock-delay, `freeze`). On Redis it refuses
+keys that may not be locks, and locks of Redisson (69).
+
+Exit status:
+   0  the holders were evicted
+   1  nothing to evict
+   2, 69  as for `leasehold run`";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = FREEZE_HELP)]
+pub(crate) struct FreezeArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+    /// How long new holders are stopped (30m, 8h, 2days; at most a year)
+    #[arg(long = "for", value_name = "DUR", value_parser = duration)]
+    time: Duration,
+    /// Reason, shown to anyone who tries to take the lock
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) reason: Option<String>,
+    /// Do not wait: exit with 75 if the lock is held
+    #[arg(short = 'n', long = "try", aliases = ["nonblock", "nb"], conflicts_with = "wait")]
+    try_only: bool,
+    /// Wait up to DUR for holders and earlier waiters, then exit with 75
+    #[arg(short, long, alias = "timeout", value_name = "DUR", value_parser = duration)]
+    wait: Option<Duration>,
+    /// The lock is a read-write lock
+    #[arg(short = 'x', long, short_alias = 'e', conflicts_with = "max")]
+    exclusive: bool,
+    /// The lock is a semaphore of N permits
+    #[arg(
+        long,
+        alias = "of",
+        short_alias = 'j',
+        value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..),
+    )]
+    max: Option<u32>,
+    /// Name of the lock
+    pub(crate) name: String,
+}
+
+impl FreezeArgs {
+    /// The whole lock, kept for that long.
     pub(crate) fn take(self, label: String) -> TakeArgs {
         TakeArgs {
             try_only: self.try_only,
             wait: self.wait,
             exclusive: self.exclusive,
-            permits: self.of,
-            of: self.of,
-            at_least: Some(self.time),
+            permits: self.max,
+            max: self.max,
+            min_hold: Some(self.time),
             label: Some(label),
             ..TakeArgs::of(self.store)
         }
     }
 }
 
-const CLOSE_HELP: &str = "\
+const FREEZE_HELP: &str = "\
 Example:
-  leasehold close deploy --for 8h --reason 'the database is moved, ask Ana'
-  leasehold open deploy
+  leasehold freeze deploy --for 8h --reason 'database migration, ask Ana'
+  leasehold unfreeze deploy
 
-It takes the lock in its turn, and leaves it closed: whoever holds it, or waited before, comes first. No
-process stays. `show` and `ls` tell of it, and who tries to take the lock reads the reason.
+`freeze` waits in the lock's queue like any other client: current holders and earlier waiters finish
+first. No process keeps running. `show`, `ls` and everyone who tries to take the lock see the reason.
 
-Exit codes: 0 it is closed; 2, 69 and 75 as in `leasehold run`.";
+Exit status:
+   0  the lock is frozen
+   2, 69, 75  as for `leasehold run`";
 
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Exit codes: 0 it was closed, and is not any more; 1 it is not closed; 2 and 69 as in \
-                        `leasehold run`. A lock that a job keeps (--at-least, --once-per) is not opened by \
-                        this: see `leasehold release --force`."
-)]
-pub(crate) struct OpenArgs {
+#[command(after_help = UNFREEZE_HELP)]
+pub(crate) struct UnfreezeArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
     /// Name of the lock
     pub(crate) name: String,
 }
 
+const UNFREEZE_HELP: &str = "\
+Cooldowns of jobs (--min-hold, --once-per) are not affected: see `leasehold evict`.
+
+Exit status:
+   0  the lock was frozen and is not any longer
+   1  the lock is not frozen
+   2, 69  as for `leasehold run`";
+
 #[derive(Debug, clap::Args)]
-#[command(after_help = CHECK_HELP)]
-pub(crate) struct CheckArgs {
+#[command(after_help = VERIFY_HELP)]
+pub(crate) struct VerifyArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
-    /// The sequencer: LEASEHOLD_SEQUENCER of a command under `leasehold run`
+    /// The hold: $LEASEHOLD_SEQUENCER of a command under `leasehold run`
     #[arg(value_name = "SEQUENCER")]
     pub(crate) sequencer: String,
 }
 
-const CHECK_HELP: &str = "\
-Exit codes: 0 the hold was held when the store answered; 1 it is not held any more; 2 this is no
-sequencer, or one of another store; 69 the store cannot be reached, and nothing is known. Only 0 is
-a yes.
+const VERIFY_HELP: &str = "\
+The lock can be lost between this check and your next step. A resource that can remember a number
+should also reject every token smaller than the highest one it has seen, in the same step as the
+write.
 
-Between this answer and what you do next the lock may be lost. A resource that can remember a number
-should refuse every token smaller than the greatest it has seen, in the same step as the write.";
+Exit status:
+   0  the hold was valid when the store answered
+   1  the hold is no longer valid
+   2  invalid sequencer, or one of another store
+  69  the store is unreachable: the answer is unknown";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = DOCTOR_HELP)]
@@ -327,57 +622,67 @@ pub(crate) struct DoctorArgs {
 }
 
 const DOCTOR_HELP: &str = "\
-It only looks: no setting is changed (a database store's tables are made if there are none).
+`doctor` changes no setting. In a database it creates leasehold's tables if they are missing.
 
-Exit codes: 0 the store keeps what its kind can promise; 1 something breaks a promise, or the store
-refuses to be used so; 2 bad usage; 69 it cannot be reached, and nothing is known.";
+Exit status:
+   0  the store keeps all the guarantees of its kind
+   1  a guarantee is broken, or the store rejects this configuration
+   2  usage error
+  69  the store is unreachable: the answer is unknown";
 
 #[derive(Debug, clap::Args)]
-#[command(
-    after_help = "Exit codes: 0, whether or not there are any; 2 bad usage; 69 the store cannot be \
-                  reached, or there is none."
-)]
+#[command(after_help = LS_HELP)]
 pub(crate) struct LsArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
     /// Print one JSON array
     #[arg(long)]
     pub(crate) json: bool,
-    /// Only names that begin so
+    /// Only locks whose name starts with PREFIX
     #[arg(default_value = "", hide_default_value = true)]
     pub(crate) prefix: String,
 }
+
+const LS_HELP: &str = "\
+The slots of a semaphore (NAME/slot/1, ...) are not listed.
+
+Exit status:
+   0  whether or not there are any locks
+   2  usage error
+  69  the store is unreachable or does not exist";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = FOLLOW_HELP)]
 pub(crate) struct FollowArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
-    /// Say it as one JSON object per line
+    /// Print one JSON object per line
     #[arg(long)]
     pub(crate) json: bool,
-    /// How often to look
+    /// Polling interval
     #[arg(long, value_name = "DUR", value_parser = pause, default_value = "500ms")]
     pub(crate) every: Duration,
-    /// Only names that begin so
+    /// Only locks whose name starts with PREFIX
     #[arg(default_value = "", hide_default_value = true)]
     pub(crate) prefix: String,
 }
 
-/// No less than a server can bear.
+/// An interval that a server can bear.
 fn pause(text: &str) -> Result<Duration, String> {
     match duration(text)? {
-        pause if pause < Duration::from_millis(10) => Err("no less than 10ms".to_owned()),
+        pause if pause < Duration::from_millis(10) => Err("must be at least 10ms".to_owned()),
         pause => Ok(pause),
     }
 }
 
 const FOLLOW_HELP: &str = "\
-It begins with all that is there. Each look is one request, and what comes and goes between two
-looks is not seen; `ended` is given back, lost, or given up.
+The first lines are the current state. Each poll is one request. Changes that are undone between two
+polls are not reported. `ended` means released, lost, or no longer waiting. Ctrl-C stops it.
 
-Ctrl-C ends it. Exit codes: 0 its reader has seen enough; 2 bad usage; 69 there is no store, or it
-cannot be reached at the start.";
+Exit status:
+   0  the reader of stdout is gone
+   2  usage error
+  69  the store is unreachable at the start, or does not exist";
 
 #[cfg(feature = "top")]
 #[derive(Debug, clap::Args)]
@@ -385,45 +690,58 @@ cannot be reached at the start.";
 pub(crate) struct TopArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
-    /// How often to look
+    /// Polling interval
     #[arg(long, value_name = "DUR", value_parser = pause, default_value = "1s")]
     pub(crate) every: Duration,
-    /// Only names that begin so
+    /// Only locks whose name starts with PREFIX
     #[arg(default_value = "", hide_default_value = true)]
     pub(crate) prefix: String,
 }
 
 #[cfg(feature = "top")]
 const TOP_HELP: &str = "\
-The longest hold stands first, or with s the oldest wait. Enter shows who stands in a queue, and
-there e evicts, after a question. ? tells all keys. Each look is one request, and takes nothing.
+The longest hold comes first; press s to sort by the longest wait. Enter shows the queue of a lock.
+There, e evicts a holder after a question. ? lists all keys. Each poll is one request. The slots of
+a semaphore (NAME/slot/1, ...) are not listed.
 
-There are no colours with NO_COLOR, or on a terminal that is not known to have any; nothing is told
-by colour alone. The terminal has to understand ANSI sequences.
+NO_COLOR turns colors off. The terminal has to understand ANSI sequences.
 
-Exit codes: 0 it was quit; 2 bad usage, or stdin or stdout is no terminal; 69 there is no store, it
-cannot be reached at the start, or it refuses; 128+n it was ended by signal n.";
+Exit status:
+   0  quit
+   2  usage error, or stdin or stdout is not a terminal
+  69  the store is unreachable at the start, does not exist, or is unusable
+   128+n  ended by signal n";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = WAIT_HELP)]
 pub(crate) struct WaitArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
-    /// Until somebody holds it
+    /// Wait until the lock is held, instead of free
     #[arg(long)]
     pub(crate) held: bool,
-    /// No longer than this (10s, 5m, 1h30m; a bare number is seconds), then exit with 75
-    #[arg(long, value_name = "DUR", value_parser = duration)]
+    /// Wait up to DUR (10s, 5m, 1h30m), then exit with 75
+    #[arg(
+        long,
+        short_alias = 'w',
+        alias = "wait",
+        value_name = "DUR",
+        value_parser = duration,
+    )]
     pub(crate) timeout: Option<Duration>,
     /// Name of the lock
     pub(crate) name: String,
 }
 
 const WAIT_HELP: &str = "\
-It takes nothing: as soon as it has ended, somebody else may have the lock. Who wants it takes it
-with `run`. A lock is free when nobody holds it, waits for it, or keeps it closed for a while.
+`wait` takes no lock: another client may take it right afterwards. Use `run` to take it. A lock is
+free if it has no holder and no waiter and is not in a cooldown.
 
-Exit codes: 0 it is so; 2 bad usage; 69 the store cannot be reached or used; 75 not in that time";
+Exit status:
+   0  the lock is free, or held with --held
+   2  usage error
+  69  the store is unreachable or unusable
+  75  timed out";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = SHOW_HELP)]
@@ -438,50 +756,24 @@ pub(crate) struct ShowArgs {
 }
 
 const SHOW_HELP: &str = "\
-Who holds, who waits, and who has departed: its holder is gone, and the lock is kept closed in its
-place (--at-least, --once-per, --lock-delay).
+States:
+  held      it holds the lock
+  waiting   it is in the queue
+  departed  the holder is gone and the lock is in a cooldown (--min-hold, --once-per, --lock-delay,
+            `freeze`)
 
-Exit codes: 0 somebody holds the lock, waits for it or has departed; 1 it is free; 2 bad usage; 69
-the store cannot be reached, or there is none.";
+Exit status:
+   0  the lock is held, waited for, or in a cooldown
+   1  the lock is free
+   2  usage error
+  69  the store is unreachable or does not exist";
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct WatchdogArgs {
-    /// How long the group has between SIGTERM and SIGKILL once leasehold is gone
+    /// Milliseconds between SIGTERM and SIGKILL once leasehold is gone
     #[arg(long, value_name = "MS")]
     pub(crate) grace: u64,
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_command_line_is_well_formed() {
-        use clap::CommandFactory;
-        Args::command().debug_assert();
-    }
-
-    #[test]
-    fn kinds_do_not_mix() {
-        let parse = |more: &[&str]| {
-            let words = ["leasehold", "run"].iter().chain(more).chain(&["x", "--", "true"]);
-            Args::try_parse_from(words)
-        };
-        for good in [&[][..], &["--of", "3"], &["--of", "3", "--permits", "2"], &["--shared"]] {
-            assert!(parse(good).is_ok(), "{good:?}");
-        }
-        for bad in [
-            &["--permits", "2"][..],
-            &["--of", "0"],
-            &["--shared", "--exclusive"],
-            &["--shared", "--of", "2"],
-            &["--try", "--wait", "1s"],
-            &["--once-per", "1h", "--try"],
-            &["--once-per", "1h", "--wait", "1s"],
-            &["--once-per", "1h", "--at-least", "1m"],
-            &["-q", "-v"],
-        ] {
-            assert!(parse(bad).is_err(), "{bad:?}");
-        }
-    }
-}
+mod tests;

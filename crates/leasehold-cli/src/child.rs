@@ -174,12 +174,22 @@ fn not_started(program: &std::ffi::OsStr, error: &io::Error) -> NotStarted {
 /// Why a program cannot be run.
 pub(crate) fn cannot_be_run(program: &std::ffi::OsStr, error: &io::Error) -> Failure {
     match error.kind() {
-        ErrorKind::NotFound => Failure::new(NOT_FOUND, format!("{program:?}: command not found")),
-        _ if exit::is_shortage(error) => Failure::system("cannot start the command", error),
-        ErrorKind::InvalidInput => {
-            Failure::new(exit::USAGE, format!("{program:?} cannot be a command: {error}"))
+        ErrorKind::NotFound => {
+            let failure = Failure::new(NOT_FOUND, format!("{program:?}: command not found"));
+            match program.to_string_lossy().contains([' ', '|', ';', '&']) {
+                true => {
+                    failure.hint("leasehold starts no shell: for shell syntax, run sh -c '...'")
+                }
+                false => failure,
+            }
         }
-        _ => Failure::new(NOT_EXECUTABLE, format!("{program:?} cannot be executed: {error}")),
+        _ if exit::is_shortage(error) => {
+            Failure::system(&format!("cannot start {program:?}"), error)
+        }
+        ErrorKind::InvalidInput => {
+            Failure::new(exit::USAGE, format!("invalid command {program:?}: {error}"))
+        }
+        _ => Failure::new(NOT_EXECUTABLE, format!("cannot execute {program:?}: {error}")),
     }
 }
 

@@ -1,14 +1,13 @@
-//! `leasehold completions` and `leasehold man`: the command line, told to shells and to `man`.
+//! `leasehold completions` and `leasehold man`.
 //!
-//! Both are made of what the command reads ([`Args`]), so they are never of another version.
+//! Both are generated from the command line's [definition](crate::args), so they always match this version.
 
 use std::io::{Write, stdout};
 use std::process::ExitCode;
 
-use clap::CommandFactory;
 use clap_mangen::Man;
 
-use crate::args::{Args, CompletionsArgs, ManArgs};
+use crate::args::{self, CompletionsArgs, ManArgs};
 use crate::exit::{Failure, USAGE};
 
 pub(crate) fn completions(args: &CompletionsArgs) -> ExitCode {
@@ -26,11 +25,12 @@ pub(crate) fn man(args: &ManArgs) -> ExitCode {
         (None, None) => page(seen()),
         (None, Some(name)) => {
             let mut command = seen();
-            // The names of its parts are those of the whole from then on.
+            // Gives the subcommands their full names.
             command.build();
             match command.find_subcommand(name) {
                 Some(found) => page(found.clone()),
-                None => Err(Failure::new(USAGE, format!("there is no command {name:?}"))),
+                None => Err(Failure::new(USAGE, format!("unknown command {name:?}"))
+                    .hint("leasehold --help lists the commands")),
             }
         }
     };
@@ -43,21 +43,26 @@ pub(crate) fn man(args: &ManArgs) -> ExitCode {
 fn page(command: clap::Command) -> Result<Vec<u8>, Failure> {
     let mut text = Vec::new();
     let made = Man::new(command).render(&mut text);
-    made.map(|()| text).map_err(|e| Failure::system("cannot make the page", e))
+    made.map(|()| text).map_err(|e| Failure::system("cannot render the page", e))
 }
 
-/// The command line, without what is not to be seen.
+/// The command line without hidden commands.
 pub(crate) fn seen() -> clap::Command {
-    let all = Args::command();
+    let all = args::command();
     let bare = clap::Command::new("leasehold")
         .version(env!("CARGO_PKG_VERSION"))
         .about(all.get_about().cloned().unwrap_or_default())
-        .after_help(all.get_after_help().cloned().unwrap_or_default());
-    bare.subcommands(all.get_subcommands().filter(|command| !command.is_hide_set()).cloned())
+        .after_help(all.get_after_help().cloned().unwrap_or_default())
+        .disable_help_flag(true)
+        .disable_version_flag(true)
+        .args(all.get_arguments().cloned());
+    let visible = all.get_subcommands().filter(|command| !command.is_hide_set()).cloned();
+    // clap_mangen leaves out the help of options that are not in the short help.
+    bare.subcommands(visible.map(|command| command.mut_args(|arg| arg.hide_short_help(false))))
 }
 
 fn print(text: &[u8]) -> ExitCode {
-    // A reader that has seen enough is no failure.
+    // A closed stdout is not a failure.
     let _ = stdout().write_all(text).and_then(|()| stdout().flush());
     ExitCode::SUCCESS
 }

@@ -1,8 +1,8 @@
-//! `leasehold doctor`: what a store promises as it is set up, what breaks that, and what to do.
+//! `leasehold doctor`: what a store guarantees with its present configuration, what breaks the guarantees, and how to
+//! fix it.
 //!
-//! The library knows what to look for on each store; here it is only said. A store that refuses to be
-//! used as it is set up is a finding too, with the words of the refusal: it is what whoever calls a
-//! doctor wants to know.
+//! The library diagnoses each store; this module prints the findings. A store that rejects its configuration is a
+//! finding as well.
 
 use std::io::{Write, stdout};
 use std::process::ExitCode;
@@ -21,7 +21,7 @@ pub(crate) fn main(args: &DoctorArgs) -> ExitCode {
     match drive(examine(args)) {
         Ok(seen) => {
             let text = if args.json { seen.json() } else { seen.text() };
-            // A reader that has seen enough is no failure.
+            // A closed stdout is not a failure.
             let _ = stdout().write_all(text.as_bytes()).and_then(|()| stdout().flush());
             ExitCode::from(if seen.is_broken() { exit::BROKEN } else { 0 })
         }
@@ -29,7 +29,7 @@ pub(crate) fn main(args: &DoctorArgs) -> ExitCode {
     }
 }
 
-/// What was seen of a store.
+/// What was found out about a store.
 struct Seen {
     store: Option<String>,
     guarantees: Option<Guarantees>,
@@ -50,7 +50,7 @@ async fn examine(args: &DoctorArgs) -> Result<Seen, Failure> {
     let guarantees = Some(locks.guarantees().clone());
     let store = Some(locks.url().to_owned());
     let diagnosed = locks.diagnose().await;
-    // Nothing is held; there is only the goodbye that can fail.
+    // Nothing is held, so a failure to close has no effect.
     let _ = locks.close().await;
     let findings = match diagnosed {
         Ok(findings) => findings,
@@ -65,7 +65,7 @@ fn is_known(scheme: &str) -> bool {
         || matches!(scheme, "postgresql" | "mariadb" | "rediss" | "redlocks")
 }
 
-/// Whether it was the store that said no, and not the way to it.
+/// Whether the store itself returned the error: it is reachable.
 fn is_refusal(error: &Error) -> bool {
     !matches!(error.kind(), ErrorKind::Unreachable | ErrorKind::Closed | ErrorKind::Timeout)
 }
@@ -74,8 +74,8 @@ fn refused(error: &Error) -> Finding {
     Finding::broken(
         "refused",
         error.reason(),
-        "no lock can be kept there as it is",
-        "do as the message says",
+        "leasehold cannot keep locks in this store as it is",
+        error.hint().unwrap_or_default().to_owned(),
     )
 }
 
@@ -102,33 +102,33 @@ impl Seen {
     }
 
     fn text(&self) -> String {
-        let mut text = format!("store  {}\n\n", clean(self.store.as_deref().unwrap_or("unknown")));
+        let mut text = format!("Store: {}\n\n", clean(self.store.as_deref().unwrap_or("unknown")));
         for finding in &self.findings {
             let Finding { severity, what, why, fix, .. } = finding;
-            text.push_str(&format!("{severity}: {}\n", clean(what)));
-            text.push_str(&format!("    why  {}\n", clean(why)));
+            text.push_str(&format!("{severity}: {}\n  why: {}\n", clean(what), clean(why)));
             if !fix.is_empty() {
-                text.push_str(&format!("    fix  {}\n", clean(fix)));
+                text.push_str(&format!("  fix: {}\n", clean(fix)));
             }
-        }
-        let counted = |severity| self.findings.iter().filter(|f| f.severity == severity).count();
-        let verdict = match (counted(Severity::Broken), counted(Severity::Weak)) {
-            (0, 0) => "nothing wrong was found".to_owned(),
-            (0, weak) => format!("no promise is broken; weak: {weak}"),
-            (broken, weak) => format!("broken promises: {broken}; weak: {weak}"),
-        };
-        if !self.findings.is_empty() {
             text.push('\n');
         }
-        text.push_str(&verdict);
-        text.push('\n');
+        let counted = |severity| self.findings.iter().filter(|f| f.severity == severity).count();
+        let summary = match (counted(Severity::Broken), counted(Severity::Weak)) {
+            (0, 0) => "No problems found".to_owned(),
+            (0, weak) => format!("{weak} weak, no guarantee is broken"),
+            (broken, 0) => format!("{broken} broken"),
+            (broken, weak) => format!("{broken} broken, {weak} weak"),
+        };
+        text.push_str(&format!("Result: {summary}\n"));
         if let Some(guarantees) = &self.guarantees {
-            text.push_str("\nwhat it promises as it is:\n");
+            text.push_str("\nGuarantees with this configuration:\n");
             let row = |(question, answer): (&str, String)| vec![format!("  {question}"), answer];
             let rows: Vec<Vec<String>> = guarantees.in_words().into_iter().map(row).collect();
             text.push_str(&aligned(&rows));
+            if !guarantees.notes.is_empty() {
+                text.push_str("\nNotes:\n");
+            }
             for note in guarantees.notes.iter() {
-                text.push_str(&format!("- {}\n", clean(note)));
+                text.push_str(&format!("  - {}\n", clean(note)));
             }
         }
         text

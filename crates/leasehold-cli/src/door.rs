@@ -1,6 +1,6 @@
 //! Where a `leasehold hold` that nobody talks to is asked to release: by `leasehold release NAME --token T`.
 //!
-//! It alone knows whether the lock was held all the time, and keeps what `--at-least` promised; so it is asked, and
+//! It alone knows whether the lock was held all the time, and keeps what `--min-hold` promised; so it is asked, and
 //! answers how its release went. Only this user's processes are listened to.
 //!
 //! The socket's name is abstract (no file to leave behind) and made of the user, the token, and a

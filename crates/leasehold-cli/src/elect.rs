@@ -1,12 +1,12 @@
-//! `leasehold elect`: one of many machines runs CMD, for ever.
+//! `leasehold elect`: keeps CMD running on one of many machines.
 //!
-//! A term is a [`run`](crate::run): it stands in the queue, runs CMD while it holds the lock, and releases. Then it
-//! stands again, whatever ended the term: CMD itself, a lock that was lost, a store that is away. It ends when
-//! it is told to (INT, QUIT, TERM), and where another term could only end as this one did: CMD is not there, or
-//! what was asked for is refused.
+//! A term is a [`run`](crate::run): the candidate waits in the queue, runs CMD while it holds the lock, and releases.
+//! Then it rejoins the queue, whatever ended the term: CMD exited, the lock was lost, or the store is unreachable. It
+//! ends on SIGINT, SIGQUIT and SIGTERM, and if another term would fail in the same way: CMD does not exist, or the
+//! options are invalid.
 //!
-//! Between two terms it pauses, longer each time, so that a CMD which fails at once is no burden; who has led for
-//! a while stands again after a second. Others lead meanwhile.
+//! Between two terms it pauses, longer each time, so that a CMD that fails immediately causes little load. After a
+//! long term the pause is a second. Other candidates lead meanwhile.
 
 use std::cell::Cell;
 use std::process::ExitCode;
@@ -20,8 +20,8 @@ use crate::run::{run, told};
 use crate::signals::Signals;
 use crate::table::short;
 
-/// The pauses between terms, at first and at most. After a term that was longer than the longest it is the first
-/// again.
+/// The first and the longest pause between terms. After a term that was longer than the longest pause, it is the
+/// first again.
 const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
 
 pub(crate) fn main(args: ElectArgs) -> ExitCode {
@@ -40,7 +40,7 @@ async fn elect(args: ElectArgs, events: &Events, signals: &mut Signals) -> Resul
         let is_over = match &term {
             Ok(End::Signal(_) | End::Interrupted) => true,
             _ if signals.told_to_end() => true,
-            // What CMD itself exits with is its own, whatever the number.
+            // The exit code of CMD has no meaning here.
             Ok(End::Code(_)) => false,
             Err(failure) => {
                 [exit::USAGE, exit::NOT_FOUND, exit::NOT_EXECUTABLE].contains(&failure.code)
@@ -54,10 +54,10 @@ async fn elect(args: ElectArgs, events: &Events, signals: &mut Signals) -> Resul
         }
         let why = match term {
             Ok(End::Code(code)) => format!("the command exited with {code}"),
-            Ok(_) => "the term is over".to_owned(),
+            Ok(_) => "the term ended".to_owned(),
             Err(failure) => failure.message,
         };
-        let message = format!("{why}; standing again in {}", short(pause));
+        let message = format!("{why}; rejoining the queue in {}", short(pause));
         events.tell(&Event::Warning { message });
         if let Some(number) = rest(pause, signals).await {
             return Ok(End::Signal(number));
@@ -66,7 +66,7 @@ async fn elect(args: ElectArgs, events: &Events, signals: &mut Signals) -> Resul
     }
 }
 
-/// The signal that ends the pause, and us, if one comes.
+/// Pauses. Returns the signal that ends the candidacy, if one arrives.
 async fn rest(pause: Duration, signals: &mut Signals) -> Option<i32> {
     let mut over = std::pin::pin!(tokio::time::sleep(pause));
     loop {

@@ -1,106 +1,118 @@
-//! What happens, told on stderr: nothing (the default), plain lines (`-v`), or JSON lines
-//! (`--json`); and on a terminal the one line about the queue while we wait.
+//! Reports what happens on stderr: nothing (the default), plain lines (`-v`), or JSON lines (`--json`). On a terminal,
+//! one line shows the queue during a wait.
 //!
-//! A thread of its own writes, since a reader that does not read would otherwise stop us, and
-//! whoever is stopped renews nothing and reacts to nothing. stdout is CMD's alone.
+//! A separate thread writes. Otherwise a reader that does not read would block this process, and its lease would
+//! expire. stdout belongs to CMD.
 
 use std::io::{IsTerminal, Write, stderr};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, mpsc};
 use std::thread::JoinHandle;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use leasehold::kit::locked;
 use serde::Serialize;
 
-/// One thing that happened. Its JSON form is documented by its fields, and only grows.
+use crate::signals;
+use crate::table::short;
+
+/// One thing that happened. The fields of its JSON form are documented. New ones may be added.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(crate) enum Event {
-    /// The store that is used.
+    /// The store in use.
     Store { store: String },
-    /// We stand in the queue; `ahead` counts those before us, holders included.
+    /// This client is in the queue. `ahead` counts the claims ahead of it, including holders.
     Waiting { name: String, ahead: usize },
-    /// The lock is held.
+    /// The lock was acquired.
     Held { name: String, token: u64, waited_seconds: f64 },
-    /// A leasehold above us holds the lock: CMD runs under that hold.
+    /// An enclosing leasehold holds the lock, and CMD runs under that hold.
     Reentered { name: String, token: u64, pid: u32 },
-    /// CMD runs.
+    /// CMD was started.
     Started { pid: i32 },
-    /// A signal that came to us was passed on.
+    /// A signal was forwarded.
     Forwarded { signal: i32 },
-    /// CMD was stopped, and us with it; and both run again.
+    /// CMD was stopped, leasehold stopped too, and both were continued.
     Stopped { signal: i32 },
     /// The lease was not renewed in time, or max-hold is nearly over: CMD was sent SIGTERM, unless
     /// it runs as another user.
     AtRisk { name: String, remaining_seconds: f64, sent: bool },
-    /// A renewal came in time after all.
+    /// A renewal succeeded after all.
     Recovered { name: String },
-    /// The end of the lease was too near: CMD was sent SIGKILL, unless it runs as another user.
+    /// The lease is about to expire: CMD was sent SIGKILL, unless it runs as another user.
     Killed { name: String, sent: bool },
-    /// The lock is not held any more, and CMD is killed.
+    /// The lock is lost, and CMD was killed.
     Lost { name: String, reason: String },
-    /// CMD ended: with a code, or by a signal.
+    /// CMD ended, with a code or by a signal.
     Exited { code: Option<i32>, signal: Option<i32> },
-    /// The lock was given back.
+    /// The lock was released.
     Released { name: String, token: u64 },
-    /// Something that people should know, though it changes no exit code.
+    /// Something that users should know, though it changes no exit code.
     Warning { message: String },
-    /// leasehold itself ends with this code. A silent one is no news to people.
+    /// leasehold itself ends with this code. A silent failure is printed only with `-v`.
     Failed {
         code: u8,
         message: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        hint: Option<String>,
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         silent: bool,
     },
 }
 
 impl Event {
-    /// For people; in one line whatever the names hold.
+    /// The event in words, in one line whatever the names contain. Only a hint has a line of its own.
     fn line(&self) -> String {
-        let plain = |name: &str| name.to_owned();
         let sent = |signal, sent| match sent {
-            true => format!("sent {signal}"),
-            false => format!("{signal} was refused, since the command runs as another user"),
+            true => format!("sent {signal} to the command"),
+            false => format!("could not send {signal}, because the command runs as another user"),
         };
+        let seconds = |s: &f64| short(Duration::try_from_secs_f64(*s).unwrap_or_default());
         match self {
-            Self::Store { store } => format!("store {}", store.escape_debug()),
-            Self::Waiting { name, ahead } => format!("waiting for {name:?}, {ahead} before us"),
+            Self::Store { store } => format!("using store {}", store.escape_debug()),
+            Self::Waiting { name, ahead } => {
+                format!("waiting for {name:?} ({ahead} ahead in the queue)")
+            }
             Self::Held { name, token, waited_seconds } => {
-                format!("held {name:?}, token {token}, after {waited_seconds:.3} s")
+                format!("acquired {name:?} after {} (token {token})", seconds(waited_seconds))
             }
-            Self::Reentered { name, token, pid } => {
-                format!(
-                    "{name:?} is held above, by pid {pid}, token {token}: the command runs under it"
-                )
+            Self::Reentered { name, token, pid } => format!(
+                "{name:?} is already held by the enclosing leasehold run (pid {pid}, token {token}): \
+                 running the command under that hold"
+            ),
+            Self::Started { pid } => format!("started the command (process group {pid})"),
+            Self::Forwarded { signal } => {
+                format!("forwarded {} to the command", signals::name(*signal))
             }
-            Self::Started { pid } => format!("the command runs as process group {pid}"),
-            Self::Forwarded { signal } => format!("passed on signal {signal}"),
-            Self::Stopped { signal } => format!("the command was stopped by signal {signal}"),
+            Self::Stopped { signal } => {
+                format!("the command was stopped by {}", signals::name(*signal))
+            }
             Self::AtRisk { name, remaining_seconds, sent: was_sent } => {
-                let sent = sent("SIGTERM", *was_sent);
-                format!("{name:?} is certain for only {remaining_seconds:.3} s more: {sent}")
+                let left = seconds(remaining_seconds);
+                format!("{name:?} is about to expire, {left} left: {}", sent("SIGTERM", *was_sent))
             }
-            Self::Recovered { name } => format!("{name:?} was renewed after all"),
+            Self::Recovered { name } => format!("renewed {name:?} after all"),
             Self::Killed { name, sent: was_sent } => {
-                format!("{name:?} is as good as lost: {}", sent("SIGKILL", *was_sent))
+                format!("{name:?} is about to be lost: {}", sent("SIGKILL", *was_sent))
             }
             Self::Lost { name, reason } => format!("lost {name:?}: {reason}"),
             Self::Exited { code: Some(code), .. } => format!("the command exited with {code}"),
             Self::Exited { signal, .. } => {
-                format!("the command died of signal {}", signal.unwrap_or_default())
+                format!("the command was killed by {}", signals::name(signal.unwrap_or_default()))
             }
-            Self::Released { name, token } => format!("released {name:?}, token {token}"),
-            Self::Warning { message } | Self::Failed { message, .. } => plain(message),
+            Self::Released { name, token } => format!("released {name:?} (token {token})"),
+            Self::Failed { message, hint: Some(hint), .. } => format!("{message}\nhint: {hint}"),
+            Self::Warning { message } | Self::Failed { message, .. } => message.clone(),
         }
     }
 
-    /// One JSON object, with the time in seconds since 1970.
+    /// The event as one JSON object, with the time in seconds since 1970.
     pub(crate) fn json(&self) -> String {
         timed(self)
     }
 }
 
-/// What happened, as one JSON object with the time in seconds since 1970.
+/// An event as one JSON object with the time in seconds since 1970.
 pub(crate) fn timed(event: &impl Serialize) -> String {
     #[derive(Serialize)]
     struct Timed<'a, T> {
@@ -112,7 +124,22 @@ pub(crate) fn timed(event: &impl Serialize) -> String {
     serde_json::to_string(&Timed { time, event }).unwrap_or_default()
 }
 
-/// How events are told.
+/// Whether `-v` was given.
+static VERBOSE: AtomicBool = AtomicBool::new(false);
+
+pub(crate) fn set_verbose(verbose: bool) {
+    VERBOSE.store(verbose, Ordering::Relaxed);
+}
+
+/// Prints the store in use, if `-v` was given. For commands that report nothing else.
+pub(crate) fn note_store(store: &str) {
+    if VERBOSE.load(Ordering::Relaxed) {
+        let line = Event::Store { store: store.to_owned() }.line();
+        let _ = stderr().write_all(format!("leasehold: {line}\n").as_bytes());
+    }
+}
+
+/// How events are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Style {
     Quiet,
@@ -121,7 +148,7 @@ pub(crate) enum Style {
 }
 
 impl Style {
-    /// As `--json` and `--verbose` ask for it.
+    /// The style that `--json` and `--verbose` select.
     pub(crate) fn of(json: bool, verbose: bool) -> Self {
         match (json, verbose) {
             (true, _) => Self::Json,
@@ -137,7 +164,7 @@ enum Said {
     Progress(String),
 }
 
-/// Tells events.
+/// Prints events.
 #[derive(Debug)]
 pub(crate) struct Events {
     style: Style,
@@ -156,11 +183,11 @@ impl Events {
         }
     }
 
-    /// Tells what happened, to those who asked.
+    /// Prints the event, if the style includes it.
     pub(crate) fn tell(&self, event: &Event) {
         match (self.style, event) {
             (Style::Quiet, Event::Failed { silent: true, .. }) => {}
-            // The bare truth about a failure is told in any case.
+            // A failure is always printed.
             (Style::Quiet, Event::Warning { .. } | Event::Failed { .. }) | (Style::Plain, _) => {
                 self.say(Said::Line(format!("leasehold: {}", event.line())));
             }
@@ -169,7 +196,7 @@ impl Events {
         }
     }
 
-    /// Whether a line about the queue would be seen.
+    /// Whether a line about the queue is shown.
     pub(crate) fn shows_progress(&self) -> bool {
         self.on_terminal
     }
@@ -203,7 +230,7 @@ impl Drop for Events {
     }
 }
 
-/// Writes until nobody says anything any more. A stderr that is gone is no reason to fail.
+/// Writes until all senders are gone. A closed stderr is not a failure.
 #[allow(clippy::needless_pass_by_value, reason = "the thread owns its end of the channel")]
 fn write(said: mpsc::Receiver<Said>) {
     let mut shown = false;
@@ -221,7 +248,7 @@ fn write(said: mpsc::Receiver<Said>) {
     let _ = stderr().write_all(erase(false).as_bytes());
 }
 
-/// How much fits on one line of the terminal.
+/// The number of columns for one line on the terminal.
 fn width() -> usize {
     let size = rustix::termios::tcgetwinsize(stderr());
     let columns = size.map_or(80, |s| usize::from(s.ws_col));
@@ -237,7 +264,7 @@ mod tests {
     fn events_stay_on_one_line() {
         let name = "a\u{2028}b\"".to_owned();
         let event = Event::Held { name, token: 7, waited_seconds: 0.5 };
-        assert_eq!(event.line(), "held \"a\\u{2028}b\\\"\", token 7, after 0.500 s");
+        assert_eq!(event.line(), "acquired \"a\\u{2028}b\\\"\" after 500ms (token 7)");
         let json = event.json();
         assert!(!json.contains('\n') && json.contains("\"event\":\"held\""), "{json}");
         let read: serde_json::Value = serde_json::from_str(&json).unwrap();

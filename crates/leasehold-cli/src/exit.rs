@@ -1,7 +1,7 @@
-//! Exit codes: what a script learns without reading our words.
+//! Exit codes, for scripts that do not read messages.
 //!
-//! CMD's own code passes through untouched, so ours keep to the numbers of sysexits.h, where a
-//! program rarely has its own, and to the shells' 126, 127 and 128+n.
+//! CMD's own code is passed on unchanged. So leasehold's codes are those of sysexits.h, which
+//! programs rarely use, and the shells' 126, 127 and 128+n.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -31,39 +31,49 @@ pub(crate) const NOT_EXECUTABLE: u8 = 126;
 /// CMD is not there.
 pub(crate) const NOT_FOUND: u8 = 127;
 
-/// Why leasehold itself ends: a code, and one line for stderr.
+/// Why leasehold itself ends: an exit code, the cause for stderr, and what to do about it.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
     pub(crate) code: u8,
+    /// The cause, in one line.
     pub(crate) message: String,
-    /// Told only to those who want to hear of everything.
+    /// The next step, as a command or an option.
+    pub(crate) hint: Option<String>,
+    /// Reported only if all events are.
     pub(crate) silent: bool,
 }
 
 impl Failure {
     pub(crate) fn new(code: u8, message: impl Into<String>) -> Self {
-        Self { code, message: message.into(), silent: false }
+        Self { code, message: message.into(), hint: None, silent: false }
     }
 
-    /// The system refused something that this process needs.
+    /// The operating system refused something that this process needs.
     pub(crate) fn system(what: &str, error: impl std::fmt::Display) -> Self {
         Self::new(SYSTEM, format!("{what}: {error}"))
     }
 
-    /// Says it in one line and gives the code.
+    /// Adds the next step.
+    pub(crate) fn hint(self, hint: impl Into<String>) -> Self {
+        Self { hint: Some(hint.into()), ..self }
+    }
+
+    /// Prints the cause and the hint to stderr, and returns the code.
     pub(crate) fn report(&self) -> ExitCode {
         // Not eprintln!, which panics when stderr is gone.
         use std::io::Write;
         if !self.silent {
-            let _ = writeln!(std::io::stderr(), "leasehold: {}", self.message);
+            let mut text = format!("leasehold: {}\n", self.message);
+            text.extend(self.hint.iter().map(|hint| format!("hint: {hint}\n")));
+            let _ = std::io::stderr().write_all(text.as_bytes());
         }
         ExitCode::from(self.code)
     }
 
-    /// The same as an event.
+    /// The failure as an event.
     pub(crate) fn event(&self) -> Event {
-        let Self { code, silent, ref message } = *self;
-        Event::Failed { code, message: message.clone(), silent }
+        let Self { code, silent, .. } = *self;
+        Event::Failed { code, message: self.message.clone(), hint: self.hint.clone(), silent }
     }
 }
 
@@ -73,7 +83,7 @@ pub(crate) fn is_shortage(error: &io::Error) -> bool {
     matches!(number, Some(Errno::EMFILE | Errno::ENFILE | Errno::EAGAIN | Errno::ENOMEM))
 }
 
-/// The same of what lies under an error of the library's, perhaps only in the words of a driver's.
+/// Whether a shortage caused this error. Some drivers keep only the text of the cause.
 fn comes_of_shortage(error: &Error) -> bool {
     let mut under = std::error::Error::source(error);
     while let Some(source) = under {
@@ -96,25 +106,53 @@ impl From<Error> for Failure {
             InvalidName | Config | Unsupported | Mismatch => USAGE,
             _ => UNAVAILABLE,
         };
-        let error = match error.kind() {
-            Mismatch => error.with_hint(
-                "leasehold takes a mutex; with --shared or --exclusive, a read-write lock; with --of N, a \
-                 semaphore of N",
+        let mut message = in_options(&error.reason(), error.kind());
+        if let Some(name) = error.name().map(ToString::to_string)
+            && !message.contains(&name)
+        {
+            message.push_str(&format!(" (lock {name})"));
+        }
+        let store = error.store().filter(|store| !message.contains(store));
+        let context = [Some(error.kind().as_str()), store];
+        message.push_str(&format!(
+            " [{}]",
+            context.into_iter().flatten().collect::<Vec<_>>().join(", ")
+        ));
+        let hint = match error.kind() {
+            Mismatch => Some(
+                "the default is a mutex; --shared and --exclusive take a read-write lock, --max N a \
+                 semaphore of N"
+                    .to_owned(),
             ),
-            _ => error,
+            kind => error.hint().map(|hint| in_options(hint, kind)),
         };
-        Self::new(code, format!("{error:#}"))
+        Self { hint, ..Self::new(code, message) }
     }
 }
 
-/// Why a release failed: a lock that was lost before is [`LOST`] here, since it was relied on.
+/// Replaces the names of the library's options by the command's.
+fn in_options(text: &str, kind: ErrorKind) -> String {
+    const OPTIONS: [(&str, &str); 5] = [
+        ("max_hold", "--max-hold"),
+        ("min_hold", "--min-hold"),
+        ("at_least", "--min-hold"),
+        ("lock_delay", "--lock-delay"),
+        ("min_validity", "the remaining time"),
+    ];
+    if !matches!(kind, ErrorKind::Config | ErrorKind::Unsupported | ErrorKind::Lost) {
+        return text.to_owned();
+    }
+    OPTIONS.iter().fold(text.to_owned(), |text, (name, option)| text.replace(name, option))
+}
+
+/// Why a release failed. If the lock was lost before, the code is [`LOST`], because a command relied on it.
 pub(crate) fn released(error: Error) -> Failure {
     let lost = error.kind() == ErrorKind::Lost;
     let failure = Failure::from(error);
     if lost { Failure { code: LOST, ..failure } } else { failure }
 }
 
-/// The code that a shell would give for CMD's end.
+/// The code that a shell would report for the end of CMD.
 pub(crate) fn of(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|n| 128 + n));
     code.and_then(|c| u8::try_from(c).ok()).unwrap_or(SYSTEM)

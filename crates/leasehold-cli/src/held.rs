@@ -16,6 +16,7 @@ use leasehold::{Guard, Guards, Released, State, Token, Watch};
 
 use crate::args::TakeArgs;
 use crate::exit::Failure;
+use crate::slots;
 use crate::take::Taking;
 
 /// Locks that are held, the caller's first.
@@ -34,7 +35,7 @@ impl Held {
     /// These locks; and the numbers of the permits, where they are permits of one semaphore.
     pub(crate) async fn of(locks: Guards, taking: &Taking<'_>) -> Result<Self, Failure> {
         let mut held = Self { locks, slots: Vec::new() };
-        if let (Some(capacity), [one]) = (taking.args.of, &held.guards()[..]) {
+        if let (Some(capacity), [one]) = (taking.args.max, &held.guards()[..]) {
             let numbers = Numbers::new(one.name().as_str(), capacity, one.token());
             for _ in 0..one.permits() {
                 held.slots.push(numbers.take(taking).await?);
@@ -108,7 +109,7 @@ struct Numbers {
 impl Numbers {
     /// Each holder begins at another one, so that it seldom meets one that is taken.
     fn new(name: &str, capacity: u32, token: Token) -> Self {
-        let prefix = format!("{name}/slot/");
+        let prefix = slots::prefix(name);
         let first = u32::try_from(token.get() % u64::from(capacity)).unwrap_or_default();
         let numbers = (first..capacity).chain(0..first);
         let names = numbers.map(|number| format!("{prefix}{}", number + 1)).collect();
@@ -118,9 +119,9 @@ impl Numbers {
     /// One that nobody has.
     async fn take(&self, taking: &Taking<'_>) -> Result<Slot, Failure> {
         let args = TakeArgs {
-            of: None,
+            max: None,
             permits: None,
-            at_least: None,
+            min_hold: None,
             try_only: false,
             ..taking.args.clone()
         };

@@ -66,8 +66,10 @@ pub(crate) fn main(args: &HoldArgs) -> ExitCode {
 /// The signal that we are to end by, if any.
 async fn hold(args: &HoldArgs) -> Result<Option<i32>, Failure> {
     if inherited::stdout_closed() {
-        let what = "nothing was taken: nobody can be told that it is held";
-        return Err(Failure::system(what, "stdout is closed"));
+        return Err(Failure::system(
+            "cannot report the lock, so it was not taken",
+            "stdout is closed",
+        ));
     }
     let (caller, writer) = Caller::new(args.json);
     let mut ends = Ends::new(args);
@@ -75,10 +77,10 @@ async fn hold(args: &HoldArgs) -> Result<Option<i32>, Failure> {
         Ok(ends) => hold_for(args, &caller, ends).await,
         Err(failure) => Err(failure.clone()),
     };
-    if let Err(Failure { code, message, .. }) = &done
+    if let Err(Failure { code, message, hint, .. }) = &done
         && *code != exit::LOST
     {
-        caller.tell(&Told::Failed { code: *code, message });
+        caller.tell(&Told::Failed { code: *code, message, hint: hint.as_deref() });
     }
     drop(caller);
     // All is written, or nobody reads it.

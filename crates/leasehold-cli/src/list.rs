@@ -1,7 +1,7 @@
 //! `leasehold ls` and `leasehold show`: the queues, as tables for people and as JSON for programs.
 //!
-//! Names, labels and hosts were written by others, perhaps to be seen on an administrator's
-//! terminal: nothing in them reaches it raw.
+//! Names, labels and hosts come from other users. Control characters in them never reach the
+//! terminal.
 
 use std::io::{Write, stdout};
 use std::process::ExitCode;
@@ -14,12 +14,13 @@ use crate::args::{LsArgs, ShowArgs};
 use crate::drive::drive;
 use crate::exit::{self, Failure};
 use crate::place::Place;
+use crate::slots;
 use crate::table::{aligned, clean, short};
 use crate::take::{held_by, with_store};
 
 pub(crate) fn ls(args: LsArgs) -> ExitCode {
     finish(drive(with_store(&args.store, async |locks| {
-        let found = locks.list(&args.prefix).await?;
+        let found = slots::hidden(locks.list(&args.prefix).await?);
         let text = if args.json {
             json(&found.iter().map(|info| Lock::of(info, None)).collect::<Vec<_>>())
         } else if found.is_empty() {
@@ -49,7 +50,7 @@ pub(crate) fn show(args: ShowArgs) -> ExitCode {
     })))
 }
 
-/// Prints the text; a reader that has seen enough is no failure.
+/// Prints the text. A closed stdout is not a failure.
 fn finish(seen: Result<(String, ExitCode), Failure>) -> ExitCode {
     match seen {
         Ok((text, code)) => {
@@ -60,7 +61,7 @@ fn finish(seen: Result<(String, ExitCode), Failure>) -> ExitCode {
     }
 }
 
-/// A lock as programs see it.
+/// A lock in JSON.
 #[derive(Serialize)]
 struct Lock<'a> {
     name: &'a str,
@@ -69,7 +70,7 @@ struct Lock<'a> {
     kind: Option<Kind>,
     capacity: Option<u32>,
     claims: Vec<Place<'a>>,
-    /// Why nothing more is known of it.
+    /// Why nothing more is known about it.
     #[serde(skip_serializing_if = "Option::is_none")]
     unreadable: Option<&'a str>,
 }
@@ -95,7 +96,7 @@ fn json(value: &impl Serialize) -> String {
     serde_json::to_string_pretty(value).map(|text| text + "\n").unwrap_or_default()
 }
 
-/// What a lock is, in words.
+/// The kind of a lock, in words.
 pub(crate) fn kind(info: &LockInfo) -> String {
     match info.kind {
         Kind::Semaphore => format!("semaphore of {}", info.capacity),
@@ -103,7 +104,7 @@ pub(crate) fn kind(info: &LockInfo) -> String {
     }
 }
 
-/// One line a lock.
+/// One line per lock.
 fn lines(locks: &[LockInfo]) -> String {
     let mut rows =
         vec![["NAME", "KIND", "WAITING", "SINCE", "HELD BY"].map(str::to_owned).to_vec()];
@@ -124,12 +125,12 @@ fn lines(locks: &[LockInfo]) -> String {
     aligned(&rows)
 }
 
-/// Who has held it for longest.
+/// The holder that has held it for the longest time.
 pub(crate) fn longest(info: &LockInfo) -> Option<&ClaimInfo> {
     info.holders().max_by_key(|claim| claim.since)
 }
 
-/// Who holds a lock, or why nobody does though it is not free.
+/// The holder, or why the lock is unavailable without one.
 pub(crate) fn by(info: &LockInfo) -> String {
     let more = match info.holders().count() {
         count @ 2.. => format!(" and {} more", count - 1),
@@ -137,12 +138,12 @@ pub(crate) fn by(info: &LockInfo) -> String {
     };
     match longest(info) {
         Some(first) => format!("{}{more}", clean(&first.holder.to_string())),
-        // Perhaps it is kept closed.
+        // It may be frozen, or in a cooldown.
         None => held_by(info).unwrap_or_else(|| "-".to_owned()),
     }
 }
 
-/// One line a claim.
+/// One line per claim.
 fn details(info: &LockInfo, store: &str) -> String {
     let (name, kind, store) = (clean(info.name.as_str()), kind(info), clean(store));
     let mut rows = vec![CLAIM.map(str::to_owned).to_vec()];
@@ -150,7 +151,7 @@ fn details(info: &LockInfo, store: &str) -> String {
     format!("lock   {name} ({kind})\nstore  {store}\n\n{}", aligned(&rows))
 }
 
-/// Whether one who waits is of the process that holds: perhaps it waits behind itself, for ever.
+/// Whether this waiter belongs to the process of a holder, which may be a deadlock.
 fn waits_for_its_own_process(info: &LockInfo, c: &ClaimInfo) -> bool {
     let same = |other: &ClaimInfo| {
         (&other.holder.host, other.holder.pid) == (&c.holder.host, c.holder.pid)
@@ -158,11 +159,11 @@ fn waits_for_its_own_process(info: &LockInfo, c: &ClaimInfo) -> bool {
     c.standing == Standing::Waiting && c.holder.pid != 0 && info.holders().any(same)
 }
 
-/// What stands over the columns of a queue.
+/// The headings of a queue.
 pub(crate) const CLAIM: [&str; 7] =
     ["STATE", "HOST", "PID", "LABEL", "TOKEN", "SINCE", "REMAINING"];
 
-/// One claim, in these columns.
+/// One claim in these columns.
 pub(crate) fn row(info: &LockInfo, c: &ClaimInfo) -> Vec<String> {
     let state = c.standing.as_str();
     let behind = if waits_for_its_own_process(info, c) { " for its own process" } else { "" };
@@ -211,14 +212,14 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_lock_is_listed_with_its_reason() {
-        let holder = Holder { host: "web-1".into(), pid: 7, label: "closed: moved".into() };
+    fn a_frozen_lock_is_listed_with_its_reason() {
+        let holder = Holder { host: "web-1".into(), pid: 7, label: "frozen: moved".into() };
         let (since, left) = (Duration::from_secs(5), Some(Duration::from_secs(9)));
         let claim = ClaimInfo::new(Standing::Departed, holder, Token::new(1), 1, since, left);
         let closed = LockInfo::new(Name::new("x").unwrap(), Kind::Mutex, 1, vec![claim]);
         let text = lines(&[closed]);
         assert!(
-            text.contains("x     mutex  0        -      closed for 9s more by web-1: moved\n"),
+            text.contains("x     mutex  0        -      frozen for 9s more by web-1: moved\n"),
             "{text}"
         );
     }

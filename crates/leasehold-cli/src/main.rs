@@ -3,10 +3,7 @@
 mod acquire;
 mod args;
 mod boottime;
-mod check;
 mod child;
-mod close;
-mod closed;
 mod danger;
 mod describe;
 mod doctor;
@@ -17,10 +14,13 @@ mod end;
 mod events;
 mod exit;
 mod follow;
+mod freeze;
+mod frozen;
 mod held;
 mod hold;
 mod inherited;
 mod list;
+mod missing;
 mod nested;
 mod on_lost;
 mod place;
@@ -35,45 +35,54 @@ mod release;
 mod run;
 mod schema;
 mod signals;
+mod slots;
 mod supervise;
 mod table;
 mod take;
 mod terminal;
 #[cfg(feature = "top")]
 mod top;
+mod verify;
 mod wait;
 mod watchdog;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
-use crate::args::{Args, Command};
+use crate::args::Command;
 
 fn main() -> ExitCode {
-    match Args::parse().command {
+    let args = args::parse();
+    events::set_verbose(args.verbose);
+    match args.command {
         Command::Run(args) => run::main(args),
-        Command::Acquire(args) => acquire::main(&args),
-        Command::Close(args) => close::close(args),
-        Command::Open(args) => close::open(&args),
         Command::Elect(args) => elect::main(args),
-        Command::Events(args) => follow::main(&args),
-        Command::Hold(args) => hold::main(&args),
-        Command::Release(args) => release::main(args),
-        Command::Check(args) => check::main(&args),
-        Command::Doctor(args) => doctor::main(&args),
+        Command::Acquire(args) => acquire::main(&args),
+        Command::Release(args) => release::main(&args),
         Command::Ls(args) => list::ls(args),
         Command::Show(args) => list::show(args),
         #[cfg(feature = "top")]
         Command::Top(args) => top::main(&args),
+        Command::Events(args) => follow::main(&args),
         Command::Wait(args) => wait::main(&args),
+        Command::Freeze(args) => freeze::freeze(args),
+        Command::Unfreeze(args) => freeze::unfreeze(&args),
+        Command::Evict(args) => release::evict_main(&args),
+        Command::Verify(args) => verify::main(&args),
+        Command::Doctor(args) => doctor::main(&args),
+        #[cfg(feature = "torture")]
+        Command::Stress(args) => leasehold_torture::main(&args),
+        #[cfg(feature = "lab")]
+        Command::Demo(args) => leasehold_lab::main(&args),
+        Command::Hold(args) => hold::main(&args),
+        Command::Schema(args) => schema::main(&args),
         Command::Completions(args) => describe::completions(&args),
         Command::Man(args) => describe::man(&args),
-        Command::Schema(args) => schema::main(&args),
-        #[cfg(feature = "torture")]
-        Command::Torture(args) => leasehold_torture::main(&args),
-        #[cfg(feature = "lab")]
-        Command::Lab(args) => leasehold_lab::main(&args),
+        #[cfg(not(feature = "top"))]
+        Command::Top(_) => missing::subcommand("top", "top"),
+        #[cfg(not(feature = "torture"))]
+        Command::Stress(_) => missing::subcommand("stress", "torture"),
+        #[cfg(not(feature = "lab"))]
+        Command::Demo(_) => missing::subcommand("demo", "lab"),
         #[cfg(feature = "torture")]
         Command::TortureWorker => leasehold_torture::worker_main(),
         Command::Watchdog(args) => watchdog::main(&args),

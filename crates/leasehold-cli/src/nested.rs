@@ -1,13 +1,12 @@
-//! `leasehold run` under `leasehold run`: what an outer one hands down to what it runs.
+//! Nested `leasehold run`: what an outer run passes to the command it runs.
 //!
-//! - *What is held above.* Whoever waits for a lock that is held by a `leasehold run` above it
-//!   waits for itself, for ever. So the outer ones' sequencers are handed down, and such a wait is
-//!   refused.
-//! - *How much time there is.* Where an outer lock is as good as lost, its CMD is killed, which may
-//!   be us: then our own CMD, which is in a group of its own, is our watchdog's to end, before the
-//!   *outer* lock can be another's. The outer one kills a tenth of its lease before that at the
-//!   latest, and releases no sooner than a tenth of its lease after it; so this tenth is what all
-//!   below it have together: each takes half of what it was given, and hands down the other half.
+//! - *Which locks are held.* A wait for a lock of an enclosing `leasehold run` is a deadlock. So a run passes its
+//!   sequencers down, and such a wait fails.
+//! - *How much time is left.* If an outer lock is about to be lost, its CMD is killed, which may be this process. Then
+//!   this process's watchdog has to stop its CMD, which has a process group of its own, before another client can
+//!   acquire the *outer* lock. The outer run kills at least a tenth of its lease earlier, and releases no sooner than a
+//!   tenth of its lease after that. All runs below it share this tenth: each keeps half of what it was given and
+//!   passes the other half down.
 
 use std::env;
 use std::time::Duration;
@@ -18,23 +17,23 @@ use crate::args::TakeArgs;
 use crate::exit::{self, Failure};
 use crate::proc::lineage;
 
-/// Sequencers, outermost first, with blanks between them (they have none in them).
+/// Sequencers, outermost first, separated by spaces, which sequencers do not contain.
 const HELD: &str = "LEASEHOLD_HELD";
 /// Milliseconds.
 const GRACE: &str = "LEASEHOLD_GRACE";
 
-/// How long all below the outer one have to end.
+/// How long everything below the outer run has to end.
 fn given() -> Option<Duration> {
     env::var(GRACE).ok()?.parse().ok().map(Duration::from_millis)
 }
 
-/// How long our own CMD has after our death: as long as we would give it, or less.
+/// How long CMD has if this process is killed: `ours`, or less below an outer run.
 pub(crate) fn grace(ours: Duration) -> Duration {
     given().map_or(ours, |given| ours.min(given / 2))
 }
 
-/// What CMD finds in its environment: these holds among the others, and how long all below it have
-/// once CMD is killed (`None`: our lock is not lost before they have ended).
+/// The variables for CMD's environment: all holds with these added, and how long everything below it has
+/// once CMD is killed (`None`: the lock is not lost before that has ended).
 pub(crate) fn handed_down(holds: &str, limit: Option<Duration>) -> Vec<(&'static str, String)> {
     let mut held = env::var(HELD).unwrap_or_default();
     if !held.is_empty() {
@@ -47,7 +46,7 @@ pub(crate) fn handed_down(holds: &str, limit: Option<Duration>) -> Vec<(&'static
     down
 }
 
-/// A hold of a `leasehold run` above us.
+/// A hold of an enclosing `leasehold run`.
 pub(crate) struct Above {
     pub(crate) sequencer: Sequencer,
     pub(crate) token: Token,
@@ -55,7 +54,7 @@ pub(crate) struct Above {
     pub(crate) holder: u32,
 }
 
-/// The hold above us that keeps us from having this lock.
+/// The enclosing hold that excludes this one.
 pub(crate) async fn held_above(locks: &Leasehold, args: &TakeArgs, name: &str) -> Option<Above> {
     let held = env::var(HELD).unwrap_or_default();
     let held = held.split(' ').filter_map(|text| text.parse::<Sequencer>().ok());
@@ -63,7 +62,7 @@ pub(crate) async fn held_above(locks: &Leasehold, args: &TakeArgs, name: &str) -
     let ourselves = i32::try_from(std::process::id()).unwrap_or(0);
     let mut permits = args.permits.unwrap_or(1);
     for sequencer in ours {
-        // One that is over, or of a store that does not answer, is the acquisition's to find out.
+        // The acquisition itself finds out about a hold that ended, or a store that does not answer.
         let Ok(claim) = locks.check(&sequencer).await else { continue };
         let holder = claim.holder.pid;
         if !lineage(ourselves).skip(1).any(|pid| u32::try_from(pid) == Ok(holder)) {
@@ -71,9 +70,9 @@ pub(crate) async fn held_above(locks: &Leasehold, args: &TakeArgs, name: &str) -
         }
         permits = permits.saturating_add(claim.weight);
         let excludes = match sequencer.kind() {
-            Kind::Mutex => !args.shared && !args.exclusive && args.of.is_none(),
+            Kind::Mutex => !args.shared && !args.exclusive && args.max.is_none(),
             Kind::RwLock => args.exclusive || (args.shared && sequencer.is_exclusive()),
-            Kind::Semaphore => args.of.is_some_and(|of| permits > of),
+            Kind::Semaphore => args.max.is_some_and(|of| permits > of),
         };
         if excludes {
             let token = sequencer.token();
@@ -83,7 +82,7 @@ pub(crate) async fn held_above(locks: &Leasehold, args: &TakeArgs, name: &str) -
     None
 }
 
-/// Refuses a wait for what a `leasehold run` above us holds.
+/// Fails if waiting for this lock is a deadlock with an enclosing `leasehold run`.
 pub(crate) async fn refuse_what_is_held_above(
     locks: &Leasehold,
     args: &TakeArgs,
@@ -93,9 +92,7 @@ pub(crate) async fn refuse_what_is_held_above(
         return Ok(());
     }
     let Some(Above { holder, .. }) = held_above(locks, args, name).await else { return Ok(()) };
-    let what = format!(
-        "{name:?} is held by the leasehold above this command (pid {holder}), which would be \
-         waited for for ever: take it once, or `run --reenter` under its hold"
-    );
-    Err(Failure::new(exit::USAGE, what))
+    let what =
+        format!("deadlock: {name:?} is already held by the enclosing leasehold run (pid {holder})");
+    Err(Failure::new(exit::USAGE, what).hint("use --reenter to run under that hold"))
 }

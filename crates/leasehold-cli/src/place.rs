@@ -1,4 +1,4 @@
-//! A place in a lock's queue as programs see it, in every `--json`.
+//! A claim in a lock's queue, as every `--json` shows it.
 
 use leasehold::Token;
 use leasehold::store::ClaimInfo;

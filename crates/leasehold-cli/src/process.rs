@@ -34,8 +34,7 @@ pub(crate) struct Process {
 impl Process {
     /// The one that has this number now.
     pub(crate) fn with_pid(pid: i32) -> Result<Self, Failure> {
-        Self::of(pid)
-            .ok_or_else(|| Failure::new(USAGE, format!("no process has the number {pid} (--pid)")))
+        Self::of(pid).ok_or_else(|| Failure::new(USAGE, format!("--pid {pid}: no such process")))
     }
 
     fn of(pid: i32) -> Option<Self> {
@@ -49,23 +48,23 @@ impl Process {
 
     /// The one above us that reads our stdout.
     pub(crate) fn reader() -> Result<Self, Failure> {
-        let refused = |what: &str| {
-            let fix = "say by --pid whose end releases the lock (in a script: --pid $$)";
-            Failure::new(USAGE, format!("nothing was taken: {what}; {fix}"))
+        let refused = |why: &str| {
+            let what = format!("cannot tell which process owns the lock: {why}");
+            Failure::new(USAGE, what).hint("pass --pid $$ (the lock was not taken)")
         };
         let pipe = read_link("/proc/self/fd/1").ok();
         let pipe = pipe.filter(|out| out.to_string_lossy().starts_with("pipe:"));
-        let Some(pipe) = pipe else { return Err(refused("no program reads the token")) };
+        let Some(pipe) = pipe else { return Err(refused("stdout is not a pipe")) };
         let above = i32::try_from(parent_id()).unwrap_or_default();
         let reader = lineage(above).find(|&pid| reads(pid, &pipe)).and_then(Self::of);
         let Some(reader) = reader else {
-            return Err(refused("no process above this one reads the token"));
+            return Err(refused("no parent process reads stdout"));
         };
         let session = |pid| Stat::of(pid).map(|stat| stat.session());
         let ours = i32::try_from(std::process::id()).ok().and_then(session);
         if ours.is_none() || session(reader.pid) != ours {
             let who = reader.program();
-            return Err(refused(&format!("{who}, of another session, reads the token")));
+            return Err(refused(&format!("{who}, which reads stdout, is in another session")));
         }
         Ok(reader)
     }

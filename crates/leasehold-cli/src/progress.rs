@@ -1,4 +1,4 @@
-//! The line that a person sees while waiting: who holds the lock, since when, and our place.
+//! The line on the terminal during a wait: who holds the lock, since when, and the place in the queue.
 
 use leasehold::kit::locked;
 use std::sync::{Arc, Mutex};
@@ -9,16 +9,16 @@ use leasehold::store::{ClaimInfo, LockInfo, Standing};
 
 use crate::take::held_by;
 
-/// Before the first line: most locks are had sooner, and flicker tells nobody anything.
+/// The pause before the first line, to avoid flicker: most locks are acquired sooner.
 const FIRST: Duration = Duration::from_millis(300);
 const EACH: Duration = Duration::from_secs(1);
 
-/// Which lock we wait for and how many are before us, as we last learnt; none: not waiting.
+/// The lock that is waited for, and how many claims are ahead. `None`: not waiting.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ahead(Arc<Mutex<Option<(String, usize)>>>);
 
 impl Ahead {
-    /// Notes it, and tells whether it is news.
+    /// Stores it, and returns whether it changed.
     pub(crate) fn learn(&self, name: &str, ahead: usize) -> bool {
         let learnt = Some((name.to_owned(), ahead));
         let mut known = locked(&self.0);
@@ -30,7 +30,7 @@ impl Ahead {
     }
 }
 
-/// Shows the line for as long as it is polled. Reads the queue once a second.
+/// Shows the line while it is polled. Reads the queue once a second.
 pub(crate) async fn show(
     locks: &Leasehold,
     ahead: &Ahead,
@@ -39,7 +39,7 @@ pub(crate) async fn show(
     tokio::time::sleep(FIRST).await;
     loop {
         if let Some((name, ahead)) = ahead.get() {
-            // A store that does not answer now is the acquisition's to report.
+            // The acquisition reports a store that does not answer.
             let info = locks.read(&name).await.ok().flatten();
             line(describe(&name, info.as_ref(), ahead));
         }
@@ -48,17 +48,17 @@ pub(crate) async fn show(
 }
 
 fn describe(name: &str, info: Option<&LockInfo>, ahead: usize) -> String {
-    let mut text = format!("waiting for {name:?}");
-    if let Some(by) = info.and_then(held_by) {
-        text.push_str(&format!(": {by}"));
-    }
     let place = info.map_or(ahead + 1, |info| place(info, ahead));
-    text.push_str(&format!("; place {place} of the queue"));
-    text
+    waiting(name, place, info.and_then(held_by).as_deref())
 }
 
-/// Our number among those who wait, with so many before us: not counted are those who do not wait, holders and whoever
-/// left the lock closed.
+/// The line for a person.
+pub(crate) fn waiting(name: &str, place: usize, held_by: Option<&str>) -> String {
+    let by = held_by.map_or(String::new(), |by| format!(": {by}"));
+    format!("waiting for {name:?} (place {place} in the queue){by}")
+}
+
+/// The place among the waiters, with this many claims ahead. Holders and cooldowns do not count.
 pub(crate) fn place(info: &LockInfo, ahead: usize) -> usize {
     let waits = |c: &&ClaimInfo| c.standing == Standing::Waiting;
     let others = info.claims.iter().filter(|c| !waits(c)).count();
@@ -82,12 +82,12 @@ mod tests {
         let info = LockInfo::new(Name::new("x").unwrap(), Kind::Mutex, 1, claims);
         assert_eq!(
             describe("x", Some(&info), 2),
-            "waiting for \"x\": held by web-1 pid 7 (nightly) for 12s; place 2 of the queue"
+            "waiting for \"x\" (place 2 in the queue): held by web-1 pid 7 (nightly) for 12s"
         );
-        assert_eq!(describe("x", None, 0), "waiting for \"x\"; place 1 of the queue");
+        assert_eq!(describe("x", None, 0), "waiting for \"x\" (place 1 in the queue)");
     }
 
-    /// The holder is gone, and the lock is kept closed after it; the next is first in the queue.
+    /// The holder is gone and the lock is in a cooldown: the next claim is first in the queue.
     #[test]
     fn f72_who_departed_is_not_said_to_hold_nor_counted_as_waiting() {
         let holder = Holder { host: "web-1".into(), pid: 7, label: "nightly".into() };
@@ -96,8 +96,8 @@ mod tests {
         let info = LockInfo::new(Name::new("x").unwrap(), Kind::Mutex, 1, vec![claim]);
         assert_eq!(
             describe("x", Some(&info), 1),
-            "waiting for \"x\": kept closed for 1m 0s more after web-1 pid 7 (nightly) had it; place \
-             1 of the queue"
+            "waiting for \"x\" (place 1 in the queue): in cooldown for 1m 0s more; last held by web-1 \
+             pid 7 (nightly)"
         );
     }
 }

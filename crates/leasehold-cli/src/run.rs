@@ -1,10 +1,13 @@
-//! `leasehold run`: CMD under a lock, or under several.
+//! `leasehold run`: runs CMD while holding one lock or several.
 //!
 //! # The order of things
-//! Acquire; start the [watchdog](crate::watchdog) and tell it the deadlines; start
-//! [CMD](crate::child); pass signals on and relay stops; when CMD has ended, send the watchdog
-//! away, reap CMD, release, exit with CMD's code. So at every moment at which CMD runs, the lock is
-//! held and a second process would end CMD if this one could not: see [supervise](crate::supervise).
+//! 1. Acquire the locks.
+//! 2. Start the [watchdog](crate::watchdog) with the deadlines.
+//! 3. Start [CMD](crate::child), forward signals and relay stops.
+//! 4. When CMD has ended, dismiss the watchdog, reap CMD, release, and exit with CMD's code.
+//!
+//! So whenever CMD runs, the lock is held and a second process would stop CMD if this one could not: see
+//! [supervise](crate::supervise).
 
 use std::cell::Cell;
 use std::pin::pin;
@@ -34,7 +37,7 @@ pub(crate) fn main(mut args: RunArgs) -> ExitCode {
     })
 }
 
-/// Does this, tells what happens meanwhile, and ends as it ends.
+/// Does this work, reports what happens, and ends with its result.
 pub(crate) fn told(
     style: Style,
     work: impl AsyncFnOnce(&Events, &mut Signals) -> Result<End, Failure>,
@@ -53,15 +56,15 @@ pub(crate) fn told(
     end.exit()
 }
 
-/// Says the same in fewer words: once per period is a lock that is kept and only tried for, and
-/// max-hold, which is given back, is ours to keep.
+/// Reduces `--once-per` to `--try` and `--min-hold`. Removes and returns `--max-hold`, which is enforced here and not by
+/// the guard.
 fn settle(args: &mut RunArgs) -> Option<Duration> {
     let take = &mut args.take;
     if let Some(period) = args.once_per {
-        (take.try_only, take.quiet, take.at_least) = (true, true, Some(period));
+        (take.try_only, take.quiet, take.min_hold) = (true, true, Some(period));
         take.conflict_exit_code.get_or_insert(0);
     }
-    // The library refuses one of nothing, and says why.
+    // The library rejects zero with a message.
     let max_hold = take.max_hold.take_if(|longest| !longest.is_zero());
     if let Some(longest) = max_hold {
         take.lease = take.lease.min(longest.max(MIN_LEASE));
@@ -69,7 +72,7 @@ fn settle(args: &mut RunArgs) -> Option<Duration> {
     max_hold
 }
 
-/// Once: waits, runs CMD, releases. Tells since when it has had the lock.
+/// Waits, runs CMD and releases, once. `held_since`: set when the lock is acquired.
 pub(crate) async fn run(
     args: &RunArgs,
     max_hold: Option<Duration>,
@@ -102,31 +105,29 @@ pub(crate) async fn run(
     signals.all().map_err(|e| Failure::system("cannot catch signals", e))?;
     let job = Job { args, locks: &locks, events, ends };
     let ended = supervise(&job, held, signals).await;
-    // Whatever is still owed to the store; a release that was answered left nothing.
+    // Sends a release that was not answered yet.
     let _ = tokio::time::timeout(SHORT_FAREWELL, locks.close()).await;
     ended
 }
 
-/// Refuses a grace for which no lease has room.
+/// Fails if the lease is too short for this grace period.
 fn check_grace(
     args: &RunArgs,
     max_hold: Option<Duration>,
     locks: &Leasehold,
 ) -> Result<(), Failure> {
-    let Some(grace) = args.term_grace else { return Ok(()) };
+    let Some(grace) = args.kill_after else { return Ok(()) };
     let ends = max_hold.is_some() || locks.guarantees().has_leases();
     let least = lease_for(grace);
     if !ends || least <= take::lease(locks, &args.take) {
         return Ok(());
     }
-    let what = format!(
-        "a --term-grace of {grace:?} has no room in the lease: choose a --lease (and --max-hold) of \
-         {least:?} at least"
-    );
-    Err(Failure::new(USAGE, what))
+    let what = format!("--kill-after {grace:?} is too long for the lease");
+    let hint = format!("set --lease (and --max-hold, if given) to at least {least:?}");
+    Err(Failure::new(USAGE, what).hint(hint))
 }
 
-/// Waits our turn, and says so.
+/// Acquires the locks, and reports the wait.
 async fn wait(
     locks: &Leasehold,
     args: &RunArgs,
@@ -137,7 +138,7 @@ async fn wait(
     let ahead = Ahead::default();
     let learnt = ahead.clone();
     let program = args.command.first().map(std::path::Path::new);
-    // Its name and not its arguments, which may hold what is nobody's business.
+    // Its name without its arguments, which may contain secrets.
     let label = program.and_then(|p| p.file_name()).unwrap_or_default().to_string_lossy();
     let on_waiting = move |name: &str, ahead| {
         if learnt.learn(name, ahead) {

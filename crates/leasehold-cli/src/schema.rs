@@ -1,7 +1,7 @@
-//! `leasehold schema`: the SQL that makes leasehold's tables, for people whose migrations own the
-//! database: those of the store, and those that the library's `lock_in`, `once` and `fence::sql` use
-//! in the caller's own transactions; or the statements of these, for programs that do not call the library. Nothing
-//! is connected to.
+//! `leasehold schema`: prints the SQL that creates leasehold's tables, for databases whose schema is managed by
+//! migrations: the tables of the store, and those that the library's `lock_in`, `once` and `fence::sql` use in the
+//! caller's own transactions. Or prints the statements of these, for programs that do not call the library. It does
+//! not connect.
 
 use std::io::{Write, stdout};
 use std::process::ExitCode;
@@ -12,7 +12,7 @@ use crate::exit::Failure;
 pub(crate) fn main(args: &SchemaArgs) -> ExitCode {
     match printed(args.store.url(), args) {
         Ok(text) => {
-            // A reader that has seen enough is no failure.
+            // A closed stdout is not a failure.
             let _ = stdout().write_all(text.as_bytes()).and_then(|()| stdout().flush());
             ExitCode::SUCCESS
         }
@@ -26,7 +26,7 @@ fn printed(url: &str, args: &SchemaArgs) -> leasehold::Result<String> {
     use leasehold::{fence, lock_in, once, versioned};
 
     use crate::args::Tables;
-    // Also refuses what is no database's URL.
+    // Also rejects URLs of other stores.
     let locks = leasehold::store::sql::schema(url)?;
     let dialect = match url.split_once(':').map_or(url, |(scheme, _)| scheme) {
         "sqlite" => Dialect::Sqlite,
@@ -46,7 +46,9 @@ fn printed(url: &str, args: &SchemaArgs) -> leasehold::Result<String> {
 }
 
 #[cfg(not(any(feature = "sqlite", feature = "postgres", feature = "mysql")))]
-fn printed(_: &str, _: &SchemaArgs) -> leasehold::Result<String> {
-    let what = "this build has no database store: enable sqlite, postgres or mysql";
-    Err(leasehold::Error::new(leasehold::ErrorKind::Unsupported, what))
+fn printed(url: &str, _: &SchemaArgs) -> leasehold::Result<String> {
+    let scheme = url.split(':').next().filter(|scheme| ["postgres", "mysql"].contains(scheme));
+    let hint = crate::missing::store_hint(scheme.unwrap_or("sqlite"));
+    let what = "support for SQL databases is not in this build";
+    Err(leasehold::Error::new(leasehold::ErrorKind::Unsupported, what).with_hint(hint))
 }

@@ -156,6 +156,12 @@ pub(crate) fn restore(signal: Signal, before: &SigAction) {
     let _ = unsafe { sigaction(signal, before) };
 }
 
+/// The signal's name, such as SIGTERM. Real-time signals have only a number.
+pub(crate) fn name(number: i32) -> String {
+    Signal::try_from(number)
+        .map_or_else(|_| format!("signal {number}"), |signal| signal.to_string())
+}
+
 /// Ends this process by the signal, as it would have ended had we not caught it.
 pub(crate) fn die_of(number: i32) -> u8 {
     if let Ok(signal) = Signal::try_from(number) {

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use leasehold::{ErrorKind, Leasehold, Released, State};
+use leasehold::{ErrorKind, Leasehold, LostReason, Released, State};
 use nix::sys::signal::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -108,11 +108,11 @@ fn start<'a>(job: &Job<'a>, held: &Held) -> Result<Supervisor<'a>, Failure> {
     let asked = take::lease(locks, &args.take);
     let lease = asked.min(watch.remaining());
     // Without leases and lifeline, the lock dies with us.
-    let inherits = locks.store().lifeline().is_some() && !args.close;
+    let inherits = locks.store().lifeline().is_some() && !args.no_inherit;
     let outlives_us = inherits || locks.guarantees().has_leases();
-    let orphaned = args.term_grace.unwrap_or(GRACE);
+    let orphaned = args.kill_after.unwrap_or(GRACE);
     let orphaned = nested::grace(if outlives_us { orphaned } else { Duration::ZERO });
-    let due = |left| deadlines(left, lease, args.term_grace, false);
+    let due = |left| deadlines(left, lease, args.kill_after, false);
     let mut watchdog = Watchdog::start(orphaned, due(job.left(&watch)))?;
     let timed = job.left(&watch) < Duration::MAX;
     let after_kill = match outlives_us {
@@ -165,7 +165,7 @@ fn start_child(
 ) -> Result<Child, Failure> {
     let Job { args, locks, .. } = *job;
     loop {
-        let lifeline = locks.store().lifeline().filter(|_| !args.close).map(own_lifeline);
+        let lifeline = locks.store().lifeline().filter(|_| !args.no_inherit).map(own_lifeline);
         let lifeline = lifeline.transpose();
         let lifeline = lifeline.map_err(|e| Failure::system("cannot copy the lifeline", e))?;
         let tty = terminal.and_then(Terminal::for_child);
@@ -177,11 +177,10 @@ fn start_child(
             Err(NotStarted::Failed(failure)) => return Err(failure),
             Err(NotStarted::Unwatched) => watchdog.replace_broken()?,
             Err(NotStarted::TooLate) => {
-                let what = format!(
-                    "the lock {:?} was lost before the command could be started: it was not run",
-                    args.name()
-                );
-                return Err(Failure::new(exit::LOST, what));
+                let what =
+                    format!("lock {:?} was lost before the command could be started", args.name());
+                let hint = "the command was not run: retry, or use a longer --lease";
+                return Err(Failure::new(exit::LOST, what).hint(hint));
             }
         }
     }
@@ -194,7 +193,7 @@ impl Supervisor<'_> {
         let (state, name) = self.watch.worst();
         let name = name.to_owned();
         self.lease = self.lease.max(left.min(self.asked));
-        let grace = self.job.args.term_grace;
+        let grace = self.job.args.kill_after;
         let danger = danger(state, left, of_hold, self.lease, grace);
         let (events, group) = (self.job.events, self.child.group());
         let timed = left.min(of_hold) < Duration::MAX;
@@ -229,7 +228,7 @@ impl Supervisor<'_> {
             events.tell(&Event::Recovered { name });
         }
         if self.done > Danger::None {
-            self.on_lost.start(&why(&self.watch, self.is_over), events);
+            self.on_lost.start(Why::of(&self.watch, self.is_over).reason(), events);
         }
         if timed && self.done < Danger::Kill {
             let terminated = self.done >= Danger::Terminate;
@@ -241,8 +240,7 @@ impl Supervisor<'_> {
     fn say_that_it_is_anothers(&mut self) {
         if !std::mem::replace(&mut self.is_anothers, true) {
             let message = format!(
-                "the command runs as another user, whom leasehold may not signal: it cannot be \
-                 ended when its lock {:?} is lost",
+                "the command runs as another user, so leasehold cannot stop it if lock {:?} is lost",
                 self.job.args.name()
             );
             self.job.events.tell(&Event::Warning { message });
@@ -254,7 +252,7 @@ impl Supervisor<'_> {
         let soonest = Duration::from_millis(2);
         let until = match self.done {
             Danger::Kill => self.lease / 20,
-            _ => until_next(self.job.left(&self.watch), self.lease, self.job.args.term_grace),
+            _ => until_next(self.job.left(&self.watch), self.lease, self.job.args.kill_after),
         };
         until.max(soonest)
     }
@@ -295,17 +293,17 @@ impl Supervisor<'_> {
             // We were stopped meanwhile, and are back before we had our own look.
             self.is_over |= self.job.of_hold() <= self.lease / 3;
             self.done = Danger::Kill;
-            self.on_lost.start(&why(&self.watch, self.is_over), self.job.events);
+            self.on_lost.start(Why::of(&self.watch, self.is_over).reason(), self.job.events);
         }
         let had_terminal = self.terminal.as_ref().is_some_and(|t| t.take_back(group));
         let reaped = self.child.reap();
         let status =
-            reaped.map_err(|e| Failure::system("cannot learn how the command ended", e))?;
+            reaped.map_err(|e| Failure::system("cannot read the exit status of the command", e))?;
         let (code, number) =
             (status.code(), std::os::unix::process::ExitStatusExt::signal(&status));
         let events = self.job.events;
         events.tell(&Event::Exited { code, signal: number });
-        let (name, why) = (self.watch.worst().1.to_owned(), why(&self.watch, self.is_over));
+        let (name, why) = (self.watch.worst().1.to_owned(), Why::of(&self.watch, self.is_over));
         if self.done > Danger::None {
             // A leasehold that was killed with CMD ends its own command in this time.
             tokio::time::sleep(after_kill(self.lease).min(self.job.left(&self.watch))).await;
@@ -313,12 +311,13 @@ impl Supervisor<'_> {
         let limit = if self.done > Danger::None { SHORT_FAREWELL } else { CLOSE_TIMEOUT };
         let released = give_back(held, events, limit).await;
         if self.done > Danger::None {
-            let what = match self.is_anothers {
-                true => "should have been ended, but runs as another user,",
-                false => "was ended",
+            let fate = match self.is_anothers {
+                true => "the command could not be stopped, because it runs as another user",
+                false => "the command was stopped",
             };
-            let what = format!("the command {what} because of its lock {name:?}: {why}");
-            return Err(Failure::new(exit::LOST, what));
+            let (why, hint) = why.explained();
+            let failure = Failure::new(exit::LOST, format!("lock {name:?} {why}: {fate}"));
+            return Err(hint.into_iter().fold(failure, Failure::hint));
         }
         released?;
         let interrupted = had_terminal && number == Some(Signal::SIGINT as i32);
@@ -326,17 +325,49 @@ impl Supervisor<'_> {
     }
 }
 
-/// Why CMD is ended.
-fn why(watch: &Watched, is_over: bool) -> String {
-    match watch.worst().0 {
-        State::Lost(reason) => reason.to_string(),
-        _ if is_over => "its --max-hold is over".to_owned(),
-        _ => "its lease could not be renewed in time".to_owned(),
+/// Why CMD is stopped.
+#[derive(Clone, Copy)]
+enum Why {
+    Lost(LostReason),
+    MaxHold,
+    NotRenewed,
+}
+
+impl Why {
+    fn of(watch: &Watched, is_over: bool) -> Self {
+        match watch.worst().0 {
+            State::Lost(reason) => Self::Lost(reason),
+            _ if is_over => Self::MaxHold,
+            _ => Self::NotRenewed,
+        }
+    }
+
+    /// The reason alone, for LEASEHOLD_REASON.
+    fn reason(self) -> &'static str {
+        match self {
+            Self::Lost(LostReason::Expired) => "the lease expired",
+            Self::Lost(LostReason::Gone) => "the lock was evicted, or the store lost it",
+            Self::Lost(LostReason::MaxHold) | Self::MaxHold => "--max-hold was reached",
+            Self::Lost(_) => "the lock was lost",
+            Self::NotRenewed => "the lease could not be renewed in time",
+        }
+    }
+
+    /// What happened to the lock, and the next step.
+    fn explained(self) -> (&'static str, Option<&'static str>) {
+        let longer = "check the store; a longer --lease tolerates longer outages";
+        match self {
+            Self::Lost(LostReason::Expired) => ("expired", Some(longer)),
+            Self::Lost(LostReason::Gone) => ("was evicted, or the store lost it", None),
+            Self::Lost(LostReason::MaxHold) | Self::MaxHold => ("reached its --max-hold", None),
+            Self::Lost(_) => ("was lost", None),
+            Self::NotRenewed => ("could not be renewed in time", Some(longer)),
+        }
     }
 }
 
-/// Releases the locks. That the store does not answer is said, but is no failure of CMD's: the
-/// lease ends the hold.
+/// Releases the locks. If the store does not answer, it warns, but CMD has not failed: the lease ends
+/// the hold.
 async fn give_back(held: Held, events: &Events, limit: Duration) -> Result<(), Failure> {
     let tokens = held.tokens();
     let error = match tokio::time::timeout(limit, held.release()).await {
@@ -348,16 +379,19 @@ async fn give_back(held: Held, events: &Events, limit: Duration) -> Result<(), F
         }
         Ok(Err(error)) => error,
         Ok(Ok(_)) | Err(_) => {
-            leasehold::Error::new(ErrorKind::Unreachable, "no answer to the release")
+            leasehold::Error::new(ErrorKind::Unreachable, "the store did not answer")
         }
     };
     let names: Vec<String> = tokens.iter().map(|(name, _)| format!("{name:?}")).collect();
     let names = error.name().map_or_else(|| names.join(", "), |name| format!("{name}"));
     if error.kind() == ErrorKind::Lost {
-        let message = format!("lost {names} while the command ran: {error}");
-        return Err(Failure::new(exit::LOST, message));
+        let message = format!("lost {names} while the command ran: {}", error.reason());
+        let failure = Failure::new(exit::LOST, message);
+        return Err(error.hint().map(str::to_owned).into_iter().fold(failure, Failure::hint));
     }
-    let message = format!("{error}; {names}: free when the lease is over");
+    let why = error.reason();
+    let message =
+        format!("could not release {names}: {why}; the lock is freed when its lease expires");
     events.tell(&Event::Warning { message });
     Ok(())
 }

@@ -43,6 +43,16 @@ pub(crate) fn cut(line: &str, columns: usize) -> String {
     line.chars().take_while(fits).collect()
 }
 
+/// A lock's name as an argument of a shell command.
+pub(crate) fn quoted(name: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "-_./:@%+=,".contains(c);
+    if !name.is_empty() && name.chars().all(is_plain) {
+        name.to_owned()
+    } else {
+        format!("'{}'", clean(&name.replace('\'', "'\\''")))
+    }
+}
+
 /// A duration as people read it, to two units.
 pub(crate) fn short(d: Duration) -> String {
     let s = d.as_secs();
@@ -72,6 +82,13 @@ mod tests {
         let shown = clean(evil);
         assert!(!shown.chars().any(|c| c.is_control() || c == '\u{202e}'), "{shown}");
         assert!(shown.starts_with("a\\u{1b}[2J\\r\\n") && shown.ends_with("\"b\\"), "{shown}");
+    }
+
+    #[test]
+    fn names_in_hints_can_be_pasted_into_a_shell() {
+        assert_eq!(quoted("stock:a/1"), "stock:a/1");
+        assert_eq!(quoted("a b"), "'a b'");
+        assert_eq!(quoted("it's"), "'it'\\''s'");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Taking a lock as the command line says.
+//! Acquires locks with the options of the command line.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -12,41 +12,40 @@ use leasehold::{Error, ErrorKind, Guard, Guards, Holder, Leasehold, MIN_LEASE, W
 
 use crate::args::{StoreArgs, TakeArgs};
 use crate::exit::{Failure, NOT_ACQUIRED, UNAVAILABLE, USAGE};
-use crate::table::short;
-use crate::{closed, nested};
+use crate::table::{quoted, short};
+use crate::{events, frozen, nested};
 
-/// How long a store that does not answer is waited for before the rest is left to the lease.
+/// How long to wait for a store that does not answer, before the rest is left to the lease.
 pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Refuses a store that no other process sees.
+/// Fails for a store that no other process can use.
 fn check_shared(url: &str) -> Result<(), Failure> {
     if url.split(':').next() != Some("memory") {
         return Ok(());
     }
-    let what = "memory: is seen by one process alone, which is over with this command, so that \
-                nobody is excluded: use file: (this machine) or a server's store";
-    Err(Failure::new(USAGE, what))
+    let what = "memory: locks exist only inside one process, so they cannot protect a command";
+    Err(Failure::new(USAGE, what).hint("use file: (this machine), or the store of a server"))
 }
 
-/// Refuses to make a store by looking into it: the file or directory that the URL names must be
-/// there. (The user's own, `file:`, may be made.)
+/// Fails if the file or directory that the URL names does not exist: reading must not create a
+/// store. (The user's own store, `file:`, may be created.)
 fn check_there(url: &str) -> Result<(), Failure> {
     let Some((scheme @ ("file" | "sqlite"), rest)) = url.split_once(':') else { return Ok(()) };
     let path = rest.strip_prefix("//").unwrap_or(rest);
     let path = path.strip_prefix("localhost").unwrap_or(path);
     let path = path.split(['?', '#']).next().unwrap_or_default();
-    // What is no path that could be there is for the store to refuse.
+    // The store rejects an invalid path.
     let Some(path) = leasehold::kit::decoded_bytes(path) else { return Ok(()) };
     let path = PathBuf::from(OsString::from_vec(path));
     if !path.is_absolute() || !matches!(path.try_exists(), Ok(false)) {
         return Ok(());
     }
-    let what =
-        format!("there is no store at {scheme}:{}: nothing was ever locked there", path.display());
-    Err(Failure::new(UNAVAILABLE, what))
+    let what = format!("there is no store at {scheme}:{}", path.display());
+    let hint = "check the path; `leasehold run` creates a store when it takes the first lock";
+    Err(Failure::new(UNAVAILABLE, what).hint(hint))
 }
 
-/// Connects to the store for one thing, and says goodbye to it.
+/// Connects to the store, does this work, and closes the connection.
 pub(crate) async fn with_store<T>(
     store: &StoreArgs,
     work: impl AsyncFnOnce(&Leasehold) -> Result<T, Failure>,
@@ -54,34 +53,34 @@ pub(crate) async fn with_store<T>(
     check_shared(store.url())?;
     check_there(store.url())?;
     let locks = store.connect().await?;
+    events::note_store(locks.url());
     let done = work(&locks).await;
-    // Nothing is held; there is only the goodbye that can fail.
+    // Nothing is held, so a failure to close has no effect.
     let _ = locks.close().await;
     done
 }
 
-/// For how long a store that is away is asked again, whatever the lease: the library's patience
-/// with one that goes away while we wait.
+/// The least time to keep retrying while the store is unreachable: the library's own limit during a
+/// wait.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// The same, where the lease is longer.
+/// How long to keep retrying with this lease.
 fn patience(args: &TakeArgs) -> Duration {
     PATIENCE.max(args.lease)
 }
 
-/// The pauses between tries to connect, from the first to the longest.
+/// The first and the longest pause between attempts to connect.
 const PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(1)];
 
-/// Connects to the store as patiently as the lock is waited for: one that cannot be reached is
-/// tried again for as long as the library would if it went away while we wait (a lease, at least
-/// 15 s) or as `--retry-store` says, and no longer than `--wait` since `started`; with `--try` alone,
-/// once.
+/// Connects to the store, and retries while it is unreachable: for `--connect-timeout`, or as long as
+/// the library retries during a wait (a lease, at least 15 s), but not beyond `--wait` since
+/// `started`. With `--try` there is one attempt.
 pub(crate) async fn connect_to_take(
     args: &TakeArgs,
     started: Instant,
 ) -> Result<Leasehold, Failure> {
     check_shared(args.store.url())?;
-    let patience = match (args.retry_store, args.wait) {
+    let patience = match (args.connect_timeout, args.wait) {
         (None, _) if args.tries_only() => Duration::ZERO,
         (longest, Some(wait)) if !args.tries_only() => {
             wait.min(longest.unwrap_or_else(|| patience(args)))
@@ -99,7 +98,7 @@ pub(crate) async fn connect_to_take(
             let tried = short(started.elapsed());
             let mut failure = Failure::from(error);
             if failure.code == UNAVAILABLE && !patience.is_zero() {
-                failure.message.push_str(&format!(" (tried for {tried})"));
+                failure.message.push_str(&format!(", tried for {tried}"));
             }
             return Err(failure);
         }
@@ -108,34 +107,33 @@ pub(crate) async fn connect_to_take(
     }
 }
 
-/// The lease to ask for: no longer than the lock is to be held, so that the fractions of it at
-/// which a command is ended are fractions of that.
+/// The lease to request. It is no longer than `--max-hold`: a command is stopped at fractions of it.
 fn wanted_lease(args: &TakeArgs) -> Duration {
     args.max_hold.map_or(args.lease, |longest| args.lease.min(longest.max(MIN_LEASE)))
 }
 
-/// What the store can make of it at most.
+/// The lease that the store supports.
 pub(crate) fn lease(locks: &Leasehold, args: &TakeArgs) -> Duration {
     wanted_lease(args).min(locks.store().longest_lease())
 }
 
-/// What must be left of this lease when the lock is ours: more than a grant that was pushed to a
-/// waiter is worth where the lease is long, so that such a one is renewed first.
+/// What must be left of this lease when the lock was acquired. A grant that was pushed to a waiter has
+/// less left if the lease is long, and is then renewed first.
 fn least(lease: Duration, args: &TakeArgs) -> Duration {
     args.max_hold.unwrap_or(lease).min(lease / 2)
 }
 
-/// Takes locks as the command line says. Dropping one of its futures gives the places in the queues up,
-/// and what it has.
+/// Acquires locks with the options of the command line. Dropping one of its futures leaves the queues and releases what
+/// it has.
 #[derive(Clone)]
 pub(crate) struct Taking<'a> {
     pub(crate) locks: &'a Leasehold,
     pub(crate) args: &'a TakeArgs,
-    /// What `--wait` allows counts from here.
+    /// When the time of `--wait` began.
     pub(crate) started: Instant,
-    /// What it says of itself unless the caller said.
+    /// The label, unless `--label` was given.
     pub(crate) label: String,
-    /// Told of which lock it waits, and how many are before us.
+    /// Called with the name of the lock and the number of claims ahead.
     pub(crate) on_waiting: OnWaiting,
 }
 
@@ -145,7 +143,7 @@ impl Taking<'_> {
     /// The lock of this name.
     pub(crate) async fn one(&self, name: &str) -> Result<Guard, Failure> {
         let mut guards = self.all(&[name.to_owned()]).await?.into_iter();
-        guards.next().ok_or_else(|| Failure::new(USAGE, "no lock is named"))
+        guards.next().ok_or_else(|| Failure::new(USAGE, "no lock name was given"))
     }
 
     /// All of these, or none.
@@ -186,7 +184,7 @@ impl Taking<'_> {
                 let is_busy = matches!(error.kind(), ErrorKind::Contended | ErrorKind::Timeout);
                 let mut failure = self.not_taken(names, error).await;
                 if is_busy && names.len() > 1 {
-                    let none = format!("none of {} locks was free: ", names.len());
+                    let none = format!("none of the {} locks is free: ", names.len());
                     failure.message.insert_str(0, &none);
                 }
                 Err(failure)
@@ -194,13 +192,13 @@ impl Taking<'_> {
         }
     }
 
-    /// Stands in all of these queues, until one lock is ours.
+    /// Waits in all of these queues until one lock is acquired.
     async fn first(&self, names: &[String]) -> leasehold::Result<Guards> {
         let takes = names.iter().map(|name| self.take(std::slice::from_ref(name), false));
         let mut takes: Vec<_> = takes.map(Box::pin).collect();
         std::future::poll_fn(|cx| {
-            let told = takes.iter_mut().map(|take| take.as_mut().poll(cx)).find(Poll::is_ready);
-            told.unwrap_or(Poll::Pending)
+            let ready = takes.iter_mut().map(|take| take.as_mut().poll(cx)).find(Poll::is_ready);
+            ready.unwrap_or(Poll::Pending)
         })
         .await
     }
@@ -217,7 +215,7 @@ impl Taking<'_> {
         }
     }
 
-    /// One lock, as it is wanted.
+    /// One lock with its options.
     fn wanted(&self, name: &str) -> Wanted {
         let Self { locks, args, label, .. } = self;
         let (tell, named) = (self.on_waiting.clone(), name.to_owned());
@@ -232,7 +230,7 @@ impl Taking<'_> {
                 if let Some(longest) = args.max_hold {
                     lock = lock.max_hold(longest);
                 }
-                if let Some(period) = args.at_least {
+                if let Some(period) = args.min_hold {
                     lock = lock.at_least(period);
                 }
                 if let Some(delay) = args.lock_delay {
@@ -241,7 +239,7 @@ impl Taking<'_> {
                 lock
             }};
         }
-        if let Some(capacity) = args.of {
+        if let Some(capacity) = args.max {
             let permits = args.permits.unwrap_or(1);
             with_options!(locks.semaphore(name, capacity)).to_acquire(permits)
         } else if args.shared {
@@ -253,13 +251,13 @@ impl Taking<'_> {
         }
     }
 
-    /// Again, as long as the store may be away (`--retry-store`). The library gives up after its own
-    /// patience with a silent store, so the outage is that much older than the first error.
+    /// Retries for `--connect-timeout` while the store is unreachable. The library reports an error only after
+    /// retrying on its own, so the outage began that much earlier than the first error.
     async fn patiently<T>(
         &self,
         take: impl AsyncFn() -> leasehold::Result<T>,
     ) -> leasehold::Result<T> {
-        let longest = self.args.retry_store.unwrap_or_default();
+        let longest = self.args.connect_timeout.unwrap_or_default();
         let mut away_since = None;
         loop {
             let asked = Instant::now();
@@ -267,7 +265,7 @@ impl Taking<'_> {
                 Err(error) if error.kind() == ErrorKind::Unreachable => error,
                 taken => return taken,
             };
-            // Who was answered for a while meanwhile is in another outage.
+            // If the store answered in between, this is another outage.
             let since = match away_since {
                 Some(since) if asked.elapsed() < 2 * patience(self.args) => since,
                 _ => asked.max(Instant::now().checked_sub(patience(self.args)).unwrap_or(asked)),
@@ -281,42 +279,57 @@ impl Taking<'_> {
         }
     }
 
-    /// What the library says to programmers, in the words of the command line.
+    /// Describes a failed acquisition in terms of the command line.
     async fn not_taken(&self, names: &[String], error: Error) -> Failure {
         let args = self.args;
-        let what = match error.kind() {
-            ErrorKind::Contended if args.quiet => "is not free".to_owned(),
-            ErrorKind::Contended => "is not free (wait with --wait)".to_owned(),
-            ErrorKind::Timeout => {
-                format!("did not become free within {}", short(args.wait.unwrap_or_default()))
-            }
-            _ => {
-                let failure = Failure::from(error);
-                let busy = failure.code == NOT_ACQUIRED;
-                let code = if busy { args.conflict_code() } else { failure.code };
-                return Failure { code, silent: busy && args.quiet, ..failure };
-            }
-        };
+        if !matches!(error.kind(), ErrorKind::Contended | ErrorKind::Timeout) {
+            let failure = Failure::from(error);
+            let busy = failure.code == NOT_ACQUIRED;
+            let code = if busy { args.conflict_code() } else { failure.code };
+            return Failure { code, silent: busy && args.quiet, ..failure };
+        }
         let name = error.name().map(leasehold::Name::as_str).or(names.first().map(String::as_str));
         let name = name.unwrap_or_default();
-        let reading = tokio::time::timeout(ASK, self.locks.read(name)).await;
+        let reading = tokio::time::timeout(READ_LIMIT, self.locks.read(name)).await;
         let info = reading.ok().and_then(Result::ok).flatten();
         let by = info.as_ref().and_then(held_by).or_else(|| {
             let [first, others @ ..] = error.holders() else { return None };
             Some(held_by_these(&first.holder, first.since, others.len()))
         });
-        let message = match by {
-            Some(by) => format!("{name:?} {what}: {by}"),
-            None => format!("{name:?} {what}"),
+        let state = match &by {
+            Some(by) => format!("{name:?} is {by}"),
+            None if error.store_answered() => format!("{name:?} is not free"),
+            None => format!("{name:?} was not acquired, and the store has not answered"),
         };
-        Failure { silent: args.quiet, ..Failure::new(args.conflict_code(), message) }
+        let message = match error.kind() {
+            ErrorKind::Timeout => {
+                format!("timed out after {}: {state}", short(args.wait.unwrap_or_default()))
+            }
+            _ => state,
+        };
+        let shell_name = quoted(name);
+        let is_held = info.as_ref().is_none_or(|info| info.holders().next().is_some());
+        let hint = match &info {
+            Some(info) if frozen::is_frozen(info) => format!("leasehold unfreeze {shell_name}"),
+            Some(_) if !is_held && by.is_some() => {
+                format!("to end the cooldown: leasehold evict {shell_name}")
+            }
+            // `--once-per` does not wait either.
+            _ if args.quiet => format!("to see the queue: leasehold show {shell_name}"),
+            _ if args.try_only => {
+                format!("drop --try to wait, or see the queue: leasehold show {shell_name}")
+            }
+            _ => format!("wait longer (--wait), or see the queue: leasehold show {shell_name}"),
+        };
+        let failure = Failure::new(args.conflict_code(), message).hint(hint);
+        Failure { silent: args.quiet, ..failure }
     }
 }
 
-/// How long we ask who it was that we did not get the lock for.
-const ASK: Duration = Duration::from_secs(1);
+/// How long to wait for the store to say who holds a lock that was not acquired.
+const READ_LIMIT: Duration = Duration::from_secs(1);
 
-/// Who holds the lock, or is gone and keeps it closed.
+/// How the lock is taken, in words that follow "is": by whom it is held, or why it is unavailable.
 pub(crate) fn held_by(info: &LockInfo) -> Option<String> {
     if let Some(first) = info.holders().next() {
         let others = info.holders().count() - 1;
@@ -325,19 +338,19 @@ pub(crate) fn held_by(info: &LockInfo) -> Option<String> {
     let departed = info.claims.iter().find(|c| c.standing == Standing::Departed)?;
     let left =
         departed.remaining.map_or(String::new(), |left| format!(" for {} more", short(left)));
-    Some(match closed::reason(departed) {
-        Some("") => format!("closed{left} by {}", departed.holder.host.escape_debug()),
+    Some(match frozen::reason(departed) {
+        Some("") => format!("frozen{left} by {}", departed.holder.host.escape_debug()),
         Some(reason) => {
             let by = departed.holder.host.escape_debug();
-            format!("closed{left} by {by}: {}", reason.escape_debug())
+            format!("frozen{left} by {by}: {}", reason.escape_debug())
         }
-        None => format!("kept closed{left} after {} had it", departed.holder),
+        None => format!("in cooldown{left}; last held by {}", departed.holder),
     })
 }
 
 pub(crate) fn held_by_these(first: &Holder, since: Duration, others: usize) -> String {
     let mut text = match first.pid {
-        // Of other programs' clients nothing more is known than that.
+        // A client of another program: nothing more is known.
         0 => format!("held by {}", first.host.escape_debug()),
         _ => format!("held by {first} for {}", short(since)),
     };

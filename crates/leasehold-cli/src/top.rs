@@ -1,11 +1,11 @@
-//! `leasehold top`: what is held and waited for, on a terminal, as it changes.
+//! `leasehold top`: locks and queues on a terminal, live.
 //!
-//! What is known and what a key does with it is the [state](state); what is seen of it is the [view](view): neither
-//! touches anything outside. Here they meet the store, the [terminal](screen) and the signals, one thing at a
-//! time: a request that is not answered keeps nobody from quitting, and the last picture stays.
+//! The [state](state) contains what is known and what a key does with it. The [view](view) draws it. Neither has side
+//! effects. This module connects them with the store, the [terminal](screen) and the signals. A request that is not
+//! answered does not block the keys, and the last picture stays.
 //!
-//! It looks with one request at a time, and the next one begins a while after the last was answered. While we
-//! are stopped, or behind another job, nobody looks.
+//! There is one request at a time. The next one begins a while after the last was answered. It does not poll while it
+//! is stopped or in the background.
 
 mod colours;
 mod fitted;
@@ -32,10 +32,11 @@ use crate::args::TopArgs;
 use crate::drive::drive;
 use crate::exit::{Failure, USAGE};
 use crate::signals::{self, Signals};
+use crate::slots;
 use crate::take::with_store;
 use crate::terminal::stop_our_group;
 
-/// The pause after a look that failed.
+/// The pause after a poll that failed.
 const AGAIN: Duration = Duration::from_secs(1);
 /// How often the age of the picture is told, at least.
 const TICK: Duration = Duration::from_secs(1);
@@ -46,9 +47,9 @@ const DOUBT: Duration = Duration::from_millis(50);
 
 pub(crate) fn main(args: &TopArgs) -> ExitCode {
     if !stdin().is_terminal() || !stdout().is_terminal() {
-        let what = "top needs a terminal on stdin and on stdout; for programs there are `leasehold ls \
-                    --json` and `leasehold events --json`";
-        return Failure::new(USAGE, what).report();
+        let what = "top needs a terminal on stdin and stdout";
+        let hint = "for programs: leasehold ls --json, or leasehold events --json";
+        return Failure::new(USAGE, what).hint(hint).report();
     }
     let ended = drive(with_store(&args.store, async |locks| {
         let caught = |e| Failure::system("cannot catch signals", e);
@@ -243,11 +244,11 @@ impl<'a> Top<'a> {
         let now = Instant::now();
         match found {
             Ok(locks) => {
-                self.state.see(locks);
+                self.state.see(slots::hidden(locks));
                 (self.answered, self.next_look) = (Some(now), now + self.args.every);
             }
             Err(error) if error.is_retryable() => {
-                self.state.miss(&error.to_string());
+                self.state.miss(&error.reason());
                 self.next_look = now + AGAIN;
             }
             Err(error) => return Err(error.into()),
@@ -257,8 +258,8 @@ impl<'a> Top<'a> {
 
     fn evicted(&mut self, ended: leasehold::Result<usize>) {
         self.state.evicted(ended.map_err(|error| match error.store_answered() {
-            true => format!("not evicted: {error}"),
-            false => format!("whether it was evicted is not known: {error}"),
+            true => format!("not evicted: {}", error.reason()),
+            false => format!("it may or may not be evicted: {}", error.reason()),
         }));
         // What was asked before does not tell of it.
         (self.looking, self.next_look) = (None, Instant::now());

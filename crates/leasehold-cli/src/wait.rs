@@ -1,7 +1,7 @@
-//! `leasehold wait`: until a lock is free, or until somebody holds it.
+//! `leasehold wait`: waits until a lock is free, or held.
 //!
-//! It looks and takes nothing: as soon as it has said so, somebody else may have the lock. For deployments
-//! that wait for a job to end, and for tests. Who wants the lock then takes it, with `run`.
+//! It takes no lock: another client may take it right afterwards. For deployments that wait for a job to end, and for
+//! tests.
 
 use std::convert::Infallible;
 use std::process::ExitCode;
@@ -14,13 +14,13 @@ use tokio::sync::Notify;
 use crate::args::WaitArgs;
 use crate::drive::drive;
 use crate::exit::{self, Failure};
-use crate::table::{clean, short};
-use crate::take::with_store;
+use crate::table::{quoted, short};
+use crate::take::{held_by, with_store};
 
-/// How long it pauses between two looks, at first and at most, where nobody tells of changes.
+/// The first and the longest pause between two polls, if the store does not notify watchers.
 const PAUSE: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(1)];
-/// The same where the store tells.
-const TOLD: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(10)];
+/// The same if the store notifies watchers.
+const NOTIFIED: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(10)];
 
 pub(crate) fn main(args: &WaitArgs) -> ExitCode {
     match drive(with_store(&args.store, async |locks| wait(args, locks).await)) {
@@ -30,35 +30,35 @@ pub(crate) fn main(args: &WaitArgs) -> ExitCode {
 }
 
 async fn wait(args: &WaitArgs, locks: &Leasehold) -> Result<(), Failure> {
-    let bell = Notify::new();
-    let is_told = locks.guarantees().followed == Wakeup::Push;
-    let ringing = async {
-        match is_told {
-            true => ring(locks.watch(&args.name), &bell).await,
+    let changed = Notify::new();
+    let is_notified = locks.guarantees().followed == Wakeup::Push;
+    let following = async {
+        match is_notified {
+            true => follow(locks.watch(&args.name), &changed).await,
             false => std::future::pending().await,
         }
     };
     tokio::select! {
-        ended = look(args, locks, if is_told { TOLD } else { PAUSE }, &bell) => ended,
-        never = ringing => match never {},
+        ended = poll(args, locks, if is_notified { NOTIFIED } else { PAUSE }, &changed) => ended,
+        never = following => match never {},
     }
 }
 
-/// Rings whenever something has changed. What, or why that cannot be told, is found by looking.
-async fn ring(mut changes: Changes, bell: &Notify) -> Infallible {
+/// Notifies of every change. A poll then finds out what has changed, or the error.
+async fn follow(mut changes: Changes, changed: &Notify) -> Infallible {
     loop {
-        // One that fails comes no sooner than the next look would.
+        // After an error, this returns no sooner than the next poll.
         let _ = changes.next().await;
-        bell.notify_one();
+        changed.notify_one();
     }
 }
 
-/// Looks until it is so: when it rings, and else now and then.
-async fn look(
+/// Polls until the lock is in the wanted state: after each notification, and periodically.
+async fn poll(
     args: &WaitArgs,
     locks: &Leasehold,
     [mut pause, longest]: [Duration; 2],
-    bell: &Notify,
+    changed: &Notify,
 ) -> Result<(), Failure> {
     let started = Instant::now();
     loop {
@@ -71,18 +71,19 @@ async fn look(
         }
         let left = args.timeout.map(|limit| limit.saturating_sub(started.elapsed()));
         if left.is_some_and(|left| left.is_zero()) {
-            let name = clean(&args.name);
-            let why = match holder {
-                Some(holder) => {
-                    format!("{} has held {name} for {}", holder.holder, short(holder.since))
-                }
-                None if args.held => format!("nobody holds {name}"),
-                None => format!("{name} is kept for a while, or somebody is about to hold it"),
+            let (name, limit) = (&args.name, short(args.timeout.unwrap_or_default()));
+            let by = lock.as_ref().and_then(held_by);
+            let state = match by {
+                Some(by) => format!("{name:?} is {by}"),
+                None if args.held => format!("{name:?} has no holder"),
+                None => format!("{name:?} is about to be acquired by a waiter"),
             };
-            return Err(Failure::new(exit::NOT_ACQUIRED, why));
+            let why = format!("timed out after {limit}: {state}");
+            let hint = format!("leasehold show {}", quoted(name));
+            return Err(Failure::new(exit::NOT_ACQUIRED, why).hint(hint));
         }
         tokio::select! {
-            () = bell.notified() => (),
+            () = changed.notified() => (),
             () = tokio::time::sleep(left.map_or(pause, |left| pause.min(left))) => (),
         }
         pause = (pause * 2).min(longest);

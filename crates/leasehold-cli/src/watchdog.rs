@@ -46,7 +46,7 @@ use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFl
 use nix::unistd::Pid;
 
 use crate::args::WatchdogArgs;
-use crate::exit::Failure;
+use crate::exit::{Failure, SYSTEM};
 use crate::{boottime, signals};
 
 /// When CMD is to be ended unless later news arrive, by the boot clock in nanoseconds.
@@ -112,9 +112,9 @@ impl Watchdog {
         // Its end of the pipe is closed a moment before it can be waited for.
         let _ = self.process.kill();
         let _ = self.process.wait();
-        let again = "it is killed each time that it is started";
+        let what = "the command was not started, because its watchdog process keeps being killed";
         match self.spare {
-            0 => Err(Failure::system("the command was not run without its watchdog", again)),
+            0 => Err(Failure::new(SYSTEM, what).hint("check the logs of the OOM killer")),
             _ => self.replace().map(drop),
         }
     }
@@ -122,8 +122,8 @@ impl Watchdog {
     fn replace(&mut self) -> Result<bool, Failure> {
         self.spare -= 1;
         if self.spare == 0 && self.group.is_some() {
-            let again = "it was killed again and again; the command runs on without it";
-            return Err(Failure::system("no watchdog any more", again));
+            let what = "the watchdog process keeps being killed: the command continues without it";
+            return Err(Failure::new(SYSTEM, what));
         }
         (self.process, self.pipe) =
             launch(self.grace, self.told, self.group).map_err(not_started)?;
@@ -350,11 +350,11 @@ fn say(acted: Acted) {
     let what = match acted {
         Acted::Terminated => return,
         Acted::Killed => {
-            "leasehold was stopped or too slow, and its lock runs out: the command was killed"
+            "leasehold was paused and its lock was about to expire: the watchdog killed the command"
         }
-        Acted::Orphaned => "leasehold was killed: the command that it ran under a lock was ended",
+        Acted::Orphaned => "leasehold was killed: the watchdog stopped the command",
         Acted::Refused => {
-            "the command runs as another user and could not be ended: it may run on without its lock"
+            "the command runs as another user and could not be stopped: it may run without its lock"
         }
     };
     let (tell, said) = mpsc::channel();

@@ -1,156 +1,324 @@
-//! What `run` and `elect` are told.
+//! The arguments of `run` and `elect`.
 
 use std::ffi::OsString;
 use std::time::Duration;
 
+use clap::error::ErrorKind;
 use leasehold::kit::parse_duration as duration;
 
 use super::take::{StoreArgs, TakeArgs};
+use super::{heading, usage_error};
+
+pub(super) const RUN_USAGE: &str = "leasehold run [OPTIONS] NAME CMD...\n       \
+                                    leasehold run [OPTIONS] --name NAME... CMD...";
 
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = RUN_HELP, after_help = "More, with examples: leasehold run --help")]
+#[command(
+    override_usage = RUN_USAGE,
+    after_help = "All options, with examples: leasehold run --help",
+    after_long_help = RUN_HELP,
+)]
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) take: TakeArgs,
-    /// Name of the lock: 1 to 512 bytes of UTF-8 without control characters
-    #[arg(value_name = "NAME", required_unless_present = "names")]
-    name: Option<String>,
-    /// Several locks instead of one: all of them, in an order that is the same for all, or none
-    #[arg(short, long = "name", value_name = "NAME", conflicts_with = "name")]
+    /// Take several locks together (repeat --name for each)
+    ///
+    /// Either all of them are acquired or none. The order is the same for every client, so two
+    /// commands never deadlock.
+    #[arg(long = "name", value_name = "NAME", help_heading = heading::LOCK)]
     names: Vec<String>,
-    /// Of several locks, take the first that is free; which, is in LEASEHOLD_NAME
-    #[arg(long, conflicts_with = "name")]
+    /// Take the first free lock of several; LEASEHOLD_NAME is its name
+    #[arg(long, requires = "names", hide_short_help = true, help_heading = heading::LOCK)]
     pub(crate) any: bool,
-    /// Where a `leasehold run` above has the lock, run under its hold instead of refusing
-    #[arg(long, conflicts_with_all = ["names", "max_hold", "at_least", "lock_delay", "once_per"])]
-    pub(crate) reenter: bool,
-    /// Run at most once in this time, on however many machines: who comes second exits with 0
-    /// and says nothing (-E changes the code, -v tells). For cron; give a little less than
-    /// the period
+    /// Run at most once per DUR, across all machines (for cron)
+    ///
+    /// A later attempt exits with 0 and prints nothing (-E changes the code, -v reports the
+    /// attempt). Give a little less than the period of the cron job.
     #[arg(
         long,
         value_name = "DUR",
         value_parser = duration,
-        conflicts_with_all = ["try_only", "wait", "at_least"],
+        conflicts_with_all = ["try_only", "wait", "min_hold"],
+        help_heading = heading::COMMAND,
     )]
     pub(crate) once_per: Option<Duration>,
-    /// How long the command has between SIGTERM and SIGKILL where its lock is about to be lost: three
-    /// eighths of --lease at most [default: a fifth of it], or leasehold was killed [default: 2s]
-    #[arg(long, value_name = "DUR", value_parser = duration)]
-    pub(crate) term_grace: Option<Duration>,
-    /// Start this program when the command is ended because of its lock: LEASEHOLD_REASON says why
-    #[arg(long, value_name = "PROGRAM")]
+    /// Time between SIGTERM and SIGKILL when the lock is lost
+    ///
+    /// At most three eighths of --lease. [default: a fifth of --lease, or 2s if leasehold itself
+    /// was killed]
+    #[arg(
+        long,
+        alias = "term-grace",
+        value_name = "DUR",
+        value_parser = duration,
+        hide_short_help = true,
+        help_heading = heading::COMMAND,
+    )]
+    pub(crate) kill_after: Option<Duration>,
+    /// Start PROGRAM if the command is stopped because of its lock
+    ///
+    /// LEASEHOLD_REASON gives the reason. leasehold does not wait for PROGRAM.
+    #[arg(
+        long,
+        value_name = "PROGRAM",
+        hide_short_help = true,
+        help_heading = heading::COMMAND,
+    )]
     pub(crate) on_lost: Option<OsString>,
-    /// Do not let the command inherit the lock: it is free the moment leasehold dies (file:)
-    #[arg(long)]
-    pub(crate) close: bool,
-    /// Say on stderr what happens
-    #[arg(short, long, conflicts_with = "quiet")]
+    /// Do not let the command inherit the lock's file descriptor (file:)
+    ///
+    /// The lock is then free as soon as leasehold itself is gone.
+    #[arg(
+        short_alias = 'o',
+        long,
+        alias = "close",
+        hide_short_help = true,
+        help_heading = heading::COMMAND,
+    )]
+    pub(crate) no_inherit: bool,
+    /// Reuse the lock of an enclosing `leasehold run` instead of failing
+    #[arg(
+        long,
+        conflicts_with_all = ["names", "max_hold", "min_hold", "lock_delay", "once_per"],
+        hide_short_help = true,
+        help_heading = heading::COMMAND,
+    )]
+    pub(crate) reenter: bool,
+    /// Report what happens on stderr
+    #[arg(short, long, conflicts_with = "quiet", help_heading = heading::OUTPUT)]
     pub(crate) verbose: bool,
-    /// Say on stderr what happens, as one JSON object per line
-    #[arg(long, conflicts_with = "quiet")]
+    /// Report what happens on stderr as JSON, one object per line
+    #[arg(long, conflicts_with = "quiet", help_heading = heading::OUTPUT)]
     pub(crate) json: bool,
-    /// The command and its arguments: executed directly, never through a shell
-    #[arg(last = true, required = true, value_name = "CMD")]
+    /// Name of the lock, then the command and its arguments
+    ///
+    /// A name has 1 to 512 bytes of UTF-8 without control characters. The command is executed
+    /// directly, not by a shell.
+    #[arg(
+        value_names = ["NAME", "CMD"],
+        required = true,
+        num_args = 1..,
+        trailing_var_arg = true,
+    )]
+    words: Vec<OsString>,
+    #[arg(skip)]
     pub(crate) command: Vec<OsString>,
 }
 
 impl RunArgs {
     /// The locks, in the order in which they were named.
     pub(crate) fn names(&self) -> &[String] {
-        self.name.as_ref().map_or(&self.names, std::slice::from_ref)
+        &self.names
     }
 
-    /// The first of them.
+    /// The first lock.
     pub(crate) fn name(&self) -> &str {
-        self.names().first().map_or("", String::as_str)
+        self.names.first().map_or("", String::as_str)
+    }
+}
+
+/// A subcommand with the positional arguments NAME CMD….
+///
+/// All of them are one argument for clap, so that options after the first word of CMD belong to CMD
+/// even if `--name` gives the names.
+pub(super) trait NamesAndCommand {
+    const SUBCOMMAND: &'static str;
+    /// The positional arguments as given.
+    fn words(&self) -> &[OsString];
+    /// Whether `--name` was given.
+    fn is_named(&self) -> bool;
+    fn set(&mut self, name: Option<String>, command: Vec<OsString>);
+
+    /// Splits the words into NAME and CMD. `name`: NAME, if it was already removed from the words.
+    fn split(&mut self, name: Option<OsString>) -> Result<(), clap::Error> {
+        let error = |kind, message: &str| Err(usage_error(Self::SUBCOMMAND, kind, message));
+        if name.is_some() && self.is_named() {
+            let message = "the argument '--name <NAME>' cannot be used with a NAME before CMD";
+            return error(ErrorKind::ArgumentConflict, message);
+        }
+        let is_named = self.is_named() || name.is_some();
+        let mut words = self.words().to_vec();
+        let name = match name {
+            None if !is_named => Some(words.remove(0)),
+            name => name,
+        };
+        let name = match name.map(OsString::into_string).transpose() {
+            Ok(name) => name,
+            Err(_) => return error(ErrorKind::InvalidUtf8, "the lock's name is not valid UTF-8"),
+        };
+        if !is_named && words.first().is_some_and(|word| word == "--") {
+            words.remove(0);
+        }
+        if words.is_empty() {
+            let name = name.unwrap_or_default();
+            let message = format!("no command to run while {name:?} is held");
+            return error(ErrorKind::MissingRequiredArgument, &message);
+        }
+        self.set(name, words);
+        Ok(())
+    }
+}
+
+impl NamesAndCommand for RunArgs {
+    const SUBCOMMAND: &'static str = "run";
+
+    fn words(&self) -> &[OsString] {
+        &self.words
+    }
+
+    fn is_named(&self) -> bool {
+        !self.names.is_empty()
+    }
+
+    fn set(&mut self, name: Option<String>, command: Vec<OsString>) {
+        self.names.extend(name);
+        self.command = command;
     }
 }
 
 const RUN_HELP: &str = "\
+Options go before CMD. Everything after the first word of CMD belongs to CMD. `--` before CMD is
+optional, unless CMD begins with a dash.
+
 Examples:
-  leasehold run nightly-report -- ./report.sh
-  leasehold run --wait 30s -q -E 0 sync -- rsync -a src/ d/ # gives up quietly after 30 s
-  leasehold run --of 4 --permits 2 db -- ./load             # two of four permits
-  leasehold run --shared db -- ./read.sh                    # together with other --shared …
-  leasehold run --exclusive db -- ./migrate.sh              # … but never with this one
-  leasehold run --once-per 50m hourly -- ./hourly.sh        # from cron on many machines: once
-  leasehold run -n stock:a -n stock:b -- ./move.sh          # both, never one
-  leasehold run --any -n dev1 -n dev2 -- ./test.sh          # whichever is free: $LEASEHOLD_NAME
-  leasehold run --of 4 gpu -- ./train                       # $LEASEHOLD_SLOT says which of the four
-  leasehold run stock -- sh -c 'update \"$LEASEHOLD_TOKEN\"'  # the shell is yours to ask for
+  leasehold run nightly ./report.sh                      wait for the lock, then run
+  leasehold run --try backup ./backup.sh                 exit with 75 if the lock is taken
+  leasehold run --wait 30s -q -E 0 sync rsync -a s/ d/   give up quietly after 30 s
+  leasehold run --max 3 convert ./convert a.png          at most three at once
+  leasehold run --max 4 --permits 2 db ./load            two of four permits
+  leasehold run --shared db ./read.sh                    together with other readers, ...
+  leasehold run --exclusive db ./migrate.sh              ... but never with this writer
+  leasehold run --once-per 50m hourly ./hourly.sh        once per hour, from cron on many machines
+  leasehold run --name stock:a --name stock:b ./move.sh  both locks or neither
+  leasehold run --any --name dev1 --name dev2 ./test.sh  the first lock that is free
+  leasehold run stock sh -c 'update \"$LEASEHOLD_TOKEN\"'  start a shell for shell syntax
 
---once-per counts from when the lock was taken, whatever becomes of the command: one that fails is
-not run again before the next period, one whose machine dies is (its lease runs out).
+Environment of the command:
+  LEASEHOLD_NAME         name of the lock (of the first one, if there are several)
+  LEASEHOLD_TOKEN        its fencing token
+  LEASEHOLD_SEQUENCER    the hold as text, for `leasehold verify`
+  LEASEHOLD_NAMES, LEASEHOLD_TOKENS, LEASEHOLD_SEQUENCERS
+                         the same for all locks, one per line, in the order of --name
+  LEASEHOLD_SLOT         with --max N: the number of the permit, 1 to N, unique among the holders
+                         (with --permits K: K numbers, separated by spaces)
+  LEASEHOLD_STORE, LEASEHOLD_NAMESPACE
+                         the store and the namespace in use
+  LEASEHOLD_REASON       for --on-lost: why the command was stopped
 
-The command finds LEASEHOLD_NAME, LEASEHOLD_TOKEN (the fencing token), LEASEHOLD_SEQUENCER (for
-`leasehold check`), LEASEHOLD_STORE and LEASEHOLD_NAMESPACE (as given) in its environment. It runs
-in a process group of its own; signals are passed on to that group, and on a terminal it is the
-foreground job: Ctrl-C and Ctrl-Z work as ever.
-
-Several locks: `-n a -n b` takes all of them, in an order that is the same for everybody, so that two
-callers never wait for each other; `--any` takes the first that is free. LEASEHOLD_NAMES, _TOKENS and
-_SEQUENCERS have a line for each, as they were named; LEASEHOLD_NAME, … are the first. A lock that a
-`leasehold run` above has is refused (2), or with --reenter the command runs under that hold.
-
-With --of N, LEASEHOLD_SLOT is the number of the permit, 1 to N, that nobody else has meanwhile (of K
-permits: K numbers with blanks between). The numbers are locks, too: NAME/slot/1 to NAME/slot/N.
-
-Exit codes: the command's own, 128+n if it died of signal n; or
-    2  usage, an invalid name or option, or a name in use as another kind of lock
-   69  the store cannot be reached (for 15 s, --lease or --wait; with --try: at once) or used
-   71  the system refused (no more processes, no more files)
-   74  the lock was lost, or about to be, while the command ran: it was ended; or before it could
-       be started: it was not run
+Exit status:
+  The exit status of the command, or 128+n if signal n killed it. Otherwise:
+    2  usage error, invalid name or option, or a lock of another kind has this name
+   69  the store is unreachable (for 15 s, --lease or --connect-timeout) or unusable
+   71  the operating system refused (out of processes or files)
+   74  the lock was lost, or about to be lost: the command was stopped, or not started
    75  the lock was not acquired (-E changes this)
   126  the command cannot be executed
   127  the command was not found
 
-The lock is not given away under a running command. Where it is a lease that cannot be renewed,
-the command's group gets SIGTERM when a third of the lease is left (or --term-grace before), and
-SIGKILL before the last tenth.
-If leasehold itself is killed, or stopped for too long, a watchdog does the same. With the file
-store nothing runs out, and the command inherits the lock as with flock (--close prevents it).
+If the lock is lost:
+  leasehold never releases the lock while the command runs. If the lease cannot be renewed, the
+  command's process group gets SIGTERM when a third of the lease is left (--kill-after changes
+  this), and SIGKILL before the last tenth. A watchdog process does the same if leasehold itself is
+  killed or paused. file: has no leases: the command inherits the lock, as with flock.
 
-Not covered: descendants that leave the command's process group (daemons, setsid), or that run on in
-it after the command itself has ended; a command that becomes another user (sudo, setuid programs),
-which leasehold may not signal: it says so, renews for as long as the command lives, and exits with
-74; a machine that is suspended or frozen as a whole until the lease is over (the command is ended
-as soon as it wakes); whatever the command set off on other machines; and a store that fails over to
-a member that had not heard of the hold (a replica of Redis or of a database): the old member may go
-on renewing it until it is demoted. Where that matters, let the resource check the token. A job that
-was stopped with Ctrl-Z stops renewing too: on a store with leases it is ended before its lease is
-over.";
+Signals:
+  The command runs in a process group of its own. leasehold forwards signals to that group. On a
+  terminal the command is the foreground job: Ctrl-C and Ctrl-Z work as usual.
+
+Once per period:
+  The period of --once-per begins when the lock is acquired. A command that fails is not run again
+  before the next period. If its machine crashes, another machine may run it when the lease expires.
+
+Slots:
+  The numbers in LEASEHOLD_SLOT are locks as well, named NAME/slot/1 to NAME/slot/N.
+
+Nested runs:
+  A command cannot wait for a lock that an enclosing `leasehold run` holds: this would be a deadlock
+  and fails with 2. With --reenter it runs under the enclosing hold.
+
+Limitations:
+  leasehold cannot stop
+  - descendants that leave the command's process group (daemons, setsid) or outlive the command
+  - a command that becomes another user (sudo, setuid): leasehold warns, renews the lock while the
+    command runs, and exits with 74
+  - work that the command started on other machines
+  A machine that is suspended until the lease expires stops the command only after it resumes.
+  A store that fails over to a member without the latest writes can grant a lock twice: the old
+  member may keep renewing the first hold until it is demoted.
+  A job that is stopped with Ctrl-Z is not renewed. On a store with leases it is stopped for good
+  before its lease expires.
+  Where this matters, check the fencing token at the resource.";
 
 #[derive(Debug, clap::Args)]
-#[command(after_help = ELECT_HELP)]
+#[command(
+    override_usage = "leasehold elect [OPTIONS] NAME CMD...",
+    after_help = "More: leasehold elect --help",
+    after_long_help = ELECT_HELP
+)]
 pub(crate) struct ElectArgs {
+    /// Time until another machine takes over from a crashed leader
+    ///
+    /// Stores without leases (file:) notice a crash immediately and ignore this.
+    #[arg(
+        long,
+        alias = "ttl",
+        value_name = "DUR",
+        value_parser = duration,
+        default_value = "15s",
+        help_heading = heading::LEASE,
+    )]
+    pub(crate) lease: Duration,
+    /// Time without any leader after a leader crashed
+    ///
+    /// Needs a store that records crashed holders: SQLite, PostgreSQL, MySQL, Redis or etcd.
+    #[arg(long, value_name = "DUR", value_parser = duration, help_heading = heading::LEASE)]
+    pub(crate) lock_delay: Option<Duration>,
     #[command(flatten)]
     pub(crate) store: StoreArgs,
-    /// How long after this machine's death another takes over, where the store works with leases
-    #[arg(long, value_name = "DUR", value_parser = duration, default_value = "15s")]
-    pub(crate) lease: Duration,
-    /// Nobody leads for so long after a crash, where the store can see to that
-    #[arg(long, value_name = "DUR", value_parser = duration)]
-    pub(crate) lock_delay: Option<Duration>,
-    /// What `show` and those who wait read about this candidate
-    #[arg(long, value_name = "TEXT")]
+    /// Text that `show` and waiters see for this candidate
+    #[arg(long, value_name = "TEXT", help_heading = heading::OUTPUT)]
     pub(crate) label: Option<String>,
-    /// Say on stderr what happens
-    #[arg(short, long)]
+    /// Report what happens on stderr
+    #[arg(short, long, help_heading = heading::OUTPUT)]
     pub(crate) verbose: bool,
-    /// Say on stderr what happens, as one JSON object per line
-    #[arg(long)]
+    /// Report what happens on stderr as JSON, one object per line
+    #[arg(long, help_heading = heading::OUTPUT)]
     pub(crate) json: bool,
-    /// Name of the lock that the leader holds
+    /// Name of the leader's lock, then the command and its arguments
+    ///
+    /// The command is executed directly, not by a shell.
+    #[arg(
+        value_names = ["NAME", "CMD"],
+        required = true,
+        num_args = 1..,
+        trailing_var_arg = true,
+    )]
+    words: Vec<OsString>,
+    #[arg(skip)]
     pub(crate) name: String,
-    /// The command and its arguments: executed directly, never through a shell
-    #[arg(last = true, required = true, value_name = "CMD")]
+    #[arg(skip)]
     pub(crate) command: Vec<OsString>,
 }
 
+impl NamesAndCommand for ElectArgs {
+    const SUBCOMMAND: &'static str = "elect";
+
+    fn words(&self) -> &[OsString] {
+        &self.words
+    }
+
+    fn is_named(&self) -> bool {
+        false
+    }
+
+    fn set(&mut self, name: Option<String>, command: Vec<OsString>) {
+        self.name = name.unwrap_or_default();
+        self.command = command;
+    }
+}
+
 impl ElectArgs {
-    /// One term: a lock that is waited for, for as long as it takes.
+    /// One term: a `run` that waits without limit.
     pub(crate) fn term(self) -> RunArgs {
         let take = TakeArgs {
             lease: self.lease,
@@ -160,26 +328,33 @@ impl ElectArgs {
         };
         RunArgs {
             take,
-            name: None,
             names: vec![self.name],
             any: false,
             reenter: false,
             once_per: None,
-            term_grace: None,
+            kill_after: None,
             on_lost: None,
-            close: false,
+            no_inherit: false,
             verbose: self.verbose,
             json: self.json,
+            words: Vec::new(),
             command: self.command,
         }
     }
 }
 
 const ELECT_HELP: &str = "\
-Each term is a `leasehold run`, with all that its help says: the command has LEASEHOLD_TOKEN, the
-number of the term, and is ended before the lock can be another's. When it ends, by itself or so, or
-the store is away, this stands in the queue again, after a pause of 1 to 30 s. INT, QUIT and TERM
-are passed on and end it.
+Example:
+  leasehold elect --store etcd://a,b,c scheduler ./scheduler
 
-Exit codes: the command's own once it was told to end; 128+n for the signal that ended the waiting;
-2, 126 and 127 as in `leasehold run`.";
+Each term is one `leasehold run`: see its help for signals, limitations and what happens when the
+lock is lost. LEASEHOLD_TOKEN is the number of the term. The command is stopped before another
+machine can take over.
+
+When a term ends, this candidate rejoins the queue after a pause of 1 to 30 s. It does so if the
+command exited, if the lock was lost, and if the store was unreachable. SIGINT, SIGQUIT and SIGTERM
+are forwarded to the command and end the candidacy.
+
+Exit status:
+  The exit status of the command after one of these signals, or 128+n if signal n arrived while it
+  was waiting; 2, 126 and 127 as for `leasehold run`";

@@ -1,4 +1,4 @@
-//! Which store, and how a lock is taken: what many commands share.
+//! Options for the store and for acquiring a lock, which many commands share.
 
 use std::ffi::{OsStr, OsString};
 use std::sync::LazyLock;
@@ -6,28 +6,58 @@ use std::time::Duration;
 
 use leasehold::kit::parse_duration as duration;
 
+use super::heading;
+use crate::missing;
+
+/// The store. Every command accepts these options, before and after the subcommand.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct StoreArgs {
-    /// Where the locks are kept: file:, file:/some/directory, sqlite:/some/file,
-    /// postgres://user@host/db, mysql://user@host/db, redis://host,
-    /// redis+sentinel://host,host,host/master, redis+cluster://host,host,
-    /// redlock://host,host,host,
-    /// zookeeper://host,host/path, etcd://host,host,host, …
+    /// Store that keeps the locks [default: $LEASEHOLD_STORE or file:]
     ///
-    /// The default is what LEASEHOLD_STORE says, or else file:, a directory of yours on this
-    /// machine, the same for your shell and for cron. `leasehold show NAME` and -v say which.
-    #[arg(long, value_name = "URL", default_value = default_store(), hide_default_value = true)]
+    /// file:                          this machine, this user
+    /// file:/some/directory           this machine, all users of the directory
+    /// sqlite:/some/file.db           this machine, in an SQLite database
+    /// postgres://user@host/db        PostgreSQL
+    /// mysql://user@host/db           MySQL or MariaDB
+    /// redis://host                   Redis or Valkey (also rediss:, redis+unix:)
+    /// redis+sentinel://h,h,h/master  Redis with Sentinel
+    /// redis+cluster://host,host      Redis Cluster
+    /// redlock://host,host,host       majority of independent Redis servers
+    /// etcd://host,host,host          etcd (also etcds:)
+    /// zookeeper://host,host/path     ZooKeeper (also zookeepers:)
+    /// nats://host,host/bucket        NATS JetStream
+    /// memcached://host               memcached
+    /// s3://bucket/prefix             Amazon S3 and compatible stores
+    /// gs://bucket/prefix             Google Cloud Storage
+    /// az://container/prefix          Azure Blob Storage
+    #[arg(
+        long,
+        value_name = "URL",
+        default_value = default_store(),
+        hide_default_value = true,
+        global = true,
+        help_heading = heading::STORE,
+        verbatim_doc_comment,
+    )]
     store: String,
-    /// What stands before all names, such as acme/: several applications in one store, of which none
-    /// can name another's locks
+    /// Prefix of all lock names [default: $LEASEHOLD_NAMESPACE]
     ///
-    /// The default is what LEASEHOLD_NAMESPACE says, or else nothing.
-    #[arg(long, value_name = "PREFIX", default_value = default_namespace(), hide_default_value = true)]
+    /// Applications that share a store and use different prefixes, such as acme/, cannot touch
+    /// each other's locks by accident.
+    #[arg(
+        long,
+        value_name = "PREFIX",
+        default_value = default_namespace(),
+        hide_default_value = true,
+        hide_short_help = true,
+        global = true,
+        help_heading = heading::STORE,
+    )]
     namespace: String,
 }
 
-/// Not by clap, which would take the variable for something said on the command line, and show it
-/// in usage lines as if it had to be there.
+/// Read here and not by clap: clap treats a variable like an option on the command line, and shows
+/// the option in usage lines as if it were required.
 fn default_store() -> &'static OsStr {
     static STORE: LazyLock<OsString> =
         LazyLock::new(|| std::env::var_os("LEASEHOLD_STORE").unwrap_or_default());
@@ -41,19 +71,19 @@ fn default_namespace() -> &'static OsStr {
 }
 
 impl StoreArgs {
-    /// The store's URL; an empty LEASEHOLD_STORE is as good as none.
+    /// The store's URL. An empty LEASEHOLD_STORE counts as unset.
     pub(crate) fn url(&self) -> &str {
         if self.store.is_empty() { "file:" } else { &self.store }
     }
 
-    /// Connects to it.
+    /// Connects to the store.
     pub(crate) async fn connect(&self) -> leasehold::Result<leasehold::Leasehold> {
-        leasehold::builder().namespace(&self.namespace).connect(self.url()).await
+        let registry = leasehold::registry().feature_hint(missing::store_hint);
+        leasehold::Builder::new(registry).namespace(&self.namespace).connect(self.url()).await
     }
 
-    /// What a program finds in its environment that is to mean the same.
+    /// The environment in which another `leasehold` uses the same store and namespace.
     pub(crate) fn environment(&self) -> [(&'static str, String); 2] {
-        // As we were told it.
         [
             ("LEASEHOLD_STORE", self.url().to_owned()),
             ("LEASEHOLD_NAMESPACE", self.namespace.clone()),
@@ -61,58 +91,139 @@ impl StoreArgs {
     }
 }
 
-/// How to take a lock: what `run` and `acquire` share.
+/// How to acquire a lock: the options that `run`, `acquire` and `hold` share.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct TakeArgs {
+    /// Share a read-write lock with other readers
+    #[arg(
+        short,
+        long,
+        conflicts_with_all = ["exclusive", "permits", "max"],
+        help_heading = heading::LOCK,
+    )]
+    pub(crate) shared: bool,
+    /// Take a read-write lock alone, as its writer
+    #[arg(
+        short = 'x',
+        long,
+        short_alias = 'e',
+        conflicts_with_all = ["permits", "max"],
+        help_heading = heading::LOCK,
+    )]
+    pub(crate) exclusive: bool,
+    /// Allow up to N holders at once (a semaphore)
+    #[arg(
+        long,
+        alias = "of",
+        short_alias = 'j',
+        value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..),
+        help_heading = heading::LOCK,
+    )]
+    pub(crate) max: Option<u32>,
+    /// With --max N: take K of the N permits [default: 1]
+    #[arg(
+        long,
+        value_name = "K",
+        requires = "max",
+        value_parser = clap::value_parser!(u32).range(1..),
+        hide_short_help = true,
+        help_heading = heading::LOCK,
+    )]
+    pub(crate) permits: Option<u32>,
+    /// Do not wait: exit with 75 if the lock is taken
+    #[arg(
+        short = 'n',
+        long = "try",
+        aliases = ["nonblock", "nb"],
+        conflicts_with = "wait",
+        help_heading = heading::WAITING,
+    )]
+    pub(crate) try_only: bool,
+    /// Wait up to DUR (10s, 5m, 1h30m), then exit with 75
+    #[arg(
+        short,
+        long,
+        alias = "timeout",
+        value_name = "DUR",
+        value_parser = duration,
+        help_heading = heading::WAITING,
+    )]
+    pub(crate) wait: Option<Duration>,
+    /// Exit code when the lock was not acquired [default: 75]
+    #[arg(
+        short = 'E',
+        long,
+        value_name = "CODE",
+        hide_short_help = true,
+        help_heading = heading::WAITING,
+    )]
+    pub(crate) conflict_exit_code: Option<u8>,
+    /// Print nothing when the lock was not acquired
+    #[arg(short, long, help_heading = heading::WAITING)]
+    pub(crate) quiet: bool,
+    /// Time until a crashed holder's lock is freed
+    ///
+    /// Stores without leases (file:) free the lock of a crashed holder immediately and ignore this.
+    #[arg(
+        long,
+        alias = "ttl",
+        value_name = "DUR",
+        value_parser = duration,
+        default_value = "15s",
+        help_heading = heading::LEASE,
+    )]
+    pub(crate) lease: Duration,
+    /// Hold the lock for at most DUR
+    ///
+    /// `run` stops its command in time. `acquire` and `hold` only release the lock.
+    #[arg(long, value_name = "DUR", value_parser = duration, help_heading = heading::LEASE)]
+    pub(crate) max_hold: Option<Duration>,
+    /// Keep the lock taken for at least DUR, even if it is released earlier
+    ///
+    /// DUR counts from when the lock was acquired.
+    #[arg(
+        long,
+        alias = "at-least",
+        value_name = "DUR",
+        value_parser = duration,
+        hide_short_help = true,
+        help_heading = heading::LEASE,
+    )]
+    pub(crate) min_hold: Option<Duration>,
+    /// Keep the lock unavailable for DUR after its holder crashed
+    ///
+    /// Needs a store that records crashed holders: SQLite, PostgreSQL, MySQL, Redis or etcd.
+    #[arg(
+        long,
+        value_name = "DUR",
+        value_parser = duration,
+        hide_short_help = true,
+        help_heading = heading::LEASE,
+    )]
+    pub(crate) lock_delay: Option<Duration>,
     #[command(flatten)]
     pub(crate) store: StoreArgs,
-    /// Do not wait: exit with 75 if somebody else holds the lock
-    #[arg(long = "try", conflicts_with = "wait")]
-    pub(crate) try_only: bool,
-    /// Wait no longer than this (10s, 5m, 1h30m; a bare number is seconds), then exit with 75
-    #[arg(long, value_name = "DUR", value_parser = duration)]
-    pub(crate) wait: Option<Duration>,
-    /// Take the lock as one of many readers (a read-write lock)
-    #[arg(long, conflicts_with_all = ["exclusive", "permits", "of"])]
-    pub(crate) shared: bool,
-    /// Take the lock as its only writer, against --shared
-    #[arg(long, conflicts_with_all = ["permits", "of"])]
-    pub(crate) exclusive: bool,
-    /// Take this many permits of a semaphore
-    #[arg(long, value_name = "K", requires = "of", value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) permits: Option<u32>,
-    /// The lock is a semaphore of N permits: up to N may hold at once
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) of: Option<u32>,
-    /// How long a crashed holder's lock stays taken, where the store works with leases (not file:)
-    #[arg(long, value_name = "DUR", value_parser = duration, default_value = "15s")]
-    pub(crate) lease: Duration,
-    /// Hold no longer than this (`run` ends its command in time, `acquire` and `hold` just release)
-    #[arg(long, value_name = "DUR", value_parser = duration)]
-    pub(crate) max_hold: Option<Duration>,
-    /// Keep the lock taken this long from when it was taken, even if it is released earlier
-    #[arg(long, value_name = "DUR", value_parser = duration)]
-    pub(crate) at_least: Option<Duration>,
-    /// Keep the lock closed this long after a crash, where the store can
-    #[arg(long, value_name = "DUR", value_parser = duration)]
-    pub(crate) lock_delay: Option<Duration>,
-    /// What `show` and those who wait read about this holder
-    #[arg(long, value_name = "TEXT")]
+    /// Time to keep retrying while the store is unreachable
+    ///
+    /// Applies to connecting and to waiting. [default: 15s, or --lease if that is longer; 0s with
+    /// --try]
+    #[arg(
+        long,
+        alias = "retry-store",
+        value_name = "DUR",
+        value_parser = duration,
+        hide_short_help = true,
+        help_heading = heading::STORE,
+    )]
+    pub(crate) connect_timeout: Option<Duration>,
+    /// Text that `show` and waiters see for this holder
+    #[arg(long, value_name = "TEXT", help_heading = heading::OUTPUT)]
     pub(crate) label: Option<String>,
-    /// How long a store that is away is asked again, before the lock is had: at the start and while
-    /// waiting [default: 15s, or --lease if that is longer; with --try: not at all]
-    #[arg(long, value_name = "DUR", value_parser = duration)]
-    pub(crate) retry_store: Option<Duration>,
-    /// Exit with this code when the lock was not acquired [default: 75]
-    #[arg(short = 'E', long, value_name = "CODE")]
-    pub(crate) conflict_exit_code: Option<u8>,
-    /// Say nothing when the lock was not acquired
-    #[arg(short, long)]
-    pub(crate) quiet: bool,
 }
 
 impl TakeArgs {
-    /// A mutex in this store, as it is taken where nothing else is said.
+    /// A mutex in this store, with the default for every option.
     pub(crate) fn of(store: StoreArgs) -> Self {
         Self {
             store,
@@ -121,24 +232,24 @@ impl TakeArgs {
             shared: false,
             exclusive: false,
             permits: None,
-            of: None,
+            max: None,
             lease: leasehold::DEFAULT_LEASE,
             max_hold: None,
-            at_least: None,
+            min_hold: None,
             lock_delay: None,
             label: None,
-            retry_store: None,
+            connect_timeout: None,
             conflict_exit_code: None,
             quiet: false,
         }
     }
 
-    /// Whether nothing is waited for.
+    /// Whether it does not wait.
     pub(crate) fn tries_only(&self) -> bool {
         self.try_only || self.wait == Some(Duration::ZERO)
     }
 
-    /// What to exit with when the lock was not acquired.
+    /// The exit code when the lock was not acquired.
     pub(crate) fn conflict_code(&self) -> u8 {
         self.conflict_exit_code.unwrap_or(crate::exit::NOT_ACQUIRED)
     }

@@ -15,7 +15,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::args::HoldArgs;
 use crate::door::{Asker, Door};
-use crate::exit::Failure;
+use crate::exit::{Failure, SYSTEM};
 use crate::process::Process;
 use crate::reader;
 use crate::signals::Signals;
@@ -60,7 +60,7 @@ impl Ends {
         let refused = |e| Failure::system("cannot catch signals", e);
         let signals = Signals::while_waiting().map_err(refused)?;
         let (tell, news) = unbounded_channel();
-        let cannot = |e| Failure::system("cannot follow stdin and stdout", e);
+        let cannot = |e| Failure::system("cannot watch stdin and stdout", e);
         listen(tell.clone(), args.pid.is_some()).map_err(cannot)?;
         let (says, gone) = (tell.clone(), || News::End(End::Gone));
         match args.pid {
@@ -68,10 +68,11 @@ impl Ends {
             Some(pid) => {
                 let watched = Process::with_pid(pid)?.watch(move || _ = says.send(gone()));
                 watched.map_err(|e| match e.kind() {
-                    io::ErrorKind::NotFound => {
-                        Failure::system("nothing is held", format!("process {pid} is gone"))
-                    }
-                    _ => Failure::system("cannot watch the process of --pid", e),
+                    io::ErrorKind::NotFound => Failure::new(
+                        SYSTEM,
+                        format!("--pid {pid}: the process is gone; the lock was not taken"),
+                    ),
+                    _ => Failure::system("cannot watch the process given by --pid", e),
                 })?;
             }
         }

@@ -56,7 +56,12 @@ pub(super) enum Told<'a> {
     /// It was given back; or its lease is left to do it, where the store did not answer.
     Released { name: &'a str, token: u64, answered: bool },
     /// It ends with this code, and holds nothing.
-    Failed { code: u8, message: &'a str },
+    Failed {
+        code: u8,
+        message: &'a str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        hint: Option<&'a str>,
+    },
 }
 
 /// For how long a hold is certain as the line is written, and the time of day when that is over (seconds since 1970):
@@ -107,7 +112,7 @@ impl<'a> Told<'a> {
             Self::Recovered { certain, .. } => format!("recovered{}", certain.words()),
             Self::Lost { reason, .. } => format!("lost {reason}"),
             Self::Released { token, .. } => format!("released {token}"),
-            Self::Failed { code, message } => format!("failed {code} {message}"),
+            Self::Failed { code, message, .. } => format!("failed {code} {message}"),
         }
     }
 }

@@ -71,20 +71,20 @@ pub(crate) struct Question {
 
 /// What all keys do.
 pub(crate) const HELP: [&str; 14] = [
-    "Locks in use, and who waits for them.",
+    "Locks in use, and their queues.",
     "",
-    "up, down, j, k    another line",
-    "PgUp, PgDn        a page",
-    "Home, End         the first, the last",
-    "Enter             who stands in the queue",
+    "up, down, j, k    move by a line",
+    "PgUp, PgDn        move by a page",
+    "Home, End         first line, last line",
+    "Enter             show the queue of a lock",
     "Esc, q            back",
     "q, Ctrl-C         quit",
-    "s                 longest hold first, or",
-    "                  oldest wait first",
-    "/                 only what has this text",
-    "e                 in a queue: evict who holds",
-    "Ctrl-L            draw again",
-    "Ctrl-Z            stop; fg comes back",
+    "s                 sort by longest hold, or",
+    "                  by longest wait",
+    "/                 filter by text",
+    "e                 in a queue: evict a holder",
+    "Ctrl-L            redraw",
+    "Ctrl-Z            suspend; fg resumes",
 ];
 
 /// Where a table is pointed at: at what was chosen, or at its first line until somebody chooses.
@@ -179,7 +179,7 @@ impl State {
         let Some(victim) = self.evicting.take() else { return };
         let what = format!("token {} of {}", victim.token, clean(&victim.name));
         self.said = Some(match ended {
-            Ok(0) => format!("nothing was evicted: {what} had ended before"),
+            Ok(0) => format!("nothing was evicted: {what} had already ended"),
             Ok(_) => format!("evicted {what}"),
             Err(why) => format!("{what}: {}", clean(&why)),
         });
@@ -269,7 +269,7 @@ impl State {
             (Key::Char('s'), At::Locks) => self.turn(),
             (Key::Char('/'), At::Locks) => self.over = Over::Filter,
             (Key::Char('e'), At::Locks) => {
-                self.said = Some("Enter shows the queue: there e evicts whom you choose".into());
+                self.said = Some("press Enter to open the queue, then e to evict a holder".into());
             }
             (Key::Char('e'), At::Queue(_)) => self.ask(),
             _ => {}
@@ -320,9 +320,13 @@ impl State {
         let Some(claim) = lock.claims.get(self.claim.index) else { return };
         let holds = claim.standing == Standing::Holding;
         let refused = match (claim.standing, claim.token) {
-            (Standing::Waiting, _) => "who waits has nothing to be evicted from",
-            (_, None) => "it has no token: it is another program's lock, not ours to end",
-            (_, Some(_)) if self.evicting.is_some() => "the eviction before is not answered yet",
+            (Standing::Waiting, _) => "a waiter holds nothing, so it cannot be evicted",
+            (_, None) => {
+                "it has no token: it is a lock of another program, which leasehold does not evict"
+            }
+            (_, Some(_)) if self.evicting.is_some() => {
+                "the last eviction has not been answered yet"
+            }
             (_, Some(token)) => {
                 let who = match holds {
                     true => format!("held by {} for {}", claim.holder, short(claim.since)),
@@ -562,7 +566,7 @@ mod tests {
         state.evicted(Ok(0));
         assert_eq!(
             state.said.as_deref(),
-            Some("nothing was evicted: token 1 of a had ended before")
+            Some("nothing was evicted: token 1 of a had already ended")
         );
         assert_eq!(press(&mut state, "ey"), [Action::Evict(victim(2))]);
         state.evicted(Ok(1));
@@ -576,7 +580,7 @@ mod tests {
 
     #[test]
     fn who_waits_is_not_evicted_and_what_is_kept_closed_is() {
-        let closed = claim(Standing::Departed, 5, 9, "closed: moved");
+        let closed = claim(Standing::Departed, 5, 9, "frozen: moved");
         let mut foreign = claim(Standing::Holding, 1, 9, "");
         foreign.token = None;
         let waits = claim(Standing::Waiting, 6, 9, "");
@@ -584,7 +588,7 @@ mod tests {
         press(&mut state, "\ne");
         let Over::Question(question) = &state.over else { panic!("{:?}", state.over) };
         assert_eq!((&question.victim, question.holds), (&victim(5), false));
-        assert!(question.who.starts_with("closed by web-1: moved"), "{}", question.who);
+        assert!(question.who.starts_with("frozen by web-1: moved"), "{}", question.who);
         assert_eq!(press(&mut state, "nje"), []);
         assert_eq!((&state.over, state.said.is_some()), (&Over::Nothing, true));
         assert_eq!(press(&mut state, "je"), []);

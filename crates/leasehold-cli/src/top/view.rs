@@ -25,7 +25,7 @@ use crate::table::{clean, cut, short};
 const LATE: Duration = Duration::from_secs(2);
 /// What stands over the columns of the locks.
 const LOCK: [&str; 7] =
-    ["NAME", "KIND", "HELD", "WAITING", "LONGEST HOLD", "OLDEST WAIT", "HELD BY"];
+    ["NAME", "KIND", "HELD", "WAITING", "LONGEST HOLD", "LONGEST WAIT", "HELD BY"];
 /// What points at a line, and what does not.
 const SIGNS: [&str; 2] = ["> ", "  "];
 
@@ -75,11 +75,11 @@ fn title(state: &State) -> String {
     });
     let by = match state.sort {
         Sort::LongestHold => "longest hold first",
-        Sort::OldestWait => "oldest wait first",
+        Sort::OldestWait => "longest wait first",
     };
     let mut title = format!("{} locks: {held} held, {waiting} waiting; {by}", all.len());
     if !state.filter.is_empty() {
-        title.push_str(&format!("; with {}", clean(&state.filter)));
+        title.push_str(&format!("; filter {}", clean(&state.filter)));
     }
     title.push_str(&format!("  {store}"));
     if !prefix.is_empty() {
@@ -113,9 +113,9 @@ fn old(state: &State, age: Option<Duration>) -> Option<String> {
     let why = state.away.as_deref();
     let Some(age) = age else { return why.map(|why| format!("no answer yet: {why}")) };
     match why {
-        Some(why) => Some(format!("OLD, of {} ago: {why}", short(age))),
+        Some(why) => Some(format!("STALE, from {} ago: {why}", short(age))),
         None if age > state.every + LATE => {
-            Some(format!("OLD, of {} ago: the store has not answered", short(age)))
+            Some(format!("STALE, from {} ago: the store has not answered", short(age)))
         }
         None => None,
     }
@@ -123,9 +123,9 @@ fn old(state: &State, age: Option<Duration>) -> Option<String> {
 
 fn keys(state: &State) -> &'static str {
     match (&state.over, &state.at) {
-        (Over::Filter, _) => "Enter keeps  Esc drops",
-        (Over::Help(_), _) => "j k  any key: back",
-        (Over::Question(_), _) => "y evicts  n does not",
+        (Over::Filter, _) => "Enter apply  Esc clear",
+        (Over::Help(_), _) => "j k scroll  any other key: back",
+        (Over::Question(_), _) => "y evict  n cancel",
         (Over::Nothing, At::Locks) => "q quit  ? help  Enter queue  s sort  / filter",
         (Over::Nothing, At::Queue(_)) => "q back  ? help  e evict",
     }
@@ -139,10 +139,10 @@ fn question(question: &Question, colours: Colours, area: Rect, to: &mut Buffer) 
     let Question { victim, who, holds } = question;
     let means = match holds {
         true => {
-            "Its holder may be at work still, and learns of it only after the next one has begun: only a \
-             resource that checks tokens is safe from that."
+            "The holder may still be working, and is notified only after the next one has the lock. Check \
+             fencing tokens at the resource to be safe."
         }
-        false => "Whoever waits, or asks next, has the lock before that time is over.",
+        false => "This ends the cooldown: the next client gets the lock early.",
     };
     let first = format!("Evict token {}? y/n", victim.token);
     let alarm = colours.of_text(Color::Red).add_modifier(Modifier::BOLD);
@@ -161,16 +161,16 @@ fn table(state: &State, colours: Colours, area: Rect, to: &mut Buffer) {
     let (rows, nothing): (Rows, _) = match (&state.at, state.queue()) {
         (At::Locks, _) => {
             let rows = state.shown().into_iter().map(|lock| (cells(lock), colour(lock)));
-            (rows.collect(), "no lock is in use")
+            (rows.collect(), "no locks in use")
         }
         (At::Queue(_), Some(lock)) => (claims(lock), lock.unreadable.as_deref().unwrap_or("")),
-        (At::Queue(_), None) => (Vec::new(), "free: nobody holds it or waits for it"),
+        (At::Queue(_), None) => (Vec::new(), "free: no holder, no waiter"),
     };
     if rows.is_empty() {
         let text = match state.has_picture() {
             true if state.all().is_empty() || matches!(state.at, At::Queue(_)) => clean(nothing),
-            true => "no lock in use has this text".to_owned(),
-            false => "asking …".to_owned(),
+            true => "no lock matches the filter".to_owned(),
+            false => "loading …".to_owned(),
         };
         return Paragraph::new(text).wrap(Wrap { trim: true }).render(area, to);
     }
@@ -310,22 +310,22 @@ mod tests {
 
     #[test]
     fn the_table_says_who_holds_and_who_waits_for_how_long() {
-        let closed = claim(Standing::Departed, 1, 5, "closed: moved");
+        let closed = claim(Standing::Departed, 1, 5, "frozen: moved");
         let mut state = state(vec![lock("deploy", vec![closed]), busy("x y", "nightly")]);
         assert_eq!(
             seen(&state, (100, 6)),
             [
                 "2 locks: 1 held, 1 waiting; longest hold first  file:/x",
-                "  NAME    KIND   HELD  WAITING  LONGEST HOLD  OLDEST WAIT  HELD BY",
-                "> x y     mutex  1/1   1        1m 15s        1m 0s        web-1 pid 7 (nightly)",
-                "  deploy  mutex  0/1   0        -             -            closed for 9s more by web-1: moved",
+                "  NAME    KIND   HELD  WAITING  LONGEST HOLD  LONGEST WAIT  HELD BY",
+                "> x y     mutex  1/1   1        1m 15s        1m 0s         web-1 pid 7 (nightly)",
+                "  deploy  mutex  0/1   0        -             -             frozen for 9s more by web-1: moved",
                 "",
                 "q quit  ? help  Enter queue  s sort  / filter",
             ]
         );
         press(&mut state, "s/moved\n");
         let title = &seen(&state, (100, 6))[0];
-        assert_eq!(title, "2 locks: 1 held, 1 waiting; oldest wait first; with moved  file:/x");
+        assert_eq!(title, "2 locks: 1 held, 1 waiting; longest wait first; filter moved  file:/x");
     }
 
     #[test]
@@ -344,7 +344,7 @@ mod tests {
         );
         state.see(Vec::new());
         let text = seen(&state, (80, 5)).join("\n");
-        assert!(text.contains("x y (free)") && text.contains("free: nobody holds it"), "{text}");
+        assert!(text.contains("x y (free)") && text.contains("free: no holder"), "{text}");
     }
 
     #[test]
@@ -355,7 +355,7 @@ mod tests {
         for part in [
             "Evict token 42? y/n",
             "x: held by web-1 pid 7 (nightly) for 1m 15s",
-            "may be at work still",
+            "may still be working",
         ] {
             assert!(text.contains(part), "no {part:?} in {text}");
         }
@@ -369,12 +369,15 @@ mod tests {
         let said = |state: &State, age: u64| {
             lines(&drawn(state, Some(Duration::from_secs(age)), false, (60, 6))).join("\n")
         };
-        assert!(!said(&state, 3).contains("OLD, of"));
+        assert!(!said(&state, 3).contains("STALE, from"));
         // The request before has not been answered yet.
-        assert!(said(&state, 4).contains("OLD, of 4s ago"));
+        assert!(said(&state, 4).contains("STALE, from 4s ago"));
         state.miss("cannot reach it");
         let text = said(&state, 1);
-        assert!(text.contains("OLD, of 1s ago: cannot reach it") && text.contains("> x"), "{text}");
+        assert!(
+            text.contains("STALE, from 1s ago: cannot reach it") && text.contains("> x"),
+            "{text}"
+        );
         let mut empty = State::new("file:", "", Duration::from_secs(1));
         empty.miss("cannot reach it");
         let text = lines(&drawn(&empty, None, false, (60, 6))).join("\n");

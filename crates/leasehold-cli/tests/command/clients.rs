@@ -1,4 +1,5 @@
 //! The clients for other languages, by their own tests, on this command.
+#![cfg(any(feature = "redis", feature = "postgres", feature = "etcd"))]
 
 use std::path::Path;
 use std::process::Command;

@@ -10,7 +10,7 @@ fn a_store_that_is_set_up_well_is_said_to_be() {
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     let said = String::from_utf8(output.stdout).unwrap();
     assert!(
-        said.starts_with("store  file:") && said.contains("first come, first served"),
+        said.starts_with("Store: file:") && said.contains("first come, first served"),
         "{said}"
     );
     let output = place.output(&["doctor", "--json"]);
@@ -28,7 +28,7 @@ fn a_broken_promise_is_exit_code_1_with_the_fix() {
     let said = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("BROKEN: the URL has synchronous=off"), "{said}");
-    assert!(said.contains("fix  remove synchronous from the URL"), "{said}");
+    assert!(said.contains("fix: remove synchronous from the URL"), "{said}");
     let output = place.output(&["doctor", "--json", "--store", &url]);
     assert_eq!(output.status.code(), Some(1));
     let said: Value = serde_json::from_slice(&output.stdout).unwrap();

@@ -34,7 +34,7 @@ fn another_takes_over(store: &str) {
     first.signal(Signal::SIGKILL);
     led(2);
     let mut third = candidate(&place, store, "third");
-    let mut force = place.leasehold(["release", "--force", "leader"]);
+    let mut force = place.leasehold(["evict", "leader"]);
     eventually("the third waits", || {
         let mut show = place.leasehold(["show", "--json", "leader"]);
         let shown = show.env("LEASEHOLD_STORE", store).output().unwrap().stdout;
@@ -49,7 +49,7 @@ fn another_takes_over(store: &str) {
     led(4);
     second.signal(Signal::SIGTERM);
     assert_eq!(second.code(), 143);
-    assert!(second.errors().contains("standing again in 1s"), "{}", second.errors());
+    assert!(second.errors().contains("rejoining the queue in 1s"), "{}", second.errors());
     let terms = terms(&place);
     let who: Vec<&str> = terms.iter().map(|(who, _)| who.as_str()).collect();
     assert_eq!(who, ["first", "second", "third", "second"]);
@@ -91,7 +91,7 @@ fn a_leader_whose_command_ends_stands_again_until_it_is_told_to_end() {
     let status = leader.child.wait().unwrap();
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(2), "{status}");
     let said = leader.errors();
-    assert!(said.contains("the command exited with 3; standing again in 1s"), "{said}");
+    assert!(said.contains("the command exited with 3; rejoining the queue in 1s"), "{said}");
     assert_eq!(place.claims("leader"), 0);
 }
 

@@ -16,8 +16,10 @@ on_stores!(
     wait_ends_when_it_is_free_or_held,
     a_hold_above_is_entered_again,
     a_command_finds_its_store,
-    one_look_of_top,
 );
+
+#[cfg(feature = "top")]
+on_stores!(one_look_of_top);
 
 /// `leasehold` with these words on this store.
 fn command(place: &Place, store: &str, words: &[&str]) -> Command {
@@ -51,7 +53,7 @@ fn a_command_has_the_grace_that_it_was_given(store: &str) {
     let place = Place::new();
     let script = "trap 'date +%s.%N > term' TERM; echo ready; while :; do sleep 0.01; done";
     let words =
-        ["run", "--max-hold", "6s", "--term-grace", "1500ms", "every:grace", "--", "bash", "-c"];
+        ["run", "--max-hold", "6s", "--kill-after", "1500ms", "every:grace", "--", "bash", "-c"];
     let mut run = Running::start(command(&place, store, &[&words[..], &[script]].concat()));
     assert_eq!(run.code(), 74, "{}", run.errors());
     let ended = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
@@ -93,7 +95,10 @@ fn wait_ends_when_it_is_free_or_held(store: &str) {
     assert_eq!(until_held.code(), 0);
     let late = output(&place, store, &["wait", "--timeout", "100ms", name]);
     let why = String::from_utf8_lossy(&late.stderr).into_owned();
-    assert!(late.status.code() == Some(75) && why.contains("has held every:wait for"), "{late:?}");
+    assert!(
+        late.status.code() == Some(75) && why.contains("\"every:wait\" is held by"),
+        "{late:?}"
+    );
     let mut until_free = Running::start(command(&place, store, &["wait", name]));
     std::thread::sleep(Duration::from_millis(300));
     assert!(until_free.child.try_wait().unwrap().is_none(), "it is held");
@@ -122,13 +127,14 @@ fn a_hold_above_is_entered_again(store: &str) {
 /// Named on the command line, and nowhere else.
 fn a_command_finds_its_store(store: &str) {
     let place = Place::new();
-    let check = format!("echo $LEASEHOLD_STORE; exec '{LEASEHOLD}' check $LEASEHOLD_SEQUENCER");
+    let check = format!("echo $LEASEHOLD_STORE; exec '{LEASEHOLD}' verify $LEASEHOLD_SEQUENCER");
     let words = ["run", "--store", store, "every:store", "--", "sh", "-c", &check];
     let done = place.leasehold(words).env_remove("LEASEHOLD_STORE").output().unwrap();
     assert_eq!(done.status.code(), Some(0), "{done:?}");
     assert_eq!(String::from_utf8_lossy(&done.stdout), format!("{store}\n"));
 }
 
+#[cfg(feature = "top")]
 fn one_look_of_top(store: &str) {
     let place = Place::new();
     let run = |label| {

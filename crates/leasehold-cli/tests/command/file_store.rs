@@ -17,7 +17,7 @@ fn f06_ls_tells_of_a_damaged_lock_and_release_force_mends_it() {
     assert!(told.contains("torn") && told.contains("UNREADABLE"), "{told}");
     assert!(told.contains("fine") && told.contains("mutex"), "{told}");
     assert_ne!(place.code(&["run", "--try", "torn", "--", "true"]), 0);
-    assert_eq!(place.code(&["release", "torn", "--force"]), 0);
+    assert_eq!(place.code(&["evict", "torn"]), 0);
     assert_eq!(place.code(&["run", "--try", "torn", "--", "true"]), 0);
     assert_eq!(place.code(&["run", "--try", "fine", "--", "true"]), 75);
 }

@@ -1,4 +1,4 @@
-//! `leasehold lab`: what it lists, plays, writes and leaves out. The stories themselves are tested where they
+//! `leasehold demo`: what it lists, plays, writes and leaves out. The stories themselves are tested where they
 //! are.
 
 use crate::common::Place;
@@ -6,14 +6,14 @@ use crate::common::Place;
 #[test]
 fn the_stories_are_listed_and_one_that_there_is_not_is_refused() {
     let place = Place::new();
-    let listed = place.output(&["lab"]);
+    let listed = place.output(&["demo"]);
     assert!(listed.status.success(), "{listed:?}");
     let listed = String::from_utf8(listed.stdout).unwrap();
     for story in leasehold_lab::ALL {
         let is_listed = |line: &str| line.starts_with(story.name) && line.ends_with(story.line);
         assert!(listed.lines().any(is_listed), "{} is not in\n{listed}", story.name);
     }
-    for words in [&["lab", "no-such-story"][..], &["lab", "--html", "page.html"]] {
+    for words in [&["demo", "no-such-story"][..], &["demo", "--html", "page.html"]] {
         let refused = place.output(words);
         assert_eq!(refused.status.code(), Some(2), "{refused:?}");
         assert_eq!(String::from_utf8(refused.stderr).unwrap().lines().count(), 1);
@@ -23,7 +23,7 @@ fn the_stories_are_listed_and_one_that_there_is_not_is_refused() {
 #[test]
 fn a_story_whose_server_is_not_installed_is_named_with_its_package() {
     let place = Place::new();
-    let mut lab = place.leasehold(["lab", "setnx-then-expire"]);
+    let mut lab = place.leasehold(["demo", "setnx-then-expire"]);
     let left_out = lab.env("PATH", place.path("nothing")).output().unwrap();
     assert_eq!(left_out.status.code(), Some(69), "{left_out:?}");
     let said = String::from_utf8(left_out.stderr).unwrap();
@@ -35,7 +35,7 @@ fn a_story_whose_server_is_not_installed_is_named_with_its_package() {
 fn a_story_is_played_on_the_terminal_and_into_files() {
     let place = Place::new();
     let (page, pictures) = (place.path("page.html"), place.path("pictures"));
-    let mut lab = place.leasehold(["lab", "setnx-then-expire"]);
+    let mut lab = place.leasehold(["demo", "setnx-then-expire"]);
     let played = lab.arg("--html").arg(&page).arg("--svg").arg(&pictures).output().unwrap();
     assert!(played.status.success(), "{played:?}");
     let told = String::from_utf8(played.stdout).unwrap();

@@ -1,4 +1,5 @@
 //! `leasehold run` with leases from seconds to an hour, alone and after a hand-over.
+#![cfg(any(feature = "sqlite", feature = "redis", feature = "zookeeper"))]
 
 use std::process::{Command, Output, Stdio};
 

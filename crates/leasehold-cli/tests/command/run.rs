@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
 use std::time::{Duration, Instant};
 
-use crate::common::{LEASEHOLD, Place, Running, eventually, runs};
+use crate::common::{LEASEHOLD, Place, Running, eventually, is_cause_and_hint, runs};
 use nix::sys::signal::Signal;
 
 #[test]
@@ -39,7 +39,7 @@ fn each_failure_of_ours_has_its_code_and_one_line() {
         (2, &["run", "--lease", "0s", "x", "--", "true"]),
         (2, &["run", "--lease", "2d", "x", "--", "true"]),
         (2, &["run", "--max-hold", "0s", "x", "--", "true"]),
-        (2, &["run", "--permits", "4", "--of", "3", "x", "--", "true"]),
+        (2, &["run", "--permits", "4", "--max", "3", "x", "--", "true"]),
         (2, &["run", "--lock-delay", "1s", "x", "--", "true"]),
         (2, &["run", "--store", "nonsense", "x", "--", "true"]),
         (2, &["run", "--store", "carrier-pigeon://coop", "x", "--", "true"]),
@@ -50,7 +50,7 @@ fn each_failure_of_ours_has_its_code_and_one_line() {
         let output = place.output(words);
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(*code), "{words:?}: {said}");
-        assert!(said.starts_with("leasehold: ") && said.lines().count() == 1, "{words:?}: {said}");
+        assert!(is_cause_and_hint(&said), "{words:?}: {said}");
         assert!(output.stdout.is_empty(), "{words:?}");
     }
     // Usage in clap's words: several lines, still 2.
@@ -70,7 +70,7 @@ fn a_lock_that_is_taken_is_75_or_what_the_caller_says() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(75), "{said}");
     let pid = holder.pid().to_string();
-    assert!(said.contains(&format!("pid {pid} (sh)")) && said.lines().count() == 1, "{said}");
+    assert!(said.contains(&format!("pid {pid} (sh)")) && is_cause_and_hint(&said), "{said}");
 
     assert_eq!(place.code(&["run", "--wait", "50ms", "x", "--", "true"]), 75);
     assert_eq!(place.code(&["run", "--wait", "0", "x", "--", "true"]), 75);
@@ -94,9 +94,9 @@ fn readers_share_and_a_writer_does_not() {
     assert_eq!(place.code(&["run", "--try", "--shared", "db", "--", "true"]), 0);
     assert_eq!(place.code(&["run", "--try", "--exclusive", "db", "--", "true"]), 75);
     let _permits =
-        place.hold_with(&["--of", "3", "--permits", "2"], "gpu", "echo ready; sleep 1000");
-    assert_eq!(place.code(&["run", "--try", "--of", "3", "gpu", "--", "true"]), 0);
-    let two = ["run", "--try", "--of", "3", "--permits", "2", "gpu", "--", "true"];
+        place.hold_with(&["--max", "3", "--permits", "2"], "gpu", "echo ready; sleep 1000");
+    assert_eq!(place.code(&["run", "--try", "--max", "3", "gpu", "--", "true"]), 0);
+    let two = ["run", "--try", "--max", "3", "--permits", "2", "gpu", "--", "true"];
     assert_eq!(place.code(&two), 75);
 }
 
@@ -267,11 +267,11 @@ fn with_close_the_command_does_not_keep_the_lock() {
             .contains(&*place.path("").to_string_lossy())
     };
     assert!(holds(&[]), "the lifeline is inherited");
-    assert!(!holds(&["--close"]));
+    assert!(!holds(&["--no-inherit"]));
     // And the group is killed at once.
     let script = "trap '' TERM; echo $$; echo ready; while :; do sleep 0.02; done";
     let mut holder =
-        Running::start(place.leasehold(["run", "--close", "x", "--", "sh", "-c", script]));
+        Running::start(place.leasehold(["run", "--no-inherit", "x", "--", "sh", "-c", script]));
     let pid: i32 = holder.line().parse().unwrap();
     holder.wait_for("ready");
     holder.signal(Signal::SIGKILL);
@@ -293,7 +293,7 @@ fn no_descriptor_of_ours_but_the_lifeline_is_inherited() {
     };
     let bare = count(&[]);
     assert_eq!(count(&["run", "x", "--"]), bare + 1);
-    assert_eq!(count(&["run", "--close", "x", "--"]), bare);
+    assert_eq!(count(&["run", "--no-inherit", "x", "--"]), bare);
 }
 
 #[test]
@@ -302,7 +302,7 @@ fn max_hold_ends_the_command_with_74() {
     let output = place.output(&["run", "--max-hold", "3s", "x", "--", "sleep", "1000"]);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(74), "{said}");
-    assert!(said.contains("max-hold") && said.lines().count() == 1, "{said}");
+    assert!(said.contains("max-hold") && is_cause_and_hint(&said), "{said}");
     // One that ignores TERM is killed, and so is what it started.
     let script =
         "trap '' TERM; (while :; do sleep 0.02; done) & echo $!; while :; do sleep 0.02; done";
@@ -317,7 +317,7 @@ fn max_hold_ends_the_command_with_74() {
 fn a_lock_that_is_taken_away_ends_the_command_with_74() {
     let place = Place::new();
     let mut holder = place.hold_with(&["--lease", "300ms"], "x", "echo ready; sleep 1000");
-    assert_eq!(place.code(&["release", "--force", "x"]), 0);
+    assert_eq!(place.code(&["evict", "x"]), 0);
     assert_eq!(holder.code(), 74);
     assert!(holder.errors().contains("\"x\""));
 }
@@ -326,11 +326,11 @@ fn a_lock_that_is_taken_away_ends_the_command_with_74() {
 fn at_least_keeps_the_lock_and_returns_at_once() {
     let place = Place::new();
     let started = Instant::now();
-    assert_eq!(place.code(&["run", "--at-least", "1h", "hourly", "--", "true"]), 0);
+    assert_eq!(place.code(&["run", "--min-hold", "1h", "hourly", "--", "true"]), 0);
     assert!(started.elapsed() < Duration::from_secs(60));
     assert_eq!(place.code(&["run", "--try", "hourly", "--", "true"]), 75);
     assert_eq!(place.show("hourly")["claims"][0]["state"], "departed");
-    assert_eq!(place.code(&["release", "--force", "hourly"]), 0);
+    assert_eq!(place.code(&["evict", "hourly"]), 0);
     assert_eq!(place.code(&["run", "--try", "hourly", "--", "true"]), 0);
 }
 
@@ -422,12 +422,15 @@ fn wait_ends_when_a_lock_is_free_or_held_and_takes_nothing() {
     assert_eq!(code(&["run", "job", "--", "true"]).0, Some(0));
     assert_eq!(code(&["wait", "job"]), (Some(0), String::new()));
     let (late, why) = code(&["wait", "--held", "--timeout", "100ms", "job"]);
-    assert_eq!((late, why.as_str()), (Some(75), "leasehold: nobody holds job\n"));
+    assert_eq!(
+        (late, why.lines().next().unwrap()),
+        (Some(75), "leasehold: timed out after 100ms: \"job\" has no holder")
+    );
     let mut until_held = Running::start(place.leasehold(["wait", "--held", "job"]));
     let holder = place.hold("job", "echo ready; sleep 1000");
     assert!(until_held.child.wait().unwrap().success());
     let (late, why) = code(&["wait", "--timeout", "100ms", "job"]);
-    assert!(late == Some(75) && why.contains("has held job for"), "{late:?} {why}");
+    assert!(late == Some(75) && why.contains("\"job\" is held by"), "{late:?} {why}");
     let mut until_free = Running::start(place.leasehold(["wait", "job"]));
     std::thread::sleep(Duration::from_millis(300));
     assert!(until_free.child.try_wait().unwrap().is_none(), "it is held");
@@ -445,7 +448,7 @@ fn help_names_what_is_not_covered() {
         assert!(help.contains(word), "{word}: {help}");
     }
     let help = String::from_utf8(place.output(&["--help"]).stdout).unwrap();
-    assert!(help.contains("leasehold run nightly-report -- ./report.sh"));
+    assert!(help.contains("leasehold run nightly-report ./report.sh"));
     assert!(!help.contains("watchdog") && !help.contains("\n  keep"), "hidden: {help}");
 }
 
@@ -453,7 +456,7 @@ fn help_names_what_is_not_covered() {
 fn a_namespace_stands_before_all_names_and_is_handed_on() {
     let place = Place::new();
     let script = format!(
-        "echo $LEASEHOLD_NAMESPACE; {LEASEHOLD} show x >/dev/null && {LEASEHOLD} check $LEASEHOLD_SEQUENCER && \
+        "echo $LEASEHOLD_NAMESPACE; {LEASEHOLD} show x >/dev/null && {LEASEHOLD} verify $LEASEHOLD_SEQUENCER && \
          {LEASEHOLD} ls --namespace '' --json"
     );
     let output = place.output(&["run", "--namespace", "acme/", "x", "--", "sh", "-c", &script]);
@@ -475,4 +478,78 @@ fn a_namespace_stands_before_all_names_and_is_handed_on() {
     let released = word("release").args(["--token", token.trim(), "x"]).output().unwrap();
     assert!(released.status.success(), "{released:?}");
     assert_eq!(place.code(&["run", "--namespace", "a\nb", "x", "--", "true"]), 2);
+}
+
+/// As with flock: no `--`, and -n does not wait.
+#[test]
+fn the_command_follows_the_name_and_has_its_own_options() {
+    let place = Place::new();
+    assert_eq!(place.code(&["run", "x", "sh", "-c", "exit 7"]), 7);
+    assert_eq!(place.code(&["run", "x", "--", "sh", "-c", "exit 7"]), 7);
+    let output =
+        place.output(&["run", "--name", "a", "--name", "b", "sh", "-c", "echo x$0 $1", "-n", "-v"]);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "x-n -v\n", "{output:?}");
+    assert!(output.stderr.is_empty(), "{output:?}");
+    let _holder = place.hold("x", "echo ready; sleep 1000");
+    for not_waiting in ["-n", "--nonblock", "--try"] {
+        assert_eq!(place.code(&["run", not_waiting, "x", "true"]), 75, "{not_waiting}");
+        assert_eq!(place.code(&["run", "x", not_waiting, "true"]), 75, "{not_waiting}");
+    }
+    let output = place.output(&["run", "-n", "x", "true"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let (cause, hint) = said.split_once('\n').unwrap();
+    assert!(
+        cause.starts_with("leasehold: \"x\" is held by ") && cause.contains("(sh) for "),
+        "{said}"
+    );
+    assert_eq!(hint, "hint: drop --try to wait, or see the queue: leasehold show x\n");
+}
+
+#[test]
+fn ls_does_not_list_the_slots_of_a_semaphore() {
+    let place = Place::new();
+    let _holder = place.hold_with(&["--max", "2"], "gpu", "echo ready; sleep 1000");
+    let _other = place.hold("gpu/slot/9", "echo ready; sleep 1000");
+    let names = |words: &[&str]| {
+        let listed: serde_json::Value =
+            serde_json::from_slice(&place.output(words).stdout).unwrap();
+        let names = listed.as_array().unwrap().iter();
+        names.map(|lock| lock["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(names(&["ls", "--json"]), ["gpu", "gpu/slot/9"]);
+    let text = String::from_utf8(place.output(&["ls"]).stdout).unwrap();
+    assert_eq!(text.lines().count(), 3, "{text}");
+    // They are locks all the same.
+    assert_eq!(names(&["ls", "--json", "gpu/slot/"]).len(), 2);
+}
+
+/// One of the options' places, and what -v adds.
+#[test]
+fn global_options_stand_before_the_subcommand_too() {
+    let place = Place::new();
+    let store = format!("file:{}", place.path("elsewhere").display());
+    assert_eq!(place.code(&["--store", &store, "run", "x", "true"]), 0);
+    let output = place.output(&["--json", "--store", &store, "-v", "ls"]);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "[]\n", "{output:?}");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(said, format!("leasehold: using store {store}\n"));
+}
+
+/// The names that were replaced still do the same.
+#[test]
+fn replaced_commands_are_still_there() {
+    let place = Place::new();
+    assert_eq!(place.code(&["close", "x", "--for", "1h", "--reason", "moved"]), 0);
+    assert_eq!(place.code(&["run", "--try", "x", "--", "true"]), 75);
+    assert_eq!(place.code(&["open", "x"]), 0);
+    let check = format!("'{LEASEHOLD}' check \"$LEASEHOLD_SEQUENCER\"");
+    assert_eq!(place.code(&["run", "--at-least", "1h", "x", "--", "sh", "-c", &check]), 0);
+    assert_eq!(place.code(&["release", "--force", "x"]), 0);
+    assert_eq!(place.code(&["release", "--force", "x"]), 1);
+    assert_eq!(place.code(&["run", "--of", "2", "--term-grace", "1s", "y", "--", "true"]), 0);
+    // By its token only the one.
+    let _holder = place.hold("x", "echo ready; sleep 1000");
+    let token = place.show("x")["claims"][0]["token"].to_string();
+    assert_eq!(place.code(&["evict", "x", "--token", "1"]), 1);
+    assert_eq!(place.code(&["evict", "x", "--token", &token]), 0);
 }

@@ -35,9 +35,9 @@ fn all_are_had_or_none(store: &str) {
     let place = Place::new();
     let script = "printf '%s|%s|' \"$LEASEHOLD_NAME\" \"$LEASEHOLD_TOKEN\"; \
                   echo \"$LEASEHOLD_NAMES\" | tr '\\n' ' '; echo \"$LEASEHOLD_TOKENS\" | wc -l; \
-                  for s in $LEASEHOLD_SEQUENCERS; do \"$0\" check \"$s\" || exit; done; \
+                  for s in $LEASEHOLD_SEQUENCERS; do \"$0\" verify \"$s\" || exit; done; \
                   \"$0\" run --try all:a -- true; echo $?; \"$0\" run --try all:b -- true; echo $?";
-    let words = ["run", "-n", "all:b", "-n", "all:a", "--", "sh", "-c", script, LEASEHOLD];
+    let words = ["run", "--name", "all:b", "--name", "all:a", "--", "sh", "-c", script, LEASEHOLD];
     let (code, told, errors) = said(&output(&place, store, &words));
     assert_eq!(code, Some(0), "{errors}");
     let (first, rest) = told.split_once('\n').unwrap();
@@ -50,23 +50,24 @@ fn all_are_had_or_none(store: &str) {
     let run = ["run", "all:b", "--", "sh", "-c", "echo ready; sleep 1000"];
     let mut holder = start(&place, store, &run);
     holder.wait_for("ready");
-    let words = ["run", "--wait", "1s", "-n", "all:a", "-n", "all:b", "--", "true"];
+    let words = ["run", "--wait", "1s", "--name", "all:a", "--name", "all:b", "--", "true"];
     let (code, _, errors) = said(&output(&place, store, &words));
     assert_eq!(code, Some(75));
-    assert!(errors.contains("\"all:b\" did not become free within 1s: held by"), "{errors}");
+    assert!(errors.contains("timed out after 1s: \"all:b\" is held by"), "{errors}");
     let (code, _, errors) = said(&output(&place, store, &["run", "--try", "all:a", "--", "true"]));
     assert_eq!(code, Some(0), "{errors}");
 
     // And one that is lost is lost with all.
     let script = ["sh", "-c", "echo ready; sleep 1000"];
     let words =
-        [&["run", "-n", "all:a", "-n", "all:c", "--lease", "3s", "--"][..], &script].concat();
+        [&["run", "--name", "all:a", "--name", "all:c", "--lease", "3s", "--"][..], &script]
+            .concat();
     let mut both = start(&place, store, &words);
     both.wait_for("ready");
-    assert!(output(&place, store, &["release", "--force", "all:c"]).status.success());
+    assert!(output(&place, store, &["evict", "all:c"]).status.success());
     assert_eq!(both.code(), 74);
     let errors = both.errors();
-    assert!(errors.contains("because of its lock \"all:c\": "), "{errors}");
+    assert!(errors.contains("lock \"all:c\" was evicted"), "{errors}");
     assert!(output(&place, store, &["run", "--try", "all:a", "--", "true"]).status.success());
     holder.signal(Signal::SIGTERM);
     assert_eq!(holder.code(), 143);
@@ -74,7 +75,7 @@ fn all_are_had_or_none(store: &str) {
 
 fn of_several_the_first_that_is_free_is_taken(store: &str) {
     let place = Place::new();
-    let any = ["run", "--any", "-n", "any:1", "-n", "any:2", "--", "sh", "-c"];
+    let any = ["run", "--any", "--name", "any:1", "--name", "any:2", "--", "sh", "-c"];
     let with = |script| [&any[..], &[script]].concat();
     let hold = "echo $LEASEHOLD_NAME; exec sleep 1000";
     let mut first = start(&place, store, &with(hold));
@@ -84,7 +85,7 @@ fn of_several_the_first_that_is_free_is_taken(store: &str) {
     let tried = [&["run", "--try"][..], &any[1..], &["true"]].concat();
     let (code, _, errors) = said(&output(&place, store, &tried));
     assert_eq!(code, Some(75));
-    assert!(errors.contains("none of 2 locks was free: "), "{errors}");
+    assert!(errors.contains("none of the 2 locks is free: "), "{errors}");
 
     // Whichever comes free; the place in the other queue is given up.
     let mut third = start(&place, store, &with(hold));
@@ -106,7 +107,7 @@ fn of_several_the_first_that_is_free_is_taken(store: &str) {
 
 fn no_permit_has_the_number_of_another(store: &str) {
     let place = Place::new();
-    let words = ["run", "--of", "3", "--lease", "2s", "slots", "--", "sh", "-c"];
+    let words = ["run", "--max", "3", "--lease", "2s", "slots", "--", "sh", "-c"];
     let hold = [&words[..], &["echo slot $LEASEHOLD_SLOT; exec sleep 1000"]].concat();
     let mut holders: Vec<Running> = (0..3).map(|_| start(&place, store, &hold)).collect();
     let number = |holder: &mut Running| {
@@ -130,7 +131,7 @@ fn no_permit_has_the_number_of_another(store: &str) {
         holder.signal(Signal::SIGTERM);
         assert_eq!(holder.code(), 143, "{}", holder.errors());
     }
-    let two = ["run", "--of", "3", "--permits", "2", "slots", "--", "sh", "-c"];
+    let two = ["run", "--max", "3", "--permits", "2", "slots", "--", "sh", "-c"];
     let two = [&two[..], &["echo $LEASEHOLD_SLOT"]].concat();
     let (code, told, errors) = said(&output(&place, store, &two));
     assert_eq!(code, Some(0), "{errors}");
@@ -141,18 +142,19 @@ fn no_permit_has_the_number_of_another(store: &str) {
 fn a_closed_lock_is_nobodys_and_says_why(store: &str) {
     let place = Place::new();
     let code = |words: &[&str]| said(&output(&place, store, words)).0;
-    for kind in [&[][..], &["--exclusive"], &["--of", "3"]] {
+    for kind in [&[][..], &["--exclusive"], &["--max", "3"]] {
         let name = format!("closed{}", kind.concat());
-        let words = ["close", &name, "--for", "1h", "--reason", "moved, ask Ana"];
+        let words = ["freeze", &name, "--for", "1h", "--reason", "moved, ask Ana"];
         let (closed, _, errors) = said(&output(&place, store, &[&words[..], kind].concat()));
         assert_eq!(closed, Some(0), "{errors}");
         let run = [&["run", "--try"][..], kind, &[&name, "--", "true"]].concat();
         let (tried, _, errors) = said(&output(&place, store, &run));
         assert_eq!(tried, Some(75), "{errors}");
-        assert!(errors.contains(": closed for "), "{errors}");
+        assert!(errors.contains(" is frozen for "), "{errors}");
+        assert!(errors.contains(&format!("hint: leasehold unfreeze {name}\n")), "{errors}");
         assert!(errors.contains(" more by ") && errors.contains(": moved, ask Ana\n"), "{errors}");
-        // Closed once is closed; and whoever waits meanwhile gets it when it is opened.
-        let again = [&["close", "--try", "--for", "2h", &name][..], kind].concat();
+        // It is frozen only once, and a waiter gets it when it is unfrozen.
+        let again = [&["freeze", "--try", "--for", "2h", &name][..], kind].concat();
         assert_eq!(code(&again), Some(75));
         let wait = [&["run"][..], kind, &[&name, "--", "echo", "ready"]].concat();
         let mut waiter = start(&place, store, &wait);
@@ -160,14 +162,14 @@ fn a_closed_lock_is_nobodys_and_says_why(store: &str) {
             let (_, shown, _) = said(&output(&place, store, &["show", "--json", &name]));
             shown.contains("waiting")
         });
-        assert_eq!(code(&["open", &name]), Some(0));
+        assert_eq!(code(&["unfreeze", &name]), Some(0));
         waiter.wait_for("ready");
         assert_eq!(waiter.code(), 0);
-        assert_eq!(code(&["open", &name]), Some(1), "{name} is open");
+        assert_eq!(code(&["unfreeze", &name]), Some(1), "{name} is not frozen");
     }
-    // What a job keeps is not what somebody closed.
-    assert_eq!(code(&["run", "--at-least", "1h", "kept", "--", "true"]), Some(0));
-    assert_eq!(code(&["open", "kept"]), Some(1));
+    // The cooldown of a job is not a frozen lock.
+    assert_eq!(code(&["run", "--min-hold", "1h", "kept", "--", "true"]), Some(0));
+    assert_eq!(code(&["unfreeze", "kept"]), Some(1));
     assert_eq!(code(&["run", "--try", "kept", "--", "true"]), Some(75));
 }
 
@@ -188,7 +190,7 @@ fn a_lock_that_is_held_above_is_entered_again_where_that_is_asked_for() {
     let [token, group, below, group_below, code, refused] = lines[..] else { panic!("{told}") };
     assert_eq!((token, group), (below, group_below), "the same hold, the same group");
     assert_eq!((code, refused), ("7", "2"));
-    assert!(errors.contains("run --reenter"), "{errors}");
+    assert!(errors.contains("hint: use --reenter"), "{errors}");
     assert_eq!(place.code(&["run", "--reenter", "x", "--", "sh", "-c", "exit 3"]), 3);
     assert_eq!(place.claims("x"), 0);
 }
@@ -198,18 +200,19 @@ fn what_several_locks_cannot_be_is_refused() {
     let place = Place::new();
     for words in [
         &["run", "--", "true"][..],
-        &["run", "-n", "a", "b", "--", "true"],
+        &["run", "a", "--name", "b", "--", "true"],
+        &["run", "-n", "a", "-n", "b", "--", "true"],
         &["run", "--any", "a", "--", "true"],
-        &["run", "--reenter", "-n", "a", "--", "true"],
+        &["run", "--reenter", "--name", "a", "--", "true"],
         &["run", "--reenter", "--max-hold", "1s", "a", "--", "true"],
-        &["run", "-n", "a", "-n", "", "--", "true"],
-        &["close", "a"],
-        &["close", "a", "--for", "1h", "--reason", &"x".repeat(300)],
-        &["close", "a", "--for", "800days"],
+        &["run", "--name", "a", "--name", "", "--", "true"],
+        &["freeze", "a"],
+        &["freeze", "a", "--for", "1h", "--reason", &"x".repeat(300)],
+        &["freeze", "a", "--for", "800days"],
     ] {
         assert_eq!(place.code(words), 2, "{words:?}");
     }
     assert_eq!(place.claims("a"), 0);
     // Twice the same is once.
-    assert_eq!(place.code(&["run", "-n", "a", "-n", "a", "--", "true"]), 0);
+    assert_eq!(place.code(&["run", "--name", "a", "--name", "a", "--", "true"]), 0);
 }

@@ -289,9 +289,8 @@ fn who_waits_on_a_terminal_sees_who_holds() {
     let mut session = Session::bash(&place);
     session.enter("leasehold run x -- sh -c 'echo ru\"\"ns'");
     let pid = holder.child.id();
-    session.expect("waiting for \"x\": held by ");
+    session.expect("waiting for \"x\" (place 1 in the queue): held by ");
     session.expect(&format!(" pid {pid} (nightly) for "));
-    session.expect("; place 1 of the queue");
     drop(holder);
     // The line is gone before the command begins.
     session.expect("\r\x1b[K");
@@ -299,7 +298,7 @@ fn who_waits_on_a_terminal_sees_who_holds() {
 
     let holder = place.hold("x", "echo ready; sleep 1000");
     session.enter("T=$(leasehold acquire x); echo t''oken=$T");
-    session.expect("waiting for \"x\": held by ");
+    session.expect("waiting for \"x\" (place 1 in the queue): held by ");
     drop(holder);
     session.expect("token=1");
 }

@@ -1,5 +1,6 @@
 //! `leasehold top` on a pseudo-terminal, seen through a terminal emulator: what is on the screen, not which
 //! bytes were sent.
+#![cfg(feature = "top")]
 
 use std::num::NonZero;
 use std::os::unix::process::ExitStatusExt;
@@ -11,7 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::termios::{Termios, tcgetattr};
 use nix::unistd::Pid;
 
-use crate::common::{LEASEHOLD, PATIENCE, Place, Running};
+use crate::common::{LEASEHOLD, PATIENCE, Place, Running, is_cause_and_hint};
 use crate::terminal::{CTRL_C, CTRL_Z, Session};
 
 const ESC: &str = "\x1b";
@@ -137,11 +138,11 @@ fn what_is_held_and_waited_for_is_seen_and_who() {
     drop(other);
     top.waits_for("end of the other", |screen| !screen.contains("other"));
     top.press("?");
-    top.sees(&["Ctrl-Z", "fg comes back"]);
+    top.sees(&["Ctrl-Z", "fg resumes"]);
     top.press("?");
     top.press("/nothing such");
     top.sees(&["/nothing such_"]);
-    top.sees(&["no lock in use has this text"]);
+    top.sees(&["no lock matches the filter"]);
     top.press(ESC);
     top.sees(&["> report"]);
     top.press("\rq");
@@ -175,7 +176,7 @@ fn who_holds_is_evicted_after_a_question() {
     for no in ["n", ESC] {
         top.press("e");
         top.sees(&[&format!("Evict token {first}? y/n")]);
-        top.sees(&["may be at work still"]);
+        top.sees(&["may still be working"]);
         top.press(no);
         top.sees(&["nothing was evicted"]);
         assert_eq!((place.claims("x"), token()), (2, first.clone()));
@@ -203,7 +204,7 @@ fn who_holds_is_evicted_after_a_question() {
 fn nobody_else_is_evicted() {
     let place = Place::new();
     let hold = |label| {
-        place.hold_with(&["--of", "3", "--label", label], "x", "echo ready; exec sleep 1000")
+        place.hold_with(&["--max", "3", "--label", label], "x", "echo ready; exec sleep 1000")
     };
     let _held = [hold("one"), hold("two"), hold("three")];
     let mut top = Top::start(&place, &[]);
@@ -225,11 +226,11 @@ fn nobody_else_is_evicted() {
 #[test]
 fn what_is_kept_closed_is_opened_after_a_question() {
     let place = Place::new();
-    assert_eq!(place.code(&["close", "x", "--for", "1h", "--reason", "moved"]), 0);
+    assert_eq!(place.code(&["freeze", "x", "--for", "1h", "--reason", "moved"]), 0);
     let mut top = Top::start(&place, &[]);
-    top.sees(&["> x ", "0/1", "closed for"]);
+    top.sees(&["> x ", "0/1", "frozen for"]);
     top.press("\re");
-    top.sees(&["x: closed for", "moved"]);
+    top.sees(&["x: frozen for", "moved"]);
     top.press("y");
     top.sees(&["evicted token"]);
     assert_eq!(place.claims("x"), 0);
@@ -358,7 +359,7 @@ fn there_are_colours_only_where_they_are_wanted_and_known() {
 #[test]
 fn s90_a_label_with_sequences_is_shown_harmless() {
     let place = Place::new();
-    let words = ["run", "--at-least", "1h", "--label", "nightly", "x", "--", "true"];
+    let words = ["run", "--min-hold", "1h", "--label", "nightly", "x", "--", "true"];
     assert_eq!(place.code(&words), 0);
     // As another program may have written it.
     let evil = r"\u001b]0;title\u0007\u001b[2J\u009b31m\u202eevil";
@@ -369,7 +370,7 @@ fn s90_a_label_with_sequences_is_shown_harmless() {
     });
     written.expect("a file has the label").unwrap();
     let mut top = Top::start(&place, &[]);
-    top.sees(&["> x ", "kept closed for"]);
+    top.sees(&["> x ", "in cooldown for"]);
     top.press("\r");
     top.sees(&["> departed", "\\u{1b}]0;title"]);
     top.press("e");
@@ -428,7 +429,7 @@ fn what_is_no_terminal_is_refused() {
         let ended = command.spawn().unwrap().wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&ended.stderr).into_owned();
         assert_eq!(ended.status.code(), Some(2), "{said}");
-        assert!(said.lines().count() == 1 && said.contains("needs a terminal"), "{said}");
+        assert!(is_cause_and_hint(&said) && said.contains("needs a terminal"), "{said}");
     }
     assert_eq!(place.code(&["top", "--every", "1ms"]), 2);
 }
@@ -458,12 +459,14 @@ fn a_store_that_is_away_is_said_and_the_last_picture_stays() {
         Top::start(&place, &["--store", &proxy.in_front_of(redis.port(), &redis.url()), name]);
     top.sees(&["> top:away"]);
     proxy.freeze();
-    top.sees(&["OLD, of ", " ago: "]);
+    top.sees(&["STALE, from ", " ago: "]);
     top.sees(&["> top:away"]);
     proxy.thaw();
-    top.waits_for("news", |screen| !screen.contains("OLD, of") && screen.contains("> top:away"));
+    top.waits_for("news", |screen| {
+        !screen.contains("STALE, from") && screen.contains("> top:away")
+    });
     proxy.freeze();
-    top.sees(&["OLD, of "]);
+    top.sees(&["STALE, from "]);
     let pressed = std::time::Instant::now();
     top.press("q");
     assert_eq!(top.ends().code(), Some(0));

@@ -241,6 +241,7 @@ fn it_is_deaf_itself_and_of_another_session() {
 }
 
 /// `leasehold run` on a store with leases.
+#[cfg(feature = "sqlite")]
 fn leased(
     place: &crate::common::Place,
     lease: &str,
@@ -255,6 +256,7 @@ fn leased(
     (running, pid)
 }
 
+#[cfg(feature = "sqlite")]
 #[test]
 fn s09_a_stopped_leasehold_loses_its_command_before_its_lease() {
     // So long that two seconds of it are left when the command is killed.
@@ -273,6 +275,7 @@ fn s09_a_stopped_leasehold_loses_its_command_before_its_lease() {
     assert_eq!(running.code(), 74);
 }
 
+#[cfg(feature = "sqlite")]
 #[test]
 fn with_leases_too_the_command_dies_with_leasehold() {
     let place = crate::common::Place::new();
@@ -339,7 +342,7 @@ fn f27_a_stderr_that_nobody_reads_stops_no_watchdog() {
 /// What a stderr that nobody reads would have kept it from.
 #[test]
 fn f27_it_says_what_it_did_to_the_command() {
-    for (killed, said) in [(true, "leasehold was killed"), (false, "leasehold was stopped")] {
+    for (killed, said) in [(true, "leasehold was killed"), (false, "leasehold was paused")] {
         let child = deaf();
         let (mut stderr, theirs) = std::io::pipe().unwrap();
         let mut command = Command::new(LEASEHOLD);

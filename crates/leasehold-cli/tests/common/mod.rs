@@ -168,6 +168,14 @@ impl Drop for Running {
     }
 }
 
+/// Whether stderr is one failure: the cause in one line, and at most one line with a hint.
+pub(crate) fn is_cause_and_hint(said: &str) -> bool {
+    let mut lines = said.lines();
+    lines.next().is_some_and(|line| line.starts_with("leasehold: "))
+        && lines.next().is_none_or(|line| line.starts_with("hint: "))
+        && lines.next().is_none()
+}
+
 /// Waits until it is so.
 #[track_caller]
 pub(crate) fn eventually(what: &str, mut so: impl FnMut() -> bool) {
