@@ -148,7 +148,7 @@ test('what is said wrong is told', async (t) => {
   const store = files(t);
   const code = (wanted) => (e) => e instanceof LeaseholdError && e.code === wanted;
   await assert.rejects(lock('x', { store, shared: true, exclusive: true }), code(2));
-  await assert.rejects(lock('x', { store, command: 'echo' }), /is it leasehold/);
+  await assert.rejects(lock('x', { store, command: 'echo' }), /not the leasehold command/);
   await assert.rejects(lock('x', { store, command: '/nowhere' }), /cannot start \/nowhere/);
   await assert.rejects(lock('x', { store: 'redis://127.0.0.1:1', wait: 0 }), Unavailable);
 });

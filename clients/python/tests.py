@@ -259,13 +259,13 @@ class OnFiles(unittest.TestCase):
             with self.assertRaises(leasehold.Error) as refused:
                 self.lock(**options).acquire()
             self.assertEqual(refused.exception.code, 2)
-        with self.assertRaisesRegex(leasehold.Error, "is it leasehold"):
+        with self.assertRaisesRegex(leasehold.Error, "not the leasehold command"):
             self.lock(command="echo").acquire()
         with tempfile.NamedTemporaryFile("w", suffix=".sh", delete=False) as script:
             script.write("#!/bin/sh\necho 5\n")
         self.addCleanup(os.unlink, script.name)
         os.chmod(script.name, 0o700)
-        with self.assertRaisesRegex(leasehold.Error, "is it leasehold"):
+        with self.assertRaisesRegex(leasehold.Error, "not the leasehold command"):
             self.lock(command=script.name).acquire()
         with self.assertRaisesRegex(leasehold.Error, "cannot start /nowhere"):
             self.lock(command="/nowhere").acquire()

@@ -10,6 +10,7 @@
 //!
 //! Names of commands and options that were replaced are hidden aliases.
 
+mod heading;
 mod run;
 mod take;
 
@@ -24,16 +25,6 @@ use leasehold::kit::parse_duration as duration;
 use run::NamesAndCommand;
 pub(crate) use run::{ElectArgs, RunArgs};
 pub(crate) use take::{StoreArgs, TakeArgs};
-
-/// The groups of options.
-mod heading {
-    pub(super) const LOCK: &str = "Lock";
-    pub(super) const WAITING: &str = "Waiting";
-    pub(super) const LEASE: &str = "Lease";
-    pub(super) const COMMAND: &str = "Command";
-    pub(super) const STORE: &str = "Store";
-    pub(super) const OUTPUT: &str = "Output";
-}
 
 /// Run a command while holding a lock, on one machine or many
 #[derive(Debug, Parser)]
@@ -185,13 +176,13 @@ fn split<T: NamesAndCommand>(
     let first = words.len() - args.words().len();
     let follow = args.words().get(1).is_some_and(is_option);
     if args.is_named() || !follow || words[first - 1] == "--" {
-        args.split(None)?;
+        args.split(None).map_err(|e| usage_error(T::SUBCOMMAND, e.0, &e.1))?;
         return Ok(args);
     }
     let name = words.remove(first);
     match again(matched(&words)?) {
         Some(mut args) => {
-            args.split(Some(name))?;
+            args.split(Some(name)).map_err(|e| usage_error(T::SUBCOMMAND, e.0, &e.1))?;
             Ok(args)
         }
         None => Ok(args),

@@ -39,7 +39,7 @@ pub use leasehold_core::testing::{Fault, Faults, Faulty, Op};
 
 /// How long a case waits for what must happen.
 pub const PATIENCE: Duration = Duration::from_secs(30);
-/// The lease of cases in which leases expire; a slow store has three times as long.
+/// The lease of cases in which leases expire; a slow store has nearly twice as long.
 pub const LEASE: Duration = Duration::from_millis(900);
 
 type Connect = Box<dyn Fn() -> Pin<Box<dyn Future<Output = Leasehold> + Send>> + Send + Sync>;
@@ -96,7 +96,7 @@ impl Subject {
 
     /// The lease of cases in which leases expire: longer where each request takes long.
     pub(crate) fn lease(&self) -> Duration {
-        if self.slow { LEASE * 3 } else { LEASE }
+        if self.slow { LEASE * 7 / 4 } else { LEASE }
     }
 
     /// So many, or a third of it where each request takes long.

@@ -6,8 +6,8 @@ use std::time::Duration;
 use clap::error::ErrorKind;
 use leasehold::kit::parse_duration as duration;
 
+use super::heading;
 use super::take::{StoreArgs, TakeArgs};
-use super::{heading, usage_error};
 
 pub(super) const RUN_USAGE: &str = "leasehold run [OPTIONS] NAME CMD...\n       \
                                     leasehold run [OPTIONS] --name NAME... CMD...";
@@ -130,8 +130,11 @@ pub(super) trait NamesAndCommand {
     fn set(&mut self, name: Option<String>, command: Vec<OsString>);
 
     /// Splits the words into NAME and CMD. `name`: NAME, if it was already removed from the words.
-    fn split(&mut self, name: Option<OsString>) -> Result<(), clap::Error> {
-        let error = |kind, message: &str| Err(usage_error(Self::SUBCOMMAND, kind, message));
+    ///
+    /// # Errors
+    /// Which mistake in usage it is, and a message.
+    fn split(&mut self, name: Option<OsString>) -> Result<(), (ErrorKind, String)> {
+        let error = |kind, message: &str| Err((kind, message.to_owned()));
         if name.is_some() && self.is_named() {
             let message = "the argument '--name <NAME>' cannot be used with a NAME before CMD";
             return error(ErrorKind::ArgumentConflict, message);

@@ -9,10 +9,7 @@ fn a_store_that_is_set_up_well_is_said_to_be() {
     let output = place.output(&["doctor"]);
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     let said = String::from_utf8(output.stdout).unwrap();
-    assert!(
-        said.starts_with("Store: file:") && said.contains("first come, first served"),
-        "{said}"
-    );
+    assert!(said.starts_with("Store: file:") && said.contains("FIFO order"), "{said}");
     let output = place.output(&["doctor", "--json"]);
     let said: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&said["ok"], &said["guarantees"]["fifo"]), (&true.into(), &true.into()), "{said}");

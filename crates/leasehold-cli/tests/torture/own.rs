@@ -59,7 +59,7 @@ fn a_run_that_shows_nothing_is_void() {
 }
 
 #[test]
-fn bad_usage_is_told_in_one_line() {
+fn bad_usage_is_a_cause_and_a_hint() {
     let cases: [&[&str]; 3] = [
         &["--store", "file:", "--fault", "cut"],
         &["--store", "memory:?x"],
@@ -69,7 +69,9 @@ fn bad_usage_is_told_in_one_line() {
         let out = torture(case);
         let stderr = String::from_utf8_lossy(&out.stderr).into_owned();
         assert_eq!(out.status.code(), Some(2), "{case:?}: {stderr}");
-        assert_eq!(stderr.lines().count(), 1, "{stderr}");
+        let (cause, hint) = stderr.trim_end().split_once('\n').unwrap_or((&stderr, "hint: "));
+        assert!(!cause.contains('\n') && hint.starts_with("hint: "), "{stderr}");
+        assert_eq!(hint.lines().count(), 1, "{stderr}");
     }
 }
 

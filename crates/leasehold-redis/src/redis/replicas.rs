@@ -52,7 +52,10 @@ pub(super) struct Confirm {
 }
 
 /// How many replicas have a grant; `None` if the server has not.
-type Reached = Result<Option<u32>, (ErrorKind, String)>;
+type Reached = Result<Option<u32>, Unknown>;
+
+/// Why it is not known how many replicas have a grant: the kind, what went wrong, and the hint.
+type Unknown = (ErrorKind, String, Option<String>);
 
 /// One grant that is being confirmed, for as many as wait for it.
 #[derive(Clone, Debug)]
@@ -212,7 +215,13 @@ impl Confirm {
             let what = "the runtime of this client was shut down";
             return Err(Error::new(ErrorKind::Closed, what).with_hint("connect again"));
         };
-        let reached = reached.map_err(|(kind, what)| Error::new(kind, what))?;
+        let reached = reached.map_err(|(kind, what, hint)| {
+            let error = Error::new(kind, what);
+            match hint {
+                Some(hint) => error.with_hint(hint),
+                None => error,
+            }
+        })?;
         let Replicas { count, within, short } = self.wanted;
         let Some(reached) = reached else {
             let what = "granted, but the server lost the grant before replicas confirmed it \
@@ -303,7 +312,7 @@ impl Group {
                 Err(_) if wanted.short == Shortfall::Accept => vec![Ok(Some(0)); grants.len()],
                 Err(_) => {
                     let what = "the server did not reply while it waited for its replicas";
-                    vec![Err((ErrorKind::Unreachable, what.to_owned())); grants.len()]
+                    vec![Err((ErrorKind::Unreachable, what.to_owned(), None)); grants.len()]
                 }
             };
             grants.into_iter().zip(reached).for_each(|(grant, reached)| grant.tell(reached));
@@ -333,17 +342,17 @@ impl Grant {
 
 /// What an error says of a grant. Whoever is not the master of its slot any more can say nothing, and the
 /// next one is asked.
-fn unknown(error: &RedisError) -> (ErrorKind, String) {
+fn unknown(error: &RedisError) -> Unknown {
     let moved = matches!(
         fault::refusal(error),
         Some(Refusal::Moved | Refusal::Ask | Refusal::TryAgain | Refusal::ReadOnly)
     );
     if moved {
         let what = "granted, but the server is no longer the master of this lock";
-        return (ErrorKind::Unreachable, what.into());
+        return (ErrorKind::Unreachable, what.into(), None);
     }
     let error = fault::explain(error);
-    (error.kind(), error.reason())
+    (error.kind(), error.reason(), error.hint().map(str::to_owned))
 }
 
 /// How many replicas have which grant, by the answers to what was sent together.

@@ -170,7 +170,7 @@ async fn r35_a_mark_that_is_no_token_is_told_of() {
     c.set::<_, _, ()>(fenced::mark_of("r35:odd"), "1.7e15").await.unwrap();
     let error = fenced::set(&mut c, "r35:odd", token(5), "five").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
-    assert!(format!("{error:#}").contains("remove it"), "{error}");
+    assert!(format!("{error:#}").contains("delete it"), "{error}");
 }
 
 /// Key and mark are in one slot, or the server refuses the script.

@@ -1,4 +1,4 @@
-//! What the dashboard in `contrib/grafana` and the alerts in `docs/service.md` ask for, held against what the service
+//! What the dashboard in `contrib/grafana` and the alerts in `docs/guide/operations.md` ask for, held against what the service
 //! shows: no panel stays empty because a metric or a label has another name.
 
 use std::collections::BTreeSet;
@@ -32,7 +32,7 @@ fn queries() -> Vec<String> {
 }
 
 fn alerts() -> Vec<String> {
-    let page = read("docs/service.md");
+    let page = read("docs/guide/operations.md");
     page.lines().filter_map(|line| line.trim().strip_prefix("expr: ")).map(str::to_owned).collect()
 }
 
