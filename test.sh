@@ -107,7 +107,7 @@ lane computing 4 "${computing[@]/#/--test=}"
 lane docs 4 --doc
 wait
 # These have leases of half a second, or start a process for each request.
-lane alone 12 "${alone[@]/#/--test=}"
+lane alone 8 "${alone[@]/#/--test=}"
 if [ "$what" = all ]; then
     export LEASEHOLD_SERVERS=oldest
     only=(conformance:: doctor::)
