@@ -92,7 +92,7 @@ lane() {
 # The programs that compute, the command's tests, and the rest, by name.
 computing=(cell_model controls core features layers model redlock_model simulation)
 command=(command fenced_writes)
-alone=(conformance examples torture)
+alone=(conformance examples pip torture)
 rest=()
 for file in crates/*/tests/*.rs crates/*/tests/*/main.rs examples/*/tests/*.rs; do
     name=$(basename "${file%/main.rs}" .rs)
