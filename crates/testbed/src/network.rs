@@ -37,7 +37,10 @@ pub fn in_own_network(test: &str, body: impl FnOnce()) {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--", "unshare", "--net"]);
     command.args(["sh", "-c", "ip link set lo up && exec \"$0\" \"$@\""]);
-    command.arg(ourselves).args(["--exact", test, "--nocapture"]).env(INSIDE, "1");
+    command
+        .arg(ourselves)
+        .args(["--exact", test, "--nocapture", "--include-ignored"])
+        .env(INSIDE, "1");
     let printed = run(&mut command);
     assert!(printed.contains("1 passed"), "no test of the name {test}: {printed}");
 }
