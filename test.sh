@@ -90,13 +90,14 @@ lane() {
 }
 
 # The programs that compute, the command's tests, and the rest, by name.
-computing=(cell_model controls core features layers model redlock_model simulation)
+computing=(cell_model controls core features layers model redlock_model)
 command=(command fenced_writes)
 alone=(conformance examples pip torture)
 rest=()
 for file in crates/*/tests/*.rs crates/*/tests/*/main.rs examples/*/tests/*.rs; do
     name=$(basename "${file%/main.rs}" .rs)
-    [[ " ${computing[*]} ${command[*]} ${alone[*]} store " = *" $name "* ]] || rest+=("--test=$name")
+    [[ " ${computing[*]} ${command[*]} ${alone[*]} simulation store " = *" $name "* ]] ||
+        rest+=("--test=$name")
 done
 
 lane units 4 --lib --bins
@@ -104,6 +105,11 @@ lane store 16 --test store &
 lane command 4 "${command[@]/#/--test=}" &
 lane rest 4 "${rest[@]}" &
 lane computing 4 "${computing[@]/#/--test=}"
+# Thousands of worlds are worth an optimizing compiler, the few of the default run are not.
+(
+    [ ${#ignored[@]} = 0 ] || all=(cargo test --locked --profile simulation -p leasehold-conformance)
+    lane simulation 2 --test simulation
+)
 lane docs 4 --doc
 wait
 # These have leases of half a second, or start a process for each request.
