@@ -165,7 +165,7 @@ fn a_server_that_wants_to_know_its_clients_is_shown_a_certificate() {
             is_one_line(&error, ErrorKind::Unreachable, &["ertificate"]);
         }
         let error = leasehold::connect(shows(cert, other.client().1)).await.unwrap_err();
-        is_one_line(&error, ErrorKind::Config, &["does not belong to cert="]);
+        is_one_line(&error, ErrorKind::Config, &["does not match cert="]);
     });
 }
 
