@@ -351,6 +351,16 @@ pub fn shared_file(store: &str, table: &str) {
     );
 }
 
+/// A store's URL leads to another file or server than this client has used.
+pub fn store_changed(store: &str) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(
+        target: TARGET,
+        store,
+        "the store was moved, removed or replaced while this client used it: the locks that it held there are lost"
+    );
+}
+
 /// The numbers that a store orders a queue by are running out.
 pub fn sequences_run_out(lock: &str, last: i64) {
     #[cfg(feature = "tracing")]
