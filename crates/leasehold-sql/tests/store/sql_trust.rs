@@ -57,7 +57,7 @@ async fn exercised(clients: [&Leasehold; 2], name: &str) {
     }
     tokio::time::sleep(lease / 2).await;
     assert!(held.is_held());
-    assert_eq!(one.list("").await.unwrap().len(), 1);
+    assert_eq!(one.list(name).await.unwrap().len(), 1);
     release(held).await;
     for waiter in waiters {
         let turn = tokio::time::timeout(PATIENCE, waiter).await.unwrap().unwrap();
