@@ -95,8 +95,9 @@ fn operator_of_another_role_is_never_run() {
             .unwrap();
         // Nor by what runs in transactions of the caller's.
         leasehold::database::install(&pool).await.unwrap();
-        let ran =
-            leasehold::once("done").run(&pool, |_| async { Ok::<_, leasehold::Error>(1) }).await;
+        let ran = leasehold::once("done")
+            .run(&pool, |_| async { Ok::<_, leasehold::Error>("1".to_owned()) })
+            .await;
         assert!(ran.is_ok(), "{ran:?}");
     });
 }
@@ -306,6 +307,19 @@ async fn survive<S: Server>(url: &str, server: &S, fail: &str, mend: &str) {
     release(turn.unwrap_or_else(|e| panic!("{e}"))).await;
 }
 
+/// Runs these at the same time, on one thread.
+async fn side_by_side(all: Vec<impl Future<Output = ()> + 'static>) {
+    let tasks = tokio::task::LocalSet::new();
+    let running: Vec<_> = all.into_iter().map(|one| tasks.spawn_local(one)).collect();
+    tasks
+        .run_until(async {
+            for one in running {
+                one.await.unwrap();
+            }
+        })
+        .await;
+}
+
 #[test]
 fn waiter_survives_errors_of_postgres_that_pass() {
     run(async {
@@ -329,9 +343,7 @@ fn waiter_survives_errors_of_postgres_that_pass() {
                 survive(&url, server, &fail, mend).await;
             });
         }
-        for done in running.into_iter().map(tokio::spawn).collect::<Vec<_>>() {
-            done.await.unwrap();
-        }
+        side_by_side(running).await;
     });
 }
 
@@ -361,9 +373,7 @@ fn waiter_survives_errors_of_mysql_and_its_clusters_that_pass() {
                 survive(&url, server, &fail.join("; "), mend).await;
             });
         }
-        for done in running.into_iter().map(tokio::spawn).collect::<Vec<_>>() {
-            done.await.unwrap();
-        }
+        side_by_side(running).await;
     });
 }
 
@@ -437,12 +447,15 @@ fn once_refuses_sessions_of_mysql_that_commit_nothing() {
             })
         });
         let pool = pool.connect(&url).await.unwrap();
-        let ran = leasehold::once("k").run(&pool, |_| async { Ok::<_, leasehold::Error>(1) }).await;
+        let ran = leasehold::once("k")
+            .run(&pool, |_| async { Ok::<_, leasehold::Error>("1".to_owned()) })
+            .await;
         let error = ran.expect_err("it would be lost");
         assert_eq!(error.kind(), ErrorKind::Config, "{error}");
         assert!(error.to_string().contains("autocommit=1"), "{error}");
-        let ran =
-            leasehold::once("k").run(&plain, |_| async { Ok::<_, leasehold::Error>(1) }).await;
+        let ran = leasehold::once("k")
+            .run(&plain, |_| async { Ok::<_, leasehold::Error>("1".to_owned()) })
+            .await;
         assert!(ran.unwrap().is_first());
     });
 }
